@@ -50,7 +50,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Cycles a second: the peak FLOPs of a chip, divided by those of its matrix units in a cycle. These
 # are 4 units of 128 x 128 on v5e, 8 on the two cores of v5p, and 4 of 256 x 256 on v6e and on each
 # of the two devices of a TPU7x. XLA expects of a large product 91 to 99 % of as many FLOPs in a
-# cycle (docs/log.md, 2026-11-24).
+# cycle (lab/log.md, 2026-11-24).
 CLOCKS = {"TPU v5 lite": 1.5e9, "TPU v5": 1.75e9, "TPU v6 lite": 1.75e9, "TPU7x": 2.2e9}
 CORES = {"TPU v5": 2}  # of a device; others have one
 SLOT_TOKENS = 768  # of each slot whose decoding is counted
@@ -168,7 +168,7 @@ def settings_of(args: argparse.Namespace) -> Config:
 
     recipe = f"{ROOT / 'configs/countdown.py'}:qwen2.5-3b"
     flags = plan_benchmark.setting_flags(args.model, args.topology)
-    flags += ["--config.train.pack_buckets=1", f"--config.model.remat={args.remat}"]
+    flags += ["--config.train.pack=longest", f"--config.model.remat={args.remat}"]
     settings = command.parse(["--config", recipe, *flags]).settings
     settings.model.path = hub_id_of(args.model)
     settings.model.attention = args.attention

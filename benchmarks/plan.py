@@ -8,7 +8,7 @@ chooses the cells whose name, such as "Qwen2.5-3B v5e:2x4", holds every TEXT.
 
 The table is Markdown and goes to DIR/plan.md, too. It has one row for every cell whose file is in
 DIR: whether the cell fits, the memory of its phases, and the predicted seconds of a step. What the
-columns mean, `jzero.plan` and docs/scaling.md say.
+columns mean, `jzero.plan` and lab/memory.md say.
 """
 
 import argparse

@@ -81,7 +81,7 @@ def workload_config(directory: str, dtype: str) -> Config:
         algorithm=grpo(std_eps=1e-4),
         optimizer=OptimizerConfig(lr=1e-5, b1=0.9, b2=0.999),
         train=TrainConfig(
-            microbatch_tokens=2 * row_tokens, pack_buckets=1, packs_per_row=GROUP_SIZE
+            microbatch_tokens=2 * row_tokens, pack="longest", packs_per_row=GROUP_SIZE
         ),
         mesh=MeshConfig(data=-1, fsdp=1),
     )

@@ -54,7 +54,7 @@ def defaults() -> config.Config:
             page_size=16,
             decode_steps=16,
         ),
-        train=config.TrainConfig(microbatch_tokens=2304, pack_buckets=1, packs_per_row=0),
+        train=config.TrainConfig(microbatch_tokens=2304, pack="longest", packs_per_row=0),
         eval=config.EvalConfig(every=0, problems=0),
         mesh=config.MeshConfig(data=-1, fsdp=1),
     )

@@ -59,7 +59,7 @@ def build_trainer(args: argparse.Namespace, model: QwenConfig) -> Trainer:
         ),
         algorithm=algorithms.grpo(),
         train=TrainConfig(
-            microbatch_tokens=args.rows * row_shards * row_tokens, pack_buckets=1, packs_per_row=0
+            microbatch_tokens=args.rows * row_shards * row_tokens, pack="longest", packs_per_row=0
         ),
         mesh=MeshConfig(1, -1, args.tensor),
     )

@@ -1,9 +1,8 @@
 """Multiply two numbers of two digits: a tiny model learns to call a calculator instead of guessing.
 
     python -m jzero.main --config configs/calculator.py:tiny
-    python benchmarks/tools.py --out runs/tools          # three seeds, with and without the tool
 
-Preset: tiny.
+Preset: tiny. lab/learning.md compares it with runs that have no tool.
 
 The warm start shows the model answers, calls, and answers after a call, in shares of 40, 20 and 40
 percent. So it calls the calculator in a third of its first responses, and knows no reason to.
@@ -74,7 +73,7 @@ def tiny() -> Config:
             steps=40,
             # 8 rows of a prompt and 8 packs: a quarter of a step.
             microbatch_tokens=8 * (PROMPT + 8 * (EPISODE - PROMPT)),
-            pack_buckets=1,
+            pack="longest",
             packs_per_row=8,
             checkpoint_every=40,
         ),

@@ -7,8 +7,8 @@
 Presets: tiny, qwen2.5-1.5b-instruct, r1-distill-qwen-1.5b. Without a preset it is the first of
 LARGEST_FIRST that the attached accelerator holds, and tiny on a CPU.
 
-docs/sandbox.md says what a program can do, and what it cannot. A run stops at its start where the
-machine cannot shut programs in.
+docs/environments.md says what a program can do, and what it cannot. A run stops at its start where
+the machine cannot isolate programs.
 
 tiny writes formulas of three numbers, given in prefix notation, as programs. Its warm start shows
 what a program looks like, with the formula that was asked for in half of the examples and a random
@@ -22,13 +22,21 @@ program that passes all of at most 15 tests and 0 otherwise, GRPO without a KL t
 Hardware: tiny needs two CPU cores. The others need one node of 8 GPUs of 80 GiB, and cores for
 task.grade_workers programs at a time.
 
-Differences from the originals:
+docs/reference/published-runs.md has every setting of open-r1's recipe next to that of
+qwen2.5-1.5b-instruct. What differs:
 
-- The prompts say the same in other words. For the original's set --config.task.template=FILE.
-- Outputs are compared word by word. open-r1 compares lines, and stops at the shorter output.
-- open-r1 runs programs on E2B. Here they run in a sandbox of this machine, or on a server:
-  --config.task.sandbox.url=URL.
-- The published sets are large, and a problem has the 15 tests with the longest inputs.
+- system_prompt: it says the same in other words. For the published words set
+  --config.task.system_prompt="$(cat FILE)".
+- (user's message): a sentence on the form of the program follows the problem.
+  --config.task.template=chat:FILE takes a file with the text {question} only.
+- (prompts above max_prompt_length): dropped, where the original cuts off their beginning.
+- (loss_type): the mean over tokens is over the step, and over a microbatch there.
+- (outputs of programs): compared word by word. open-r1 compares lines, and stops at the shorter
+  output.
+- (tests of a problem): the published sets are large, and a problem has the 15 tests with the
+  longest inputs.
+- (where programs run): open-r1 runs programs on E2B. Here they run in a sandbox of this machine, or
+  on a server: --config.task.sandbox.url=URL.
 
 Published: no result that these presets could be held against.
 """
@@ -87,7 +95,7 @@ def instruct(preset: str) -> Config:
             system_prompt=TAGS_ON_LINES,
             grade_seconds=10.0,
             grade_workers=16,
-            reward=RewardConfig(functions=("code", "format"), weights=(1.0, 0.1)),
+            reward=RewardConfig(functions=("code", "open_r1_format"), weights=(1.0, 0.1)),
         ),
         rollout=RolloutConfig(
             num_prompts=32,
@@ -97,7 +105,12 @@ def instruct(preset: str) -> Config:
         ),
         algorithm=trl_018(kl_coef=0.01),
         optimizer=OptimizerConfig(
-            lr=5e-6, schedule="cosine", warmup_ratio=0.03, min_lr_ratio=0.1, b2=0.999
+            lr=5e-6,
+            schedule="cosine",
+            warmup_ratio=0.03,
+            warmup_from_zero=True,
+            min_lr_ratio=0.1,
+            b2=0.999,
         ),
         train=TrainConfig(
             steps=500,
@@ -152,7 +165,7 @@ def tiny() -> Config:
         train=TrainConfig(
             steps=60,
             microbatch_tokens=8 * (8 + 8 * 64),
-            pack_buckets=1,
+            pack="longest",
             packs_per_row=8,
             checkpoint_every=20,
         ),

@@ -95,7 +95,7 @@ def tiny() -> Config:
     """A student with the warm start of configs/countdown.py:tiny, as the teacher was before its RL.
 
     A student of 0.2M parameters does not learn from this teacher: it takes over the long search and
-    not the arithmetic (docs/log.md).
+    not the arithmetic (lab/log.md).
     """
     return Config(
         name="distill-tiny",
@@ -129,7 +129,7 @@ def tiny() -> Config:
         train=TrainConfig(
             steps=50,
             microbatch_tokens=4096,
-            pack_buckets=1,
+            pack="longest",
             packs_per_row=1,
             checkpoint_every=20,
         ),

@@ -19,16 +19,16 @@ needs a CPU and seconds for a step.
 Published for rho-1b-ppo: the run raised the test accuracy of its model, a supervised Llama of 1B,
 from 40.6 % to 55.7 % in 6 hours on 8 A100. That is no figure for the models of other presets.
 
-docs/recipes.md has every setting of the published command beside that of rho-1b-ppo. What differs:
+docs/reference/published-runs.md has every setting of the published command next to that of
+rho-1b-ppo. What differs:
 
-- (first token): the chat template alone decides whether a prompt begins with <s>. The published
-  sampler put one before every prompt.
-- top_p: 1 in training, in place of 0.9. The ratio is to the sampler, which has to bound the tokens
+- (first token): the chat template decides whether a prompt begins with <s>. The published sampler
+  put one before every prompt.
+- top_p: 1 in training instead of 0.9. The ratio is to the sampler, which has to bound the tokens
   it keeps: rollout.top_k=512 rollout.top_p=0.9 is nearly as published.
-- (lr_warmup_ratio): the warm-up begins with lr / n, where the published one begins with 0.
-- num_prompt_epoch: a published pass leaves out the problems that fill no batch, so 6 passes are 696
-  steps there and 700 here.
-- rnd-seed: the published seed is random, ours is train.seed.
+- (greedy evaluation): greedy decoding is measured besides the 16 samples.
+- (metrics of an evaluation): the share of scores above 1/2 is the accuracy, and lengths are in
+  tokens.
 """
 
 from jzero import algorithms
@@ -80,7 +80,7 @@ def qwen(preset: str) -> Config:
         ),
         algorithm=algorithms.grpo(),
         optimizer=OptimizerConfig(lr=1e-6),
-        critic=CriticConfig(optimizer=OptimizerConfig(lr=1e-5)),
+        critic=CriticConfig(lr=1e-5),
         train=TrainConfig(
             steps=700,
             # A row on each of 8 devices: a prompt and 4 packs.
@@ -109,12 +109,13 @@ def with_oat_ppo(config: Config) -> Config:
     config.train.epochs = 2
     config.train.steps = 0  # as many as 6 passes over the problems take
     config.train.prompt_epochs = 6.0
-    for optimizer in (config.optimizer, config.critic.optimizer):
-        optimizer.lr = 1e-6
-        optimizer.schedule = "polynomial"
-        optimizer.power = 1.0
-        optimizer.min_lr_ratio = 0.1
-        optimizer.warmup_ratio = 0.03
+    config.critic.lr = 1e-6
+    config.optimizer.lr = 1e-6
+    config.optimizer.schedule = "polynomial"
+    config.optimizer.power = 1.0
+    config.optimizer.min_lr_ratio = 0.1
+    config.optimizer.warmup_ratio = 0.03
+    config.optimizer.warmup_from_zero = True
     config.eval.samples = 16
     config.eval.temperature = 0.35
     config.eval.top_p = 0.9
@@ -124,9 +125,13 @@ def with_oat_ppo(config: Config) -> Config:
 def as_published(config: Config) -> Config:
     """Changes a config with oat's PPO to the prompts and the data of the published run."""
     config.task.template = "chat"  # the model's own
+    config.task.system_prompt = "none"
+    config.rollout.stop = ("\n\nQuestion", "\n\nProblem")
+    config.rollout.keep_stop = False
     config.task.data = "lkevinzc/gsm8k"
     config.task.problem_column = "question"
     config.task.answer_column = "final_answer"
+    config.task.drop_last = True
     config.rollout.max_prompt_tokens = 1000
     config.train.microbatch_tokens = 8 * (1000 + 4 * 1024)
     return config
@@ -154,7 +159,7 @@ def tiny() -> Config:
         ),
         algorithm=algorithms.grpo(),
         optimizer=OptimizerConfig(lr=1e-3),
-        train=TrainConfig(steps=5, microbatch_tokens=4096, pack_buckets=1, packs_per_row=4),
+        train=TrainConfig(steps=5, microbatch_tokens=4096, pack="longest", packs_per_row=4),
         eval=EvalConfig(problems=16, samples=2),
         mesh=MeshConfig(data=-1, fsdp=1),
     )

@@ -12,7 +12,7 @@ examples and random in the others. So it teaches what hints mean, and never wher
 
 Cost: tiny takes 2.5 minutes of CPU time.
 Result of tiny, held-out accuracy for numbers of 1 to 7, mean over seeds 0 to 2, 2026-11-20
-(benchmarks/turns.py):
+(lab/learning.md):
 
 - after the warm start: 44.5 %
 - after 200 RL steps, 0.44M sampled tokens: 99.0 %
@@ -100,7 +100,7 @@ def tiny() -> Config:
             minibatches=2,
             # 14 rows of a prompt and 8 packs: half of a minibatch of 28 groups.
             microbatch_tokens=14 * (8 + 8 * 28),
-            pack_buckets=1,
+            pack="longest",
             packs_per_row=8,
             checkpoint_every=50,
         ),

@@ -13,7 +13,7 @@ qwen2.5-math-* train both models for 300 steps on the levels 3 to 5 of MATH.
 Data and models come from the hub, or from --config.task.data=FILE and
 --config.model.path=DIRECTORY. tiny takes its tokenizer from the hub, or from
 --config.model.tokenizer=DIRECTORY. --config.eval.suites=... takes name=FILE, too.
-The presets oat-zero-7b* need the package math-verify.
+The presets oat-zero-* are graded as published and need packages: pip install 'jzero[verify]'.
 Hardware: 8 accelerators of 80 GiB for 7b. The paper's run took 27 hours on 8 A100 of 40 GiB.
 Published for oat-zero-1.5b, oat-zero-3b and oat-zero-7b, greedy with 3,000 new tokens, in percent:
 
@@ -24,18 +24,20 @@ Published for oat-zero-1.5b, oat-zero-3b and oat-zero-7b, greedy with 3,000 new 
 
 The average is the target, since AIME24 has only 30 problems.
 
-docs/recipes.md has every setting of the published commands beside ours. What differs:
+docs/reference/published-runs.md has every setting of the published commands next to ours. What
+differs:
 
 - prompt_data of 7b: the published math_lvl3to5_8k is a directory of the authors' repository.
   Without it these presets train on the levels 3 to 5 of MATH without MATH-500;
   --config.task.data=.../datasets/train/math_lvl3to5_8k takes the published set.
-- verifier_version of 7b: the score is jzero's, with its rules for math_verify. The package is asked
-  beside it, and grade/disagreed counts where the two differ.
-- (words of r1): the template r1 asks for the same in other words. task.template=FILE takes the
-  published words from a file, and task.template=module:NAME a template of your own.
-- num_prompt_epoch: a published pass leaves out the problems that fill no batch, so 20 passes over
-  12,000 problems are 1,860 steps there and 1,875 here.
-- rnd-seed: the published seed is random, ours is train.seed.
+- prompt_template of the presets with r1: the template asks for the same in other words.
+  --config.task.template=FILE takes the published words from a file, which
+  `python benchmarks/published/prompts.py` writes from a copy of the authors' repository and checks.
+- (divisor of a response's sum): 3,000 as in the paper. The released code of March 21, 2025 divides
+  by 1, which is the algorithm drgrpo_release, after a comma: oat-zero-1.5b,drgrpo_release.
+- (verifier of the published figures): evaluate_model.py has the full verifier, whatever the run
+  had: evaluate with --config.task.verifier=oat_full, or oat_r1_full after r1.
+- (metrics of an evaluation): docs/reference/metrics.md has the names of jzero's.
 """
 
 from jzero import algorithms
@@ -117,8 +119,10 @@ def as_published(config: Config, preset: str) -> Config:
         problem_column="problem",
         answer_column="answer",
         template=template,
-        verifier="fast" if is_small else "math_verify",
+        verifier=published_verifier(template, is_small),
+        grade_seconds=1.0,
     )
+    task.drop_last = True
     if not is_small:
         task.level_min = 3
         task.level_max = 5
@@ -129,6 +133,13 @@ def as_published(config: Config, preset: str) -> Config:
     config.train.prompt_epochs = 20.0
     config.eval.save_responses = True
     return config
+
+
+def published_verifier(template: str, is_fast: bool) -> str:
+    """Returns the verifier of a run by its template and its verifier_version."""
+    if template == "r1":
+        return "oat_r1" if is_fast else "oat_r1_full"
+    return "oat_fast" if is_fast else "oat_full"
 
 
 def tiny() -> Config:
@@ -155,7 +166,7 @@ def tiny() -> Config:
         ),
         algorithm=algorithms.dr_grpo(),
         optimizer=OptimizerConfig(lr=1e-3),
-        train=TrainConfig(steps=5, microbatch_tokens=4096, pack_buckets=1, packs_per_row=4),
+        train=TrainConfig(steps=5, microbatch_tokens=4096, pack="longest", packs_per_row=4),
         eval=EvalConfig(problems=0, samples=2, suites=("math500",), limit=16),
         mesh=MeshConfig(data=-1, fsdp=1),
     )

@@ -12,16 +12,36 @@ are those of configs/math.py. tiny learns nothing: it shows that all parts fit.
 After a wrong answer the environment asks for another one. areal-qwen2.5-1.5b-instruct has the
 defaults of AReaL's multi-turn agent: five turns of 1,024 tokens, also after a right answer, a
 sequence for each turn, rewards of 1 and -1 without a discount, and PPO's loss with the rewards to
-go whitened over the whole batch. AReaL published no batch size and no learning rate for that agent:
-they are those of configs/math.py. Its environment says the same in other words. The other presets
-have two turns. These settings change single parts:
+go whitened over the whole batch. The other presets have two turns. These settings change single
+parts:
 
 - train.sequence_per_turn=True trains on one sequence for each turn, as AReaL does; the default is
   one sequence for the episode.
 - task.feedback_wrong=... changes what the environment says after a wrong answer.
-- task.stop_on_success=False goes on after a right answer.
+- task.stop_on_success=False continues after a right answer.
 - train.all_trajectories=True writes every episode to WORKDIR/trajectories, as AReaL's monitor does,
-  with the versions of the policy that sampled each turn.
+  with the versions of the policy that sampled each turn. areal-* has it.
+
+configs/mixed.py has AReaL's agent on rows of mathematics and of code, with its asynchrony.
+
+docs/reference/published-runs.md has every setting of AReaL's agent next to that of
+areal-qwen2.5-1.5b-instruct. AReaL published no command with that agent. What differs from it and
+from the defaults:
+
+- dataset.path: MATH, levels 3 to 5. --config.task.data=FILE takes the published file.
+- (prompt): the model's chat template. The published file has whole prompts in its column prompt,
+  which --config.task.template=column:prompt takes as they are.
+- (feedback): the same in other words. task.feedback_right and task.feedback_wrong take others.
+- (tokens before a feedback): the feedback is a further message of the conversation. The agent adds
+  a newline and renders the chat template anew, with its own system prompt.
+- (verifier): jzero's grader.
+- (evaluation): five suites every 16 steps.
+- ppo.behav_imp_weight_cap: 5, as in the paper; none by default.
+- ppo.early_stop_imp_ratio: no update is left out. By default one is whose ratios are above 5.
+- dataset.train_bs_n_seqs, group_size, ppo.ppo_n_minibatches, actor.optimizer.lr,
+  actor.optimizer.weight_decay, actor.optimizer.eps, actor.optimizer.warmup_steps_proportion: as in
+  configs/math.py.
+- max_head_offpolicyness: 0. rollout.max_staleness=4 is asynchronous, as in AReaL's quick start.
 
 The suites are answered in a single turn, so that the results compare with other runs.
 """
@@ -98,12 +118,14 @@ def areal(preset: str) -> Config:
     """Five turns without an early stop, one sequence for each turn: AReaL's multi-turn agent."""
     config = qwen(preset)
     config.task.template = "chat"
+    config.task.system_prompt = "none"
     config.task.stop_on_success = False
     config.task.turn_discount = 1.0
     config.rollout.max_new_tokens = 1024
     config.rollout.max_turns = 5
     config.algorithm = decoupled_ppo()
     config.train.sequence_per_turn = True
+    config.train.all_trajectories = True
     # A row on each of 8 devices: a prompt and 2 packs of five responses and four replies.
     config.train.packs_per_row = 2
     config.train.microbatch_tokens = 8 * (1024 + 2 * config.rollout.longest_continuation)
@@ -128,7 +150,7 @@ def tiny() -> Config:
         ),
         algorithm=algorithms.dr_grpo(),
         optimizer=OptimizerConfig(lr=1e-3),
-        train=TrainConfig(steps=5, microbatch_tokens=4096, pack_buckets=1, packs_per_row=4),
+        train=TrainConfig(steps=5, microbatch_tokens=4096, pack="longest", packs_per_row=4),
         eval=EvalConfig(problems=0, samples=2, suites=("math500",), limit=16),
         mesh=MeshConfig(data=-1, fsdp=1),
     )

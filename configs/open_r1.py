@@ -12,15 +12,24 @@ a mean over tokens and 0.04 times the KL. tiny learns nothing: it shows that all
 Hardware: one node of 8 GPUs of 80 GiB. A step of 32 prompts with 16 responses is one optimizer
 step, and 2,929 steps are one epoch of OpenR1-Math-220k.
 
-Differences from the original:
+docs/reference/published-runs.md has every setting of the published recipes next to those of the
+presets. What differs:
 
-- The system prompt asks for the same form in other words. For the original's words set
-  --config.task.system_prompt=..., and for r1-distill-qwen-1.5b a file (docs/tasks.md).
-- Answers are compared by jzero's grader, and only text after </think> counts as an answer. The
-  original takes the first box or formula of the whole response.
-- A prompt of more than 512 tokens is dropped, where the original cuts off its beginning.
-- A problem whose answer the grader does not understand is dropped, where the original skips its
-  reward.
+- system_prompt: it asks for the same form in other words. For the published words set
+  --config.task.system_prompt="$(cat FILE)", and --config.task.template=FILE for
+  r1-distill-qwen-1.5b. `python benchmarks/published/prompts.py` writes these files from a copy of
+  open-r1, and says whether a file is the published one (docs/reference/published-runs.md).
+- (gold that math-verify does not read): it pays 1 to every response, as open-r1 did at e4ac3ae. The
+  recipe's commit skips its reward. Suites are graded by jzero's grader (eval.verifier), which does
+  not do that.
+- (prompts above max_prompt_length): a prompt of more than 512 tokens is dropped, where the original
+  cuts off its beginning.
+- (loss_type): the mean over tokens is over the step, and over a microbatch there.
+- (first token in the sampler) of r1-distill-qwen-1.5b: TRL sends text to vLLM, whose tokenizer adds
+  its own first token to that of the template.
+- do_eval: false there. These presets measure math500 and aime24 greedily before and after the run.
+
+The verifier open_r1 needs math-verify: pip install 'jzero[verify]'.
 
 The recipe for code is configs/code.py:qwen2.5-1.5b-instruct. Published: no result.
 """
@@ -45,7 +54,7 @@ HUB = {
     "qwen2.5-1.5b-instruct": "Qwen/Qwen2.5-1.5B-Instruct",
     "r1-distill-qwen-1.5b": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
 }
-REWARDS = ("accuracy", "format", "tag_count")
+REWARDS = ("accuracy", "open_r1_format", "tag_count")
 # Without a preset, an accelerator gets the first of these that its memory holds.
 LARGEST_FIRST = ("qwen2.5-1.5b-instruct",)
 
@@ -69,10 +78,11 @@ def instruct(preset: str) -> Config:
             name="math",
             data="open-r1/OpenR1-Math-220k",
             problem_column="problem",
-            answer_column="answer",
+            answer_column="solution",
             template="chat",
             system_prompt=TAGS_ON_LINES,
-            answer_mark="final_answer",
+            answer_mark="final_answer",  # of the suites: the verifier finds answers by itself
+            verifier="open_r1",
             reward=RewardConfig(functions=REWARDS, weights=(1.0, 1.0, 1.0)),
         ),
         rollout=RolloutConfig(
@@ -83,7 +93,12 @@ def instruct(preset: str) -> Config:
         ),
         algorithm=trl_018(),
         optimizer=OptimizerConfig(
-            lr=2e-5, schedule="cosine", warmup_ratio=0.1, min_lr_ratio=0.0, b2=0.999
+            lr=2e-5,
+            schedule="cosine",
+            warmup_ratio=0.1,
+            warmup_from_zero=True,
+            min_lr_ratio=0.0,
+            b2=0.999,
         ),
         train=TrainConfig(
             steps=2929,
@@ -92,7 +107,7 @@ def instruct(preset: str) -> Config:
             microbatch_tokens=8 * (512 + 8 * 1024),
             packs_per_row=8,
         ),
-        eval=EvalConfig(problems=0, samples=0, suites=("math500", "aime24")),
+        eval=EvalConfig(problems=0, samples=0, suites=("math500", "aime24"), verifier="fast"),
     )
 
 
@@ -127,7 +142,7 @@ def tiny() -> Config:
         page_size=32,
         decode_steps=8,
     )
-    config.train = TrainConfig(steps=5, microbatch_tokens=4096, pack_buckets=1, packs_per_row=4)
-    config.eval = EvalConfig(problems=0, samples=2, suites=("math500",), limit=16)
+    config.train = TrainConfig(steps=5, microbatch_tokens=4096, pack="longest", packs_per_row=4)
+    config.eval = EvalConfig(problems=0, samples=2, suites=("math500",), limit=16, verifier="fast")
     config.mesh = MeshConfig(data=-1, fsdp=1)
     return config

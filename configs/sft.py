@@ -6,16 +6,27 @@
 
 Presets: tiny, openr1-distill-7b, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b.
 
-Data: a set has a column messages, or columns prompt and completion. `python -m jzero.generate`
-writes such a set. The result, WORKDIR/export-<step>, is a model for any other recipe:
---config.model.path=WORKDIR/export-<step>.
+Data: a set has a column messages, conversations or text, or columns prompt and completion.
+`python -m jzero.generate` writes such a set. The result, WORKDIR/export-<step>, is a model for any
+other recipe: --config.model.path=WORKDIR/export-<step>.
 Hardware: for openr1-distill-7b the original took one node of 8 H100. A microbatch has one row of
 32,768 tokens for each of 8 devices.
-Differences from the original: it trained on all tokens of a conversation, as TRL 0.18 does, which
-is --config.sft.loss=all; the default here is the assistant's tokens. It had no system prompt, and
-sft.system_prompt adds one. It padded examples; here they are packed and do not see each other.
 Published: OpenR1-Distill-7B, 5 epochs on the 350k traces of Mixture-of-Thoughts, reached AIME24
-52.7, MATH-500 89.0 and GPQA diamond 52.8.
+52.7, MATH-500 89.0 and GPQA diamond 52.8, with the published chat template and evaluation.
+
+docs/reference/published-runs.md has every setting of the published recipe next to that of
+openr1-distill-7b. What differs:
+
+- chat_template: the published one writes a system prompt of some 200 words before every
+  conversation that has none, and --config.sft.chat_template=FILE takes it. Without the file the
+  tokenizer's own template writes its own system prompt. `python benchmarks/published/prompts.py`
+  writes the file from a copy of open-r1, and says whether a file is the published one.
+- (mean of the loss): over the tokens of a step. TRL takes the mean of each GPU, and then the mean
+  over the GPUs.
+- (evaluation of the published figures): lighteval at temperature 0.6 and top_p 0.95, with 32,768
+  tokens. Here: python -m jzero.evaluate with --config.eval.suites, samples, temperature and top_p.
+
+The published recipe pads its examples. Here they are packed, and do not see each other.
 """
 
 from jzero.config import (
@@ -47,7 +58,7 @@ def get_config(preset: str = "") -> Config:
 
 def qwen(preset: str) -> Config:
     """OpenR1-Distill's setting: 5 epochs, a cosine to a tenth of the learning rate."""
-    return Config(
+    config = Config(
         name=f"sft-{preset}",
         model=ModelConfig(path=HUB[preset]),
         rollout=RolloutConfig(
@@ -71,6 +82,16 @@ def qwen(preset: str) -> Config:
         train=TrainConfig(microbatch_tokens=8 * LONGEST_EXAMPLE, checkpoint_every=200),
         eval=EvalConfig(every=200),
     )
+    return as_published(config) if preset == "openr1-distill-7b" else config
+
+
+def as_published(config: Config) -> Config:
+    """Changes a config to the examples and the loss of OpenR1-Distill-7B's recipe."""
+    config.sft.loss = "all"
+    config.sft.long_examples = "cut"
+    config.train.seed = 42
+    config.optimizer.warmup_from_zero = True
+    return config
 
 
 def tiny() -> Config:

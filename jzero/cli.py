@@ -1,4 +1,4 @@
-"""What the commands share: settings from flags, errors of the user as one line, devices.
+"""Shared parts of the commands: settings from flags, one-line user errors, and device set-up.
 
 A command that uses a model is built like this:
 
@@ -11,10 +11,12 @@ A command that uses a model is built like this:
 """
 
 import argparse
+import ast
+import atexit
 import contextlib
-import difflib
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -25,12 +27,14 @@ import jax
 from absl import flags
 from ml_collections import config_flags
 
-from jzero import config
+from jzero import config, files
 from jzero.distributed import peers, processes
+from jzero.distributed.platform import choose_platform
 from jzero.errors import UserError
 from jzero.tasks import environment, verifiers
 
 HELP_FLAGS = {"-h", "-help", "--help"}
+STATUS_OF_CTRL_C = 128 + signal.SIGINT  # as a shell reports a process that the signal ended
 
 # The flags that join the processes of one run, with their help.
 PROCESS_FLAGS = {
@@ -40,7 +44,17 @@ PROCESS_FLAGS = {
     ),
     "num_processes": "number of processes",
     "process_id": "index of this process, from 0",
+    "join_seconds": (
+        f"seconds for which a process waits until all have joined, {processes.JOIN_SECONDS:g} "
+        "by default"
+    ),
+    "silence_seconds": (
+        "seconds without a sign of life after which a process counts as lost, "
+        f"{peers.SILENCE_SECONDS:g} by default. All processes say after "
+        f"{peers.NOTICE_SECONDS:g} seconds which one does not answer"
+    ),
 }
+PROCESS_FLAG_TYPES = {"coordinator": str, "join_seconds": float, "silence_seconds": float}
 
 
 # -- Errors ----------------------------------------------------------------------------------------
@@ -54,65 +68,138 @@ def exit_with_error(message: str) -> NoReturn:
     sys.exit(2)
 
 
+def exit_at_once(message: str) -> NoReturn:
+    """Does the same as `exit_with_error`, without Python's orderly exit."""
+    try:
+        # After a full disk, library threads that are still writing would print tracebacks during an
+        # orderly exit.
+        exit_with_error(message)
+    finally:
+        sys.stdout.flush()
+        os._exit(2)
+
+
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
-    """Turns a UserError of the body into one line and status 2.
+    """Turns a UserError in the body into one line and status 2, and Ctrl-C into one word.
 
-    Every other exception keeps its traceback. Where the run has other processes, this process then
-    ends at once, and the others with it, because they would wait for it forever.
+    Every other exception keeps its traceback. If the run has other processes, this process then
+    ends at once and ends the others, because they would wait for it forever.
     """
     try:
         yield
     except UserError as error:
-        exit_with_error(" ".join(str(error).split()))
-    except KeyboardInterrupt:  # a second signal
+        message = " ".join(str(error).split())
+        if files.is_full_disk(error):
+            exit_at_once(message)
+        exit_with_error(message)
+    except KeyboardInterrupt:  # during a run, this is the second signal
         if not peers.has_peers():
-            raise
-        peers.end_process(f"{peers.this_host()} was stopped at once. {peers.GO_ON}", 1)
+            print("stopped", file=sys.stderr, flush=True)
+            sys.exit(STATUS_OF_CTRL_C)
+        peers.end_process(f"{peers.this_host()} was stopped at once. {peers.RESUME_ADVICE}", 1)
     except Exception as error:
+        if files.is_full_disk(error):  # not raised by `naming_full_disk`
+            exit_at_once(str(files.no_room(getattr(error, "filename", None), None, error)))
         if not peers.has_peers():
             raise
+        peers.wait_for_verdict()  # a lost host's line explains more than this traceback
         traceback.print_exc()
         # JAX reports a lost process as a runtime error of the collective that waited for it.
         is_runtime_error = isinstance(error, jax.errors.JaxRuntimeError)
         reason = "another host may be gone" if is_runtime_error else type(error).__name__
-        peers.end_process(f"{peers.this_host()} cannot go on: {reason}. {peers.GO_ON}", 1)
+        peers.end_process(
+            f"{peers.this_host()} cannot continue: {reason}. {peers.RESUME_ADVICE}", 1
+        )
 
 
 # -- Settings --------------------------------------------------------------------------------------
 
 
-def describe(setting: config.Setting) -> str:
-    """Returns what `--help` says of a setting: its description, and its choices if it has some."""
-    choices = setting.rules.choices
-    if not choices:
-        return setting.rules.description
-    names = ", ".join(choice or "''" for choice in choices)
-    return f"{setting.rules.description} One of: {names}."
+def asked_help(arguments: Sequence[str]) -> str | None:
+    """Returns the subject of a request for help, as in `--help rollout` or `--help=rollout`.
+
+    "" stands for everything, None for arguments without such a request.
+    """
+    for index, argument in enumerate(arguments):
+        flag, _, name = argument.partition("=")
+        if flag in HELP_FLAGS:
+            following = "".join(arguments[index + 1 : index + 2])
+            return name or ("" if following.startswith("-") else following)
+    return None
+
+
+# Matches --config.section.field, and the form --noconfig.section.field that absl has for booleans.
+_SETTING_FLAG = re.compile(r"--?(?:no)?config\.([^=]*)")
+
+
+def given_settings(arguments: Sequence[str]) -> list[str]:
+    """Returns the names of the settings that --config.section.field arguments set."""
+    flags_of_settings = [_SETTING_FLAG.match(argument) for argument in arguments]
+    return [flag[1] for flag in flags_of_settings if flag is not None]
 
 
 def check_setting_names(arguments: Sequence[str]) -> None:
     """Ends the process at the first --config.section.field that names no setting."""
-    names = [setting.name for setting in config.list_settings(config.Config())]
     for argument in arguments:
-        flag = re.match(r"--?(?:no)?config\.([^=]*)", argument)
-        if flag is None or flag[1] in names:
+        flag = _SETTING_FLAG.match(argument)
+        if flag is not None and (mistakes := config.unknown_names([flag[1]])):
+            exit_with_error(f"{argument}: {mistakes}")
+
+
+def complete_tuples(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments with the values of tuples written as Python literals.
+
+    absl reads such a value as a literal, and concatenates the values of a repeated flag. A flag
+    without a value empties its tuple, including values from earlier flags. Text that is not a
+    literal, such as "math, code", becomes one item.
+    """
+    # item_kind is None for settings that are not tuples.
+    kinds = {setting.name: setting.item_kind for setting in config.list_settings(config.Config())}
+    completed: list[tuple[str | None, str]] = []  # (name of the tuple or None, argument)
+    name = None  # a tuple setting that takes the next argument as its value
+    for argument in arguments:
+        flag = re.fullmatch(r"--?config\.([^=]*)(=?)(.*)", argument, re.DOTALL)
+        if name is None and flag is not None and kinds.get(flag[1]) is not None:
+            name, argument = flag[1], flag[3]
+            # Without "=", the next argument is the value.
+            if not flag[2]:
+                continue
+        if name is None:
+            completed.append((None, argument))
             continue
-        name = flag[1]
-        if new_name := config.new_names([name]):
-            exit_with_error(f"{argument}: {new_name}")
-        similar = ", ".join(difflib.get_close_matches(name, names))
-        advice = f"did you mean {similar}?" if similar else "--help lists them"
-        exit_with_error(f"{argument}: no field {name}; {advice}")
+        value = as_tuple(argument, kinds[name])
+        if value == "()":
+            completed = [item for item in completed if item[0] != name]
+        completed.append((name, f"--config.{name}={value}"))
+        name = None
+    if name is not None:  # absl reports the missing value
+        completed.append((name, f"--config.{name}"))
+    return [argument for _, argument in completed]
+
+
+def as_tuple(text: str, item_kind: type | None) -> str:
+    """Returns the value of a tuple's flag as a Python literal, if its items are text."""
+    if not text.strip():
+        return "()"
+    if item_kind is not str:
+        return text
+    try:
+        ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return f"({text!r},)"
+    except (MemoryError, RecursionError):  # absl's parser reports the error
+        return text
+    return text
 
 
 def parse_settings(defaults: config.Config, arguments: Sequence[str]) -> config.Config:
-    """Returns `defaults` with the changes that --config.section.field=value arguments ask for.
+    """Returns `defaults` with the changes from --config.section.field=value arguments.
 
     A mistake in the arguments ends the process.
     """
     check_setting_names(arguments)
-    argv = ["jzero", *arguments]
+    argv = ["jzero", *complete_tuples(arguments)]
     values = flags.FlagValues()
     holder = config_flags.DEFINE_config_dataclass(
         "config", defaults, flag_values=values, sys_argv=argv
@@ -132,7 +219,7 @@ def parse_config_flag(
     """
     try:
         unknown = values(argv)[1:]
-        # absl raises the error of a recipe that cannot be read when the flag's value is first used.
+        # absl raises the error of an unreadable recipe when the flag's value is first used.
         getattr(holder.value, "name", "")
     except (flags.Error, OSError) as error:
         exit_with_error(_last_line(_innermost_cause(error)))
@@ -142,18 +229,20 @@ def parse_config_flag(
             "settings are given as --config.section.field=value"
         )
     if isinstance(holder.value, config.Config):
+        with user_errors():
+            config.validate_values(holder.value)
         expand_task_name(holder.value.task)
     return holder.value
 
 
 def expand_task_name(task: config.TaskConfig) -> None:
-    """Writes out task.name=verifiers:ENV, which stands for two settings."""
+    """Expands task.name=verifiers:ENV, which stands for two settings."""
     if task.name.startswith(verifiers.PREFIX):
         task.environment, task.name = task.name, environment.NAME
 
 
 def _innermost_cause(error: BaseException) -> BaseException:
-    """Returns the exception that absl wrapped, where absl's message is a whole traceback."""
+    """Returns the exception that absl wrapped, if absl's message is a full traceback."""
     while "\n" in str(error):
         inner = error.__cause__ or error.__context__
         if inner is None:
@@ -167,7 +256,8 @@ def _last_line(error: BaseException) -> str:
 
 
 def make_parser(command: str, doc: str | None) -> argparse.ArgumentParser:
-    """Returns a parser whose help is the module's docstring and whose errors are one line."""
+    """Returns a parser with the module's docstring as its help, and with one-line errors."""
+    # Unknown arguments are settings, which argparse must not take for abbreviated flags.
     parser = argparse.ArgumentParser(
         f"python -m {command}",
         description=doc,
@@ -182,29 +272,45 @@ def make_parser(command: str, doc: str | None) -> argparse.ArgumentParser:
 
 
 def start_jax(arguments: Sequence[str]) -> list[str]:
-    """Sets up the devices and joins the other processes of the run, where there are any.
+    """Sets up the devices, and joins the other processes of the run, if there are any.
 
     Has to be called before any device is used. Returns the arguments without PROCESS_FLAGS.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in PROCESS_FLAGS:
-        parser.add_argument(f"--{name}", type=str if name == "coordinator" else int)
+        parser.add_argument(f"--{name}", type=PROCESS_FLAG_TYPES.get(name, int))
+    parser.set_defaults(join_seconds=processes.JOIN_SECONDS, silence_seconds=peers.SILENCE_SECONDS)
     parser.error = exit_with_error
-    args, rest = parser.parse_known_args(arguments)
+    args, remaining = parser.parse_known_args(arguments)
 
-    # A machine without an accelerator gets one virtual device for a core, two at most: decoding on
+    choose_platform()
+    atexit.register(end_quietly_at_ctrl_c)
+    # A machine without an accelerator gets one virtual device per core, at most two: decoding on
     # two devices is faster than on two threads inside one.
     if "JAX_NUM_CPU_DEVICES" not in os.environ:
         jax.config.update("jax_num_cpu_devices", min(2, os.cpu_count() or 1))
 
-    if HELP_FLAGS.isdisjoint(rest):
+    # --help must not wait for other processes.
+    if asked_help(remaining) is None:
         with user_errors():
-            processes.join_processes(args.coordinator, args.num_processes, args.process_id)
-    return rest
+            processes.join_processes(
+                args.coordinator,
+                args.num_processes,
+                args.process_id,
+                args.join_seconds,
+                args.silence_seconds,
+            )
+    return remaining
+
+
+def end_quietly_at_ctrl_c() -> None:
+    """Makes Ctrl-C end the process at once: in Python's exit handlers it prints a traceback."""
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def keep_compiled_programs(directory: Path) -> None:
-    """Keeps compiled programs in `directory`, so that a resumed run starts without compiling.
+    """Caches compiled programs in `directory`, so that a resumed run starts without compiling.
 
     JAX_COMPILATION_CACHE_DIR takes precedence over `directory`.
     """

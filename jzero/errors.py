@@ -1,4 +1,4 @@
-"""The one exception that means: the user asked for something that cannot be done."""
+"""The exception for user mistakes, and helpers that quote foreign values in error messages."""
 
 import reprlib
 
@@ -10,26 +10,34 @@ _REPR.maxother = LONGEST_TEXT
 
 
 class UserError(ValueError):
-    """A mistake in a setting, a file or a command that the user can mend.
+    """A mistake in a setting, a file or a command that the user can fix.
 
-    The message names the setting or file, says what is wrong, and says what to do. Commands print
-    it as one line and exit with status 2. Every other exception is a fault of jzero or of a library
-    and keeps its traceback.
+    The message names the setting or file, and states what is wrong and how to fix it. Commands
+    print the message as one line and exit with status 2. Every other exception is a fault of jzero
+    or of a library and keeps its traceback.
     """
 
 
 def shown(value: object) -> str:
-    """Returns a value from a foreign file as an error message quotes it: short, and in one line.
+    """Returns a value from a foreign file for an error message: short, and on one line.
 
-    A plain word stays as it is. Everything else, such as text with a line break, is shown as Python
-    writes it, and cut.
+    A plain word is returned unchanged. Everything else, such as text with a line break, is returned
+    as its truncated `repr`.
     """
     if isinstance(value, str) and value.isprintable() and 0 < len(value) <= LONGEST_TEXT:
         return value
     return _REPR.repr(value)
 
 
+def quoted(value: object) -> str:
+    """Returns the truncated `repr` of a value from user-defined code, on one line.
+
+    The cost is bounded for a value of any size.
+    """
+    return " ".join(_REPR.repr(value).split())[: 2 * LONGEST_TEXT]
+
+
 def reason_of(error: BaseException) -> str:
-    """Returns the first line of a library's error, cut, or the name of its type."""
+    """Returns the first line of a library's error, truncated, or the name of its type."""
     lines = str(error).strip().splitlines()
     return shown(lines[0][:LONGEST_TEXT]) if lines else type(error).__name__

@@ -2,19 +2,20 @@
 
 Evaluates a model on one or more suites. Writes every problem's responses to
 OUT/<suite>-<kind>.jsonl and the metrics to OUT/summary.json, and prints a table. By default each
-problem gets one greedy response, as in the tables that model cards publish. --config.eval.samples=K
-adds K responses at --config.rollout.temperature or, if it is set, --config.eval.temperature, and
-with them avg@K, pass@k and maj@K. --adapter is an adapter of the model in PEFT's format.
+problem gets one greedy response, as in the tables of model cards. --config.eval.samples=K adds K
+responses at --config.rollout.temperature or, if it is set, --config.eval.temperature, and reports
+avg@K, pass@k and maj@K. --adapter is an adapter of the model in PEFT's format.
 
-With --loglikelihood nothing is sampled: the answer to a question is the choice that the model finds
-most probable. FILE has a JSON object a line: {"question": "...", "choices": ["...", "..."],
-"answer": 0}, where the answer is the index of the right choice.
+With --loglikelihood nothing is sampled: the model's answer to a question is the choice that it
+finds most probable. FILE has one JSON object per line: {"question": "...", "choices": ["...",
+"..."], "answer": 0}, where the answer is the index of the right choice.
 """  # noqa: E501 (the first line is the usage that --help prints)
 
 import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
@@ -24,36 +25,55 @@ from jzero import cli, config
 from jzero.distributed import peers, processes
 from jzero.distributed.mesh import adapter_shardings, configured_mesh, param_shardings
 from jzero.errors import UserError
+from jzero.files import split_commas
+from jzero.grading import published
 from jzero.grading.pool import Pool
 from jzero.model import adapters, huggingface, peft, qwen
+from jzero.planning.host_memory import (
+    check_host_memory,
+    graders_part,
+    parts_of_engine,
+    rollouts_part,
+)
+from jzero.planning.kv_pool import size_pool, with_full_pool
 from jzero.rollout import multiple_choice
-from jzero.rollout.evaluation import accuracy_metrics, evaluate, evaluation_kinds
+from jzero.rollout.evaluation import evaluate, evaluation_kinds, print_left_out
 from jzero.rollout.multiple_choice import LikelihoodSummary
-from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
+from jzero.rollout.sampler import (
+    EncodedProblem,
+    Sampler,
+    make_engine,
+    make_sampler,
+    mesh_of_decoder,
+)
 from jzero.run.base_model import check_context, read_base_model, with_given_adapter
 from jzero.run.environment import versions
 from jzero.run.samples import write_responses
 from jzero.setup import with_stop_strings
-from jzero.tasks import math_problems, suites
+from jzero.tasks import evaluated_task, math_problems, mixed, rewards, suites
+from jzero.tasks.votes import MATHEMATICS
 from jzero.training.frozen import load_base
+from jzero.types import Problem
 
 
 class SuiteSummary(TypedDict):
-    """What summary.json holds of one suite."""
+    """The fields of summary.json for one suite."""
 
-    problems: int  # that were evaluated
-    dropped: int  # whose prompt is longer than rollout.max_prompt_tokens
+    problems: int  # evaluated problems
+    dropped: int  # problems with a prompt longer than rollout.max_prompt_tokens
+    graded_by: str  # "task.verifier=fast", or the grader of a suite without a verifier
     kinds: dict[str, dict[str, float]]  # "greedy" or "avg@K" -> metrics by name
 
 
 def defaults(model: str = "") -> config.Config:
-    """Returns the settings of published tables: one greedy response of at most 3,000 tokens.
+    """Returns the default settings: one greedy response of at most 3,000 tokens.
 
-    `model` is the directory or hub id of a model. For one with fewer positions the lengths are
-    shorter: prompts give way first, down to a quarter of the positions. A line says so.
+    These are the settings of published tables. `model` is the directory or hub id of a model. For a
+    model with fewer positions the lengths are shorter, and a line reports them.
     """
     max_prompt_tokens, max_new_tokens = 2048, 3000
     positions = huggingface.read_positions(model) if model else None
+    # The prompt length gives way first, down to a quarter of the positions.
     if positions is not None and max_prompt_tokens + max_new_tokens > positions:
         max_prompt_tokens = min(
             max_prompt_tokens, max(positions - max_new_tokens, positions // 4, 1)
@@ -74,28 +94,30 @@ def defaults(model: str = "") -> config.Config:
 
 
 class Command(NamedTuple):
-    """What a command asks for: suites, or files of questions for --loglikelihood."""
+    """The parsed command line: suites, or files of questions for --loglikelihood."""
 
-    suites: list[str]  # as they were given
+    suites: list[str]  # as the user gave them
     out: Path  # the directory to write to
     settings: config.Config
     questions: list[Path]
 
 
 def parse(arguments: Sequence[str]) -> Command:
-    """Reads the command line. Raises UserError, or ends the command, where it has a mistake."""
+    """Parses the command line. Raises UserError, or exits, if it has a mistake."""
     parser = cli.make_parser("jzero.evaluate", __doc__)
     parser.add_argument(
         "--model", required=True, help="directory or hub id of a model, as a run exports it"
     )
     parser.add_argument(
-        "--adapter", default="", help="directory or hub id of an adapter of the model, as PEFT's"
+        "--adapter",
+        default="",
+        help="directory or hub id of an adapter of the model, in PEFT's format",
     )
-    asked = parser.add_mutually_exclusive_group(required=True)
-    asked.add_argument(
+    task_flags = parser.add_mutually_exclusive_group(required=True)
+    task_flags.add_argument(
         "--suite", default="", help=f"comma-separated: {', '.join(suites.SUITES)}, or name=FILE"
     )
-    asked.add_argument(
+    task_flags.add_argument(
         "--loglikelihood",
         metavar="FILE",
         action="append",
@@ -103,37 +125,56 @@ def parse(arguments: Sequence[str]) -> Command:
         help="multiple choice by log-likelihood: a JSONL file of questions; may be given again",
     )
     parser.add_argument("--out", help="directory to write to; default runs/eval-<date>-<time>")
-    given, rest = parser.parse_known_args(arguments)
-    settings = cli.parse_settings(defaults(given.model), rest)
+    given, config_flags = parser.parse_known_args(arguments)
+    settings = cli.parse_settings(defaults(given.model), config_flags)
     settings.model.path = given.model
     settings.model.adapter.path = given.adapter or settings.model.adapter.path
-    settings = with_stop_strings(settings, math_problems.math_template(settings.task.template))
+    # With task.name=mixed each row names its task, so there is no single template with stop
+    # strings.
+    template = None
+    if settings.task.name == mixed.NAME:
+        mixed.check(settings.task)
+    else:
+        template = math_problems.math_template(settings.task.template)
+    settings = with_stop_strings(settings, template)
     out = Path(given.out or f"runs/eval-{time.strftime('%Y%m%d-%H%M%S')}")
     questions = [Path(path) for path in given.loglikelihood]
-    return Command(suites.split_commas(given.suite), out, settings, questions)
+    return Command(split_commas(given.suite), out, settings, questions)
 
 
-def load(settings: config.Config, pool: Pool) -> tuple[Sampler, qwen.Params]:
-    """Returns a sampler for the model at `settings.model.path`, and the weights it samples from.
+def load(
+    settings: config.Config, pool: Pool, has_full_cache: bool = False
+) -> tuple[Sampler, qwen.Params]:
+    """Returns a sampler for the model at `settings.model.path`, and its decoder weights.
 
-    With an adapter at `settings.model.adapter.path` the weights are a base with an adapter.
+    The KV cache has as many pages as fit into memory, or, with `has_full_cache`, enough for every
+    slot at full length. With an adapter at `settings.model.adapter.path` the weights are a base
+    with an adapter.
     """
     if settings.model.adapter.rank and not settings.model.adapter.path:
         raise UserError(
-            f"model.adapter.rank={settings.model.adapter.rank} is of training, and nothing is "
-            "trained here: leave it out; what a run exports has its adapter merged, and --adapter "
-            "takes one that is not"
+            f"model.adapter.rank={settings.model.adapter.rank} is a setting of training runs: "
+            "leave it out. An exported model has its adapter merged; --adapter loads one that is "
+            "not merged"
         )
     if settings.model.is_base_quantized and not settings.model.adapter.path:
         raise UserError(
-            f"model.base={settings.model.base} is of the frozen model under an adapter: give "
+            f"model.base={settings.model.base} applies to the frozen model under an adapter: give "
             "--adapter, or leave it out"
         )
     settings = with_given_adapter(settings)
+    # Check memory before the weights are read: a process that runs out of memory is killed without
+    # a message.
+    check_host_memory(settings, parts_of_engine(settings))
     base = read_base_model(settings.model)
     check_context(settings, base)
     assert base.directory, "settings.model.path is empty"
     mesh = configured_mesh(settings.mesh)
+    # This engine only serves to size the KV cache. It has no device state, so it costs no memory.
+    engine = make_engine(settings, base, mesh_of_decoder(settings, mesh))
+    if has_full_cache:
+        settings = with_full_pool(settings, engine)
+    settings = replace(settings, rollout=size_pool(settings, engine, is_trained=False))
     sampler, publish = make_sampler(settings, base, mesh, pool)
     adapter = settings.model.adapter
     if not adapter.rank:
@@ -150,6 +191,18 @@ def load(settings: config.Config, pool: Pool) -> tuple[Sampler, qwen.Params]:
     return sampler, publish(adapters.join(frozen, factors, adapter.scale))
 
 
+def check_responses(settings: config.Config, name: str, num_problems: int) -> None:
+    """Raises UserError if the host lacks memory for the graders and all responses to a suite."""
+    counts = {
+        f"problems of {name}": num_problems,
+        "eval.samples": settings.eval.samples + settings.eval.greedy,
+    }
+    longest = settings.eval.longest_episode(settings.rollout)
+    responses = rollouts_part(settings, counts, longest, f"the responses to {name}")
+    parts = [graders_part(settings), responses, *parts_of_engine(settings)]
+    check_host_memory(settings, parts)
+
+
 def run(specs: list[str], out: Path, settings: config.Config) -> dict[str, SuiteSummary]:
     """Evaluates suites, writes the files in `out`, and returns each suite's summary by its name.
 
@@ -157,6 +210,10 @@ def run(specs: list[str], out: Path, settings: config.Config) -> dict[str, Suite
     sample.
     """
     config.validate(settings)
+    # Find mistakes before the model is loaded.
+    published.load(settings.task.verifier)
+    evaluated_task.check_verifiers(settings.eval)
+    rewards.check_rewards(settings.task.reward)
     seed = settings.train.seed
     problem_sets = dict(
         suites.load_suite(spec, settings.task, settings.eval.limit, seed) for spec in specs
@@ -167,10 +224,15 @@ def run(specs: list[str], out: Path, settings: config.Config) -> dict[str, Suite
             f"--suite {','.join(specs)}: give every suite once, and set eval.samples or eval.greedy"
         )
 
+    # Host memory is checked before the model is loaded, too.
+    for name, problems in problem_sets.items():
+        check_responses(settings, name, len(problems))
+
     summary: dict[str, SuiteSummary] = {}
     with Pool(settings.task.grade_workers) as pool:
         sampler, params = load(settings, pool)
         for name, problems in problem_sets.items():
+            print_left_out(name, problems, settings)
             fitting = sampler.encode_problems(problems, name)
             if not fitting:
                 raise UserError(
@@ -180,14 +242,26 @@ def run(specs: list[str], out: Path, settings: config.Config) -> dict[str, Suite
             summary[name] = SuiteSummary(
                 problems=len(fitting),
                 dropped=len(problems) - len(fitting),
+                graded_by=name_graders(problems, settings),
                 kinds=evaluate_suite(sampler, params, name, fitting, out, settings),
             )
     write_summary(out, settings, {"suites": summary})
     return summary
 
 
+def name_graders(problems: Sequence[Problem], settings: config.Config) -> str:
+    """Returns the names of the graders of problems: the task's verifier, or other graders."""
+    task = evaluated_task.settings_for(settings.task, settings.eval, problems)
+    names = set()
+    for problem in problems:
+        verifier = mixed.settings_of(task, problem).verifier
+        is_question = problem.task in MATHEMATICS
+        names.add(f"task.verifier={verifier}" if is_question else problem.task)
+    return ", ".join(sorted(names))
+
+
 def write_summary(out: Path, settings: config.Config, results: dict[str, object]) -> None:
-    """Writes OUT/summary.json: the results, and how they came about."""
+    """Writes OUT/summary.json: the results, the settings and the versions."""
     report = {"config": json.loads(config.to_json(settings)), **results, "versions": versions()}
     processes.write_once(out / "summary.json", json.dumps(report, indent=1))
 
@@ -195,21 +269,23 @@ def write_summary(out: Path, settings: config.Config, results: dict[str, object]
 def run_loglikelihood(
     paths: list[Path], out: Path, settings: config.Config
 ) -> dict[str, LikelihoodSummary]:
-    """Answers files of questions by log-likelihood, writes the files in `out`, and returns each
-    file's summary by its name.
+    """Answers files of questions by log-likelihood, and returns each file's summary by name.
 
-    Raises UserError, before the model is loaded, if a file has a mistake or two have one name.
+    Writes its files in `out`. Raises UserError, before the model is loaded, if a file has a mistake
+    or two files have the same name.
     """
     config.validate(settings)
-    problems_of = {path.stem: multiple_choice.read_questions(path) for path in paths}
-    if len(problems_of) < len(paths):
+    # Results are named after the file without its folder, so two files may collide.
+    questions_by_file = {path.stem: multiple_choice.read_questions(path) for path in paths}
+    if len(questions_by_file) < len(paths):
         raise UserError(
             "--loglikelihood: two files have the same name, and so would their results: rename one"
         )
     summary: dict[str, LikelihoodSummary] = {}
+    # Nothing is graded, so the pool needs no workers.
     with Pool(0) as pool:
         sampler, params = load(settings, pool)
-        for name, problems in problems_of.items():
+        for name, problems in questions_by_file.items():
             limit = settings.eval.limit or len(problems)
             answered, dropped = multiple_choice.answer_questions(sampler, params, problems[:limit])
             longest = sampler.engine.max_sequence_tokens
@@ -261,10 +337,7 @@ def evaluate_suite(
         key=(settings.train.seed, 0),
     )
     write_responses(out, evaluated)
-    return {
-        evaluation.label: accuracy_metrics(evaluation.rollouts, evaluation.num_samples)
-        for evaluation in evaluated
-    }
+    return {evaluation.label: evaluation.metrics for evaluation in evaluated}
 
 
 def table(summary: Mapping[str, SuiteSummary]) -> str:
@@ -282,16 +355,41 @@ def table(summary: Mapping[str, SuiteSummary]) -> str:
                 f"{name:16}{suite['problems']:9d}  {kind:9}{accuracy:>14}"
                 f"{pass_at_most:>8}{majority:>8}{metrics['length']:8.0f}"
             )
+            for metric, value in metrics.items():
+                if metric.startswith("accuracy/"):  # over the rows that name one task
+                    part = f"{name}/{metric.partition('/')[2]}"
+                    lines.append(f"{part:27}{kind:9}{100 * value:14.1f}")
 
+    # All suites have the same kinds of evaluation.
     first_suite = next(iter(summary.values()))
     for kind in first_suite["kinds"]:
         accuracies = [suite["kinds"][kind]["accuracy"] for suite in summary.values()]
         lines.append(f"{'average':27}{kind:9}{100 * float(np.mean(accuracies)):14.1f}")
+    lines += further_lines(summary)
+    suites_by_grader: dict[str, list[str]] = {}
+    for name, suite in summary.items():
+        suites_by_grader.setdefault(suite["graded_by"], []).append(name)
+    for grader, names in suites_by_grader.items():
+        lines.append(f"{', '.join(names)}: graded by {grader}")
     return "\n".join(lines)
 
 
+def further_lines(summary: Mapping[str, SuiteSummary]) -> list[str]:
+    """Returns a line for each reward function, and for each verifier of eval.verifiers."""
+    lines = []
+    for name, suite in summary.items():
+        for kind, metrics in suite["kinds"].items():
+            for metric, value in metrics.items():
+                if metric.startswith("accuracy_by/"):
+                    verifier = metric.removeprefix("accuracy_by/")
+                    lines.append(f"{name} {kind}: {100 * value:.1f} by {verifier}")
+                elif metric.startswith("reward/"):
+                    lines.append(f"{name} {kind}: {metric} {value:.4g}")
+    return lines
+
+
 def _last_percentage(metrics: Mapping[str, float], prefix: str) -> str:
-    """Returns the last metric whose name starts with `prefix`, that of the largest k, or ""."""
+    """Returns the metric with prefix `prefix` and the largest k, or ""."""
     values = [value for name, value in metrics.items() if name.startswith(prefix)]
     return f"{100 * values[-1]:.1f}" if values else ""
 
@@ -300,6 +398,7 @@ def main() -> None:
     """Runs the command."""
     arguments = cli.start_jax(sys.argv[1:])
     with cli.user_errors():
+        # All hosts must run the same command: they decode shares of the same problems.
         peers.check_same_start({"the command": " ".join(arguments)})
         command = parse(arguments)
         if command.questions:

@@ -1,7 +1,11 @@
-"""Files that a run writes and reads while it may be killed at any moment."""
+"""Reads and writes files of a run safely, even if the run is killed or the disk is full."""
 
+import contextlib
+import errno
 import json
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +14,120 @@ from jzero.errors import UserError
 JsonObject = dict[str, Any]  # a JSON object as `json` reads it
 
 
+# Full disk, exceeded quota, file size limit.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextlib.contextmanager
+def naming_full_disk(path: str | os.PathLike[str], needed: int | None = None) -> Iterator[None]:
+    """Turns the error of a disk without room for `path` into a UserError; passes other errors on.
+
+    `needed` is the number of bytes to write, if known.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, UserError) or not is_full_disk(error):
+            raise
+        raise no_room(path, needed, error) from error
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Returns whether an error or one of its causes reports a disk without room."""
+    # Causes can form a cycle.
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        if isinstance(cause, OSError) and cause.errno in NO_ROOM:
+            return True
+        # TensorStore and safetensors raise other types, with the system's error in their text.
+        if any(os.strerror(number) in str(cause) for number in NO_ROOM):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def no_room(
+    path: str | os.PathLike[str] | None, needed: int | None, error: BaseException
+) -> UserError:
+    """Returns the error of a disk that has no room for `path`, in one line."""
+    texts = [os.strerror(number) for number in NO_ROOM]
+    reason = next((text for text in texts if text in _whole_text(error)), texts[0])
+    sizes = [] if needed is None else [f"{needed:,} bytes are needed"]
+    if path is not None:
+        absolute = Path(path).absolute()
+        folder = next(parent for parent in (absolute, *absolute.parents) if parent.is_dir())
+        sizes.append(f"{shutil.disk_usage(folder).free:,} bytes are free there")
+    facts = f" ({', '.join(sizes)})" if sizes else ""
+    return UserError(
+        f"{path or 'a file'} cannot be written: {reason}{facts}: make room and start the same "
+        "command again. What was complete before stays as it is"
+    )
+
+
+def _whole_text(error: BaseException) -> str:
+    """Returns the texts of an error and of its causes."""
+    texts = []
+    cause: BaseException | None = error
+    while cause is not None and len(texts) < 10:
+        texts.append(str(cause))
+        cause = cause.__cause__ or cause.__context__
+    return " ".join(texts)
+
+
 def write_atomic(path: str | os.PathLike[str], text: str) -> None:
     """Writes `text` to `path` so that the file is never half written.
 
-    Whenever the process or the machine dies, the file holds either all of its old content or all
-    of `text`.
+    If the process or the machine dies, the file holds either its old content or `text`. Raises
+    UserError if the disk is full.
     """
     path = Path(path)
+    # The temporary file is in the same folder, because only a rename within a file system is
+    # atomic.
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())  # the content reaches the disk before the name does
+    data = text.encode()
+    with naming_full_disk(path, len(data)):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())  # the content reaches the disk before the name does
+        except OSError:
+            temporary.unlink(missing_ok=True)  # frees the room for other files
+            raise
     temporary.replace(path)
+
+
+def split_commas(*lists: str) -> list[str]:
+    """Returns the parts of comma-separated lists: "aime24,math500=FILE" has two."""
+    parts = [part.strip() for text in lists for part in text.split(",")]
+    return [part for part in parts if part]
+
+
+def split_revision(name: str) -> tuple[str, str | None]:
+    """Returns the id and the revision of "USER/NAME#REVISION": a branch, a tag or a commit.
+
+    The revision is None if `name` has none, or if `name` is an existing path.
+    """
+    repository, mark, revision = name.partition("#")
+    if not mark or not revision or repository.count("/") != 1 or Path(name).exists():
+        return name, None
+    return repository, revision
+
+
+def is_file(path: Path) -> bool:
+    """Returns whether the file exists; False also for names that are too long or invalid."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def check_output(out: Path, force: bool) -> None:
     """Raises UserError if a command may not write its file `out`.
 
-    A file that exists is only replaced with --force, and its folder has to exist.
+    An existing file is replaced only with --force. The folder has to exist.
     """
     if out.is_dir():
         raise UserError(f"--out {out} is a directory: give a file")
@@ -45,9 +144,9 @@ def check_not_input(out: Path, source: Path, flag: str) -> None:
 
 
 def parse_json(text: str, path: Path, line: int | None = None) -> JsonObject:
-    """Parses a JSON object that stands in the file `path`.
+    """Parses a JSON object from the file `path`.
 
-    Raises UserError, with the name of the file and the number of the line, if it is damaged.
+    Raises UserError, with the file name and the line number, if the text is damaged.
     """
     try:
         value = json.loads(text)
@@ -59,17 +158,26 @@ def parse_json(text: str, path: Path, line: int | None = None) -> JsonObject:
     return value
 
 
+def step_of(row: JsonObject, path: Path, line: int) -> int:
+    """Returns the step of a row of metrics.jsonl or samples.jsonl. Raises UserError without one."""
+    step = row.get("step")
+    if not isinstance(step, int) or isinstance(step, bool):
+        raise UserError(f"{path} line {line} is damaged (no step): restore or remove it")
+    return step
+
+
 def read_jsonl(path: Path) -> list[JsonObject]:
     """Reads a file of JSON lines that another process may still be writing.
 
-    A file that does not exist has no lines. A last line without its newline is not complete and is
-    left out. `errors="replace"` is needed because such a line may end within a character, and
-    `newline="\\n"` because a response may hold a lone carriage return.
+    A file that does not exist has no lines. A last line without its newline is incomplete and is
+    dropped.
 
     Raises UserError if another line is damaged.
     """
     if not path.exists():
         return []
+    # errors="replace": an incomplete last line may end within a character. newline="\n": a response
+    # may contain a lone carriage return, which must not split its line.
     with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
         return [
             parse_json(line, path, number)

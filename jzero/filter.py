@@ -1,12 +1,12 @@
-"""Chooses the rows of a set of questions that are worth training on.
+"""Selects the rows of a set of questions that are worth training on.
 
     python -m jzero.filter --data DATA --out FILE.jsonl [--rates FILE] [--against SUITE,...]
 
 --rates is the file of pass rates that `python -m jzero.evaluate --suite mine=DATA
---config.eval.samples=8` wrote for the same set. Questions that are solved at most --min or at least
---max of the time are dropped: groups of rollouts that are all wrong or all right teach nothing.
+--config.eval.samples=8` wrote for the same set. Questions with a pass rate of at most --min or at
+least --max are dropped: groups of rollouts that are all wrong or all right teach nothing.
 --against drops the questions that share --ngram words in a row with a question of a suite
-(aime24,math500=FILE,...), so that the suite still measures what was learnt.
+(aime24,math500=FILE,...), so that the suite measures learning and not memorization.
 """
 
 import argparse
@@ -16,19 +16,19 @@ from pathlib import Path
 
 from jzero import cli
 from jzero.errors import UserError
-from jzero.files import check_not_input, check_output, write_atomic
+from jzero.files import check_not_input, check_output, split_commas, write_atomic
 from jzero.tasks import problem_sets, suites
 from jzero.tasks.overlap import word_ngrams
 
 
 def rows_by_rate(rates: dict[int, float], count: int, lowest: float, highest: float) -> set[int]:
-    """Returns the rows whose pass rate is strictly between the bounds.
+    """Returns the rows with a pass rate strictly between the bounds.
 
     Args:
-        rates: the pass rate of each row, by its number.
+        rates: the pass rate of each row, by its index.
         count: the number of rows in the set.
-        lowest: the bound that rates have to be above.
-        highest: the bound that rates have to be below.
+        lowest: exclusive lower bound.
+        highest: exclusive upper bound.
 
     Raises:
         UserError: `rates` has none of the rows 0..count - 1, so it belongs to another set.
@@ -36,38 +36,39 @@ def rows_by_rate(rates: dict[int, float], count: int, lowest: float, highest: fl
     known_rows = rates.keys() & range(count)
     if not known_rows:
         raise UserError(
-            f"--rates knows none of the {count} rows: evaluate this set as --suite name=DATA"
+            f"--rates has none of the {count} rows: evaluate this set as --suite name=DATA"
         )
     return {i for i in known_rows if lowest < rates[i] < highest}
 
 
-def rows_without_overlap(problems: Sequence[str], known: Sequence[str], n: int) -> set[int]:
-    """Returns the problems, by number, that share no n words in a row with a known problem.
+def rows_without_overlap(
+    problems: Sequence[str], suite_questions: Sequence[str], n: int
+) -> set[int]:
+    """Returns the indices of the problems that share no n words in a row with a suite.
 
-    A known problem of fewer than n words counts as a whole.
+    A suite question with fewer than n words is compared as a whole.
     """
-    known_ngrams = {ngram for text in known for ngram in word_ngrams(text, n)}
-    sizes = {len(ngram) for ngram in known_ngrams}  # n, and those of shorter known problems
+    suite_ngrams = {ngram for text in suite_questions for ngram in word_ngrams(text, n)}
+    sizes = {len(ngram) for ngram in suite_ngrams}  # n, and the lengths of shorter suite questions
     rows = set()
     for i, text in enumerate(problems):
-        shares_words = any(known_ngrams & word_ngrams(text, size) for size in sizes)
+        shares_words = any(suite_ngrams & word_ngrams(text, size) for size in sizes)
         if not shares_words:
             rows.add(i)
     return rows
 
 
 def read_rates(path: str) -> dict[int, float]:
-    """Returns the pass rate of each row, by its number, from a file that jzero.evaluate wrote.
-
-    The number of a row is at the end of its id, as in "mine/17".
+    """Returns the pass rate of each row, by its index, from a file that jzero.evaluate wrote.
 
     Raises:
-        UserError: the file cannot be read or is no such file.
+        UserError: the file cannot be read or has another format.
     """
     rates = {}
     try:
         for line in Path(path).read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
+            # The index of a row is at the end of its id, as in "mine/17".
             _, _, number = row["id"].rpartition("/")
             rates[int(number)] = float(row["accuracy"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -104,6 +105,7 @@ def main() -> None:
     if arguments.ngram < 1:
         raise UserError(f"--ngram={arguments.ngram} must be at least 1")
 
+    # The output must not overwrite an input.
     check_not_input(arguments.out, Path(arguments.data), "--data")
     if arguments.rates:
         check_not_input(arguments.out, Path(arguments.rates), "--rates")
@@ -112,18 +114,19 @@ def main() -> None:
     dataset = problem_sets.load_split(arguments.data, "train", "test")
     count = len(dataset)
 
-    # The rows that pass each filter, by the reason for which the others are dropped.
+    # The rows that pass each filter, keyed by the reason for dropping the others.
     passed: dict[str, set[int]] = {}
     if arguments.rates:
         rates = read_rates(arguments.rates)
         passed["too easy or too hard"] = rows_by_rate(rates, count, arguments.min, arguments.max)
     if arguments.against:
-        known = []
-        for spec in suites.split_commas(arguments.against):
-            known += suites.load_questions(spec)
+        suite_questions = []
+        for spec in split_commas(arguments.against):
+            suite_questions += suites.load_questions(spec)
         questions = problem_sets.read_questions(dataset, arguments.data)
-        passed["in a suite"] = rows_without_overlap(questions, known, arguments.ngram)
+        passed["in a suite"] = rows_without_overlap(questions, suite_questions, arguments.ngram)
 
+    # A row must pass every filter. The output keeps the order of the set.
     kept = sorted(set.intersection(*passed.values()))
     lines = [json.dumps(row, ensure_ascii=False, default=str) for row in dataset.select(kept)]
     write_atomic(arguments.out, "".join(f"{line}\n" for line in lines))

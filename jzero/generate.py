@@ -1,60 +1,68 @@
 """`python -m jzero.generate --model DIR --data DATA --n 4 --out FILE.jsonl [--config.section.field=value ...]`
 
 Samples n responses to every problem of a set, grades them, and writes one JSON line for each. The
-rows are what supervised fine-tuning reads: a prompt and a completion, as text or, with
-task.template=chat, as messages. Responses come from jzero's engine or, with --base-url, from a
-server that speaks the OpenAI API; rollout.num_slots of them are sampled at once.
+rows are in the format of supervised fine-tuning: a prompt and a completion, as text or, with
+task.template=chat, as messages. They keep the columns of the set. With --group there is one line
+for each problem, with lists.
 
-The file grows by chunks of rollout.num_prompts problems. Each chunk has noise of its own, so the
-same command goes on after a kill and ends with the same file.
+Responses come from jzero's engine or, with --base-url, from servers with the OpenAI API. Each
+server gets rollout.num_slots requests at once. It samples with its default temperature and top-p
+unless the command gives rollout.temperature, rollout.top_p, rollout.top_k or rollout.min_p.
+
+The same command continues after a kill. With the engine, the file grows by chunks of
+rollout.num_prompts problems, and each chunk has different noise. With servers, the file grows by
+rows, in the order of completion; at the end they are sorted. If servers refuse a request or never
+answer it, its row has an error. Only --retry-errors repeats such a request.
 
 --no-gold answers problems without gold answers and grades nothing. --split NAME answers a split of
-the set in its own order. --push-to-hub USER/NAME uploads the complete file as a data set.
+the set in the order of its rows. --push-to-hub USER/NAME uploads the complete file as a data set.
 """  # noqa: E501 (the first line is the usage that --help prints)
 
 import contextlib
-import importlib.util
 import json
 import os
 import re
 import sys
-import time
-import urllib.parse
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-import pydantic
+import jax
 
-from jzero import cli, config, evaluate, setup
+from jzero import cli, config, evaluate, http, setup
 from jzero.distributed import processes
 from jzero.errors import UserError
-from jzero.files import JsonObject
+from jzero.files import naming_full_disk, split_commas
+from jzero.generation import rows
+from jzero.generation.progress import Progress
+from jzero.generation.rows import Response, RowFile
+from jzero.generation.servers import SAMPLING, Server, ServerOptions
+from jzero.generation.sharing import Generation, Plan
 from jzero.grading.pool import Pool
 from jzero.model import hub
 from jzero.model.hub import public_name
+from jzero.planning.host_memory import (
+    check_host_memory,
+    graders_part,
+    parts_of_engine,
+    rollouts_part,
+)
 from jzero.run.lock import lock_directory
 from jzero.run.workdir import claim_workdir
-from jzero.tasks import (
-    asyncio_environments,
-    batched_rewards,
-    environment,
-    find_task,
-    math_problems,
-    rewards,
-    suites,
-)
+from jzero.tasks import find_task, math_problems, mixed, rewards
 from jzero.tasks.prompts import MATH_TEMPLATES
-from jzero.types import Problem, Turn, grade_of
+from jzero.types import Problem, Turn
 
-# Takes the problems of a chunk and its number; returns n graded responses to each, in order.
+# Maps the problems of a chunk and its index to n graded responses to each, in order.
 SampleChunk: TypeAlias = Callable[[list[Problem], int], list[Turn]]
 
-RETRIES = 8  # of a request; the pauses grow from half a second to 8 seconds
-HUB_FILE = "train.jsonl"  # of a data set on the hub: `datasets` loads it as the split train
+MAX_TIMEOUT = 86_400.0  # seconds
+RETRIES = 8  # of a request; after the pauses of `jzero.http`
+MAX_REFUSED = 32  # refused requests before the first answer that end the command
+# File name in a data set on the hub: `datasets` loads it as the split train.
+HUB_FILE = "train.jsonl"
 
 
 @dataclass(frozen=True)
@@ -65,25 +73,41 @@ class Options:
     out: Path
     n: int = 1
     limit: int = 0  # problems; 0 = all of a set
-    greedy: bool = False  # the likeliest token each time, in place of samples
-    base_url: str | None = None
+    greedy: bool = False  # the most probable token each time, instead of sampling
+    group: bool = False  # one row for each problem, with lists
+    base_url: str | None = None  # of one server, or of several, separated by commas
+    model_name: str = ""  # the name that the servers use; "": `model`
     timeout: float = 600.0  # seconds
     retries: int = RETRIES
+    max_refused: int = MAX_REFUSED
+    retry_errors: bool = False  # whether rows with an error are generated again
+    given: frozenset[str] = frozenset()  # names of the settings that the user has set
     gold: bool = True  # False: the problems have no answers, and nothing is graded
-    split: str | None = None  # None: all that can be trained on, shuffled by the seed
+    split: str | None = None  # None: all training problems, shuffled by the seed
     push_to_hub: str | None = None  # "user/name" of a data set on the hub
     private: bool = False
     force: bool = False
 
+    @property
+    def urls(self) -> list[str]:
+        """The addresses of the servers; empty for jzero's engine."""
+        return split_commas(self.base_url or "")
+
+    @property
+    def shown_name(self) -> str:
+        """The name of the model in rows."""
+        # Rows may be published: a local directory is reduced to its public name.
+        return self.model_name or public_name(self.model)
+
 
 def run(options: Options, settings: config.Config) -> None:
-    """Generates what is missing in the file `options.out`."""
+    """Generates the rows that are missing in the file `options.out`."""
     check(options, settings)
     problems = read_problems(options, settings)
+    # The pool grades in worker processes while the engine or the servers generate.
     with Pool(settings.task.grade_workers) as pool:
-        if options.base_url:
-            with contextlib.closing(RemoteSampler(options, settings, pool)) as remote:
-                write_chunks(options, settings, problems, remote.sample_chunk)
+        if options.urls:
+            generate_on_servers(options, settings, problems, pool)
         else:
             generate_here(options, settings, problems, pool)
     if options.push_to_hub and processes.is_first_process():
@@ -92,19 +116,35 @@ def run(options: Options, settings: config.Config) -> None:
 
 
 def describe(options: Options, settings: config.Config) -> str:
-    """Returns the card of the data set. It names no directory of whoever made the set."""
+    """Returns the card of the data set, which reveals no local directory."""
     sources = settings.task.data or settings.task.name
-    data = ", ".join(public_name(source) for source in suites.split_commas(sources))
+    data = ", ".join(public_name(source) for source in split_commas(sources))
     adapter = settings.model.adapter.path
-    model = public_name(options.model)
+    model = options.shown_name
     if adapter:
         model += f" with the adapter {public_name(adapter)}"
     graded = "graded by jzero" if options.gold else "not graded"
+    sampling = {
+        "temperature": sampling_temperature(options, settings),
+        "top-p": settings.rollout.top_p,
+    }
+    # Servers may use defaults that jzero does not know, so the card lists only the given settings.
+    if options.urls:
+        sampling = {
+            name.replace("_", "-"): getattr(settings.rollout, name)
+            for name, setting in SAMPLING.items()
+            if setting in options.given
+        }
+        if options.greedy:
+            sampling["temperature"] = 0.0
+    values = ", ".join(f"{name} {value}" for name, value in sampling.items())
+    completion = rows.COMPLETIONS if options.group else "completion"
+    purpose = "" if options.group else " They are those of supervised fine-tuning."
     return (
         f"{options.n} responses of {model} to every problem of {data}, "
-        f"{graded}.\n\nSampled with jzero at temperature {settings.rollout.temperature}, top-p "
-        f"{settings.rollout.top_p}, with at most {settings.rollout.max_new_tokens} new tokens. The "
-        "columns `prompt` and `completion` are those of supervised fine-tuning.\n"
+        f"{graded}.\n\nSampled with jzero at {values or 'the defaults of the server'}, with at "
+        f"most {settings.rollout.max_new_tokens} new tokens. The columns `prompt` and "
+        f"`{completion}` hold what was asked and answered.{purpose}\n"
     )
 
 
@@ -113,7 +153,7 @@ def generate_here(
 ) -> None:
     """Generates with jzero's engine, on the devices of this process."""
     sampler, params = evaluate.load(settings, pool)
-    encoded = sampler.encode_problems(problems)  # without the problems whose prompt is too long
+    encoded = sampler.encode_problems(problems)  # drops problems with a prompt that is too long
     if not encoded:
         longest = settings.rollout.max_prompt_tokens
         raise UserError(
@@ -126,17 +166,51 @@ def generate_here(
             params,
             encoded[first : first + len(chunk)],
             options.n,
-            temperature_of(options, settings),
+            sampling_temperature(options, settings),
             (settings.train.seed, number),
             version=0,
         )
-        return [rollout.turns[-1] for rollout in sampler.gather_rollouts(rollouts)]
+        return [rollout.turns[-1] for rollout in sampler.gather_rollouts(rollouts, options.n)]
 
     write_chunks(options, settings, [item.problem for item in encoded], sample_chunk)
 
 
-def temperature_of(options: Options, settings: config.Config) -> float:
-    """Returns the sampling temperature: 0 for the likeliest token."""
+def generate_on_servers(
+    options: Options, settings: config.Config, problems: list[Problem], pool: Pool
+) -> None:
+    """Generates with the servers of --base-url."""
+    directory = claim_directory(options.out)
+    server_options = ServerOptions(
+        options.model_name or options.model,
+        options.timeout,
+        options.retries,
+        options.greedy,
+        options.given,
+    )
+    servers = [Server(url, server_options, settings) for url in options.urls]
+    plan = Plan(problems, options.n, options.shown_name, options.max_refused, options.retry_errors)
+    ids = [problem.id for problem in problems]
+    # Two commands must not write to the same file.
+    with lock_directory(directory, f"--out {options.out}"):
+        claim_output(options, settings, problems)
+        scratch = directory / "sorted.jsonl"
+        with RowFile(options.out, ids, options.n, options.group, scratch) as file:
+            generation = Generation(plan, settings, pool, servers, file)
+            generation.run()
+            file.sort()
+            print(f"{options.out}: {len(file.places):,} rows{errors_note(file)}", flush=True)
+
+
+def errors_note(file: RowFile) -> str:
+    """Returns a note on failed responses, and on how to repeat them; "" if there are none."""
+    if not file.num_errors:
+        return ""
+    count = "1 response is" if file.num_errors == 1 else f"{file.num_errors:,} responses are"
+    return f"; {count} an error (--retry-errors asks for them again)"
+
+
+def sampling_temperature(options: Options, settings: config.Config) -> float:
+    """Returns the sampling temperature; 0 for the most probable token."""
     return 0.0 if options.greedy else settings.rollout.temperature
 
 
@@ -152,11 +226,30 @@ def check(options: Options, settings: config.Config) -> None:
             "give the name that the server of --base-url has for the adapter as --model"
         )
     if options.base_url:
-        # The name is the server's: a model of this name here says nothing about its lengths.
+        # The name belongs to the server: a local model of the same name has no bearing on its
+        # lengths.
         checked = replace(settings, model=replace(settings.model, path=""))
     setup.check_task(checked)
+    # The rows of task.name=mixed may have different rewards. Servers' responses are all graded with
+    # the task's rewards.
+    for name, row_settings in mixed.all_settings(settings.task).items():
+        if options.base_url and row_settings.reward != settings.task.reward:
+            raise UserError(
+                f"task.options={name}.reward...: responses of --base-url have the same rewards in "
+                "all rows, leave it out"
+            )
     if options.n < 1:
         raise UserError(f"--n={options.n} must be at least 1")
+    # Estimate the memory of the host: graders, responses that are held together, and the engine.
+    parts = [graders_part(settings)]
+    if not options.urls or rewards.compare_responses(settings.task.reward):
+        counts = {"rollout.num_prompts": settings.rollout.num_prompts, "--n": options.n}
+        longest = settings.rollout.longest_episode
+        label = f"the responses of a chunk with --n={options.n}"
+        parts.append(rollouts_part(settings, counts, longest, label))
+    if not options.urls:
+        parts += parts_of_engine(settings)
+    check_host_memory(settings, parts)
     if options.greedy and options.n > 1:
         raise UserError(
             f"--n={options.n}: all greedy responses to a problem are the same, give --n 1 or no "
@@ -169,36 +262,42 @@ def check(options: Options, settings: config.Config) -> None:
         )
     if not options.gold and settings.task.reward.functions != ("accuracy",):
         raise UserError("--no-gold grades nothing: leave task.reward.functions as it is")
-    if options.retries < 0:
-        raise UserError(f"--retries={options.retries} must be at least 0")
+    check_server_options(options)
     if options.push_to_hub and not re.fullmatch(r"[\w.-]+/[\w.-]+", options.push_to_hub):
         raise UserError(f"--push-to-hub {options.push_to_hub}: give USER/NAME of a data set")
     if (options.private or options.force) and not options.push_to_hub:
         raise UserError("--private and --force are about the push: give --push-to-hub, too")
-    if options.base_url:
-        check_base_url(options.base_url)
-        if not importlib.util.find_spec("openai"):
-            raise UserError("--base-url needs the package openai: pip install openai")
+    # A file without a claim directory was not written by this command and must not be changed.
     if options.out.exists() and not claim_directory(options.out).exists():
         raise UserError(f"--out {options.out} exists, and not from this command: give another")
 
 
-def check_base_url(base_url: str) -> None:
-    """Raises UserError unless the address is http://HOST[:PORT]/... or https://..."""
-    try:
-        address = urllib.parse.urlsplit(base_url)
-        is_valid = address.scheme in ("http", "https") and bool(address.hostname)
-        _ = address.port  # raises ValueError if it is no number
-    except ValueError:
-        is_valid = False
-    if not is_valid:
-        raise UserError(f"--base-url {base_url}: give an address like http://HOST:PORT/v1")
+def check_server_options(options: Options) -> None:
+    """Raises UserError for options about servers that cannot work."""
+    if options.retries < 0:
+        raise UserError(f"--retries={options.retries} must be at least 0")
+    if options.max_refused < 0:
+        raise UserError(f"--max-refused={options.max_refused} must be at least 0")
+    if not 0 < options.timeout <= MAX_TIMEOUT:
+        raise UserError(f"--timeout={options.timeout:g} must be from 0 to {MAX_TIMEOUT:g} seconds")
+    for url in options.urls:
+        http.check_url("--base-url", url)
+    if len(set(options.urls)) < len(options.urls):
+        raise UserError(
+            f"--base-url {options.base_url} names a server twice: raise rollout.num_slots to send "
+            "it more requests at once"
+        )
+    if (options.model_name or options.retry_errors) and not options.urls:
+        raise UserError("--model-name and --retry-errors are about servers: give --base-url, too")
+    if options.urls and jax.process_count() > 1:
+        raise UserError("--base-url: one process asks the servers, start only one")
 
 
 def read_problems(options: Options, settings: config.Config) -> list[Problem]:
-    """Returns the problems to answer: the first `options.limit` of the task, or the whole set."""
+    """Returns the problems to answer: the first `options.limit` of the task, or all of a set."""
     task = find_task(settings.task.name)
     is_a_set = task.templates is MATH_TEMPLATES
+    # A split is answered in the order of its rows, without the shuffle of training problems.
     if options.split is not None or not options.gold:
         if not is_a_set:
             raise UserError(
@@ -215,15 +314,21 @@ def read_problems(options: Options, settings: config.Config) -> list[Problem]:
     if options.limit:
         count = options.limit
     elif is_a_set:
-        count = sum(
-            len(problem_set) for problem_set in math_problems.load_sets(settings.task).train
-        )
+        # Without --limit, every training problem is answered once.
+        sets = math_problems.load_sets(settings.task, keep_columns=True)
+        count = sum(len(problem_set) for problem_set in sets.train)
+    elif settings.task.name == mixed.NAME:
+        count = mixed.num_train_problems(settings.task)
     else:
         raise UserError(
             f"task.name={settings.task.name} makes problems without end: "
             "give their number with --limit"
         )
-    problems = task.train_problems(settings.task, settings.train.seed, 0, count)
+    seed = settings.train.seed
+    if task.train_problems is math_problems.train_problems:
+        problems = math_problems.train_problems(settings.task, seed, 0, count, keep_columns=True)
+    else:
+        problems = task.train_problems(settings.task, seed, 0, count)
     if not problems:
         raise UserError(f"--data {settings.task.data} has no problems")
     return problems
@@ -233,20 +338,30 @@ def read_problems(options: Options, settings: config.Config) -> list[Problem]:
 
 
 def claim_directory(out: Path) -> Path:
-    """Returns the hidden directory beside `out` that holds the settings `out` was made with."""
+    """Returns the hidden directory next to `out` that stores the settings of its rows."""
     return out.with_name(f".{out.name}")
 
 
 def claim_output(options: Options, settings: config.Config, problems: list[Problem]) -> None:
-    """Ties the file to the command and its problems; raises UserError if it is tied to others."""
+    """Ties the file to the command and its problems. Raises UserError if it belongs to others."""
+    if options.urls:  # the number of concurrent requests changes no row
+        settings = replace(settings, rollout=replace(settings.rollout, num_slots=1))
+    # Everything that changes rows is part of the claim; only then may a later command continue the
+    # file.
     command = {
         "config": vars(settings),
         "n": options.n,
-        "server": bool(options.base_url),
+        "server": bool(options.urls),
         "problems": zlib.crc32(repr(problems).encode()),
     }
     if options.greedy:
         command["greedy"] = True
+    if options.group:
+        command["group"] = True
+    if options.model_name:
+        command["model_name"] = options.model_name
+    if options.urls:
+        command["sampling"] = sorted(options.given & set(SAMPLING.values()))
     claim_workdir(claim_directory(options.out), json.dumps(command, default=vars))
 
 
@@ -258,208 +373,69 @@ def write_chunks(
 ) -> None:
     """Appends the rows of all chunks that the file does not hold completely.
 
-    Raises UserError if another command, or other problems, made the rows that are there.
+    Raises UserError if the existing rows belong to another command or to other problems.
     """
     chunk_size = settings.rollout.num_prompts
+    per_problem = 1 if options.group else options.n
     with contextlib.ExitStack() as cleanup:
         if processes.is_first_process():
             lock = lock_directory(claim_directory(options.out), f"--out {options.out}")
             cleanup.enter_context(lock)
         claim_output(options, settings, problems)
-        rows_done, bytes_done = count_complete_rows(options, len(problems), chunk_size)
+        rows_done, bytes_done = count_complete_rows(
+            options.out, len(problems) * per_problem, chunk_size * per_problem
+        )
+        # Every process computes the position; only the first one appends rows.
         file = cleanup.enter_context(options.out.open("ab"))
+        # A kill may have cut a chunk: its complete rows are dropped and the chunk is sampled again.
         file.truncate(bytes_done)
-        for start in range(rows_done // options.n, len(problems), chunk_size):
-            begin = time.perf_counter()
+        first = rows_done // per_problem
+        progress = Progress("problems", len(problems), first, seconds=0.0)
+        for start in range(first, len(problems), chunk_size):
             chunk = problems[start : start + chunk_size]
             turns = sample_chunk(chunk, start // chunk_size)
             if processes.is_first_process():
-                rows = []
-                for i, turn in enumerate(turns):
-                    rows.append(make_row(chunk[i // options.n], i % options.n, turn))
-                file.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
-                file.flush()
-                os.fsync(file.fileno())
-            tokens = sum(turn.end - turn.start for turn in turns)
-            rate = tokens / (time.perf_counter() - begin)
-            processes.print_once(
-                f"{start + len(chunk)} of {len(problems)} problems, {rate:.0f} tokens/s"
-            )
+                lines = [
+                    json.dumps(row).encode() + b"\n" for row in chunk_rows(options, chunk, turns)
+                ]
+                with naming_full_disk(options.out, sum(map(len, lines))):
+                    file.write(b"".join(lines))
+                    file.flush()
+                    # Flush to the disk, so that a finished chunk survives a crash of the machine.
+                    os.fsync(file.fileno())
+            progress.add(len(chunk), sum(turn.end - turn.start for turn in turns))
 
 
-def count_complete_rows(options: Options, num_problems: int, chunk_size: int) -> tuple[int, int]:
-    """Returns how many rows of the file stay, and their bytes.
+def chunk_rows(options: Options, chunk: list[Problem], turns: list[Turn]) -> list[rows.JsonObject]:
+    """Returns the rows of n turns for each problem of a chunk, in order."""
+    flat_rows = []
+    for i, turn in enumerate(turns):
+        problem, sample_index = chunk[i // options.n], i % options.n
+        row = rows.make_row(problem, sample_index, Response(turn), options.shown_name)
+        flat_rows.append(row)
+    if not options.group:
+        return flat_rows
+    starts = range(0, len(flat_rows), options.n)
+    return [rows.group(flat_rows[start : start + options.n]) for start in starts]
 
-    Only whole chunks stay, because all responses of a chunk share its noise. The last chunk may be
-    smaller than the others.
+
+def count_complete_rows(out: Path, num_rows: int, chunk_rows: int) -> tuple[int, int]:
+    """Returns how many rows of the file are kept, and their size in bytes.
+
+    Args:
+        out: the file, which may not exist yet.
+        num_rows: rows of the complete file.
+        chunk_rows: rows of a chunk.
     """
-    if not options.out.exists():
+    if not out.exists():
         return 0, 0
-    lines = options.out.read_bytes().split(b"\n")[:-1]  # without a line that a kill cut short
-    rows = len(lines)
-    if rows < num_problems * options.n:
-        rows -= rows % (chunk_size * options.n)
-    return rows, sum(len(line) + 1 for line in lines[:rows])
-
-
-def make_row(problem: Problem, sample_index: int, turn: Turn) -> JsonObject:
-    """Returns the row of a response: its prompt and completion are of the same kind."""
-    grade = grade_of(turn)
-    is_graded = grade.reason != math_problems.NOT_GRADED
-    completion = turn.text
-    if not isinstance(problem.prompt, str):
-        completion = [{"role": "assistant", "content": turn.text}]
-    return {
-        "id": problem.id,
-        "sample": sample_index,
-        "prompt": problem.prompt,
-        "completion": completion,
-        "gold": json.dumps(problem.gold),  # text: a column of a data set has one type
-        "tokens": turn.end - turn.start,
-        "finish": turn.finish_reason,
-        "score": grade.known_score if is_graded else None,
-        "correct": grade.correct if is_graded else None,
-        "reason": grade.reason,
-    }
-
-
-# -- A server --------------------------------------------------------------------------------------
-
-
-class Message(pydantic.BaseModel):
-    content: str | None = None
-
-
-class Choice(pydantic.BaseModel):
-    """One response: `text` of a completion, `message` of a chat completion."""
-
-    text: str | None = None
-    message: Message | None = None
-    finish_reason: str | None = None
-    stop_reason: pydantic.JsonValue = None  # vLLM: the stop string that it removed from the text
-
-
-class Usage(pydantic.BaseModel):
-    completion_tokens: int = 0
-
-
-class Answer(pydantic.BaseModel):
-    """What is read of a server's answer to a request."""
-
-    choices: list[Choice] = pydantic.Field(min_length=1)
-    usage: Usage | None = None
-
-
-class RemoteSampler:
-    """Samples from an OpenAI-compatible server.
-
-    The client repeats a request `options.retries` times, after growing pauses, on status 408, 409,
-    429 and 5xx, on a timeout, and on a lost connection.
-    """
-
-    def __init__(self, options: Options, settings: config.Config, pool: Pool) -> None:
-        import openai  # an extra
-
-        self.options = options
-        self.settings = settings
-        self.pool = pool
-        self.client_error = openai.OpenAIError
-        self.client = openai.OpenAI(
-            base_url=options.base_url,
-            api_key=os.environ.get("OPENAI_API_KEY", "none"),
-            timeout=options.timeout,
-            max_retries=options.retries,
-        )
-
-    def close(self) -> None:
-        """Closes the connections to the server."""
-        self.client.close()
-
-    def sample_chunk(self, chunk: list[Problem], number: int) -> list[Turn]:
-        """Returns n graded responses to each problem of the chunk, in order.
-
-        Raises UserError if the server cannot be reached, refuses, or answers with something else.
-        """
-        requests = []
-        for problem in chunk:
-            requests += [(problem, sample_index) for sample_index in range(self.options.n)]
-        with ThreadPoolExecutor(self.settings.rollout.num_slots) as threads:
-            turns = list(threads.map(self.respond, *zip(*requests, strict=True)))
-
-        grades_by_key = dict(self.pool.drain())
-        task = self.settings.task
-        grades = [grades_by_key[problem.id, sample_index] for problem, sample_index in requests]
-        if rewards.batched(task.reward):
-            episodes = [
-                (problem, [(turn.text, grade)])
-                for (problem, _), turn, grade in zip(requests, turns, grades, strict=True)
-            ]
-            results = batched_rewards.call_all(self.pool, task, episodes)
-            grades = batched_rewards.add(grades, results)
-        grades = rewards.add_batch_rewards(
-            grades,
-            [len(turn.text) for turn in turns],
-            [turn.end for turn in turns],
-            task.reward,
-        )
-        graded = zip(turns, grades, strict=True)
-        return [Turn(turn.start, turn.end, turn.text, turn.finish_reason, g) for turn, g in graded]
-
-    def respond(self, problem: Problem, sample_index: int) -> Turn:
-        """Asks for one response and submits it for grading. Runs in a thread."""
-        answer = self.ask(problem, sample_index)
-        choice = answer.choices[0]
-        message = choice.message or Message()
-        text = choice.text or message.content or ""
-        # Every other stop string stays in the text; vLLM reports the one that it removed.
-        if isinstance(choice.stop_reason, str) and self.settings.rollout.keep_stop:
-            text += choice.stop_reason
-        key = (problem.id, sample_index)
-        task = self.settings.task
-        episode = rewards.episode_values(problem, text, (), task.reward)
-        episode |= environment.episode_values(problem, sample_index, ())
-        stepping = asyncio_environments.stepping(
-            self.pool, problem, sample_index, text, (), task, is_last=True
-        )
-        self.pool.submit(
-            key, problem.task, text, problem.gold, task, episode=episode, stepping=stepping
-        )
-        num_tokens = answer.usage.completion_tokens if answer.usage else 0
-        return Turn(0, num_tokens, text, choice.finish_reason or "stop")
-
-    def ask(self, problem: Problem, sample_index: int) -> Answer:
-        """Sends one request, and checks that the answer has the form that the API promises."""
-        rollout = self.settings.rollout
-        noise = f"{self.settings.train.seed}/{problem.id}/{sample_index}"
-        arguments: JsonObject = {
-            "model": self.options.model,
-            "max_tokens": rollout.max_new_tokens,
-            "stop": list(rollout.stop) or None,
-            "temperature": temperature_of(self.options, self.settings),
-            "top_p": rollout.top_p,
-            "seed": zlib.crc32(noise.encode()) >> 1,  # servers want a signed 32-bit integer
-        }
-        # Only these two steps can fail because of the server. Whatever else raises is our mistake.
-        try:
-            if isinstance(problem.prompt, str):
-                arguments["prompt"] = problem.prompt
-                response = self.client.completions.with_raw_response.create(**arguments)
-            else:
-                arguments["messages"] = problem.prompt
-                response = self.client.chat.completions.with_raw_response.create(**arguments)
-            return Answer.model_validate_json(response.text)
-        except self.client_error as error:
-            raise self.server_error(str(error)) from error
-        except pydantic.ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the answer"
-            raise self.server_error(f"{where}: {first['msg']}") from error
-
-    def server_error(self, reason: str) -> UserError:
-        return UserError(
-            f"--base-url {self.options.base_url}: {reason} (a request is repeated "
-            f"--retries={self.options.retries} times); the same command goes on from here"
-        )
+    lines = out.read_bytes().split(b"\n")[:-1]  # drops a last line that a kill cut short
+    count = len(lines)
+    # Only complete chunks are kept, because all responses of a chunk share its noise. The last
+    # chunk may be smaller than the others.
+    if count < num_rows:
+        count -= count % chunk_rows
+    return count, sum(len(line) + 1 for line in lines[:count])
 
 
 # -- The command -----------------------------------------------------------------------------------
@@ -469,25 +445,37 @@ def main() -> None:
     parser = cli.make_parser("jzero.generate", __doc__)
     parser.add_argument(
         "--model",
-        required=True,
-        help="directory or hub id of a model; with --base-url the name that the server knows",
+        default="",
+        help="directory or hub id of a model; with --base-url the name that the servers know",
     )
     parser.add_argument(
-        "--adapter", default="", help="directory or hub id of an adapter of the model, as PEFT's"
+        "--model-name",
+        default="",
+        help="the name that the servers of --base-url know, if it is not --model",
+    )
+    parser.add_argument(
+        "--adapter",
+        default="",
+        help="directory or hub id of an adapter of the model, in PEFT's format",
     )
     parser.add_argument("--data", default="", help="problems, as in task.data")
     parser.add_argument("--n", type=int, default=1, help="responses to each problem")
     parser.add_argument(
         "--greedy",
         action="store_true",
-        help="take the likeliest token each time, whatever rollout.temperature says",
+        help="take the most probable token each time, regardless of rollout.temperature",
     )
     parser.add_argument("--limit", type=int, default=0, help="number of problems; default all")
     parser.add_argument(
-        "--out", required=True, type=Path, help="file of JSON lines to write or to go on with"
+        "--out", required=True, type=Path, help="file of JSON lines to write or to continue"
     )
     parser.add_argument(
-        "--base-url", help="server: http://HOST:PORT/v1; its key is read from OPENAI_API_KEY"
+        "--group", action="store_true", help="write one row for each problem, with lists"
+    )
+    parser.add_argument(
+        "--base-url",
+        help="server: http://HOST:PORT/v1, or several servers of the same model with commas "
+        "between them; the key is read from OPENAI_API_KEY",
     )
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one request")
     parser.add_argument(
@@ -495,6 +483,18 @@ def main() -> None:
         type=int,
         default=RETRIES,
         help=f"times that a failed request is repeated, after growing pauses; default {RETRIES}",
+    )
+    parser.add_argument(
+        "--max-refused",
+        type=int,
+        default=MAX_REFUSED,
+        help="refused requests before the first answer that end the command, 0 for no limit; "
+        f"default {MAX_REFUSED}",
+    )
+    parser.add_argument(
+        "--retry-errors",
+        action="store_true",
+        help="ask again for the responses that have an error in the file",
     )
     parser.add_argument(
         "--no-gold",
@@ -513,9 +513,13 @@ def main() -> None:
     parser.add_argument(
         "--force", action="store_true", help="replace the files that the data set has"
     )
-    args, rest = parser.parse_known_args(cli.start_jax(sys.argv[1:]))
+    args, config_flags = parser.parse_known_args(cli.start_jax(sys.argv[1:]))
+    if not args.model and not (args.base_url and args.model_name):
+        cli.exit_with_error("the following arguments are required: --model")
 
     with cli.user_errors():
+        # With servers the name may not exist here, so there is no model whose lengths could be
+        # read.
         defaults = evaluate.defaults("" if args.base_url else args.model)
     defaults.task.name = "math"
     defaults.task.data = args.data
@@ -527,9 +531,14 @@ def main() -> None:
         n=args.n,
         limit=args.limit,
         greedy=args.greedy,
+        group=args.group,
         base_url=args.base_url,
+        model_name=args.model_name,
         timeout=args.timeout,
         retries=args.retries,
+        max_refused=args.max_refused,
+        retry_errors=args.retry_errors,
+        given=frozenset(cli.given_settings(config_flags)),
         gold=not args.no_gold,
         split=args.split,
         push_to_hub=args.push_to_hub,
@@ -537,8 +546,10 @@ def main() -> None:
         force=args.force,
     )
     with cli.user_errors():
-        settings = cli.parse_settings(defaults, rest)
-        template = math_problems.math_template(settings.task.template)
+        settings = cli.parse_settings(defaults, config_flags)
+        template = None
+        if settings.task.name != mixed.NAME:
+            template = math_problems.math_template(settings.task.template)
         run(options, setup.with_stop_strings(settings, template))
 
 

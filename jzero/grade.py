@@ -1,61 +1,71 @@
-"""Grades a file of answers: one JSON object a line in, one a line out, in the same order.
+"""Grades a JSONL file of answers, and writes one result per row in the same order.
 
     python -m jzero.grade --in cases.jsonl --out scores.jsonl
 
 A row has these fields:
-  id          comes back with the score
+  id          copied to the result
   task        math, gsm8k or countdown
   prediction  the response
-  gold        a string, a number, or a list of which any will do;
-              of countdown {"numbers", "target"}, or the target with that in "meta"
+  gold        a string, a number, or a list of accepted answers;
+              for countdown {"numbers", "target"}, or the target with that object in "meta"
 and may have these:
   template    how the response marks its answer; default: boxed, and gsm8k for gsm8k
   mode        "answer": the prediction is the bare answer
   prompt      the question; an answer that only repeats it scores 0
 
-A row of the output is {"id", "score", "reason", "seconds"}. Counts of reasons and of restarted
-workers follow on stdout.
+A result is {"id", "score", "reason", "seconds"}. At the end the command prints counts of reasons
+and of restarted workers.
+
+    python -m jzero.grade --in cases.jsonl --out scores.jsonl --verifiers fast,math_verify,open_r1
+
+compares several verifiers (docs/data-and-rewards.md lists them). The first one decides the score. A
+result has the scores of all verifiers as "verdicts", with null for a verifier that does not grade
+the row's task. At the end the command prints how often each two verifiers agree, and the first rows
+on which they differ. A published verifier parses the prediction as its original does: a bare answer
+must be in a box.
 """
 
 import argparse
-import importlib.util
 import itertools
 import json
 import os
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from tqdm import tqdm
 
+from jzero.config import RewardConfig, TaskConfig
 from jzero.errors import UserError
-from jzero.files import check_not_input, check_output
+from jzero.files import check_not_input, check_output, split_commas
+from jzero.grading import published
 from jzero.grading.extract import TEMPLATES
 from jzero.grading.pool import Pool
 
-# The template of a row that names none, for every task.
+# The default template of each task.
 DEFAULT_TEMPLATES = {"math": "boxed", "gsm8k": "gsm8k", "countdown": "answer"}
 CHUNK = 4096  # rows in memory
+SHOWN = 10  # maximum number of printed rows on which two verifiers differ
 
-Lines = Iterator[tuple[str, bytes]]  # where a line stands ("cases.jsonl:7"), and the line
+Lines = Iterator[tuple[str, bytes]]  # the location of a line ("cases.jsonl:7"), and the line
 
 
-@dataclass(frozen=True)
-class RowSettings:
-    """The fields of `config.TaskConfig` that the graders of the rows read."""
-
-    template: str
-    verifier: str
-    answer_mark: str = ""  # the mark of every row is its template
-    grade_seconds: float = 5.0
-    format_score: float = 0.0
-    malformed_score: float = 0.0
+def row_settings(template: str, verifier: str, grade_seconds: float = 5.0) -> TaskConfig:
+    """Returns the settings of a row. Its score is that of its task's grader, without rewards."""
+    return TaskConfig(
+        template=template,
+        verifier=verifier,
+        grade_seconds=grade_seconds,
+        format_score=0.0,
+        malformed_score=0.0,
+        reward=RewardConfig(functions=()),
+    )
 
 
 class Row(NamedTuple):
-    """A row of the input, as the pool wants it."""
+    """A row of the input, in the form that the pool requires."""
 
     id: object
     task: str
@@ -65,10 +75,10 @@ class Row(NamedTuple):
 
 
 def parse_row(line: bytes) -> Row:
-    """Reads a row.
+    """Parses a row.
 
     Raises:
-        ValueError, KeyError, TypeError: The line is no such row.
+        ValueError, KeyError, TypeError: the line is not a valid row.
     """
     row = json.loads(line)
     task, gold, prediction = row["task"], row["gold"], row["prediction"]
@@ -76,12 +86,13 @@ def parse_row(line: bytes) -> Row:
     if task == "countdown":
         gold = gold if isinstance(gold, dict) else row["meta"]
     else:
-        # gsm8k is graded as math: its template alone says where the answer stands.
+        # gsm8k is graded as math: only the template, which marks the answer, differs.
         task = "math"
         gold = {"answer": gold, "question": row.get("prompt") or ""}
         template = row.get("template") or template
         if row.get("mode") == "answer":
             template = "answer"
+    # Graders assume text and a known template, so reject anything else here, with the line.
     if not isinstance(prediction, str):
         raise UserError("prediction must be a string")
     if template not in TEMPLATES:
@@ -89,11 +100,11 @@ def parse_row(line: bytes) -> Row:
     return Row(row["id"], task, prediction, gold, template)
 
 
-def submit(pool: Pool, where: str, line: bytes, verifier: str) -> object:
-    """Submits a row under the key `where`, and returns its id.
+def submit(pool: Pool, where: str, line: bytes, verifiers: Sequence[str]) -> object:
+    """Submits a row under the key (where, verifier) for each verifier, and returns the row's id.
 
     Raises:
-        UserError: The line is no row; the message begins with `where`.
+        UserError: the line is not a valid row; the message begins with `where`.
     """
     try:
         row = parse_row(line)
@@ -101,24 +112,67 @@ def submit(pool: Pool, where: str, line: bytes, verifier: str) -> object:
         raise UserError(f"{where}: {error} is missing, or no task") from None
     except (ValueError, TypeError) as error:
         raise UserError(f"{where}: {error}") from None
-    settings = RowSettings(row.template, verifier)
-    pool.submit(where, row.task, row.prediction, row.gold, settings)
+    # A verifier may not grade the row's task; then the row has no verdict of this verifier.
+    for verifier in verifiers:
+        if published.grades(verifier, row.task):
+            settings = row_settings(row.template, verifier)
+            pool.submit((where, verifier), row.task, row.prediction, row.gold, settings)
     return row.id
 
 
-def grade_lines(pool: Pool, lines: Lines, verifier: str) -> Iterator[str]:
+class Agreement:
+    """Counts how often the verifiers agree, and keeps the first rows on which they differ."""
+
+    def __init__(self, verifiers: Sequence[str]) -> None:
+        self._pairs = list(itertools.combinations(verifiers, 2))
+        self._equal: Counter[tuple[str, str]] = Counter()
+        self._graded: Counter[tuple[str, str]] = Counter()
+        self._differing: list[str] = []
+
+    def add(self, where: str, verdicts: Mapping[str, float | None]) -> None:
+        """Counts the verdicts of one row."""
+        for pair in self._pairs:
+            first, second = verdicts[pair[0]], verdicts[pair[1]]
+            # Count only rows that both verifiers grade.
+            if first is None or second is None:
+                continue
+            self._graded[pair] += 1
+            self._equal[pair] += first == second
+        scores = {score for score in verdicts.values() if score is not None}
+        if len(scores) > 1 and len(self._differing) < SHOWN:
+            self._differing.append(f"{where} {json.dumps(verdicts)}")
+
+    def table(self) -> str:
+        """Returns a line for each pair of verifiers, and then the differing rows."""
+        lines = []
+        for pair in self._pairs:
+            graded, equal = self._graded[pair], self._equal[pair]
+            share = f"{100 * equal / graded:.1f} %" if graded else "no rows"
+            lines.append(f"{pair[0]} and {pair[1]} agree on {equal} of {graded} rows ({share})")
+        return "\n".join(lines + self._differing)
+
+
+def grade_lines(
+    pool: Pool, lines: Lines, verifiers: Sequence[str], agreement: Agreement | None = None
+) -> Iterator[str]:
     """Yields a line of output for every line of input, in order. Holds CHUNK rows at a time."""
     while chunk := list(itertools.islice(lines, CHUNK)):
-        ids = {where: submit(pool, where, line, verifier) for where, line in chunk}
+        ids = {where: submit(pool, where, line, verifiers) for where, line in chunk}
         grades = dict(pool.drain())
         for where, row_id in ids.items():
-            grade = grades[where]
-            result = {
-                "id": row_id,
-                "score": grade.score,
-                "reason": grade.reason,
-                "seconds": round(grade.seconds, 6),
-            }
+            row_grades = {verifier: grades.get((where, verifier)) for verifier in verifiers}
+            # The first verifier decides the score.
+            grade = row_grades[verifiers[0]]
+            result: dict[str, object] = {"id": row_id, "score": None, "reason": "another task"}
+            if grade is not None:
+                result["score"], result["reason"] = grade.score, grade.reason
+            seconds = sum(grade.seconds for grade in row_grades.values() if grade is not None)
+            result["seconds"] = round(seconds, 6)
+            if len(verifiers) > 1:
+                verdicts = {name: grade and grade.score for name, grade in row_grades.items()}
+                result["verdicts"] = verdicts
+                if agreement is not None:
+                    agreement.add(where, verdicts)
             yield json.dumps(result) + "\n"
 
 
@@ -144,20 +198,21 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--force", action="store_true", help="replace --out if it exists")
     parser.add_argument(
+        "--verifiers",
         "--verifier",
-        choices=("fast", "math_verify"),
         default="fast",
-        help="math_verify also notes where the package math-verify disagrees",
+        help="who grades: one or several of "
+        f"{', '.join((published.OWN_VERIFIER, *published.VERIFIERS))}, with commas between",
     )
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="grader processes")
     args = parser.parse_args()
-    if args.verifier == "math_verify" and importlib.util.find_spec("math_verify") is None:
-        parser.error("--verifier math_verify needs the package: pip install math-verify")
+    args.verifiers = split_commas(args.verifiers)
     if args.workers < 1:
         parser.error(f"--workers {args.workers} must be at least 1")
     if not args.source.is_file():
         parser.error(f"--in {args.source} is no file")
     try:
+        check_verifiers(args.verifiers)
         check_not_input(args.out, args.source, "--in")
         check_output(args.out, args.force)
     except UserError as error:
@@ -165,14 +220,28 @@ def arguments() -> argparse.Namespace:
     return args
 
 
+def check_verifiers(verifiers: Sequence[str]) -> None:
+    """Raises UserError unless each name is a verifier, given once, with working packages."""
+    verifier_names = (published.OWN_VERIFIER, *published.VERIFIERS)
+    for name, count in Counter(verifiers).items():
+        if name not in verifier_names:
+            raise UserError(f"--verifiers {name} is not one of {', '.join(verifier_names)}")
+        if count > 1:
+            raise UserError(f"--verifiers names {name} {count} times: name it once")
+        published.load(name)
+    if not verifiers:
+        raise UserError(f"--verifiers names none: give one of {', '.join(verifier_names)}")
+
+
 def main() -> None:
     args = arguments()
-    # Grades of an earlier run stay until all of the new ones are there.
+    agreement = Agreement(args.verifiers)
+    # The grades of an earlier run are replaced only when all grades of this run are complete.
     partial = Path(f"{args.out}.partial")
     try:
         with args.source.open("rb") as rows, partial.open("w") as file, Pool(args.workers) as pool:
             lines = numbered_lines(rows)
-            file.writelines(grade_lines(pool, lines, args.verifier))
+            file.writelines(grade_lines(pool, lines, args.verifiers, agreement))
         os.replace(partial, args.out)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -180,6 +249,8 @@ def main() -> None:
     finally:
         partial.unlink(missing_ok=True)
     print(json.dumps(pool.counters))
+    if len(args.verifiers) > 1:
+        print(agreement.table())
 
 
 if __name__ == "__main__":

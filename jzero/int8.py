@@ -1,4 +1,4 @@
-"""Rounding to 8 bits inside of jitted programs: symmetric integers with one scale for each part."""
+"""Rounding to int8 inside jitted programs: symmetric integers, one scale per group of values."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
@@ -9,9 +9,10 @@ LARGEST = 127  # -128 is not used: the range is symmetric
 def round_to_int8(
     x: Float[Array, "..."], axes: tuple[int, ...]
 ) -> tuple[Shaped[Array, "..."], Float[Array, "..."]]:
-    """Returns integers i8 in the shape of x, and f32 scales, whose product is x but for rounding.
+    """Returns int8 integers in the shape of x, and fp32 scales; their product is x up to rounding.
 
-    axes: what shares a scale, max|x| / 127 in fp32. The scales have 1 there. That of zeros is 0.
+    axes: the axes that share a scale, max|x| / 127 in fp32. The scales have length 1 on these axes.
+    The scale of zeros is 0.
     """
     x = x.astype(jnp.float32)
     scales = jnp.max(jnp.abs(x), axis=axes, keepdims=True) / LARGEST

@@ -1,17 +1,21 @@
-"""Plans a run: which of its parts fit on which devices, and how fast a step could be.
+"""Plans a run: checks whether it fits on a topology, and estimates the time of a step.
 
     python -m jzero.plan --config configs/countdown.py:qwen2.5-3b --topology v5e:2x4 \\
         [--config.section.field=value ...]
 
-The command compiles every program of the run for devices that need not be there, with the run's own
-code. It prints the HBM of a device by part, the total of every phase, and a roofline of the step.
-Nothing is downloaded. The exit status is 1 if a phase does not fit; the output then says what to
-change.
+The command compiles every program of the run with the run's own code, for devices that need not be
+attached. It prints the HBM of a device by part, the total of each phase, and a step's roofline.
+Nothing is downloaded. The exit status is 1 if a phase does not fit; the output then suggests
+changes.
 
     python -m jzero.plan --topology v5e:1x1 --largest
 
-prints the largest known model that trains on the devices, for responses of 1,024 and 8,192 tokens.
-That is arithmetic and compiles nothing: the printed settings are for a plan that does.
+prints the largest known model that can be trained on the devices, for responses of 1,024 and 8,192
+tokens. This mode uses arithmetic and compiles nothing; verify its settings with a plan that does.
+
+    python -m jzero.plan --packs runs/countdown-tiny-DATE
+
+compares values of train.pack for the responses that a run has logged, and needs no topology.
 
 Topologies of TPUs, with libtpu:    v5e:2x4 v5e:4x4 ... v5e:16x16, v6e:2x4 ..., v5p:2x2x1 v5p:2x2x2
                                     ..., tpu7x:2x2x1 ...
@@ -31,17 +35,18 @@ from jzero.files import write_atomic
 from jzero.planning.chips import described_devices
 from jzero.planning.largest import as_json, format_largest, largest_models, memory_of
 from jzero.planning.models import hub_id_of, short_names
+from jzero.planning.packs import format_packs
 from jzero.planning.report import format_report, make_report
 
 
 def cache_directory() -> Path:
-    """Returns where measurements of compiled programs are kept."""
+    """Returns the directory of cached measurements of compiled programs."""
     cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache_home) / "jzero" / "plan"
 
 
 def print_largest(topology: str, arguments: list[str], json_file: str | None) -> None:
-    """Prints the largest models for a topology. Without a recipe, that of countdown is planned."""
+    """Prints the largest models for a topology. The default recipe is countdown."""
     has_recipe = any(argument.split("=")[0] == "--config" for argument in arguments)
     if not has_recipe:
         arguments = [f"--config={main.RECIPES / 'countdown.py'}:qwen2.5-3b", *arguments]
@@ -56,7 +61,7 @@ def print_largest(topology: str, arguments: list[str], json_file: str | None) ->
 
 def command() -> None:
     parser = cli.make_parser("jzero.plan", __doc__)
-    parser.add_argument("--topology", required=True, help="devices to compile for, as above")
+    parser.add_argument("--topology", help="devices to compile for, as above")
     parser.add_argument("--model", help=f"instead of the recipe's: {', '.join(short_names())}")
     parser.add_argument(
         "--search",
@@ -71,15 +76,23 @@ def command() -> None:
         action="store_true",
         help="plan the programs that score given tokens, too, as a teacher or a server runs them",
     )
+    parser.add_argument(
+        "--packs", type=Path, metavar="WORKDIR", help="compare values of train.pack for a run"
+    )
     parser.add_argument("--json", metavar="FILE", help="write everything as JSON, too")
-    # Compiling needs no device, and must not take one from a run on this machine.
+    # Compilation needs no device, and must not take one from a run on this machine.
     jax.config.update("jax_platforms", "cpu")
     with cli.user_errors():
-        args, rest = parser.parse_known_args()
-        if args.largest:
-            print_largest(args.topology, rest, args.json)
+        args, remaining = parser.parse_known_args()
+        if args.packs:
+            print(format_packs(args.packs))
             return
-        settings = main.parse(rest).settings
+        if not args.topology:
+            parser.error("give the devices to plan for: --topology v5e:2x4")
+        if args.largest:
+            print_largest(args.topology, remaining, args.json)
+            return
+        settings = main.parse(remaining).settings
         if args.model:
             settings.model.path = hub_id_of(args.model)
         report = make_report(settings, args.topology, cache_directory(), args.search, args.score)

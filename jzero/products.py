@@ -1,15 +1,15 @@
-"""Products of matrices whose sums and results are in fp32, and their derivatives.
+"""Matrix products with fp32 accumulation and fp32 results, and their derivatives.
 
     out = product_in_fp32("ni,io->no", x, weight)
-    out = linear_product("ni,io->no", x, weight)  # the same, with a derivative of its own
+    out = linear_product("ni,io->no", x, weight)  # the same, with a custom derivative
 
-The factors may be in bf16, which accelerators and some CPUs multiply at twice the speed of fp32 or
-more. XLA does so under conditions, which these functions meet:
+The factors may be in bf16, which accelerators and some CPUs multiply at least twice as fast as
+fp32. XLA uses these fast products only under conditions, which the functions here meet:
 
 - Both factors are in bf16. An fp32 gradient times a weight in bf16 is computed in fp32.
 - On a CPU the result is in fp32. For a result in bf16 XLA:CPU converts both factors to fp32 first.
-- On a CPU the sum is over the last axis of the first factor, and the numbers along that axis lie
-  side by side in memory. `product_over_rows` copies the first factor to have it so.
+- On a CPU the sum is over the last axis of the first factor, and that axis is contiguous in memory.
+  `product_over_rows` copies the first factor to achieve this.
 """
 
 from functools import partial
@@ -30,9 +30,9 @@ def linear_product(
 ) -> Float[Array, "*rows outputs"]:
     """Multiplies rows by a matrix as `jnp.einsum`; the sum and the result are in fp32.
 
-    letters: those of the rows and of the matrix, such as "bte,ve->btv".
-    The gradients of both factors are computed from a gradient of the result that is rounded to
-    their type, if that is narrower than fp32.
+    letters: the axes of the rows and of the matrix, such as "bte,ve->btv". If the factors are
+    narrower than fp32, the gradient of the result is rounded to their type before the gradients of
+    both factors are computed.
     """
     if is_narrow(x) and x.dtype == weight.dtype:
         return narrow_product(letters, x, weight)
@@ -40,7 +40,7 @@ def linear_product(
 
 
 def is_narrow(x: jax.Array) -> bool:
-    """Whether the numbers of an array are shorter than fp32: bf16, or fp16."""
+    """Returns whether the values of an array are narrower than fp32: bf16 or fp16."""
     return jnp.finfo(x.dtype).bits < 32
 
 
@@ -48,7 +48,7 @@ def is_narrow(x: jax.Array) -> bool:
 def narrow_product(letters: str, x: jax.Array, weight: jax.Array) -> jax.Array:
     """Computes `linear_product` of factors that are narrower than fp32.
 
-    JAX's own derivative would multiply the fp32 gradient of the result by narrow factors.
+    JAX's derivative would multiply the fp32 gradient of the result by narrow factors.
     """
     return product_in_fp32(letters, x, weight)
 
@@ -56,20 +56,19 @@ def narrow_product(letters: str, x: jax.Array, weight: jax.Array) -> jax.Array:
 def narrow_forward(
     letters: str, x: jax.Array, weight: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Returns the product, and what the backward pass reads."""
     return product_in_fp32(letters, x, weight), (x, weight)
 
 
 def narrow_backward(
     letters: str, kept: tuple[jax.Array, jax.Array], gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the gradients of the rows and of the matrix."""
     x, weight = kept
-    factors, of_out = letters.split("->")
-    of_x, of_weight = factors.split(",")
+    factors, out_letters = letters.split("->")
+    x_letters, weight_letters = factors.split(",")
+    # Both factors have to be narrow, or the products would be computed in fp32.
     gradient = gradient.astype(x.dtype)
-    x_gradient = product_in_fp32(f"{of_out},{of_weight}->{of_x}", gradient, weight)
-    if of_weight[0] in of_x:  # the matrix is [inputs, outputs]
+    x_gradient = product_in_fp32(f"{out_letters},{weight_letters}->{x_letters}", gradient, weight)
+    if weight_letters[0] in x_letters:  # the matrix is [inputs, outputs]
         weight_gradient = product_over_rows(x, gradient)
     else:
         weight_gradient = product_over_rows(gradient, x)
@@ -92,17 +91,16 @@ def product_over_rows(
         columns = transposed_copy(first.reshape(-1, first.shape[-1]))
         return product_in_fp32("in,no->io", columns, second.reshape(-1, second.shape[-1]))
 
+    # Only XLA:CPU needs the copy, and only for narrow types.
     if not is_narrow(first):
         return at_once(first, second)
     return lax.platform_dependent(first, second, cpu=from_a_copy, default=at_once)
 
 
 def transposed_copy(x: Float[Array, "N I"]) -> Float[Array, "I N"]:
-    """Returns the transposed matrix, with its rows side by side in memory.
-
-    Without the barrier XLA would merge the transposition into the product behind it. The axis in
-    front stands for a copy: an array that is only transposed has the order of the memory in its
-    layout, with which XLA:CPU has no product of bf16.
-    """
+    """Returns the transposed matrix with contiguous rows."""
+    # Without the barrier XLA would merge the transposition into the following product. The leading
+    # axis of 1 forces a copy: a merely transposed array keeps the memory order and encodes the
+    # transposition in its layout, for which XLA:CPU has no bf16 product.
     N, inputs = x.shape
     return lax.optimization_barrier(x.T.reshape(1, inputs, N)).reshape(inputs, N)

@@ -1,9 +1,9 @@
 """`python -m jzero.report WORKDIR [WORKDIR ...] [--out FILE]`: runs as one HTML page.
 
 The page shows curves, evaluations, sampled rollouts, settings and versions. A run may have ended,
-may have been killed, or may still go on; the curves of several runs are laid over each other. The
-page is one file that needs no network: report.html beside this module is its HTML, and a script in
-it draws the JSON that `render_page` puts in.
+may have been killed, or may still be running; the curves of several runs are overlaid. The page is
+one file that needs no network: report.html next to this module is its template, and a script in it
+draws the JSON that `render_page` inserts.
 """
 
 import dataclasses
@@ -22,19 +22,19 @@ from jzero.files import JsonObject, parse_json, read_jsonl, write_atomic
 from jzero.run import history
 from jzero.run.metrics import STEP_LINE, find_metric
 
-MAX_POINTS = 500  # of a curve
-MAX_ROLLOUTS = 300  # on the page, all runs together
-MAX_ROLLOUT_BYTES = 2_000_000  # of JSON, all runs together
+MAX_POINTS = 500  # per curve
+MAX_ROLLOUTS = 300  # on the page, for all runs together
+MAX_ROLLOUT_BYTES = 2_000_000  # of JSON, for all runs together
 MAX_TEXT = 20_000  # characters of a prompt, response or gold answer
 
-MARK = "<title>jzero report</title>"  # stands in every page
+MARK = "<title>jzero report</title>"  # identifies pages of this command
 
-# A point of a curve: first step, last step, mean, least and greatest value of the steps between.
+# A point of a curve: first step, last step, mean, minimum and maximum over these steps.
 Point = list[float]
 
 
 def render_page(workdirs: Sequence[Path]) -> str:
-    """Returns the HTML of the page, as ASCII: what HTML could take for markup is escaped."""
+    """Returns the HTML of the page, as ASCII. Characters with a meaning in HTML are escaped."""
     runs = [read_run(workdir, len(workdirs)) for workdir in workdirs]
     data = {
         "runs": runs,
@@ -48,7 +48,7 @@ def render_page(workdirs: Sequence[Path]) -> str:
 
 
 def read_run(workdir: Path, num_runs: int) -> JsonObject:
-    """Returns what the page shows of a workdir, as one of `num_runs`."""
+    """Returns the data of a workdir for the page, as one of `num_runs` runs."""
     if not (workdir / "metrics.jsonl").exists():
         raise UserError(f"{workdir} has no metrics.jsonl: give the --workdir of a run")
     steps = read_jsonl(workdir / "metrics.jsonl")
@@ -67,14 +67,12 @@ def read_run(workdir: Path, num_runs: int) -> JsonObject:
 
 
 def describe_training(path: Path) -> str:
-    """Returns the kind of training that a run's config.json asks for, and its teacher.
-
-    It is empty for a run of another version of jzero, whose settings have other names.
-    """
+    """Returns the kind of training of a run's config.json, and its teachers."""
     try:
         settings = config.from_json(path.read_text(encoding="utf-8"), str(path))
         stage = history.stage_of(settings, 0)
     except (OSError, UserError):
+        # Runs of other versions of jzero may have settings with other names.
         return ""
     if not stage.teachers:
         return stage.kind
@@ -82,7 +80,7 @@ def describe_training(path: Path) -> str:
 
 
 def read_json(path: Path) -> JsonObject:
-    """Reads a JSON object; a file that does not exist (yet) is an empty one."""
+    """Reads a JSON object; {} if the file does not exist (yet)."""
     return parse_json(path.read_text(encoding="utf-8"), path) if path.exists() else {}
 
 
@@ -102,16 +100,15 @@ def metric_units(names: Iterable[str]) -> dict[str, str]:
 
 
 def make_curve(steps: Sequence[JsonObject], name: str) -> list[Point]:
-    """Returns a metric over the steps of a run, in at most MAX_POINTS points.
-
-    A phase that a step does not have took 0 seconds. Other metrics that a step lacks are left out.
-    """
-    found = []
+    """Returns a metric over the steps of a run, in at most MAX_POINTS points."""
+    steps_and_values = []
     for row in steps:
+        # A step without a phase spent 0 seconds in it. Other metrics of a step may be missing.
         if name in row or name.startswith("time/"):
-            found.append((row["step"], row.get(name, 0)))
+            steps_and_values.append((row["step"], row.get(name, 0)))
     points = []
-    for part in np.array_split(np.array(found), min(len(found), MAX_POINTS)):
+    # Each point covers an equal share of the steps.
+    for part in np.array_split(np.array(steps_and_values), min(len(steps_and_values), MAX_POINTS)):
         values = part[:, 1]
         numbers = (values.mean(), values.min(), values.max())
         rounded = [float(f"{number:.5g}") for number in numbers]
@@ -120,10 +117,9 @@ def make_curve(steps: Sequence[JsonObject], name: str) -> list[Point]:
 
 
 def choose_samples(samples: Sequence[JsonObject], num_runs: int) -> list[JsonObject]:
-    """Returns the rollouts that the page shows of one of `num_runs` runs.
+    """Returns the rollouts of one run for the page, as one of `num_runs` runs.
 
-    They are those of the last step, and of as many steps before it, at even distances, as the
-    limits have room for.
+    Selects the last step, and as many evenly spaced earlier steps as the limits allow.
     """
     rows_by_step: dict[int, list[JsonObject]] = {}
     for row in samples:
@@ -133,8 +129,9 @@ def choose_samples(samples: Sequence[JsonObject], num_runs: int) -> list[JsonObj
     steps = sorted(rows_by_step)
     max_rows = MAX_ROLLOUTS // num_runs
     kept: list[JsonObject] = []
+    # Try fewer and fewer steps until the rollouts fit the limits.
     for count in range(min(len(steps), max_rows), 0, -1):
-        # From the last step on, so that it is always among them.
+        # Start at the last step, so that it is always included.
         positions = np.linspace(len(steps) - 1, 0, count)
         chosen = sorted(steps[round(position)] for position in positions)
         kept = [row for step in chosen for row in rows_by_step[step][:max_rows]]
@@ -154,7 +151,7 @@ def shorten(value: object) -> str:
 
 
 def is_report(path: Path) -> bool:
-    """Says whether a file is a page that this command wrote."""
+    """Returns whether a file is a page that this command wrote."""
     with path.open(encoding="utf-8", errors="replace") as file:
         return MARK in file.read(10_000)
 
@@ -171,7 +168,7 @@ def main() -> None:
     with cli.user_errors():
         out = args.out or args.workdirs[0] / "report.html"
         page = render_page(args.workdirs)
-        # A page that an earlier report wrote is replaced: it is the same command's.
+        # Only pages of this command may be overwritten.
         if out.exists() and not (out.is_file() and is_report(out)):
             raise UserError(f"--out {out} exists and is no report: give another")
         out.parent.mkdir(parents=True, exist_ok=True)

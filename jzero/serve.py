@@ -4,10 +4,10 @@
     python -m jzero.serve --model DIR --adapter DIR
     python -m jzero.serve --model DIR --jetstream PORT
 
-The HTTP API (extra `serve`) has completions and chats. One thread decodes all requests together,
-and new ones join at its next call of the device; another thread speaks HTTP. With --adapter every
-request is answered by the model with this adapter, in PEFT's format. With --jetstream,
-JetStream's gRPC server (extra `jetstream`) takes the place of HTTP, and decoding is greedy.
+The HTTP API (extra `serve`) has completions and chats. One thread decodes all requests together
+(continuous batching): a request joins at the next call of the device. Another thread serves HTTP.
+With --adapter every request is answered by the model with this adapter, in PEFT's format. With
+--jetstream, JetStream's gRPC server (extra `jetstream`) replaces HTTP, and decoding is greedy.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from jzero.serving.limits import Limits
 from jzero.serving.requests import RequestReader
 from jzero.serving.worker import DecodingWorker
 
-STREAMED_TOKENS = 8  # tokens of one call, which is how many a stream sends at a time
+STREAMED_TOKENS = 8  # tokens of one decode call, and so of one event of a stream
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
@@ -44,12 +44,14 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
         "--model", required=True, help="directory or hub id of a model, as a run exports it"
     )
     parser.add_argument(
-        "--adapter", default="", help="directory or hub id of an adapter of the model, as PEFT's"
+        "--adapter",
+        default="",
+        help="directory or hub id of an adapter of the model, in PEFT's format",
     )
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="name or address to listen on (default 127.0.0.1, this machine alone)",
+        help="name or address to listen on (default 127.0.0.1, only this machine)",
     )
     parser.add_argument(
         "--port",
@@ -70,16 +72,16 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
         help="serve gRPC there, on every interface; no HTTP",
     )
     limits.add_flags(parser)
-    options, rest = parser.parse_known_args(arguments)
+    options, config_flags = parser.parse_known_args(arguments)
 
     defaults = evaluate.defaults(options.model)
     defaults.rollout.decode_steps = STREAMED_TOKENS
     defaults.rollout.keep_stop = False
-    settings = cli.parse_settings(defaults, rest)
+    settings = cli.parse_settings(defaults, config_flags)
     settings.model.path = options.model
     settings.model.adapter.path = options.adapter or settings.model.adapter.path
     if options.jetstream is not None:
-        # JetStream takes one token a call and knows no preemption.
+        # JetStream takes one token per call.
         settings.rollout.decode_steps = 1
         settings.rollout.num_pages = 0
     config.validate(settings)
@@ -92,8 +94,11 @@ def main() -> None:
         options, settings = parse(cli.start_jax(sys.argv[1:]))
         key = keys.read_key(options.api_key)
         limits_of_server = limits.read_flags(options)
+        # The port is bound before the model is loaded, so that a port in use is reported at once.
         bound = take_port(options, key)
-        sampler, params = evaluate.load(settings, Pool(0))
+        # JetStream has no preemption, so every slot needs all of its pages.
+        has_full_cache = options.jetstream is not None
+        sampler, params = evaluate.load(settings, Pool(0), has_full_cache)
         seed = make_seed(sampler.engine, (settings.train.seed, 0))
         if options.jetstream is None:
             sockets.listen(options.host, options.port, bound)
@@ -105,17 +110,15 @@ def main() -> None:
 
 
 def take_port(options: argparse.Namespace, key: str | None) -> list[socket.socket]:
-    """Returns the bound sockets of the HTTP server. Raises UserError if there can be none.
-
-    JetStream binds its port itself, later: the port is only tried, and there are no sockets.
-    """
+    """Returns the bound sockets of the HTTP server, none for JetStream. Raises UserError."""
     if options.jetstream is None:
         return sockets.bind(options.host, options.port)
     if key is not None:
         raise UserError(
-            f"--jetstream={options.jetstream}: JetStream's server knows no keys: "
+            f"--jetstream={options.jetstream}: JetStream's server has no API keys: "
             f"leave out --api-key and {keys.KEY_VARIABLE}"
         )
+    # JetStream binds its port itself, later: only test here whether the port is free.
     for tried in sockets.bind("", options.jetstream, "--jetstream"):
         tried.close()
     return []
@@ -131,6 +134,7 @@ def serve_http(
     key: str | None,
 ) -> None:
     """Serves HTTP until Ctrl-C or an error of the decoding thread, and ends the process."""
+    # Every connection takes a file descriptor, and the number of these is limited.
     allowed = sockets.allow_connections(limits_of_server.max_connections)
     if allowed < limits_of_server.max_connections:
         print(f"at most {allowed} connections: this process may not open more files (ulimit -n)")
@@ -155,11 +159,11 @@ def serve_http(
         print(f"{model_name}: listening on {addresses} until Ctrl-C", flush=True)
 
     configuration = BoundedConfig(make_app(server, key), limits_of_server)
-    # uvicorn raises the signal that has ended it once more.
+    # uvicorn raises the signal that ended it once more.
     with contextlib.suppress(KeyboardInterrupt):
         GracefulServer(configuration, server, announce).run(bound)
-    # An orderly exit would wait for the thread, which may be inside a call. The status is 1 if the
-    # thread has ended before, because of an error.
+    # An orderly exit would wait for the thread, which may be in the middle of a call. The status is
+    # 1 if the thread has ended with an error.
     os._exit(1 if worker.has_ended else 0)
 
 

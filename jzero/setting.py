@@ -1,38 +1,46 @@
-"""A setting: a typed dataclass field that knows what it means and which values it may have.
+"""A setting: a typed dataclass field with a description and the values that it may have.
 
 The sections of `config.Config` and `algorithms.Algorithm` are plain dataclasses, and their fields
 are written with `setting`:
 
     num_prompts: int = setting(128, "Number of prompts in a step (P).", at_least=1)
 
-The description is what `--help` prints. `config.validate` checks the bounds and the choices. Both
-read them from the field's metadata, so that everything known about a setting stands on its line.
+`--help` prints the description. `config.validate` checks the bounds and the choices. Both read the
+field's metadata, so a setting is fully defined on one line.
 """
 
 import dataclasses
 from typing import TypeVar
 
-Value = TypeVar("Value")  # bool, int, float, str, or a tuple of str or float
+Value = TypeVar("Value")  # bool, int, float, str, or a tuple of str, int or float
 
-KEY = "setting"  # of the field's metadata
+KEY = "setting"  # in the field's metadata
+
+# Default bounds of all settings. Ids, positions and counts are int32 on the devices. Losses
+# multiply several numbers of at most LARGEST_FLOAT, and stay finite in float32.
+LARGEST_INT = 2**31 - 1
+LARGEST_FLOAT = 1e9
+LONGEST_LINE = 4095  # characters; no path may be longer
+LONGEST_TEXT = 100_000  # characters of a prompt
 
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """What a field's metadata says about its setting.
+    """The rules for a setting, stored in the metadata of its field.
 
-    `at_least` is the smallest number allowed, or None for a setting that may have any number.
-    `above` and `below` are bounds that the number itself may not have; `at_most` is the largest
-    number allowed. No setting may be infinite. `choices` are the strings allowed; an empty tuple
-    allows every string.
+    `at_least` is the smallest number allowed and `at_most` the largest. `above` and `below` are
+    exclusive bounds. No setting may be infinite. For a tuple, the bounds apply to its items.
+    `choices` are the strings allowed; an empty tuple allows every string. A string is one line
+    without control characters, unless `is_text` allows any text.
     """
 
     description: str
-    at_least: float | None
+    at_least: float
     choices: tuple[str, ...]
     above: float | None = None
-    at_most: float | None = None
+    at_most: float = LARGEST_FLOAT
     below: float | None = None
+    is_text: bool = False
 
 
 def setting(
@@ -44,13 +52,19 @@ def setting(
     above: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
+    is_text: bool = False,
 ) -> Value:
     """Returns a dataclass field with a default and its `Rules`.
 
-    The return type is that of the default, as for `dataclasses.field`, so that
-    `steps: int = setting(200, ...)` type-checks.
+    `at_least=None` allows negative numbers down to -at_most.
+
+    As for `dataclasses.field`, the return type is the type of the default, so that `steps: int =
+    setting(200, ...)` type-checks.
     """
-    rules = Rules(description, at_least, choices, above, at_most, below)
+    largest = LARGEST_INT if isinstance(default, int) else LARGEST_FLOAT
+    at_most = largest if at_most is None else at_most
+    at_least = -at_most if at_least is None else at_least
+    rules = Rules(description, at_least, choices, above, at_most, below, is_text)
     return dataclasses.field(default=default, metadata={KEY: rules})
 
 

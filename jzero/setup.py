@@ -1,10 +1,10 @@
-"""What a run of RL is made of, built before its first step.
+"""Builds all parts of an RL run before its first step.
 
-    check(config, workdir)   refuses settings that cannot work
+    check(config, workdir)   rejects settings that cannot work
     build(config, pool)      model, tokenizer, meshes, sampler and trainer
-    initial_state(...)       fresh optimizers around the first parameters
+    initial_state(...)       new optimizer states for the initial parameters
 
-`check` downloads, compiles and writes nothing. `build` may download a model, and compiles nothing:
+`check` downloads, compiles and writes nothing. `build` may download a model, but compiles nothing:
 programs are compiled when they are first called.
 """
 
@@ -18,21 +18,39 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from jzero import algorithms
-from jzero.config import Config, ModelConfig, to_json, validate
+from jzero.config import Config, ModelConfig, RolloutConfig, to_json, validate
 from jzero.distributed import collectives, processes
 from jzero.distributed.mesh import configured_mesh, param_shardings, split_devices
 from jzero.errors import UserError
+from jzero.grading import published
 from jzero.grading.pool import Pool
 from jzero.model import adapters, huggingface, qwen
 from jzero.planning.fitting import check_memory
+from jzero.planning.host_memory import check_host_memory, parts_of_run
+from jzero.planning.kv_pool import size_pool
 from jzero.rollout.async_stream import RolloutStream, ThreadedStream
-from jzero.rollout.evaluation import encode_suites
-from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
+from jzero.rollout.evaluation import encode_suites, print_left_out
+from jzero.rollout.sampler import (
+    EncodedProblem,
+    Sampler,
+    make_engine,
+    make_sampler,
+    mesh_of_decoder,
+)
 from jzero.run.base_model import BaseModel, check_context, read_base_model
 from jzero.run.clock import Clock
+from jzero.run.hub_pushes import check_token
 from jzero.run.resume import steps_to_discard
 from jzero.run.workdir import check_workdir
-from jzero.tasks import check_task_settings, find_task, rewards, suites
+from jzero.tasks import (
+    check_task_settings,
+    evaluated_task,
+    find_task,
+    mixed,
+    rewards,
+    stop_strings,
+    suites,
+)
 from jzero.tasks.prompts import PromptTemplate
 from jzero.tasks.tools import episodes as tool_episodes
 from jzero.training.learner import Learner
@@ -42,14 +60,14 @@ from jzero.types import State
 
 @dataclass(frozen=True)
 class Run:
-    """What a step uses and does not change."""
+    """The parts of a run that its steps use and do not change."""
 
     config: Config
-    base: BaseModel  # the model that the run starts from
+    base: BaseModel  # the initial model
     trainer: Trainer
     sampler: Sampler
     publish: Callable[[qwen.Params], qwen.Params]  # the trainer's parameters -> the sampler's
-    stream: RolloutStream | None  # None if rollout.max_staleness=0: every step samples its own
+    stream: RolloutStream | None  # None if rollout.max_staleness=0: every step samples its rollouts
 
     @property
     def clock(self) -> Clock:
@@ -64,20 +82,32 @@ def check_task(config: Config) -> None:
     """Raises UserError if the settings, the task, its template or its rewards cannot work."""
     validate(config, is_training=True)
     check_task_settings(config.task, config.rollout.max_turns)
-    rewards.check_rewards(config.task.reward)
+    # A mixed task has separate settings for every kind of row.
+    for name, task in mixed.all_settings(config.task).items():
+        # Raises UserError if a package of the verifier is missing.
+        published.load(task.verifier)
+        rewards.check_rewards(task.reward)
+        if algorithms.needs_parts(config.algorithm) and task.reward != config.task.reward:
+            raise UserError(
+                f"task.options={name}.reward...: algorithm.advantage={config.algorithm.advantage} "
+                "reads the same rewards of every row, set task.reward"
+            )
 
 
 def check(config: Config, workdir: Path) -> float | None:
     """Raises UserError if the run cannot work. Nothing is downloaded, compiled or written.
 
-    Returns the bytes that the run needs of each device, None where that is not known.
+    Returns the bytes that the run needs on each device, or None if they are unknown.
     """
     check_task(config)
     suites.check_suites(config.eval.suites)
+    evaluated_task.check_verifiers(config.eval)
     if config.warm_start.steps:
         check_warm_start(config)
+    check_token(config.hub)
     check_workdir(workdir, to_json(config))
     steps_to_discard(workdir, config.train)
+    check_host_memory(config, parts_of_run(config))
     return check_memory(config)
 
 
@@ -93,28 +123,27 @@ def check_warm_start(config: Config) -> None:
         )
 
 
-# -- settings that are computed --------------------------------------------------------------------
+# -- computed settings -----------------------------------------------------------------------------
 
 
 def with_stop_strings(config: Config, template: PromptTemplate | None = None) -> Config:
-    """Returns the config with the stop strings of its template, if it names none of its own.
+    """Returns the config with the stop strings of its template, unless rollout.stop is set.
 
-    `template` is the one that prompts are made with, None for that of the task.
+    template: the template of the prompts; None: the template of the task.
     """
-    if template is None:
-        template = find_task(config.task.name).find_template(config.task.template)
-    if config.rollout.stop or not template.stop:
+    if config.rollout.stop:
         return config
-    return replace(config, rollout=replace(config.rollout, stop=template.stop))
+    stop = stop_strings(config.task) if template is None else template.stop
+    return replace(config, rollout=replace(config.rollout, stop=stop)) if stop else config
 
 
 def with_steps(config: Config) -> Config:
-    """Returns the config with the RL steps that train.prompt_epochs passes over the problems take.
+    """Returns the config with train.steps computed from train.prompt_epochs.
 
-    Loads the problems. Of that number and train.steps, the smaller counts.
+    Loads the problems. If train.steps is also set, the smaller number applies.
 
     Raises:
-        UserError: the task makes its problems without end.
+        UserError: the task generates an endless stream of problems.
     """
     train, num_prompts = config.train, config.rollout.num_prompts
     if not train.prompt_epochs:
@@ -126,7 +155,11 @@ def with_steps(config: Config) -> Config:
             f"{config.task.name} have no end without task.data; set train.prompt_epochs=0 and "
             "train.steps"
         )
-    steps = max(1, int(train.prompt_epochs * num_problems / num_prompts))
+    steps_of_pass = num_problems / num_prompts
+    # Without drop_last, the last problems of a pass and the first of the next share a step.
+    if config.task.drop_last:
+        steps_of_pass = num_problems // num_prompts
+    steps = max(1, int(train.prompt_epochs * steps_of_pass))
     processes.print_once(
         f"train.prompt_epochs={train.prompt_epochs:g}: {num_problems} problems, {num_prompts} in a "
         f"step, take {steps} steps"
@@ -140,34 +173,53 @@ def with_steps(config: Config) -> Config:
 # -- building --------------------------------------------------------------------------------------
 
 
-def build(config: Config, pool: Pool, base: BaseModel | None = None) -> Run:
-    """Returns the parts of a run. Reads the tokenizer and the model's shape, but no weights.
+def build(
+    config: Config, pool: Pool, base: BaseModel | None = None, recorded_pages: int = 0
+) -> Run:
+    """Returns the parts of a run. Reads the tokenizer and the model's config, but no weights.
 
-    base: what `read_base_model` returns for the config, if the caller has it already.
+    base: the result of `read_base_model` for the config, if the caller already has it.
+    recorded_pages: the number of KV cache pages that the run started with; 0 for a new run.
     """
     base = base or read_base_model(config.model)
     check_context(config, base)
     critic = read_critic(config, base.model)
     devices, _ = split_devices(config.mesh.decode_devices)
     mesh = configured_mesh(config.mesh, devices)
+    # The tensor axis has to divide the heads of both models.
     check_tensor_axis(mesh, base.model)
     if critic is not None:
         check_tensor_axis(mesh, critic)
 
-    sampler, publish = make_sampler(config, base, mesh, pool)
+    # Only the sampler gets the computed number of pages; the Run keeps the given config.
+    rollout = sized_rollout(config, base, mesh, recorded_pages)
+    sampler, publish = make_sampler(replace(config, rollout=rollout), base, mesh, pool)
     trainer = make_trainer(config, base.model, critic, mesh)
     stream = make_stream(config, sampler)
     processes.print_once(describe(base.model, config.model, mesh))
     return Run(config, base, trainer, sampler, publish, stream)
 
 
+def sized_rollout(
+    config: Config, base: BaseModel, mesh: Mesh, recorded_pages: int = 0
+) -> RolloutConfig:
+    """Returns the rollout settings with the number of KV cache pages that fit into memory."""
+    planned = config
+    if base.directory:  # the model is downloaded now, and the planner reads directories
+        planned = replace(config, model=replace(config.model, path=str(base.directory)))
+    engine = make_engine(config, base, mesh_of_decoder(config, mesh))
+    return size_pool(planned, engine, is_trained=True, recorded_pages=recorded_pages)
+
+
 def read_critic(config: Config, policy: qwen.QwenConfig) -> qwen.QwenConfig | None:
-    """Returns the shape of the critic's backbone, or None if the algorithm needs no critic."""
+    """Returns the config of the critic's backbone, or None if the algorithm needs no critic."""
     if not algorithms.needs_critic(config.algorithm):
         return None
+    # Without critic.path, the critic starts from a copy of the policy.
     if not config.critic.path:
         return policy
     critic, _ = huggingface.load_config(huggingface.resolve(config.critic.path))
+    # The critic reads the token ids of the policy.
     if critic.vocab_size != policy.vocab_size:
         raise UserError(
             f"critic.path={config.critic.path} has a vocabulary of {critic.vocab_size}, the policy "
@@ -196,7 +248,7 @@ def make_stream(config: Config, sampler: Sampler) -> RolloutStream | None:
 
 
 def describe(model: qwen.QwenConfig, settings: ModelConfig, mesh: Mesh) -> str:
-    """Returns a line on the model and the devices."""
+    """Returns a one-line summary of the model and the devices."""
     millions = qwen.num_params(model) / 1e6
     trained, adapter = "", settings.adapter
     if adapter.rank:
@@ -212,43 +264,48 @@ def describe(model: qwen.QwenConfig, settings: ModelConfig, mesh: Mesh) -> str:
 
 
 def evaluation_problems(run: Run) -> dict[str, list[EncodedProblem]]:
-    """Returns the problems of each evaluation whose prompts are short enough, tokenized.
+    """Returns the tokenized problems of each evaluation, without prompts that are too long.
 
-    The task's held-out problems have the name "", suites of eval.suites have their own. Prints what
-    was dropped, and the task's notes on its data.
+    The key of the task's held-out problems is "", the keys of eval.suites are the suites' names.
+    Prints the dropped problems and the task's notes on its data.
     """
     config = run.config
     task = find_task(config.task.name)
-    for note in [*task.notes(config.task), *tool_episodes.notes(config.task)]:
+    notes = [*task.notes(config.task), *tool_episodes.notes(config.task)]
+    for note in [*notes, *rewards.notes(config.task.reward)]:
         processes.print_once(note)
 
     held_out = task.eval_problems(config.task, config.eval.problems)
+    print_left_out("held out", held_out, config)
     encoded = run.sampler.encode_problems(held_out, "held out")
-    own = {"": encoded} if encoded else {}
-    return own | encode_suites(run.sampler, config)
+    # Without held-out problems there is no evaluation with the name "".
+    problems = {"": encoded} if encoded else {}
+    return problems | encode_suites(run.sampler, config)
 
 
 # -- state -----------------------------------------------------------------------------------------
 
 
 def initial_state(run: Run, params: qwen.Params) -> State:
-    """Returns a State with fresh optimizers around the policy's `params` and the critic's own.
+    """Returns a State with new optimizer states for the policy's `params` and for the critic.
 
-    With an adapter `params` are the frozen base, which policy and critic share.
+    With an adapter, `params` are the frozen base, which policy and critic share.
     """
     seed = run.config.train.seed
     state = run.trainer.policy.start_on(params, seed)
     critic = run.trainer.critic
     if critic is None:
         return state
+    # The adapter of the critic is on the same frozen base as the adapter of the policy.
     if run.config.model.adapter.rank:
         return replace(state, critic=critic.start_on(params, seed))
     return replace(state, critic=critic.start(initial_critic_params(run, critic, params)))
 
 
 def initial_critic_params(run: Run, critic: Learner, params: qwen.Params) -> qwen.Params:
-    """Returns the critic's parameters: the backbone of critic.path, or else a copy of the policy's,
-    with a new value head.
+    """Returns the initial parameters of the critic, with a new value head.
+
+    The backbone comes from critic.path, or else is a copy of the policy's.
     """
     backbone = params
     if path := run.config.critic.path:
@@ -256,7 +313,7 @@ def initial_critic_params(run: Run, critic: Learner, params: qwen.Params) -> qwe
         shardings = param_shardings(model, critic.mesh)
         backbone = huggingface.load(huggingface.resolve(path), model, shardings)
 
-    # Updates donate the states of policy and critic, so the two must not share an array.
+    # Updates donate the states of the policy and the critic, so the two must not share an array.
     def copy(array: jax.Array, sharding: NamedSharding) -> jax.Array:
         return jax.jit(jnp.copy, out_shardings=sharding)(array)
 
@@ -273,13 +330,13 @@ def initial_critic_params(run: Run, critic: Learner, params: qwen.Params) -> qwe
 
 
 def with_base(state: State, base: qwen.Params) -> State:
-    """Returns a State whose adapters are on `base`, as a checkpoint does not hold it."""
+    """Returns a State with the base of its adapters, which a checkpoint does not store."""
     critic = replace(state.critic, base=base) if state.critic else None
     return replace(state, base=base, critic=critic)
 
 
 def abstract_state(run: Run) -> State:
-    """Returns the shapes and shardings of a State, as restoring a checkpoint needs them."""
+    """Returns the shapes and shardings of a State, for restoring a checkpoint."""
     policy, critic = run.trainer.policy, run.trainer.critic
     critic_state = critic.abstract_state() if critic else None
     return replace(policy.abstract_state(), critic=critic_state)
@@ -297,7 +354,7 @@ def stream_states(run: Run) -> list[str]:
 
 
 def restore_stream(run: Run, states: list[str]) -> None:
-    """Gives this process the unfinished rollouts that it had when `stream_states` was called.
+    """Restores this process's unfinished rollouts from the result of `stream_states`.
 
     Raises UserError if the number of processes has changed.
     """

@@ -1,14 +1,14 @@
-"""The loop of supervised fine-tuning, on conversations or on prompts with completions.
+"""The supervised fine-tuning loop, on conversations or on prompts with completions.
 
     examples -> packed rows -> update -> evaluate -> checkpoint
 
-An evaluation is the loss of held-out examples and, where `eval.suites` names some, the accuracy of
-the model's own responses to their problems, as in RL.
+An evaluation computes the loss of held-out examples and, if `eval.suites` names suites, the
+accuracy of the model's responses to their problems, as in RL.
 
-It runs instead of RL if sft.data is set, for example with
-`python -m jzero.main --config=configs/sft.py --workdir=runs/sft --config.sft.data=rows.jsonl`.
+The loop runs instead of RL if sft.data is set, for example with `python -m jzero.main
+--config=configs/sft.py --workdir=runs/sft --config.sft.data=rows.jsonl`.
 
-Packing, the update program and the optimizer are those of RL (`training.supervised`), and so are
+Packing, the update program and the optimizer are shared with RL (`training.supervised`), and so are
 workdir, checkpoints and exports. A run that is killed resumes to the same numbers.
 """
 
@@ -21,7 +21,7 @@ from typing import NamedTuple, cast
 import jax
 from jax.sharding import Mesh
 
-from jzero.config import Config, to_json, validate
+from jzero.config import Config, SftConfig, to_json, validate
 from jzero.distributed import interrupt, processes
 from jzero.distributed.mesh import configured_mesh
 from jzero.errors import UserError
@@ -30,23 +30,36 @@ from jzero.grading.pool import Pool
 from jzero.model import qwen, tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.planning.fitting import check_memory
+from jzero.planning.host_memory import check_host_memory, parts_of_run
+from jzero.planning.kv_pool import size_pool
 from jzero.rollout.evaluation import encode_suites, evaluate, evaluation_metrics
-from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
+from jzero.rollout.sampler import (
+    EncodedProblem,
+    Sampler,
+    make_engine,
+    make_sampler,
+    mesh_of_decoder,
+)
 from jzero.run.base_model import BaseModel, check_context, read_base_model, with_given_adapter
 from jzero.run.budget import TimeBudget
 from jzero.run.clock import Clock
 from jzero.run.frozen_base import load_base, load_model, name_base
+from jzero.run.hub_pushes import check_token
+from jzero.run.metrics import nonfinite
 from jzero.run.resume import steps_to_discard
 from jzero.run.samples import write_responses
 from jzero.run.session import RunSession
 from jzero.run.workdir import check_workdir
-from jzero.tasks import TASKS, draws_examples, problem_sets, suites
+from jzero.tasks import TASKS, draws_examples, problem_sets, row_loader, suites
+from jzero.tasks.row_loader import Selection
 from jzero.training.examples import Example, ExampleRow, encode_row
-from jzero.training.expert_load import expert_metrics
-from jzero.training.heads import Stats
+from jzero.training.heads import Stats, expert_metrics
 from jzero.training.optimizer import learning_rate
 from jzero.training.packing import PackedBatch
 from jzero.training.supervised import SupervisedTrainer
+
+# The possible columns of an example. A data set is read with the first entry that it has.
+EXAMPLE_COLUMNS = (["messages"], ["prompt", "completion"], ["conversations"], ["text"])
 
 
 @dataclass(frozen=True)
@@ -61,7 +74,7 @@ class SftData:
 
 
 class Suites(NamedTuple):
-    """The suites of eval.suites, and what answers their problems."""
+    """The suites of eval.suites, with the sampler that answers their problems."""
 
     sampler: Sampler
     publish: Callable[[qwen.Params], qwen.Params]  # the trainer's parameters -> the sampler's
@@ -69,32 +82,42 @@ class Suites(NamedTuple):
 
 
 class HeldOut(NamedTuple):
-    """What a run is evaluated on. Either may be missing."""
+    """The data on which a run is evaluated. Either may be missing."""
 
     packed: PackedBatch | None  # held-out examples
     suites: Suites | None
 
 
-def train(config: Config, workdir: Path) -> JsonObject:
-    """Runs `config` in `workdir`, or resumes the run that is there. Returns summary.json."""
-    # ----------------------------------------------------------------------------------------------
-    # Set-up
-    budget = TimeBudget(config.train.minutes)
+def prepare(config: Config, workdir: Path) -> tuple[Config, float | None]:
+    """Returns the config with an initial adapter's settings, and the planned bytes per device.
+
+    Raises UserError if the run cannot work. Nothing is downloaded, compiled or written. The bytes
+    are None if they are unknown.
+    """
     config = with_given_adapter(config)
     validate(config)
     suites.check_suites(config.eval.suites)
+    check_token(config.hub)
     check_workdir(workdir, to_json(config))
     steps_to_discard(workdir, config.train)
-    planned_bytes = check_memory(config)
+    check_host_memory(config, parts_of_run(config))
+    return config, check_memory(config)
+
+
+def train(config: Config, workdir: Path) -> JsonObject:
+    """Runs `config` in `workdir`, or resumes the existing run; returns the summary."""
+    # ----------------------------------------------------------------------------------------------
+    # Set-up
+    budget = TimeBudget(config.train.minutes)
+    config, planned_bytes = prepare(config, workdir)
     sft, clock = config.sft, Clock()
     data = read_data(config)
+    # An epoch has as many rows as all data sets together. Even a small data set gets one step.
     last_step = max(1, int(sft.epochs * data.num_examples) // sft.batch_size)
 
     base = read_base_model(config.model)
-    check_context(config, base)
-    set_chat_template(base.tokenizer, sft.chat_template)
     mesh = configured_mesh(config.mesh)
-    trainer = SupervisedTrainer(base.model, mesh, config, sft.pack_length)
+    trainer = make_trainer(config, base, mesh)
     learner = trainer.learner
 
     with (
@@ -145,7 +168,8 @@ def train(config: Config, workdir: Path) -> JsonObject:
                     if not examples:
                         raise UserError(
                             f"step {step}: every example is longer than "
-                            f"sft.pack_length={sft.pack_length} tokens; raise it"
+                            f"sft.pack_length={sft.pack_length} tokens; raise it, or set "
+                            "sft.long_examples=cut"
                         )
                     packed = trainer.pack(examples)
 
@@ -154,6 +178,11 @@ def train(config: Config, workdir: Path) -> JsonObject:
                 with clock("update"):
                     state, stats = trainer.step(state, packed, lr)
                     metrics = update_metrics(stats)
+                if wrong := nonfinite(metrics):
+                    raise UserError(
+                        f"step {step}: {', '.join(wrong)} not finite, with optimizer.lr="
+                        f"{config.optimizer.lr}: start again in another --workdir, with a lower one"
+                    )
                 metrics |= {
                     "optimizer/lr": lr,
                     "sft/epoch": step * sft.batch_size / data.num_examples,
@@ -172,91 +201,119 @@ def train(config: Config, workdir: Path) -> JsonObject:
                 stop.raise_if_stopped_anywhere()
                 session.raise_if_time_is_over()
         except interrupt.Interrupted as reason:
-            processes.print_once(
+            processes.print_everywhere(
                 f"{reason}: stopped after step {session.record.step}; the same command resumes"
             )
-        return session.finish(state)
+        return session.finish(state, stop.raise_if_stopped_anywhere)
 
 
 # -- data ------------------------------------------------------------------------------------------
 
 
+def make_trainer(config: Config, base: BaseModel, mesh: Mesh) -> SupervisedTrainer:
+    """Returns the trainer of a run, and sets the run's chat template on the tokenizer of `base`."""
+    check_context(config, base)
+    set_chat_template(base.tokenizer, config.sft.chat_template)
+    return SupervisedTrainer(base.model, mesh, config, config.sft.pack_length)
+
+
 def read_data(config: Config) -> SftData:
-    """Reads the sets of sft.data, and held-out rows: sft.eval_data or splits of the sets."""
+    """Reads the data sets of sft.data, and held-out rows from sft.eval_data or their splits."""
     sft = config.sft
-    sources = suites.split_commas(sft.data)
-    sets = [read_rows(source, "train", config) for source in sources]
+    selection = selection_of(sft)
+    sources = selection.sources
+    if not sources:
+        raise UserError(f"sft.data={sft.data} names no set: give one, or several with commas")
+    sets = [read_rows(source, config, is_held_out=False) for source in sources]
     for source, found in zip(sources, sets, strict=True):
         check_system_prompt(source, found, sft.system_prompt)
     held_out: list[ExampleRow] = []
-    for source in find_held_out_sources(config, sources):
-        held_out += read_rows(source, "test", config)
+    for source in find_held_out_sources(selection):
+        held_out += read_rows(source, config, is_held_out=True)
     rows = problem_sets.stream(sets, sft.weights, config.train.seed)
     return SftData(rows, sum(map(len, sets)), held_out)
 
 
+def selection_of(sft: SftConfig) -> Selection:
+    """Returns the settings that choose the rows of fine-tuning."""
+    return Selection(
+        data=sft.data,
+        eval_data=sft.eval_data,
+        train_split=sft.train_split,
+        eval_split=sft.eval_split,
+        train_setting="sft.train_split",
+        eval_setting="sft.eval_split",
+    )
+
+
 def check_system_prompt(source: str, rows: Sequence[ExampleRow], system_prompt: str) -> None:
-    """Raises UserError if there is a system prompt, and the rows are text instead of messages."""
-    if system_prompt and len(rows) and isinstance(rows[0].get("prompt"), str):
+    """Raises UserError if there is a system prompt, but the rows are text instead of messages."""
+    is_text = bool(len(rows)) and isinstance(rows[0].get("prompt", rows[0].get("text")), str)
+    if system_prompt and is_text:
         raise UserError(
             f"sft.system_prompt={system_prompt!r:.60} is for messages, and sft.data={source} has "
             "prompts of text: write it into them, or set sft.system_prompt="
         )
 
 
-def find_held_out_sources(config: Config, sources: Sequence[str]) -> list[str]:
+def find_held_out_sources(selection: Selection) -> list[str]:
     """Returns the sources of held-out rows. A task draws as many rows as are asked for.
 
-    Raises UserError if no set has the split sft.eval_split.
+    Raises UserError if no data set has the split sft.eval_split.
     """
-    sft = config.sft
-    if sft.eval_data:
-        return [sft.eval_data]
+    if selection.eval_data:
+        return [selection.eval_data]
+    sources = selection.sources
     tasks = [source for source in sources if draws_examples(source)]
     sets = [source for source in sources if source not in tasks]
-    found = tasks
+    without_tasks = selection._replace(data=",".join(sets))
+    held_out = list(tasks)
     if sets:
-        found = tasks + problem_sets.held_out_sources(
-            sets, sft.eval_split, sft.train_split, "sft.eval_split"
-        )
-    if not found:
-        notes = problem_sets.unused_splits_notes(sets, sft.train_split, "sft.eval_split")
-        for note in notes:
+        held_out += row_loader.held_out_sources(without_tasks)
+    if not held_out:
+        for note in row_loader.notes_on_unused_splits(without_tasks):
             processes.print_once(note)
-    return [source for source in sources if source in found]
+    return [source for source in sources if source in held_out]
 
 
-def read_rows(source: str, part: str, config: Config) -> Sequence[ExampleRow]:
-    """Returns a split of a set, or warm-start examples if `source` is a task.
+def read_rows(source: str, config: Config, *, is_held_out: bool) -> Sequence[ExampleRow]:
+    """Returns the rows of a set to train on, or its held-out rows.
 
-    `part` is "train" for the rows to train on, and "test" for held-out rows.
+    If `source` is a task, they are warm-start examples. Rows that lack a value, such as a
+    completion that no server gave, are left out.
 
-    Raises UserError if the set has neither messages nor prompts with completions.
+    Raises UserError if the data set has none of EXAMPLE_COLUMNS.
     """
     if draws_examples(source):
-        return draw_task_rows(source, part, config)
-    setting = "train_split" if part == "train" else "eval_split"
-    wanted = getattr(config.sft, setting)
-    dataset = problem_sets.choose_split(source, wanted, part, f"sft.{setting}")
-    for columns in (["messages"], ["prompt", "completion"]):
+        return draw_task_rows(source, config, is_held_out=is_held_out)
+    open_set = row_loader.open_held_out if is_held_out else row_loader.open_train
+    dataset = open_set(selection_of(config.sft), source)
+    for columns in EXAMPLE_COLUMNS:
         if set(columns) <= set(dataset.column_names):
+            examples = dataset.select_columns(columns)
+            if any(examples.data.column(name).null_count for name in columns):
+                # An example with a missing value cannot be trained on.
+                complete = [i for i, row in enumerate(examples) if None not in dict(row).values()]
+                count = len(examples) - len(complete)
+                processes.print_once(f"{source}: {count} rows without {columns[-1]} are left out")
+                examples = examples.select(complete)
             # A Dataset indexes and iterates as a sequence of rows, but does not declare it.
-            return cast(Sequence[ExampleRow], dataset.select_columns(columns))
+            return cast(Sequence[ExampleRow], examples)
     raise UserError(
         f"sft.data={source} has columns {', '.join(dataset.column_names)}: "
-        "it needs messages, or prompt and completion"
+        "it needs messages, prompt and completion, conversations, or text"
     )
 
 
-def draw_task_rows(task_name: str, part: str, config: Config) -> list[ExampleRow]:
+def draw_task_rows(task_name: str, config: Config, *, is_held_out: bool) -> list[ExampleRow]:
     """Returns warm-start examples of a task. The held-out ones have a seed of their own."""
     make_example = TASKS[task_name].warm_start
     assert make_example is not None, f"{task_name=}"
     warm = config.warm_start
-    if part == "train":
-        seed, count = config.train.seed, warm.steps * warm.batch_size
-    else:
+    if is_held_out:
         seed, count = config.train.seed + 1, config.eval.problems
+    else:
+        seed, count = config.train.seed, warm.steps * warm.batch_size
 
     rows: list[ExampleRow] = []
     for index in range(count):
@@ -266,10 +323,10 @@ def draw_task_rows(task_name: str, part: str, config: Config) -> list[ExampleRow
 
 
 def set_chat_template(tok: PreTrainedTokenizerFast, path: str) -> None:
-    """Gives the tokenizer the template in the file `path`, unless it is empty.
+    """Sets the tokenizer's chat template to the file `path`, unless `path` is empty.
 
-    With a template, the tokenizer's end of sequence becomes the token that ends a turn. Exports of
-    the run have both.
+    With a template, the tokenizer's end-of-sequence token becomes the token that ends a turn.
+    Exports of the run contain both.
     """
     if path:
         if not Path(path).is_file():
@@ -284,13 +341,19 @@ def set_chat_template(tok: PreTrainedTokenizerFast, path: str) -> None:
 def encode_rows(
     tok: PreTrainedTokenizerFast, rows: Sequence[ExampleRow], config: Config
 ) -> list[Example]:
-    """Encodes rows. Examples that are longer than a packed row, or train nothing, are left out."""
+    """Encodes rows, without examples that have no trained token.
+
+    An example that is longer than a packed row is left out or truncated, depending on
+    `sft.long_examples`.
+    """
     sft = config.sft
     examples = [encode_row(tok, row, sft.loss, sft.system_prompt) for row in rows]
+    if sft.long_examples == "cut":
+        examples = [example.first(sft.pack_length) for example in examples]
     return [
         example
         for example in examples
-        if len(example.tokens) <= config.sft.pack_length and any(example.trained)
+        if len(example.tokens) <= sft.pack_length and any(example.trained)
     ]
 
 
@@ -310,10 +373,12 @@ def update_metrics(stats: Stats) -> dict[str, float]:
 
 
 def make_suites(config: Config, base: BaseModel, mesh: Mesh, pool: Pool) -> Suites | None:
-    """Returns the suites of eval.suites with a sampler for them, None where there are none."""
+    """Returns the suites of eval.suites with a sampler for them; None without suites."""
     if not config.eval.suites:
         return None
-    sampler, publish = make_sampler(config, base, mesh, pool)
+    engine = make_engine(config, base, mesh_of_decoder(config, mesh))
+    rollout = size_pool(config, engine, is_trained=True)
+    sampler, publish = make_sampler(replace(config, rollout=rollout), base, mesh, pool)
     return Suites(sampler, publish, encode_suites(sampler, config))
 
 

@@ -1,37 +1,39 @@
-"""The RL loop.
+"""The RL training loop.
 
     problems -> rollouts -> credit -> update -> evaluate -> checkpoint
 
 Run it with `python -m jzero.main --config=configs/countdown.py --workdir=runs/countdown`.
 
-A step is a function of (config, seed, step, State), and a checkpoint holds the State. A run that is
-killed anywhere and started again with the same command therefore ends with the same numbers.
+A step is a function of (config, seed, step, State), and a checkpoint holds the State. Therefore a
+run that is killed at any time and restarted with the same command ends with the same numbers.
 
-On several hosts every process runs this loop. Each host samples its own share of the problems, and
-all hosts train on all rollouts. Nothing that differs between hosts may decide which branch is taken
-around a program of the whole mesh.
+On several hosts, every process runs this loop. Each host samples its share of the problems, and all
+hosts train on all rollouts. A value that differs between hosts must not decide on a branch around a
+program of the full mesh.
 """
 
 import contextlib
 from pathlib import Path
 
 import jax
-import numpy as np
 
 from jzero import algorithms
 from jzero.config import Config
 from jzero.distillation.build import check_teacher, make_teacher
 from jzero.distributed import interrupt, peers, processes
 from jzero.distributed.publish import published_bytes
+from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.grading.pool import Pool
 from jzero.model import qwen
-from jzero.rollout.collect import collect_rollouts
+from jzero.rollout.collect import collect_rollouts, trainer_state
 from jzero.rollout.evaluation import evaluate, evaluation_metrics
 from jzero.rollout.sampler import EncodedProblem
+from jzero.run import kv_pool
 from jzero.run.base_model import with_given_adapter
 from jzero.run.budget import TimeBudget
 from jzero.run.frozen_base import freeze_model, load_base, load_model, name_base
+from jzero.run.metrics import nonfinite
 from jzero.run.samples import sample_row, write_responses
 from jzero.run.session import RunSession
 from jzero.run.trajectories import write_trajectories
@@ -54,22 +56,20 @@ from jzero.training.step import UpdateResult, save_batches, update_on_rollouts
 from jzero.training.warm_start import warm_start
 from jzero.types import Rollout, State
 
-# The problems of each evaluation, by name. "" is the task's own held-out set.
+# Name of an evaluation -> its problems. "" is the task's own held-out set.
 HeldOut = dict[str, list[EncodedProblem]]
 
 
 def judge_cache(workdir: Path) -> Path:
-    """Returns the file that keeps what this host's judge has said (task.reward.judge)."""
+    """Returns the file that caches the judge's answers on this host (task.reward.judge)."""
     host = f"-{peers.PEERS.process_id}" if peers.has_peers() else ""
     return workdir / f"judge{host}.jsonl"
 
 
 def train(config: Config, workdir: Path) -> JsonObject:
-    """Runs `config` in `workdir`, or resumes the run that is there. Returns summary.json."""
+    """Runs `config` in `workdir`, or resumes the existing run; returns the summary."""
     budget = TimeBudget(config.train.minutes)
-    config = with_given_adapter(with_stop_strings(config))
-    planned_bytes = check(config, workdir)
-    config = with_steps(config)
+    config, planned_bytes = prepare(config, workdir)
     with (
         Pool(config.task.grade_workers, judge_cache(workdir)) as pool,
         interrupt.StopSignal(config.train.preemption_notice) as stop,
@@ -77,7 +77,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
     ):
         # ------------------------------------------------------------------------------------------
         # Set-up
-        run = build(config, pool)
+        run = build(config, pool, recorded_pages=kv_pool.read_pages(workdir))
         check_teacher(config, run.base, run.trainer.policy.mesh)
         if run.stream is not None:
             cleanup.callback(run.stream.halt)
@@ -93,6 +93,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
             planned_bytes,
         )
         cleanup.enter_context(contextlib.closing(session))
+        kv_pool.write_pages(workdir, run.sampler.engine.pages_per_shard - 1)
 
         state: State | None = None
         try:
@@ -120,16 +121,17 @@ def train(config: Config, workdir: Path) -> JsonObject:
                 result = update_on_rollouts(run.trainer, state, rollouts, step, reference, teacher)
                 state = result.state
                 metrics |= result.metrics
-                check_finite(metrics, result, step, workdir)
+                check_finite(metrics, result, config, step, workdir)
                 metrics |= progress.step_metrics()
                 metrics |= speed_metrics(metrics)
 
-                # -- Evaluate. The state has the step's update now, but the step's metrics are not
-                #    written yet. A stop in between would save the one without the other.
+                # -- Evaluate. The state already includes the step's update, but the step's metrics
+                # are not written yet. A stop in between would save the state without the metrics,
+                # so evaluation is not interrupted.
                 if name := session.schedule.evaluation_after(step):
                     weights = run.trainer.policy.weights(state)
                     metrics |= evaluate_policy(
-                        run, session, held_out, name, weights, interrupt.never_stop
+                        run, session, held_out, name, weights, interrupt.never_stop, step
                     )
 
                 # -- The policy becomes its own reference every algorithm.reference_every steps.
@@ -142,14 +144,25 @@ def train(config: Config, workdir: Path) -> JsonObject:
                 stop.raise_if_stopped_anywhere()
                 session.raise_if_time_is_over()
         except interrupt.Interrupted as reason:
-            processes.print_once(
+            processes.print_everywhere(
                 f"{reason}: stopped after step {session.record.step}; the same command resumes"
             )
-        return session.finish(state)
+        return session.finish(state, stop.raise_if_stopped_anywhere)
+
+
+def prepare(config: Config, workdir: Path) -> tuple[Config, float | None]:
+    """Returns the config with its computed settings, and the planned bytes per device.
+
+    Raises UserError if the run cannot work. Nothing is downloaded, compiled or written. The bytes
+    are None if they are unknown.
+    """
+    config = with_given_adapter(with_stop_strings(config))
+    planned_bytes = check(config, workdir)
+    return with_steps(config), planned_bytes
 
 
 def needs_reference(config: Config) -> bool:
-    """Returns whether the run keeps a reference policy, for its KL or as its teacher."""
+    """Returns whether the run keeps a reference policy, for its KL term or as its teacher."""
     return algorithms.needs_reference(config.algorithm) or config.teacher.kind == "reference"
 
 
@@ -159,10 +172,7 @@ def start_state(
     held_out: HeldOut,
     stop: interrupt.StopSignal,
 ) -> State:
-    """Returns the State before the first RL step, evaluated and saved as a checkpoint.
-
-    With an adapter, the model is frozen as soon as nothing changes it any more.
-    """
+    """Returns the State before the first RL step, evaluated and saved as a checkpoint."""
     config, policy = run.config, run.trainer.policy
     check_stop = stop.raise_if_stopped_here
 
@@ -170,6 +180,8 @@ def start_state(
         stop.raise_if_stopped_anywhere()
         session.budget.raise_if_over_in_warm_start()
 
+    # An adapter's base is frozen as soon as no later step changes it: here without a warm start,
+    # otherwise after it.
     params = load_model(config, run.base, session.workdir, policy)
     evaluate_policy(run, session, held_out, "before", params, check_stop)
     if config.warm_start.steps:
@@ -181,7 +193,8 @@ def start_state(
         evaluate_policy(run, session, held_out, "after_warm_start", params, check_stop)
     session.record.base = name_base(config, run.base, session.workdir)
     state = at_rest(run.trainer, initial_state(run, params))
-    session.save(state)
+    if session.schedule.checkpoint_is_due(0):
+        session.save(state)
     return state
 
 
@@ -191,9 +204,9 @@ def sample_rollouts(
     step: int,
     check_stop: interrupt.StopCheck = interrupt.never_stop,
 ) -> tuple[list[Rollout], dict[str, float]]:
-    """Publishes the model's parameters to the sampler; returns its graded rollouts, and metrics.
+    """Publishes the model's parameters to the sampler; returns its graded rollouts and metrics.
 
-    The decoder's copy of what was trained is freed when this function returns, before the update
+    The decoder's copy of the trained weights is freed when this function returns, before the update
     needs the memory.
     """
     with run.clock("publish"):
@@ -205,22 +218,23 @@ def sample_rollouts(
     return rollouts, metrics
 
 
-def check_finite(metrics: dict[str, float], result: UpdateResult, step: int, workdir: Path) -> None:
-    """Raises FloatingPointError if a metric is not finite, after saving what was trained on."""
-    wrong = [name for name, value in metrics.items() if not np.isfinite(value)]
-    if wrong:
+def check_finite(
+    metrics: dict[str, float], result: UpdateResult, config: Config, step: int, workdir: Path
+) -> None:
+    """Raises UserError if a metric is not finite, after saving the batches of the step."""
+    if names := nonfinite(metrics):
         path = workdir / f"nonfinite_step_{step}.npz"
         save_batches(path, result.batches)
-        raise FloatingPointError(
-            f"step {step}: {', '.join(wrong)} not finite; its batch is in {path}"
+        raise UserError(
+            f"step {step}: {', '.join(names)} not finite, with optimizer.lr={config.optimizer.lr}; "
+            f"its batch is in {path}: start again in another --workdir, with a lower optimizer.lr, "
+            "or smaller rewards and factors of the loss"
         )
 
 
 def speed_metrics(metrics: dict[str, float]) -> dict[str, float]:
-    """Returns tokens per second of sampling and of the optimizer steps.
-
-    The replies of an environment are no work of the sampler and do not count.
-    """
+    """Returns the tokens per second of sampling and of the optimizer steps."""
+    # Environment replies do not count, because the sampler does not generate them.
     sampled_tokens = metrics.get("turns/sampled_tokens", metrics["rollout/tokens"])
     return {
         "rollout/tokens_per_second": sampled_tokens / metrics["time/sample"],
@@ -235,17 +249,25 @@ def evaluate_policy(
     name: str,
     params: qwen.Params,
     check_stop: interrupt.StopCheck,
+    steps_done: int = 0,
 ) -> dict[str, float]:
     """Evaluates the policy on the held-out problems, and records the metrics under `name`."""
     if not held_out:
         return {}
     if run.stream is not None:
+        # Evaluation uses the same decoder as the asynchronous stream.
         run.stream.halt()
     with run.clock("eval"):
         weights = run.publish(params)
         temperature = run.config.rollout.temperature
         evaluated = evaluate(
-            run.sampler, weights, held_out, run.config.eval, temperature, check_stop
+            run.sampler,
+            weights,
+            held_out,
+            run.config.eval,
+            temperature,
+            check_stop,
+            state=trainer_state(run.config, steps_done),
         )
         metrics = evaluation_metrics(evaluated)
     if run.config.eval.save_responses:
@@ -255,7 +277,7 @@ def evaluate_policy(
 
 
 def current_reference(run: Run, session: RunSession, step: int, state: State) -> qwen.Params:
-    """Returns the reference policy that holds after `step`. See `training.reference`."""
+    """Returns the reference policy that applies after `step`. See `training.reference`."""
     oldest_checkpoint = min(session.checkpoints.steps(), default=0)
     return load_reference(
         session.workdir,
@@ -270,7 +292,7 @@ def current_reference(run: Run, session: RunSession, step: int, state: State) ->
 def log_rollouts(run: Run, session: RunSession, rollouts: list[Rollout], step: int) -> None:
     """Writes the first train.logged_rollouts rollouts of a step.
 
-    Episodes of several turns also go to trajectories/, all of them with train.all_trajectories.
+    Multi-turn episodes also go to trajectories/. With train.all_trajectories, all of them do.
     """
     logged = rollouts[: run.config.train.logged_rollouts]
     session.writer.write_samples(step, [sample_row(rollout) for rollout in logged])

@@ -15,6 +15,7 @@ Processes that grade responses import this module and must start quickly, so it 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Never, TypeAlias, TypeVar, cast
 
@@ -27,38 +28,40 @@ if TYPE_CHECKING:
 # A prompt is text that the policy continues, or chat messages: dicts with "role" and "content".
 Prompt: TypeAlias = str | list[dict[str, str]]
 
-# A value that JSON can hold: null, a boolean, a number, text, or a list or dict of such values. The
-# type checker sees Any, because it lets no code index the recursive union that would say this.
+# A value that JSON can hold: null, a boolean, a number, text, or a list or dict of such values. It
+# is Any because a type checker rejects indexing into the precise, recursive union.
 JsonValue: TypeAlias = Any
 
 # The type of the arrays of a `Batch`.
 ArrayType = TypeVar("ArrayType")
 
-# None, as the default of the fields of a `Batch` that only some algorithms need. The type lets code
-# read such a field without a check: whoever reads the field knows that the field is set.
+# None, as the default of the fields of a `Batch` that only some algorithms need. The type Never
+# lets code read such a field without a check for None: only algorithms that set it read it.
 NOT_SET = cast(Never, None)
 
-# A model's parameters: a nested dict of arrays. `jzero.model.qwen` says which names it has.
+# A model's parameters: a nested dict of arrays. `jzero.model.qwen` defines the names.
 Params: TypeAlias = "dict[str, jax.Array | Params]"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One question whose answers can be verified.
+    """One question with verifiable answers.
 
-    A task computes its problems from (task settings, seed, step) alone, so no run has to save which
-    problems it has seen.
+    A task computes its problems only from (task settings, seed, step), so a run does not have to
+    save which problems it has seen.
     """
 
     id: str  # unique within a run, such as "countdown/train/17"
     task: str  # a key of tasks.TASKS, or "module:function" of a grader
     prompt: Prompt  # with the task's template applied
-    gold: JsonValue  # what the grader of the task compares a response with
-    # The columns of the data set's row, where a reward asks for them; None: they are not known.
+    gold: JsonValue  # the reference that the grader of the task compares a response with
+    # The columns of the data set's row, if a reward reads them; None: not available.
     row: dict[str, JsonValue] | None = None
-    # The schemas of the tools of an environment that answers their calls itself, which the prompt
-    # shows; None: it has none. A list, because rollouts go to other hosts as msgpack.
+    # The tool schemas in the prompt, if the environment answers tool calls itself; None: no such
+    # tools. A list, because rollouts go to other hosts as msgpack.
     tools: list[JsonValue] | None = None
+    # The task name in the data set's row if task.name=mixed, such as "code"; "" otherwise.
+    row_task: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,25 +72,32 @@ class Grade:
     correct: bool  # whether the response counts as right in accuracies
     reason: str  # "correct", "wrong value", "no answer", "timeout", ...
     seconds: float = 0.0  # wall time inside the grader
-    # The named rewards of which `score` is the weighted sum; "function.part" is a part of such a
-    # reward, where the function names parts.
+    # The named rewards of which `score` is the weighted sum. If a reward function returns named
+    # parts, these are "function.part".
     parts: dict[str, float] = field(default_factory=dict)
     # The environment's answer to the response: text, or the messages of tools. None ends the
     # episode.
     reply: Prompt | None = None
-    # Whether a function of the user's raised, took too long, ended its process or returned no
-    # reward. The response then has no score, whatever `score` says, and nothing is trained on it.
-    # `correct` is the verdict of the task's grader, if that had come to one.
+    # Whether a user-defined function raised, timed out, ended its process or returned no reward.
+    # The response then has no score (`score` is ignored) and is not trained on. `correct` is the
+    # verdict of the task's grader, if the grader had finished.
     failed: bool = False
-    # What became of the tools that the response called.
+    # The reward function, or the environment, that failed; "" for a grader.
+    failed_function: str = ""
+    # Counts and seconds of the tool calls in the response.
     tool_calls: int = 0
     failed_tool_calls: int = 0
     tool_seconds: float = 0.0
 
     @property
     def known_score(self) -> float | None:
-        """The score as people read it: None where there is none, because a function failed."""
+        """The score, or None if a function failed and there is no score."""
         return None if self.failed else self.score
+
+
+# The response and the grade of each turn of an episode so far, the oldest first. A grade may be
+# missing: a turn that no grader has seen has none.
+Turns: TypeAlias = "Sequence[tuple[str, Grade | None]]"
 
 
 @dataclass(frozen=True)
@@ -107,11 +117,11 @@ class Turn:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One episode as the sampler recorded it, with arrays in host memory. Every rollout has its
-    own number of tokens T.
+    """One episode as the sampler recorded it, with arrays in host memory.
 
-    The tokens are the prompt, then the responses of the policy with the replies of the environment
-    between them. A task with a single turn is the case of an environment that never replies.
+    Every rollout has its own number of tokens T. The tokens are the prompt, then the responses of
+    the policy with the replies of the environment between them. In a single-turn task the
+    environment never replies.
     """
 
     problem: Problem
@@ -125,11 +135,11 @@ class Rollout:
     turns: tuple[Turn, ...]  # at least one; the first starts where the prompt ends
     grade: Grade | None = None  # verdict on the whole episode
     advantage: float = 0.0  # mean over the sampled tokens; set once an update has computed it
-    # i32[T, K] the tokens that the sampler's filters kept where the token was sampled, -1 behind
-    # them and elsewhere. None: all tokens, or they are not remembered.
+    # i32[T, K] the token ids that the sampler's filters (such as top-k) kept for a sampled token,
+    # padded with -1; -1 for tokens that were not sampled. None: no filter, or not recorded.
     kept: np.ndarray | None = None
-    # i16[T, L * k] the experts, in all L layers, that the input which predicted the token went to
-    # in the sampler; -1 for the first token. None: they are not remembered.
+    # i16[T, L * k] MoE routes: the experts, in all L layers, that the sampler used for the input
+    # that predicted the token; -1 for the first token. None: not recorded.
     routes: np.ndarray | None = None
 
     @property
@@ -157,8 +167,8 @@ class RowLayout(NamedTuple):
     """The shape of a packed row: a prefix of `prefix` tokens, then `slots` slots of `slot` tokens.
 
     The prefix holds the prompt of a group. Every token of a slot attends to the prefix, and
-    causally to its own segment of the slot. Slots do not see each other. A prefix of 0 tokens with
-    one slot is plain packing.
+    causally to its segment of the slot. Slots do not attend to each other. A prefix of 0 tokens
+    with one slot is plain packing.
 
     A layout is a static argument of the jitted programs, and every layout is compiled once.
     """
@@ -175,20 +185,20 @@ class RowLayout(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch(Generic[ArrayType]):
-    """Packed rows of one layout, as the programs of `jzero.training.learner` read them.
+    """Packed rows of one layout, the input of the programs of `jzero.training.learner`.
 
-    `Batch[np.ndarray]` is what packing returns, `Batch[jax.Array]` lies on the mesh, and
-    `Batch[jax.ShapeDtypeStruct]` is what programs are compiled for ahead of time.
+    Packing returns `Batch[np.ndarray]`, `Batch[jax.Array]` is on the mesh, and programs are
+    compiled ahead of time for `Batch[jax.ShapeDtypeStruct]`.
 
-    Every field but `kept` and `routes` is [M, B, T], or [B, T] inside the loop over microbatches. A
-    field that the algorithm does not need is None. The input at position t predicts the target at
-    position t.
+    Every field except `kept` and `routes` is [M, B, T], or [B, T] inside the loop over
+    microbatches. A field that the algorithm does not need is None. The input at position t predicts
+    the target at position t.
     """
 
     tokens: ArrayType  # i32 input ids
-    targets: ArrayType  # i32 the id that follows the input in the input's own sequence
-    # i32 number of the sequence within its slot, from 1; 0 = padding. A token attends within its
-    # segment, and every segment of the row sees the prefix.
+    targets: ArrayType  # i32 the id that follows the input in its sequence
+    # i32 number of the sequence within its slot, from 1; 0 = padding. A token attends to its
+    # segment and to the prefix of the row.
     segments: ArrayType
     positions: ArrayType  # i32 position within the sequence, for RoPE
     # f32 weight of the target's loss term, normalized over the whole optimizer step. 0 means that
@@ -201,9 +211,10 @@ class Batch(Generic[ArrayType]):
     kl_weights: ArrayType | None = None  # f32 weight of the KL term; None = `weights`
     # f32 weight of the cross-entropy on targets that the environment replied; 0 elsewhere
     environment_weights: ArrayType | None = None
-    # i32[M, B, T, K] the tokens that the sampler's filters kept beside the target; -1: none
+    # i32[M, B, T, K] the token ids, including the target, that the sampler's filters kept; padded
+    # with -1
     kept: ArrayType | None = None
-    # i16[M, B, T, L * k] the experts that the input shall go to; -1: those of the router's choice
+    # i16[M, B, T, L * k] router replay: the experts prescribed for the input; -1: not prescribed
     routes: ArrayType | None = None
     ce_weights: ArrayType | None = None  # f32 weight of the cross-entropy; None = `weights`
     old_values: ArrayType = NOT_SET  # f32 the critic's values before the step
@@ -212,18 +223,18 @@ class Batch(Generic[ArrayType]):
 
 @dataclass(frozen=True)
 class State:
-    """Everything that training changes: what checkpoints hold, and what updates donate and return.
+    """The complete training state: checkpoints store it, and updates donate and return it.
 
     The fields are plain nested dicts and Optax states, so a State passes through `jax.jit` and is
     saved leaf by leaf.
     """
 
-    params: Params  # f32 master weights of what is trained: the model, or an adapter on `base`
+    params: Params  # f32 master weights that are trained: the model, or an adapter on `base`
     opt_state: optax.OptState
-    step: jax.Array  # i32[] optimizer steps done, without those that optimizer.skip_norm refused
-    critic: State | None = None  # the critic's own State where the algorithm needs a critic
-    # The frozen model under `params`, where these are an adapter. The critic's State has the same
-    # arrays. Updates pass the base on as it is; checkpoints do not hold it.
+    step: jax.Array  # i32[] optimizer steps done, without the ones that optimizer.skip_norm skipped
+    critic: State | None = None  # the critic's State, if the algorithm needs a critic
+    # The frozen base model, if `params` are an adapter; else empty. The critic's State shares the
+    # arrays. Updates return the base unchanged; checkpoints do not store it.
     base: Params = field(default_factory=dict)
 
 

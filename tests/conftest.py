@@ -7,6 +7,8 @@ Fixtures for tests that compile programs:
   environment        the environment variables of a run that a test starts as a process
 Fixture for tests of whole runs in this process:
   explicit_transfers forbids copies between the host and the devices that the code does not ask for
+Fixture for tests of clients whose servers fail:
+  quick_retries      shortens the pauses between two tries
 Fixture for tests that want reference material:
   shared             the folder beside the repository; the test is skipped where there is none
 """
@@ -21,7 +23,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from platforms import platform_asked_for
+from skips import platform_asked_for
 
 # Workers of pytest-xdist inherit the variable.
 os.environ.setdefault("JAX_PLATFORMS", platform_asked_for(sys.argv[1:]))
@@ -67,7 +69,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="run the tests marked thorough, too")
-    parser.addoption("--slow", action="store_true", help="run the tests marked slow or thorough")
+    parser.addoption("--all", action="store_true", help="run the tests marked slow or thorough")
     parser.addoption("--network", action="store_true", help="run the tests marked network")
     skips.add_options(parser)
 
@@ -94,11 +96,23 @@ def default_backend() -> str:
         return "a machine without one"
 
 
+def outside_default_suite(item: pytest.Item) -> pytest.MarkDecorator | None:
+    """Returns the mark that quick_cases and thorough_cases give a case of a parametrized test."""
+    quick, thorough = map(item.get_closest_marker, ("quick_cases", "thorough_cases"))
+    if quick is None and thorough is None:
+        return None
+    case = item.callspec.id
+    if quick is not None and case in quick.args:
+        return None
+    is_thorough = thorough is None or case in thorough.args
+    return pytest.mark.thorough if is_thorough else pytest.mark.slow
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skips the tests whose mark asks for something that this session does not have."""
     missing = {}
-    if not config.getoption("--slow"):
-        missing["slow"] = "slow: run with --slow"
+    if not config.getoption("--all"):
+        missing["slow"] = "slow: run with --all"
         if not config.getoption("--thorough"):
             missing["thorough"] = "thorough: run with --thorough"
     if not config.getoption("--network"):
@@ -110,9 +124,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if is_asked_for and default_backend() != backend:
             missing[backend] = f"needs a {backend.upper()}, this is {default_backend()}"
     for item in items:
-        quick_cases = item.get_closest_marker("quick_cases")
-        if quick_cases and item.callspec.id not in quick_cases.args:
-            item.add_marker(pytest.mark.thorough)
+        if mark_of_case := outside_default_suite(item):
+            item.add_marker(mark_of_case)
         for mark, reason in missing.items():
             if item.get_closest_marker(mark):
                 item.add_marker(pytest.mark.skip(reason=reason))
@@ -133,6 +146,11 @@ def is_of_tests(function: object) -> bool:
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     path = getattr(module, "__file__", None)
     return path is not None and TESTS in Path(path).parents
+
+
+@pytest.fixture
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jzero.http.FIRST_PAUSE", 0.01)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,6 +6,7 @@ frames of WebSocket, the messages of openenv-core 0.3, and its schema of actions
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import json
 import struct
@@ -63,6 +64,7 @@ class OpenEnvServer:
         self.schema = schema
         self.sessions = 0
         self.drop = 0
+        self.is_closing = False
         self.seen: list[dict[str, Any]] = []
         self._loop = asyncio.new_event_loop()
         self._server = self._loop.run_until_complete(
@@ -73,26 +75,37 @@ class OpenEnvServer:
         self._thread.start()
 
     def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._end_sessions(), self._loop).result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._server.close()
         self._loop.close()
 
+    async def _end_sessions(self) -> None:
+        self.is_closing = True
+        sessions = asyncio.all_tasks() - {asyncio.current_task()}
+        for session in sessions:
+            session.cancel()
+        await asyncio.gather(*sessions, return_exceptions=True)
+        await asyncio.sleep(0.01)  # in which the transports close their sockets
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # `close` cancels the sessions that are left, and clients may leave at any moment.
+        with contextlib.suppress(asyncio.CancelledError, ConnectionError, EOFError):
+            await self._answer(reader, writer)
+        if self.is_closing:
+            writer.transport.abort()
+        else:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         path = head.split(" ")[1]
         if path == "/schema":
             body = json.dumps({"action": self.schema, "observation": {}, "state": {}})
             writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
         elif path == "/ws" and "upgrade: websocket" in head.lower():
-            key = head.lower().partition("sec-websocket-key:")[0]
-            key = head[len(key) :].split("\r\n")[0].partition(":")[2].strip()
-            digest = hashlib.sha1(f"{key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11".encode()).digest()
-            accept = base64.b64encode(digest).decode()
-            writer.write(
-                "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-                f"Sec-WebSocket-Accept: {accept}\r\n\r\n".encode()
-            )
+            writer.write(handshake(head))
             self.sessions += 1
             try:
                 await self._play(reader, writer)
@@ -100,7 +113,6 @@ class OpenEnvServer:
                 self.sessions -= 1
         else:
             writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
-        writer.close()
 
     async def _play(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         game = Game()
@@ -127,6 +139,24 @@ class OpenEnvServer:
             writer.write(frame(0x89, b"?"))
             writer.write(frame(0x01, answer[:5]) + frame(0x89, b"") + frame(0x80, answer[5:]))
             await writer.drain()
+
+
+def handshake(head: str) -> bytes:
+    """Returns the reply to a client's request for a WebSocket."""
+    before = head.lower().partition("sec-websocket-key:")[0]
+    key = head[len(before) :].split("\r\n")[0].partition(":")[2].strip()
+    digest = hashlib.sha1(f"{key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11".encode()).digest()
+    accept = base64.b64encode(digest).decode()
+    return (
+        "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"Sec-WebSocket-Accept: {accept}\r\n\r\n".encode()
+    )
+
+
+async def shake_hands(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Accepts a WebSocket connection."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    writer.write(handshake(head))
 
 
 async def read_frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:

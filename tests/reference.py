@@ -25,7 +25,7 @@ from jzero.model import qwen
 from jzero.training.learner import Learner
 from jzero.training.step import Minibatch
 from jzero.training.teacher import TeacherScores
-from jzero.types import Grade, Problem, Rollout, State, Turn
+from jzero.types import Grade, Params, Problem, Rollout, State, Turn
 
 VOCAB = 61
 MODEL = qwen.QwenConfig("qwen2", VOCAB, 16, 24, 2, 4, 2, 8, True, 10000.0, 1e-6)
@@ -50,7 +50,7 @@ def settings(**sections: dict[str, object]) -> config.Config:
             "temperature": 0.7,
         },
         "task": {"grade_workers": 1},  # each takes a third of a second to start
-        "train": {"microbatch_tokens": 128, "pack_buckets": 1, "packs_per_row": 2},
+        "train": {"microbatch_tokens": 128, "pack": "longest", "packs_per_row": 2},
         "mesh": {"data": -1, "fsdp": 1},
     }
     for name, fields in [*defaults.items(), *sections.items()]:
@@ -393,6 +393,16 @@ def surrogate(
         return (0.0, 0.0, 0.0) if is_masked(ratio, logp, A, algorithm) else (-ratio * A, -A, 0.0)
     if algorithm.surrogate == "reinforce":
         return -A * logp, 0.0, -A
+    if algorithm.surrogate == "sapo":
+        tau = algorithm.sapo_tau_positive if A > 0 else algorithm.sapo_tau_negative
+        sigmoid = 1 / (1 + math.exp(-tau * (ratio - 1)))
+        return -4 / tau * sigmoid * A, -4 * sigmoid * (1 - sigmoid) * A, 0.0
+    if algorithm.surrogate == "vespo":
+        k, rate = algorithm.vespo_k_positive, algorithm.vespo_lambda_positive
+        if A < 0:
+            k, rate = algorithm.vespo_k_negative, algorithm.vespo_lambda_negative
+        phi = ratio**k * math.exp(rate * (1 - ratio))
+        return -phi * A * logp, 0.0, -phi * A
     if algorithm.surrogate == "cispo":
         return -clipped * A * logp, 0.0, -clipped * A
     if algorithm.dual_clip and A < 0 and ratio > algorithm.dual_clip:
@@ -452,13 +462,20 @@ def sequence_loss(
     n = len(weights)
     shifts = [logps[t] - old[t] for t in range(n)]
     gaps = [old[t] - sampler[t] for t in range(n)]
-    of_sequence = algorithm.ratio == "sequence"
+    of_sequence = algorithm.ratio in ("sequence", "product")
+    root = n if algorithm.ratio == "sequence" else 1
+    left = [sampler[t] - logps[t] for t in range(n)]
+    has_left = False
+    if algorithm.off_policy_bound and n:
+        has_left = statistics.fmean(left) > algorithm.off_policy_bound
     loss = 0.0
     slopes = [0.0] * n
     for t in range(n):
-        ratio = math.exp(sum(shifts) / n if of_sequence else shifts[t])
+        ratio = math.exp(sum(shifts) / root if of_sequence else shifts[t])
         term, by_ratio, direct = surrogate(ratio, logps[t], A[t], algorithm)
         c = correction(gaps, t, algorithm)
+        if has_left and A[t] < 0:
+            c = 0.0
         divergence, by_logp = kl(logps[t], ref[t], algorithm)
         c *= algorithm.rl_coef
         loss += weights[t] * (c * term - algorithm.entropy_coef * entropy[t])
@@ -469,11 +486,11 @@ def sequence_loss(
 
         slopes[t] += weights[t] * c * direct + kl_weights[t] * algorithm.kl_coef * by_logp
         slopes[t] -= ce_weights[t] * algorithm.ce_coef
-        # d ratio / d logp_s is ratio / n for every token s of the sequence, or ratio for t alone.
+        # d ratio / d logp_s is ratio / root for every token s of the sequence, or ratio for t only.
         through_ratio = weights[t] * c * by_ratio * ratio
         if of_sequence:
             for s in range(n):
-                slopes[s] += through_ratio / n
+                slopes[s] += through_ratio / root
         else:
             slopes[t] += through_ratio
     return loss, slopes
@@ -507,6 +524,8 @@ def policy_loss(
         old = sampler
     A, _ = advantages_of(rollouts, old, ref, algorithm, group, max_new, values, parts, teacher)
     weights = token_weights(rollouts, algorithm, max_new, chosen)
+    if algorithm.top_entropy < 1:
+        mask_low_entropy(A, weights, entropy, algorithm.top_entropy)
     kl_weights = token_weights(rollouts, algorithm, max_new, chosen, algorithm.kl_weight)
     only_correct = algorithm.ce_tokens == "correct"
     ce_weights = token_weights(
@@ -534,6 +553,26 @@ def policy_loss(
         row[places] = sequence_slopes
         slopes.append(row)
     return add_environment_loss(loss, slopes, rollouts, logps, algorithm, chosen)
+
+
+def mask_low_entropy(
+    A: list[np.ndarray], weights: Lists, entropy: TokenArrays, share: float
+) -> None:
+    """Sets the advantages to 0 of trained tokens whose entropy is below the quantile 1 - share.
+
+    The quantile lies between two of the sorted entropies, in proportion.
+    """
+    numbers = sorted(
+        float(entropy[i][t]) for i, row in enumerate(weights) for t, w in enumerate(row) if w
+    )
+    place = (1 - share) * (len(numbers) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(numbers) - 1)
+    bound = numbers[below] + (place - below) * (numbers[above] - numbers[below])
+    for i, row in enumerate(weights):
+        for t, weight in enumerate(row):
+            if weight and float(entropy[i][t]) < bound:
+                A[i][t] = 0.0
 
 
 def add_environment_loss(
@@ -745,3 +784,9 @@ def difference(got: qwen.Params, want: qwen.Params) -> float:
         return float(np.linalg.norm(np.asarray(a) - b) / np.linalg.norm(b))
 
     return max(jax.tree.leaves(jax.tree.map(relative_norm, got, want)))
+
+
+def assert_equal(found: Params, expected: Params) -> None:
+    """Asserts that two trees have the same structure and the same bits in every leaf."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)

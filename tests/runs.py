@@ -1,12 +1,15 @@
-"""Whole runs of `python -m jzero.main` as processes, and a stand-in for servers they talk to."""
+"""Whole runs of `python -m jzero.main` as processes, their files, and stand-ins for servers."""
 
+import base64
 import json
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,7 +67,7 @@ def timeless(path: Path) -> list[dict]:
 
     def is_timed(name: str) -> bool:
         groups = ("time/", "compile/", "memory/")
-        return name.startswith(groups) or name.endswith("tokens_per_second")
+        return name.startswith(groups) or name.endswith(("tokens_per_second", "/seconds"))
 
     kept = []
     for row in rows(path):
@@ -95,3 +98,154 @@ class Stand(ThreadingHTTPServer):
     def __exit__(self, *_):
         self.shutdown()
         self.server_close()
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a file of JSON lines, every line of which is complete."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> str:
+    """Writes a file of JSON lines and returns its path."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+Answer = tuple[int, object]  # status, and JSON
+
+
+class Hub(Stand):
+    """Answers the requests of a push as the hub does, for the model or the data set me/tiny.
+
+    Attributes:
+        kind: "models" or "datasets".
+        branches: the files of every branch, by the file's path. No branch: no model yet.
+        is_private: whether the model is private; None: no model yet.
+        failures: how many of the next requests fail, with a status that its client does not retry.
+        is_stalled: whether requests get no answer at all.
+        commits: the branch of every commit, in their order.
+    """
+
+    def __init__(self, kind: str = "models") -> None:
+        super().__init__(Handler)
+        self.kind = kind
+        self.branches: dict[str, dict[str, bytes]] = {}
+        self.is_private: bool | None = None
+        self.failures = 0
+        self.is_stalled = False
+        self.commits: list[str] = []
+        self.requests = 0
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def environment(self) -> dict[str, str]:
+        """Returns the environment variables of a process that may push to this hub."""
+        return {
+            "HF_ENDPOINT": self.address,
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_TOKEN": "hf_secret",
+        }
+
+    def answer(self, method: str, path: str, body: bytes) -> Answer:
+        parts = path.partition("?")[0].strip("/").split("/")
+        if parts == ["api", "repos", "create"]:
+            return self.create(json.loads(body))
+        if parts == ["api", "validate-yaml"]:
+            return 200, {"errors": [], "warnings": []}
+        if parts[:4] != ["api", self.kind, "me", "tiny"]:
+            return 404, {"error": f"no {path}"}
+        match method, *parts[4:]:
+            case "GET", "refs":
+                return self.list_branches()
+            case "POST", "branch", branch:
+                self.branches[branch] = dict(self.branches["main"])
+                return 200, {}
+            case "GET", "tree", branch:
+                return self.list_files(branch)
+            case "POST", "preupload", _:
+                return self.upload_modes(json.loads(body)["files"])
+            case "POST", "commit", branch:
+                return self.commit(branch, [json.loads(line) for line in body.splitlines()])
+        names = [{"rfilename": path} for path in self.branches.get("main", {})]
+        return 200, {
+            "id": "me/tiny",
+            "sha": "0" * 40,
+            "siblings": names,
+            "private": bool(self.is_private),
+        }
+
+    def create(self, request: dict[str, Any]) -> Answer:
+        """Makes the branch main; the status is 409 if there is one."""
+        status = 409 if self.branches else 200
+        if not self.branches:
+            self.is_private = request.get("visibility") == "private"
+        self.branches.setdefault("main", {})
+        return status, {"url": f"{self.address}/me/tiny"}
+
+    def list_branches(self) -> Answer:
+        branches = []
+        for name in self.branches:
+            branches.append({"name": name, "ref": f"refs/heads/{name}", "targetCommit": "0" * 40})
+        return 200, {"branches": branches, "converts": [], "tags": []}
+
+    def list_files(self, branch: str) -> Answer:
+        files = []
+        for path, data in self.branches[branch].items():
+            files.append({"type": "file", "path": path, "size": len(data), "oid": "0" * 40})
+        return 200, files
+
+    def upload_modes(self, files: list[dict[str, Any]]) -> Answer:
+        """Says that every file comes in the commit itself."""
+        modes = []
+        for file in files:
+            mode = {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
+            modes.append(mode)
+        return 200, {"files": modes}
+
+    def commit(self, branch: str, operations: list[dict[str, Any]]) -> Answer:
+        self.commits.append(branch)
+        files = self.branches[branch]
+        for operation in operations:
+            value = operation["value"]
+            if operation["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif operation["key"] == "deletedFile":
+                del files[value["path"]]
+        commit = "1" * 40
+        return 200, {
+            "commitUrl": f"{self.address}/me/tiny/commit/{commit}",
+            "commitOid": commit,
+        }
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Passes requests with the right token to the hub."""
+
+    server: Hub
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Prints nothing."""
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.server.requests += 1
+        while self.server.is_stalled:
+            time.sleep(0.05)
+        if self.server.failures > 0:
+            self.server.failures -= 1
+            status, value = 408, {"error": "the hub is busy"}
+        elif self.headers.get("authorization") == "Bearer hf_secret":
+            status, value = self.server.answer(self.command, self.path, body)
+        else:
+            status, value = 401, {"error": "who are you?"}
+        data = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(data)))
+        self.send_header("content-type", "application/json")
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_POST = do_GET

@@ -59,9 +59,23 @@ def test_the_tests_of_the_newest_versions_exist() -> None:
         assert (ROOT / path).exists(), path
 
 
-@pytest.mark.parametrize("script", [".ci/run", ".ci/newest", ".github/workflows/ci.yml"])
+def test_the_tests_with_jetstream_exist() -> None:
+    text = (ROOT / ".ci/jetstream").read_text(encoding="utf-8")
+    [block] = re.findall(r"TESTS=\((.*?)\)", text, re.DOTALL)
+    assert block.split()
+    for path in block.split():
+        assert "jetstream" in (ROOT / path).read_text(encoding="utf-8"), path
+
+
+@pytest.mark.parametrize("script", [".ci/run", ".github/workflows/ci.yml"])
 def test_the_thorough_tests_run_in_ci(script: str) -> None:
     assert "--thorough --strict-skips" in (ROOT / script).read_text(encoding="utf-8")
+
+
+def test_all_tests_may_run_with_the_newest_versions() -> None:
+    assert "tests=(--thorough --strict-skips --without=torch tests)" in NEWEST.read_text(
+        encoding="utf-8"
+    )
 
 
 def test_a_machine_without_python_3_12_is_told_so(environment: dict[str, str]) -> None:

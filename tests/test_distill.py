@@ -37,7 +37,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(train.train(config, workdir / "run")["export"])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_student_comes_nearer_to_its_teacher(teacher: str, tmp_path: Path) -> None:
     """And its card and its report say that it was distilled, and from whom."""
     config = distillation_run(20, TeacherConfig(kind="model", path=teacher))

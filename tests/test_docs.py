@@ -1,4 +1,4 @@
-"""The command blocks of README.md and docs/: each one is run here, or says why it is not.
+"""The command blocks of README.md, docs/ and lab/: each one is run here, or says why it is not.
 
 An HTML comment above a block states how the block is tested:
 
@@ -6,7 +6,7 @@ An HTML comment above a block states how the block is tested:
     small           run here; each training command gets the settings of the tests' small runs
     thorough        the same, with `pytest --thorough`
     runs thorough   run here as it stands, with `pytest --thorough`
-    slow            run here as it stands, with `pytest --slow`
+    slow            run here as it stands, with `pytest --all`
     test command    the command that .ci/run executes
     tested: FILE    run by that test file
     needs: REASON   not run: it needs hardware, a server or a download
@@ -23,10 +23,21 @@ from typing import NamedTuple
 import pytest
 from runs import ROOT, RUN
 
+from docs import reference
 from jzero import cli
+from jzero.algorithms import PRESETS
+from jzero.algorithms.tables import TABLES
+from jzero.config import Config, list_settings
+from jzero.errors import UserError
+from jzero.run.workdir import MAY_CHANGE
+from jzero.tasks.task import find_task
 
 BLOCK = re.compile(r"(?:<!-- ([^\n]*?) -->\n)?```sh\n(.*?)```", re.DOTALL)
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "lab").glob("*.md")),
+]
 STOPPED_BY_TERM = 143  # the exit status of a shell whose last command killed its server
 
 
@@ -92,6 +103,24 @@ def test_links_to_files_exist(page: Path) -> None:
     for target in targets:
         is_address = "://" in target
         assert is_address or (page.parent / target).exists(), target
+
+
+def anchors(page: Path) -> set[str]:
+    """Returns the anchors of the headings of a page, as GitHub makes them."""
+    text = re.sub(
+        r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_links_to_headings_exist(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text(encoding="utf-8"))
+
+    for target, anchor in links:
+        other = page.parent / target if target else page
+        assert anchor in anchors(other), f"{target}#{anchor}"
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=block_name)
@@ -173,3 +202,66 @@ def test_it_runs_for_minutes(block: Block, environment: dict[str, str], tmp_path
         assert '"completion_tokens": ' in out
         assert '"finish_reason": "' in out
         assert (tmp_path / "runs/sft/report.html").stat().st_size > 50_000
+
+
+# Claims of the pages that are compared with the code.
+
+
+def docs_page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def test_the_settings_that_may_change_in_a_resumed_run_are_listed() -> None:
+    words = " ".join(docs_page("start.md").split())
+    _, _, rest = words.partition("Only `train.steps`")
+    listed, end, _ = ("`train.steps`" + rest).partition("may change.")
+    assert end
+
+    names = set(re.findall(r"`([a-z_]+\.[a-z_*]+)`", listed))
+
+    changeable = {
+        "train.wandb_*" if name.startswith("train.wandb_") else name
+        for name in MAY_CHANGE
+        if not name.startswith(("hub.", "memory."))
+    }
+    assert names == changeable
+    settings = {
+        item.name for item in list_settings(Config()) if item.name.startswith(("hub.", "memory."))
+    }
+    assert settings <= set(MAY_CHANGE)
+
+
+def test_the_example_of_an_error_is_what_the_error_says() -> None:
+    with pytest.raises(UserError) as error:
+        find_task("chess")
+
+    assert f"\nerror: {error.value}\n" in docs_page("troubleshooting.md")
+
+
+def test_the_reference_is_what_the_code_defines() -> None:
+    for name, text in reference.pages().items():
+        page = (reference.PAGES / name).read_text(encoding="utf-8")
+        assert page == text, f"docs/reference/{name}: run python docs/reference.py"
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "configs").glob("*.py")), ids=lambda p: p.stem)
+def test_every_recipe_has_a_tiny_preset(recipe: Path) -> None:
+    assert "\ndef tiny() -> Config:" in recipe.read_text(encoding="utf-8")
+
+
+def test_the_folders_of_architecture_md_are_those_of_the_package() -> None:
+    folders = set(re.findall(r"^\| `([a-z]+)/`", docs_page("architecture.md"), re.MULTILINE))
+
+    packages = {path.parent.name for path in (ROOT / "jzero").glob("*/__init__.py")}
+    assert folders == packages - {"planning", "serving"}  # commands, and no part of a step
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_described(name: str) -> None:
+    assert re.search(rf"^\| (`\w+`, )?`{name}`", docs_page("algorithms.md"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("field", TABLES)
+def test_every_part_of_an_algorithm_is_described(field: str) -> None:
+    missing = [name for name in TABLES[field] if f"`{name}`" not in docs_page("algorithms.md")]
+    assert not missing

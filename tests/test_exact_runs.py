@@ -6,7 +6,7 @@ A log-probability that differs ends the run, so a run that ends by itself had no
 from pathlib import Path
 
 import pytest
-from jsonl import read_jsonl
+from runs import read_jsonl
 
 from jzero import algorithms, train
 from jzero.config import (
@@ -64,7 +64,7 @@ def countdown(model_type: str, dtype: str, microbatch_tokens: int, mesh: MeshCon
             minibatches=2,
             microbatch_tokens=microbatch_tokens,
             packs_per_row=2,
-            pack_buckets=1,
+            pack="longest",
         ),
         eval=EvalConfig(problems=8, samples=1),
         mesh=mesh,

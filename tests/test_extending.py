@@ -1,4 +1,4 @@
-"""docs/extending.md: the code of the page is written to files and run, so that the page stays true.
+"""docs/extend.md: the code of the page is written to files and run, so that the page stays true.
 
 A comment `<!-- file: NAME -->` above a Python block gives the file that the block is.
 """
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonl import read_jsonl
+from runs import read_jsonl
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/extend.md").read_text(encoding="utf-8")
 PYTHON = re.compile(r"(?:<!-- file: (\S+) -->\n)?```python\n(.*?)```", re.DOTALL)
 COMMANDS = re.compile(r"<!-- tested: tests/test_extending\.py -->\n```sh\n(.*?)```", re.DOTALL)
 
@@ -66,6 +66,7 @@ def test_every_python_block_of_the_page_is_a_file() -> None:
     assert len(names) == 8
 
 
+@pytest.mark.thorough
 def test_a_run_uses_the_reward_of_the_page_and_trains(folder: Path) -> None:
     rows = read_jsonl(folder / "runs/game/metrics.jsonl")
 

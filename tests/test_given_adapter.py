@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from reference import assert_equal
 from test_adapter_runs import with_adapter
 from test_train import reproducible_metrics, tiny_run
-from trees import assert_equal
 
 from jzero import algorithms, evaluate, export, serve, setup, sft, train
 from jzero.config import AdapterConfig, ArchitectureConfig, Config

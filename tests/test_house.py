@@ -16,10 +16,13 @@ FILES = sorted((ROOT / "jzero").rglob("*.py"))
 LAYERS = [
     ("errors",),
     ("types", "files", "setting", "int8", "products"),
+    ("http",),
+    ("websocket",),
     ("algorithms",),
     ("config",),
     ("sandbox",),
     ("grading", "tasks", "attention"),
+    ("distributed.rendezvous", "distributed.relay"),
     ("distributed.peers", "distributed.slurm"),
     ("distributed", "distributed.processes"),
     ("distributed.collectives",),
@@ -36,8 +39,8 @@ LAYERS = [
     ("cli",),
     ("setup", "sft"),
     ("train",),
-    ("evaluate", "serving"),
-    ("main", "generate", "export", "report", "serve", "filter", "grade", "pack_lengths"),
+    ("evaluate", "serving", "generation"),
+    ("main", "generate", "export", "report", "serve", "filter", "grade"),
     ("plan",),
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
@@ -203,7 +206,9 @@ def probe(modules: list[str], packages: list[str]) -> tuple[float, list[str]]:
 
 def test_graders_start_without_jax() -> None:
     modules = [
-        f"jzero.{name}" for name in MODULES if name.split(".")[0] in ("tasks", "grading", "sandbox")
+        f"jzero.{name}"
+        for name in MODULES
+        if name.split(".")[0] in ("tasks", "grading", "sandbox", "config")
     ]
     _, loaded = probe(modules, ["jax", "flax", "torch", "tensorflow"])
     assert loaded == []

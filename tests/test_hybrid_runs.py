@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from jsonl import read_jsonl
+from runs import read_jsonl
 from servers import load_alone, threaded_server
 from test_train import tiny_run
 
@@ -41,7 +41,7 @@ WITH_EXPERTS = replace(
 )
 
 
-@pytest.mark.thorough  # most of it is compilation: of a run, and of two engines
+@pytest.mark.thorough_cases("dense")  # most of it is compilation: of a run, and of two engines
 @pytest.mark.usefixtures("quick_runs")
 @pytest.mark.parametrize(
     "arch", [pytest.param(ARCH, id="dense"), pytest.param(WITH_EXPERTS, id="experts")]

@@ -13,7 +13,8 @@ import pytest
 from runs import ROOT, RUN
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-FOREIGN = {"install", "platform"}  # tags of cells that need the network or the platform itself
+# Tags of cells that need the network, the platform itself or an answer of the user.
+FOREIGN = {"install", "platform", "source"}
 
 
 def cells(path: Path) -> list[dict]:
@@ -83,7 +84,16 @@ def test_a_notebook_installs_what_there_is(path: Path) -> None:
     assert "jzero[{EXTRA}]" in source(install)
 
 
-@pytest.mark.thorough
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_asks_where_jzero_is_before_it_clones(path: Path) -> None:
+    """There is no address that a notebook could know."""
+    [chosen] = [cell for cell in code_cells(path) if "source" in tags(cell)]
+
+    with pytest.raises(AssertionError, match="set SOURCE to the git URL of your copy"):
+        exec(source(chosen), {})
+
+
+@pytest.mark.thorough_cases("kaggle")  # what follows the installation is the same
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_cells_run_at_tiny_settings(
     path: Path, environment: dict[str, str], tmp_path: Path

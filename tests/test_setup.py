@@ -87,6 +87,14 @@ def test_the_steps_follow_from_the_passes_over_the_problems(
     assert setup.with_steps(settings).train.steps == steps
 
 
+def test_passes_that_drop_their_last_problems_have_whole_steps_only(ten_questions: str) -> None:
+    task = {"name": "math", "template": "no", "data": ten_questions, "drop_last": True}
+    train = {"steps": 0, "prompt_epochs": 3.0}
+    settings = reference.settings(task=task, train=train, rollout={"num_prompts": 4})
+
+    assert setup.with_steps(settings).train.steps == 6  # 2 in each pass of 10
+
+
 def test_passes_over_problems_without_end_are_refused() -> None:
     settings = reference.settings(train={"prompt_epochs": 3.0})
     with pytest.raises(UserError, match="train.prompt_epochs=3: .*task.name=countdown have no end"):
@@ -156,7 +164,8 @@ def test_the_check_refuses_a_mistake_and_writes_nothing(
 
 
 def test_the_check_accepts_a_new_workdir_and_writes_nothing(folder: Path) -> None:
-    setup.check(reference.settings(), folder / "a/b/c")
+    settings = reference.settings(train={"microbatch_tokens": 240})  # a row for each device
+    setup.check(settings, folder / "a/b/c")
 
     assert names_in(folder) == ["file", "sealed"]
 

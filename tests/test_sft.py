@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 import reference
-from jsonl import read_jsonl, write_jsonl
-from runs import PROGRAM, ROOT, finish, timeless
+from runs import PROGRAM, ROOT, finish, read_jsonl, timeless, write_jsonl
 
 from jzero import sft
 from jzero.config import ArchitectureConfig, Config
@@ -318,12 +317,30 @@ def test_a_mistake_is_refused_before_anything_is_written(
 
 def test_rows_without_examples_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     config = mixed_sets(tmp_path)
-    config.sft.data = write_jsonl(tmp_path / "three.jsonl", [{"text": "x"}])
+    config.sft.data = write_jsonl(tmp_path / "three.jsonl", [{"source": "x"}])
 
-    with pytest.raises(ValueError, match="it needs messages, or prompt and completion"):
+    with pytest.raises(ValueError, match="it needs messages, prompt and completion, conv"):
         sft.train(config, tmp_path / "run")
 
     assert not (tmp_path / "run").exists()
+
+
+def test_long_examples_are_left_out_or_cut_off(tmp_path: Path) -> None:
+    config = mixed_sets(tmp_path)
+    tok = tokenizer.load("")
+    rows = [{"prompt": "1+1=", "completion": "2"}, {"prompt": "1+1=", "completion": "2" * 9}]
+    [short, long] = sft.encode_rows(tok, rows, config)
+
+    config.sft.pack_length = 8
+    assert sft.encode_rows(tok, rows, config) == [short]
+
+    config.sft.long_examples = "cut"
+    [same, cut] = sft.encode_rows(tok, rows, config)
+    assert same == short
+    assert (cut.tokens, cut.trained) == (long.tokens[:8], long.trained[:8])
+
+    config.sft.pack_length = 4  # the prompts alone: nothing to train on is left
+    assert sft.encode_rows(tok, rows, config) == []
 
 
 def test_examples_that_are_all_too_long_are_refused(tmp_path: Path) -> None:
@@ -332,3 +349,34 @@ def test_examples_that_are_all_too_long_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="every example is longer than sft.pack_length=3"):
         sft.train(config, tmp_path / "run")
+
+
+def test_rows_without_a_completion_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": f"{i}", "completion": None if i % 3 else f"{i}"} for i in range(9)]
+    config = mixed_sets(tmp_path)
+    config.sft.data = write_jsonl(tmp_path / "four.jsonl", rows)
+
+    data = sft.read_data(config)
+
+    assert data.num_examples == 3
+    assert {data.rows[i]["completion"] for i in range(3)} == {"0", "3", "6"}
+    assert "four.jsonl: 6 rows without completion are left out" in capsys.readouterr().out
+
+
+def test_sets_of_text_and_of_conversations_are_read(tmp_path: Path) -> None:
+    config = mixed_sets(tmp_path)
+    texts = write_jsonl(tmp_path / "text.jsonl", [{"text": f"{i} + 1", "id": i} for i in range(4)])
+    said = [{"from": "human", "value": "1+1="}, {"from": "gpt", "value": "2"}]
+    talks = write_jsonl(tmp_path / "talks.jsonl", [{"conversations": said}] * 3)
+    config.sft.data = f"{texts},{talks}"
+
+    data = sft.read_data(config)
+
+    assert data.num_examples == 7
+    kinds = [next(iter(data.rows[i])) for i in range(7)]
+    assert kinds.count("text") == 4 and kinds.count("conversations") == 3
+    config.sft.data, config.sft.system_prompt = texts, "Be brief."
+    with pytest.raises(ValueError, match="is for messages, and sft.data=.*text.jsonl"):
+        sft.read_data(config)

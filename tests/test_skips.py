@@ -39,7 +39,7 @@ def test_of_a_package():
     pytest.importorskip("no_such_package")
 
 
-@pytest.mark.skip(reason="slow: run with --slow")
+@pytest.mark.skip(reason="slow: run with --all")
 def test_that_may_be_skipped():
     pass
 """

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 import reference
-from jsonl import read_jsonl
+from runs import read_jsonl
 
 from jzero import algorithms, train
 from jzero.algorithms import Algorithm
@@ -81,7 +81,7 @@ def exported_weights(workdir: Path, step: int) -> bytes:
     return (workdir / f"export-{step}/model.safetensors").read_bytes()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_ppo_with_a_refreshed_reference_resumes_to_the_same_numbers(tmp_path: Path) -> None:
     """The critic, both optimizers and the reference are as they were."""
     whole = tmp_path / "whole"
@@ -145,7 +145,7 @@ def test_a_run_that_leaks_arrays_stops_and_names_them(
     def leaking_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[Problem]:
         if step > 2:
             # More than the share that is allowed, of whatever other tests have left behind.
-            size = 2**24 + sum(array.nbytes for array in jax.live_arrays()) // 8
+            size = 2**23 + sum(array.nbytes for array in jax.live_arrays()) // 16
             kept.append(jax.device_put(np.zeros(size, np.int32)))
         return countdown.train_problems(task, seed, step, count)
 
@@ -155,12 +155,11 @@ def test_a_run_that_leaks_arrays_stops_and_names_them(
     config = tiny_run(9, algorithms.PRESETS["grpo"]())
     config.task.name = "leaking_task"
     config.warm_start.steps = 0
-    config.memory.growth_steps = 2
 
-    with pytest.raises(UserError, match=r"^step 4: the arrays on a device have grown in 2 steps"):
+    with pytest.raises(UserError, match=r"^step 7: the arrays on a device have grown in 5 steps"):
         train.train(config, tmp_path)
 
     rows = read_jsonl(tmp_path / "metrics.jsonl")
-    assert [row["step"] for row in rows] == [1, 2, 3, 4]
-    assert rows[3]["memory/live_gib"] > rows[2]["memory/live_gib"] > rows[1]["memory/live_gib"]
-    assert (tmp_path / "checkpoints" / "4").is_dir()
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 7]
+    assert rows[6]["memory/live_gib"] > rows[2]["memory/live_gib"] > rows[1]["memory/live_gib"]
+    assert (tmp_path / "checkpoints" / "7").is_dir()

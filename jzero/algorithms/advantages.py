@@ -1,8 +1,8 @@
 """Advantages: from the rewards of an RL step's rollouts to a number for every sampled token.
 
 Everything here runs on the host in NumPy and float64, over all rollouts of the RL step at once, so
-that minibatches, packing and sharding cannot change an advantage. Tokens of an environment are not
-among the tokens: `Episodes` holds sampled tokens only.
+that minibatches, packing and sharding cannot change an advantage. `Episodes` has only sampled
+tokens, without the environment's replies.
 
 An advantage function takes `Episodes` and an `Algorithm` and returns f64[N, T], or f64[N, 1] if all
 tokens of a rollout have the same advantage.
@@ -26,12 +26,12 @@ class Episodes(NamedTuple):
     """The rewards of rollouts, left-aligned over their sampled tokens.
 
     `group` numbers the prompts from 0: rollouts of the same prompt share a number. `values` are the
-    critic's, of the state before each token, and 0 without a critic. `turn` numbers the turns of an
-    episode from 0, and is None if no episode has more than one.
+    critic's values of the state before each token, 0 without a critic. `turn` numbers the turns of
+    an episode from 0, and is None if all episodes have a single turn.
 
-    `parts` are the K named rewards that `rewards` are the weighted sum of, for an advantage that
-    reads them (`Advantage.needs_parts`), else None. They stand on the last token of their turn, and
-    are NaN on it where a reward function does not apply to the turn. They are 0 on other tokens.
+    `parts` are the K named rewards; `rewards` is their weighted sum. They are None unless the
+    advantage reads them (`Advantage.needs_parts`). A named reward is on the last token of its turn,
+    and is NaN there if the reward function does not apply to the turn. It is 0 on other tokens.
     """
 
     rewards: PerToken
@@ -39,13 +39,13 @@ class Episodes(NamedTuple):
     mask: Bool[np.ndarray, "rollouts tokens"]
     group: Groups
     turn: Int[np.ndarray, "rollouts tokens"] | None = None
-    turn_discount: float = 1.0  # of the next turn's return in the return of a turn
+    turn_discount: float = 1.0  # factor of the next turn's return in the return of a turn
     parts: Float[np.ndarray, "rollouts tokens parts"] | None = None
-    part_weights: tuple[float, ...] = ()  # of each of the K parts in the reward
+    part_weights: tuple[float, ...] = ()  # weight of each of the K parts in the reward
 
     @property
     def returns(self) -> PerRollout:
-        """Returns the undiscounted sum of each rollout's rewards."""
+        """The undiscounted sum of each rollout's rewards."""
         return self.rewards.sum(axis=1)
 
 
@@ -53,7 +53,7 @@ class Episodes(NamedTuple):
 
 
 def group_means(x: PerRollout, group: Groups) -> PerRollout:
-    """Returns for every rollout the mean of x over the rollout's group."""
+    """Returns the mean of x over the group of each rollout."""
     return (np.bincount(group, x) / np.bincount(group))[group]
 
 
@@ -64,26 +64,25 @@ def bessel_correction(group: Groups) -> PerRollout:
 
 
 def is_in_uniform_group(x: PerRollout, group: Groups) -> Bool[np.ndarray, " rollouts"]:
-    """Returns for every rollout whether x is the same throughout the rollout's group.
-
-    The values are compared for equality, not within an epsilon: 0.1 has no exact mean, and its
-    deviations from an inexact one, divided by their own standard deviation, would be large.
-    """
+    """Returns for each rollout whether all rollouts of its group have the same x."""
+    # Compare values instead of deviations from the mean: the mean of equal values such as 0.1 is
+    # inexact, and the tiny deviations, divided by their standard deviation, would be large.
     _, first_of_group = np.unique(group, return_index=True)
     first = x[first_of_group][group]
     differences = np.bincount(group, x != first)
     return (differences == 0)[group]
 
 
-# Advantages with the group as baseline.
+# Advantages with a baseline from the group.
 
 
 def group_mean(episodes: Episodes, algorithm: Algorithm) -> Advantages:
     """A = R - mean(R) over the group (Dr. GRPO, arXiv:2503.20783 eq. 3).
 
-    A group whose returns are all equal gets exactly 0.
+    A group with equal returns gets exactly 0.
     """
     returns = episodes.returns
+    # With equal returns `centered` can be a rounding error instead of 0.
     centered = returns - group_means(returns, episodes.group)
     return np.where(is_in_uniform_group(returns, episodes.group), 0.0, centered)[:, None]
 
@@ -109,10 +108,10 @@ def group_mean_batch_std(episodes: Episodes, algorithm: Algorithm) -> Advantages
 
 
 def group_mean_over_mean(episodes: Episodes, algorithm: Algorithm) -> Advantages:
-    """A = (R - mean(R)) / mean(R) over the group, and 0 where mean(R) is not positive.
+    """A = (R - mean(R)) / mean(R) over the group, and 0 if mean(R) is not positive.
 
-    With scores of 0 and 1 the expected gradient is that of the log-likelihood of a right answer, to
-    the order that the group's size allows. Source: MaxRL, arXiv:2602.02710.
+    With scores of 0 and 1 the expected gradient is the gradient of the log-likelihood of a correct
+    answer, up to an order given by the group size. Source: MaxRL, arXiv:2602.02710.
     """
     means = group_means(episodes.returns, episodes.group)[:, None]
     centered = group_mean(episodes, algorithm)
@@ -123,9 +122,9 @@ def each_group_mean_std(episodes: Episodes, algorithm: Algorithm) -> Advantages:
     """A = B / (std(B) + eps), with B = sum_k weight_k (R_k - mean(R_k)) / (std(R_k) + eps).
 
     Means and standard deviations of the named reward R_k are over the rollouts of the group that it
-    applies to, and the standard deviation of B is over all rollouts. B has the mean 0, because each
-    of its terms does. A reward that is the same throughout a group adds exactly 0 there. Episodes
-    without named rewards have one, their reward.
+    applies to. The standard deviation of B is over all rollouts. B has mean 0, because each of its
+    terms has mean 0. A reward that is equal for all rollouts of a group adds exactly 0. If episodes
+    have no named rewards, their total reward is the only R_k.
 
     Source: GDPO, arXiv:2601.05242; TRL's multi_objective_aggregation="normalize_then_sum".
     """
@@ -138,15 +137,16 @@ def each_group_mean_std(episodes: Episodes, algorithm: Algorithm) -> Advantages:
     for weight, returns in zip(weights, returns_NK.T, strict=True):
         applies = ~np.isnan(returns)
         if applies.any():
+            # Renumber the groups, because `group_means` divides by the size of each number.
             _, group = np.unique(episodes.group[applies], return_inverse=True)
-            of_part = one_reward_each(returns[applies], group)
-            total[applies] += weight * group_mean_std(of_part, algorithm)[:, 0]
+            part_episodes = one_reward_each(returns[applies], group)
+            total[applies] += weight * group_mean_std(part_episodes, algorithm)[:, 0]
     std = total.std(ddof=1) if len(total) > 1 else 0.0
     return (total / (std + algorithm.std_eps))[:, None]
 
 
 def one_reward_each(returns: PerRollout, group: Groups) -> Episodes:
-    """Returns episodes of one token, which has all of the episode's reward."""
+    """Returns episodes of one token with the given returns as rewards."""
     rewards = returns[:, None]
     return Episodes(
         rewards=rewards,
@@ -157,14 +157,12 @@ def one_reward_each(returns: PerRollout, group: Groups) -> Episodes:
 
 
 def leave_one_out(episodes: Episodes, algorithm: Algorithm) -> Advantages:
-    """A = R - mean of the group's other R (RLOO, arXiv:2402.14740 eq. 8).
-
-    That is the deviation from the mean of the whole group, times G / (G - 1).
-    """
+    """A = R - mean of the group's other R (RLOO, arXiv:2402.14740 eq. 8)."""
+    # This equals the deviation from the mean of the whole group, times G / (G - 1).
     return group_mean(episodes, algorithm) * bessel_correction(episodes.group)[:, None]
 
 
-# Advantages token by token.
+# Advantages for each token.
 
 
 def generalized_advantages(episodes: Episodes, gamma: float, lam: float) -> PerToken:
@@ -173,13 +171,14 @@ def generalized_advantages(episodes: Episodes, gamma: float, lam: float) -> PerT
         A_t = delta_t + gamma lam A_{t+1}
         delta_t = r_t + gamma V_{t+1} - V_t
 
-    Rewards and values are zero after a rollout's last token. At the end of a turn that another one
-    follows, gamma is multiplied by `turn_discount`.
+    Rewards and values are zero after a rollout's last token. Between two turns gamma is multiplied
+    by `turn_discount`.
     """
     rewards = episodes.rewards
     values = episodes.values * episodes.mask
     discount = np.full(rewards.shape, gamma)
     if episodes.turn is not None:
+        # The last token of each turn except the last turn.
         is_last_of_turn = np.diff(episodes.turn, axis=1) != 0
         discount[:, :-1] *= np.where(is_last_of_turn, episodes.turn_discount, 1.0)
 
@@ -189,7 +188,7 @@ def generalized_advantages(episodes: Episodes, gamma: float, lam: float) -> PerT
     for t in reversed(range(rewards.shape[1])):
         delta = rewards[:, t] + discount[:, t] * next_value - values[:, t]
         advantage = delta + discount[:, t] * lam * next_advantage
-        # Padding stands behind a rollout's tokens, so nothing flows from it into the last token.
+        # Padding follows a rollout's tokens. It must not contribute to the last token.
         next_advantage = np.where(episodes.mask[:, t], advantage, 0.0)
         next_value = values[:, t]
         advantages[:, t] = next_advantage
@@ -203,37 +202,37 @@ def discounted_returns(episodes: Episodes, gamma: float) -> PerToken:
 
 
 def gae(episodes: Episodes, algorithm: Algorithm) -> PerToken:
-    """A_t = sum_l (gamma lam)^l delta_{t+l}, the critic's (PPO, arXiv:1707.06347 eq. 11)."""
+    """A_t = sum_l (gamma lam)^l delta_{t+l} with a critic (PPO, arXiv:1707.06347 eq. 11)."""
     return generalized_advantages(episodes, algorithm.gamma, algorithm.lam)
 
 
 def return_to_go(episodes: Episodes, algorithm: Algorithm) -> PerToken:
-    """A_t = r_t + gamma A_{t+1} (REINFORCE++, arXiv:2501.03262, which also whitens it)."""
+    """A_t = r_t + gamma A_{t+1} (REINFORCE++, arXiv:2501.03262, which also whitens A)."""
     return discounted_returns(episodes, algorithm.gamma)
 
 
-# No baseline, for what learns from a teacher alone.
+# For algorithms that learn only from a teacher.
 
 
 def zero(episodes: Episodes, algorithm: Algorithm) -> Advantages:
-    """A = 0: rewards do not count. The teacher's part is added afterwards (`distillation.py`)."""
+    """A = 0: rewards have no effect. The teacher's term is added later (`distillation.py`)."""
     return np.zeros((len(episodes.rewards), 1))
 
 
-# The table, and what is common to all advantages.
+# The table, and the steps that all advantages share.
 
 
 class Advantage(NamedTuple):
-    """An advantage function and what it needs."""
+    """An advantage function and its requirements."""
 
     compute: Callable[[Episodes, Algorithm], Advantages]
-    min_group_size: int  # smallest group that it is defined for
+    min_group_size: int  # smallest group for which the advantage is defined
     needs_critic: bool = False
-    needs_parts: bool = False  # reads the named rewards, not their sum
+    needs_parts: bool = False  # reads the named rewards instead of their sum
 
     @property
-    def is_of_group(self) -> bool:
-        """Returns whether the baseline comes from other rollouts of the same prompt."""
+    def has_group_baseline(self) -> bool:
+        """Whether the baseline comes from other rollouts of the same prompt."""
         return self.min_group_size > 1
 
 
@@ -257,12 +256,14 @@ def compute_advantages(episodes: Episodes, algorithm: Algorithm) -> tuple[PerTok
     Whitening scales the advantages to mean 0 and variance 1 over all sampled tokens.
     """
     advantage = ADVANTAGES[algorithm.advantage]
-    if episodes.turn is not None and advantage.is_of_group:
+    # With several turns, a turn is compared with the same turn of the group's other rollouts.
+    if episodes.turn is not None and advantage.has_group_baseline:
         turns, row_of_token = turns_as_episodes(episodes)
         advantages = advantage.compute(turns, algorithm)[row_of_token, 0]
     else:
         advantages = advantage.compute(episodes, algorithm)
     advantages = advantages * episodes.mask
+    # Whitening changes the scale of advantages, so the critic's targets are computed first.
     targets = (advantages + episodes.values) * episodes.mask
     if algorithm.whiten:
         advantages = whitened(advantages, episodes.mask)
@@ -272,27 +273,30 @@ def compute_advantages(episodes: Episodes, algorithm: Algorithm) -> tuple[PerTok
 def turns_as_episodes(
     episodes: Episodes,
 ) -> tuple[Episodes, Int[np.ndarray, "rollouts tokens"]]:
-    """Returns every turn as an episode of one token, and for every token the row of its turn.
+    """Converts every turn to an episode of one token; also returns the row of each token's turn.
 
-    The reward of a turn's row is its return G_t = r_t + turn_discount G_{t+1}. Turns of the same
-    number in the rollouts of one prompt are a group, so that the baseline does not depend on what
-    the turn says. A turn that no other rollout came to is alone in its group and gets exactly 0.
+    The reward of a turn's row is the turn's return G_t = r_t + turn_discount G_{t+1}. Turns with
+    the same number in the rollouts of one prompt form a group, so that the baseline does not depend
+    on the content of the turn. A turn that no other rollout reached forms a group of one and gets
+    exactly 0.
     """
     turn = episodes.turn
     assert turn is not None, "the episodes have one turn only"
     is_first_of_turn = episodes.mask & (np.diff(turn, axis=1, prepend=-1) != 0)
+    # Within a turn there is no discount; between turns `turn_discount` applies.
     returns = discounted_returns(episodes, gamma=1.0)[is_first_of_turn]
+    # A unique number for each pair of a prompt and a turn.
     group_and_turn = episodes.group[:, None] * (turn.max() + 1) + turn
     _, group = np.unique(group_and_turn[is_first_of_turn], return_inverse=True)
     rows = one_reward_each(returns, group)
     row_of_token = np.cumsum(is_first_of_turn).reshape(turn.shape) - 1
     if episodes.parts is not None:
-        parts = returns_of_parts(episodes, episodes.parts, is_first_of_turn, row_of_token)
+        parts = part_returns(episodes, episodes.parts, is_first_of_turn, row_of_token)
         rows = rows._replace(parts=parts[:, None], part_weights=episodes.part_weights)
     return rows, row_of_token
 
 
-def returns_of_parts(
+def part_returns(
     episodes: Episodes,
     parts: Float[np.ndarray, "rollouts tokens parts"],
     is_first_of_turn: Bool[np.ndarray, "rollouts tokens"],
@@ -300,11 +304,12 @@ def returns_of_parts(
 ) -> Float[np.ndarray, "turns parts"]:
     """Returns the return of every named reward of every turn.
 
-    It is NaN where the reward function does not apply to the turn itself. A later turn that the
-    function does not apply to adds nothing to the returns of the turns before it.
+    The return is NaN if the reward function does not apply to the turn itself. If it does not apply
+    to a later turn, this turn adds 0 to the returns of earlier turns.
     """
     columns = []
     for part in np.moveaxis(parts, -1, 0):
+        # NaN would spread to earlier turns, so it counts as 0 there and is set on its turn below.
         rewards = episodes._replace(rewards=np.nan_to_num(part, nan=0.0))
         returns = discounted_returns(rewards, gamma=1.0)[is_first_of_turn]
         returns[row_of_token[np.isnan(part)]] = np.nan
@@ -320,7 +325,7 @@ def whitened(advantages: PerToken, mask: Bool[np.ndarray, "rollouts tokens"]) ->
 
 
 def needs_parts(algorithm: Algorithm) -> bool:
-    """Returns whether the algorithm's advantage reads the named rewards, not their sum."""
+    """Returns whether the algorithm's advantage reads the named rewards instead of their sum."""
     return ADVANTAGES[algorithm.advantage].needs_parts
 
 

@@ -1,33 +1,30 @@
-"""Corrections: factors for tokens whose sampler and trainer disagree about their probability.
+"""Corrections: importance weights for the mismatch between sampler and trainer.
 
-The sampler computes in other precision and other kernels than the trainer, and an asynchronous
-sampler may hold older weights. A correction takes d = log pi_old - log pi_sampler of every token of
-packed rows [B, T]. It makes a ratio of d, of the token alone or of its sequence, and of the ratio
-the factor c of the token's term in the loss. The factor is a constant: no gradient goes through it.
-A factor of 0 drops the token from the sum, and the denominators of the weights stay as they are.
+The sampler uses another precision and other kernels than the trainer, and an asynchronous sampler
+can have older weights. A correction takes d = log pi_old - log pi_sampler of every token of packed
+rows [B, T]. From d it computes a ratio, for the token or for its sequence, and from the ratio the
+factor c of the token's term in the loss. The factor is a constant: no gradient flows through it.
+A factor of 0 drops the token from the sum without a change of the weights' denominators.
 
 `correction_low` and `correction_high` bound the ratio.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 
 from jzero.algorithms.algorithm import Algorithm
-from jzero.algorithms.ratios import SequenceSum, Tokens, bounded_exp, sequence_ratio, token_ratio
+from jzero.algorithms.ratios import (
+    SequenceSum,
+    Tokens,
+    product_ratio,
+    sequence_ratio,
+    token_ratio,
+)
 
 CorrectionRatio: TypeAlias = Callable[[Tokens, SequenceSum], Tokens]
 CorrectionFactor: TypeAlias = Callable[[Tokens, Algorithm], Tokens]
-
-
-# The ratio: (d, sequence_sum) -> the ratio that the bounds apply to.
-
-
-def product_ratio(d: Tokens, sequence_sum: SequenceSum) -> Tokens:
-    """Returns the product of exp(d) over the token's sequence."""
-    return bounded_exp(sequence_sum(d))
 
 
 # The factor: (ratio, algorithm) -> c.
@@ -50,7 +47,7 @@ def keep(ratio: Tokens, algorithm: Algorithm) -> Tokens:
 
 
 class Correction(NamedTuple):
-    """A correction: the ratio of every token, and the factor that the ratio becomes."""
+    """A correction: the function for the ratio, and the function from the ratio to the factor."""
 
     ratio: CorrectionRatio
     factor: CorrectionFactor
@@ -67,16 +64,3 @@ CORRECTIONS: dict[str, Correction] = {
     # Rejection by the geometric mean of exp(d) over the token's sequence.
     "geometric": Correction(sequence_ratio, keep),
 }
-
-
-def resolve_correction(algorithm: Algorithm, max_staleness: int) -> Algorithm:
-    """Returns the algorithm with the correction that it has in a run, "" for none.
-
-    A run whose rollouts may be stale is decoupled PPO (AReaL, arXiv:2505.24298 eq. 5) unless it
-    names a correction or uses the sampler's log-probs as the old policy's.
-    """
-    if algorithm.correction == "none":
-        return replace(algorithm, correction="")
-    if not algorithm.correction and max_staleness and algorithm.old_policy == "trainer":
-        return replace(algorithm, correction="token_truncate")
-    return replace(algorithm)

@@ -1,14 +1,14 @@
-"""On-policy distillation: what a teacher adds to the advantages, and its presets.
+"""On-policy distillation: the teacher's term of the advantages, and the presets.
 
-The student samples, and the teacher says of every sampled token how likely it finds the token:
+The student samples, and the teacher scores the probability of every sampled token:
 
     A_t = A_t(rewards) + teacher_coef (log pi_teacher(a_t) - log pi_old(a_t))
 
-There is no discount and no baseline: the second term is minus the integrand of the reverse KL from
-the student to the teacher, whose expected policy gradient is the gradient of that KL at one token
+There is no discount and no baseline. The second term is minus the integrand of the reverse KL from
+the student to the teacher, and its expected policy gradient is the gradient of this KL at one token
 (Lu, "On-Policy Distillation", Thinking Machines 2025; Agarwal et al., arXiv:2306.13649).
 
-Like the other advantages, this one is computed on the host, over all rollouts of an RL step.
+Like the other advantages, this term is computed on the host, over all rollouts of an RL step.
 """
 
 from dataclasses import replace
@@ -24,9 +24,9 @@ def teacher_advantages(
     teacher_logps: Float[np.ndarray, " tokens"],
     algorithm: Algorithm,
 ) -> Float[np.ndarray, " tokens"]:
-    """Returns teacher_coef (log pi_teacher - log pi_old), at most `teacher_max` in size.
+    """Returns teacher_coef (log pi_teacher - log pi_old), clipped to +-`teacher_max` if not 0.
 
-    Where both log-probs are the same number the result is exactly 0.
+    If both log-probs are equal the result is exactly 0.
     """
     advantages = algorithm.teacher_coef * (teacher_logps - old_logps)
     if algorithm.teacher_max:
@@ -40,20 +40,18 @@ def needs_teacher(algorithm: Algorithm) -> bool:
 
 
 def distill(**changes: object) -> Algorithm:
-    """On-policy distillation alone: rewards are measured and do not count."""
+    """Only on-policy distillation: rewards are measured but have no effect."""
     algorithm = Algorithm(name="distill", advantage="zero", teacher_coef=1.0, weight="token_mean")
     return replace(algorithm, **changes)
 
 
 def distill_grpo(**changes: object) -> Algorithm:
-    """GRPO's advantage from the rewards, and a tenth of the teacher's beside it."""
+    """GRPO's advantage from the rewards plus a tenth of the teacher's term."""
     return replace(Algorithm(name="distill_grpo", teacher_coef=0.1), **changes)
 
 
 def supervised(**changes: object) -> Algorithm:
-    """Supervised fine-tuning: the cross-entropy is the only part of the loss.
-
-    It is no preset of RL, whose responses are the policy's own.
-    """
+    """Supervised fine-tuning: the cross-entropy is the only term of the loss."""
+    # Not in PRESETS: RL samples its responses from the policy.
     algorithm = Algorithm(name="sft", rl_coef=0.0, ce_coef=1.0, weight="token_mean")
     return replace(algorithm, **changes)

@@ -1,7 +1,7 @@
 """Estimators of the KL divergence KL(pi || ref) at one sampled token, for packed rows [B, T].
 
-Source: Schulman, "Approximating KL divergence", 2020. The estimator k1 = log pi - log ref is not
-here: it is the one of `algorithm.kl_reward`, which is computed on the host.
+Source: Schulman, "Approximating KL divergence", 2020. The estimator k1 = log pi - log ref is only
+used for `algorithm.kl_reward`, which is computed on the host (`training.step.assign_credit`).
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def k2(logps: Tokens, ref_logps: Tokens) -> Tokens:
 def k3(logps: Tokens, ref_logps: Tokens) -> Tokens:
     """k3 = exp(d) - d - 1 with d = log ref - log pi (GRPO, arXiv:2402.03300 eq. 4).
 
-    It is never negative, and its expectation is the KL.
+    k3 is never negative, and its expectation is the KL.
     """
     d = jnp.clip(ref_logps - logps, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     return jnp.expm1(d) - d

@@ -1,7 +1,7 @@
-"""The loss of the policy and the loss of the critic, term by term, for packed rows [B, T].
+"""The loss of the policy and the loss of the critic for each token of packed rows [B, T].
 
-Both are called inside the jitted update. They return weighted terms, which the update sums over the
-trained tokens of the whole optimizer step, and diagnostics, which it sums in the same way.
+Both are called inside the jitted update. They return weighted terms and diagnostics, and the update
+sums both over the trained tokens of the optimizer step.
 """
 
 from typing import TypeAlias
@@ -13,7 +13,7 @@ from jzero.algorithms.algorithm import Algorithm
 from jzero.algorithms.corrections import CORRECTIONS
 from jzero.algorithms.kl import KL_ESTIMATORS
 from jzero.algorithms.ratios import MAX_LOG_RATIO, RATIOS, SequenceSum, Tokens
-from jzero.algorithms.surrogates import SURROGATES
+from jzero.algorithms.surrogates import SURROGATES, TokenFlags
 from jzero.types import Batch
 
 Stats: TypeAlias = dict[str, Tokens]
@@ -27,30 +27,33 @@ def policy_loss(
     algorithm: Algorithm,
     full_logps: Tokens | None = None,
 ) -> tuple[Tokens, Stats]:
-    """Returns the weighted loss of every token, and diagnostics of every token.
+    """Returns the weighted loss and the diagnostics of every token.
 
-        loss_t = w_t [ rl_coef c_t surrogate(rho_t, A_t) - entropy_coef H_t
+        loss_t = w_t [ rl_coef c_t m_t surrogate(rho_t, A_t) - entropy_coef H_t
                        + ratio_penalty log^2 rho_t ]
                  + u_t ce_coef (-log pi_t) + v_t kl_coef KL_t
 
-    `logps` and `entropy` are the policy's; gradients go through both. `batch` has `old_logps`, and
-    `ref_logps` if `kl_coef` is not 0. `sequence_sum` gives every token the sum over its sequence.
-    `full_logps` are those of the cross-entropy and of the KL, over the full vocabulary as the
-    reference's are, where `logps` are over the tokens that the sampler kept. None: they are the
-    same. A part whose factor is 0 is not computed.
+    `logps` and `entropy` are the policy's; gradients flow through both. `batch` has `old_logps`,
+    and `ref_logps` if `kl_coef` is not 0. `sequence_sum` sums over the sequence of each token.
+    If `logps` are normalized over the tokens that the sampler kept, `full_logps` are the log-probs
+    over the full vocabulary, which the cross-entropy and the KL use (the reference's log-probs are
+    over the full vocabulary too). None: both are the same. Terms with a factor of 0 are not
+    computed.
     """
     weights = present(batch.weights)
     if full_logps is None:
         full_logps = logps
-    terms: list[Tokens] = []  # of the sum in brackets
-    parts: list[Tokens] = []
+    terms: list[Tokens] = []  # the terms in the brackets, without w_t
+    parts: list[Tokens] = []  # the weighted summands of the loss
     stats: Stats = {}
+    # The terms in the brackets have the weight w_t. Cross-entropy and KL can have other weights.
     if algorithm.rl_coef:
         term, stats = surrogate_term(logps, batch, sequence_sum, algorithm)
         terms.append(term if algorithm.rl_coef == 1 else algorithm.rl_coef * term)
     if algorithm.entropy_coef:
         terms.append(-algorithm.entropy_coef * entropy)
     if algorithm.ratio_penalty:
+        # Clamped as in the ratio.
         log_ratio = logps - present(batch.old_logps)
         log_ratio = jnp.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO)
         terms.append(algorithm.ratio_penalty * log_ratio**2)
@@ -76,7 +79,7 @@ def surrogate_term(
     sequence_sum: SequenceSum,
     algorithm: Algorithm,
 ) -> tuple[Tokens, Stats]:
-    """Returns c_t surrogate(rho_t, A_t) of every token, and diagnostics of the ratio."""
+    """Returns c_t m_t surrogate(rho_t, A_t) of every token, and diagnostics of the ratio."""
     old_logps = present(batch.old_logps)
     ratio = RATIOS[algorithm.ratio](logps - old_logps, sequence_sum)
     surrogate = SURROGATES[algorithm.surrogate]
@@ -88,13 +91,19 @@ def surrogate_term(
         "clip_below": (is_clipped & (ratio < 1)).astype(jnp.float32),
         "ratio_shift": jnp.abs(ratio - 1),
     }
+    if algorithm.off_policy_bound:
+        is_kept = on_policy_mask(logps, batch, sequence_sum, algorithm)
+        term = jnp.where(is_kept, term, 0.0)
+        stats["off_policy"] = 1 - is_kept.astype(jnp.float32)
     if algorithm.correction:
-        # The correction is a constant: old_logps may be the policy's own log-probs.
+        # The correction is a constant, but old_logps can be the policy's current log-probs, so the
+        # gradient has to be stopped.
         gap = jax.lax.stop_gradient(old_logps - present(batch.sampler_logps))
         correction = CORRECTIONS[algorithm.correction]
         correction_ratio = correction.ratio(gap, sequence_sum)
         factor = correction.factor(correction_ratio, algorithm)
         term = factor * term
+        # Truncation has no lower bound: a token counts as below only if its factor is 0.
         is_above = correction_ratio > algorithm.correction_high
         is_below = (correction_ratio < algorithm.correction_low) & (factor == 0)
         stats |= {
@@ -105,12 +114,30 @@ def surrogate_term(
     return term, stats
 
 
+def on_policy_mask(
+    logps: Tokens,
+    batch: Batch[jax.Array],
+    sequence_sum: SequenceSum,
+    algorithm: Algorithm,
+) -> TokenFlags:
+    """Returns m_t: False for tokens with A < 0 in off-policy sequences, True elsewhere.
+
+    A sequence is off-policy if the mean of log pi_sampler - log pi over its trained tokens is above
+    `off_policy_bound`. Source: the off-policy sequence mask of DeepSeek-V3.2, arXiv:2512.02556
+    eq. 9.
+    """
+    gap = jax.lax.stop_gradient(present(batch.sampler_logps) - logps)
+    length = jnp.maximum(sequence_sum(jnp.ones_like(gap)), 1.0)
+    is_off_policy = sequence_sum(gap) / length > algorithm.off_policy_bound
+    return (present(batch.advantages) >= 0) | ~is_off_policy
+
+
 def environment_loss(logps: Tokens, weights: Tokens, algorithm: Algorithm) -> Tokens:
-    """Returns the weighted cross-entropy of every token that the environment replied.
+    """Returns the weighted cross-entropy of every token of the environment's replies.
 
         loss_e = - u_e environment_coef log pi(e)
 
-    `weights` are u. Source: ECHO, arXiv:2605.24517.
+    `weights` are the u_e. Source: ECHO, arXiv:2605.24517.
     """
     return -algorithm.environment_coef * weights * logps
 
@@ -120,12 +147,12 @@ def value_loss(
     batch: Batch[jax.Array],
     algorithm: Algorithm,
 ) -> tuple[Tokens, Stats]:
-    """Returns the weighted loss of the critic's value of every token, and diagnostics.
+    """Returns the weighted value loss and the diagnostics of every token.
 
         loss_t = w_t value_coef / 2 max((V - R)^2, (clip(V, V_old - eps, V_old + eps) - R)^2)
 
-    R is the target `batch.returns`, eps is `value_clip`. The clipped form is not in PPO's paper but
-    in its reference code (openai/baselines, ppo2).
+    R is the target `batch.returns`, eps is `value_clip`. The clipped form comes from PPO's
+    reference code (openai/baselines, ppo2) and is not in the paper.
     """
     old_values = present(batch.old_values)
     targets = present(batch.returns)
@@ -135,6 +162,7 @@ def value_loss(
         clipped_values = old_values + change
     error = (values - targets) ** 2
     clipped_error = (clipped_values - targets) ** 2
+    # The larger error counts, so the clip never makes the loss smaller.
     worse_error = jnp.maximum(error, clipped_error)
     loss = 0.5 * algorithm.value_coef * present(batch.weights) * worse_error
     stats = {
@@ -145,6 +173,6 @@ def value_loss(
 
 
 def present(array: jax.Array | None) -> jax.Array:
-    """Returns a field of the batch that this algorithm needs."""
+    """Returns a field of the batch, which must not be None."""
     assert array is not None, "the batch lacks a field that the algorithm needs"
     return array

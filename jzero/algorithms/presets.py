@@ -1,11 +1,11 @@
 """Algorithms by name: each preset is a function that returns an `Algorithm`.
 
-Arguments change single fields: `dapo(clip_high=0.3)`. A preset names only the fields in which it
-differs from the defaults of `Algorithm`, which are GRPO's. The KL to a reference policy is off, as
-reasoning runs leave it, except in presets that reproduce a published run. Learning rates,
-minibatches and lengths do not belong to an algorithm: they are in the recipes.
+Arguments change single fields: `dapo(clip_high=0.3)`. A preset sets only the fields in which it
+differs from the defaults of `Algorithm`, which are GRPO. The KL to a reference policy is off, as is
+common for reasoning, except in presets that reproduce a published run. Learning rates, minibatches
+and lengths do not belong to an algorithm: they are in the recipes.
 
-A new preset is a function and a line in PRESETS.
+To add a preset, write a function and add a line to PRESETS.
 """
 
 from collections.abc import Callable
@@ -25,18 +25,18 @@ def grpo(**changes: object) -> Algorithm:
 
 
 def dr_grpo(**changes: object) -> Algorithm:
-    """Dr. GRPO (arXiv:2503.20783): neither the standard deviation nor the length divides."""
+    """Dr. GRPO (arXiv:2503.20783): no division by the standard deviation or the length."""
     algorithm = Algorithm(name="dr_grpo", advantage="group_mean", weight="constant")
     return replace(algorithm, **changes)
 
 
 def grpo_no_std(**changes: object) -> Algorithm:
-    """GRPO with one of Dr. GRPO's two changes: no division by the standard deviation."""
+    """GRPO with the first of Dr. GRPO's two changes: no division by the standard deviation."""
     return replace(Algorithm(name="grpo_no_std", advantage="group_mean"), **changes)
 
 
 def grpo_no_length(**changes: object) -> Algorithm:
-    """GRPO with the other of Dr. GRPO's two changes: no division by a response's length."""
+    """GRPO with the second of Dr. GRPO's two changes: no division by a response's length."""
     return replace(Algorithm(name="grpo_no_length", weight="constant"), **changes)
 
 
@@ -87,7 +87,7 @@ def reinforce_pp_baseline(**changes: object) -> Algorithm:
 
 
 def gspo(**changes: object) -> Algorithm:
-    """GSPO (arXiv:2507.18071): the ratio of a whole sequence, with a narrow clip."""
+    """GSPO (arXiv:2507.18071): a sequence-level ratio with a narrow clip."""
     algorithm = Algorithm(name="gspo", ratio="sequence", clip_low=3e-4, clip_high=4e-4)
     return replace(algorithm, **changes)
 
@@ -95,7 +95,7 @@ def gspo(**changes: object) -> Algorithm:
 def cispo(**changes: object) -> Algorithm:
     """CISPO, MiniMax-M1 (arXiv:2506.13585).
 
-    A clip_low of 1 is no lower bound, since a ratio is positive. The upper bound is 5.
+    clip_low = 1 disables the lower bound, because ratios are positive. The upper bound is 5.
     """
     algorithm = Algorithm(
         name="cispo",
@@ -108,7 +108,7 @@ def cispo(**changes: object) -> Algorithm:
 
 
 def ppo(**changes: object) -> Algorithm:
-    """PPO (arXiv:1707.06347) as reasoning runs use it: gamma = lambda = 1, whitened advantages."""
+    """PPO (arXiv:1707.06347) as used for reasoning: gamma = lambda = 1, whitened advantages."""
     algorithm = Algorithm(name="ppo", advantage="gae", whiten=True, weight="token_mean")
     return replace(algorithm, **changes)
 
@@ -116,8 +116,8 @@ def ppo(**changes: object) -> Algorithm:
 def decoupled_ppo(**changes: object) -> Algorithm:
     """AReaL's decoupled PPO (arXiv:2505.24298 eq. 5), for rollouts of older policies.
 
-    The ratio is to the policy before the update. The gap from there to the policy that sampled is
-    a correction.
+    The ratio compares with the policy before the update. A correction covers the gap between this
+    policy and the policy that sampled.
     """
     algorithm = Algorithm(
         name="decoupled_ppo",
@@ -133,7 +133,7 @@ def decoupled_ppo(**changes: object) -> Algorithm:
 def dppo_tv(**changes: object) -> Algorithm:
     """DPPO (arXiv:2602.04879): a mask by the total variation replaces the clipped ratio.
 
-    The old policy is the one that sampled. The bound is prime-rl's; verl's is 0.15.
+    The old policy is the sampler's. The bound is prime-rl's; verl's is 0.15.
     """
     algorithm = Algorithm(
         name="dppo_tv",
@@ -148,7 +148,7 @@ def dppo_tv(**changes: object) -> Algorithm:
 
 
 def dppo_kl(**changes: object) -> Algorithm:
-    """DPPO (arXiv:2602.04879) with the KL divergence in place of the total variation."""
+    """DPPO (arXiv:2602.04879) with the KL divergence instead of the total variation."""
     algorithm = Algorithm(
         name="dppo_kl",
         advantage="group_mean",
@@ -162,7 +162,7 @@ def dppo_kl(**changes: object) -> Algorithm:
 
 
 def ipo(**changes: object) -> Algorithm:
-    """IPO (prime-rl, docs/algorithms.md): the mask of DPPO on both sides, and log^2 of the ratio.
+    """IPO (prime-rl, docs/algorithms.md): DPPO's mask on both sides, and a log^2 ratio penalty.
 
     Later versions of prime-rl bound the change of a probability at 0.3.
     """
@@ -180,7 +180,7 @@ def ipo(**changes: object) -> Algorithm:
 
 
 def icepop(**changes: object) -> Algorithm:
-    """IcePop (Ring-1T, arXiv:2510.18855): GRPO without tokens that sampler and trainer disagree on.
+    """IcePop (Ring-1T, arXiv:2510.18855): GRPO without tokens of a large sampler-trainer mismatch.
 
     c = pi_old / pi_sampler if it is in [0.5, 5], else 0.
     """
@@ -194,9 +194,10 @@ def icepop(**changes: object) -> Algorithm:
 
 
 def geometric_rejection(**changes: object) -> Algorithm:
-    """GRPO without sequences whose geometric mean of pi_old / pi_sampler is far from 1.
+    """GRPO with rejection of sequences by the geometric mean of pi_old / pi_sampler.
 
-    Source: verl, docs/algo/rollout_corr_math.md, rejection sampling by the geometric mean.
+    Sequences with a mean outside [0.999, 1.001] are rejected. Source: verl,
+    docs/algo/rollout_corr_math.md, rejection sampling by the geometric mean.
     """
     algorithm = Algorithm(
         name="geometric_rejection",
@@ -207,24 +208,61 @@ def geometric_rejection(**changes: object) -> Algorithm:
     return replace(algorithm, **changes)
 
 
+def sapo(**changes: object) -> Algorithm:
+    """SAPO (arXiv:2511.20347): a soft gate on the token's ratio replaces the clip."""
+    return replace(Algorithm(name="sapo", surrogate="sapo"), **changes)
+
+
+def luspo(**changes: object) -> Algorithm:
+    """LUSPO (arXiv:2602.05261): GSPO with every sequence's loss multiplied by its length.
+
+    The bounds are from section 5.1 of the paper.
+    """
+    algorithm = Algorithm(
+        name="luspo",
+        weight="sequence_sum",
+        ratio="sequence",
+        clip_low=2e-3,
+        clip_high=2.5e-3,
+    )
+    return replace(algorithm, **changes)
+
+
+def vespo(**changes: object) -> Algorithm:
+    """VESPO (arXiv:2602.10693): a smooth weight from the sequence's ratio to the sampler."""
+    algorithm = Algorithm(
+        name="vespo",
+        weight="token_mean",
+        old_policy="sampler",
+        ratio="product",
+        surrogate="vespo",
+    )
+    return replace(algorithm, **changes)
+
+
+def top_entropy(**changes: object) -> Algorithm:
+    """DAPO on only the 20 % of the tokens with the highest entropy (arXiv:2506.01939)."""
+    return replace(dapo(name="top_entropy", top_entropy=0.2), **changes)
+
+
 def maxrl(**changes: object) -> Algorithm:
-    """MaxRL (arXiv:2602.02710): GRPO with the group's mean where its standard deviation divides."""
+    """MaxRL (arXiv:2602.02710): GRPO with division by the group's mean instead of its std."""
     return replace(Algorithm(name="maxrl", advantage="group_mean_over_mean"), **changes)
 
 
 def gdpo(**changes: object) -> Algorithm:
-    """GDPO (arXiv:2601.05242): every reward function is normalized before they are summed."""
+    """GDPO (arXiv:2601.05242): every reward function is normalized before the sum."""
     algorithm = Algorithm(name="gdpo", advantage="each_group_mean_std", std_eps=1e-4)
     return replace(algorithm, **changes)
 
 
 def echo(**changes: object) -> Algorithm:
-    """ECHO (arXiv:2605.24517): GRPO, and cross-entropy on what an environment replies."""
+    """ECHO (arXiv:2605.24517): GRPO plus cross-entropy on the environment's replies."""
     return replace(Algorithm(name="echo", environment_coef=0.1), **changes)
 
 
 def reinforce_global(**changes: object) -> Algorithm:
-    """REINFORCE with the baseline of the whole batch, and the KL in the reward (k1).
+    """REINFORCE with a baseline over the whole batch, and the KL in the reward (k1).
 
     The returns-to-go are whitened over all tokens of the RL step, as REINFORCE++ does
     (arXiv:2501.03262), and the loss is -A log pi, without a ratio.
@@ -240,7 +278,7 @@ def reinforce_global(**changes: object) -> Algorithm:
     return replace(algorithm, **changes)
 
 
-# Runs as they were published. docs/algorithms.md says what their recipes add.
+# Published runs. docs/algorithms.md lists the additional settings of their recipes.
 
 
 def deepseek_grpo(**changes: object) -> Algorithm:
@@ -249,7 +287,11 @@ def deepseek_grpo(**changes: object) -> Algorithm:
 
 
 def drgrpo_paper(**changes: object) -> Algorithm:
-    """Oat-Zero, March 2025: Dr. GRPO with L_max 3,000. A truncated response scores 0."""
+    """Oat-Zero as in its paper: Dr. GRPO with L_max 3,000. A truncated response scores 0.
+
+    oat divides by the longest response since commit 7619b79 (March 23, 2025). The code that was
+    released two days earlier is `drgrpo_release`.
+    """
     algorithm = Algorithm(
         name="drgrpo_paper",
         advantage="group_mean",
@@ -258,6 +300,15 @@ def drgrpo_paper(**changes: object) -> Algorithm:
         truncated="fixed",
     )
     return replace(algorithm, **changes)
+
+
+def drgrpo_release(**changes: object) -> Algorithm:
+    """Oat-Zero as in its released code, oat 59eb01b: the sum over tokens is divided by 1.
+
+    The gradient is 3,000 times the gradient of `drgrpo_paper`. Nearly every step is thus clipped to
+    the maximum norm, so Adam gets gradients of equal norm.
+    """
+    return replace(drgrpo_paper(name="drgrpo_release", length_norm=1), **changes)
 
 
 def oat_head(**changes: object) -> Algorithm:
@@ -273,9 +324,9 @@ def oat_head(**changes: object) -> Algorithm:
 
 
 def oat_v006(**changes: object) -> Algorithm:
-    """oat 0.0.6, which made its Countdown curve.
+    """oat 0.0.6, the version of oat's Countdown curve.
 
-    The ratio is to the sampler, advantages are whitened, and the KL is summed over tokens.
+    The ratio compares with the sampler, advantages are whitened, and the KL is summed over tokens.
     """
     algorithm = Algorithm(
         name="oat_v006",
@@ -290,7 +341,7 @@ def oat_v006(**changes: object) -> Algorithm:
 
 
 def oat_ppo(**changes: object) -> Algorithm:
-    """oat of January 2025, which made its GSM8K curve: PPO with the ratio and KL of `oat_v006`."""
+    """oat of January 2025, the version of its GSM8K curve: PPO with `oat_v006`'s ratio and KL."""
     algorithm = Algorithm(
         name="oat_ppo",
         advantage="gae",
@@ -339,12 +390,17 @@ PRESETS: dict[str, Preset] = {
     "ipo": ipo,
     "icepop": icepop,
     "geometric_rejection": geometric_rejection,
+    "sapo": sapo,
+    "luspo": luspo,
+    "vespo": vespo,
+    "top_entropy": top_entropy,
     "maxrl": maxrl,
     "gdpo": gdpo,
     "echo": echo,
     "reinforce_global": reinforce_global,
     "deepseek_grpo": deepseek_grpo,
     "drgrpo_paper": drgrpo_paper,
+    "drgrpo_release": drgrpo_release,
     "oat_head": oat_head,
     "oat_v006": oat_v006,
     "oat_ppo": oat_ppo,

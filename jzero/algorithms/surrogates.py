@@ -3,10 +3,10 @@
 A surrogate function takes the log-probs, the ratios and the advantages of every token, and returns
 the loss of every token and whether its ratio was clipped.
 
-The table also says of each surrogate whether it scales with the advantage: whether loss and
-gradient of a token are exactly 0 where its advantage is 0. All of those here do. Sequences whose
-advantages are all 0 then need no place in the update (`training.credit.can_have_gradient`). A
-surrogate with a term besides the advantage, such as a squared log-ratio, does not.
+The table also marks the surrogates that scale with the advantage: the loss and gradient of a token
+with an advantage of 0 are exactly 0. This holds for all surrogates below. The update can then leave
+out sequences in which all advantages are 0 (`training.credit.can_have_gradient`). A surrogate with
+an additional term, such as a squared log-ratio, does not scale with the advantage.
 """
 
 from collections.abc import Callable
@@ -33,13 +33,14 @@ def clip(
 ) -> tuple[Tokens, TokenFlags]:
     """loss = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) (PPO, arXiv:1707.06347 eq. 7).
 
-    With `dual_clip` c the gain is at least c A where A < 0 (arXiv:1912.09729 eq. 5). A token counts
-    as clipped if it has lost its gradient.
+    With `dual_clip` c the gain is at least c A if A < 0 (arXiv:1912.09729 eq. 5). A token counts as
+    clipped if its gradient is 0 because of the clip.
     """
     clipped_ratio = jnp.clip(ratio, 1 - algorithm.clip_low, 1 + algorithm.clip_high)
     gain = jnp.minimum(ratio * advantages, clipped_ratio * advantages)
     is_clipped = clipped_ratio * advantages < ratio * advantages
     if algorithm.dual_clip:
+        # Without this bound the loss of a token with A < 0 grows with its ratio without limit.
         bound = jnp.where(advantages < 0, algorithm.dual_clip * advantages, -jnp.inf)
         is_clipped = is_clipped | (gain < bound)
         gain = jnp.maximum(gain, bound)
@@ -62,10 +63,11 @@ def cispo(
     advantages: Tokens,
     algorithm: Algorithm,
 ) -> tuple[Tokens, TokenFlags]:
-    """loss = -stop_gradient(clip(rho)) A log pi, so that no token loses its gradient.
+    """loss = -stop_gradient(clip(rho)) A log pi: clipped tokens keep a gradient.
 
     Source: MiniMax-M1, arXiv:2506.13585 eq. 4.
     """
+    # The clipped ratio is a constant weight of the gradient of log pi.
     clipped_ratio = jnp.clip(ratio, 1 - algorithm.clip_low, 1 + algorithm.clip_high)
     loss = -jax.lax.stop_gradient(clipped_ratio) * advantages * logps
     return loss, clipped_ratio != ratio
@@ -76,14 +78,14 @@ def masked_gain(
     advantages: Tokens,
     is_masked: TokenFlags,
 ) -> tuple[Tokens, TokenFlags]:
-    """loss = -rho A, and 0 for masked tokens, which lose their gradient."""
+    """loss = -rho A, and 0 for masked tokens, which have no gradient."""
     return jnp.where(is_masked, 0.0, -ratio * advantages), is_masked
 
 
 def old_probs(logps: Tokens, ratio: Tokens) -> tuple[Tokens, Tokens]:
-    """Returns pi and mu, the probabilities of every token now and under the old policy.
+    """Returns the probabilities of every token under the policy, pi, and the old policy, mu.
 
-    `ratio` is pi / mu of the token itself. Both are constants: no gradient goes through a mask.
+    `ratio` is pi / mu of the token. Both results are constants: no gradient flows through a mask.
     """
     probs = jnp.exp(jax.lax.stop_gradient(logps))
     return probs, probs / jax.lax.stop_gradient(ratio)
@@ -95,15 +97,15 @@ def dppo_tv(
     advantages: Tokens,
     algorithm: Algorithm,
 ) -> tuple[Tokens, TokenFlags]:
-    """loss = -rho A, and 0 where pi has moved too far in the direction of the advantage.
+    """loss = -rho A, and 0 for tokens with too large a change in the direction of the advantage.
 
-    The distance is the total variation of two outcomes, this token or another one: a token is
-    masked if A > 0 and pi - mu > clip_high, or if A <= 0 and mu - pi > clip_low.
+    The distance is the total variation of two outcomes, this token or any other: a token is masked
+    if A > 0 and pi - mu > clip_high, or if A <= 0 and mu - pi > clip_low.
 
     Source: DPPO with the binary TV divergence, arXiv:2602.04879.
     """
-    probs, before = old_probs(logps, ratio)
-    change = probs - before
+    probs, old = old_probs(logps, ratio)
+    change = probs - old
     is_masked = jnp.where(
         advantages > 0, change > algorithm.clip_high, change < -algorithm.clip_low
     )
@@ -116,32 +118,30 @@ def dppo_kl(
     advantages: Tokens,
     algorithm: Algorithm,
 ) -> tuple[Tokens, TokenFlags]:
-    """loss = -rho A, and 0 where pi has moved too far in the direction of the advantage.
+    """loss = -rho A, and 0 for tokens with too large a change in the direction of the advantage.
 
-    The distance is the KL divergence of two outcomes, this token or another one:
+    The distance is the KL divergence of two outcomes, this token or any other:
     KL = mu log(mu / pi) + (1 - mu) log((1 - mu) / (1 - pi)). A token is masked if A > 0, pi > mu
     and KL > clip_high, or if A <= 0, pi < mu and KL > clip_low.
 
     Source: DPPO with the binary KL divergence, arXiv:2602.04879.
     """
-    probs, before = old_probs(logps, ratio)
-    divergence = binary_kl(before, probs)
+    # A change against the direction of the advantage is never masked.
+    probs, old = old_probs(logps, ratio)
+    divergence = binary_kl(old, probs)
     is_masked = jnp.where(
         advantages > 0,
-        (divergence > algorithm.clip_high) & (probs > before),
-        (divergence > algorithm.clip_low) & (probs < before),
+        (divergence > algorithm.clip_high) & (probs > old),
+        (divergence > algorithm.clip_low) & (probs < old),
     )
     return masked_gain(ratio, advantages, is_masked)
 
 
 def binary_kl(p: Tokens, q: Tokens) -> Tokens:
-    """Returns KL(p || q) of a coin that falls heads with probability p, or q.
-
-    Probabilities are kept away from 0 and 1 by a little, so that the result is finite.
-    """
-    tiny = 1e-8
+    """Returns KL(p || q) of Bernoulli distributions with success probabilities p and q."""
+    tiny = 1e-8  # keeps the logarithms finite at probabilities of 0 and 1
     heads = p * jnp.log((p + tiny) / (q + tiny))
-    # 1 - p rounds to a negative number where p rounds to more than 1.
+    # p can round to more than 1, and 1 - p would be negative.
     p_tails = jnp.maximum(1 - p, 0.0)
     q_tails = jnp.maximum(1 - q, 0.0)
     tails = p_tails * jnp.log((p_tails + tiny) / (q_tails + tiny))
@@ -154,22 +154,65 @@ def ipo(
     advantages: Tokens,
     algorithm: Algorithm,
 ) -> tuple[Tokens, TokenFlags]:
-    """loss = -rho A, and 0 where pi - mu > clip_high or mu - pi > clip_low, whatever A is.
+    """loss = -rho A, and 0 if pi - mu > clip_high or mu - pi > clip_low, for any A.
 
     Source: IPO of prime-rl, docs/algorithms.md.
     """
-    probs, before = old_probs(logps, ratio)
-    change = probs - before
+    probs, old = old_probs(logps, ratio)
+    change = probs - old
     is_masked = (change > algorithm.clip_high) | (change < -algorithm.clip_low)
     return masked_gain(ratio, advantages, is_masked)
 
 
+def sapo(
+    logps: Tokens,
+    ratio: Tokens,
+    advantages: Tokens,
+    algorithm: Algorithm,
+) -> tuple[Tokens, TokenFlags]:
+    """loss = -(4 / tau) sigmoid(tau (rho - 1)) A: a soft gate instead of a clipped ratio.
+
+    tau is `sapo_tau_positive` if A > 0, else `sapo_tau_negative`. The derivative with respect to
+    rho is -A at rho = 1 and decays to 0 on both sides, faster for larger tau. No token counts as
+    clipped.
+
+    Source: SAPO, arXiv:2511.20347, the gate f(rho).
+    """
+    tau = jnp.where(advantages > 0, algorithm.sapo_tau_positive, algorithm.sapo_tau_negative)
+    gate = 4 / tau * jax.nn.sigmoid(tau * (ratio - 1))
+    return -gate * advantages, jnp.zeros(ratio.shape, bool)
+
+
+def vespo(
+    logps: Tokens,
+    ratio: Tokens,
+    advantages: Tokens,
+    algorithm: Algorithm,
+) -> tuple[Tokens, TokenFlags]:
+    """loss = -stop_gradient(phi(rho)) A log pi, with phi(rho) = rho^k exp(lambda (1 - rho)).
+
+    phi is 1 at rho = 1 and 0 at both ends, so sequences with a very small or very large ratio have
+    little weight. k and lambda are `vespo_k_positive` and `vespo_lambda_positive` if A >= 0, else
+    `vespo_k_negative` and `vespo_lambda_negative`. No token counts as clipped.
+
+    Source: VESPO, arXiv:2602.10693, where rho is the ratio of the sequence (ratio=product).
+    """
+    is_positive = advantages >= 0
+    k = jnp.where(is_positive, algorithm.vespo_k_positive, algorithm.vespo_k_negative)
+    rate = jnp.where(is_positive, algorithm.vespo_lambda_positive, algorithm.vespo_lambda_negative)
+    # In log space, because the power and the exponential can overflow even if their product does
+    # not.
+    factor = jnp.exp(k * jnp.log(ratio) + rate * (1 - ratio))
+    loss = -jax.lax.stop_gradient(factor) * advantages * logps
+    return loss, jnp.zeros(ratio.shape, bool)
+
+
 class Surrogate(NamedTuple):
-    """A surrogate function, and what it does and needs."""
+    """A surrogate function and its properties."""
 
     compute: SurrogateFunction
-    scales_with_advantage: bool = False  # its loss and gradient are 0 where the advantage is 0
-    needs_token_ratio: bool = False  # it takes the old policy's probability from the token's ratio
+    scales_with_advantage: bool = False  # loss and gradient are 0 if the advantage is 0
+    needs_token_ratio: bool = False  # computes the old policy's probability from a token's ratio
 
 
 SURROGATES: dict[str, Surrogate] = {
@@ -179,4 +222,6 @@ SURROGATES: dict[str, Surrogate] = {
     "dppo_tv": Surrogate(dppo_tv, scales_with_advantage=True, needs_token_ratio=True),
     "dppo_kl": Surrogate(dppo_kl, scales_with_advantage=True, needs_token_ratio=True),
     "ipo": Surrogate(ipo, scales_with_advantage=True, needs_token_ratio=True),
+    "sapo": Surrogate(sapo, scales_with_advantage=True),
+    "vespo": Surrogate(vespo, scales_with_advantage=True),
 }

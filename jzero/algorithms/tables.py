@@ -1,6 +1,6 @@
-"""Which table the name in a field of `Algorithm` is looked up in.
+"""The table for each field of `Algorithm` that is a name.
 
-The checks of the config read this: a field that is listed here may be any key of its table.
+The config checks read TABLES: the value of a field must be a key of its table.
 """
 
 from collections.abc import Mapping

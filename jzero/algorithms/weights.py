@@ -1,4 +1,4 @@
-"""Weights: how much the loss of each token counts in an optimizer step.
+"""Weights of the tokens in the loss of an optimizer step.
 
 A weight function takes
 
@@ -6,9 +6,8 @@ A weight function takes
     all_lengths  f64[N]  the same for the rollouts of all optimizer steps of the RL step
     max_length   the configured length of a response (L_max)
 
-and returns f64[n], the weight of every token of each rollout. A rollout that is not trained (a
-truncated one, if `algorithm.truncated` is mask or ignore) has length 0, and still counts among the
-n.
+and returns f64[n], the weight of every token of each rollout. An untrained rollout (truncated, with
+`algorithm.truncated` mask or ignore) has length 0, but still counts in n.
 """
 
 from collections.abc import Callable
@@ -27,6 +26,7 @@ def sequence_mean(lengths: Lengths, all_lengths: AllLengths, max_length: int) ->
 
     Source: GRPO, arXiv:2402.03300 eq. 3.
     """
+    # Untrained rollouts have length 0.
     return 1.0 / (len(lengths) * np.maximum(lengths, 1.0))
 
 
@@ -52,7 +52,7 @@ def batch_token_mean(lengths: Lengths, all_lengths: AllLengths, max_length: int)
 
 
 def constant(lengths: Lengths, all_lengths: AllLengths, max_length: int) -> Lengths:
-    """w = 1 / (n L_max): no rollout's length matters (Dr. GRPO, arXiv:2503.20783 appendix A)."""
+    """w = 1 / (n L_max), independent of lengths (Dr. GRPO, arXiv:2503.20783 appendix A)."""
     return np.full(len(lengths), 1.0 / (len(lengths) * max_length))
 
 

@@ -1,17 +1,17 @@
-"""Attention behind one interface, with a backend for each kind of device.
+"""Attention kernels with one interface and a backend for each kind of device.
 
     backend = attention.choose(config.model.attention, mesh)
     out = backend.packed(q, k, v, segments, layout)
 
-`backend.py` defines what a backend's functions compute, `xla.py` is the definition that the kernels
-of `tpu.py` and `gpu.py` are tested against, and `pools.py` stores keys and values. Programs choose
-their backend once, by the devices of their mesh, and never branch on it. A backend of your own is
-one more entry of the table, and `model.attention=mine` chooses it:
+`backend.py` defines the interface, `xla.py` is the reference implementation that the kernels of
+`tpu.py` and `gpu.py` are tested against, and `pools.py` stores the KV cache. A program chooses its
+backend once, by the devices of its mesh, and never branches on it. To add a backend, add an entry
+to the table and choose it with `model.attention=mine`:
 
     attention.BACKENDS["mine"] = lambda: attention.Backend(packed, paged, pool_rows, write)
 
-A backend may have one more function, which rotates, writes and attends in one call of a decode step
-(`backend.Decode`); decoding then calls it instead of `write` and `paged`.
+A backend can also have a fused decode function, which rotates, writes and attends in one call
+(`backend.Decode`). Decoding then calls this function instead of `write` and `paged`.
 """
 
 import importlib
@@ -39,7 +39,7 @@ from jzero.types import RowLayout
 
 
 def shipped(module: str) -> Callable[[], Backend]:
-    """Returns a function that imports the kernels of a module of this package when it is called."""
+    """Returns a function that imports the kernels of a module of this package lazily."""
 
     def load() -> Backend:
         kernels = importlib.import_module(f"jzero.attention.{module}")
@@ -52,7 +52,7 @@ def shipped(module: str) -> Callable[[], Backend]:
 
 
 def tpu_with_fused_decoding() -> Backend:
-    """Returns the TPU's kernels, and the one that does all of a decode step's attention."""
+    """Returns the TPU's kernels with the fused kernel for a decode step."""
     from jzero.attention import tpu_decode
 
     return shipped("tpu")()._replace(decode=tpu_decode.decode, reads_int8=True)
@@ -68,18 +68,18 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
     "tpu_fused": tpu_with_fused_decoding,
 }
 
-# The backend of each platform, where model.attention is empty. Every other platform has "xla".
-# Devices that are described and not attached call CUDA "cuda".
+# The default backend of each platform (model.attention=""). Other platforms use "xla". Attached
+# NVIDIA GPUs have the platform "gpu"; described devices, which are not attached, have "cuda".
 PLATFORMS = {"tpu": "tpu", "gpu": "gpu", "cuda": "gpu"}
-# The platform's default of backends that run on it alone.
+# For backends that run on only one platform: the platform's entry in PLATFORMS.
 SAME_PLATFORM = {"tpu": "tpu", "gpu": "gpu", "tpu_fused": "tpu"}
 
 
 def choose(name: str, mesh: Mesh) -> Backend:
-    """Returns the backend called `name`; "" is the one of the mesh's platform.
+    """Returns the backend called `name`, or the default of the mesh's platform if `name` is "".
 
-    The devices of the mesh need not be attached: `jzero.plan` compiles for described ones. Raises
-    UserError where no backend has this name, and where its kernels are for another platform.
+    The devices of the mesh need not be attached: `jzero.plan` compiles for described devices.
+    Raises UserError if `name` is unknown or its kernels are for another platform.
     """
     platform = mesh.devices.flat[0].platform
     default = PLATFORMS.get(platform, "xla")
@@ -105,13 +105,16 @@ def split_over_mesh(
     mesh: Mesh | None = None,
     parts: tuple[str, ...] = (),
 ) -> Packed:
-    """Returns packed attention by `kernel` under shard_map: XLA cannot split a kernel by itself.
+    """Wraps `kernel` in shard_map, because XLA cannot partition a kernel by itself.
 
     Rows are split over the mesh axes `rows`, heads over the axis "tensor" of size `tensor`. KV
-    heads that do not divide by `tensor` are repeated until they do; query heads that do not divide
-    are not split. mesh: None inside another shard_map, which has the mesh already.
-    parts: mesh axes that split q, k and v further, but not `segments`: `kernel` is called with a
-        part of the tokens of its rows, and has to fetch the others (`distributed.context`).
+    heads are repeated until their number is divisible by `tensor`. If the number of query heads is
+    not divisible by `tensor`, heads are not split.
+
+    mesh: None inside another shard_map, which provides the mesh.
+    parts: mesh axes that split q, k and v further, but not `segments` (context parallelism):
+        `kernel` gets a part of the tokens of its rows and fetches the other tokens
+        (`distributed.context`).
     """
 
     def packed(
@@ -120,6 +123,7 @@ def split_over_mesh(
         H, K = q.shape[2], k.shape[2]
         heads = "tensor" if H % tensor == 0 else None
         if heads:
+            # Every device needs the KV heads of its query heads.
             repeats = math.lcm(K, tensor) // K
             k = jnp.repeat(k, repeats, axis=2)
             v = jnp.repeat(v, repeats, axis=2)

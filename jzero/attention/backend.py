@@ -1,8 +1,8 @@
-"""The interface of attention: which functions a backend consists of, and what they compute.
+"""The attention interface: the functions of a backend and their definitions.
 
 Dimension letters: B rows, T tokens of a row, N queries of a row, S slots, H query heads, K KV
-heads, D dimensions of a head. H / K neighboring query heads share a KV head. Queries arrive
-unscaled; every function scales the scores by D**-0.5.
+heads, D dimensions of a head. H / K neighboring query heads share a KV head. Queries are unscaled;
+every function scales the scores by D**-0.5.
 """
 
 from typing import NamedTuple, Protocol
@@ -15,13 +15,16 @@ from jzero.types import RowLayout
 
 
 class Packed(Protocol):
-    """Attention of training, scoring and prefill: rows that hold several sequences each.
+    """Attention of training, scoring and prefill, on rows of several packed sequences.
 
-    segments numbers the sequences of a row; 0 is padding. A token sees the tokens before it in its
-    own segment of its own slot, and the whole prefix of its row (`RowLayout`). Each segment of a
-    slot is one run of tokens. What padding receives is finite and means nothing.
+    segments: the number of each token's sequence in its row, 0 for padding. A segment of a slot is
+        contiguous.
 
-    q may leave out the prefix: N is T, or T without the prefix. Then nothing asks for gradients.
+    A token sees itself, the previous tokens of its segment in its slot, and the complete prefix of
+    its row (`RowLayout`). The output of padding is finite and undefined.
+
+    q has N = T queries, or N = T - prefix if the prefix is left out. Gradients are needed only with
+    N = T.
     """
 
     def __call__(
@@ -36,14 +39,14 @@ class Packed(Protocol):
 
 
 class Paged(Protocol):
-    """Attention of decoding: one query per slot against the slot's pages of keys and values.
+    """Attention of decoding: one query per slot over the slot's pages of the KV cache.
 
     k_pool, v_pool: pages of all slots, with `pool_rows` rows of `width` numbers per token.
     table: the pages of each slot, in the order of its tokens.
-    lengths: the number of tokens of each slot, at least 1, the query's own token included.
-    shared: for each block of neighboring slots, how many of their first pages are full and the
-        same. A backend may read these pages once for the block, or ignore the number.
-    kv_heads: K, which the shape of a pool does not always tell.
+    lengths: the number of tokens of each slot, at least 1, including the query's token.
+    shared: prefix sharing: for each block of neighboring slots, the number of first pages that are
+        full and identical. A backend can read these pages once for the block, or ignore `shared`.
+    kv_heads: K, which does not always follow from the shape of a pool.
     """
 
     def __call__(
@@ -60,18 +63,18 @@ class Paged(Protocol):
 
 
 class Decode(Protocol):
-    """Attention of a decode step in one call: rotation, write of the new token, attention.
+    """Attention of a decode step in one call: RoPE, KV cache write and attention.
 
-    q, k, v: of each slot's new token, not rotated.
-    cos, sin: of its position; element i and element i + D / 2 are a pair, and become
+    q, k, v: each slot's new token, not rotated.
+    cos, sin: for the new token's position. Elements i and i + D / 2 are a pair. A head x becomes
         x * cos + (x with the halves of D exchanged) * sin. sin has the sign of the rotation.
     table, first_page: page p of a slot is page first_page + table[slot, p] of the pools.
-    lengths: the number of tokens of each slot, at least 1, the new token included. An idle slot has
-        one token, and its pages are page 0, the scratch page, whose content means nothing.
-    shared: as in `Paged`. The new token of a slot that is not idle lies behind the shared pages.
-    owners: for each block of neighboring slots that share pages, the slot whose row of the table
-        has these pages. The row of an idle slot does not.
-    Returns the output, and the pools with the new tokens.
+    lengths: the number of tokens of each slot, at least 1, including the new token. An idle slot
+        has one token, and its pages are page 0, the scratch page, which has undefined content.
+    shared: as in `Paged`. The new token of an active slot comes after the shared pages.
+    owners: for each block of neighboring slots that share pages, a slot with these pages in its row
+        of the table. The row of an idle slot does not have them.
+    Returns the output and the updated pools.
     """
 
     def __call__(
@@ -99,7 +102,7 @@ class PoolRows(Protocol):
 
 
 class Write(Protocol):
-    """Writes keys or values into a pool, by whole pages or by single tokens. See `pools.write`."""
+    """Writes keys or values into a pool, as full pages or single tokens. See `pools.write`."""
 
     def __call__(
         self,
@@ -119,5 +122,6 @@ class Backend(NamedTuple):
     pool_rows: PoolRows
     write: Write
     decode: Decode | None = None  # None: decoding calls `write` and then `paged`
-    # Whether decoding, by `decode` or else by `paged`, takes a pools.QuantizedPool as its pools.
+    # Whether decoding (`decode` if present, else `paged`) supports an int8 KV cache
+    # (`pools.QuantizedPool`).
     reads_int8: bool = False

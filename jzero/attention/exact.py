@@ -1,20 +1,21 @@
-"""Attention whose bits do not depend on which program computes it: the kernel of `model.exact`.
+"""Bitwise reproducible attention for `model.exact`: every program computes the same bits.
 
-A query's output is the same, to the last bit, in a packed row of training, in the prefill of a
-prompt and in a decoding slot. Three rules make it so (docs/exact.md):
+A query's output is identical, to the last bit, in a packed row of training, in the prefill of a
+prompt and in a decoding slot. Three rules guarantee this (docs/models.md):
 
-* Keys are read in blocks of KEY_BLOCK by their position in their own sequence, wherever they lie:
-  in a packed row behind other sequences, behind a shared prefix, or in pages.
-* One softmax goes over the blocks in order (`fold_block`). A block of which a query sees nothing
-  changes nothing: its weights are exactly 0, and the factor of the earlier sums is exactly 1.
-* The products have QUERY_ROWS queries, and no sum over keys is left to the compiler: the weights of
-  a block are added by halves.
+* Keys are read in blocks of KEY_BLOCK by their position in their sequence, independent of their
+  storage: in a packed row after other sequences, after a shared prefix, or in pages.
+* One online softmax processes the blocks in order (`fold_block`). A block without a visible key
+  does not change a query's softmax: its weights are exactly 0, and the earlier sums are multiplied
+  by exactly 1.
+* All products have QUERY_ROWS queries, and the order of sums over keys is not left to the compiler:
+  the weights of a block are added by halves.
 
-Because of the second rule a block may be left out where no query of a tile sees it. A tile of a
-packed row meets the blocks of its own sequences up to its last token, and a group of slots of
-similar length meets the blocks of the longest of them.
+The second rule permits skipping a block that no query of a tile sees. A tile of a packed row reads
+the blocks of its sequences up to its last token. A group of decoding slots of similar length reads
+as many blocks as its longest slot has.
 
-Only the forward pass is held to these rules. The backward pass is in `exact_gradient.py`. See
+Only the forward pass follows these rules. The backward pass is in `exact_gradient.py`. See
 `backend.py` for the interface and the dimension letters. G = H / K query heads share a KV head.
 """
 
@@ -26,26 +27,27 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jzero.attention import xla
-from jzero.attention.exact_gradient import Kept, gradients_of_rows, needed_blocks
+from jzero.attention.exact_gradient import Residuals, gradients_of_rows, needed_blocks
 from jzero.attention.pools import decode_kv, from_rows, one_row_per_head
 from jzero.attention.xla import MASKED, OnlineSoftmax
 from jzero.errors import UserError
 from jzero.products import product_in_fp32
 from jzero.types import RowLayout
 
-LANES = 128  # numbers of a row of a pool, where heads are smaller
+LANES = 128  # numbers in a row of a pool with heads smaller than this
 KEY_BLOCK = 64  # keys of a block, by their position in their sequence
-QUERY_ROWS = 16  # of every product: YNNPACK, which multiplies on CPUs, has others for 1 or 64 rows
+# Queries of every product. YNNPACK, which computes products on CPUs, has other kernels for 1 or 64.
+QUERY_ROWS = 16
 
-# A row of queries is cut into so many tiles at most, and slots into so many groups. Each of them
-# leaves out the blocks that it does not see, and each takes its turn: on accelerators, to which
-# small products are a waste, more of them would cost more than they save.
+# A row of queries is cut into at most MOST_TILES tiles, and the slots into SLOT_GROUPS groups.
+# Tiles and groups skip the blocks that they do not see, but run one after the other. On
+# accelerators, where small products are inefficient, a larger number would cost more than it saves.
 MOST_TILES = 8
 SLOT_GROUPS = 4
 NO_SEQUENCE = jnp.iinfo(jnp.int32).max  # above every segment
 
-Blocks = tuple[int | jax.Array, OnlineSoftmax]  # blocks done, and the softmax over them
-# The sequence i32[R, 1] and the block i32[R, 1] that are next in every row, and the softmax so far.
+Blocks = tuple[int | jax.Array, OnlineSoftmax]  # number of blocks done, and their softmax
+# The next sequence i32[R, 1] and the next block i32[R, 1] of every row, and the softmax so far.
 TileCarry = tuple[jax.Array, jax.Array, OnlineSoftmax]
 
 
@@ -54,11 +56,12 @@ TileCarry = tuple[jax.Array, jax.Array, OnlineSoftmax]
 
 @jax.custom_vjp
 def sum_by_halves(x: Float[Array, "*batch n"]) -> Float[Array, "*batch"]:
-    """Sums over the last axis in an order that is written out: half plus half, down to one number.
+    """Sums over the last axis in a fixed order: half plus half, down to one number.
 
-    A compiler orders a plain sum as it likes, and in another program it likes another order.
+    The compiler chooses the order of a plain sum, and chooses differently in different programs.
     """
-    x = lax.optimization_barrier(x)  # or a product in x would become part of the first addition
+    # Without the barrier a product in x could be fused into the first addition.
+    x = lax.optimization_barrier(x)
     while x.shape[-1] > 1:
         if x.shape[-1] % 2:
             x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, 1)])
@@ -92,9 +95,10 @@ def fold_block(
     is_visible = is_visible[:, None]
     scores = lax.optimization_barrier(jnp.where(is_visible, scores * scale, MASKED))
     largest = jnp.maximum(softmax.largest, scores.max(-1))
+    # Exactly 0 for invisible keys, even if no key of the block is visible and all scores are equal.
     weights = jnp.where(is_visible, jnp.exp(scores - largest[..., None]), 0)
-    # Every product is rounded before it is added: whether the compiler fuses the two into one
-    # operation, which rounds once, would depend on the program around them.
+    # The barrier rounds every product before it is added. Otherwise the compiler could fuse product
+    # and sum into one operation with a single rounding, depending on the surrounding program.
     rescale = jnp.exp(softmax.largest - largest)
     weights, kept_total, kept_out = lax.optimization_barrier(
         (weights, softmax.total * rescale, softmax.out * rescale[..., None])
@@ -104,22 +108,22 @@ def fold_block(
 
 
 def products(
-    letters: str, rows: Float[Array, "R K m inner"], others: Float[Array, "R K ..."]
+    letters: str, rows: Float[Array, "R K m inner"], factors: Float[Array, "R K ..."]
 ) -> Float[Array, "R K m outer"]:
-    """Multiplies QUERY_ROWS rows of every KV head at a time: every product has one shape.
+    """Multiplies QUERY_ROWS rows of every KV head at a time, so that all products have one shape.
 
-    Rows of padding are added for the product alone, and cut off again. How many heads there are
-    changes no bit of a head.
+    Rows are padded for the product, and the padding is cut off afterwards. The number of heads does
+    not change the bits of a head.
     """
     R, K, m, inner = rows.shape
     padded = jnp.pad(rows, ((0, 0), (0, 0), (0, -m % QUERY_ROWS), (0, 0)))
     tiles = padded.reshape(R * K, -1, QUERY_ROWS, inner).swapaxes(0, 1)
-    tiles, others = lax.optimization_barrier((tiles, others.reshape(R * K, *others.shape[2:])))
+    tiles, factors = lax.optimization_barrier((tiles, factors.reshape(R * K, *factors.shape[2:])))
 
-    def of_tile(tile: Float[Array, "heads rows inner"]) -> Float[Array, "heads rows outer"]:
-        return product_in_fp32(letters, tile, others)
+    def multiply_tile(tile: Float[Array, "heads rows inner"]) -> Float[Array, "heads rows outer"]:
+        return product_in_fp32(letters, tile, factors)
 
-    out = lax.optimization_barrier(lax.map(of_tile, tiles))
+    out = lax.optimization_barrier(lax.map(multiply_tile, tiles))
     return out.swapaxes(0, 1).reshape(R, K, padded.shape[2], -1)[:, :, :m]
 
 
@@ -133,20 +137,20 @@ def empty_softmax(queries: Float[Array, "R K m D"]) -> OnlineSoftmax:
 
 
 def normalized(softmax: OnlineSoftmax) -> Float[Array, "R K m D"]:
-    """Returns the mixed values; 0 for padding, which has seen no key."""
+    """Returns the weighted mean of the values, or 0 for padding, which sees no key."""
     total = jnp.where(softmax.total > 0, softmax.total, 1)
     return softmax.out / total[..., None]
 
 
 def by_kv_head(q: Float[Array, "R N H D"], kv_heads: int) -> Float[Array, "R K m D"]:
-    """Puts the m = G * N queries of a KV head into the rows of products."""
+    """Groups queries by KV head: the m = G * N queries of a KV head become rows of products."""
     R, N, H, D = q.shape
     G = H // kv_heads
     return q.reshape(R, N, kv_heads, G, D).transpose(0, 2, 3, 1, 4).reshape(R, kv_heads, G * N, D)
 
 
 def by_token(rows: Float[Array, "R K m D"], num_tokens: int) -> Float[Array, "R N H D"]:
-    """Undoes `by_kv_head` for N = `num_tokens` queries."""
+    """Inverts `by_kv_head` for N = `num_tokens` queries."""
     R, K, m, D = rows.shape
     by_head = rows.reshape(R, K, m // num_tokens, num_tokens, D)
     return by_head.transpose(0, 3, 1, 2, 4).reshape(R, num_tokens, -1, D)
@@ -163,7 +167,7 @@ def packed(
     layout: RowLayout,
     key_block: int = KEY_BLOCK,
 ) -> Float[Array, "B N H D"]:
-    """Computes packed attention; the tokens of a prefix lie at the prefix's beginning.
+    """Computes packed attention; the padding of a prefix must be at its end.
 
     See `backend.Packed`.
     """
@@ -185,7 +189,7 @@ def attend_rows(
     k_segments: Int[Array, "R M"],
     key_block: int,
 ) -> Float[Array, "R N H D"]:
-    """Computes `xla.AttendRows` by tiles of queries, each over the blocks of keys that it sees."""
+    """Computes `xla.AttendRows`: each tile of queries reads only the key blocks that it sees."""
     out, _ = fold_rows(q, k, v, q_segments, k_segments, key_block)
     return out
 
@@ -198,28 +202,32 @@ def fold_rows(
     k_segments: Int[Array, "R M"],
     key_block: int,
 ) -> tuple[Float[Array, "R N H D"], Float[Array, "tiles R K m"]]:
-    """Returns what `attend_rows` does, and the log of the softmax's total by tile and KV head.
+    """Returns the output of `attend_rows`, and log sum exp of the scores by tile and KV head.
 
-    In one turn of a tile every row folds one block of one of its sequences. The turns end when no
-    row has a block left of which a query of the tile sees a key.
+    In one iteration of a tile every row folds one block of one of its sequences. The loop ends when
+    no row has a block left with a key that a query of the tile sees.
     """
     N, M, K = q.shape[1], k.shape[1], k.shape[2]
     prefix = M - N
     tile = tile_tokens(N)
     tiles = split_tokens(q, tile), split_tokens(q_segments, tile)
-    # Of the prefix, which is the beginning of each of the row's sequences.
+    # The tokens of the prefix, which is the beginning of each of the row's sequences.
     shared_tokens = (k_segments[:, :prefix] > 0).sum(axis=1)[:, None]  # [R, 1]
 
     def attend_tile(inputs: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        first_token, q_of_tile, segments = inputs
-        queries = by_kv_head(q_of_tile, K)
+        first_token, q_tile, segments = inputs
+        queries = by_kv_head(q_tile, K)
 
         def fold(carry: TileCarry) -> TileCarry:
             number, block, softmax = carry
+            # Positions count from the start of the sequence, including the shared prefix. Queries
+            # of other sequences get position -1 and see no key of this block.
             start = jnp.argmax(q_segments == number, axis=1)[:, None]
             query_position = shared_tokens + first_token + jnp.arange(tile) - start
             query_position = jnp.where(segments == number, query_position, -1)
 
+            # Keys of the prefix are at the start of the row, the others in the sequence's slot
+            # tokens. Places beyond the row are clipped; their keys are not visible.
             position = block * key_block + jnp.arange(key_block)[None]
             place = prefix + start + position - shared_tokens
             place = jnp.where(position < shared_tokens, position, place)
@@ -227,9 +235,10 @@ def fold_rows(
             keys = jnp.take_along_axis(k, place, axis=1).swapaxes(1, 2)
             values = jnp.take_along_axis(v, place, axis=1).swapaxes(1, 2)
             is_visible = position[:, None] <= query_position[:, :, None]  # [R, tile, block]
-            of_heads = jnp.tile(is_visible, (1, queries.shape[2] // tile, 1))
-            softmax = fold_block(softmax, queries, keys, values, of_heads)
+            is_visible_by_head = jnp.tile(is_visible, (1, queries.shape[2] // tile, 1))
+            softmax = fold_block(softmax, queries, keys, values, is_visible_by_head)
 
+            # After the last block that the tile sees of a sequence comes the next sequence.
             last_position = query_position.max(axis=1, keepdims=True)
             is_last = (block + 1) * key_block > last_position
             number = jnp.where(is_last, sequence_after(number, segments), number)
@@ -250,27 +259,27 @@ def fold_rows(
 
 
 def tile_tokens(num_tokens: int) -> int:
-    """Returns the queries of a tile of a row of `num_tokens`: a multiple of KEY_BLOCK."""
+    """Returns the tile size for rows of `num_tokens` queries: a multiple of KEY_BLOCK."""
     return KEY_BLOCK * max(1, -(-num_tokens // (KEY_BLOCK * MOST_TILES)))
 
 
 def split_tokens(x: Shaped[Array, "R N ..."], tile: int) -> Shaped[Array, "tiles R tile ..."]:
-    """Cuts rows into tiles, of which the last one is padded with zeros."""
-    R, N, *rest = x.shape
-    padded = jnp.pad(x, [(0, 0), (0, -N % tile)] + [(0, 0)] * len(rest))
-    return padded.reshape(R, -1, tile, *rest).swapaxes(0, 1)
+    """Cuts rows into tiles and pads the last tile with zeros."""
+    R, N, *trailing = x.shape
+    padded = jnp.pad(x, [(0, 0), (0, -N % tile)] + [(0, 0)] * len(trailing))
+    return padded.reshape(R, -1, tile, *trailing).swapaxes(0, 1)
 
 
 def join_tokens(
     tiles: Shaped[Array, "tiles R tile ..."], num_tokens: int
 ) -> Shaped[Array, "R N ..."]:
-    """Undoes `split_tokens`."""
-    _, R, _, *rest = tiles.shape
-    return tiles.swapaxes(0, 1).reshape(R, -1, *rest)[:, :num_tokens]
+    """Inverts `split_tokens`."""
+    _, R, _, *trailing = tiles.shape
+    return tiles.swapaxes(0, 1).reshape(R, -1, *trailing)[:, :num_tokens]
 
 
 def sequence_after(number: Int[Array, "R 1"], segments: Int[Array, "R tile"]) -> Int[Array, "R 1"]:
-    """Returns the next larger segment of every row after `number`, or NO_SEQUENCE."""
+    """Returns the smallest segment above `number` in every row, or NO_SEQUENCE."""
     return jnp.where(segments > number, segments, NO_SEQUENCE).min(axis=1, keepdims=True)
 
 
@@ -287,17 +296,17 @@ def attend_forward(
     q_segments: jax.Array,
     k_segments: jax.Array,
     key_block: int,
-) -> tuple[jax.Array, Kept]:
+) -> tuple[jax.Array, Residuals]:
     out, log_totals = fold_rows(q, k, v, q_segments, k_segments, key_block)
-    return out, Kept(q, k, v, q_segments, k_segments, out, log_totals)
+    return out, Residuals(q, k, v, q_segments, k_segments, out, log_totals)
 
 
 def attend_backward(
-    key_block: int, kept: Kept, gradient: jax.Array
+    key_block: int, residuals: Residuals, gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, None, None]:
-    """Returns the gradients of q, k and v. Its blocks of keys are its own, not `key_block`."""
-    needed = needed_blocks(kept)
-    return (*gradients_of_rows(kept, gradient, needed), None, None)
+    # The backward pass has blocks of another size, so `key_block` is not used.
+    needed = needed_blocks(residuals)
+    return (*gradients_of_rows(residuals, gradient, needed), None, None)
 
 
 attend_rows.defvjp(attend_forward, attend_backward)
@@ -307,10 +316,8 @@ attend_rows.defvjp(attend_forward, attend_backward)
 
 
 def pool_rows(num_heads: int, head_dim: int) -> tuple[int, int]:
-    """Returns (rows, width) of a token: as many heads in a row as fit into LANES, where all do.
-
-    A TPU would keep a pool of narrower rows in another layout than it gathers from.
-    """
+    """Returns (rows, width) of a token: LANES // D heads in a row if that divides K, else one."""
+    # A TPU stores a pool of narrower rows in another layout than the gather reads.
     heads_per_row = max(1, LANES // head_dim)
     if num_heads % heads_per_row:
         return one_row_per_head(num_heads, head_dim)
@@ -329,20 +336,21 @@ def paged(
 ) -> Float[Array, "S H D"]:
     """Computes the attention of decoding; every slot reads all of its pages, shared or not.
 
-    See `backend.Paged`. A block of keys is some whole pages, or a part of one page.
+    See `backend.Paged`. A block of keys is one or more full pages, or a part of one page.
     """
     rows, _, page_size, width = k_pool.shape
     K, D = kv_heads, q.shape[2]
     check_page_size(page_size, key_block)
     S, max_pages = table.shape
+    # A block of keys is `pages_per_block` pages, or one of the `parts_of_page` parts of a page.
     pages_per_block = max(1, key_block // page_size)
     parts_of_page = max(1, page_size // key_block)
     tokens_of_part = page_size // parts_of_page
     group = -(-S // SLOT_GROUPS)
 
     def read(pool: jax.Array, parts: jax.Array) -> jax.Array:  # [S, pages] -> [S, K, block, D]
-        # A flat list of parts, as `pools.write` writes one: any other spelling of it makes XLA lay
-        # out the whole pool anew.
+        # Gather from a flat list of parts, as `pools.write` does: with any other formulation XLA
+        # changes the layout of the complete pool.
         flat = pool.reshape(-1, tokens_of_part, width)
         index = jnp.arange(rows)[:, None, None] * (len(flat) // rows) + parts
         by_token = jnp.moveaxis(flat[index], 0, -2).reshape(group, key_block, rows, width)
@@ -355,7 +363,7 @@ def paged(
         def fold(carry: Blocks) -> Blocks:
             block, softmax = carry
             first_page = block * pages_per_block // parts_of_page
-            # The last block may go on behind the table; the slot sees nothing of that.
+            # The last block can extend beyond the table. Positions there are masked below.
             page = jnp.minimum(first_page + jnp.arange(pages_per_block), max_pages - 1)
             parts = table[:, page] * parts_of_page + block % parts_of_page
             position = block * key_block + jnp.arange(key_block)
@@ -374,19 +382,19 @@ def paged(
         _, softmax = lax.while_loop(has_block, fold, start)
         return by_token(normalized(softmax), 1)[:, 0]
 
-    # Slots of similar length are in a group, which has as many turns as its longest slot has
-    # blocks. The last group is filled up with slots that are there already.
+    # Slots are sorted so that the slots of a group have similar lengths: a group loops over as many
+    # blocks as its longest slot has. The last group is filled up with copies of the last slot.
     order = jnp.argsort(lengths)
-    order_of_groups = jnp.pad(order, (0, -S % group), mode="edge").reshape(-1, group)
-    groups = q[order_of_groups], table[order_of_groups], lengths[order_of_groups]
+    group_order = jnp.pad(order, (0, -S % group), mode="edge").reshape(-1, group)
+    groups = q[group_order], table[group_order], lengths[group_order]
     out = lax.map(attend_group, groups).reshape(-1, *q.shape[1:])
     return out[jnp.argsort(order)]
 
 
 def check_page_size(page_size: int, key_block: int = KEY_BLOCK) -> None:
-    """Raises UserError if blocks of keys are neither whole pages nor parts of a page."""
+    """Raises UserError if blocks of keys are neither full pages nor equal parts of a page."""
     if key_block % page_size and page_size % key_block:
         raise UserError(
-            f"rollout.page_size={page_size} and the blocks of {key_block} keys of model.exact do "
-            f"not fit into each other: set rollout.page_size={key_block}"
+            f"rollout.page_size={page_size} must divide or be a multiple of the {key_block} keys "
+            f"in a block of model.exact: set rollout.page_size={key_block}"
         )

@@ -1,9 +1,9 @@
 """The gradient of `exact.py`'s attention of packed rows.
 
-It need not have the same bits in every program, so it is computed as FlashAttention-2 does it (Dao
-2023, arXiv:2307.08691, algorithm 2): the weights of a tile of queries and a block of keys are
-recomputed from the log of the softmax's total. Blocks of keys are cut by their place in the row. A
-block is left out where no query of the tile sees any of its keys (`needed_blocks`).
+The gradient need not be bitwise reproducible, so it is computed by FlashAttention-2's backward pass
+(Dao 2023, arXiv:2307.08691, algorithm 2): the weights of a tile of queries and a block of keys are
+recomputed from the log sum exp of the scores. Blocks of keys are cut by position in the row. A tile
+skips the blocks in which none of its queries sees a key (`needed_blocks`).
 
 See `backend.py` for the dimension letters. G = H / K query heads share a KV head, m = G * tile.
 """
@@ -20,8 +20,8 @@ from jzero.products import product_in_fp32
 NO_SEGMENT = jnp.iinfo(jnp.int32).max  # above every segment
 
 
-class Kept(NamedTuple):
-    """What the backward pass reads: the inputs and the results of the forward pass."""
+class Residuals(NamedTuple):
+    """The residuals for the backward pass: inputs and results of the forward pass."""
 
     q: Float[Array, "R N H D"]
     k: Float[Array, "R M K D"]
@@ -33,37 +33,40 @@ class Kept(NamedTuple):
 
     @property
     def tile(self) -> int:
-        """The queries of a tile."""
+        """The number of queries of a tile."""
         return self.log_totals.shape[3] // (self.q.shape[2] // self.k.shape[2])
 
 
-def needed_blocks(kept: Kept) -> Bool[Array, "tiles blocks"]:
-    """Says for which blocks of `tile` keys a query of the tile may see a key, in any row.
+def needed_blocks(residuals: Residuals) -> Bool[Array, "tiles blocks"]:
+    """Returns which blocks of `tile` keys have a key that a query of a tile can see, in any row.
 
-    It may say so of a block that no query sees, but never leaves one out that a query sees.
+    The result is conservative: it includes every block that a query sees, and possibly others.
     """
-    q_segments, k_segments, tile = kept.q_segments, kept.k_segments, kept.tile
+    q_segments, k_segments, tile = residuals.q_segments, residuals.k_segments, residuals.tile
     prefix = k_segments.shape[1] - q_segments.shape[1]
-    is_own = jnp.arange(k_segments.shape[1]) >= prefix
-    has_shared_key = by_block(jnp.where(is_own, 0, k_segments), tile).max(axis=2) > 0
+    is_slot_key = jnp.arange(k_segments.shape[1]) >= prefix
+    has_shared_key = by_block(jnp.where(is_slot_key, 0, k_segments), tile).max(axis=2) > 0
 
-    of_queries = by_block(q_segments, tile)
-    of_keys = by_block(jnp.where(is_own, k_segments, 0), tile)
-    first_of_queries, last_of_queries = segment_bounds(of_queries)  # [R, tiles]
-    first_of_keys, last_of_keys = segment_bounds(of_keys)  # [R, blocks]
-    meets_own = first_of_keys[:, None] <= last_of_queries[:, :, None]
-    meets_own &= first_of_queries[:, :, None] <= last_of_keys[:, None]
-    first_key = jnp.arange(of_keys.shape[1]) * tile - prefix
-    last_query = jnp.arange(of_queries.shape[1]) * tile + tile - 1
-    meets_own &= first_key <= last_query[:, None]
+    # Slot keys: a tile can see a block if their ranges of segments overlap and the block does not
+    # start after the tile's last query.
+    query_segments = by_block(q_segments, tile)
+    key_segments = by_block(jnp.where(is_slot_key, k_segments, 0), tile)
+    first_query_segment, last_query_segment = segment_bounds(query_segments)  # [R, tiles]
+    first_key_segment, last_key_segment = segment_bounds(key_segments)  # [R, blocks]
+    meets_slot_keys = first_key_segment[:, None] <= last_query_segment[:, :, None]
+    meets_slot_keys &= first_query_segment[:, :, None] <= last_key_segment[:, None]
+    first_key = jnp.arange(key_segments.shape[1]) * tile - prefix
+    last_query = jnp.arange(query_segments.shape[1]) * tile + tile - 1
+    meets_slot_keys &= first_key <= last_query[:, None]
 
-    has_query = last_of_queries > 0
-    meets_shared = has_query[:, :, None] & has_shared_key[:, None]
-    return (meets_own | meets_shared).any(axis=0)
+    # Shared keys: every query sees all of them.
+    has_query = last_query_segment > 0
+    meets_shared_keys = has_query[:, :, None] & has_shared_key[:, None]
+    return (meets_slot_keys | meets_shared_keys).any(axis=0)
 
 
 def by_block(segments: Int[Array, "R N"], tile: int) -> Int[Array, "R blocks tile"]:
-    """Cuts rows of segments into blocks, of which the last one is padded with 0."""
+    """Cuts rows of segments into blocks and pads the last block with 0."""
     padded = jnp.pad(segments, ((0, 0), (0, -segments.shape[1] % tile)))
     return padded.reshape(len(segments), -1, tile)
 
@@ -76,21 +79,21 @@ def segment_bounds(
     return smallest, segments.max(axis=2)
 
 
-# The gradients so far: of the tile's queries f32[R, K, m, D], of all keys and of all values
+# The accumulated gradients of the tile's queries f32[R, K, m, D], of all keys and of all values
 # f32[R, K, blocks * tile, D].
 Gradients = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def gradients_of_rows(
-    kept: Kept, gradient: Float[Array, "R N H D"], needed: Bool[Array, "tiles blocks"]
+    residuals: Residuals, gradient: Float[Array, "R N H D"], needed: Bool[Array, "tiles blocks"]
 ) -> tuple[Float[Array, "R N H D"], Float[Array, "R M K D"], Float[Array, "R M K D"]]:
-    """Returns the gradients of q, k and v from that of the output.
+    """Returns the gradients of q, k and v from the gradient of the output.
 
-    needed: for every tile of queries, the blocks of keys that are computed (`needed_blocks`).
+    needed: for every tile of queries, the blocks of keys to compute (`needed_blocks`).
     """
-    R, N, H, D = kept.q.shape
-    M, K = kept.k.shape[1:3]
-    prefix, tile = M - N, kept.tile
+    R, N, H, D = residuals.q.shape
+    M, K = residuals.k.shape[1:3]
+    prefix, tile = M - N, residuals.tile
     scale = D**-0.5
 
     def by_tile(x: Float[Array, "R N H width"]) -> Float[Array, "tiles R K m width"]:
@@ -101,21 +104,22 @@ def gradients_of_rows(
     def keys_by_head(x: Float[Array, "R M K D"]) -> Float[Array, "R K padded D"]:
         return jnp.pad(x, ((0, 0), (0, -M % tile), (0, 0), (0, 0))).swapaxes(1, 2)
 
-    keys, values = keys_by_head(kept.k), keys_by_head(kept.v)
-    k_segments = by_block(kept.k_segments, tile)
-    out_products = gradient.astype(jnp.float32) * kept.out.astype(jnp.float32)
+    keys, values = keys_by_head(residuals.k), keys_by_head(residuals.v)
+    k_segments = by_block(residuals.k_segments, tile)
+    # g o for every query, which is the same for all its keys.
+    out_products = gradient.astype(jnp.float32) * residuals.out.astype(jnp.float32)
     out_products = out_products.sum(axis=-1, keepdims=True)
-    # Blocks that are needed come first, in their own order.
+    # The needed blocks come first, in their original order.
     orders = jnp.argsort(~needed, axis=1)
     counts = needed.sum(axis=1)
 
-    def of_tile(
+    def add_tile(
         so_far: tuple[jax.Array, jax.Array], inputs: tuple[jax.Array, ...]
     ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-        number, q, of_out, out_product, log_total, q_segments, order, count = inputs
+        number, q, out_grads, out_product, log_total, q_segments, order, count = inputs
 
         def add_block(turn: jax.Array, gradients: Gradients) -> Gradients:
-            of_q, of_keys, of_values = gradients
+            q_grads, k_grads, v_grads = gradients
             block = order[turn]
             k = lax.dynamic_slice_in_dim(keys, block * tile, tile, axis=2)
             v = lax.dynamic_slice_in_dim(values, block * tile, tile, axis=2)
@@ -124,42 +128,44 @@ def gradients_of_rows(
             is_visible = visible_in_block(q_segments, segments, number * tile, key)
             is_visible = jnp.tile(is_visible, (1, H // K, 1))[:, None]  # [R, 1, m, tile]
 
+            # With weights p, output o and the gradient g of o, the gradient of a score is
+            # p (g v - g o).
             scores = product_in_fp32("rkmd,rkpd->rkmp", q, k) * scale
             weights = jnp.where(is_visible, jnp.exp(scores - log_total[..., None]), 0)
-            of_weights = product_in_fp32("rkmd,rkpd->rkmp", of_out, v)
-            of_scores = weights * (of_weights - out_product) * scale
-            weights, of_scores = weights.astype(v.dtype), of_scores.astype(q.dtype)
-            of_values = add_at(
-                of_values, block * tile, product_in_fp32("rkmp,rkmd->rkpd", weights, of_out)
+            weight_grads = product_in_fp32("rkmd,rkpd->rkmp", out_grads, v)
+            score_grads = weights * (weight_grads - out_product) * scale
+            weights, score_grads = weights.astype(v.dtype), score_grads.astype(q.dtype)
+            v_grads = add_at(
+                v_grads, block * tile, product_in_fp32("rkmp,rkmd->rkpd", weights, out_grads)
             )
-            of_keys = add_at(
-                of_keys, block * tile, product_in_fp32("rkmp,rkmd->rkpd", of_scores, q)
+            k_grads = add_at(
+                k_grads, block * tile, product_in_fp32("rkmp,rkmd->rkpd", score_grads, q)
             )
-            return of_q + product_in_fp32("rkmp,rkpd->rkmd", of_scores, k), of_keys, of_values
+            return q_grads + product_in_fp32("rkmp,rkpd->rkmd", score_grads, k), k_grads, v_grads
 
         start = (jnp.zeros(q.shape, jnp.float32), *so_far)
-        of_q, of_keys, of_values = lax.fori_loop(0, count, add_block, start)
-        return (of_keys, of_values), of_q
+        q_grads, k_grads, v_grads = lax.fori_loop(0, count, add_block, start)
+        return (k_grads, v_grads), q_grads
 
-    nothing = jnp.zeros(keys.shape, jnp.float32), jnp.zeros(values.shape, jnp.float32)
+    zero_grads = jnp.zeros(keys.shape, jnp.float32), jnp.zeros(values.shape, jnp.float32)
     inputs = (
         jnp.arange(len(counts)),
-        by_tile(kept.q),
+        by_tile(residuals.q),
         by_tile(gradient),
         by_tile(out_products),
-        kept.log_totals,
-        by_block(kept.q_segments, tile).swapaxes(0, 1),
+        residuals.log_totals,
+        by_block(residuals.q_segments, tile).swapaxes(0, 1),
         orders,
         counts,
     )
-    (of_keys, of_values), of_q = lax.scan(of_tile, nothing, inputs)
+    (k_grads, v_grads), q_grads = lax.scan(add_tile, zero_grads, inputs)
 
-    of_q = of_q.reshape(-1, R, K, H // K, tile, D).transpose(1, 0, 4, 2, 3, 5)
-    of_q = of_q.reshape(R, -1, H, D)[:, :N]
+    q_grads = q_grads.reshape(-1, R, K, H // K, tile, D).transpose(1, 0, 4, 2, 3, 5)
+    q_grads = q_grads.reshape(R, -1, H, D)[:, :N]
     return (
-        of_q.astype(kept.q.dtype),
-        of_keys.swapaxes(1, 2)[:, :M].astype(kept.k.dtype),
-        of_values.swapaxes(1, 2)[:, :M].astype(kept.v.dtype),
+        q_grads.astype(residuals.q.dtype),
+        k_grads.swapaxes(1, 2)[:, :M].astype(residuals.k.dtype),
+        v_grads.swapaxes(1, 2)[:, :M].astype(residuals.v.dtype),
     )
 
 
@@ -169,21 +175,21 @@ def visible_in_block(
     first_query: Int[Array, ""],
     key: Int[Array, " block"],
 ) -> Bool[Array, "R tile block"]:
-    """Says which keys of a block each query of a tile sees. See `xla.visible`.
+    """Returns a mask of the keys of a block that each query of a tile sees. See `xla.visible`.
 
-    first_query, key: the places of the tile's first token and of the keys among a row's own tokens;
-        a key of the prefix is below 0. Padding sees nothing.
+    first_query, key: positions of the tile's first token and of the keys, counted from the end of
+        the prefix; keys of the prefix have negative positions. Unlike in `xla.visible`, padding
+        sees no key.
     """
     query = first_query + jnp.arange(q_segments.shape[1])
-    is_own = (q_segments[:, :, None] == k_segments[:, None]) & (key >= 0)
+    is_in_segment = (q_segments[:, :, None] == k_segments[:, None]) & (key >= 0)
     is_shared = (k_segments[:, None] > 0) & (key < 0)
     is_past = key <= query[:, None]
-    return (is_own | is_shared) & is_past & (q_segments[:, :, None] > 0)
+    return (is_in_segment | is_shared) & is_past & (q_segments[:, :, None] > 0)
 
 
 def add_at(
     total: Float[Array, "R K padded D"], start: Int[Array, ""], x: Float[Array, "R K block D"]
 ) -> Float[Array, "R K padded D"]:
-    """Adds x to the columns of `total` from `start` on."""
-    before = lax.dynamic_slice_in_dim(total, start, x.shape[2], axis=2)
-    return lax.dynamic_update_slice_in_dim(total, before + x, start, axis=2)
+    current = lax.dynamic_slice_in_dim(total, start, x.shape[2], axis=2)
+    return lax.dynamic_update_slice_in_dim(total, current + x, start, axis=2)

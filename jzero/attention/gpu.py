@@ -1,7 +1,7 @@
 """Attention on NVIDIA GPUs: cuDNN for packed rows, and JAX's Triton kernel for paged decoding.
 
-See `backend.py` for the interface. Triton's kernel computes in bfloat16: it rounds queries,
-weights and its output, by 1.2e-2 of their values at most in our tests.
+See `backend.py` for the interface. The Triton kernel computes in bfloat16: it rounds queries,
+weights and its output, by at most 1.2e-2 of their values in our tests.
 """
 
 import warnings
@@ -34,10 +34,11 @@ def packed(
     layout: RowLayout,
     implementation: Literal["xla", "cudnn"] = "cudnn",
 ) -> Float[Array, "B N H D"]:
-    """Computes packed attention by cuDNN under a mask: cuDNN's own causal mask knows no segments.
+    """Computes packed attention by cuDNN with an explicit mask.
 
-    cuDNN takes 16-bit types and heads of a multiple of 8, at most 128; the rest is left to XLA.
-    implementation: tests run the same call by XLA, as cuDNN has no CPU path.
+    cuDNN's causal mask does not support segments. cuDNN requires 16-bit types and a head size that
+    is a multiple of 8 and at most 128; XLA computes other inputs.
+    implementation: tests run the same call by XLA, because cuDNN has no CPU path.
     """
 
     def attend(
@@ -45,8 +46,8 @@ def packed(
     ) -> jax.Array:
         N = q.shape[1]
         prefix = k.shape[1] - N
-        # cuDNN differentiates even lengths only: an odd prefix gets one token of padding in front,
-        # an odd slot one at its end.
+        # cuDNN differentiates only even lengths: an odd prefix is padded by one token in front, an
+        # odd slot by one token at its end.
         front, end = prefix % 2, N % 2
 
         def even(x: jax.Array, front: int = front) -> jax.Array:
@@ -77,7 +78,7 @@ def paged(
 ) -> Float[Array, "S H D"]:
     """Computes the attention of decoding; every slot reads all of its pages, shared or not.
 
-    Raises UserError for shapes that the kernel does not take. See `backend.Paged`.
+    Raises UserError for shapes that the kernel does not support. See `backend.Paged`.
     """
     page_size, D = k_pool.shape[2:]
     if not is_power_of_two(page_size) or not is_power_of_two(D) or D < 16:
@@ -86,7 +87,8 @@ def paged(
             "of two, and a head_dim of at least 16; set model.attention=xla"
         )
     pages_per_block = max(1, COMPUTE_TOKENS // page_size)
-    missing_pages = -table.shape[1] % (SPLITS * pages_per_block)  # of whole blocks for every split
+    # Every split must have a whole number of blocks.
+    missing_pages = -table.shape[1] % (SPLITS * pages_per_block)
     out = paged_attention(
         (q.astype(jnp.float32) * D**-0.5).astype(k_pool.dtype),  # the kernel does not scale
         k_pool,

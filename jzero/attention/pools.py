@@ -1,11 +1,11 @@
-"""Pools of pages of keys and values: how they are stored and written.
+"""Storage of the paged KV cache: pools of pages of keys and values.
 
 A pool is [rows, pages, page_size, width]. XLA and the GPU's kernel keep one KV head in a row:
-rows = K, width = D. The TPU's kernel asks for rows of 128 numbers, which hold several heads where
-heads are small. The pages of all layers lie behind each other: the page axis is [L * pages].
+rows = K, width = D. The TPU's kernel requires rows of 128 numbers, which hold several heads if
+heads are small. The page axis has the pages of all layers, layer after layer: [L * pages].
 
-With rollout.kv_dtype=int8 a pool is a `QuantizedPool`: 8 bits a number, and one scale for each head
-of each token.
+With rollout.kv_dtype=int8 a pool is a `QuantizedPool`: 8-bit values, and one scale for each head of
+each token.
 """
 
 from typing import Any, NamedTuple, TypeAlias
@@ -20,10 +20,10 @@ from jzero.int8 import round_to_int8
 
 
 class QuantizedPool(NamedTuple):
-    """Stands for values * scales, with one scale for each KV head of each token.
+    """An int8 pool: values * scales, with one scale for each KV head of each token.
 
-    The scales of a page have its tokens last, so that a kernel can multiply the scores of a head by
-    them as they lie. The leaves may be shardings.
+    Tokens are the last axis of the scales, so that a kernel can multiply a head's scores by them
+    without a transpose. The leaves can be shardings.
     """
 
     values: Any  # i8[rows, pages, page, width]
@@ -31,7 +31,7 @@ class QuantizedPool(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Returns the shape of a pool that holds the same in more bits."""
+        """The shape of an unquantized pool with the same content."""
         return self.values.shape
 
 
@@ -39,12 +39,12 @@ Pool: TypeAlias = Shaped[Array, "rows pages page width"] | QuantizedPool
 
 
 def one_row_per_head(num_heads: int, head_dim: int) -> tuple[int, int]:
-    """Returns (rows, width) of a token in a pool where every KV head has a row of its own."""
+    """Returns (rows, width) of a token in a pool with one row for each KV head."""
     return num_heads, head_dim
 
 
 def scales_shape(pool_shape: tuple[int, ...], head_dim: int) -> tuple[int, ...]:
-    """Returns the shape of the scales of a QuantizedPool, from that of its values."""
+    """Returns the shape of the scales of a QuantizedPool from the shape of its values."""
     rows, pages, page_size, width = pool_shape
     return rows, pages, width // head_dim, page_size
 
@@ -52,16 +52,16 @@ def scales_shape(pool_shape: tuple[int, ...], head_dim: int) -> tuple[int, ...]:
 def kv_storage(dtype: str, platform: str) -> DTypeLike:
     """Returns the element type of the pools for `rollout.kv_dtype` and a platform.
 
-    On CPU bfloat16 is stored as its bits in uint16: XLA:CPU would convert a whole bfloat16 pool to
-    fp32 and back around every write.
+    On CPU it is uint16 for bfloat16: pools store the bits.
     """
+    # XLA:CPU would convert a complete bfloat16 pool to fp32 and back around every write.
     if dtype == "bfloat16" and platform == "cpu":
         return jnp.uint16
     return jnp.dtype(dtype)
 
 
 def quantize_kv(x: Float[Array, "... D"]) -> tuple[Shaped[Array, "... D"], Float[Array, "..."]]:
-    """Rounds every head of every token to 8 bits, with the scale max|x| / 127 of its own."""
+    """Rounds every head of every token to int8 with its scale max|x| / 127."""
     values, scales = round_to_int8(x, axes=(x.ndim - 1,))
     return values, scales[..., 0]
 
@@ -69,7 +69,7 @@ def quantize_kv(x: Float[Array, "... D"]) -> tuple[Shaped[Array, "... D"], Float
 def as_stored(
     x: Float[Array, "... D"], storage: DTypeLike, dtype: DTypeLike
 ) -> Float[Array, "... D"]:
-    """Returns keys or values as a pool gives them back: rounded to its element type."""
+    """Returns keys or values as read back from a pool: rounded to the pool's element type."""
     if storage == jnp.int8:
         values, scales = quantize_kv(x)
         return (values * scales[..., None]).astype(dtype)
@@ -93,9 +93,10 @@ def decode_kv(x: Shaped[Array, "..."], dtype: DTypeLike) -> Float[Array, "..."]:
 
 
 def to_rows(x: Float[Array, "*batch K D"], rows: int, width: int) -> Float[Array, "*batch rows W"]:
-    """Puts width // D neighboring heads into each row, and zeros where no head is."""
+    """Puts width // D neighboring heads into each row, and fills the remainder with zeros."""
     *batch, K, D = x.shape
     heads_per_row = width // D
+    # Heads that are missing in the last row, and lanes that are too few for another head.
     missing_heads = rows * heads_per_row - K
     unused_columns = width - heads_per_row * D
 
@@ -105,7 +106,7 @@ def to_rows(x: Float[Array, "*batch K D"], rows: int, width: int) -> Float[Array
 
 
 def from_rows(x: Float[Array, "*batch rows W"], K: int, D: int) -> Float[Array, "*batch K D"]:
-    """Returns the heads that `to_rows` has put into rows."""
+    """Returns the heads of rows: the inverse of `to_rows`."""
     *batch, rows, width = x.shape
     heads_per_row = width // D
     heads = x[..., : heads_per_row * D].reshape(*batch, rows * heads_per_row, D)
@@ -121,7 +122,7 @@ def pad_end(x: jax.Array, rows: int, columns: int) -> jax.Array:
 def read_rows(
     pool: Pool, pages: Int[Array, " W"], dtype: DTypeLike
 ) -> Float[Array, "rows W page width"]:
-    """Returns whole pages of every row of a pool."""
+    """Returns full pages of every row of a pool."""
     if not isinstance(pool, QuantizedPool):
         return decode_kv(pool[:, pages], dtype)
     values = pool.values[:, pages]
@@ -133,7 +134,7 @@ def read_rows(
 def read(
     pool: Pool, pages: Int[Array, " W"], kv_heads: int, head_dim: int, dtype: DTypeLike
 ) -> Float[Array, "W page K D"]:
-    """Returns whole pages of keys or values, as `write` has taken them."""
+    """Returns full pages of keys or values, in the form that `write` takes."""
     by_row = jnp.moveaxis(read_rows(pool, pages, dtype), 0, -2)
     return from_rows(by_row, kv_heads, head_dim)
 
@@ -146,8 +147,8 @@ def write(
 ) -> Pool:
     """Returns the pool with keys or values written into it.
 
-    Without `offsets`, x [W, page, K, D] are whole pages for pages[W] of the pool. With `offsets`,
-    x [W, K, D] are single tokens for the places (pages[W], offsets[W]).
+    Without `offsets`, x [W, page, K, D] has full pages for pages[W] of the pool. With `offsets`,
+    x [W, K, D] has single tokens for the places (pages[W], offsets[W]).
     """
     if isinstance(pool, QuantizedPool):
         values, scales = quantize_kv(x)
@@ -159,7 +160,7 @@ def write(
 
 
 def values_by_row(pool: Pool, x: Shaped[Array, "..."]) -> Shaped[Array, "rows ..."]:
-    """Returns keys or values [..., K, D] as the rows of a pool hold them, rows first."""
+    """Converts keys or values [..., K, D] to rows of a pool, with the row axis first."""
     rows, _, _, width = pool.shape
     return jnp.moveaxis(to_rows(x, rows, width), -2, 0)
 
@@ -170,16 +171,15 @@ def write_entries(
     pages: Int[Array, " W"],
     offsets: Int[Array, " W"] | None,
 ) -> Shaped[Array, "rows pages page ..."]:
-    """Writes what `write` has converted, as a flat list of entries, which are pages or tokens.
-
-    Any other spelling makes XLA lay out the whole pool anew.
-    """
-    rows, _, page_size, *of_token = pool.shape
+    """Writes converted keys or values into a pool; the entries are pages or tokens."""
+    # The scatter goes into a flat list of entries. With any other formulation XLA changes the
+    # layout of the complete pool.
+    rows, _, page_size, *token_shape = pool.shape
     if offsets is None:
-        entry_shape = (page_size, *of_token)
+        entry_shape = (page_size, *token_shape)
         index_in_row = pages
     else:
-        entry_shape = tuple(of_token)
+        entry_shape = tuple(token_shape)
         index_in_row = pages * page_size + offsets
 
     flat = pool.reshape(-1, *entry_shape)
@@ -196,7 +196,7 @@ def write_scales(
     pages: Int[Array, " W"],
     offsets: Int[Array, " W"] | None,
 ) -> Float[Array, "rows pages heads page"]:
-    """Writes scales [W, page, K] of whole pages, or [W, K] of single tokens. See `write`."""
+    """Writes scales [W, page, K] of full pages, or [W, K] of single tokens. See `write`."""
     rows, num_pages, heads_per_row, page_size = pool.shape
     missing_heads = rows * heads_per_row - scales.shape[-1]
     padding = [(0, 0)] * (scales.ndim - 1)

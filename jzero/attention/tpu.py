@@ -1,9 +1,9 @@
-"""Attention on TPUs: JAX's splash attention for packed rows, its paged attention for decoding.
+"""Attention on TPUs: JAX's splash attention for packed rows, JAX's paged attention for decoding.
 
 See `backend.py` for the interface. Neither kernel scales the queries, so this module does.
 
-The pools are [rows, pages, page_size, 128 * n]: the paged kernel reads rows of 128 lanes. Where
-heads are smaller, 128 // D neighboring KV heads lie in one row.
+The pools are [rows, pages, page_size, 128 * n], because the paged kernel reads rows of 128 lanes.
+If heads are smaller, a row has 128 // D neighboring KV heads.
 """
 
 import functools
@@ -21,7 +21,7 @@ from jzero.errors import UserError
 from jzero.types import RowLayout
 
 LANES = 128  # numbers in a row of a TPU's vector registers
-# Queries, and keys, that splash takes at a time, fastest first. 2048 does not fit the scratch
+# Block sizes of splash for queries and keys, fastest first. 2048 does not fit into the scratch
 # memory of a core.
 BLOCKS = (512, 384, 256, 128)
 COMPUTE_TOKENS = 512  # tokens that paged attention reads at a time
@@ -31,21 +31,21 @@ COMPUTE_TOKENS = 512  # tokens that paged attention reads at a time
 
 
 class RowMask(masks.Mask):
-    """Says which keys the queries of a row see, in the two forms that splash asks for.
+    """The mask of visible keys of a row's queries, in the two forms that splash requires.
 
-    Splash reads the mask itself, by blocks, to find the blocks that no query sees. These
-    follow from the layout alone. Inside of the other blocks, splash calls
-    mask_function(q_sequence[query], key). The numbers in q_sequence can be any, and `packed` puts
-    the query's segment into them. So one call of splash serves a row with prefix and segments;
-    the alternative would be three calls that are merged afterwards.
+    Splash reads the mask itself, by blocks, to find the blocks that no query sees. These blocks
+    follow from only the layout. Inside the other blocks, splash calls
+    mask_function(q_sequence[query], key). q_sequence can hold arbitrary numbers, and `packed` puts
+    the segments of the queries into it. Thus one call of splash handles a row with prefix and
+    segments; the alternative would be three calls and a merge of their outputs.
     """
 
     def __init__(self, layout: RowLayout, first_query: int, queries: int, keys: int) -> None:
-        """The queries are those of the tokens from `first_query` on."""
+        """first_query: the token of the first query."""
         self.layout = layout
         self.first_query = first_query
         self.shape_of_row = queries, keys
-        self.q_sequence = np.zeros(queries, np.int32)  # `packed` gives the real one in every call
+        self.q_sequence = np.zeros(queries, np.int32)  # `packed` passes the real codes in each call
         self.mask_function = functools.partial(is_visible, layout.prefix)
 
     @property
@@ -62,7 +62,7 @@ class RowMask(masks.Mask):
 
 
 def query_codes(segments: Int[Array, "B T"], layout: RowLayout) -> Int[Array, "B T"]:
-    """Returns a number for every query that holds where its segment starts and where it is.
+    """Returns a code for every query: the start of its segment and its position.
 
     The upper 16 bits are the start, the lower 16 bits the position. A segment starts where the
     number in `segments` changes, and at the start of every slot.
@@ -75,9 +75,10 @@ def query_codes(segments: Int[Array, "B T"], layout: RowLayout) -> Int[Array, "B
 
 
 def is_visible(prefix: int, code: jax.Array, key: jax.Array) -> jax.Array:
-    """Says whether a query with a number of `query_codes` sees the key at position `key`.
+    """Returns whether the query with `code` (`query_codes`) sees the key at position `key`.
 
-    It sees the keys from the start of its segment to itself and, outside of the prefix, the prefix.
+    A query sees the keys from the start of its segment to itself. Queries outside the prefix also
+    see the prefix.
     """
     start, position = lax.shift_right_logical(code, 16), code & 0xFFFF
     return (key <= position) & ((key >= start) | ((key < prefix) & (position >= prefix)))
@@ -93,11 +94,9 @@ def splash_kernel(
     num_heads: int,
     interpret: bool,
 ) -> splash.SplashAttentionKernel:
-    """Returns splash attention for one row of a layout: of queries from `first_query` on.
-
-    Its arrays are NumPy's: the kernel is kept for later calls, and must outlive the trace of the
-    program in which it is made.
-    """
+    """Returns splash attention for one row of a layout, for the queries from `first_query` on."""
+    # The kernel is cached for later calls and must outlive the trace in which it is created, so its
+    # arrays are NumPy arrays.
     with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
         mask = masks.MultiHeadMask([RowMask(layout, first_query, queries, keys)] * num_heads)
         sizes = splash.BlockSizes(
@@ -115,16 +114,18 @@ def splash_kernel(
 
 
 def block_size(tokens: int) -> int:
-    """Returns the number of queries, and of keys, that splash takes at a time for rows of `tokens`.
+    """Returns the block size of splash, for queries and keys, for rows of `tokens` tokens.
 
-    It is the whole row, in whole lanes, if that is no longer than the fastest block. Otherwise it
-    is the fastest block whose padding adds at most an eighth to the row, or less than 128 tokens.
+    It is the row's length, rounded up to full lanes, if that is at most the fastest block size.
+    Otherwise it is the fastest block size that pads the row by at most an eighth, or by less than
+    128 tokens.
     """
+    # A short row is one block.
     whole_row = tokens + -tokens % LANES
     if whole_row <= BLOCKS[0]:
         return whole_row
-    most_padding = max(tokens // 8, LANES - 1)
-    return next(block for block in BLOCKS if -tokens % block <= most_padding)
+    max_padding = max(tokens // 8, LANES - 1)
+    return next(block for block in BLOCKS if -tokens % block <= max_padding)
 
 
 def packed(
@@ -135,10 +136,10 @@ def packed(
     layout: RowLayout,
     interpret: bool = False,
 ) -> Float[Array, "B N H D"]:
-    """Computes packed attention by splash, one row after the other. See `backend.Packed`.
+    """Computes packed attention by splash. See `backend.Packed`.
 
-    Each segment of a slot must be one run of tokens, as `training.packing` makes them.
-    Raises UserError for rows of 65,536 tokens and more: `query_codes` has 16 bits for a position.
+    Each segment of a slot must be contiguous, which `training.packing` guarantees. Raises UserError
+    for rows of 65,536 tokens or more, because `query_codes` has 16 bits for a position.
     """
     _, N, H, D = q.shape
     T = k.shape[1]
@@ -147,24 +148,25 @@ def packed(
     queries, length = N + -N % block, T + -T % block
     if length >= 1 << 16:
         raise UserError(
-            f"a row of {T} tokens: splash attention takes fewer than 65536; "
-            "set model.attention=xla, or train.pack_length to less"
+            f"a row of {T} tokens: splash attention supports fewer than 65536; "
+            "set model.attention=xla, or train.pack to shorter lengths"
         )
 
     def by_head(x: Float[Array, "B tokens heads D"]) -> Float[Array, "B heads length D"]:
         return jnp.pad(x, ((0, 0), (0, -x.shape[1] % block), (0, 0), (0, 0))).swapaxes(1, 2)
 
-    def of_queries(x: Int[Array, "B length"]) -> Int[Array, "B queries"]:
+    def take_queries(x: Int[Array, "B length"]) -> Int[Array, "B queries"]:
         x = x[:, first_query:]
         return jnp.pad(x, ((0, 0), (0, max(0, queries - x.shape[1]))))[:, :queries]
 
+    # Rows are padded to full blocks. Padding has segment 0.
     segments = jnp.pad(segments, ((0, 0), (0, length - T)))
     codes = query_codes(segments, layout)
-    # Splash also masks by equal numbers of these segments: tokens see tokens, and padding sees
-    # padding, at least itself, so no query is left without a key.
+    # Splash also masks keys with another segment id than the query. The ids distinguish only tokens
+    # from padding: padding sees padding, at least itself, so every query has a visible key.
     is_token = (segments > 0).astype(jnp.int32)
     kernel = splash_kernel(layout, first_query, queries, length, block, H, interpret)
-    # The block sizes include those of the backward pass, so all three are there.
+    # The block sizes include the backward pass, so all three mask infos exist.
     assert kernel.dq_mask_info is not None
     assert kernel.dkv_mask_info is not None
     infos = kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info
@@ -187,8 +189,8 @@ def packed(
         by_head(q * D**-0.5),
         by_head(k),
         by_head(v),
-        of_queries(codes.astype(jnp.int32)),
-        of_queries(is_token),
+        take_queries(codes.astype(jnp.int32)),
+        take_queries(is_token),
         is_token,
     )
     return out.swapaxes(1, 2)[:, :N].astype(q.dtype)
@@ -198,7 +200,7 @@ def packed(
 
 
 def pool_rows(num_heads: int, head_dim: int) -> tuple[int, int]:
-    """Returns (rows, width) of a token: 128 // D heads in a row, or a head in a multiple of 128."""
+    """Returns (rows, width) of a token: 128 // D heads in a row, or one head padded to 128 * n."""
     heads_per_row = max(1, LANES // head_dim)
     rows = -(-num_heads // heads_per_row)
     width = -(-heads_per_row * head_dim // LANES) * LANES
@@ -216,15 +218,16 @@ def paged(
 ) -> Float[Array, "S H D"]:
     """Computes the attention of decoding; every slot reads all of its pages, shared or not.
 
-    The kernel treats a row of the pool as one wide KV head. A query head is therefore widened with
-    zeros outside of its own KV head's part of the row, so that its scores are its own, and takes
-    that part of the output. See `backend.Paged`.
+    See `backend.Paged`.
     """
     S, H, D = q.shape
     rows, _, page_size, width = k_pool.shape
     n = max(1, width // D)  # KV heads in a row
     G = H // kv_heads  # query heads of a KV head
 
+    # The kernel treats a row of the pool as one wide KV head. Therefore a query head is padded with
+    # zeros outside its KV head's part of the row, so that other heads do not change its scores, and
+    # the same part is taken from its output.
     # [S, H, D] -> [S, rows, n, G, D] -> [S, rows * n * G, width]
     q = (q.astype(jnp.float32) * D**-0.5).reshape(S, kv_heads, G, D)
     q = jnp.pad(q, ((0, 0), (0, rows * n - kv_heads), (0, 0), (0, 0)))
@@ -234,6 +237,7 @@ def paged(
         for i in range(n)
     ]
 
+    # The table is padded to a whole number of blocks.
     pages_per_block = min(table.shape[1], max(1, COMPUTE_TOKENS // page_size))
     table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % pages_per_block)))
     out = paged_attention(

@@ -1,28 +1,29 @@
-"""One kernel for the attention of a decode step on TPUs: RoPE, the write of a token, attention.
+"""One fused TPU kernel for the attention of a decode step: RoPE, KV cache write and attention.
 
-See `backend.Decode` for the interface. Between the products of a layer XLA would run some thirty
-small operations for the same work, and on a TPU an operation takes a microsecond or two however
-small it is (docs/log.md, 2026-11-22).
+See `backend.Decode` for the interface. Without the kernel XLA runs some thirty small operations for
+this work between the matrix products of a layer, and on a TPU even the smallest operation takes a
+microsecond or two (lab/log.md, 2026-11-22).
 
-How the kernel works, for a part of the slots at a time:
+The kernel computes one part of the slots at a time:
 
-1. It rotates queries and keys of all slots, and puts the query heads of a row of the pool together.
-   A row holds n = width // D KV heads; a query head is zero outside of its own KV head's lanes.
-2. It reads the pages of the slots in blocks. While a block is computed, the next block, which may
-   be the next slot's, is on its way from HBM.
-3. The last block of a slot is where the new token belongs. The token is put into the block in VMEM,
-   and a tile of rows around the token is written back to its page. A page that slots share is never
-   written, because the scheduler shares full pages alone.
+1. It rotates queries and keys of all slots and groups the query heads by rows of the pool. A row
+   holds n = width // D KV heads. A query head is zero outside the lanes of its KV head.
+2. It reads the pages of the slots in blocks, with double buffering: while a block is computed, the
+   next block, possibly of the next slot, is copied from HBM.
+3. The new token belongs to the last block of its slot. The kernel inserts the token into the
+   block in VMEM and writes a tile of rows around the token back to the token's page. Shared pages
+   are never written, because the scheduler shares only full pages.
 
-Samples of one prompt are neighbors and have the prompt's full pages in common. These pages are read
-once for all of them, and the queries of all of them make one product with a block. Every slot then
-goes on with its own pages.
+Prefix sharing: samples of one prompt are neighboring slots and have the prompt's full pages in
+common. These pages are read once for all neighbors, and the queries of all neighbors form one
+product with a block. Then every slot reads its private pages.
 
-With two cores a device (TPU v4, v5p) each core has a part of the slots, if there are more than 16.
+On devices with two cores (TPU v4, v5p) each core has a part of the slots, if there are more than 16
+slots.
 
-Pages in 8 bits (rollout.kv_dtype=int8) stay integers on their way: the scores of a head are
-multiplied by the scales of its keys, and the weights of the softmax by those of its values. The
-scales of a page are read and written with it.
+The values of an int8 KV cache (rollout.kv_dtype=int8) are not dequantized: the scores of a head are
+multiplied by the scales of its keys, and the softmax weights by the scales of its values. A page's
+scales are read and written together with the page.
 """
 
 import functools
@@ -43,38 +44,40 @@ from jzero.attention.pools import Pool, QuantizedPool
 from jzero.errors import UserError
 
 SUBLANES = 8  # rows of fp32 in a vector register
-LANES = 128  # numbers of such a row
+LANES = 128  # numbers in such a row
 MASKED = -1e30  # finite, as in `xla.py`
 BLOCK_TOKENS = 512  # tokens of a slot that are computed at a time
-# Bytes in VMEM for blocks of keys and values, two blocks of each: a quarter of the 16 MiB that XLA
-# lets an operation use if nobody asks for more.
+# Bytes in VMEM for two blocks of keys and two blocks of values: a quarter of the 16 MiB that XLA
+# allows an operation by default.
 BLOCK_BYTES = 4 * 2**20
-# Slots of one part. Their queries and outputs are in VMEM as fp32: 2 MB for 64 slots of 32 heads.
+# Maximum slots of a part. VMEM holds their queries and outputs in fp32: 2 MB for 64 slots of 32
+# heads.
 MOST_SLOTS = 64
-# Queries that read pages together. Their softmax takes 1.5 KB each in VMEM, twice: 3 MB.
+# Maximum queries that read shared pages together. The softmax of each takes 1.5 KB in VMEM, twice:
+# 3 MB.
 MOST_QUERIES = 1024
 
-Ref = Any  # a reference to memory inside of a kernel; Pallas has no public type for it
+Ref = Any  # a reference to memory inside a kernel; Pallas has no public type for it
 
 
 class Sizes(NamedTuple):
-    """What is fixed when the kernel is compiled."""
+    """The compile-time constants of the kernel."""
 
-    slots: int  # of a part
-    sharing: int  # neighboring slots that may have their first pages in common
-    neighbors: int  # those of them that read these pages together; 1: every slot reads all its own
+    slots: int  # slots of a part
+    sharing: int  # neighboring slots that can have their first pages in common
+    neighbors: int  # neighboring slots that read their shared pages together; 1: no joint reads
     heads: int  # query heads; q has `heads_per_row` of them in every `width` lanes
     group: int  # query heads of a KV head
     rows: int  # rows of the pool
     width: int  # lanes of a row
-    lanes_per_head: int  # in a row; D, or more where heads are padded to a whole row
+    lanes_per_head: int  # in a row; D, or more if heads are padded to a full row
     head_dim: int  # D
     page_size: int  # tokens of a page
-    max_pages: int  # of a slot, in the table
-    block_pages: int
-    tile: int  # tokens around the new one that are written
-    product_dtype: DTypeLike  # of the factors of products
-    is_int8: bool  # whether the pools are in 8 bits
+    max_pages: int  # pages of a slot in the table
+    block_pages: int  # pages of a block
+    tile: int  # tokens written at once, including the new token
+    product_dtype: DTypeLike  # dtype of the factors of products
+    is_int8: bool  # whether the KV cache is int8
 
     @property
     def heads_per_row(self) -> int:
@@ -82,18 +85,17 @@ class Sizes(NamedTuple):
 
     @property
     def queries_per_row(self) -> int:
-        """Query heads of a row of the pool, in whole registers."""
+        """Query heads of a row of the pool, rounded up to full registers."""
         return round_up(self.heads_per_row * self.group, SUBLANES)
 
     @property
     def block_tokens(self) -> int:
-        """Tokens of a block."""
         return self.block_pages * self.page_size
 
     def place_of(self, head: int) -> tuple[int, int]:
-        """Returns where a query head of slot 0 lies in VMEM: its row, and its part of the lanes.
+        """Returns the row in VMEM and the part of the lanes of a query head of slot 0.
 
-        The same head of the next slot lies `queries_per_row` rows further down.
+        The same head of the next slot is `queries_per_row` rows further down.
         """
         row, part = divmod(head // self.group, self.heads_per_row)
         return row * self.slots * self.queries_per_row + part * self.group + head % self.group, part
@@ -101,49 +103,50 @@ class Sizes(NamedTuple):
     def query_rows(self, row: int, slot: jax.Array, num_slots: int) -> Any:
         """Returns the rows of VMEM with the queries of `num_slots` slots from `slot` on.
 
-        They are those of one row of the pool.
+        These are the queries for one row of the pool.
         """
         first = (row * self.slots + slot) * self.queries_per_row
         return pl.ds(pl.multiple_of(first, SUBLANES), num_slots * self.queries_per_row)
 
 
 class Pages(NamedTuple):
-    """Pages of a slot that are read together: at most as many as a block has."""
+    """Consecutive pages of a slot that are read together, at most `Sizes.block_pages`."""
 
-    slot: jax.Array  # among the slots of all parts
-    first: jax.Array  # the first of them, as a page of the slot's table
+    slot: jax.Array  # index among the slots of all parts
+    first: jax.Array  # index of the first page in the slot's row of the table
     num_pages: jax.Array
 
 
 class Softmax(NamedTuple):
-    """The softmax of the scores of some queries, as far as it is computed."""
+    """The online softmax of some queries over the blocks computed so far."""
 
-    largest: jax.Array  # f32[queries, 1] score
+    largest: jax.Array  # f32[queries, 1] the largest score
     total: jax.Array  # f32[queries, 1] sum of the weights, relative to the largest score
     mixed: jax.Array  # f32[queries, width] sum of the weighted values
 
 
 class Scratch(NamedTuple):
-    """Memory of a core.
+    """Scratch memory of a core.
 
-    An axis of 2 is keys and values, except where it says "2 blocks": one of these is computed while
-    the other one is read. The last four are there with pages in 8 bits alone.
+    An axis of 2 is keys and values, except in "2 blocks": a double buffer, in which one block is
+    computed while the other block is read. The last four exist only with an int8 KV cache.
     """
 
     q: Ref  # f32[rows * slots * queries, width] rotated queries
-    new: Ref  # f32[2, rows, slots, width] the new keys and values, integers with pages in 8 bits
+    new: Ref  # f32[2, rows, slots, width] the new keys and values; integers for an int8 KV cache
     out: Ref  # f32[rows * slots * queries, width]
-    largest: Ref  # f32[rows * neighbors * queries, LANES] of the shared pages, in all lanes
+    # The softmax over the shared pages. Every lane has the same number.
+    largest: Ref  # f32[rows * neighbors * queries, LANES]
     total: Ref
     k_blocks: Ref  # [2 blocks, rows, block_pages, page, width]
     v_blocks: Ref
-    tiles: Ref  # [2, rows, tile, width] what is being written
+    tiles: Ref  # [2, rows, tile, width] the source of the write to a page
     read: Ref  # semaphores of the two blocks
-    written: Ref  # semaphores of the key's tile and the value's
+    written: Ref  # semaphores of the tile of keys and the tile of values
     new_scales: Ref = None  # f32[2, rows, heads_per_row, slots, page] each scale in all lanes
     k_scales: Ref = None  # f32[2 blocks, rows, block_pages, heads_per_row, page]
     v_scales: Ref = None
-    scale_tiles: Ref = None  # f32[2, rows, heads_per_row, page] what is being written
+    scale_tiles: Ref = None  # f32[2, rows, heads_per_row, page] the source of the write to a page
 
 
 def round_up(number: int, multiple: int) -> int:
@@ -151,71 +154,72 @@ def round_up(number: int, multiple: int) -> int:
 
 
 def choose(condition: jax.Array, first: Pages, second: Pages) -> Pages:
-    """Returns `first` where the condition holds, else `second`."""
     return Pages(*(jnp.where(condition, x, y) for x, y in zip(first, second, strict=True)))
 
 
 # -- the kernel ------------------------------------------------------------------------------------
 
 
-def rotated(x: jax.Array, cos: jax.Array, sin: jax.Array, sizes: Sizes) -> jax.Array:
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, sizes: Sizes) -> jax.Array:
     """Rotates the heads of a row [slots, width] in fp32. `sin` has the sign of the rotation."""
     width, half = sizes.width, sizes.head_dim // 2
-    behind = pltpu.roll(x, half, 1)  # lane i has what was in lane i - half
-    partner = behind
+    shifted = pltpu.roll(x, half, 1)  # lane i has the number from lane i - half
+    partner = shifted
     if sizes.head_dim < width:
         lane = lax.broadcasted_iota(jnp.int32, x.shape, 1) % sizes.lanes_per_head
-        partner = jnp.where(lane < half, pltpu.roll(x, width - half, 1), behind)
+        partner = jnp.where(lane < half, pltpu.roll(x, width - half, 1), shifted)
     return x * cos + partner * sin
 
 
-def moved(x: jax.Array, source: int, target: int, sizes: Sizes) -> jax.Array:
-    """Moves the head in part `source` of a row to part `target`. The other lanes mean nothing."""
+def move_head(x: jax.Array, source: int, target: int, sizes: Sizes) -> jax.Array:
+    """Moves the head in part `source` of a row to part `target`; other lanes are undefined."""
     shift = (target - source) * sizes.lanes_per_head % sizes.width
     return pltpu.roll(x, shift, 1) if shift else x
 
 
 def in_part(part: int, shape: tuple[int, ...], sizes: Sizes) -> jax.Array:
-    """Says which lanes belong to a part of a row."""
+    """Returns a mask of the lanes that belong to a part of a row."""
     return lax.broadcasted_iota(jnp.int32, shape, 1) // sizes.lanes_per_head == part
 
 
 def lay_out_queries(q: Ref, cos: jax.Array, sin: jax.Array, scratch: Scratch, sizes: Sizes) -> None:
-    """Rotates the queries of all slots, and puts every head where `Sizes.place_of` says."""
+    """Rotates the queries of all slots and stores every head at its `Sizes.place_of`."""
     n, width, slots = sizes.heads_per_row, sizes.width, sizes.slots
     if sizes.heads < sizes.rows * sizes.queries_per_row:
         scratch.q[...] = jnp.zeros_like(scratch.q)
     for first in range(0, sizes.heads, n):
         row = q[:, first // n * width : (first // n + 1) * width]
-        # Rounded as the layer would round it.
-        row = rotated(row.astype(jnp.float32), cos, sin, sizes).astype(q.dtype)
+        # Rotated in fp32, then rounded to the layer's dtype as the layer itself would.
+        row = rotate(row.astype(jnp.float32), cos, sin, sizes).astype(q.dtype)
         row = row.astype(jnp.float32)
         for head in range(first, min(first + n, sizes.heads)):
             place, part = sizes.place_of(head)
-            x = moved(row, head - first, part, sizes)
+            x = move_head(row, head - first, part, sizes)
             if n > 1:
+                # A product sums over all lanes of a row, so the lanes of other heads must be 0.
                 x = jnp.where(in_part(part, x.shape, sizes), x, 0)
             scratch.q[pl.ds(place, slots, stride=sizes.queries_per_row), :] = x
 
 
 def write_out(out: Ref, scratch: Scratch, sizes: Sizes) -> None:
-    """Puts the outputs of all slots into the order of the heads."""
+    """Writes the outputs of all slots in the order of the heads."""
     n, width, slots = sizes.heads_per_row, sizes.width, sizes.slots
     for first in range(0, sizes.heads, n):
+        # A row of the output collects n neighboring heads, each in its part of the lanes.
         row = None
         for head in range(first, min(first + n, sizes.heads)):
             place, part = sizes.place_of(head)
             x = scratch.out[pl.ds(place, slots, stride=sizes.queries_per_row), :]
-            x = moved(x, part, head - first, sizes)
+            x = move_head(x, part, head - first, sizes)
             row = x if row is None else jnp.where(in_part(head - first, x.shape, sizes), x, row)
         assert row is not None
         out[:, first // n * width : (first // n + 1) * width] = row.astype(out.dtype)
 
 
-def put_new(which: int, row: int, x: jax.Array, scratch: Scratch, sizes: Sizes) -> None:
-    """Puts the new keys (0) or values (1) of a row [slots, width] where blocks take them from.
+def store_new(which: int, row: int, x: jax.Array, scratch: Scratch, sizes: Sizes) -> None:
+    """Stores the new keys (`which` 0) or values (1) of a row [slots, width] in the scratch memory.
 
-    With pages in 8 bits they are rounded as `int8.round_to_int8` does.
+    For an int8 KV cache they are rounded like `int8.round_to_int8`.
     """
     x = x.astype(jnp.float32)
     if not sizes.is_int8:
@@ -232,12 +236,13 @@ def put_new(which: int, row: int, x: jax.Array, scratch: Scratch, sizes: Sizes) 
     scratch.new[which, row] = jnp.round(x / divisors)
 
 
-def scales_of_queries(scales: Ref, num_queries: int, sizes: Sizes) -> jax.Array:
-    """Returns the scale of every token of a block for every query head of a row, of some slots.
+def scales_by_query(scales: Ref, num_queries: int, sizes: Sizes) -> jax.Array:
+    """Returns the scales of a block's tokens for each query of a row.
 
-    scales: f32[block_pages, heads_per_row, page]. Returns f32[num_queries, block], or [1, block].
+    scales: f32[block_pages, heads_per_row, page]. Returns f32[num_queries, block], or f32[1, block]
+    if the row has one KV head.
     """
-    of_parts = [
+    part_scales = [
         jnp.concatenate([scales[page, pl.ds(part, 1)] for page in range(sizes.block_pages)], axis=1)
         for part in range(sizes.heads_per_row)
     ]
@@ -245,14 +250,14 @@ def scales_of_queries(scales: Ref, num_queries: int, sizes: Sizes) -> jax.Array:
         lax.broadcasted_iota(jnp.int32, (num_queries, sizes.block_tokens), 0)
         % sizes.queries_per_row
     )
-    chosen = of_parts[0]
-    for part, of_part in enumerate(of_parts[1:], start=1):
-        chosen = jnp.where(query // sizes.group == part, of_part, chosen)
-    return chosen
+    selected = part_scales[0]
+    for part, scales_of_part in enumerate(part_scales[1:], start=1):
+        selected = jnp.where(query // sizes.group == part, scales_of_part, selected)
+    return selected
 
 
 def kernel(
-    lengths: Ref,  # i32[S] in SMEM, with the new token
+    lengths: Ref,  # i32[S] in SMEM, including the new token
     table: Ref,  # i32[S * max_pages] in SMEM
     first_page: Ref,  # i32[1] in SMEM
     shared: Ref,  # i32[S / sharing] in SMEM
@@ -262,73 +267,74 @@ def kernel(
     v: Ref,
     cos: Ref,  # f32[slots, width]
     sin: Ref,
-    *others: Ref,
+    *refs: Ref,
     sizes: Sizes,
 ) -> None:
     """Computes a part of the slots. See the module's docstring.
 
-    others: the pools before; the output [slots, q_rows * width]; the pools, which are the same
-        memory as those before, in HBM; and the scratch memory. The pools are those of the keys and
-        of the values [rows, pages, page, width], and with pages in 8 bits their scales.
+    refs: the input pools; the output [slots, q_rows * width]; the output pools, which alias the
+        input pools in HBM; and the scratch memory. The pools are the keys and the values
+        [rows, pages, page, width], followed by their scales if the KV cache is int8.
     """
     num_pools = 4 if sizes.is_int8 else 2
-    out, *others_behind = others[num_pools:]
-    pools, scale_pools = others_behind[:2], others_behind[2:num_pools]
-    scratch = Scratch(*others_behind[num_pools:])
+    out, *outputs_and_scratch = refs[num_pools:]
+    pools, scale_pools = outputs_and_scratch[:2], outputs_and_scratch[2:num_pools]
+    scratch = Scratch(*outputs_and_scratch[num_pools:])
     blocks = scratch.k_blocks, scratch.v_blocks
     scale_blocks = (scratch.k_scales, scratch.v_scales) if sizes.is_int8 else ()
     slots, rows, width, page = sizes.slots, sizes.rows, sizes.width, sizes.page_size
     base = pl.program_id(0) * slots  # the first slot of this part
     cosines, sines = cos[...], sin[...]
 
+    # Rotate the queries and the new keys of all slots once, before the loop over pages.
     lay_out_queries(q, cosines, sines, scratch, sizes)
     for row in range(rows):
         lanes = slice(row * width, (row + 1) * width)
-        new_key = rotated(k[:, lanes].astype(jnp.float32), cosines, sines, sizes)
-        put_new(0, row, new_key.astype(k.dtype), scratch, sizes)
-        put_new(1, row, v[:, lanes], scratch, sizes)
-    # Pages of a block that were never read hold anything. The weights of their tokens are 0, but 0
-    # times NaN is NaN.
+        new_key = rotate(k[:, lanes].astype(jnp.float32), cosines, sines, sizes)
+        store_new(0, row, new_key.astype(k.dtype), scratch, sizes)
+        store_new(1, row, v[:, lanes], scratch, sizes)
+    # Pages of a block that were never read are uninitialized. The weights of their tokens are 0,
+    # but 0 times NaN is NaN.
     never_read = scratch.v_scales if sizes.is_int8 else scratch.v_blocks
     never_read[...] = jnp.zeros_like(never_read)
 
     def page_of(slot: jax.Array, number: jax.Array) -> jax.Array:
-        """Returns the page of the pool that is page `number` of a slot of all parts."""
+        """Returns the pool's page for page `number` of `slot`, an index into all parts' slots."""
         return first_page[0] + table[slot * sizes.max_pages + number]
 
     def shared_pages(slot: jax.Array) -> jax.Array:
-        """Returns how many first pages the neighbors of a slot have in common."""
+        """Returns the number of first pages that the neighbors of a slot have in common."""
         if sizes.neighbors == 1:
             return jnp.int32(0)
         return shared[(base + slot) // sizes.sharing]
 
     def pages_of_neighbors(slot: jax.Array, block: jax.Array) -> Pages:
-        """Returns the pages of one block among those that a slot shares with its neighbors."""
+        """Returns one block of the pages that a slot shares with its neighbors."""
         owner = owners[(base + slot) // sizes.sharing]
         first = block * sizes.block_pages
         return Pages(owner, first, jnp.clip(shared_pages(slot) - first, 0, sizes.block_pages))
 
-    def first_own_page(slot: jax.Array) -> jax.Array:
-        """Returns the first page that a slot reads alone.
-
-        That of an idle slot is its first one, the scratch page: it has one token, and its row of
-        the table has none of the pages that its neighbors share. Its output means nothing.
-        """
+    def first_private_page(slot: jax.Array) -> jax.Array:
+        """Returns a slot's first private page: the first one that its neighbors do not share."""
         count = shared_pages(slot)
+        # An idle slot has one token in the scratch page, and its row of the table does not list
+        # the pages that its neighbors share. It reads from page 0 on; its output is not used.
         return jnp.where(lengths[base + slot] > count * page, count, 0)
 
-    def own_pages(slot: jax.Array, block: jax.Array) -> Pages:
-        """Returns the pages of one block among those that a slot reads alone."""
-        first = first_own_page(slot) + block * sizes.block_pages
+    def private_pages(slot: jax.Array, block: jax.Array) -> Pages:
+        """Returns one block of a slot's private pages."""
+        first = first_private_page(slot) + block * sizes.block_pages
         count = pl.cdiv(lengths[base + slot], page) - first
         return Pages(base + slot, first, jnp.clip(count, 0, sizes.block_pages))
 
     def pages_at_start(slot: jax.Array) -> Pages:
-        """Returns the pages that are read first for neighbors whose first slot is `slot`."""
+        """Returns the first pages to read for the neighbors that start at `slot`."""
         zero = jnp.int32(0)
         if sizes.neighbors == 1:
-            return own_pages(slot, zero)
-        return choose(shared_pages(slot) > 0, pages_of_neighbors(slot, zero), own_pages(slot, zero))
+            return private_pages(slot, zero)
+        return choose(
+            shared_pages(slot) > 0, pages_of_neighbors(slot, zero), private_pages(slot, zero)
+        )
 
     sources, targets = (*pools, *scale_pools), (*blocks, *scale_blocks)
 
@@ -344,7 +350,7 @@ def kernel(
 
     def finish_reading(pages: Pages, buffer: jax.Array) -> None:
         def finish_page(_: jax.Array, __: None) -> None:
-            # To wait is to wait for a number of bytes. All pages have as many as page 0.
+            # A wait counts bytes, and all pages have the same size, so the source can be page 0.
             for pool, target in zip(sources, targets, strict=True):
                 pltpu.make_async_copy(
                     pool.at[:, 0], target.at[buffer, :, 0], scratch.read.at[buffer]
@@ -352,8 +358,8 @@ def kernel(
 
         lax.fori_loop(0, pages.num_pages, finish_page, None)
 
-    def writes_of(which: int, target: jax.Array | int, offset: jax.Array | int) -> list:
-        """Returns the copies of what is written to a page: 0 is of the key, 1 of the value."""
+    def page_writes(which: int, target: jax.Array | int, offset: jax.Array | int) -> list:
+        """Returns the copies that write a tile to a page: of keys (`which` 0) or values (1)."""
         written = scratch.written.at[which]
         place = pools[which].at[:, target, pl.ds(offset, sizes.tile)]
         copies = [pltpu.make_async_copy(scratch.tiles.at[which], place, written)]
@@ -364,11 +370,11 @@ def kernel(
 
     def finish_writing() -> None:
         for which in (0, 1):
-            for copy in writes_of(which, 0, 0):
+            for copy in page_writes(which, 0, 0):
                 copy.wait()
 
     def put_new_token(pages: Pages, buffer: jax.Array) -> None:
-        """Puts the new key and value into a slot's last pages, and starts to write them."""
+        """Inserts the new key and value into a slot's last block and starts the write to HBM."""
         slot = pages.slot - base
         position = lengths[pages.slot] - 1
         inside = position - pages.first * page
@@ -377,35 +383,38 @@ def kernel(
         token = lax.broadcasted_iota(jnp.int32, (sizes.tile, width), 0)
         is_new = token == offset % sizes.tile
         target = page_of(pages.slot, position // page)
-        pl.when(slot > 0)(finish_writing)  # of the slot before: there is one tile
+        # There is only one tile, so the write of the previous slot has to finish first.
+        pl.when(slot > 0)(finish_writing)
+        # Only the tile with the new token is written back, not the page.
         for which, block_of_pool in enumerate(blocks):
             for row in range(rows):
                 tokens = (buffer, row, number, pl.ds(start, sizes.tile))
-                old = block_of_pool[tokens].astype(jnp.float32)
-                new = scratch.new[which, row, pl.ds(slot, 1), :]
-                tile = jnp.where(is_new, new, old).astype(block_of_pool.dtype)
+                old_tokens = block_of_pool[tokens].astype(jnp.float32)
+                new_token = scratch.new[which, row, pl.ds(slot, 1), :]
+                # The tile goes to the block, which this step reads, and to the page in HBM.
+                tile = jnp.where(is_new, new_token, old_tokens).astype(block_of_pool.dtype)
                 block_of_pool[tokens] = tile
                 scratch.tiles[which, row] = tile
             if sizes.is_int8:
                 put_new_scales(which, slot, buffer, number, offset)
-            for copy in writes_of(which, target, start):
+            for copy in page_writes(which, target, start):
                 copy.start()
 
     def put_new_scales(
         which: int, slot: jax.Array, buffer: jax.Array, number: jax.Array, offset: jax.Array
     ) -> None:
-        """Puts the scales of the new token into page `number` of a block."""
+        """Inserts the scales of the new token into page `number` of a block."""
         is_new = lax.broadcasted_iota(jnp.int32, (1, page), 1) == offset
         for row in range(rows):
             for part in range(sizes.heads_per_row):
                 place = (buffer, row, number, pl.ds(part, 1))
-                new = scratch.new_scales[which, row, part, pl.ds(slot, 1), :]
-                scales = jnp.where(is_new, new, scale_blocks[which][place])
+                new_scale = scratch.new_scales[which, row, part, pl.ds(slot, 1), :]
+                scales = jnp.where(is_new, new_scale, scale_blocks[which][place])
                 scale_blocks[which][place] = scales
                 scratch.scale_tiles[which, row, pl.ds(part, 1)] = scales
 
     def factor(x: jax.Array) -> jax.Array:
-        """Converts keys or values for a product."""
+        # Keys or values to the dtype of products; int8 numbers are converted by way of fp32.
         if sizes.is_int8:
             x = x.astype(jnp.float32)
         return x.astype(sizes.product_dtype)
@@ -416,32 +425,33 @@ def kernel(
         """Folds the first `tokens` tokens of a block into the softmax of every row."""
         num_queries = len(q[0])
         is_visible = lax.broadcasted_iota(jnp.int32, (num_queries, sizes.block_tokens), 1) < tokens
-        after = []
+        updated = []
         for row, (largest, total, mixed) in enumerate(softmax):
             keys, values = (
                 factor(x[buffer, row].reshape(sizes.block_tokens, width)) for x in blocks
             )
             scores = product(q[row], keys, 1, sizes) * sizes.head_dim**-0.5
             if sizes.is_int8:
-                scores *= scales_of_queries(scratch.k_scales.at[buffer, row], num_queries, sizes)
+                scores *= scales_by_query(scratch.k_scales.at[buffer, row], num_queries, sizes)
             scores = jnp.where(is_visible, scores, MASKED)
             new_largest = jnp.maximum(largest, scores.max(axis=1, keepdims=True))
             weights = jnp.exp(scores - new_largest)
             rescale = jnp.exp(largest - new_largest)
+            # The total is summed before the weights are multiplied by the scales of the values.
             total = total * rescale + weights.sum(axis=1, keepdims=True)
             if sizes.is_int8:
-                weights *= scales_of_queries(scratch.v_scales.at[buffer, row], num_queries, sizes)
+                weights *= scales_by_query(scratch.v_scales.at[buffer, row], num_queries, sizes)
             values = product(weights.astype(sizes.product_dtype), values, 0, sizes)
-            after.append(Softmax(new_largest, total, mixed * rescale + values))
-        return tuple(after)
+            updated.append(Softmax(new_largest, total, mixed * rescale + values))
+        return tuple(updated)
 
-    def queries_of(slot: jax.Array, num_slots: int) -> list[jax.Array]:
-        """Returns the queries of neighboring slots, for every row."""
+    def load_queries(slot: jax.Array, num_slots: int) -> list[jax.Array]:
+        """Returns the queries of neighboring slots, one array for each row."""
         places = [sizes.query_rows(row, slot, num_slots) for row in range(rows)]
         return [scratch.q[place, :].astype(sizes.product_dtype) for place in places]
 
     def empty_softmax(num_slots: int) -> tuple[Softmax, ...]:
-        """Returns the softmax of every row before the first token."""
+        """Returns the softmax over no tokens, for every row."""
         num_queries = num_slots * sizes.queries_per_row
         column = (num_queries, 1)
         empty = Softmax(
@@ -450,64 +460,70 @@ def kernel(
         return (empty,) * rows
 
     def attend_shared(first: jax.Array, buffer: jax.Array) -> jax.Array:
-        """Computes the shared pages of neighbors, of which `first` is the first slot, if any.
+        """Computes the shared pages, if any, of the neighbors that start at slot `first`.
 
-        Leaves the softmax of each of them in the scratch memory, and returns the next buffer.
+        Stores the softmax of each neighbor in the scratch memory. Returns the next buffer.
         """
         num_tokens = shared_pages(first) * page
         num_blocks = pl.cdiv(shared_pages(first), sizes.block_pages)
-        queries = queries_of(first, sizes.neighbors)
+        queries = load_queries(first, sizes.neighbors)
 
         def step(block: jax.Array, carry: tuple) -> tuple:
             buffer, softmax = carry
             pages = pages_of_neighbors(first, block)
+            # Prefetch the next shared block, or the first private block of the first slot.
             is_last = block + 1 == num_blocks
             next_shared = pages_of_neighbors(first, block + 1)
-            start_reading(choose(is_last, own_pages(first, jnp.int32(0)), next_shared), 1 - buffer)
+            start_reading(
+                choose(is_last, private_pages(first, jnp.int32(0)), next_shared), 1 - buffer
+            )
             finish_reading(pages, buffer)
+            # Counted from the start of the block; the last block can have fewer tokens.
             visible = num_tokens - pages.first * page
             return 1 - buffer, attend_block(softmax, queries, visible, buffer)
 
         start = buffer, empty_softmax(sizes.neighbors)
         buffer, softmax = lax.fori_loop(0, num_blocks, step, start)
         num_queries = sizes.neighbors * sizes.queries_per_row
-        for row, of_row in enumerate(softmax):
-            kept = pl.ds(row * num_queries, num_queries)
-            scratch.largest[kept, :] = jnp.broadcast_to(of_row.largest, (num_queries, LANES))
-            scratch.total[kept, :] = jnp.broadcast_to(of_row.total, (num_queries, LANES))
-            scratch.out[sizes.query_rows(row, first, sizes.neighbors), :] = of_row.mixed
+        for row, row_softmax in enumerate(softmax):
+            place = pl.ds(row * num_queries, num_queries)
+            scratch.largest[place, :] = jnp.broadcast_to(row_softmax.largest, (num_queries, LANES))
+            scratch.total[place, :] = jnp.broadcast_to(row_softmax.total, (num_queries, LANES))
+            scratch.out[sizes.query_rows(row, first, sizes.neighbors), :] = row_softmax.mixed
         return buffer
 
-    def softmax_of_shared(slot: jax.Array) -> tuple[Softmax, ...]:
-        """Returns what `attend_shared` has left of a slot."""
+    def load_shared_softmax(slot: jax.Array) -> tuple[Softmax, ...]:
+        """Returns the softmax of a slot that `attend_shared` stored."""
         if sizes.neighbors == 1:
             return empty_softmax(1)
-        found = []
+        states = []
         for row in range(rows):
             first = (row * sizes.neighbors + slot % sizes.neighbors) * sizes.queries_per_row
-            kept = pl.ds(pl.multiple_of(first, SUBLANES), sizes.queries_per_row)
+            place = pl.ds(pl.multiple_of(first, SUBLANES), sizes.queries_per_row)
             mixed = scratch.out[sizes.query_rows(row, slot, 1), :]
-            found.append(Softmax(scratch.largest[kept, :1], scratch.total[kept, :1], mixed))
-        return tuple(found)
+            states.append(Softmax(scratch.largest[place, :1], scratch.total[place, :1], mixed))
+        return tuple(states)
 
     def attend_slot(slot: jax.Array, end: jax.Array, buffer: jax.Array) -> jax.Array:
-        """Computes the own pages of a slot, the first of which are on their way to `buffer`.
+        """Computes a slot's private pages; the copy of the first block to `buffer` has started.
 
-        end: the first slot behind its neighbors. Returns the next buffer.
+        end: the first slot after its neighbors. Returns the next buffer.
         """
-        own_tokens = lengths[base + slot] - first_own_page(slot) * page
-        num_blocks = pl.cdiv(own_tokens, sizes.block_tokens)
-        queries = queries_of(slot, 1)
+        private_tokens = lengths[base + slot] - first_private_page(slot) * page
+        num_blocks = pl.cdiv(private_tokens, sizes.block_tokens)
+        queries = load_queries(slot, 1)
 
         def step(block: jax.Array, carry: tuple) -> tuple:
             buffer, softmax = carry
-            pages = own_pages(slot, block)
+            pages = private_pages(slot, block)
+            # Prefetch this slot's next block, or the first block of the next slot. After the last
+            # slot of the part there is no block to read.
             is_last = block + 1 == num_blocks
             next_slot = jnp.minimum(slot + 1, slots - 1)
-            of_next_slot = choose(
-                next_slot == end, pages_at_start(next_slot), own_pages(next_slot, jnp.int32(0))
+            next_slot_pages = choose(
+                next_slot == end, pages_at_start(next_slot), private_pages(next_slot, jnp.int32(0))
             )
-            to_read = choose(is_last, of_next_slot, own_pages(slot, block + 1))
+            to_read = choose(is_last, next_slot_pages, private_pages(slot, block + 1))
             is_end = is_last & (slot + 1 == slots)
             start_reading(
                 to_read._replace(num_pages=jnp.where(is_end, 0, to_read.num_pages)), 1 - buffer
@@ -521,14 +537,14 @@ def kernel(
             visible = lengths[base + slot] - pages.first * page
             return 1 - buffer, attend_block(softmax, queries, visible, buffer)
 
-        start = buffer, softmax_of_shared(slot)
+        start = buffer, load_shared_softmax(slot)
         buffer, softmax = lax.fori_loop(0, num_blocks, step, start)
         for row, (_, total, mixed) in enumerate(softmax):
             scratch.out[sizes.query_rows(row, slot, 1), :] = mixed / total
         return buffer
 
     def attend_neighbors(number: jax.Array, buffer: jax.Array) -> jax.Array:
-        """Computes slots that read their shared pages together. Returns the next buffer."""
+        """Computes the slots that read their shared pages together. Returns the next buffer."""
         first = number * sizes.neighbors
         end = first + sizes.neighbors
         if sizes.neighbors == 1:
@@ -538,14 +554,15 @@ def kernel(
             first, end, lambda slot, buffer: attend_slot(slot, end, buffer), buffer
         )
 
+    # The first read has no computation to overlap with. All later reads are prefetched.
     start_reading(pages_at_start(jnp.int32(0)), jnp.int32(0))
     lax.fori_loop(0, slots // sizes.neighbors, attend_neighbors, jnp.int32(0))
-    finish_writing()
+    finish_writing()  # of the last slot
     write_out(out, scratch, sizes)
 
 
 def product(first: jax.Array, second: jax.Array, axis: int, sizes: Sizes) -> jax.Array:
-    """Contracts the last axis of `first` with `axis` of `second`; the result is in fp32."""
+    """Contracts the last axis of `first` with `axis` of `second` and accumulates in fp32."""
     is_fp32 = sizes.product_dtype == jnp.float32
     return lax.dot_general(
         first,
@@ -576,31 +593,34 @@ def decode(
 ) -> tuple[Float[Array, "S H D"], Pool, Pool]:
     """Rotates, writes and attends in one kernel; see `backend.Decode`.
 
-    Products of bfloat16 with pools of bfloat16 or of 8 bits have the weights of the softmax in
-    bfloat16. With fp32 in either place all factors are in fp32. Neighbors read their shared pages
-    together, as many of them as `slots_that_read_together` says.
+    With bfloat16 queries and bfloat16 or int8 pools, the softmax weights are bfloat16 in products.
+    If queries or pools are fp32, all factors are fp32. `slots_that_read_together` determines how
+    many neighbors read their shared pages together.
 
-    Raises UserError for pages that are no multiple of what is written at once: 16 tokens in 16
-    bits, 8 in 32, and in 8 bits the 128 tokens whose scales are one row of a register.
+    Raises UserError if the page size is not a multiple of the tokens written at once: 16 tokens for
+    16-bit pools, 8 for 32-bit pools, and 128 for int8 pools, because the scales of 128 tokens fill
+    one row of a register.
     """
     S, H, D = q.shape
     check_page_size(k_pool)
     cores = 1 if interpret else pltpu.get_tpu_info().num_cores
     sizes = sizes_of(q, k.shape[1], k_pool, table.shape[1], len(shared), cores)
-    padding = (0, -S % sizes.slots)  # slots of one token, in the scratch page
+    padding = (0, -S % sizes.slots)  # padding slots have one token, in the scratch page
 
+    # Heads are padded to full lanes, and their number to full rows.
     def flat(x: jax.Array) -> jax.Array:
         """[S, heads, D] -> [slots of all parts, rows * width]"""
         missing = -x.shape[1] % sizes.heads_per_row
         x = jnp.pad(x, (padding, (0, missing), (0, sizes.lanes_per_head - D)))
         return x.reshape(len(x), -1)
 
+    # Cosines and sines are repeated for every head of a row.
     def by_lane(x: jax.Array) -> jax.Array:
         """[S, D] -> [slots of all parts, width]"""
         x = jnp.pad(x, (padding, (0, sizes.lanes_per_head - D)))
         return jnp.concatenate([x] * sizes.heads_per_row, axis=1)
 
-    # The pages of slots that are padding are those of the scratch page, which is page 0.
+    # All pages of padding slots are page 0, the scratch page, and padding blocks share no pages.
     table = jnp.pad(table, (padding, (0, 0))).reshape(-1)
     lengths = jnp.pad(lengths, padding, constant_values=1)
     padding_blocks = (0, math.ceil(len(lengths) / sizes.sharing) - len(shared))
@@ -610,12 +630,12 @@ def decode(
     out, *arrays = call(
         tuple(scalar.astype(jnp.int32) for scalar in scalars),
         (flat(q), flat(k), flat(v), by_lane(cos), by_lane(sin)),
-        arrays_of(k_pool, v_pool),
+        pool_arrays(k_pool, v_pool),
         sizes,
         interpret,
     )
     out = out[:S].reshape(S, -1, sizes.lanes_per_head)[:, :H, :D]
-    k_pool, v_pool = pools_of(arrays)
+    k_pool, v_pool = make_pools(arrays)
     return out, k_pool, v_pool
 
 
@@ -628,14 +648,14 @@ def check_page_size(k_pool: Pool) -> None:
     multiple = LANES if is_int8 else tile_tokens(num_bytes)
     if page_size % multiple:
         raise UserError(
-            f"rollout.page_size={page_size}: with numbers of {num_bytes} bytes the "
-            f"pages of the TPU's decode kernel have a multiple of {multiple} tokens; set "
-            f"rollout.page_size={multiple}, or leave out model.attention=tpu_fused"
+            f"rollout.page_size={page_size}: the TPU's decode kernel requires a multiple of "
+            f"{multiple} for a KV cache of {num_bytes}-byte numbers; set "
+            f"rollout.page_size={multiple} or remove model.attention=tpu_fused"
         )
 
 
 def tile_tokens(num_bytes: int) -> int:
-    """Returns how many tokens are written at once, where a number has `num_bytes` bytes."""
+    """Returns how many tokens are written at once for numbers of `num_bytes` bytes."""
     return 4 * SUBLANES // num_bytes
 
 
@@ -647,9 +667,10 @@ def sizes_of(
     num_blocks: int,
     cores: int,
 ) -> Sizes:
-    """Returns the sizes of the kernel for queries and a pool, whose shapes and types alone count.
+    """Returns the sizes of the kernel from the shapes and dtypes of queries and a pool.
 
-    max_pages: of a slot. num_blocks: of neighboring slots that may share pages. cores: of a device.
+    max_pages: pages of a slot in the table. num_blocks: the number of blocks of neighboring slots
+    that can share pages. cores: cores of a device.
     """
     S, H, D = q.shape
     is_int8 = isinstance(k_pool, QuantizedPool)
@@ -673,19 +694,20 @@ def sizes_of(
         product_dtype=q.dtype if is_int8 else jnp.promote_types(q.dtype, numbers.dtype),
         is_int8=is_int8,
     )
+    # The number of neighbors depends on the other sizes.
     return sizes._replace(neighbors=slots_that_read_together(sizes))
 
 
-def arrays_of(k_pool: Pool, v_pool: Pool) -> tuple[jax.Array, ...]:
-    """Returns the arrays of two pools: keys and values, and then their scales if there are any."""
+def pool_arrays(k_pool: Pool, v_pool: Pool) -> tuple[jax.Array, ...]:
+    """Returns the arrays of two pools: keys and values, followed by the scales of int8 pools."""
     if isinstance(k_pool, QuantizedPool) and isinstance(v_pool, QuantizedPool):
         return k_pool.values, v_pool.values, k_pool.scales, v_pool.scales
     assert isinstance(k_pool, jax.Array) and isinstance(v_pool, jax.Array)
     return k_pool, v_pool
 
 
-def pools_of(arrays: Sequence[jax.Array]) -> tuple[Pool, Pool]:
-    """Does the reverse of `arrays_of`."""
+def make_pools(arrays: Sequence[jax.Array]) -> tuple[Pool, Pool]:
+    """Returns the pools of `pool_arrays`: its inverse."""
     k, v, *scales = arrays
     if not scales:
         return k, v
@@ -700,24 +722,26 @@ def call(
     sizes: Sizes,
     interpret: bool,
 ) -> list[jax.Array]:
-    """Calls the kernel for all parts; the arguments are its own, in their order."""
+    """Calls the kernel for all parts; the arguments are in the order of the kernel's arguments."""
     q = by_slot[0]
     dtype = pools[0].dtype
     rows, width = sizes.rows, sizes.width
 
-    def of_part(x: jax.Array) -> pl.BlockSpec:
+    def part_spec(x: jax.Array) -> pl.BlockSpec:
         return pl.BlockSpec((sizes.slots, x.shape[1]), lambda part, *_: (part, 0))
 
     in_hbm = pl.BlockSpec(memory_space=pl.ANY)
     all_queries = pltpu.VMEM((rows * sizes.slots * sizes.queries_per_row, width), jnp.float32)
-    of_neighbors = pltpu.VMEM((rows * sizes.neighbors * sizes.queries_per_row, LANES), jnp.float32)
+    neighbor_state = pltpu.VMEM(
+        (rows * sizes.neighbors * sizes.queries_per_row, LANES), jnp.float32
+    )
     block = pltpu.VMEM((2, rows, sizes.block_pages, sizes.page_size, width), dtype)
     scratch = Scratch(
         q=all_queries,
         new=pltpu.VMEM((2, rows, sizes.slots, width), jnp.float32),
         out=all_queries,
-        largest=of_neighbors,
-        total=of_neighbors,
+        largest=neighbor_state,
+        total=neighbor_state,
         k_blocks=block,
         v_blocks=block,
         tiles=pltpu.VMEM((2, rows, sizes.tile, width), dtype),
@@ -729,10 +753,11 @@ def call(
     grid = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=len(scalars),
         grid=(len(q) // sizes.slots,),
-        in_specs=[*map(of_part, by_slot), *[in_hbm] * len(pools)],
-        out_specs=[of_part(q), *[in_hbm] * len(pools)],
+        in_specs=[*map(part_spec, by_slot), *[in_hbm] * len(pools)],
+        out_specs=[part_spec(q), *[in_hbm] * len(pools)],
         scratch_shapes=[shape for shape in scratch if shape is not None],
     )
+    # Input and output pools are aliased: the kernel updates the pages in place.
     first_pool = len(scalars) + len(by_slot)
     return pl.pallas_call(
         functools.partial(kernel, sizes=sizes),
@@ -748,7 +773,7 @@ def call(
 
 
 def with_scales(scratch: Scratch, sizes: Sizes) -> Scratch:
-    """Returns the scratch memory with what pages in 8 bits need beside it."""
+    """Returns the scratch memory with the arrays that an int8 KV cache adds."""
     rows, heads_per_row, page = sizes.rows, sizes.heads_per_row, sizes.page_size
     block = pltpu.VMEM((2, rows, sizes.block_pages, heads_per_row, page), jnp.float32)
     return scratch._replace(
@@ -760,36 +785,37 @@ def with_scales(scratch: Scratch, sizes: Sizes) -> Scratch:
 
 
 def slots_that_read_together(sizes: Sizes) -> int:
-    """Returns how many of the slots that share pages read them together.
-
-    Parts hold them as a whole, and VMEM holds the softmax of all their queries.
-    """
-    most = max(1, MOST_QUERIES // (sizes.rows * sizes.queries_per_row))
+    """Returns how many neighboring slots read their shared pages together."""
+    # These slots have to be in one part, and the softmax of all their queries has to fit in VMEM.
+    max_neighbors = max(1, MOST_QUERIES // (sizes.rows * sizes.queries_per_row))
     divisible = math.gcd(sizes.sharing, sizes.slots)
-    return max(n for n in range(1, divisible + 1) if divisible % n == 0 and n <= most)
+    return max(n for n in range(1, divisible + 1) if divisible % n == 0 and n <= max_neighbors)
 
 
 def slots_of_part(num_slots: int, cores: int, sharing: int) -> int:
-    """Returns the number of slots in a part: all, or whole registers of 16 bits.
+    """Returns the number of slots in a part: all slots, or a multiple of 16.
 
-    A part has at most MOST_SLOTS. Each core of the device has a part, unless there are too few
-    slots. Parts hold blocks of slots that share pages as a whole, if blocks are small enough.
+    16 slots fill a register of 16-bit numbers. A part has at most MOST_SLOTS slots. Each core of
+    the device has a part, unless there are too few slots. A block of slots that share pages is not
+    divided between parts, unless the block is too large.
     """
+    # One part for each core, or more if VMEM cannot hold the slots.
     parts = max(cores, math.ceil(num_slots / MOST_SLOTS))
     smallest = 2 * SUBLANES
     if parts == 1 or num_slots <= smallest:
         return num_slots
     slots = math.ceil(num_slots / parts)
+    # The smallest part that is a multiple of 16 slots and does not divide a block of sharing slots.
     whole_blocks = math.lcm(smallest, sharing)
     if whole_blocks > MOST_SLOTS:
         return round_up(slots, smallest)
-    most = MOST_SLOTS // whole_blocks * whole_blocks
-    return min(round_up(slots, whole_blocks), most)
+    max_slots = MOST_SLOTS // whole_blocks * whole_blocks
+    return min(round_up(slots, whole_blocks), max_slots)
 
 
 def pages_per_block(pool: jax.Array | jax.ShapeDtypeStruct, max_pages: int) -> int:
-    """Returns how many pages of a slot are computed at a time, so that VMEM holds the blocks."""
+    """Returns the number of pages in a block: at most BLOCK_TOKENS tokens and BLOCK_BYTES."""
     rows, _, page_size, width = pool.shape
-    bytes_of_page = 2 * 2 * rows * page_size * width * pool.dtype.itemsize
-    pages = min(BLOCK_TOKENS // page_size, BLOCK_BYTES // bytes_of_page, max_pages)
+    page_bytes = 2 * 2 * rows * page_size * width * pool.dtype.itemsize
+    pages = min(BLOCK_TOKENS // page_size, BLOCK_BYTES // page_bytes, max_pages)
     return max(1, pages)

@@ -1,4 +1,4 @@
-"""Attention in plain XLA: the definition that every kernel is tested against, and the CPU's path.
+"""Attention in plain XLA: the reference for tests of the kernels, and the backend for CPUs.
 
 See `backend.py` for the interface and the dimension letters. G = H / K query heads share a KV head.
 """
@@ -17,10 +17,11 @@ from jzero.products import product_in_fp32
 from jzero.types import RowLayout
 
 MASKED = -1e30  # finite, so that a row without any visible key gives no NaN
-ATTENTION_OUTPUT = "attention output"  # what the backward pass keeps, with every model.remat
+# Checkpoint name of the arrays that are saved for the backward pass with every model.remat.
+ATTENTION_OUTPUT = "attention output"
 pool_rows = one_row_per_head
-QUERY_BLOCK = 512  # queries whose scores exist at the same time
-KEY_RANGES = 8  # ranges of queries that meet different numbers of keys; each is compiled
+QUERY_BLOCK = 512  # queries per block; the scores of one block exist at a time
+KEY_RANGES = 8  # maximum ranges of queries with different numbers of keys; each is compiled
 
 
 # -- packed rows -----------------------------------------------------------------------------------
@@ -28,9 +29,10 @@ KEY_RANGES = 8  # ranges of queries that meet different numbers of keys; each is
 
 @runtime_checkable  # so that tests check annotations
 class AttendRows(Protocol):
-    """Attention of rows whose queries are the last N of M tokens; the first M - N are shared keys.
+    """Attention of R rows of M tokens, one row for each slot.
 
-    R counts rows; every slot is a row of its own. See `visible` for which keys a query sees.
+    The first M - N tokens are shared keys (the prefix), the last N tokens are the queries. The
+    function `visible` defines which keys a query sees.
     """
 
     def __call__(
@@ -54,8 +56,8 @@ def packed(
 ) -> Float[Array, "B N H D"]:
     """Computes causal attention within segments; slots also see their row's prefix.
 
-    The slots of all rows become rows of their own, with the prefix's keys before their own keys.
-    The prefix attends to itself alone. A kernel may bring its own `attend`.
+    Every slot becomes a separate row for `attend`, with the keys of its prefix before the keys of
+    the slot. The prefix attends only to itself. Kernels pass another `attend`.
     """
     if attend is None:
         attend = attend_in_blocks
@@ -69,6 +71,7 @@ def packed(
     def with_prefix(x: jax.Array) -> jax.Array:  # [B, T, ...] -> [B * slots, prefix + slot, ...]
         if not prefix:
             return to_slots(x)
+        # Every slot of a row gets a copy of the row's prefix.
         repeated = jnp.repeat(x[:, :prefix], num_slots, axis=0)
         return jnp.concatenate([repeated, to_slots(x)], axis=1)
 
@@ -81,8 +84,9 @@ def packed(
     )
     body_tokens = num_slots * slot_tokens
     body = body.reshape(B, body_tokens, H, D)
-    if q.shape[1] == body_tokens:  # there is no prefix, or no query of it
+    if q.shape[1] == body_tokens:  # no prefix, or a prefix without queries
         return body
+    # The prefix is a causal sequence without shared keys.
     head = attend(
         q[:, :prefix],
         k[:, :prefix],
@@ -99,18 +103,18 @@ def visible(
     prefix: int,
     start: int | Int[Array, ""] = 0,
 ) -> Bool[Array, "R N M"]:
-    """Says which keys each query sees.
+    """Returns a mask of the keys that each query sees.
 
-    The M keys are `prefix` shared ones and then a slot's own; the queries are tokens
-    start..start + N of the slot. A query sees the keys of its own segment up to itself, and every
-    shared key that is not padding. Padding sees padding, at least itself: kernels make NaN of a row
-    without a key.
+    The M keys are `prefix` shared keys followed by the slot's keys; the queries are tokens
+    start..start + N of the slot. A query sees the keys of its segment up to itself, and all shared
+    keys except padding. Padding sees padding, at least itself, because kernels return NaN for a row
+    without a visible key.
     """
     N, M = q_segments.shape[1], k_segments.shape[1]
     key = jnp.arange(M)
-    is_own = (q_segments[:, :, None] == k_segments[:, None]) & (key >= prefix)
+    is_in_segment = (q_segments[:, :, None] == k_segments[:, None]) & (key >= prefix)
     is_shared = (k_segments[:, None] > 0) & (key < prefix)
-    is_allowed = is_own | is_shared
+    is_allowed = is_in_segment | is_shared
     last_key = prefix + start + jnp.arange(N)[:, None]  # the key of the query's own token
     return is_allowed & (key <= last_key)
 
@@ -122,18 +126,20 @@ def attend_in_blocks(
     q_segments: Int[Array, "R N"],
     k_segments: Int[Array, "R M"],
 ) -> Float[Array, "R N H D"]:
-    """Computes `AttendRows` for QUERY_BLOCK queries at a time; the last block may have fewer.
+    """Computes `AttendRows` for QUERY_BLOCK queries at a time; the last block can have fewer.
 
-    The scores of all queries at once would be [R, H, N, M]. The backward pass computes those of one
-    block after the other again. The queries are in up to KEY_RANGES ranges, and those of a range
-    meet no key behind it, which leaves out almost half of all pairs.
+    Blocks save memory: the scores of all queries would be [R, H, N, M]. The backward pass
+    recomputes the scores block by block.
     """
     N = q.shape[1]
     prefix = k.shape[1] - N
     if N <= QUERY_BLOCK:
         return attend_block(q, k, v, q_segments, k_segments, prefix, 0)
 
+    # The queries of a range skip all keys after the range: up to KEY_RANGES ranges leave out almost
+    # half of all pairs.
     num_blocks = N // QUERY_BLOCK
+    # Every range is a whole number of blocks; the queries after the last full block are one range.
     range_tokens = -(-num_blocks // KEY_RANGES) * QUERY_BLOCK
     end_of_blocks = num_blocks * QUERY_BLOCK
     starts = [*range(0, end_of_blocks, range_tokens)]
@@ -164,15 +170,15 @@ def attend_range(
     prefix: int,
     start: int,
 ) -> Float[Array, "R N H D"]:
-    """Computes queries start..start + N of the slots, QUERY_BLOCK at a time, or all if fewer."""
+    """Computes queries start..start + N of the slots, at most QUERY_BLOCK at a time."""
     R, N, H, D = q.shape
     block = min(N, QUERY_BLOCK)
 
     def split(x: jax.Array) -> jax.Array:  # [R, N, ...] -> [blocks, R, block, ...]
         return x.reshape(R, N // block, block, *x.shape[2:]).swapaxes(0, 1)
 
-    def attend_from(of_block: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        q, q_segments, start = of_block
+    def attend_from(block_inputs: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        q, q_segments, start = block_inputs
         return attend_block(q, k, v, q_segments, k_segments, prefix, start)
 
     blocks = split(q), split(q_segments), start + jnp.arange(0, N, block)
@@ -194,7 +200,7 @@ def attend_block(
     K = k.shape[2]
     G = H // K
 
-    # The G heads of a KV head are rows of one product.
+    # The G query heads of a KV head form one matrix product.
     queries = q.reshape(R, N, K, G, D).transpose(0, 2, 3, 1, 4)
     queries = queries.reshape(R, K, G * N, D)
     keys = k.transpose(0, 2, 1, 3)
@@ -206,11 +212,11 @@ def attend_block(
 
 
 class BlockTokens(NamedTuple):
-    """Which tokens the queries and the keys of a block are: the arguments of `visible`."""
+    """The segments and position of a block's queries and keys, as `visible` takes them."""
 
     q_segments: Int[Array, "R N"]
     k_segments: Int[Array, "R M"]
-    start: int | Int[Array, ""]  # the first query's place in its slot
+    start: int | Int[Array, ""]  # position of the first query in its slot
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -223,9 +229,9 @@ def mix(
 ) -> Float[Array, "R K GN D"]:
     """Returns the values, weighted by the softmax of the scores. See `attend_block`.
 
-    JAX's own derivative would compute the softmax and the output once more. This one keeps the
-    output and one number of each query, log sum exp of its scores, from which it computes the
-    weights (Dao et al. 2022, arXiv:2205.14135, algorithm 4).
+    JAX's automatic derivative would recompute the softmax and the output. This derivative saves the
+    output and the log sum exp of the scores of each query, and recomputes the weights from them
+    (Dao et al. 2022, arXiv:2205.14135, algorithm 4).
     """
     out, _ = mix_forward(queries, keys, values, tokens, prefix)
     return out
@@ -254,7 +260,7 @@ def mix_forward(
     tokens: BlockTokens,
     prefix: int,
 ) -> tuple[Float[Array, "R K GN D"], tuple]:
-    """Returns the output, and what the backward pass reads."""
+    """Returns the output and the residuals for the backward pass."""
     scores = masked_scores(queries, keys, tokens, prefix)
     largest = scores.max(axis=-1, keepdims=True)
     weights = jnp.exp(scores - largest)
@@ -266,25 +272,25 @@ def mix_forward(
 
 
 def mix_backward(
-    prefix: int, kept: tuple, gradient: Float[Array, "R K GN D"]
+    prefix: int, residuals: tuple, gradient: Float[Array, "R K GN D"]
 ) -> tuple[jax.Array | None, ...]:
     """Returns the gradients of queries, keys and values.
 
-    With weights p, output o and the gradient g of o, that of a score is p (g v - g o).
+    With weights p, output o and the gradient g of o, the gradient of a score is p (g v - g o).
     """
-    queries, keys, values, tokens, out, log_total = kept
+    queries, keys, values, tokens, out, log_total = residuals
     scale = queries.shape[-1] ** -0.5
     scores = masked_scores(queries, keys, tokens, prefix)
     weights = jnp.exp(scores - log_total)
-    of_weights = product_in_fp32("rknd,rkmd->rknm", gradient, values)
+    weight_grads = product_in_fp32("rknd,rkmd->rknm", gradient, values)
     along_output = jnp.sum(
         gradient.astype(jnp.float32) * out.astype(jnp.float32), axis=-1, keepdims=True
     )
-    of_scores = (weights * (of_weights - along_output) * scale).astype(queries.dtype)
-    of_queries = jnp.einsum("rknm,rkmd->rknd", of_scores, keys)
-    of_keys = jnp.einsum("rknm,rknd->rkmd", of_scores, queries)
-    of_values = jnp.einsum("rknm,rknd->rkmd", weights.astype(values.dtype), gradient)
-    return of_queries, of_keys, of_values, None
+    score_grads = (weights * (weight_grads - along_output) * scale).astype(queries.dtype)
+    query_grads = jnp.einsum("rknm,rkmd->rknd", score_grads, keys)
+    key_grads = jnp.einsum("rknm,rknd->rkmd", score_grads, queries)
+    value_grads = jnp.einsum("rknm,rknd->rkmd", weights.astype(values.dtype), gradient)
+    return query_grads, key_grads, value_grads, None
 
 
 mix.defvjp(mix_forward, mix_backward)
@@ -296,7 +302,7 @@ mix.defvjp(mix_forward, mix_backward)
 class OnlineSoftmax(NamedTuple):
     """A softmax over the keys so far (Milakov and Gimelshein 2018, algorithm 3).
 
-    R counts blocks of slots, or slots; m counts the queries of a KV head in each.
+    R counts slots or blocks of slots; m counts the queries of a KV head in each of them.
     """
 
     largest: Float[Array, "R K m"]  # the largest score
@@ -314,7 +320,6 @@ def fold_page(
     values: Float[Array, "K R page D"],
     is_visible: Bool[Array, "R page"],
 ) -> OnlineSoftmax:
-    """Folds one page of each row into the softmax."""
     scores = jnp.einsum("nkmd,knpd->nkmp", q, keys)
     scores = jnp.where(is_visible[:, None, None], scores, MASKED)
     largest = jnp.maximum(softmax.largest, scores.max(-1))
@@ -337,9 +342,10 @@ def paged(
 ) -> Float[Array, "S H D"]:
     """Computes the attention of decoding in fp32, one page of every slot at a time.
 
-    The pages that the slots of a block share are read once for the block, whose queries make one
-    larger product; then every slot reads its own pages, as many as the longest slot has. `kv_heads`
-    is not used: the pools have one row per KV head. See `backend.Paged` for the arguments.
+    Prefix sharing: the pages that the slots of a block share are read once for the block, in one
+    larger product of all its queries. Then every slot reads its private pages, as many as the slot
+    with the most. `kv_heads` is not used, because the pools have one row per KV head. See
+    `backend.Paged` for the arguments.
     """
     S, H, D = q.shape
     K, _, page_size, _ = k_pool.shape
@@ -355,6 +361,7 @@ def paged(
         x = x.reshape(num_blocks, K, block, G, *x.shape[3:]).swapaxes(1, 2)
         return x.reshape(S, K, G, *x.shape[4:])
 
+    # Queries by slot [S, K, G, D] and by block of slots [blocks, K, block * G, D], already scaled.
     slot_queries = (q.astype(jnp.float32) * D**-0.5).reshape(S, K, G, D)
     block_queries = slot_queries.reshape(num_blocks, block, K, G, D).swapaxes(1, 2)
     block_queries = block_queries.reshape(num_blocks, K, block * G, D)
@@ -379,25 +386,25 @@ def paged(
     start: PageCarry = (0, empty)
     _, by_block = lax.while_loop(has_shared_page, fold_shared_page, start)
 
-    # Then every slot's own pages.
+    # Then the private pages of every slot.
     first_page = jnp.repeat(shared, block)
-    most_tokens = (lengths - first_page * page_size).max()
+    max_tokens = (lengths - first_page * page_size).max()
 
-    def has_own_page(carry: PageCarry) -> jax.Array:
+    def has_private_page(carry: PageCarry) -> jax.Array:
         number, _ = carry
-        return number * page_size < most_tokens
+        return number * page_size < max_tokens
 
-    def fold_own_page(carry: PageCarry) -> PageCarry:
+    def fold_private_page(carry: PageCarry) -> PageCarry:
         number, softmax = carry
         place = first_page + number
-        # Slots that have read all of their pages go on with a page of which they see nothing.
+        # Slots that have read all of their pages continue with a fully masked page.
         place_in_table = jnp.minimum(place, max_pages - 1)
         pages = jnp.take_along_axis(table, place_in_table[:, None], axis=1)[:, 0]
         position = place[:, None] * page_size + jnp.arange(page_size)[None]
-        is_own = position < lengths[:, None]
+        is_visible = position < lengths[:, None]
         keys, values = read(k_pool, pages), read(v_pool, pages)
-        return number + 1, fold_page(softmax, slot_queries, keys, values, is_own)
+        return number + 1, fold_page(softmax, slot_queries, keys, values, is_visible)
 
     start = (0, jax.tree.map(to_slots, by_block))
-    _, by_slot = lax.while_loop(has_own_page, fold_own_page, start)
+    _, by_slot = lax.while_loop(has_private_page, fold_private_page, start)
     return (by_slot.out / by_slot.total[..., None]).reshape(S, H, D)

@@ -1,11 +1,13 @@
-"""The settings of a run: their schema, the checks made before a run, and what recipes share."""
+"""The settings of a run: schema, checks before a run, and shared parts of recipes."""
 
 from jzero.config.checks import (
+    ON_PUSH_FIELDS,
     POSITIONS,
     context_mistakes,
     positions_of,
     remembers_kept,
     validate,
+    validate_values,
 )
 from jzero.config.presets import (
     ADAPTER_LR_FACTOR,
@@ -18,13 +20,13 @@ from jzero.config.presets import (
     tiny_model_of_qwen_tokens,
     with_adapter,
 )
-from jzero.config.renamed import RENAMED_NAMES, check_renamed, new_names
 from jzero.config.schema import (
     AdapterConfig,
     ArchitectureConfig,
     Config,
     CriticConfig,
     EvalConfig,
+    HubConfig,
     JudgeConfig,
     MemoryConfig,
     MeshConfig,
@@ -41,16 +43,7 @@ from jzero.config.schema import (
     TrainConfig,
     WarmStartConfig,
     list_settings,
+    read_section,
+    unknown_names,
 )
 from jzero.config.serialization import flatten, from_json, to_json
-from jzero.errors import UserError
-
-
-def __getattr__(name: str) -> object:
-    """Tells the author of an older recipe the new name of a class that they import from here."""
-    if name in RENAMED_NAMES:
-        raise UserError(
-            f"jzero.config.{name} is now jzero.config.{RENAMED_NAMES[name]}; "
-            "some of its settings have new names too: see jzero/config/renamed.py"
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

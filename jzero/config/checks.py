@@ -1,48 +1,141 @@
-"""The checks of a config that are made before anything is compiled or downloaded.
+"""Checks a config before anything is compiled or downloaded.
 
-There are three kinds: a name that is not among its choices, a number outside its bounds, and
-settings that do not fit together. `validate` collects all mistakes into one `UserError`. Each
-message names the setting with its value, says what is wrong, and says what to do.
+There are three kinds of checks: the type of a value and the form of a text, the choices of a name
+and the bounds of a number, and combinations of settings. `validate` collects all mistakes into one
+`UserError`. Each message gives the setting with its value, the mistake, and a remedy.
 
-A check of settings that must fit together is a function that yields messages, and a line in CHECKS.
+A check of a combination is a function that yields messages, and a line in CHECKS.
 """
 
 import importlib.util
 import json
 import math
+import re
+import shlex
+import shutil
+import string
+import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import huggingface_hub
+from jzero import algorithms, http
+from jzero.config.schema import Config, Setting, list_settings
+from jzero.errors import UserError, shown
+from jzero.files import JsonObject, split_revision
+from jzero.setting import LONGEST_LINE, LONGEST_TEXT
 
-from jzero import algorithms
-from jzero.config.schema import Config, Setting, TrainConfig, list_settings
-from jzero.errors import UserError
-from jzero.files import JsonObject
-
-EXACT_BLOCK = 64  # attention.exact.KEY_BLOCK; this module imports no JAX
-POSITIONS = "max_position_embeddings"  # in config.json of a model
+SMALLEST_FLOAT = 1.18e-38  # the smallest normal float32
+LONGEST_NAME = 255  # bytes of a file name
+EXACT_BLOCK = 64  # = attention.exact.KEY_BLOCK; not imported, because attention imports config
+# Placeholders of the command after a push (hub.on_push).
+ON_PUSH_FIELDS = ("repo", "revision", "step")
+BRANCH_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
+POSITIONS = "max_position_embeddings"  # key in the config.json of a model
 
 
 def validate(config: Config, is_training: bool = False) -> None:
-    """Raises a UserError that names every impossible setting. Compiles nothing.
+    """Raises a UserError that names every invalid setting. Compiles nothing.
 
-    is_training: whether the settings are those of reinforcement learning, and not of a command that
-        samples alone.
+    is_training: whether the config is for an RL run. False for commands that only sample.
     """
     settings = list_settings(config)
-    unknown_names = [message for item in settings for message in check_choice(item)]
-    wrong_numbers = [message for item in settings for message in check_bounds(item)]
-    mistakes = unknown_names + wrong_numbers
-    # The checks of combinations divide by some of the numbers.
-    if not wrong_numbers:
+    unusable = unusable_values(settings)
+    mistakes = [message for item in settings for message in check_choice(item)] + unusable
+    # Checks of combinations divide by some numbers and parse texts, so all values must be usable.
+    if not unusable:
         for check in (*CHECKS, *(TRAINING_CHECKS if is_training else ())):
             mistakes += check(config)
     if mistakes:
         raise UserError("; ".join(mistakes))
 
 
+def validate_values(config: Config) -> None:
+    """Raises a UserError for values of wrong types, invalid texts, and numbers out of bounds.
+
+    Commands call it as soon as they have parsed their flags, before anything reads the settings.
+    """
+    if mistakes := unusable_values(list_settings(config)):
+        raise UserError("; ".join(mistakes))
+
+
+def unusable_values(settings: list[Setting]) -> list[str]:
+    """Returns messages on values of wrong types, invalid texts, and numbers out of bounds."""
+    mistakes = []
+    for item in settings:
+        type_mistakes = list(check_type(item))
+        # The form of a text and the bounds of a number are only checked for the right type.
+        mistakes += type_mistakes or [*check_text(item), *check_bounds(item)]
+    return mistakes
+
+
 # Single settings.
+
+NAMES_OF_KINDS = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    tuple: "a list",
+}
+
+
+def check_type(item: Setting) -> Iterator[str]:
+    """Yields a message if a value, or an item of a tuple, has the wrong type."""
+    if not has_kind(item.value, item.kind):
+        yield f"{item.name}={shown(item.value)} must be {NAMES_OF_KINDS[item.kind]}"
+        return
+    if item.item_kind is None:
+        return
+    for value in values_of(item):
+        if not has_kind(value, item.item_kind):
+            advice = ""
+            if item.item_kind is str and isinstance(value, int | float):
+                advice = f""": write --config.{item.name}='"{shown(value)}",'"""
+            yield (
+                f"{item.name} has the item {shown(value)}, which must be "
+                f"{NAMES_OF_KINDS[item.item_kind]}{advice}"
+            )
+
+
+def has_kind(value: object, kind: type) -> bool:
+    """Returns whether a value is allowed for a setting of this type."""
+    if isinstance(value, bool):
+        return kind is bool
+    if kind is float:
+        return isinstance(value, int | float)
+    return isinstance(value, list | tuple) if kind is tuple else isinstance(value, kind)
+
+
+def values_of(item: Setting) -> list[object]:
+    """Returns the items of a tuple, or a list with the single value of another setting."""
+    return list(item.value) if isinstance(item.value, list | tuple) else [item.value]
+
+
+def check_text(item: Setting) -> Iterator[str]:
+    """Yields a message if a text is not a valid name, path or prompt."""
+    longest = LONGEST_TEXT if item.rules.is_text else LONGEST_LINE
+    for value in values_of(item):
+        if not isinstance(value, str):
+            continue
+        name = f"{item.name}={shown(value)}"
+        is_line = not item.rules.is_text
+        if len(value) > longest:
+            yield f"{name} has {len(value)} characters: give at most {longest}"
+        elif "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
+            yield f"{name} is no Unicode text: give it in UTF-8, without zero bytes"
+        elif is_line and any(unicodedata.category(letter) == "Cc" for letter in value):
+            yield f"{name} has a line break or another control character: leave it out"
+        elif is_line and any(len(part.encode()) > LONGEST_NAME for part in value.split("/")):
+            yield f"{name} has a name of more than {LONGEST_NAME} bytes: give a shorter one"
+
+
+# Values that other systems support and jzero does not, with the reason.
+REASONS = {
+    "model.base=nf4": (
+        "nf4 is a format of bitsandbytes, whose CUDA kernels JAX cannot call; int8 takes half the "
+        "memory of bfloat16 on every platform"
+    ),
+}
 
 
 def check_choice(item: Setting) -> Iterator[str]:
@@ -50,33 +143,39 @@ def check_choice(item: Setting) -> Iterator[str]:
     choices = item.rules.choices
     if choices and item.value not in choices:
         names = ", ".join(choice or "''" for choice in choices)
-        yield f"{item.name}={item.value!r} is not one of {names}"
+        reason = REASONS.get(f"{item.name}={item.value}")
+        message = f"{item.name}={item.value!r} is not one of {names}"
+        yield f"{message}: {reason}" if reason else message
 
 
 def check_bounds(item: Setting) -> Iterator[str]:
-    """Yields a message if a number is outside its bounds, infinite, or no number at all."""
-    value, rules = item.value, item.rules
-    if not isinstance(value, int | float):
-        return
-    if math.isnan(value):
-        yield f"{item.name}={value} is not a number"
-    elif math.isinf(value):
-        yield f"{item.name}={value} must be finite"
-    elif rules.at_least is not None and value < rules.at_least:
-        yield f"{item.name}={value} must be at least {rules.at_least:g}"
-    elif rules.above is not None and value <= rules.above:
-        yield f"{item.name}={value} must be above {rules.above:g}"
-    elif rules.at_most is not None and value > rules.at_most:
-        yield f"{item.name}={value} must be at most {rules.at_most:.10g}"
-    elif rules.below is not None and value >= rules.below:
-        yield f"{item.name}={value} must be below {rules.below:g}"
+    """Yields a message if a number is out of its bounds, infinite, or NaN."""
+    rules = item.rules
+    for value in values_of(item):
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            continue
+        name = f"{item.name}={shown(value)}"
+        if math.isnan(value):
+            yield f"{name} is not a number"
+        elif math.isinf(value):
+            yield f"{name} must be finite"
+        elif value < rules.at_least:
+            yield f"{name} must be at least {rules.at_least:.10g}"
+        elif rules.above is not None and value <= rules.above:
+            yield f"{name} must be above {rules.above:g}"
+        elif rules.below is not None and value >= rules.below:
+            yield f"{name} must be below {rules.below:g}"
+        elif value > rules.at_most:
+            yield f"{name} must be at most {rules.at_most:.10g}"
+        elif 0 < abs(value) < SMALLEST_FLOAT:
+            yield f"{name} is 0 in float32: set it to 0, or to at least {SMALLEST_FLOAT:g}"
 
 
 # Settings that must fit together.
 
 
 def check_exact(config: Config) -> Iterator[str]:
-    """With model.exact the sampler and the trainer must be able to compute the same bits."""
+    """model.exact requires settings with which sampler and trainer compute the same bits."""
     model, rollout = config.model, config.rollout
     if not model.exact:
         return
@@ -85,17 +184,20 @@ def check_exact(config: Config) -> Iterator[str]:
             f"model.attention={model.attention} is not the attention of model.exact: set "
             "model.attention= or model.exact=false"
         )
+    # Sampler and trainer must attend to keys and values of the same precision.
     if model.dtype == "float32" and rollout.kv_dtype != "float32":
         yield (
             f"rollout.kv_dtype={rollout.kv_dtype} rounds the keys that the trainer does not round: "
             "with model.exact set rollout.kv_dtype=float32, or model.dtype=bfloat16"
         )
+    # Only the sampler would round to int8.
     if rollout.quantizes_weights or rollout.kv_dtype == "int8":
         yield (
             f"rollout.weights={rollout.weights} rollout.kv_dtype={rollout.kv_dtype}: what the "
             "sampler rounds to 8 bits the trainer does not; with model.exact set "
             "rollout.weights=native rollout.kv_dtype=bfloat16, or model.exact=false"
         )
+    # Exact attention reads blocks of keys. A block must be whole pages, or an equal part of a page.
     if EXACT_BLOCK % rollout.page_size and rollout.page_size % EXACT_BLOCK:
         yield (
             f"rollout.page_size={rollout.page_size}: model.exact reads keys in blocks of "
@@ -115,8 +217,8 @@ def check_exact(config: Config) -> Iterator[str]:
     if remembers_kept(config):
         yield (
             f"rollout.top_k={rollout.top_k}: ratios over the tokens that it keeps are not exact; "
-            "with model.exact set algorithm.old_policy=trainer algorithm.correction=none, or "
-            "rollout.top_k=0"
+            "with model.exact set algorithm.old_policy=trainer algorithm.correction=none "
+            "algorithm.off_policy_bound=0, or rollout.top_k=0"
         )
     if config.sft.data:
         yield (
@@ -126,7 +228,7 @@ def check_exact(config: Config) -> Iterator[str]:
 
 
 def check_architecture(config: Config) -> Iterator[str]:
-    """Heads must be groups of equal size, and RoPE must find pairs."""
+    """Checks that query heads divide into equal groups, that RoPE has pairs, and MoE settings."""
     arch = config.model.arch
     if arch.num_attention_heads % arch.num_key_value_heads:
         yield (
@@ -135,6 +237,7 @@ def check_architecture(config: Config) -> Iterator[str]:
         )
     if arch.head_dim % 2:
         yield f"model.arch.head_dim={arch.head_dim} must be even: RoPE rotates pairs"
+    # The remaining checks are for MoE.
     chosen = arch.num_experts_per_tok
     if arch.num_experts and not 1 <= chosen <= arch.num_experts:
         yield (
@@ -161,9 +264,10 @@ def check_architecture(config: Config) -> Iterator[str]:
 
 
 def check_adapter(config: Config) -> Iterator[str]:
-    """The critic of a run with an adapter is one more adapter on the policy's base.
+    """Checks settings that conflict with an adapter, or that need one.
 
-    An adapter that is given is of the base as it is. A new one has a rank.
+    With an adapter the critic is a second adapter on the policy's base, so it has no model path. An
+    initial adapter (model.adapter.path) belongs to the unmodified base, so a warm start is refused.
     """
     adapter = config.model.adapter
     path = adapter.path
@@ -177,13 +281,16 @@ def check_adapter(config: Config) -> Iterator[str]:
             f"model.base={config.model.base} is of a frozen model, and without an adapter nothing "
             "is frozen: set model.adapter.rank, or model.base=native"
         )
+    # An adapter only fits the weights that it was trained on, not random weights.
     if path and not config.model.path:
         yield f"model.adapter.path={path} is of another model: set model.path to that model"
+    # A warm start would change these weights.
     if path and config.warm_start.steps and not config.sft.data:
         yield (
             f"warm_start.steps={config.warm_start.steps} trains the model that the adapter "
             f"model.adapter.path={path} is of: set warm_start.steps=0"
         )
+    # With an adapter the critic is a second adapter on the policy's base.
     if path and config.critic.path:
         yield (
             f"critic.path={config.critic.path} is a model of its own, and with model.adapter.path "
@@ -198,26 +305,81 @@ def check_adapter(config: Config) -> Iterator[str]:
 
 
 def check_packages(config: Config) -> Iterator[str]:
-    """Packages that jzero does not depend on must be installed if a setting needs them."""
-    if config.task.verifier == "math_verify" and not is_installed("math_verify"):
-        yield "task.verifier=math_verify needs the package: pip install math-verify"
+    """Optional packages must be installed if a setting needs them."""
     project = config.train.wandb_project
     if project and not is_installed("wandb"):
         yield f"train.wandb_project={project} needs the package: pip install wandb"
+    project = config.train.trackio_project
+    if project and not is_installed("trackio"):
+        yield f"train.trackio_project={project} needs the package: pip install 'trackio>=0.43'"
 
 
-def check_wandb(config: Config) -> Iterator[str]:
-    """What is said of a run on W&B needs a project."""
+def check_trackers(config: Config) -> Iterator[str]:
+    """Settings of a tracker require its project."""
     train = config.train
-    if train.wandb_project:
+    if train.trackio_space and not train.trackio_project:
+        yield (
+            f"train.trackio_space={train.trackio_space} has no effect without "
+            "train.trackio_project: set both"
+        )
+    if train.log_completions and not (train.wandb_project or train.trackio_project):
+        yield (
+            "train.log_completions=True has no effect without train.wandb_project or "
+            "train.trackio_project: set one of them"
+        )
+
+
+def check_hub(config: Config) -> Iterator[str]:
+    """A push requires hub.repo, and other hub settings require a push."""
+    hub = config.hub
+    if hub.push == "none":
+        for name in ("repo", "on_push"):
+            if value := getattr(hub, name):
+                yield f"hub.{name}={value} has no effect without hub.push: set hub.push=end"
         return
-    for name in ("wandb_entity", "wandb_group", "wandb_name"):
-        if value := getattr(train, name):
-            yield f"train.{name}={value} has no effect without train.wandb_project: set both"
+    if not is_hub_id(hub.repo):
+        yield f"hub.push={hub.push} needs the model that it pushes to: set hub.repo=USER/NAME"
+    if not BRANCH_NAME.fullmatch(hub.revision):
+        yield (
+            f"hub.revision={hub.revision} is no name of a branch: use letters, digits, dots, "
+            "hyphens and underscores"
+        )
+    yield from check_on_push(hub.on_push)
+
+
+def check_on_push(command: str) -> Iterator[str]:
+    """The command after a push must split into arguments, and its program must exist."""
+    try:
+        arguments = shlex.split(command)
+        fields = [field for _, *field in string.Formatter().parse(command)]
+    except ValueError as error:
+        yield f"hub.on_push={command} is no command ({error}): quote it as in a shell"
+        return
+    # {repo:>10} or {repo!r} would not be filled in: only plain placeholders are allowed.
+    for name, form, conversion in fields:
+        if name is not None and (name not in ON_PUSH_FIELDS or form or conversion):
+            yield (
+                f"hub.on_push={command} has {{{name}}}: only "
+                f"{', '.join(f'{{{field}}}' for field in ON_PUSH_FIELDS)} have a value"
+            )
+    if arguments and shutil.which(arguments[0]) is None:
+        yield f"hub.on_push={command}: there is no program {arguments[0]}: install it"
+
+
+def check_revision(config: Config) -> Iterator[str]:
+    """model.revision requires a model on the hub."""
+    model = config.model
+    if model.revision and (not is_hub_id(model.path) or Path(model.path).expanduser().is_dir()):
+        yield (
+            f"model.revision={model.revision} is of a model on the hub, and model.path="
+            f"{model.path} is none: leave it out"
+        )
+    elif model.revision and "#" in model.path:
+        yield f"model.revision={model.revision}: model.path={model.path} has a revision: set one"
 
 
 def check_resume(config: Config) -> Iterator[str]:
-    """Only a chosen checkpoint has later steps to discard."""
+    """train.discard_later_steps requires train.resume_from."""
     if config.train.discard_later_steps and config.train.resume_from < 0:
         yield ("train.discard_later_steps=True needs the step to go back to: set train.resume_from")
 
@@ -228,7 +390,7 @@ def is_installed(package: str) -> bool:
 
 
 def check_sampling(config: Config) -> Iterator[str]:
-    """The sampling distribution must exist, and stop strings must be strings."""
+    """Checks the ranges of the sampling settings, and that stop strings are not empty."""
     rollout = config.rollout
     if rollout.temperature <= 0:
         yield (
@@ -244,7 +406,7 @@ def check_sampling(config: Config) -> Iterator[str]:
 
 
 def check_group_size(config: Config) -> Iterator[str]:
-    """A baseline that is made of the group's other rollouts needs some."""
+    """A group baseline requires a minimum group size."""
     advantage = algorithms.ADVANTAGES.get(config.algorithm.advantage)
     group_size = config.rollout.group_size
     if advantage and group_size < advantage.min_group_size:
@@ -255,34 +417,46 @@ def check_group_size(config: Config) -> Iterator[str]:
 
 
 def divides_by_sampler(config: Config) -> bool:
-    """Returns whether the loss divides by the probabilities of the sampler."""
+    """Returns whether the loss divides by the sampler's probabilities."""
     algorithm = algorithms.resolve_correction(config.algorithm, config.rollout.max_staleness)
     return bool(algorithm.correction) or algorithm.old_policy == "sampler"
 
 
 def remembers_kept(config: Config) -> bool:
-    """Returns whether rollouts remember which tokens the sampler's filters kept.
+    """Returns whether rollouts store which tokens the sampler's filters kept, at most top_k.
 
-    Ratios to the sampler are then over these tokens. Their number has a bound, rollout.top_k.
+    The probabilities in ratios to the sampler are then normalized over these tokens.
     """
-    return config.rollout.top_k > 0 and divides_by_sampler(config)
+    return config.rollout.top_k > 0 and compares_with_sampler(config)
+
+
+def compares_with_sampler(config: Config) -> bool:
+    """Returns whether the loss divides by the sampler's probabilities, or masks with them."""
+    return divides_by_sampler(config) or config.algorithm.off_policy_bound > 0
 
 
 def check_correction(config: Config) -> Iterator[str]:
-    """What divides by the sampler's probabilities needs them over the tokens it could draw."""
+    """Checks the correction, and that filtered sampling is compatible with ratios to the sampler.
+
+    A ratio to a filtered sampler needs the kept tokens, so rollout.top_k must bound their number.
+    """
     rollout = config.rollout
     algorithm = algorithms.resolve_correction(config.algorithm, rollout.max_staleness)
     is_filtered = bool(rollout.top_k or rollout.top_p < 1 or rollout.min_p)
     uses_sampler = algorithm.old_policy == "sampler"
-    if is_filtered and divides_by_sampler(config) and not rollout.top_k:
-        setting = "algorithm.old_policy=sampler"
+    # The trainer normalizes over the kept tokens, which rollouts store only if top_k bounds them.
+    if is_filtered and compares_with_sampler(config) and not rollout.top_k:
+        cause = "algorithm.old_policy=sampler divides by"
         if algorithm.correction:
-            setting = f"algorithm.correction={algorithm.correction}"
+            cause = f"algorithm.correction={algorithm.correction} divides by"
+        elif not uses_sampler:
+            cause = f"algorithm.off_policy_bound={algorithm.off_policy_bound} compares with"
         yield (
-            f"{setting} divides by the sampler's probabilities, over the tokens that rollout.top_p="
+            f"{cause} the sampler's probabilities, over the tokens that rollout.top_p="
             f"{rollout.top_p} rollout.min_p={rollout.min_p} keep: bound their number with "
             "rollout.top_k, such as 512, or set rollout.top_p=1 rollout.min_p=0"
         )
+    # Log-probs over the kept tokens cannot be compared with log-probs over the full vocabulary.
     if remembers_kept(config) and algorithm.kl_reward:
         yield (
             f"algorithm.kl_reward={algorithm.kl_reward} compares with a reference policy over the "
@@ -295,6 +469,7 @@ def check_correction(config: Config) -> Iterator[str]:
             f"full vocabulary, and rollout.top_k={rollout.top_k} samples from a part of it: set "
             "rollout.top_k=0 rollout.top_p=1 rollout.min_p=0"
         )
+    # The correction is the ratio of the old policy to the sampler.
     if algorithm.correction and uses_sampler:
         yield (
             f"algorithm.correction={algorithm.correction} is always 1 with "
@@ -308,7 +483,7 @@ def check_correction(config: Config) -> Iterator[str]:
 
 
 def check_corrected_sampler(config: Config) -> Iterator[str]:
-    """What a sampler in 8 bits draws must be corrected."""
+    """An int8 sampler requires a correction, or the sampler's log-probs as the old policy."""
     rollout = config.rollout
     for name, value in (("weights", rollout.weights), ("kv_dtype", rollout.kv_dtype)):
         if value == "int8" and not divides_by_sampler(config):
@@ -320,7 +495,7 @@ def check_corrected_sampler(config: Config) -> Iterator[str]:
 
 
 def check_offload(config: Config) -> Iterator[str]:
-    """Supervised fine-tuning does nothing but update."""
+    """optimizer.offload is only for RL: supervised fine-tuning has no sampling phase."""
     if config.optimizer.offload and config.sft.data:
         yield (
             "optimizer.offload=True moves Adam's moments to the host while responses are sampled, "
@@ -329,7 +504,7 @@ def check_offload(config: Config) -> Iterator[str]:
 
 
 def check_quantized_weights(config: Config) -> Iterator[str]:
-    """A frozen base has bits of its own."""
+    """With an adapter, model.base sets the precision of the base, not rollout.weights."""
     rollout, adapter = config.rollout, config.model.adapter
     if rollout.quantizes_weights and (adapter.rank or adapter.path):
         yield (
@@ -339,13 +514,21 @@ def check_quantized_weights(config: Config) -> Iterator[str]:
 
 
 def check_parts_of_the_algorithm(config: Config) -> Iterator[str]:
-    """Parts of an algorithm that are not defined together, and those that would have no effect."""
+    """Rejects incompatible parts of an algorithm, and parts without effect."""
+    from jzero.algorithms.surrogates import SURROGATES  # loads jax
+
     algorithm, rollout = config.algorithm, config.rollout
-    surrogate = algorithms.SURROGATES.get(algorithm.surrogate)
+    surrogate = SURROGATES.get(algorithm.surrogate)
     if surrogate and surrogate.needs_token_ratio and algorithm.ratio != "token":
         yield (
             f"algorithm.ratio={algorithm.ratio} is not the ratio of one token's probabilities, "
             f"which algorithm.surrogate={algorithm.surrogate} compares: set algorithm.ratio=token"
+        )
+    if surrogate and algorithm.top_entropy < 1 and not surrogate.scales_with_advantage:
+        yield (
+            f"algorithm.top_entropy={algorithm.top_entropy} sets advantages to 0, and "
+            f"algorithm.surrogate={algorithm.surrogate} does not scale with the advantage: set "
+            "algorithm.top_entropy=1, or another surrogate"
         )
     if algorithm.environment_coef and rollout.max_turns == 1:
         yield (
@@ -357,7 +540,7 @@ def check_parts_of_the_algorithm(config: Config) -> Iterator[str]:
 
 
 def named_reward_mistakes(config: Config) -> Iterator[str]:
-    """An advantage of the named rewards knows no reward besides them."""
+    """An advantage that normalizes each reward function ignores all other rewards."""
     algorithm = config.algorithm
     advantage = algorithms.ADVANTAGES.get(algorithm.advantage)
     if not advantage or not advantage.needs_parts:
@@ -378,7 +561,7 @@ def named_reward_mistakes(config: Config) -> Iterator[str]:
 
 
 def check_algorithm_numbers(config: Config) -> Iterator[str]:
-    """Numbers of the algorithm that have an upper bound or a bound beside 0."""
+    """Checks bounds of the algorithm's numbers that depend on other settings."""
     algorithm = config.algorithm
     clip_bound = 1 + algorithm.clip_high
     if 0 < algorithm.dual_clip <= clip_bound:
@@ -394,7 +577,7 @@ def check_algorithm_numbers(config: Config) -> Iterator[str]:
 
 
 def check_parts_of_the_loss(config: Config) -> Iterator[str]:
-    """A loss has a part, and what a part reads has an effect."""
+    """The loss must have a term, and settings of a term require the term."""
     algorithm = config.algorithm
     factors = (algorithm.rl_coef, algorithm.ce_coef, algorithm.kl_coef, algorithm.entropy_coef)
     if not any(factors):
@@ -427,7 +610,7 @@ OF_SERVER = ("url", "model", "request", "concurrency", "seconds", "retries", "ke
 
 
 def check_teacher(config: Config) -> Iterator[str]:
-    """An algorithm with a teacher has one, and the teacher's settings belong to its kind."""
+    """algorithm.teacher_coef and teacher.kind require each other; settings must fit the kind."""
     teacher, coef = config.teacher, config.algorithm.teacher_coef
     kind = teacher.kind
     if config.sft.data:
@@ -445,6 +628,7 @@ def check_teacher(config: Config) -> Iterator[str]:
             "algorithm.teacher_coef, or teacher.kind="
         )
 
+    # Report settings that this kind of teacher does not read, if they differ from their defaults.
     default = type(teacher)()
     unread = [name for name in OF_MODEL if kind != "model"]
     unread += [name for name in OF_SERVER if kind != "server"]
@@ -475,12 +659,12 @@ def check_teacher(config: Config) -> Iterator[str]:
 
 
 def check_teacher_server(config: Config) -> Iterator[str]:
-    """A server has an address, and its log-probs are at temperature 1."""
+    """A teacher server needs a valid URL, and its log-probs are at temperature 1."""
     url, temperature = config.teacher.url, config.rollout.temperature
-    if not url.startswith(("http://", "https://")):
-        yield (
-            f"teacher.url={url} is no address of an API: give one such as http://localhost:8000/v1"
-        )
+    try:
+        http.check_url("teacher.url", url)
+    except UserError as error:
+        yield str(error)
     if temperature != 1:
         yield (
             f"rollout.temperature={temperature}: the log-probs of teacher.kind=server are at "
@@ -489,7 +673,7 @@ def check_teacher_server(config: Config) -> Iterator[str]:
 
 
 def check_lengths(config: Config) -> Iterator[str]:
-    """An episode must have room for a response, and a pack for what may follow a prompt."""
+    """An episode must have room for a response, and a pack for the longest continuation."""
     rollout = config.rollout
     train = config.train
     shortest = rollout.max_prompt_tokens + rollout.max_new_tokens
@@ -498,36 +682,22 @@ def check_lengths(config: Config) -> Iterator[str]:
             f"rollout.max_episode_tokens={rollout.max_episode_tokens} is shorter than "
             f"a prompt and a response, {shortest}: raise it, or set it to 0"
         )
+    # The first pack must have room for everything after a prompt.
     longest = rollout.longest_continuation
-    if 0 < train.pack_length < longest:
-        yield (
-            f"train.pack_length={train.pack_length} is shorter than what may follow a prompt: "
-            f"set it to {longest} or 0"
-        )
-    if train.pack_lengths:
-        yield from check_pack_lengths(train, longest)
+    try:
+        lengths = train.pack_lengths
+    except UserError as error:
+        yield str(error)
         return
-    pack_length = train.pack_length or longest
-    if pack_length >> (train.pack_buckets - 1) < 1:
-        yield (
-            f"train.pack_buckets={train.pack_buckets} halves a pack of {pack_length} tokens "
-            f"to nothing: set it to at most {pack_length.bit_length()}"
-        )
-
-
-def check_pack_lengths(train: TrainConfig, longest: int) -> Iterator[str]:
-    """The first pack holds any response, and the others are shorter and shorter."""
-    lengths = train.pack_lengths
-    flag = f"train.pack_lengths={','.join(map(str, lengths))}"
-    if train.pack_length:
-        yield f"train.pack_length={train.pack_length} has no effect beside {flag}: set it to 0"
+    if not lengths:
+        return
     if lengths[0] < longest:
         yield (
-            f"{flag}: the first is shorter than what may follow a prompt: set it to {longest} at "
-            "least"
+            f"train.pack={train.pack} has no room for the {longest} tokens that may follow a "
+            f"prompt: begin with {longest} or more"
         )
     if lengths[-1] < 1 or list(lengths) != sorted(set(lengths), reverse=True):
-        yield f"{flag}: give lengths above 0, the longest first, each of them once"
+        yield f"train.pack={train.pack}: give lengths above 0, the longest first, each of them once"
 
 
 def check_schedule_of_a_step(config: Config) -> Iterator[str]:
@@ -552,7 +722,7 @@ def check_schedule_of_a_step(config: Config) -> Iterator[str]:
 
 
 def check_length_of_the_run(config: Config) -> Iterator[str]:
-    """Passes over the problems are of RL; supervised fine-tuning has its own."""
+    """train.prompt_epochs is for RL only; supervised fine-tuning has sft.epochs."""
     epochs = config.train.prompt_epochs
     if epochs and config.sft.data:
         yield (
@@ -561,8 +731,23 @@ def check_length_of_the_run(config: Config) -> Iterator[str]:
         )
 
 
+def check_ranges_of_the_task(config: Config) -> Iterator[str]:
+    """The lower bound of a range must not be above the upper bound."""
+    task = config.task
+    if task.numbers_min > task.numbers_max:
+        yield (
+            f"task.numbers_min={task.numbers_min} is above task.numbers_max={task.numbers_max}: "
+            "no problem has so many numbers; raise task.numbers_max"
+        )
+    if 0 < task.level_max < task.level_min:
+        yield (
+            f"task.level_min={task.level_min} is above task.level_max={task.level_max}: no problem "
+            "has such a level; raise task.level_max"
+        )
+
+
 def check_evaluation(config: Config) -> Iterator[str]:
-    """Evaluations during the run need problems."""
+    """Evaluations during a run require problems, and room for eval.max_new_tokens."""
     settings = config.eval
     if settings.every and settings.problems < 1 and not settings.suites:
         yield (
@@ -579,39 +764,46 @@ def check_evaluation(config: Config) -> Iterator[str]:
 
 
 def check_context(config: Config) -> Iterator[str]:
-    """No sequence may be longer than the model, if its config.json is on this machine already.
+    """No sequence may be longer than the model's context.
 
-    A model of the hub that is not here yet is checked when its config.json has come.
+    Applies only if the model's config.json is on this machine. A model that still has to be
+    downloaded from the hub is checked after the download of its config.json.
     """
     model = config.model
-    yield from context_mistakes(config, model.max_position_embeddings or read_positions(model.path))
+    yield from context_mistakes(
+        config, model.max_position_embeddings or read_positions(model.source)
+    )
 
 
 def is_hub_id(name: str) -> bool:
-    """Returns whether a name has the form of an id of the hub, such as Qwen/Qwen2.5-3B."""
+    """Returns whether a name has the form of a hub id, such as Qwen/Qwen2.5-3B."""
+    name, _ = split_revision(name)
     return name.count("/") == 1 and name[0] not in "./~"
 
 
 def read_positions(path: str) -> int | None:
-    """Returns the positions of a model in a directory or in the cache of the hub.
+    """Returns the context length of a model in a directory or in the hub's cache.
 
-    None: the model does not say, is not here, or its config.json cannot be read, which whoever
-    loads the model reports.
+    None if config.json does not contain it, is not on this machine, or cannot be read. Loading the
+    model reports an unreadable config.json.
     """
     return positions_of(read_cached_config(path))
 
 
 def read_cached_config(path: str) -> JsonObject:
-    """Returns config.json of a model in a directory or in the cache of the hub, or {}."""
+    """Returns the config.json of a model in a directory or in the hub's cache, or {}."""
     if not path:
         return {}
     file: object = Path(path).expanduser() / "config.json"
     if not Path(path).expanduser().is_dir():
         if not is_hub_id(path):
             return {}
+        import huggingface_hub  # not at the top: it takes a third of a second
+
         try:
-            file = huggingface_hub.try_to_load_from_cache(path, "config.json")
-        except ValueError:  # no id of the hub
+            name, revision = split_revision(path)
+            file = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision)
+        except ValueError:  # not a hub id
             return {}
     if not isinstance(file, str | Path) or not Path(file).is_file():
         return {}
@@ -623,17 +815,15 @@ def read_cached_config(path: str) -> JsonObject:
 
 
 def positions_of(hf_config: JsonObject) -> int | None:
-    """Returns how many positions a config.json says that the model has, or None.
-
-    YaRN multiplies the positions that the model was first trained with. Those who add it to a
-    config.json, as model cards say, seldom change max_position_embeddings.
-    """
-    text_config = hf_config.get("text_config")  # beside that of a vision tower
+    """Returns the context length of a model from its config.json, None if it has no such entry."""
+    text_config = hf_config.get("text_config")  # in models with a vision tower
     positions = hf_config.get(POSITIONS)
     if positions is None and isinstance(text_config, dict):
         return positions_of(text_config)
     if not isinstance(positions, int):
         return None
+    # YaRN multiplies the original context length. Users who add YaRN to a config.json, as model
+    # cards advise, seldom update max_position_embeddings.
     rope = hf_config.get("rope_scaling") or hf_config.get("rope_parameters")
     if not isinstance(rope, dict) or "yarn" not in (rope.get("rope_type"), rope.get("type")):
         return positions
@@ -646,12 +836,15 @@ def positions_of(hf_config: JsonObject) -> int | None:
 def context_mistakes(
     config: Config, positions: int | None, window: int | None = None
 ) -> Iterator[str]:
-    """Yields a message where sequences of the run may be longer than the model allows.
+    """Yields messages if sequences of the run may be longer than the model allows.
 
-    `positions` is what `positions_of` the model returns. `window` is the number of tokens from
-    which on a model of a family with sliding windows attends to the last ones alone. None: the
-    model has no such limit.
+    Args:
+        config: the config of the run.
+        positions: the result of `positions_of` for the model; None for no limit.
+        window: the sliding window of a model in tokens; None for no limit. jzero always attends to
+            all tokens, so longer sequences are refused.
     """
+    # The smaller of the two limits applies.
     windowed = window is not None and (positions is None or window < positions)
     limit = window if windowed else positions
     if limit is None:
@@ -670,9 +863,11 @@ def context_mistakes(
             f"sft.pack_length={sft.pack_length} takes examples of so many tokens, and {has}: "
             f"set sft.pack_length={limit}{ways_out(sft.pack_length)}"
         )
+    # Supervised fine-tuning samples only for suites.
     generates = not sft.data or config.eval.suites
     longest = rollout.longest_episode
     if generates and longest > limit:
+        # Advise to bound the episode, or to shorten the responses, if the prompts leave room.
         room = limit - rollout.max_prompt_tokens
         advice = "lower rollout.max_prompt_tokens and rollout.max_new_tokens"
         if rollout.max_turns > 1 and room >= rollout.max_new_tokens:
@@ -685,6 +880,7 @@ def context_mistakes(
             f"rollout.max_turns={rollout.max_turns} make sequences of {longest} tokens, and {has}: "
             f"{advice}{ways_out(longest)}"
         )
+    # Report evaluations only if the rollouts themselves fit.
     longest_evaluation = config.eval.longest_episode(rollout)
     if generates and longest <= limit < longest_evaluation:
         yield (
@@ -695,7 +891,7 @@ def context_mistakes(
 
 
 def beyond(length: int) -> str:
-    """Returns the words on the two ways to more positions than the model has."""
+    """Returns the part of a message on the two ways to extend the context length."""
     return (
         f". YaRN would stretch its positions to {length}: give a directory whose config.json has "
         f"rope_scaling with rope_type=yarn. model.max_position_embeddings={length} goes on "
@@ -708,7 +904,9 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_architecture,
     check_adapter,
     check_packages,
-    check_wandb,
+    check_trackers,
+    check_hub,
+    check_revision,
     check_resume,
     check_sampling,
     check_group_size,
@@ -723,7 +921,8 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_context,
     check_schedule_of_a_step,
     check_length_of_the_run,
+    check_ranges_of_the_task,
     check_evaluation,
 )
-# Of reinforcement learning alone.
+# Additional checks for reinforcement learning.
 TRAINING_CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (check_corrected_sampler,)

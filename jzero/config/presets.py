@@ -1,9 +1,7 @@
-"""What recipes share: models on the hub, tiny models, adapters, and the choice of a preset."""
+"""Shared parts of the recipes: models on the hub, tiny models, adapters, choice of a preset."""
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
-
-import jax
 
 from jzero import algorithms
 from jzero.config.schema import ArchitectureConfig, Config, ModelConfig
@@ -24,9 +22,9 @@ QWEN3_ADAPTER_HUB_IDS = {
     "qwen3-1.7b-lora": "Qwen/Qwen3-1.7B",
 }
 
-# The presets of a recipe that has all of these, in the order in which an accelerator is offered
-# them. An adapter on a larger model learns what a small model does not. A base in 8 bits has to be
-# asked for.
+# Presets of a recipe, in the order in which the default for an accelerator is chosen. An adapter on
+# a larger model can learn tasks that a small model cannot. Presets with an int8 base are never
+# chosen by default.
 QWEN_LARGEST_FIRST = (
     "qwen2.5-7b",
     "qwen2.5-3b",
@@ -60,7 +58,8 @@ def tiny_model() -> ModelConfig:
 def tiny_model_of_qwen_tokens() -> ModelConfig:
     """Returns a model from random weights with the tokenizer and the vocabulary of Qwen2.5.
 
-    Nearly all of its parameters are the embedding. It learns nothing: it shows that a recipe runs.
+    Nearly all of its parameters are in the embedding. The model learns nothing: it only shows that
+    a recipe runs.
     """
     return ModelConfig(
         tokenizer="Qwen/Qwen2.5-0.5B",
@@ -77,19 +76,19 @@ def tiny_model_of_qwen_tokens() -> ModelConfig:
 
 
 def with_adapter(config: Config, preset: str = "") -> Config:
-    """Changes a recipe's config to an adapter on one device, and returns it.
+    """Changes a recipe's config to train an adapter on one device, and returns the config.
 
-    A microbatch is one row with one response, and 4 responses are decoded at a time: that is what
-    16 GiB hold of a model of 4B. A step has 16 prompts, as one device would take long for more. In
-    the presets that end with -int8 the linear layers of the frozen model are in 8 bits.
+    Presets that end with -int8 hold the linear layers of the frozen model in int8.
     """
     config.model.adapter.rank = ADAPTER_RANK
     if preset.endswith("-int8"):
         config.model.base = "int8"
     config.optimizer.lr *= ADAPTER_LR_FACTOR
-    config.rollout.num_prompts = 16
+    config.rollout.num_prompts = 16  # with more prompts a step would take too long on one device
+    # A 4B model fits into 16 GiB with 4 responses decoded at a time, and with microbatches of one
+    # row with one response.
     config.rollout.num_slots = 4
-    config.train.pack_buckets = 1
+    config.train.pack = "longest"
     config.train.packs_per_row = 1
     config.train.microbatch_tokens = (
         config.rollout.max_prompt_tokens + config.rollout.max_new_tokens
@@ -104,15 +103,25 @@ def choose_preset(
     hub: Collection[str],
     accelerator: str,
 ) -> Config:
-    """Returns the config that follows the colon in `--config configs/countdown.py:tiny,dr_grpo`.
+    """Returns the config for a recipe's argument: `--config configs/countdown.py:tiny,dr_grpo`.
 
-    `argument` is "", "preset" or "preset,algorithm". Without a preset the default is `accelerator`
-    if an accelerator is attached, else tiny. `hub` names the presets that `qwen` makes. The
-    algorithm is a name of `algorithms.PRESETS` and replaces the recipe's own. How truncated
-    responses score belongs to the recipe, and stays unless the algorithm says it itself.
+    Args:
+        argument: the text after the colon: "", "preset" or "preset,algorithm". The algorithm is a
+            key of `algorithms.PRESETS` and replaces the recipe's algorithm, except for the score of
+            truncated responses (`keep_truncation_rule`).
+        tiny: makes the config of the preset "tiny".
+        qwen: makes the config of a preset in `hub`.
+        hub: names of the other presets.
+        accelerator: the default preset if an accelerator is attached. Otherwise the default is
+            "tiny".
+
+    Raises:
+        UserError: there is no such preset or algorithm.
     """
     preset, _, algorithm = argument.partition(",")
     if not preset:
+        import jax  # not at the top: `jzero.config` is imported by processes without jax
+
         platform = jax.default_backend()
         preset = "tiny" if platform == "cpu" else accelerator
         print(f"no preset given and platform {platform} attached: using {preset}", flush=True)
@@ -137,10 +146,11 @@ def keep_truncation_rule(
 ) -> algorithms.Algorithm:
     """Returns the chosen algorithm with the recipe's rule for truncated responses.
 
-    An algorithm that has a rule of its own keeps that.
+    Fields of the rule that the chosen algorithm sets itself, to other than their defaults, stay.
     """
     default = algorithms.Algorithm()
     rule: dict[str, object] = {}
+    # A value other than the default means that the chosen algorithm sets it.
     for name in ("truncated", "truncated_score", "truncated_penalty"):
         if getattr(chosen, name) == getattr(default, name):
             rule[name] = getattr(recipe, name)

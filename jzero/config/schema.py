@@ -1,100 +1,150 @@
 """Every setting of a run: its type, default, meaning and allowed values.
 
 A recipe in `configs/` fills a `Config`, the command line overrides single settings with
-`--config.section.field=value`, and `jzero.config.validate` refuses impossible values. Fields have
-only the types that such a flag can parse: bool, int, float, str and tuples of str or float.
+`--config.section.field=value`, and `jzero.config.validate` rejects invalid values. Fields have only
+types that such a flag can parse: bool, int, float, str and tuples of str, int or float.
 
-Two conventions hold for all settings. A number may not be negative unless its line says
-`at_least=None`. The value 0 of a number, or "" of a name, turns the thing off unless its
-description says otherwise.
+Three conventions hold for all settings. Numbers are at least 0 unless the field has another lower
+bound; `at_least=None` allows negative numbers. Without an explicit upper bound, numbers are at most
+`setting.LARGEST_INT` or `setting.LARGEST_FLOAT`; memory limits counts further
+(`planning.host_memory`, `planning.fitting`). The value 0 of a number, or "" of a name, turns its
+feature off unless the description states another meaning.
 """
 
 import dataclasses
-from collections.abc import Iterator
+import difflib
+import functools
+import re
+import typing
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from jzero import algorithms
+from jzero.errors import UserError
 from jzero.setting import Rules, rules_of, setting
 
+Section = TypeVar("Section")  # a dataclass of settings
+
 DTYPES = ("bfloat16", "float32")
+LONGEST_LIMIT = 604_800.0  # seconds: no limit is longer than a week
+LARGEST_GIB = 2.0**20  # the operating system accepts memory limits below 2^63 bytes
+MOST_PROCESSES = 1024
+MOST_REQUESTS = 4096  # open requests of a host; each has a thread
+MOST_RETRIES = 100
+MOST_NUMBERS = 100  # of a countdown problem
+PACK_LENGTHS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")  # values of train.pack that list numbers
+# "fast" is jzero's grader. The others are the keys of jzero.grading.published.VERIFIERS.
+VERIFIERS = (
+    "fast",
+    "last_number",
+    "oat_fast",
+    "oat_full",
+    "oat_r1",
+    "oat_r1_full",
+    "oat_countdown",
+    "open_r1",
+    "math_verify",
+    "sympy",
+)
 
 
 @dataclass
 class ArchitectureConfig:
-    """The architecture of a model that starts from random weights, in the words of Hugging Face.
+    """The architecture of a model with random weights. Fields have their Hugging Face names.
 
-    It is read only when `model.path` is empty. The defaults make a model of 1M parameters.
+    Only read if `model.path` is empty. The defaults make a model of 1M parameters.
     """
 
+    # All families.
     model_type: str = setting(
         "qwen2",
-        "Model family, an entry of jzero.model.families.FAMILIES. qwen2 has biases on q, k and v; "
-        "qwen3 normalizes q and k instead; llama and mistral do neither; qwen3_5_text mixes gated "
-        "delta nets with attention; qwen3_moe is qwen3 with experts, and qwen3_5_moe_text is "
-        "qwen3_5_text with experts.",
+        "Model family, a key of jzero.model.families.FAMILIES. qwen2 has biases on q, k and v; "
+        "qwen3 normalizes q and k instead; llama and mistral do neither; qwen3_5_text mixes "
+        "gated delta nets with attention; qwen3_moe is qwen3 with experts, and qwen3_5_moe_text "
+        "is qwen3_5_text with experts.",
     )
     hidden_size: int = setting(128, "Width of the residual stream.", at_least=1)
     intermediate_size: int = setting(512, "Width of the MLP's hidden layer.", at_least=1)
-    num_hidden_layers: int = setting(4, "Number of layers.", at_least=1)
+    num_hidden_layers: int = setting(4, "Number of layers.", at_least=1, at_most=4096)
     num_attention_heads: int = setting(4, "Number of query heads.", at_least=1)
     num_key_value_heads: int = setting(
-        2, "Number of key and value heads. It divides num_attention_heads.", at_least=1
+        2, "Number of key and value heads, a divisor of num_attention_heads.", at_least=1
     )
-    head_dim: int = setting(32, "Width of one head. It is even.", at_least=1)
-    tie_word_embeddings: bool = setting(True, "Uses the embedding matrix as output matrix too.")
+    head_dim: int = setting(32, "Width of one head, an even number.", at_least=1)
+    tie_word_embeddings: bool = setting(
+        True, "Uses the embedding matrix as the output matrix, too."
+    )
     rope_theta: float = setting(10000.0, "Base of the rotary position embedding.")
     rms_norm_eps: float = setting(1e-6, "Epsilon of the RMS norms.")
+
+    # Hybrids of attention and gated delta nets: qwen3_5_text and qwen3_5_moe_text.
     full_attention_interval: int = setting(
         4,
-        "Layers of qwen3_5_text from one attention to the next; the others are gated delta nets.",
+        "For qwen3_5_text: layers from one attention layer to the next; all others are gated delta "
+        "nets.",
         at_least=2,
     )
     partial_rotary_factor: float = setting(
-        0.25, "Share of a head that RoPE rotates in qwen3_5_text.", above=0, at_most=1
+        0.25, "For qwen3_5_text: share of a head that RoPE rotates.", above=0, at_most=1
     )
     linear_num_key_heads: int = setting(
-        4, "Heads of queries and keys of a gated delta net (qwen3_5_text).", at_least=1
+        4, "For qwen3_5_text: number of query and key heads of a gated delta net.", at_least=1
     )
     linear_num_value_heads: int = setting(
-        4, "Value heads of a gated delta net: a multiple of linear_num_key_heads.", at_least=1
+        4,
+        "For qwen3_5_text: number of value heads of a gated delta net, a multiple of "
+        "linear_num_key_heads.",
+        at_least=1,
     )
     linear_key_head_dim: int = setting(
-        32, "Width of a query and of a key of a gated delta net.", at_least=1
+        32, "For qwen3_5_text: width of a query or key head of a gated delta net.", at_least=1
     )
     linear_value_head_dim: int = setting(
-        32, "Width of a value head of a gated delta net.", at_least=1
+        32, "For qwen3_5_text: width of a value head of a gated delta net.", at_least=1
     )
     linear_conv_kernel_dim: int = setting(
-        4, "Tokens that the causal convolution of a gated delta net sees.", at_least=2
+        4,
+        "For qwen3_5_text: tokens that the causal convolution of a gated delta net sees.",
+        at_least=2,
     )
+
+    # MoE families: qwen3_moe and qwen3_5_moe_text.
     num_experts: int = setting(
         0,
-        "Experts of a layer, of a family that has them (qwen3_moe, qwen3_5_moe_text). 0: one dense "
-        "MLP.",
+        "Number of experts in a layer, for MoE families (qwen3_moe, qwen3_5_moe_text). 0: a "
+        "dense MLP.",
+        at_most=2**15 - 1,  # routes are int16
     )
-    num_experts_per_tok: int = setting(0, "Experts that every token goes to.")
-    moe_intermediate_size: int = setting(0, "Width of the hidden layer of one expert.")
+    num_experts_per_tok: int = setting(
+        0, "Number of experts that every token is routed to. 0: no experts."
+    )
+    moe_intermediate_size: int = setting(
+        0, "Width of the hidden layer of one expert. 0: no experts."
+    )
     norm_topk_prob: bool = setting(
-        False, "Divides the router's weights of a token's experts by their sum."
+        False, "Normalizes the router's weights of a token's experts to a sum of 1."
     )
     shared_expert_intermediate_size: int = setting(
-        0, "Width of the MLP beside the experts that every token goes to, of qwen3_5_moe_text."
+        0,
+        "For qwen3_5_moe_text: width of the shared MLP, which processes every token besides its "
+        "experts. 0: other families.",
     )
 
 
 @dataclass
 class AdapterConfig:
-    """A low-rank adapter (LoRA) that is trained in place of the model, whose weights are frozen."""
+    """A low-rank adapter (LoRA), which is trained while the model's weights are frozen."""
 
     rank: int = setting(
         0,
-        "Rank of the adapter on every linear layer, such as 32. 0: no adapter, the whole model is "
-        "trained.",
+        "Rank of the LoRA adapter on every linear layer, such as 32. 0: no adapter, the whole "
+        "model is trained.",
     )
     alpha: float = setting(
         32.0,
-        "The adapter's output is multiplied by alpha / rank. With one alpha the best learning rate "
-        "hardly depends on the rank.",
+        "The adapter's output is multiplied by alpha / rank. With a constant alpha the best "
+        "learning rate hardly depends on the rank.",
         above=0,
     )
     targets: tuple[str, ...] = setting(
@@ -102,22 +152,15 @@ class AdapterConfig:
         "Linear layers that have an adapter, such as q,k,v,o,gate,up,down. Empty or all: every "
         "linear layer of the model's family.",
     )
-    init: str = setting(
-        "uniform",
-        "How the first factor A is drawn. uniform: between -1/sqrt(inputs) and 1/sqrt(inputs). The "
-        "second factor B starts at 0.",
-        choices=("uniform",),
-    )
-
     path: str = setting(
         "",
-        "Directory or hub id of an adapter in PEFT's format that training goes on from. It gives "
-        "rank, alpha and targets. Empty: a new adapter.",
+        "Directory or hub id of an initial adapter in PEFT's format. It determines rank, alpha "
+        "and targets. Empty: a new adapter.",
     )
 
     @property
     def scale(self) -> float:
-        """Returns what the adapter's output is multiplied by; 0 without an adapter."""
+        """Returns the factor alpha / rank of the adapter's output; 0 without an adapter."""
         return self.alpha / self.rank if self.rank else 0.0
 
 
@@ -127,126 +170,160 @@ class ModelConfig:
 
     path: str = setting(
         "",
-        "Directory or hub id with config.json and safetensors. "
-        "Empty: random weights of model.arch.",
+        "Directory or hub id of a model with config.json and safetensors. Empty: random weights "
+        "with the architecture model.arch.",
+    )
+    revision: str = setting(
+        "",
+        "Branch, tag or commit of model.path on the hub. Empty: main. Append the revision of "
+        "any other model or data set to its hub id: USER/NAME#REVISION.",
     )
     tokenizer: str = setting(
         "",
         "Directory or hub id of the tokenizer. Empty: model.path or, if that is empty too, "
-        "jzero's own character tokenizer for countdown.",
+        "jzero's character tokenizer for countdown.",
     )
     arch: ArchitectureConfig = field(default_factory=ArchitectureConfig)
     max_position_embeddings: int = setting(
         0,
-        "Most tokens of a sequence that the model is meant for; longer runs are refused. 0: what "
-        "its config.json says, and 32768 for a model from random weights.",
+        "Maximum context length in tokens. Runs with longer sequences are refused. 0: the value "
+        "in the model's config.json, or 32768 for a model with random weights.",
     )
     dtype: str = setting(
         "bfloat16",
-        "Type of the computation, and of weights that an adapter keeps frozen. Weights that are "
-        "trained are always float32.",
+        "Type of the computation, and of weights that are frozen under an adapter. Trained "
+        "weights are always float32.",
         choices=DTYPES,
     )
     remat: str = setting(
         "full",
-        "What the backward pass recomputes: nothing, all but matrix products, or whole layers.",
+        "What the backward pass recomputes: nothing (none), all but matrix products (dots), or "
+        "whole layers (full).",
         choices=("none", "dots", "full"),
     )
     logit_chunk: int = setting(
         2048,
-        "Tokens whose logits [tokens, vocabulary] exist on a device at the same time.",
+        "Number of tokens whose logits [tokens, vocabulary] are in a device's memory at the "
+        "same time.",
         at_least=1,
     )
     attention: str = setting(
         "",
-        "Attention kernels, an entry of jzero.attention.BACKENDS. Empty: those of the platform. "
-        "xla: plain XLA everywhere. tpu_fused: on TPUs, one kernel rotates, writes and attends in "
-        "decoding.",
+        "Attention kernels, a key of jzero.attention.BACKENDS. Empty: the default of the "
+        "platform. xla: plain XLA, on every platform. tpu_fused: on TPUs, one fused decoding "
+        "kernel applies RoPE, writes the KV cache and attends.",
     )
     base: str = setting(
         "native",
-        "How the linear layers that an adapter keeps frozen are held. native: in model.dtype. "
-        "int8: in 8 bits with one scale for each output channel, in sampling, scoring and update "
-        "alike.",
+        "Precision of the linear layers that are frozen under an adapter. native: model.dtype. "
+        "int8: int8 with one scale for each output channel, in sampling, scoring and the "
+        "update.",
         choices=("native", "int8"),
     )
     exact: bool = setting(
         False,
-        "The sampler and the trainer compute the same log-probabilities to the last bit. The "
-        "ratio is exactly 1 before the first optimizer step, old log-probabilities are not "
-        "computed again, and the run fails at the first log-probability that differs "
-        "(docs/exact.md).",
+        "The sampler and the trainer compute bitwise identical log-probs. The ratio is exactly "
+        "1 before the first optimizer step, old log-probs are not recomputed, and the run fails "
+        "at the first log-prob that differs (docs/models.md).",
     )
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
 
     @property
+    def source(self) -> str:
+        """Returns the directory of the model, or its hub id with the revision."""
+        return f"{self.path}#{self.revision}" if self.revision else self.path
+
+    @property
     def is_base_quantized(self) -> bool:
-        """Returns whether the linear layers of a frozen base are in 8 bits."""
+        """Returns whether the linear layers of a frozen base are in int8."""
         return self.base == "int8"
 
     @property
     def kernels(self) -> str:
-        """Returns the entry of jzero.attention.BACKENDS that computes attention."""
+        """Returns the key in jzero.attention.BACKENDS of the attention kernels."""
         return "exact" if self.exact else self.attention
 
 
 @dataclass
 class JudgeConfig:
-    """The judge: a model behind an OpenAI-compatible API, for the reward judge."""
+    """The judge of the reward "judge": a model with an OpenAI-compatible API."""
 
-    url: str = setting("", "Address of the judge's API, such as http://localhost:8000/v1.")
-    model: str = setting("", "Name of the judge's model at the server.")
+    url: str = setting(
+        "",
+        "Address of the judge's API, such as http://localhost:8000/v1. The reward judge "
+        "requires it.",
+    )
+    model: str = setting("", "Name of the judge's model on the server.")
     template: str = setting(
         "",
-        "File with the rubric, the message to the judge, with {prompt}, {response}, {gold}, "
-        "{conversation}, {gold.FIELD} and {row.COLUMN} where these go. Empty: a rubric of jzero's "
-        "own.",
+        "File with the rubric, which is the message to the judge. Placeholders are {prompt}, "
+        "{response}, {gold}, {conversation}, {gold.FIELD} and {row.COLUMN}. Empty: jzero's "
+        "default rubric.",
     )
     pattern: str = setting(
         r"(?i)score\W*([0-9]+(?:\.[0-9]+)?)",
-        "Regular expression whose one group is the score in the judge's reply. The last match "
-        "counts.",
+        "Regular expression that finds the score in the judge's reply. Its one group is the "
+        "score, and the last match counts.",
+        is_text=True,
     )
     scale: float = setting(
-        10.0, "The highest score; the lowest is 0. The reward is the score / scale.", above=0
+        10.0, "Highest score; the lowest is 0. The reward is score / scale.", above=0
     )
-    temperature: float = setting(0.0, "Temperature of the judge's reply.")
-    max_tokens: int = setting(1024, "Most tokens of the judge's reply.", at_least=1)
-    concurrency: int = setting(16, "Requests of a host that wait at the same time.", at_least=1)
+    temperature: float = setting(0.0, "Sampling temperature of the judge. 0: greedy decoding.")
+    max_tokens: int = setting(1024, "Maximum tokens of the judge's reply.", at_least=1)
+    concurrency: int = setting(
+        16, "Maximum open requests of a host.", at_least=1, at_most=MOST_REQUESTS
+    )
     retries: int = setting(
         4,
-        "Times that a request is sent again, after 1/2, 1, 2, 4, ... seconds, if the server fails "
-        "or, at a temperature above 0, its reply has no score.",
+        "Maximum retries of a request, after about 1, 2, ... seconds, if the server fails or, "
+        "at a temperature above 0, if its reply has no score. 0: no retries.",
+        at_most=MOST_RETRIES,
     )
     key_variable: str = setting(
         "",
-        "Environment variable that holds the server's API key, such as OPENAI_API_KEY. Empty: no "
-        "key is sent.",
+        "Environment variable with the server's API key, such as OPENAI_API_KEY. Empty: no key "
+        "is sent.",
     )
 
 
 @dataclass
 class RewardConfig:
-    """The rewards whose weighted sum is a response's score. The default numbers are open-r1's."""
+    """Rewards. The score of a response is their weighted sum. The default numbers are open-r1's."""
 
     functions: tuple[str, ...] = setting(
         ("accuracy",),
-        "Rewards to sum: names of jzero.tasks.rewards.NAMES, or functions of your own, "
-        "module:function or FILE.py:function, whose parameters are named response, gold, task, "
-        "prompt, messages, row, turns or environment; or responses, golds, prompts, conversations, "
-        "rows and episodes for lists of all responses of a step.",
+        "Reward functions to sum: names in jzero.tasks.rewards.NAMES, or user-defined "
+        "functions, module:function or FILE.py:function. The parameters of a function are named "
+        "response, gold, task, prompt, messages, row, turns or environment; or responses, "
+        "golds, prompts, conversations, rows and episodes for lists of all responses of a "
+        "batch; or as in TRL. FILE.py:factory(x=1) calls a factory, and cosine(length=2000) "
+        "changes an argument of a built-in function.",
     )
-    weights: tuple[float, ...] = setting((), "One weight for each function. Empty: all are 1.")
+    batch: str = setting(
+        "step",
+        "The responses that a batched reward function gets in one call: all responses of a "
+        "step, or the group of one problem. Groups are scored in parallel, and a failed call "
+        "leaves only its group without a score.",
+        choices=("step", "group"),
+    )
+    weights: tuple[float, ...] = setting(
+        (), "Weight of each function. Empty: all weights are 1.", at_least=None
+    )
     seconds: float = setting(
         60.0,
-        "Wall-clock seconds that one call of a function of your own may take, and one request to "
-        "the judge. The first call of a process includes the import of its module.",
+        "Maximum wall-clock seconds of one call of a user-defined function, and of one request "
+        "to the judge. The first call in a process includes the import of the function's "
+        "module.",
         above=0,
+        at_most=LONGEST_LIMIT,
     )
     memory_gib: float = setting(
         16.0,
-        "Address space in GiB that a grader process may have while it calls a function of your "
-        "own. 0: no limit.",
+        "Maximum memory in GiB of a grader process during a call of a user-defined function. It "
+        "limits the address space of the process, and the memory of the process together with "
+        "all processes that the function starts. 0: no limit.",
+        at_most=LARGEST_GIB,
     )
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     unit: str = setting(
@@ -254,64 +331,46 @@ class RewardConfig:
         "Unit of lengths in the rewards length and cosine.",
         choices=("characters", "tokens"),
     )
-    repetition_ngram: int = setting(
-        3, "Words in the n-grams that repetition_penalty counts.", at_least=1
-    )
-    repetition_max: float = setting(
-        -1.0, "repetition_penalty of a response that only repeats itself.", at_least=None
-    )
-    cosine_length: int = setting(
-        1000, "Length at which cosine reaches its long values.", at_least=1
-    )
-    cosine_right_short: float = setting(
-        1.0, "cosine of a right response of length 0.", at_least=None
-    )
-    cosine_right_long: float = setting(
-        0.5, "cosine of a right response of cosine_length or more.", at_least=None
-    )
-    cosine_wrong_short: float = setting(
-        -1.0, "cosine of a wrong response of length 0.", at_least=None
-    )
-    cosine_wrong_long: float = setting(
-        -0.5, "cosine of a wrong response of cosine_length or more.", at_least=None
-    )
-    overlong_length: int = setting(16384, "Tokens from which soft_overlong is -1.", at_least=1)
-    overlong_cache: int = setting(
-        4096, "Tokens before overlong_length over which soft_overlong falls from 0 to -1."
-    )
 
 
 @dataclass
 class SandboxConfig:
-    """Where the programs of responses run, and what one run of a program may take."""
+    """The sandbox that runs programs of responses, and the limits of one run."""
 
     level: str = setting(
         "auto",
-        "Protection from programs. auto: the best of namespaces and landlock, and no run where the "
-        "machine has neither. seccomp and none protect less, and only a config that names them "
-        "gets them (docs/sandbox.md).",
+        "Isolation of programs. auto: the stronger of namespaces and landlock that the machine "
+        "supports; without either the run is refused. seccomp and none isolate less and are "
+        "never chosen automatically (docs/environments.md).",
         choices=("auto", "namespaces", "landlock", "seccomp", "none"),
     )
     seconds: float = setting(
         5.0,
-        "Seconds of CPU time that one run of a program may take. Three times as much wall time.",
+        "Maximum CPU seconds of one run of a program. The limit of wall-clock time is three "
+        "times as long.",
         above=0,
+        at_most=LONGEST_LIMIT,
     )
-    memory_gib: float = setting(1.0, "Address space of a program in GiB.", above=0)
+    memory_gib: float = setting(
+        1.0, "Maximum address space of a program in GiB.", above=0, at_most=LARGEST_GIB
+    )
     output_mib: float = setting(
-        1.0, "MiB that a program may write to its output and errors together.", above=0
+        1.0,
+        "Maximum output of a program in MiB, stdout and stderr together.",
+        above=0,
+        at_most=LARGEST_GIB,
     )
     packages: tuple[str, ...] = setting(
         (),
-        "Modules such as numpy that programs may import beside the standard library. They are "
-        "imported once, before the first program.",
+        "Modules that programs may import besides the standard library, such as numpy. They are "
+        "imported once, before the first program. Empty: only the standard library.",
     )
     url: str = setting(
-        "", "A server that runs the programs in place of this machine. Empty: this machine."
+        "", "Address of a server that runs the programs. Empty: this machine runs them."
     )
     protocol: str = setting(
         "piston",
-        "What task.sandbox.url speaks: piston, sandbox_fusion, or e2b, which is open-r1's router.",
+        "API of task.sandbox.url: piston, sandbox_fusion, or e2b, the API of open-r1's router.",
         choices=("piston", "sandbox_fusion", "e2b"),
     )
 
@@ -322,33 +381,37 @@ class ToolsConfig:
 
     names: tuple[str, ...] = setting(
         (),
-        "Tools: calculator, python, search, and of your own module:function, FILE.py:function or a "
-        "class, of which each episode has an instance. Empty: none.",
+        "Tools of the policy: calculator, python and search, or user-defined tools: "
+        "module:function, FILE.py:function, or a class, of which each episode creates an "
+        "instance. Empty: no tools.",
     )
     syntax: str = setting(
         "",
-        "How calls are written: json as Qwen2.5 and Qwen3 do, or xml as Qwen3-Coder and Qwen3.5 "
-        "do. Empty: as the tokenizer's chat template says, json without one.",
+        "Syntax of tool calls: json as in Qwen2.5 and Qwen3, or xml as in Qwen3-Coder and "
+        "Qwen3.5. Empty: the syntax of the tokenizer's chat template, json without a template.",
         choices=("", "json", "xml"),
     )
     max_calls: int = setting(
-        16, "Most calls of an episode. Further calls are answered with an error.", at_least=1
+        16, "Maximum calls in an episode. Further calls get an error as their result.", at_least=1
     )
     max_output: int = setting(
-        4000, "Most characters of a call's result. A longer result loses its middle.", at_least=1
+        4000,
+        "Maximum characters of the result of a call. The middle of a longer result is cut out.",
+        at_least=1,
     )
     seconds: float = setting(
         10.0,
-        "Seconds that one call may take. A call that takes longer is answered with an error. All "
-        "calls of a response together may take most of task.reward.seconds.",
+        "Maximum seconds of one call. A longer call gets an error as its result. All calls of a "
+        "response together may take most of task.reward.seconds.",
         above=0,
+        at_most=LONGEST_LIMIT,
     )
     corpus: str = setting(
         "",
-        "What the tool search looks in: a file .jsonl with a column text, a text file with a "
-        "passage a line, or a directory of text files.",
+        "Corpus of the tool search: a .jsonl file with a column text, a text file with one "
+        "passage per line, or a directory of text files.",
     )
-    search_results: int = setting(3, "Passages that a search returns.", at_least=1)
+    search_results: int = setting(3, "Number of passages that a search returns.", at_least=1)
 
 
 @dataclass
@@ -357,39 +420,45 @@ class TaskConfig:
 
     name: str = setting(
         "countdown",
-        "Task: a key of jzero.tasks.TASKS, or a module that has a TASK. verifiers:ENV stands for "
-        "task.name=environment task.environment=verifiers:ENV.",
+        "Name of the task: a key of jzero.tasks.TASKS, or a module with a Task called TASK. "
+        "verifiers:ENV is short for task.name=environment task.environment=verifiers:ENV.",
     )
     environment: str = setting(
         "",
-        "An environment of your own for task.name=environment: module:Class or FILE.py:Class, with "
-        "the methods reset(row, seed) and step(response). Its calls have the limits "
-        "task.reward.seconds and task.reward.memory_gib. Or openenv:URL, a server of OpenEnv, or "
-        "verifiers:ENV, an installed environment of the package verifiers or a file of its "
-        "settings.",
+        "Environment of task.name=environment: a user-defined class, module:Class or "
+        "FILE.py:Class, with the methods reset(row, seed) and step(response); openenv:URL, an "
+        "OpenEnv server; or verifiers:ENV, an installed environment of the package verifiers or "
+        "a file of its settings. Calls have the limits task.reward.seconds and "
+        "task.reward.memory_gib. Empty: none.",
     )
     environment_mode: str = setting(
         "auto",
-        "Where instances of task.environment live. processes: in the grader processes, which take "
-        "one step at a time and can be killed. asyncio: in an event loop of the run, which awaits "
-        "thousands of steps at once; its methods have to be async. auto: asyncio for openenv:URL "
-        "and verifiers:ENV, and processes for all others.",
+        "Where instances of task.environment live. processes: in the grader processes, which "
+        "execute one step at a time and can be killed. asyncio: in an event loop of the run, "
+        "which awaits thousands of steps at once; the methods must be async. auto: asyncio for "
+        "openenv:URL and verifiers:ENV, and processes for all others.",
         choices=("auto", "processes", "asyncio"),
     )
+
+    # Data sets.
     data: str = setting(
         "",
-        "Data set: hub id, config@id, local file or directory; several are separated by commas. "
-        "Empty: the task's own (countdown makes its problems).",
+        "Data sets, separated by commas: hub id, config@id, local file or directory. Empty: the "
+        "default of the task (countdown generates its problems).",
     )
     weights: tuple[float, ...] = setting(
-        (), "Share of each set of task.data. Empty: the sets are treated as one."
+        (), "Share of each data set in task.data. Empty: the sets are treated as one."
     )
-    eval_data: str = setting("", "Held-out data set. Empty: a split of task.data.")
+    eval_data: str = setting(
+        "",
+        "Held-out data set. It may name its columns: FILE:problem=input:answer=output. Empty: a "
+        "split of task.data.",
+    )
     train_split: str = setting(
-        "", "Split of task.data to train on, such as train_hard. Empty: train, or the only one."
+        "", "Split of task.data for training, such as train_hard. Empty: train, or the only split."
     )
     eval_split: str = setting(
-        "", "Split that is held out, such as validation. Empty: test, where there is one."
+        "", "Held-out split, such as validation. Empty: test, if there is one."
     )
     problem_column: str = setting(
         "", "Column with the problem. Empty: the first of the usual names that the set has."
@@ -398,56 +467,89 @@ class TaskConfig:
         "", "Column with the answer. Empty: the first of the usual names that the set has."
     )
     max_train: int = setting(
-        0, "Trains on the first rows of each set only, at most this many. 0: on all."
+        0, "Maximum training rows of each data set, taken from its beginning. 0: all rows."
     )
-    level_min: int = setting(0, "Lowest level, for sets that have levels. 0: no limit.")
-    level_max: int = setting(0, "Highest level, for sets that have levels. 0: no limit.")
+    drop_last: bool = setting(
+        False,
+        "Drops the last problems of a pass that are too few for a step. False: problems of the "
+        "next pass complete the step.",
+    )
+    level_min: int = setting(0, "Lowest level of difficulty, for sets with levels. 0: no limit.")
+    level_max: int = setting(0, "Highest level of difficulty, for sets with levels. 0: no limit.")
+
+    # Prompts and the grading of answers.
     template: str = setting(
         "r1",
-        "Prompt template, one of the task's TEMPLATES. Countdown: r1, qwen_chat, plain. "
-        "Mathematics: qwen_math, r1, no, r1_distill_qwen, r1_distill_tags, qwen3, chat. "
-        "Code: chat, qwen3, r1_distill_qwen, plain. Or a file "
-        "in plain text or Jinja, chat:FILE for a user's message, column:NAME for prompts in the "
-        "data set.",
+        "Prompt template. Countdown: r1, qwen_chat, plain. Mathematics: qwen_math, r1, no, "
+        "r1_distill_qwen, r1_distill_tags, qwen3, chat. Code: chat, qwen3, r1_distill_qwen, "
+        "plain. Also: a file in plain text or Jinja; chat:FILE, a file with the user message of "
+        "a chat; column:NAME, prompts in a column of the data set.",
     )
     answer_mark: str = setting(
         "",
-        "Mathematics: how a response marks its answer, a key of jzero.grading.extract.TEMPLATES. "
-        "Empty: as task.template asks for; the last box where the template is a file or a column.",
-        choices=("", "boxed", "think_boxed", "r1", "gsm8k", "number", "final_answer", "answer"),
+        "Mathematics: how a response marks its answer, a key of "
+        "jzero.grading.extract.TEMPLATES. Empty: as task.template asks for; the last box if the "
+        "template is a file or a column.",
+        choices=(
+            "",
+            "boxed",
+            "think_boxed",
+            "r1",
+            "gsm8k",
+            "number",
+            "final_answer",
+            "stated",
+            "answer",
+        ),
     )
     system_prompt: str = setting(
         "",
-        "System prompt of the template chat, empty for the instruction of qwen_math; "
-        "and of chat:FILE, empty for none.",
+        "System prompt of the templates chat and chat:FILE. Empty: the instruction of qwen_math "
+        "for chat, and no system prompt for chat:FILE. none: no system prompt.",
+        is_text=True,
     )
     verifier: str = setting(
         "fast",
-        "How mathematical answers are compared: by jzero (fast), by the package math-verify, or as "
-        "oat compares GSM8K's: last_number takes the last number of the response, wherever it is, "
-        "and compares it as text.",
-        choices=("fast", "math_verify", "last_number"),
+        "Grader of answers: jzero's (fast), or a verifier that reproduces the rewards of a "
+        "published run with its original answer extraction: oat's (oat_fast, oat_full, oat_r1, "
+        "oat_r1_full; last_number for GSM8K, oat_countdown for Countdown), open-r1's (open_r1), "
+        "the package math-verify (math_verify), PRM800K's two stages (sympy).",
+        choices=VERIFIERS,
+    )
+    units: str = setting(
+        "exact",
+        "Mathematics: the unit of a quantity. exact: the unit of the gold answer is required. "
+        "convert: other units of the same dimension are converted, such as 100 cm for 1 m.",
+        choices=("exact", "convert"),
     )
     options: tuple[str, ...] = setting(
-        (), "Settings of a task's own, as name=value, with one flag for each."
+        (), "Additional settings of the task, as name=value, with one flag for each.", is_text=True
     )
-    numbers_min: int = setting(3, "Countdown: fewest numbers of a problem.")
-    numbers_max: int = setting(4, "Countdown: most numbers of a problem.")
-    value_max: int = setting(99, "Countdown, guess: the largest number. The smallest is 1.")
-    target_max: int = setting(99, "Countdown: targets are between 1 and this.")
+
+    # Countdown.
+    numbers_min: int = setting(
+        3, "Countdown: fewest numbers in a problem.", at_least=1, at_most=MOST_NUMBERS
+    )
+    numbers_max: int = setting(
+        4, "Countdown: most numbers in a problem.", at_least=1, at_most=MOST_NUMBERS
+    )
+    value_max: int = setting(99, "Countdown, guess: largest number. The smallest is 1.")
+    target_max: int = setting(99, "Countdown: largest target. The smallest is 1.")
     format_score: float = setting(
         0.1, "Countdown: score of a well-formed but wrong equation.", at_least=None
     )
     malformed_score: float = setting(
         0.0,
-        "Countdown: score of an answer in its tags that is no equation. oat: 0.1.",
+        "Countdown: score of an answer inside its tags that is not an equation. oat uses 0.1.",
         at_least=None,
     )
-    stop_on_success: bool = setting(True, "A right answer ends an episode of several turns.")
+
+    # Episodes of several turns.
+    stop_on_success: bool = setting(True, "Ends an episode of several turns at a correct answer.")
     turn_reward: str = setting(
         "success",
-        "Reward of a turn: ((right - 1/2) * 2 - reward_bias) * reward_scaling, "
-        "or the grader's score.",
+        "Reward of a turn. success: ((correct - 1/2) * 2 - reward_bias) * reward_scaling, where "
+        "correct is 0 or 1. score: the grader's score.",
         choices=("success", "score"),
     )
     reward_bias: float = setting(
@@ -455,29 +557,45 @@ class TaskConfig:
     )
     reward_scaling: float = setting(1.0, "Factor of the reward of a turn.")
     turn_discount: float = setting(
-        1.0, "Discount of the next turn's return in the return of a turn."
+        1.0, "Discount factor of the next turn's return in the return of a turn."
     )
     feedback_right: str = setting(
-        "Yes, that is the right answer.", "What the environment replies to a right answer."
+        "Yes, that is the right answer.",
+        "Reply of the environment to a correct answer.",
+        is_text=True,
     )
     feedback_wrong: str = setting(
         "No, that is not the right answer. Look for the mistake and try once more.",
-        "What the environment replies to a wrong answer.",
+        "Reply of the environment to a wrong answer.",
+        is_text=True,
     )
+
+    # Limits of grader processes.
     grade_seconds: float = setting(
         5.0,
-        "Seconds that one grading may take. Then its worker is killed and the score is 0. Reward "
-        "functions of your own have task.reward.seconds instead.",
+        "Maximum seconds of one grading. A longer grading is killed with its process and scores "
+        "0. User-defined reward functions have the limit task.reward.seconds instead.",
         above=0,
+        at_most=LONGEST_LIMIT,
     )
-    grade_workers: int = setting(2, "Processes that grade.", at_least=1)
+    grade_workers: int = setting(
+        2, "Number of grader processes.", at_least=1, at_most=MOST_PROCESSES
+    )
     max_failed_share: float = setting(
         0.5,
-        "Share of a step's gradings that may raise an error, time out or kill their worker. Beyond "
-        "it the run stops. Responses on which a function of your own failed are not trained on; "
-        "those on which jzero's own grader failed score 0.",
+        "Maximum share of a step's gradings that may raise an error, time out or kill their "
+        "process. Above this share the run stops. Responses with a failed user-defined function "
+        "are not trained on; responses with a failure of jzero's grader score 0.",
         at_most=1,
     )
+    max_reply_bytes: int = setting(
+        262_144,
+        "Maximum bytes, in UTF-8, of an observation, of a reply, or of all tool results for a "
+        "response. An episode above this limit fails before tokenization.",
+        at_least=1,
+        at_most=8_388_608,
+    )
+
     reward: RewardConfig = field(default_factory=RewardConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     tools: ToolsConfig = field(default_factory=ToolsConfig)
@@ -485,80 +603,95 @@ class TaskConfig:
 
 @dataclass
 class RolloutConfig:
-    """How responses are sampled: how many, how long, from which distribution, and the engine."""
+    """Sampling: the number and length of responses, their distribution, and the decoder."""
 
-    num_prompts: int = setting(128, "Prompts in a step (P).", at_least=1)
-    group_size: int = setting(8, "Rollouts of each prompt (G).", at_least=1)
+    # Number and length of rollouts.
+    num_prompts: int = setting(128, "Number of prompts in a step (P).", at_least=1)
+    group_size: int = setting(8, "Number of rollouts of each prompt (G).", at_least=1)
     max_prompt_tokens: int = setting(
-        256, "Most tokens of a prompt. Problems with a longer one are dropped.", at_least=1
+        256, "Maximum tokens of a prompt. Problems with longer prompts are dropped.", at_least=1
     )
-    max_new_tokens: int = setting(1024, "Most tokens of a response.", at_least=1)
+    max_new_tokens: int = setting(1024, "Maximum tokens of a response.", at_least=1)
     max_turns: int = setting(
-        1, "Most responses of an episode, for tasks that reply to a response.", at_least=1
+        1, "Maximum responses in an episode, for tasks that reply to a response.", at_least=1
     )
     max_reply_tokens: int = setting(
-        64, "Tokens of a reply that max_episode_tokens=0 leaves room for."
+        64, "Tokens reserved for each reply if max_episode_tokens is 0."
     )
     max_episode_tokens: int = setting(
-        0, "Most tokens of an episode with its prompt and replies. 0: room for every turn."
+        0,
+        "Maximum tokens of an episode, including its prompt and replies. 0: room for max_turns "
+        "responses and the replies between them.",
     )
+
+    # Asynchronous sampling.
     max_staleness: int = setting(
         0,
-        "Most policy versions between sampling a rollout and training on it (AReaL's eta). "
-        "0: every step trains on rollouts of the current policy.",
+        "Maximum number of policy versions between sampling a rollout and training on it "
+        "(AReaL's eta). 0: every step trains on rollouts of the current policy.",
     )
     max_running_groups: int = setting(
         0,
-        "Most groups sampled at the same time when max_staleness is above 0. "
-        "0: (max_staleness + 1) * num_prompts.",
+        "Maximum groups sampled at the same time if max_staleness is above 0. 0: (max_staleness "
+        "+ 1) * num_prompts.",
     )
+
+    # The sampling distribution, and the end of a response.
     temperature: float = setting(1.0, "Sampling temperature.")
-    top_k: int = setting(0, "Samples from the k most likely tokens only. 0: from all.")
-    top_p: float = setting(1.0, "Samples from the likeliest tokens of this total probability.")
+    top_k: int = setting(0, "Samples only from the k most likely tokens. 0: from all tokens.")
+    top_p: float = setting(
+        1.0,
+        "Samples only from the most likely tokens with this total probability. 1: from all tokens.",
+    )
     min_p: float = setting(
-        0.0, "Drops tokens below this share of the likeliest token's probability."
+        0.0, "Drops tokens below this share of the most likely token's probability. 0: drops none."
     )
     stop: tuple[str, ...] = setting(
         (),
-        "Strings that end a response, besides the tokenizer's end-of-sequence tokens. "
-        "Empty: those of task.template, such as </answer> of r1 for mathematics.",
+        "Strings that end a response, in addition to the tokenizer's end-of-sequence tokens. "
+        "Empty: the stop strings of task.template, such as </answer> for r1 in mathematics.",
+        is_text=True,
     )
     keep_stop: bool = setting(True, "Keeps the stop string in the response.")
-    num_slots: int = setting(256, "Sequences decoded at the same time (S).", at_least=1)
-    page_size: int = setting(64, "Tokens in a page of the KV cache.", at_least=1)
+
+    # The decoder and its KV cache.
+    num_slots: int = setting(256, "Number of sequences decoded at the same time (S).", at_least=1)
+    page_size: int = setting(64, "Tokens per page of the KV cache.", at_least=1)
     num_pages: int = setting(
-        0, "Pages of the KV cache in all. 0: enough for every slot at full length."
+        0,
+        "Number of pages in the KV cache. 0: enough for every slot at full length, or as many "
+        "as fit into free memory.",
     )
     decode_steps: int = setting(
         32, "Tokens decoded for each slot in one call of the device.", at_least=1
     )
     weights: str = setting(
         "native",
-        "How the decoder holds its copy of the trained model. native: in model.dtype. int8: the "
-        "linear layers in 8 bits with one scale for each output channel, rounded anew in every "
-        "publication.",
+        "Precision of the decoder's copy of the trained weights. native: model.dtype. int8: the "
+        "linear layers in int8 with one scale for each output channel, quantized again whenever "
+        "the decoder gets new weights.",
         choices=("native", "int8"),
     )
     kv_dtype: str = setting(
         "bfloat16",
-        "Type of the KV cache. int8: 8 bits with one scale for each head of each token, on CPUs "
-        "and with model.attention=xla or tpu_fused.",
+        "Type of the KV cache. int8: one scale for each head of each token; only on CPUs, and "
+        "with model.attention=xla or tpu_fused.",
         choices=(*DTYPES, "int8"),
     )
     routing_replay: bool = setting(
         False,
-        "Of a model with experts: the update sends every token to the experts that it went to in "
-        "the sampler. Else the router chooses anew.",
+        "Router replay for MoE models: the update routes every token to the experts that the "
+        "sampler chose. False: the router chooses again.",
     )
 
     @property
     def quantizes_weights(self) -> bool:
-        """Returns whether the decoder's linear layers are in 8 bits where the trainer's are not."""
+        """Returns whether only the decoder's linear layers are in int8, not the trainer's."""
         return self.weights == "int8"
 
     @property
     def longest_episode(self) -> int:
-        """Returns the number of tokens of the longest episode, its prompt included."""
+        """Returns the tokens of the longest episode, its prompt included."""
         if self.max_episode_tokens:
             return self.max_episode_tokens
         responses = self.max_turns * self.max_new_tokens
@@ -567,7 +700,7 @@ class RolloutConfig:
 
     @property
     def longest_continuation(self) -> int:
-        """Returns how many tokens of the longest episode may follow the prompt."""
+        """Returns the tokens of the longest episode without its prompt."""
         return self.longest_episode - self.max_prompt_tokens
 
 
@@ -575,37 +708,77 @@ class RolloutConfig:
 class OptimizerConfig:
     """AdamW and its learning rate schedule."""
 
+    # The learning rate.
     lr: float = setting(1e-6, "Peak learning rate.")
     schedule: str = setting(
         "constant",
-        "Learning rate after the warmup. All but constant end at min_lr_ratio * lr.",
-        choices=("constant", "linear", "polynomial", "cosine"),
+        "Learning rate after the warm-up. All schedules but constant and inverse_sqrt end at "
+        "min_lr_ratio * lr, and inverse_sqrt does not fall below it. wsd is constant and decays "
+        "only at the end; cosine_restarts starts again at lr in every cycle.",
+        choices=(
+            "constant",
+            "linear",
+            "polynomial",
+            "cosine",
+            "wsd",
+            "inverse_sqrt",
+            "cosine_restarts",
+        ),
+    )
+    decay_ratio: float = setting(
+        0.1,
+        "For wsd: share of the run's optimizer steps, at its end, in which the learning rate "
+        "decays.",
+        at_most=1,
+    )
+    decay_shape: str = setting(
+        "cosine",
+        "For wsd: shape of the decay: linear, cosine, or sqrt (1 - sqrt of the finished share).",
+        choices=("cosine", "linear", "sqrt"),
+    )
+    cycles: int = setting(1, "For cosine_restarts: number of cycles.", at_least=1)
+    timescale: int = setting(
+        0,
+        "For inverse_sqrt: the steps t in lr sqrt(t / (t + steps after the warm-up)). 0: the steps "
+        "of the warm-up, or 10,000 without a warm-up.",
     )
     warmup_steps: int = setting(
-        0, "Optimizer steps over which the learning rate rises linearly from 0."
+        0, "Optimizer steps in which the learning rate rises linearly from 0. 0: see warmup_ratio."
     )
     warmup_ratio: float = setting(
-        0.0, "The same as a share of the run's optimizer steps, if warmup_steps is 0.", at_most=1
+        0.0,
+        "Length of the warm-up as a share of the run's optimizer steps, if warmup_steps is 0. "
+        "0: no warm-up.",
+        at_most=1,
     )
-    min_lr_ratio: float = setting(0.1, "Last learning rate as a share of the peak.", at_most=1)
+    warmup_from_zero: bool = setting(
+        False,
+        "The first step of the warm-up has the learning rate 0, as in transformers. False: it "
+        "has lr / steps of the warm-up, because a rate of 0 would waste the step.",
+    )
+    min_lr_ratio: float = setting(0.1, "Final learning rate as a share of lr.", at_most=1)
     power: float = setting(2.0, "Exponent of the polynomial schedule.")
+
+    # AdamW.
     b1: float = setting(0.9, "Decay of Adam's first moment.", below=1)
     b2: float = setting(0.95, "Decay of Adam's second moment.", below=1)
     eps: float = setting(1e-8, "Epsilon of Adam.")
-    weight_decay: float = setting(0.0, "Weight decay. It applies to matrices only.")
-    clip_norm: float = setting(1.0, "Bound of the global gradient norm. 0: no clipping.")
+    weight_decay: float = setting(0.0, "Weight decay, applied only to matrices. 0: none.")
+    clip_norm: float = setting(
+        1.0, "Maximum global gradient norm; larger gradients are scaled down to it. 0: no clipping."
+    )
     mu_dtype: str = setting(
         "float32",
-        "Type of Adam's first moment. bfloat16 saves 2 of 12 bytes a parameter.",
+        "Type of Adam's first moment. bfloat16 saves 2 of 12 bytes per parameter.",
         choices=DTYPES,
     )
     offload: bool = setting(
         False,
-        "Keeps Adam's moments in the host's memory while responses are sampled and scored, so that "
-        "they are on the devices in updates alone. Every step moves them there and back.",
+        "Keeps Adam's moments in host memory while responses are sampled and scored. They are "
+        "on the devices only during updates, and every step moves them there and back.",
     )
     skip_norm: float = setting(
-        0.0, "A step with a larger gradient norm changes nothing. 0: no step is skipped."
+        0.0, "Skips optimizer steps with a larger gradient norm. 0: no step is skipped."
     )
 
 
@@ -613,29 +786,30 @@ class OptimizerConfig:
 class CriticConfig:
     """The critic of algorithms that need one, such as ppo.
 
-    It is the policy's backbone with a scalar head.
+    It is the policy's backbone with a scalar head. Its optimizer differs from the policy's only in
+    `lr`.
     """
 
     path: str = setting(
-        "", "Directory or hub id to start from. Empty: the weights that the policy starts from."
+        "", "Directory or hub id of the initial weights. Empty: the initial weights of the policy."
     )
-    warmup_steps: int = setting(0, "RL steps at the start that train the critic alone.")
-    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-5))
+    warmup_steps: int = setting(0, "RL steps at the start that train only the critic. 0: none.")
+    lr: float = setting(1e-5, "Peak learning rate of the critic.")
 
 
 @dataclass
 class TeacherConfig:
     """The teacher of on-policy distillation, for algorithms with a teacher_coef.
 
-    It scores the tokens that the policy has sampled. docs/distillation.md says more.
+    It scores the tokens that the policy has sampled. See docs/algorithms.md.
     """
 
     kind: str = setting(
         "",
-        "Who the teacher is. Empty: there is none. model: the model at path, the adapter at "
-        "adapter, or both. policy: the policy itself before each step's update, behind prompt. "
-        "reference: the same with the reference policy (algorithm.reference_every). server: an "
-        "OpenAI-compatible server at url.",
+        "Kind of teacher. Empty: no teacher. model: the model at path, the adapter at adapter, "
+        "or both. policy: the policy before each step's update, with the prompt in prompt. "
+        "reference: the reference policy (algorithm.reference_every), with the prompt in prompt "
+        "if it is set. server: an OpenAI-compatible server at url.",
         choices=("", "model", "policy", "reference", "server"),
     )
     path: str = setting(
@@ -644,42 +818,59 @@ class TeacherConfig:
         "adapter: model.path.",
     )
     adapter: str = setting(
-        "", "Directory or hub id of an adapter in PEFT's format on that model. Empty: none."
+        "",
+        "Directory or hub id of an adapter on the teacher's model, in PEFT's format. Empty: none.",
     )
     prompt: str = setting(
         "",
-        "Prompt that the teacher reads in place of the policy's: text, or a file of text, with "
-        "{prompt} and {gold}, or the fields of a gold answer, where they go. Of a chat it replaces "
-        "the last message. Empty: the teacher reads the policy's prompt.",
+        "Prompt of the teacher instead of the policy's: text, or a text file, with the "
+        "placeholders {prompt} and {gold}, or the fields of a gold answer. In a chat it "
+        "replaces the last message. Empty: the policy's prompt.",
+        is_text=True,
     )
     max_prompt_tokens: int = setting(
         0,
-        "Most tokens of prompt once it is filled in; where it is longer, the teacher adds nothing "
+        "Maximum tokens of the filled-in prompt. For a longer prompt the teacher adds nothing "
         "to the advantages. 0: twice rollout.max_prompt_tokens.",
     )
+
+    # Only for kind=server.
     url: str = setting(
-        "", "Address of the server's API, such as http://localhost:8000/v1, for kind=server."
+        "", "With kind=server: address of the server's API, such as http://localhost:8000/v1."
     )
     model: str = setting(
-        "", "Name of the model at the server. Empty: the only one that the server has."
+        "",
+        "With kind=server: name of the model on the server. Empty: the only model of the server.",
     )
     request: str = setting(
         "echo",
-        "How the server is asked. echo: OpenAI's echo=true with logprobs=1. prompt_logprobs: "
-        "vLLM's field of that name.",
+        "With kind=server: how log-probs are requested. echo: OpenAI's echo=true with logprobs=1. "
+        "prompt_logprobs: vLLM's field prompt_logprobs.",
         choices=("echo", "prompt_logprobs"),
     )
     concurrency: int = setting(
-        16, "Requests of a host that the server has at the same time.", at_least=1
+        16,
+        "With kind=server: maximum open requests of a host.",
+        at_least=1,
+        at_most=MOST_REQUESTS,
     )
-    seconds: float = setting(120.0, "Seconds that the server may take for one reply.", above=0)
+    seconds: float = setting(
+        120.0,
+        "With kind=server: maximum seconds of one whole exchange, from connecting to the end of "
+        "the reply.",
+        above=0,
+        at_most=LONGEST_LIMIT,
+    )
     retries: int = setting(
-        4, "Times that a request is sent again, after 1, 2, 4, ... seconds, if the server fails."
+        4,
+        "With kind=server: maximum retries of a request, after about 1, 2, ... seconds, if the "
+        "server fails. 0: no retries.",
+        at_most=MOST_RETRIES,
     )
     key_variable: str = setting(
         "",
-        "Environment variable that holds the server's API key, such as OPENAI_API_KEY. Empty: no "
-        "key is sent.",
+        "With kind=server: environment variable with the server's API key, such as OPENAI_API_KEY. "
+        "Empty: no key is sent.",
     )
 
 
@@ -687,14 +878,14 @@ class TeacherConfig:
 class WarmStartConfig:
     """Supervised steps before RL, for models that start from random weights."""
 
-    steps: int = setting(0, "Supervised steps.")
-    batch_size: int = setting(128, "Examples in a step.", at_least=1)
+    steps: int = setting(0, "Number of supervised steps. 0: no warm start.")
+    batch_size: int = setting(128, "Examples per step.", at_least=1)
     lr: float = setting(1e-3, "Peak learning rate.")
-    warmup_steps: int = setting(20, "Steps over which the learning rate rises.")
+    warmup_steps: int = setting(20, "Steps in which the learning rate rises. 0: no warm-up.")
     tries: float = setting(
         2.0,
-        "Average number of random tries in an example, right or wrong. "
-        "The example gives up after each try with probability 1 / tries.",
+        "Average number of random attempts, right or wrong, in an example. After each attempt "
+        "the example gives up with probability 1 / tries.",
         at_least=1,
     )
 
@@ -705,127 +896,244 @@ class SftConfig:
 
     data: str = setting(
         "",
-        "Sets with a column messages, or prompt and completion, written as in task.data; "
-        "or the name of a task, for its warm-start examples.",
+        "Data sets, in the notation of task.data, with a column messages, columns prompt and "
+        "completion, or a column conversations or text; or the name of a task, for its "
+        "warm-start examples. Empty: the run does RL.",
     )
     weights: tuple[float, ...] = setting(
-        (), "Share of each set of sft.data. Empty: the sets are treated as one."
+        (), "Share of each data set in sft.data. Empty: the sets are treated as one."
     )
     eval_data: str = setting("", "Held-out data set. Empty: splits of sft.data.")
     train_split: str = setting(
-        "", "Split of sft.data to train on, such as train_hard. Empty: train, or the only one."
+        "", "Split of sft.data for training, such as train_hard. Empty: train, or the only split."
     )
     eval_split: str = setting(
-        "", "Split that is held out, such as validation. Empty: test, where there is one."
+        "", "Held-out split, such as validation. Empty: test, if there is one."
     )
     chat_template: str = setting(
-        "", "File with a Jinja chat template. Empty: the tokenizer's own template."
+        "", "File with a Jinja chat template. Empty: the tokenizer's template."
     )
     system_prompt: str = setting(
         "",
-        "System prompt of conversations that have none of their own. Empty: they stay as they are.",
+        "System prompt for conversations without one. Empty: none is added.",
+        is_text=True,
     )
     loss: str = setting(
         "assistant",
-        "Tokens to train on: the assistant's (or the completion's), or all.",
+        "Tokens to train on: those of the assistant or the completion (assistant), or all "
+        "tokens (all).",
         choices=("assistant", "all"),
     )
-    epochs: float = setting(1.0, "Passes over the data.")
-    batch_size: int = setting(128, "Examples in a step.", at_least=1)
-    pack_length: int = setting(
-        4096, "Tokens in a packed row. Longer examples are dropped.", at_least=1
+    epochs: float = setting(1.0, "Number of passes over the data.")
+    batch_size: int = setting(128, "Examples per step.", at_least=1)
+    pack_length: int = setting(4096, "Tokens per packed row.", at_least=1)
+    long_examples: str = setting(
+        "drop",
+        "Treatment of examples with more than pack_length tokens: they are left out (drop), or "
+        "their end is cut off (cut, as in TRL).",
+        choices=("drop", "cut"),
     )
 
 
 @dataclass
 class TrainConfig:
-    """The training loop: steps, minibatches, packing, and what is written to disk.
+    """The training loop: steps, minibatches, packing, checkpoints, and logs.
 
-    A row of a microbatch holds a prompt and behind it `packs_per_row` packs. A pack is a stretch of
-    at most `pack_length` tokens, filled with one or more responses to that prompt.
+    A row of a microbatch contains a prompt followed by `packs_per_row` packs. A pack has one of the
+    lengths in `pack`, in tokens, and contains one or more responses to the prompt.
     """
 
     steps: int = setting(
         200,
-        "RL steps. Each samples rollouts, then makes minibatches * epochs optimizer steps. With "
-        "prompt_epochs these are the most there may be, and 0 is no limit.",
+        "Number of RL steps. Each samples rollouts, then makes minibatches * epochs optimizer "
+        "steps. With prompt_epochs this is the maximum number, and 0 is no limit.",
     )
     prompt_epochs: float = setting(
         0.0,
-        "Passes over the training problems, from which the number of RL steps is computed: "
-        "problems * prompt_epochs / rollout.num_prompts. 0: train.steps alone says it.",
+        "Number of passes over the training problems. The number of RL steps is then problems * "
+        "prompt_epochs / rollout.num_prompts. 0: train.steps decides.",
     )
     minibatches: int = setting(
         1,
-        "Optimizer steps in an epoch. With more than 1 the old log-probs are computed once, "
+        "Optimizer steps per epoch. With more than 1 the old log-probs are computed once, "
         "before the first.",
         at_least=1,
     )
-    epochs: int = setting(1, "Passes over the rollouts of a step.", at_least=1)
-    microbatch_tokens: int = setting(16384, "Tokens in a microbatch, over all devices.", at_least=1)
-    pack_length: int = setting(
-        0,
-        "Tokens in a pack. 0: as many as may follow a prompt. Every response must fit into a pack.",
+    epochs: int = setting(
+        1, "Number of passes over the rollouts of a step.", at_least=1, at_most=1000
     )
-    pack_buckets: int = setting(
-        2, "Number of pack lengths: pack_length, half of it, a quarter, ...", at_least=1
-    )
-    pack_lengths: tuple[int, ...] = setting(
-        (),
-        "Tokens of the packs of each kind of row, the longest first, in place of pack_length and "
-        "pack_buckets. python -m jzero.pack_lengths chooses them from the responses of a run.",
+    microbatch_tokens: int = setting(16384, "Tokens per microbatch, over all devices.", at_least=1)
+    pack: str = setting(
+        "auto",
+        "Lengths of packs in tokens. auto: the longest possible continuation of a prompt, and "
+        "half of it; longest: only the former, which compiles one program less. Or numbers in "
+        "descending order, such as 1024,320, of which the first has room for any response: "
+        "python -m jzero.plan --packs WORKDIR chooses them from the responses of a run.",
     )
     packs_per_row: int = setting(
-        8, "Packs in a row that share its prompt. 0: every sequence carries its own prompt."
+        8,
+        "Packs in a row that share its prompt (prefix sharing). 0: every sequence has its own "
+        "copy of the prompt.",
     )
     sequence_per_turn: bool = setting(
         False,
-        "Trains on one sequence for each turn (history and response) instead of one for the "
+        "Trains on one sequence for each turn (history and response) instead of one for each "
         "episode, as AReaL's agent does.",
     )
+
+    # The end of a process, checkpoints and exports.
     minutes: float = setting(
         0.0,
-        "Minutes that this process may take, such as those of a notebook. The run ends before they "
-        "are over, with a checkpoint from which the same command goes on. 0: no limit.",
+        "Time limit of this process in minutes, such as the limit of a notebook. The run ends "
+        "before the limit, with a checkpoint from which the same command continues. 0: no "
+        "limit.",
     )
     preemption_notice: str = setting(
         "auto",
-        "Whom the run asks whether its spot machine is about to be taken away. At a notice it "
-        "saves a checkpoint and ends, as at SIGTERM. gce: the metadata server of Google Compute "
-        "Engine; auto: that server, on such a machine alone.",
+        "Where preemption notices of spot machines come from. At a notice the run saves a "
+        "checkpoint and ends, as at SIGTERM. gce: the metadata server of Google Compute Engine. "
+        "auto: the same, only on machines of Compute Engine. none: no source.",
         choices=("auto", "gce", "none"),
     )
-    seed: int = setting(0, "Seed of the whole run.", at_most=2**32 - 1)  # JAX's keys take 32 bits
-    checkpoint_every: int = setting(20, "RL steps between checkpoints.", at_least=1)
-    export_every: int = setting(
-        0, "RL steps between exports to export-<step>, besides the one at the end. 0: none."
+    seed: int = setting(
+        0, "Random seed of the whole run.", at_most=2**32 - 1
+    )  # JAX's keys take 32 bits
+    checkpoint_every: int = setting(
+        20,
+        "RL steps between checkpoints. 0: only those before the first and after the last step. "
+        "-1: none, unless the run is stopped before its end; a killed run starts over.",
+        at_least=-1,
     )
-    keep_checkpoints: int = setting(2, "Newest checkpoints that are kept.")
-    logged_rollouts: int = setting(8, "Rollouts of each step that are written to samples.jsonl.")
+    export_every: int = setting(
+        0,
+        "RL steps between exports to export-<step>, in addition to the export at the end. 0: "
+        "only the export at the end.",
+    )
+    keep_checkpoints: int = setting(2, "Number of newest checkpoints to keep. 0: all.")
+
+    # Logs.
+    logged_rollouts: int = setting(
+        8, "Number of rollouts per step that are written to samples.jsonl. 0: none."
+    )
     all_trajectories: bool = setting(
         False,
-        "Writes every episode of several turns to trajectories/, and not logged_rollouts of a "
-        "step alone.",
+        "Writes all episodes of several turns to trajectories/, not only logged_rollouts per step.",
     )
+
+    # Resuming from an earlier checkpoint.
     resume_from: int = setting(
         -1,
-        "Step of the checkpoint to go on from, where the workdir has a run. -1: the newest.",
+        "Step of the checkpoint to continue from, if the workdir has a run. -1: the newest "
+        "checkpoint.",
         at_least=-1,
     )
     discard_later_steps: bool = setting(
         False,
-        "Lets resume_from remove the checkpoints, exports and metrics of later steps from the "
-        "workdir. Without it such a run is refused.",
+        "Allows resume_from to delete the checkpoints, exports and metrics of later steps from "
+        "the workdir. False: such a run is refused.",
     )
+
+    # Experiment trackers.
     wandb_project: str = setting(
-        "", "Project of Weights & Biases that gets the metrics too. Empty: none."
+        "",
+        "Weights & Biases project that also gets the metrics. Empty: none. W&B reads its "
+        "environment variables, such as WANDB_ENTITY, WANDB_RUN_GROUP and WANDB_NAME.",
     )
-    wandb_entity: str = setting(
-        "", "User or team that owns wandb_project. Empty: the default of the W&B account."
+    trackio_project: str = setting("", "Trackio project that also gets the metrics. Empty: none.")
+    trackio_space: str = setting(
+        "",
+        "USER/NAME of the hub space that displays trackio_project. Empty: local files, which "
+        "`trackio show` displays.",
     )
-    wandb_group: str = setting("", "Group of the run in wandb_project. Empty: none.")
-    wandb_name: str = setting(
-        "", "Name of the run in wandb_project. Empty: the name of the workdir."
+    log_completions: bool = setting(
+        False,
+        "Sends the rollouts of samples.jsonl to W&B and Trackio as the table completions.",
+    )
+
+    @property
+    def pack_lengths(self) -> tuple[int, ...]:
+        """Returns the lengths in `pack`, () if `pack` is auto or longest.
+
+        Raises UserError for any other text.
+        """
+        if self.pack in ("auto", "longest"):
+            return ()
+        if not PACK_LENGTHS.fullmatch(self.pack):
+            raise UserError(
+                f"train.pack={self.pack} is not auto, longest or lengths in tokens: give lengths "
+                "as in train.pack=1024,320"
+            )
+        return tuple(map(int, self.pack.split(",")))
+
+
+@dataclass
+class HubConfig:
+    """Pushes to the Hugging Face hub, during training and after the last step.
+
+    Pushes run in the background: a hub that fails, hangs or refuses never stops the run.
+    """
+
+    push: str = setting(
+        "none",
+        "Models to push to the hub. none: no model. end: the final model. every_checkpoint: "
+        "also the model of every step of train.checkpoint_every.",
+        choices=("none", "end", "every_checkpoint"),
+    )
+    repo: str = setting(
+        "", "USER/NAME of the model on the hub. It is created if it does not exist."
+    )
+    private: bool = setting(
+        True,
+        "Creates a private model, and refuses to push to a public one. False: creates a public "
+        "model.",
+    )
+    revision: str = setting(
+        "main",
+        "Branch of the final model. The checkpoint of step N is pushed to the branch "
+        "REVISION-step-N.",
+    )
+    overwrite: bool = setting(
+        False,
+        "Replaces existing branches that this run did not create. main is always replaced.",
+    )
+
+    # The model card.
+    tags: tuple[str, ...] = setting(
+        (), "Tags of the model card, in addition to those of the recipe."
+    )
+    language: tuple[str, ...] = setting((), "Languages of the model card, such as en.")
+    license: str = setting(
+        "unknown", "License of the model card as the hub names it, such as apache-2.0."
+    )
+
+    # The command after a push, time limits and retries.
+    on_push: str = setting(
+        "",
+        'Command to run after each push, without a shell, such as "sbatch eval.slurm {repo} '
+        '{revision} {step}". Its output is in hub/on_push-<step>.log. Empty: no command.',
+    )
+    on_push_minutes: float = setting(
+        60.0, "Time limit of the command on_push in minutes.", above=0, at_most=10_080
+    )
+    minutes: float = setting(
+        30.0, "Time limit of one attempt of a push in minutes.", above=0, at_most=10_080
+    )
+    retries: int = setting(
+        3,
+        "Maximum retries of a failed push, after 5, 10, 20, ... seconds. 0: no retries.",
+        at_most=100,
+    )
+    wait_minutes: float = setting(
+        30.0,
+        "Maximum minutes that a finished run waits for its pushes and their commands. Running "
+        "the same command again makes up for missing pushes.",
+        at_most=10_080,
+    )
+    max_waiting: int = setting(
+        2,
+        "Maximum number of exports that wait for their push. With more, the oldest is given up, "
+        "so that exports do not fill the disk while the hub is down.",
+        at_least=1,
     )
 
 
@@ -833,77 +1141,98 @@ class TrainConfig:
 class EvalConfig:
     """Evaluation on held-out problems, during a run and by `jzero.evaluate`."""
 
-    problems: int = setting(512, "Held-out problems of the task.")
-    samples: int = setting(4, "Samples of each problem (avg@k). 0: greedy decoding alone.")
+    problems: int = setting(512, "Number of held-out problems of the task. 0: none.")
+    samples: int = setting(4, "Samples of each problem (avg@k). 0: only greedy decoding.")
     temperature: float = setting(
         0.0, "Sampling temperature of eval.samples. 0: rollout.temperature."
     )
-    top_p: float = setting(0.0, "The same for top_p. 0: rollout.top_p.", at_most=1)
+    top_p: float = setting(0.0, "The top_p of eval.samples. 0: rollout.top_p.", at_most=1)
     max_new_tokens: int = setting(
-        0, "Most tokens of a response in an evaluation. 0: rollout.max_new_tokens."
+        0, "Maximum tokens of a response in an evaluation. 0: rollout.max_new_tokens."
     )
     every: int = setting(
-        0, "RL steps between evaluations, besides those before and after the run. 0: none."
+        0,
+        "RL steps between evaluations, in addition to those before and after the run. 0: no "
+        "evaluations in between.",
     )
-    greedy: bool = setting(True, "Measures the accuracy of greedy decoding too.")
+    greedy: bool = setting(True, "Also measures the accuracy of greedy decoding.")
+
+    # Test sets and graders.
     suites: tuple[str, ...] = setting(
         (),
-        "Further test sets: keys of jzero.tasks.suites.SUITES, or name=path of a local set.",
+        "Additional test sets: keys of jzero.tasks.suites.SUITES, or name=path of a local set.",
     )
-    limit: int = setting(0, "Most problems of a suite. 0: all.")
+    limit: int = setting(0, "Maximum problems of a suite. 0: all.")
+    verifier: str = setting(
+        "",
+        "Grader of evaluations: a value of task.verifier. Empty: task.verifier. Sets with "
+        "problems that the verifier does not grade are graded by jzero (fast).",
+        choices=("", *VERIFIERS),
+    )
+    verifiers: tuple[str, ...] = setting(
+        (),
+        "Additional verifiers, values of task.verifier. Their accuracies are reported as "
+        "accuracy_by/<verifier>.",
+    )
+    rewards: bool = setting(
+        True,
+        "Calls task.reward.functions on the responses of evaluations, and reports their means "
+        "and the mean score. False: evaluations call only the task's grader. A function that "
+        "requires a column is not called on a set without the column.",
+    )
     save_responses: bool = setting(
         True,
-        "Writes every response of an evaluation in training to "
-        "evaluations/<step>/<suite>-<kind>.jsonl of the workdir.",
+        "Writes every response of evaluations during training to "
+        "evaluations/<step>/<suite>-<kind>.jsonl in the workdir.",
     )
 
     def longest_episode(self, rollout: RolloutConfig) -> int:
-        """Returns the number of tokens of the longest episode of an evaluation, with its prompt."""
+        """Returns the tokens of the longest episode of an evaluation, its prompt included."""
         max_new_tokens = self.max_new_tokens or rollout.max_new_tokens
         return dataclasses.replace(rollout, max_new_tokens=max_new_tokens).longest_episode
 
 
 @dataclass
 class MeshConfig:
-    """The training mesh. One axis may be -1 and then takes the devices that are left."""
+    """The training mesh. One axis may be -1, which stands for all remaining devices."""
 
-    data: int = setting(1, "Devices that hold copies of the parameters.", at_least=None)
-    fsdp: int = setting(-1, "Devices that the parameters are split over.", at_least=None)
-    tensor: int = setting(1, "Devices that heads and MLP are split over.", at_least=None)
+    data: int = setting(
+        1, "Number of devices with copies of the parameters (data parallelism).", at_least=None
+    )
+    fsdp: int = setting(
+        -1, "Number of devices that the parameters are sharded over (FSDP).", at_least=None
+    )
+    tensor: int = setting(
+        1,
+        "Number of devices that heads and MLPs are sharded over (tensor parallelism).",
+        at_least=None,
+    )
     context: int = setting(
         1,
-        "Devices that share the tokens of a row of the update: for long responses. It divides the "
-        "query heads of a device.",
+        "Number of devices that share the tokens of a row in the update (context parallelism), "
+        "for long responses. It divides the query heads of a device.",
         at_least=None,
     )
     decode_devices: int = setting(
         0,
-        "Devices of each host that decode while the others train; needs rollout.max_staleness "
-        "above 0. 0: all devices do both in turn.",
+        "Devices of each host that decode while the others train; requires "
+        "rollout.max_staleness above 0. 0: all devices alternate between both.",
     )
 
 
 @dataclass
 class MemoryConfig:
-    """What a run may take of its devices' memory, and when it is refused or stopped."""
+    """The memory check before a run, and the memory of a device."""
 
     check: bool = setting(
         True,
-        "Refuses a run that needs more memory than its devices have, by the planner's arithmetic, "
-        "before anything is downloaded.",
+        "Refuses a run that needs more memory than its devices or its host have, by the "
+        "planner's estimate, before anything is downloaded.",
     )
     device_gib: float = setting(
         0.0,
-        "Memory of a device in GiB. 0: what the device reports, and no limit on a CPU.",
-    )
-    max_growth: float = setting(
-        0.2,
-        "Share by which the arrays on a device may be more than after the second step. A run that "
-        "is above it, and grows in each of growth_steps steps, stops with a checkpoint. 0: it may "
-        "grow. A growth of less than 16 MiB is always allowed.",
-    )
-    growth_steps: int = setting(
-        5, "Steps in a row in which the arrays grow before max_growth stops the run.", at_least=1
+        "Memory of a device in GiB. 0: the memory that the device reports; CPU devices share "
+        "the memory of the machine.",
     )
 
 
@@ -911,7 +1240,9 @@ class MemoryConfig:
 class Config:
     """All settings of a run."""
 
-    name: str = setting("", "Name of the preset. It appears in the log and names the workdir.")
+    name: str = setting(
+        "", "Name of the preset, which appears in the log and in the name of the workdir."
+    )
     model: ModelConfig = field(default_factory=ModelConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
@@ -923,17 +1254,48 @@ class Config:
     sft: SftConfig = field(default_factory=SftConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    hub: HubConfig = field(default_factory=HubConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
+
+    @property
+    def critic_optimizer(self) -> OptimizerConfig:
+        """Returns the critic's optimizer: the policy's, with the learning rate `critic.lr`."""
+        return dataclasses.replace(self.optimizer, lr=self.critic.lr)
+
+
+# Removed flags of earlier recipes and documentation, with the advice for an error message.
+REPLACED = {
+    "train.pack_length": "set train.pack",
+    "train.pack_buckets": "set train.pack",
+    "train.pack_lengths": "set train.pack",
+    "critic.optimizer.lr": "set critic.lr",
+    "memory.max_growth": "every run has this check",
+    "memory.growth_steps": "every run has this check",
+    "model.adapter.init": "every adapter begins as it was",
+    **{
+        f"task.reward.{name}": f"write it as an argument in task.reward.functions={function}"
+        for name, function in (
+            ("repetition_max", "repetition_penalty(most=-1.0)"),
+            ("cosine_length", "cosine(length=1000)"),
+            ("overlong_length", "soft_overlong(length=16384)"),
+        )
+    },
+    "train.wandb_entity": "set the environment variable WANDB_ENTITY",
+    "train.wandb_group": "set the environment variable WANDB_RUN_GROUP",
+    "train.wandb_name": "set the environment variable WANDB_NAME",
+}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a config: its dotted name ("rollout.group_size"), its value and its rules."""
+    """One setting of a config with its dotted name, such as "rollout.group_size"."""
 
     name: str
     value: object
     rules: Rules
+    kind: type  # bool, int, float, str or tuple
+    item_kind: type | None = None  # type of a tuple's items: str, int or float
 
 
 def list_settings(config: Config) -> list[Setting]:
@@ -941,21 +1303,71 @@ def list_settings(config: Config) -> list[Setting]:
     return list(walk(config, ""))
 
 
+def unknown_names(names: Iterable[str]) -> str:
+    """Returns a message on the dotted names that are not settings, with the closest settings.
+
+    Returns "no field rollout.group_sise; did you mean rollout.group_size?", or "" if all names are
+    settings.
+    """
+    settings = [setting.name for setting in list_settings(Config())]
+    mistakes = []
+    for name in sorted(set(names) - set(settings)):
+        similar = ", ".join(difflib.get_close_matches(name, settings))
+        advice = f"did you mean {similar}?" if similar else "--help lists them"
+        # A removed setting has better advice than the settings with similar names.
+        advice = REPLACED.get(name, advice)
+        mistakes.append(f"no field {name}; {advice}")
+    return "; ".join(mistakes)
+
+
 def walk(part: object, prefix: str) -> Iterator[Setting]:
     """Yields the settings of a config or section; their names begin with `prefix`."""
     assert dataclasses.is_dataclass(part), f"{part=}"
+    kinds = kinds_of(type(part))
     for item in dataclasses.fields(part):
         name = prefix + item.name
         value = getattr(part, item.name)
         if dataclasses.is_dataclass(value):
             yield from walk(value, f"{name}.")
         else:
-            yield Setting(name, value, with_table_keys(name, rules_of(item)))
+            rules = with_table_keys(name, rules_of(item))
+            yield Setting(name, value, rules, *kinds[item.name])
+
+
+def read_section(section: type[Section], values: Mapping[str, Any]) -> Section:
+    """Builds a section from its fields in JSON, where a section is an object and a tuple a list.
+
+    The values are not checked: this process, or the process that started it, has validated them.
+    """
+    arguments = {}
+    for name, (kind, _) in kinds_of(section).items():
+        value = values[name]
+        if dataclasses.is_dataclass(kind):
+            value = read_section(kind, value)
+        elif kind is tuple:
+            value = tuple(value)
+        arguments[name] = value
+    return section(**arguments)
+
+
+@functools.cache
+def kinds_of(section: type) -> dict[str, tuple[type, type | None]]:
+    """Returns the type of every field of a section, and the type of a tuple's items."""
+    kinds = {}
+    for name, hint in typing.get_type_hints(section).items():
+        items = typing.get_args(hint)
+        kinds[name] = (typing.get_origin(hint) or hint, items[0] if items else None)
+    return kinds
 
 
 def with_table_keys(name: str, rules: Rules) -> Rules:
-    """Adds to the choices of an algorithm's part the keys of the table that the part comes from."""
-    table = algorithms.TABLES.get(name.removeprefix("algorithm."))
-    if table is None or not name.startswith("algorithm."):
+    """Adds the keys of the algorithm tables to the choices of the settings that name a key."""
+    if not name.startswith("algorithm."):
         return rules
+    from jzero.algorithms.tables import TABLES  # loads jax, which grader processes do without
+
+    table = TABLES.get(name.removeprefix("algorithm."))
+    if table is None:
+        return rules
+    # The field itself lists only the choices outside of the table, such as "".
     return dataclasses.replace(rules, choices=(*rules.choices, *table))

@@ -4,10 +4,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 
-from pydantic import TypeAdapter
-
-from jzero.config.renamed import check_renamed
-from jzero.config.schema import Config, list_settings
+from jzero.config.schema import Config, unknown_names
 from jzero.errors import UserError
 
 
@@ -17,10 +14,10 @@ def to_json(config: Config) -> str:
 
 
 def from_json(text: str, source: str) -> Config:
-    """Returns the config that `to_json` wrote; a setting that the text lacks has its default.
+    """Parses the text of a run's config.json. Settings that the text lacks have their defaults.
 
-    Raises a UserError, with `source` as the name of the file, if a setting is unknown, has an old
-    name, or has a value of the wrong type.
+    Raises a UserError, with `source` as the name of the file, if a setting is unknown or has a
+    value of the wrong type.
     """
     try:
         values = json.loads(text)
@@ -28,14 +25,14 @@ def from_json(text: str, source: str) -> Config:
         raise UserError(f"{source} is no JSON: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{source} is no config: it holds no JSON object")
-    settings = flatten(values)
-    check_renamed(settings, source)
-    known = {setting.name for setting in list_settings(Config())}
-    if unknown := sorted(settings.keys() - known):
+    # pydantic would ignore unknown settings.
+    if mistakes := unknown_names(flatten(values)):
         raise UserError(
-            f"{source} has settings that this version of jzero does not know: "
-            f"{', '.join(unknown)}. Use the version that wrote the file, or remove them"
+            f"{source} has settings that this version of jzero does not have: {mistakes}. "
+            "Use the version that wrote the file, or remove them"
         )
+    from pydantic import TypeAdapter  # not at the top: it takes a tenth of a second
+
     try:
         return TypeAdapter(Config).validate_json(text)
     except ValueError as error:

@@ -1,10 +1,10 @@
-"""Teachers of on-policy distillation: they score the tokens that the policy has sampled.
+"""Teachers of on-policy distillation: they score the tokens that the policy sampled.
 
-    teacher = make_teacher(config, base, trainer)       # what config.teacher describes
+    teacher = make_teacher(config, base, trainer)       # built from config.teacher
     scores = teacher.score(state, reference, minibatches, sequences)
 
-`in_process.py` has the teachers that are models on the training mesh: another model, an adapter, or
-the policy itself behind another prompt (`prompts.py`). `server.py` asks an OpenAI-compatible
-server. `jzero.algorithms.distillation` makes advantages of the scores. docs/distillation.md tells
-how all of it is used.
+`in_process.py` has teachers on the training mesh: another model, an adapter, or the policy itself
+with another prompt (`prompts.py`). `server.py` has teachers on an OpenAI-compatible server.
+`jzero.algorithms.distillation` converts the scores to advantages. docs/algorithms.md is the user
+guide.
 """

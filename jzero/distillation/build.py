@@ -1,7 +1,7 @@
-"""Makes the teacher that `config.teacher` describes, and refuses one that cannot teach the policy.
+"""Builds the teacher of `config.teacher`, and checks that it fits the policy.
 
-    check_teacher(config, base, mesh)               # before anything takes time: reads no weights
-    teacher = make_teacher(config, base, trainer)   # once there is a policy
+    check_teacher(config, base, mesh)               # fast and early: reads no weights
+    teacher = make_teacher(config, base, trainer)   # after the policy is built
 
 Every process of a run calls both.
 """
@@ -36,7 +36,7 @@ from jzero.types import State
 
 
 def make_teacher(config: Config, base: BaseModel, trainer: Trainer) -> Teacher | None:
-    """Returns the teacher of a run, None if its algorithm needs none.
+    """Returns the teacher of a run, or None if the algorithm uses no teacher.
 
     Loads the weights of kind=model onto the mesh of the trainer. Raises UserError if they cannot be
     read.
@@ -60,7 +60,7 @@ def make_teacher(config: Config, base: BaseModel, trainer: Trainer) -> Teacher |
 
 
 def make_prompts(config: Config, tok: PreTrainedTokenizerFast) -> TeacherPrompts | None:
-    """Returns what makes the teacher's own prompts; None if it reads the policy's."""
+    """Returns the builder of the teacher's prompts, or None if it reads the policy's prompts."""
     if not config.teacher.prompt:
         return None
     template = read_template(config.teacher.prompt)
@@ -68,24 +68,24 @@ def make_prompts(config: Config, tok: PreTrainedTokenizerFast) -> TeacherPrompts
 
 
 def describe_teacher(config: Config) -> str:
-    """Returns a phrase that says who the teacher is, with its path or address."""
+    """Returns a short description of the teacher, with its path or address."""
     teacher = config.teacher
-    who = {
+    description = {
         "model": teacher.path or config.model.path,
         "policy": "the policy itself",
         "reference": "the reference policy",
         "server": f"{teacher.model or 'the model'} at {teacher.url}",
     }[teacher.kind]
     if teacher.adapter:
-        who += f" with the adapter {teacher.adapter}"
-    return f"{who} behind another prompt" if teacher.prompt else who
+        description += f" with the adapter {teacher.adapter}"
+    return f"{description} behind another prompt" if teacher.prompt else description
 
 
 # -- weights ---------------------------------------------------------------------------------------
 
 
 def weights_of_policy(policy: Learner) -> Weights:
-    """Returns a function that returns the policy's own parameters."""
+    """Returns a function that returns the policy's parameters."""
 
     def weights(state: State, reference: qwen.Params | None) -> qwen.Params:
         return policy.weights(state)
@@ -111,11 +111,11 @@ def constant_weights(params: qwen.Params) -> Weights:
 def model_weights(config: Config, base: BaseModel, policy: Learner) -> tuple[Learner, Weights]:
     """Returns the learner of kind=model, and a function that returns its parameters.
 
-    An adapter on the frozen base of the policy shares the arrays of that base.
+    A teacher that is an adapter on the policy's frozen base shares the arrays of the base.
     """
     directory = teacher_directory(config)
     model, _ = huggingface.load_config(directory)
-    # A teacher of the policy's shape runs the policy's own program.
+    # A teacher with the policy's architecture runs the policy's compiled program.
     learner = policy if model == policy.model else teacher_learner(model, config, policy.mesh)
 
     if not config.teacher.adapter:
@@ -123,27 +123,28 @@ def model_weights(config: Config, base: BaseModel, policy: Learner) -> tuple[Lea
 
     adapter, settings = load_adapter(config.teacher.adapter, learner)
     if not shares_base(config):
+        # Another model than the policy's base: freeze it and join it with the adapter once.
         params = load_teacher(directory, learner)
         frozen = freeze(params, model, learner.mesh, learner.compute.dtype)
         return learner, constant_weights(adapters.join(frozen, adapter, settings.scale))
 
-    def weights_on_the_policys_base(state: State, reference: qwen.Params | None) -> qwen.Params:
+    def weights_on_policy_base(state: State, reference: qwen.Params | None) -> qwen.Params:
         return adapters.join(state.base, adapter, settings.scale)
 
-    return learner, weights_on_the_policys_base
+    return learner, weights_on_policy_base
 
 
 def shares_base(config: Config) -> bool:
     """Returns whether the teacher is an adapter on the frozen base of the policy."""
     teacher = config.teacher
-    is_same_model = teacher.path in ("", config.model.path)
+    is_same_model = teacher.path in ("", config.model.source)
     is_frozen = bool(config.model.adapter.rank) and not config.warm_start.steps
     return bool(teacher.adapter) and is_same_model and is_frozen
 
 
 def teacher_directory(config: Config) -> Path:
-    """Returns the directory of the teacher's model, which is downloaded if it is on the hub."""
-    path = config.teacher.path or config.model.path
+    """Returns the directory of the teacher's model. Downloads a model from the hub."""
+    path = config.teacher.path or config.model.source
     try:
         return huggingface.resolve(path)
     except UserError as error:
@@ -154,15 +155,16 @@ def teacher_directory(config: Config) -> Path:
 
 
 def check_teacher(config: Config, base: BaseModel, mesh: Mesh) -> None:
-    """Raises UserError if the teacher cannot be reached, or cannot teach this policy.
+    """Raises UserError if the teacher cannot be reached, or does not fit the policy.
 
-    No weights are read. Says who the teacher is.
+    Reads no weights. Prints a description of the teacher.
     """
     if not algorithms.needs_teacher(config.algorithm):
         return
-    make_prompts(config, base.tokenizer)
+    make_prompts(config, base.tokenizer)  # raises UserError if the template cannot be read
     processes.print_once(f"teacher: {describe_teacher(config)}")
     kind = config.teacher.kind
+    # Of a server only the tokens can be compared.
     if kind == "server":
         check_tokens(ScoringClient(config.teacher), base.tokenizer)
         return
@@ -175,15 +177,13 @@ def check_teacher(config: Config, base: BaseModel, mesh: Mesh) -> None:
         if config.teacher.adapter:
             peft.read_settings(peft.resolve(config.teacher.adapter), model)
     check_length(config, hf_config.get(POSITIONS))
-    own_row_shapes(config, mesh)  # of rows that train.microbatch_tokens may not hold
+    own_row_shapes(config, mesh)  # raises UserError if a row exceeds train.microbatch_tokens
 
 
 def check_vocabulary(directory: Path, model: qwen.QwenConfig, base: BaseModel) -> None:
-    """Raises UserError if the teacher in `directory` has other tokens than the policy.
-
-    Models of one family pad their vocabularies differently, so the tokenizers are compared, and not
-    the sizes.
-    """
+    """Raises UserError if the teacher in `directory` has other tokens than the policy."""
+    # Models of one family pad their vocabularies differently, so tokenizers are compared instead of
+    # vocabulary sizes.
     try:
         tok = tokenizer.load(str(directory))
     except UserError as error:
@@ -192,21 +192,21 @@ def check_vocabulary(directory: Path, model: qwen.QwenConfig, base: BaseModel) -
     if model.vocab_size < base.model.vocab_size:
         raise UserError(
             f"teacher.path={directory} has a vocabulary of {model.vocab_size}, the policy one of "
-            f"{base.model.vocab_size}: a teacher has to know every token of the policy"
+            f"{base.model.vocab_size}: a teacher needs every token of the policy"
         )
 
 
 def check_tokenizer(
     name: str, teacher: PreTrainedTokenizerFast, policy: PreTrainedTokenizerFast
 ) -> None:
-    """Raises UserError if a token of the policy is another one, or none, of the teacher."""
-    known = teacher.get_vocab()
+    """Raises UserError if a token of the policy has another id, or none, in the teacher."""
+    vocabulary = teacher.get_vocab()
     for token, number in sorted(policy.get_vocab().items(), key=lambda item: item[1]):
-        if known.get(token) != number:
-            there = f"has the id {known[token]}" if token in known else "does not exist"
+        if vocabulary.get(token) != number:
+            fact = f"has the id {vocabulary[token]}" if token in vocabulary else "does not exist"
             raise UserError(
                 f"teacher.path={name} has another vocabulary than the policy: token {token!r}, "
-                f"{number} of the policy, {there} there; a teacher needs the policy's tokenizer"
+                f"{number} of the policy, {fact} there; a teacher needs the policy's tokenizer"
             )
 
 
@@ -221,16 +221,17 @@ def check_heads(config: Config, model: qwen.QwenConfig, mesh: Mesh) -> None:
 
 
 def check_length(config: Config, positions: int | None) -> None:
-    """Raises UserError if the teacher may have to read more tokens than it has positions.
+    """Raises UserError if the longest possible input of the teacher exceeds its positions.
 
-    `positions` is max_position_embeddings of its model, None where it does not say.
+    `positions` is max_position_embeddings of the teacher's model, or None if it is not specified.
     """
+    # With teacher.prompt the teacher's prompts have another maximum length than the policy's.
     prompt_tokens = config.rollout.max_prompt_tokens
     if config.teacher.prompt:
         prompt_tokens = max_prompt_tokens(config)
     longest = prompt_tokens + config.rollout.longest_continuation
     if positions is not None and longest > positions:
         raise UserError(
-            f"the teacher may have to read {longest} tokens, and its model has "
+            f"the teacher's inputs have up to {longest} tokens, but its model has "
             f"{POSITIONS}={positions}: lower teacher.max_prompt_tokens or rollout.max_new_tokens"
         )

@@ -1,13 +1,13 @@
-"""Teachers that are models on the training mesh, split over it as the policy is.
+"""Teachers that are models on the training mesh, with the policy's sharding.
 
     kind=model       the model at teacher.path, with the adapter at teacher.adapter, frozen and in
-                     the type of the computation
-    kind=policy      the policy's own weights before the step's update
+                     model.dtype
+    kind=policy      the policy's weights before the step's update
     kind=reference   the weights of the reference policy
 
-A teacher runs the score program of training, like the reference policy, at the temperature of the
-rollouts. Without a prompt of its own it reads the rows that the update trains on; with one, rows
-that are packed in the same way from its own prompts. It has no gradient and no optimizer.
+A teacher runs training's score program, like the reference policy, at the temperature of the
+rollouts. By default it reads the rows of the update. With teacher.prompt it reads rows that are
+packed in the same way from the teacher's prompts. It has no gradient and no optimizer.
 """
 
 import itertools
@@ -36,7 +36,7 @@ from jzero.types import Rollout, State
 
 Item = TypeVar("Item")
 
-# (the policy's State, the reference policy or None) -> parameters of a whole model
+# (the policy's State, the reference policy or None) -> parameters of a full model
 Weights = Callable[[State, qwen.Params | None], qwen.Params]
 
 
@@ -47,8 +47,8 @@ class ModelTeacher:
     trainer: Trainer
     learner: Learner  # its program `score` computes the log-probs
     weights: Weights
-    prompts: TeacherPrompts | None = None  # None: it reads the policy's prompts
-    own_rows: RowShapes | None = None  # of the rows with its own prompts
+    prompts: TeacherPrompts | None = None  # None: the teacher reads the policy's prompts
+    own_rows: RowShapes | None = None  # shapes of the rows with the teacher's prompts
 
     def score(
         self,
@@ -58,6 +58,7 @@ class ModelTeacher:
         sequences: Sequence[Rollout],
     ) -> TeacherScores:
         """Returns the log-probs of the sampled tokens of all packed sequences."""
+        # All scores are computed with the weights before the step's first optimizer step.
         params = self.weights(state, reference)
         scores = TeacherScores(
             logps=[np.zeros(len(sequence.tokens), np.float32) for sequence in sequences],
@@ -65,53 +66,54 @@ class ModelTeacher:
         )
         for minibatch in minibatches:
             if self.prompts is None:
-                self._score_rows_of_the_update(params, minibatch, scores)
+                self._score_update_rows(params, minibatch, scores)
             else:
-                self._score_own_rows(params, minibatch, sequences, scores)
+                self._score_prompted_rows(params, minibatch, sequences, scores)
         return scores
 
-    def _score_rows_of_the_update(
+    def _score_update_rows(
         self, params: qwen.Params, minibatch: Minibatch, scores: TeacherScores
     ) -> None:
-        """Scores the rows that lie on the mesh already."""
+        # The update's rows are already on the mesh.
         rows = self.learner.score(params, minibatch.batches, minibatch.counts, self.trainer.layouts)
         chosen = [scores.logps[index] for index in minibatch.chosen]
         for packed, values in zip(minibatch.packed, rows, strict=True):
             packed.from_rows(collectives.fetch_global(values), chosen)
         scores.is_scored[minibatch.chosen] = True
 
-    def _score_own_rows(
+    def _score_prompted_rows(
         self,
         params: qwen.Params,
         minibatch: Minibatch,
         sequences: Sequence[Rollout],
         scores: TeacherScores,
     ) -> None:
-        """Packs the sequences of a minibatch behind the teacher's prompts, and scores them."""
+        """Packs the sequences of a minibatch with the teacher's prompts, and scores them."""
         assert self.prompts is not None, "the teacher has no prompts of its own"
         assert self.own_rows is not None, "a teacher with prompts has rows of its own"
-        asked: list[int] = []
+        indices: list[int] = []
         texts: list[TrainingSequence] = []
         for index in minibatch.chosen:
-            found = self.prompts.sequence_of(sequences[index])
-            if found is not None:
-                asked.append(index)
-                texts.append(scored_sequence(*found))
-        if not asked:
+            prompted = self.prompts.sequence_of(sequences[index])
+            if prompted is not None:
+                indices.append(index)
+                texts.append(scored_sequence(*prompted))
+        if not indices:
             return
 
-        groups = group_by([sequences[index].problem.id for index in asked], texts)
+        # Sequences of one problem have the same prompt and can share it in a row.
+        groups = group_by([sequences[index].problem.id for index in indices], texts)
         packed = pack(groups, *self.own_rows)
         batches, counts = self.learner.put([only_scored(part) for part in packed])
         rows = self.learner.score(params, batches, counts, self.own_rows.layouts)
         logps = [np.zeros(len(text.tokens), np.float32) for text in texts]
         for part, values in zip(packed, rows, strict=True):
             part.from_rows(collectives.fetch_global(values), logps)
-        # What the teacher has read has another prompt, and the same tokens behind it.
-        for index, text, values in zip(asked, texts, logps, strict=True):
+        # The teacher's sequence has another prompt, followed by the same tokens.
+        for index, text, values in zip(indices, texts, logps, strict=True):
             prompt_length = sequences[index].prompt_length
             scores.logps[index][prompt_length:] = values[text.prompt_length :]
-        scores.is_scored[asked] = True
+        scores.is_scored[indices] = True
 
 
 def only_scored(packed: PackedBatch) -> PackedBatch:
@@ -121,7 +123,7 @@ def only_scored(packed: PackedBatch) -> PackedBatch:
 
 
 def group_by(keys: Sequence[str], items: Sequence[Item]) -> list[list[Item]]:
-    """Returns the items in groups: neighbors with the same key share one."""
+    """Groups neighboring items with the same key."""
     pairs = zip(keys, items, strict=True)
     return [
         [item for _, item in group] for _, group in itertools.groupby(pairs, operator.itemgetter(0))
@@ -129,7 +131,7 @@ def group_by(keys: Sequence[str], items: Sequence[Item]) -> list[list[Item]]:
 
 
 def scored_sequence(tokens: np.ndarray, prompt_length: int) -> TrainingSequence:
-    """Returns a sequence for packing that is only scored: it has neither weights nor log-probs."""
+    """Returns a sequence for packing and scoring, with weights and sampler log-probs of 0."""
     zeros = np.zeros(len(tokens), np.float32)
     return TrainingSequence(tokens, prompt_length, weights=zeros, logps=zeros)
 
@@ -138,21 +140,19 @@ def scored_sequence(tokens: np.ndarray, prompt_length: int) -> TrainingSequence:
 
 
 def teacher_learner(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Learner:
-    """Returns the learner whose score program a teacher of shape `model` runs.
-
-    The adapter of the policy is not the teacher's: what a learner trains is not used here.
-    """
+    """Returns a learner to run the score program of a teacher with architecture `model`."""
+    # The teacher is not trained, so the learner needs no adapter: the config's is the policy's.
     plain = replace(config, model=replace(config.model, adapter=AdapterConfig()))
     return policy_learner(model, plain, mesh)
 
 
 def max_prompt_tokens(config: Config) -> int:
-    """Returns the most tokens of a prompt of the teacher's own."""
+    """Returns the maximum number of tokens of a teacher's prompt."""
     return config.teacher.max_prompt_tokens or 2 * config.rollout.max_prompt_tokens
 
 
 def own_row_shapes(config: Config, mesh: Mesh) -> RowShapes | None:
-    """Returns the shapes of rows with prompts of the teacher's own; None if it has none."""
+    """Returns the shapes of rows with the teacher's prompts, or None without teacher.prompt."""
     if not config.teacher.prompt:
         return None
     return row_shapes(config, mesh, max_prompt_tokens(config))
@@ -162,16 +162,16 @@ def own_row_shapes(config: Config, mesh: Mesh) -> RowShapes | None:
 
 
 def load_teacher(directory: Path, learner: Learner) -> qwen.Params:
-    """Returns the model in `directory`, in the type of the computation, split as the policy is."""
+    """Returns the model in `directory`, in model.dtype and with the policy's sharding."""
     return huggingface.load(
         directory, learner.model, learner.model_shardings, learner.compute.dtype
     )
 
 
 def load_adapter(path: str, learner: Learner) -> tuple[qwen.Params, AdapterConfig]:
-    """Returns the adapter at `path`, split as an adapter of the policy is, and its settings.
+    """Returns the adapter at `path`, with the sharding of a policy's adapter, and its settings.
 
-    Raises UserError if it is none of the learner's model.
+    Raises UserError if the adapter does not fit the learner's model.
     """
     directory = peft.resolve(path)
     settings = peft.read_settings(directory, learner.model)
@@ -180,7 +180,7 @@ def load_adapter(path: str, learner: Learner) -> tuple[qwen.Params, AdapterConfi
 
 
 def abstract_teacher(learner: Learner) -> qwen.Params:
-    """Returns the shapes, types and shardings of what `load_teacher` returns."""
+    """Returns the shapes, dtypes and shardings of a teacher that `load_teacher` returns."""
 
     def place(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
         return leaf.update(dtype=jnp.dtype(learner.compute.dtype), sharding=sharding)
@@ -189,7 +189,7 @@ def abstract_teacher(learner: Learner) -> qwen.Params:
 
 
 def abstract_adapted(base: qwen.Params, path: str, learner: Learner) -> qwen.Params:
-    """Returns the shapes of the adapter at `path` on a base. Reads the adapter's settings."""
+    """Returns the shapes of a base with the adapter at `path`; reads only its settings."""
     settings = peft.read_settings(peft.resolve(path), learner.model)
 
     def place(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:

@@ -1,8 +1,9 @@
-"""The prompt that a teacher reads in place of the policy's: `teacher.prompt`, filled in.
+"""The teacher's prompt, which replaces the policy's: the template `teacher.prompt`, filled in.
 
-It may tell the teacher what the policy has to find out, such as the answer. The values are {prompt}
-(the text of the policy's prompt, or of the last message of a chat), {gold} (what the grader
-compares a response with) and, where the gold answer is an object, its fields by name.
+The prompt can give the teacher information that the policy lacks, such as the answer. The names in
+the template are {prompt} (the text of the policy's prompt, or of the last message of a chat),
+{gold} (the grader's reference answer) and, if the gold answer is an object, the names of its
+fields.
 """
 
 import json
@@ -14,40 +15,42 @@ from pathlib import Path
 import numpy as np
 
 from jzero.errors import UserError
+from jzero.files import is_file
 from jzero.model import tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.tasks import template_files
 from jzero.types import JsonValue, Problem, Prompt, Rollout
 
 NAME_IN_BRACES = re.compile(r"\{[A-Za-z_]+\}")
-SHOWN_CHARACTERS = 60  # of a prompt in a message
+SHOWN_CHARACTERS = 60  # maximum characters of a prompt in an error message
 
 
 @dataclass(frozen=True)
 class TeacherPrompts:
-    """Makes the token ids that a teacher reads of those that the policy has read and sampled."""
+    """Converts rollouts to the token ids that a teacher reads."""
 
     template: str  # the text of teacher.prompt
-    max_tokens: int  # of a prompt
+    max_tokens: int  # maximum tokens of a prompt
     tokenizer: PreTrainedTokenizerFast
-    # The prompts of problems, by the problem's id. A group has one prompt, and steps may repeat it.
-    known: dict[str, np.ndarray] = field(default_factory=dict)
+    # A cache of prompts by problem id: a group has one prompt, and later steps can repeat it.
+    cache: dict[str, np.ndarray] = field(default_factory=dict)
 
     def tokens_of(self, problem: Problem) -> np.ndarray:
-        """Returns the token ids of the prompt that the teacher reads for a problem, i32[P].
+        """Returns the token ids of the teacher's prompt for a problem, i32[P].
 
-        Raises UserError if the template has a name that the problem has no value for.
+        Raises UserError if the template has a name without a value in the problem.
         """
-        if problem.id not in self.known:
+        if problem.id not in self.cache:
             prompt = fill_prompt(self.template, problem)
             text = tokenizer.render(self.tokenizer, prompt)
-            self.known[problem.id] = np.array(tokenizer.encode(self.tokenizer, text), np.int32)
-        return self.known[problem.id]
+            self.cache[problem.id] = np.array(tokenizer.encode(self.tokenizer, text), np.int32)
+        return self.cache[problem.id]
 
     def sequence_of(self, rollout: Rollout) -> tuple[np.ndarray, int] | None:
         """Returns the token ids that the teacher reads, i32[T], and the length of its prompt.
 
-        What follows the prompt is the rollout's own. None: the prompt is longer than `max_tokens`.
+        The rollout's tokens follow the prompt. Returns None if the prompt is longer than
+        `max_tokens`.
         """
         prompt = self.tokens_of(rollout.problem)
         if len(prompt) > self.max_tokens:
@@ -57,14 +60,14 @@ class TeacherPrompts:
 
 
 def read_template(prompt: str) -> str:
-    """Returns the text of `teacher.prompt`: the setting itself, or that of the file it names.
+    """Returns the template of `teacher.prompt`: the setting, or the text of the file at its path.
 
-    Raises UserError if it is neither text with a name in braces nor a file of such text.
+    Raises UserError if the setting is neither text with a name in braces nor a file of such text.
     """
     if NAME_IN_BRACES.search(prompt):
         return prompt
     path = Path(prompt).expanduser()
-    if not path.is_file():
+    if not is_file(path):
         raise UserError(
             f"teacher.prompt={prompt[:SHOWN_CHARACTERS]} is no file and holds no {{prompt}}: "
             "write {prompt} where the question goes, and {gold} where the answer goes"
@@ -81,18 +84,19 @@ def read_template(prompt: str) -> str:
 
 
 def fill_prompt(template: str, problem: Problem) -> Prompt:
-    """Returns the prompt of a teacher: text, or the messages of a chat with another last message.
+    """Returns the teacher's prompt: text, or the messages of a chat with another last message.
 
-    Raises UserError if the template has a name that the problem has no value for.
+    Raises UserError if the template has a name without a value in the problem.
     """
+    # In a chat the template replaces only the last message.
     messages = problem.prompt if isinstance(problem.prompt, list) else []
     question = problem.prompt if isinstance(problem.prompt, str) else messages[-1]["content"]
     values = prompt_values(question, problem.gold)
     unknown = [name for name in NAME_IN_BRACES.findall(template) if name[1:-1] not in values]
     if unknown:
-        known = ", ".join(f"{{{name}}}" for name in values)
+        names = ", ".join(f"{{{name}}}" for name in values)
         raise UserError(
-            f"teacher.prompt has {unknown[0]}, and the problems of this task have {known}: "
+            f"teacher.prompt has {unknown[0]}, and the problems of this task have {names}: "
             "choose one of these"
         )
     text = template_files.fill_text(template, values)
@@ -102,12 +106,13 @@ def fill_prompt(template: str, problem: Problem) -> Prompt:
 
 
 def prompt_values(question: str, gold: JsonValue) -> Mapping[str, str]:
-    """Returns what the names in a teacher's prompt stand for."""
+    """Returns the values of the names in a teacher's prompt."""
+    # "prompt" and "gold" take precedence over fields of these names.
     fields = gold if isinstance(gold, dict) else {}
     values = {name: as_text(value) for name, value in fields.items()}
     return values | {"prompt": question, "gold": as_text(gold)}
 
 
 def as_text(value: JsonValue) -> str:
-    """Returns text as it is, and any other value as JSON."""
+    """Returns text unchanged, and any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,40 +1,35 @@
-"""A teacher behind an OpenAI-compatible API: token ids out, log-probs of the same tokens back.
+"""A teacher on an OpenAI-compatible server: sends token ids and receives their log-probs.
 
     client = ScoringClient(config.teacher)
     logps = client.score_all([token_ids, ...])      # f32[T] for each list of T ids
 
-Every request is a `POST <url>/completions` whose prompt is token ids, so that both sides mean the
-same tokens. There are two forms (`teacher.request`):
+Every request is a `POST <url>/completions` with token ids as prompt, so that client and server use
+the same tokens. There are two forms (`teacher.request`):
 
     echo             OpenAI: echo=true, logprobs=1. The reply's choices[0].logprobs.token_logprobs
-                     begins with those of the prompt.
+                     begins with the log-probs of the prompt.
     prompt_logprobs  vLLM: prompt_logprobs=0. The reply's choices[0].prompt_logprobs has
                      {"<id>": {"logprob": ...}} for every token.
 
-Both ask for one token behind the prompt (max_tokens=1), since not every server makes none. It is
-not read.
-A failure of the server or of the network is tried again; a refusal is not. What a server says is
-data: only numbers and the texts of tokens are read from it.
+Both request one token after the prompt (max_tokens=1), because some servers do not support 0. This
+token is ignored. `jzero.http` bounds and retries the requests. Only numbers, the texts of tokens
+and the names of models are read from a reply.
 """
 
-import http.client
-import json
-import math
 import os
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 
+from jzero import http
 from jzero.config import TeacherConfig
 from jzero.distillation.prompts import TeacherPrompts
 from jzero.distributed import collectives
-from jzero.errors import UserError, reason_of, shown
+from jzero.errors import UserError, shown
 from jzero.files import JsonObject
 from jzero.model import qwen, tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
@@ -42,25 +37,22 @@ from jzero.training.step import Minibatch
 from jzero.training.teacher import TeacherScores
 from jzero.types import JsonValue, Rollout, State
 
-# Statuses of a server that is busy or has failed, and may not fail the next time.
-TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504)
-MAX_REPLY_BYTES = 256 << 20
-MAX_ERROR_BYTES = 300  # of what a server says of a refusal
-LONGEST_WAIT = 60.0  # seconds between two tries
-NUM_PROBES = 32  # token ids whose texts are compared before the first step
-BEARER = "Bearer"
+MAX_BYTES_PER_TOKEN = 512  # in a reply; a token's text, log-probs and rank take 100 to 250
+# Servers return -9999 for the log of 0. Below this limit fp32 sums of losses and of their squares
+# can overflow. No softmax of fp32 logits comes close to the limit.
+LOWEST_LOGP = -1e4
+HIGHEST_LOGP = 1e-3  # rounding can put the log of a probability of 1 slightly above 0
+NUM_PROBES = 32  # number of token ids to compare as texts before the first step
 
-
-class TransientError(Exception):
-    """The server or the network failed, and the same request may succeed later."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What a server says of a prompt."""
+    """A server's log-probs for a prompt."""
 
     logps: np.ndarray  # f32[T] log-probability of every token; 0 for the first, which has none
-    texts: list[str]  # of the tokens, as the server shows them; "" where it does not
+    texts: list[str]  # the texts of the tokens in the server's reply; "" if missing
 
 
 # -- the client ------------------------------------------------------------------------------------
@@ -68,55 +60,65 @@ class Scored:
 
 @dataclass(frozen=True)
 class ScoringClient:
-    """Asks a server for the log-probs of token ids."""
+    """Requests the log-probs of token ids from a server."""
 
     settings: TeacherConfig
 
     @cached_property
-    def key(self) -> str:
-        """The API key; "" for none. Raises UserError if its variable is not set."""
+    def _client(self) -> http.Client:
+        """The HTTP client. Raises UserError if teacher.key_variable is not in the environment."""
         name = self.settings.key_variable
         if name and not os.environ.get(name):
             raise UserError(
                 f"teacher.key_variable={name} is not set in the environment: export {name}, or set "
                 "teacher.key_variable="
             )
-        return os.environ.get(name, "") if name else ""
+        return http.Client(
+            "teacher.url",
+            self.settings.url,
+            seconds=self.settings.seconds,
+            retries=self.settings.retries,
+            key=os.environ.get(name, "") if name else "",
+            key_variable=name,
+        )
 
     @cached_property
     def model(self) -> str:
-        """The name of the model: teacher.model, or that of the only model that the server has."""
+        """The name of the model: teacher.model, or the name of the server's only model."""
+        # Without teacher.model the server must have exactly one model.
         if self.settings.model:
             return self.settings.model
-        listed = self._ask("models", None).get("data")
-        models = listed if isinstance(listed, list) else []
-        names = [str(entry.get("id")) for entry in models if isinstance(entry, dict)]
+        names = self._ask("models", None, read_model_names, http.MAX_REPLY_BYTES)
         if len(names) != 1:
             raise UserError(
-                f"teacher.url={self.settings.url} has the models {', '.join(names) or '(none)'}: "
-                "set teacher.model to one of them"
+                f"teacher.url={self.settings.url} has the models "
+                f"{shown(', '.join(names) or '(none)')}: set teacher.model to one of them"
             )
         return names[0]
 
     def score_all(self, prompts: Sequence[Sequence[int]]) -> list[np.ndarray]:
         """Returns f32[T] for each prompt: the log-prob of every token, 0 for the first.
 
-        Raises UserError if the server refuses a prompt, or fails after all tries.
+        Raises UserError if the server rejects a prompt, or if all tries of a request fail.
         """
         if not prompts:
             return []
-        _ = self.model, self.key  # asked once, and not by every thread
+        _ = self.model  # cached here, so that the threads do not request it
         executor = ThreadPoolExecutor(self.settings.concurrency)
         try:
             return [scored.logps for scored in executor.map(self.score, prompts)]
+        except BaseException:
+            # The run ends without waiting for requests in flight or their retries.
+            self.__dict__.pop("_client").close()
+            raise
         finally:
-            # After a failure, requests that have not been sent are not sent any more.
             executor.shutdown(cancel_futures=True)
 
     def score(self, tokens: Sequence[int]) -> Scored:
-        """Returns what the server says of one prompt. Raises UserError as `score_all` does."""
+        """Returns the server's log-probs for one prompt. Raises UserError as `score_all` does."""
+        # JSON takes Python integers, not NumPy's.
         ids = [int(token) for token in tokens]
-        if len(ids) < 2:  # nothing predicts a first token
+        if len(ids) < 2:  # the first token has no log-prob
             return Scored(np.zeros(len(ids), np.float32), [""] * len(ids))
         body: JsonObject = {
             "model": self.model,
@@ -126,131 +128,100 @@ class ScoringClient:
         }
         if self.settings.request == "echo":
             body |= {"echo": True, "logprobs": 1}
-            read = read_echo
+            read_choice = read_echo
         else:
             body |= {"prompt_logprobs": 0}
-            read = read_prompt_logprobs
-        reply = self._ask("completions", body)
+            read_choice = read_prompt_logprobs
+
+        def read(reply: JsonValue) -> Scored:
+            return read_choice(http.member(reply, ("choices", 0), dict), ids)
+
+        # 1 MiB for the parts of the reply that do not depend on the number of tokens.
+        return self._ask("completions", body, read, (1 << 20) + MAX_BYTES_PER_TOKEN * len(ids))
+
+    def _ask(
+        self,
+        path: str,
+        body: JsonObject | None,
+        read: Callable[[JsonValue], T],
+        max_bytes: int,
+    ) -> T:
+        """Sends a request and reads the reply. Every failure raises a UserError with advice."""
         try:
-            return read(first_choice(reply), ids)
-        except ValueError as error:
+            return self._client.ask(path, body, read, max_bytes=max_bytes)
+        except http.Refused as error:
             raise UserError(
-                f"teacher.url={self.settings.url} answers teacher.request={self.settings.request} "
-                f"without log-probs of the prompt ({error}): set teacher.request to what the "
-                "server has, or use another server"
+                f"{error}: see the settings teacher.url, teacher.model, teacher.request and "
+                "teacher.key_variable"
             ) from None
-
-    def _ask(self, path: str, body: JsonObject | None) -> JsonObject:
-        """Sends a request, again after a failure; returns the JSON object of the reply."""
-        tries = self.settings.retries + 1
-        reason = ""
-        for number in range(tries):
-            try:
-                return self._ask_once(path, body)
-            except TransientError as error:
-                reason = str(error)
-            if number + 1 < tries:
-                time.sleep(min(2.0**number, LONGEST_WAIT))
-        raise UserError(
-            f"teacher.url={self.settings.url} has not answered in {tries} tries ({reason}): see "
-            "that the server runs; the same command goes on from the last checkpoint"
-        )
-
-    def _ask_once(self, path: str, body: JsonObject | None) -> JsonObject:
-        url = f"{self.settings.url.rstrip('/')}/{path}"
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if self.key:
-            headers["Authorization"] = f"{BEARER} {self.key}"
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(url, data, headers)
-        try:
-            with urllib.request.urlopen(request, timeout=self.settings.seconds) as reply:
-                content = reply.read(MAX_REPLY_BYTES)
-        except urllib.error.HTTPError as error:
-            with error:
-                reason = f"status {error.code}: {in_one_line(error.read(MAX_ERROR_BYTES))}"
-            if error.code in TRANSIENT:
-                raise TransientError(reason) from None
+        except http.WrongReply as error:
             raise UserError(
-                f"teacher.url={self.settings.url} refuses a request ({reason}): see the settings "
-                "teacher.model, teacher.request and teacher.key_variable"
+                f"{error}: give the address of an OpenAI-compatible API, which usually ends with "
+                "/v1, and a request form that the server supports (it is "
+                f"teacher.request={self.settings.request})"
             ) from None
-        except (OSError, http.client.HTTPException) as error:  # no connection, or too slow
-            raise TransientError(reason_of(error)) from None
-        try:
-            value = json.loads(content)
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
+        except http.RemoteError as error:
             raise UserError(
-                f"teacher.url={self.settings.url} answers with no JSON object: it is no "
-                "OpenAI-compatible API; give its address, which mostly ends with /v1"
-            )
-        return value
-
-
-def in_one_line(content: bytes) -> str:
-    """Returns the text of a server as an error message quotes it."""
-    text = " ".join(content.decode(errors="replace").split())
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+                f"{error}: check that the server runs; the same command continues from the last "
+                "checkpoint"
+            ) from None
 
 
 # -- replies ---------------------------------------------------------------------------------------
 
 
-def first_choice(reply: JsonObject) -> JsonObject:
-    """Returns the first choice of a completion. Raises ValueError where there is none."""
-    choices = reply.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise ValueError("no choices")
-    return choices[0]
+def read_model_names(reply: JsonValue) -> list[str]:
+    """Returns the names in a list of models. Raises ValueError if the reply is malformed."""
+    models = http.member(reply, ("data",), list)
+    return [http.member(model, ("id",), str) for model in models]
 
 
 def read_echo(choice: JsonObject, tokens: Sequence[int]) -> Scored:
-    """Reads OpenAI's `logprobs` of an echoed prompt. Raises ValueError if they are not there.
+    """Reads OpenAI's `logprobs` of an echoed prompt. Raises ValueError if they are missing.
 
-    Numbers of tokens behind the prompt, which some servers make in any case, are left out.
+    Log-probs of sampled tokens after the prompt are left out.
     """
-    found = choice.get("logprobs")
-    logprobs = found if isinstance(found, dict) else {}
-    values = logprobs.get("token_logprobs")
-    if not isinstance(values, list) or len(values) < len(tokens):
-        count = len(values) if isinstance(values, list) else 0
-        raise ValueError(f"{count} log-probs of {len(tokens)} tokens")
-    texts = logprobs.get("tokens")
-    known = texts if isinstance(texts, list) and len(texts) >= len(tokens) else [""] * len(tokens)
-    return Scored(to_logps(values[: len(tokens)]), [str(text) for text in known[: len(tokens)]])
+    logprobs = http.optional_member(choice, ("logprobs",), dict, {})
+    values = http.optional_member(logprobs, ("token_logprobs",), list, [])
+    # There can be more values than tokens: some servers always sample tokens after the prompt.
+    if len(values) < len(tokens):
+        raise ValueError(f"{len(values)} log-probs of {len(tokens)} tokens")
+    texts = http.optional_member(logprobs, ("tokens",), list, [])
+    if len(texts) < len(tokens):
+        texts = [""] * len(tokens)
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("logprobs.tokens has a value that is no text")
+    return Scored(to_logps(values[: len(tokens)]), texts[: len(tokens)])
 
 
 def read_prompt_logprobs(choice: JsonObject, tokens: Sequence[int]) -> Scored:
     """Reads vLLM's `prompt_logprobs`. Raises ValueError if a token of the prompt has none."""
-    entries = choice.get("prompt_logprobs")
-    if not isinstance(entries, list) or len(entries) != len(tokens):
-        found = len(entries) if isinstance(entries, list) else 0
-        raise ValueError(f"{found} log-probs of {len(tokens)} tokens")
+    entries = http.optional_member(choice, ("prompt_logprobs",), list, [])
+    if len(entries) != len(tokens):
+        raise ValueError(f"{len(entries)} log-probs of {len(tokens)} tokens")
+    # The first token has no log-prob.
     values: list[JsonValue] = [None]
     texts = [""]
     for entry, token in zip(entries[1:], tokens[1:], strict=True):
-        found = entry.get(str(token)) if isinstance(entry, dict) else None
-        if not isinstance(found, dict):
+        scored = entry.get(str(token)) if isinstance(entry, dict) else None
+        if not isinstance(scored, dict):
             raise ValueError(f"none of token {token}")
-        values.append(found.get("logprob"))
-        texts.append(str(found.get("decoded_token") or ""))
+        values.append(scored.get("logprob"))
+        texts.append(http.optional_member(scored, ("decoded_token",), str, ""))
     return Scored(to_logps(values), texts)
 
 
 def to_logps(values: Sequence[JsonValue]) -> np.ndarray:
-    """Returns f32[T] of T log-probs, of which the first is not read.
+    """Converts T log-probs to f32[T]. The first one is ignored.
 
-    Raises ValueError if one of the others is no finite number of at most 0.
+    Raises ValueError if another one is not a number from LOWEST_LOGP to HIGHEST_LOGP.
     """
     logps = np.zeros(len(values), np.float32)
     for place, value in enumerate(values[1:], start=1):
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        # A rounding error may leave the log of a probability of 1 slightly above 0.
-        if not is_number or not math.isfinite(value) or value > 1e-3:
-            raise ValueError(f"log-prob {shown(value)} of token {place}")
-        logps[place] = value
+        try:
+            logps[place] = http.finite_number(value, LOWEST_LOGP, HIGHEST_LOGP)
+        except ValueError as error:
+            raise ValueError(f"log-prob of token {place}: {error}") from None
     return logps
 
 
@@ -259,10 +230,10 @@ def to_logps(values: Sequence[JsonValue]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ServerTeacher:
-    """A teacher that is asked over the network."""
+    """A teacher on a server."""
 
     client: ScoringClient
-    prompts: TeacherPrompts | None = None  # None: it reads the policy's prompts
+    prompts: TeacherPrompts | None = None  # None: the teacher reads the policy's prompts
 
     def score(
         self,
@@ -273,47 +244,49 @@ class ServerTeacher:
     ) -> TeacherScores:
         """Returns the log-probs of the sampled tokens of all packed sequences.
 
-        Every process asks for its share of them.
+        Every process requests its share of the sequences.
         """
         logps = [np.zeros(len(sequence.tokens), np.float32) for sequence in sequences]
         is_scored = np.zeros(len(sequences), bool)
-        asked: list[int] = []
+        indices: list[int] = []
         texts: list[np.ndarray] = []
         for index in sorted(index for minibatch in minibatches for index in minibatch.chosen):
             text = self._text_of(sequences[index])
             if text is not None:
-                asked.append(index)
+                indices.append(index)
                 texts.append(text)
-        for index, values in zip(asked, score_together(self.client, texts), strict=True):
+        for index, values in zip(indices, score_together(self.client, texts), strict=True):
+            # After either prompt the tokens are the same, so their log-probs align at the end.
             num_continued = sequences[index].response_length
             logps[index][-num_continued:] = values[-num_continued:]
             is_scored[index] = True
         return TeacherScores(logps, is_scored)
 
     def _text_of(self, sequence: Rollout) -> np.ndarray | None:
-        """Returns the token ids that the teacher reads; None if its prompt is too long."""
+        """Returns the token ids that the teacher reads, or None if its prompt is too long."""
         if self.prompts is None:
             return sequence.tokens
-        found = self.prompts.sequence_of(sequence)
-        return None if found is None else found[0]
+        prompted = self.prompts.sequence_of(sequence)
+        return None if prompted is None else prompted[0]
 
 
 def score_together(client: ScoringClient, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Returns f32[T] for each text; every process asks for its share, and gets all of them.
+    """Returns f32[T] for each text. Every process requests its share and returns all of them.
 
-    Raises UserError on all processes if the server failed on one of them.
+    Raises UserError on all processes if a request of any process failed.
     """
     share = collectives.local_share(len(texts))
-    mine: list[np.ndarray] = []
+    local: list[np.ndarray] = []
     failure = ""
     try:
-        mine = client.score_all([text.tolist() for text in texts[share]])
+        local = client.score_all([text.tolist() for text in texts[share]])
     except UserError as error:
         failure = str(error)
+    # All processes take part in the gather, also after a failure. Otherwise the others would wait.
     failures = [reason for reason in collectives.gather_json(failure) if reason]
     if failures:
         raise UserError(failures[0])
-    data = np.concatenate([np.zeros(0, np.float32), *mine]).tobytes()
+    data = np.concatenate([np.zeros(0, np.float32), *local]).tobytes()
     values = np.concatenate(
         [np.frombuffer(part, np.float32) for part in collectives.gather_bytes(data)]
     )
@@ -322,26 +295,29 @@ def score_together(client: ScoringClient, texts: Sequence[np.ndarray]) -> list[n
 
 
 def check_tokens(client: ScoringClient, tok: PreTrainedTokenizerFast) -> None:
-    """Raises UserError if the server's tokens are others than the policy's.
+    """Raises UserError if the server's tokens differ from the policy's.
 
-    Asks for one prompt of ids from the whole vocabulary, and compares the texts that the reply
-    shows with the texts that the policy's tokenizer has. Where the reply shows none, nothing is
-    compared. Every process calls this function.
+    Scores one prompt of ids from the whole vocabulary, and compares the tokens' texts in the reply
+    with the texts of the policy's tokenizer. The check passes if the reply has no texts. Every
+    process must call this function.
     """
+    # Token ids at equal distances over the vocabulary.
     count = tokenizer.num_ids(tok)
     ids = [count * number // NUM_PROBES for number in range(min(NUM_PROBES, count))]
     scored = client.score(ids)
     differing = []
     compared = 0
-    for token, text in zip(ids, scored.texts, strict=True):
-        own = tokenizer.decode(tok, [token])
-        # Parts of a character, and tokens that one of the two does not show, say nothing.
-        if text and own and own.isascii() and own.isprintable():
+    for token, server_text in zip(ids, scored.texts, strict=True):
+        policy_text = tokenizer.decode(tok, [token])
+        # Skip tokens that are parts of a character or have no text on one of the two sides.
+        if server_text and policy_text and policy_text.isascii() and policy_text.isprintable():
             compared += 1
-            if text != own:
-                differing.append(f"{token} is {shown(own)} here and {shown(text)} there")
-    # Servers show single tokens in other ways, such as their bytes; another vocabulary is another
-    # one throughout.
+            if server_text != policy_text:
+                differing.append(
+                    f"{token} is {shown(policy_text)} here and {shown(server_text)} there"
+                )
+    # Servers can represent some tokens in another way, for example by their bytes, but another
+    # vocabulary differs in most tokens.
     if compared and len(differing) > compared / 2:
         raise UserError(
             f"teacher.url={client.settings.url} has another vocabulary than the policy (token "

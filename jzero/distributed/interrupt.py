@@ -1,6 +1,6 @@
-"""Ctrl-C, SIGTERM and preemption: all hosts stop at the same place, where the run's state is whole.
+"""Handles Ctrl-C, SIGTERM and preemption: all hosts stop at the same place, with a complete state.
 
-The notice before a spot machine is taken away (`preemption.py`) is handled as a signal is.
+The preemption notice of a spot machine (`preemption.py`) is handled like a signal.
 
 A signal reaches one process, but all hosts must dispatch the same global programs in the same
 order: a host that left by itself would leave the others waiting in their next collective. So the
@@ -8,8 +8,8 @@ signal handler only remembers the signal and publishes it to the other hosts. `I
 raised at places that the run chooses:
 
 - between two steps, where every host calls `StopSignal.raise_if_stopped_anywhere`;
-- while a host decodes its own share of rollouts, where it alone calls
-  `StopSignal.raise_if_stopped_here`. A host that stops there goes straight to
+- while a host decodes its share of the rollouts, where only that host calls
+  `StopSignal.raise_if_stopped_here`. A host that stops there proceeds directly to
   `raise_if_any_host_stopped`, which the other hosts call once their share is decoded.
 
     with StopSignal() as stop:
@@ -31,17 +31,15 @@ from jzero.distributed import preemption
 from jzero.distributed.collectives import gather_json
 from jzero.distributed.peers import PEERS, has_peers
 
-# A folder of the coordinator's key-value store, with one key for each host that got a signal.
+# A folder in the coordinator's key-value store, with one key for each host that got a signal.
 STOP_FOLDER = "jzero/stop"
-SECONDS_BETWEEN_LOOKS = 1.0  # into that folder: every look is a request to the coordinator
+POLL_SECONDS = 1.0  # between reads of that folder, which are requests to the coordinator
 
-StopCheck = Callable[
-    [], None
-]  # raises Interrupted if the run is to stop, and otherwise does nothing
+StopCheck = Callable[[], None]  # raises Interrupted if the run should stop
 
 
 class Interrupted(Exception):
-    """The run is to stop, because a host got the signal or notice that the message names."""
+    """The run should stop, because a host got the signal or notice in the message."""
 
 
 def never_stop() -> None:
@@ -58,15 +56,16 @@ def raise_if_any_host_stopped(reason_here: str = "") -> None:
 class StopSignal:
     """Remembers Ctrl-C and SIGTERM inside a `with` block. A second signal stops the process.
 
-    `preemption_notice` is `train.preemption_notice`: whose notice is remembered like a signal. It
-    is not the first of two signals, because the machine's shutdown sends SIGTERM a moment later.
+    `preemption_notice` is the setting `train.preemption_notice`: the source of preemption notices,
+    which are remembered like a signal. A notice does not count as the first of two signals, because
+    the machine's shutdown sends SIGTERM a moment later.
     """
 
     def __init__(self, preemption_notice: str = "none") -> None:
-        self.reason = ""  # the signal or notice that this host got; empty: none
+        self.reason = ""  # the signal or notice of this host; "" for none
         self._preemption_notice = preemption_notice
         self._is_over = threading.Event()
-        self._last_look = 0.0  # time.monotonic() of the last look at the other hosts' reasons
+        self._last_poll = 0.0  # time.monotonic() of the last read of the other hosts' reasons
         self._handlers_before: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> "StopSignal":
@@ -83,25 +82,27 @@ class StopSignal:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        # Ends the thread that polls for preemption notices.
         self._is_over.set()
         for number, handler in self._handlers_before.items():
             signal.signal(number, handler)
 
     def _remember(self, number: int, _frame: FrameType | None) -> None:
-        """Handles a signal: tells the other hosts and the user. Python handles a second signal."""
+        """Handles a signal: reports it to the other hosts and the user."""
         self._remember_reason(signal.Signals(number).name)
+        # Python's default handler takes a second signal.
         for handled in self._handlers_before:
             signal.signal(handled, signal.default_int_handler)
         message = f"{self.reason}: saving a checkpoint; again to stop at once"
         print(message, file=sys.stderr, flush=True)
 
     def _stop_at_notice(self, notice: str) -> None:
-        """Handles a preemption notice, in the thread that asks for them."""
+        """Handles a preemption notice, in the thread that polls for notices."""
         self._remember_reason(notice)
         print(f"{self.reason}: saving a checkpoint", file=sys.stderr, flush=True)
 
     def _remember_reason(self, reason: str) -> None:
-        """Keeps why this host stops, and tells the other hosts."""
+        """Stores the reason why this host stops, and publishes it to the other hosts."""
         if not has_peers():
             self.reason = reason
             return
@@ -110,15 +111,16 @@ class StopSignal:
         PEERS.client.key_value_set(f"{STOP_FOLDER}/{index}", self.reason, allow_overwrite=True)
 
     def raise_if_stopped_here(self) -> None:
-        """Raises Interrupted on this host alone, once any host got a signal.
+        """Raises Interrupted on this host only, once any host got a signal.
 
-        For work that hosts do at their own pace. Whoever catches the exception must call
+        For work that hosts do at their own pace. The code that catches the exception must call
         `raise_if_any_host_stopped` with its message, because the other hosts wait there.
         """
         if self.reason:
             raise Interrupted(self.reason)
-        if has_peers() and time.monotonic() - self._last_look > SECONDS_BETWEEN_LOOKS:
-            self._last_look = time.monotonic()
+        # Decoding calls this function often, but each read is a request to the coordinator.
+        if has_peers() and time.monotonic() - self._last_poll > POLL_SECONDS:
+            self._last_poll = time.monotonic()
             for _, reason in PEERS.client.key_value_dir_get(STOP_FOLDER):
                 raise Interrupted(reason)
 

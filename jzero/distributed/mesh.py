@@ -1,9 +1,9 @@
-"""Meshes of devices, and the one table from a parameter's logical axes to mesh axes.
+"""Builds device meshes, and maps a parameter's logical axes to mesh axes in one table.
 
 Training runs on a mesh (data, fsdp, tensor) over all devices, or on (data, fsdp, context, tensor)
-where devices share the tokens of a row (`context.py`). Decoding runs on a mesh (slots, tensor) over
-the devices of one host, the same ones or, with mesh.decode_devices, others. `publish.py` takes
-weights from one mesh to the other.
+with context parallelism (`context.py`). Decoding runs on a mesh (slots, tensor) over the devices of
+one host: the same devices or, with mesh.decode_devices, others. `publish.py` copies weights from
+one mesh to the other.
 """
 
 import functools
@@ -20,18 +20,18 @@ from jzero.config import AdapterConfig, MeshConfig
 from jzero.errors import UserError
 from jzero.model import adapters, qwen
 
-# Logical axis of a parameter -> the mesh axes that it is split over. None: it is never split.
+# Logical axis of a parameter -> the mesh axes that split it; None: never split.
 RULES: dict[str, str | tuple[str, ...] | None] = {
     "vocab": "tensor",
     "embed": ("fsdp", "context"),
     "mlp": "tensor",
-    "experts": "tensor",  # whole experts: the columns of one are not split
+    "experts": "tensor",  # expert parallelism: the columns of an expert are not split
     "expert_mlp": None,
     "router": None,
     "heads": "tensor",
     "kv_heads": "tensor",
     "head_dim": None,
-    "channels": None,  # of a gated delta net's convolution: heads of q, of k and of v in a row
+    "channels": None,  # a gated delta net's convolution: the heads of q, then of k, then of v
     "layers": None,
     "norm": None,
     "rank": None,
@@ -41,7 +41,7 @@ ROWS = P(None, ROW_AXES)  # how the rows of a batch [M, B, T] are split
 
 
 class Device(Protocol):
-    """What this module reads of a `jax.Device`, whose class type checkers cannot see."""
+    """The attributes of a `jax.Device` that are used here: type checkers cannot see its class."""
 
     @property
     def id(self) -> int: ...
@@ -51,7 +51,7 @@ class Device(Protocol):
 
 
 def configured_mesh(settings: MeshConfig, devices: Sequence[Device] | None = None) -> Mesh:
-    """Returns `train_mesh` as the settings ask for it."""
+    """Returns `train_mesh` with the sizes in the settings."""
     return train_mesh(
         settings.data, settings.fsdp, settings.tensor, devices, context=settings.context
     )
@@ -66,10 +66,11 @@ def train_mesh(
 ) -> Mesh:
     """Returns the mesh (data, fsdp, tensor) over `devices`, by default all devices.
 
-    It has an axis "context" before "tensor" if `context` is not 1. One of the sizes may be -1: it
-    becomes what the other sizes leave. Raises UserError where the sizes do not fill the devices,
-    or `tensor` does not divide the devices of a host.
+    The mesh has an axis "context" before "tensor" if `context` is not 1. One of the sizes may be
+    -1, which fills the remaining devices. Raises UserError if the sizes do not fill the devices, or
+    if `tensor` does not divide the devices of a host.
     """
+    # The devices of a host are neighbors in the mesh, so that an axis "tensor" stays within a host.
     devices = sorted(devices or jax.devices(), key=host_and_id)
     sizes = {"data": data, "fsdp": fsdp, "context": context, "tensor": tensor}
     if context == 1:
@@ -84,7 +85,7 @@ def train_mesh(
     except ValueError:  # NumPy cannot reshape the devices to these sizes
         raise UserError(f"{settings} does not fill the {len(devices)} devices") from None
 
-    # A host decodes with all of its devices, `tensor` of them together.
+    # A host decodes with all of its devices, in groups of `tensor`.
     tensor = mesh.shape["tensor"]
     first_host = devices[0].process_index
     per_host = sum(device.process_index == first_host for device in devices)
@@ -99,7 +100,7 @@ def train_mesh(
 def decode_mesh(train: Mesh, process: int | None = None) -> Mesh:
     """Returns the mesh (slots, tensor) over the devices of one host, by default this one.
 
-    "tensor" has the size that it has in the training mesh `train`; the rest are slots.
+    "tensor" has the same size as in the training mesh `train`; the other devices are slots.
     """
     process = jax.process_index() if process is None else process
     devices = [device for device in train.devices.flat if device.process_index == process]
@@ -107,16 +108,17 @@ def decode_mesh(train: Mesh, process: int | None = None) -> Mesh:
 
 
 def split_devices(decode: int) -> tuple[list[Device], list[Device]]:
-    """Returns the devices that train, and the devices of this host that decode at the same time.
+    """Returns the training devices, and this host's devices that decode at the same time.
 
-    decode: mesh.decode_devices, the number of devices of every host that decode. They are the last
-    of each host. Raises UserError where a host would have no device left to train.
+    decode: mesh.decode_devices, the number of decoding devices per host, taken from the end of each
+    host. Raises UserError if a host would have no device left to train.
     """
     devices = sorted(jax.devices(), key=host_and_id)
     hosts = [
         [device for device in devices if device.process_index == process]
         for process in range(jax.process_count())
     ]
+    # Every host gives away the same number of devices, so the smallest host decides.
     fewest = min(len(host) for host in hosts)
     if decode >= fewest:
         raise UserError(
@@ -131,7 +133,7 @@ def split_devices(decode: int) -> tuple[list[Device], list[Device]]:
 
 
 def host_and_id(device: Device) -> tuple[int, int]:
-    """Returns the key by which devices are sorted: the devices of a host are neighbors."""
+    """Returns the sort key of devices, which makes the devices of a host neighbors."""
     return device.process_index, device.id
 
 
@@ -156,9 +158,9 @@ def token_axes(mesh: Mesh) -> tuple[str, ...]:
 
 
 def make_mesh(devices: Sequence[Device], sizes: dict[str, int]) -> Mesh:
-    """Returns a mesh with the axes of `sizes`. A size of -1 becomes what the others leave.
+    """Returns a mesh with the axes of `sizes`. A size of -1 fills the remaining devices.
 
-    Raises ValueError where the sizes do not fill the devices.
+    Raises ValueError if the sizes do not fill the devices.
     """
     grid = np.array(devices).reshape(tuple(sizes.values()))
     # Auto: XLA places the collectives along all axes, except inside a shard_map.
@@ -167,21 +169,21 @@ def make_mesh(devices: Sequence[Device], sizes: dict[str, int]) -> Mesh:
 
 
 def param_shardings(config: qwen.QwenConfig, mesh: Mesh) -> qwen.Params:
-    """Returns the tree of the parameters with a NamedSharding at every leaf, by RULES."""
+    """Returns the tree of the parameters with a NamedSharding at every leaf, following RULES."""
     axes, shapes = _axes_and_shapes(config)
     return shardings_of(axes, shapes, mesh)
 
 
 def adapter_shardings(config: qwen.QwenConfig, adapter: AdapterConfig, mesh: Mesh) -> qwen.Params:
-    """Returns the tree of an adapter with a NamedSharding at every leaf, by RULES."""
+    """Returns the tree of an adapter with a NamedSharding at every leaf, following RULES."""
     axes = adapters.logical_axes(config, adapter)
     return shardings_of(axes, adapters.abstract(config, adapter), mesh)
 
 
 def shardings_of(logical_axes: qwen.Params, abstract: qwen.Params, mesh: Mesh) -> qwen.Params:
-    """Returns a tree of NamedShardings from the names and the sizes of the axes of every leaf.
+    """Returns a tree of NamedShardings from the names and sizes of the axes of every leaf.
 
-    An axis is not split where the mesh lacks its mesh axes, or where the sizes do not divide.
+    An axis is not split if the mesh lacks its mesh axes, or if the sizes do not divide.
     """
 
     def mesh_axis(logical_axis: str, size: int) -> str | tuple[str, ...] | None:
@@ -198,7 +200,7 @@ def shardings_of(logical_axes: qwen.Params, abstract: qwen.Params, mesh: Mesh) -
         return NamedSharding(mesh, P(*mesh_axes))
 
     def is_leaf(x: object) -> bool:
-        # The axes of a parameter are a tuple, which JAX would take for a tree.
+        # The axes of a parameter are a tuple, which JAX would treat as a subtree.
         return isinstance(x, tuple)
 
     return jax.tree.map(place, logical_axes, abstract, is_leaf=is_leaf)
@@ -206,8 +208,5 @@ def shardings_of(logical_axes: qwen.Params, abstract: qwen.Params, mesh: Mesh) -
 
 @functools.cache
 def _axes_and_shapes(config: qwen.QwenConfig) -> tuple[qwen.Params, qwen.Params]:
-    """Returns the trees of the parameters' logical axes and of their shapes, which nobody changes.
-
-    To trace a model takes a tenth of a second, and a run asks several times for the same one.
-    """
+    """Returns the trees of the parameters' logical axes and shapes, which must not be changed."""
     return qwen.logical_axes(config), qwen.abstract(config)

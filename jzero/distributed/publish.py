@@ -1,17 +1,16 @@
-"""Publishing: the weights of the trainer become the weights of the decoder, without a host copy.
+"""Publishes the trainer's weights to the decoder without a copy through the host.
 
-One jitted program casts and gathers the weights, so that the devices of every host hold all of
-them, split over "tensor" only. Each host then looks at its own shards as arrays of its own decode
-mesh.
+One jitted program casts and gathers the weights, so that the devices of every host hold all
+weights, split only over "tensor". Each host then views its shards as arrays on its decode mesh.
 
-With rollout.weights=int8 the weights of linear layers are rounded to 8 bits on the way, anew in
-every publication, and it is their integers that devices send to each other.
+With rollout.weights=int8, each publication quantizes the weights of linear layers, and the devices
+exchange the int8 values.
 
-Decoders on accelerators hold weights of the same inputs side by side (`side_by_side.py`).
+Decoders on accelerators use fused weights, such as fused QKV (`side_by_side.py`).
 
-Where an adapter is trained, the adapter alone goes this way. Its frozen base lies as the decoder's
-weights do and is published once: where both meshes split it alike, the decoder's weights are the
-trainer's own arrays, and else they are a copy that lasts as long as the base.
+If an adapter is trained, only the adapter is published every time. Its frozen base has the
+decoder's layout and is published once. If both meshes split the base alike, the decoder reads the
+trainer's own arrays; otherwise the decoder has a copy that lasts as long as the base.
 """
 
 from collections.abc import Callable
@@ -39,12 +38,12 @@ def decoder_shardings(
 ) -> qwen.Params:
     """Returns the shardings of the decoder's weights, a tree like the parameters.
 
-    is_int8: whether the weights of linear layers are in 8 bits.
-    joins: whether neighbors are joined.
-
-    q, k and v are [L, E, heads * D] in the decoder. With an axis of heads whose number does not
-    fill TPU's tiles of 8, XLA would lay out these weights of all layers anew in every call.
+    is_int8: whether the weights of linear layers are int8.
+    joins: whether neighboring weights are fused.
     """
+    # q, k and v are [L, E, heads * D] in the decoder. With an axis of heads whose number does not
+    # fill TPU's tiles of 8, XLA would copy these weights of all layers to another layout in every
+    # call.
     place = param_shardings(config, mesh)
     layers = dict(place["layers"])
     for name in FLAT:
@@ -59,18 +58,18 @@ def decoder_shardings(
 
 
 def quantized_places(place: NamedSharding, target: adapters.Target) -> QuantizedWeight:
-    """Returns the shardings of a weight [*stacked, *inputs, *outputs] in 8 bits.
+    """Returns the shardings of an int8 weight [*stacked, *inputs, *outputs].
 
-    The values are split as the weight is, and the scales as what is stacked and the outputs.
+    The values are split like the weight, the scales like its stacked axes and outputs.
     """
     num_stacked, num_inputs = len(target.stacked), len(target.inputs)
-    of_stack, of_outputs = place.spec[:num_stacked], place.spec[num_stacked + num_inputs :]
-    spec = P(*of_stack, *[None] * num_inputs, *of_outputs)
+    stacked_axes, output_axes = place.spec[:num_stacked], place.spec[num_stacked + num_inputs :]
+    spec = P(*stacked_axes, *[None] * num_inputs, *output_axes)
     return QuantizedWeight(place, NamedSharding(place.mesh, spec))
 
 
 def abstract_quantized(weight: jax.ShapeDtypeStruct, target: adapters.Target) -> QuantizedWeight:
-    """Returns shapes, types and shardings of a weight [*stacked, *inputs, *outputs] in 8 bits."""
+    """Returns shapes, types and shardings of an int8 weight [*stacked, *inputs, *outputs]."""
     places = quantized_places(weight.sharding, target)
     num_stacked, num_inputs = len(target.stacked), len(target.inputs)
     outputs = weight.shape[num_stacked + num_inputs :]
@@ -88,7 +87,7 @@ def abstract_decoder_weights(
     is_int8: bool = False,
     joins: bool = False,
 ) -> qwen.Params:
-    """Returns shapes, types and shardings of weights that lie as the decoder's, on any mesh."""
+    """Returns shapes, types and shardings of weights in the decoder's layout, on any mesh."""
 
     def place(
         path: tuple, leaf: jax.ShapeDtypeStruct, sharding: NamedSharding
@@ -96,8 +95,8 @@ def abstract_decoder_weights(
         shape = leaf.shape
         if len(sharding.spec) < len(shape):  # heads and head_dim are one axis
             shape = (*shape[:-2], shape[-2] * shape[-1])
-        kept = qwen.dtype_of(path, dtype)
-        return jax.ShapeDtypeStruct(shape, kept, sharding=sharding)
+        leaf_dtype = qwen.dtype_of(path, dtype)
+        return jax.ShapeDtypeStruct(shape, leaf_dtype, sharding=sharding)
 
     weights = jax.tree.map_with_path(place, qwen.abstract(config), decoder_shardings(config, mesh))
     if is_int8:
@@ -105,6 +104,7 @@ def abstract_decoder_weights(
     if not joins:
         return weights
     join = partial(join_layers, together=neighbors(config, mesh))
+    # `eval_shape` returns shapes without shardings, which are added below.
     joined = weights | {"layers": jax.eval_shape(join, weights["layers"])}
     places = decoder_shardings(config, mesh, is_int8, joins)
     return jax.tree.map(lambda leaf, place: leaf.update(sharding=place), joined, places)
@@ -118,38 +118,37 @@ def gather_program(
     quantizes: bool = False,
     joins: bool = False,
 ) -> jax.stages.Wrapped:
-    """Returns the jitted program from training parameters to the decoder's on all hosts.
+    """Returns the jitted program from training parameters to the decoder's weights on all hosts.
 
     The weights are cast to `dtype`, and every host's devices hold all of them, split over "tensor".
-    The program goes layer by layer: XLA:TPU copies what an all-gather returns, and would hold all
-    weights twice.
 
-    is_int8: whether the weights of linear layers are in 8 bits already: those of a frozen base.
-    quantizes: whether the program puts them into 8 bits.
-    joins: whether it joins neighbors.
+    is_int8: whether the weights of linear layers are already int8, as in a frozen base.
+    quantizes: whether the program quantizes the weights of linear layers to int8.
+    joins: whether the program fuses neighboring weights.
     """
-    mesh = mesh_of_all_decoders(train)
+    mesh = all_decoders_mesh(train)
     places = decoder_shardings(config, mesh, is_int8 or quantizes, joins)
     train_places = param_shardings(config, train)["layers"]
     linear_layers = adapters.linear_layers(config) if quantizes else {}
 
-    def in_one_layer(place: NamedSharding) -> NamedSharding:
+    def layer_sharding(place: NamedSharding) -> NamedSharding:
         """Returns the sharding of one layer's weight, without the axis of layers."""
         return NamedSharding(mesh, P(*place.spec[1:]))
 
     together = neighbors(config, mesh) if joins else []
-    layer_places = jax.tree.map(in_one_layer, places["layers"])
+    layer_places = jax.tree.map(layer_sharding, places["layers"])
 
     def quantize_layer(name: str, weight: jax.Array) -> jax.Array | QuantizedWeight:
-        """Puts one layer's weight into 8 bits where it lies, if it is one of a linear layer."""
+        """Quantizes one layer's weight on its shards, if it belongs to a linear layer."""
         if name not in linear_layers:
             return weight
         target = linear_layers[name]
         num_experts_axes = len(target.stacked) - 1  # without the axis of layers
         quantized = quantize_on_device(weight, len(target.inputs), num_experts_axes)
-        # Without this XLA might gather the weight in more bits, and then round it.
-        here = NamedSharding(train, P(*train_places[name].spec[1:]))
-        values = jax.lax.with_sharding_constraint(quantized.values, here)
+        # Without this constraint, XLA might gather the weight in higher precision and quantize it
+        # after.
+        train_place = NamedSharding(train, P(*train_places[name].spec[1:]))
+        values = jax.lax.with_sharding_constraint(quantized.values, train_place)
         return QuantizedWeight(values, quantized.scale)
 
     def gather(weights: qwen.Params, places: qwen.Params) -> qwen.Params:
@@ -157,7 +156,7 @@ def gather_program(
 
     def gather_layer(weights: qwen.Params) -> qwen.Params:
         weights = {name: quantize_layer(name, weight) for name, weight in weights.items()}
-        if not is_int8:  # which is flat already
+        if not is_int8:  # an int8 base is flat already
             names = [name for name in FLAT if name in weights]
             weights = weights | {
                 name: as_matrix(weights[name], config.hidden_size) for name in names
@@ -172,6 +171,8 @@ def gather_program(
             if name != "layers"
         }
         layers = {}
+        # One layer at a time: XLA:TPU copies the result of an all-gather, and would hold all
+        # weights twice.
         for stacks in by_length(params["layers"]):
             layers |= jax.lax.map(gather_layer, stacks)
         return outer | {"layers": layers}
@@ -180,9 +181,9 @@ def gather_program(
 
 
 def by_length(stacks: qwen.Params) -> list[qwen.Params]:
-    """Returns the stacks of layers in dicts of stacks of one length.
+    """Groups the stacks of layers by their length.
 
-    There is one dict, unless a parameter belongs to some of the layers alone.
+    There is one group, unless a parameter belongs to only some of the layers.
     """
     groups: dict[int, qwen.Params] = {}
     for name, stack in stacks.items():
@@ -200,34 +201,35 @@ def publisher(
     quantizes: bool = False,
     joins: bool = False,
 ) -> Publish:
-    """Returns a function from training parameters to the decoder's on the mesh `decode`.
+    """Returns a function from training parameters to the decoder's weights on the mesh `decode`.
 
-    The parameters are those of the whole model: plain, a frozen base, or a base with its adapter as
-    `adapters.join` returns it. `adapter` says which adapter, if there may be one. `quantizes` puts
-    the weights of linear layers into 8 bits, and `joins` puts neighbors side by side; both ask for
-    plain parameters.
+    The parameters cover the full model: plain, a frozen base, or a base with its adapter as
+    returned by `adapters.join`. `adapter` describes the adapter, if there may be one. `quantizes`
+    converts the weights of linear layers to int8, and `joins` fuses neighboring weights; both
+    require plain parameters.
 
-    Every host calls the function, as the gathering programs run on all of them. The training
-    parameters stay as they are. Where `decode` has other devices than this host's part of `train`,
-    the weights are copied from device to device.
+    Every host calls the function, because the gathering programs run on all hosts. The training
+    parameters are not changed. If `decode` has other devices than this host's part of `train`, the
+    weights are copied from device to device.
     """
     gather = gather_program(config, train, dtype, quantizes=quantizes, joins=joins)
     gather_adapter = None
-    here = decode_mesh(train)
+    local_mesh = decode_mesh(train)
     local_adapter_places: qwen.Params = {"layers": {}}
     decode_adapter_places: qwen.Params = {"layers": {}}
     if adapter is not None and adapter.rank:
         gather_adapter = gather_adapter_program(config, adapter, train, dtype)
-        local_adapter_places = adapter_shardings(config, adapter, here)
+        local_adapter_places = adapter_shardings(config, adapter, local_mesh)
         decode_adapter_places = adapter_shardings(config, adapter, decode)
 
-    def own_shards(x: jax.Array, place: NamedSharding) -> jax.Array:
+    def local_shards(x: jax.Array, place: NamedSharding) -> jax.Array:
+        # The new array shares the buffers of the old one; only its mesh is different.
         shards = [shard.data for shard in x.addressable_shards]
         return jax.make_array_from_single_device_arrays(x.shape, place, shards)
 
     def on_decoder(gathered: qwen.Params, local: qwen.Params, places: qwen.Params) -> qwen.Params:
-        weights = jax.tree.map(own_shards, gathered, local)
-        return weights if here == decode else jax.device_put(weights, places)
+        weights = jax.tree.map(local_shards, gathered, local)
+        return weights if local_mesh == decode else jax.device_put(weights, places)
 
     def publish_whole(params: qwen.Params) -> qwen.Params:
         """Publishes a model without an adapter."""
@@ -235,22 +237,23 @@ def publisher(
         assert not (quantizes and is_base), "a frozen base has its own bits: model.base"
         assert not (joins and is_base), "a frozen base lies as it does in the trainer"
         is_int8 = quantizes or has_quantized(params)
-        if is_base and lies_as_decoder(config, params, train):
+        # Every device already holds the part that its decoder needs.
+        if is_base and has_decoder_layout(config, params, train):
             gathered = params
-        elif has_quantized(params):  # once in a run: the program is not kept
+        elif has_quantized(params):  # once per run, so the program is not cached
             gathered = gather_program(config, train, dtype, is_int8=True)(params)
         else:
             gathered = gather(params)
-        local_places = decoder_shardings(config, here, is_int8, joins)
+        local_places = decoder_shardings(config, local_mesh, is_int8, joins)
         places = decoder_shardings(config, decode, is_int8, joins)
         return on_decoder(gathered, local_places, places)
 
-    # The arrays of the last base, and the decoder's weights that were made of them.
+    # The arrays of the last published base, and the decoder's weights made from them.
     last_base: list[jax.Array] = []
     last_weights: qwen.Params = {}
 
     def publish_base(base: qwen.Params) -> qwen.Params:
-        """Publishes a frozen base, unless it was the last one to be published."""
+        """Publishes a frozen base, unless the last call published the same base."""
         nonlocal last_base, last_weights
         leaves = jax.tree.leaves(base)
         is_published = len(leaves) == len(last_base) and all(map(is_same, leaves, last_base))
@@ -261,9 +264,11 @@ def publisher(
     def publish(params: qwen.Params) -> qwen.Params:
         base, changes = adapters.split(params)
         if not is_frozen_base(base):
-            # The next update donates these parameters: the decoder must not read the same arrays.
+            # The next update donates these parameters, so the decoder must not read the same
+            # arrays.
             assert not changes["layers"], "an adapter needs a frozen base"
             return publish_whole(base)
+        # A frozen base does not change, so only the adapter is gathered each time.
         weights = publish_base(base)
         if gather_adapter is None or not changes["layers"]:
             return weights
@@ -277,7 +282,7 @@ def gather_adapter_program(
     config: qwen.QwenConfig, adapter: AdapterConfig, train: Mesh, dtype: DTypeLike
 ) -> jax.stages.Wrapped:
     """Returns the jitted program from a trainer's adapter to the decoder's on all hosts."""
-    places = adapter_shardings(config, adapter, mesh_of_all_decoders(train))
+    places = adapter_shardings(config, adapter, all_decoders_mesh(train))
 
     def program(adapter: qwen.Params) -> qwen.Params:
         return qwen.cast(adapter, dtype)
@@ -285,31 +290,31 @@ def gather_adapter_program(
     return jax.jit(program, out_shardings=places)
 
 
-def mesh_of_all_decoders(train: Mesh) -> Mesh:
+def all_decoders_mesh(train: Mesh) -> Mesh:
     """Returns the mesh (slots, tensor) of the decoders of all hosts together."""
     return make_mesh(list(train.devices.flat), {"slots": -1, "tensor": train.shape["tensor"]})
 
 
 def is_frozen_base(params: qwen.Params) -> bool:
-    """Returns whether parameters are a frozen base: it lies as the decoder's weights do."""
+    """Returns whether parameters are a frozen base, which has the decoder's layout."""
     flat_axes = 3  # [L, E, heads * D]
     weight = params["layers"][FLAT[0]]
     return is_quantized(weight) or weight.ndim == flat_axes
 
 
 def has_quantized(params: qwen.Params) -> bool:
-    """Returns whether weights of linear layers are in 8 bits."""
+    """Returns whether weights of linear layers are int8."""
     return any(map(is_quantized, params["layers"].values()))
 
 
-def lies_as_decoder(config: qwen.QwenConfig, base: qwen.Params, train: Mesh) -> bool:
+def has_decoder_layout(config: qwen.QwenConfig, base: qwen.Params, train: Mesh) -> bool:
     """Returns whether every device holds the part of a base that its decoder needs."""
-    places = decoder_shardings(config, mesh_of_all_decoders(train), has_quantized(base))
+    places = decoder_shardings(config, all_decoders_mesh(train), has_quantized(base))
 
-    def lies_there(x: jax.Array, place: NamedSharding) -> bool:
+    def has_place(x: jax.Array, place: NamedSharding) -> bool:
         return x.sharding.is_equivalent_to(place, x.ndim)
 
-    return all(jax.tree.leaves(jax.tree.map(lies_there, base, places)))
+    return all(jax.tree.leaves(jax.tree.map(has_place, base, places)))
 
 
 def is_same(first: object, second: object) -> bool:
@@ -317,12 +322,12 @@ def is_same(first: object, second: object) -> bool:
 
 
 def published_bytes(weights: qwen.Params) -> int:
-    """Returns the bytes on one device of what is published anew: an adapter, or else the model."""
+    """Returns the bytes on one device that each publication writes: an adapter or a model."""
     _, adapter = adapters.split(weights)
     return bytes_of_one_device(adapter if adapter["layers"] else weights)
 
 
 def bytes_of_one_device(weights: qwen.Params) -> int:
-    """Returns the bytes that the weights take on one device, the first of this host."""
+    """Returns the bytes of the weights on one device, the first of this host."""
     leaves = jax.tree.leaves(weights)
     return sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)

@@ -1,11 +1,11 @@
-r"""Whether the letter before a bracket is a function: f(x) is an application, a(b+c) is a product.
+"""Whether the letter before a bracket is a function: f(x) is an application, a(b+c) is a product.
 
-LaTeX writes both alike. A letter is a function if, in the gold and in the answer, it stands nowhere
-but before brackets, and if there is evidence: it is a letter that conventionally names functions,
-or what is in one of its brackets is a single name or number, as in P(A), or a list, as in T(m,n).
-Nobody writes a product so.
+LaTeX writes both in the same way. A letter is a function if, in the gold and in the answer, it
+occurs only before brackets, and if there is evidence: it is a letter that conventionally names
+functions, or one of its brackets contains a single name or number, as in P(A), a list, as in
+T(m,n), or a formula of sets. Products are not written in this way.
 
-Nothing is known of the values of such a function, except that equal arguments have equal values.
+The values of such a function are unknown, except that equal arguments have equal values.
 """
 
 import functools
@@ -20,17 +20,18 @@ CONVENTIONAL = frozenset(("f", "g", "F", "G", "\\Gamma", "\\zeta"))
 _NAMES = frozenset(ascii_letters) | {f"\\{name}" for name in GREEK}
 _CONSTANTS = frozenset(("e", "i", "\\pi"))
 _OPENING = frozenset(("(", "[", "{", "\\{"))
+_SET_OPERATORS = frozenset(("∪", "∩", "∖"))
 _CLOSING = frozenset((")", "]", "}", "\\}"))
 
 
 def _name(token: str) -> str:
-    r"""Returns the name that a token writes, "" if it is none. \text{P} is P."""
+    r"""Returns the name that a token writes, "" for other tokens. \text{P} is P."""
     name = token.removeprefix('"')
     return name if name in _NAMES and name not in _CONSTANTS else ""
 
 
 def _closing(tokens: Sequence[str], opening: int) -> int:
-    """Returns the index of the bracket that closes the one at `opening`; len(tokens) if none."""
+    """Returns the index of the bracket that closes `opening`, len(tokens) if it stays open."""
     depth = 0
     for index in range(opening, len(tokens)):
         if tokens[index] in _OPENING:
@@ -43,11 +44,12 @@ def _closing(tokens: Sequence[str], opening: int) -> int:
 
 
 def argument_start(tokens: Sequence[str], position: int, name: str) -> int:
-    """Returns the index of the bracket of an application of `name`, -1 if this is none.
+    """Returns the index of the bracket of an application of `name`, -1 if it is not applied.
 
     `position` is the index after the name. Primes and subscripts may follow the name, as in f'(x)
     and f_1(x), and powers after a name that is conventional for functions, as in f^{-1}(x).
     """
+    # x^2(y) is a product, and f^2(x) an application.
     operators = "'_^" if name in CONVENTIONAL else "'_"
     while position < len(tokens) and tokens[position] and tokens[position] in operators:
         is_prime = tokens[position] == "'"
@@ -62,11 +64,11 @@ def argument_start(tokens: Sequence[str], position: int, name: str) -> int:
 
 
 class Uses(NamedTuple):
-    """How a text uses its letters."""
+    """The positions of the letters in a text."""
 
     before_brackets: frozenset[str]
     elsewhere: frozenset[str]
-    evident: frozenset[str]  # those with evidence that they are functions
+    evident: frozenset[str]  # letters with evidence that they are functions
 
 
 @functools.lru_cache(4096)
@@ -83,7 +85,9 @@ def uses(text: str) -> Uses:
             continue
         before_brackets.add(name)
         argument = tokens[start + 1 : _closing(tokens, start)]
-        if name in CONVENTIONAL or len(argument) == 1 or _is_list(argument):
+        # Evidence that the brackets hold an argument, and not a factor.
+        is_set = not _SET_OPERATORS.isdisjoint(argument)
+        if name in CONVENTIONAL or len(argument) == 1 or _is_list(argument) or is_set:
             evident.add(name)
     return Uses(frozenset(before_brackets), frozenset(elsewhere), frozenset(evident))
 
@@ -98,15 +102,15 @@ def _is_list(tokens: Sequence[str]) -> bool:
 
 
 def function_names(answer: str, gold: str) -> frozenset[str]:
-    """Returns the letters that are functions in both texts. The gold decides where they differ.
+    """Returns the letters that are functions in both texts. If they differ, the gold decides.
 
-    Where the gold has no brackets after a letter, that letter is a factor in the answer, too; where
-    the gold evidently applies it, a product with the letter is another answer.
+    If the gold has no brackets after a letter, that letter is a factor in the answer, too; if the
+    gold evidently applies it, a product with the letter is another answer.
     """
     if "(" not in answer and "(" not in gold:
         return frozenset()
-    of_answer, of_gold = uses(answer), uses(gold)
-    likely = of_answer.evident - of_answer.elsewhere
-    in_gold = of_gold.before_brackets - of_gold.elsewhere
-    of_answer_alone = of_answer.before_brackets - of_gold.before_brackets - of_gold.elsewhere
-    return (in_gold & (of_gold.evident | likely)) | (of_answer_alone & likely)
+    answer_uses, gold_uses = uses(answer), uses(gold)
+    likely = answer_uses.evident - answer_uses.elsewhere
+    in_gold = gold_uses.before_brackets - gold_uses.elsewhere
+    only_in_answer = answer_uses.before_brackets - gold_uses.before_brackets - gold_uses.elsewhere
+    return (in_gold & (gold_uses.evident | likely)) | (only_in_answer & likely)

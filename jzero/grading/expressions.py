@@ -27,6 +27,18 @@ r"""The tree of a parsed answer.
 | tuple                    | (a,b] (0,1)     | all coordinates       | its two brackets           |
 | matrix, rows, row        | a&b\\c&d        | all rows, or entries  |                            |
 | relation                 | a<b≤c           | all sides             | its operators, here <≤     |
+| and, or                  | a<1 and b>2     | all statements        |                            |
+| not, implies, equivalent | p → q           | all propositions      |                            |
+| congruence               | a ≡ b (mod m)   | a relation, or b; m   |                            |
+| modulo                   | a mod m         | a, m                  |                            |
+| setminus, complement     | A \ B          | A, B                  |                            |
+| domain                   | ℤ               |                       | ℤ, ℕ, ℚ or ℂ               |
+| sum, product, integral   | \sum_{k=1}^n a | a, k, limits          |                            |
+| limit                    | \lim_{x\to a} f | f, x, a             | + or - for a side          |
+| cases                    | \begin{cases}   | cases: formula, condition |                        |
+| whole                    | n is even       | n                     | 0, or 1 for odd            |
+| determinant              | \begin{vmatrix} | a matrix             |                            |
+| compound                 | 6 ft 2 in       | all quantities        |                            |
 """
 
 import functools
@@ -37,19 +49,19 @@ MAX_PARTS = 40  # parts of one node
 
 
 class Refused(Exception):
-    """An answer that the grammar does not know, or that is beyond one of its limits."""
+    """An answer that the grammar does not know, or that exceeds one of its limits."""
 
 
 class Node(NamedTuple):
     """One node of a tree.
 
-    Trees are keys of caches, so that nodes must hash and compare fast: this is why they are tuples.
+    Nodes are tuples, because trees are keys of caches: nodes must hash and compare fast.
     """
 
     kind: str
     parts: tuple["Node", ...] = ()
     name: str = ""
-    value: Fraction | int = 0  # of a number; the int 0 elsewhere, which is quick to hash
+    value: Fraction | int = 0  # of a number; otherwise the int 0, which is fast to hash
     # The value of a number's last decimal place, 1/100 for 0.25; 0 for a number without decimals.
     decimal_place: Fraction | int = 0
 
@@ -80,6 +92,15 @@ def mentions(node: Node, name: Node) -> bool:
     return node == name or any(mentions(part, name) for part in node.parts)
 
 
+def replaced(node: Node, old: Node, replacement: Node) -> Node:
+    """Returns a tree with all occurrences of `old` replaced by `new`."""
+    if node == old:
+        return replacement
+    if not node.parts:
+        return node
+    return node._replace(parts=tuple(replaced(part, old, replacement) for part in node.parts))
+
+
 @functools.lru_cache(4096)
 def unit_names(node: Node) -> frozenset[str]:
     """Returns the names of the units in a tree, without bases."""
@@ -87,8 +108,13 @@ def unit_names(node: Node) -> frozenset[str]:
     return names | {node.name} if node.kind == "unit" and node.name[0] != "_" else names
 
 
+@functools.lru_cache(4096)
+def num_nodes(node: Node) -> int:
+    return 1 + sum(map(num_nodes, node.parts))
+
+
 def joined(kind: str, left: Node, right: Node) -> Node:
-    """Returns `left` and `right` under one node; a left node of the same kind takes `right` in.
+    """Returns `left` and `right` under one node; `right` is added to a left node of the same kind.
 
     Raises:
         Refused: The node would have more than MAX_PARTS parts.
@@ -100,7 +126,7 @@ def joined(kind: str, left: Node, right: Node) -> Node:
 
 
 def split_unit(node: Node) -> tuple[Node, str]:
-    """Returns an answer without its units, and the outermost unit, "" if it has none."""
+    """Returns an answer without its units, and the outermost unit, "" without one."""
     if not has_unit(node):
         return node, ""
     inside, _ = split_unit(node.parts[0])

@@ -1,5 +1,6 @@
-"""Unions of intervals and points, brought to the one form in which no two pieces touch."""
+"""Sets of real numbers: unions of intervals and points, normalized so that no two of them touch."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from jzero.grading.evaluation import MP, Value, is_real, near, symbol_names, value
@@ -10,66 +11,99 @@ class End(NamedTuple):
     """One end of an interval."""
 
     number: Value  # MP.mpf, which may be infinite
-    node: Node
+    node: Node | None  # the end as written in the answer; None if it was computed
     is_closed: bool
 
 
 class Piece(NamedTuple):
-    """An interval; a point is closed, and its ends are equal."""
+    """An interval. A point is a closed interval with equal ends."""
 
     low: End
     high: End
 
 
-def merged(members: tuple[Node, ...]) -> tuple[Node, ...] | None:
-    """Returns the intervals and points that a union is made of, from the lowest to the highest.
-
-    Pieces that overlap or touch become one: (0,2) and (1,3) are (0,3), but (0,1) and (1,2) are two.
-    Returns None if a member is neither an interval nor a set of real numbers.
-    """
-    pieces = []
-    for member in members:
-        found = _pieces(member)
-        if found is None:
-            return None
-        pieces += found
-    pieces.sort(key=_place)
-    joined: list[Piece] = []
-    for piece in pieces:
-        if joined and _touches(joined[-1].high, piece.low):
-            joined[-1] = _joined(joined[-1], piece)
-        else:
-            joined.append(piece)
-    return tuple(map(_node, joined))
+LOWEST = End(MP.ninf, negative(INFINITY), is_closed=False)
+HIGHEST = End(MP.inf, INFINITY, is_closed=False)
+Pieces = tuple[Piece, ...]  # disjoint, from the lowest to the highest
+ALL_REALS: Pieces = (Piece(LOWEST, HIGHEST),)
 
 
-def _pieces(member: Node) -> list[Piece] | None:
-    if member.kind == "set":
-        ends = [_end(point, is_closed=True) for point in member.parts]
-        return None if None in ends else [Piece(end, end) for end in ends if end is not None]
-    if member.kind != "tuple" or len(member.parts) != 2:
-        return None
-    opening, closing = member.name
-    low = _end(member.parts[0], opening == "[")
-    high = _end(member.parts[1], closing == "]")
-    if low is None or high is None:
-        return None
-    is_point = _same(low.number, high.number) and low.is_closed and high.is_closed
-    is_interval = low.number < high.number and not _same(low.number, high.number)
-    return [Piece(low, high)] if is_point or is_interval else None
-
-
-def _end(node: Node, is_closed: bool) -> End | None:
-    if node == INFINITY or node == negative(INFINITY):
-        number = MP.inf if node == INFINITY else MP.ninf
-        return End(number, node, is_closed=False)
+def end(node: Node, is_closed: bool) -> End | None:
+    """Returns an end from its formula, None if it is neither a real number nor infinite."""
+    if node in (INFINITY, negative(INFINITY)):
+        return HIGHEST if node == INFINITY else LOWEST
     number = None if symbol_names(node) else value(node)
     if number is None or not is_real(number):
         return None
     return End(MP.convert(number), node, is_closed)
 
 
-def _same(a: Value, b: Value) -> bool:
+def pieces_of(node: Node) -> Pieces | None:
+    """Returns the real numbers of an interval, a set, or a formula of set algebra.
+
+    Returns None if the tree is not a set of real numbers, or has symbols in it.
+    """
+    if node.kind == "set":
+        ends = [end(point, is_closed=True) for point in node.parts]
+        return None if None in ends else union([Piece(x, x) for x in ends if x is not None])
+    if node.kind == "tuple" and len(node.parts) == 2:
+        low = end(node.parts[0], node.name[0] == "[")
+        high = end(node.parts[1], node.name[1] == "]")
+        return None if low is None or high is None else interval(low, high)
+    if node.kind not in ("union", "intersection", "setminus"):
+        return None
+    parts = []
+    for part in node.parts:
+        pieces = pieces_of(part)
+        if pieces is None:
+            return None
+        parts.append(pieces)
+    if node.kind == "union":
+        return union([piece for pieces in parts for piece in pieces])
+    # A minus B is the intersection of A with the complement of B.
+    if node.kind == "setminus":
+        parts = [parts[0], *map(complement, parts[1:])]
+    return intersection(parts)
+
+
+def interval(low: End, high: End) -> Pieces:
+    """Returns the numbers between two ends: none if the ends are in the wrong order."""
+    if same_number(low.number, high.number):
+        return (Piece(low, high),) if low.is_closed and high.is_closed else ()
+    return (Piece(low, high),) if low.number < high.number else ()
+
+
+def union(pieces: Sequence[Piece]) -> Pieces:
+    """Joins pieces that overlap or touch: (0,2) and (1,3) are (0,3), (0,1) and (1,2) are two."""
+    joined: list[Piece] = []
+    for piece in sorted(pieces, key=_place):
+        if joined and _touches(joined[-1].high, piece.low):
+            joined[-1] = _joined(joined[-1], piece)
+        else:
+            joined.append(piece)
+    return tuple(joined)
+
+
+def complement(pieces: Pieces) -> Pieces:
+    """Returns the real numbers that are in none of the pieces."""
+    gaps: list[Piece] = []
+    low = LOWEST
+    for piece in pieces:
+        # A gap contains exactly the ends that its neighbors leave out.
+        high = piece.low._replace(is_closed=not piece.low.is_closed)
+        gaps += interval(low, high if MP.isfinite(high.number) else LOWEST)
+        low = piece.high._replace(is_closed=not piece.high.is_closed)
+    if not pieces or MP.isfinite(low.number):
+        gaps += interval(low, HIGHEST)
+    return tuple(gaps)
+
+
+def intersection(sets: Sequence[Pieces]) -> Pieces:
+    outside = [piece for pieces in sets for piece in complement(pieces)]
+    return complement(union(outside))
+
+
+def same_number(a: Value, b: Value) -> bool:
     is_finite = MP.isfinite(a) and MP.isfinite(b)
     return near(a, b) if is_finite else bool(a == b)
 
@@ -79,26 +113,18 @@ def _place(piece: Piece) -> tuple[Value, bool]:
 
 
 def _touches(high: End, low: End) -> bool:
-    """Returns whether a piece that begins at `low` leaves no gap after one that ends at `high`."""
-    if _same(high.number, low.number):
+    """Returns whether a piece that starts at `low` leaves no gap after one that ends at `high`."""
+    if same_number(high.number, low.number):
         return high.is_closed or low.is_closed
     return low.number < high.number
 
 
 def _joined(first: Piece, second: Piece) -> Piece:
-    """Returns two pieces as one; the first does not begin after the second."""
+    """Returns two pieces as one; the first does not start after the second."""
     low, high = first.low, first.high
-    if _same(low.number, second.low.number) and second.low.is_closed:
+    if same_number(low.number, second.low.number) and second.low.is_closed:
         low = second.low
-    ends_together = _same(high.number, second.high.number)
+    ends_together = same_number(high.number, second.high.number)
     if second.high.is_closed if ends_together else second.high.number > high.number:
         high = second.high
     return Piece(low, high)
-
-
-def _node(piece: Piece) -> Node:
-    low, high = piece
-    brackets = ("[" if low.is_closed else "(") + ("]" if high.is_closed else ")")
-    if low.is_closed and high.is_closed and _same(low.number, high.number):
-        return Node("set", (low.node,))
-    return Node("tuple", (low.node, high.node), name=brackets)

@@ -3,30 +3,28 @@
     judge = Judge(settings.reward.judge, seconds=60.0, cache=Path("judge.jsonl"))
     reward = judge.score(fill_rubric(settings.reward.judge, values))
 
-The rubric is a text with names in braces, the message that the judge reads. The judge's reply has
-the score where `task.reward.judge.pattern` says. `Pool` asks the judge in threads of its own once a
-response is graded, so that a grader process never waits for the network.
+The rubric is the text of the message to the judge, with names in braces.
+`task.reward.judge.pattern` finds the score in the judge's reply. `Pool` asks the judge in separate
+threads once a response is graded, so that a grader process never waits for the network.
 
-What the judge says is data: only a number is read from it. A response may still talk a judge into a
-high score, as it may any reader.
+The judge's reply is data: only a number is read from it. A response may still persuade the judge to
+give a high score, as it may persuade any reader.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import http.client
 import json
 import math
 import os
 import re
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from jzero import http
 from jzero.errors import UserError, reason_of, shown
 from jzero.types import JsonValue, Prompt
 
@@ -34,12 +32,17 @@ if TYPE_CHECKING:
     from jzero.config import JudgeConfig
 
 JUDGE = "judge"  # the name of the reward in task.reward.functions
-# Statuses of a server that is busy or has failed, and may not fail the next time.
-TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504)
-MAX_REPLY_BYTES = 4 << 20
-MAX_ERROR_BYTES = 300  # of what a server says of a refusal
-LONGEST_WAIT = 60.0  # seconds between two tries
-# The names that a rubric may have: of gold and row, a field or a column.
+MAX_DIGITS = 400  # of a score; further characters are ignored
+# The digits and signs of a number next to the matched part. A dash after a letter or a digit is not
+# a sign: "score-7".
+_NUMBER_BEFORE = re.compile(r"(?:(?<!\w)[-+\u2212\u2013])?(?:[\d.,]*\d[eE][-+]?)?[\d.,]*$")
+_NUMBER_AFTER = re.compile(
+    r"[^\W_]*(?:[-+.,:^\u00d7\u2212\u2013]+\d[^\W_]*)*\s*%?"
+    r"(?:\s*(?:/|out\s+of)\s*\d+(?:[.,]\d+)*)?",
+    re.IGNORECASE,
+)
+_OUT_OF = re.compile(r"\s*(?:/|out\s+of)\s*", re.IGNORECASE)
+# The names that a rubric may contain. A field of gold and a column of row follow a dot.
 _NAME_IN_BRACES = re.compile(r"\{(prompt|response|gold|conversation|(?:gold|row)\.\w+)\}")
 
 RUBRIC = """You grade the response of a student to a task.
@@ -62,28 +65,19 @@ Say in a few sentences what is right and what is wrong in the response. Then end
 
 
 class JudgeError(Exception):
-    """The judge gave no score: the message says why."""
-
-
-class _TransientError(Exception):
-    """The same request may succeed later."""
+    """The judge gave no score; the message contains the reason."""
 
 
 # -- the settings ----------------------------------------------------------------------------------
 
 
 def check_judge(settings: JudgeConfig) -> None:
-    """Raises UserError if the judge cannot be asked with these settings. Asks nothing yet."""
+    """Raises UserError if the judge cannot be asked with these settings. Sends no request."""
     if not settings.url or not settings.model:
         name = "model" if settings.url else "url"
         raise UserError(
             f"task.reward.functions names judge, and task.reward.judge.{name} is empty: give the "
             "address of an OpenAI-compatible API, such as http://localhost:8000/v1, and a model"
-        )
-    if not settings.url.startswith(("http://", "https://")):
-        raise UserError(
-            f"task.reward.judge.url={settings.url} is no address of a server: it begins with "
-            "http:// or https://"
         )
     variable = settings.key_variable
     if variable and not os.environ.get(variable):
@@ -91,16 +85,17 @@ def check_judge(settings: JudgeConfig) -> None:
             f"task.reward.judge.key_variable={variable} is not set in the environment: export "
             f"{variable}, or set task.reward.judge.key_variable="
         )
+    client_of(settings, seconds=1.0)  # checks the address and the key, without a connection
     try:
         groups = re.compile(settings.pattern).groups
     except re.error as error:
         raise UserError(
-            f"task.reward.judge.pattern={settings.pattern} is no regular expression ({error})"
+            f"task.reward.judge.pattern={settings.pattern} is not a regular expression ({error})"
         ) from None
     if groups != 1:
         raise UserError(
             f"task.reward.judge.pattern={settings.pattern} has {groups} groups: put brackets "
-            "around the number, and around nothing else"
+            "around the number only"
         )
     names = rubric_names(settings)
     if not {"response", "conversation"} & names:
@@ -122,7 +117,7 @@ def _read_file(path: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"task.reward.judge.template={path} cannot be read ({reason_of(error)}): give a file "
-            "that holds the rubric"
+            "that contains the rubric"
         ) from None
 
 
@@ -132,7 +127,7 @@ def rubric_names(settings: JudgeConfig) -> set[str]:
 
 
 def asked_for(settings: JudgeConfig) -> frozenset[str]:
-    """Returns which values of an episode the rubric needs: prompt, messages, row."""
+    """Returns the values of an episode that the rubric needs: prompt, messages, row."""
     value_of_name = {"prompt": "prompt", "conversation": "messages"}
     names = rubric_names(settings)
     asked = {value for name, value in value_of_name.items() if name in names}
@@ -144,10 +139,10 @@ def asked_for(settings: JudgeConfig) -> frozenset[str]:
 def fill_rubric(
     settings: JudgeConfig, response: str, gold: JsonValue, episode: Mapping[str, JsonValue]
 ) -> str:
-    """Returns the message to the judge: the rubric with the values in place of the names.
+    """Returns the message to the judge: the rubric with values substituted for the names.
 
-    Braces in the values stay as they are, so that no response can ask for another value. `episode`
-    has the values of `asked_for`.
+    Braces in the values are left as they are, so that no response can ask for another value.
+    `episode` has the values of `asked_for`.
 
     Raises:
         UserError: the rubric names a field or a column that the problem does not have.
@@ -158,10 +153,10 @@ def fill_rubric(
         if part:
             fields = gold if name == "gold" else episode.get("row")
             if not isinstance(fields, dict) or part not in fields:
-                known = ", ".join(fields) if isinstance(fields, dict) else "none"
+                available = ", ".join(fields) if isinstance(fields, dict) else "none"
                 raise UserError(
                     f"task.reward.judge.template={settings.template} has the name {name}.{part}, "
-                    f"and this problem has {known}: rename it in the file"
+                    f"and this problem has {available}: rename it in the file"
                 )
             return _as_text(fields[part])
         if name == "response":
@@ -170,6 +165,7 @@ def fill_rubric(
             return _as_text(gold)
         return _as_conversation(episode["prompt" if name == "prompt" else "messages"])
 
+    # A single pass: names in the values are not replaced.
     return _NAME_IN_BRACES.sub(value_of, read_rubric(settings))
 
 
@@ -178,7 +174,7 @@ def _as_text(value: JsonValue) -> str:
 
 
 def _as_conversation(prompt: Prompt) -> str:
-    """Returns text as it is, and one message as its words; several have their roles before them."""
+    """Returns a text unchanged, one message as its content, and several with their roles."""
     if isinstance(prompt, str):
         return prompt
     if len(prompt) == 1:
@@ -192,16 +188,35 @@ def _as_conversation(prompt: Prompt) -> str:
 def read_score(reply: str, settings: JudgeConfig) -> float:
     """Returns the last score in a reply, as a share of `task.reward.judge.scale`.
 
+    The whole number is read: if the pattern ends inside of it, as in -1, 1e400 or 7,5, the signs
+    and digits around the match belong to the score. "7/10" and "7 out of 10" are 7 if the scale is
+    10.
+
     Raises:
-        JudgeError: there is none, or it is not between 0 and the scale.
+        JudgeError: there is no score, or no number between 0 and the scale.
     """
-    found = re.findall(settings.pattern, reply)
-    if not found:
+    last_match = None
+    for match in re.finditer(settings.pattern, reply):
+        last_match = match
+    if last_match is None or last_match[1] is None:
         raise JudgeError(f"no score in the judge's reply {shown(reply[-80:])}")
+    begin, end = last_match.span(1)
+    # A pattern that matches only the 7 of "-7" or of "75" must not read a score of 7.
+    prefix = _NUMBER_BEFORE.search(reply[max(0, begin - MAX_DIGITS) : begin])
+    suffix = _NUMBER_AFTER.match(reply[end : end + MAX_DIGITS])
+    assert prefix is not None and suffix is not None, "both may be empty"
+    text = prefix[0] + last_match[1] + suffix[0].rstrip()
+    # "7/10" and "7 out of 10" name their scale.
+    number, _, scale = _OUT_OF.sub("/", text).partition("/")
     try:
-        score = float(found[-1])
+        score = float(number)
+        is_of_scale = not scale or float(scale) == settings.scale
     except ValueError:
-        raise JudgeError(f"the judge's score {shown(found[-1])} is no number") from None
+        raise JudgeError(f"the judge's score {shown(text)} is not a number") from None
+    if not is_of_scale:
+        raise JudgeError(
+            f"the judge's score {shown(text)} is not on task.reward.judge.scale={settings.scale:g}"
+        )
     if not math.isfinite(score) or not 0 <= score <= settings.scale:
         raise JudgeError(
             f"the judge's score {score:g} is not in 0..task.reward.judge.scale={settings.scale:g}"
@@ -209,29 +224,34 @@ def read_score(reply: str, settings: JudgeConfig) -> float:
     return score / settings.scale
 
 
-def _text_of(content: bytes) -> str:
-    """Returns the text of a chat completion. Raises JudgeError if there is none."""
-    try:
-        text = json.loads(content)["choices"][0]["message"]["content"]
-    except (ValueError, RecursionError, LookupError, TypeError):
-        text = None
-    if not isinstance(text, str):
-        raise JudgeError(
-            "the reply is no chat completion with text: task.reward.judge.url mostly ends with /v1"
-        )
-    return text
+def _text_of(reply: JsonValue) -> str:
+    """Returns the text of a chat completion. Raises ValueError if the reply has none."""
+    return http.member(reply, ("choices", 0, "message", "content"), str)
 
 
 # -- the judge -------------------------------------------------------------------------------------
 
 
+def client_of(settings: JudgeConfig, seconds: float) -> http.Client:
+    """Returns the client of the judge's server. Raises UserError for a wrong address or key."""
+    variable = settings.key_variable
+    return http.Client(
+        "task.reward.judge.url",
+        settings.url,
+        seconds=seconds,
+        retries=settings.retries,
+        key=os.environ.get(variable, "") if variable else "",
+        key_variable=variable,
+    )
+
+
 class Judge:
-    """Asks the judge. Any thread may call `score`, and `end` once nobody needs an answer."""
+    """Asks the judge. Any thread may call `score`; `end` cancels requests without an answer."""
 
     def __init__(self, settings: JudgeConfig, seconds: float, cache: Path | None = None) -> None:
-        """`seconds` limits one request. `cache` is a file with what the judge has said before."""
+        """`seconds` limits one exchange. `cache` is a file with the judge's earlier replies."""
         self.settings = settings
-        self.seconds = seconds
+        self._client = client_of(settings, seconds)
         self._replies = _read_cache(cache) if cache else {}
         self._cache = cache
         self._file: TextIO | None = None
@@ -241,7 +261,7 @@ class Judge:
     def score(self, message: str) -> float:
         """Returns the score of a filled rubric, between 0 and 1.
 
-        The same message is sent once: further calls read the reply that has come.
+        The same message is sent once: further calls read the cached reply.
 
         Raises:
             JudgeError: the judge refused, or gave no score in all tries.
@@ -253,60 +273,37 @@ class Judge:
             "temperature": self.settings.temperature,
         }
         body = json.dumps(request).encode()
+        # The key covers all settings that change the reply: the server, the model and its sampling.
         key = hashlib.sha256(self.settings.url.encode() + b"\n" + body).hexdigest()
         with self._lock:
-            known = self._replies.get(key)
-        if known is not None:
-            return read_score(known, self.settings)
+            cached_reply = self._replies.get(key)
+        if cached_reply is not None:
+            return read_score(cached_reply, self.settings)
 
-        tries = self.settings.retries + 1
-        reason = ""
-        for number in range(tries):
+        def read(answer: JsonValue) -> tuple[str, float]:
+            text = _text_of(answer)
             try:
-                reply = self._ask(body)
-                score = read_score(reply, self.settings)
-            except _TransientError as error:
-                reason = str(error)
+                return text, read_score(text, self.settings)
             except JudgeError as error:
-                # At temperature 0 the judge would say the same again.
+                # At temperature 0 the judge would give the same reply again.
                 if not self.settings.temperature:
                     raise
-                reason = str(error)
-            else:
-                self._remember(key, reply)
-                return score
-            is_last = number + 1 == tries
-            if not is_last and self._is_ended.wait(min(0.5 * 2.0**number, LONGEST_WAIT)):
-                raise JudgeError("the run has ended")
-        raise JudgeError(f"{reason} ({tries} tries)")
+                raise http.TryAgain(str(error)) from None
+
+        try:
+            reply, score = self._client.ask("chat/completions", request, read)
+        except http.RemoteError as error:
+            raise JudgeError(str(error)) from None
+        self._remember(key, reply)
+        return score
 
     def end(self) -> None:
-        """Tries nothing again from now on, and closes the file."""
+        """Cancels the requests in flight, sends no more, and closes the file."""
         self._is_ended.set()
+        self._client.close()
         with self._lock:
             if self._file is not None:
                 self._file.close()
-
-    def _ask(self, body: bytes) -> str:
-        """Sends one request, and returns the text of the reply."""
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if self.settings.key_variable:
-            headers["Authorization"] = f"Bearer {os.environ[self.settings.key_variable]}"
-        url = f"{self.settings.url.rstrip('/')}/chat/completions"
-        request = urllib.request.Request(url, body, headers)
-        try:
-            with urllib.request.urlopen(request, timeout=self.seconds) as reply:
-                content = reply.read(MAX_REPLY_BYTES)
-        except urllib.error.HTTPError as error:
-            with error:
-                words = error.read(MAX_ERROR_BYTES).decode(errors="replace").split()
-            reason = f"status {error.code}: {shown(' '.join(words))}"
-            if error.code in TRANSIENT:
-                raise _TransientError(reason) from None
-            raise JudgeError(reason) from None
-        except (OSError, http.client.HTTPException) as error:  # no connection, or too slow
-            raise _TransientError(reason_of(error)) from None
-        return _text_of(content)
 
     def _remember(self, key: str, reply: str) -> None:
         with self._lock:
@@ -316,13 +313,14 @@ class Judge:
             if self._file is None:
                 self._cache.parent.mkdir(parents=True, exist_ok=True)
                 self._file = self._cache.open("a", encoding="utf-8")
-                self._file.write("\n")  # ends a line that a killed run has left unfinished
+                self._file.write("\n")  # ends a line that a killed run left incomplete
             self._file.write(json.dumps({"key": key, "reply": reply}) + "\n")
+            # A killed run keeps the replies so far.
             self._file.flush()
 
 
 def _read_cache(path: Path) -> dict[str, str]:
-    """Returns the replies in a cache by their keys; a line that a killed run cut is left out."""
+    """Returns the replies in a cache by their keys; skips a line that a killed run cut off."""
     replies = {}
     if path.exists():
         for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):

@@ -1,24 +1,25 @@
-r"""Where the symbols of two formulas are sampled, to see whether the formulas agree.
+"""The points at which the symbols of two formulas are sampled, to compare the formulas.
 
-Formulas of arithmetic, of functions such as sin and of whole powers are the same where they agree
-at a few points. Others are made of pieces: 12-x is |12-x| as long as x is small, and the ceiling of
-x, less one, is the floor of x unless x is whole. So there are groups of points:
+Formulas of arithmetic, of functions such as sin and of whole powers are the same if they agree at a
+few points. Others consist of pieces: 12-x is |12-x| as long as x is small, and the ceiling of x,
+minus one, is the floor of x unless x is whole. So there are groups of points:
 
 - BASIC_POINTS: small reals, positive at first, of either sign later.
 - WIDE_POINTS: reals of all sizes and signs, for formulas of pieces.
-- WHOLE_POINTS: whole numbers, small and large, for floors, ceilings and powers as (-1)^n.
+- WHOLE_POINTS: whole numbers, small and large, for floors, ceilings and powers such as (-1)^n.
   At INDEX_POINTS, only letters such as n are whole, and the other symbols are real.
-- PART_POINTS: halves, thirds, quarters and fifths, where floors of reals may step, too.
+- PART_POINTS: halves, thirds, quarters and fifths, at which floors of reals may also step.
 
-A sample follows from the symbol's name and the point alone.
+A sample depends only on the symbol's name and the point.
 """
 
 import functools
 import random
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import NamedTuple
 
-# Letters that stand for whole numbers where a formula rounds them, or has them as powers of -1.
+# Letters that are whole numbers in formulas that round them, or have them as powers of -1.
 INDEX_LETTERS = frozenset("jklmnpqKMN")
 
 
@@ -28,7 +29,7 @@ class Point(NamedTuple):
     low: float
     high: float
     signs: tuple[int, ...] = (1,)
-    whole: str = ""  # which symbols are whole numbers: "", "all" or "letters" for INDEX_LETTERS
+    whole: str = ""  # symbols that are whole numbers: "", "all" or "letters" for INDEX_LETTERS
     parts: int = 1  # above 1, symbols are multiples of 1/parts that are not whole
 
     @property
@@ -51,7 +52,7 @@ _WIDE_RANGES = (
     (1e15, 1e18),
 )
 _LARGE_WHOLE_RANGES = ((30, 100), (100, 1000), (1000, 1100), (10**4, 10**5))
-_SMALL_WHOLE = range(-6, 30)  # every one of them is sampled
+_SMALL_WHOLE = range(-6, 30)  # all of these numbers are sampled
 
 _BASIC = [Point(low, high) for low, high in _BASIC_RANGES]
 _BASIC += [Point(low, high, BOTH) for low, high in _BASIC_RANGES]
@@ -73,21 +74,29 @@ _SMALL_WHOLE_POINTS = range(WHOLE_POINTS.stop - len(_SMALL_WHOLE), WHOLE_POINTS.
 
 
 def is_index(name: str) -> bool:
-    """Returns whether a symbol is a letter as n or k_1, which stands for whole numbers."""
+    """Returns whether a symbol is a letter such as n or k_1, which denotes whole numbers."""
     return name.partition("_")[0] in INDEX_LETTERS
 
 
+def num_negative(names: Iterable[str], point: int) -> int:
+    """Returns the number of symbols that are negative at a point."""
+    if not POINTS[point].may_be_negative:
+        return 0
+    return sum(sample(name, point) < 0 for name in names)
+
+
 def sample(name: str, point: int) -> Fraction | float:
-    """Returns the value of a symbol at a point, a Fraction where it is whole or has parts."""
+    """Returns the value of a symbol at a point, a Fraction if it is whole or has parts."""
     place = POINTS[point]
     if point in INDEX_POINTS and is_index(name):
         return Fraction(_whole_numbers(name)[point - INDEX_POINTS.start])
+    # Each small whole number is drawn once.
     if point in _SMALL_WHOLE_POINTS:
         return Fraction(_whole_numbers(name)[point - _SMALL_WHOLE_POINTS.start])
     draw = random.Random(f"{name}/{point}")
     if place.parts > 1:
-        whole = _whole_numbers(name)[point - PART_POINTS.start]
-        return whole + Fraction(draw.randint(1, place.parts - 1), place.parts)
+        integer = _whole_numbers(name)[point - PART_POINTS.start]
+        return integer + Fraction(draw.randint(1, place.parts - 1), place.parts)
     if place.whole == "all":
         return Fraction(draw.randint(int(place.low), int(place.high)) * draw.choice(place.signs))
     return draw.uniform(place.low, place.high) * draw.choice(place.signs)

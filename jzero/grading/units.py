@@ -1,51 +1,22 @@
-r"""The words after a number: units, things that are counted, and words that change the number.
+"""The words after a number: units, counted things, and words that change the number.
 
-A unit says what is measured or counted, and leaves the number as it is: 5 cm, 18 eggs. "5 million"
-is another number than 5, and "5 maybe" is no answer. Words that stand in none of the lists below
-are credited only where the question or the gold has them (`verdict`).
+A unit names the measured or counted thing, and does not change the number: 5 cm, 18 eggs. "5
+million" is another number than 5, and "5 maybe" is no answer. Words in none of the lists below are
+credited only if the question or the gold has them (`verdict`).
 """
 
 from fractions import Fraction
 
-from jzero.grading.vocabulary import inverted, words
+from jzero.grading.quantities import LETTERS_OF_UNITS, UNIT_NAMES, named_unit
+from jzero.grading.vocabulary import words
 
-# Every spelling of a unit, in the singular, with the unit's own name.
-UNITS = inverted(
-    {
-        "percent": "% pct percentage",
-        "foot": "ft feet",
-        "inch": "inche in",  # "inches" without its s
-        "centimeter": "cm centimetre",
-        "meter": "m metre",
-        "kilometer": "km kilometre",
-        "millimeter": "mm millimetre",
-        "gram": "g gm",
-        "kilogram": "kg kilo",
-        "pound": "lb £",
-        "ounce": "oz",
-        "mile": "mi",
-        "second": "s sec",
-        "minute": "min",
-        "hour": "h hr",
-        "liter": "l litre",
-        "milliliter": "ml millilitre",
-        "dollar": "usd \\$",
-        "euro": "eur €",
-        "yen": "jpy ¥",
-        "rupee": "inr ₹",
-        "2": "square sq",  # square feet are feet to the power of 2
-        "3": "cubic",
-        "/": "per",
-        "doesnotexist": "dne undefined",  # no unit, but an answer that has several spellings, too
-    }
-)
-
-# Letters that are one word, although other runs of letters are products of symbols.
+# Letters that form one word, although other runs of letters are products of symbols.
 UNIT_WORDS = (
-    words("mg mph day mile cent unit degree")
-    .union(UNITS, UNITS.values())
-    .difference(words("eur jpy inr mi"))
-)
+    words("day cent unit degree dollar euro yen rupee percent pct")
+    | LETTERS_OF_UNITS
+    | UNIT_NAMES
+    | words("feet inche metre litre centimetre kilometre kilo")
+) - words("molar bar henry arc ton")
 
 # "3 dozen" is 36, and "2 thirds" is 2/3.
 MULTIPLIERS: dict[str, Fraction] = {
@@ -74,8 +45,8 @@ MULTIPLIERS: dict[str, Fraction] = {
 # "3 squared" is 9, and "3 feet squared" are square feet.
 POWERS = {"squared": 2, "cubed": 3}
 
-# Words after a number that are no unit: who writes them hedges, gives two answers, or says
-# arithmetic in words.
+# Words after a number that are not a unit: they mark hedging, a second answer, or arithmetic in
+# words.
 REFUSED_WORDS = words(
     """or and not if is it are was maybe perhaps but either neither otherwise both no wrong
     incorrect false answer then to than mod else possibly also unless when where
@@ -86,18 +57,18 @@ REFUSED_WORDS = words(
     remainder exponent"""
 )
 
-# Words that stand beside a unit, and are none on their own.
+# Words that accompany a unit, and are not a unit by themselves.
 _MODIFIERS = words(
     """a an the of in on for at with from all each every per total different distinct new old
     additional extra other such same possible whole full empty
-    2 3 / square cubic nautical fluid
+    nautical fluid
     red blue green yellow white black orange pink purple brown gray grey gold silver
     big small large little long short tall high wide deep right left
     real complex positive negative prime even odd natural ordered unique consecutive
     male female adult baby free single equal"""
 )
 
-# What is counted in the word problems of GSM8K and MATH, and further units of measure.
+# Things that the word problems of GSM8K and MATH count, and further units of measure.
 _NOUNS = words(
     """acre acorn adult angle animal ant app apple arrangement article arrow
     bag ball balloon banana band bar barrel basket basketball bat batch bead bean bear bed bee bill
@@ -107,17 +78,17 @@ _NOUNS = words(
     centimeter chair chapter chicken child children chip chocolate choice circle class clip club
     coat coin color combination computer cookie copy corner couple cow crate crayon
     cube cup cupcake customer
-    day decade decibel degree desk diagonal dice digit dime dinner dish diver divisor dog doll
+    day decade decibel degree desk diagonal dice dime dinner dish diver divisor dog doll
     dollar donut door doughnut dress driver duck
     ear edge egg element elephant email employee envelope episode euro event exam
-    face factor fahrenheit family fan farmer fewer finger fish flight floor flower follower foot
+    face factor fahrenheit family fan farmer finger fish flight floor flower follower foot
     friend frog fruit function
     gallon game gift girl glass goal goat gram grape group guest guppy
     hamburger hat head hectare hole home horse hotdog hour house
     inch insect integer item
     jar jellybean job joule journey jump
     kelvin key kid kilogram kilometer kilowatt kind knot kmph kph
-    lap leaf leave leg lemon less lesson letter level line lion liter loaf log lollipop lunch
+    lap leaf leave leg lemon lesson letter level line lion liter loaf log lollipop lunch
     machine man marble match meal member men menu meter microgram mile milligram milliliter
     millimeter minute mistake month more mouse movie mph muffin multiple mug
     nail necklace newton nickel night notebook note novel number nut
@@ -131,7 +102,7 @@ _NOUNS = words(
     round row rpm rule
     sandwich seashell seat second section seed sentence serving session set sheep sheet
     shelf shell ship shirt shoe shot side sister situp skirt slice snack sock soda solution song
-    space spoon square stair stamp star state step sticker stick stone store straw strawberry
+    space spoon stair stamp star state step sticker stick stone store straw strawberry
     string student sum sweet
     table tablespoon tail task teacher team teaspoon term test ticket tie tile time tin tire token
     ton tooth towel town toy train tray tree triangle trip truck tube turn turtle type
@@ -177,7 +148,7 @@ _IRREGULAR_PLURALS = {
 
 
 def singular(word: str) -> str:
-    """Returns a noun in the singular, or at least plurals and singulars in one spelling."""
+    """Returns a noun in the singular, or at least one spelling for its plural and singular."""
     word = word.lower()
     if word == "squares":  # the figures; "square" in front of a unit is a power
         return word
@@ -185,7 +156,7 @@ def singular(word: str) -> str:
         return _IRREGULAR_PLURALS[word]
     if word.endswith(("ches", "shes", "xes", "sses")):
         return word[:-2]
-    if word.endswith(("ies", "ie")) and len(word) > 4:  # cookies are spelled as berries are
+    if word.endswith(("ies", "ie")) and len(word) > 4:  # cookies are spelled like berries
         return word.removesuffix("s").removesuffix("ie") + "y"
     if word.endswith("s") and not word.endswith("ss") and len(word) > 2:
         return word[:-1]
@@ -194,21 +165,34 @@ def singular(word: str) -> str:
 
 def unit_name(word: str) -> str:
     """Returns the name under which units are compared: "Feet" and "ft" are "foot"."""
-    name = singular(word)
-    return UNITS.get(name, name)
+    return named_unit(word) or named_unit(singular(word)) or singular(word)
 
 
-_KNOWN_NOUNS = frozenset(map(unit_name, _NOUNS | UNIT_WORDS)) - {"2", "3", "/"}
+_SHORT_WORDS = words("no it is in on of to or at by as an we he be do so up")
+
+
+def folded(word: str) -> str:
+    """Returns a word in lower case, unless its capitals may have a meaning.
+
+    Capitals do in short words and inside of a word: AA and Aa are two genotypes, CO and Co two
+    substances.
+    """
+    is_plain = word.islower() or word.isupper() or word.istitle()
+    is_long = len(word) > 2 or word.lower() in _SHORT_WORDS
+    return word.lower() if is_plain and is_long else word
+
+
+_KNOWN_NOUNS = frozenset(map(unit_name, _NOUNS)) | UNIT_NAMES | {"celsius", "fahrenheit"}
 _KNOWN_MODIFIERS = frozenset(map(unit_name, _MODIFIERS)) | _MODIFIERS
 
 
 def is_unit(name: str, more_nouns: frozenset[str]) -> bool:
-    """Returns whether the words of a unit's name say what is measured or counted.
+    """Returns whether the words of a unit's name describe a measured or counted thing.
 
     At least one word must be a noun, from the lists of this module or among `more_nouns`, which are
-    in the singular. The rest may be words that go with a noun.
+    in the singular. The other words may be modifiers of a noun.
     """
-    names = name.split()
+    names = [word for word in name.split() if not word.lstrip("-").isdigit()]
     nouns = [word for word in names if word in _KNOWN_NOUNS or word in more_nouns]
-    others = [word for word in names if word not in nouns]
-    return bool(nouns) and all(word in _KNOWN_MODIFIERS or word.isdigit() for word in others)
+    modifiers = [word for word in names if word not in nouns]
+    return bool(nouns) and all(word in _KNOWN_MODIFIERS for word in modifiers)

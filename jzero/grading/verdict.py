@@ -1,36 +1,46 @@
 """The verdict on an answer to a mathematical question: `grade`.
 
-An answer is correct only if the one final answer, where the template wants it, is the gold, and
-does not merely repeat the question.
+An answer is correct only if the single final answer, at the place that the template requires,
+equals the gold and does not merely repeat the question.
 
 Reasons of a grade:
 - correct
 - wrong value
-- no answer: there is none where the template wants it
-- unparsed: the answer is beyond the grammar or its limits, or a word after its number is no unit
+- no answer: the response has none at the place that the template requires
+- unparsed: the grammar or its limits refuse the answer, or a word after its number is not a unit
 - echo: the answer equals the gold, but is the question's own formula
-- no gold: there was nothing to compare with
+- no gold: there is no gold to compare with
 
-The verifier "fast" takes only a number where the gold is written as a number. The verifier
-"math_verify" takes arithmetic, too, and notes where the package math-verify disagrees; the score
-stays ours. The verifier "last_number" is oat's for GSM8K (`jzero.grading.last_number`): it reads
-the response without its template.
+This is the verifier "fast". If the gold is written as a number, only a number is correct. The
+verifiers of published runs are in `jzero.grading.published`.
 """
 
 import functools
 import re
+from collections.abc import Callable
+from fractions import Fraction
 
-from jzero.grading import last_number
 from jzero.grading.applications import function_names
-from jzero.grading.equivalence import equal
-from jzero.grading.expressions import Node, split_unit, unit_names
-from jzero.grading.extract import extract_answer
-from jzero.grading.latex_lexer import tokenize, with_euler_number
+from jzero.grading.echo import is_echo
+from jzero.grading.equivalence import Rules, equal
+from jzero.grading.expressions import Node, unit_names
+from jzero.grading.extract import extract_answer, last_box
+from jzero.grading.latex_lexer import simplified_text, tokenize, with_euler_number
 from jzero.grading.latex_parser import Reading, parse
+from jzero.grading.numerals import other_reading, with_decimal_point
+from jzero.grading.phrases import Choice, number_in_words, number_of_sentence, read_choice
 from jzero.grading.units import MULTIPLIERS, is_unit, singular, unit_name
 from jzero.types import Grade
 
 _WORD = re.compile("[a-z]+")
+# Characters that do not change an answer. Comparing the remaining text decides most correct
+# answers.
+_SPACES_AND_SIGNS = re.compile(
+    r"(?<=[-+*/=(){}^_])[ ]+|[ ]+(?=[-+*/=(){}^_])|(?<!\\)\$|(?<=\\)[dt](?=frac)"
+    r"|\\(?:left|right)(?![A-Za-z.])"
+)
+# Most golds are such numbers, and so are most wrong answers to them.
+_PLAIN_NUMBER = re.compile(r"-?[0-9]{1,100}(?:\.[0-9]{1,100})?")
 _COUNTED = re.compile(r"\bhow many ([a-z]+)")
 
 
@@ -40,34 +50,55 @@ def grade(
     *,
     template: str,
     question: str = "",
-    verifier: str = "fast",
+    units: str = "exact",
 ) -> Grade:
     """Grades a response: the score is 1.0 or 0.0.
 
-    `gold` is an answer, or a list of answers any of which will do. `template` says how the response
-    marks its answer (`extract.TEMPLATES`). A formula that occurs in `question` does not count,
-    unless it is the gold as it is written.
+    `gold` is an answer, or a list of accepted answers. `template` tells how the response marks its
+    answer (`extract.TEMPLATES`). A formula that occurs in `question` does not count, unless it is
+    the gold exactly as written. With units="convert", a quantity may have another unit than the
+    gold.
     """
-    if verifier == "last_number":
-        return last_number.grade(response, gold)
     answer = extract_answer(response, template)
     if answer is None:
         return Grade(0.0, False, "no answer")
+    if answer == gold:
+        return Grade(1.0, True, "correct")
     candidates = gold if isinstance(gold, list) else [gold]
     golds = [str(item) for item in candidates if item is not None and str(item).strip()]
-    reasons = [_reason(answer, item, question, verifier == "fast") for item in golds]
+    rules = Rules(converts_units=units == "convert")
+    reasons = [_reason(answer, item, question, rules) for item in golds]
     correct = "correct" in reasons
     if correct:
         reason = "correct"
     else:
         reason = reasons[0] if reasons else "no gold"
-    if verifier == "math_verify" and _math_verify(answer, golds, default=correct) != correct:
-        reason += "; math-verify disagrees"
     return Grade(float(correct), correct, reason)
 
 
-def _reason(answer: str, gold: str, question: str, strict: bool) -> str:
+def _reason(answer: str, gold: str, question: str, rules: Rules) -> str:
+    if answer == gold:
+        return "correct"
     gold = extract_answer(gold, "answer") or ""
+    if "\\boxed" in gold:
+        gold = last_box(gold) or gold
+    # Most answers are decided here, without the parser.
+    if _PLAIN_NUMBER.fullmatch(answer) and _PLAIN_NUMBER.fullmatch(gold):
+        return "correct" if Fraction(answer) == Fraction(gold) else "wrong value"
+    if _SPACES_AND_SIGNS.sub("", answer) == _SPACES_AND_SIGNS.sub("", gold) != "":
+        return "correct"
+
+    def compare(answer: str, gold: str) -> str:
+        return _compared(answer, gold, question, rules)
+
+    # The cheap comparisons of text did not decide: compares the parsed answers.
+    reason = compare(answer, gold)
+    if reason == "correct" or reason == "echo":
+        return reason
+    return "correct" if _is_correct_in_other_reading(answer, gold, reason, compare) else reason
+
+
+def _compared(answer: str, gold: str, question: str, rules: Rules) -> str:
     if tokenize(answer) and tokenize(answer) == tokenize(gold):
         return "correct"
     functions, counted = function_names(answer, gold), _counted_numerals(question)
@@ -75,15 +106,51 @@ def _reason(answer: str, gold: str, question: str, strict: bool) -> str:
     tree = parse(answer, Reading(functions, _has_euler_number(gold), counted))
     if tree is None:
         return "unparsed"
-    if gold_tree is None or not equal(tree, gold_tree, strict):
+    if gold_tree is None or not equal(tree, gold_tree, rules):
         return "wrong value"
     if not _has_known_units(tree, gold, question):
         return "unparsed"
-    # A number or a name may well occur in the question, also with its unit.
-    is_atom = split_unit(tree)[0].kind in ("number", "symbol", "text")
-    if tree == gold_tree or is_atom or not _is_in_question(answer, question):
-        return "correct"
-    return "echo"
+    return "echo" if is_echo(answer, tree, gold_tree, question) else "correct"
+
+
+def _is_correct_in_other_reading(
+    answer: str, gold: str, reason: str, compare: Callable[[str, str], str]
+) -> bool:
+    """Returns whether the answer is correct as a choice, as a number with commas, or as a sentence.
+
+    Each of these readings is tried only if the usual one did not give the gold.
+    """
+    text, gold_text = simplified_text(answer), simplified_text(gold)
+    choice, gold_choice = read_choice(text), read_choice(gold_text)
+    if choice or gold_choice:
+        return _is_same_choice(choice, gold_choice, text, gold_text, compare)
+    number, gold_number = other_reading(text), other_reading(gold_text)
+    number = number or with_decimal_point(text, gold_text) or number_in_words(text)
+    gold_number = gold_number or number_in_words(gold_text)
+    # Commas in the other answer mean a list, and then the commas here also separate items.
+    if (number and "," not in gold_text) or (gold_number and "," not in text):
+        return compare(number or text, gold_number or gold_text) == "correct"
+    sentence = number_of_sentence(text) if reason == "unparsed" else ""
+    return sentence != "" and compare(sentence, gold) == "correct"
+
+
+def _is_same_choice(
+    choice: Choice | None,
+    gold_choice: Choice | None,
+    text: str,
+    gold_text: str,
+    compare: Callable[[str, str], str],
+) -> bool:
+    """Compares letters if both sides have one, and values if both sides have one."""
+    if choice and gold_choice:
+        if choice.letter != gold_choice.letter:
+            return False
+        if not choice.value or not gold_choice.value:
+            return True
+        return compare(choice.value, gold_choice.value) == "correct"
+    value = choice.value if choice else text
+    gold_value = gold_choice.value if gold_choice else gold_text
+    return bool(value and gold_value) and compare(value, gold_value) == "correct"
 
 
 def _has_known_units(tree: Node, gold: str, question: str) -> bool:
@@ -110,26 +177,3 @@ def _counted_numerals(question: str) -> frozenset[str]:
     """Returns the numerals that a question counts: "dozen" for "How many dozen eggs ...?"."""
     words = map(singular, _COUNTED.findall(question.lower()))
     return frozenset(word for word in words if word in MULTIPLIERS)
-
-
-def _is_in_question(answer: str, question: str) -> bool:
-    return _without_braces(answer) in _without_braces(question)
-
-
-def _without_braces(text: str) -> str:
-    return "".join(f" {token} " for token in tokenize(text) if token not in "{}")
-
-
-def _math_verify(answer: str, golds: list[str], default: bool) -> bool:
-    """Returns the verdict of the package math-verify, `default` where it has none."""
-    import math_verify  # an extra
-
-    try:
-        prediction = math_verify.parse(f"${answer}$", parsing_timeout=1)
-        for gold in golds:
-            parsed_gold = math_verify.parse(f"${gold}$", parsing_timeout=1)
-            if math_verify.verify(parsed_gold, prediction, timeout_seconds=1):
-                return True
-        return False
-    except Exception:  # whatever the package raises on a hostile answer
-        return default

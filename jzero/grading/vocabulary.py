@@ -1,6 +1,6 @@
-r"""The words of mathematical answers: how LaTeX and English spell what the grammar knows.
+"""The words of mathematical answers: the LaTeX and English spellings that the grammar knows.
 
-`latex_lexer` brings every spelling of a token to one, `latex_parser` reads the names of functions,
+`latex_lexer` reduces all spellings of a token to one. `latex_parser` reads the names of functions,
 Greek letters and brackets. The words of units are in `units`.
 """
 
@@ -18,19 +18,25 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Commands that only set type. They are dropped.
+# Commands that only control typesetting. They are dropped.
 TYPESETTING = words(
     """left right middle displaystyle quad qquad big Big bigg Bigg bigl bigr biggl biggr Bigl Bigr
     mathbf mathit bm boldsymbol mathsf boxed rm bf it vec"""
 )
 
-FUNCTIONS = words("sin cos tan cot sec csc asin acos atan sinh cosh tanh exp log")
+FUNCTIONS = words(
+    """sin cos tan cot sec csc asin acos atan acot asec acsc sinh cosh tanh coth sech csch
+    asinh acosh atanh acoth asech acsch exp log lg sgn cis"""
+)
 
-# Commands that are functions of which the grader knows no values: they are only compared.
+# Kinds of nodes that bind a symbol: their parts are a formula, the symbol and the limits.
+BINDERS = frozenset(("sum", "product", "integral", "limit"))
+
+# Commands that are functions with values unknown to the grader: they are only compared.
 OPAQUE_FUNCTIONS = words("gcd lcm max min det deg dim Pr")
 
 # Signs of money, which stand before or after an amount.
-CURRENCIES = frozenset(("\\$", "€", "£", "¥", "₹"))
+CURRENCIES = frozenset(("\\$", "€", "£", "¥", "₹", "¢"))
 
 # Commands that are names of symbols.
 GREEK = words(
@@ -39,8 +45,10 @@ GREEK = words(
     ell angle triangle"""
 )
 
-# Commands that may stand without their backslash.
-COMMANDS_WITHOUT_BACKSLASH = FUNCTIONS | words("sqrt pi ln arcsin arccos arctan")
+# Commands that may be written without their backslash.
+COMMANDS_WITHOUT_BACKSLASH = (
+    FUNCTIONS | words("sqrt pi ln arcsin arccos arctan arccot arsinh arcosh artanh tg ctg")
+) - {"sgn"}
 
 # Every spelling of a token, with the token. Commands are without their backslash.
 TOKENS = inverted(
@@ -64,7 +72,19 @@ TOKENS = inverted(
         "∩": "cap",
         "∈": "in",
         ":": "colon {:}",
-        ",": "{,} and or",
+        ",": "{,}",
+        "∧": "wedge land",
+        "∨": "vee lor",
+        "¬": "neg lnot",
+        "→": "to rightarrow implies Rightarrow longrightarrow Longrightarrow ⇒",
+        "↔": "iff leftrightarrow Leftrightarrow longleftrightarrow ⇔",
+        "∖": "setminus smallsetminus backslash",
+        "≡": "equiv",
+        '"Re': "Re",
+        '"Im': "Im",
+        "\\prod": "∏",
+        "\\sum": "∑",
+        "\\int": "∫",
         "≤": "le leq leqslant <=",
         "≥": "ge geq geqslant >=",
         "<": "lt",
@@ -88,11 +108,20 @@ TOKENS = inverted(
         "\\log": "ln",
         "\\asin": "arcsin",
         "\\acos": "arccos",
-        "\\atan": "arctan",
+        "\\atan": "arctan arctg",
+        "\\acot": "arccot arcctg",
+        "\\asec": "arcsec",
+        "\\acsc": "arccsc",
+        "\\asinh": "arcsinh arsinh",
+        "\\acosh": "arccosh arcosh",
+        "\\atanh": "arctanh artanh",
+        "\\tan": "tg",
+        "\\cot": "ctg cotg",
+        "\\sgn": "sign",
     }
 )
 
-# An opening and a closing bracket, with the kind of node that they make.
+# An opening and a closing bracket, with the kind of their node.
 BRACKETS = inverted(
     {
         "tuple": "() (] [) []",

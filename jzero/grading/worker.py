@@ -1,151 +1,182 @@
-"""A grader process: what `pool` starts, sends items to, and kills.
+"""A grader process, which `pool` starts as the child of a `keeper`, sends items to, and kills.
 
-Messages are JSON over one pipe. The process says "ready" once it can grade. Then it takes a list of
-items a message and answers with one message for every item, in their order:
+Messages are JSON over one `pipe`. The process sends "ready" once it can grade. Each further message
+from the pool is a list of items. The process answers each item with one message, in order:
 
     item    [number, grader, response, gold, settings, earlier turns or null, episode]
     answer  ["answer", number, fields of the Grade]
 
-`grader` is the name of a task or "module:function". `settings` are JSON in a string, because only
-they become a namespace: golds stay as they are. `earlier` are pairs of a turn's text and the fields
-of its grade; with them, the task is asked for a reply to the response, too. `episode` are the
-values of `tasks.user_functions.FROM_EPISODE` that reward functions ask for, for an environment
-`tasks.environment.episode_values`, and for an episode with tools
-`tasks.tools.episodes.episode_values`. A step that was awaited in the event loop comes with its
-grade, as `graded`, and with the names of the reward functions that have been `called`.
+- `grader` is the name of a task or "module:function".
+- `settings` are the fields of a `config.TaskConfig`, as JSON in a string.
+- `earlier` are pairs of a turn's text and the fields of its grade. With them, the task is also
+  asked for a reply to the response.
+- `episode` holds the values of `tasks.user_functions.FROM_EPISODE` that reward functions ask for,
+  for an environment `tasks.environment.episode_values`, and for an episode with tools
+  `tasks.tools.episodes.episode_values`. A step that was awaited in the event loop comes with its
+  grade, as `graded`, and with the names of the reward functions that have been `called`.
 
-Two more messages may come before an answer:
+Two more messages may precede an answer:
 
-    stage   ["stage", is the user's, function, seconds, score, correct]
+    stage   ["stage", is_user_code, function, seconds, score, correct]
     note    ["note", function, kind, text]
 
-A stage says whose code runs from now on, so that the pool knows how long to wait and whom to blame
-if the process ends. `function` is "" while the grader runs, `seconds` are the wall-clock limit of a
-reward function of the user's or null, `score` and `correct` are the grader's verdict so far. A note
-is what a function printed, or the traceback of what it raised: for people, once.
+A stage announces which code runs next. The pool uses it for its time limit, and to find the code to
+blame if the process ends. `is_user_code` is true for user-defined code, `function` is "" while the
+grader runs, `seconds` is the wall-clock limit of a user-defined reward function or null, `score`
+and `correct` are the grader's verdict so far. A note contains the text that a function printed, or
+the traceback of its error; the pool shows it to the user once.
 
 Responses are hostile. An item that takes too long, or too much memory, ends the process; the pool
-finds out from the end of the pipe. Reward functions of the user's are not hostile, and may take
-more: their limits are `task.reward.seconds` and `task.reward.memory_gib`, and they may write files.
+notices the end of the pipe. User-defined reward functions are not hostile, and may take more: their
+limits are `task.reward.seconds` and `task.reward.memory_gib`, and they may write files.
+`tasks.bounds` reads their return values.
 """
 
 import contextlib
-import ctypes
 import io
 import json
 import os
 import resource
 import signal
-import sys
+import socket
 import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
-from multiprocessing import connection
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from jzero.errors import UserError
+from jzero.grading.keeper import OUT_OF_MEMORY, MemoryLimit
+from jzero.grading.pipe import MAX_MESSAGE, Pipe
 from jzero.types import Grade
 
 if TYPE_CHECKING:
-    from jzero.config import TaskConfig
     from jzero.tasks.turn import Item
 
 MAX_MEMORY = 2 << 30  # bytes of address space that grading may take
 MAX_NOTE = 4000  # characters
-MAX_MESSAGE = 200  # characters of what a function raised
-PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+LOADING_SECONDS = 120.0  # to import the packages of a verifier on a busy machine
+MAX_NOTES = 20  # per function, which may raise errors of any number of types
 
-_NOTED: set[tuple[str, str]] = set()  # function and kind of the notes that this process has sent
+_LOADED = {"", "fast"}  # verifiers that have no packages, or that this process has imported
+_NOTED: set[tuple[str, str]] = set()  # (function, kind) of the notes that this process has sent
 
 
 class _Pipe:
-    """Our end of the pipe to the pool.
+    """This process's end of the pipe to the pool.
 
-    Where the other end is closed the pool has ended, and this process ends, too: nobody waits for
-    what it would say.
+    If the other end is closed, the pool has ended and its grades are no longer needed. This process
+    then exits at once, without running the exit handlers of user-defined code.
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._connection = connection.Connection(descriptor)
+        self._pipe = Pipe(socket.socket(fileno=descriptor))
+        self.has_run_user_code = False
 
     def receive(self) -> list[Any]:
         try:
-            return json.loads(self._connection.recv_bytes())
-        except (EOFError, ConnectionResetError):
-            sys.exit()
+            return json.loads(self._pipe.receive())
+        except (EOFError, OSError):
+            os._exit(0)
 
     def send(self, *message: object) -> None:
+        self.send_text(json.dumps(message))
+
+    def send_text(self, message: str) -> None:
         try:
-            self._connection.send_bytes(json.dumps(message).encode())
-        except (BrokenPipeError, ConnectionResetError):
-            sys.exit()
+            self._pipe.send(message.encode())
+        except OSError:
+            os._exit(0)
 
     def send_stage(
-        self, is_users: bool, function: str, seconds: float | None, grade: Grade | None
+        self, is_user_code: bool, function: str, seconds: float | None, grade: Grade | None
     ) -> None:
-        """Says whose code runs from now on; `grade` is the grader's verdict, if there is one."""
+        """Announces the code that runs next; `grade` is the grader's verdict, if it exists."""
+        self.has_run_user_code |= is_user_code
         score, correct = (grade.score, grade.correct) if grade else (0.0, False)
-        self.send("stage", is_users, function, seconds, score, correct)
+        self.send("stage", is_user_code, function, seconds, score, correct)
 
     def send_note(self, function: str, kind: str, text: str) -> None:
-        """Sends a text for people, the first of its kind in this process."""
-        if (function, kind) not in _NOTED:
+        """Sends a text for the user, if it is the first of its kind in this process."""
+        num_notes = sum(noted == function for noted, _ in _NOTED)
+        if (function, kind) not in _NOTED and num_notes < MAX_NOTES:
             _NOTED.add((function, kind))
             self.send("note", function, kind, text[-MAX_NOTE:])
 
 
-def work(descriptor: int) -> None:
-    """Grades what comes through a pipe, until the pipe or the process ends.
+def work(descriptor: int, memory_limit: MemoryLimit) -> None:
+    """Grades the items that come through a pipe, until the pipe or the process ends.
 
     This is the main function of a grader process; `descriptor` is the file descriptor of its end of
-    the pipe. The settings are a namespace, because `jzero.config` would import jax.
+    the pipe, and the keeper reads `memory_limit`.
     """
-    _end_with_parent()
-    # After the guard above, since it may take a second. This process is the one place where grading
-    # knows of tasks.
+    # Only the run handles Ctrl-C.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Imported here, because the import may take a second. This process is the only place where
+    # grading depends on tasks.
+    from jzero import config
     from jzero.tasks import turn
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # crashes must not fill the disk with cores
     _limit_resources(MAX_MEMORY)
     pipe = _Pipe(descriptor)
     pipe.send("ready")
-    while True:
-        for number, name, response, gold, settings, earlier, episode in pipe.receive():
-            task = json.loads(settings, object_hook=_namespace)
-            turns = None if earlier is None else turn.read_turns(earlier)
-            item = turn.Item(name, response, gold, task, turns, episode)
-            pipe.send("answer", number, vars(_grade(pipe, item)))
+    try:
+        while True:
+            for number, name, response, gold, settings, earlier, episode in pipe.receive():
+                task = config.read_section(config.TaskConfig, json.loads(settings))
+                turns = None if earlier is None else turn.read_turns(earlier)
+                item = turn.Item(name, response, gold, task, turns, episode)
+                pipe.send_text(_to_answer(number, _grade(pipe, item, memory_limit), item))
+    except BaseException as error:
+        if not pipe.has_run_user_code:
+            raise  # a bug in the grader: the traceback shows where
+        # User-defined code has replaced something that every program needs, such as `len`. A
+        # traceback of the grader would point at the wrong place.
+        os.write(2, b"user-defined code has broken its grader process: %a\n" % type(error))
+        os._exit(1)
 
 
-def _end_with_parent() -> None:
-    """Leaves no orphan behind, and leaves Ctrl-C to the parent."""
-    if sys.platform == "linux":
-        # A parent that is killed can kill nobody: the kernel does. Elsewhere the process ends when
-        # it next reads from the pipe.
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _to_answer(number: int, grade: Grade, item: "Item") -> str:
+    """Returns the message with a grade. A grade that is not JSON, or too long, becomes a failed
+    grade.
+
+    Grades from a reward function that is called for all responses of a step have no other bound.
+    """
+    try:
+        message = json.dumps(["answer", number, vars(grade)], allow_nan=False)
+        # The pool would treat a longer message as a broken worker.
+        if len(message) > MAX_MESSAGE:
+            raise ValueError(f"the grade takes {len(message):,} bytes")
+    except (TypeError, ValueError, RecursionError) as error:
+        from jzero.tasks import bounds
+
+        reason = bounds.one_line(f"error: {bounds.describe(error)}")
+        failed = Grade(0.0, False, reason, failed=item.is_of_users)
+        return json.dumps(["answer", number, vars(failed)])
+    return message
 
 
 def _limit_resources(memory: int) -> None:
-    """Limits what a hostile response can take: `memory` bytes of address space, and no files.
+    """Limits a hostile response to `memory` bytes of address space, and to no files.
 
-    These are soft limits, which `_users_limits` lifts for a while.
+    These are soft limits, which `_user_code_limits` lifts temporarily.
     """
     _set_soft_limit(resource.RLIMIT_AS, memory)
-    # Graders write no files; pipes have no size. The imports before may have written bytecode.
+    # Graders write no files, and pipes are not limited by file size. Set after the imports, which
+    # may have written bytecode.
     _set_soft_limit(resource.RLIMIT_FSIZE, 0)
 
 
 def _set_soft_limit(kind: int, limit: int) -> None:
-    _, most = resource.getrlimit(kind)
-    if most != resource.RLIM_INFINITY:
-        limit = most if limit == resource.RLIM_INFINITY else min(limit, most)
-    resource.setrlimit(kind, (limit, most))
+    _, hard_limit = resource.getrlimit(kind)
+    if hard_limit != resource.RLIM_INFINITY:
+        limit = hard_limit if limit == resource.RLIM_INFINITY else min(limit, hard_limit)
+    resource.setrlimit(kind, (limit, hard_limit))
 
 
 def _address_space() -> int:
-    """Returns the bytes of address space that this process has; 0 where the system has no /proc."""
+    """Returns the bytes of address space of this process; 0 if the system has no /proc."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             pages = int(file.read().split()[0])
@@ -155,85 +186,112 @@ def _address_space() -> int:
 
 
 @contextlib.contextmanager
-def _users_limits(memory_gib: float) -> Iterator[None]:
-    """Gives a reward function of the user's its own limits, and takes grading's back afterwards."""
+def _user_code_limits(memory_gib: float, memory_limit: MemoryLimit) -> Iterator[None]:
+    """Gives user-defined code its own limits, and restores the grader's limits afterwards.
+
+    The address space bounds this process. The keeper also bounds the memory of all processes that
+    the code has started.
+    """
+    # Stops the grader's CPU timer: the pool limits the wall time of user-defined code.
     remaining, _ = signal.setitimer(signal.ITIMER_PROF, 0)
-    memory = int(memory_gib * 2**30) if memory_gib else resource.RLIM_INFINITY
-    _set_soft_limit(resource.RLIMIT_AS, memory)
+    memory = int(memory_gib * 2**30)
+    memory_limit.set(memory)
+    _set_soft_limit(resource.RLIMIT_AS, memory or resource.RLIM_INFINITY)
     _set_soft_limit(resource.RLIMIT_FSIZE, resource.RLIM_INFINITY)
     try:
         yield
     finally:
-        # What the function keeps, such as a model of its own, is not the next response's to pay.
+        # Memory that the function keeps, such as a loaded model, must not count against the next
+        # response.
         _limit_resources(MAX_MEMORY + _address_space())
         signal.setitimer(signal.ITIMER_PROF, remaining)
 
 
-def _namespace(values: dict[str, object]) -> SimpleNamespace:
-    return SimpleNamespace(**values)
-
-
-def _grade(pipe: _Pipe, item: "Item") -> Grade:
+def _grade(pipe: _Pipe, item: "Item", memory_limit: MemoryLimit) -> Grade:
     """Returns the grade of one response, with the seconds that grading took.
 
-    A grader of jzero's that raises scores 0, because a hostile response may make it raise. Where
-    code of the user's raises, the grade is `failed`. A grader that takes more than
+    If a grader of jzero raises, the response scores 0, because a hostile response may make it
+    raise. If user-defined code raises, the grade is `failed`. A grader that takes more than
     `task.grade_seconds` of CPU time ends the process.
     """
-    from jzero.tasks import turn
+    from jzero.tasks import bounds, turn
 
+    # Lifts the keeper's limit, which user-defined code of the previous item may have left.
+    memory_limit.set(0)
+    try:
+        _load_verifier(pipe, item.task.verifier)
+    except UserError as error:
+        return Grade(0.0, False, bounds.one_line(f"error: {error}"), failed=True)
     if item.is_of_users:
         pipe.send_stage(True, "", None, None)
-    # The kernel's timer, whose signal has no handler in Python: it also ends a regular expression
-    # or a power that does not return to the interpreter. It counts CPU time, so that a busy machine
-    # does not change a grade; the pool limits the wall time of what sleeps.
+    # The signal of the kernel's timer has no handler in Python, so it also ends a regular
+    # expression or a power that does not return to the interpreter. The timer counts CPU time, so
+    # that a busy machine does not change a grade; the pool limits the wall time of code that
+    # sleeps.
     signal.setitimer(signal.ITIMER_PROF, item.task.grade_seconds)
     start = time.perf_counter()
 
     def guard(function: str, grade: Grade) -> contextlib.AbstractContextManager[None]:
-        return _running_users(pipe, function, item.task, grade, item.is_of_users)
+        return _user_code(pipe, function, item, grade, item.is_of_users, memory_limit)
 
     try:
-        with _shown_once(pipe, item.name):
+        with _captured_output(pipe, item.name):
             grade = turn.answer(item, guard)
     except MemoryError:
-        os._exit(1)  # at once: a clean-up takes memory, and a new process has a clean heap
+        # Exits at once: a clean-up takes memory, and a new process has a clean heap.
+        os._exit(OUT_OF_MEMORY)
     except turn.FunctionFailedError as failure:
         cause = failure.__cause__
         assert cause is not None, f"{failure=}"
-        reason = f"error: {failure.function}: {_describe(cause)}"
         _note_traceback(pipe, failure.function, cause)
-        # The episode has no score any more, so that nobody needs a reply.
-        reason = reason[: turn.MAX_REASON]
-        grade = replace(failure.grade, reason=reason, failed=True, reply=None)
-    except (Exception, SystemExit) as error:  # graders of users, and what a response makes them do
+        reason = bounds.one_line(f"error: {failure.function}: {bounds.describe(cause)}")
+        # A failed episode has no score, so it needs no reply.
+        grade = replace(
+            failure.grade,
+            reason=reason,
+            failed=True,
+            failed_function=failure.function,
+            reply=None,
+        )
+    except BaseException as error:  # raised by a user-defined grader, or caused by a response
         _note_traceback(pipe, item.name, error)
-        reason = f"error: {_describe(error)}"
-        grade = Grade(0.0, False, reason[: turn.MAX_REASON], failed=item.is_of_users)
+        reason = bounds.one_line(f"error: {bounds.describe(error)}")
+        grade = Grade(0.0, False, reason, failed=item.is_of_users)
+    # A turn without a reply ends the episode.
     if "has_tools" in item.episode and grade.reply is None:
-        _end_tools(pipe, item.episode["episode"], item.task, grade)
+        _end_tools(pipe, item, grade, memory_limit)
     signal.setitimer(signal.ITIMER_PROF, 0)
     return replace(grade, seconds=time.perf_counter() - start)
 
 
-def _describe(error: BaseException) -> str:
-    """Returns the type and the message of an error; making its message may fail, too."""
-    try:
-        message = str(error)
-    except Exception:
-        message = ""
-    return f"{type(error).__name__}: {message[:MAX_MESSAGE]}"
+def _load_verifier(pipe: _Pipe, verifier: str) -> None:
+    """Imports the packages of a published verifier, once, outside of the time limit of an item.
+
+    Raises:
+        UserError: a package is missing or broken.
+    """
+    from jzero.grading import published
+
+    if verifier in _LOADED:
+        return
+    pipe.send_stage(False, "", LOADING_SECONDS, None)
+    published.load(verifier)
+    _LOADED.add(verifier)
+    pipe.send_stage(False, "", None, None)
 
 
 def _note_traceback(pipe: _Pipe, function: str, error: BaseException) -> None:
     """Sends the traceback of the first error of each type that a function raises.
 
-    A hostile response may cause as many errors as it likes. The first one shows a mistake in a
-    grader or in a reward function.
+    A hostile response may cause any number of errors. The first one shows a mistake in a grader or
+    in a reward function.
     """
-    with contextlib.suppress(Exception):  # the printing of a hostile error may fail, too
+    from jzero.tasks import bounds
+
+    text = ""
+    with contextlib.suppress(BaseException):  # the printing of a hostile error may fail, too
         text = "".join(traceback.format_exception(error))
-        pipe.send_note(function, f"raised {type(error).__name__}", text)
+    pipe.send_note(function, f"raised {bounds.type_name(error)}", text)
 
 
 class _FirstText(io.TextIOBase):
@@ -248,8 +306,8 @@ class _FirstText(io.TextIOBase):
 
 
 @contextlib.contextmanager
-def _shown_once(pipe: _Pipe, function: str) -> Iterator[None]:
-    """Catches what a function prints, and sends the first of it for people to see."""
+def _captured_output(pipe: _Pipe, function: str) -> Iterator[None]:
+    """Captures the output of a function, and sends the first part of it to be shown to the user."""
     printed = _FirstText()
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
@@ -259,38 +317,43 @@ def _shown_once(pipe: _Pipe, function: str) -> Iterator[None]:
             pipe.send_note(function, "printed", printed.text)
 
 
-def _end_tools(pipe: _Pipe, name: str, task: "TaskConfig", grade: Grade) -> None:
+def _end_tools(pipe: _Pipe, item: "Item", grade: Grade, memory_limit: MemoryLimit) -> None:
     """Ends the tools of an episode that is over."""
     from jzero.tasks.tools import episodes as tool_episodes
     from jzero.tasks.turn import FunctionFailedError
 
-    # The episode has its score, whatever its tools do at their end.
+    # The episode keeps its score even if its tools fail while they end.
     with (
         contextlib.suppress(FunctionFailedError),
-        _running_users(pipe, "the tools", task, grade, is_users=False),
+        _user_code(pipe, "the tools", item, grade, False, memory_limit),
     ):
-        tool_episodes.end(name)
+        tool_episodes.end(item.episode["episode"])
 
 
 @contextlib.contextmanager
-def _running_users(
-    pipe: _Pipe, function: str, task: "TaskConfig", grade: Grade, is_users: bool
+def _user_code(
+    pipe: _Pipe,
+    function: str,
+    item: "Item",
+    grade: Grade,
+    is_user_code: bool,
+    memory_limit: MemoryLimit,
 ) -> Iterator[None]:
-    """Runs code of the user's within limits of its own.
+    """Runs user-defined code within its own limits.
 
-    `function` is its name, `grade` the grader's verdict so far, and `is_users` says whether the
-    grader, which goes on afterwards, is the user's, too.
+    `function` is the name of the code, and `grade` the grader's verdict so far. `is_user_code` is
+    true if the grader, which continues afterwards, is also user-defined.
 
     Raises:
         FunctionFailedError: the code raised.
     """
     from jzero.tasks.turn import FunctionFailedError
 
-    limits = task.reward
+    limits = item.task.reward
     pipe.send_stage(True, function, limits.seconds, grade)
     try:
-        with _users_limits(limits.memory_gib), _shown_once(pipe, function):
+        with _user_code_limits(limits.memory_gib, memory_limit), _captured_output(pipe, function):
             yield
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise FunctionFailedError(function, grade) from error
-    pipe.send_stage(is_users, "", None, grade)
+    pipe.send_stage(is_user_code, "", None, grade)

@@ -1,20 +1,20 @@
-"""Low-rank adapters on a frozen base: their parameters, and the model that both make together.
+"""Low-rank adapters on a frozen base model: their parameters, and the model with an adapter.
 
 LoRA (Hu et al. 2021, arXiv:2106.09685): y = W x + (alpha / R) B (A x) on linear layers, where W is
-frozen and A and B are trained. B starts at 0, so that an untrained adapter changes nothing.
+frozen and A and B are trained. B starts at 0, so an untrained adapter changes nothing.
 
-    adapters.check(model, settings)                            # UserError if it cannot be
+    adapters.check(model, settings)                            # UserError if settings are invalid
     adapter = adapters.init(model, settings, key)              # {"layers": {"q": {"a", "b"}, ...}}
-    params = adapters.join(base, adapter, settings.scale)      # what `qwen.forward` computes with
+    params = adapters.join(base, adapter, settings.scale)      # parameters for `qwen.forward`
     merged = adapters.merge(model, base, adapter, settings.scale)  # plain fp32 parameters, once
 
 A is [L, *inputs, R] and B is [L, R, *outputs], where W is [L, *inputs, *outputs]. Every expert has
-an adapter of its own: W is [L, X, inputs, outputs] then, A [L, X, inputs, R] and B
-[L, X, R, outputs]. Which parameters are weights of linear layers, and how many of their axes are
-inputs, is in the family's table of tensors (`families.py`) and nowhere else.
+a separate adapter: then W is [L, X, inputs, outputs], A [L, X, inputs, R] and B [L, X, R, outputs].
+Only the family's table of tensors (`families.py`) defines which parameters are weights of linear
+layers, and how many of their axes are inputs.
 
-A critic's adapter has the critic's head beside it: {"layers": ..., "value": f32[E]}. The head is
-trained as a whole, for the base has none.
+The adapter of a critic also contains the critic's head: {"layers": ..., "value": f32[E]}. All
+parameters of the head are trained, because the base has none.
 """
 
 import math
@@ -32,14 +32,14 @@ from jzero.model.families import family_of
 from jzero.model.linear import AdaptedWeight, FrozenWeight, LinearWeight, TiledWeight
 from jzero.model.quantized import QuantizedWeight, dequantize, is_quantized
 
-ALL = "all"  # the target that stands for every linear layer
-HEAD = "value"  # of a critic
+ALL = "all"  # target name of all linear layers
+HEAD = "value"  # the critic's head
 
 
 class Target(NamedTuple):
     """The weight of a linear layer that may have an adapter: [*stacked, *inputs, *outputs]."""
 
-    stacked: tuple[int, ...]  # [L], the layers that have this weight; [L, X] of experts
+    stacked: tuple[int, ...]  # [L], the layers that have this weight; [L, X] for experts
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     stacked_axes: tuple[str, ...]  # logical names, see `distributed.mesh.RULES`
@@ -48,7 +48,7 @@ class Target(NamedTuple):
 
     @property
     def highest_rank(self) -> int:
-        """The rank of the weight itself: an adapter of a higher one has nothing to add."""
+        """The largest possible rank of the weight: a higher rank of the adapter adds nothing."""
         return min(math.prod(self.inputs), math.prod(self.outputs))
 
     @property
@@ -58,8 +58,8 @@ class Target(NamedTuple):
 
 # -- which weights have an adapter -----------------------------------------------------------------
 
-# The layouts of `StoredTensor` whose parameters are weights of linear layers, and how many axes
-# lead before the inputs: that of the layers, and that of the experts.
+# Layouts of `StoredTensor` for weights of linear layers -> number of leading axes before the
+# inputs: the axis of the layers, and the axis of the experts.
 LINEAR_LAYOUTS: Mapping[str, int] = {"linear": 1, "expert": 2, "experts": 2}
 
 
@@ -88,18 +88,19 @@ def linear_layers(config: QwenConfig) -> dict[str, Target]:
 
 
 def targets(config: QwenConfig, adapter: AdapterConfig) -> dict[str, Target]:
-    """Returns the weights that have an adapter. Raises UserError if one of them does not exist."""
+    """Returns the weights that have an adapter. Raises UserError for a name that does not exist."""
     layers = linear_layers(config)
-    # A flag may be given once for every name, or once with all of them: q,v.
+    # A flag may be repeated for every name, or given once with all names: q,v.
     text = ",".join(adapter.targets)
     if text in ("", ALL):
         return layers
+    # Names are kept in the table's order, not in the order of the flag.
     names = text.split(",")
     unknown = [name for name in names if name not in layers]
     if unknown:
         raise UserError(
             f"model.adapter.targets={text}: {config.model_type} has no linear "
-            f"layer {unknown[0]}; it has {', '.join(layers)}, and {ALL} alone stands for all of "
+            f"layer {unknown[0]}; it has {', '.join(layers)}, and {ALL} stands for all of "
             "them"
         )
     return {name: target for name, target in layers.items() if name in names}
@@ -110,7 +111,7 @@ def map_linear(
 ) -> Params:
     """Returns `params` with every weight of a linear layer converted.
 
-    convert: takes a leaf of `params`, which may be anything, and which axes the weight has.
+    convert: (leaf of `params`, axes of the weight) -> converted weight. The leaf may have any type.
     """
     layers = dict(params["layers"])
     for name, target in linear_layers(config).items():
@@ -119,7 +120,7 @@ def map_linear(
 
 
 def check(config: QwenConfig, adapter: AdapterConfig) -> None:
-    """Raises UserError if the model cannot have the adapter: unknown targets, too high a rank."""
+    """Raises UserError if the adapter does not fit the model: unknown targets, too high a rank."""
     if not adapter.rank:
         return
     for name, target in targets(config, adapter).items():
@@ -134,39 +135,32 @@ def check(config: QwenConfig, adapter: AdapterConfig) -> None:
 # -- parameters ------------------------------------------------------------------------------------
 
 
-def uniform(key: jax.Array, shape: tuple[int, ...], num_inputs: int) -> jax.Array:
-    """Draws A from U(-1/sqrt(d_in), 1/sqrt(d_in)), as PEFT's Kaiming uniform with a = sqrt(5)."""
-    bound = 1 / math.sqrt(num_inputs)
-    return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
-
-
-# The values of model.adapter.init: (key, shape of A, inputs of the layer) -> A.
-INITIALIZERS: Mapping[str, Callable[[jax.Array, tuple[int, ...], int], jax.Array]] = {
-    "uniform": uniform,
-}
-
-
 def init(config: QwenConfig, adapter: AdapterConfig, key: jax.Array) -> Params:
-    """Returns a new adapter in fp32, for a critic with its head. B is 0.
+    """Returns a new adapter in fp32, with a head for a critic. B is 0.
 
-    The key of an A follows from its place among all linear layers, so that the choice of targets
-    changes no values.
+    A is uniform between -1/sqrt(inputs) and 1/sqrt(inputs), as PEFT's Kaiming uniform with
+    a = sqrt(5).
     """
-    draw = INITIALIZERS[adapter.init]
+    # The key of an A depends on its position among all linear layers, so the choice of targets does
+    # not change any values.
     chosen = targets(config, adapter)
     rank = adapter.rank
     layers = {}
     for place, name in enumerate(linear_layers(config)):
         if name in chosen:
             target = chosen[name]
+            bound = 1 / math.sqrt(math.prod(target.inputs))
             layers[name] = {
-                "a": draw(
+                "a": jax.random.uniform(
                     jax.random.fold_in(key, place),
                     (*target.stacked, *target.inputs, rank),
-                    math.prod(target.inputs),
+                    jnp.float32,
+                    -bound,
+                    bound,
                 ),
                 "b": jnp.zeros((*target.stacked, rank, *target.outputs), jnp.float32),
             }
+    # The head of a critic is trained completely, because the base has none.
     head = {HEAD: qwen.init(config, key)[HEAD]} if config.value_head else {}
     return {"layers": layers, **head}
 
@@ -179,7 +173,7 @@ def abstract(config: QwenConfig, adapter: AdapterConfig) -> Params:
 def logical_axes(config: QwenConfig, adapter: AdapterConfig) -> Params:
     """Returns the tree of `init` with a tuple of logical axis names at every leaf.
 
-    A is split as the inputs of its W are, and B as the outputs. The rank is not split.
+    A is split like the inputs of W, and B like the outputs. The rank is not split.
     """
     layers = {
         name: {
@@ -197,29 +191,30 @@ def num_params(config: QwenConfig, adapter: AdapterConfig) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(abstract(config, adapter)))
 
 
-# -- base and adapter together ---------------------------------------------------------------------
+# -- base and adapter combined ---------------------------------------------------------------------
 
 
 def join(base: Params, adapter: Params, scale: float) -> Params:
-    """Returns the parameters that `qwen.forward` takes: every adapted weight is an `AdaptedWeight`.
+    """Returns the parameters for `qwen.forward`: every adapted weight is an `AdaptedWeight`.
 
-    Copies nothing: the arrays of the result are those of `base` and `adapter`. The leaves may be
-    anything else, such as shardings.
+    Copies nothing: the result shares the arrays of `base` and `adapter`. The leaves may also be
+    other values, such as shardings.
     """
     layers = dict(base["layers"])
     for name, factors in adapter["layers"].items():
         layers[name] = AdaptedWeight(layers[name], factors["a"], factors["b"], scale)
+    # A critic's adapter also has the value head, outside of the layers.
     outside_of_layers = {name: leaf for name, leaf in adapter.items() if name != "layers"}
     return base | outside_of_layers | {"layers": layers}
 
 
-def whole(base: Params, trained: Params, scale: float) -> Params:
-    """Returns the parameters of the whole model: `trained` itself, or joined with a base."""
+def full_params(base: Params, trained: Params, scale: float) -> Params:
+    """Returns the parameters of the complete model: `trained` itself, or joined with a base."""
     return join(base, trained, scale) if base else trained
 
 
 def split(params: Params) -> tuple[Params, Params]:
-    """Undoes `join`: returns the base and the adapter, whose layers are empty without one."""
+    """Undoes `join`: returns the base, and the adapter ({"layers": {}} without one)."""
     adapter = {
         name: {"a": leaf.a, "b": leaf.b}
         for name, leaf in params["layers"].items()
@@ -241,7 +236,7 @@ def scale_of(params: Params) -> float:
 def merge(config: QwenConfig, base: Params, adapter: Params, scale: float) -> Params:
     """Returns the fp32 parameters W + scale * A B of the model without an adapter.
 
-    Of a W in 8 bits they are those of the dequantized weight.
+    An int8 W is dequantized first.
     """
     joined = join(base, adapter, scale)
     num_stacked = {name: len(target.stacked) for name, target in linear_layers(config).items()}
@@ -251,13 +246,14 @@ def merge(config: QwenConfig, base: Params, adapter: Params, scale: float) -> Pa
             return leaf.merged(num_stacked[path[-1].key]).reshape(like.shape)
         if isinstance(leaf, QuantizedWeight):
             return dequantize(leaf, jnp.float32).reshape(like.shape)
-        assert not isinstance(leaf, TiledWeight), "weights in tiles exist within a program alone"
+        assert not isinstance(leaf, TiledWeight), "TiledWeight exists only inside a program"
         return leaf.astype(jnp.float32).reshape(like.shape)
 
     def is_leaf(node: object) -> bool:
         return is_adapted(node) or is_quantized(node)
 
     like = qwen.abstract(config)
+    # `like` has the shapes of the model's parameters, to which merged weights are reshaped.
     return jax.tree_util.tree_map_with_path(merged, joined, like, is_leaf=is_leaf)
 
 

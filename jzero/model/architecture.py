@@ -1,7 +1,7 @@
 """The values that describe a model: its sizes, and the tree that holds its parameters.
 
 Nothing here computes. `layers.py` defines the parameters and the computation of a decoder layer,
-`families.py` says which model family uses which layer, and `qwen.py` builds the whole model.
+`families.py` maps every model family to its layer, and `qwen.py` builds the complete model.
 
 Dimension letters in this package:
   B rows   T tokens of a row   N = B * T tokens, flattened   L layers   V vocabulary
@@ -15,22 +15,22 @@ from jaxtyping import PyTree
 
 from jzero.model.rope import RopeScaling
 
-# A nested dict of arrays: {"embed", "layers": {"q", "k", ...}, "norm"}, and "lm_head" where the
+# A nested dict of arrays: {"embed", "layers": {"q", "k", ...}, "norm"}, with "lm_head" if the
 # embedding is not tied, or "value" in a critic. The leaves below "layers" lead with an axis [L].
 Params = dict[str, PyTree]
 
 
-# The values of `QwenConfig.layer_types`, as a config.json has them.
+# The values of `QwenConfig.layer_types`, as in config.json.
 ATTENTION = "full_attention"
 DELTA_NET = "linear_attention"
 
-# Parameters that stay in fp32 where the others are cast: the gates of a gated delta net are the
-# exponents of exponents, and bf16 would change how fast the state fades by a percent.
+# Parameters that stay in fp32 when the others are cast: the gates of a gated delta net are
+# exponentials of exponentials, and bf16 would change the decay rate of the state by a percent.
 FP32_PARAMETERS = frozenset({"delta_decay", "delta_step_bias"})
 
 
 def kept_dtype(name: str, dtype: str) -> str:
-    """Returns the type of the parameter `name` ("layers.q") where others are cast to `dtype`."""
+    """Returns the type of the parameter `name` ("layers.q") when others are cast to `dtype`."""
     return "float32" if name.rpartition(".")[2] in FP32_PARAMETERS else dtype
 
 
@@ -38,29 +38,29 @@ def kept_dtype(name: str, dtype: str) -> str:
 class DeltaNetConfig:
     """The sizes of a gated delta net (`delta_net.py`)."""
 
-    num_key_heads: int  # of queries, too
+    num_key_heads: int  # also the number of query heads
     num_value_heads: int  # a multiple of `num_key_heads`
     key_dim: int
     value_dim: int
-    kernel_size: int  # inputs that the causal convolution sees
+    kernel_size: int  # width of the causal convolution, in tokens
 
     @property
     def num_channels(self) -> int:
-        """The channels of the convolution: those of q, of k and of v."""
+        """The channels of the convolution: q, k and v of all heads."""
         return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
     @property
     def state_numbers(self) -> int:
-        """The fp32 numbers that one layer keeps of one sequence."""
+        """The number of fp32 values in the state of one layer and one sequence."""
         recurrent = self.num_value_heads * self.key_dim * self.value_dim
         return recurrent + (self.kernel_size - 1) * self.num_channels
 
 
 @dataclass(frozen=True)
 class QwenConfig:
-    """The settings that shape the computation, under the names of Hugging Face's config.json.
+    """The settings that determine the computation, under the names of Hugging Face's config.json.
 
-    They are those of every dense family. The name is from the time when there was only Qwen.
+    They apply to every family. The name dates from the time when Qwen was the only family.
     """
 
     model_type: str  # a key of `families.FAMILIES`
@@ -74,27 +74,27 @@ class QwenConfig:
     tie_word_embeddings: bool
     rope_theta: float
     rms_norm_eps: float
-    # A critic has a scalar head in place of logits. Hugging Face has no such setting.
+    # A critic has a scalar head instead of logits. config.json has no such entry.
     value_head: bool = False
-    # How rotary frequencies are scaled; None: not at all. It is `rope_parameters` in a config.json.
+    # How rotary frequencies are scaled; None: not at all. In config.json: `rope_parameters`.
     rope_scaling: RopeScaling | None = None
-    # What a hybrid of attention and gated delta nets has beside the above: the kind of every layer,
-    # the sizes of its delta nets, and the share of a head's dimensions that RoPE rotates.
+    # For hybrids of attention and gated delta nets: the kind of every layer, the sizes of the delta
+    # nets, and the share of a head's dimensions that RoPE rotates.
     layer_types: tuple[str, ...] | None = None
     delta_net: DeltaNetConfig | None = None
     partial_rotary_factor: float = 1.0
-    # Experts of a layer (`experts.py`), how many of them a token goes to, the width of one, and
+    # For MoE (`experts.py`): experts of a layer, experts per token, the width of one expert, and
     # whether the weights of a token's experts are divided by their sum. 0 experts: a dense MLP.
     num_experts: int = 0
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
     norm_topk_prob: bool = False
-    # The width of an MLP beside the experts that every token goes to. 0: there is none.
+    # The width of the shared MLP next to the experts that every token goes to. 0: no shared MLP.
     shared_expert_intermediate_size: int = 0
 
     @property
     def mlp_width_of_a_token(self) -> int:
-        """Returns the columns of the MLP that one token is multiplied by."""
+        """The MLP width that one token uses: its experts and the shared MLP in an MoE model."""
         if not self.num_experts:
             return self.intermediate_size
         chosen = self.num_experts_per_tok * self.moe_intermediate_size
@@ -107,21 +107,21 @@ class QwenConfig:
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
-        """The numbers of the layers that have attention, and so keys and values to keep."""
+        """The numbers of the layers with attention, which need a KV cache."""
         return self.layers_of(ATTENTION)
 
     @property
     def delta_layers(self) -> tuple[int, ...]:
-        """The numbers of the layers that have a gated delta net, and so a state to keep."""
+        """The numbers of the layers with a gated delta net, which need a recurrent state."""
         return self.layers_of(DELTA_NET)
 
     def layers_of(self, kind: str) -> tuple[int, ...]:
         """Returns the numbers of the layers of a kind. By default all layers have attention."""
         kinds = self.layer_types or (ATTENTION,) * self.num_hidden_layers
-        return tuple(number for number, of_layer in enumerate(kinds) if of_layer == kind)
+        return tuple(number for number, layer_kind in enumerate(kinds) if layer_kind == kind)
 
 
-# The fields of QwenConfig that only a family with experts has in its config.json.
+# Fields of QwenConfig that only families with experts have in config.json.
 EXPERT_FIELDS = (
     "num_experts",
     "num_experts_per_tok",

@@ -1,23 +1,22 @@
 """The gated delta net (Yang et al. 2024, arXiv:2412.06464): linear attention with a state.
 
-Three of four layers of Qwen3.5 mix the tokens of a sequence with it. A value head has a matrix S
-[key_dim, value_dim] as its memory. At every token the memory fades, and what it holds under the
-token's key moves toward the token's value:
+Three of four layers of Qwen3.5 mix the tokens of a sequence with a gated delta net. Every value
+head has a matrix S [key_dim, value_dim] as its memory. At every token the memory decays, and the
+value that it stores under the token's key moves toward the token's value:
 
     S <- exp(g) S
     S <- S + k (beta (v - S^T k))^T
     out = S^T q
 
-The queries, keys and values come from one causal convolution over the last few inputs, so a
-sequence that goes on needs two arrays in every such layer: `DeltaState`.
+The queries, keys and values come from one causal convolution over the last few inputs. To continue
+a sequence, every such layer needs two arrays: `DeltaState`.
 
     out, state = recur_tokens(inputs, segments, state)    # the definition: token by token
     out, state = recur_chunks(inputs, segments, state)    # the same in chunks: training and prefill
     out, state = recur_step(inputs, state, active)        # one token of every slot: decoding
 
-`hybrid.py` has the layer around these functions, and calls one of them through a function that the
-caller brings along (`Recur`). Everything here is computed in fp32 at least, whatever the type of
-the activations.
+`hybrid.py` has the layer around these functions, and calls one of them through a function that its
+caller passes in (`Recur`). All computations are in fp32 or wider, for any type of activations.
 
 Dimension letters: B rows   T tokens of a row   C channels of the convolution   W its width
 H value heads   G key heads   K key_dim   V value_dim
@@ -35,17 +34,18 @@ from jzero.model.architecture import DeltaNetConfig
 from jzero.types import RowLayout
 
 CHUNK = 64  # tokens that `recur_chunks` computes at once
-NORM_EPS = 1e-6  # of the lengths of q and k
+NORM_EPS = 1e-6  # in the normalization of q and k
 
-# A TPU would multiply in bf16 by default; the state would lose what the model has learned to keep.
-EXACT = lax.Precision.HIGHEST
+# A TPU would multiply in bf16 by default; the state would lose information that the model has
+# learned to keep.
+FP32_PRECISION = lax.Precision.HIGHEST
 
 
 class DeltaState(NamedTuple):
-    """What a sequence that goes on needs of one gated delta net, or of several with an axis [L].
+    """The state from which one gated delta net, or several with an axis [L], continues a sequence.
 
-    A sequence without tokens has zeros. The state does not grow with the sequence, and it is
-    overwritten by every token: whoever wants to go back to an earlier token keeps a copy.
+    A sequence without tokens has a state of zeros. The state does not grow with the sequence. Every
+    token overwrites it, so a caller that returns to an earlier token has to keep a copy.
     """
 
     recurrent: Float[Array, "B H K V"]  # fp32 always
@@ -53,10 +53,10 @@ class DeltaState(NamedTuple):
 
 
 class DeltaInputs(NamedTuple):
-    """What a layer computes of every token for its gated delta net."""
+    """The inputs that a layer computes from every token for its gated delta net."""
 
     channels: Float[Array, "B T C"]  # q | k | v of all heads, before the convolution
-    kernel: Float[Array, "C W"]  # of the convolution; the last column multiplies the token itself
+    kernel: Float[Array, "C W"]  # the last column multiplies the token itself
     log_decay: Float[Array, "B T H"]  # g, at most 0; fp32
     strength: Float[Array, "B T H"]  # beta, between 0 and 1; fp32
     sizes: DeltaNetConfig
@@ -64,10 +64,10 @@ class DeltaInputs(NamedTuple):
 
 @runtime_checkable  # so that tests check annotations
 class Recur(Protocol):
-    """A gated delta net from the outside: inputs of all tokens in, one vector a value head out.
+    """Interface of a gated delta net: takes the inputs of all tokens, returns one vector per head.
 
-    Shapes: inputs [B, T, ...], layer i32[], output [B, T, H, V]. `layer` counts the gated delta
-    nets alone. `carry` is the same tree as that of attention (`layers.Attend`).
+    Shapes: inputs [B, T, ...], layer i32[], output [B, T, H, V]. `layer` counts only the layers
+    with a gated delta net. `carry` is the same tree as in attention (`layers.Attend`).
     """
 
     def __call__(
@@ -76,7 +76,7 @@ class Recur(Protocol):
 
 
 def empty_state(sizes: DeltaNetConfig, *leading: int) -> DeltaState:
-    """Returns the state of sequences without tokens, fp32. `leading`: the axes [B], or [L, B]."""
+    """Returns the fp32 state of sequences without tokens. `leading`: the axes [B], or [L, B]."""
     recurrent = (*leading, sizes.num_value_heads, sizes.key_dim, sizes.value_dim)
     convolution = (*leading, sizes.kernel_size - 1, sizes.num_channels)
     return DeltaState(jnp.zeros(recurrent, jnp.float32), jnp.zeros(convolution, jnp.float32))
@@ -90,21 +90,22 @@ class Segments(NamedTuple):
 
     ids: Int[Array, "B T"]
     valid: Bool[Array, "B T"]
-    places: Int[Array, "B T"]  # of the tokens in their own segments, from 0 on
+    places: Int[Array, "B T"]  # position of every token in its segment, from 0
     lengths: Int[Array, " B"]  # valid tokens of a row
 
 
 def read_segments(segments: Int[Array, "B T"]) -> Segments:
-    """Returns where the sequences of packed rows begin.
+    """Returns the boundaries of the sequences in packed rows.
 
     segments: 1, 2, 3, ... for the tokens of the first, second, third sequence of a row, and 0 for
-        padding, which stands at the end of the row.
+        padding, which is at the end of the row.
     """
     valid = segments > 0
     ids = lax.cummax(segments, axis=1)
-    before = jnp.pad(ids[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+    previous_ids = jnp.pad(ids[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
     columns = jnp.arange(segments.shape[1])
-    starts = lax.cummax(jnp.where(ids != before, columns, 0), axis=1)
+    # The first column of a segment, carried on to all of its tokens.
+    starts = lax.cummax(jnp.where(ids != previous_ids, columns, 0), axis=1)
     return Segments(ids, valid, columns - starts, valid.sum(axis=1))
 
 
@@ -112,14 +113,15 @@ def read_segments(segments: Int[Array, "B T"]) -> Segments:
 
 
 def convolve(
-    inputs: DeltaInputs, segments: Segments, before: Float[Array, "B W-1 C"] | None
+    inputs: DeltaInputs, segments: Segments, history: Float[Array, "B W-1 C"] | None
 ) -> Float[Array, "B T C"]:
-    """Computes the causal convolution of every channel with its own kernel, and SiLU.
+    """Computes the causal convolution of every channel with its kernel, and SiLU.
 
-    No token sees one of another segment. Every segment goes on after the inputs `before`.
+    A token sees only tokens of its segment. Every segment continues after the inputs `history`.
     """
     channels, kernel = in_fp32(inputs.channels), in_fp32(inputs.kernel)
     T, W = channels.shape[1], kernel.shape[1]
+    # taps[d] multiplies the input d tokens before the current one.
     taps = [kernel[:, W - 1 - distance] for distance in range(W)]
 
     out = channels * taps[0]
@@ -128,28 +130,28 @@ def convolve(
         is_seen = segments.places >= distance
         out = out + jnp.where(is_seen[..., None], earlier, 0) * taps[distance]
 
-    if before is not None:
-        before = in_fp32(before)
-        # The first W - 1 tokens of a segment still see inputs before it.
+    if history is not None:
+        history = in_fp32(history)
+        # The kernel of the first W - 1 tokens of a segment reaches inputs before the segment.
         for place in range(W - 1):
-            of_before = jnp.zeros_like(before[:, 0])
+            from_history = jnp.zeros_like(history[:, 0])
             for distance in range(place + 1, W):
                 column = W - 1 + place - distance
-                of_before = of_before + before[:, column] * taps[distance]
+                from_history = from_history + history[:, column] * taps[distance]
             is_there = segments.places == place
-            out = out + jnp.where(is_there[..., None], of_before[:, None], 0)
+            out = out + jnp.where(is_there[..., None], from_history[:, None], 0)
     return jax.nn.silu(out)
 
 
 def last_inputs(
-    inputs: DeltaInputs, segments: Segments, before: Float[Array, "B W-1 C"] | None
+    inputs: DeltaInputs, segments: Segments, history: Float[Array, "B W-1 C"] | None
 ) -> Float[Array, "B W-1 C"]:
-    """Returns the inputs of the convolution that the token after the last valid one sees."""
+    """Returns the W - 1 inputs of the convolution that the next token after the valid ones sees."""
     channels = in_fp32(inputs.channels)
     B, _, C = channels.shape
     W = inputs.kernel.shape[1]
-    if before is None:
-        before = jnp.zeros((B, W - 1, C), channels.dtype)
+    if history is None:
+        history = jnp.zeros((B, W - 1, C), channels.dtype)
 
     # The columns of the row that the next token sees, and the column where its segment starts.
     lengths = segments.lengths[:, None]
@@ -158,9 +160,9 @@ def last_inputs(
     last_place = jnp.take_along_axis(segments.places, last, axis=1)
     start = jnp.where(lengths > 0, last - last_place, 0)
 
-    # In the array [inputs before the segment | inputs of the row], an input of the row stands
-    # W - 1 columns further to the right. Columns left of the segment's start are inputs before it.
-    joined = jnp.concatenate([in_fp32(before), channels], axis=1)
+    # In the array [inputs before the segment | inputs of the row], an input of the row is W - 1
+    # columns further to the right. Columns left of the segment's start are inputs before it.
+    joined = jnp.concatenate([in_fp32(history), channels], axis=1)
     place = columns - start
     indices = jnp.where(place >= 0, W - 1 + columns, W - 1 + place)
     return jnp.take_along_axis(joined, indices[..., None], axis=1)
@@ -170,7 +172,7 @@ def last_inputs(
 
 
 class Heads(NamedTuple):
-    """The convolved channels as heads, and the two gates, in fp32. Padding changes no state."""
+    """The convolved channels as heads, and the two gates, in fp32. Padding keeps the state."""
 
     q: Float[Array, "B T H K"]
     k: Float[Array, "B T H K"]
@@ -201,6 +203,7 @@ def split_heads(
         q=jnp.repeat(q, values_per_key, axis=2),
         k=jnp.repeat(k, values_per_key, axis=2),
         v=v,
+        # With both gates at 0, padding neither decays the state nor writes to it.
         log_decay=jnp.where(is_valid, in_fp32(inputs.log_decay), 0),
         strength=jnp.where(is_valid, in_fp32(inputs.strength), 0),
     )
@@ -227,32 +230,33 @@ def advance(
     log_decay: Float[Array, "B H"],
     strength: Float[Array, "B H"],
 ) -> tuple[Float[Array, "B H K V"], Float[Array, "B H V"]]:
-    """Computes one token: the state after it, and its output (Yang et al. 2024, eq. 10)."""
+    """Computes one token: returns the next state and the output (Yang et al. 2024, eq. 10)."""
     state = jnp.exp(log_decay)[..., None, None] * state
-    held = jnp.einsum("bhkv,bhk->bhv", state, k, precision=EXACT)
+    held = jnp.einsum("bhkv,bhk->bhv", state, k, precision=FP32_PRECISION)
     change = strength[..., None] * (v - held)
     state = state + k[..., None] * change[..., None, :]
-    return state, jnp.einsum("bhkv,bhk->bhv", state, q, precision=EXACT)
+    return state, jnp.einsum("bhkv,bhk->bhv", state, q, precision=FP32_PRECISION)
 
 
 def recur_tokens(
     inputs: DeltaInputs, segments: Int[Array, "B T"], state: DeltaState | None = None
 ) -> tuple[Float[Array, "B T H V"], DeltaState]:
-    """Computes packed rows token by token. This is the definition of the gated delta net.
+    """Computes packed rows token by token. This function defines the gated delta net.
 
-    segments: as `read_segments` takes them. A row may be padding alone.
-    state: the state after which every segment of a row begins, [B, ...]; None: that of no tokens.
-    Returns the outputs, and the state after the last valid token of every row. In rows without
-    valid tokens that is `state`. Outputs of padding are finite, and mean nothing.
+    segments: see `read_segments`. A row may consist of padding only.
+    state: the state from which every segment of a row starts, [B, ...]; None: zeros.
+    Returns the outputs, and the state after the last valid token of every row, which is `state` in
+    a row without valid tokens. The outputs of padding are finite but have no meaning.
     """
-    found = read_segments(segments)
-    heads, start, convolution = prepare(inputs, found, state)
-    is_first = found.places == 0
+    segment_info = read_segments(segments)
+    heads, start, convolution = prepare(inputs, segment_info, state)
+    is_first = segment_info.places == 0
 
     def step(running: jax.Array, token: tuple[Heads, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        of_token, begins = token
+        token_heads, begins = token
+        # The first token of a segment must not see the state of the segment before it.
         running = jnp.where(begins[:, None, None, None], start, running)
-        return advance(running, *of_token)
+        return advance(running, *token_heads)
 
     by_token = jax.tree.map(time_first, (heads, is_first))
     recurrent, out = lax.scan(step, start, by_token)
@@ -262,7 +266,8 @@ def recur_tokens(
 def recur_step(
     inputs: DeltaInputs, state: DeltaState, active: Bool[Array, " B"]
 ) -> tuple[Float[Array, "B 1 H V"], DeltaState]:
-    """Computes one token of every slot. The state of a slot that is not active stays as it is."""
+    """Computes one token of every slot. Inactive slots keep their state."""
+    # The window has exactly the W inputs that the kernel covers, so the convolution is one product.
     window = jnp.concatenate([in_fp32(state.convolution), in_fp32(inputs.channels)], axis=1)
     kernel = in_fp32(inputs.kernel)
     convolved = jax.nn.silu(jnp.sum(window * kernel.T, axis=1, keepdims=True))
@@ -271,12 +276,14 @@ def recur_step(
     return out[:, None], keep_inactive(state, DeltaState(recurrent, window[:, 1:]), active)
 
 
-def keep_inactive(before: DeltaState, after: DeltaState, active: Bool[Array, " B"]) -> DeltaState:
-    """Returns the states `after` a step, and those `before` it of slots that are not active."""
-    convolution = after.convolution.astype(before.convolution.dtype)
+def keep_inactive(
+    previous: DeltaState, updated: DeltaState, active: Bool[Array, " B"]
+) -> DeltaState:
+    """Returns the `updated` states of active slots, and the `previous` states of the others."""
+    convolution = updated.convolution.astype(previous.convolution.dtype)
     return DeltaState(
-        recurrent=jnp.where(active[:, None, None, None], after.recurrent, before.recurrent),
-        convolution=jnp.where(active[:, None, None], convolution, before.convolution),
+        recurrent=jnp.where(active[:, None, None, None], updated.recurrent, previous.recurrent),
+        convolution=jnp.where(active[:, None, None], convolution, previous.convolution),
     )
 
 
@@ -284,10 +291,10 @@ def prepare(
     inputs: DeltaInputs, segments: Segments, state: DeltaState | None
 ) -> tuple[Heads, Float[Array, "B H K V"], Float[Array, "B W-1 C"]]:
     """Returns the heads, the recurrent state before every segment, and the last inputs."""
-    before = None if state is None else state.convolution
-    convolved = convolve(inputs, segments, before)
+    history = None if state is None else state.convolution
+    convolved = convolve(inputs, segments, history)
     heads = split_heads(inputs, convolved, segments.valid, normalize)
-    convolution = last_inputs(inputs, segments, before)
+    convolution = last_inputs(inputs, segments, history)
     if state is not None:
         return heads, in_fp32(state.recurrent), convolution
     B, _, H, K = heads.k.shape
@@ -296,7 +303,7 @@ def prepare(
 
 
 def time_first(x: jax.Array) -> jax.Array:
-    """Swaps the axes of rows and of tokens."""
+    """Swaps the axes of rows and tokens."""
     return jnp.swapaxes(x, 0, 1)
 
 
@@ -304,7 +311,7 @@ def time_first(x: jax.Array) -> jax.Array:
 
 
 class Chunk(NamedTuple):
-    """The tokens that are computed at once. In `recur_chunks` every array leads with [chunks]."""
+    """Tokens that are computed together. In `recur_chunks` the arrays lead with [chunks]."""
 
     heads: Heads
     ids: Int[Array, "B CHUNK"]
@@ -314,14 +321,14 @@ class Chunk(NamedTuple):
 def recur_chunks(
     inputs: DeltaInputs, segments: Int[Array, "B T"], state: DeltaState | None = None
 ) -> tuple[Float[Array, "B T H V"], DeltaState]:
-    """Computes what `recur_tokens` does with products of matrices, a chunk of tokens at a time.
+    """Computes `recur_tokens` with matrix products, a chunk of tokens at a time.
 
     This is the parallel form of Yang et al. 2024 (arXiv:2412.06464, section 3.3), for chunks in
-    which segments begin and end anywhere. The backward pass computes each chunk anew, and keeps
-    the states between the chunks alone.
+    which segments begin and end anywhere. The backward pass recomputes each chunk and keeps only
+    the states between the chunks.
     """
-    found = read_segments(segments)
-    heads, start, convolution = prepare(inputs, found, state)
+    segment_info = read_segments(segments)
+    heads, start, convolution = prepare(inputs, segment_info, state)
     B, T = segments.shape
     missing = -T % CHUNK
 
@@ -332,13 +339,13 @@ def recur_chunks(
         padding = [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2)
         return split(jnp.pad(x, padding))
 
-    # The added tokens belong to the row's last segment, as padding does.
-    ids = split(jnp.pad(found.ids, ((0, 0), (0, missing)), mode="edge"))
-    last_places = found.places[:, -1:] + jnp.arange(1, missing + 1)
-    places = split(jnp.concatenate([found.places, last_places], axis=1))
+    # Like padding, the added tokens belong to the row's last segment.
+    ids = split(jnp.pad(segment_info.ids, ((0, 0), (0, missing)), mode="edge"))
+    last_places = segment_info.places[:, -1:] + jnp.arange(1, missing + 1)
+    places = split(jnp.concatenate([segment_info.places, last_places], axis=1))
     chunks = Chunk(jax.tree.map(extend, heads), ids, places)
 
-    # Without a state every segment begins with zeros, which `advance_chunk` then does not multiply.
+    # Without a state every segment starts from zeros, and `advance_chunk` skips products with it.
     given_start = None if state is None else start
 
     def step(carry: tuple, chunk: Chunk) -> tuple[tuple, jax.Array]:
@@ -346,8 +353,11 @@ def recur_chunks(
         running, out = advance_chunk(running, previous, chunk, given_start)
         return (running, chunk.ids[:, -1]), out
 
+    # No id is -1, so the first segment of a row does not continue from `begin`.
     no_segment = jnp.full(B, -1, segments.dtype)
     begin = (jnp.zeros_like(start), no_segment)
+    # prevent_cse=False: the scan already keeps XLA from merging the recomputation with the forward
+    # pass.
     recomputed = jax.checkpoint(step, prevent_cse=False)
     (recurrent, _), out = lax.scan(recomputed, begin, chunks)
     out = time_first(out).reshape(B, T + missing, *out.shape[3:])[:, :T]
@@ -360,63 +370,70 @@ def advance_chunk(
     chunk: Chunk,
     start: Float[Array, "B H K V"] | None,
 ) -> tuple[Float[Array, "B H K V"], Float[Array, "B CHUNK H V"]]:
-    """Computes one chunk: the state after it, and its outputs.
+    """Computes one chunk: returns the next state and the outputs.
 
     running, previous: the state before the chunk, and the segment that it belongs to.
-    start: the state before every segment that begins in the chunk; None: zeros.
-    Every exponent is a sum of log decays, so at most 0; masked ones are 0, for a gradient of an
-    infinite number would not be a number.
+    start: the state from which every segment that begins in the chunk starts; None: zeros.
     """
     q, k, v, log_decay, strength = (jnp.swapaxes(x, 1, 2) for x in chunk.heads)  # [B, H, CHUNK, .]
     ids, columns = chunk.ids, jnp.arange(CHUNK)
     total = jnp.cumsum(log_decay, axis=-1)  # [B, H, CHUNK] log decay of the chunk up to a token
 
-    # How much of what token j writes is left when token i reads it.
+    # decay[i, j]: the share of token j's update that is left when token i reads the state.
     is_before = columns[:, None] >= columns
     in_one_segment = ids[:, :, None] == ids[:, None]
     is_seen = (in_one_segment & is_before)[:, None]  # [B, 1, i, j]
+    # Every exponent is a sum of log decays, so it is at most 0. Masked exponents are set to 0
+    # before exp, because the gradient through an infinite value would be NaN.
     difference = jnp.where(is_seen, total[..., :, None] - total[..., None, :], 0)
     decay = jnp.where(is_seen, jnp.exp(difference), 0)  # [B, H, i, j]
 
-    # How much of the state before the chunk is left, and of the state before the token's segment.
-    goes_on = (ids == previous[:, None])[:, None]
-    kept = jnp.where(goes_on, jnp.exp(total), 0)
+    # The shares of two states that are left at every token: of the state before the chunk, for
+    # segments that continue from it, and of `start`, for segments that begin in the chunk.
+    continues = (ids == previous[:, None])[:, None]
+    kept = jnp.where(continues, jnp.exp(total), 0)
     first = jnp.maximum(columns - chunk.places, 0)[:, None]  # [B, 1, CHUNK]
     before_first = jnp.take_along_axis(total - log_decay, first, axis=-1)
-    since_first = jnp.where(goes_on, 0, total - before_first)
-    kept_start = jnp.where(goes_on, 0, jnp.exp(since_first))
+    since_first = jnp.where(continues, 0, total - before_first)
+    kept_start = jnp.where(continues, 0, jnp.exp(since_first))
 
     def read(x: jax.Array) -> jax.Array:  # x^T S for queries or keys [B, H, CHUNK, K]
-        found = multiply(x * kept[..., None], running)
-        return found if start is None else found + multiply(x * kept_start[..., None], start)
+        from_running = multiply(x * kept[..., None], running)
+        if start is None:
+            return from_running
+        return from_running + multiply(x * kept_start[..., None], start)
 
-    # The changes of all tokens depend on each other: (I + A) changes = beta (v - what is held).
+    # The changes of all tokens depend on each other: (I + A) changes = beta (v - S^T k), where S is
+    # the decayed state from before the chunk or the segment.
     weighted = k * strength[..., None]
     overlap = multiply(weighted, jnp.swapaxes(k, -1, -2)) * decay
     overlap = jnp.where(columns[:, None] > columns, overlap, 0)
-    wanted = v * strength[..., None] - read(weighted)
-    changes = multiply(inverse_of_unit_lower(overlap), wanted)
+    targets = v * strength[..., None] - read(weighted)
+    changes = multiply(inverse_of_unit_lower(overlap), targets)
 
+    # The output has a part from the state before the chunk, and a part from updates within the
+    # chunk.
     scores = multiply(q, jnp.swapaxes(k, -1, -2)) * decay
     out = read(q) + multiply(scores, changes)
 
-    # decay[i = last] is what is left at the end of the chunk.
+    # decay[i = last] is the share of every update that is left at the end of the chunk.
     written = k * decay[:, :, -1, :, None]
     added = multiply(jnp.swapaxes(written, -1, -2), changes)
-    after = kept[:, :, -1, None, None] * running + added
+    next_state = kept[:, :, -1, None, None] * running + added
     if start is not None:
-        after = after + kept_start[:, :, -1, None, None] * start
-    return after, jnp.swapaxes(out, 1, 2)
+        next_state = next_state + kept_start[:, :, -1, None, None] * start
+    return next_state, jnp.swapaxes(out, 1, 2)
 
 
 def inverse_of_unit_lower(A: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
     """Returns (I + A)^-1 of strictly lower triangular A, whose size is a power of two.
 
-    Inverses of blocks on the diagonal give those of blocks of twice the size:
-    [[P, 0], [C, Q]]^-1 = [[P^-1, 0], [-Q^-1 C P^-1, Q^-1]]. Powers of A would be fewer products,
-    but they are as large as 1e18 where a text repeats itself, and fp32 would lose everything.
+    Inverses of diagonal blocks are combined into inverses of blocks of twice the size:
+    [[P, 0], [C, Q]]^-1 = [[P^-1, 0], [-Q^-1 C P^-1, Q^-1]].
     """
     *batch, n, _ = A.shape
+    # A series in powers of A would take fewer products, but the powers reach 1e18 where a text
+    # repeats itself, and fp32 would lose all digits.
     inverse = jnp.ones((*batch, n, 1, 1), A.dtype)  # [..., blocks, size, size]
     size = 1
     while size < n:
@@ -434,7 +451,7 @@ def inverse_of_unit_lower(A: Float[Array, "*batch n n"]) -> Float[Array, "*batch
 
 def multiply(first: jax.Array, second: jax.Array) -> jax.Array:
     """Multiplies matrices in the last two axes, in fp32 on every platform."""
-    return jnp.matmul(first, second, precision=EXACT)
+    return jnp.matmul(first, second, precision=FP32_PRECISION)
 
 
 # -- packed rows -----------------------------------------------------------------------------------
@@ -446,10 +463,12 @@ def recur_packed(
     layout: RowLayout,
     recur: Callable[..., tuple[jax.Array, DeltaState]] = recur_chunks,
 ) -> Float[Array, "B T H V"]:
-    """Computes packed rows of training. `recur` is `recur_chunks`, or does the same.
+    """Computes packed rows of training.
 
-    Every sequence in a slot goes on after the row's prefix, as `attention.xla.packed` lets it see
-    the prefix: its state begins as that of the prefix's last token.
+    Every sequence in a slot continues from the state after the row's prefix, as
+    `attention.xla.packed` lets the sequence attend to the prefix.
+
+    recur: `recur_chunks`, or a function with the same results.
     """
     prefix, num_slots, slot_tokens = layout
     B = len(segments)
@@ -457,7 +476,7 @@ def recur_packed(
     def to_slots(x: jax.Array) -> jax.Array:  # [B, T, ...] -> [B * slots, slot, ...]
         return x[:, prefix:].reshape(B * num_slots, slot_tokens, *x.shape[2:])
 
-    def of_tokens(take: Callable[[jax.Array], jax.Array]) -> DeltaInputs:
+    def map_tokens(take: Callable[[jax.Array], jax.Array]) -> DeltaInputs:
         return inputs._replace(
             channels=take(inputs.channels),
             log_decay=take(inputs.log_decay),
@@ -473,8 +492,9 @@ def recur_packed(
     state = None
     head: list[jax.Array] = []
     if prefix:
-        out, after = recur(of_tokens(to_prefix), to_prefix(segments))
-        head, state = [out], jax.tree.map(for_slots, after)
-    body, _ = recur(of_tokens(to_slots), to_slots(segments), state)
-    of_slots = body.reshape(B, num_slots * slot_tokens, *body.shape[2:])
-    return jnp.concatenate([*head, of_slots], axis=1)
+        # The prefix is computed once per row; all slots of the row continue from its final state.
+        out, prefix_state = recur(map_tokens(to_prefix), to_prefix(segments))
+        head, state = [out], jax.tree.map(for_slots, prefix_state)
+    body, _ = recur(map_tokens(to_slots), to_slots(segments), state)
+    slot_outputs = body.reshape(B, num_slots * slot_tokens, *body.shape[2:])
+    return jnp.concatenate([*head, slot_outputs], axis=1)

@@ -1,10 +1,10 @@
-"""The files of a model directory, which may come from anywhere.
+"""The files of a model directory from an untrusted source.
 
     path = file_in(directory, "config.json")      # None if there is no such file
     entries = read_json(path)
 
-Nothing in a model directory is trusted: a name or a link must not lead out of the directory, a file
-is read up to a limit, and a file that cannot be read raises a UserError of one line with its name.
+Nothing in a model directory is trusted: a name or a link must not lead out of the directory, files
+have a size limit, and a file that cannot be read raises a UserError of one line with its name.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 from jzero.errors import UserError, reason_of, shown
 from jzero.files import JsonObject
 
-MAX_JSON_BYTES = 16 << 20  # a config.json has kilobytes, the index of a large model megabytes
+MAX_JSON_BYTES = 16 << 20  # a config.json has kilobytes, the index of a large model has megabytes
 AGAIN = "download or export the model again"
 
 
@@ -27,8 +27,7 @@ def file_in(directory: Path, name: str) -> Path | None:
     """
     if name != os.path.basename(name) or name in ("", ".", "..") or "\0" in name:
         raise UserError(
-            f"{directory} names the file {shown(name)}, which is no plain name of a file in it: "
-            f"{AGAIN}"
+            f"{directory} names the file {shown(name)}, which is not a plain file name: {AGAIN}"
         )
     path = Path(directory, name)
     if not os.path.lexists(path):
@@ -40,10 +39,10 @@ def file_in(directory: Path, name: str) -> Path | None:
 
 
 def check_inside(path: Path, directory: Path) -> None:
-    """Raises UserError if a path below a model directory leads out of it, through links."""
+    """Raises UserError if a path in a model directory leads out of the directory through links."""
     try:
         target = Path(os.path.realpath(path, strict=True))
-    except OSError as error:  # a link to nothing, or links in a circle
+    except OSError as error:  # a dangling link, or a cycle of links
         raise UserError(f"{path} is a broken link ({error.strerror}): {AGAIN}") from None
     if not any(target.is_relative_to(root) for root in roots_of(directory)):
         raise UserError(
@@ -53,15 +52,15 @@ def check_inside(path: Path, directory: Path) -> None:
 
 
 def roots_of(directory: Path) -> list[Path]:
-    """Returns the directories in which the files of a model directory may lie."""
+    """Returns the directories that may contain the files of a model directory."""
     root = Path(os.path.realpath(directory))
-    if root.parent.name == "snapshots":  # of the Hugging Face cache: <model>/snapshots/<revision>
+    if root.parent.name == "snapshots":  # Hugging Face cache: <model>/snapshots/<revision>
         return [root, Path(os.path.realpath(root.parent.parent / "blobs"))]
     return [root]
 
 
 def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
-    """Returns the text of a file. Raises UserError if it is not UTF-8, or larger than a limit."""
+    """Returns the text of a file. Raises UserError if it is not UTF-8 or exceeds `max_bytes`."""
     try:
         if path.stat().st_size > max_bytes:
             raise UserError(f"{path} has more than {max_bytes >> 20} MiB: {AGAIN}")
@@ -71,7 +70,7 @@ def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
 
 
 def read_json(path: Path) -> JsonObject:
-    """Returns the JSON object in a file. Raises UserError if there is something else in it."""
+    """Returns the JSON object in a file. Raises UserError if the file holds anything else."""
     try:
         value = json.loads(read_text(path))
     except UserError:
@@ -79,5 +78,5 @@ def read_json(path: Path) -> JsonObject:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON ({reason_of(error)}): {AGAIN}") from None
     if not isinstance(value, dict):
-        raise UserError(f"{path} holds {shown(value)} in place of a JSON object: {AGAIN}")
+        raise UserError(f"{path} holds {shown(value)} instead of a JSON object: {AGAIN}")
     return value

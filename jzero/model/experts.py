@@ -1,20 +1,19 @@
-"""A decoder layer with experts in place of one MLP, as in the Qwen3 models whose names have "-A3B".
+"""A decoder layer with experts (MoE) instead of one MLP, as in the "-A3B" models of Qwen3.
 
 A router gives every token a probability of each of X experts. The token goes to the k most probable
-ones, and the sum of what they return is weighted by their probabilities (Shazeer et al. 2017,
-arXiv:1701.06538, without its noise and without a limit to the tokens of an expert).
+experts, and their outputs are summed with the probabilities as weights (Shazeer et al. 2017,
+arXiv:1701.06538, without its noise and without a capacity limit for the tokens of an expert).
 
     carry = experts.start(config, carry, is_token, placement)     # once, before the first layer
     hidden, carry = qwen.forward(config, params, tokens, positions, attend, carry, ...)
     carry, load = experts.finish(carry)                           # i32[L, X], None if dense
 
-A caller that knows which tokens are padding, or whose devices share the experts, says so in the
-`carry` that passes through all layers. Without that every token counts, and one device has all
-experts.
+The `carry` that passes through all layers tells them which tokens are padding and which devices
+share the experts. Without it every token counts, and one device has all experts.
 
-The carry can also remember the experts of every token, its routes, and it can prescribe them: with
-rollout.routing_replay the trainer sends tokens where the sampler sent them (Ma et al. 2025,
-arXiv:2510.11370). The router's probabilities are the trainer's own in any case.
+The carry can also record the experts of every token, its routes, and it can prescribe them for
+router replay: with rollout.routing_replay the trainer sends tokens to the experts that the sampler
+chose (Ma et al. 2025, arXiv:2510.11370). The probabilities always come from the trainer's router.
 """
 
 from collections.abc import Callable
@@ -42,7 +41,7 @@ from jzero.model.exact_experts import (
 from jzero.model.grouped_products import grouped_product, product_of_platform
 from jzero.model.layers import NORMAL, Attend, DenseLayer, Rotary, parameter, rms_norm
 
-ROUTES_DTYPE = jnp.int16  # of the numbers of experts, where there is one for every token
+ROUTES_DTYPE = jnp.int16  # type of expert numbers in routes
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,8 @@ class Placement:
     """Which devices share the tokens and the experts of a layer.
 
     product  a key of `grouped_products.PRODUCTS`.
-    tensor   devices that share the experts, each with whole ones. All of them have all tokens.
+    tensor   number of devices that share the experts; an expert is never split. All of these
+             devices have all tokens.
     rows     mesh axes that split the tokens.
     mesh     the mesh of these axes; None inside a shard_map, which has the mesh already.
     is_exact the bits of a token do not depend on other tokens (`exact_experts.py`).
@@ -70,15 +70,16 @@ class Placement:
 )
 @dataclass(frozen=True)
 class ExpertCarry:
-    """What passes through the layers of a model with experts."""
+    """The carry that passes through the layers of a model with experts."""
 
     attention: PyTree  # the carry of the attention
     is_token: Bool[Array, " N"]  # False where a token is padding, which goes to no expert
-    load: Int[Array, "L X"]  # how many tokens went to each expert in the layers so far
+    load: Int[Array, "L X"]  # tokens per expert in the layers so far
     placement: Placement
-    # The experts of every token in the layers so far; None: they are not remembered.
+    # The experts of every token in the layers so far; None: not recorded.
     routes: Int[Array, "L N k"] | None = None
-    # The experts that every token shall go to, or -1 where the router chooses; None: everywhere.
+    # Router replay: the experts prescribed for every token, or -1 where the router chooses. None:
+    # the router always chooses.
     replayed: Int[Array, "L N k"] | None = None
 
 
@@ -90,7 +91,7 @@ def start(
     replayed: Int[Array, "*batch Lk"] | None = None,
     remembers_routes: bool = False,
 ) -> PyTree:
-    """Returns the carry before the first layer. That of a dense model is the attention's alone.
+    """Returns the carry before the first layer, which for a dense model is just `attention`.
 
     replayed: the routes of every token, as `routes_of` returns them.
     """
@@ -102,36 +103,35 @@ def start(
     if remembers_routes:
         carry = replace(carry, routes=jnp.zeros((L, is_token.size, k), ROUTES_DTYPE))
     if replayed is not None:
+        # The layer comes first, because each layer reads and writes its slice.
         by_layer = replayed.reshape(is_token.size, L, k).swapaxes(0, 1)
         carry = replace(carry, replayed=by_layer)
     return carry
 
 
 def num_routes(config: QwenConfig) -> int:
-    """Returns the numbers that the routes of one token are: L * k."""
+    """Returns the number of experts that one token passes in all layers: L * k."""
     return config.num_hidden_layers * config.num_experts_per_tok
 
 
 def routes_of(carry: PyTree) -> Int[Array, "N Lk"] | None:
-    """Returns the experts of every token, layer by layer, or None if they are not remembered."""
+    """Returns the experts of every token, layer by layer, or None if they are not recorded."""
     if not isinstance(carry, ExpertCarry) or carry.routes is None:
         return None
     return carry.routes.swapaxes(0, 1).reshape(len(carry.is_token), -1)
 
 
 def finish(carry: PyTree) -> tuple[PyTree, Int[Array, "L X"] | None]:
-    """Returns the attention's carry after the last layer, and the tokens of every expert."""
+    """Returns the attention's carry after the last layer, and the number of tokens per expert."""
     if isinstance(carry, ExpertCarry):
         return carry.attention, carry.load
     return carry, None
 
 
 def training_placement(mesh: Mesh) -> Placement:
-    """Returns the placement on a training mesh.
-
-    Where rows alone are split, the whole program is inside a shard_map (`training.learner`).
-    """
+    """Returns the placement on a training mesh."""
     product = product_of_platform(mesh.devices.flat[0].platform)
+    # If only rows are split, the entire program is inside a shard_map (`training.learner`).
     if mesh.shape["data"] == mesh.size:
         return Placement(product)
     rows = tuple(axis for axis in mesh.axis_names if axis != "tensor")
@@ -145,17 +145,17 @@ def decoding_placement(mesh: Mesh) -> Placement:
 
 
 class ExpertWeights(NamedTuple):
-    """The weights of one layer's experts. Those of the MLPs may be in 8 bits or have adapters."""
+    """The weights of one layer's experts. The MLP weights may be int8 or have adapters."""
 
     router: Array  # [E, X]
     mlps: ExpertMlps
 
 
 class Experts(NamedTuple):
-    """The experts that a device computes, some of a layer or all."""
+    """The experts that one device computes: some or all experts of a layer."""
 
     mlps: ExpertMlps
-    first: jax.Array | int  # the number of the first of them among all experts
+    first: jax.Array | int  # number of the device's first expert among all experts
     number: int
 
 
@@ -171,24 +171,24 @@ def routing_of(config: QwenConfig) -> Routing:
 
 
 def mixer_carry(carry: PyTree) -> PyTree:
-    """Returns the part of the carry that is for the attention, or for another mixer of tokens."""
+    """Returns the part of the carry that belongs to attention or to another token mixer."""
     return carry.attention if isinstance(carry, ExpertCarry) else carry
 
 
 def with_padding(carry: PyTree, pad: Callable[[jax.Array], jax.Array]) -> PyTree:
-    """Returns the carry of a program that appends rows to its tokens: these are no tokens."""
+    """Returns the carry for a program that appends rows of padding to its tokens."""
     if not isinstance(carry, ExpertCarry):
         return carry
     return replace(carry, is_token=pad(carry.is_token))
 
 
-def with_mixer_carry(carry: PyTree, of_mixer: PyTree) -> PyTree:
-    """Returns the carry with another part for the mixer of tokens."""
-    return replace(carry, attention=of_mixer) if isinstance(carry, ExpertCarry) else of_mixer
+def with_mixer_carry(carry: PyTree, mixer_part: PyTree) -> PyTree:
+    """Returns the carry with the mixer's part replaced."""
+    return replace(carry, attention=mixer_part) if isinstance(carry, ExpertCarry) else mixer_part
 
 
 class ExpertLayer(DenseLayer):
-    """A decoder layer of Qwen3 whose MLP is a choice of experts, each a gated MLP."""
+    """A decoder layer of Qwen3 with experts, each a gated MLP, instead of one MLP."""
 
     SIDE_BY_SIDE = (("q", "k", "v"),)
 
@@ -197,7 +197,7 @@ class ExpertLayer(DenseLayer):
         self.routing = routing_of(config)
 
     def make_mlp(self, config: QwenConfig, rngs: nnx.Rngs) -> None:
-        """Makes the parameters of the router and the experts."""
+        """Creates the parameters of the router and the experts."""
         E, X, F = config.hidden_size, config.num_experts, config.moe_intermediate_size
         inner, outer = ("experts", "embed", "expert_mlp"), ("experts", "expert_mlp", "embed")
         self.router = parameter(rngs, (E, X), ("embed", "router"), NORMAL)
@@ -235,9 +235,10 @@ def mix(
 ) -> tuple[Float[Array, "N E"], PyTree]:
     """Returns the weighted sum of every token's experts, and the carry with the layer's load.
 
-    layer: its number among all layers that have experts.
+    layer: the number of the layer among all layers with experts.
     """
     if not isinstance(carry, ExpertCarry):
+        # Without a carry, all tokens count and one device has all experts.
         placement = Placement(product_of_platform(jax.default_backend()))
         out, _, _ = mixture(h, jnp.ones(len(h), bool), weights, routing, placement)
         return out, carry
@@ -246,8 +247,8 @@ def mix(
     all_loads = lax.dynamic_update_index_in_dim(carry.load, load, layer, 0)
     carry = replace(carry, load=all_loads)
     if carry.routes is not None:
-        here = chosen.astype(ROUTES_DTYPE)
-        routes = lax.dynamic_update_index_in_dim(carry.routes, here, layer, 0)
+        layer_routes = chosen.astype(ROUTES_DTYPE)
+        routes = lax.dynamic_update_index_in_dim(carry.routes, layer_routes, layer, 0)
         carry = replace(carry, routes=routes)
     return out, carry
 
@@ -260,13 +261,13 @@ def mixture(
     placement: Placement,
     replayed: Int[Array, "N k"] | None = None,
 ) -> tuple[Float[Array, "N E"], Int[Array, " X"], Int[Array, "N k"]]:
-    """Returns the weighted sum of every token's experts, the tokens of every expert, and the
-    experts of every token.
+    """Returns the weighted sum of the experts of every token, the load, and the choice of experts.
 
-    replayed: the experts that tokens shall go to, or -1 where the router chooses.
+    The load is the number of tokens per expert.
+    replayed: the experts prescribed for every token, or -1 where the router chooses.
     """
     X, tensor, rows = weights.router.shape[1], placement.tensor, placement.rows
-    is_split = tensor > 1 and X % tensor == 0  # as `mesh.shardings_of` splits the weights
+    is_split = tensor > 1 and X % tensor == 0  # the rule of `mesh.shardings_of` for the weights
 
     def on_device(
         h: jax.Array,
@@ -276,16 +277,20 @@ def mixture(
         mlps: ExpertMlps,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         probabilities, chosen = route(h, router, *routing, replayed, placement.is_exact)
+        # Every device routes all of its tokens, and computes only its own experts.
         first = lax.axis_index("tensor") * (X // tensor) if is_split else 0
-        here = Experts(mlps, first, X // tensor if is_split else X)
-        out = sum_of_experts(h, probabilities, chosen, is_token, here, placement)
+        local_experts = Experts(mlps, first, X // tensor if is_split else X)
+        out = sum_of_experts(h, probabilities, chosen, is_token, local_experts, placement)
+        # Padding counts as expert X, which `count` leaves out.
         load = count(jnp.where(is_token[:, None], chosen, X), X)
+        # Each of the devices that share the experts has a partial sum of all its tokens.
         if is_split:
             out = lax.psum(out, "tensor")
         if rows:
             load = lax.psum(load, rows)
         return out, load, chosen
 
+    # Nothing is split, or the caller is already inside a shard_map.
     if tensor == 1 and not rows:
         return on_device(h, is_token, replayed, *weights)
     split = P("tensor") if is_split else P()
@@ -311,12 +316,12 @@ def route(
     """Returns the weights of every token's experts, in fp32, and the numbers of these experts.
 
     renormalize: divides the weights of a token by their sum.
-    replayed: the experts of a token, whatever the router prefers; -1: those that it prefers.
+    replayed: the experts prescribed for every token; -1: the router's choice.
     """
     if is_exact:
         probabilities = probabilities_of_experts(h, router)
     else:
-        # By default a TPU would multiply in bf16, and choose other experts.
+        # By default a TPU would multiply in bf16, which changes the choice of experts.
         logits = jnp.einsum(
             "ne,ex->nx",
             h.astype(jnp.float32),
@@ -327,6 +332,7 @@ def route(
     weights, chosen = lax.top_k(probabilities, num_chosen)
     if replayed is not None:
         chosen = jnp.where(replayed >= 0, replayed, chosen)
+        # Only the choice is replayed: the weights are probabilities of this router.
         weights = jnp.take_along_axis(probabilities, chosen, axis=1)
     if renormalize:
         total = sum_by_halves(weights) if is_exact else weights.sum(axis=-1)
@@ -339,25 +345,29 @@ def sum_of_experts(
     probabilities: Float[Array, "N k"],
     chosen: Int[Array, "N k"],
     is_token: Bool[Array, " N"],
-    here: Experts,
+    local_experts: Experts,
     placement: Placement,
 ) -> Float[Array, "N E"]:
-    """Returns the weighted sum of those of every token's experts that are `here`."""
+    """Returns the weighted sum over the experts of every token that are on this device."""
     N, k = chosen.shape
-    num_experts = here.number
-    place = chosen - here.first
+    num_experts = local_experts.number
+    place = chosen - local_experts.first
     is_here = (place >= 0) & (place < num_experts) & is_token[:, None]
-    group = jnp.where(is_here, place, num_experts).ravel()  # those of other devices come last
+    group = jnp.where(is_here, place, num_experts).ravel()  # experts of other devices sort last
 
+    # Sort the N * k (token, expert) pairs by expert, multiply each group of rows by the weights of
+    # its expert, and undo the sort.
     order = jnp.argsort(group)
     inverse = jnp.zeros_like(order).at[order].set(jnp.arange(N * k, dtype=order.dtype))
     sizes = count(group, num_experts)
     rows = permuted(jnp.repeat(h, k, axis=0), order, inverse)
     if placement.is_exact:
-        out = mlps_of_experts(placement.product, rows, here.mlps, sizes)
+        out = mlps_of_experts(placement.product, rows, local_experts.mlps, sizes)
     else:
-        out = grouped_mlps(partial(grouped_product, placement.product), sizes, rows, here.mlps)
+        multiply = partial(grouped_product, placement.product)
+        out = grouped_mlps(multiply, sizes, rows, local_experts.mlps)
     by_token = permuted(out, inverse, order).reshape(N, k, -1)
+    # The pairs of padding and of other devices add nothing here.
     probabilities = jnp.where(is_here, probabilities, 0)
     if placement.is_exact:
         return weighted_sum(by_token, probabilities).astype(h.dtype)
@@ -374,24 +384,21 @@ def count(numbers: Int[Array, "..."], length: int) -> Int[Array, " length"]:
 def permuted(
     rows: Float[Array, "M E"], order: Int[Array, " M"], inverse: Int[Array, " M"]
 ) -> Float[Array, "M E"]:
-    """Returns rows[order].
-
-    The derivative takes rows by `inverse`. JAX's own adds them up, as if `order` had repetitions.
-    """
+    """Returns rows[order]."""
     return rows[order]
 
 
 def permuted_forward(
     rows: Float[Array, "M E"], order: Int[Array, " M"], inverse: Int[Array, " M"]
 ) -> tuple[Float[Array, "M E"], Int[Array, " M"]]:
-    """Returns the rows, and what the backward pass reads."""
     return rows[order], inverse
 
 
 def permuted_backward(
     inverse: Int[Array, " M"], gradient: Float[Array, "M E"]
 ) -> tuple[Float[Array, "M E"], None, None]:
-    """Returns the gradient of the rows."""
+    # A gather by the inverse order. JAX's derivative would be a scatter-add, which also covers an
+    # `order` with repetitions.
     return gradient[inverse], None, None
 
 

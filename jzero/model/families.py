@@ -1,9 +1,9 @@
-"""The one table of model families.
+"""The table of model families.
 
-A family is what `model_type` names in a Hugging Face config.json: which layer the model stacks,
-which tensors a checkpoint holds, how a config.json is read and written, which of its settings are
-refused because the layer would compute something else, and which sizes the hub has. Everything else
-in the package works on any entry. A new family is one more entry, from outside of this package too:
+A family is one `model_type` of a Hugging Face config.json. Its entry in `FAMILIES` defines the
+layer that the model stacks, the tensors of a checkpoint, how config.json is read and written, the
+settings that are refused because the layer would compute something else, and the model sizes on the
+hub. The other modules work with any entry. Code outside of this package can add a family, too:
 
     from dataclasses import replace
     from jzero.model.families import FAMILIES
@@ -26,10 +26,11 @@ from jzero.files import JsonObject
 from jzero.model import expert_entries, hybrid, hybrid_config
 from jzero.model.architecture import QwenConfig
 from jzero.model.experts import ExpertLayer
-from jzero.model.hybrid_models import QWEN3_5_MODELS, QWEN3_5_MOE_MODELS
 from jzero.model.known_models import (
     LLAMA_MODELS,
     QWEN2_MODELS,
+    QWEN3_5_MODELS,
+    QWEN3_5_MOE_MODELS,
     QWEN3_MODELS,
     QWEN3_MOE_MODELS,
     KnownModels,
@@ -54,18 +55,18 @@ class Layer(Protocol):
 class StoredTensor(NamedTuple):
     """Name and layout of a parameter in a Hugging Face checkpoint.
 
-    name    the tensor's name; "{}" stands for the number of the layer, and a second one for the
+    name    the tensor's name; "{}" stands for the number of the layer, and a second "{}" for the
             number of the expert.
-    layout  "same": the tensor has our shape. "flat": the tensor is our array, flattened.
-            "linear": the tensor is a torch Linear weight [outputs, inputs]. Our array is
-            [*inputs, *outputs] with the heads kept apart, so it is transposed and reshaped.
-            "router": the tensor is [outputs, inputs] as well, and never has an adapter or 8 bits.
-            "expert": one tensor [outputs, inputs] for every expert; our array leads with them.
-            "experts": one tensor [experts, outputs, inputs] of a whole layer.
-    part    (number, count): an "experts" tensor has the outputs of so many of our arrays, one after
-            the other, and those of this one are the number-th.
+    layout  "same": the tensor has the shape of our parameter. "flat": the tensor is our array,
+            flattened. "linear": the tensor is a torch Linear weight [outputs, inputs]. Our array is
+            [*inputs, *outputs] with separate axes for the heads, so it is transposed and reshaped.
+            "router": the tensor is [outputs, inputs] as well, and never has an adapter or int8
+            values. "expert": one tensor [outputs, inputs] for every expert; our array leads with
+            the experts. "experts": one tensor [experts, outputs, inputs] of a whole layer.
+    part    (number, count): an "experts" tensor concatenates the outputs of `count` of our arrays,
+            and this array is the number-th of them.
     inputs  how many leading axes of our array are the inputs of a "linear" tensor.
-    is_adaptable  whether a "linear" tensor may have an adapter, and 8 bits.
+    is_adaptable  whether a "linear" tensor may have an adapter or be quantized to int8.
     """
 
     name: str
@@ -76,13 +77,14 @@ class StoredTensor(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """All layers of a family whose layers are of several kinds.
+    """All layers of a family that mixes several kinds of layers.
 
-    layers            makes the Flax module of the stacked parameters of all layers.
+    layers            creates the Flax module of the stacked parameters of all layers.
     forward           computes all layers; see `hybrid.forward`.
-    layer_numbers     returns the numbers of the layers that have a parameter, in its stack's order.
-    norm              the norm behind the last layer: x [N, E], weight [E], eps -> [N, E].
-    norm_initializer  what makes the first values of that norm's weight.
+    layer_numbers     returns the numbers of the layers that have a parameter, in the order of its
+                      stack.
+    norm              the norm after the last layer: x [N, E], weight [E], eps -> [N, E].
+    norm_initializer  the initializer of that norm's weight.
     """
 
     layers: Callable[[QwenConfig, nnx.Rngs], nnx.Module]
@@ -98,56 +100,59 @@ def no_limit(hf_config: HuggingFaceConfig) -> int | None:
 
 
 def no_fields(hf_config: HuggingFaceConfig) -> JsonObject:
-    """Returns nothing: most families have no settings of their own."""
+    """Returns no fields: most families need none besides the shared ones."""
     return {}
 
 
 def no_entries(config: QwenConfig, extra: HuggingFaceConfig) -> JsonObject:
-    """Returns nothing: most families write no entries of their own."""
+    """Returns no entries: most families write none besides the shared ones."""
     return {}
 
 
-def as_it_is(hf_config: HuggingFaceConfig) -> HuggingFaceConfig:
-    """Returns the config.json of most families: its entries are at the top."""
+def unchanged(hf_config: HuggingFaceConfig) -> HuggingFaceConfig:
+    """Returns config.json unchanged: in most families its entries are at the top level."""
     return hf_config
 
 
-def without_file(entries: JsonObject, extra: HuggingFaceConfig) -> JsonObject:
-    """Returns the entries of most families: they are the whole file."""
+def keep_entries(entries: JsonObject, extra: HuggingFaceConfig) -> JsonObject:
+    """Returns `entries` unchanged: in most families they are the complete file."""
     return entries
 
 
 @dataclass(frozen=True)
 class Family:
-    """What differs from one model family to the next.
+    """Everything that differs from one model family to the next.
 
     architecture  the class of `transformers` that config.json names.
-    layer         makes the Flax module of one layer, whose parameters draw keys from the Rngs.
+    layer         creates the Flax module of one layer; its parameters draw their keys from the
+                  Rngs.
     tensors       name of a parameter ("embed", "layers.q", ...) -> its tensor in a checkpoint. The
                   table may name more parameters than the family has.
     refusals      yields a phrase for every setting of a config.json that `layer` does not follow.
-    defaults      entries that a config.json of the family may lack, with the values that
-                  `transformers` takes then.
-    written       entries of a config.json beside those of `QwenConfig`, without which
+    defaults      values that `transformers` uses for entries that a config.json of the family may
+                  lack.
+    written       entries of a config.json besides the fields of `QwenConfig`, without which
                   `transformers` would compute something else.
-    has_experts   whether the layers have experts in place of one MLP.
-    other_tensors  entries of `tensors` as some checkpoints have them instead. A checkpoint is read
-                  with them where it has the first of these names, and then exported with them.
-    window        returns the tokens to which a layer attends at most, as a config.json says, or
-                  None. `layer` attends to all of them, so longer sequences are refused.
+    has_experts   whether the layers have experts (MoE) instead of one MLP.
+    other_tensors  entries of `tensors` that some checkpoints store in another form. A checkpoint
+                  that has the first of these names is read, and later exported, in this form.
+    window        returns the largest number of tokens that a layer attends to according to
+                  config.json, or None. `layer` attends to all tokens, so longer sequences are
+                  refused.
     known_models  the sizes that can be planned without a download.
-    stack         the layers of a family whose layers are not all alike; `layer` is None then.
-    own_fields    returns the fields of `QwenConfig` that only this family reads.
-    own_entries   returns the entries of a config.json that only this family has; the second
-                  argument are the entries of the file that the model came from.
-    flat          returns a config.json with the model's entries at the top.
-    nested        undoes `flat`: entries of the model, and the file that it came from -> the file.
-    skipped       what the names of tensors begin with that are not read, such as those of a vision
-                  tower. An export takes them over from the checkpoint that the model came from.
-    exact_names   parameters that an export in bfloat16 leaves in fp32, unless the checkpoint that
-                  the model came from has them in bfloat16 itself.
-    is_exact      `layer` multiplies by weights with `linear`, norms with `rms_norm` and mixes
-                  tokens with its `attend` alone, so that it can have the bits of `model.exact`.
+    stack         the layers of a family that mixes several kinds of layers; `layer` is None then.
+    extra_fields  returns the fields of `QwenConfig` that only this family reads.
+    extra_entries  returns the entries of a config.json that only this family has; the second
+                  argument holds the entries of the config.json that the model came from.
+    flat          returns a config.json with the model's entries at the top level.
+    nested        undoes `flat`: (entries of the model, original config.json) -> config.json.
+    skipped       name prefixes of tensors that are not read, such as a vision tower. An export
+                  copies these tensors from the checkpoint that the model came from.
+    exact_names   parameters that an export in bfloat16 leaves in fp32, unless the original
+                  checkpoint has them in bfloat16 itself.
+    is_exact      `layer` multiplies by weights only with `linear`, normalizes only with `rms_norm`
+                  and mixes tokens only with its `attend`, so it supports the exact bits of
+                  `model.exact`.
     """
 
     architecture: str
@@ -159,10 +164,10 @@ class Family:
     window: Callable[[HuggingFaceConfig], int | None] = no_limit
     known_models: KnownModels = field(default_factory=dict)
     stack: Stack | None = None
-    own_fields: Callable[[HuggingFaceConfig], JsonObject] = no_fields
-    own_entries: Callable[[QwenConfig, HuggingFaceConfig], JsonObject] = no_entries
-    flat: Callable[[HuggingFaceConfig], HuggingFaceConfig] = as_it_is
-    nested: Callable[[JsonObject, HuggingFaceConfig], JsonObject] = without_file
+    extra_fields: Callable[[HuggingFaceConfig], JsonObject] = no_fields
+    extra_entries: Callable[[QwenConfig, HuggingFaceConfig], JsonObject] = no_entries
+    flat: Callable[[HuggingFaceConfig], HuggingFaceConfig] = unchanged
+    nested: Callable[[JsonObject, HuggingFaceConfig], JsonObject] = keep_entries
     skipped: tuple[str, ...] = ()
     exact_names: frozenset[str] = frozenset()
     has_experts: bool = False
@@ -194,7 +199,7 @@ DENSE_TENSORS = {
 HYBRID_TENSORS = DENSE_TENSORS | {
     "layers.delta_qkv": StoredTensor("model.layers.{}.linear_attn.in_proj_qkv.weight", "linear"),
     "layers.delta_z": StoredTensor("model.layers.{}.linear_attn.in_proj_z.weight", "linear"),
-    # One number a head: an adapter would be as large as the weight.
+    # One output per head: an adapter would be as large as the weight.
     "layers.delta_b": StoredTensor(
         "model.layers.{}.linear_attn.in_proj_b.weight", "linear", is_adaptable=False
     ),
@@ -210,7 +215,7 @@ HYBRID_TENSORS = DENSE_TENSORS | {
 
 
 def below_language_model(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Returns the table of a checkpoint with a vision tower beside its language model."""
+    """Returns the table of a checkpoint that holds a vision tower next to its language model."""
     below = {}
     for leaf, stored in tensors.items():
         name = stored.name
@@ -222,13 +227,13 @@ def below_language_model(tensors: Mapping[str, StoredTensor]) -> dict[str, Store
 
 def without_mlp(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Returns the table of a family without its dense MLP."""
-    of_mlp = ("layers.gate", "layers.up", "layers.down")
-    return {leaf: stored for leaf, stored in tensors.items() if leaf not in of_mlp}
+    mlp_names = ("layers.gate", "layers.up", "layers.down")
+    return {leaf: stored for leaf, stored in tensors.items() if leaf not in mlp_names}
 
 
 ROUTER = {"layers.router": StoredTensor("model.layers.{}.mlp.gate.weight", "router")}
 
-# One tensor for each matrix of each expert: Qwen3.
+# One tensor per matrix and expert: Qwen3.
 SINGLE_EXPERTS = {
     "layers.experts_gate": StoredTensor(
         "model.layers.{}.mlp.experts.{}.gate_proj.weight", "expert"
@@ -239,7 +244,7 @@ SINGLE_EXPERTS = {
     ),
 }
 
-# All experts of a layer in two tensors: Qwen3.5.
+# Two tensors for all experts of a layer: Qwen3.5.
 FUSED_EXPERTS = {
     "layers.experts_gate": StoredTensor(
         "model.layers.{}.mlp.experts.gate_up_proj", "experts", part=(0, 2)
@@ -263,7 +268,7 @@ HYBRID_EXPERT_TENSORS = {
     "layers.shared_down": StoredTensor(
         "model.layers.{}.mlp.shared_expert.down_proj.weight", "linear"
     ),
-    # One number a token: an adapter would be larger than the weight.
+    # One output per token: an adapter would be larger than the weight.
     "layers.shared_router": StoredTensor(
         "model.layers.{}.mlp.shared_expert_gate.weight", "linear", is_adaptable=False
     ),
@@ -271,7 +276,7 @@ HYBRID_EXPERT_TENSORS = {
 
 
 def dense_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
-    """Yields what `DenseLayer` would silently compute differently from `transformers`."""
+    """Yields the settings that `DenseLayer` would compute differently from `transformers`."""
     yield from rope_refusals(hf_config)
     hidden_act = hf_config.get("hidden_act") or "silu"
     if hidden_act != "silu":
@@ -286,25 +291,23 @@ def dense_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
     if hf_config.get("quantization_config"):
         yield "quantization_config: load the unquantized checkpoint"
     if hf_config.get("auto_map"):
-        yield (
-            "auto_map: the model has Python code of its own, and jzero runs no code of a model "
-            "directory"
-        )
+        yield "auto_map: the model needs Python code from its directory, which jzero does not run"
 
 
 def qwen3_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
-    """Yields what `dense_refusals` does, and what else Qwen3's layer lacks here."""
+    """Yields `dense_refusals`, and the further settings of Qwen3 that are not supported."""
     yield from dense_refusals(hf_config)
     if hf_config.get("attention_bias"):
         yield "attention_bias=true on qwen3: only false is implemented"
+    # jzero would take hidden_size / num_attention_heads, and `transformers` takes 128.
     if hf_config.get("head_dim") is None:
-        yield "no head_dim on qwen3: transformers takes 128 then, write the number that is meant"
+        yield "no head_dim on qwen3: transformers defaults to 128, write the number explicitly"
 
 
 def qwen3_moe_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
-    """Yields what `dense_refusals` does, and what else the layer of Qwen3's experts lacks here.
+    """Yields `dense_refusals`, and the settings of Qwen3's MoE layer that are not supported.
 
-    Where head_dim is absent, `transformers` takes hidden_size / num_attention_heads as jzero does.
+    Where head_dim is absent, `transformers` and jzero both use hidden_size / num_attention_heads.
     """
     yield from dense_refusals(hf_config)
     if hf_config.get("attention_bias"):
@@ -313,7 +316,7 @@ def qwen3_moe_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
 
 
 def llama_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
-    """Yields what `dense_refusals` does, and the biases that Llama's layer may have."""
+    """Yields `dense_refusals`, and the biases that a Llama layer may have."""
     yield from dense_refusals(hf_config)
     for name in ("attention_bias", "mlp_bias"):
         if hf_config.get(name):
@@ -321,10 +324,8 @@ def llama_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
 
 
 def sliding_window(hf_config: HuggingFaceConfig) -> int | None:
-    """Returns `sliding_window`, or None where all positions of the model are in the window.
-
-    The entries may be of a config.json that nobody has checked yet.
-    """
+    """Returns `sliding_window`, or None if the window covers all positions of the model."""
+    # `schema.problems` may not have checked this config.json yet, so the values can have any type.
     window, positions = hf_config.get("sliding_window"), hf_config.get("max_position_embeddings")
     if not isinstance(window, int) or (isinstance(positions, int) and window >= positions):
         return None
@@ -360,7 +361,7 @@ FAMILIES: dict[str, Family] = {
         known_models=QWEN3_MODELS,
         is_exact=True,
     ),
-    "qwen3_moe": Family(  # the models of Qwen3 with experts, such as Qwen3-30B-A3B
+    "qwen3_moe": Family(  # the MoE models of Qwen3, such as Qwen3-30B-A3B
         architecture="Qwen3MoeForCausalLM",
         layer=ExpertLayer,
         tensors=EXPERT_TENSORS,
@@ -372,7 +373,7 @@ FAMILIES: dict[str, Family] = {
         other_tensors=FUSED_EXPERTS,
         is_exact=True,
     ),
-    "llama": Family(  # Llama 1, 2, 3, 3.1, 3.2 and 3.3, and what was made from them
+    "llama": Family(  # Llama 1, 2, 3, 3.1, 3.2 and 3.3, and models derived from them
         architecture="LlamaForCausalLM",
         layer=plain_layer,
         tensors=DENSE_TENSORS,
@@ -391,22 +392,22 @@ FAMILIES: dict[str, Family] = {
         window=sliding_window,
         is_exact=True,
     ),
-    "qwen3_5_text": Family(  # Qwen3.5, 3.6 and 3.8, without their vision
+    "qwen3_5_text": Family(  # Qwen3.5, 3.6 and 3.8, without the vision tower
         architecture="Qwen3_5ForCausalLM",
         layer=None,
         stack=HYBRID_STACK,
         tensors=HYBRID_TENSORS,
         refusals=hybrid_config.refusals,
         defaults=hybrid_config.DEFAULTS,
-        own_fields=hybrid_config.own_fields,
-        own_entries=hybrid_config.own_entries,
+        extra_fields=hybrid_config.extra_fields,
+        extra_entries=hybrid_config.extra_entries,
         skipped=("mtp.",),
         exact_names=hybrid.EXACT_NAMES,
         is_exact=True,
     ),
 }
 
-# The same with experts, such as Qwen3.5-35B-A3B.
+# The MoE models of Qwen3.5, such as Qwen3.5-35B-A3B.
 FAMILIES["qwen3_5_moe_text"] = replace(
     FAMILIES["qwen3_5_text"],
     architecture="Qwen3_5MoeForCausalLM",
@@ -419,7 +420,7 @@ FAMILIES["qwen3_5_moe_text"] = replace(
 
 
 def with_vision(family: Family, architecture: str, known_models: KnownModels) -> Family:
-    """Returns the family of the same models beside a vision tower, as the hub has them."""
+    """Returns the family of the same models with a vision tower, the form that the hub has."""
     return replace(
         family,
         architecture=architecture,
@@ -441,20 +442,20 @@ FAMILIES["qwen3_5_moe"] = with_vision(
 
 
 def with_defaults(hf_config: HuggingFaceConfig) -> HuggingFaceConfig:
-    """Returns a config.json with the entries that its family takes where they are absent."""
+    """Returns a config.json in which absent entries have the defaults of the family."""
     model_type = hf_config.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     return {**family.defaults, **family.flat(hf_config)} if family else hf_config
 
 
 def window_of(hf_config: HuggingFaceConfig) -> int | None:
-    """Returns the tokens that a sequence of this model may have, where its family has a limit."""
+    """Returns the longest sequence that the attention window allows, or None without a limit."""
     family = FAMILIES.get(str(hf_config.get("model_type")))
     return family.window(with_defaults(hf_config)) if family else None
 
 
 def family_of(model_type: str | None) -> Family:
-    """Returns the family of a `model_type`; raises UserError when the table has no such entry."""
+    """Returns the family of a `model_type`; raises UserError if the table has no such entry."""
     if model_type is None or model_type not in FAMILIES:
         raise UserError(
             f"model_type={shown(repr(model_type))} is not one of {', '.join(FAMILIES)}: choose a "

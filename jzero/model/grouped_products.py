@@ -1,17 +1,16 @@
-"""Products of rows with the weights of their groups: row r of group g times W[g].
+"""Grouped matrix products: row r of group g times W[g].
 
-    out = PRODUCTS["blocks"](rows, weights, sizes, jnp.bfloat16)   # of [M, I], [X, I, O] and i32[X]
+    out = PRODUCTS["blocks"](rows, weights, sizes, jnp.bfloat16)   # [M, I], [X, I, O], i32[X]
 
-The rows are sorted by group, `sizes` has the rows of every group, and what follows them belongs to
-no group: its output is 0. `lax.ragged_dot` is this product on TPU and GPU. On a CPU XLA computes it
-as a product with all weights, X times the work; there `block_product` multiplies blocks of
-rows, each with the weight of its group. `tests/model/test_grouped_products.py` compares both with a
-loop over groups.
+The rows are sorted by group, and `sizes` is the number of rows of every group. Rows after the last
+group belong to no group: their output is 0. On TPU and GPU this product is `lax.ragged_dot`. On a
+CPU, XLA computes `lax.ragged_dot` as a product with all weights, X times the work, so there
+`block_product` multiplies blocks of rows, each by the weight of its group.
+`tests/model/test_grouped_products.py` compares both with a loop over groups.
 
     out = grouped_product("blocks", rows, weight, sizes)
 
-also takes the other kinds of weights that `linear.py` knows: in 8 bits, and with an adapter for
-every group.
+also takes the other kinds of weights of `linear.py`: int8, and with an adapter for every group.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,9 +35,9 @@ from jzero.products import product_in_fp32, product_over_rows
 
 # (rows [M, inputs], weights [X, inputs, outputs], sizes i32[X], type of the result)
 GroupedProduct = Callable[[jax.Array, jax.Array, jax.Array, DTypeLike], jax.Array]
-GroupedWeight = FrozenWeight | AdaptedWeight  # of all groups
+GroupedWeight = FrozenWeight | AdaptedWeight  # stacked over the groups
 
-FEWEST_ROWS, MOST_ROWS = 8, 128  # of a block
+FEWEST_ROWS, MOST_ROWS = 8, 128  # limits of a block
 
 
 def ragged_product(
@@ -49,9 +48,10 @@ def ragged_product(
 ) -> Float[Array, "M outputs"]:
     """Multiplies every row by the weight of its group with `lax.ragged_dot`.
 
-    Platforms differ in what they return for rows without a group, so these are set to 0, and so is
-    their gradient. Integers are converted to the type of the rows, which holds those of 8 bits.
+    int8 weights are converted to the type of the rows, which represents all int8 values exactly.
     """
+    # Platforms differ in the output of rows without a group. Masking inputs and outputs sets both
+    # the output and the gradient of these rows to 0.
     is_grouped = (jnp.arange(len(rows)) < sizes.sum())[:, None]
     rows = jnp.where(is_grouped, rows, 0)
     weights = weights.astype(rows.dtype)
@@ -63,19 +63,19 @@ def ragged_product(
 
 
 class Block(NamedTuple):
-    """Rows that follow each other, some or all of which have one group."""
+    """Consecutive rows, of which some or all belong to one group."""
 
     start: jax.Array  # i32[], the number of the first row
-    is_own: jax.Array  # bool[rows, 1]: which of the rows belong to the group
+    in_group: jax.Array  # bool[rows, 1]: the rows that belong to the group
 
 
 class Blocks(NamedTuple):
     """How the rows of one group are cut into blocks."""
 
-    rows: int  # of a block
-    num_rows: int  # of all groups
-    first: jax.Array  # i32[], the number of the group's first row
-    end: jax.Array  # i32[], behind its last row
+    rows: int  # rows of a block
+    num_rows: int  # rows of all groups
+    first: jax.Array  # i32[], the group's first row
+    end: jax.Array  # i32[], one past its last row
 
     @property
     def number(self) -> jax.Array:
@@ -84,36 +84,37 @@ class Blocks(NamedTuple):
     def block(self, number: jax.Array) -> Block:
         """Returns one block.
 
-        The last block of a group may have rows of the next group behind its own, and one at the end
-        of all rows is moved back, so that it has rows from before its own.
+        The last block of a group may end with rows of the next group. A block at the end of all
+        rows is moved back to fit, so it may start with rows that precede its range.
         """
         first = self.first + number * self.rows
+        # [first, end) are the rows of the group; [start, start + rows) the rows that are computed.
         end = jnp.minimum(first + self.rows, self.end)
         start = jnp.minimum(first, self.num_rows - self.rows)
         places = start + jnp.arange(self.rows)
-        is_own = (places >= first) & (places < end)
-        return Block(start, is_own[:, None])
+        in_group = (places >= first) & (places < end)
+        return Block(start, in_group[:, None])
 
     def take(self, block: Block, rows: Float[Array, "M width"]) -> Float[Array, "rows width"]:
-        """Returns the rows of a block."""
         return lax.dynamic_slice_in_dim(rows, block.start, self.rows)
 
     def put(
-        self, block: Block, rows: Float[Array, "M width"], new: Float[Array, "rows width"]
+        self, block: Block, rows: Float[Array, "M width"], update: Float[Array, "rows width"]
     ) -> Float[Array, "M width"]:
-        """Returns `rows` with those of the block's group replaced."""
-        new = jnp.where(block.is_own, new.astype(rows.dtype), self.take(block, rows))
-        return lax.dynamic_update_slice_in_dim(rows, new, block.start, 0)
+        """Returns `rows` with the block's rows of the group replaced."""
+        update = jnp.where(block.in_group, update.astype(rows.dtype), self.take(block, rows))
+        return lax.dynamic_update_slice_in_dim(rows, update, block.start, 0)
 
 
 def first_rows_of(sizes: Int[Array, " X"], group: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the number of the first row of a group, and that behind its last one."""
+    """Returns the first row of a group, and the row after its last one."""
     end = jnp.cumsum(sizes)[group]
     return end - sizes[group], end
 
 
 def blocks_of_group(num_rows: int, sizes: Int[Array, " X"], group: jax.Array) -> Blocks:
-    """Returns blocks of a power of two, so few rows that blocks which are not full cost little."""
+    """Returns blocks of a power of two rows, small enough that partly filled blocks cost little."""
+    # About four blocks for a group of average size, within the limits of a block.
     quarter_of_share = max(1, num_rows // (4 * len(sizes)))
     rows = min(max(1 << (quarter_of_share.bit_length() - 1), FEWEST_ROWS), MOST_ROWS, num_rows)
     return Blocks(rows, num_rows, *first_rows_of(sizes, group))
@@ -122,10 +123,8 @@ def blocks_of_group(num_rows: int, sizes: Int[Array, " X"], group: jax.Array) ->
 def for_groups_with_rows(
     sizes: Int[Array, " X"], compute: Callable[[jax.Array, PyTree], PyTree], start: PyTree
 ) -> PyTree:
-    """Loops over the groups that have rows: state = compute(group, state).
-
-    Without this, decoding a few tokens would read the weights of all groups.
-    """
+    """Loops over the groups that have rows: state = compute(group, state)."""
+    # A loop over all groups would read all weights even when a few tokens are decoded.
     with_rows_first = jnp.argsort(sizes == 0, stable=True)
 
     def compute_next(number: jax.Array, state: PyTree) -> PyTree:
@@ -153,9 +152,9 @@ def differentiable_blocks(
 ) -> Float[Array, "M outputs"]:
     """Computes `block_product`.
 
-    The number of blocks is data, so that rows without a group cost nothing. JAX cannot
-    differentiate such a loop; its own derivative of one over all blocks would add an array as large
-    as all weights for every block.
+    The number of blocks is data, so rows without a group cost nothing. JAX cannot differentiate
+    such a loop, and its derivative of a loop over all blocks would add an array as large as all
+    weights for every block.
     """
 
     def multiply_group(group: jax.Array, out: jax.Array) -> jax.Array:
@@ -182,46 +181,52 @@ def block_product_forward(
     weights: Num[Array, "X inputs outputs"],
     sizes: Int[Array, " X"],
 ) -> tuple[Float[Array, "M outputs"], Kept]:
-    """Returns the product, and what the backward pass reads."""
     return block_product(rows, weights, sizes, dtype), (rows, weights, sizes)
 
 
 def block_product_backward(
     dtype: DTypeLike, kept: Kept, gradient: Float[Array, "M outputs"]
 ) -> tuple[Float[Array, "M inputs"], Float[Array, "X inputs outputs"] | None, None]:
-    """Returns the gradients of the rows and of the weights. Sizes have none, nor have integers."""
+    """Returns the gradients of rows and weights. Sizes and int8 weights have no gradient."""
     rows, weights, sizes = kept
     gradient = gradient.astype(rows.dtype)
     has_gradient = not jnp.issubdtype(weights.dtype, jnp.integer)
 
-    def of_group(
+    def add_group(
         group: jax.Array, so_far: tuple[jax.Array, jax.Array | None]
     ) -> tuple[jax.Array, jax.Array | None]:
-        of_rows, of_weights = so_far
+        row_gradient, weight_gradients = so_far
         blocks = blocks_of_group(len(rows), sizes, group)
         weight = weights[group].astype(rows.dtype)
 
-        def of_block(
+        def add_block(
             number: jax.Array, so_far: tuple[jax.Array, jax.Array | None]
         ) -> tuple[jax.Array, jax.Array | None]:
-            of_rows, of_weight = so_far
+            row_gradient, weight_gradient = so_far
             block = blocks.block(number)
-            part, of_part = blocks.take(block, rows), blocks.take(block, gradient)
-            of_rows = blocks.put(block, of_rows, product_in_fp32("no,io->ni", of_part, weight))
-            if of_weight is not None:
-                own = jnp.where(block.is_own, of_part, 0)
-                of_weight = of_weight + product_over_rows(part, own)
-            return of_rows, of_weight
+            part, part_gradient = blocks.take(block, rows), blocks.take(block, gradient)
+            product = product_in_fp32("no,io->ni", part_gradient, weight)
+            row_gradient = blocks.put(block, row_gradient, product)
+            if weight_gradient is not None:
+                # A block may contain rows of other groups, which must not add to this group's
+                # gradient.
+                group_gradient = jnp.where(block.in_group, part_gradient, 0)
+                weight_gradient = weight_gradient + product_over_rows(part, group_gradient)
+            return row_gradient, weight_gradient
 
-        nothing = jnp.zeros(weight.shape, jnp.float32) if has_gradient else None
-        of_rows, of_weight = lax.fori_loop(0, blocks.number, of_block, (of_rows, nothing))
-        if of_weights is not None and of_weight is not None:
-            of_weights = of_weights.at[group].set(of_weight.astype(of_weights.dtype))
-        return of_rows, of_weights
+        # The gradient of one group's weight accumulates in fp32 and is rounded once.
+        zero_gradient = jnp.zeros(weight.shape, jnp.float32) if has_gradient else None
+        row_gradient, weight_gradient = lax.fori_loop(
+            0, blocks.number, add_block, (row_gradient, zero_gradient)
+        )
+        if weight_gradients is not None and weight_gradient is not None:
+            rounded = weight_gradient.astype(weight_gradients.dtype)
+            weight_gradients = weight_gradients.at[group].set(rounded)
+        return row_gradient, weight_gradients
 
     start = jnp.zeros_like(rows), jnp.zeros_like(weights) if has_gradient else None
-    of_rows, of_weights = for_groups_with_rows(sizes, of_group, start)
-    return of_rows, of_weights, None
+    row_gradient, weight_gradients = for_groups_with_rows(sizes, add_group, start)
+    return row_gradient, weight_gradients, None
 
 
 differentiable_blocks.defvjp(block_product_forward, block_product_backward)
@@ -232,8 +237,8 @@ differentiable_blocks.defvjp(block_product_forward, block_product_backward)
 
 PRODUCTS: Mapping[str, GroupedProduct] = {"ragged": ragged_product, "blocks": block_product}
 
-# The product of each platform; every other one has "blocks". Devices that are described and not
-# attached call CUDA "cuda".
+# The product of each platform; all others use "blocks". In a topology description of devices that
+# are not attached, the platform of CUDA GPUs is "cuda".
 PLATFORMS: Mapping[str, str] = {"tpu": "ragged", "gpu": "ragged", "cuda": "ragged"}
 
 
@@ -250,10 +255,11 @@ def grouped_product(
 ) -> Float[Array, "M outputs"]:
     """Multiplies every row by the weight of its group. `kind` is a key of PRODUCTS.
 
-    Sums are in fp32 and rounded once, as those of `linear` are.
+    As in `linear`, sums are in fp32 and rounded once.
     """
     multiply = PRODUCTS[kind]
     if isinstance(weight, AdaptedWeight):
+        # The same steps as in `linear.adapted_forward`, with the factors of each row's group.
         low_rank = checkpoint_name(multiply(rows, weight.a, sizes, rows.dtype), LOW_RANK_PRODUCT)
         change = weight.scale * multiply(low_rank, weight.b, sizes, jnp.float32)
         out = (times_frozen(multiply, rows, weight.weight, sizes) + change).astype(rows.dtype)
@@ -270,10 +276,10 @@ def times_frozen(
     weight: FrozenWeight,
     sizes: Int[Array, " X"],
 ) -> Float[Array, "M outputs"]:
-    """Multiplies every row by the weight of its group, which may be in 8 bits, in fp32."""
+    """Multiplies every row by the frozen weight of its group, plain or int8, in fp32."""
     if not isinstance(weight, QuantizedWeight):
         return multiply(rows, weight, sizes, jnp.float32)
     products = multiply(rows, weight.values, sizes, jnp.float32)
-    # Rows that follow all groups have products of 0, with any scale.
+    # Rows after the last group have products of 0, with any scale.
     scales = jnp.repeat(weight.scale[:, 0], sizes, axis=0, total_repeat_length=len(rows))
     return products * scales

@@ -1,25 +1,25 @@
 """The layers of Qwen3.5: gated delta nets, and gated attention in every fourth layer.
 
-Both kinds of layer have the same MLP or, in models such as Qwen3.5-35B-A3B, experts and beside them
-an MLP that all tokens go to. The parameters of all layers lie side by side in one dict of stacks,
-of three lengths: what every layer has leads with an axis [L], what layers with attention have with
-[number of attention layers], and `delta_*` with [number of gated delta nets].
+Both kinds of layer have the same MLP or, in models such as Qwen3.5-35B-A3B, experts (MoE) and a
+shared MLP that all tokens go to. The parameters of all layers are in one dict of stacks, of three
+lengths: parameters that every layer has lead with an axis [L], attention parameters with [number of
+attention layers], and `delta_*` with [number of gated delta nets].
 
     x, carry = forward(config, weights, x, rope, Mixers(attend, recur), carry, remat)
 
-As in `layers.py` the caller brings what mixes the tokens along: `attend` is `layers.Attend`,
-`recur` is `delta_net.Recur`. The `layer` that they get counts the layers of their own kind, so that
-a pool of keys and values has room for `config.attention_layers` alone, and the states are
-[len(config.delta_layers), slots, ...]. Whoever decodes keeps, for every sequence:
+As in `layers.py`, the caller passes in the functions that mix tokens: `attend` is `layers.Attend`,
+`recur` is `delta_net.Recur`. Their argument `layer` counts only layers of the same kind, so a KV
+cache has room for `config.attention_layers` only, and the states are [len(config.delta_layers),
+slots, ...]. For every sequence, a decoder keeps:
 
-    keys and values of the attention layers     as of any model, in pages
+    keys and values of the attention layers     in the paged KV cache, as for any model
     delta_net.DeltaState of every delta layer   `recurrent` and `convolution`, both in fp32
 
-and, with a prompt that several sequences share, a copy of the state for each of them.
+With prefix sharing, every sequence also needs its own copy of the state after the prompt.
 
-Norms multiply by 1 + weight, but for the norm behind a gated delta net, which multiplies by its
+Norms multiply by 1 + weight, except for the norm after a gated delta net, which multiplies by its
 weight. Sources: Qwen3-Next's model in transformers, Yang et al. 2024 (arXiv:2412.06464), and for
-the gate behind attention Qiu et al. 2025 (arXiv:2505.06708).
+the gate after attention Qiu et al. 2025 (arXiv:2505.06708).
 """
 
 import math
@@ -63,14 +63,14 @@ from jzero.model.layers import (
     project,
     rms_norm,
     rotate,
+    unrolls_layers,
 )
 from jzero.model.linear import TiledWeight, linear
-from jzero.model.loops import writes_layers_out
 
 ATTENTION_NAMES = frozenset({"q", "k", "v", "o", "q_norm", "k_norm"})
 DELTA_PREFIX = "delta_"
-EXACT_NAMES = FP32_PARAMETERS | {"delta_norm"}  # the hub has them in fp32
-FASTEST_DECAY = 16.0  # of the heads of a new model, as `transformers` draws them
+EXACT_NAMES = FP32_PARAMETERS | {"delta_norm"}  # fp32 in the hub's checkpoints
+FASTEST_DECAY = 16.0  # A of a head of a new model, as in `transformers`
 SLOWEST_DECAY = 0.01
 
 
@@ -78,7 +78,7 @@ class Mixers(NamedTuple):
     """The two functions that mix the tokens of a hybrid."""
 
     attend: Attend
-    recur: Recur | None  # None: of a model without gated delta nets
+    recur: Recur | None  # None in a model without gated delta nets
 
 
 # -- parameters ------------------------------------------------------------------------------------
@@ -94,12 +94,12 @@ def zero_centered_norm(
 
 
 def log_of_decay(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
-    """Draws log A for heads that forget at different speeds, with A from U(0.01, 16)."""
+    """Draws log A with A from U(0.01, 16), so that heads forget at different speeds."""
     return jnp.log(jax.random.uniform(key, shape, dtype, SLOWEST_DECAY, FASTEST_DECAY))
 
 
 def kernel_initializer(kernel_size: int) -> Initializer:
-    """Returns the initializer of a depthwise convolution in torch, U(-1/sqrt(W), 1/sqrt(W))."""
+    """Returns torch's initializer of a depthwise convolution, U(-1/sqrt(W), 1/sqrt(W))."""
     bound = 1 / math.sqrt(kernel_size)
 
     def draw(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
@@ -124,8 +124,10 @@ class HybridLayers(nnx.Module):
             value = initializer(rngs.params(), (layers, *shape), jnp.float32)
             return nnx.Param(value, axes=axes)
 
+        # Parameters of every layer, then of the attention layers, then of the gated delta nets: the
+        # three stacks have different lengths.
         every = partial(stacked, config.num_hidden_layers)
-        self.attn_norm = every((E,), ("norm",), ZEROS)  # before the mixer, whichever it is
+        self.attn_norm = every((E,), ("norm",), ZEROS)  # before the attention or the delta net
         self.mlp_norm = every((E,), ("norm",), ZEROS)
         if config.num_experts:
             X, F, shared = (
@@ -148,7 +150,7 @@ class HybridLayers(nnx.Module):
             self.down = every((F, E), ("mlp", "embed"), NORMAL)
 
         attention = partial(stacked, len(config.attention_layers))
-        # The query and the gate of a head lie side by side.
+        # The query and the gate of each head are adjacent: [query | gate].
         self.q = attention((E, H, 2 * D), ("embed", "heads", "head_dim"), NORMAL)
         self.k = attention((E, K, D), ("embed", "kv_heads", "head_dim"), NORMAL)
         self.v = attention((E, K, D), ("embed", "kv_heads", "head_dim"), NORMAL)
@@ -157,14 +159,15 @@ class HybridLayers(nnx.Module):
         self.k_norm = attention((D,), ("norm",), ZEROS)
 
         delta = partial(stacked, len(config.delta_layers))
-        of_kernel = kernel_initializer(width)
-        # q, k and v have different numbers of heads: a split of their channels would cut heads.
+        kernel_init = kernel_initializer(width)
+        # The logical axis is "channels", not "heads": q, k and v have different numbers of heads,
+        # so sharding the joined channels would split heads.
         self.delta_qkv = delta((E, channels), ("embed", "channels"), NORMAL)
         self.delta_z = delta((E, values), ("embed", "heads"), NORMAL)
         self.delta_b = delta((E, heads), ("embed", "heads"), NORMAL)
         self.delta_a = delta((E, heads), ("embed", "heads"), NORMAL)
         self.delta_out = delta((values, E), ("heads", "embed"), NORMAL)
-        self.delta_kernel = delta((channels, 1, width), ("channels", "norm", "norm"), of_kernel)
+        self.delta_kernel = delta((channels, 1, width), ("channels", "norm", "norm"), kernel_init)
         self.delta_decay = delta((heads,), ("norm",), cast(Initializer, log_of_decay))
         self.delta_step_bias = delta((heads,), ("norm",), ONES)
         self.delta_norm = delta((sizes.value_dim,), ("norm",), ONES)
@@ -177,7 +180,7 @@ def sizes_of(config: QwenConfig) -> DeltaNetConfig:
 
 
 def layer_numbers(config: QwenConfig, name: str) -> tuple[int, ...]:
-    """Returns which layers of the model have the parameter `name`, in the order of its stack."""
+    """Returns the numbers of the layers that have the parameter `name`, in stack order."""
     if name in ATTENTION_NAMES:
         return config.attention_layers
     if name.startswith(DELTA_PREFIX):
@@ -197,10 +200,12 @@ def forward(
     carry: PyTree,
     remat: Callable[[Callable], Callable],
 ) -> tuple[Float[Array, "N E"], PyTree]:
-    """Computes all layers: returns the hidden states and what the mixers left in `carry`.
+    """Computes all layers: returns the hidden states and the final `carry`.
 
-    The layers repeat in blocks, such as three gated delta nets and one attention. A scan goes over
-    the blocks, and a block is written out. remat: an entry of `qwen.REMAT`, for every layer.
+    The layers repeat in blocks, such as three gated delta nets and one attention layer. A scan runs
+    over the blocks, and the layers of a block are unrolled.
+
+    remat: an entry of `qwen.REMAT`, applied to every layer.
     """
     kinds = repeated_kinds(config)
     blocks = config.num_hidden_layers // len(kinds)
@@ -208,26 +213,28 @@ def forward(
     def in_blocks(leaf: jax.Array) -> jax.Array:
         return leaf.reshape(blocks, -1, *leaf.shape[1:])
 
+    # One step of the scan computes one block. The kinds differ within a block but are the same in
+    # all blocks, so the compiled code does not grow with the number of layers.
     def step(state: tuple, scanned: tuple) -> tuple[tuple, None]:
         x, carry = state
-        block, of_block = scanned
+        block, block_weights = scanned
         for place, kind in enumerate(kinds):
             place_in_kind = kinds[:place].count(kind)
-            of_layer = weights_of_layer(of_block, kind, place, place_in_kind)
+            layer_weights = weights_of_layer(block_weights, kind, place, place_in_kind)
             index = block * kinds.count(kind) + place_in_kind  # among the layers of this kind
             number = block * len(kinds) + place  # among all layers
             compute = remat(partial(one_layer, config, rope, mixers, kind))
-            x, carry = compute(of_layer, x, index, number, carry)
+            x, carry = compute(layer_weights, x, index, number, carry)
         return (x, carry), None
 
     indices = jnp.arange(blocks, dtype=jnp.int32)
     stacked = jax.tree.map(in_blocks, weights)
-    (x, carry), _ = jax.lax.scan(step, (x, carry), (indices, stacked), unroll=writes_layers_out())
+    (x, carry), _ = jax.lax.scan(step, (x, carry), (indices, stacked), unroll=unrolls_layers())
     return x, carry
 
 
 def repeated_kinds(config: QwenConfig) -> tuple[str, ...]:
-    """Returns the shortest list of kinds that all layers repeat."""
+    """Returns the shortest list of layer kinds whose repetition gives all layers."""
     kinds = config.layer_types or (ATTENTION,) * config.num_hidden_layers
     for period in range(1, len(kinds) + 1):
         if kinds == kinds[:period] * (len(kinds) // period):
@@ -235,14 +242,15 @@ def repeated_kinds(config: QwenConfig) -> tuple[str, ...]:
     raise AssertionError(f"no period in {kinds=}")
 
 
-def weights_of_layer(of_block: Params, kind: str, place: int, place_in_kind: int) -> Params:
-    """Returns the weights of one layer of a block: its own, and those of its kind of mixer."""
+def weights_of_layer(block_weights: Params, kind: str, place: int, place_in_kind: int) -> Params:
+    """Returns the weights of one layer of a block: the shared ones and the ones of its mixer."""
 
     def take(leaf: jax.Array, index: int) -> jax.Array:
         return leaf[index]
 
     chosen = {}
-    for name, stack in of_block.items():
+    # A stack of the block has one entry per layer, or one per layer of its kind.
+    for name, stack in block_weights.items():
         is_delta, is_attention = name.startswith(DELTA_PREFIX), name in ATTENTION_NAMES
         if not is_delta and not is_attention:
             chosen[name] = jax.tree.map(partial(take, index=place), stack)
@@ -262,13 +270,13 @@ def one_layer(
     number: jax.Array,
     carry: PyTree,
 ) -> tuple[Float[Array, "N E"], PyTree]:
-    """Computes a layer: what mixes its tokens, then its MLP or its experts.
+    """Computes a layer: attention or a gated delta net, then the MLP or the experts.
 
-    index: the number of the layer among those of its kind. number: among all layers.
+    index: the number of the layer among the layers of its kind. number: among all layers.
     """
     mixer = add_delta_net if kind == DELTA_NET else add_attention
-    x, of_mixer = mixer(config, rope, mixers, weights, x, index, mixer_carry(carry))
-    carry = with_mixer_carry(carry, of_mixer)
+    x, mixer_part = mixer(config, rope, mixers, weights, x, index, mixer_carry(carry))
+    carry = with_mixer_carry(carry, mixer_part)
     if config.num_experts:
         return add_experts(config, weights, x, number, carry)
     return add_mlp(config, weights, x), carry
@@ -283,12 +291,12 @@ def add_attention(
     layer: jax.Array,
     carry: PyTree,
 ) -> tuple[Float[Array, "N E"], PyTree]:
-    """Adds attention that has a gate, sigmoid(g), on every output of a head."""
+    """Adds gated attention: every output of a head is multiplied by sigmoid(gate)."""
     B, T = rope.cos.shape[:2]
     N, D, eps = len(x), config.head_dim, config.rms_norm_eps
     h = zero_centered_norm(x, weights["attn_norm"], eps)
 
-    queries_and_gates = project(h, weights["q"], 2 * D)  # side by side in every head
+    queries_and_gates = project(h, weights["q"], 2 * D)  # [query | gate] in every head
     q, gate = jnp.split(queries_and_gates, 2, axis=-1)
     k = project(h, weights["k"], D)
     v = project(h, weights["v"], D).reshape(B, T, -1, D)
@@ -297,6 +305,8 @@ def add_attention(
     q = rotate_part(q.reshape(B, T, -1, D), rope)
     k = rotate_part(k.reshape(B, T, -1, D), rope)
 
+    # Norms and RoPE come before attention; the gate is applied to its output, before the projection
+    # `o`.
     mixed, carry = mixers.attend(q, k, v, layer, carry)
     gated = mixed.reshape(N, -1) * jax.nn.sigmoid(gate.reshape(N, -1))
     return x + linear(gated, weights["o"]), carry
@@ -318,13 +328,14 @@ def add_delta_net(
     layer: jax.Array,
     carry: PyTree,
 ) -> tuple[Float[Array, "N E"], PyTree]:
-    """Adds what a gated delta net makes, which knows order without any rotation."""
+    """Adds the output of a gated delta net. No RoPE: the recurrence itself is ordered."""
     B, T = rope.cos.shape[:2]
     N = len(x)
     sizes = sizes_of(config)
     h = zero_centered_norm(x, weights["attn_norm"], config.rms_norm_eps)
 
-    # The two gates of a head (delta_net.py): how much of its memory is left, and how much it takes.
+    # The two gates of a head (delta_net.py): log_decay (g) is how fast its memory fades, strength
+    # (beta) how far the stored value moves toward the token's value.
     step = in_fp32(linear(h, weights["delta_a"])) + weights["delta_step_bias"]
     log_decay = -jnp.exp(weights["delta_decay"]) * jax.nn.softplus(step)
     strength = jax.nn.sigmoid(in_fp32(linear(h, weights["delta_b"])))
@@ -338,7 +349,8 @@ def add_delta_net(
     assert mixers.recur is not None, "a hybrid needs `recur`"
     mixed, carry = mixers.recur(inputs, layer, carry)
 
-    by_head = mixed.reshape(-1, sizes.value_dim)  # every head of every token is normed alone
+    by_head = mixed.reshape(-1, sizes.value_dim)  # the norm is per head and token
+    # This norm multiplies by its weight, not by 1 + weight like the other norms of a hybrid.
     normed = rms_norm(by_head, weights["delta_norm"], config.rms_norm_eps)
     z = in_fp32(linear(h, weights["delta_z"]))
     gated = in_fp32(normed).reshape(N, -1) * jax.nn.silu(z)
@@ -346,7 +358,7 @@ def add_delta_net(
 
 
 def add_mlp(config: QwenConfig, weights: Params, x: Float[Array, "N E"]) -> Float[Array, "N E"]:
-    """Adds the gated MLP (Shazeer 2020, SwiGLU) behind its norm."""
+    """Adds the gated MLP (Shazeer 2020, SwiGLU) with its norm."""
     h = zero_centered_norm(x, weights["mlp_norm"], config.rms_norm_eps)
     gate = jax.nn.silu(linear(h, weights["gate"]))
     up = linear(h, weights["up"])
@@ -356,13 +368,14 @@ def add_mlp(config: QwenConfig, weights: Params, x: Float[Array, "N E"]) -> Floa
 def add_experts(
     config: QwenConfig, weights: Params, x: Float[Array, "N E"], number: jax.Array, carry: PyTree
 ) -> tuple[Float[Array, "N E"], PyTree]:
-    """Adds every token's experts, and the MLP of all tokens times a gate of its own, sigmoid(s)."""
+    """Adds every token's experts, and the shared MLP times sigmoid(shared router)."""
     h = zero_centered_norm(x, weights["mlp_norm"], config.rms_norm_eps)
     mlps = ExpertMlps(
         gate=weights["experts_gate"], up=weights["experts_up"], down=weights["experts_down"]
     )
-    of_experts = ExpertWeights(weights["router"], mlps)
-    chosen, carry = mix(h, of_experts, routing_of(config), number, carry)
+    # The experts that the router chose, and the shared MLP that every token goes to.
+    expert_weights = ExpertWeights(weights["router"], mlps)
+    chosen, carry = mix(h, expert_weights, routing_of(config), number, carry)
 
     gate = jax.nn.silu(linear(h, weights["shared_gate"]))
     up = linear(h, weights["shared_up"])
@@ -370,17 +383,18 @@ def add_experts(
     share = jax.nn.sigmoid(one_output(h, weights["shared_router"]))
     gated = share * shared
     if isinstance(weights["mlp_norm"], ExactScale):
+        # Keeps the compiler from fusing this product with the sum below, which would round only
+        # once.
         gated = rounded(gated)
     return x + chosen + gated, carry
 
 
 def one_output(h: Float[Array, "N E"], weight: jax.Array | TiledWeight) -> Float[Array, "N 1"]:
-    """Multiplies h by a weight [E, 1].
-
-    The compiler makes a plain sum of such a product, so that with model.exact it is written out.
-    """
+    """Multiplies h by a weight [E, 1]."""
     if not isinstance(weight, TiledWeight):
         return linear(h, weight)
     assert isinstance(weight.weight, jax.Array)
+    # For one output, the compiler replaces the matrix product by a plain sum. With model.exact the
+    # order of that sum has to be fixed, so it is written out.
     products = rounded(in_fp32(h) * in_fp32(weight.weight[:, 0]))
     return sum_by_halves(products)[:, None].astype(h.dtype)

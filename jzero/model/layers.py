@@ -1,6 +1,6 @@
-"""A dense decoder layer: a Flax NNX module with its parameters, and what it computes.
+"""A dense decoder layer: a Flax NNX module with its parameters and its computation.
 
-`families.py` names the class `DenseLayer` in the entries of Qwen, Llama and Mistral. A layer
+`families.py` uses the class `DenseLayer` in the entries of Qwen, Llama and Mistral. A layer
 receives its attention as a function, so the same layer serves packed training rows, the prefill of
 prompts and paged decoding. See `architecture.py` for the dimension letters.
 """
@@ -21,18 +21,18 @@ from jzero.model.architecture import QwenConfig
 from jzero.model.exact import rounded
 from jzero.model.linear import LinearWeight, linear, plus_bias, products
 
-NORMAL = initializers.normal(0.02)  # the standard deviation that Hugging Face draws weights with
+NORMAL = initializers.normal(0.02)  # the standard deviation of Hugging Face's initializer
 ONES = initializers.ones
 ZEROS = initializers.zeros
 
 
 @runtime_checkable  # so that tests check annotations
 class Attend(Protocol):
-    """Attention from the outside: queries, keys and values in, mixed values out.
+    """The interface of attention: takes queries, keys and values, returns mixed values.
 
     Shapes: q [B, T, H, D], k and v [B, T, K, D], layer i32[], output [B, T, H, D]. q and k are
-    rotated already, unless `Rotary.is_left_to_attention`; q is not scaled. `carry` is any tree of
-    arrays that attention reads and changes, such as pages of keys and values.
+    already rotated, unless `Rotary.is_left_to_attention`; q is not scaled. `carry` is any tree of
+    arrays that attention reads and changes, such as the paged KV cache.
     """
 
     def __call__(
@@ -45,15 +45,17 @@ class Rotary(NamedTuple):
 
     cos: Float[Array, "B T 1 half"]
     sin: Float[Array, "B T 1 half"]
-    is_left_to_attention: bool = False  # layers hand unrotated q and k to `attend`
+    is_left_to_attention: bool = False  # layers pass unrotated q and k to `attend`
     by_product: bool = False  # see `rotate_by_product`
 
 
 def rotary(config: QwenConfig, positions: Int[Array, "B T"]) -> Rotary:
     """Computes the angles of RoPE (Su et al. 2021, eq. 34) for every position, in fp32.
 
-    `config.rope_scaling` changes the frequencies, and YaRN the length of the rotated pairs too.
+    `config.rope_scaling` changes the frequencies; YaRN also changes the amplitude of cos and sin.
     """
+    # Without scaling, JAX computes the frequencies; scaled ones come from NumPy, in the order of
+    # operations of `transformers`.
     scaling = config.rope_scaling
     if scaling is None:
         half = config.rotary_dim // 2
@@ -70,14 +72,15 @@ def rotary(config: QwenConfig, positions: Int[Array, "B T"]) -> Rotary:
 def rotate(x: Float[Array, "B T heads D"], rope: Rotary) -> Float[Array, "B T heads D"]:
     """Rotates the heads of q or k by their positions, in fp32.
 
-    A pair is element i of the first half of D and element i of the second half, which is Hugging
-    Face's order of the weights. The RoPE paper pairs neighboring elements. Where
-    `rope.is_left_to_attention`, x is returned as it is, because attention will rotate it.
+    Element i of the first half of D is paired with element i of the second half, because Hugging
+    Face's weights have this order. The RoPE paper pairs neighboring elements. With
+    `rope.is_left_to_attention`, x is returned unchanged, because attention will rotate it.
     """
     if rope.is_left_to_attention:
         return x
     if rope.by_product:
         return rotate_by_product(x, rope)
+    # x has pairs (first[i], second[i]); each pair is rotated by its angle.
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated_first = first * rope.cos - second * rope.sin
     rotated_second = second * rope.cos + first * rope.sin
@@ -85,20 +88,21 @@ def rotate(x: Float[Array, "B T heads D"], rope: Rotary) -> Float[Array, "B T he
 
 
 def rotate_by_product(x: Float[Array, "B T heads D"], rope: Rotary) -> Float[Array, "B T heads D"]:
-    """Computes `rotate` with the other element of each pair from a product with a matrix.
+    """Computes `rotate`, with the other element of each pair from a product with a matrix.
 
-    On a TPU half a head does not fill the lanes of a register, so that to cut heads into halves,
-    and to join them again, takes several passes over the array. The matrix has one number in each
-    column, 1 or -1, and the product is exact. docs/log.md, 2026-11-23, has what it saves.
+    On a TPU, half a head does not fill the lanes of a register, so splitting heads into halves and
+    joining them takes several passes over the array. The matrix has one entry in each column, 1 or
+    -1, so the product is exact. lab/log.md, 2026-11-23, has the measured speed-up.
     """
     D = x.shape[-1]
+    # turn[i, i + D / 2] = 1 moves each element to the position of its partner.
     turn = np.roll(np.eye(D, dtype=np.float32), D // 2, axis=1)
     turn[D // 2 :] *= -1  # element i of the first half is paired with minus element i + D / 2
     partner = jnp.einsum(
         "bthd,de->bthe",
         x,
         jnp.asarray(turn, x.dtype),
-        precision=jax.lax.Precision.HIGHEST,  # of fp32, which the gradient of x is as well
+        precision=jax.lax.Precision.HIGHEST,  # for fp32 inputs; the gradient of x is fp32, too
         preferred_element_type=jnp.float32,
     )
     cos = jnp.concatenate([rope.cos, rope.cos], axis=-1)
@@ -109,7 +113,7 @@ def rotate_by_product(x: Float[Array, "B T heads D"], rope: Rotary) -> Float[Arr
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ExactScale:
-    """The scale of a norm of `model.exact`, whose sum has an order that is written out."""
+    """The scale of a norm in `model.exact`, where the order of the norm's sum is written out."""
 
     scale: Any  # f32[width]; in the stack of all layers [L, width]
 
@@ -120,8 +124,8 @@ def rms_norm(
     """Divides x by its root mean square over the last axis and multiplies by `scale`, in fp32."""
     x32 = x.astype(jnp.float32)
     if isinstance(scale, ExactScale):
-        # `rounded` and the barrier keep the compiler from making one rounding of a product or a
-        # division and the sum behind it, which it does in some programs only.
+        # `rounded` and the barrier keep the compiler from fusing a product or a division with the
+        # following sum into one rounding, which it does in some programs only.
         total = sum_by_halves(rounded(x32 * x32))[..., None]
         mean_square = jax.lax.optimization_barrier(total / x.shape[-1])
         weight = scale.scale
@@ -138,8 +142,8 @@ def project(
     """Multiplies x by a weight [E, heads, D] or [E, heads * D] and splits the result into heads.
 
     The product is one plain matrix product. A product that is batched over heads is slow on CPU,
-    and on TPU the decoder would lay out all weights anew for it: the barrier in `in_heads` keeps
-    XLA from merging the reshape into the product.
+    and on TPU the decoder would change the memory layout of all weights for it: the barrier in
+    `in_heads` keeps XLA from merging the reshape into the product.
     """
     return in_heads(linear(x, weight), head_dim)
 
@@ -155,23 +159,22 @@ def parameter(
 ) -> nnx.Param[jax.Array]:
     """Returns an fp32 parameter, drawn with the next key of `rngs`.
 
-    `axes` are the logical names of its axes; `distributed.mesh.RULES` says which mesh axis each of
-    them is split over.
+    `axes` are the logical names of its axes; `distributed.mesh.RULES` maps them to mesh axes.
     """
     return nnx.Param(initializer(rngs.params(), shape, jnp.float32), axes=axes)
 
 
 class DenseLayer(nnx.Module):
-    """A decoder layer: attention and a gated MLP (Shazeer 2020, SwiGLU), each behind an RMSNorm.
+    """A decoder layer: attention and a gated MLP (Shazeer 2020, SwiGLU), each after an RMSNorm.
 
-    The order of the parameters matters: parameter i draws its first values with key i of the layer.
-    `qwen.forward` calls the layer with a slice of the stacked parameters, in the dtype of the
-    activations. The layer multiplies by weights with `linear` and `products` alone, and takes them
-    by `get_value`, because a weight may be more than an array: see `linear.py`.
+    The order of the parameters matters: parameter i draws its initial values with key i of the
+    layer. `qwen.forward` calls the layer with a slice of the stacked parameters, in the dtype of
+    the activations. The layer multiplies by weights only with `linear` and `products`, and reads
+    weights with `get_value`, because a weight may be another type than an array: see `linear.py`.
     """
 
-    # The weights that the layer hands to `products` together. The biases of q have the name q_bias,
-    # and the layer adds them with `plus_bias`.
+    # Groups of weights that the layer passes to `products`, so that the decoder can fuse them
+    # (fused QKV). The bias of a weight q is called q_bias, and is added with `plus_bias`.
     SIDE_BY_SIDE: ClassVar[tuple[tuple[str, ...], ...]] = (("q", "k", "v"), ("gate", "up"))
 
     def __init__(
@@ -191,6 +194,7 @@ class DenseLayer(nnx.Module):
         self.query_key_norm = query_key_norm
 
         self.attn_norm = parameter(rngs, (E,), ("norm",), ONES)
+        # Grouped-query attention: K key-value heads serve H query heads.
         self.q = parameter(rngs, (E, H, D), ("embed", "heads", "head_dim"), NORMAL)
         self.k = parameter(rngs, (E, K, D), ("embed", "kv_heads", "head_dim"), NORMAL)
         self.v = parameter(rngs, (E, K, D), ("embed", "kv_heads", "head_dim"), NORMAL)
@@ -206,7 +210,7 @@ class DenseLayer(nnx.Module):
             self.k_norm = parameter(rngs, (D,), ("norm",), ONES)
 
     def make_mlp(self, config: QwenConfig, rngs: nnx.Rngs) -> None:
-        """Makes the parameters of the MLP."""
+        """Creates the parameters of the MLP."""
         E, F = config.hidden_size, config.intermediate_size
         self.gate = parameter(rngs, (E, F), ("embed", "mlp"), NORMAL)
         self.up = parameter(rngs, (E, F), ("embed", "mlp"), NORMAL)
@@ -222,8 +226,8 @@ class DenseLayer(nnx.Module):
     ) -> tuple[Float[Array, "N E"], PyTree]:
         """Returns the hidden states after the layer, and the `carry` of its attention.
 
-        Tokens are flat, so the gradient of every weight is one plain matrix product: XLA:CPU takes
-        2.4 times as long to contract the two axes of B and T.
+        Tokens are flat, so the gradient of every weight is one plain matrix product: on a CPU, XLA
+        takes 2.4 times as long to contract the two axes B and T.
         """
         x, carry = self.with_attention(x, rope, attend, layer, carry)
         h = rms_norm(x, self.mlp_norm.get_value(), self.norm_eps)
@@ -265,3 +269,11 @@ class DenseLayer(nnx.Module):
         q = rotate(q.reshape(B, T, -1, D), rope)
         k = rotate(k.reshape(B, T, -1, D), rope)
         return q, k, v.reshape(B, T, -1, D)
+
+
+def unrolls_layers() -> bool:
+    """Returns whether the loop over the layers is unrolled: true for multi-process CPU runs."""
+    # On CPU, XLA may start a collective while an earlier loop with collectives in its body is still
+    # running. If one process does so and another does not, the run fails with "Received data size
+    # doesn't match expected size". Collectives outside of loops are started in program order.
+    return jax.process_count() > 1 and jax.default_backend() == "cpu"

@@ -1,17 +1,17 @@
-"""The product of activations with a weight: the one place where a layer multiplies by a weight.
+"""The product of activations with a weight: the only place where a layer multiplies by a weight.
 
     out = linear(x, layer.q.get_value())       # [N, inputs] -> [N, outputs]
 
-A weight is an array [*inputs, *outputs], a frozen `QuantizedWeight` in 8 bits, or an
-`AdaptedWeight`: one of these two, frozen, with a low-rank adapter beside it (LoRA, Hu et al. 2021,
-arXiv:2106.09685, eq. 3). With `model.exact` it is a `TiledWeight` around one of them. Layers do not
-know which of them they have. A new kind of weight is one more case of `linear`.
+A weight is an array [*inputs, *outputs], a frozen int8 `QuantizedWeight`, or an `AdaptedWeight`: an
+array or `QuantizedWeight`, frozen, with a low-rank adapter (LoRA, Hu et al. 2021, arXiv:2106.09685,
+eq. 3). With `model.exact` it is a `TiledWeight` around one of them. Layers do not depend on the
+kind of weight. A new kind of weight is one more case of `linear`.
 
-`products` multiplies by several weights of the same inputs. A decoder on an accelerator holds these
-side by side, as one `JoinedWeight`, and multiplies once.
+`products` multiplies by several weights of the same inputs. A decoder on an accelerator fuses these
+weights (fused QKV) into one `JoinedWeight`, and multiplies once.
 
-A weight in 8 bits is never restored: its integers are exact in every type of computation, so that
-the product is with the integers, and the scale of a channel multiplies the channel's output.
+An int8 weight is never dequantized for a product: its integers are exact in every computation type,
+so the product is with the integers, and the scale of each channel multiplies the channel's output.
 """
 
 from collections.abc import Sequence
@@ -30,8 +30,8 @@ from jzero.model.exact import in_tiles
 from jzero.model.quantized import QuantizedWeight, dequantize
 from jzero.products import is_narrow, linear_product, product_in_fp32, product_over_rows
 
-# Names of values that the backward pass keeps; `qwen.REMAT` says which setting keeps which.
-LOW_RANK_PRODUCT = "low rank product"  # x A [N, R]: narrow, so that keeping it is almost free
+# Names of values that the backward pass can keep; `qwen.REMAT` maps each setting to its names.
+LOW_RANK_PRODUCT = "low rank product"  # x A [N, R]: narrow, so keeping it is almost free
 LINEAR_OUTPUT = "linear output"  # [N, outputs]
 GROUPED_PRODUCT = "grouped product"  # [N * experts of a token, outputs]
 
@@ -39,10 +39,10 @@ GROUPED_PRODUCT = "grouped product"  # [N * experts of a token, outputs]
 @partial(jax.tree_util.register_dataclass, data_fields=["weight", "a", "b"], meta_fields=["scale"])
 @dataclass(frozen=True)
 class AdaptedWeight:
-    """A frozen weight W with an adapter: stands for W + scale * A B, which is never computed.
+    """A frozen weight W with an adapter. Represents W + scale * A B, which is never computed.
 
-    In the stack of all layers every array leads with an axis [L]. Weights of experts have one more
-    axis behind it, [X], in all arrays.
+    In the stack of all layers every array leads with an axis [L]. Expert weights have a second
+    leading axis [X] in all arrays.
     """
 
     weight: Float[Array, "..."] | QuantizedWeight  # [*inputs, *outputs], or [inputs, outputs]
@@ -53,13 +53,14 @@ class AdaptedWeight:
     def merged(self, num_stacked: int) -> Float[Array, "L ..."]:
         """Returns W + scale * A B of the stack of all layers, in fp32 and in the shape of W.
 
-        num_stacked: how many axes lead in every array: 1, or 2 of experts.
-        NumPy arrays are merged by NumPy. A W in 8 bits is scale * values.
+        num_stacked: number of leading stack axes: 1, or 2 for experts. NumPy arrays are merged by
+        NumPy. An int8 W is scale * values.
         """
         weight = self.weight
         if isinstance(weight, QuantizedWeight):
             weight = dequantize(weight, np.float32)
         stacked, rank = self.a.shape[:num_stacked], self.a.shape[-1]
+        # Flatten inputs and outputs, so that A B is one batched matrix product over the stack.
         a = self.a.reshape(*stacked, -1, rank)
         b = self.b.reshape(*stacked, rank, -1)
         if isinstance(a, np.ndarray):
@@ -72,13 +73,13 @@ class AdaptedWeight:
 @partial(jax.tree_util.register_dataclass, data_fields=["weight"], meta_fields=["shards"])
 @dataclass(frozen=True)
 class TiledWeight:
-    """A weight whose products are computed for a tile of rows at a time, all of one shape.
+    """A weight that is multiplied by one tile of rows at a time, so all products have one shape.
 
-    Only `model.exact` makes them (`exact.py`). The weight is not in 8 bits.
+    Only `model.exact` uses this type (`exact.py`). The weight is not int8.
     """
 
     weight: Array | AdaptedWeight
-    shards: int  # devices that rows are split over
+    shards: int  # number of devices that the rows are split over
 
 
 @partial(
@@ -88,12 +89,12 @@ class TiledWeight:
 )
 @dataclass(frozen=True)
 class JoinedWeight:
-    """Several weights side by side, with their biases: one product in place of several.
+    """Several weights fused into one, with their biases: one product instead of several.
 
-    In a tree of parameters it is in the place of the first weight, and the other weights and all
-    biases are `PartOfJoined`. Where devices split the outputs, each has its part of every weight:
-    the columns lie by shard, and in a shard by weight. In the stack of all layers the arrays lead
-    with an axis [L]. They may be anything else, such as shardings.
+    In a tree of parameters it replaces the first weight, and the other weights and all biases are
+    `PartOfJoined`. Where devices split the outputs, each device has its part of every weight: the
+    columns are ordered by shard, and within a shard by weight. In the stack of all layers the
+    arrays lead with an axis [L]. The leaves may also be other values, such as shardings.
     """
 
     weight: PyTree  # [inputs, outputs of all], an array or a QuantizedWeight
@@ -105,7 +106,7 @@ class JoinedWeight:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PartOfJoined:
-    """Stands for a weight or a bias that is part of a `JoinedWeight`, and has no array itself."""
+    """Placeholder for a weight or a bias that is part of a `JoinedWeight`. It has no array."""
 
 
 FrozenWeight: TypeAlias = Array | QuantizedWeight
@@ -115,19 +116,21 @@ LinearWeight: TypeAlias = FrozenWeight | AdaptedWeight | TiledWeight
 def linear(
     x: Float[Array, "N inputs"], weight: LinearWeight | JoinedWeight | PartOfJoined
 ) -> Float[Array, "N outputs"]:
-    """Multiplies x by a weight [*inputs, *outputs], in 8 bits or not, with an adapter or not."""
-    if isinstance(weight, JoinedWeight | PartOfJoined):  # of a layer that somebody else wrote
+    """Multiplies x by a weight [*inputs, *outputs]: plain, int8, with an adapter, or tiled."""
+    if isinstance(weight, JoinedWeight | PartOfJoined):  # a user-defined layer
         raise TypeError(
-            "linear() got a weight that the decoder holds beside others. A layer multiplies by the "
-            "weights of its SIDE_BY_SIDE with products(); a layer with other products has another "
-            "SIDE_BY_SIDE, or ()"
+            "linear() got a weight that the decoder has fused with others. A layer has to multiply "
+            "by the weights of a group in its SIDE_BY_SIDE with products(), or needs another "
+            "SIDE_BY_SIDE, such as ()"
         )
     if isinstance(weight, TiledWeight):
+        # Each tile is multiplied by `linear` again, which handles the weight inside.
         out = in_tiles(linear, weight.shards, x, weight.weight)
         return checkpoint_name(out, LINEAR_OUTPUT)
     inputs = x.shape[1]
     if isinstance(weight, AdaptedWeight):
         rank = weight.b.shape[0]
+        # All kinds of weights are multiplied as matrices, so heads and other axes are flattened.
         out = adapted_product(
             x,
             as_matrix(weight.weight, inputs),
@@ -138,6 +141,7 @@ def linear(
         return checkpoint_name(out, LINEAR_OUTPUT)
     if isinstance(weight, QuantizedWeight):
         return checkpoint_name(quantized_product(x, weight.as_matrix(inputs)), LINEAR_OUTPUT)
+    # A plain weight. Narrow types need the product that accumulates in fp32.
     matrix = weight.reshape(inputs, -1)
     if is_narrow(x):
         out = linear_product("ni,io->no", x, matrix).astype(x.dtype)
@@ -148,7 +152,7 @@ def linear(
 def products(
     x: Float[Array, "N inputs"], weights: Sequence[LinearWeight | JoinedWeight | PartOfJoined]
 ) -> list[Float[Array, "N outputs"]]:
-    """Multiplies x by several weights: by one after the other, unless they are joined."""
+    """Multiplies x by several weights: in one product if they are joined, else separately."""
     first = weights[0]
     if isinstance(first, JoinedWeight):
         assert len(first.sizes) == len(weights)
@@ -162,25 +166,26 @@ def products(
 def plus_bias(
     x: Float[Array, "N heads D"], bias: Float[Array, "heads D"] | PartOfJoined
 ) -> Float[Array, "N heads D"]:
-    """Adds a bias to a result of `products`, unless it is in there already."""
+    """Adds a bias to a result of `products`, unless the joined product has added it already."""
     return x if isinstance(bias, PartOfJoined) else x + bias
 
 
-# -- weights side by side --------------------------------------------------------------------------
+# -- joined weights --------------------------------------------------------------------------------
 
 
 def join_outputs(arrays: Sequence[Array], shards: int) -> Array:
-    """Puts arrays [*rest, outputs] side by side, as the columns of a `JoinedWeight` lie.
+    """Concatenates arrays [*rest, outputs] in the column order of a `JoinedWeight`.
 
     shards must divide the outputs of each array.
     """
+    # Concatenating within each shard keeps every device's columns of all weights on that device.
     by_shard = [array.reshape(*array.shape[:-1], shards, -1) for array in arrays]
     joined = jnp.concatenate(by_shard, axis=-1)
     return joined.reshape(*joined.shape[:-2], -1)
 
 
 def split_outputs(array: Array, sizes: Sequence[int], shards: int) -> list[Array]:
-    """Returns what `join_outputs` has put side by side. sizes: the outputs of each array."""
+    """Undoes `join_outputs`. sizes: the outputs of each array."""
     by_shard = array.reshape(*array.shape[:-1], shards, -1)
     ends = list(accumulate(size // shards for size in sizes))
     parts = jnp.split(by_shard, ends[:-1], axis=-1)
@@ -200,7 +205,7 @@ def as_matrix(weight: FrozenWeight, inputs: int) -> FrozenWeight:
 # -- a weight with an adapter ----------------------------------------------------------------------
 
 
-# What the backward pass of a weight with an adapter reads: x, W, A, B and x A.
+# Residuals for the backward pass of a weight with an adapter: x, W, A, B and x A.
 Kept: TypeAlias = tuple[jax.Array, FrozenWeight, jax.Array, jax.Array, jax.Array]
 
 
@@ -214,8 +219,8 @@ def adapted_product(
 ) -> Float[Array, "N outputs"]:
     """Computes x W + scale * (x A) B.
 
-    Factors are in the type of x. Products accumulate in fp32, and the sum is rounded once: had x W
-    been rounded to bf16 before, a change of less than half a unit of its last bit would be lost.
+    The factors have the type of x, products accumulate in fp32, and the sum is rounded once. If x W
+    were rounded to bf16 first, a change of less than half a unit in its last place would be lost.
     """
     out, _ = adapted_forward(x, weight, a, b, scale)
     return out
@@ -228,7 +233,6 @@ def adapted_forward(
     b: Float[Array, "R outputs"],
     scale: float,
 ) -> tuple[Float[Array, "N outputs"], Kept]:
-    """Returns the product, and what the backward pass reads."""
     low_rank = checkpoint_name(product_in_fp32("ni,ir->nr", x, a).astype(x.dtype), LOW_RANK_PRODUCT)
     change = scale * product_in_fp32("nr,ro->no", low_rank, b)
     out = (times_weight(x, weight) + change).astype(x.dtype)
@@ -238,23 +242,23 @@ def adapted_forward(
 def adapted_backward(
     scale: float, kept: Kept, gradient: Float[Array, "N outputs"]
 ) -> tuple[jax.Array | None, ...]:
-    """Returns the gradients of x, W, A and B.
-
-    JAX's own derivative would multiply fp32 by bf16, which an accelerator does in fp32. Nobody asks
-    for the gradient of a frozen W, and XLA removes what nobody asks for. A W in 8 bits has none:
-    for JAX, None is a gradient of zeros.
-    """
+    """Returns the gradients of x, W, A and B."""
+    # Every product here has factors of the type of x: JAX's derivative would multiply fp32 by bf16,
+    # which an accelerator does in fp32.
     x, weight, a, b, low_rank = kept
     dtype = x.dtype
+    # dL/d(x A) is narrow and is used twice: for the gradients of x and of A.
     to_low_rank = (scale * product_in_fp32("no,ro->nr", gradient, b)).astype(dtype)
     through_adapter = product_in_fp32("nr,ir->ni", to_low_rank, a)
     through_weight = times_transposed_weight(gradient, weight)
-    of_weight = None
+    # No caller uses the gradient of a frozen W, so XLA removes the computation. An int8 W has no
+    # gradient: JAX treats None as zeros.
+    weight_gradient = None
     if not isinstance(weight, QuantizedWeight):
-        of_weight = product_over_rows(x, gradient).astype(weight.dtype)
+        weight_gradient = product_over_rows(x, gradient).astype(weight.dtype)
     return (
         (through_weight + through_adapter).astype(dtype),
-        of_weight,
+        weight_gradient,
         product_over_rows(x, to_low_rank).astype(a.dtype),
         (scale * product_over_rows(low_rank, gradient)).astype(b.dtype),
     )
@@ -263,7 +267,7 @@ def adapted_backward(
 adapted_product.defvjp(adapted_forward, adapted_backward)
 
 
-# -- a weight in 8 bits without an adapter ---------------------------------------------------------
+# -- an int8 weight without an adapter -------------------------------------------------------------
 
 
 @jax.custom_vjp
@@ -272,8 +276,8 @@ def quantized_product(
 ) -> Float[Array, "N outputs"]:
     """Computes x W, rounded once, for W = scale * values [inputs, outputs].
 
-    JAX's own derivative would keep the integers in the type of the computation for the backward
-    pass: all layers of them with model.remat=none.
+    JAX's derivative would store the integers in the type of the computation for the backward pass,
+    of all layers with model.remat=none.
     """
     out, _ = quantized_forward(x, weight)
     return out
@@ -282,14 +286,13 @@ def quantized_product(
 def quantized_forward(
     x: Float[Array, "N inputs"], weight: QuantizedWeight
 ) -> tuple[Float[Array, "N outputs"], QuantizedWeight]:
-    """Returns the product, and what the backward pass reads."""
     return times_weight(x, weight).astype(x.dtype), weight
 
 
 def quantized_backward(
     weight: QuantizedWeight, gradient: Float[Array, "N outputs"]
 ) -> tuple[jax.Array, None]:
-    """Returns the gradient of x. That of W is None, which is zeros for JAX: W is frozen."""
+    """Returns the gradient of x. A frozen W has none: JAX treats None as zeros."""
     return times_transposed_weight(gradient, weight).astype(gradient.dtype), None
 
 
@@ -310,11 +313,10 @@ def times_weight(x: Float[Array, "N inputs"], weight: FrozenWeight) -> Float[Arr
 def times_transposed_weight(
     gradient: Float[Array, "N outputs"], weight: FrozenWeight
 ) -> Float[Array, "N inputs"]:
-    """Computes g W^T in fp32, for W [inputs, outputs].
-
-    The scale of a channel multiplies the channel's gradient, which is rounded to its type again.
-    """
+    """Computes g W^T in fp32, for W [inputs, outputs]."""
     if isinstance(weight, QuantizedWeight):
+        # The scale of a channel multiplies the channel's gradient, so the product is with the
+        # integers.
         scaled = (gradient * weight.scale).astype(gradient.dtype)
         return product_in_fp32("no,io->ni", scaled, weight.values.astype(gradient.dtype))
     return product_in_fp32("no,io->ni", gradient, weight)

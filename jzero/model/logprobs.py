@@ -1,7 +1,8 @@
-"""Log-probabilities and entropies of tokens in fp32, without the logits of a whole batch at once.
+"""Log-probabilities and entropies of tokens in fp32, without the logits of an entire batch at once.
 
-The logits of one token are as long as the vocabulary: of 65,536 tokens and 151,936 words they would
-take 37 GiB. `token_logps` computes them for a chunk of tokens at a time, forward and backward.
+The logits of one token are as long as the vocabulary: for 65,536 tokens and a vocabulary of 151,936
+they would take 37 GiB. `token_logps` computes them for a chunk of tokens at a time, in the forward
+and backward pass.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ Placement = Callable[[jax.Array], jax.Array]  # constrains the sharding of an ar
 
 
 def leave_in_place(x: jax.Array) -> jax.Array:
-    """Returns `x` as it is: the placement where no sharding is asked for."""
+    """Returns `x` unchanged: the placement without a sharding constraint."""
     return x
 
 
@@ -40,15 +41,15 @@ def token_logps(
 ) -> tuple[Float[Array, "B T"], ...]:
     """Computes log p(target) and the entropy of p = softmax(logits / temperature), both in fp32.
 
-    With `kept` returns three: log q(target), the entropy of p, and log p(target). q is p over the
-    tokens of `kept` alone, among which the target is; -1 is no token. Where `kept` has no token, q
-    is p.
+    With `kept`, returns three arrays: log q(target), the entropy of p, and log p(target). q is p
+    restricted to the tokens in `kept`, which include the target; -1 is padding. If `kept` has no
+    token at a position, q is p.
 
     Logits exist for about `chunk` tokens at a time. A chunk takes some positions of every row, at
     least one: chunks of the flattened [B * T] would undo a sharding of B.
     place, place_logits: sharding constraints on a chunk's hidden states [B, width, E] and on its
-    logits [B, width, V].
-    exact: computes the bits that the sampler computes with the same setting.
+        logits [B, width, V].
+    exact: computes the same bits as the sampler with this setting.
     """
 
     def score(
@@ -70,12 +71,15 @@ def token_logps(
         return target_logit - logz_of_kept(logits, kept, logz), entropy, logp
 
     B, T = targets.shape
+    # A chunk has columns of all B rows, so that a sharding of B stays intact.
     width = min(T, max(1, chunk // B))
     arrays = (hidden, targets) if kept is None else (hidden, targets, kept)
+    # A single chunk needs no loop, and its logits need not be recomputed.
     if width == T:
         return score(*arrays)
 
-    # The backward pass recomputes a chunk's logits, or all of them would be kept for it.
+    # The backward pass recomputes a chunk's logits; otherwise the logits of all chunks would be
+    # stored for it.
     score_again = qwen.keep_nothing(score)
     chunks = tuple(split_columns(array, width) for array in arrays)
     outputs = jax.lax.map(lambda columns: score_again(*columns), chunks)
@@ -86,21 +90,21 @@ def token_logps(
 def softmax_statistics(
     logits: Float[Array, "*batch V"],
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
-    """Returns log Z and sum_v p_v logit_v of p = softmax(logits), in one pass behind the maximum.
+    """Returns log Z and sum_v p_v logit_v of p = softmax(logits), in one pass after the maximum.
 
-    JAX's own derivative would make these sums again for the backward pass of a chunk. This one
-    keeps both results (`qwen.SOFTMAX_STATISTICS`), from which and the logits it computes p.
+    JAX's derivative would compute these sums again in the backward pass of a chunk. This derivative
+    keeps both results (`qwen.SOFTMAX_STATISTICS`), and computes p from them and the logits.
     """
     statistics, _ = statistics_forward(logits)
     return statistics
 
 
-# What the backward pass of `softmax_statistics` reads: the logits and both results.
+# Residuals for the backward pass of `softmax_statistics`: the logits and both results.
 Kept: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def statistics_forward(logits: jax.Array) -> tuple[tuple[jax.Array, jax.Array], Kept]:
-    """Returns the statistics, and what the backward pass reads."""
+    # Subtracting the maximum keeps exp from overflowing.
     largest = jnp.max(logits, axis=-1, keepdims=True)
     weights = jnp.exp(logits - largest)
     total = jnp.sum(weights, axis=-1)
@@ -117,10 +121,10 @@ def statistics_backward(kept: Kept, gradients: tuple[jax.Array, jax.Array]) -> t
     d log Z / d logit_v = p_v, and d mean_logit / d logit_v = p_v (1 + logit_v - mean_logit).
     """
     logits, logz, mean_logit = kept
-    of_logz, of_mean = gradients
+    logz_gradient, mean_gradient = gradients
     probabilities = jnp.exp(logits - logz[..., None])
     change_of_mean = 1 + logits - mean_logit[..., None]
-    return (probabilities * (of_logz[..., None] + of_mean[..., None] * change_of_mean),)
+    return (probabilities * (logz_gradient[..., None] + mean_gradient[..., None] * change_of_mean),)
 
 
 softmax_statistics.defvjp(statistics_forward, statistics_backward)
@@ -129,25 +133,25 @@ softmax_statistics.defvjp(statistics_forward, statistics_backward)
 def logz_of_kept(
     logits: Float[Array, "B T V"], kept: Int[Array, "B T K"], logz: Float[Array, "B T"]
 ) -> Float[Array, "B T"]:
-    """Returns log sum exp of the logits of the tokens in `kept`, and `logz` where there is none."""
+    """Returns log sum exp of the logits of the `kept` tokens, or `logz` where there are none."""
     is_token = kept >= 0
     has_token = is_token.any(axis=-1)
     kept_logits = jnp.take_along_axis(logits, jnp.maximum(kept, 0), axis=-1)
-    # A sum over nothing would be log 0, whose derivative is not a number.
+    # Without kept tokens, sum over all: the derivative of the log of an empty sum would be NaN.
     is_counted = is_token | ~has_token[..., None]
-    of_kept = jax.nn.logsumexp(kept_logits, axis=-1, where=is_counted)
-    return jnp.where(has_token, of_kept, logz)
+    kept_logz = jax.nn.logsumexp(kept_logits, axis=-1, where=is_counted)
+    return jnp.where(has_token, kept_logz, logz)
 
 
 def split_columns(x: jax.Array, width: int) -> jax.Array:
-    """Cuts [B, T, ...] into chunks of columns, [chunks, B, width, ...], padded at the end."""
-    B, T, *rest = x.shape
-    padding = [(0, 0), (0, -T % width)] + [(0, 0)] * len(rest)
-    columns = jnp.pad(x, padding).reshape(B, -1, width, *rest)
+    """Splits [B, T, ...] into chunks of columns, [chunks, B, width, ...], padded at the end."""
+    B, T, *trailing = x.shape
+    padding = [(0, 0), (0, -T % width)] + [(0, 0)] * len(trailing)
+    columns = jnp.pad(x, padding).reshape(B, -1, width, *trailing)
     return jnp.moveaxis(columns, 1, 0)
 
 
 def join_columns(x: Float[Array, "chunks B width"], length: int) -> Float[Array, "B T"]:
-    """Puts the chunks of `split_columns` side by side again and drops the padding."""
+    """Undoes `split_columns`: concatenates the chunks and drops the padding."""
     _, B, _ = x.shape
     return jnp.moveaxis(x, 0, 1).reshape(B, -1)[:, :length]

@@ -5,15 +5,16 @@
     peft.save(out, config, settings, adapter, base="Qwen/Qwen3-4B", dtype="float32")
 
 A directory holds adapter_config.json and adapter_model.safetensors. The weight of a linear layer
-that the base calls `model.layers.0.mlp.up_proj.weight` has two tensors there, of PEFT's names:
+with the name `model.layers.0.mlp.up_proj.weight` in the base model has two tensors there, with
+PEFT's names:
 
     base_model.model.model.layers.0.mlp.up_proj.lora_A.weight  [R, inputs]
     base_model.model.model.layers.0.mlp.up_proj.lora_B.weight  [outputs, R]
 
-The names come from the family's table of tensors, and so do the shapes. Every expert is a module of
-its own here, `model.layers.0.mlp.experts.0.up_proj`, in whatever form a checkpoint has the experts:
-`peft` brings them together when it loads them. A directory is checked as a whole before anything is
-allocated: what jzero would compute differently from `peft` is refused.
+The names and shapes come from the family's table of tensors. Every expert is a separate module
+here, `model.layers.0.mlp.experts.0.up_proj`, even if the checkpoint fuses the experts: `peft` fuses
+them when it loads the adapter. A directory is validated completely before anything is allocated,
+and settings that jzero would compute differently from `peft` are refused.
 """
 
 import json
@@ -39,12 +40,12 @@ from jzero.model.huggingface.writing import check_dtype, new_directory, write_te
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-PICKLED = "adapter_model.bin"  # of old versions of PEFT
+PICKLED = "adapter_model.bin"  # written by old versions of PEFT
 FILES = (CONFIG, WEIGHTS)
 
-PREFIX = "base_model.model."  # of all names; PEFT's models hold the base below these attributes
+PREFIX = "base_model.model."  # all names start with the attributes of PEFT models
 SUFFIX = ".weight"
-ALL_LINEAR = "all-linear"  # PEFT's word for every linear layer but the head
+ALL_LINEAR = "all-linear"  # PEFT's name for all linear layers except the head
 
 # The entries of adapter_config.json that jzero reads.
 ENTRIES = {
@@ -53,7 +54,7 @@ ENTRIES = {
     "lora_alpha": Entry("number", is_required=True, lowest=1e-9, highest=1e9),
     "task_type": Entry("text"),
 }
-# Entries that say nothing of what the adapter computes. Dropout is of training alone.
+# Entries without influence on the adapter's output. Dropout is used in training only.
 WITHOUT_EFFECT = {
     "auto_mapping",
     "base_model_name_or_path",
@@ -64,8 +65,8 @@ WITHOUT_EFFECT = {
     "qalora_group_size",
     "revision",
 }
-# The other entries, which have to be absent, null, false or empty, or have one of these values.
-# Other ways to draw the first values change the base, too, and its files do not hold the change.
+# All other entries have to be absent, null, false or empty, or have one of these values. Other
+# initializers of PEFT also change the base model, and the adapter's files do not hold that change.
 HARMLESS = {
     "bias": ("none",),
     "init_lora_weights": (True, "gaussian", "orthogonal"),
@@ -77,14 +78,14 @@ Item = TypeVar("Item")
 # -- names -----------------------------------------------------------------------------------------
 
 
-def tensors_of_modules(config: QwenConfig) -> dict[str, list[Tensor]]:
-    """Returns the tensors of every parameter in a checkpoint where every expert has its own."""
+def module_tensors(config: QwenConfig) -> dict[str, list[Tensor]]:
+    """Returns the tensors of every parameter, with separate tensors for every expert."""
     family = family_of(config.model_type)
-    of_experts = {**family.tensors, **family.other_tensors}
+    table = {**family.tensors, **family.other_tensors}
     first_layer_and_expert = 0, 0
     names = {
         stored.name.format(*first_layer_and_expert)
-        for stored in of_experts.values()
+        for stored in table.values()
         if stored.layout == "expert"
     }
     return checkpoint_tensors(config, names)
@@ -92,7 +93,7 @@ def tensors_of_modules(config: QwenConfig) -> dict[str, list[Tensor]]:
 
 def modules(config: QwenConfig) -> dict[str, list[str]]:
     """Returns the base's names of each linear layer: {"q": ["model.layers.0...", ...], ...}."""
-    tensors = tensors_of_modules(config)
+    tensors = module_tensors(config)
     return {
         name: [tensor.name.removesuffix(SUFFIX) for tensor in tensors[f"layers.{name}"]]
         for name in adapters.linear_layers(config)
@@ -102,16 +103,16 @@ def modules(config: QwenConfig) -> dict[str, list[str]]:
 def adapter_tensors(config: QwenConfig, settings: AdapterConfig) -> dict[str, list[Tensor]]:
     """Returns the tensors of every factor ("layers.q.a", "layers.q.b", ...).
 
-    They are one per layer, or one per expert of each layer.
+    A factor has one tensor per layer, or one per expert of each layer.
     """
     rank = settings.rank
-    of_weights = tensors_of_modules(config)
+    weight_tensors = module_tensors(config)
     tensors: dict[str, list[Tensor]] = {}
     for name, target in adapters.targets(config, settings).items():
         a, b = [], []
-        for weight in of_weights[f"layers.{name}"]:
+        for weight in weight_tensors[f"layers.{name}"]:
             module = weight.name.removesuffix(SUFFIX)
-            # Both factors are weights of torch's Linear, as the weight of the base is.
+            # Like the weight of the base, both factors are weights of a torch Linear.
             num_outputs, num_inputs = weight.stored_shape
             a.append(
                 Tensor(
@@ -152,14 +153,15 @@ def save(
 ) -> None:
     """Writes an adapter to the directory `path`, which appears when it is complete.
 
-    Every host calls this function; the first one writes.
-    base: hub id or directory of the base, where `peft` looks for it.
-    dtype: of the tensors, a key of `huggingface.DTYPES`.
-    Raises UserError where `dtype` is unknown or `path` exists and is not an empty directory.
+    Every host calls this function; the first host writes.
+    base: hub id or directory of the base model, where `peft` looks for it.
+    dtype: type of the tensors, a key of `huggingface.DTYPES`.
+    Raises UserError if `dtype` is unknown or `path` exists and is not an empty directory.
     """
-    assert not config.value_head, "the adapter of a critic has a head, for which PEFT has no place"
+    assert not config.value_head, "PEFT has no tensor for the head of a critic"
     stored_dtype = check_dtype(dtype)
     with new_directory(path) as directory:
+        # `fetch_global` is a collective, so every host has to fetch every factor.
         leaves = flatten(adapter)
         stored = {}
         for leaf, layers in adapter_tensors(config, settings).items():
@@ -197,21 +199,22 @@ def config_json(config: QwenConfig, settings: AdapterConfig, base: str) -> JsonO
 
 
 def module_endings(config: QwenConfig, targets: Collection[str]) -> list[str]:
-    """Returns what target_modules calls `targets`: as much of the ends of names as tells them.
+    """Returns the shortest unambiguous endings of the targets' module names, for target_modules.
 
-    PEFT and vLLM know most layers by the last part of their names, such as q_proj. Where layers
-    without an adapter end alike, such as the experts beside an MLP that all tokens go to, it takes
-    more: shared_expert.up_proj.
+    For most layers PEFT and vLLM need only the last part of the name, such as q_proj. A longer
+    ending is needed if a layer without an adapter ends alike: with adapters on the shared MLP but
+    not on the experts, the ending is shared_expert.up_proj.
     """
     names = modules(config)
+    # Endings that would also match a module without an adapter.
     others = {
         ending
-        for name, of_layers in names.items()
+        for name, layer_modules in names.items()
         if name not in targets
-        for module in of_layers
+        for module in layer_modules
         for ending in endings(module)
     }
-    chosen = {}  # as a set that keeps the order
+    chosen = {}  # an ordered set
     for name in targets:
         for module in names[name]:
             shortest_first = sorted(endings(module), key=len)
@@ -223,7 +226,7 @@ def module_endings(config: QwenConfig, targets: Collection[str]) -> list[str]:
 
 
 def resolve(path: str | Path) -> Path:
-    """Returns a local directory: `path` itself, or the local copy of the hub id that `path` is."""
+    """Returns a local directory: `path` itself, or the local copy of the hub id `path`."""
     local = Path(path).expanduser()
     if local.is_dir():
         return local
@@ -238,33 +241,34 @@ def resolve(path: str | Path) -> Path:
         ) from error
 
 
-def with_path(given: AdapterConfig, config: QwenConfig) -> AdapterConfig:
-    """Returns `given` with the rank, the alpha and the targets of the adapter at `given.path`.
+def with_path(settings: AdapterConfig, config: QwenConfig) -> AdapterConfig:
+    """Returns `settings` with rank, alpha and targets of the adapter at `settings.path`.
 
-    Raises UserError if one of them is given, too, and is another.
+    Raises UserError if `settings` has a different value for one of them.
     """
-    found = read_settings(resolve(given.path), config)
+    # A setting that still has its default counts as not set.
+    stored = read_settings(resolve(settings.path), config)
     default = AdapterConfig()
     wrong = []
-    if given.rank not in (default.rank, found.rank):
-        wrong.append(f"rank={found.rank}")
-    if given.alpha not in (default.alpha, found.alpha):
-        wrong.append(f"alpha={found.alpha:g}")
-    if given.targets and {*adapters.targets(config, given)} != {*found.targets}:
-        wrong.append(f"targets={','.join(found.targets)}")
+    if settings.rank not in (default.rank, stored.rank):
+        wrong.append(f"rank={stored.rank}")
+    if settings.alpha not in (default.alpha, stored.alpha):
+        wrong.append(f"alpha={stored.alpha:g}")
+    if settings.targets and {*adapters.targets(config, settings)} != {*stored.targets}:
+        wrong.append(f"targets={','.join(stored.targets)}")
     if wrong:
         raise UserError(
-            f"model.adapter.path={given.path} has {' and '.join(wrong)}, and the settings say "
+            f"model.adapter.path={settings.path} has {' and '.join(wrong)}, and the settings say "
             "otherwise: leave out model.adapter.rank, alpha and targets"
         )
-    return replace(given, rank=found.rank, alpha=found.alpha, targets=found.targets)
+    return replace(settings, rank=stored.rank, alpha=stored.alpha, targets=stored.targets)
 
 
 def read_settings(path: str | Path, config: QwenConfig) -> AdapterConfig:
     """Returns the rank, the alpha and the targets of the adapter in the directory `path`.
 
-    Raises UserError where adapter_config.json is missing, where it describes anything else than
-    plain LoRA on linear layers of the model, and where it has an unknown entry.
+    Raises UserError if adapter_config.json is missing, has an unknown entry, or describes anything
+    other than plain LoRA on linear layers of the model.
     """
     directory = Path(path)
     file = file_in(directory, CONFIG)
@@ -274,7 +278,7 @@ def read_settings(path: str | Path, config: QwenConfig) -> AdapterConfig:
     wrong = [f"lacks {name}" for name in missing(entries)]
     wrong += wrong_values(entries, ENTRIES)
     if wrong:
-        raise UserError(f"{file}: {'; '.join(wrong)}: mend the file or save the adapter again")
+        raise UserError(f"{file}: {'; '.join(wrong)}: fix the file or save the adapter again")
     reasons = list(refusals(entries))
     if reasons:
         raise UserError(f"{file} has settings that are not implemented: {'; '.join(reasons)}")
@@ -294,21 +298,22 @@ def read_settings(path: str | Path, config: QwenConfig) -> AdapterConfig:
 
 
 def missing(entries: JsonObject) -> list[str]:
-    """Returns the entries that have to be there and are not."""
+    """Returns the required entries that are absent."""
     return [
         name for name, entry in ENTRIES.items() if entry.is_required and entries.get(name) is None
     ]
 
 
 def refusals(entries: JsonObject) -> Iterator[str]:
-    """Yields a phrase for every entry that changes what the adapter computes."""
+    """Yields a phrase for every entry that changes the adapter's output and is not supported."""
     if entries["peft_type"] != "LORA":
         yield f"peft_type={shown(entries['peft_type'])}: only LORA is read"
     if entries.get("task_type") not in (None, "CAUSAL_LM"):
         yield f"task_type={shown(entries['task_type'])}: only CAUSAL_LM is read"
-    known = {*ENTRIES, *WITHOUT_EFFECT, "target_modules"}
+    # Unknown entries may change the output, so they are refused unless they are off.
+    readable = {*ENTRIES, *WITHOUT_EFFECT, "target_modules"}
     for name, value in entries.items():
-        if name in known or is_off(value):
+        if name in readable or is_off(value):
             continue
         if name not in HARMLESS:
             yield f"{shown(name)}={shown(value)}"
@@ -317,12 +322,12 @@ def refusals(entries: JsonObject) -> Iterator[str]:
 
 
 def is_off(value: object) -> bool:
-    """Returns whether the value of an entry switches off what the entry is about."""
+    """Returns whether the value of an entry disables its feature."""
     return value is None or value is False or value == {} or value == []
 
 
 def read_targets(file: Path, target_modules: object, config: QwenConfig) -> tuple[str, ...]:
-    """Returns our names of the linear layers that `target_modules` means, in the table's order."""
+    """Returns our names of the linear layers in `target_modules`, in the table's order."""
     names = modules(config)
     if target_modules == ALL_LINEAR:
         return tuple(names)
@@ -332,34 +337,38 @@ def read_targets(file: Path, target_modules: object, config: QwenConfig) -> tupl
             f"modules nor {ALL_LINEAR}: list the modules, such as q_proj and v_proj"
         )
     assert isinstance(target_modules, list)
-    wanted = set(target_modules)
+    requested = set(target_modules)
     chosen = {
-        name: [module for module in of_layers if endings(module) & wanted]
-        for name, of_layers in names.items()
+        name: [module for module in layer_modules if endings(module) & requested]
+        for name, layer_modules in names.items()
     }
-    meant = {ending for module in in_one_list(chosen.values()) for ending in endings(module)}
-    if unknown := wanted - meant:
-        last_parts = [of_layers[0].rpartition(".")[2] for of_layers in names.values()]
+    # Every name has to match some module, and a layer has to be matched in all of its modules or in
+    # none, because our adapter of a layer type is one stacked array.
+    matched_endings = {
+        ending for module in flatten_lists(chosen.values()) for ending in endings(module)
+    }
+    if unknown := requested - matched_endings:
+        last_parts = [layer_modules[0].rpartition(".")[2] for layer_modules in names.values()]
         raise UserError(
             f"{file}: target_modules has {name_some(unknown)}, which is no linear layer of a "
             f"{config.model_type} layer; these are {', '.join(last_parts)}"
         )
-    for name, found in chosen.items():
-        if found and len(found) < len(names[name]):
+    for name, matched in chosen.items():
+        if matched and len(matched) < len(names[name]):
             raise UserError(
-                f"{file}: target_modules has {name_some(set(found))}, and not that module of the "
+                f"{file}: target_modules has {name_some(set(matched))}, and not that module of the "
                 "other layers: an adapter is on all layers here"
             )
-    return tuple(name for name, found in chosen.items() if found)
+    return tuple(name for name, matched in chosen.items() if matched)
 
 
 def endings(module: str) -> set[str]:
-    """Returns what target_modules may call a module: its name, or the last parts of its name."""
+    """Returns the names by which target_modules may refer to a module: every dotted suffix."""
     parts = module.split(".")
     return {".".join(parts[start:]) for start in range(len(parts))}
 
 
-def in_one_list(lists: Iterable[list[Item]]) -> list[Item]:
+def flatten_lists(lists: Iterable[list[Item]]) -> list[Item]:
     """Returns the items of all lists, in their order."""
     return [item for items in lists for item in items]
 
@@ -373,11 +382,11 @@ def load(
 ) -> Params:
     """Returns the factors of the adapter in the directory `path`, as `adapters.init` does.
 
-    settings: what `read_settings` returned.
+    settings: the result of `read_settings`.
     sharding: a tree like the adapter with the sharding of every leaf; None: the default device.
-    dtype: of the factors.
-    Raises UserError, before anything is allocated, where the tensors are not those of `settings` or
-    are damaged; and where a tensor is not finite.
+    dtype: type of the factors.
+    Raises UserError if the tensors do not match `settings` or are damaged, before anything is
+    allocated, and if a tensor is not finite.
     """
     directory = Path(path)
     file = file_in(directory, WEIGHTS)
@@ -385,6 +394,7 @@ def load(
         is_pickled = file_in(directory, PICKLED) is not None
         advice = f"; {PICKLED} may run code and is not read" if is_pickled else ""
         raise UserError(f"no {WEIGHTS} in {path}{advice}: save the adapter with a current PEFT")
+    # The header is enough to check all names, shapes and types before anything is read.
     stored = read_header(file)
     tensors = adapter_tensors(config, settings)
     check_tensors(file, stored, tensors)
@@ -396,7 +406,7 @@ def check_tensors(
     file: Path, stored: Mapping[str, HeaderEntry], tensors: Mapping[str, list[Tensor]]
 ) -> None:
     """Raises UserError unless the file holds exactly the tensors of the adapter."""
-    expected = {tensor.name: tensor for tensor in in_one_list(tensors.values())}
+    expected = {tensor.name: tensor for tensor in flatten_lists(tensors.values())}
     absent = expected.keys() - stored.keys()
     if absent:
         raise UserError(f"{file} lacks {name_some(absent)}: {CONFIG} describes another adapter")
@@ -406,11 +416,11 @@ def check_tensors(
             f"{file} holds unexpected {name_some(unexpected)}: it is of another model, or "
             f"{CONFIG} describes another adapter"
         )
-    for name, found in sorted(stored.items()):
-        wanted = expected[name].stored_shape
-        if found.shape != wanted:
+    for name, entry in sorted(stored.items()):
+        expected_shape = expected[name].stored_shape
+        if entry.shape != expected_shape:
             raise UserError(
-                f"{file}: {name} is {found.shape}, and {wanted} by {CONFIG} and the base: the "
-                "adapter is of another model, or one of its files is"
+                f"{file}: {name} is {entry.shape}, and {expected_shape} by {CONFIG} and the base: "
+                "the adapter is of another model, or one of its files is"
             )
-        check_type(name, found)
+        check_type(name, entry)

@@ -1,12 +1,12 @@
-"""Weights of linear layers in 8 bits: symmetric integers with one scale for each output channel.
+"""int8 weights of linear layers: symmetric integers with one scale for each output channel.
 
-    quantized = quantize(weight, num_inputs=1)           # of W [*inputs, *outputs], on the host
+    quantized = quantize(weight, num_inputs=1)           # W [*inputs, *outputs], on the host
     W = dequantize(quantized, jnp.bfloat16)              # scale * values
 
 An output channel is one column of the matrix [inputs, outputs]. Its scale is max|W| / 127 over the
 inputs, as in the vector-wise quantization of LLM.int8() (Dettmers et al. 2022, arXiv:2208.07339),
-so that every weight is off by at most half a scale. `linear.py` multiplies by such weights without
-restoring them.
+so the error of every weight is at most half a scale. `linear.py` multiplies by such weights without
+dequantizing them.
 """
 
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ from jzero.int8 import LARGEST, round_to_int8
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """Stands for scale * values. In the stack of all layers both arrays lead with an axis [L].
+    """Represents scale * values. In the stack of all layers both arrays lead with an axis [L].
 
-    Weights of experts have one more axis behind it, [X], in both arrays. The leaves may be anything
-    else, such as shardings.
+    Expert weights have a second leading axis [X] in both arrays. The leaves may also be other
+    values, such as shardings.
     """
 
     values: Any  # i8[*inputs, *outputs]
-    scale: Any  # f32; the shape of `values` with every axis of the inputs 1
+    scale: Any  # f32; the shape of `values`, with 1 for every input axis
 
     def as_matrix(self, inputs: int) -> "QuantizedWeight":
         """Returns the weight of one layer as values [inputs, outputs] and scale [1, outputs]."""
@@ -38,26 +38,26 @@ class QuantizedWeight:
 
 
 def is_quantized(leaf: object) -> TypeGuard[QuantizedWeight]:
-    """Returns whether a node of a tree of parameters is a weight in 8 bits."""
+    """Returns whether a node of a tree of parameters is an int8 weight."""
     return isinstance(leaf, QuantizedWeight)
 
 
 def quantize(weight: np.ndarray, num_inputs: int, num_stacked: int = 0) -> QuantizedWeight:
     """Rounds a weight on the host to the nearest multiples of its channels' scales.
 
-    num_inputs: how many axes of the weight are inputs.
-    num_stacked: how many axes lead before them, of layers or of experts, each of which has scales
-        of its own.
+    num_inputs: number of input axes of the weight.
+    num_stacked: number of leading axes, of layers or experts; each layer or expert has separate
+        scales.
     A channel of zeros has the scale 0, and is exact.
 
-    NumPy computes this and not JAX, because a run that resumes has to find the same integers on
-    every platform: accelerators do not round divisions as IEEE 754 says.
+    NumPy computes this instead of JAX, because a run that resumes has to get the same integers on
+    every platform: accelerators do not round divisions as IEEE 754 requires.
     """
     stacked = weight.shape[:num_stacked]
     outputs = weight.shape[num_stacked + num_inputs :]
     values = np.empty(weight.shape, np.int8)
     scale = np.empty((*stacked, *[1] * num_inputs, *outputs), np.float32)
-    for place in np.ndindex(stacked):  # one at a time, for the sake of the host's memory
+    for place in np.ndindex(stacked):  # one at a time, to save host memory
         quantized = quantize_matrix(weight[place], num_inputs)
         values[place] = quantized.values
         scale[place] = quantized.scale
@@ -65,11 +65,12 @@ def quantize(weight: np.ndarray, num_inputs: int, num_stacked: int = 0) -> Quant
 
 
 def quantize_matrix(weight: np.ndarray, num_inputs: int) -> QuantizedWeight:
-    """Returns a weight [*inputs, *outputs] of one layer, or of one expert, in 8 bits."""
+    """Returns the int8 weight of one layer or expert, from [*inputs, *outputs]."""
     weight = np.asarray(weight, np.float32)
     inputs = tuple(range(num_inputs))
     scale = np.max(np.abs(weight), axis=inputs, keepdims=True) / np.float32(LARGEST)
-    # The scale of subnormal numbers may be 0, or so coarse that a quotient exceeds 127.
+    # The scale of subnormal numbers may be 0, or so coarse that a quotient exceeds 127. Hence the
+    # replacement of zero scales, and the clip.
     quotient = weight / np.where(scale > 0, scale, np.float32(1))
     values = np.clip(np.round(quotient), -LARGEST, LARGEST)
     return QuantizedWeight(values.astype(np.int8), scale)
@@ -78,9 +79,10 @@ def quantize_matrix(weight: np.ndarray, num_inputs: int) -> QuantizedWeight:
 def quantize_on_device(
     weight: Float[Array, "..."], num_inputs: int, num_stacked: int = 0
 ) -> QuantizedWeight:
-    """Computes `quantize` inside a jitted program, for weights that need not be found again.
+    """Computes `quantize` inside a jitted program, for weights that need not be reproducible.
 
-    An integer may differ by one from that of `quantize` where a quotient lies between two.
+    An integer may differ by one from the result of `quantize` if a quotient lies between two
+    integers.
     """
     inputs = tuple(range(num_stacked, num_stacked + num_inputs))
     return QuantizedWeight(*round_to_int8(weight, inputs))

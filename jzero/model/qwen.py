@@ -1,16 +1,16 @@
-"""The whole decoder model of every family of `families.py`, from Qwen2 to the hybrids of Qwen3.5.
+"""The complete decoder model of every family in `families.py`, from Qwen2 to the Qwen3.5 hybrids.
 
-Flax NNX modules hold the structure: the parameters, their logical axes and their first values.
-What computes are functions over values.
+Flax NNX modules hold the structure: the parameters, their logical axes and their initial values.
+Functions over values do the computation.
 
     params = qwen.init(config, jax.random.key(0))
     hidden, carry = qwen.forward(config, params, tokens, positions, attend, dtype=jnp.bfloat16)
     logits = qwen.head(config, params, hidden, jnp.bfloat16)
 
-`config` says which model (`QwenConfig`), `params` is a plain nested dict of arrays (`Params`), and
-`attend` is the attention, which the caller brings along: packed rows, dense prefill or paged
-decoding. The module of a layer comes from the family's entry in `families.py`. `logprobs.py` turns
-hidden states into log-probabilities. See `architecture.py` for the dimension letters.
+`config` describes the model (`QwenConfig`), `params` is a plain nested dict of arrays (`Params`),
+and `attend` is the attention function of the caller: packed rows, dense prefill or paged decoding.
+The module of a layer comes from the family's entry in `families.py`. `logprobs.py` turns hidden
+states into log-probabilities. See `architecture.py` for the dimension letters.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,14 +30,22 @@ from jzero.model.delta_net import DeltaInputs, Recur
 from jzero.model.exact import ExactRows, in_tiles
 from jzero.model.families import Layer, family_of
 from jzero.model.hybrid import Mixers
-from jzero.model.layers import NORMAL, ONES, Attend, ExactScale, parameter, rms_norm, rotary
+from jzero.model.layers import (
+    NORMAL,
+    ONES,
+    Attend,
+    ExactScale,
+    parameter,
+    rms_norm,
+    rotary,
+    unrolls_layers,
+)
 from jzero.model.linear import (
     GROUPED_PRODUCT,
     LINEAR_OUTPUT,
     LOW_RANK_PRODUCT,
     TiledWeight,
 )
-from jzero.model.loops import writes_layers_out
 from jzero.model.quantized import QuantizedWeight, is_quantized
 from jzero.model.traced_once import traced_once
 from jzero.products import linear_product
@@ -63,8 +71,9 @@ __all__ = [
 class Qwen(nnx.Module):
     """The tree of all parameters. `forward` computes with it; the module itself is not called.
 
-    Every parameter draws its first values with a key of its own, by its place; the layers together
-    have the second place. A new parameter at the end changes no other parameter's values.
+    Every parameter draws its initial values with a separate key, by its position; all layers
+    together have the second position. Appending a parameter does not change the values of the
+    others.
     """
 
     def __init__(self, config: QwenConfig, rngs: nnx.Rngs) -> None:
@@ -83,9 +92,10 @@ class Qwen(nnx.Module):
             self.layers = stack(rngs.split(config.num_hidden_layers))
         else:
             self.layers = family.stack.layers(config, nnx.Rngs(params=rngs.params()))
-        of_norm = ONES if family.stack is None else family.stack.norm_initializer
-        self.norm = parameter(rngs, (E,), ("norm",), of_norm)
+        norm_init = ONES if family.stack is None else family.stack.norm_initializer
+        self.norm = parameter(rngs, (E,), ("norm",), norm_init)
         if config.value_head:
+            # The initializer of the value head in OpenRLHF.
             as_openrlhf = initializers.normal(1 / (E + 1))
             self.value = parameter(rngs, (E,), ("embed",), as_openrlhf)
         elif not config.tie_word_embeddings:
@@ -95,7 +105,7 @@ class Qwen(nnx.Module):
 def init(config: QwenConfig, key: jax.Array) -> Params:
     """Returns random fp32 parameters.
 
-    They are drawn as Hugging Face draws them: weights normal(0.02), norms 1 and biases 0.
+    The initializers are the ones of Hugging Face: weights normal(0.02), norms 1 and biases 0.
     """
     return nnx.to_pure_dict(nnx.state(Qwen(config, nnx.Rngs(params=key))))
 
@@ -115,7 +125,7 @@ def logical_axes(config: QwenConfig) -> Params:
         return leaf.get_metadata()["axes"]
 
     axes = nnx.to_pure_dict(jax.tree.map(axes_of, state, is_leaf=is_parameter))
-    axes["layers"] = {name: ("layers", *of_layer) for name, of_layer in axes["layers"].items()}
+    axes["layers"] = {name: ("layers", *layer_axes) for name, layer_axes in axes["layers"].items()}
     return axes
 
 
@@ -124,7 +134,7 @@ def is_parameter(value: object) -> bool:
 
 
 def abstract_layer(config: QwenConfig) -> Layer:
-    """Returns the module of one layer, with shapes in place of arrays."""
+    """Returns the module of one layer, with shapes instead of arrays."""
     make_layer = family_of(config.model_type).layer
     assert make_layer is not None, f"the layers of {config.model_type} are of several kinds"
     return nnx.eval_shape(lambda: make_layer(config, nnx.Rngs(0)))
@@ -138,7 +148,10 @@ def layer_graph(config: QwenConfig) -> nnx.GraphDef:
 
 @traced_once
 def side_by_side(config: QwenConfig) -> tuple[tuple[str, ...], ...]:
-    """Returns the weights that a layer hands to `linear.products` together: none in a hybrid."""
+    """Returns the groups of weights that a layer passes to `linear.products` (fused QKV).
+
+    A hybrid has none.
+    """
     if family_of(config.model_type).layer is None:
         return ()
     return getattr(abstract_layer(config), "SIDE_BY_SIDE", ())
@@ -150,7 +163,7 @@ def num_params(config: QwenConfig) -> int:
 
 
 def cast(tree: Params, dtype: DTypeLike) -> Params:
-    """Converts every leaf to `dtype`, but for weights in 8 bits and their scales.
+    """Converts every leaf to `dtype`, except int8 weights and their scales.
 
     The parameters of FP32_PARAMETERS are never narrower than fp32.
     """
@@ -164,14 +177,14 @@ def cast(tree: Params, dtype: DTypeLike) -> Params:
 
 
 def dtype_of(path: tuple, dtype: DTypeLike) -> DTypeLike:
-    """Returns the type that `cast` gives to the leaf at a path of JAX's in a tree of parameters."""
+    """Returns the type that `cast` gives to the leaf at a JAX tree path."""
     names = {key.key for key in path if isinstance(key, jax.tree_util.DictKey)}
     return dtype if names.isdisjoint(FP32_PARAMETERS) else jnp.promote_types(dtype, jnp.float32)
 
 
 # -- recomputation in the backward pass ------------------------------------------------------------
 
-# What a chunk of `logprobs.token_logps` keeps: two numbers of a token.
+# Name of the values that a chunk of `logprobs.token_logps` keeps: two numbers per token.
 SOFTMAX_STATISTICS = "softmax statistics"
 NARROW = (LOW_RANK_PRODUCT, SOFTMAX_STATISTICS, ATTENTION_OUTPUT)  # kept by every setting
 
@@ -187,7 +200,8 @@ def keep_everything(function: Callable) -> Callable:
 def keep_products(function: Callable) -> Callable:
     """Keeps the results of plain matrix products, and recomputes everything else.
 
-    Of a weight with an adapter these are x A and the rounded sum, not the fp32 terms of the sum.
+    For a weight with an adapter, x A and the rounded sum are kept, but not the fp32 terms of the
+    sum.
     """
     policies = jax.checkpoint_policies
     policy = policies.save_from_both_policies(
@@ -198,7 +212,7 @@ def keep_products(function: Callable) -> Callable:
 
 
 def keep_nothing(function: Callable) -> Callable:
-    """Keeps the inputs and what is narrow, and recomputes everything else."""
+    """Keeps the inputs and the narrow values (`NARROW`), and recomputes everything else."""
     policy = jax.checkpoint_policies.save_only_these_names(*NARROW)
     return jax.checkpoint(function, prevent_cse=False, policy=policy)
 
@@ -230,16 +244,18 @@ def forward(
 ) -> tuple[Float[Array, "B T E"], PyTree]:
     """Computes the hidden states after the final norm.
 
-    tokens, positions: the input ids, and each token's position in its own sequence.
-    attend, carry: attention, and what it reads and changes from layer to layer (`layers.Attend`).
-    dtype: the type of activations and weights; norms, angles and softmax are in fp32. Weights in 8
-        bits stay as they are: `linear` multiplies by them.
-    remat: a key of REMAT, which says what the backward pass of a layer recomputes.
-    recur: what computes the gated delta nets of a hybrid (`delta_net.Recur`), with the same carry.
-    exact: makes the bits of a token independent of the tokens beside it, if `attend` does too.
-    attention_rotates: `attend` gets q and k as they are before RoPE.
-    rotates_by_product: RoPE is computed in the way that is fast on TPUs; without `exact`.
-    Returns the hidden states, and `carry` as the last layer's attention left it.
+    tokens, positions: the input ids, and the position of each token in its sequence.
+    attend, carry: attention, and the tree that it reads and changes from layer to layer
+        (`layers.Attend`).
+    dtype: the type of activations and weights; norms, angles and softmax are in fp32. int8 weights
+        are not converted: `linear` multiplies by them.
+    remat: a key of REMAT: which values the backward pass of a layer recomputes.
+    recur: the function that computes the gated delta nets of a hybrid (`delta_net.Recur`), with the
+        same carry.
+    exact: makes the bits of a token independent of the other tokens, if `attend` does so too.
+    attention_rotates: `attend` receives q and k before RoPE.
+    rotates_by_product: computes RoPE in the way that is fast on TPUs; not with `exact`.
+    Returns the hidden states, and `carry` after the last layer.
     """
     if exact is not None:
         return exact_forward(
@@ -254,6 +270,7 @@ def forward(
             recur=recur,
             exact=exact,
         )
+    # The angles are the same in all layers, so they are computed once.
     rope = rotary(config, positions)._replace(
         is_left_to_attention=attention_rotates, by_product=rotates_by_product
     )
@@ -261,6 +278,7 @@ def forward(
     if stack is not None:
         layers = cast(params["layers"], dtype)
         x = params["embed"][tokens.ravel()].astype(dtype)
+        # A family with several kinds of layers has its own loop over them.
         mixers = Mixers(attend, recur)
         x, carry = stack.forward(config, layers, x, rope, mixers, carry, REMAT[remat])
         scale = jax.tree.map(partial(jax.lax.convert_element_type, new_dtype=dtype), params["norm"])
@@ -280,7 +298,7 @@ def forward(
     x = params["embed"][tokens.ravel()].astype(dtype)
     indices = jnp.arange(config.num_hidden_layers, dtype=jnp.int32)
     (x, carry), _ = jax.lax.scan(
-        REMAT[remat](step), (x, carry), (indices, layers), unroll=writes_layers_out()
+        REMAT[remat](step), (x, carry), (indices, layers), unroll=unrolls_layers()
     )
     scale = jax.tree.map(partial(jax.lax.convert_element_type, new_dtype=dtype), params["norm"])
     x = rms_norm(x, scale, config.rms_norm_eps)
@@ -300,13 +318,13 @@ def exact_forward(
     recur: Recur | None,
     exact: ExactRows,
 ) -> tuple[Float[Array, "B T E"], PyTree]:
-    """Computes `forward` with all tokens in one row, which is padded to the tile of products.
+    """Computes `forward` with all tokens in one row, padded to the row tile of the products.
 
-    Only `attend` and `recur` see the tokens in their own shape, without the padding.
+    Only `attend` and `recur` see the tokens as [B, T], without the padding.
     """
     B, T = tokens.shape
-    # A prompt's positions are constants. The compiler would compute their angles itself, with
-    # another cosine than that of the programs in which positions are data.
+    # A prompt's positions are constants. XLA would constant-fold their angles, with another cosine
+    # than in programs where positions are data.
     positions = jax.lax.optimization_barrier(positions)
 
     def in_one_row(x: Shaped[Array, "B T *rest"]) -> Shaped[Array, "1 padded *rest"]:
@@ -325,18 +343,20 @@ def exact_forward(
         inputs: DeltaInputs, layer: jax.Array, carry: PyTree
     ) -> tuple[jax.Array, PyTree]:
         assert recur is not None
-        own = inputs._replace(
+        unpadded = inputs._replace(
             channels=in_own_shape(inputs.channels),
             log_decay=in_own_shape(inputs.log_decay),
             strength=in_own_shape(inputs.strength),
         )
-        out, carry = recur(own, layer, carry)
+        out, carry = recur(unpadded, layer, carry)
         return in_one_row(out), carry
 
     with exact.products():
+        # Called without `exact`, which would recurse. The wrapped weights make the products and
+        # sums exact.
         hidden, carry = forward(
             config,
-            written_order(config, params, exact),
+            with_fixed_order(config, params, exact),
             in_one_row(tokens),
             in_one_row(positions),
             attend_in_own_shape,
@@ -348,17 +368,17 @@ def exact_forward(
     return in_own_shape(hidden), carry
 
 
-def written_order(config: QwenConfig, params: Params, exact: ExactRows) -> Params:
-    """Returns the parameters in the kinds whose products and sums have an order of their own."""
+def with_fixed_order(config: QwenConfig, params: Params, exact: ExactRows) -> Params:
+    """Returns the parameters wrapped in types whose products and sums have a fixed order."""
     tensors = family_of(config.model_type).tensors
 
-    def of_layers(name: str, weight: PyTree) -> PyTree:
+    def wrap(name: str, weight: PyTree) -> PyTree:
         stored = tensors.get(f"layers.{name}")
         if stored is not None and stored.layout == "linear":
             return TiledWeight(weight, exact.shards)
         return ExactScale(weight) if name.endswith("norm") else weight
 
-    layers = {name: of_layers(name, weight) for name, weight in params["layers"].items()}
+    layers = {name: wrap(name, weight) for name, weight in params["layers"].items()}
     return params | {"layers": layers, "norm": ExactScale(params["norm"])}
 
 
@@ -377,15 +397,17 @@ def head(
 
     The inputs of the product are in `dtype`; it accumulates in fp32. exact: as in `forward`.
     """
+    # The embedding is [V, E] and the head [E, V], so the part of the vocabulary is a slice of rows
+    # or of columns.
     if config.tie_word_embeddings:
-        of_weight, weight = "ve", params["embed"][part]
+        weight_letters, weight = "ve", params["embed"][part]
     else:
-        of_weight, weight = "ev", params["lm_head"][:, part]
+        weight_letters, weight = "ev", params["lm_head"][:, part]
     hidden, weight = hidden.astype(dtype), weight.astype(dtype)
 
     def product(hidden: jax.Array, weight: jax.Array) -> jax.Array:
         batch = "abcd"[: hidden.ndim - 1]
-        return linear_product(f"{batch}e,{of_weight}->{batch}v", hidden, weight)
+        return linear_product(f"{batch}e,{weight_letters}->{batch}v", hidden, weight)
 
     if exact is None:
         return product(hidden, weight)

@@ -1,13 +1,13 @@
-"""Tokenizers: a model's own, and jzero's character tokenizer for countdown.
+"""Tokenizers: the tokenizer of a model, and jzero's character tokenizer for countdown.
 
     tok = tokenizer.load("Qwen/Qwen2.5-0.5B")         # a directory or a hub id; "" is countdown's
     ids = tokenizer.prompt_ids(tok, messages)
     text = tokenizer.decode(tok, ids)
 
 The countdown tokenizer has 112 tokens: every printable ASCII character, the newline, and the words
-of the plain template. It has the shape of a Qwen2 tokenizer without merges, which is what
-`AutoTokenizer` makes of any tokenizer beside a Qwen2 config.json. `AutoTokenizer` itself is not
-used here: it imports torch.
+of the plain template. It has the format of a Qwen2 tokenizer without merges, because
+`AutoTokenizer` loads any tokenizer next to a Qwen2 config.json as such. `AutoTokenizer` itself is
+not used here: it imports torch.
 """
 
 import functools
@@ -25,12 +25,12 @@ from jzero.errors import UserError, reason_of, shown
 from jzero.model import hub
 from jzero.model.directory import check_inside, file_in, read_json, read_text
 
-FILES = ("*.json", "*.txt", "*.jinja")  # of a model on the hub, without its weights
+FILES = ("*.json", "*.txt", "*.jinja")  # files to download from the hub: no weights
 GENERATION = "generation_config.json"
 SETTINGS = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"}
-MORE_TEMPLATES = "additional_chat_templates"  # a folder of chat templates with names
+MORE_TEMPLATES = "additional_chat_templates"  # folder with named chat templates
 LARGE_FILES = {"tokenizer.json", "vocab.json", "merges.txt"}
-MAX_BYTES = 128 << 20  # of a file with a vocabulary; the largest ones have 35 MB
+MAX_BYTES = 128 << 20  # limit for vocabulary files; the largest known ones have 35 MB
 
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
 Prompt = str | Sequence[Message]
@@ -41,22 +41,24 @@ Tool = Mapping[str, object]  # {"type": "function", "function": {...}}
 
 
 def countdown() -> PreTrainedTokenizerFast:
-    """Returns the countdown tokenizer. It drops characters outside of its alphabet."""
+    """Returns the countdown tokenizer, which drops characters outside of its alphabet."""
     return PreTrainedTokenizerFast.from_pretrained(Path(__file__).with_name("countdown_tokenizer"))
 
 
 def load(path: str) -> PreTrainedTokenizerFast:
     """Returns the tokenizer of a local directory or a hub id; "" is the countdown tokenizer.
 
-    Raises UserError where there is none that can be loaded, with the file that is damaged.
+    Raises UserError if there are no tokenizer files or they cannot be loaded; the message names the
+    damaged file.
     """
     if not path:
         return countdown()
     try:
         directory = Path(path) if os.path.isdir(path) else hub.download(path, FILES)
+        # Check the files before the tokenizer library sees them.
         names = check_files(directory)
         if "tokenizer.json" not in names and not {"vocab.json", "merges.txt"} <= names:
-            raise FileNotFoundError(absence_of_files(directory))
+            raise FileNotFoundError(explain_missing_tokenizer(directory))
     except OSError as error:
         raise UserError(
             f"no tokenizer in model.tokenizer={path} ({reason_of(error)}): give a directory with "
@@ -64,6 +66,7 @@ def load(path: str) -> PreTrainedTokenizerFast:
             '"" for the countdown tokenizer'
         ) from None
     try:
+        # Without tokenizer.json, vocab.json and merges.txt are read as a Qwen2 tokenizer.
         if "tokenizer.json" in names:
             return PreTrainedTokenizerFast.from_pretrained(directory)
         return Qwen2Tokenizer.from_pretrained(directory)
@@ -77,18 +80,18 @@ def load(path: str) -> PreTrainedTokenizerFast:
         ) from None
 
 
-def absence_of_files(directory: Path) -> str:
-    """Returns why a directory has no tokenizer that can be read."""
+def explain_missing_tokenizer(directory: Path) -> str:
+    """Returns the reason why a directory has no readable tokenizer."""
     if (directory / "tokenizer.model").exists():
-        return "tokenizer.model alone is not read: AutoTokenizer saves it as tokenizer.json"
+        return "tokenizer.model is not supported: save it as tokenizer.json with AutoTokenizer"
     return "no tokenizer files"
 
 
 def check_files(directory: Path) -> set[str]:
     """Returns the names of the tokenizer's files in a model directory.
 
-    Raises UserError for a link that leads out of it, and for a file that is not the JSON object or
-    the text that it should be.
+    Raises UserError for a link that leads out of the directory, and for a file that is not a JSON
+    object or text as expected.
     """
     names = set()
     for name in sorted(os.listdir(directory)):
@@ -108,10 +111,11 @@ def check_files(directory: Path) -> set[str]:
 
 
 def damaged_file(directory: Path, names: set[str]) -> Path:
-    """Returns the file to blame for a tokenizer that cannot be made.
+    """Returns the file that keeps a tokenizer from loading.
 
-    The vocabulary is tried by itself. If it is whole, the settings around it are not.
+    The vocabulary is loaded by itself first. If that works, the settings file is the damaged one.
     """
+    # A vocabulary that loads by itself leaves only the settings as the cause.
     vocabulary = directory / ("tokenizer.json" if "tokenizer.json" in names else "vocab.json")
     try:
         if vocabulary.name == "tokenizer.json":
@@ -135,11 +139,11 @@ def render(
     generate: bool = True,
     tools: Sequence[Tool] = (),
 ) -> str:
-    """Returns a prompt as text: text as it is, messages through the tokenizer's chat template.
+    """Returns a prompt as text: text unchanged, messages through the tokenizer's chat template.
 
-    generate: the text ends with the beginning of the assistant's next message.
-    tools: the schemas of the tools that the template shows.
-    Raises UserError where the prompt is messages and the tokenizer has no chat template.
+    generate: the text ends with the start of the assistant's next message.
+    tools: the tool schemas that the template shows.
+    Raises UserError if the prompt is messages and the tokenizer has no chat template.
     """
     if isinstance(prompt, str):
         return prompt
@@ -167,18 +171,20 @@ def render(
 def prompt_ids(
     tokenizer: PreTrainedTokenizerFast, prompt: Prompt, tools: Sequence[Tool] = ()
 ) -> list[int]:
-    """Returns the token ids of a prompt, with the special tokens that `transformers` gives it.
+    """Returns the token ids of a prompt, with the same special tokens as in `transformers`.
 
-    Text begins with the tokenizer's own first token, such as Llama's beginning of text; it has one
-    even if the text spells it already. Messages have what their chat template writes, and no more.
-    The template shows the `tools`; text has to say itself which there are.
+    Text starts with the tokenizer's first special tokens, such as Llama's beginning of text; they
+    are not added twice if the text already contains them. Messages get exactly the tokens that
+    their chat template writes. The chat template shows the `tools`; a text prompt has to describe
+    its tools itself.
 
-    Raises UserError where the chat template leaves the tools out.
+    Raises UserError if the chat template leaves the tools out.
     """
     text = render(tokenizer, prompt, tools=tools)
     if isinstance(prompt, str):
         return with_first_tokens(tokenizer, encode(tokenizer, text))
     for tool in tools:
+        # A template that ignores tools renders without an error, so look for the names in the text.
         function = cast(Mapping[str, object], tool["function"])
         if str(function["name"]) not in text:
             raise UserError(
@@ -189,14 +195,14 @@ def prompt_ids(
 
 
 def with_first_tokens(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[int]:
-    """Returns the ids of a text behind the tokenizer's first tokens, unless they are there."""
+    """Returns the ids with the tokenizer's first special tokens added, unless they are present."""
     first = first_tokens(tokenizer)
     return ids if tuple(ids[: len(first)]) == first else [*first, *ids]
 
 
 @functools.cache
 def first_tokens(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
-    """Returns the special tokens that a tokenizer itself puts before a text: of Qwen's none."""
+    """Returns the special tokens that the tokenizer puts before a text. Qwen has none."""
     encoding = tokenizer.backend_tokenizer.encode("0", add_special_tokens=True)
     is_special = [*encoding.special_tokens_mask, 0]
     return tuple(encoding.ids[: is_special.index(0)])
@@ -208,9 +214,9 @@ def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     return tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def encode_beside_others(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """Returns what `encode` does, and lets the other threads of the process run meanwhile."""
-    # The library holds Python's lock while it encodes one text, and not while it encodes a batch.
+def encode_releasing_gil(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """Returns the same as `encode`, but lets other threads of the process run meanwhile."""
+    # The library releases the GIL only while it encodes a batch, not for a single text.
     [encoding] = tokenizer.backend_tokenizer.encode_batch([text], add_special_tokens=False)
     return encoding.ids
 
@@ -218,32 +224,31 @@ def encode_beside_others(tokenizer: PreTrainedTokenizerFast, text: str) -> list[
 def continuation_ids(
     tokenizer: PreTrainedTokenizerFast, text: str, previous: int | None = None
 ) -> list[int]:
-    """Returns the token ids of a text that comes after another one, whose last id is `previous`.
-
-    SentencePiece tokenizers, as that of Llama 2, put a space before every text that they encode,
-    and some of them after every special token. Before another continuation it would be one too
-    many.
-    """
-    if not puts_a_space_first(tokenizer):
+    """Returns the token ids of a text that follows another text, whose last id is `previous`."""
+    if not adds_leading_space(tokenizer):
         return encode(tokenizer, text)
+    # SentencePiece tokenizers, such as Llama 2's, put a space before every text that they encode,
+    # and some of them after every special token. A continuation must not have it, so the text is
+    # encoded after a border whose ids are then removed.
     specials = tokenizer.added_tokens_decoder
     borders = [str(specials[previous])] if previous in specials else ["\n", "0"]
     for border in borders:
-        before = encode(tokenizer, border)
+        border_ids = encode(tokenizer, border)
         ids = encode(tokenizer, border + text)
-        if ids[: len(before)] == before:
-            return ids[len(before) :]
-    return encode(tokenizer, text)  # the text merges with whatever is before it
+        if ids[: len(border_ids)] == border_ids:
+            return ids[len(border_ids) :]
+    return encode(tokenizer, text)  # the text merges with every border
 
 
 @functools.cache
-def puts_a_space_first(tokenizer: PreTrainedTokenizerFast) -> bool:
-    """Says whether a text gets a space before it when it is encoded, as SentencePiece writes it."""
+def adds_leading_space(tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Returns whether encoding adds a space before a text, as SentencePiece tokenizers do."""
     return tokenizer.backend_tokenizer.encode("0", add_special_tokens=False).tokens[0][:1] == "▁"
 
 
 def decode(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:
     """Returns the exact text of token ids, without end-of-sequence and padding tokens."""
+    # Only these two are removed: all other special tokens are part of the text.
     skipped = (tokenizer.eos_token_id, tokenizer.pad_token_id)
     kept = [int(token) for token in ids if token not in skipped]
     return tokenizer.backend_tokenizer.decode(kept, skip_special_tokens=False)
@@ -258,8 +263,8 @@ def reply_tokens(
 ) -> list[int]:
     """Returns the tokens between a response and the next one, which hold the environment's reply.
 
-    plain_template: the text between the two, with "{}" in place of the reply. None: the text that
-    the tokenizer's chat template writes between two messages of the assistant.
+    plain_template: the text between the two responses, with "{}" for the reply. None: the text that
+    the chat template writes between two messages of the assistant.
     """
     if plain_template is not None:
         return continuation_ids(tokenizer, plain_template.replace("{}", reply))
@@ -271,8 +276,8 @@ def message_tokens(
 ) -> list[int]:
     """Returns the tokens between a response and the next one, which hold the answers of tools.
 
-    messages: of the role tool.
-    plain_template: as in `reply_tokens`; the answers are in it on lines of their own.
+    messages: messages with the role tool.
+    plain_template: as in `reply_tokens`; "{}" stands for the answers, separated by newlines.
     """
     if plain_template is not None:
         text = "\n".join(message["content"] for message in messages)
@@ -283,50 +288,53 @@ def message_tokens(
 def _tokens_after_response(
     tokenizer: PreTrainedTokenizerFast, replies: Sequence[Message]
 ) -> list[int]:
-    """Returns what the chat template writes between a response and the next one."""
+    """Returns the tokens that the chat template writes between a response and the next one."""
     response = "response-of-the-assistant"
     messages = [
         {"role": "user", "content": "question"},
         {"role": "assistant", "content": response},
         *replies,
     ]
-    _, found, after = render(tokenizer, messages).partition(response)
-    if not found:
+    # Render a dialogue with a known response; everything after that text is the template's.
+    _, separator, suffix = render(tokenizer, messages).partition(response)
+    if not separator:
         raise UserError(
-            f"the chat template of the tokenizer {tokenizer.name_or_path} leaves out what the "
-            "assistant says: mend it, or choose a task.template of plain text"
+            f"the chat template of the tokenizer {tokenizer.name_or_path} leaves out the "
+            "text of the assistant: fix it, or choose a task.template of plain text"
         )
-    return continuation_ids(tokenizer, after)
+    return continuation_ids(tokenizer, suffix)
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerFast) -> str:
     """Returns the text of the token that ends the assistant's messages in the chat template."""
+    # The first token after a response is the one that ends it.
     first = reply_tokens(tokenizer, "reply", None)[:1]
     return tokenizer.backend_tokenizer.decode(first, skip_special_tokens=False)
 
 
 def eos_ids(tokenizer: PreTrainedTokenizerFast, directory: str = "") -> tuple[int, ...]:
-    """Returns every token that ends a response, the tokenizer's own first.
+    """Returns every token that ends a response, first the EOS token of the tokenizer itself.
 
-    The others are those of generation_config.json in the model's `directory`. Raises UserError
-    where there is none.
+    The other tokens are from generation_config.json in the model's `directory`. Raises UserError if
+    there are none at all.
     """
-    own = tokenizer.eos_token_id
-    assert own is None or isinstance(own, int), f"{own=}"
-    ids: list[int | None] = [own]
+    tokenizer_eos = tokenizer.eos_token_id
+    assert tokenizer_eos is None or isinstance(tokenizer_eos, int), f"{tokenizer_eos=}"
+    # The order matters: the tokenizer's own token comes first, and duplicates are dropped.
+    ids: list[int | None] = [tokenizer_eos]
     if directory:
         ids += generation_eos_ids(Path(directory))
     unique = tuple(dict.fromkeys(token for token in ids if token is not None))
     if not unique:
         raise UserError(
-            f"neither the tokenizer nor {Path(directory, GENERATION)} names an end of sequence: "
-            "name one there, or set rollout.stop"
+            f"neither the tokenizer nor {Path(directory, GENERATION)} has an end of sequence: "
+            "add one there, or set rollout.stop"
         )
     return unique
 
 
 def generation_eos_ids(directory: Path) -> list[int]:
-    """Returns the ends of sequence that generation_config.json in a model's directory names."""
+    """Returns the end-of-sequence ids in generation_config.json of a model directory."""
     path = file_in(directory, GENERATION)
     if path is None:
         return []
@@ -336,11 +344,12 @@ def generation_eos_ids(directory: Path) -> list[int]:
     ids = named if isinstance(named, list) else [named]
     if not all(type(token) is int and token >= 0 for token in ids):
         raise UserError(
-            f"{path}: eos_token_id={shown(named)} is no token id and no list of token ids: mend it"
+            f"{path}: eos_token_id={shown(named)} is neither a token id nor a list of token ids: "
+            "fix it"
         )
     return ids
 
 
 def num_ids(tokenizer: PreTrainedTokenizerFast) -> int:
-    """Returns the number of embeddings that a tokenizer needs: its largest token id, and one."""
+    """Returns the number of embeddings that a tokenizer needs: its largest token id + 1."""
     return max(tokenizer.get_vocab().values(), default=-1) + 1

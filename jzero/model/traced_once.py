@@ -1,8 +1,7 @@
-"""Trees that follow from the config of a model alone, each of which is traced once.
+"""A cache for trees that depend only on a model's config.
 
-To know the shapes of a model, JAX traces all of its modules, which takes a tenth of a second or
-more. Planning, adapters, checkpoints and every compilation ask for the same few trees again and
-again.
+JAX has to trace all modules of a model to get its shapes, which takes a tenth of a second or more.
+Planning, adapters, checkpoints and every compilation need the same few trees again and again.
 """
 
 import functools
@@ -16,16 +15,16 @@ Tree = TypeVar("Tree")
 
 
 def traced_once(trace: Callable[[QwenConfig], Tree]) -> Callable[[QwenConfig], Tree]:
-    """Returns a function that calls `trace` once for every config, and remembers the tree.
+    """Returns a function that calls `trace` once for every config, and caches the tree.
 
-    Its leaves must not change. The dicts of the tree are copied, so that a caller may change them.
+    The leaves must not be modified. The dicts are copied, so the caller may modify them.
     """
     remembered: dict[tuple[QwenConfig, int], tuple[Family, Tree]] = {}
 
     @functools.wraps(trace)
     def look_up(config: QwenConfig) -> Tree:
-        # The table of families may get another entry of the same name. Each family is kept beside
-        # its tree, so that no later family can have its id.
+        # The key has the family's id, because an entry of the table of families may be replaced.
+        # The cache keeps the family alive, so no later family can get the same id.
         family = family_of(config.model_type)
         key = config, id(family)
         if key not in remembered:

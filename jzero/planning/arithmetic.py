@@ -1,15 +1,16 @@
-"""The memory of every phase of a run, by arithmetic alone: nothing is compiled or downloaded.
+"""Estimates the device memory of every phase of a run by arithmetic; nothing is compiled.
 
-    run = build(settings, described("v5e:2x4"))     # the run's own shapes and shardings
-    phases = bytes_of_phases(run)                   # phase -> component -> bytes on a device
+    run = build(settings, described_devices("v5e:2x4"))    # the run's own shapes and shardings
+    phases = bytes_of_phases(run)    # phase -> component -> bytes on a device
 
-What lies on a device between programs is exact: weights, optimizer state, pages of keys and
-values, packed batches. What a program takes while it runs is a formula of the same shapes:
-gradients, casts, activations that the backward pass keeps, a chunk of logits, the work of a layer.
-The formulas are meant to be a little above what XLA takes, and tests compare them with compiled
-programs. docs/scaling.md has the errors.
+Arrays that stay on a device between programs are counted exactly: weights, optimizer state, KV
+cache pages, packed batches. The temporaries of a program (gradients, casts, activations saved for
+the backward pass, a chunk of logits, the work of one layer) are formulas over the same shapes. The
+formulas are meant to lie a little above XLA's allocation, and tests compare them with compiled
+programs. docs/scale.md has the errors.
 
-A component is one term of a sum: what a run adds (an adapter, a quantized base) is one term more.
+A component is one term of a sum. A feature that needs memory (an adapter, a quantized base) adds
+one term.
 """
 
 import math
@@ -20,13 +21,21 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from jzero.config import Config
 from jzero.distributed.mesh import context_shards, row_shards, weight_shards
+from jzero.distributed.publish import abstract_decoder_weights
+from jzero.distributed.side_by_side import joins_weights
 from jzero.model import adapters
 from jzero.model.qwen import QwenConfig
 from jzero.planning.compiling import device_bytes
 from jzero.planning.hybrids import delta_work_bytes, mean_mixer_numbers
 from jzero.planning.memory import parts_on_device
-from jzero.planning.planned_run import PlannedRun, PlannedTeacher, prefix_bytes_per_token
+from jzero.planning.planned_run import (
+    PlannedRun,
+    PlannedTeacher,
+    prefix_bytes,
+    prefix_bytes_per_token,
+)
 from jzero.rollout.engine import Engine
 from jzero.rollout.prefill import prefill_shapes
 from jzero.training.learner import Learner
@@ -52,15 +61,18 @@ def bytes_of_phases(run: PlannedRun) -> PhaseBytes:
             "decoder weights": run.parts["decoder weights"],
             "copies of publish": _publish_bytes(run, *learners[0]),
         }
+        # Prefills and decode steps alternate, so the larger of the two counts.
         phases["rollout"] = parts_on_device(run, "rollout") | {
             "work of sampling": max(_prefill_bytes(run.engine), _decode_bytes(run.engine))
             + _dequantized_bytes(policy)
         }
     if run.num_scoring_passes:
+        # Policy, critic and teacher score one after the other, so the largest counts.
         work = [_score_bytes(run, learner, state) for learner, state in learners]
         if run.teacher is not None:
             work.append(_teacher_bytes(run.teacher, policy, learners[0][1]))
         phases["score"] = parts_on_device(run, "score") | {"work of scoring": max(work)}
+    # Policy and critic are updated one after the other, too.
     updates = [_update_components(run, learner, state) for learner, state in learners]
     phases["update"] = parts_on_device(run, "update") | max(updates, key=_total)
     return phases
@@ -84,15 +96,13 @@ def _total(components: dict[str, float]) -> float:
 
 
 def _publish_bytes(run: PlannedRun, policy: Learner, state: State) -> float:
-    """Returns what `publish` adds to the weights that it reads and writes.
-
-    It copies the table of the vocabulary. Several devices hold a cast of their own shards as well,
-    from which they gather.
-    """
+    """Returns the bytes that `publish` needs besides the weights that it reads and writes."""
     model = run.engine.model
     tensor = run.mesh.shape["tensor"]
+    # The program copies the embedding table. On several devices, each one also holds a cast of its
+    # own shards, from which the others gather.
     if policy.adapter.rank and run.mesh.size == tensor:
-        return 0.0  # the decoder reads the trainer's own base
+        return 0.0  # the decoder reads the trainer's base, without a copy
     table = model.vocab_size * model.hidden_size * run.engine.dtype.itemsize / tensor
     if weight_shards(run.mesh) * tensor == 1:
         return table
@@ -102,44 +112,53 @@ def _publish_bytes(run: PlannedRun, policy: Learner, state: State) -> float:
 # -- rollout ---------------------------------------------------------------------------------------
 
 
+def sampling_bytes(settings: Config, engine: Engine) -> float:
+    """Returns the bytes on a device of a decoder without training, excluding its KV cache."""
+    model, joins = engine.model, joins_weights(settings.model, engine.mesh)
+    quantizes = settings.rollout.quantizes_weights or settings.model.is_base_quantized
+    weights = abstract_decoder_weights(model, engine.mesh, engine.dtype, quantizes, joins)
+    work = max(_prefill_bytes(engine), _decode_bytes(engine))
+    return device_bytes(weights) + prefix_bytes(engine) + work
+
+
 def _prefill_bytes(engine: Engine) -> float:
-    """Returns the most that a prefill takes: its keys and values, one layer, the first logits."""
+    """Returns the peak bytes of a prefill: its keys and values, one layer, and the first logits."""
     model, tensor = engine.model, engine.mesh.shape["tensor"]
     itemsize = engine.dtype.itemsize
-    # XLA holds the keys and values of all layers three times: those that the scan over layers
-    # carries, those with the new layer, and the result. One of them is whole, not split by heads.
+    # XLA holds the keys and values of all layers three times: the carry of the scan over layers,
+    # the carry with the new layer, and the result. One of the three is not split by heads.
     local = prefix_bytes_per_token(engine)
-    whole = local * tensor if engine.program_settings.kv_axis else local
+    unsplit = local * tensor if engine.program_settings.kv_axis else local
     sizes = []
     for rows, width in prefill_shapes(engine):
         tokens = rows * width
-        layer = tokens * _layer_numbers(model, tensor) * itemsize
-        logits = rows * engine.settings.group_size * _logits_numbers(engine) * FP32
-        sizes.append(tokens * (2 * local + whole) + layer + logits)
+        layer = tokens * _values_per_token(model, tensor) * itemsize
+        # Each member of a group samples its first token from these logits.
+        logits = rows * engine.settings.group_size * _num_logits(engine) * FP32
+        sizes.append(tokens * (2 * local + unsplit) + layer + logits)
     return max(*sizes, _chunk_bytes(engine))
 
 
 def _chunk_bytes(engine: Engine) -> float:
-    """Returns what a chunk of a long sequence takes: its own tokens, and those before it.
-
-    In one layer at a time attention reads the keys and values before the chunk.
-    """
+    """Returns the bytes of prefilling one chunk of a long sequence (chunked prefill)."""
+    # The longest sequence fits into one prefill, so prefills are not chunked.
     if engine.longest_prefill == engine.max_sequence_tokens:
         return 0.0
+    # The chunk attends to the keys and values before it, in one layer at a time.
     model, tensor = engine.model, engine.mesh.shape["tensor"]
-    layer = engine.chunk_width * _layer_numbers(model, tensor)
+    layer = engine.chunk_width * _values_per_token(model, tensor)
     attended = engine.max_sequence_tokens * 4 * model.num_key_value_heads * model.head_dim
     return (layer + attended) * engine.dtype.itemsize
 
 
 def _decode_bytes(engine: Engine) -> float:
-    """Returns what decoding takes beside weights and pages: logits of all slots, and one layer."""
-    layer = _layer_numbers(engine.model, engine.mesh.shape["tensor"]) * engine.dtype.itemsize
-    return engine.slots_per_shard * (2 * _logits_numbers(engine) * FP32 + layer)
+    """Returns the temporary bytes of a decode step: the logits of all slots, and one layer."""
+    layer = _values_per_token(engine.model, engine.mesh.shape["tensor"]) * engine.dtype.itemsize
+    return engine.slots_per_shard * (2 * _num_logits(engine) * FP32 + layer)
 
 
-def _logits_numbers(engine: Engine) -> float:
-    """Returns how many logits of one slot exist on a device at a time."""
+def _num_logits(engine: Engine) -> float:
+    """Returns how many logits of one slot a device holds at a time."""
     settings = engine.program_settings
     part = settings.vocabulary_parts[0]
     split = settings.tensor if settings.logits_axis else 1
@@ -150,20 +169,21 @@ def _logits_numbers(engine: Engine) -> float:
 
 
 def _update_components(run: PlannedRun, learner: Learner, state: State) -> dict[str, float]:
-    """Returns what one optimizer step takes beside the state and the batches, at its peak.
+    """Returns the bytes at the peak of an optimizer step, besides the state and the batches.
 
-    The summed gradient is there all the time, and so are the layers in the type of the computation,
-    which are cast before the scan. The peak is in the backward pass: at the logits, where it
-    begins, or in the layers, where the gradient of the microbatch grows.
+    The accumulated gradient and the layers cast to the compute dtype (before the scan over layers)
+    are there throughout. The peak is in the backward pass: either at the logits, where it starts,
+    or in the layers, where the gradient of the microbatch grows.
     """
     gradient = _trained_parameters(learner, state) * FP32
     row_tokens = list(_row_tokens(run))
     always = {
         "gradients": gradient,
         "weights in the type of computation": _cast_bytes(learner, state),
-        "activations": max(_kept_bytes(learner, tokens) for tokens in row_tokens),
+        "activations": max(_activation_bytes(learner, tokens) for tokens in row_tokens),
     }
     logits = always | {"logits": max(_logits_bytes(learner, tokens) for tokens in row_tokens)}
+    # Within the layers, the gradient of the microbatch exists next to the accumulated gradient.
     layers = always | {
         "gradients": 2 * gradient,
         "work of a layer": max(_layer_work(learner, state, tokens) for tokens in row_tokens),
@@ -173,7 +193,7 @@ def _update_components(run: PlannedRun, learner: Learner, state: State) -> dict[
 
 
 def _score_bytes(run: PlannedRun, learner: Learner, state: State) -> float:
-    """Returns what scoring takes: a forward pass, which keeps nothing."""
+    """Returns the bytes of a scoring pass: a forward pass that saves no activations."""
     work = [
         _layer_work(learner, state, tokens) + _logits_bytes(learner, tokens)
         for tokens in _row_tokens(run)
@@ -182,9 +202,9 @@ def _score_bytes(run: PlannedRun, learner: Learner, state: State) -> float:
 
 
 def _teacher_bytes(teacher: PlannedTeacher, policy: Learner, state: State) -> float:
-    """Returns what scoring with a teacher takes: its work, and rows of its own where it has some.
+    """Returns the bytes of scoring with a teacher: its work, and its own rows if it has any.
 
-    The policy as its own teacher has fp32 weights, which are cast. `state` is the policy's.
+    `state` is the policy's state.
     """
     learner = teacher.learner
     weights = replace(state, params=teacher.weights)
@@ -192,28 +212,31 @@ def _teacher_bytes(teacher: PlannedTeacher, policy: Learner, state: State) -> fl
     for layout, rows, _ in zip(*teacher.shapes, strict=True):
         tokens = tokens_of_device(learner.mesh, rows, layout)
         work.append(_layer_work(learner, weights, tokens) + _logits_bytes(learner, tokens))
+    # A policy that is its own teacher has fp32 weights, which are cast.
     cast = _cast_bytes(policy, state) if learner is policy else 0.0
     return cast + max(work) + device_bytes(teacher.own_rows)
 
 
 def _row_tokens(run: PlannedRun) -> Iterator[int]:
-    """Yields the tokens of a microbatch on one device, for every layout."""
+    """Yields the tokens of a microbatch on one device, for each layout."""
     for rows, layout in zip(run.trainer.rows, run.trainer.layouts, strict=True):
         yield tokens_of_device(run.mesh, rows, layout)
 
 
 def tokens_of_device(mesh: Mesh, rows: int, layout: RowLayout) -> int:
     """Returns the tokens of a microbatch of `rows` on one device."""
+    # Rows are split over row shards, and the tokens of a row over the context axis.
     return rows // row_shards(mesh) * math.ceil(layout.tokens / context_shards(mesh))
 
 
 def _trained_parameters(learner: Learner, state: State) -> float:
-    """Returns the parameters of one device that are trained: those that Adam has moments of."""
+    """Returns the number of trained parameters on one device, from the bytes of Adam's moments."""
+    # Adam has two moments for each trained parameter: nu in fp32, and mu in `mu_dtype`.
     return device_bytes(state.opt_state) / (FP32 + jnp.dtype(learner.settings.mu_dtype).itemsize)
 
 
 def _cast_bytes(learner: Learner, state: State) -> float:
-    """Returns the bytes on a device of the fp32 weights in the type of the computation."""
+    """Returns the bytes on a device of the fp32 weights cast to the compute dtype."""
     itemsize = jnp.dtype(learner.compute.dtype).itemsize
     if itemsize == FP32:
         return 0.0
@@ -222,43 +245,42 @@ def _cast_bytes(learner: Learner, state: State) -> float:
 
 
 def _embedding_bytes(learner: Learner, tokens: int) -> float:
-    """Returns the bytes of what the embedding's gradient is made of, where fsdp splits it.
-
-    Every device gathers the gradients of all tokens. Where rows are split over data as well, it
-    adds them up for the whole table.
-    """
+    """Returns the bytes that the embedding's gradient needs where fsdp splits the table."""
     model, mesh = learner.model, learner.mesh
     if weight_shards(mesh) == 1 or learner.adapter.rank:
         return 0.0
     itemsize = jnp.dtype(learner.compute.dtype).itemsize
+    # Every device gathers the gradients of all tokens. If rows are also split over "data", the
+    # device sums them into a gradient of the full table.
     gathered = weight_shards(mesh) * tokens * model.hidden_size * itemsize
     if mesh.shape["data"] == 1 or mesh.shape["tensor"] > 1:
         return gathered
     return gathered + model.vocab_size * model.hidden_size * FP32
 
 
-def _kept_bytes(learner: Learner, tokens: int) -> float:
-    """Returns the bytes of what the backward pass keeps of all layers, by model.remat."""
+def _activation_bytes(learner: Learner, tokens: int) -> float:
+    """Returns the bytes of the activations that model.remat saves for the backward pass."""
     model, tensor = learner.model, learner.mesh.shape["tensor"]
     heads = (model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim / tensor
     if model.delta_net is not None:
+        # A layer of a hybrid has either attention or a gated delta net.
         heads = mean_mixer_numbers(model)
     mlp = model.mlp_width_of_a_token / tensor
     inputs = model.hidden_size
-    if model.num_experts:  # every device that shares the experts has rows for all of them
+    if model.num_experts:  # every device along "tensor" has the rows of all experts
         mlp *= tensor
     products = heads + 2 * mlp + (2 + model.num_experts_per_tok) * model.hidden_size
-    # Norms, rotated heads, the attention's output and the gate's product, some of them in fp32.
+    # Norms, rotated heads, the attention output and the gated product, some of them in fp32.
     others = 8 * model.hidden_size + 3 * heads + 3 * mlp
-    kept = {"full": inputs, "dots": inputs + products, "none": inputs + products + others}
+    saved = {"full": inputs, "dots": inputs + products, "none": inputs + products + others}
     itemsize = jnp.dtype(learner.compute.dtype).itemsize
-    # The product of every input with the adapter's first factor is kept in any case.
-    numbers = kept[learner.compute.remat] + learner.adapter.rank * _adapted_products(learner)
+    # The product of each input with the adapter's first factor is saved under every setting.
+    numbers = saved[learner.compute.remat] + learner.adapter.rank * _adapted_products(learner)
     return model.num_hidden_layers * tokens * numbers * itemsize
 
 
 def _adapted_products(learner: Learner) -> int:
-    """Returns the products with an adapter's first factor that a layer computes for a token."""
+    """Returns how many products with an adapter's first factor a layer computes per token."""
     if not learner.adapter.rank:
         return 0
     targets = adapters.targets(learner.model, learner.adapter).values()
@@ -267,47 +289,44 @@ def _adapted_products(learner: Learner) -> int:
 
 
 def _layer_work(learner: Learner, state: State, tokens: int) -> float:
-    """Returns what the forward and backward pass of one layer takes.
-
-    Where fsdp splits the weights, a layer's weights are gathered, and its gradient is whole before
-    it is summed over the devices.
-    """
+    """Returns the temporary bytes of the forward and backward pass of one layer."""
     model, mesh = learner.model, learner.mesh
     itemsize = jnp.dtype(learner.compute.dtype).itemsize
-    activations = tokens * _layer_numbers(model, mesh.shape["tensor"]) * itemsize
+    activations = tokens * _values_per_token(model, mesh.shape["tensor"]) * itemsize
     activations += _dequantized_bytes(learner) + delta_work_bytes(model, tokens)
     shards = weight_shards(mesh)
     if shards == 1:
         return activations
+    # fsdp gathers the layer's weights, and its gradient is unsharded until it is summed over
+    # devices.
     if learner.adapter.rank:  # a frozen weight has no gradient
         layers = device_bytes(learner.abstract_base()["layers"])
         return activations + layers * shards / model.num_hidden_layers
+    # Both the gathered weights and their gradient have the compute dtype.
     num_weights = device_bytes(state.params["layers"]) / FP32 * shards
     return activations + 2 * itemsize * num_weights / model.num_hidden_layers
 
 
 def _dequantized_bytes(learner: Learner) -> float:
-    """Returns the bytes of a layer's weights in the type of the computation, if they are in 8 bits.
-
-    XLA converts the integers of a weight before it multiplies by them, and the weights of a layer
-    need not follow each other.
-    """
+    """Returns the bytes of a layer's weights as dequantized values; 0 without an int8 base."""
     if not (learner.adapter.rank and learner.compute.is_base_quantized):
         return 0.0
+    # XLA converts the integers of a weight before the product, and may convert all weights of a
+    # layer at the same time.
     layers = adapters.linear_layers(learner.model).values()
     weights = sum(math.prod(layer.stacked[1:] + layer.inputs + layer.outputs) for layer in layers)
     itemsize = jnp.dtype(learner.compute.dtype).itemsize
     return weights * itemsize / learner.mesh.shape["tensor"]
 
 
-def _layer_numbers(model: QwenConfig, tensor: int) -> float:
-    """Returns the numbers of one token that exist at a time in the forward pass of a layer."""
+def _values_per_token(model: QwenConfig, tensor: int) -> float:
+    """Returns how many values per token exist at a time in the forward pass of a layer."""
     heads = (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
     if model.delta_net is not None:
         heads = max(heads, model.delta_net.num_channels)
     mlp = 2 * model.mlp_width_of_a_token
-    # Sorted by expert, a token has a row for every one of its experts, before and after them. Every
-    # device that shares the experts holds the rows of all.
+    # Sorted by expert, a token has one row per chosen expert, before and after the experts. Every
+    # device along "tensor" has the rows of all experts.
     rows = 2 * model.num_experts_per_tok * model.hidden_size
     if model.num_experts:
         mlp *= tensor
@@ -317,9 +336,11 @@ def _layer_numbers(model: QwenConfig, tensor: int) -> float:
 def _logits_bytes(learner: Learner, tokens: int) -> float:
     """Returns the bytes of a chunk of logits, of its gradient, and of the gradient of the head."""
     model, mesh = learner.model, learner.mesh
+    # A critic has a value head and no logits.
     if model.value_head:
         return 0.0
     splits = weight_shards(mesh) * mesh.shape["tensor"]
+    # The vocabulary is only split if its size divides evenly.
     columns = model.vocab_size / (splits if model.vocab_size % splits == 0 else 1)
     itemsize = jnp.dtype(learner.compute.dtype).itemsize
     chunk = min(learner.compute.logit_chunk, tokens)

@@ -1,4 +1,4 @@
-"""What one device can do, and which topologies there are: tables for plans and benchmarks."""
+"""Tables of the limits of devices, and of the known topologies, for plans and benchmarks."""
 
 import math
 import re
@@ -11,9 +11,10 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Chip:
-    """The limits of one device, as JAX counts devices: a TPU7x chip is two of them.
+    """The limits of one device, as JAX counts devices: a TPU7x chip has two devices.
 
-    The HBM of a TPU is what its compiler leaves to a program; that of a GPU is all of it.
+    The HBM of a TPU is the amount that its compiler leaves to a program. The HBM of a GPU is all of
+    its memory.
     """
 
     hbm_bytes: int
@@ -21,7 +22,7 @@ class Chip:
     bandwidth: float  # bytes of HBM a second
 
 
-# By the `device_kind` that JAX reports.
+# Keyed by the `device_kind` that JAX reports.
 CHIPS = {
     "TPU v5 lite": Chip(hbm_bytes=16_911_433_728, flops=197e12, bandwidth=819e9),
     "TPU v6 lite": Chip(hbm_bytes=33_554_432_000, flops=918e12, bandwidth=1640e9),
@@ -41,7 +42,7 @@ class TpuFamily:
     """The slices of one kind of TPU."""
 
     device_kind: str
-    num_dimensions: int  # of a slice: v5e:2x4 has two
+    num_dimensions: int  # of a slice's shape: v5e:2x4 has two
     host_topology: str  # the slice of one host
     devices_per_chip: int = 1
 
@@ -54,13 +55,13 @@ TPUS = {
 }
 HOST_TOPOLOGIES = {family.device_kind: family.host_topology for family in TPUS.values()}
 
-# Slices of two dimensions that are one host, but not of 2x2 chips: the chips of that host.
+# Slices of two dimensions that are one host without having 2x2 chips -> the chips of that host.
 CHIPS_PER_HOST = {"1x1": (1, 1, 1), "2x4": (2, 4, 1)}
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What XLA wants to know of a GPU that is not there. The fields have XLA's names."""
+    """The properties that XLA needs to compile for an absent GPU. Fields have XLA's names."""
 
     device_kind: str
     core_count: int  # streaming multiprocessors
@@ -166,12 +167,12 @@ GPUS = {
 }
 
 
-# -- devices that are described and not attached ---------------------------------------------------
+# -- described devices -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class DescribedDevice:
-    """What meshes and plans read of a device. Nothing can be compiled for it."""
+    """The attributes of a device that meshes and plans read. Nothing can be compiled for it."""
 
     id: int
     process_index: int
@@ -186,6 +187,7 @@ def split_topology(topology: str) -> tuple[str, str]:
         UserError: The topology is unknown.
     """
     family, _, shape = topology.partition(":")
+    # GPUs have a number of devices, and TPUs have the shape of a slice.
     if family in GPUS and shape.isdigit() and int(shape) > 0:
         return family, shape
     has_shape = re.fullmatch(r"[1-9]\d*(x[1-9]\d*)+", shape) is not None
@@ -202,8 +204,8 @@ def split_topology(topology: str) -> tuple[str, str]:
 def described_devices(topology: str) -> list[DescribedDevice]:
     """Returns the devices of a topology, such as "v5e:2x4" or "h100:8", as descriptions.
 
-    Unlike `compile_only_devices` it needs no compiler, and it does not know which shapes of slices
-    there are.
+    Unlike `compile_only_devices`, this function needs no compiler, and accepts any shape of a
+    slice.
 
     Raises:
         UserError: The topology is unknown.
@@ -213,6 +215,8 @@ def described_devices(topology: str) -> list[DescribedDevice]:
         kind = GPUS[family].device_kind
         return [DescribedDevice(index, 0, "gpu", kind) for index in range(int(shape))]
     num_devices = _num_devices(family, shape)
+    # Slices in CHIPS_PER_HOST are one host. Larger slices consist of hosts of the family's usual
+    # shape.
     num_of_host = num_devices
     if shape not in CHIPS_PER_HOST:
         num_of_host = _num_devices(family, TPUS[family].host_topology.partition(":")[2])
@@ -223,6 +227,6 @@ def described_devices(topology: str) -> list[DescribedDevice]:
 
 
 def _num_devices(family: str, shape: str) -> int:
-    """Returns the number of JAX's devices in a slice of this shape."""
+    """Returns the number of JAX devices in a slice of this shape."""
     chips = math.prod(int(size) for size in shape.split("x"))
     return chips * TPUS[family].devices_per_chip

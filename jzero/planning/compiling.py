@@ -1,8 +1,8 @@
-"""Compiles programs for devices that are not there, and measures the memory that they take.
+"""Compiles programs for devices that are not attached, and measures their memory.
 
-JAX describes the devices of a TPU slice or of a GPU host without having one, and XLA compiles for
-them. A compiled program says how much HBM it takes. Measurements are kept in files, because a
-compilation takes minutes, and JAX's own cache cannot be read without a device.
+JAX can describe the devices of a TPU slice or of a GPU host without having one, and XLA compiles
+for them. A compiled program reports its HBM. Measurements are cached in files, because a
+compilation takes minutes, and JAX's own compilation cache cannot be read without a device.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ Program = tuple[jax.stages.Wrapped, Sequence[object]]
 
 
 class Device(Protocol):
-    """What is read of a `jax.Device`, which is a variable to type checkers."""
+    """The attributes of a `jax.Device` used here. Type checkers see its class as a variable."""
 
     @property
     def device_kind(self) -> str: ...
@@ -45,45 +45,46 @@ class Device(Protocol):
     def id(self) -> int: ...
 
 
-# libtpu asks a Cloud TPU's metadata server for these, and there is none.
+# libtpu requests these from a Cloud TPU's metadata server, which does not exist here.
 LIBTPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # another process that compiles holds libtpu's lock
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # another compiling process may hold libtpu's lock
 }
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one program takes of one device."""
+    """The memory that one program takes on one device."""
 
     argument_bytes: float
     temp_bytes: float
     peak_bytes: float  # arguments, results and temporaries together
     compile_s: float
-    kv_bytes: float = 0.0  # the part of the arguments that is the pool of keys and values
-    error: str | None = None  # the compiler's first line, where it refused the program
+    kv_bytes: float = 0.0  # the part of the arguments that is the KV cache
+    error: str | None = None  # the first line of the compiler's error, if it rejected the program
 
     def as_json(self) -> dict[str, float | str]:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def compile_only_devices(topology: str) -> list[Device]:
-    """Returns the devices of a topology, such as "v5e:2x4" or "h100:8", for compilation alone.
+    """Returns the devices of a topology, such as "v5e:2x4" or "h100:8", for compilation only.
 
     Raises:
         UserError: The topology is unknown, or the package that compiles for it is not installed.
     """
     family, shape = split_topology(topology)
     if family in GPUS:
-        return _gpus_of_one_host(family, int(shape))
+        return _gpu_host(family, int(shape))
     return _tpu_slice(topology, shape)
 
 
 def _tpu_slice(topology: str, shape: str) -> list[Device]:
     if importlib.util.find_spec("libtpu") is None:
         raise UserError("compiling for TPUs needs libtpu: pip install 'jzero[tpu]'")
+    # Existing variables take precedence. libtpu reads them when it is loaded.
     for name, value in LIBTPU_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     options = {}
@@ -95,7 +96,7 @@ def _tpu_slice(topology: str, shape: str) -> list[Device]:
         raise UserError(f"--topology={topology}: {error}") from error
 
 
-def _gpus_of_one_host(family: str, count: int) -> list[Device]:
+def _gpu_host(family: str, count: int) -> list[Device]:
     if importlib.util.find_spec("jax_cuda12_plugin") is None:
         raise UserError(
             f"compiling for {family} needs CUDA's compiler: pip install 'jzero[cuda12]'"
@@ -110,17 +111,18 @@ def _gpus_of_one_host(family: str, count: int) -> list[Device]:
 
 
 def device_bytes(tree: object) -> float:
-    """Returns the bytes that abstract arrays take on one device. Other leaves take nothing."""
+    """Returns the bytes that abstract arrays take on one device. Other leaves count as 0."""
     total = 0
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, jax.ShapeDtypeStruct):
             assert leaf.sharding is not None, f"{leaf=}"
+            # A device holds one shard of each array.
             total += math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
     return float(total)
 
 
 def measure(program: Program, topology: str, cache: Path | None) -> Measurement:
-    """Compiles a program, or reads from the directory `cache` what it took before."""
+    """Compiles a program, or reads its earlier measurement from the directory `cache`."""
     function, arguments = program
     lowered = function.lower(*arguments)
     file = cache / f"{_cache_key(lowered, arguments, topology)}.json" if cache else None
@@ -134,13 +136,12 @@ def measure(program: Program, topology: str, cache: Path | None) -> Measurement:
 
 
 def _cache_key(lowered: jax.stages.Lowered, arguments: Sequence[object], topology: str) -> str:
-    """Returns a digest of all that the compiled program depends on.
-
-    The program's text says how many devices it has, but not of which kind they are.
-    """
+    """Returns a digest of everything that the compiled program depends on."""
+    # Another version of the compiler may allocate differently.
     family = topology.partition(":")[0]
     compiler = "libtpu" if family in TPUS else "jax-cuda12-plugin"
     versions = [importlib.metadata.version(package) for package in ("jax", compiler)]
+    # The program's text contains the number of its devices, but not their kind.
     device_kind = jax.tree.leaves(arguments)[0].sharding.mesh.devices.flat[0].device_kind
     text = "\n".join([device_kind, *versions, lowered.as_text()])
     return hashlib.sha256(text.encode()).hexdigest()
@@ -151,13 +152,14 @@ def _compile(lowered: jax.stages.Lowered, arguments: Sequence[object]) -> Measur
     try:
         memory = lowered.compile().memory_analysis()
     except jax.errors.JaxRuntimeError as error:
+        # A program that is too large is a result of the plan, and not an error.
         needed = _bytes_in_refusal(str(error))
         if needed is None:
             raise
-        given = device_bytes(arguments)
+        argument_bytes = device_bytes(arguments)
         return Measurement(
-            argument_bytes=given,
-            temp_bytes=needed - given,
+            argument_bytes=argument_bytes,
+            temp_bytes=needed - argument_bytes,
             peak_bytes=needed,
             compile_s=_seconds_since(start),
             error=str(error).split("\n")[0],
@@ -176,9 +178,9 @@ def _seconds_since(start: float) -> float:
 
 
 def _bytes_in_refusal(message: str) -> float | None:
-    """Returns the bytes that a program needs, from XLA's refusal: "Used 17.50G of 15.75G hbm".
+    """Returns the bytes that a program needs, from XLA's out-of-memory error.
 
-    Returns None for a message that refuses for another reason.
+    The error contains text such as "Used 17.50G of 15.75G hbm". Returns None for any other error.
     """
     sizes = re.findall(r"(?:[Uu]sed |\()([\d.]+)([KMG])", message)
     if "RESOURCE_EXHAUSTED" not in message or not sizes:

@@ -1,10 +1,12 @@
-"""Whether a run fits the memory of its devices, and what to change where it does not.
+"""Checks whether a run fits the memory of its devices, and finds settings with which it does.
 
-    check_memory(settings)      of a run that is about to start, on the attached devices
-    refuse_what_is_too_large    the same as a function of settings, devices and bytes
-    choose_fitting_preset       the preset of a recipe: the largest that fits, where none is named
+    check_memory(settings)      for a run that is about to start, on the attached devices
+    require_fit(...)            the same check as a function of settings, devices and bytes
+    shrink_pool(...)            fewer KV cache pages, if the full KV cache does not fit
+    choose_fitting_preset       the preset of a recipe: the largest that fits, unless one is named
 
-Nothing is compiled or downloaded. The CPU has no limit, unless memory.device_gib sets one.
+Nothing is compiled or downloaded. CPU devices share the memory of the machine, unless
+memory.device_gib sets a limit.
 """
 
 import os
@@ -21,12 +23,15 @@ from jzero.distributed.mesh import context_shards, row_shards
 from jzero.errors import UserError
 from jzero.planning.arithmetic import bytes_of_phases, totals
 from jzero.planning.chips import CHIPS, GIB, DescribedDevice
+from jzero.planning.host_memory import total_bytes
 from jzero.planning.memory import DEFAULT_GPU_SHARE, STATE, row_tokens
 from jzero.planning.models import is_known
 from jzero.planning.planned_run import PlannedRun, build
 
-FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # the share of a GPU that JAX takes
-SHORTEST_RESPONSE = 256  # tokens: no advice makes responses shorter than this
+GPU_SHARE_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # the share of a GPU that JAX takes
+SMALLEST_SHARE = 1 / 4  # of the KV cache of an accelerator: with less, decoding would crawl
+SMALLEST_CPU_SHARE = 0.0  # on a CPU, room for one sequence is enough
+SHORTEST_RESPONSE = 256  # tokens: advice never makes responses shorter than this
 
 
 # -- the attached devices --------------------------------------------------------------------------
@@ -41,9 +46,10 @@ def attached_devices() -> list[DescribedDevice]:
 
 
 def attached_bytes(settings: config.MemoryConfig) -> float | None:
-    """Returns the bytes that a program may take of each attached device; None if nothing is known.
+    """Returns the bytes that a program may use on each attached device; None if they are unknown.
 
-    memory.device_gib comes first, then what the device itself reports, then the table of chips.
+    memory.device_gib takes precedence, then the limit that the device reports, then the table of
+    chips.
     """
     if settings.device_gib:
         return settings.device_gib * GIB
@@ -55,13 +61,15 @@ def attached_bytes(settings: config.MemoryConfig) -> float | None:
 
 
 def usable_bytes(device_kind: str, platform: str) -> float | None:
-    """Returns the bytes that a program may take of a device of this kind; None if it is not known.
+    """Returns the bytes that a program may use on a device of this kind; None for an unknown kind.
 
-    JAX leaves a part of a GPU to others, as the environment says.
+    On a GPU, JAX allocates only the share in XLA_PYTHON_CLIENT_MEM_FRACTION.
     """
     if device_kind not in CHIPS:
         return None
-    share = 1.0 if platform == "tpu" else float(os.environ.get(FRACTION, DEFAULT_GPU_SHARE))
+    share = 1.0
+    if platform != "tpu":
+        share = float(os.environ.get(GPU_SHARE_VARIABLE, DEFAULT_GPU_SHARE))
     return share * CHIPS[device_kind].hbm_bytes
 
 
@@ -70,7 +78,7 @@ def usable_bytes(device_kind: str, platform: str) -> float | None:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a run needs of a device, and what there is."""
+    """The bytes that a run needs on a device, and the bytes that the device has."""
 
     run: PlannedRun
     phases: dict[str, float]  # bytes on a device at the peak of every phase
@@ -86,7 +94,7 @@ class Fit:
 
     @property
     def excess(self) -> dict[str, float]:
-        """The bytes that are missing in every phase that does not fit."""
+        """The missing bytes of every phase that does not fit."""
         return {
             name: size - self.available
             for name, size in self.phases.items()
@@ -95,10 +103,10 @@ class Fit:
 
 
 def fit(settings: Config, devices: Sequence[DescribedDevice], available: float) -> Fit:
-    """Compares what `settings` need on `devices` with the bytes that each of them has.
+    """Compares the bytes that `settings` need on `devices` with the bytes that each device has.
 
     Raises:
-        UserError: The settings do not fit together, or the model is not known.
+        UserError: The settings do not fit together, or the model is unknown.
     """
     run = build(settings, devices)
     return Fit(run, totals(bytes_of_phases(run)), available)
@@ -107,43 +115,99 @@ def fit(settings: Config, devices: Sequence[DescribedDevice], available: float) 
 def check_memory(settings: Config) -> float | None:
     """Raises UserError if the run cannot fit the attached devices, before anything is downloaded.
 
-    Returns the bytes that it needs of each device. Returns None where nothing is checked, and says
-    so if that is because an accelerator or a model is in no table.
+    Returns the bytes that the run needs on each device. Returns None if the check is off or cannot
+    be made. An unknown accelerator or model is reported in a printed line.
     """
-    available = attached_bytes(settings.memory)
-    is_cpu = jax.default_backend() == "cpu"
-    if not settings.memory.check or (is_cpu and available is None):
+    if not settings.memory.check:
         return None
-    reason = ""
+    available = attached_bytes(settings.memory)
+    # Without memory.device_gib, CPU devices are limited only by the memory of the machine.
+    if available is None and jax.default_backend() == "cpu":
+        _check_cpu_memory(settings)
+        return None
+    reason = reason_not_planned(settings)
     if available is None:
         kind = jax.devices()[0].device_kind
         reason = f"{kind} is in no table and reports none: set memory.device_gib"
-    elif settings.model.path and not is_known(settings.model.path):
-        reason = f"model.path={settings.model.path} is neither a directory nor a known model"
-    elif settings.teacher.path and not is_known(settings.teacher.path):
-        reason = f"teacher.path={settings.teacher.path} is neither a directory nor a known model"
-    elif settings.mesh.decode_devices:
-        reason = f"mesh.decode_devices={settings.mesh.decode_devices} splits the devices"
     if reason or available is None:
         processes.print_once(f"memory is not checked: {reason}")
         return None
-    # An adapter that training goes on from has been read: its rank and targets are settings now.
+    return require_fit(without_adapter_path(settings), attached_devices(), available)
+
+
+def reason_not_planned(settings: Config) -> str:
+    """Returns why a run cannot be planned on the attached devices, or ""."""
+    if settings.model.path and not is_known(settings.model.path):
+        return f"model.path={settings.model.path} is neither a directory nor a known model"
+    if settings.teacher.path and not is_known(settings.teacher.path):
+        return f"teacher.path={settings.teacher.path} is neither a directory nor a known model"
+    # The planner assumes that the same devices train and decode.
+    if settings.mesh.decode_devices:
+        return f"mesh.decode_devices={settings.mesh.decode_devices} splits the devices"
+    return ""
+
+
+def without_adapter_path(settings: Config) -> Config:
+    """Returns the settings without the path of an initial adapter.
+
+    The adapter has been read already: its rank and targets are in the settings.
+    """
     adapter = replace(settings.model.adapter, path="")
-    settings = replace(settings, model=replace(settings.model, adapter=adapter))
-    return refuse_what_is_too_large(settings, attached_devices(), available)
+    return replace(settings, model=replace(settings.model, adapter=adapter))
 
 
-def refuse_what_is_too_large(
-    settings: Config, devices: Sequence[DescribedDevice], available: float
-) -> float:
-    """Returns the bytes that a run needs of each device.
+def _check_cpu_memory(settings: Config) -> None:
+    """Raises UserError if a run needs more memory than this machine has."""
+    if reason_not_planned(settings):
+        return
+    devices = attached_devices()
+    # CPU devices share the machine's memory evenly.
+    available = total_bytes() / len(jax.local_devices())
+    settings = without_adapter_path(settings)
+    if fit(settings, devices, available).fits:
+        return
+    # The minimum counts: the KV cache only has to hold one sequence.
+    if shrink_pool(settings, devices, available, SMALLEST_CPU_SHARE) is settings:
+        require_fit(settings, devices, available)
 
-    Raises UserError if they are more than `available`. The message names settings with which the
-    run fits.
+
+def shrink_pool(
+    settings: Config,
+    devices: Sequence[DescribedDevice],
+    available: float,
+    smallest_share: float = SMALLEST_SHARE,
+) -> Config:
+    """Returns settings with as many KV cache pages as fit, if only the KV cache is too large.
+
+    Returns `settings` itself if it fits, if rollout.num_pages is set, if a phase other than
+    sampling does not fit, or if less than `smallest_share` of the cache would remain.
+    """
+    verdict = fit(settings, devices, available)
+    run = verdict.run
+    if settings.rollout.num_pages or verdict.excess.keys() != {"rollout"}:
+        return settings
+    engine, pool = run.engine, run.parts["KV pool"]
+    kept_share = 1 - verdict.excess["rollout"] / pool
+    # One page is for idle slots, and one absorbs the rounding.
+    pages = int(kept_share * engine.pages_per_shard) - 2
+    if kept_share < smallest_share or pages < engine.pages_per_slot:
+        return settings
+    return _with_rollout(settings, num_pages=pages * engine.num_shards * run.num_hosts)
+
+
+def require_fit(settings: Config, devices: Sequence[DescribedDevice], available: float) -> float:
+    """Returns the bytes that a run needs on each device.
+
+    Raises UserError if they exceed `available`. The message names settings with which the run fits.
     """
     verdict = fit(settings, devices, available)
     if verdict.fits:
         return verdict.needed
+    # A smaller KV cache is no mistake of the user: `kv_pool.size_pool` chooses it without a
+    # setting.
+    smaller = shrink_pool(settings, devices, available)
+    if smaller is not settings:
+        return fit(smaller, devices, available).needed
     phase = max(verdict.phases, key=verdict.phases.__getitem__)
     kind = devices[0].device_kind
     changed = with_remedies(settings, devices, available)
@@ -165,24 +229,24 @@ def _advice(verdict: Fit, settings: Config, changed: Config | None) -> str:
     )
 
 
-def setting_flags(before: Config, after: Config) -> list[str]:
-    """Returns the flags that turn one config into another."""
-    old = {setting.name: setting.value for setting in config.list_settings(before)}
+def setting_flags(original: Config, changed: Config) -> list[str]:
+    """Returns the flags that turn the config `original` into `changed`."""
+    original_values = {setting.name: setting.value for setting in config.list_settings(original)}
     return [
         f"--config.{setting.name}={setting.value}"
-        for setting in config.list_settings(after)
-        if old[setting.name] != setting.value
+        for setting in config.list_settings(changed)
+        if original_values[setting.name] != setting.value
     ]
 
 
-# -- what to change --------------------------------------------------------------------------------
+# -- remedies --------------------------------------------------------------------------------------
 
-# A remedy returns a config that takes less, or None where it has nothing left to change.
+# A remedy returns a config that needs less memory, or None if it has nothing left to change.
 Remedy = Callable[[Config, PlannedRun], Config | None]
 
 
 def recompute_layers(settings: Config, run: PlannedRun) -> Config | None:
-    """Keeps the inputs of layers alone for the backward pass."""
+    """Saves only the inputs of layers for the backward pass."""
     if settings.model.remat == "full":
         return None
     return replace(settings, model=replace(settings.model, remat="full"))
@@ -196,7 +260,7 @@ def smaller_microbatches(settings: Config, run: PlannedRun) -> Config | None:
 
 
 def shorter_rows(settings: Config, run: PlannedRun) -> Config | None:
-    """Halves the packs of a row, and with them the smallest microbatch there can be."""
+    """Halves the packs of a row, which also halves the smallest possible microbatch."""
     train = settings.train
     if train.packs_per_row < 2 or settings.sft.data:
         return None
@@ -208,18 +272,17 @@ def shorter_rows(settings: Config, run: PlannedRun) -> Config | None:
 
 def longest_pack(settings: Config) -> int:
     """Returns the tokens of the longest pack."""
-    train = settings.train
-    if train.pack_lengths:
-        return train.pack_lengths[0]
-    return train.pack_length or settings.rollout.longest_continuation
+    lengths = settings.train.pack_lengths
+    return lengths[0] if lengths else settings.rollout.longest_continuation
 
 
 def fewer_slots(settings: Config, run: PlannedRun) -> Config | None:
-    """Halves the sequences that are decoded at the same time, or else the pages."""
+    """Halves the slots, or the pages if rollout.num_pages is set."""
     rollout, engine = settings.rollout, run.sampling
     if engine is None:
         return None
     if rollout.num_pages:
+        # Every shard needs at least the pages of one full sequence.
         pages = rollout.num_pages // 2
         enough = engine.num_shards * run.num_hosts * engine.pages_per_slot
         return _with_rollout(settings, num_pages=pages) if pages >= enough else None
@@ -229,10 +292,11 @@ def fewer_slots(settings: Config, run: PlannedRun) -> Config | None:
 
 
 def train_an_adapter(settings: Config, run: PlannedRun) -> Config | None:
-    """Freezes the model and trains an adapter on it, with the learning rate of an adapter."""
+    """Freezes the model and trains an adapter on it, with an adapter's learning rate."""
     if settings.model.adapter.rank:
         return None
     adapter = replace(settings.model.adapter, rank=config.ADAPTER_RANK)
+    # Formatting with :g removes floating-point noise from the flag that is printed.
     lr = config.ADAPTER_LR_FACTOR * settings.optimizer.lr
     return replace(
         settings,
@@ -242,7 +306,7 @@ def train_an_adapter(settings: Config, run: PlannedRun) -> Config | None:
 
 
 def quantize_base(settings: Config, run: PlannedRun) -> Config | None:
-    """Holds the linear layers under an adapter in 8 bits."""
+    """Quantizes the linear layers of an adapter's base to int8."""
     if not settings.model.adapter.rank or settings.model.is_base_quantized:
         return None
     return replace(settings, model=replace(settings.model, base="int8"))
@@ -256,17 +320,16 @@ def offload_optimizer(settings: Config, run: PlannedRun) -> Config | None:
 
 
 def shorter_responses(settings: Config, run: PlannedRun) -> Config | None:
-    """Halves the responses, and the rows that hold them."""
+    """Halves the longest response, and shortens the packed rows to match."""
     rollout = settings.rollout
     tokens = rollout.max_new_tokens // 2
     if settings.sft.data or rollout.max_episode_tokens or tokens < SHORTEST_RESPONSE:
         return None
     shorter = _with_rollout(settings, max_new_tokens=tokens)
-    if settings.train.pack_length:
-        shorter = _with_train(shorter, pack_length=settings.train.pack_length // 2)
-    if settings.train.pack_lengths:
-        halves = tuple(length // 2 for length in settings.train.pack_lengths)
-        shorter = replace(shorter, train=replace(shorter.train, pack_lengths=halves))
+    if lengths := settings.train.pack_lengths:
+        halves = ",".join(str(length // 2) for length in lengths)
+        shorter = replace(shorter, train=replace(shorter.train, pack=halves))
+    # A microbatch keeps its number of rows, which become shorter.
     rows = settings.train.microbatch_tokens // row_tokens(run)
     packs = max(1, settings.train.packs_per_row)
     pack = longest_pack(shorter)
@@ -275,25 +338,26 @@ def shorter_responses(settings: Config, run: PlannedRun) -> Config | None:
 
 
 def split_state(settings: Config, run: PlannedRun) -> Config | None:
-    """Splits the weights over all devices instead of copying them."""
+    """Shards the weights over all devices (fsdp) instead of replicating them over "data"."""
     if run.mesh.shape["data"] == 1:
         return None
     return replace(settings, mesh=replace(settings.mesh, data=1, fsdp=-1))
 
 
 def split_layers(settings: Config, run: PlannedRun) -> Config | None:
-    """Doubles the devices that share the heads of a layer, and the pages of a sequence."""
+    """Doubles tensor parallelism, which splits heads and KV cache pages over twice the devices."""
     tensor = 2 * run.mesh.shape["tensor"]
     if run.trainer.policy.model.num_key_value_heads % tensor:
         return None
+    # The devices of one host decode together, in groups of `tensor`.
     if run.mesh.size // run.num_hosts % tensor or run.mesh.shape["fsdp"] % 2:
         return None
-    # The other sizes follow: half as many devices hold rows of their own.
+    # fsdp=-1 takes what the other axes leave: half as many devices get separate rows.
     return replace(settings, mesh=replace(settings.mesh, data=1, fsdp=-1, tensor=tensor))
 
 
 def split_rows(settings: Config, run: PlannedRun) -> Config | None:
-    """Doubles the devices that share the tokens of a row, and halves the rows of a microbatch."""
+    """Doubles context parallelism (Ulysses), and halves the rows of a microbatch."""
     mesh, model = run.mesh, run.trainer.policy.model
     context = 2 * context_shards(mesh)
     shared = heads_to_share(model, mesh.shape["tensor"]).values()
@@ -303,7 +367,7 @@ def split_rows(settings: Config, run: PlannedRun) -> Config | None:
     return _with_train(changed, microbatch_tokens=settings.train.microbatch_tokens // 2)
 
 
-# By phase, those first that cost least.
+# The remedies of each phase, cheapest first.
 REMEDIES: dict[str, tuple[Remedy, ...]] = {
     "publish": (split_state, split_layers, offload_optimizer, train_an_adapter, quantize_base),
     "rollout": (
@@ -343,8 +407,9 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
 def with_remedies(
     settings: Config, devices: Sequence[DescribedDevice], available: float
 ) -> Config | None:
-    """Returns settings that fit, changed no more than it takes; None if no remedy suffices."""
+    """Returns settings that fit, with as few changes as possible; None if no remedy suffices."""
     verdict = fit(settings, devices, available)
+    # Greedy: the phase with the largest excess gets its cheapest remedy that saves memory.
     while verdict.excess:
         phase = max(verdict.excess, key=verdict.excess.__getitem__)
         improved = _improve(settings, devices, verdict, phase)
@@ -357,17 +422,17 @@ def with_remedies(
 def _improve(
     settings: Config, devices: Sequence[DescribedDevice], verdict: Fit, phase: str
 ) -> tuple[Config, Fit] | None:
-    """Returns the settings of the first remedy that saves something in `phase`."""
+    """Returns the settings and the fit of the first remedy that saves memory in `phase`."""
     for remedy in REMEDIES[phase]:
         changed = remedy(settings, verdict.run)
         if changed is None:
             continue
         try:
-            better = fit(changed, devices, verdict.available)
-        except UserError:  # the remedy does not go with the other settings
+            improved = fit(changed, devices, verdict.available)
+        except UserError:  # the remedy conflicts with other settings
             continue
-        if better.phases[phase] < verdict.phases[phase]:
-            return changed, better
+        if improved.phases[phase] < verdict.phases[phase]:
+            return changed, improved
     return None
 
 
@@ -391,8 +456,9 @@ def choose_fitting_preset(
 ) -> Config:
     """Returns the config of `argument`, as `config.choose_preset` does.
 
-    Without a preset it is the first of `largest_first` that fits the attached accelerator, and tiny
-    where there is none or nothing fits. A line says what was chosen and why.
+    If `argument` names no preset, the first of `largest_first` that fits the attached accelerator
+    is used, or tiny if there is no accelerator or none fits. A printed line gives the choice and
+    the reason.
     """
     preset, separator, algorithm = argument.partition(",")
     if preset or jax.default_backend() == "cpu":
@@ -411,19 +477,20 @@ def largest_that_fits(
 ) -> tuple[str, str]:
     """Returns the first preset that fits `available` bytes of each device, and the reason.
 
-    `make` returns the config of a preset. The preset is tiny if none fits, or if the memory is not
-    known.
+    `make` returns the config of a preset. The preset is tiny if none fits, or if the memory is
+    unknown.
     """
     kind = devices[0].device_kind
     if available is None:
         return "tiny", f"because the memory of {kind} is not known"
-    there = f"{available / GIB:.1f} GiB on each of {len(devices)} {kind}"
+    memory = f"{available / GIB:.1f} GiB on each of {len(devices)} {kind}"
+    # The presets are ordered, so the first one that fits is the largest.
     for preset in largest_first:
         try:
             verdict = fit(make(preset), devices, available)
-        except UserError:  # such as fewer tokens in a microbatch than one row on each device
+        except UserError:  # for example, a microbatch smaller than one row on each device
             continue
         if verdict.fits:
-            return preset, f"the largest that fits: it needs {verdict.needed / GIB:.1f} of {there}"
+            return preset, f"the largest that fits: it needs {verdict.needed / GIB:.1f} of {memory}"
     smallest = largest_first[-1]
-    return "tiny", f"because {smallest} does not fit {there}; with other settings it may"
+    return "tiny", f"because {smallest} does not fit {memory}; with other settings it may"

@@ -1,11 +1,11 @@
-"""What hybrids of attention and gated delta nets need in memory, beside what every model needs.
+"""Estimates the memory that hybrids of attention and gated delta nets need in addition.
 
     sequence = bytes_of_sequence(model, num_tokens=8192)
     sequence.keys_and_values, sequence.state
 
-A gated delta net keeps a state of one size for every sequence, and attention keys and values of
-every token. So a hybrid pays more for a short sequence than a model with attention alone, and less
-for a long one.
+A gated delta net keeps a state of constant size for every sequence; attention keeps keys and values
+of every token. Compared with a model that has only attention, a hybrid needs more memory for a
+short sequence, and less for a long one.
 """
 
 from typing import NamedTuple
@@ -14,11 +14,11 @@ from jzero.model.architecture import QwenConfig
 from jzero.model.delta_net import CHUNK
 
 FP32_BYTES = 4
-FP32_COPIES = 3  # of q, k and v of a layer: convolved, normalized, and their gradients
+FP32_COPIES = 3  # copies of a layer's q, k and v: convolved, normalized, and their gradients
 
 
 class SequenceBytes(NamedTuple):
-    """The bytes that the decoder keeps of one sequence."""
+    """The bytes that the decoder keeps for one sequence."""
 
     keys_and_values: int
     state: int
@@ -29,23 +29,22 @@ class SequenceBytes(NamedTuple):
 
 
 def bytes_of_sequence(model: QwenConfig, num_tokens: int, kv_bytes: int = 2) -> SequenceBytes:
-    """Returns what a sequence of `num_tokens` takes on all devices that share it.
+    """Returns the bytes of a sequence of `num_tokens`, summed over the devices that share it.
 
-    kv_bytes: of a number of a key or a value.
+    kv_bytes: bytes per element of a key or a value.
     """
-    of_token = 2 * len(model.attention_layers) * model.num_key_value_heads * model.head_dim
+    values_per_token = 2 * len(model.attention_layers) * model.num_key_value_heads * model.head_dim
     state = 0
     if model.delta_net is not None:
+        # The state is fp32 and does not grow with the sequence.
         state = len(model.delta_layers) * model.delta_net.state_numbers * FP32_BYTES
-    return SequenceBytes(num_tokens * of_token * kv_bytes, state)
+    return SequenceBytes(num_tokens * values_per_token * kv_bytes, state)
 
 
 def mean_mixer_numbers(model: QwenConfig) -> float:
-    """Returns the numbers of a token that the products of a mixer make, as a mean over layers.
-
-    Attention has a gate as wide as its queries; a gated delta net has q, k, v and z.
-    """
+    """Returns how many values the mixer's products compute per token, as a mean over layers."""
     assert model.delta_net is not None
+    # Attention has a gate as wide as its queries; a gated delta net has q, k, v and z.
     attention = 2 * (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
     sizes = model.delta_net
     delta = sizes.num_channels + sizes.num_value_heads * sizes.value_dim
@@ -54,13 +53,12 @@ def mean_mixer_numbers(model: QwenConfig) -> float:
 
 
 def delta_work_bytes(model: QwenConfig, num_tokens: int) -> float:
-    """Returns the bytes that the backward pass of one gated delta net takes: 0 without any.
-
-    These are the states between the chunks, and q, k and v of all value heads in fp32.
-    """
+    """Returns the bytes for the backward pass of one gated delta net; 0 without a delta net."""
     if model.delta_net is None:
         return 0.0
     sizes = model.delta_net
+    # The backward pass needs the states between the chunks, and fp32 copies of q, k and v of all
+    # value heads.
     state = sizes.num_value_heads * sizes.key_dim * sizes.value_dim
     heads = sizes.num_value_heads * (2 * sizes.key_dim + sizes.value_dim)
     return FP32_BYTES * num_tokens * (state / CHUNK + FP32_COPIES * heads)

@@ -1,8 +1,7 @@
-"""The largest known model that trains on a topology, by arithmetic: `jzero.plan --largest`.
+"""Finds the largest known model that trains on a topology, by arithmetic: `jzero.plan --largest`.
 
-Every cell of the table is a method of training (a line of METHODS) with a length of responses. The
-batch is as small as a run can have it: one row with one response on each device, and as many slots
-as fit.
+Each cell of the table combines a training method (a line of METHODS) with a response length. The
+batch is the smallest possible: one row with one response on each device, and as many slots as fit.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from jzero.planning.fitting import Fit, fit, setting_flags, split_layers
 from jzero.planning.models import KNOWN_MODELS
 
 RESPONSE_TOKENS = (1024, 8192)
-GPU_SHARE = 0.95  # of a GPU's memory: XLA_PYTHON_CLIENT_MEM_FRACTION=.95
+GPU_SHARE = 0.95  # of a GPU's memory, as with XLA_PYTHON_CLIENT_MEM_FRACTION=.95
 
 
 def train_everything(settings: Config) -> Config:
@@ -32,12 +31,12 @@ def train_an_adapter(settings: Config) -> Config:
 
 
 def train_an_adapter_on_int8(settings: Config) -> Config:
-    """The same on a base whose linear layers are in 8 bits."""
+    """An adapter of rank 32 on a base with int8 linear layers."""
     settings = train_an_adapter(settings)
     return replace(settings, model=replace(settings.model, base="int8"))
 
 
-# How to train -> what that changes in the settings. The columns of the table.
+# Training method -> function that applies it to the settings. The columns of the table.
 METHODS: dict[str, Callable[[Config], Config]] = {
     "full": train_everything,
     "LoRA, rank 32": train_an_adapter,
@@ -53,14 +52,14 @@ class Largest:
     response_tokens: int
     model: str = ""
     needed_bytes: float = 0.0  # of a device
-    flags: tuple[str, ...] = ()  # the settings with which it fits, beside those of the recipe
+    flags: tuple[str, ...] = ()  # the settings with which it fits, besides the recipe's
 
 
 def largest_models(
     settings: Config, devices: Sequence[DescribedDevice], available: float
 ) -> list[Largest]:
-    """Returns the largest known model of every method and length of responses."""
-    found = []
+    """Returns the largest known model for each method and response length."""
+    cells = []
     for method, change in METHODS.items():
         for response_tokens in RESPONSE_TOKENS:
             changed = smallest_batch(change(settings), len(devices), response_tokens)
@@ -72,12 +71,13 @@ def largest_models(
                         cell, model=hub_id, needed_bytes=verdict.needed, flags=tuple(flags)
                     )
                     break
-            found.append(cell)
-    return found
+            cells.append(cell)
+    return cells
 
 
 def models_by_size() -> list[str]:
-    """Returns the hub ids of the known models, largest first; of equally large ones the first."""
+    """Returns the hub ids of the known models, largest first, with one model for each size."""
+    # Of several models with the same number of parameters, only the first is tried.
     sizes: dict[int, str] = {}
     for hub_id, model in KNOWN_MODELS.items():
         sizes.setdefault(qwen.num_params(model), hub_id)
@@ -85,11 +85,10 @@ def models_by_size() -> list[str]:
 
 
 def smallest_batch(settings: Config, num_devices: int, response_tokens: int) -> Config:
-    """Returns the settings with one row of one response on each device, and split weights.
+    """Returns the settings with one row of one response on each device, and sharded weights.
 
-    Devices that share rows (mesh.context) have one row together.
-
-    Fine-tuning has rows of its own, `sft.pack_length`; the responses are those of its suites.
+    With context parallelism, the devices of one context group share one row. For fine-tuning, the
+    row is sft.pack_length, and the responses belong to the evaluation suites.
     """
     rollout = replace(
         settings.rollout, max_new_tokens=response_tokens, max_turns=1, max_episode_tokens=0
@@ -97,13 +96,12 @@ def smallest_batch(settings: Config, num_devices: int, response_tokens: int) -> 
     row = rollout.max_prompt_tokens + response_tokens
     train = replace(
         settings.train,
-        pack_length=0,
-        pack_lengths=(),
-        pack_buckets=1,
+        pack="longest",
         packs_per_row=1,
         microbatch_tokens=num_devices // settings.mesh.context * row,
     )
     sft = replace(settings.sft, pack_length=row) if settings.sft.data else settings.sft
+    # Full sharding needs the least memory for weights and optimizer.
     mesh = replace(settings.mesh, data=1, fsdp=-1, tensor=1, decode_devices=0)
     return replace(settings, rollout=rollout, train=train, sft=sft, mesh=mesh)
 
@@ -111,9 +109,9 @@ def smallest_batch(settings: Config, num_devices: int, response_tokens: int) -> 
 def fit_model(
     settings: Config, hub_id: str, devices: Sequence[DescribedDevice], available: float
 ) -> Fit | None:
-    """Returns how the model fits, with as many slots as possible; None if it does not.
+    """Returns how the model fits, with as many slots as possible; None if it does not fit.
 
-    Layers are split over more devices where it does not fit otherwise.
+    Tensor parallelism is raised only if the model does not fit otherwise.
     """
     for changed, verdict in with_one_slot(settings, hub_id, devices, available):
         if verdict.fits:
@@ -124,11 +122,9 @@ def fit_model(
 def with_one_slot(
     settings: Config, hub_id: str, devices: Sequence[DescribedDevice], available: float
 ) -> Iterator[tuple[Config, Fit]]:
-    """Yields how the model fits with one slot on each device: most do not fit even then.
-
-    Layers are split over ever more devices, with the settings that say so.
-    """
+    """Yields how the model fits with one slot on each device, at growing tensor parallelism."""
     changed: Config | None = replace(settings, model=replace(settings.model, path=hub_id))
+    # Most models do not fit even with one slot, so the number of slots is searched only afterwards.
     while changed is not None:
         verdict = fit_slots(changed, len(devices), devices, available)
         if verdict is None:
@@ -140,7 +136,7 @@ def with_one_slot(
 def most_slots(
     settings: Config, wanted: int, least: Fit, devices: Sequence[DescribedDevice]
 ) -> Fit:
-    """Returns how the model fits with `wanted` slots, or half of them, or a quarter, and so on."""
+    """Returns how the model fits with `wanted` slots, or a half, a quarter, ... of them."""
     num_slots = wanted
     while num_slots > len(devices):
         verdict = fit_slots(settings, num_slots, devices, least.available)
@@ -153,16 +149,16 @@ def most_slots(
 def fit_slots(
     settings: Config, num_slots: int, devices: Sequence[DescribedDevice], available: float
 ) -> Fit | None:
-    """Returns what a run with `num_slots` takes; None if its settings do not fit together."""
+    """Returns the fit of a run with `num_slots` slots; None if its settings are invalid."""
     rollout = replace(settings.rollout, num_slots=num_slots, num_pages=0)
     try:
         return fit(replace(settings, rollout=rollout), devices, available)
-    except UserError:  # such as heads that the mesh cannot split
+    except UserError:  # for example, heads that the mesh cannot split
         return None
 
 
 def memory_of(device: DescribedDevice) -> float:
-    """Returns the bytes of a device that a program may take."""
+    """Returns the bytes of a device that a program may use."""
     share = 1.0 if device.platform == "tpu" else GPU_SHARE
     return share * CHIPS[device.device_kind].hbm_bytes
 
@@ -170,7 +166,7 @@ def memory_of(device: DescribedDevice) -> float:
 def format_largest(
     cells: Sequence[Largest], topology: str, devices: Sequence[DescribedDevice], available: float
 ) -> str:
-    """Returns the table of the cells, a column for each method, and the settings of every cell."""
+    """Returns a table with one column per method, followed by the settings of each cell."""
     methods = list(dict.fromkeys(cell.method for cell in cells))
     by_place = {(cell.method, cell.response_tokens): cell for cell in cells}
     lines = [

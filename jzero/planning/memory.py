@@ -1,4 +1,4 @@
-"""The HBM that every phase of a step takes, and what to change where a phase does not fit."""
+"""Adds up the HBM of every phase of a step, and suggests changes where a phase does not fit."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,19 +8,19 @@ from jzero.planning.chips import GIB
 from jzero.planning.compiling import Measurement
 from jzero.planning.planned_run import PlannedRun
 
-# JAX takes this share of a GPU's memory, unless its environment says otherwise.
+# JAX's default share of a GPU's memory, without XLA_PYTHON_CLIENT_MEM_FRACTION.
 DEFAULT_GPU_SHARE = 0.75
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a step: the programs that run in it, and the parts that are there beside STATE."""
+    """A part of a step: the programs that run in it, and its parts in addition to STATE."""
 
     programs: tuple[str, ...]
     parts: tuple[str, ...] = ()
 
 
-# The parts that are on a device in every phase; but see `parts_on_device`.
+# The parts that are on a device in every phase. The exception is in `parts_on_device`.
 STATE = (
     "weights",
     "optimizer",
@@ -42,16 +42,12 @@ PHASES = {
 
 
 def parts_on_device(run: PlannedRun, phase: str) -> dict[str, float]:
-    """Returns the bytes of each part that is on a device throughout a phase.
-
-    Where optimizer.offload is set, Adam's moments are there in updates alone.
-    """
+    """Returns the bytes of each part that is on a device throughout a phase."""
     settings = run.trainer.config
+    # With optimizer.offload, Adam's moments are on the device only during updates.
     offloaded = []
     if settings.optimizer.offload:
-        offloaded.append("optimizer")
-    if settings.critic.optimizer.offload:
-        offloaded.append("critic optimizer")
+        offloaded += ["optimizer", "critic optimizer"]
     parts = (*STATE, *PHASES[phase].parts)
     return {
         part: run.parts[part]
@@ -63,8 +59,7 @@ def parts_on_device(run: PlannedRun, phase: str) -> dict[str, float]:
 def phase_totals(run: PlannedRun, measured: Mapping[str, Measurement]) -> dict[str, float]:
     """Returns the bytes on a device at the peak of every phase that has a measured program.
 
-    A phase takes the parts that are there, and the most that one of its programs adds to its
-    arguments.
+    A phase needs its parts, plus the largest amount that one of its programs adds to its arguments.
     """
     totals = {}
     for phase_name, phase in PHASES.items():
@@ -79,7 +74,7 @@ def phase_totals(run: PlannedRun, measured: Mapping[str, Measurement]) -> dict[s
 
 
 def row_tokens(run: PlannedRun) -> int:
-    """Returns the tokens of the smallest microbatch: one row of the longest layout a device."""
+    """Returns the tokens of the smallest microbatch: one row of the longest layout per device."""
     longest = run.trainer.layouts[0].tokens
     return longest * row_shards(run.mesh)
 
@@ -89,9 +84,9 @@ def suggestions(
     totals: Mapping[str, float],
     measured: Mapping[str, Measurement],
 ) -> list[str]:
-    """Returns what to change where a phase does not fit.
+    """Returns the changes that would help where a phase does not fit.
 
-    Each line is a flag, with the bytes of a device that it saves where they are known.
+    Each line is a flag, with the bytes that it saves on a device if they are known.
     """
     over = {
         name: total - run.chip.hbm_bytes
@@ -101,15 +96,18 @@ def suggestions(
     lines = []
     if "rollout" in over:
         lines += _for_rollout(run, over["rollout"])
+    # The decoder weights are on the device in these two phases.
     if "rollout" in over or "publish" in over:
         lines += _for_decoder_weights(run)
     settings = run.trainer.config
+    # Offloaded moments are on the host in every phase except updates.
     if over.keys() - {"update"} and not (settings.optimizer.offload or settings.sft.data):
         lines.append(_saving("optimizer.offload=True", run.parts["optimizer"]))
     if "score" in over or "update" in over:
         lines += _for_update(run, measured)
     if over:
         lines += _for_state(run)
+    # Even a run that fits the GPU may not fit JAX's default share of its memory.
     is_gpu = run.devices[0].platform != "tpu"
     if is_gpu and max(totals.values()) > DEFAULT_GPU_SHARE * run.chip.hbm_bytes:
         lines.append(
@@ -127,18 +125,20 @@ def _for_rollout(run: PlannedRun, excess: float) -> list[str]:
     engine, pool = run.engine, run.parts["KV pool"]
     num_shards = engine.num_shards * run.num_hosts
     lines = []
-    # One page of every shard is not for sequences, and one more is for rounding.
+    # One page of every shard is for idle slots, and one absorbs the rounding.
     pages = engine.pages_per_shard - 2 - int(excess / pool * engine.pages_per_shard)
     if pages >= engine.pages_per_slot:
         saved = (1 - (pages + 1) / engine.pages_per_shard) * pool
         lines.append(_saving(f"rollout.num_pages={pages * num_shards}", saved))
     rollout = run.trainer.config.rollout
+    # Without rollout.num_pages, the pool's size is proportional to the slots.
     if engine.slots_per_shard > 1 and not rollout.num_pages:
         lines.append(_saving(f"rollout.num_slots={rollout.num_slots // 2}", pool / 2))
     return lines
 
 
 def _for_decoder_weights(run: PlannedRun) -> list[str]:
+    # "tensor" must divide the KV heads and the devices of a host.
     tensor = 2 * run.mesh.shape["tensor"]
     num_local_devices = run.mesh.size // run.num_hosts
     if run.engine.model.num_key_value_heads % tensor or num_local_devices % tensor:
@@ -151,13 +151,14 @@ def _for_update(run: PlannedRun, measured: Mapping[str, Measurement]) -> list[st
     lines = []
     if settings.model.remat != "full":
         lines.append(
-            "--config.model.remat=full: the backward pass keeps the inputs of layers alone"
+            "--config.model.remat=full: saves only the inputs of layers for the backward pass"
         )
     least = row_tokens(run)
     tokens = settings.train.microbatch_tokens
     fewer = tokens // least // 2 * least
     if fewer:
-        # The gradient and its reduction take about twice the weights; the rest shrinks with tokens.
+        # The gradient and its reduction take about twice the weights; the remaining temporaries
+        # scale with the tokens.
         activations = max(0.0, measured["update"].temp_bytes - 2 * run.parts["weights"])
         saved = (1 - fewer / tokens) * activations
         lines.append(_saving(f"train.microbatch_tokens={fewer}", saved))

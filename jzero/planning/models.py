@@ -1,13 +1,14 @@
-"""Architectures of models that can be planned without a download."""
+"""The architectures of models that can be planned without a download."""
 
 from pathlib import Path
 
 from jzero.errors import UserError
+from jzero.files import split_revision
 from jzero.model import huggingface
 from jzero.model.families import FAMILIES
 from jzero.model.qwen import QwenConfig
 
-# By hub id, family after family.
+# Keyed by hub id, one family after the other.
 KNOWN_MODELS = {
     hub_id: model for family in FAMILIES.values() for hub_id, model in family.known_models.items()
 }
@@ -19,11 +20,12 @@ def short_names() -> list[str]:
 
 
 def hub_id_of(name: str) -> str:
-    """Returns the hub id of a known model: of "qwen2.5-3b", "Qwen2.5-3B" or "Qwen/Qwen2.5-3B".
+    """Returns the hub id of a known model, such as "qwen2.5-3b", "Qwen2.5-3B" or "Qwen/Qwen2.5-3B".
 
     Raises:
-        UserError: There is no known model of that name.
+        UserError: No known model has this name.
     """
+    name, _ = split_revision(name)
     for hub_id in KNOWN_MODELS:
         if name.lower() in (hub_id.lower(), hub_id.split("/")[1].lower()):
             return hub_id
@@ -31,16 +33,17 @@ def hub_id_of(name: str) -> str:
 
 
 def is_known(path: str) -> bool:
-    """Returns whether `architecture` knows the model: a local directory, or one of the table."""
+    """Returns whether `architecture` accepts the path: a local directory, or a known model."""
     names = {name.lower() for hub_id in KNOWN_MODELS for name in (hub_id, hub_id.split("/")[1])}
-    return Path(path).expanduser().is_dir() or path.lower() in names
+    name, _ = split_revision(path)
+    return Path(path).expanduser().is_dir() or name.lower() in names
 
 
 def architecture(path: str) -> QwenConfig:
     """Returns the architecture of a local model directory, or of a known model.
 
     Raises:
-        UserError: The directory has no config.json that is implemented, or the model is not known.
+        UserError: The directory has no supported config.json, or the model is unknown.
     """
     directory = Path(path).expanduser()
     if directory.is_dir():

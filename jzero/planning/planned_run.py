@@ -1,6 +1,6 @@
-"""A run on devices that are not there: its trainer, its engine, and every program that it compiles.
+"""Builds a run on described devices: its trainer, its engine, and every program that it compiles.
 
-`build` makes them with the run's own code, so that what is planned is what will run.
+`build` uses the run's own code, so the plan covers exactly the programs that will run.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,12 @@ from jzero.distributed.publish import (
     abstract_decoder_weights,
     gather_adapter_program,
     gather_program,
-    lies_as_decoder,
+    has_decoder_layout,
 )
 from jzero.distributed.side_by_side import joins_weights
 from jzero.errors import UserError
 from jzero.model import adapters, tokenizer
-from jzero.model.expert_checks import check_experts
-from jzero.model.new_model import new_model
+from jzero.model.new_model import check_experts, new_model
 from jzero.model.qwen import QwenConfig
 from jzero.planning.chips import CHIPS, HOST_TOPOLOGIES, Chip, DescribedDevice
 from jzero.planning.compiling import Device, Program, compile_only_devices, device_bytes
@@ -53,17 +52,18 @@ from jzero.training.trainer import (
 )
 from jzero.types import Batch, Params
 
-STOP_IDS = (0, 1)  # any two ids: their number shapes the program, their values do not
+# The number of stop ids shapes the program; their values do not matter.
+STOP_IDS = (0, 1)
 
 
 @dataclass(frozen=True)
 class PlannedTeacher:
-    """A teacher that the training mesh holds: what scores, on which rows."""
+    """A teacher on the training mesh: the learner that scores, and the rows that it scores."""
 
     learner: Learner
     weights: Params  # abstract
     shapes: RowShapes
-    # The rows with prompts of its own, abstract; none where it reads the rows of the update.
+    # Abstract rows with the teacher's own prompts; empty if it reads the rows of the update.
     own_rows: tuple[Batch[jax.ShapeDtypeStruct], ...] = ()
 
 
@@ -75,7 +75,7 @@ class PlannedRun:
     sampling: Engine | None  # of one host; None for fine-tuning without suites
     num_hosts: int
     programs: dict[str, Program]
-    parts: dict[str, float]  # bytes on a device of what stays there between programs
+    parts: dict[str, float]  # bytes on a device that stay allocated between programs
     num_scoring_passes: int  # forward passes over the batch before the first optimizer step
     teacher: PlannedTeacher | None = None  # None without a teacher on the training mesh
 
@@ -112,7 +112,7 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
         )
     model, critic = _models(settings)
     mesh = configured_mesh(settings.mesh, devices)
-    host_mesh, num_hosts = _mesh_of_one_host(mesh)
+    host_mesh, num_hosts = _host_mesh(mesh)
     if settings.sft.data:
         return _build_fine_tuning(settings, model, mesh, host_mesh, num_hosts)
 
@@ -125,16 +125,19 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
 
     learner_programs = trainer.policy.programs(batches, trainer.layouts)
     batch_arguments = learner_programs["update"][1][1]
+    # The policy's score program computes only old log-probs and the reference's log-probs.
     if not needs_old and not needs_reference:
         del learner_programs["score"]
     sampling_programs, sampling_parts = _sampling(engine, trainer.policy)
     programs = sampling_programs | learner_programs
+    # All minibatches of a step are on the device at the same time.
     parts = {
         **_state_parts(trainer.policy),
         **sampling_parts,
         "batches": device_bytes(batch_arguments) * settings.train.minibatches,
     }
-    # The reference of an adapter is the frozen base, until a later adapter takes its place.
+    # The frozen base serves as the reference of an adapter, until a later adapter replaces it
+    # (algorithm.reference_every).
     is_frozen_base = settings.model.adapter.rank and not settings.algorithm.reference_every
     if keeps_reference and not is_frozen_base:
         parts["reference"] = parts["weights"]
@@ -148,8 +151,9 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
     teacher = _teacher(settings, trainer)
     if teacher is not None:
         programs["teacher-score"] = _scoring_program(teacher)
+        # Policy and reference are already counted. Another model adds its weights.
         if settings.teacher.kind == "model":
-            parts["teacher"] = _bytes_of_its_own(settings, teacher)
+            parts["teacher"] = _unshared_bytes(settings, teacher)
 
     num_scoring_passes = needs_old + needs_reference + (critic is not None) + (teacher is not None)
     return PlannedRun(trainer, engine, num_hosts, programs, parts, num_scoring_passes, teacher)
@@ -165,9 +169,11 @@ def _teacher(settings: config.Config, trainer: Trainer) -> PlannedTeacher | None
         shapes = RowShapes(trainer.layouts, trainer.rows, trainer.microbatches)
     else:
         own_rows = abstract_scored(shapes, policy.row_sharding)
+    # Policy and reference have the same shapes, which are sufficient for a plan.
     if kind == "policy" or (kind == "reference" and not policy.adapter.rank):
         weights = policy.whole(policy.abstract_base(), policy.abstract_state().params)
         return PlannedTeacher(policy, weights, shapes, own_rows)
+    # The reference of an adapter is its base without the adapter.
     if kind == "reference":
         return PlannedTeacher(policy, policy.abstract_base(), shapes, own_rows)
 
@@ -189,8 +195,8 @@ def _scoring_program(teacher: PlannedTeacher) -> Program:
     return learner.score_program, arguments
 
 
-def _bytes_of_its_own(settings: config.Config, teacher: PlannedTeacher) -> float:
-    """Returns the bytes on a device of those weights that the policy does not have as well."""
+def _unshared_bytes(settings: config.Config, teacher: PlannedTeacher) -> float:
+    """Returns the bytes on a device of the teacher's weights that the policy does not share."""
     if not shares_base(settings):
         return device_bytes(teacher.weights)
     _, adapter = adapters.split(teacher.weights)
@@ -198,7 +204,7 @@ def _bytes_of_its_own(settings: config.Config, teacher: PlannedTeacher) -> float
 
 
 def with_scores(run: PlannedRun) -> PlannedRun:
-    """Returns a run whose engine also scores given tokens, with the most alternatives there are.
+    """Returns a run whose engine also scores given tokens, with the maximum number of alternatives.
 
     Raises UserError if the run samples nothing and so has no engine.
     """
@@ -211,7 +217,6 @@ def with_scores(run: PlannedRun) -> PlannedRun:
 
 
 def _engine(settings: config.Config, model: QwenConfig, host_mesh: Mesh, num_hosts: int) -> Engine:
-    """Returns the engine of one host."""
     return Engine(
         model,
         per_host_settings(settings.rollout, num_hosts),
@@ -227,7 +232,7 @@ def _engine(settings: config.Config, model: QwenConfig, host_mesh: Mesh, num_hos
 
 
 def _state_parts(policy: Learner) -> dict[str, float]:
-    """Returns the bytes on a device of the policy's State: what is trained, and what is frozen."""
+    """Returns the bytes on a device of the policy's State, split into trained and frozen arrays."""
     state = policy.abstract_state()
     parts = {"weights": device_bytes(state.params), "optimizer": device_bytes(state.opt_state)}
     if policy.adapter.rank:
@@ -236,24 +241,24 @@ def _state_parts(policy: Learner) -> dict[str, float]:
 
 
 def _sampling(engine: Engine, policy: Learner) -> tuple[dict[str, Program], dict[str, float]]:
-    """Returns the programs of sampling, and the bytes on a device of what they need."""
+    """Returns the sampling programs, and the bytes on a device of the arrays that they need."""
     if policy.adapter.rank:
-        publish_programs, decoder_weights, copied = _publishing_of_adapter(engine, policy)
+        publish_programs, decoder_weights, copied = _adapter_publishing(engine, policy)
     else:
         publish_programs, decoder_weights, copied = _publishing(engine, policy)
     programs = publish_programs | abstract_calls(engine, decoder_weights, prefill_shapes(engine))
     parts = {
         "decoder weights": device_bytes(copied),
         "KV pool": device_bytes(engine.abstract_state()),
-        "prefixes": _prefix_bytes(engine),
+        "prefixes": prefix_bytes(engine),
     }
     return programs, parts
 
 
 def _publishing(engine: Engine, policy: Learner) -> tuple[dict[str, Program], Params, Params]:
-    """Returns the program that publishes a model, and the decoder's weights, twice.
+    """Returns the program that publishes a model, the decoder's weights, and the copied weights.
 
-    The second tree are those weights that are not the trainer's own arrays: all of them.
+    The third value holds the weights that are not the trainer's own arrays: here, all of them.
     """
     model, quantizes = policy.model, engine.settings.quantizes_weights
     joins = joins_weights(policy.compute, engine.mesh)
@@ -263,13 +268,10 @@ def _publishing(engine: Engine, policy: Learner) -> tuple[dict[str, Program], Pa
     return {"publish": (publish, (params,))}, decoder_weights, decoder_weights
 
 
-def _publishing_of_adapter(
+def _adapter_publishing(
     engine: Engine, policy: Learner
 ) -> tuple[dict[str, Program], Params, Params]:
-    """Returns what `_publishing` does, of an adapter on a frozen base.
-
-    The decoder reads the trainer's own base where both meshes split it alike.
-    """
+    """Returns the same as `_publishing`, for an adapter on a frozen base."""
     model, mesh, adapter = policy.model, policy.mesh, policy.adapter
     params, base = policy.abstract_state().params, policy.abstract_base()
     publish = gather_adapter_program(model, adapter, mesh, engine.dtype)
@@ -282,7 +284,8 @@ def _publishing_of_adapter(
     has_int8_base = policy.compute.is_base_quantized
     decoder_base = abstract_decoder_weights(model, engine.mesh, engine.dtype, has_int8_base)
     decoder_weights = adapters.join(decoder_base, decoder_adapter, adapter.scale)
-    if lies_as_decoder(model, base, mesh):
+    # With the same sharding on both meshes, the decoder reads the trainer's base without a copy.
+    if has_decoder_layout(model, base, mesh):
         return programs, decoder_weights, decoder_adapter
     programs["publish base"] = (
         gather_program(model, mesh, engine.dtype, has_int8_base),
@@ -298,14 +301,15 @@ def _build_fine_tuning(
     host_mesh: Mesh,
     num_hosts: int,
 ) -> PlannedRun:
-    """Plans a run of supervised fine-tuning as `sft.train` sets it up.
+    """Plans a supervised fine-tuning run as `sft.train` sets it up.
 
-    The batch is the largest there can be: every example fills a row. Suites of `eval.suites` are
-    sampled, and without them nothing is.
+    The batch is the largest possible: every example fills a row. Nothing is sampled unless
+    `eval.suites` names suites.
     """
     supervised = SupervisedTrainer(model, mesh, settings, settings.sft.pack_length)
     num_rows = -(-settings.sft.batch_size // supervised.rows)
     trainer = Trainer(
+        # A step of fine-tuning is one optimizer step on one minibatch.
         replace(supervised.objective, train=replace(settings.train, minibatches=1, epochs=1)),
         supervised.learner,
         None,
@@ -327,7 +331,7 @@ def _build_fine_tuning(
 
 
 def _models(settings: config.Config) -> tuple[QwenConfig, QwenConfig | None]:
-    """Returns the architectures of the policy and, where the algorithm has one, of the critic."""
+    """Returns the architectures of the policy and, if the algorithm has one, of the critic."""
     if settings.model.path:
         model = architecture(settings.model.path)
     else:
@@ -336,18 +340,17 @@ def _models(settings: config.Config) -> tuple[QwenConfig, QwenConfig | None]:
     check_experts(model)
     if not algorithms.needs_critic(settings.algorithm):
         return model, None
+    # A critic has the policy's architecture, unless critic.path names another model.
     return model, architecture(settings.critic.path) if settings.critic.path else model
 
 
-def _mesh_of_one_host(mesh: Mesh) -> tuple[Mesh, int]:
-    """Returns the mesh that one host decodes on, and the number of hosts.
-
-    XLA compiles no program whose devices talk to each other for a part of a slice. Where there are
-    several hosts, the mesh is therefore that of a smaller slice, which is one host.
-    """
+def _host_mesh(mesh: Mesh) -> tuple[Mesh, int]:
+    """Returns the mesh that one host decodes on, and the number of hosts."""
     first = mesh.devices.flat[0]
     host_mesh = decode_mesh(mesh, first.process_index)
     num_hosts = mesh.size // host_mesh.size
+    # XLA cannot compile a program with collectives for a part of a slice. With several hosts, the
+    # mesh is therefore built on a smaller slice, which is exactly one host.
     if num_hosts > 1 and not isinstance(first, DescribedDevice):
         devices = compile_only_devices(HOST_TOPOLOGIES[first.device_kind])
         host_mesh = make_mesh(devices, dict(host_mesh.shape))
@@ -362,7 +365,10 @@ def kv_bytes_per_token(engine: Engine) -> float:
 
 
 def prefix_bytes_per_token(engine: Engine) -> float:
-    """Returns the same of keys and values as a prefill returns them: only pools are in 8 bits."""
+    """Returns the bytes of one token's keys and values as a prefill returns them.
+
+    Only the KV cache can be int8: a prefill returns keys and values in the engine's dtype.
+    """
     state = engine.abstract_state()
     if not isinstance(state.k_pool, QuantizedPool):
         return kv_bytes_per_token(engine)
@@ -371,8 +377,8 @@ def prefix_bytes_per_token(engine: Engine) -> float:
     return numbers * engine.dtype.itemsize / tokens
 
 
-def _prefix_bytes(engine: Engine) -> float:
-    """Returns the bytes on a device of the prompts that wait for their slots after a prefill."""
+def prefix_bytes(engine: Engine) -> float:
+    """Returns the bytes on a device of the prefilled prompts that wait for their slots."""
     num_prompts = -(-engine.slots_per_shard // engine.settings.group_size)
     width, _ = prefill_shape(engine, engine.settings.max_prompt_tokens)
     states = device_bytes(engine.abstract_slot_state(num_prompts))

@@ -1,4 +1,4 @@
-"""All that a plan says, as data and as the text that the command prints."""
+"""The report of a plan, as data and as the text that the command prints."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -15,15 +15,15 @@ from jzero.planning.planned_run import PlannedRun, build, with_scores
 from jzero.planning.roofline import PhaseCost, roofline, update_by_layout
 from jzero.planning.search import search
 
-MAX_ERROR = 120  # characters of a compiler's message in the table
+MAX_ERROR = 120  # characters of a compiler's error in the table
 
 
 @dataclass(frozen=True)
 class Report:
-    """The plan of one run. All bytes and FLOPs are of one device."""
+    """The plan of one run. All bytes and FLOPs are per device."""
 
     config: str
-    model: str  # "" for a model of the recipe's own architecture
+    model: str  # "" for an architecture that the recipe defines
     topology: str
     device_kind: str
     devices: int
@@ -34,12 +34,13 @@ class Report:
     parts: dict[str, float]  # bytes
     phases: dict[str, float]  # bytes at the peak
     programs: dict[str, Measurement]
-    roofline: dict[str, PhaseCost]  # of a step whose responses are all as long as they may be
+    roofline: dict[str, PhaseCost]  # of a step with responses of maximum length
     step_s: float
-    # The update if all rows are of one layout, by the tokens of a row. The first is in `roofline`.
+    # The update if all rows have one layout, keyed by the tokens of a row. The longest layout is
+    # also in `roofline`.
     update_by_layout: dict[int, PhaseCost]
     suggestions: list[str]
-    search: dict[str, int] | None = None  # the largest settings that fit, where they were searched
+    search: dict[str, int] | None = None  # the largest settings that fit; None without a search
 
     def as_json(self) -> JsonObject:
         programs = {name: program.as_json() for name, program in self.programs.items()}
@@ -56,11 +57,11 @@ def make_report(
     with_search: bool = False,
     with_score: bool = False,
 ) -> Report:
-    """Compiles the programs of a run and reports what they take.
+    """Compiles the programs of a run and reports their memory and time.
 
-    `cache` is a directory that remembers what programs took. `with_search` compiles the programs of
-    more settings, to find the largest that fit. `with_score` also plans the programs by which the
-    engine scores given tokens.
+    `cache` is a directory with earlier measurements of programs. `with_search` compiles the
+    programs of more settings, to find the largest that fit. `with_score` also plans the programs
+    with which the engine scores given tokens.
 
     Raises:
         UserError: The topology is unknown, or the settings do not fit it.
@@ -101,6 +102,7 @@ def _measure_all(run: PlannedRun, topology: str, cache: Path | None) -> dict[str
     for name, program in progress:
         progress.set_postfix_str(name)
         measurement = measure(program, topology, cache)
+        # These programs take the KV cache as an argument.
         if name.startswith(("insert", "extend", "generate", "engine-score")):
             measurement = replace(measurement, kv_bytes=run.parts["KV pool"])
         measured[name] = measurement

@@ -1,7 +1,7 @@
-"""The time that a step takes at the peaks of its devices, counted by hand.
+"""Estimates the time of a step at the peak rates of its devices (a roofline), counted by hand.
 
-XLA's own count is of no use here: it counts the body of a loop once. What the interconnect takes is
-not counted.
+XLA's own cost analysis cannot be used, because it counts the body of a loop once. Interconnect time
+is not counted.
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from jzero.planning.planned_run import PlannedRun, kv_bytes_per_token
 from jzero.rollout.prefill import PREFILL_TOKENS
 from jzero.types import RowLayout
 
-FORWARD_AND_BACKWARD = 3  # forward passes: a backward pass is two
-RECOMPUTATION = 1  # one more, with model.remat=full
+FORWARD_AND_BACKWARD = 3  # in forward passes: a backward pass costs two
+RECOMPUTATION = 1  # one more forward pass with model.remat=full
 
 
 @dataclass(frozen=True)
 class PhaseCost:
-    """What one phase of a step does on one device."""
+    """The work of one phase of a step on one device."""
 
     flops: float
     bytes: float  # read from and written to HBM
@@ -29,10 +29,10 @@ class PhaseCost:
 
 
 def matmul_flops_per_token(model: QwenConfig) -> int:
-    """Returns the FLOPs of all matrices for one token, 2 for a parameter, in a forward pass.
+    """Returns the FLOPs of all matrix products for one token in a forward pass: 2 per parameter.
 
-    An embedding that is not the head as well is a table: looking a row up takes no FLOPs. Of the
-    experts, those that one token goes to count.
+    An embedding that is not tied to the head counts as 0, because a lookup takes no FLOPs. Only the
+    experts that one token is routed to count.
     """
     table = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size
     idle_experts = model.num_experts - model.num_experts_per_tok
@@ -47,11 +47,11 @@ def attention_flops_per_pair(model: QwenConfig) -> int:
 
 
 def roofline(run: PlannedRun) -> dict[str, PhaseCost]:
-    """Returns the cost of every phase of a step whose responses are all as long as they may be.
+    """Returns the cost of every phase of a step with responses of maximum length.
 
-    That is the worst case: all rows are of the first layout, the longest. `update_by_layout` says
-    what the update takes with shorter responses. A step of fine-tuning has one phase, and examples
-    that fill their rows.
+    This is the worst case: all rows have the first layout, the longest. `update_by_layout` returns
+    the cost of the update for shorter responses. A fine-tuning step has one phase, and its examples
+    fill their rows.
     """
     settings = run.trainer.config
     if settings.sft.data:
@@ -62,11 +62,13 @@ def roofline(run: PlannedRun) -> dict[str, PhaseCost]:
     num_prompt_tokens = rollout.num_prompts * prompt
     matmul = matmul_flops_per_token(engine.model)
 
-    # Bytes, of one device. Every program reads the weights once a call.
+    # Bytes on one device. Each call of a program reads the weights once.
     decoder_weights = run.parts["decoder weights"]
     num_prefills = -(-num_prompt_tokens // PREFILL_TOKENS)
+    # Rollouts beyond the slots of all hosts are decoded in further rounds.
     num_rounds = -(-num_rollouts // (engine.max_concurrent_decodes * run.num_hosts))
     num_decode_steps = response * num_rounds
+    # On average over a response, half of it is in the KV cache.
     cache = engine.slots_per_shard * (prompt + response / 2) * kv_bytes_per_token(engine)
     num_calls = run.trainer.microbatches[0] * settings.train.minibatches
 
@@ -89,12 +91,12 @@ def roofline(run: PlannedRun) -> dict[str, PhaseCost]:
 
 
 def update_by_layout(run: PlannedRun) -> dict[int, PhaseCost]:
-    """Returns the cost of the update for each layout, if all rows of the step are of that layout.
+    """Returns the cost of the update for each layout, if all rows of the step have that layout.
 
-    One program has all layouts (train.pack_buckets), and every group goes to the layout in which it
-    takes the fewest tokens. A step whose responses differ in length lies between the costs of two
-    layouts, weighted by its rows of each. The keys are the tokens of a row, from the longest
-    layout, which is the worst case, to the shortest. Fine-tuning has one layout.
+    One program covers all layouts (train.pack), and each group goes to the layout in which it takes
+    the fewest tokens. A step with responses of mixed lengths lies between the costs of two layouts,
+    weighted by its rows of each. The keys are the tokens of a row, from the longest layout (the
+    worst case) to the shortest. Fine-tuning has one layout.
     """
     if run.trainer.config.sft.data:
         return {run.trainer.layouts[0].tokens: _fine_tuning_cost(run)}
@@ -105,15 +107,16 @@ def update_by_layout(run: PlannedRun) -> dict[int, PhaseCost]:
 
 
 def _update_cost(run: PlannedRun, number: int) -> PhaseCost:
-    """Returns the cost of the update if every response just fills a slot of layout `number`."""
+    """Returns the cost of the update if every response exactly fills a slot of layout `number`."""
     settings = run.trainer.config
     train = settings.train
     recomputed = RECOMPUTATION if settings.model.remat == "full" else 0
     num_passes = (FORWARD_AND_BACKWARD + recomputed) * train.epochs
+    # A critic has the cost of a second policy.
     num_models = 2 if run.trainer.critic else 1
     flops = num_models * num_passes * _forward_flops(run, run.trainer.layouts[number])
 
-    # Bytes, of one device. Every microbatch reads the weights in each pass, and adds up the
+    # Bytes on one device. Each microbatch reads the weights in every pass, and accumulates the
     # gradient.
     weights = run.parts["weights"]
     state = weights + run.parts["optimizer"]
@@ -126,35 +129,36 @@ def _update_cost(run: PlannedRun, number: int) -> PhaseCost:
 def _forward_flops(run: PlannedRun, layout: RowLayout) -> float:
     """Returns the FLOPs of a forward pass over a step whose responses fill slots of the layout.
 
-    They are those of all devices, without padding. A prompt that rows share counts once for its
-    group. In rows without a shared prefix a slot has a prompt of its own, and a slot that is
-    shorter than the longest prompt has a shorter prompt and one token of a response.
+    The FLOPs are summed over all devices, without padding. With prefix sharing, a prompt counts
+    once for its group. Without it, each slot has its own prompt, and a slot that is shorter than
+    the longest prompt has a shorter prompt and one response token.
     """
     rollout, model = run.trainer.config.rollout, run.engine.model
     num_rollouts = rollout.num_prompts * rollout.group_size
     prompt, longest = rollout.max_prompt_tokens, rollout.longest_continuation
     if layout.prefix:
+        # With prefix sharing, a slot holds only a response.
         response = min(layout.slot, longest)
         num_prompts = rollout.num_prompts
     else:
+        # Without prefix sharing, a slot holds a prompt and its response.
         prompt = min(prompt, layout.slot - 1)
         response = min(layout.slot - prompt, longest)
         num_prompts = num_rollouts
+    # A prompt is a sequence that follows no tokens.
     prompt_flops = num_prompts * _response_flops(model, 0, prompt)
     return num_rollouts * _response_flops(model, prompt, response) + prompt_flops
 
 
 def _response_flops(model: QwenConfig, prompt: int, response: int) -> float:
-    """Returns the FLOPs of a forward pass over `response` tokens that follow `prompt` tokens.
-
-    A token attends to all tokens before it: to the prompt, and to half of the response on average.
-    """
+    """Returns the FLOPs of a forward pass over `response` tokens that follow `prompt` tokens."""
+    # Causal: a token attends to the prompt, and to half of the response on average.
     pairs = attention_flops_per_pair(model) * (prompt + response / 2)
     return response * (matmul_flops_per_token(model) + pairs)
 
 
 def _fine_tuning_cost(run: PlannedRun) -> PhaseCost:
-    """Returns the cost of an optimizer step on examples that are all as long as a row."""
+    """Returns the cost of an optimizer step on examples that fill their rows."""
     settings, [layout] = run.trainer.config, run.trainer.layouts
     model = run.trainer.policy.model
     num_tokens = settings.sft.batch_size * layout.tokens
@@ -163,7 +167,7 @@ def _fine_tuning_cost(run: PlannedRun) -> PhaseCost:
     num_passes = FORWARD_AND_BACKWARD + recomputed
     flops = num_passes * num_tokens * (matmul_flops_per_token(model) + pairs)
 
-    # Every microbatch reads the weights in each pass, and adds up the gradient.
+    # Each microbatch reads the weights in every pass, and accumulates the gradient.
     weights = run.parts["weights"]
     itemsize = jnp.dtype(settings.model.dtype).itemsize
     gathered = qwen.num_params(model) * itemsize / run.mesh.shape["tensor"]

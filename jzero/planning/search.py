@@ -1,4 +1,4 @@
-"""The largest microbatch and the largest pool of pages that fit on the devices of a plan."""
+"""Searches for the largest microbatch and the largest KV cache that fit a plan's devices."""
 
 from bisect import bisect_left
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Measure = Callable[[Program], Measurement]
 
 
 def search(run: PlannedRun, measure: Measure) -> dict[str, int]:
-    """Returns the largest train.microbatch_tokens and rollout.num_pages that fit, 0 if none does.
+    """Returns the largest train.microbatch_tokens and rollout.num_pages that fit; 0 if none fits.
 
     `measure` compiles a program for the devices of `run`. A run that samples nothing has no pages.
     """
@@ -27,9 +27,11 @@ def search(run: PlannedRun, measure: Measure) -> dict[str, int]:
 
 
 def _largest_microbatch(run: PlannedRun, measure: Measure) -> int:
-    """Bisects over microbatches of one row a device up to the batch of a whole step."""
+    """Bisects over microbatches from one row per device to the batch of a full step."""
     settings, trainer = run.trainer.config, run.trainer
+    # A microbatch consists of one or more rows per device.
     unit = row_tokens(run)
+    # A microbatch never needs to be larger than the batch of a step.
     step_tokens = trainer.microbatches[0] * trainer.rows[0] * trainer.layouts[0].tokens
 
     def is_too_large(num_rows: int) -> bool:
@@ -41,19 +43,21 @@ def _largest_microbatch(run: PlannedRun, measure: Measure) -> int:
     tqdm.write(
         "search: every try of train.microbatch_tokens compiles the update, which takes minutes"
     )
+    # The memory grows with the microbatch, so a bisection finds the first size that is too large.
     candidates = range(1, step_tokens // unit + 1)
     return unit * bisect_left(candidates, True, key=is_too_large)
 
 
 def _largest_pool(run: PlannedRun, measure: Measure) -> int:
-    """Guesses the pages, as memory is linear in them, and then lowers the guess until it fits."""
+    """Returns the largest rollout.num_pages with which sampling fits; 0 if none does."""
     settings, engine = run.trainer.config, run.engine
     num_shards = engine.num_shards * run.num_hosts
     page = run.parts["KV pool"] / engine.pages_per_shard
     generate = measure(run.programs["generate"])
     free = run.chip.hbm_bytes - phase_totals(run, {"generate": generate})["rollout"]
 
-    # Pages for all slots are enough; one page of every shard is not for sequences.
+    # Memory is linear in the pages, which gives a first guess. The guess is lowered until it
+    # compiles and fits. Pages for all slots are enough; one page of every shard is for idle slots.
     enough = engine.slots_per_shard * engine.pages_per_slot
     pages = min(engine.pages_per_shard - 1 + int(free // page), enough)
     while pages >= engine.pages_per_slot:
@@ -73,8 +77,8 @@ def _fits(
     measure: Measure,
 ) -> bool:
     """Compiles one program with changed settings, and returns whether its phase fits."""
-    other = build(changed, run.devices)
-    totals = phase_totals(other, {program: measure(other.programs[program])})
+    changed_run = build(changed, run.devices)
+    totals = phase_totals(changed_run, {program: measure(changed_run.programs[program])})
     total = max(totals.values())
     tqdm.write(f"search: {change}: {program} {total / GIB:.2f} GiB")
     return total <= run.chip.hbm_bytes

@@ -1,1 +1,1 @@
-"""Rollouts: the paged engine, sampling, the scheduler that keeps slots busy, and their graders."""
+"""Rollouts: the paged decoder, its scheduler (continuous batching), sampling, and grading."""

@@ -1,7 +1,7 @@
 """The decoder's programs with abstract arguments: shapes, types and shardings without data.
 
-`jzero.plan` compiles them for devices that this machine need not have. The shapes are those that
-`engine.py` makes from a full batch.
+`jzero.plan` compiles them for devices that this machine may not have. The shapes are those of a
+full batch in `engine.py`.
 """
 
 import jax
@@ -25,9 +25,10 @@ def abstract_calls(
 
     Args:
         params: abstract weights.
-        prefill_shapes: (rows of a shard, tokens of a row) of each prefill.
+        prefill_shapes: (rows per shard, tokens per row) of each prefill.
     """
     key_type = jax.eval_shape(lambda: jax.random.key(0)).dtype
+    # A PRNG key is replicated over all devices.
     seed = engine.abstract_array((), key_type, P())
     state = engine.abstract_state()
     calls: dict[str, Call] = {}
@@ -38,6 +39,7 @@ def abstract_calls(
         calls[f"insert {rows}x{width}"] = engine.jitted.insert, (state, *inputs)
     inputs = generate_inputs(engine)
     calls["generate"] = engine.jitted.generate, (params, state, seed, *inputs)
+    # Only engines that prefill in chunks run `extend`.
     if engine.longest_prefill < engine.max_sequence_tokens:
         width = engine.chunk_width
         context = engine.context_pages(engine.max_sequence_tokens - 1)
@@ -51,8 +53,8 @@ def abstract_calls(
 def score_calls(engine: Engine, params: qwen.Params, alternatives: int) -> dict[str, Call]:
     """Returns the two largest calls of `score`, by name.
 
-    One has as many first chunks as go into a call, the other the last chunk of one sequence of
-    full length on each shard.
+    One has the maximum number of first chunks, the other the last chunk of one sequence of full
+    length on each shard.
     """
     width = engine.score_width(engine.max_sequence_tokens)
     most_rows = max(1, engine.score_tokens // width)
@@ -71,7 +73,7 @@ def score_calls(engine: Engine, params: qwen.Params, alternatives: int) -> dict[
 def score_inputs(
     engine: Engine, rows: int, width: int, context_pages: int
 ) -> ScoreInputs[jax.ShapeDtypeStruct]:
-    """Returns the arguments of `score` after the weights and the state. `rows` are of a shard."""
+    """Returns the arguments of `score` after the weights and the state. `rows` counts one shard."""
     all_rows = rows * engine.num_shards
     return ScoreInputs(
         tokens=by_slot(engine, (all_rows, width)),
@@ -117,6 +119,7 @@ def insert_inputs(engine: Engine, rows: int, width: int) -> tuple:
         routes=routes,
         slot_state=engine.abstract_slot_state(rows),
     )
+    # The largest insert fills every slot of a shard at once.
     arrivals = next_power_of_two(engine.slots_per_shard, SMALLEST_INSERT)
     copies = rows * width // engine.settings.page_size + arrivals
     return (
@@ -135,6 +138,7 @@ def generate_inputs(engine: Engine) -> tuple[jax.ShapeDtypeStruct, ...]:
         by_slot(engine, (slots,), jnp.bool_),
         by_slot(engine, (slots // engine.slots_per_block,)),
     )
+    # As in Engine.generate: only episodes of several turns have resume points and forced tokens.
     if engine.settings.max_turns == 1:
         return inputs
     return (

@@ -1,18 +1,18 @@
 """Asynchronous rollouts: a group may start some policy versions before the step that trains on it.
 
-`rollout.max_staleness` says how many versions before.
-Every host has a stream of its own share of the problems. Groups enter the stream by admission,
-decode across several steps if they are long, and leave it as the rollouts that a step trains on:
+`rollout.max_staleness` bounds this number of versions. Every host has a stream with its own share
+of the problems. Groups are admitted to the stream, decode across several steps if they are long,
+and leave it as the rollouts of a training step:
 
     problems --admit--> running groups --finish--> ready groups --take_rollouts--> the training step
 
-`RolloutStream` decodes and trains in turn on the same devices. A step ends as soon as it has enough
-groups; unfinished groups carry over to the next step and go on under its weights. `ThreadedStream`
-decodes in a thread, on devices of its own, while the main thread trains. docs/async.md explains
-both to users.
+`RolloutStream` alternates decoding and training on the same devices. A step ends as soon as it has
+enough groups; unfinished groups carry over to the next step and continue under its weights.
+`ThreadedStream` decodes in a thread, on separate devices, while the main thread trains.
+docs/scale.md is the user guide.
 
-The train loop calls `collect` once a step, `metrics` after it, `halt` before anything else uses the
-engine, and `state` and `restore` for checkpoints.
+The train loop calls `collect` once a step and `metrics` after it. It calls `halt` before any other
+use of the engine, and `state` and `restore` for checkpoints.
 """
 
 import functools
@@ -37,9 +37,7 @@ from jzero.rollout.serialization import restore_all
 from jzero.tasks import find_task
 from jzero.types import Problem, Rollout
 
-SECONDS_BETWEEN_LOOKS = (
-    0.02  # between two looks of the main thread at what the decoding thread has done
-)
+POLL_SECONDS = 0.02  # how often the main thread polls the decoding thread
 
 
 def admission_capacity(
@@ -52,51 +50,52 @@ def admission_capacity(
 ) -> int:
     """Returns how many groups may start, by AReaL's staleness control (arXiv:2505.24298, eq. 3).
 
-    The paper admits the N-th trajectory at policy version i while floor((N - 1) / B) <= i + eta,
-    where B trajectories make a step and eta (here `max_staleness`) is the largest difference
-    between the version that trains on a trajectory and the version that began it. Here N counts
-    groups: all groups so far, finished (`num_accepted`, trained on or not) and running
-    (`num_running`). Solved for N, the groups so far may number at most (i + eta + 1) * B. Besides,
-    at most `max_running` groups run at once.
+    The paper admits the N-th trajectory at policy version i while floor((N - 1) / B) <= i + eta. B
+    is the number of trajectories in a step, and eta (here `max_staleness`) is the largest
+    difference between the version that trains on a trajectory and the version that started it. Here
+    N counts groups: all groups so far, finished (`num_accepted`, trained on or not) and running
+    (`num_running`). Solved for N, the stream may have admitted at most (i + eta + 1) * B groups. In
+    addition, at most `max_running` groups run at once.
     """
     num_allowed = (version + max_staleness + 1) * groups_per_step
     return min(max_running - num_running, num_allowed - (num_accepted + num_running))
 
 
 class SavedStream(TypedDict):
-    """What a checkpoint holds of a stream."""
+    """The fields of a stream in a checkpoint."""
 
     num_trained: int
     num_drawn: int
-    groups: list[dict[str, object]]  # EpisodeGroup as a dictionary
+    groups: list[dict[str, object]]  # each an EpisodeGroup as a dictionary
 
 
 class RolloutStream:
-    """This host's groups, from their admission to their training step."""
+    """This host's groups, from admission to their training step."""
 
     def __init__(self, sampler: Sampler, settings: config.Config) -> None:
         self.sampler = sampler
         self.settings = settings
         self.rollout = settings.rollout
         share = collectives.local_share(self.rollout.num_prompts)
-        self.first_prompt = share.start  # of this host among the prompts of a step
+        # Index of this host's first prompt among the prompts of a step
+        self.first_prompt = share.start
         self.groups_per_step = share.stop - share.start
         self.max_running = self._max_running_groups()
 
         self.groups: list[EpisodeGroup] = []  # in the stream, oldest first
         self.num_trained: int = 0  # groups that left the stream for a training step
-        self.num_drawn: int = 0  # problems looked at, those whose prompt is too long included
-        self.lock = (
-            threading.Lock()
-        )  # guards the three above: ThreadedStream uses them in two threads
+        self.num_drawn: int = 0  # problems drawn so far, including prompts that were too long
+        # Guards groups, num_trained and num_drawn, which two threads of ThreadedStream use.
+        self.lock = threading.Lock()
 
-        # The problems of a step are drawn once, while any of its groups may be in the stream.
+        # Each step's problems are drawn once and cached while any of its groups may be in the
+        # stream.
         steps_in_stream = self.rollout.max_staleness + 2
         self._problems_of_step = functools.lru_cache(steps_in_stream)(self._draw_problems)
         self._saved = self.to_bytes()
 
     def _max_running_groups(self) -> int:
-        """Returns this host's share of rollout.max_running_groups, or of its default."""
+        # rollout.max_running_groups counts the groups of all hosts; this host gets its share.
         default = (self.rollout.max_staleness + 1) * self.rollout.num_prompts
         all_hosts = self.rollout.max_running_groups or default
         share = collectives.local_share(all_hosts)
@@ -108,9 +107,9 @@ class RolloutStream:
         return draw(task, self.settings.train.seed, step, self.rollout.num_prompts)
 
     def problem_of(self, number: int) -> Problem:
-        """Returns the problem of a number that counts the problems of all steps and hosts."""
-        steps_before, place = divmod(number, self.rollout.num_prompts)
-        return self._problems_of_step(steps_before + 1)[place]
+        """Returns the problem with index `number` among the problems of all steps and hosts."""
+        step_index, index = divmod(number, self.rollout.num_prompts)
+        return self._problems_of_step(step_index + 1)[index]
 
     # -- one step ----------------------------------------------------------------------------------
 
@@ -120,9 +119,10 @@ class RolloutStream:
         version: int,
         check_stop: interrupt.StopCheck = interrupt.never_stop,
     ) -> tuple[list[Rollout], DecodeCounters]:
-        """Returns the rollouts that the step after policy `version` trains on, and the counters.
+        """Returns the rollouts for the step after policy `version`, and the decode counters.
 
-        `weights` are those of `version`. If `check_stop` raises Interrupted, so do all hosts.
+        `weights` belong to `version`. If `check_stop` raises Interrupted on one host, all hosts
+        raise.
         """
         counters = self.decode(weights, version, lambda: self.has_enough(version), check_stop)
         rollouts = self.take_rollouts(version)
@@ -136,9 +136,9 @@ class RolloutStream:
         is_done: Callable[[], bool],
         check_stop: interrupt.StopCheck = interrupt.never_stop,
     ) -> DecodeCounters:
-        """Decodes unfinished groups, and those that are admitted meanwhile, until `is_done()`.
+        """Decodes unfinished and newly admitted groups until `is_done()`.
 
-        Ends earlier if all groups are finished and no other group may start.
+        Returns early if all groups are finished and no other group may start.
         """
 
         def admit_more() -> Groups | None:
@@ -159,31 +159,30 @@ class RolloutStream:
         )
 
     def _unfinished_groups(self) -> Groups:
-        """Returns what the scheduler is to decode: first sequences with tokens, each by itself.
-
-        Sequences without tokens stay in their group, because one prefill of the prompt serves them
-        all.
-        """
+        """Returns the groups to decode: first started sequences, each as a group of one."""
+        # One prefill of the prompt serves all sequences without tokens, so they stay in their
+        # group. A sequence with tokens needs its own prefill.
         started: Groups = []
         not_started: Groups = []
         for group in self.groups:
             unfinished = [sequence for sequence in group.sequences if not sequence.is_finished]
             started += [[sequence] for sequence in unfinished if sequence.tokens]
-            fresh = [sequence for sequence in unfinished if not sequence.tokens]
-            if fresh:
-                not_started.append(fresh)
+            without_tokens = [sequence for sequence in unfinished if not sequence.tokens]
+            if without_tokens:
+                not_started.append(without_tokens)
         return started + not_started
 
     def admit(self, version: int) -> list[EpisodeGroup]:
-        """Adds as many groups to the stream as may start at policy `version`, and returns them.
+        """Admits as many groups as may start at policy `version`, and returns them.
 
-        Prompts that are too long are passed over. Raises UserError if all prompts of a step in a
-        row are too long.
+        Skips prompts that are too long. Raises UserError if it skips more than `num_prompts`
+        prompts.
         """
         admitted: list[EpisodeGroup] = []
         longest = self.rollout.max_prompt_tokens
         num_too_long = 0
         with self.lock:
+            # Finished groups count as accepted, even before a step trains on them.
             num_finished = len([group for group in self.groups if group.is_finished])
             capacity = admission_capacity(
                 self.rollout.max_staleness,
@@ -209,22 +208,22 @@ class RolloutStream:
         return admitted
 
     def _next_problem_number(self) -> int:
-        """Returns the number of this host's next problem and moves on."""
-        steps_before, place = divmod(self.num_drawn, self.groups_per_step)
+        """Returns the index of this host's next problem, and advances to the one after it."""
+        # Hosts take disjoint ranges of every step's problems.
+        step_index, index = divmod(self.num_drawn, self.groups_per_step)
         self.num_drawn += 1
-        return steps_before * self.rollout.num_prompts + self.first_prompt + place
+        return step_index * self.rollout.num_prompts + self.first_prompt + index
 
     def _new_group(
         self, number: int, version: int, prompt_tokens: Int32[np.ndarray, " tokens"]
     ) -> EpisodeGroup:
-        """Returns a group of fresh sequences whose noise no other group in the stream has.
-
-        At version i every group in the stream began at version i - eta or later (eta =
-        max_staleness), so its number is at least (i - eta) * num_prompts, and less than (i + eta +
-        1) * num_prompts by the rule of admission. Request ids may thus repeat after (2 eta + 1) *
-        num_prompts groups. Without staleness a request id is the place among the step's samples, as
-        in the synchronous loop, which makes both the same run.
-        """
+        """Returns a group of sequences without tokens, with request ids unique in the stream."""
+        # The noise of a sequence is keyed by its request id, so no two groups in the stream may
+        # share one. At version i every group in the stream started at version i - eta or later (eta
+        # = max_staleness), so its number is at least (i - eta) * num_prompts, and less than (i +
+        # eta + 1) * num_prompts by the rule of admission. Request ids may thus repeat after (2 eta
+        # + 1) * num_prompts groups. Without staleness a request id is the index among the step's
+        # samples, as in the synchronous loop, so both loops give the same run.
         group_size = self.rollout.group_size
         period = (2 * self.rollout.max_staleness + 1) * self.rollout.num_prompts
         first_request = number % period * group_size
@@ -241,19 +240,17 @@ class RolloutStream:
         return EpisodeGroup(number, version, sequences)
 
     def is_ready(self, group: EpisodeGroup) -> bool:
-        """Whether a step may train on the group.
-
-        Missing grades do not matter here: `Sampler.decode` waits for them once decoding has ended.
-        If they did, the moment at which a grade arrives would decide which groups a step trains on,
-        and no run could be repeated.
-        """
+        """Whether a step may train on the group."""
+        # Missing grades do not matter here: `Sampler.decode` waits for them once decoding has
+        # ended. If they did, the arrival time of a grade would decide which groups a step trains
+        # on, and no run could be repeated.
         return group.is_finished
 
     def has_enough(self, version: int) -> bool:
         """Whether the step after policy `version` can begin.
 
-        It needs `groups_per_step` groups that are ready, and every group that would be too old for
-        the next step.
+        It needs `groups_per_step` ready groups, and every group that would be too old for the next
+        step must be ready.
         """
         oldest_allowed = version - self.rollout.max_staleness
         for group in self.groups:
@@ -262,7 +259,7 @@ class RolloutStream:
         return sum(self.is_ready(group) for group in self.groups) >= self.groups_per_step
 
     def take_rollouts(self, version: int) -> list[Rollout]:
-        """Takes the oldest groups that are ready out of the stream and returns their rollouts."""
+        """Removes the oldest ready groups from the stream and returns their rollouts."""
         with self.lock:
             ready = [group for group in self.groups if self.is_ready(group)]
             chosen = ready[: self.groups_per_step]
@@ -283,8 +280,8 @@ class RolloutStream:
     ) -> dict[str, float]:
         """Returns the async/ metrics of the step after `version`, which trains on `rollouts`.
 
-        `rollouts` are those of all hosts, and all hosts must call this method together.
-        run/metrics.py says what each metric is.
+        `rollouts` are the rollouts of all hosts, and all hosts must call this method together.
+        run/metrics.py documents each metric.
         """
         staleness = np.concatenate(
             [version - rollout.versions[rollout.sampled] for rollout in rollouts]
@@ -308,7 +305,7 @@ class RolloutStream:
     # -- checkpoints -------------------------------------------------------------------------------
 
     def to_bytes(self) -> bytes:
-        """Returns everything that is needed to continue the stream from here."""
+        """Returns the current state of the stream, from which it can continue."""
         saved = SavedStream(
             num_trained=self.num_trained,
             num_drawn=self.num_drawn,
@@ -317,16 +314,14 @@ class RolloutStream:
         return msgpack_serialize(saved)
 
     def state(self) -> bytes:
-        """Returns what a checkpoint holds: the stream when the last step had its rollouts.
-
-        Not as it is now. Between two steps these are the same, but a signal can stop the run while
-        episodes of the next step decode, and that step is decoded again from its beginning when the
-        run resumes.
-        """
+        """Returns the bytes for a checkpoint: the stream when the last step took its rollouts."""
+        # This is the saved state, not the current one. They are equal between two steps, but a
+        # signal can stop the run while episodes of the next step decode. The resumed run then
+        # decodes that step again from its beginning.
         return self._saved
 
     def restore(self, data: bytes) -> None:
-        """Goes back to the `state` of a checkpoint."""
+        """Restores the stream from the `state` of a checkpoint."""
         values = cast(SavedStream, msgpack_restore(data))
         self.num_trained = values["num_trained"]
         self.num_drawn = values["num_drawn"]
@@ -334,31 +329,30 @@ class RolloutStream:
         self._saved = data
 
     def halt(self) -> None:
-        """Stops decoding, so that others may use the engine: here it stops with `collect`."""
+        """Stops decoding and releases the engine. This class decodes only inside `collect`."""
 
 
 class ThreadedStream(RolloutStream):
-    """Decodes in a thread, on devices of its own, while the main thread trains.
+    """Decodes in a thread, on separate devices, while the main thread trains.
 
-    Every `collect` brings new weights: the thread ends its phase of decoding under the old weights
-    between two decode calls, and begins a phase under the new ones with the same groups. Call
-    `halt` before anything else uses the engine; the next `collect` goes on.
+    Every `collect` brings new weights: the thread ends its current phase between two decode calls,
+    and starts a phase with the new weights and the same groups. Call `halt` before any other use of
+    the engine; the next `collect` resumes decoding.
     """
 
     def __init__(self, sampler: Sampler, settings: config.Config) -> None:
         super().__init__(sampler, settings)
         self._thread = ThreadPoolExecutor(1)
-        self._phases: list[Future[DecodeCounters]] = []  # the first is running, the others wait
+        # The first is running, the others are queued
+        self._phases: list[Future[DecodeCounters]] = []
         self._end_of_phase = threading.Event()  # ends the phase that was submitted last
         self._ended_counters = DecodeCounters()  # of phases that ended since the last `collect`
         self._seconds_decoding = 0.0
-        self._seconds_waited = 0.0  # by the main thread, for rollouts
+        self._seconds_waited = 0.0  # time that the main thread waited for rollouts
 
     def is_ready(self, group: EpisodeGroup) -> bool:
-        """Whether a step may train on the group, whose grades must be there.
-
-        Nobody waits for grades later, because the thread goes on decoding.
-        """
+        """Whether a step may train on the group, whose sequences must all be graded."""
+        # The thread decodes continuously, so there is no later point at which to wait for grades.
         return group.is_graded
 
     def decode(
@@ -368,7 +362,7 @@ class ThreadedStream(RolloutStream):
         is_done: Callable[[], bool],
         check_stop: interrupt.StopCheck = interrupt.never_stop,
     ) -> DecodeCounters:
-        """One phase of the thread: decodes as `RolloutStream.decode`, and counts the seconds."""
+        """Runs one phase of the thread: decodes as `RolloutStream.decode` does, and times it."""
         start = time.perf_counter()
         counters = super().decode(weights, version, is_done, check_stop)
         self._seconds_decoding += time.perf_counter() - start
@@ -382,7 +376,7 @@ class ThreadedStream(RolloutStream):
     ) -> tuple[list[Rollout], DecodeCounters]:
         """Gives the thread new weights, and waits for the rollouts of the step after `version`.
 
-        The counters are those of the phases that ended during the wait.
+        Returns the counters of the phases that ended during the wait.
         """
         start = time.perf_counter()
         self._end_of_phase.set()
@@ -390,31 +384,31 @@ class ThreadedStream(RolloutStream):
         is_done = self._end_of_phase.is_set
         self._phases.append(self._thread.submit(self.decode, weights, version, is_done))
 
-        # Only the main thread checks for a stop: it alone may meet the other hosts.
+        # Only the main thread checks for a stop: no other thread may communicate with other hosts.
         try:
             while not self.has_enough(version):
                 if self._phases[0].done():
                     self._collect_first_phase()
                 check_stop()
-                time.sleep(SECONDS_BETWEEN_LOOKS)
+                time.sleep(POLL_SECONDS)
         except interrupt.Interrupted as reason:
             interrupt.raise_if_any_host_stopped(str(reason))
         self._seconds_waited += time.perf_counter() - start
 
-        # The thread waited for grades, the main thread did not: the clock of the step must not
-        # count it.
+        # The thread waited for grades, the main thread did not: the step's timing must not include
+        # the thread's wait.
         counters = replace(self._ended_counters, grading_seconds=0.0)
         self._ended_counters = DecodeCounters()
         return self.take_rollouts(version), counters
 
     def _collect_first_phase(self) -> None:
-        """Waits for the oldest phase and adds its counters. Raises what the thread raised."""
+        """Waits for the oldest phase and adds its counters. Raises the phase's exception."""
         self._ended_counters.add(self._phases.pop(0).result())
 
     def metrics(
         self, rollouts: list[Rollout], version: int, counters: DecodeCounters
     ) -> dict[str, float]:
-        """Adds async/overlap: the share of decoding that the main thread did not wait for."""
+        """Adds async/overlap: the share of decoding for which the main thread did not wait."""
         values = super().metrics(rollouts, version, counters)
         overlap = 0.0
         if self._seconds_decoding:
@@ -422,12 +416,13 @@ class ThreadedStream(RolloutStream):
         return values | {"async/overlap": overlap}
 
     def halt(self) -> None:
-        """Ends the phases that are running or waiting, and returns when the thread is idle."""
+        """Ends all running and queued phases, and returns when the thread is idle."""
         self._end_of_phase.set()
         while self._phases:
             self._collect_first_phase()
 
     def state(self) -> bytes:
-        """Halts the thread, which decodes all the time, and returns the stream as it is now."""
+        """Halts the thread and returns the current state of the stream."""
+        # The thread decodes all the time: only a halted stream has a consistent state.
         self.halt()
         return self.to_bytes()

@@ -1,11 +1,11 @@
 """Prefills long sequences in chunks, into the pages of the slots in which they will decode.
 
-A sequence that gave up its pages, or whose next turn begins without a slot, comes back with all of
-its tokens. A prefill of all of them at once would take memory by the length of the longest episode,
-and a program for every such width. Here the tokens go through the model a chunk at a time, as those
-of `scoring.py` do: a chunk's keys and values go into pages, and it attends to the pages before it.
-The last token is left to the first decode step, which samples what follows it with the noise of
-that place. So the sequence has the tokens that it would have had.
+A preempted sequence, or one whose next turn begins without a slot, returns with all of its tokens.
+One prefill of them all would need memory for the longest episode, and one program for every such
+width. Here the tokens go through the model one chunk at a time, as in `scoring.py`: the keys and
+values of a chunk are written to pages, and the chunk attends to the pages before it. The last token
+is the input of the first decode step, which samples the next token with the noise of that position.
+The sequence therefore gets the same tokens as without the interruption.
 """
 
 from dataclasses import dataclass
@@ -23,27 +23,29 @@ from jzero.rollout.sequence import Sequence
 
 @dataclass(frozen=True, eq=False)
 class Returning:
-    """A sequence that was given a slot, and what its pages lack."""
+    """A sequence that was given a slot, and the number of its tokens with KV."""
 
     sequence: Sequence
-    slot: int  # among those of all shards
-    first: int  # tokens whose keys and values its pages hold already, which are whole pages
+    slot: int  # index among the slots of all shards
+    first: int  # tokens with keys and values in shared pages, a multiple of the page size
 
     @property
     def num_inputs(self) -> int:
-        """Returns the tokens that chunks compute: all but the last."""
+        """Returns the number of tokens that chunks compute: all but the last."""
         return len(self.sequence) - 1
 
 
 def is_for_chunks(engine: Engine, group: list[Sequence]) -> bool:
-    """Returns whether a group of the queue is one sequence that is prefilled in chunks."""
+    """Returns whether a group of the queue is a single sequence to prefill in chunks."""
     return (
         engine.can_prefill_in_chunks and len(group) == 1 and len(group[0]) > engine.longest_prefill
     )
 
 
 def place(engine: Engine, sequence: Sequence, slot: int) -> Returning:
-    """Takes a slot and the pages of a sequence. Raises OutOfPages, and then nothing was taken."""
+    """Reserves a slot and the pages of a sequence. On OutOfPages nothing is reserved."""
+    # The last token is the input of the first decode step, so chunks write `len(sequence) - 1`
+    # tokens.
     placement = Placement(
         slot=slot,
         prefix_row=0,
@@ -67,36 +69,37 @@ def prefill(
     returning: list[Returning],
     temperature: float,
 ) -> DecodeState[jax.Array]:
-    """Writes what the pages of sequences lack, and starts the sequences.
+    """Writes the missing keys and values of sequences, and starts the sequences.
 
-    One sequence of each shard is computed at a time: a sequence may share pages that the one before
-    it has written. Sequences without a temperature of their own get `temperature`.
+    Sequences without their own temperature get `temperature`.
     """
     by_shard: list[list[Returning]] = [[] for _ in range(engine.num_shards)]
     for item in returning:
         by_shard[engine.shard_of(item.slot)].append(item)
     chunks_of_shard = [
-        [chunk for item in items for chunk in chunks_of(engine, item)] for items in by_shard
+        [chunk for item in items for chunk in split_into_chunks(engine, item)] for items in by_shard
     ]
+    # Each shard computes one sequence at a time: a sequence may share pages that the previous one
+    # has written.
     for number in range(max(map(len, chunks_of_shard))):
         chunks = [chunks[number : number + 1] for chunks in chunks_of_shard]
-        state = engine.extend(params, state, inputs_of(engine, chunks))
-    return engine.start(state, [start_of(item, temperature) for item in returning])
+        state = engine.extend(params, state, make_inputs(engine, chunks))
+    return engine.start(state, [make_start(item, temperature) for item in returning])
 
 
-def chunks_of(engine: Engine, item: Returning) -> list[tuple[Returning, int, int]]:
-    """Returns the chunks of a sequence: itself, and where each begins and ends."""
+def split_into_chunks(engine: Engine, item: Returning) -> list[tuple[Returning, int, int]]:
+    """Returns the chunks of a sequence, each as (sequence, start, end)."""
     width = engine.chunk_width
     starts = range(item.first, item.num_inputs, width)
     return [(item, start, min(start + width, item.num_inputs)) for start in starts]
 
 
-def inputs_of(
+def make_inputs(
     engine: Engine, chunks: list[list[tuple[Returning, int, int]]]
 ) -> ScoreInputs[np.ndarray]:
-    """Returns the arrays of a call: of each shard one chunk, or padding."""
+    """Returns the arrays of a call, with one chunk or padding for each shard."""
     page_size, width = engine.settings.page_size, engine.chunk_width
-    most_context = max(start for of_shard in chunks for _, start, _ in of_shard)
+    most_context = max(start for shard_chunks in chunks for _, start, _ in shard_chunks)
     shards, context_pages = engine.num_shards, engine.context_pages(most_context)
     inputs = ScoreInputs(
         tokens=np.zeros((shards, width), np.int32),
@@ -107,8 +110,8 @@ def inputs_of(
         context_pages=np.full((shards, context_pages), SCRATCH_PAGE, np.int32),
         write_pages=np.full((shards, width // page_size), SCRATCH_PAGE, np.int32),
     )
-    for shard, of_shard in enumerate(chunks):
-        for item, start, end in of_shard:
+    for shard, shard_chunks in enumerate(chunks):
+        for item, start, end in shard_chunks:
             inputs.tokens[shard, : end - start] = item.sequence.all_tokens()[start:end]
             inputs.starts[shard] = start
             inputs.lengths[shard] = end - start
@@ -119,15 +122,15 @@ def inputs_of(
     return inputs
 
 
-def start_of(item: Returning, temperature: float) -> tuple[Start[int], float]:
-    """Returns where a sequence goes on, and at which temperature."""
+def make_start(item: Returning, temperature: float) -> tuple[Start[int], float]:
+    """Returns the start of a sequence's decoding, and its temperature."""
     sequence = item.sequence
     last = int(sequence.all_tokens()[-1])
-    begun = Start(
+    start = Start(
         slot=item.slot,
         token=last,
         position=item.num_inputs,
         limit=sequence.length_limit,
         request=sequence.request_id,
     )
-    return begun, sequence.temperature_or(temperature)
+    return start, sequence.temperature_or(temperature)

@@ -1,8 +1,8 @@
-"""Collects the graded rollouts of one RL step, from a stream or from new problems.
+"""Collects the graded rollouts of one RL step, from a stream or from newly drawn problems.
 
 Synchronous runs draw the step's problems and sample them here. If algorithm.dynamic_sampling_rounds
-is not 0, they go on with further problems until enough groups have rewards that differ (DAPO,
-arXiv:2503.14476 §3.2). Asynchronous runs take the groups that their stream has ready.
+is not 0, they continue with further problems until enough groups have differing rewards (DAPO,
+arXiv:2503.14476 §3.2). Asynchronous runs take the ready groups of their stream.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,12 @@ from jzero.rollout.rollout_metrics import rollout_metrics
 from jzero.rollout.sampler import Sampler
 from jzero.rollout.sequence import DecodeCounters
 from jzero.run.clock import Clock
-from jzero.tasks import find_task
+from jzero.tasks import find_task, task_metrics
 from jzero.tasks.tools import episodes as tool_episodes
+from jzero.tasks.trl_rewards import TrainerState
 from jzero.types import Rollout, grade_of
 
-# Round r of step s draws the problems of step s + r * ROUND_STRIDE. No run has so many steps.
+# Round r of step s draws the problems of step s + r * ROUND_STRIDE: more steps than any run has.
 ROUND_STRIDE = 10**6
 
 # The rollouts of one problem.
@@ -37,23 +38,24 @@ def collect_rollouts(
     clock: Clock,
     check_stop: interrupt.StopCheck = interrupt.never_stop,
 ) -> tuple[list[Rollout], dict[str, float]]:
-    """Returns the rollouts that RL step `step` trains on, and metrics of everything it sampled.
+    """Returns the rollouts for RL step `step`, and metrics of all rollouts that were sampled.
 
-    `weights` are the decoder's, of version `step - 1`. If `check_stop` raises Interrupted while
-    sequences are decoded, so do all hosts.
+    `weights` are the decoder's, of version `step - 1`. If `check_stop` raises Interrupted on one
+    host while sequences are decoded, all hosts raise.
 
-    The rollouts are whole groups of all hosts, in order: num_prompts * group_size of them, less the
-    groups whose prompt was too long.
+    The rollouts are complete groups of all hosts, in order: num_prompts * group_size rollouts,
+    minus the groups of prompts that were too long.
 
-    If rounds of sampling run out before enough groups differ in their rewards, uniform groups fill
-    the batch up: the number of groups stays the same, and so do the shapes of the programs.
+    If the rounds run out before enough groups have differing rewards, uniform groups fill up the
+    batch, so that the number of groups and the shapes of the programs stay the same.
     """
     num_prompts, group_size = config.rollout.num_prompts, config.rollout.group_size
     rounds = config.algorithm.dynamic_sampling_rounds
-    grading_before = dict(sampler.pool.counters)
+    grading_at_start = dict(sampler.pool.counters)
+    state = trainer_state(config, step - 1)
     counters = DecodeCounters()
 
-    # Sample until enough groups differ.
+    # Sample until enough groups have differing rewards.
     groups: list[Group] = []
     num_rounds = 0
     while num_rounds <= rounds and count_mixed(groups) < num_prompts:
@@ -61,35 +63,43 @@ def collect_rollouts(
             rollouts, round_counters = sample_round(
                 sampler, stream, config, weights, step, num_rounds, check_stop
             )
-        # Waiting for grades with nothing left to decode is time of grading, not of sampling.
+        # Waiting for grades without anything to decode counts as grading time, not sampling time.
         clock.move(round_counters.grading_seconds, "sample", "grade")
         with clock("grade"):
-            rollouts = sampler.gather_rollouts(rollouts)
+            rollouts = sampler.gather_rollouts(rollouts, group_size, state)
         counters.add(round_counters)
         groups += [rollouts[i : i + group_size] for i in range(0, len(rollouts), group_size)]
         num_rounds += 1
 
-    # Metrics count everything that was sampled.
+    # Metrics cover all sampled rollouts, including groups that are dropped below.
     sampled = [rollout for group in groups for rollout in group]
     metrics = rollout_metrics(sampled, group_size)
     if stream is not None:
         metrics |= stream.metrics(sampled, step - 1, counters)
-    grades = [grade_of(rollout) for rollout in sampled]
-    metrics |= find_task(config.task.name).metrics(config.task, grades)
+    metrics |= task_metrics(config.task, sampled)
     metrics |= tool_episodes.metrics(config.task)
     metrics["rollout/dropped_prompts"] = num_rounds * num_prompts - len(groups)
     grading = {
-        f"grade/{name}": count - grading_before[name]
+        f"grade/{name}": count - grading_at_start[name]
         for name, count in sampler.pool.counters.items()
     }
     metrics |= host_metrics(counters, grading)
     check_gradings(f"step {step}", sampled, config.task.max_failed_share)
 
-    # Groups that differ come first; the sort is stable, so the order is otherwise kept.
+    # Groups with differing rewards come first; the sort is stable, so their order is kept.
     if rounds:
         metrics["rollout/rounds"] = num_rounds
         groups = sorted(groups, key=is_uniform)[:num_prompts]
     return [rollout for group in groups for rollout in group], metrics
+
+
+def trainer_state(config: Config, steps_done: int) -> TrainerState:
+    """Returns the trainer state for reward functions in TRL's form, after `steps_done` RL steps."""
+    epoch = None
+    num_problems = find_task(config.task.name).num_train_problems(config.task)
+    if num_problems:
+        epoch = steps_done * config.rollout.num_prompts / num_problems
+    return TrainerState(steps_done, config.train.steps, epoch)
 
 
 def sample_round(
@@ -101,7 +111,7 @@ def sample_round(
     round_number: int,
     check_stop: interrupt.StopCheck,
 ) -> tuple[list[Rollout], DecodeCounters]:
-    """Returns this host's rollouts of one round, and what was decoded for them.
+    """Returns this host's rollouts of one round, and the decode counters.
 
     Raises UserError if no prompt of the round fits rollout.max_prompt_tokens.
     """
@@ -110,6 +120,7 @@ def sample_round(
         return stream.collect(weights, version, check_stop)
 
     task, rollout = find_task(config.task.name), config.rollout
+    # Each round draws different problems and different noise.
     key = (config.train.seed, step + round_number * ROUND_STRIDE)
     problems = task.train_problems(config.task, *key, rollout.num_prompts)
     encoded = sampler.encode_problems(problems)
@@ -130,10 +141,9 @@ def sample_round(
 
 
 def is_uniform(group: Group) -> bool:
-    """Returns whether all rollouts of a group have the same score, so that no advantage differs.
-
-    Rollouts whose grading failed have no score, and a group of such rollouts teaches nothing.
-    """
+    """Returns whether all rollouts of a group have the same score, so that no advantages differ."""
+    # Rollouts without a score because their grading failed do not count: they provide no training
+    # signal.
     grades = [grade_of(rollout) for rollout in group]
     return len({grade.score for grade in grades if not grade.failed}) <= 1
 
@@ -150,5 +160,5 @@ def host_metrics(counters: DecodeCounters, grading: dict[str, int]) -> dict[str,
         "rollout/preempted": counts["preempted"],
         "rollout/slot_utilization": counts["decoded_tokens"] / max(counts["slot_steps"], 1),
     }
-    # The number of gradings says nothing that the other metrics do not say.
+    # grade/graded is left out: the other metrics already imply the number of gradings.
     return metrics | {name: counts[name] for name in grading if name != "grade/graded"}

@@ -1,13 +1,12 @@
-"""The values that the decoder's programs take from the host and from each other.
+"""The values that pass between the host and the decoder's programs, and between these programs.
 
-`prefill` makes a `Prefix`, `insert` writes it into a `DecodeState`, and `generate` takes the state,
-gives it back and returns `ResultTokens` beside it (`programs.py`). The names are JetStream's. An
-`Arrival` and a `ResumePoint` are what the host says about one slot; they travel as columns of an
-integer array.
+`prefill` makes a `Prefix`, `insert` writes it into a `DecodeState`, and `generate` takes the state
+and returns it with `ResultTokens` (`programs.py`). The names are JetStream's. An `Arrival`, a
+`Start` and a `ResumePoint` describe one slot; the host sends them as columns of an integer array.
 
-Dimensions: L layers with attention, or in `slot_state` those with a gated delta net, K KV heads,
-D head dim, T tokens of a padded prompt, G samples of a prompt.
-"slots" and "prompts" are those of all slot shards; inside a program they are those of one shard.
+Dimensions: L layers with attention, or in `slot_state` layers with a gated delta net, K KV heads, D
+head dim, T tokens of a padded prompt, G samples of a prompt. "slots" and "prompts" count all slot
+shards; inside a program they count one shard.
 """
 
 from typing import Generic, NamedTuple, TypeVar
@@ -30,8 +29,8 @@ class Prefix(NamedTuple, Generic[Leaf]):
     tokens: Leaf  # i32[prompts, G]
     logps: Leaf  # f32[prompts, G], as in ResultTokens
     kept: Leaf | None = None  # i32[prompts, G, K], as in ResultTokens
-    # i16[prompts, T, L * k] the experts of every token, in all layers (`experts.routes_of`). None:
-    # they are not remembered.
+    # i16[prompts, T, L * k]: MoE routes of every token, in all layers (`experts.routes_of`). None:
+    # not recorded.
     routes: Leaf | None = None
     slot_state: PyTree = None  # leaves [L, prompts, ...], after the last tokens; or None
 
@@ -39,44 +38,45 @@ class Prefix(NamedTuple, Generic[Leaf]):
 class DecodeState(NamedTuple, Generic[Leaf]):
     """The KV cache and the slots.
 
-    All layers of a shard are in one pool, and page p of layer l is row l * pages_per_shard + p.
-    The pool so is one array that the loop over layers carries and that every layer writes in place:
-    an array per layer, cut out of a stack and put back, would be copied in every layer of every
-    step. KV heads come first because TPU kernels want [heads, pages, page_size, width].
+    All layers of a shard share one pool: page p of layer l is row l * pages_per_shard + p. The loop
+    over layers carries this one array, and every layer writes it in place. Separate arrays per
+    layer, cut out of a stack and put back, would be copied in every layer of every step. KV heads
+    come first because TPU kernels require [heads, pages, page_size, width].
     """
 
-    # [K, shards * L * pages_per_shard, page_size, D], rows as the kernels want them; or a
+    # [K, shards * L * pages_per_shard, page_size, D], with rows in the kernels' layout; or a
     # pools.QuantizedPool of this shape.
     k_pool: PyTree
     v_pool: PyTree  # the same for the values
     tokens: Leaf  # i32[slots] the input of the next step
-    positions: Leaf  # i32[slots] where this input sits, which is the number of tokens with KV
+    # i32[slots] position of this input, which equals the number of tokens with KV
+    positions: Leaf
     limits: Leaf  # i32[slots] the number of tokens at which the sequence ends
     requests: Leaf  # i32[slots] the number that keys the noise of the sequence
     temperature: Leaf  # f32[slots]
     active: Leaf  # bool[slots] whether the slot decodes
-    # What layers without attention keep of the sequence in a slot (`slot_state.py`): a DeltaState
-    # of leaves [L, slots, ...]. None if all layers have attention.
+    # The recurrent states of the slots (`slot_state.py`): a DeltaState with leaves [L, slots, ...].
+    # None if all layers have attention.
     slot_state: PyTree = None
 
 
 class ResultTokens(NamedTuple, Generic[Leaf]):
-    """What one call of `generate` sampled: slot s has tokens[s, :counts[s]].
+    """The tokens that one call of `generate` sampled: slot s has tokens[s, :counts[s]].
 
-    Log-probabilities are fp32, at the sampling temperature (at 1 where it is 0), over the full
-    vocabulary. Where the tokens that the filters kept are remembered, they are over these.
+    Log-probabilities are fp32, at the sampling temperature (at 1 if it is 0), over the full
+    vocabulary, or over the kept tokens if these are recorded.
     """
 
     tokens: Leaf  # i32[slots, decode_steps]
     logps: Leaf  # f32[slots, decode_steps]
     counts: Leaf  # i32[slots]
     kept: Leaf | None = None  # i32[slots, decode_steps, K] tokens that the filters kept; -1: none
-    # i16[slots, decode_steps, L * k] the experts of the step's input, which predicted the token.
+    # i16[slots, decode_steps, L * k] MoE routes of the step's input, which predicted the token.
     routes: Leaf | None = None
 
 
 class SampledTokens(NamedTuple, Generic[Leaf]):
-    """What is known of the tokens that one step sampled, or several: as in `ResultTokens`."""
+    """The tokens of one or more steps, with the per-token fields of `ResultTokens`."""
 
     tokens: Leaf
     logps: Leaf
@@ -87,37 +87,37 @@ class SampledTokens(NamedTuple, Generic[Leaf]):
 class Arrival(NamedTuple, Generic[Leaf]):
     """A sample that `insert` starts in a slot: integers, or i32[arrivals] on the device."""
 
-    slot: Leaf  # of the shard; slots_per_shard and above: no slot, the column is padding
-    prefix_row: Leaf  # the row of its prompt in the shard's Prefix
-    sample_index: Leaf  # among the samples of this prompt
+    slot: Leaf  # within the shard; slots_per_shard and above: padding column
+    prefix_row: Leaf  # the row of the sample's prompt in the shard's Prefix
+    sample_index: Leaf  # index among the samples of this prompt
     length: Leaf  # tokens whose KV the prefix holds
     limit: Leaf
     request: Leaf
 
 
 class Start(NamedTuple, Generic[Leaf]):
-    """A sequence that begins to decode in a slot whose pages have all but its last token.
+    """A sequence that starts decoding in a slot with KV for all but its last token.
 
     Integers, or i32[starts] on the device.
     """
 
-    slot: Leaf  # of the shard; slots_per_shard and above: no slot, the column is padding
+    slot: Leaf  # within the shard; slots_per_shard and above: padding column
     token: Leaf  # the last token, which is the input of the next step
-    position: Leaf  # where it sits
+    position: Leaf  # the position of `token`
     limit: Leaf
     request: Leaf
 
 
 class ResumePoint(NamedTuple, Generic[Leaf]):
-    """Where a slot goes on after a pause between two turns; a limit of 0 changes nothing."""
+    """The point from which a slot resumes after a pause between two turns. Limit 0: no change."""
 
     token: Leaf  # the input of the next step
-    position: Leaf  # where it sits
-    limit: Leaf  # the new number of tokens at which the sequence ends
+    position: Leaf  # the position of `token`
+    limit: Leaf  # the number of tokens at which the next turn ends
 
 
-# How the values are split over the slot shards. Only the axis "slots" is manual in the programs,
-# so only this axis is named here. The split over "tensor" follows from the weights.
+# How the values are split over the slot shards. Only the axis "slots" is manual in the programs, so
+# only "slots" is named here. The split over "tensor" follows from the weights.
 PREFIX_SPECS = Prefix(P(None, "slots"), P(None, "slots"), P("slots"), P("slots"))
 STATE_SPECS = DecodeState(
     k_pool=P(None, "slots"),
@@ -132,7 +132,7 @@ STATE_SPECS = DecodeState(
 
 
 class LayerCarry(NamedTuple):
-    """What the layers read and change, from one layer to the next."""
+    """The values that every layer updates and passes to the next layer."""
 
     k: PyTree  # the keys of all layers with attention, in pages or as in Prefix
     v: PyTree

@@ -1,11 +1,12 @@
 """The decoder: JetStream's Engine methods over a paged KV cache.
 
-In: padded prompts, and where each of their samples shall decode. Out: sampled tokens with their
-log-probabilities. `Engine` is the host's side: it knows which sample decodes in which slot, which
-pages every slot holds, and calls the jitted programs of `programs.py`. It decides nothing: the
-scheduler (`scheduler.py`) says what is prefilled when, and who gives up pages when they run out.
+Input: padded prompts and the slot of each of their samples. Output: sampled tokens with their
+log-probabilities. `Engine` is the host side: it records which sample decodes in which slot and
+which pages every slot holds, and it calls the jitted programs of `programs.py`. It makes no
+scheduling decisions: the scheduler (`scheduler.py`) decides when to prefill, and which sequence
+gives up its pages when a shard runs out of them.
 
-One request from beginning to end:
+The life of one request:
 
     prefix = engine.prefill(params=params, padded_tokens=..., true_length=..., seed=seed)
     placement = Placement(slot=0, prefix_row=0, sample_index=0, length=..., limit=..., ...)
@@ -13,10 +14,11 @@ One request from beginning to end:
     state, result = engine.generate(params, state, seed)  # until the slot has ended
     engine.free_resource(slot=0)
 
-The device state is no attribute of the engine: it is passed in, donated, and handed back.
+The device state is not an attribute of the engine: every method takes it, donates its buffers and
+returns the next state.
 
-The mesh has the axes (slots, tensor). The devices of one index of `slots` are a shard: a decoder
-of its own with its own slots and pages.
+The mesh has the axes (slots, tensor). The devices at one index of `slots` form a shard: an
+independent decoder with its own slots and pages.
 """
 
 import contextlib
@@ -64,50 +66,51 @@ from jzero.rollout.score_program import (
     compile_score,
 )
 
-# Sequences that a shard scores at a time, or whose pages it keeps after they were scored.
+# Rows per shard for scoring: sequences being scored, or scored ones that keep their pages.
 SCORING_ROWS = 16
-SCORE_TOKENS = 2048  # tokens of one call of `score` on each shard; longer inputs take several
-# A sequence that comes back with more tokens than this is prefilled in chunks of so many.
+SCORE_TOKENS = 2048  # tokens in one call of `score` on each shard; longer inputs take several calls
+# A returning sequence with more tokens than this is prefilled in chunks of this size.
 CHUNK_TOKENS = 8192
-SMALLEST_INSERT = 8  # samples; an insert of fewer is padded, so that few shapes are compiled
+SMALLEST_INSERT = 8  # samples; smaller inserts are padded, so that few shapes are compiled
 
 
 class PageCopy(NamedTuple):
-    """A page that `insert` copies."""
+    """A page of a prompt that `insert` copies into the pool."""
 
-    prefix_page: int  # its place among the pages of the prompt
+    prefix_page: int  # index among the pages of the prompt
     pool_page: int
 
 
 @dataclass
 class Placement:
-    """One sample of a prefix that decodes in a slot, and how far it is there."""
+    """One sample of a prefix that decodes in a slot, and its progress."""
 
-    slot: int  # among the slots of all shards
-    prefix_row: int  # the row of its prompt in the Prefix
-    sample_index: int  # among the samples of this prompt
+    slot: int  # index among the slots of all shards
+    prefix_row: int  # the row of the sample's prompt in the Prefix
+    sample_index: int  # index among the samples of this prompt
     length: int  # tokens whose KV the prefix holds
     limit: int  # number of tokens at which the sample ends
-    request: int  # keys the noise of the sample
-    group: Hashable  # samples of the same group share the full pages
+    request: int  # keys the sample's noise
+    group: Hashable  # samples with the same group share the full pages
     shared_tokens: int  # of their first `shared_tokens` tokens
-    reserved_tokens: int = 0  # tokens whose KV the calls up to now may have written
-    is_paused: bool = False  # the slot keeps its pages and does not decode: between two turns
+    reserved_tokens: int = 0  # tokens whose KV the calls dispatched so far may have written
+    is_paused: bool = False  # between two turns: the slot keeps its pages and does not decode
     resume_point: ResumePoint[int] | None = None  # for the next call, after a pause
-    forced_tokens: list[int] = field(default_factory=list)  # taken by its next steps, not sampled
+    # Inputs of the next steps, which take them instead of sampling.
+    forced_tokens: list[int] = field(default_factory=list)
 
 
 class Engine:
     """Owns the pages and the host's view of the slots.
 
     Attributes:
-        num_shards: decoders, which work side by side.
-        placements: slot -> what decodes there.
-        page_allocators: one for each shard.
-        program_settings: replace it before the first call to change what the programs do.
+        num_shards: number of independent decoders.
+        placements: slot -> the sample that decodes there.
+        page_allocators: one per shard.
+        program_settings: replace this before the first call to change the compiled programs.
     """
 
-    # These two belong to JetStream's interface.
+    # Required by JetStream's interface.
     samples_per_slot = 1
     colocated_cpus = None
 
@@ -124,22 +127,23 @@ class Engine:
         exact: bool = False,
         remembers_routes: bool = False,
     ) -> None:
-        """Makes an engine without device state; no program is compiled yet.
+        """Makes an engine without device state. No program is compiled yet.
 
         Args:
             settings: the slots and pages of this host.
-            mesh: axes (slots, tensor), the devices of this host.
+            mesh: the devices of this host, with axes (slots, tensor).
             stop_ids: tokens that end a response.
             dtype: of weights and activations.
             attention_name: `config.model.kernels`.
-            longest_evaluation: tokens of the longest sequence of an evaluation. Where it is longer
-                than the rollouts, fewer of its sequences may find pages at the same time.
-            remembers_kept: returns the tokens that the filters kept, for every sampled token.
+            longest_evaluation: tokens of the longest evaluation sequence. If evaluation sequences
+                are longer than rollouts, fewer of them may find pages at the same time.
+            remembers_kept: return the tokens that the sampling filters kept, for every sampled
+                token.
             exact: `config.model.exact`.
-            remembers_routes: returns the experts that every token went to.
+            remembers_routes: return the MoE routes of every token.
 
         Raises:
-            UserError: the pages of a shard do not hold one sequence of full length.
+            UserError: a shard has too few pages for one sequence of full length.
         """
         self.model = model
         self.settings = settings
@@ -150,13 +154,15 @@ class Engine:
         self.slots_per_shard = divide_up(settings.num_slots, self.num_shards)
         self.max_concurrent_decodes = self.num_shards * self.slots_per_shard
         # Attention reads the pages that a block of neighboring slots shares only once. The samples
-        # of a group tend to sit side by side.
+        # of a group usually occupy neighboring slots.
         self.slots_per_block = math.gcd(self.slots_per_shard, settings.group_size)
 
+        # Tables and buffers are sized for the longest sequence of training and evaluation.
         self.max_sequence_tokens = max(settings.longest_episode, longest_evaluation)
         self.pages_per_slot = divide_up(self.max_sequence_tokens, settings.page_size)
         self.max_prefill_length = self.pages_per_slot * settings.page_size
-        # Longer evaluations take no more memory than the rollouts, as far as one sequence fits.
+        # Longer evaluations get no more memory than the rollouts, unless one sequence would not
+        # fit.
         pages_per_rollout = divide_up(settings.longest_episode, settings.page_size)
         usable_pages = max(self.slots_per_shard * pages_per_rollout, self.pages_per_slot)
         if settings.num_pages:
@@ -167,7 +173,7 @@ class Engine:
                 f"{self.max_sequence_tokens} tokens takes {self.pages_per_slot} pages of "
                 f"{settings.page_size} on each of {self.num_shards} devices"
             )
-        self.pages_per_shard = usable_pages + 1  # and the scratch page
+        self.pages_per_shard = usable_pages + 1  # plus the scratch page
 
         self.program_settings = make_program_settings(
             model=model,
@@ -185,25 +191,32 @@ class Engine:
             remembers_kept=remembers_kept,
             remembers_routes=remembers_routes,
         )
-        # Behind the rows of the slots every shard has rows for the sequences that are scored.
-        self.page_allocators = [
+        self.score_tokens = SCORE_TOKENS
+        self.chunk_tokens = CHUNK_TOKENS
+        self.placements: dict[int, Placement] = {}
+        self._top_p = settings.top_p
+        self._is_trained = True  # whether the samples will be trained on
+        # Keyed by top_p, and by whether the kept tokens and the routes are returned: the programs
+        # have these settings compiled in.
+        self._programs: dict[tuple[float, bool, bool], Programs] = {}
+        self._score_programs: dict[int, jax.stages.Wrapped] = {}  # keyed by number of alternatives
+
+    @cached_property
+    def page_allocators(self) -> list[PageAllocator]:
+        """The page allocator of each shard."""
+        # Built on first use, so an engine that only serves for planning takes no memory, however
+        # many slots it has.
+        # After the rows of the slots, every shard has SCORING_ROWS rows for the sequences that it
+        # scores.
+        return [
             PageAllocator(
                 self.pages_per_shard,
-                settings.page_size,
+                self.settings.page_size,
                 self.slots_per_shard + SCORING_ROWS,
                 self.pages_per_slot,
             )
             for _ in range(self.num_shards)
         ]
-        self.score_tokens = SCORE_TOKENS
-        self.chunk_tokens = CHUNK_TOKENS
-        self.placements: dict[int, Placement] = {}
-        self._top_p = settings.top_p
-        self._is_trained = True  # whether what is sampled now will be trained on
-        # By top_p, and whether the tokens that the filters kept, and the experts of every token,
-        # are returned: all of this is compiled in.
-        self._programs: dict[tuple[float, bool, bool], Programs] = {}
-        self._score_programs: dict[int, jax.stages.Wrapped] = {}  # by their alternatives
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -212,7 +225,7 @@ class Engine:
 
     @property
     def jitted(self) -> Programs:
-        """Returns the programs, which are compiled at their first call with each shape."""
+        """Returns the programs. Each is compiled at its first call with a new shape."""
         settings = self._settings_of_samples
         key = self._top_p, settings.remembers_kept, settings.remembers_routes
         if key not in self._programs:
@@ -223,23 +236,24 @@ class Engine:
 
     @property
     def num_kept(self) -> int:
-        """Returns how many tokens are remembered as kept, for every sampled token; 0: none."""
+        """Returns the number of kept tokens recorded for each sampled token, or 0 if none are."""
         return num_kept(self._settings_of_samples)
 
     @property
     def num_routes(self) -> int:
-        """Returns how many numbers of experts are remembered for every token; 0: none."""
+        """Returns the number of expert indices recorded for each token, or 0 if none are."""
         return num_routes(self.model) if self._settings_of_samples.remembers_routes else 0
 
     @property
     def _settings_of_samples(self) -> ProgramSettings:
-        """Returns the program settings; what is not trained on is not remembered."""
+        """Returns the program settings for the current samples."""
+        # Kept tokens and routes only serve training, so other samples do not record them.
         if self._is_trained:
             return self.program_settings
         return replace(self.program_settings, remembers_kept=False, remembers_routes=False)
 
     def score_program(self, alternatives: int) -> jax.stages.Wrapped:
-        """Returns the program `score` that returns so many alternatives of every token."""
+        """Returns the program `score` that returns `alternatives` alternatives of every token."""
         if alternatives not in self._score_programs:
             program = compile_score(self.program_settings, self.mesh, alternatives)
             self._score_programs[alternatives] = program
@@ -249,11 +263,11 @@ class Engine:
     def sampling_with(
         self, top_p: float = 0.0, max_new_tokens: int = 0, is_trained: bool = True
     ) -> Iterator[None]:
-        """Samples with other settings than the rollout's. 0 leaves a setting as it is.
+        """Overrides rollout settings while the context is active. 0 keeps the rollout's setting.
 
-        Another `top_p` has programs of its own. `max_new_tokens` may be as large as the sequences
-        that the engine was made for. What is not trained on remembers neither the tokens that were
-        kept nor the experts of tokens.
+        Another `top_p` compiles separate programs. `max_new_tokens` is bounded by the longest
+        sequence that the engine was made for. If `is_trained` is false, the samples record neither
+        kept tokens nor routes.
         """
         settings = self.settings
         self._top_p = top_p or settings.top_p
@@ -272,24 +286,24 @@ class Engine:
     # -- device state -----------------------------------------------------------------------------
 
     def get_prefix_destination_sharding(self) -> Prefix[NamedSharding]:
-        """Returns where `insert` wants a prefix."""
+        """Returns the sharding that `insert` requires of a prefix."""
         kv_axis = self.program_settings.kv_axis
         kv = NamedSharding(self.mesh, P(None, "slots", None, kv_axis))
-        rest = NamedSharding(self.mesh, P("slots"))
+        by_slot = NamedSharding(self.mesh, P("slots"))
         return Prefix(
             k=kv,
             v=kv,
-            tokens=rest,
-            logps=rest,
-            kept=rest if self.num_kept else None,
-            routes=rest if self.num_routes else None,
+            tokens=by_slot,
+            logps=by_slot,
+            kept=by_slot if self.num_kept else None,
+            routes=by_slot if self.num_routes else None,
             slot_state=jax.tree.map(lambda x: x.sharding, self.abstract_slot_state(1)),
         )
 
     def load_params(self, params: qwen.Params, shardings: qwen.Params) -> qwen.Params:
         """Returns weights in the decoder's dtype and layout.
 
-        The weights of a trainer come by `distributed.publish` instead.
+        `distributed.publish` transfers a trainer's weights instead.
         """
         return jax.device_put(qwen.cast(params, self.dtype), shardings)
 
@@ -297,7 +311,7 @@ class Engine:
         """Returns shapes and shardings of the decode state."""
         static, model = self.program_settings, self.model
         split = static.tensor if static.kv_axis else 1
-        # A kernel may want several heads in one row, or a head padded to a wider row.
+        # A kernel may store several heads in one row, or pad a head to a wider row.
         rows, width = static.attention.pool_rows(model.num_key_value_heads // split, model.head_dim)
         num_pages = self.num_shards * len(model.attention_layers) * self.pages_per_shard
         shape = split * rows, num_pages, self.settings.page_size, width
@@ -325,11 +339,14 @@ class Engine:
 
     @property
     def has_slot_state(self) -> bool:
-        """Whether a slot keeps more of its sequence than pages: see `slot_state.py`."""
+        """Whether slots keep a recurrent state besides pages: see `slot_state.py`."""
         return self.model.delta_net is not None
 
     def abstract_slot_state(self, rows_per_shard: int) -> DeltaState | None:
-        """Returns shapes and shardings of the states of so many sequences a shard, or None."""
+        """Returns shapes and shardings of the recurrent states, or None without such states.
+
+        `rows_per_shard` is the number of sequences of each shard.
+        """
         rows = self.num_shards * rows_per_shard
         states = jax.eval_shape(lambda: slot_state.empty_slots(self.model, rows))
         specs = slot_state.sharding_specs(self.model, self.program_settings.tensor)
@@ -343,17 +360,17 @@ class Engine:
         return jax.tree.unflatten(jax.tree.structure(states), placed)
 
     def abstract_row_states(self) -> DeltaState | None:
-        """Returns shapes and shardings of the states of the rows that `score` computes, or None."""
+        """Returns shapes and shardings of the states of the rows for scoring, or None."""
         return self.abstract_slot_state(SCORING_ROWS)
 
     def abstract_array(
         self, shape: tuple[int, ...], dtype: DTypeLike, spec: P
     ) -> jax.ShapeDtypeStruct:
-        """Returns a shape that is split over the engine's mesh as `spec` says."""
+        """Returns a shape that `spec` splits over the engine's mesh."""
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, spec))
 
     def init_decode_state(self) -> DecodeState[jax.Array]:
-        """Returns a new state of empty slots."""
+        """Returns a state in which all slots are empty."""
         return self._empty_state()
 
     @cached_property
@@ -371,29 +388,32 @@ class Engine:
         return slot // self.slots_per_shard
 
     def free_slots(self, shard: int) -> list[int]:
-        """Returns the slots of a shard in which nothing decodes."""
+        """Returns the unoccupied slots of a shard."""
         first = shard * self.slots_per_shard
         slots = range(first, first + self.slots_per_shard)
         return [slot for slot in slots if slot not in self.placements]
 
     def place(self, placement: Placement) -> list[PageCopy]:
-        """Takes the pages that a sample needs for its prompt and its first call.
+        """Reserves the pages that a sample needs for its prompt and its first call.
 
-        The full pages of the tokens that it shares with its group are taken over from a sample of
-        the group that is on the same shard. Nobody writes them again: a sample writes only behind
-        its prompt. The last page of the prompt is copied for each sample, because the sample
-        writes its first tokens there.
+        Full pages of tokens that the sample shares with its group (prefix sharing) are reused from
+        another sample of the group on the same shard. The last page of the prompt is copied for
+        each sample, because the sample writes its first tokens there.
 
         Returns:
             The pages that `bulk_insert` has to write.
 
         Raises:
-            OutOfPages: nothing was taken.
+            OutOfPages: no page was reserved.
         """
         assert placement.slot not in self.placements, f"{placement.slot=} is taken"
         shard, slot = divmod(placement.slot, self.slots_per_shard)
+        # Sharing is safe because a sample writes only after its prompt: it never modifies a full
+        # page of the prompt.
         shared_pages = self._shared_pages(placement)
         first_call_end = placement.length + self.settings.decode_steps
+        # Reserve the first call's pages as well: a sample that is placed can decode at least one
+        # call.
         new_pages = self.page_allocators[shard].reserve(
             slot, min(first_call_end, placement.limit), shared_pages
         )
@@ -404,7 +424,7 @@ class Engine:
         return [PageCopy(i, page) for i, page in enumerate(to_write, start=len(shared_pages))]
 
     def _shared_pages(self, placement: Placement) -> list[int]:
-        """Returns the full pages of its group's tokens that the shard of `placement` has."""
+        """Returns the full pages of the group's shared tokens on the shard of `placement`."""
         shard = self.shard_of(placement.slot)
         full_pages = placement.shared_tokens // self.settings.page_size
         for other in self.placements.values():
@@ -414,14 +434,17 @@ class Engine:
         return []
 
     def pages_of(self, shard: int, row: int) -> list[int]:
-        """Returns the pages of a slot of a shard, or of a row behind the slots, in order."""
+        """Returns the pages of a slot of a shard, or of a row for scoring, in sequence order.
+
+        `row`: a slot of the shard; rows for scoring follow the slots.
+        """
         return self.page_allocators[shard].pages_of_slot[row]
 
     def reserve(self, slot: int) -> int:
-        """Takes the pages that the slot's next call may write.
+        """Reserves the pages that the slot's next call may write.
 
-        Returns the number of tokens that the slot may have after this call. To reserve twice before
-        a call is to reserve once. Raises OutOfPages, and then nothing was taken.
+        Returns the maximum number of tokens in the slot after this call. A second call before the
+        next decode call has no effect. Raises OutOfPages without reserving any page.
         """
         shard, local_slot = divmod(slot, self.slots_per_shard)
         placement = self.placements[slot]
@@ -431,21 +454,22 @@ class Engine:
         return call_end
 
     def free_resource(self, slot: int) -> None:
-        """Takes the slot's pages back. The next call no longer decodes it."""
+        """Frees the slot and its pages. The next call no longer decodes the slot."""
         shard, local_slot = divmod(slot, self.slots_per_shard)
         self.page_allocators[shard].release(local_slot)
         del self.placements[slot]
 
     def resume(self, slot: int, position: int, tokens: list[int], limit: int) -> None:
-        """Lets a paused slot go on in the next call, with the environment's reply.
+        """Resumes a paused slot in the next call, with the environment's reply.
 
         Args:
             position: tokens of the sequence whose KV is in the slot's pages.
             tokens: the tokens of the sequence from `position` on. The first is the input of the
-                next step; the steps after it take the others instead of sampling. So a reply needs
-                no prefill, and no program of its own.
+                next step; the following steps take the others instead of sampling.
             limit: the number of tokens at which the next turn ends.
         """
+        # Forcing the reply's tokens through decode steps needs neither a prefill nor another
+        # program.
         placement = self.placements[slot]
         placement.is_paused = False
         placement.limit = limit
@@ -468,8 +492,8 @@ class Engine:
         """Prefills prompts and samples the first token of each of their samples.
 
         Args:
-            padded_tokens: as many rows for each shard, one shard after the other; T is a multiple
-                of the page size.
+            padded_tokens: the same number of rows for each shard, in the order of the shards; T is
+                a multiple of the page size.
             true_length: tokens of each prompt.
             requests: the number that keys the noise of each sample.
             seed: a PRNG key.
@@ -487,7 +511,7 @@ class Engine:
         temperature: float = 1.0,
         seed: jax.Array,
     ) -> Prefix[jax.Array]:
-        """Prefills one prompt for one sample, as JetStream does. It is row 0 of shard 0."""
+        """Prefills one prompt for one sample, as JetStream does, in row 0 of shard 0."""
         shards = self.num_shards
         return self.prefill_multisampling(
             params=params,
@@ -519,7 +543,7 @@ class Engine:
         """Starts samples of one prefix in their slots.
 
         Args:
-            placements: samples, and what `place` returned for each.
+            placements: samples, and the pages that `place` returned for each.
             temperature: of all of these samples.
         """
         rows = prefix.k.shape[1] // self.num_shards
@@ -530,12 +554,12 @@ class Engine:
         for placement, page_copies in placements:
             by_shard[self.shard_of(placement.slot)].append((placement, page_copies))
 
-        # Few sizes, so that few programs are compiled. A slot that does not exist is padding.
+        # Few sizes, so that few programs are compiled. Padding names a slot that does not exist.
         longest = max(len(items) for items in by_shard)
         count = next_power_of_two(longest, SMALLEST_INSERT)
         fields = len(Arrival._fields)
         arrivals = np.full((self.num_shards, fields, count), self.slots_per_shard, np.int32)
-        # At most every page of the prefix once, and the last page of the prompt once a sample.
+        # At most every page of the prefix once, and the last page of the prompt once per sample.
         copies = np.zeros((self.num_shards, 2, rows * pages_per_row + count), np.int32)
 
         for shard, items in enumerate(by_shard):
@@ -550,6 +574,7 @@ class Engine:
                     limit=placement.limit,
                     request=placement.request,
                 )
+                # The prefix numbers the pages of all its rows consecutively.
                 for prefix_page, pool_page in page_copies:
                     copies[shard, :, end] = row * pages_per_row + prefix_page, pool_page
                     end += 1
@@ -562,8 +587,8 @@ class Engine:
     ) -> tuple[DecodeState[jax.Array], ResultTokens[jax.Array]]:
         """Decodes up to `decode_steps` tokens for every slot that is neither free nor paused.
 
-        Slots that were freed since the last call stop here. Raises OutOfPages, and then no slot
-        decodes; this cannot happen after `reserve` was called for every slot.
+        Slots that were freed since the last call stop here. Raises OutOfPages before any slot
+        decodes; a prior `reserve` of every slot rules this out.
         """
         running = [slot for slot, item in self.placements.items() if not item.is_paused]
         call_ends = [self.reserve(slot) for slot in running]
@@ -571,6 +596,7 @@ class Engine:
             self.placements[slot].reserved_tokens = call_end
         tables = [allocator.table[: self.slots_per_shard] for allocator in self.page_allocators]
         table = np.concatenate(tables)
+        # The device learns from `keep` which slots were freed or paused since the last call.
         keep = np.zeros(self.max_concurrent_decodes, np.bool_)
         keep[running] = True
         shared_pages = self._count_shared_pages(table, keep)
@@ -584,23 +610,21 @@ class Engine:
 
     @property
     def can_prefill_in_chunks(self) -> bool:
-        """Whether a sequence may come back without a prefill of all its tokens at once.
-
-        Not where more than pages is wanted of it: the state of a gated delta net, the experts of
-        tokens, or the same bits as in the trainer.
-        """
+        """Whether a returning sequence may be prefilled in chunks."""
+        # Chunks only write pages. The state of a gated delta net, recorded routes and exact
+        # numerics need one prefill of all tokens.
         is_exact = self.program_settings.exact is not None
         return not (self.has_slot_state or self.num_routes or is_exact)
 
     @property
     def chunk_width(self) -> int:
-        """Returns the tokens of a chunk, which are whole pages."""
+        """Returns the tokens of a chunk, a multiple of the page size."""
         page_size = self.settings.page_size
         return max(1, self.chunk_tokens // page_size) * page_size
 
     @property
     def longest_prefill(self) -> int:
-        """Returns the tokens of the longest prefill."""
+        """Returns the tokens of the longest prefill that this engine runs."""
         if not self.can_prefill_in_chunks:
             return self.max_sequence_tokens
         longest = max(self.chunk_width, self.settings.max_prompt_tokens)
@@ -612,7 +636,7 @@ class Engine:
         decode_state: DecodeState[jax.Array],
         inputs: ScoreInputs[np.ndarray],
     ) -> DecodeState[jax.Array]:
-        """Writes the keys and values of one chunk of each of some sequences into their pages."""
+        """Writes the keys and values of one chunk per row into the pages of its sequence."""
         arrays = jax.tree.map(self._split_over_shards, inputs)
         return self.extend_program(params, decode_state, arrays)
 
@@ -621,22 +645,24 @@ class Engine:
         decode_state: DecodeState[jax.Array],
         starts: list[tuple[Start[int], float]],
     ) -> DecodeState[jax.Array]:
-        """Starts sequences whose keys and values their pages have.
+        """Starts sequences whose keys and values are already in their pages.
 
-        starts: where each goes on, with its slot among those of all shards, and its temperature.
+        starts: the state in which each sequence starts, with its slot among the slots of all
+            shards, and its temperature.
         """
         by_shard: list[list[tuple[Start[int], float]]] = [[] for _ in range(self.num_shards)]
-        for begun, temperature in starts:
-            shard, slot = divmod(begun.slot, self.slots_per_shard)
-            by_shard[shard].append((begun._replace(slot=slot), temperature))
+        # The programs see one shard, so slots are numbered within their shard.
+        for start, temperature in starts:
+            shard, slot = divmod(start.slot, self.slots_per_shard)
+            by_shard[shard].append((start._replace(slot=slot), temperature))
         count = next_power_of_two(max(map(len, by_shard)), SMALLEST_INSERT)
         columns = np.full(
             (self.num_shards, len(Start._fields), count), self.slots_per_shard, np.int32
         )
         temperatures = np.zeros((self.num_shards, count), np.float32)
         for shard, items in enumerate(by_shard):
-            for i, (begun, temperature) in enumerate(items):
-                columns[shard, :, i] = begun
+            for i, (start, temperature) in enumerate(items):
+                columns[shard, :, i] = start
                 temperatures[shard, i] = temperature
         return self.jitted.start(decode_state, *self._to_device(columns, temperatures))
 
@@ -648,21 +674,21 @@ class Engine:
         inputs: ScoreInputs[np.ndarray],
         alternatives: int,
     ) -> tuple[DecodeState[jax.Array], DeltaState | None, TokenScores[jax.Array]]:
-        """Scores one chunk of given sequences. Slots go on as if the call had not been.
+        """Scores one chunk of each of some sequences. Decoding slots are not affected.
 
-        The pages that it writes must be nobody else's. `row_states` are those that the call before
-        has returned, or `empty_row_states`; they are donated. `alternatives` is one of
-        score_program.ALTERNATIVES. Most code calls it through `scoring.Scorer`.
+        The pages that the call writes must not be in use elsewhere. `row_states` are the states
+        that the previous call returned, or `empty_row_states`; they are donated. `alternatives` is
+        one of score_program.ALTERNATIVES. Most code calls this through `scoring.Scorer`.
         """
         arrays = jax.tree.map(self._split_over_shards, inputs)
         return self.score_program(alternatives)(params, decode_state, row_states, arrays)
 
     def empty_row_states(self) -> DeltaState | None:
-        """Returns what the rows for scoring keep beside pages, of no tokens; None: nothing."""
+        """Returns the recurrent states of empty rows for scoring, or None without such states."""
         return self._empty_row_states() if self.has_slot_state else None
 
     def score_width(self, num_tokens: int) -> int:
-        """Returns the padded width of the next chunk of a sequence with `num_tokens` to come."""
+        """Returns the padded width of a sequence's next chunk, with `num_tokens` tokens left."""
         page_size = self.settings.page_size
         num_pages = next_power_of_two(divide_up(num_tokens, page_size), 1)
         most_pages = max(1, self.score_tokens // page_size)
@@ -678,14 +704,15 @@ class Engine:
     def _count_shared_pages(
         self, table: Int[np.ndarray, "slots pages_per_slot"], keep: Bool[np.ndarray, " slots"]
     ) -> Int[np.ndarray, " blocks"]:
-        """Counts the leading full pages that the decoding slots of a block have in common.
+        """Counts the leading full pages that all decoding slots of a block share.
 
-        Slots that do not decode do not matter. `attention.backend.Paged` reads the pages of a
-        block's first slot for all, so this slot must decode. `attention.backend.Decode` reads those
-        of the first slot that decodes.
+        Slots that do not decode are ignored. `attention.backend.Paged` reads the pages of the
+        block's first slot for all slots, so the first slot must decode. `attention.backend.Decode`
+        reads the pages of the first slot that decodes.
         """
         tables = table.reshape(-1, self.slots_per_block, self.pages_per_slot)
         keeps = keep.reshape(-1, self.slots_per_block)
+        # The slot of each block whose pages the attention kernel reads for the block's other slots.
         owners = np.zeros(len(keeps), int)
         if self.program_settings.attention.decode is not None:
             owners = keeps.argmax(axis=1)
@@ -694,7 +721,7 @@ class Engine:
         is_common = is_same_page.all(axis=1) & keeps[blocks, owners][:, None]
         common_pages = np.cumprod(is_common, axis=1).sum(axis=1)
 
-        # A page behind the prompt may be full or not, so only pages of the prompt count.
+        # A page after the prompt may be partly filled, so only pages of the prompt count.
         lengths = np.full(self.max_concurrent_decodes, self.max_sequence_tokens)
         for slot, placement in self.placements.items():
             lengths[slot] = placement.length
@@ -702,11 +729,12 @@ class Engine:
         return np.minimum(common_pages, shortest // self.settings.page_size).astype(np.int32)
 
     def _take_turn_inputs(self) -> list[np.ndarray]:
-        """Returns what the next call does to slots between turns, and forgets it.
+        """Returns the inputs of the next call for slots between turns, and clears them.
 
-        Nothing if episodes have one turn; otherwise the fields of `ResumePoint` i32[slots, 3], and
-        the forced tokens of the next steps i32[slots, decode_steps], -1 where a step samples.
+        Empty if episodes have one turn. Otherwise the fields of `ResumePoint` i32[slots, 3], and
+        the forced tokens of the next steps i32[slots, decode_steps], -1 for steps that sample.
         """
+        # Without these inputs, single-turn runs compile a program that never forces tokens.
         if self.settings.max_turns == 1:
             return []
         steps = self.settings.decode_steps
@@ -717,6 +745,7 @@ class Engine:
             if placement.resume_point is not None:
                 resume_points[slot] = placement.resume_point
                 placement.resume_point = None
+            # A reply may be longer than one call: later calls take the remaining tokens.
             tokens = placement.forced_tokens[:steps]
             forced_tokens[slot, : len(tokens)] = tokens
             placement.forced_tokens = placement.forced_tokens[steps:]
@@ -731,7 +760,7 @@ class Engine:
 
 
 def zeros_program(abstract: PyTree) -> jax.stages.Wrapped:
-    """Returns a program that makes zeros of abstract arrays, where their shardings say."""
+    """Returns a program that makes zeros with the shapes and shardings of `abstract`."""
 
     def zeros() -> PyTree:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract)
@@ -745,8 +774,8 @@ def divide_up(numerator: int, denominator: int) -> int:
 
 
 def next_power_of_two(count: int, smallest: int) -> int:
-    """Returns the next power of two that is at least `count` and `smallest`.
+    """Returns the smallest power of two that is at least `count` and `smallest`.
 
-    Sizes of arrays are rounded up to it, so that few shapes come up and few programs are compiled.
+    Array sizes are rounded up to it, so that few programs are compiled.
     """
     return max(smallest, 1 << (count - 1).bit_length())

@@ -1,25 +1,25 @@
-"""What happens where gradings fail: a line on the terminal, or the end of the run.
+"""Handles failed gradings: a line on the terminal, or the end of the run.
 
-A grading fails if the grader or a reward function raises, times out, ends its worker or returns no
-number. A response on which code of the user's failed has no score: its row is kept and says so, and
-nothing is trained on it. A response on which jzero's own grader failed scores 0, because it is the
-response that makes such a grader fail.
+A grading fails if the grader or a reward function raises, times out, kills its worker or does not
+return a number. A response on which user-defined code failed has no score: its row records the
+failure and is excluded from training. A response on which jzero's built-in grader failed scores 0,
+because the response itself causes such a failure.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from jzero.distributed import processes
 from jzero.errors import UserError
 from jzero.types import Grade, Rollout, grade_of
 
-# If a larger share of gradings fails, the terminal shows a line.
+# Above this share of failed gradings, the terminal shows a line.
 FAILED_GRADINGS_ALARM = 1e-3
-FAILURES = ("error", "timeout", "killed")  # how the reason of a failed grading begins
+FAILURES = ("error", "timeout", "killed")  # prefixes of the reasons of failed gradings
 
 
 def failed_grade(rollout: Rollout) -> Grade | None:
-    """Returns the first grade of the rollout's turns that failed, None if none did."""
+    """Returns the first failed grade of the rollout's turns, or None."""
     for turn in rollout.turns:
         grade = grade_of(turn)
         if grade.failed or grade.reason.startswith(FAILURES):
@@ -27,11 +27,16 @@ def failed_grade(rollout: Rollout) -> Grade | None:
     return None
 
 
-def check_gradings(where: str, rollouts: Sequence[Rollout], max_failed_share: float) -> None:
+def check_gradings(
+    where: str,
+    rollouts: Sequence[Rollout],
+    max_failed_share: float,
+    spared: Collection[str] = (),
+) -> None:
     """Prints a line if many gradings failed, and raises UserError if too many did.
 
-    `where` says which gradings these are, such as "step 3". A run whose reward function is broken
-    would learn nothing, so it stops beyond `task.max_failed_share`.
+    `where` names the gradings, such as "step 3". Failures of the functions in `spared` do not stop
+    the run: in an evaluation the verdict of the grader stands without them.
     """
     failures = [grade for grade in map(failed_grade, rollouts) if grade is not None]
     if len(failures) <= FAILED_GRADINGS_ALARM * len(rollouts):
@@ -41,7 +46,10 @@ def check_gradings(where: str, rollouts: Sequence[Rollout], max_failed_share: fl
         f"{where}: {len(failures)} of {len(rollouts)} gradings failed, "
         f"{count} of them with: {reason}"
     )
-    if len(failures) > max_failed_share * len(rollouts):
+    # A run with a broken reward function would learn nothing, so it stops beyond
+    # `task.max_failed_share`.
+    decisive = sum(grade.failed_function not in spared for grade in failures)
+    if decisive > max_failed_share * len(rollouts):
         raise UserError(
             f"{summary}. Mend the grader or the reward function, or raise task.max_failed_share"
         )

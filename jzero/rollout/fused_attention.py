@@ -1,6 +1,6 @@
-"""Attention of a decode step on backends that rotate, write and attend in one call.
+"""Attention of a decode step on backends that rotate, write and attend in one kernel.
 
-`programs.decode_step` uses it where `Backend.decode` is there.
+`programs.decode_step` uses it if the backend has `Backend.decode`.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def fused_attend(
 ) -> Attend:
     """Returns the attention of one decode step.
 
-    split: maps a kernel over the devices that share a shard, each with its own heads.
+    split: maps a kernel over the devices of a shard, each with its own heads.
 
     Raises UserError for a model that rotates only a part of each head.
     """
@@ -40,11 +40,11 @@ def fused_attend(
         )
     decode = settings.attention.decode
     assert decode is not None
-    # All of this is the same in every layer.
+    # Computed once, because these values are the same in every layer.
     lengths = jnp.where(state.active, state.positions + 1, 1)
     table = jnp.where(state.active[:, None], table, SCRATCH_PAGE)
     shared_pages, owners = shared_pages_and_owners(shared_pages, state.active)
-    cos, sin = whole_rotary(settings, state.positions)
+    cos, sin = full_rotary(settings, state.positions)
 
     pool_spec = P(settings.kv_axis)
     heads_spec = P(None, settings.kv_axis)
@@ -82,12 +82,12 @@ def fused_attend(
 def shared_pages_and_owners(
     shared_pages: Int[Array, " blocks"], active: Bool[Array, " slots"]
 ) -> tuple[Int[Array, " blocks"], Int[Array, " blocks"]]:
-    """Returns how many pages the slots of each block share, and the first slot that still decodes.
+    """Returns the number of pages that each block's slots share, and its first active slot.
 
-    The slot is counted within the shard. Slots end in the middle of a call, each at its own step,
-    and the pages of a block are read by the row of a slot that has not ended. A block whose slots
-    have all ended shares nothing.
+    Slots are numbered within the shard. A block without active slots shares nothing.
     """
+    # Slots end in the middle of a call, each at its own step. The kernel reads the pages of a block
+    # through the row of its owner, so the owner must be a slot that has not ended.
     is_active = active.reshape(len(shared_pages), -1)
     slots_per_block = is_active.shape[1]
     first_slots = jnp.arange(len(shared_pages), dtype=jnp.int32) * slots_per_block
@@ -95,10 +95,10 @@ def shared_pages_and_owners(
     return jnp.where(is_active.any(axis=1), shared_pages, 0), owners
 
 
-def whole_rotary(
+def full_rotary(
     settings: ProgramSettings, positions: Int[Array, " slots"]
 ) -> tuple[Float[Array, "slots D"], Float[Array, "slots D"]]:
-    """Returns cosines and sines for both halves of a head, as `backend.Decode` takes them."""
+    """Returns cosines and sines for both halves of a head, as `backend.Decode` requires."""
     rope = rotary(settings.model, positions[:, None])
     cos, sin = rope.cos[:, 0, 0], rope.sin[:, 0, 0]
     return jnp.concatenate([cos, cos], axis=1), jnp.concatenate([-sin, sin], axis=1)

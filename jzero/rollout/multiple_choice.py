@@ -1,6 +1,6 @@
-"""Multiple choice by log-likelihood: the choice that the model finds most probable is its answer.
+"""Multiple choice by log-likelihood: the model's answer is the choice that it finds most probable.
 
-In: a JSONL file of questions, each with its choices and the index of the right one. Out: the
+Input: a JSONL file of questions, each with its choices and the index of the right one. Output: the
 accuracy of the choice with the largest sum of log-probabilities, and of the choice with the largest
 sum per character. These are lm-eval's `acc` and `acc_norm` of a task of output_type
 multiple_choice, with the question as its doc_to_text. Nothing is sampled.
@@ -26,7 +26,7 @@ from jzero.rollout.scoring import Scoring, score_all
 
 @dataclass(frozen=True)
 class MultipleChoice:
-    """A question whose answer is one of some texts."""
+    """A question with a list of possible answers."""
 
     question: str
     choices: tuple[str, ...]
@@ -35,11 +35,11 @@ class MultipleChoice:
 
 @dataclass(frozen=True)
 class AnsweredChoice:
-    """A question with what the model makes of each choice."""
+    """A question with the log-likelihoods of its choices."""
 
     problem: MultipleChoice
     sums: tuple[float, ...]  # the log-likelihood of each choice
-    per_character: tuple[float, ...]  # the same, divided by the characters of the choice
+    per_character: tuple[float, ...]  # the log-likelihoods divided by the characters of the choices
 
     @property
     def is_correct(self) -> bool:
@@ -53,10 +53,10 @@ class AnsweredChoice:
 
 
 class LikelihoodSummary(TypedDict):
-    """What summary.json holds of one file of questions."""
+    """The fields of summary.json for one file of questions."""
 
-    problems: int  # that were evaluated
-    dropped: int  # that are longer than the model's context
+    problems: int  # evaluated questions
+    dropped: int  # questions longer than the model's context
     accuracy: float  # by the sum
     stderr: float
     accuracy_per_character: float
@@ -66,8 +66,8 @@ class LikelihoodSummary(TypedDict):
 def read_questions(path: Path) -> list[MultipleChoice]:
     """Reads a JSONL file of objects with `question`, `choices` and `answer`.
 
-    `answer` is the index of the right choice, from 0 on. Raises UserError, with the line, if the
-    file has no questions or one of them is not complete.
+    `answer` is the 0-based index of the right choice. Raises UserError, with the line, if the file
+    has no questions or an incomplete one.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -90,7 +90,7 @@ def read_question(row: dict[str, object], place: str) -> MultipleChoice:
     texts = choices if isinstance(choices, list) else []
     if len(texts) < 2 or not all(isinstance(text, str) and text.strip() for text in texts):
         raise UserError(f'{place}: "choices" has to be a list of two texts or more, none empty')
-    # JSON's true is an int of Python's.
+    # In Python, JSON's true is an int.
     if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < len(texts):
         raise UserError(
             f'{place}: "answer" has to be the index of the right choice, from 0 to {len(texts) - 1}'
@@ -101,47 +101,47 @@ def read_question(row: dict[str, object], place: str) -> MultipleChoice:
 def encode_choice(
     text_tokenizer: PreTrainedTokenizerFast, question: str, choice: str
 ) -> tuple[Int32[np.ndarray, " tokens"], int]:
-    """Returns the tokens of a question and a choice, and how many of them are the question's.
-
-    A space joins the two, and belongs to the choice, as do spaces at the end of the question: so
-    lm-eval does it. They are encoded together, as a text would be.
-    """
+    """Returns the tokens of a question and a choice, and the number of the question's tokens."""
+    # As in lm-eval, a space joins question and choice, and counts as part of the choice; so do
+    # spaces at the end of the question. Both are encoded as one text.
     stripped = question.rstrip()
-    whole = tokenizer.encode(text_tokenizer, f"{question} {choice}")
-    # A token that spans the space before a short choice must not leave the choice without tokens.
-    num_question = min(len(tokenizer.encode(text_tokenizer, stripped)), len(whole) - 1)
-    return np.array(whole, np.int32), num_question
+    tokens = tokenizer.encode(text_tokenizer, f"{question} {choice}")
+    # A token may span the space before a short choice: the choice must keep at least one token.
+    num_question = min(len(tokenizer.encode(text_tokenizer, stripped)), len(tokens) - 1)
+    return np.array(tokens, np.int32), num_question
 
 
 def answer_questions(
     sampler: Sampler, params: qwen.Params, problems: list[MultipleChoice]
 ) -> tuple[list[AnsweredChoice], int]:
-    """Scores every choice of every question, this host's share of them, and gathers the answers.
+    """Scores every choice of every question in this host's share, and gathers all answers.
 
-    Returns the answered questions in order, and how many were dropped, because one of their choices
-    does not fit the context. All hosts must call this function together.
+    Returns the answered questions in order, and the number of dropped questions: one of their
+    choices exceeds the context. All hosts must call this function together.
     """
     longest = sampler.engine.max_sequence_tokens
     mine = problems[collectives.local_share(len(problems))]
-    scorings_of: list[tuple[MultipleChoice, list[Scoring]]] = []
+    scored_problems: list[tuple[MultipleChoice, list[Scoring]]] = []
     for problem in mine:
         encoded = [
             encode_choice(sampler.tokenizer, problem.question, choice) for choice in problem.choices
         ]
         if max(len(tokens) for tokens, _ in encoded) <= longest:
+            # Score only the tokens of the choice, given the question.
             scorings = [Scoring(tokens, first=num_question) for tokens, num_question in encoded]
-            scorings_of.append((problem, scorings))
+            scored_problems.append((problem, scorings))
     score_all(
-        sampler.engine, params, [scoring for _, scorings in scorings_of for scoring in scorings]
+        sampler.engine, params, [scoring for _, scorings in scored_problems for scoring in scorings]
     )
-    answered = [answer_question(problem, scorings) for problem, scorings in scorings_of]
+    answered = [answer_question(problem, scorings) for problem, scorings in scored_problems]
+    # Hosts exchange JSON: the shares differ in size.
     share = {
         "answered": [asdict(item) for item in answered],
         "dropped": len(mine) - len(answered),
     }
     gathered = [json.loads(data) for data in collectives.gather_bytes(json.dumps(share).encode())]
-    everything = [from_json(item) for part in gathered for item in part["answered"]]
-    return everything, sum(part["dropped"] for part in gathered)
+    all_answered = [from_json(item) for part in gathered for item in part["answered"]]
+    return all_answered, sum(part["dropped"] for part in gathered)
 
 
 def answer_question(problem: MultipleChoice, scorings: list[Scoring]) -> AnsweredChoice:
@@ -154,7 +154,7 @@ def answer_question(problem: MultipleChoice, scorings: list[Scoring]) -> Answere
 
 
 def from_json(item: dict) -> AnsweredChoice:
-    """Returns what `asdict` made of an answered question."""
+    """Returns the answered question that `asdict` converted to `item`."""
     problem = item["problem"]
     return AnsweredChoice(
         MultipleChoice(problem["question"], tuple(problem["choices"]), problem["answer"]),
@@ -178,14 +178,14 @@ def summarize(answered: list[AnsweredChoice], dropped: int) -> LikelihoodSummary
 
 
 def standard_error(values: Float64[np.ndarray, " problems"]) -> float:
-    """Returns the standard error of a mean, 0 of a single value."""
+    """Returns the standard error of a mean; 0 for fewer than two values."""
     if len(values) < 2:
         return 0.0
     return float(values.std(ddof=1) / math.sqrt(len(values)))
 
 
 def rows(answered: list[AnsweredChoice]) -> str:
-    """Returns a JSON line for every question."""
+    """Returns one JSON line per question."""
     lines = [
         json.dumps(
             {

@@ -1,9 +1,9 @@
-"""Says which slot holds which page of the KV cache: the host's bookkeeping for one shard.
+"""Allocates the pages of the KV cache to slots: the host's bookkeeping for one shard.
 
 The KV cache of a shard is a pool of pages, each with room for `page_size` tokens. A slot holds the
-pages of its sequence, in order. Samples of one prompt hold the full pages of the prompt together:
-a page counts its holders, and is free again when the last of them releases it. Nothing here
-touches the device; `engine.py` sends `table` along with every call.
+pages of its sequence, in order. Samples of one prompt share the full pages of the prompt (prefix
+sharing): pages are reference-counted, and free again when their last slot releases them. Nothing
+here touches the device; `engine.py` sends `table` with every call.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class PageAllocator:
         table: the page ids of each slot, in the order of its tokens; unused entries are
             SCRATCH_PAGE.
         pages_of_slot: the same page ids as lists, without the unused entries.
-        reference_counts: how many slots hold each page.
+        reference_counts: the number of slots that hold each page.
         free_pages: the pages that no slot holds.
     """
 
@@ -44,30 +44,32 @@ class PageAllocator:
         num_slots: int,
         pages_per_slot: int,
     ) -> None:
-        """Makes a pool of `num_pages` pages, the scratch page among them, and empty slots."""
+        """Makes a pool of `num_pages` pages, including the scratch page, and empty slots."""
         self.page_size = page_size
+        # `pop` takes pages in ascending order at first. The scratch page is never free.
         self.free_pages = list(range(num_pages - 1, SCRATCH_PAGE, -1))
         self.reference_counts = np.zeros(num_pages, np.int32)
         self.table = np.full((num_slots, pages_per_slot), SCRATCH_PAGE, np.int32)
         self.pages_of_slot: list[list[int]] = [[] for _ in range(num_slots)]
 
     def reserve(self, slot: int, num_tokens: int, shared_pages: Sequence[int] = ()) -> list[int]:
-        """Gives `slot` the pages that it lacks to hold `num_tokens` tokens.
+        """Extends the pages of `slot` so that they hold `num_tokens` tokens.
 
         Args:
-            shared_pages: pages that another slot holds, which become the first pages of this
-                slot. Only a slot without pages may be given some.
+            shared_pages: pages of another slot that become the first pages of this slot. Requires
+                that the slot has no pages yet.
 
         Returns:
-            The pages that were free before. The slot has them for itself.
+            The pages that were free. No other slot holds them.
 
         Raises:
-            OutOfPages: too few pages are free. The slot then has what it had before.
+            OutOfPages: too few pages are free. The slot is unchanged.
         """
         held_pages = self.pages_of_slot[slot]
         assert not (shared_pages and held_pages), f"{slot=} holds pages"
         pages_in_all = -(-num_tokens // self.page_size)
         missing = pages_in_all - len(held_pages) - len(shared_pages)
+        # Check before any change, so that the slot is unchanged if this raises.
         if missing > len(self.free_pages):
             raise OutOfPages
         new_pages = [self.free_pages.pop() for _ in range(missing)]
@@ -80,7 +82,7 @@ class PageAllocator:
         return new_pages
 
     def release(self, slot: int) -> None:
-        """Takes all pages from `slot`; those that no other slot holds are free again."""
+        """Removes all pages from `slot`; pages that no other slot holds become free."""
         held_pages = self.pages_of_slot[slot]
         self.reference_counts[held_pages] -= 1
         self.free_pages += [page for page in held_pages if self.reference_counts[page] == 0]

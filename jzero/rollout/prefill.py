@@ -1,4 +1,4 @@
-"""Batches of prompts for the engine's prefill: which groups go together, and their padded arrays.
+"""Batches prompts for the engine's prefill: selects the groups of a batch, and pads their arrays.
 
 Widths and numbers of rows are powers of two, so that few programs are compiled.
 """
@@ -15,7 +15,7 @@ PREFILL_TOKENS = 8192  # padded prompt tokens of one prefill call, over all shar
 
 
 def prefill_shape(engine: Engine, longest: int) -> tuple[int, int]:
-    """Returns the padded width of a prefill and how many rows a shard it may have.
+    """Returns the padded width of a prefill, and its maximum number of rows per shard.
 
     `longest` is the number of tokens in its longest row.
     """
@@ -26,11 +26,9 @@ def prefill_shape(engine: Engine, longest: int) -> tuple[int, int]:
 
 
 def prefill_shapes(engine: Engine) -> list[tuple[int, int]]:
-    """Returns (rows a shard, tokens a row) of the largest prefill of every width.
-
-    The widths go up to a whole episode, because a preempted sequence is prefilled with all of its
-    tokens, unless `chunked_prefill.py` does it in chunks.
-    """
+    """Returns (rows per shard, tokens per row) of the largest prefill of every width."""
+    # Widths go up to a complete episode, because a preempted sequence is prefilled with all of its
+    # tokens, unless `chunked_prefill.py` prefills it in chunks.
     longest = max(engine.longest_prefill, 2)
     shapes = {prefill_shape(engine, length) for length in range(1, longest)}
     most_rows = next_power_of_two(engine.slots_per_shard, 1)
@@ -39,16 +37,16 @@ def prefill_shapes(engine: Engine) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class PrefillRow:
-    """One row of a prefill: the tokens that all sequences of a group have in common."""
+    """One row of a prefill: the tokens that all sequences of a group share."""
 
     shard: int
-    row: int  # over all shards
+    row: int  # index over all shards
     group: list[Sequence]
 
 
 @dataclass(frozen=True)
 class PrefillBatch:
-    """The arrays of one `Engine.prefill_multisampling`, and whose they are."""
+    """The arrays of one `Engine.prefill_multisampling`, and the groups of their rows."""
 
     rows: list[PrefillRow]
     padded_tokens: Int32[np.ndarray, "rows width"]
@@ -62,9 +60,8 @@ def take_prefill_batch(
 ) -> PrefillBatch:
     """Moves groups of similar length from the front of every shard's list into one batch.
 
-    `requests` is `group_size` wide even where a group is smaller, as that of a preempted sequence
-    is: one shape serves all. If `group_size` is 0, it is as wide as the largest group of the batch,
-    rounded up. Sequences without a temperature of their own get `temperature`.
+    `requests` is `group_size` wide. If `group_size` is 0, it is as wide as the largest group of the
+    batch, rounded up to a power of two. Sequences without their own temperature get `temperature`.
     """
     # The first groups in line must fit, so the longest of them decides the width.
     longest = max(len(groups[0][0]) for groups in groups_by_shard if groups)
@@ -76,6 +73,7 @@ def take_prefill_batch(
     if not group_size:
         largest = max(len(group) for groups in taken for group in groups)
         group_size = next_power_of_two(largest, 1)
+    # Smaller groups, such as a preempted sequence, are padded to group_size: one shape serves all.
     batch = PrefillBatch(
         rows=[],
         padded_tokens=np.zeros((num_rows, width), np.int32),

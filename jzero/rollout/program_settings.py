@@ -1,4 +1,4 @@
-"""What is fixed when the decoder is compiled, and how it follows from the config and the mesh."""
+"""The compile-time constants of the decoder's programs, derived from the config and the mesh."""
 
 from dataclasses import dataclass, replace
 
@@ -13,35 +13,35 @@ from jzero.model import experts, qwen
 from jzero.model.exact import ExactRows, exact_rows
 from jzero.rollout import sampling
 
-# On these TPUs the on-chip memory (VMEM) does not hold the logits of all slots, and XLA keeps them
-# in HBM. There the logits are made for one part of the vocabulary after the other. On GPUs every
-# part would be one more copy, and with tensor > 1 a device has few columns anyway.
-KINDS_WITH_SMALL_VMEM = ("TPU v5", "TPU7x")  # v5p calls itself "TPU v5"
+# On these TPUs the on-chip memory (VMEM) does not hold the logits of all slots, so XLA keeps them
+# in HBM. The logits are therefore computed for one part of the vocabulary after the other. On GPUs
+# every part would be one more copy, and with tensor > 1 a device has few columns anyway.
+KINDS_WITH_SMALL_VMEM = ("TPU v5", "TPU7x")  # v5p reports "TPU v5"
 
 
 @dataclass(frozen=True)
 class ProgramSettings:
-    """All that is fixed when the programs are compiled."""
+    """All constants that the programs are compiled with."""
 
     model: qwen.QwenConfig
     dtype: jnp.dtype  # of weights and activations
     attention: attention.Backend
     kv_storage: DTypeLike  # element type of the pools
-    kv_axis: str | None  # the mesh axis that KV heads are split over; None: every device has all
+    kv_axis: str | None  # the mesh axis that KV heads are split over; None: replicated
     logits_axis: str  # the mesh axis that logits are split over while sampling; "": none
-    vocabulary_parts: tuple[slice, ...]  # logits are made for one part after the other
+    vocabulary_parts: tuple[slice, ...]  # logits are computed for one part after the other
     filters: sampling.Filters
     stop_ids: tuple[int, ...]  # tokens that end a response
     max_turns: int
     slots_per_shard: int
-    pages_per_shard: int  # with the scratch page
+    pages_per_shard: int  # including the scratch page
     page_size: int  # tokens
     decode_steps: int  # steps of one call of `generate`
     tensor: int  # devices that share a shard
-    experts: experts.Placement  # how the devices of a shard share the experts, if there are any
-    remembers_kept: bool = False  # returns the tokens that the filters kept, for every token
-    remembers_routes: bool = False  # returns the experts of the input of every token
-    exact: ExactRows | None = None  # how products are computed with model.exact
+    experts: experts.Placement  # how the devices of a shard share the experts of an MoE model
+    remembers_kept: bool = False  # return the tokens that the filters kept, for every sampled token
+    remembers_routes: bool = False  # return the MoE routes of the input of every token
+    exact: ExactRows | None = None  # how matrix products are computed with model.exact
 
 
 def make_program_settings(
@@ -56,21 +56,21 @@ def make_program_settings(
     pages_per_shard: int,
     exact: bool = False,
 ) -> ProgramSettings:
-    """Chooses kernels, and what the devices of `mesh` hold. See `Engine` for the arguments."""
+    """Chooses kernels, and splits heads and logits over `mesh`. See `Engine` for arguments."""
     device = mesh.devices.flat[0]
     tensor = mesh.shape["tensor"]
     filters = sampling.Filters(settings.top_k, settings.top_p, settings.min_p)
     logits_axis, vocabulary_parts = split_logits(filters, model.vocab_size, mesh, exact)
 
-    # KV heads lie as the weights do: every device has all heads if `tensor` does not divide them.
+    # KV heads are split as the weights are: replicated if `tensor` does not divide them.
     splits_heads = model.num_key_value_heads % tensor == 0
 
     backend = attention.choose(attention_name, mesh)
     if settings.kv_dtype == "int8" and not backend.reads_int8:
         raise UserError(
-            f"rollout.kv_dtype=int8: the attention kernels of platform {device.platform} read no "
-            "pages in 8 bits; set rollout.kv_dtype=bfloat16, or model.attention=xla, or on TPUs "
-            "model.attention=tpu_fused"
+            f"rollout.kv_dtype=int8: the attention kernels of platform {device.platform} do not "
+            "support an int8 KV cache; set rollout.kv_dtype=bfloat16, or model.attention=xla, or "
+            "on TPUs model.attention=tpu_fused"
         )
 
     return ProgramSettings(
@@ -97,11 +97,9 @@ def make_program_settings(
 def split_logits(
     filters: sampling.Filters, vocab_size: int, mesh: Mesh, exact: bool = False
 ) -> tuple[str, tuple[slice, ...]]:
-    """Returns the mesh axis that logits are split over, and the parts of the vocabulary.
-
-    A filter needs all logits of a slot on one device and in one part, and so does the softmax of
-    model.exact.
-    """
+    """Returns the mesh axis that logits are split over, and the parts of the vocabulary."""
+    # A filter needs all logits of a slot on one device and in one part, and so does the softmax of
+    # model.exact.
     tensor = mesh.shape["tensor"]
     may_split = filters.allow_all and not exact
     splits_logits = may_split and tensor > 1 and vocab_size % tensor == 0
@@ -116,10 +114,8 @@ def split_logits(
 def with_top_p(
     program_settings: ProgramSettings, top_p: float, settings: RolloutConfig, mesh: Mesh
 ) -> ProgramSettings:
-    """Returns the program settings of the same decoder with another top_p.
-
-    The state of the decoder does not depend on it, so both programs can work on one state.
-    """
+    """Returns the program settings of the same decoder with another top_p."""
+    # The decoder's state does not depend on top_p, so both programs can work on one state.
     filters = sampling.Filters(settings.top_k, top_p, settings.min_p)
     exact = program_settings.exact is not None
     axis, parts = split_logits(filters, program_settings.model.vocab_size, mesh, exact)
@@ -127,7 +123,7 @@ def with_top_p(
 
 
 def num_kept(program_settings: ProgramSettings) -> int:
-    """Returns how many tokens are remembered as kept, for every sampled token; 0: none."""
+    """Returns the number of kept tokens recorded for each sampled token, or 0 if none are."""
     if not program_settings.remembers_kept:
         return 0
     return min(program_settings.filters.top_k, program_settings.model.vocab_size)

@@ -1,9 +1,9 @@
 """The programs of the decoder: prefill, insert, start and generate.
 
 They are plain functions of a `ProgramSettings` and arrays; `compile_programs` wraps them in
-`shard_map` and `jit`. The mesh has the axes (slots, tensor). A shard of slots is a decoder of its
-own, with its own pages and its own loop; its weights and KV heads are split over the devices of
-`tensor`. So each function below sees the slots, the prompts and the pages of one shard.
+`shard_map` and `jit`. The mesh has the axes (slots, tensor). A shard of slots is an independent
+decoder with its own pages and its own loop; its weights and KV heads are split over the devices of
+`tensor`. Each function below therefore sees the slots, the prompts and the pages of one shard.
 
 `engine.py` keeps the host's view of the same slots and pages, and calls the programs.
 """
@@ -50,12 +50,12 @@ Seed = Key[Array, ""]
 KeysAndValues = tuple[attention.Pool, attention.Pool]  # of one device
 
 
-# Steps taken, whether another step is due, the state, and what was sampled.
+# Number of steps taken, whether another step is due, the state, and the sampled tokens.
 LoopCarry = tuple[int | jax.Array, jax.Array, DecodeState[jax.Array], ResultTokens[jax.Array]]
 
 
 class Programs(NamedTuple):
-    """The jitted programs. Shapes are those of all shards together."""
+    """The jitted programs. Shapes cover all shards together."""
 
     prefill: jax.stages.Wrapped
     insert: jax.stages.Wrapped  # donates the state
@@ -78,6 +78,7 @@ def compile_programs(settings: ProgramSettings, mesh: Mesh) -> Programs:
         prefix_specs = prefix_specs._replace(kept=by_slot)
     if settings.remembers_routes:
         prefix_specs = prefix_specs._replace(routes=by_slot)
+    # Resume points and forced tokens, which `generate` takes only if episodes have several turns.
     turn_inputs = (by_slot, by_slot) if settings.max_turns > 1 else ()
     return Programs(
         prefill=program(
@@ -107,7 +108,7 @@ def compile_programs(settings: ProgramSettings, mesh: Mesh) -> Programs:
 
 
 def state_specs_of(settings: ProgramSettings) -> DecodeState[P]:
-    """Returns how the decode state of the model is split over the slot shards."""
+    """Returns the partition specs of the decode state over the slot shards."""
     return STATE_SPECS._replace(slot_state=slot_state.specs_of(settings.model))
 
 
@@ -119,18 +120,20 @@ def compile_program(
     out_specs: object,
     donate: tuple[int, ...] = (),
 ) -> jax.stages.Wrapped:
-    """Wraps a function of `settings` and arrays, of which it sees those of one shard.
+    """Compiles `function(settings, *arrays)`, which sees the arrays of one shard.
 
-    in_specs, out_specs: how the arrays are split over "slots".
-    donate: the numbers of the arguments that the program may overwrite.
+    Args:
+        in_specs: how the arguments are split over "slots".
+        out_specs: how the results are split over "slots".
+        donate: indices of the array arguments that the program may overwrite.
     """
-    # With one device per shard all axes are manual. With more, `tensor` is left to XLA's
-    # partitioner, which splits the products as the weights are split.
+    # With one device per shard all axes are manual. With more, XLA's partitioner handles `tensor`,
+    # and splits the matrix products in the same way as the weights.
     manual_axes = {"slots"} if settings.tensor > 1 else set(mesh.axis_names)
 
-    # XLA for TPU7x wants bf16 weights in tiles of 16 x 128 inside a loop, gets them in tiles of
-    # 8 x 128, and would lay all weights out anew in every call (1 GB of temporaries for
-    # Qwen2.5-0.5B). This option keeps the tiles as they are. docs/log.md has the measurements.
+    # In a loop, XLA for TPU7x prefers bf16 weights in tiles of 16 x 128, but they arrive in tiles
+    # of 8 x 128. It would convert all weights in every call (1 GB of temporaries for Qwen2.5-0.5B).
+    # This option keeps the tiles. lab/log.md has the measurements.
     options = tpu_options(mesh) | (compiler_options(settings.exact) or {})
     if mesh.devices.flat[0].device_kind == "TPU7x":
         options |= {"xla_tpu_control_large_2nd_minor_layout_for_x16": False}
@@ -149,10 +152,9 @@ def compile_program(
 def split_over_tensor(
     settings: ProgramSettings, function: Function, in_specs: tuple, out_specs: object
 ) -> Function:
-    """Maps `function` over the devices that share a shard, each with its own heads or columns.
-
-    XLA's partitioner can split products, but neither a Pallas kernel nor a write to the pool.
-    """
+    """Maps `function` over the devices of a shard, each with its own heads or columns."""
+    # XLA's partitioner can split matrix products, but neither a Pallas kernel nor a write to the
+    # pool.
     if settings.tensor == 1:
         return function
     return jax.shard_map(
@@ -187,8 +189,8 @@ def prefill(
     def attend(
         q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, carry: LayerCarry
     ) -> tuple[jax.Array, LayerCarry]:
-        # Prompts attend to keys and values as decoding will read them back from the pool.
-        # `insert` rounds those that are returned.
+        # Prompts attend to keys and values in the precision that decoding will read from the pool.
+        # The returned ones are not rounded here, because `insert` rounds them.
         stored_k = attention.as_stored(k, settings.kv_storage, settings.dtype)
         stored_v = attention.as_stored(v, settings.kv_storage, settings.dtype)
         out = packed(q, stored_k, stored_v, segments, RowLayout(0, 1, width))
@@ -199,8 +201,8 @@ def prefill(
     def recur(
         inputs: DeltaInputs, layer: jax.Array, carry: LayerCarry
     ) -> tuple[jax.Array, LayerCarry]:
-        out, after = recurrence(settings.exact is not None).rows(inputs, segments)
-        states = slot_state.with_layer(carry.slot_state, layer, after)
+        out, layer_states = recurrence(settings.exact is not None).rows(inputs, segments)
+        states = slot_state.with_layer(carry.slot_state, layer, layer_states)
         return out, carry._replace(slot_state=states)
 
     kv_shape = (
@@ -212,10 +214,10 @@ def prefill(
     )
     empty = jnp.zeros(kv_shape, settings.dtype)
     positions = jnp.broadcast_to(jnp.arange(width), (prompts, width))
-    nothing = LayerCarry(empty, empty, slot_state.empty_slots(model, prompts))
+    empty_carry = LayerCarry(empty, empty, slot_state.empty_slots(model, prompts))
     remembers = settings.remembers_routes
     carry = experts.start(
-        model, nothing, segments > 0, settings.experts, remembers_routes=remembers
+        model, empty_carry, segments > 0, settings.experts, remembers_routes=remembers
     )
     hidden, carry = qwen.forward(
         model,
@@ -229,12 +231,13 @@ def prefill(
         exact=settings.exact,
     )
     routes = experts.routes_of(carry)
-    of_prompts, _ = experts.finish(carry)
+    prompt_carry, _ = experts.finish(carry)
 
     def for_each_sample(x: jax.Array) -> jax.Array:
         """[prompts, ...] -> [prompts * G, ...]"""
         return jnp.repeat(x, samples, axis=0)
 
+    # Only the last hidden state of a prompt is needed: it predicts the first token of every sample.
     last_hidden = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]
     first_tokens, logps, kept = sample_tokens(
         settings,
@@ -251,13 +254,13 @@ def prefill(
     if routes is not None:
         routes = routes.reshape(prompts, width, -1)
     return Prefix(
-        k=of_prompts.k,
-        v=of_prompts.v,
+        k=prompt_carry.k,
+        v=prompt_carry.v,
         tokens=first_tokens.reshape(requests.shape),
         logps=logps.reshape(requests.shape),
         kept=kept,
         routes=routes,
-        slot_state=of_prompts.slot_state,
+        slot_state=prompt_carry.slot_state,
     )
 
 
@@ -269,12 +272,12 @@ def insert(
     page_copies: Int[Array, "1 2 copies"],
     temperature: Float[Array, "1"],
 ) -> DecodeState[jax.Array]:
-    """Copies pages of a prefix into the pools, states into the slots, and starts samples there.
+    """Copies prefix pages to the pools and prefix states to the slots, and starts the samples.
 
     Args:
         arrivals: the fields of `Arrival`, padded with slots that do not exist.
-        page_copies: pages of the prefix, counted over all its rows, and the pages of the pool that
-            they go to; padded with copies to the scratch page.
+        page_copies: source pages, counted over all rows of the prefix, and target pages of the
+            pool; padded with copies to the scratch page.
         temperature: of all arrivals.
     """
     arrival = Arrival(*arrivals[0])
@@ -282,7 +285,7 @@ def insert(
     layers, prompts, width, heads, head_dim = prefix.k.shape
     page_size = settings.page_size
 
-    # The pages of all layers are written at once: layer l has its pages at l * pages_per_shard.
+    # Write the pages of all layers at once: layer l has its pages at l * pages_per_shard.
     first_rows = jnp.arange(layers)[:, None] * settings.pages_per_shard
     target_rows = (first_rows + target_pages[None]).ravel()
     pool_spec = P(settings.kv_axis)
@@ -305,7 +308,7 @@ def insert(
     def set_slots(column: jax.Array, values: jax.Array) -> jax.Array:
         return column.at[arrival.slot].set(values, mode="drop")
 
-    # Columns of padding are clipped to some sample of the prefix here, and dropped by `set_slots`.
+    # Padding columns are clipped to an arbitrary sample here, and dropped by `set_slots`.
     first_tokens = prefix.tokens.at[arrival.prefix_row, arrival.sample_index].get(mode="clip")
     goes_on = ~is_stop(settings, first_tokens) & (arrival.length + 1 < arrival.limit)
     temperatures = jnp.broadcast_to(temperature, arrival.slot.shape)
@@ -331,24 +334,24 @@ def start(
     starts: Int[Array, "1 fields starts"],
     temperature: Float[Array, "1 starts"],
 ) -> DecodeState[jax.Array]:
-    """Starts sequences whose keys and values are in the pages of their slots already.
+    """Starts sequences whose keys and values are already in the pages of their slots.
 
     Args:
         starts: the fields of `Start`, padded with slots that do not exist.
-        temperature: of each.
+        temperature: of each sequence.
     """
-    begun = Start(*starts[0])
+    entry = Start(*starts[0])
 
     def set_slots(column: jax.Array, values: jax.Array) -> jax.Array:
-        return column.at[begun.slot].set(values, mode="drop")
+        return column.at[entry.slot].set(values, mode="drop")
 
     return state._replace(
-        tokens=set_slots(state.tokens, begun.token),
-        positions=set_slots(state.positions, begun.position),
-        limits=set_slots(state.limits, begun.limit),
-        requests=set_slots(state.requests, begun.request),
+        tokens=set_slots(state.tokens, entry.token),
+        positions=set_slots(state.positions, entry.position),
+        limits=set_slots(state.limits, entry.limit),
+        requests=set_slots(state.requests, entry.request),
         temperature=set_slots(state.temperature, temperature[0]),
-        active=set_slots(state.active, jnp.ones_like(begun.slot, bool)),
+        active=set_slots(state.active, jnp.ones_like(entry.slot, bool)),
     )
 
 
@@ -368,38 +371,40 @@ def generate(
     Args:
         table: the pages of each slot.
         keep: false for slots that the host has freed or paused since the last call.
-        shared_pages: how many leading pages the slots of a block of neighbors have in common; see
+        shared_pages: number of leading pages that all slots of a block share; see
             attention.backend.Paged.
         resume_points: the fields of `ResumePoint`, for episodes of several turns.
-        forced_tokens: tokens that the slot takes instead of the sampled ones, step by step, which
-            is how the environment's reply enters the sequence; -1: the sampled token.
+        forced_tokens: tokens that a slot takes instead of sampled ones, by step; -1 samples. The
+            environment's reply enters the sequence this way.
     """
+    # Cast and reshape once per call, outside of the loop over steps and layers.
     params = with_flat_outputs(qwen.cast(params, settings.dtype))
     state = state._replace(active=state.active & keep)
     if resume_points is not None:
         state = resume_slots(state, ResumePoint(*(resume_points[:, i] for i in range(3))))
 
     def is_step_due(active: jax.Array) -> jax.Array:
-        """Whether the loop takes another step."""
         if settings.tensor == 1:
             return active.any()
-        # A step then has collectives over `tensor`. Each of them is one operation of all devices
-        # of the mesh, so every shard must take as many steps as the busiest one: a shard that left
-        # its loop early would make the others wait forever.
+        # With tensor > 1 every step has collectives, which are one operation of all devices of the
+        # mesh. Every shard must therefore take as many steps as the busiest one: a shard that left
+        # its loop early would block the others forever.
         return lax.psum(active.any().astype(jnp.int32), "slots") > 0
 
-    def loop_goes_on(carry: LoopCarry) -> jax.Array:
+    def has_next_step(carry: LoopCarry) -> jax.Array:
         step, is_due, _, _ = carry
         return (step < settings.decode_steps) & is_due
 
     def loop_body(carry: LoopCarry) -> LoopCarry:
         step, _, state, result = carry
+        # A slot counts a token for every step that it was active in. Slots end and never restart in
+        # a call.
         counts = result.counts + state.active
         forced = None if forced_tokens is None else forced_tokens[:, step]
         state, sampled = decode_step(settings, params, state, seed, table, shared_pages, forced)
 
-        def write(column: jax.Array, of_all_steps: jax.Array) -> jax.Array:
-            return lax.dynamic_update_index_in_dim(of_all_steps, column, step, 1)
+        def write(column: jax.Array, columns: jax.Array) -> jax.Array:
+            return lax.dynamic_update_index_in_dim(columns, column, step, 1)
 
         so_far = SampledTokens(result.tokens, result.logps, result.kept, result.routes)
         tokens, logps, kept, routes = jax.tree.map(write, sampled, so_far)
@@ -407,34 +412,34 @@ def generate(
         return step + 1, is_step_due(state.active), state, result
 
     slots, steps = settings.slots_per_shard, settings.decode_steps
-    nothing = ResultTokens(
+    empty_result = ResultTokens(
         tokens=jnp.zeros((slots, steps), jnp.int32),
         logps=jnp.zeros((slots, steps), jnp.float32),
         counts=jnp.zeros(slots, jnp.int32),
     )
     if settings.remembers_kept:
-        nothing = nothing._replace(kept=jnp.zeros((slots, steps, num_kept(settings)), jnp.int32))
+        empty_result = empty_result._replace(
+            kept=jnp.zeros((slots, steps, num_kept(settings)), jnp.int32)
+        )
     if settings.remembers_routes:
         shape = (slots, steps, experts.num_routes(settings.model))
-        nothing = nothing._replace(routes=jnp.zeros(shape, experts.ROUTES_DTYPE))
-    start = (0, is_step_due(state.active), state, nothing)
-    _, _, state, result = lax.while_loop(loop_goes_on, loop_body, start)
+        empty_result = empty_result._replace(routes=jnp.zeros(shape, experts.ROUTES_DTYPE))
+    start = (0, is_step_due(state.active), state, empty_result)
+    _, _, state, result = lax.while_loop(has_next_step, loop_body, start)
     return state, result
 
 
 def with_flat_outputs(params: qwen.Params) -> qwen.Params:
-    """Returns the weights with attention's output weight as [L, H * D, E] in place of [L, H, D, E].
-
-    In the loop over the layers XLA:TPU would copy a layer of four axes before each product, where
-    the product follows a kernel: a tenth of a decode step (docs/log.md, 2026-11-23).
-    """
+    """Returns the weights with attention's output weight as [L, H * D, E], not [L, H, D, E]."""
+    # In the loop over the layers, where the product follows a kernel, XLA:TPU would copy a layer of
+    # four axes before each product: a tenth of a decode step (lab/log.md, 2026-11-23).
     layers = params["layers"]
     weight = layers.get("o")
     if isinstance(weight, QuantizedWeight):
         L, H, D, E = weight.values.shape
         values, scale = weight.values.reshape(L, H * D, E), weight.scale.reshape(L, 1, E)
         return params | {"layers": layers | {"o": QuantizedWeight(values, scale)}}
-    if not isinstance(weight, jax.Array):  # with an adapter, or there is none
+    if not isinstance(weight, jax.Array):  # an adapter's weight, or None
         return params
     L, H, D, E = weight.shape
     return params | {"layers": layers | {"o": weight.reshape(L, H * D, E)}}
@@ -464,10 +469,11 @@ def decode_step(
 ) -> tuple[DecodeState[jax.Array], SampledTokens[jax.Array]]:
     """Computes one token for every slot, active or not.
 
-    The key and the value of the input are written into the pool on the way. Those of idle slots go
-    to the scratch page, and the state of an idle slot stays as it is.
+    Writes the input's key and value into the pool. Idle slots write to the scratch page, and keep
+    their recurrent state.
     """
     active, positions = state.active, state.positions
+    # The page that holds the position of each slot's input.
     page_of_token = jnp.take_along_axis(table, (positions // settings.page_size)[:, None], axis=1)
     write_page = jnp.where(active, page_of_token[:, 0], SCRATCH_PAGE)
     lengths = jnp.where(active, positions + 1, 1)
@@ -483,7 +489,7 @@ def decode_step(
         lengths: jax.Array,
         shared_pages: jax.Array,
     ) -> tuple[jax.Array, KeysAndValues]:
-        """Runs on every device of `tensor`, with its own heads."""
+        # Under split_over_tensor this runs on every device of `tensor`, with the device's heads.
         k_pool = settings.attention.write(pools[0], k[:, 0], write_rows, write_offset)
         v_pool = settings.attention.write(pools[1], v[:, 0], write_rows, write_offset)
         kv_heads = k.shape[2]
@@ -521,9 +527,11 @@ def decode_step(
     def recur(
         inputs: DeltaInputs, layer: jax.Array, carry: LayerCarry
     ) -> tuple[jax.Array, LayerCarry]:
-        before = slot_state.of_layer(carry.slot_state, layer)
-        out, after = recurrence(settings.exact is not None).slots(inputs, before, active)
-        states = slot_state.with_layer(carry.slot_state, layer, after)
+        layer_states = slot_state.take_layer(carry.slot_state, layer)
+        out, next_states = recurrence(settings.exact is not None).slots(
+            inputs, layer_states, active
+        )
+        states = slot_state.with_layer(carry.slot_state, layer, next_states)
         return out, carry._replace(slot_state=states)
 
     attend_in_step: Attend = attend
@@ -531,10 +539,10 @@ def decode_step(
     if is_fused:
         attend_in_step = fused_attend(settings, state, table, shared_pages, split_over_tensor)
 
-    of_slots = LayerCarry(state.k_pool, state.v_pool, state.slot_state)
+    slot_carry = LayerCarry(state.k_pool, state.v_pool, state.slot_state)
     remembers = settings.remembers_routes
     carry = experts.start(
-        settings.model, of_slots, active, settings.experts, remembers_routes=remembers
+        settings.model, slot_carry, active, settings.experts, remembers_routes=remembers
     )
     hidden, carry = qwen.forward(
         settings.model,
@@ -555,7 +563,7 @@ def decode_step(
     )
     stops = is_stop(settings, token)
     if forced is not None:
-        # A reply may hold stop tokens (the ends of messages); they do not end the turn.
+        # A reply may contain stop tokens (the ends of messages); they do not end the turn.
         token = jnp.where(forced >= 0, forced, token)
         stops = stops & (forced < 0)
     state = state._replace(
@@ -581,16 +589,17 @@ def sample_tokens(
 ) -> tuple[Int[Array, " slots"], Float[Array, " slots"], Int[Array, "slots K"] | None]:
     """Samples the token at `positions` of each request.
 
-    Returns tokens, their log-probabilities, and the tokens that the filters kept, or None if they
-    are not remembered.
+    Returns tokens, their log-probabilities, and the tokens that the filters kept (None unless
+    `settings.remembers_kept`).
 
-    `expand_logits` makes the logits of `slots` slots from those of `rows` hidden states, so that
-    prefill computes the logits of a prompt once for all of its samples.
+    expand_logits: maps the logits of `rows` hidden states to the logits of `slots` slots.
     """
+    # Prefill computes the logits of a prompt once and expands them to all of its samples.
     if settings.model.tie_word_embeddings:
         name, weight_spec = "embed", P("tensor")
     else:
         name, weight_spec = "lm_head", P(None, "tensor")
+    # One uniform number for each part: a token of a later part may replace an earlier one.
     noise = sampling.uniforms(seed, requests, positions, len(settings.vocabulary_parts))
 
     def draw(
@@ -629,7 +638,7 @@ def sample_tokens(
 
 
 def is_stop(settings: ProgramSettings, tokens: Int[Array, " slots"]) -> Bool[Array, " slots"]:
-    """Whether a token ends a response."""
+    """Returns whether each token ends a response."""
     if not settings.stop_ids:
         return jnp.zeros(tokens.shape, bool)
     return jnp.isin(tokens, jnp.array(settings.stop_ids, jnp.int32))

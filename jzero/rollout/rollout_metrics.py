@@ -1,40 +1,59 @@
-"""Metrics of a step's rollouts: rewards, lengths and turns. `run.metrics` defines them."""
+"""Metrics of a step's rollouts: rewards, lengths and turns. `run.metrics` documents them."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from jzero.types import Rollout, grade_of
+from jzero.types import Grade, Rollout, grade_of
+
+# Maximum number of reward names in the metrics: user-defined code may return other names each time.
+MAX_REWARD_NAMES = 256
 
 
 def rollout_metrics(rollouts: Sequence[Rollout], group_size: int) -> dict[str, float]:
-    """Returns metrics of graded rollouts: whole groups in order, `group_size` for each problem."""
+    """Returns metrics of graded rollouts, which are complete groups of `group_size` in order."""
     metrics = reward_metrics(rollouts, group_size) | length_metrics(rollouts)
     if any(len(rollout.turns) > 1 for rollout in rollouts):
         metrics |= turn_metrics(rollouts)
     if any(grade_of(rollout).tool_calls for rollout in rollouts):
         metrics |= tool_metrics(rollouts)
+    for name, task_rollouts in by_row_task(rollouts).items():
+        metrics |= {f"{metric}/{name}": v for metric, v in row_task_metrics(task_rollouts).items()}
     return metrics
 
 
-def reward_metrics(rollouts: Sequence[Rollout], group_size: int) -> dict[str, float]:
-    """Returns the means of the scores and of the named rewards that they are made of."""
+def by_row_task(rollouts: Sequence[Rollout]) -> dict[str, list[Rollout]]:
+    """Returns the rollouts of each task that rows name; empty unless `task.name=mixed`."""
+    names = sorted({rollout.problem.row_task for rollout in rollouts} - {""})
+    return {name: [one for one in rollouts if one.problem.row_task == name] for name in names}
+
+
+def row_task_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Returns the metrics that `task.name=mixed` reports for each task."""
     grades = [grade_of(rollout) for rollout in rollouts]
-    metrics: dict[str, float] = {}
+    scores = [grade.score for grade in grades if not grade.failed]
+    first_grades = [grade_of(rollout.turns[0]) for rollout in rollouts]
+    return {
+        "reward/mean": float(np.mean(scores)) if scores else 0.0,
+        "reward/accuracy": float(np.mean([grade.correct for grade in grades])),
+        "rollout/count": float(len(rollouts)),
+        "rollout/length": float(np.mean([rollout.response_length for rollout in rollouts])),
+        "turns/mean": float(np.mean([len(rollout.turns) for rollout in rollouts])),
+        "turns/first_try": float(np.mean([grade.correct for grade in first_grades])),
+    }
 
-    names = dict.fromkeys(name for grade in grades for name in grade.parts)
-    for name in names:
-        # The reward function `accuracy` is left out: reward/accuracy counts right answers instead.
-        if name != "accuracy":
-            parts = [grade.parts[name] for grade in grades if name in grade.parts]
-            metrics[f"reward/{name.replace(':', '.')}"] = float(np.mean(parts))
 
-    # Where a function of the user's failed there is no score, and means are over the others.
+def reward_metrics(rollouts: Sequence[Rollout], group_size: int) -> dict[str, float]:
+    """Returns the means of the scores and of their named parts."""
+    grades = [grade_of(rollout) for rollout in rollouts]
+    metrics = named_rewards(grades)
+
+    # If a user-defined function failed there is no score; means cover the other responses.
     scores_PG = np.array([grade.score for grade in grades]).reshape(-1, group_size)
     has_score_PG = np.array([not grade.failed for grade in grades]).reshape(-1, group_size)
     highest_P = np.where(has_score_PG, scores_PG, -np.inf).max(axis=1)
     lowest_P = np.where(has_score_PG, scores_PG, np.inf).min(axis=1)
-    # A group without any score has its highest below its lowest.
+    # In a group without any score the highest is -inf and the lowest inf, so it counts as uniform.
     is_uniform = highest_P <= lowest_P
     metrics["reward/mean"] = float(scores_PG[has_score_PG].mean()) if has_score_PG.any() else 0.0
     metrics["reward/accuracy"] = float(np.mean([grade.correct for grade in grades]))
@@ -43,8 +62,23 @@ def reward_metrics(rollouts: Sequence[Rollout], group_size: int) -> dict[str, fl
     return metrics
 
 
+def named_rewards(grades: Sequence[Grade]) -> dict[str, float]:
+    """Returns the mean of each named reward, over the grades that have it."""
+    metrics: dict[str, float] = {}
+    names = list(dict.fromkeys(name for grade in grades for name in grade.parts))
+    if len(names) > MAX_REWARD_NAMES:
+        metrics["reward/parts_left_out"] = float(len(names) - MAX_REWARD_NAMES)
+    for name in names[:MAX_REWARD_NAMES]:
+        # Skip the reward function `accuracy`: reward/accuracy is the share of correct answers
+        # instead.
+        if name != "accuracy":
+            parts = [grade.parts[name] for grade in grades if name in grade.parts]
+            metrics[f"reward/{name.replace(':', '.')}"] = float(np.mean(parts))
+    return metrics
+
+
 def length_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Returns metrics of the tokens after the prompts, replies of an environment included."""
+    """Returns metrics of the tokens after the prompts, including replies of an environment."""
     lengths = np.array([rollout.response_length for rollout in rollouts])
     is_truncated = [rollout.finish_reason == "length" for rollout in rollouts]
     return {

@@ -1,19 +1,20 @@
-"""Problems in, graded rollouts out: the engine, the tokenizer on both sides of it, and the graders.
+"""Turns problems into graded rollouts: combines the engine, the tokenizer and the graders.
 
-    problems -> Sampler.encode_problems    prompts as token ids; problems whose prompt is too long
-    are dropped
-             -> Sampler.sample_rollouts    this host's share of the problems, decoded and graded
-             turn by turn -> Sampler.gather_rollouts    the rollouts of all hosts, with the rewards
-             that need a whole batch
+    problems
+      -> Sampler.encode_problems   tokenizes prompts, drops problems whose prompt is too long
+      -> Sampler.sample_rollouts   decodes this host's share of the problems, grades every turn
+      -> Sampler.gather_rollouts   collects the rollouts of all hosts, adds whole-batch rewards
 
 The synchronous train loop, `jzero.evaluate` and `jzero.generate` call these three methods.
-Asynchronous rollouts (`async_stream.py`) call `Sampler.decode`, which the second step is made of.
+Asynchronous rollouts (`async_stream.py`) call `Sampler.decode`, the core of the second step.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import jax
+import jinja2
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -24,7 +25,7 @@ from jzero.distributed import collectives, interrupt, peers, processes
 from jzero.distributed.mesh import decode_mesh, make_mesh, split_devices
 from jzero.distributed.publish import publisher
 from jzero.distributed.side_by_side import joins_weights
-from jzero.errors import UserError
+from jzero.errors import UserError, reason_of
 from jzero.grading.pool import Pool
 from jzero.model import qwen, tokenizer
 from jzero.rollout.engine import Engine
@@ -38,20 +39,45 @@ from jzero.rollout.sequence import (
     make_groups,
 )
 from jzero.rollout.serialization import rollouts_from_bytes, rollouts_to_bytes
-from jzero.rollout.turns import TurnGrader
+from jzero.rollout.turns import TurnGrader, least_tokens, longest_token
 from jzero.run.base_model import BaseModel
-from jzero.tasks import batched_rewards, rewards
+from jzero.tasks import batched_rewards, mixed, rewards
 from jzero.tasks.tools import episodes as tool_episodes
 from jzero.tasks.tools import parsing
+from jzero.tasks.trl_rewards import TrainerState
 from jzero.types import Grade, JsonValue, Problem, Rollout, grade_of
+
+REPORT_SECONDS = 30.0
+_NOT_TRAINING = TrainerState()
 
 
 @dataclass(frozen=True)
 class EncodedProblem:
-    """A problem and the token ids of its prompt, which is tokenized once and not again."""
+    """A problem and the token ids of its prompt, so that the prompt is tokenized only once."""
 
     problem: Problem
     prompt_tokens: Int32[np.ndarray, " tokens"]
+
+
+class SamplingProgress:
+    """Prints a line every REPORT_SECONDS while many responses are sampled."""
+
+    def __init__(self, num_sequences: int) -> None:
+        # Without these lines a long sampling phase would look like a run that hangs.
+        self._num_sequences = num_sequences
+        self._num_turns = 0
+        self._began = self._reported = time.monotonic()
+
+    def add_turn(self) -> None:
+        """Counts a turn that has ended, and prints the progress if a report is due."""
+        self._num_turns += 1
+        current_time = time.monotonic()
+        if current_time - self._reported >= REPORT_SECONDS:
+            self._reported = current_time
+            processes.print_once(
+                f"sampling: {self._num_turns} turns of {self._num_sequences} rollouts have ended "
+                f"after {current_time - self._began:.0f} seconds"
+            )
 
 
 @dataclass
@@ -64,25 +90,44 @@ class Sampler:
     task: config.TaskConfig
 
     def encode_prompt(self, problem: Problem) -> Int32[np.ndarray, " tokens"]:
-        """Returns the token ids of the problem's prompt, chat template applied."""
+        """Returns the token ids of the problem's prompt, with the chat template applied."""
         tools = list(problem.tools or [])
         if problem.task == self.task.name:
+            # The task's tools belong to its prompts only: a suite may contain problems of another
+            # task.
             tools += tool_episodes.schemas(self.task)
-        return np.array(tokenizer.prompt_ids(self.tokenizer, problem.prompt, tools), np.int32)
+        try:
+            ids = tokenizer.prompt_ids(self.tokenizer, problem.prompt, tools)
+        except UserError:
+            raise
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            # The template belongs to the model, and the messages to a row or an environment.
+            raise UserError(
+                f"problem {problem.id}: the chat template cannot write its prompt "
+                f"({reason_of(error)}): change the messages, or choose another task.template"
+            ) from None
+        return np.array(ids, np.int32)
 
     def encode_problems(self, problems: list[Problem], name: str = "") -> list[EncodedProblem]:
-        """Tokenizes prompts, and drops those longer than rollout.max_prompt_tokens.
+        """Tokenizes prompts, and drops prompts longer than rollout.max_prompt_tokens.
 
-        A long prompt is dropped and not cut, because a cut question is another question. If `name`
-        is given, prints how many problems of the set of that name were dropped.
+        If `name` is given, prints how many problems of the problem set `name` were dropped.
         """
+        # A long prompt is dropped rather than cut, because a cut question is a different question.
         longest = self.engine.settings.max_prompt_tokens
-        encoded = [EncodedProblem(problem, self.encode_prompt(problem)) for problem in problems]
+        # Tokenizing megabytes of text takes seconds, so drop prompts that are certainly too long
+        # first.
+        characters = longest_token(self.tokenizer)
+        candidates = [
+            problem for problem in problems if least_tokens(problem.prompt, characters) <= longest
+        ]
+        encoded = [EncodedProblem(problem, self.encode_prompt(problem)) for problem in candidates]
         fitting = [item for item in encoded if len(item.prompt_tokens) <= longest]
-        dropped = len(encoded) - len(fitting)
+        dropped = len(problems) - len(fitting)
         if name and dropped:
             processes.print_once(
-                f"{name}: {dropped} of {len(encoded)} prompts dropped, longer than {longest} tokens"
+                f"{name}: {dropped} of {len(problems)} prompts dropped, "
+                f"longer than {longest} tokens"
             )
         return fitting
 
@@ -101,14 +146,16 @@ class Sampler:
     ) -> tuple[list[Rollout], DecodeCounters]:
         """Samples `group_size` graded rollouts of each problem in this host's share of `problems`.
 
-        The rollouts come in the order of the problems. The noise of a token is a function of `key`
-        (two integers), the problem's place in `problems`, the sample's index in its group, and the
-        token's position: so it depends neither on the number of hosts nor on what else is decoded.
-        `version` is the policy version of `params`. `top_p` and `max_new_tokens` replace those of
-        the rollout unless they are 0. Rollouts that are not trained on remember neither the tokens
-        that the filters kept nor the experts of tokens.
+        Returns the rollouts in the order of the problems, and the decode counters. `version` is the
+        policy version of `params`. `top_p` and `max_new_tokens` override the rollout settings
+        unless they are 0. If `is_trained` is false, rollouts record neither kept tokens nor routes.
+
+        The noise of a token is a function of `key` (two integers), the problem's index in
+        `problems`, the sample's index in its group, and the token's position. It depends neither on
+        the number of hosts nor on the other sequences in the batch.
         """
         share = collectives.local_share(len(problems))
+        # Every host decodes a contiguous share, so that the gathered rollouts are in order.
         mine = problems[share]
         groups = make_groups(
             [item.prompt_tokens for item in mine],
@@ -147,13 +194,16 @@ class Sampler:
         admit_more: AdmitMore = admit_none,
         check_stop: interrupt.StopCheck = interrupt.never_stop,
     ) -> DecodeCounters:
-        """Decodes `groups` in place, and gives every turn to the graders as the turn ends.
+        """Decodes `groups` in place, and submits every turn for grading when it ends.
 
-        `problem_of` returns the problem of a `Sequence.prompt_id`; `admit_more` is explained at
-        `Scheduler.run`. `check_stop` is called after every turn. If it raises Interrupted, so do
-        all hosts.
+        `problem_of` returns the problem of a `Sequence.prompt_id`; see `Scheduler.run` for
+        `admit_more`. `check_stop` is called after every turn. If it raises Interrupted on one host,
+        all hosts raise.
         """
+        # The scheduler yields each sequence at the end of a turn; the grader returns the reply to
+        # it.
         scheduler = Scheduler(self.engine, params, self._text_of)
+        progress = SamplingProgress(sum(map(len, groups)))
         grader = TurnGrader(self.pool, self.task, self.engine, self.tokenizer, problem_of)
         try:
             for sequence in scheduler.run(
@@ -166,34 +216,78 @@ class Sampler:
                 admit_more,
             ):
                 grader.submit(sequence)
+                progress.add_turn()
                 check_stop()
         except interrupt.Interrupted as reason:
             # The other hosts decode their shares to the end and then wait in `gather_rollouts`:
-            # meet them there.
+            # join them there.
             interrupt.raise_if_any_host_stopped(str(reason))
         finally:
             scheduler.cancel()  # after an interruption the engine must be free for an evaluation
         return replace(scheduler.counters, grading_seconds=grader.seconds_waited)
 
-    def gather_rollouts(self, rollouts: list[Rollout]) -> list[Rollout]:
+    def gather_rollouts(
+        self,
+        rollouts: list[Rollout],
+        group_size: int,
+        state: TrainerState = _NOT_TRAINING,
+    ) -> list[Rollout]:
         """Returns the rollouts of all hosts, in order, with their final rewards.
 
-        All hosts must call this method together.
+        All hosts must call this method together. `rollouts` are complete groups of `group_size`.
+        For rewards that compare responses, rollout.num_prompts groups (one step) form a batch, and
+        so do the last groups of an evaluation. `state` is passed to reward functions in TRL's form.
         """
         interrupt.raise_if_any_host_stopped()
         if peers.has_peers():
             rollouts = rollouts_from_bytes(collectives.gather_bytes(rollouts_to_bytes(rollouts)))
-        return self._add_batch_rewards(rollouts)
+        # Unless task.name=mixed, no row names a task, and all rollouts have the same settings.
+        names = list(dict.fromkeys(rollout.problem.row_task for rollout in rollouts))
+        if names == [""]:
+            return self._add_rewards(rollouts, group_size, state)
+        # Rows of different tasks are rewarded separately: their lengths and answers are not
+        # comparable.
+        rewarded: list[Rollout | None] = [None] * len(rollouts)
+        for name in names:
+            places = [i for i, one in enumerate(rollouts) if one.problem.row_task == name]
+            task_sampler = replace(
+                self, task=mixed.settings_of(self.task, rollouts[places[0]].problem)
+            )
+            task_rollouts = task_sampler._add_rewards(
+                [rollouts[i] for i in places], group_size, state
+            )
+            for place, rollout in zip(places, task_rollouts, strict=True):
+                rewarded[place] = rollout
+        return [rollout for rollout in rewarded if rollout is not None]
+
+    def _add_rewards(
+        self, rollouts: list[Rollout], group_size: int, state: TrainerState
+    ) -> list[Rollout]:
+        """Adds the rewards of rollouts whose problems use the settings of this sampler's task."""
+        task = self.task
+        limit = self.engine.settings.num_prompts * self.engine.settings.group_size // group_size
+        batches = batched_rewards.split(rollouts, group_size, task.reward.batch, limit)
+        results = None
+        if rewards.batched(task.reward):
+            results = self._call_batched_rewards(batches, state)
+        done: list[Rollout] = []
+        for number, batch in enumerate(batches):
+            done += self._add_batch_rewards(batch, results[number] if results else {})
+        return done
 
     def _text_of(self, tokens: list[int]) -> str:
         return tokenizer.decode(self.tokenizer, tokens)
 
-    def _add_batch_rewards(self, rollouts: list[Rollout]) -> list[Rollout]:
-        """Applies the rewards that depend on the whole batch, and sums the turns of episodes."""
+    def _add_batch_rewards(
+        self, rollouts: list[Rollout], results: dict[str, JsonValue]
+    ) -> list[Rollout]:
+        """Applies the rewards that depend on the whole batch, and sums the turns of episodes.
+
+        `results` are the values that the user-defined functions returned for this batch.
+        """
+        # Rewards are computed per turn; an episode sums its turns at the end.
         turns = [turn for rollout in rollouts for turn in rollout.turns]
-        grades = [grade_of(turn) for turn in turns]
-        if rewards.batched(self.task.reward):
-            grades = batched_rewards.add(grades, self._call_batched_rewards(rollouts))
+        grades = batched_rewards.add([grade_of(turn) for turn in turns], results)
         grades = rewards.add_batch_rewards(
             grades,
             [len(turn.text) for turn in turns],
@@ -203,17 +297,28 @@ class Sampler:
         if self.engine.settings.max_turns > 1 and self.task.turn_reward == "success":
             grades = [replace(grade, score=self._success_reward(grade)) for grade in grades]
         remaining = iter(grades)
-        return [_take_turn_grades(rollout, remaining) for rollout in rollouts]
+        return [self._take_turn_grades(rollout, remaining) for rollout in rollouts]
 
-    def _call_batched_rewards(self, rollouts: list[Rollout]) -> JsonValue:
-        """Calls the user's functions on one host, and tells the others what they said."""
+    def _take_turn_grades(self, rollout: Rollout, grades: Iterator[Grade]) -> Rollout:
+        """Returns a rollout with the next grades, one for each of its turns."""
+        turn_grades = [next(grades) for _ in rollout.turns]
+        if batched_rewards.decided_by_rewards(rollout.problem, self.task):
+            turn_grades[-1] = batched_rewards.with_verdict(turn_grades[-1], self.task)
+        return with_turn_grades(rollout, turn_grades)
+
+    def _call_batched_rewards(
+        self, batches: list[list[Rollout]], state: TrainerState
+    ) -> list[dict[str, JsonValue]]:
+        """Calls the user-defined functions on one host, and returns their results on all hosts."""
+        # One call for all hosts: a user-defined function sees the whole batch.
         results = None
         if jax.process_index() == 0:
+            with_tokens = rewards.need_tokens(self.task.reward)
             episodes = [
-                (rollout.problem, [(turn.text, grade_of(turn)) for turn in rollout.turns])
-                for rollout in rollouts
+                [batched_rewards.to_episode(item, with_tokens=with_tokens) for item in batch]
+                for batch in batches
             ]
-            results = batched_rewards.call_all(self.pool, self.task, episodes)
+            results = batched_rewards.call_all(self.pool, self.task, episodes, state)
         return collectives.gather_json(results)[0]
 
     def _success_reward(self, grade: Grade) -> float:
@@ -222,15 +327,12 @@ class Sampler:
         return (success - self.task.reward_bias) * self.task.reward_scaling
 
 
-def _take_turn_grades(rollout: Rollout, grades: Iterator[Grade]) -> Rollout:
-    return with_turn_grades(rollout, [next(grades) for _ in rollout.turns])
-
-
 def with_turn_grades(rollout: Rollout, grades: list[Grade]) -> Rollout:
-    """Returns `rollout` with one grade for each turn, and the episode's grade made from them.
+    """Returns `rollout` with one grade for each turn, and the episode's grade derived from them.
 
-    The episode's score is the sum of its turns' scores. It is correct if any turn is. Its reason
-    and named rewards are those of the last turn. An episode has failed if a turn has.
+    The episode's score is the sum of its turns' scores. The episode is correct if any turn is
+    correct, and has failed if any turn has failed. Its reason and named rewards come from the last
+    turn.
     """
     turns = tuple(
         replace(turn, grade=grade) for turn, grade in zip(rollout.turns, grades, strict=True)
@@ -248,25 +350,27 @@ def with_turn_grades(rollout: Rollout, grades: list[Grade]) -> Rollout:
     return replace(rollout, turns=turns, grade=episode)
 
 
-def make_sampler(
-    settings: config.Config, base: BaseModel, mesh: Mesh, pool: Pool
-) -> tuple[Sampler, Callable[[qwen.Params], qwen.Params]]:
-    """Returns a sampler and `publish`, which turns the trainer's weights into the sampler's.
+def mesh_of_decoder(settings: config.Config, mesh: Mesh) -> Mesh:
+    """Returns the mesh that a sampler decodes on.
 
-    The sampler decodes on the devices of the training mesh `mesh`, or, if mesh.decode_devices is
-    set, on the devices of this host that the training mesh leaves free.
+    It has the devices of the training mesh `mesh`, or, if mesh.decode_devices is set, the devices
+    of this host that are not in the training mesh.
     """
-    mesh_for_decoding = decode_mesh(mesh)
-    if num_devices := settings.mesh.decode_devices:
-        tensor = mesh.shape["tensor"]
-        if num_devices % tensor:
-            raise UserError(
-                f"mesh.tensor={tensor} does not divide mesh.decode_devices={num_devices}: "
-                "set mesh.decode_devices to a multiple of mesh.tensor"
-            )
-        _, free_devices = split_devices(num_devices)
-        mesh_for_decoding = make_mesh(free_devices, {"slots": -1, "tensor": tensor})
-    engine = Engine(
+    num_devices, tensor = settings.mesh.decode_devices, mesh.shape["tensor"]
+    if not num_devices:
+        return decode_mesh(mesh)
+    if num_devices % tensor:
+        raise UserError(
+            f"mesh.tensor={tensor} does not divide mesh.decode_devices={num_devices}: "
+            "set mesh.decode_devices to a multiple of mesh.tensor"
+        )
+    _, free_devices = split_devices(num_devices)
+    return make_mesh(free_devices, {"slots": -1, "tensor": tensor})
+
+
+def make_engine(settings: config.Config, base: BaseModel, mesh_for_decoding: Mesh) -> Engine:
+    """Returns the decoder of this host, without device state."""
+    return Engine(
         base.model,
         per_host_settings(settings.rollout, jax.process_count()),
         mesh_for_decoding,
@@ -278,6 +382,15 @@ def make_sampler(
         settings.model.exact,
         settings.rollout.routing_replay,
     )
+
+
+def make_sampler(
+    settings: config.Config, base: BaseModel, mesh: Mesh, pool: Pool
+) -> tuple[Sampler, Callable[[qwen.Params], qwen.Params]]:
+    """Returns a sampler and `publish`, which converts the trainer's weights for the sampler."""
+    mesh_for_decoding = mesh_of_decoder(settings, mesh)
+    engine = make_engine(settings, base, mesh_for_decoding)
+    # The chat template determines how the model writes tool calls, unless the task sets a syntax.
     syntax = settings.task.tools.syntax or parsing.syntax_of(base.tokenizer.chat_template)
     task = replace(settings.task, tools=replace(settings.task.tools, syntax=syntax))
     sampler = Sampler(engine, base.tokenizer, pool, task)
@@ -294,7 +407,7 @@ def make_sampler(
 
 
 def per_host_settings(rollout: config.RolloutConfig, num_hosts: int) -> config.RolloutConfig:
-    """Returns one host's settings: rollout.num_slots and num_pages count those of all hosts."""
+    """Returns one host's share of rollout.num_slots and num_pages, which count all hosts."""
     return replace(
         rollout,
         num_slots=-(-rollout.num_slots // num_hosts),
@@ -316,12 +429,13 @@ def make_seed(engine: Engine, key: tuple[int, int]) -> jax.Array:
 def to_rollout(problem: Problem, sequence: Sequence) -> Rollout:
     """Returns the finished `sequence` as a rollout. Its turns hold the grades that have arrived."""
     prompt_length = len(sequence.prompt_tokens)
+    # Version -1 marks tokens that were not sampled: the prompt and replies.
     versions = np.array([-1] * prompt_length + sequence.versions, np.int32)
     logps = np.array([0.0] * prompt_length + sequence.logps, np.float32)
     kept = None
     if sequence.kept:
-        of_prompt = np.full((prompt_length, len(sequence.kept[0])), -1, np.int32)
-        kept = np.concatenate([of_prompt, np.stack(sequence.kept)])
+        prompt_kept = np.full((prompt_length, len(sequence.kept[0])), -1, np.int32)
+        kept = np.concatenate([prompt_kept, np.stack(sequence.kept)])
     return Rollout(
         problem=problem,
         sample_index=sequence.sample_index,

@@ -1,23 +1,26 @@
 """Draws one token for every slot from the logits of the model's head.
 
-In: the hidden state, the temperature and a few uniform random numbers of every slot. Out: a token
-of every slot, and its log-probability. `programs.py` calls `uniforms` and `sample` inside the
+Input: the hidden state, the temperature and a few uniform random numbers of every slot. Output: a
+token of every slot, and its log-probability. `programs.py` calls `uniforms` and `sample` inside the
 jitted prefill and decode programs.
 
-The token is the inverse of the cumulative distribution at one uniform number u: with the masses
-p_v = exp((logit_v - largest logit) / temperature), it is the first token v for which
-p_0 + ... + p_v > u (p_0 + ... + p_{V-1}). The search has two levels. The first level finds the
-block of 128 tokens, from the sums of the blocks; the second level finds the token in this block.
+The token is the inverse of the cumulative distribution at one uniform number u, i.e. the first
+token v with
 
-Why so, and not by the usual Gumbel noise (argmax of logit / temperature + Gumbel):
+    p_0 + ... + p_v > u (p_0 + ... + p_{V-1}),  p_v = exp((logit_v - largest logit) / temperature)
+
+The search has two levels. The first level finds the block of 128 tokens, from the sums of the
+blocks; the second level finds the token in this block.
+
+Reasons for this method instead of Gumbel noise (argmax of logit / temperature + Gumbel):
 
 * Gumbel noise takes one random number for every entry of the vocabulary, as large as the logits
   themselves (152,064 entries a slot for Qwen2.5). The inverse takes one number a slot.
 * The two levels need no sort, and no running sum over the whole vocabulary. Such a sum in fp32
   loses the small masses; sums over 128 tokens and over 1,188 blocks are short enough.
 
-The uniform number depends only on (seed, request, position), so a response does not depend on
-what else is decoded beside it, in which slot, or on which host.
+The uniform number depends only on (seed, request, position). A response therefore does not depend
+on the other sequences in the batch, on its slot, or on its host.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,14 +34,15 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jzero.model.exact import exact_token_logps
 
 BLOCK = 128  # tokens of a block: the lanes of a TPU's vector register
-PART = 396 * BLOCK  # tokens of a part, where logits are made in parts: a third of Qwen's vocabulary
+# Tokens of a part, if logits are computed in parts: a third of Qwen's vocabulary
+PART = 396 * BLOCK
 
 # (hidden states [rows, E], part of the vocabulary) -> fp32 logits [slots, tokens of the part].
 Head = Callable[[jax.Array, slice], jax.Array]
 
 
 class Filters(NamedTuple):
-    """Which tokens may be drawn. The defaults allow every token."""
+    """Restricts the tokens that may be drawn. The defaults allow every token."""
 
     top_k: int = 0  # the k most probable tokens; 0: all
     top_p: float = 1.0  # the most probable tokens that hold this share of the mass
@@ -50,7 +54,7 @@ class Filters(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """A sample of the part of the vocabulary that has been seen so far."""
+    """A running sample over the parts of the vocabulary processed so far."""
 
     token: Int[Array, " slots"]
     logit: Float[Array, " slots"]  # the logit of `token`
@@ -68,14 +72,14 @@ def uniforms(
 
     Args:
         requests: the number of the request that decodes in each slot.
-        positions: where in its sequence the token will sit that these numbers are for.
+        positions: the position in the sequence of the token to draw.
     """
 
-    def of_slot(request: jax.Array, position: jax.Array) -> jax.Array:
+    def slot_uniforms(request: jax.Array, position: jax.Array) -> jax.Array:
         key = jax.random.fold_in(jax.random.fold_in(seed, request), position)
         return jax.random.uniform(key, (count,))
 
-    return jax.vmap(of_slot)(requests, positions)
+    return jax.vmap(slot_uniforms)(requests, positions)
 
 
 def sample(
@@ -89,13 +93,13 @@ def sample(
 ) -> tuple[Int[Array, " slots"], Float[Array, " slots"]]:
     """Draws a token for every slot.
 
-    The logits of only one part of the vocabulary exist at a time. The tokens are drawn from all
-    parts as a weighted reservoir does it: with m the mass of this part and M the mass of all parts
-    before it, a token of this part replaces the earlier token with probability m / (M + m). By
-    induction every token is kept with the probability p_v / (sum of all p).
+    The logits of only one part of the vocabulary exist at a time. Tokens are drawn over the parts
+    like a weighted reservoir sample: with m the mass of this part and M the mass of all earlier
+    parts, a token of this part replaces the earlier token with probability m / (M + m). By
+    induction every token is drawn with probability p_v / (sum of all p).
 
     Args:
-        hidden: what `head` makes logits from; a row may be that of several slots.
+        hidden: the input of `head`; several slots may share a row.
         parts: slices of the vocabulary, in order. Filters need the whole vocabulary in one part.
         noise: one uniform number in [0, 1) per part.
         temperature: 0 chooses the most probable token.
@@ -104,8 +108,8 @@ def sample(
             of this device.
 
     Returns:
-        The tokens, and their log-probabilities in fp32 at the sampling temperature (at temperature
-        1 where it is 0), over the full vocabulary, whatever the filters.
+        The tokens, and their log-probabilities in fp32 at the sampling temperature (at 1 if the
+        temperature is 0), over the full vocabulary, regardless of filters.
     """
     is_greedy = temperature == 0
     device = lax.axis_index(axis) if axis else 0
@@ -118,7 +122,7 @@ def sample(
         largest=jnp.full(slots, -jnp.inf),
     )
     for part, uniform in zip(parts, noise.T, strict=True):
-        # Without the barrier XLA computes the logits of all parts side by side, and the parts
+        # Without the barrier XLA computes the logits of all parts at the same time, and the parts
         # would not save any memory.
         hidden, draw = lax.optimization_barrier((hidden, draw))
         logits = head(hidden, part)
@@ -136,17 +140,19 @@ def sample_exactly(
     temperature: Float[Array, " slots"],
     filters: Filters,
 ) -> tuple[Int[Array, " slots"], Float[Array, " slots"]]:
-    """Draws a token for every slot; its log-probability has the bits that the trainer computes.
+    """Draws a token for every slot, with log-probabilities bit-identical to the trainer's.
 
     See `sample`. All logits are on this device, in one part.
     """
+    # The logits are computed once, behind the barrier, and used for both the draw and the
+    # log-probabilities.
     logits = lax.optimization_barrier(head(hidden, slice(None)))
 
     def all_logits(hidden: jax.Array, part: slice) -> jax.Array:
         return logits
 
-    everything = slice(0, logits.shape[1])
-    tokens, _ = sample(all_logits, (everything,), hidden, noise, temperature, filters)
+    vocabulary = slice(0, logits.shape[1])
+    tokens, _ = sample(all_logits, (vocabulary,), hidden, noise, temperature, filters)
     logps, _ = exact_token_logps(logits, tokens, jnp.where(temperature == 0, 1.0, temperature))
     return tokens, logps
 
@@ -165,8 +171,8 @@ def draw_from_part(
     """Returns `draw` after one more part of the vocabulary.
 
     Args:
-        draw: the sample of the parts before this one.
-        logits: the logits of this part, of this device's columns of it.
+        draw: the sample over the earlier parts.
+        logits: this device's columns of the logits of this part.
         first_token: the token of the first of these columns.
         uniform: one uniform number in [0, 1) per slot, the same on all devices.
         scale: the temperature, 1 where `is_greedy`.
@@ -182,14 +188,14 @@ def draw_from_part(
     probs = jnp.exp((logits - largest_here[:, None]) / scale[:, None])
     mass_here = block_sums(probs).sum(axis=-1)
 
-    # The devices tell each other two numbers a slot. No logits are moved.
+    # The devices exchange two numbers a slot, and no logits.
     if axis:
         largests, masses = lax.all_gather((largest_here, mass_here), axis)
     else:
         largests, masses = largest_here[None], mass_here[None]
 
-    # All masses relative to one largest logit. The line of masses has the first device's columns,
-    # then the second device's, and so on, and at its end the parts that were seen before.
+    # Express all masses relative to one largest logit. On the line of masses the first device's
+    # columns come first, then the second device's, and so on; the earlier parts are at its end.
     largest = jnp.maximum(draw.largest, largests.max(axis=0))
     end_of_device = jnp.cumsum(masses * jnp.exp((largests - largest) / scale), axis=0)
     total = end_of_device[-1] + draw.mass * jnp.exp((draw.largest - largest) / scale)
@@ -202,8 +208,8 @@ def draw_from_part(
     block_of_column = take_block(logits, column // BLOCK)
     logit = jnp.take_along_axis(block_of_column, column[:, None] % BLOCK, axis=1)[:, 0]
 
-    # The device on whose columns the point falls tells the others its token. If the point falls
-    # on the parts before, there is no such device and the earlier token stays.
+    # The device on whose columns the point falls sends its token to the others. If the point falls
+    # on the earlier parts, no device is the owner and the earlier token stays.
     owner = (end_of_device <= uniform * total).sum(axis=0)
     owner = jnp.where(is_greedy, largests.argmax(axis=0), owner)
     is_replaced = owner < len(end_of_device)
@@ -229,20 +235,20 @@ def sample_kept(
     temperature: Float[Array, " slots"],
     filters: Filters,
 ) -> tuple[Int[Array, " slots"], Float[Array, " slots"], Int[Array, "slots K"]]:
-    """Draws a token for every slot, and says which tokens could have been drawn.
+    """Draws a token for every slot, and returns the tokens that could have been drawn.
 
-    The filters are top-k, then top-p, then min-p, with `top_k` above 0. No more than `top_k` tokens
-    are kept: among equal ones at the end the first of the vocabulary. The tokens are those that
-    `sample` draws with the same noise, as far as no two logits are equal there.
+    The filters are top-k, then top-p, then min-p, with `top_k` above 0. At most `top_k` tokens are
+    kept: of equally probable tokens at the end, the first ones of the vocabulary. The drawn tokens
+    equal those of `sample` with the same noise, unless logits are equal at this boundary.
 
     Args:
         part: the whole vocabulary.
         uniform: one uniform number in [0, 1) per slot.
 
     Returns:
-        The tokens; their log-probabilities in fp32 at the sampling temperature (at temperature 1
-        where it is 0), over the tokens that were kept; and these tokens, the most probable first,
-        -1 behind them.
+        The tokens; their log-probabilities in fp32 at the sampling temperature (at 1 if the
+        temperature is 0), over the kept tokens; and the kept tokens, the most probable first,
+        padded with -1.
     """
     is_greedy = temperature == 0
     scale = jnp.where(is_greedy, 1.0, temperature)
@@ -267,10 +273,10 @@ def sample_kept(
 def restrict(
     probs: Float[Array, "slots vocabulary"], filters: Filters
 ) -> Float[Array, "slots vocabulary"]:
-    """Sets the mass of the tokens to zero that top-k, then top-p, then min-p exclude.
+    """Sets the mass of the tokens that top-k, then top-p, then min-p exclude to zero.
 
-    `probs` need not sum to 1, but the largest of a row must be 1. Tokens of the same mass are
-    kept or excluded together, so a few more than `top_k` tokens may be left.
+    `probs` need not sum to 1, but the largest of a row must be 1. Tokens of the same mass are kept
+    or excluded together, so slightly more than `top_k` tokens may remain.
     """
     if 0 < filters.top_k < probs.shape[-1]:
         smallest = lax.top_k(probs, filters.top_k)[0][:, -1:]
@@ -287,7 +293,7 @@ def nucleus_threshold(
 ) -> Float[Array, "slots 1"]:
     """Returns the largest threshold such that the tokens at or above it hold `top_p` of the mass.
 
-    Nucleus sampling (Holtzman et al. 2020) is defined by a sort. This is a bisection instead: the
+    Nucleus sampling (Holtzman et al. 2020) is usually computed by a sort. This is a bisection: the
     bits of non-negative fp32 numbers, read as integers, have the same order as the numbers, so 31
     halvings find the exact threshold. Each of them reads the probabilities once.
     """
@@ -310,15 +316,15 @@ def nucleus_threshold(
 def invert(
     probs: Float[Array, "slots padded"], uniform: Float[Array, " slots"]
 ) -> Int[Array, " slots"]:
-    """Returns the first token whose cumulative mass exceeds `uniform` of the row's mass.
+    """Returns the first token whose cumulative mass exceeds `uniform` times the row's mass.
 
     `probs` has a multiple of BLOCK columns and need not sum to 1. A token of mass 0 is never
-    returned, not even at `uniform` 0, or where rounding puts the point behind the last token.
+    returned, even at `uniform` 0, or if rounding puts the point after the last token.
     """
     sums = block_sums(probs)
     threshold = uniform * sums.sum(axis=-1)
-    block, mass_before = first_above(sums, threshold)
-    token, _ = first_above(take_block(probs, block), threshold - mass_before)
+    block, preceding_mass = first_above(sums, threshold)
+    token, _ = first_above(take_block(probs, block), threshold - preceding_mass)
     return block * BLOCK + token
 
 
@@ -326,11 +332,11 @@ def block_sums(x: Float[Array, "slots padded"]) -> Float[Array, "slots blocks"]:
     """Sums every block of BLOCK columns."""
 
     def by_window(x: jax.Array) -> jax.Array:
-        """On TPUs: they would copy all of x to see it as an array of blocks."""
+        # On TPUs a reshape to blocks would copy all of x.
         return lax.reduce_window(x, 0.0, lax.add, (1, BLOCK), (1, BLOCK), "valid")
 
     def by_reshape(x: jax.Array) -> jax.Array:
-        """On CPUs and GPUs, where this is faster."""
+        # Faster than the window on CPUs and GPUs.
         return x.reshape(len(x), -1, BLOCK).sum(axis=-1)
 
     return lax.platform_dependent(x, tpu=by_window, default=by_reshape)
@@ -341,17 +347,17 @@ def take_block(
 ) -> Float[Array, "slots 128"]:
     """Returns one block of BLOCK columns of every row."""
 
-    def of_row(x: jax.Array, row: int | jax.Array, block: jax.Array) -> jax.Array:
+    def slice_block(x: jax.Array, row: int | jax.Array, block: jax.Array) -> jax.Array:
         return lax.dynamic_slice(x, (row, block * BLOCK), (1, BLOCK))[0]
 
     def one_slice_a_row(x: jax.Array, block: jax.Array) -> jax.Array:
-        return jnp.stack([of_row(x, row, block[row]) for row in range(len(x))])
+        return jnp.stack([slice_block(x, row, block[row]) for row in range(len(x))])
 
     def mapped(x: jax.Array, block: jax.Array) -> jax.Array:
-        return jax.vmap(of_row, (None, 0, 0))(x, jnp.arange(len(x)), block)
+        return jax.vmap(slice_block, (None, 0, 0))(x, jnp.arange(len(x)), block)
 
-    # XLA for TPUs makes a loop over the rows of the mapped slice, which took longer than the
-    # softmax. Slices that are written out are one operation, but a program of thousands of them
+    # XLA for TPUs turns the mapped slice into a loop over the rows, which took longer than the
+    # softmax. One slice per row compiles to one operation, but a program with thousands of slices
     # would take long to compile.
     on_tpu = one_slice_a_row if len(x) <= 512 else mapped
     return lax.platform_dependent(x, block, tpu=on_tpu, default=mapped)
@@ -371,9 +377,9 @@ def first_above(
     is_above = (running > threshold[:, None]) & (mass > 0)
     first = jnp.where(is_above, index, entries).min(axis=-1)
     last = jnp.where(mass > 0, index, 0).max(axis=-1)
-    found = jnp.minimum(first, last)
+    position = jnp.minimum(first, last)
 
-    def at_found(x: jax.Array) -> jax.Array:
-        return jnp.take_along_axis(x, found[:, None], axis=1)[:, 0]
+    def at_position(x: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(x, position[:, None], axis=1)[:, 0]
 
-    return found, at_found(running) - at_found(mass)
+    return position, at_position(running) - at_position(mass)

@@ -1,20 +1,21 @@
-"""The scheduler keeps the engine's slots busy until all sequences are finished, or enough are.
+"""Keeps the engine's slots busy until all sequences are finished, or the caller has enough.
 
     queue --prefill--> pending --place--> a slot --decode calls--> finished
       ^                                    |  ^
       +----------- preempted --------------+  +-- the environment's reply begins the next turn
 
-Groups of sequences that share a prompt wait in the queue. One prefill computes the prompt's KV and
-the first token of every sequence of the group. Each prefilled sequence is then placed into a slot
-of its shard, and decode calls extend it by up to `rollout.decode_steps` tokens each. Two things
-make this more than a loop:
+This is continuous batching. Groups of sequences that share a prompt wait in the queue. One prefill
+computes the prompt's KV and the first token of every sequence of the group. Each prefilled sequence
+is then placed into a slot of its shard, and decode calls extend it by up to `rollout.decode_steps`
+tokens each. Two properties need care:
 
 - **Calls run one ahead of the host.** The next call is dispatched before the last one is read, so
-  the device never waits for Python. A sequence may therefore be found finished one call late; what
-  that call emitted for it is wasted.
-- **Pages may run out.** When a shard has no page left for its next call, an episode that waits for
-  a reply gives up its slot, or else the youngest sequence goes back to the queue and continues from
-  a prefill later. The noise is keyed by request and position, so its tokens are the same.
+  the device never waits for Python. The host may therefore notice one call late that a sequence
+  has finished; the tokens that this call emitted for the sequence are wasted.
+- **Pages may run out (preemption).** When a shard has no page left for its next call, an episode
+  that waits for a reply gives up its slot. Without such an episode the youngest sequence returns to
+  the queue and continues from a prefill later. The noise is keyed by request and position, so the
+  tokens are the same.
 """
 
 from collections import deque
@@ -42,16 +43,15 @@ from jzero.rollout.sequence import (
 )
 from jzero.types import Turn
 
-# While its turn is graded, an episode keeps its slot from the queue for this many decode calls, if
-# replies take no longer on average. A reply that comes in time spares the episode a prefill of
-# everything it has so far.
+# An episode keeps its slot for this many decode calls while its turn is graded, if replies take no
+# longer on average. A reply within this time saves a prefill of the whole episode so far.
 PATIENCE = 2
-WEIGHT_OF_A_WAIT = 0.1  # of the last reply in the average, beside all earlier ones
+WAIT_AVERAGE_WEIGHT = 0.1  # weight of the latest reply in the moving average
 
 
 @dataclass(frozen=True, eq=False)
 class PrefilledSample:
-    """A sequence and where its KV and its first sampled token are: at (row, column) of a prefix."""
+    """A prefilled sequence: its KV and its first sampled token are at (row, column) of a prefix."""
 
     sequence: Sequence
     prefix: Prefix
@@ -59,38 +59,39 @@ class PrefilledSample:
     column: int
 
 
-def of_samples(prefix: Prefix[jax.Array]) -> Prefix[jax.Array]:
-    """Returns a prefix without what only decoding reads, which is most of it."""
+def without_kv(prefix: Prefix[jax.Array]) -> Prefix[jax.Array]:
+    """Returns a prefix without the KV and the slot states, which are most of its memory."""
     return prefix._replace(k=None, v=None, slot_state=None)
 
 
 def remember_routes(sequence: Sequence, routes: np.ndarray) -> None:
-    """Adds the routes of the inputs that were prefilled and have none yet.
+    """Adds the MoE routes of prefilled inputs that have none yet.
 
     routes: i16[T, L * k] of the inputs of a prefill of the sequence.
     """
     if not sequence.routes:
-        nothing_predicts_the_first_token = np.full_like(routes[0], -1)
-        sequence.routes.append(nothing_predicts_the_first_token)
+        # Nothing predicts the first token, so it has no routes.
+        first_token_routes = np.full_like(routes[0], -1)
+        sequence.routes.append(first_token_routes)
     sequence.routes += list(routes[len(sequence.routes) - 1 : len(sequence)])
 
 
 @dataclass(frozen=True, eq=False)
 class CallInFlight:
-    """A decode call that was dispatched and not read yet."""
+    """A decode call that was dispatched and not yet read."""
 
     result: ResultTokens  # on the device
-    turns: dict[
-        int, tuple[Sequence, int]
-    ]  # slot -> its sequence, and how many turns that had ended
-    num_reply_tokens: dict[int, int]  # slot -> how many of its first tokens are the environment's
+    # Slot -> its sequence, and how many of its turns had ended.
+    turns: dict[int, tuple[Sequence, int]]
+    # Slot -> how many of the call's first tokens are the environment's
+    num_reply_tokens: dict[int, int]
     newly_placed: dict[int, PrefilledSample]  # slots whose first token is in a prefix
 
 
 class Scheduler:
     """Runs sequences through one engine.
 
-    Create one scheduler for each batch, and `cancel` it if its run is not iterated to the end.
+    Create one scheduler for each batch, and call `cancel` if its run is not iterated to the end.
     """
 
     def __init__(
@@ -104,21 +105,21 @@ class Scheduler:
         self.state = engine.init_decode_state()
         self.counters = DecodeCounters()
 
-        # A sequence is in one of the next four at a time.
+        # A sequence is in at most one of the next four containers.
         self.queue: deque[list[Sequence]] = deque()  # groups to prefill
         self.pending: list[deque[PrefilledSample]] = [  # by shard: prefilled, waiting for a slot
             deque() for _ in range(engine.num_shards)
         ]
         self.decoding: dict[int, Sequence] = {}  # by slot
-        # By slot: episodes between two turns, which keep their pages; who waits longest is first.
+        # By slot: episodes between two turns, which keep their pages, longest wait first.
         self.waiting: dict[int, Sequence] = {}
 
-        # Of episodes between two turns, in their slots or not: the decode calls that had been made
-        # when they began to wait. And the average number of calls that replies take.
+        # Of episodes between two turns, in a slot or not: the number of decode calls at the start
+        # of their wait, and the average number of calls that replies take.
         self.asked: dict[Sequence, int] = {}
         self.mean_wait = 0.0
 
-        # Sequences that are scored and do not decode.
+        # Sequences to score; they do not decode.
         self.scorer = Scorer(engine, params, self.counters)
         self.newly_placed: dict[int, PrefilledSample] = {}  # by slot: placed since the last call
         self.num_placed = 0
@@ -141,13 +142,13 @@ class Scheduler:
         as its largest group needs. `version` is the policy version that is recorded for the sampled
         tokens.
 
-        `admit_more()` is asked before every decode call. It returns groups that are to be decoded
-        too, or None if the caller has enough: then the run ends and leaves unfinished sequences as
-        they are.
+        `admit_more()` is called before every decode call. It returns further groups to decode, or
+        None if the caller has enough: then the run ends and leaves unfinished sequences as they
+        are.
 
-        `poll_replies(wait)` makes episodes of several turns. A sequence is then yielded at the end
-        of every turn, and `poll_replies` must return it later, exactly once a turn, with the tokens
-        that precede its next turn, or with None if the episode is over. If `wait` is true,
+        `poll_replies(wait)` enables episodes of several turns. Each sequence is then yielded at the
+        end of every turn, and `poll_replies` must return it later, exactly once a turn, with the
+        tokens that precede its next turn, or with None if the episode is over. If `wait` is true,
         `poll_replies` blocks until at least one reply arrives; it returns an empty list only when
         no sequence waits for a reply.
         """
@@ -169,28 +170,29 @@ class Scheduler:
                 break
             self.queue.extend(more_groups)
 
-            # Begin the turns whose replies have come. Block only if there is nothing else to do.
+            # Begin the turns whose replies have arrived. Block only if there is no other work.
             has_work = self.queue or self.decoding or in_flight or any(self.pending)
             must_wait = not (has_work or self.scorer.is_busy)
             num_replies = self._handle_replies(wait=must_wait)
             if must_wait and not num_replies:
-                self.scorer.cancel()  # the pages that it keeps
+                self.scorer.cancel()  # frees the pages that it keeps for sharing
                 return
 
-            # Sequences that decode take their pages first; pages left over admit new ones.
+            # Decoding sequences reserve their pages first; the remaining pages admit other
+            # sequences.
             yield from self._reserve_pages(in_flight)
             self._score()
             if not self.scorer.is_out_of_pages:
                 self._fill_slots()
 
-            # Read a call only after the next one is dispatched.
+            # Dispatch the next call before reading the last one, so that the device stays busy.
             if self.decoding:
                 in_flight.append(self._dispatch_call())
             if len(in_flight) > 1 or (in_flight and not self.decoding):
                 yield from self._read_call(in_flight.popleft())
 
-        # The caller has enough: read what was dispatched, and let every turn that ended have its
-        # grade and its reply.
+        # The caller has enough: read the dispatched calls, and wait for the grade and the reply of
+        # every turn that ended.
         while in_flight:
             yield from self._read_call(in_flight.popleft())
         while self._handle_replies(wait=True):
@@ -198,7 +200,7 @@ class Scheduler:
         self.scorer.cancel()
 
     def cancel(self) -> None:
-        """Forgets everything unfinished and frees its pages. A `run` that is resumed ends."""
+        """Drops all unfinished sequences and frees their pages. A suspended `run` then ends."""
         for slot in (*self.decoding, *self.waiting):
             self._free_slot(slot)
         self.scorer.cancel()
@@ -212,7 +214,7 @@ class Scheduler:
     # -- scoring -----------------------------------------------------------------------------------
 
     def _score(self) -> None:
-        """Dispatches one call for the sequences that are scored, if there are any."""
+        """Dispatches one call for the sequences to score, if there are any."""
         if self.scorer.is_busy:
             in_slots = self.decoding | self.waiting
             self.state = self.scorer.step(self.state, in_slots, self.evict_waiting)
@@ -220,7 +222,7 @@ class Scheduler:
     # -- between two turns -------------------------------------------------------------------------
 
     def _handle_replies(self, wait: bool) -> int:
-        """Begins the next turn of episodes whose reply came. Returns the number of replies."""
+        """Begins the next turn of episodes with a reply. Returns the number of replies."""
         replies = self.poll_replies(wait) if self.poll_replies else []
         for sequence, reply_tokens in replies:
             self._remember_wait(sequence)
@@ -234,21 +236,21 @@ class Scheduler:
         return len(replies)
 
     def _remember_wait(self, sequence: Sequence) -> None:
-        """Adds the calls that were made while `sequence` waited to the average."""
+        """Updates the average wait for a reply, in decode calls."""
         since_call = self.asked.pop(sequence, None)
-        if since_call is not None:  # none follows the last turn
+        if since_call is not None:  # the last turn has no reply
             waited = self.counters.decode_calls - since_call
-            self.mean_wait += (waited - self.mean_wait) * WEIGHT_OF_A_WAIT
+            self.mean_wait += (waited - self.mean_wait) * WAIT_AVERAGE_WEIGHT
 
     def _waiting_slot(self, sequence: Sequence) -> int | None:
-        """Returns the slot in which `sequence` waits, or None if it had to leave its slot."""
+        """Returns the slot in which `sequence` waits, or None if the sequence lost its slot."""
         for slot, waiting in self.waiting.items():
             if waiting is sequence:
                 return slot
         return None
 
     def _begin_turn(self, sequence: Sequence, reply_tokens: list[int], slot: int | None) -> None:
-        """Appends the reply, and decodes on in `slot`, or puts the sequence into the queue."""
+        """Appends the reply, then resumes the sequence in `slot` or queues it."""
         num_cached = len(sequence) - 1  # the KV of a turn's last token may not have been written
         sequence.tokens += reply_tokens
         sequence.logps += [0.0] * len(reply_tokens)
@@ -270,11 +272,12 @@ class Scheduler:
         self.engine.resume(slot, num_cached, new_tokens, sequence.length_limit)
 
     def evict_waiting(self, shard: int, min_calls: int = 0) -> bool:
-        """Frees the slot of the shard's episode that has waited for its reply the longest.
+        """Frees the slot of the shard's episode that has waited longest for a reply.
 
-        Only if it has waited for at least `min_calls` decode calls. The episode continues through
-        the queue once its reply arrives. Returns whether a slot was freed.
+        The episode must have waited for at least `min_calls` decode calls. It continues through the
+        queue once its reply arrives. Returns whether a slot was freed.
         """
+        # `waiting` is in the order of arrival: the first match has waited longest.
         for slot, sequence in self.waiting.items():
             has_waited = self.counters.decode_calls - self.asked[sequence] >= min_calls
             if self._shard_of(slot) == shard and has_waited:
@@ -288,15 +291,14 @@ class Scheduler:
         """Prefills groups for shards with free slots, and places prefilled sequences into slots."""
         engine = self.engine
 
-        # Prefilled sequences that still wait for a slot claim a free one, so a number here may be
-        # negative.
+        # Pending sequences claim free slots, so a number here may be negative.
         num_free = [
             len(engine.free_slots(shard)) - len(self.pending[shard])
             for shard in range(engine.num_shards)
         ]
 
-        # Episodes that wait for a reply give way, as many as the queue can replace: at once if
-        # nothing decodes or if replies are slow, otherwise after some patience.
+        # Evict episodes that wait for a reply, as many as the queue can replace: at once if no
+        # sequence decodes or if replies are slow, otherwise after PATIENCE calls.
         is_patient = self.decoding and self.mean_wait <= PATIENCE
         min_calls = PATIENCE if is_patient else 0
         num_queued = sum(map(len, self.queue))
@@ -316,7 +318,7 @@ class Scheduler:
             if chunked_prefill.is_for_chunks(engine, group):
                 item = self._place_returning(group[0], shard)
                 if item is None:
-                    break  # it is the first in line, and waits for pages
+                    break  # the first in line waits for pages
                 returning.append(item)
             else:
                 groups_by_shard[shard].append(group)
@@ -332,7 +334,7 @@ class Scheduler:
         self._place_pending()
 
     def _place_returning(self, sequence: Sequence, shard: int) -> chunked_prefill.Returning | None:
-        """Gives a long sequence a slot of a shard with its pages; None if there are too few."""
+        """Places a long returning sequence into a slot of a shard; None if pages are lacking."""
         slot = self.engine.free_slots(shard)[0]
         while True:
             try:
@@ -348,7 +350,7 @@ class Scheduler:
         return item
 
     def _admit(self, sequence: Sequence, slot: int) -> None:
-        """Lets a sequence decode in a slot that has its pages."""
+        """Moves a sequence with pages into a slot, where it decodes."""
         self.num_placed += 1
         sequence.admission_number = self.num_placed
         self.decoding[slot] = sequence
@@ -394,6 +396,7 @@ class Scheduler:
                     shared_tokens=len(sequence.prompt_tokens),
                 )
                 try:
+                    # OutOfPages leaves the sequence first in line, so no later one overtakes it.
                     page_copies = self.engine.place(placement)
                 except OutOfPages:
                     if self._make_room(shard):
@@ -414,11 +417,10 @@ class Scheduler:
     # -- pages -------------------------------------------------------------------------------------
 
     def _reserve_pages(self, in_flight: deque[CallInFlight]) -> Iterator[Sequence]:
-        """Reserves the pages that the next call writes to, and makes room where there are none.
-
-        Episodes that wait for a reply go first, then what finished in a call that is not read yet
-        (whose sequences are yielded), and last the youngest sequence.
-        """
+        """Reserves the pages that the next call writes, and preempts sequences if pages run out."""
+        # In order: pages that are only kept for sharing, episodes that wait for a reply, then
+        # sequences that finished in an unread call (reading it yields them), and last the youngest
+        # sequence.
         while True:
             shard = self._shard_out_of_pages()
             if shard is None:
@@ -431,7 +433,7 @@ class Scheduler:
                 self._preempt_youngest(shard)
 
     def _make_room(self, shard: int) -> bool:
-        """Frees pages of a shard that nobody needs at once. Returns whether it has freed any."""
+        """Frees pages of a shard that no decoding sequence uses. Returns whether it did."""
         return self.scorer.give_up_pages(shard) or self.evict_waiting(shard)
 
     def _shard_out_of_pages(self) -> int | None:
@@ -444,7 +446,7 @@ class Scheduler:
         return None
 
     def _preempt_youngest(self, shard: int) -> None:
-        """Sends the shard's youngest sequence, with its tokens, to the front of the queue."""
+        """Preempts the shard's youngest sequence: it returns to the front of the queue."""
         slots = [slot for slot in self.decoding if self._shard_of(slot) == shard]
         youngest = max(slots, key=self._admission_number)
         self.queue.appendleft([self._free_slot(youngest)])
@@ -479,11 +481,11 @@ class Scheduler:
         return CallInFlight(result, turns, num_reply_tokens, newly_placed)
 
     def _read_call(self, call: CallInFlight) -> Iterator[Sequence]:
-        """Waits for a call and hands out its tokens. Yields the sequences whose turn they end."""
-        # A prefill sampled the first token of newly placed sequences; the call emitted the ones
-        # after it.
+        """Waits for a call and stores its tokens. Yields the sequences whose turn they end."""
+        # The prefill sampled the first token of newly placed sequences; the call emitted the later
+        # ones.
         prefixes = {id(sample.prefix): sample.prefix for sample in call.newly_placed.values()}
-        first_tokens = jax.device_get({key: of_samples(prefix) for key, prefix in prefixes.items()})
+        first_tokens = jax.device_get({key: without_kv(prefix) for key, prefix in prefixes.items()})
         for slot, sample in call.newly_placed.items():
             if self._is_same_turn(call, slot):
                 prefix = first_tokens[id(sample.prefix)]
@@ -498,14 +500,14 @@ class Scheduler:
         self.counters.slot_steps += int(result.counts.max()) * len(result.counts)
         self.counters.decoded_tokens += int(result.counts.sum())
         for slot in call.turns:
-            # The first tokens may be those of the environment's reply, which the sequence has
-            # already.
+            # The first tokens may belong to the environment's reply, which the sequence already
+            # has.
             start = call.num_reply_tokens[slot]
             end = int(result.counts[slot])
             if not self._is_same_turn(call, slot):
                 self.counters.wasted_tokens += end
                 continue
-            if result.routes is not None:  # those of the reply, too
+            if result.routes is not None:  # including the reply's routes
                 self.decoding[slot].routes += list(result.routes[slot, :end])
             if end > start:
                 sampled = SampledTokens(
@@ -516,11 +518,9 @@ class Scheduler:
                 yield from self._append_tokens(slot, sampled)
 
     def _is_same_turn(self, call: CallInFlight, slot: int) -> bool:
-        """Whether the sequence that `call` decoded in `slot` is still there, in the same turn.
-
-        Since the call was dispatched, the sequence may have finished, left its slot, or begun
-        another turn. Then it takes no more tokens from this call.
-        """
+        """Whether `slot` still holds the sequence that `call` decoded, in the same turn."""
+        # Since the call was dispatched, the sequence may have finished, left its slot, or begun
+        # another turn. Then it takes no more tokens from this call.
         sequence = self.decoding.get(slot)
         return sequence is not None and call.turns[slot] == (sequence, len(sequence.turns))
 
@@ -534,7 +534,7 @@ class Scheduler:
         if sampled.kept is not None:
             sequence.kept += list(sampled.kept)
 
-        # The device knows end-of-sequence tokens but not stop strings: tokens after one are dropped
+        # The device checks end-of-sequence tokens but not stop strings: drop the tokens after one
         # here.
         all_stop_strings = (*self.settings.stop, *sequence.stop_strings)
         num_kept = stop_strings.num_tokens_to_keep(
@@ -558,12 +558,12 @@ class Scheduler:
     def _end_turn(self, slot: int, has_run_on: bool) -> None:
         """Records the turn that ended in `slot`. The episode waits for a reply or is over.
 
-        has_run_on: whether the slot may have decoded tokens behind the end of the turn.
+        has_run_on: whether the slot may have decoded tokens after the end of the turn.
         """
         sequence = self.decoding[slot]
         text = self.decode(sequence.tokens[sequence.turn_start :])
         if not self.settings.keep_stop:
-            # Cut from the text only: the tokens were sampled, so they are trained on.
+            # Cut only the text: the tokens were sampled, so they are trained on.
             all_stop_strings = (*self.settings.stop, *sequence.stop_strings)
             text = stop_strings.text_before_stop(text, all_stop_strings)
         sequence.turn_text = text
@@ -573,8 +573,8 @@ class Scheduler:
         if self.poll_replies is not None and len(sequence.turns) < self.settings.max_turns:
             self.asked[sequence] = self.counters.decode_calls
             if has_run_on and self.engine.has_slot_state:
-                # The next turn would write the pages behind the end again, but the state of the
-                # slot cannot go back: the episode continues from a prefill.
+                # The next turn would overwrite the pages after the end, but the recurrent state of
+                # the slot cannot be rolled back: the episode continues from a prefill.
                 self._free_slot(slot)
                 return
             self.engine.placements[slot].is_paused = True

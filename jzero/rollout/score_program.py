@@ -1,9 +1,9 @@
 """The program that scores given tokens: their log-probabilities, ranks and alternatives.
 
-A call takes one chunk of each of some sequences. It computes the keys and values of the chunk as
-prefill does, writes them into pages of the pool, and attends to the chunk and to the pages of
-everything before it. So a long sequence is scored in several calls, and its beginning may be pages
-that another sequence has filled. `scoring.py` says which chunks go together.
+Each row of a call is one chunk of one sequence. The program computes the keys and values of the
+chunk as prefill does, writes them into pages of the pool, and attends to the chunk and to the pages
+before it (the context). A long sequence is therefore scored in several calls, and its context may
+be pages that another sequence has written. `scoring.py` decides which chunks go together.
 
 As in `programs.py`, the function sees the rows and the pages of one shard.
 """
@@ -39,7 +39,7 @@ from jzero.types import RowLayout
 # Tokens whose logits exist at a time, on each shard: 160 MB for a vocabulary of 152,064.
 LOGIT_TOKENS = 256
 
-# A program returns one of these numbers of alternatives, so that few are compiled.
+# The numbers of alternatives that a program may return. A short list keeps compilations few.
 ALTERNATIVES = (0, 1, 5, 20)
 MAX_ALTERNATIVES = ALTERNATIVES[-1]
 
@@ -48,21 +48,22 @@ Leaf = TypeVar("Leaf")
 
 
 class ScoreInputs(NamedTuple, Generic[Leaf]):
-    """One chunk of each of some sequences. "rows" are those of all shards together.
+    """One chunk per row, each from a different sequence. Rows count all shards together.
 
-    A chunk starts at a whole page: at `starts`, before which the sequence has its keys and values
-    in the pages `context_pages`. A row of padding has the length 0 and only scratch pages.
+    A chunk starts at a page boundary, `starts`; the keys and values before it are in the pages
+    `context_pages`. A padding row has length 0 and only scratch pages.
     """
 
     tokens: Leaf  # i32[rows, T], T a multiple of the page size
-    # i32[rows, T]: the token that follows each of `tokens`, which is scored. None: nothing is.
+    # i32[rows, T]: the token after each of `tokens`, which is scored. None: score nothing.
     targets: Leaf | None
-    temperature: Leaf | None  # f32[rows, T], above 0: that at which each target is scored
+    temperature: Leaf | None  # f32[rows, T], above 0: temperature at which each target is scored
     starts: Leaf  # i32[rows]: tokens of the sequence before the chunk
-    lengths: Leaf  # i32[rows]: tokens of the chunk that are no padding
-    context_pages: Leaf  # i32[rows, C]: the sequence's first pages, of which `starts` are read
-    write_pages: Leaf  # i32[rows, T / page]: where the chunk's keys and values go
-    # i32[rows]: the rows of the states that the chunks go on with; SCORING_ROWS and above: padding.
+    lengths: Leaf  # i32[rows]: tokens of the chunk without padding
+    # i32[rows, C]: the sequence's first pages, of which `starts` tokens are read
+    context_pages: Leaf
+    write_pages: Leaf  # i32[rows, T / page]: pages for the chunk's keys and values
+    # i32[rows]: the rows of the states that the chunks continue; SCORING_ROWS and above: padding.
     # None in models without such states.
     state_rows: Leaf | None = None
 
@@ -116,7 +117,7 @@ def extend_slots(
     state: DecodeState[jax.Array],
     inputs: ScoreInputs[jax.Array],
 ) -> DecodeState[jax.Array]:
-    """Writes the keys and values of one chunk of every row into its pages, and scores nothing."""
+    """Writes the keys and values of one chunk of every row into its pages, without scoring."""
     state, _, _ = extend(settings, params, state, None, inputs)
     return state
 
@@ -131,8 +132,8 @@ def score(
 ) -> tuple[DecodeState[jax.Array], DeltaState | None, TokenScores[jax.Array]]:
     """Scores the targets of one chunk of every row, and writes the chunk's keys and values.
 
-    row_states: the states of the rows for scoring, as `slot_state.py` has those of slots. Those of
-        the rows that are scored are replaced by the states after their chunks.
+    row_states: the recurrent states of the rows for scoring, as `slot_state.py` defines them for
+        slots. The rows of the call are replaced by their states after the chunk.
     """
     state, row_states, hidden = extend(settings, params, state, row_states, inputs)
     scores = score_in_chunks(settings, params, hidden, inputs, alternatives)
@@ -155,6 +156,7 @@ def extend(
     page_size = settings.page_size
     num_context = inputs.context_pages.shape[1] * page_size
 
+    # Attention sees one packed row: the context's tokens, then the chunk's. Padding has segment 0.
     is_context = jnp.arange(num_context)[None] < inputs.starts[:, None]
     is_token = jnp.arange(width)[None] < inputs.lengths[:, None]
     segments = jnp.concatenate([is_context, is_token], axis=1).astype(jnp.int32)
@@ -169,20 +171,20 @@ def extend(
         read_rows: jax.Array,
         segments: jax.Array,
     ) -> tuple[jax.Array, KeysAndValues]:
-        """Runs on every device of `tensor`, with its own heads."""
+        # Under split_over_tensor this runs on every device of `tensor`, with the device's heads.
         kv_heads, head_dim = k.shape[2:]
 
         def join_context(pool: attention.Pool, x: jax.Array) -> tuple[attention.Pool, jax.Array]:
-            """Writes x into the pool. Returns the pool, and the context's pages before x."""
+            """Writes x into the pool. Returns the pool, and x after the context."""
             by_page = x.reshape(-1, page_size, kv_heads, head_dim)
             pool = settings.attention.write(pool, by_page, write_rows)
-            # Tokens see keys and values as the pool gives them back.
+            # Attend to keys and values as decoding would read them from the pool.
             x = attention.as_stored(x, settings.kv_storage, settings.dtype)
             if not num_context:
                 return pool, x
-            old = pools.read(pool, read_rows, kv_heads, head_dim, settings.dtype)
-            old = old.reshape(rows, num_context, kv_heads, head_dim)
-            return pool, jnp.concatenate([old, x], axis=1)
+            context = pools.read(pool, read_rows, kv_heads, head_dim, settings.dtype)
+            context = context.reshape(rows, num_context, kv_heads, head_dim)
+            return pool, jnp.concatenate([context, x], axis=1)
 
         k_pool, k = join_context(pools_of_layer[0], k)
         v_pool, v = join_context(pools_of_layer[1], v)
@@ -213,18 +215,18 @@ def extend(
     def recur(
         inputs_of_layer: DeltaInputs, layer: jax.Array, carry: LayerCarry
     ) -> tuple[jax.Array, LayerCarry]:
-        before = slot_state.of_layer(carry.slot_state, layer)
-        of_rows = recurrence(settings.exact is not None).rows
-        out, after = of_rows(inputs_of_layer, is_token.astype(jnp.int32), before)
-        states = slot_state.with_layer(carry.slot_state, layer, after)
+        layer_states = slot_state.take_layer(carry.slot_state, layer)
+        update_rows = recurrence(settings.exact is not None).rows
+        out, next_states = update_rows(inputs_of_layer, is_token.astype(jnp.int32), layer_states)
+        states = slot_state.with_layer(carry.slot_state, layer, next_states)
         return out, carry._replace(slot_state=states)
 
     states = None
     if row_states is not None:
         assert inputs.state_rows is not None
         states = slot_state.begin_rows(row_states, inputs.state_rows, inputs.starts)
-    of_rows = LayerCarry(state.k_pool, state.v_pool, states)
-    carry = experts.start(model, of_rows, is_token, settings.experts)
+    row_carry = LayerCarry(state.k_pool, state.v_pool, states)
+    carry = experts.start(model, row_carry, is_token, settings.experts)
     hidden, carry = qwen.forward(
         model,
         params,
@@ -251,8 +253,9 @@ def score_in_chunks(
     inputs: ScoreInputs[jax.Array],
     alternatives: int,
 ) -> TokenScores[jax.Array]:
-    """Scores the targets from the hidden states, with the logits of a few columns at a time."""
+    """Scores the targets from the hidden states, a few columns of logits at a time."""
     assert inputs.targets is not None and inputs.temperature is not None
+    # All rows of a chunk have their logits at once, so fewer columns fit next to more rows.
     rows, width = inputs.targets.shape
     columns = min(width, max(1, LOGIT_TOKENS // rows))
     chunks = (
@@ -281,8 +284,8 @@ def score_columns(
     temperature: Float[Array, "rows columns"],
     alternatives: int,
 ) -> TokenScores[jax.Array]:
-    """Scores the targets of some columns, all of whose logits exist at once."""
-    # Columns of padding have the temperature 0. What they get is not used, and must not be NaN.
+    """Scores the targets of some columns. All of their logits exist at once."""
+    # Padding columns have temperature 0. Their scores are unused, but must not be NaN.
     scale = jnp.where(temperature > 0, temperature, 1.0)
     logits = qwen.head(settings.model, params, hidden, settings.dtype, exact=settings.exact)
     exact_logps = None

@@ -1,17 +1,17 @@
-"""Scores given token sequences beside those that decode: which chunks of which go into a call.
+"""Scores given token sequences next to decoding ones: decides which chunks go into which call.
 
     scoring = Scoring(tokens, first=len(prompt), alternatives=5)
-    scheduler.scorer.submit(scoring)    # its scores are there once `scoring.is_finished`
-    score_all(engine, params, scorings) # the same where nothing decodes
+    scheduler.scorer.submit(scoring)     # `scoring.scores` is complete once `scoring.is_finished`
+    score_all(engine, params, scorings)  # the same with an engine that decodes nothing
 
-A sequence that is scored takes the pages that it needs at once, and gets one chunk of its tokens
-scored in every call. So it always comes to its end, however few pages there are. While the first
-in line has too few pages, no sequence is placed in a slot.
+A sequence reserves all of its pages at once, and every call scores one chunk of its tokens. It
+therefore always finishes, however few pages there are. While the first sequence of the queue lacks
+pages, the scheduler places no sequence in a slot.
 
-Pages that hold the beginning of a sequence already are shared with it: those of sequences in slots,
-and those of sequences that were scored before, which are kept until somebody needs the room.
-Sequences that begin alike so compute their beginning once, as far as its own scores are not wanted.
-Models whose layers keep a state beside pages (`slot_state.py`) share nothing: pages do not hold it.
+Prefix sharing: a sequence reuses pages that already hold its beginning. They belong to sequences in
+slots, or to sequences that were scored before, which keep their pages until the space is needed.
+Sequences with a common beginning compute it once, except for tokens with requested scores. Models
+with recurrent layers (`slot_state.py`) share nothing: pages do not hold their states.
 """
 
 from collections import deque
@@ -39,20 +39,20 @@ from jzero.rollout.sequence import DecodeCounters, Sequence
 
 @dataclass(eq=False)
 class Scoring:
-    """A sequence whose tokens are scored from `first` on, and in the end their scores.
+    """A sequence whose tokens are scored from `first` on, and their scores.
 
-    Raises ValueError if `first` is 0, because nothing predicts the first token of a sequence, or
+    Raises ValueError if `first` is 0, because no token predicts the first token of a sequence, or
     if there are more alternatives than the engine returns.
     """
 
     tokens: Int32[np.ndarray, " tokens"]
-    first: int = 1  # the first token whose score is wanted
-    alternatives: int = 0  # how many of the most probable tokens are returned for each token
-    temperature: float = 1.0  # at which the tokens are scored, above 0
+    first: int = 1  # the first token to score
+    alternatives: int = 0  # number of most probable tokens to return for each scored token
+    temperature: float = 1.0  # at which the tokens are scored; above 0
     # Tokens before this one are scored at temperature 1.
     temperature_from: int = 0
-    scores: TokenScores[np.ndarray] = field(init=False)  # one row, of tokens[first:]
-    num_scored: int = 0  # tokens from `first` on whose scores have come
+    scores: TokenScores[np.ndarray] = field(init=False)  # one row, for tokens[first:]
+    num_scored: int = 0  # number of tokens from `first` on with scores
 
     def __post_init__(self) -> None:
         if self.first < 1:
@@ -71,7 +71,7 @@ class Scoring:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all scores are there."""
+        """Whether all scores have been computed."""
         return self.num_scored == len(self.scores.logps)
 
     def temperatures(self, start: int, end: int) -> Float32[np.ndarray, " targets"]:
@@ -82,57 +82,59 @@ class Scoring:
 
 @dataclass(eq=False)
 class ScoredRow:
-    """A sequence in one of the rows of pages that a shard has for scoring."""
+    """A sequence in one of a shard's rows of pages for scoring."""
 
     scoring: Scoring
     shard: int
-    row: int  # of the shard's rows for scoring
-    position: int  # tokens whose keys and values the calls up to now write
-    has_ended: bool = False  # all of its chunks were dispatched; its pages are kept for others
+    row: int  # index among the shard's rows for scoring
+    position: int  # tokens whose keys and values the calls dispatched so far write
+    has_ended: bool = False  # all chunks were dispatched; the pages are kept for prefix sharing
 
     @property
     def num_inputs(self) -> int:
-        """Returns the tokens that are computed: nothing follows the last token."""
+        """Returns the number of tokens to compute: the last token predicts no other."""
         return len(self.scoring.tokens) - 1
 
 
 @dataclass(frozen=True)
 class Part:
-    """The chunk of one sequence in a call."""
+    """One sequence's chunk in a call."""
 
     scoring: Scoring
-    row: int  # of the call's arrays
+    row: int  # row in the call's arrays
     start: int  # the chunk's tokens
     end: int
 
 
 @dataclass(frozen=True, eq=False)
 class ScoreCall:
-    """A call that was dispatched and not read yet."""
+    """A call that was dispatched and not yet read."""
 
     scores: TokenScores[jax.Array]
     parts: list[Part]
 
 
 class Scorer:
-    """The sequences that are scored by one engine, and the pages that they hold."""
+    """Tracks the sequences that one engine scores, and the pages that they hold."""
 
     def __init__(self, engine: Engine, params: qwen.Params, counters: DecodeCounters) -> None:
-        """`params` are the engine's weights. What is done is added to `counters`."""
+        """`params` are the engine's weights. Work is added to `counters`."""
         self.engine = engine
         self.params = params
         self.counters = counters
         self.queue: deque[Scoring] = deque()
-        # By shard: those that run, and those that have ended, the one used most recently last.
+        # By shard, in the order of their last use: running sequences, and ended ones that keep
+        # pages.
         self.rows: list[list[ScoredRow]] = [[] for _ in range(engine.num_shards)]
         self.in_flight: deque[ScoreCall] = deque()
         self.finished: list[Scoring] = []
-        self.lacks_pages = False  # the first of the queue did, when it was last looked at
-        # What the rows keep beside pages, from the first call on; `slot_state.py` says what.
+        # Whether the first sequence of the queue lacked pages at the last attempt
+        self.lacks_pages = False
+        # The recurrent states of the rows (`slot_state.py`), created at the first call.
         self.row_states: DeltaState | None = None
 
     def submit(self, scoring: Scoring) -> None:
-        """Takes a sequence. It must fit the engine: rollout.max_prompt_tokens + max_new_tokens."""
+        """Queues a sequence. Its length limit is rollout.max_prompt_tokens + max_new_tokens."""
         room = self.engine.max_sequence_tokens
         assert len(scoring.tokens) <= room, f"{len(scoring.tokens)=} tokens exceed {room=}"
         if scoring.is_finished:
@@ -142,16 +144,16 @@ class Scorer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a sequence is not finished."""
+        """Whether any sequence is unfinished."""
         return bool(self.queue or self.in_flight or any(self._running()))
 
     @property
     def is_out_of_pages(self) -> bool:
-        """Whether the first of the queue waits for pages."""
+        """Whether the first sequence of the queue waits for pages."""
         return self.lacks_pages and bool(self.queue)
 
     def take_finished(self) -> list[Scoring]:
-        """Returns the sequences that were finished since the last call."""
+        """Returns the sequences that finished since the last call."""
         finished = self.finished
         self.finished = []
         return finished
@@ -166,18 +168,20 @@ class Scorer:
 
         Args:
             in_slots: the sequences in slots, whose pages may be shared.
-            make_room: frees pages of a shard that nobody needs at once; returns whether it has.
+            make_room: frees pages of a shard that are not needed at the moment; returns whether it
+                did.
         """
         self._begin(in_slots, make_room)
         has_more = any(self._running())
         if has_more:
             state = self._dispatch(state)
+        # With another call dispatched, one call stays in flight, so that the device never waits.
         while len(self.in_flight) > has_more:
             self._read(self.in_flight.popleft())
         return state
 
     def give_up_pages(self, shard: int) -> bool:
-        """Frees the pages of the ended sequence that was used least recently, if there is one."""
+        """Frees the pages of the least recently used ended sequence, if any. Returns whether."""
         for row in self.rows[shard]:
             if row.has_ended:
                 self._free(row)
@@ -185,14 +189,14 @@ class Scorer:
         return False
 
     def drop(self, unwanted: list[Scoring]) -> list[Scoring]:
-        """Forgets those of some sequences that have not begun, and returns them."""
+        """Removes the unwanted sequences that have not started from the queue, and returns them."""
         dropped = [scoring for scoring in unwanted if scoring in self.queue]
         for scoring in dropped:
             self.queue.remove(scoring)
         return dropped
 
     def cancel(self) -> None:
-        """Forgets everything and frees all pages."""
+        """Drops all sequences and frees all pages."""
         self.queue.clear()
         self.in_flight.clear()
         self.finished.clear()
@@ -208,40 +212,40 @@ class Scorer:
         return (row for rows in self.rows for row in rows if not row.has_ended)
 
     def _begin(self, in_slots: Mapping[int, Sequence], make_room: Callable[[int], bool]) -> None:
-        """Gives rows and pages to the sequences that come next."""
-        put_off: list[Scoring] = []
+        """Assigns rows and pages to the next sequences of the queue."""
+        postponed: list[Scoring] = []
         self.lacks_pages = False
         while self.queue and not self.lacks_pages:
             scoring = self.queue[0]
-            # Before pages to share are looked for, because an ended sequence may have to give way.
+            # Free a row before looking for pages to share: this may evict an ended sequence.
             for shard in range(self.engine.num_shards):
                 if self._free_row(shard) is None:
                     self.give_up_pages(shard)
             shard, shared_pages, will_grow = self._find_pages(scoring, in_slots)
             if will_grow:
-                put_off.append(self.queue.popleft())
+                postponed.append(self.queue.popleft())
                 continue
             row = self._free_row(shard)
             if row is None:
-                break  # as many as there are rows run already
+                break  # all rows are running
             try:
                 self._reserve(scoring, shard, row, shared_pages, make_room)
             except OutOfPages:
                 self.lacks_pages = True
             else:
                 self.queue.popleft()
-        self.queue.extendleft(reversed(put_off))
+        self.queue.extendleft(reversed(postponed))
 
     def _find_pages(
         self, scoring: Scoring, in_slots: Mapping[int, Sequence]
     ) -> tuple[int, list[int], bool]:
-        """Returns a shard, the pages there that the sequence can share, and whether to wait.
+        """Returns a shard, its pages that the sequence can share, and whether to wait.
 
-        The sequence waits if one that runs will soon have more of its pages.
+        The sequence waits if a running one will soon have more of its pages.
         """
         engine = self.engine
         page_size = engine.settings.page_size
-        # The token before `first` is computed, because the score of `first` comes from it.
+        # The token before `first` is computed, because its output gives the score of `first`.
         most_pages = (scoring.first - 1) // page_size
 
         def count_pages(tokens: Int32[np.ndarray, " tokens"]) -> int:
@@ -249,12 +253,12 @@ class Scorer:
 
         num_running = [sum(not row.has_ended for row in rows) for rows in self.rows]
         shard, best = int(np.argmin(num_running)), []
-        # Without the state at its end, a beginning that others have in pages is of no use.
+        # Pages without the recurrent state at their end cannot be shared.
         if not most_pages or engine.has_slot_state:
             return shard, best, False
         for slot, sequence in in_slots.items():
-            # A prefill has written the prompt. The tokens after it may be a reply's, which the
-            # calls to come will write.
+            # A prefill has written the prompt. The tokens after it may belong to a reply, which
+            # later calls will write.
             if (count := count_pages(sequence.prompt_tokens)) > len(best):
                 shard = engine.shard_of(slot)
                 best = engine.pages_of(shard, slot % engine.slots_per_shard)[:count]
@@ -268,11 +272,11 @@ class Scorer:
                 most_coming = max(most_coming, count_pages(row.scoring.tokens[: row.num_inputs]))
         if used is not None and used.has_ended:
             self.rows[shard].remove(used)
-            self.rows[shard].append(used)  # the one that was used most recently
+            self.rows[shard].append(used)  # the rows are in the order of their last use
         return shard, best, most_coming > len(best)
 
     def _free_row(self, shard: int) -> int | None:
-        """Returns a row of a shard without a sequence, or None if there is none."""
+        """Returns an unused row of a shard, or None."""
         taken = {row.row for row in self.rows[shard]}
         return next((row for row in range(SCORING_ROWS) if row not in taken), None)
 
@@ -284,10 +288,10 @@ class Scorer:
         shared_pages: list[int],
         make_room: Callable[[int], bool],
     ) -> None:
-        """Takes the pages of a sequence for all of its chunks. Raises OutOfPages."""
+        """Reserves the pages of a sequence for all of its chunks. Raises OutOfPages."""
         allocator = self.engine.page_allocators[shard]
         page_row = self.engine.slots_per_shard + row
-        # Nobody takes the shared pages away while they are held here, too.
+        # Hold the shared pages first: making room below could free them otherwise.
         allocator.reserve(page_row, len(shared_pages) * allocator.page_size, shared_pages)
         while True:
             try:
@@ -310,10 +314,11 @@ class Scorer:
     # -- calls -------------------------------------------------------------------------------------
 
     def _dispatch(self, state: DecodeState[jax.Array]) -> DecodeState[jax.Array]:
-        """Starts the call of the next chunks, and the copy of its scores to the host."""
+        """Dispatches the call of the next chunks, and starts copying its scores to the host."""
         inputs, parts = self._take_chunks()
-        wanted = max(part.scoring.alternatives for part in parts)
-        alternatives = next(number for number in ALTERNATIVES if number >= wanted)
+        # Few numbers of alternatives are compiled: take the smallest that is enough for every part.
+        most_alternatives = max(part.scoring.alternatives for part in parts)
+        alternatives = next(number for number in ALTERNATIVES if number >= most_alternatives)
         if self.row_states is None:
             self.row_states = self.engine.empty_row_states()
         state, self.row_states, scores = self.engine.score(
@@ -326,11 +331,12 @@ class Scorer:
         return state
 
     def _take_chunks(self) -> tuple[ScoreInputs[np.ndarray], list[Part]]:
-        """Returns the next chunk of sequences of every shard, as the arrays of a call."""
+        """Returns the next chunk of the sequences of every shard, as the arrays of a call."""
         engine = self.engine
         page_size = engine.settings.page_size
         by_shard = [[row for row in rows if not row.has_ended] for rows in self.rows]
-        # The chunk of a shard's first sequence decides the width, and those that fit go along.
+        # The first sequence of a shard decides the chunk width; as many others as fit join the
+        # call.
         width = max(self._chunk_width(rows[0]) for rows in by_shard if rows)
         most_rows = max(1, engine.score_tokens // width)
         by_shard = [rows[:most_rows] for rows in by_shard]
@@ -377,11 +383,11 @@ class Scorer:
         return self.engine.score_width(row.num_inputs - row.position)
 
     def _read(self, call: ScoreCall) -> None:
-        """Waits for a call, and hands out its scores."""
+        """Waits for a call, and stores its scores in their sequences."""
         scores = jax.device_get(call.scores)
         for part in call.parts:
             scoring = part.scoring
-            # The chunk's token t scores token t + 1.
+            # The chunk's token t scores token t + 1. Tokens before `first` have no requested score.
             begin = max(part.start + 1, scoring.first)
             source = slice(begin - 1 - part.start, part.end - part.start)
             target = slice(begin - scoring.first, part.end + 1 - scoring.first)
@@ -398,14 +404,14 @@ class Scorer:
 
 
 def count_common(left: Int32[np.ndarray, " a"], right: Int32[np.ndarray, " b"]) -> int:
-    """Returns how many tokens two sequences have in common at their beginnings."""
+    """Returns the length of the common beginning of two sequences."""
     length = min(len(left), len(right))
     differs = np.flatnonzero(left[:length] != right[:length])
     return int(differs[0]) if len(differs) else length
 
 
 def score_all(engine: Engine, params: qwen.Params, scorings: list[Scoring]) -> DecodeCounters:
-    """Scores sequences with an engine that decodes nothing. Returns what was computed."""
+    """Scores sequences with an engine that decodes nothing. Returns the counters."""
     assert not engine.placements, "the engine is busy: an unfinished run was not cancelled"
     counters = DecodeCounters()
     scorer = Scorer(engine, params, counters)

@@ -1,7 +1,7 @@
 """A sequence: one sample of one prompt on its way from the queue to a finished rollout.
 
-The scheduler appends to sequences in place. The types of the two callbacks that drive the
-scheduler, and the counters that it keeps, are here too.
+The scheduler appends to sequences in place. This module also has the types of the scheduler's two
+callbacks, and its counters.
 """
 
 from collections.abc import Callable
@@ -23,28 +23,29 @@ PollReplies = Callable[[bool], list[Reply]]  # see Scheduler.run
 
 @dataclass(eq=False)
 class Sequence:
-    """One sample: the tokens it has so far, and what the scheduler must know to continue it."""
+    """One sample: its tokens so far, and the state that the scheduler needs to continue it."""
 
     prompt_id: int  # sequences with the same prompt_id share the KV pages of their prompt
     sample_index: int  # index in the group of its prompt
-    request_id: int  # names the noise, a function of (seed, request_id, position)
+    request_id: int  # keys the noise, a function of (seed, request_id, position)
     prompt_tokens: Int32[np.ndarray, " tokens"]
     length_limit: int  # tokens, prompt included, at which the current turn ends
-    tokens: list[int] = field(default_factory=list)  # all that follow the prompt, replies included
+    # All tokens after the prompt, including replies.
+    tokens: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)  # of `tokens`; 0 in replies
     versions: list[int] = field(default_factory=list)  # policy version of each token; -1 in replies
-    # i32[K] for each of `tokens`: the tokens that the filters kept, -1 behind them and in replies.
-    # Empty where they are not remembered.
+    # i32[K] for each of `tokens`: the tokens that the filters kept, padded with -1; -1 in replies.
+    # Empty if they are not recorded.
     kept: list[np.ndarray] = field(default_factory=list)
-    # i16[L * k] for each token, those of the prompt included: the experts of the input that
-    # predicted it; -1 for the first one. In replies they may still be missing at the end. Empty
-    # where they are not remembered.
+    # i16[L * k] for each token, including the prompt: the MoE routes of the input that predicted
+    # the token; -1 for the first token. At the end, the routes of reply tokens may still be
+    # missing. Empty if routes are not recorded.
     routes: list[np.ndarray] = field(default_factory=list)
     turn_start: int = 0  # index in `tokens` of the current turn's first token
     turn_text: str = ""  # the text of the turn that ended last
     finish_reason: str = ""  # of the current turn: "" while it runs, then "stop" or "length"
     turns: list[Turn] = field(default_factory=list)  # the turns that ended
-    is_finished: bool = False  # no turn follows
+    is_finished: bool = False  # no further turn
     admission_number: int = 0  # counts placements into slots; the largest number is preempted first
     temperature: float | None = None  # None: the temperature of the run
     stop_strings: list[str] = field(default_factory=list)  # end a turn, besides rollout.stop
@@ -54,19 +55,18 @@ class Sequence:
         return len(self.prompt_tokens) + len(self.tokens)
 
     def all_tokens(self) -> Int32[np.ndarray, " tokens"]:
-        """Returns the prompt and everything that follows it."""
+        """Returns the tokens of the prompt and of all turns and replies."""
         return np.concatenate([self.prompt_tokens, np.array(self.tokens, np.int32)])
 
     def temperature_or(self, default: float) -> float:
-        """Returns the sampling temperature of this sequence: its own, or else `default`."""
+        """Returns the sampling temperature of this sequence, or `default` if it has none."""
         return default if self.temperature is None else self.temperature
 
     def longest_length(self, settings: RolloutConfig) -> int:
-        """Returns how many tokens the episode may have in all.
-
-        An episode with a short prompt may not continue for longer than one with the longest prompt,
-        because a row in training has room for `longest_continuation` tokens after the prompt.
-        """
+        """Returns the maximum number of tokens of the episode."""
+        # An episode with a short prompt may not continue for longer than one with the longest
+        # prompt, because a row in training has room for `longest_continuation` tokens after the
+        # prompt.
         return len(self.prompt_tokens) + settings.longest_continuation
 
 
@@ -74,7 +74,7 @@ class Sequence:
 class EpisodeGroup:
     """The episodes of one problem in an asynchronous run, from admission to training."""
 
-    problem_number: int  # counts the problems of all steps and hosts
+    problem_number: int  # index among the problems of all steps and hosts
     version: int  # policy version when the group was admitted
     sequences: list[Sequence]
 
@@ -85,7 +85,7 @@ class EpisodeGroup:
 
     @property
     def is_graded(self) -> bool:
-        """Whether every episode is finished and its last turn has its grade."""
+        """Whether every episode is finished and its last turn is graded."""
         return self.is_finished and all(sequence.turns[-1].grade for sequence in self.sequences)
 
 
@@ -95,11 +95,11 @@ def make_groups(
     max_new_tokens: int,
     first_prompt: int = 0,
 ) -> Groups:
-    """Returns `group_size` fresh sequences for each prompt.
+    """Returns `group_size` sequences without tokens for each prompt.
 
-    Their noise is keyed by their place: (first_prompt + index of the prompt) * group_size + index
-    of the sample. A host that decodes prompts from `first_prompt` on thus draws the noise that a
-    single host would draw for them.
+    Their noise is keyed by their index: (first_prompt + index of the prompt) * group_size + index
+    of the sample. A host that decodes prompts from `first_prompt` on therefore draws the same noise
+    for them as a single host would.
     """
     groups: Groups = []
     for prompt_id, prompt in enumerate(prompts):
@@ -121,25 +121,25 @@ def make_groups(
 
 
 def admit_none() -> Groups:
-    """The `AdmitMore` of a run whose sequences are all known at its start."""
+    """The `AdmitMore` of a run that starts with all of its sequences."""
     return []
 
 
 @dataclass
 class DecodeCounters:
-    """What a run of the scheduler did. Sums over runs and hosts are meaningful for every field."""
+    """Counts the work of a scheduler run. Every field may be summed over runs and hosts."""
 
-    grading_seconds: float = 0.0  # waited for grades while there was nothing to decode
-    prefills: int = 0  # prompts that were prefilled: once for all samples of a group
-    prefill_tokens: int = 0  # real tokens that were prefilled; padding does not count
+    grading_seconds: float = 0.0  # spent waiting for grades with nothing to decode
+    prefills: int = 0  # prefilled prompts, one for all samples of a group
+    prefill_tokens: int = 0  # prefilled tokens without padding
     decoded_tokens: int = 0  # tokens that decode calls emitted
-    wasted_tokens: int = 0  # decoded tokens that came after the end of their sequence
-    slot_steps: int = 0  # slots times steps that were computed to emit the decoded tokens
+    wasted_tokens: int = 0  # tokens decoded after the end of their sequence
+    slot_steps: int = 0  # computed slots times steps, including idle slots
     decode_calls: int = 0
     preempted: int = 0  # sequences that lost their slot because their shard ran out of pages
     score_calls: int = 0
     scored_tokens: int = 0  # tokens of given sequences that were computed to score them
-    shared_tokens: int = 0  # those that were not computed, because pages held them already
+    shared_tokens: int = 0  # tokens not computed, because shared pages already held them
 
     def add(self, other: "DecodeCounters") -> None:
         """Adds the counts of `other` to these."""

@@ -16,7 +16,7 @@ from jzero.types import Grade, Problem, Rollout, Turn
 T = TypeVar("T")
 
 
-# The fields that hold a dataclass, or a list of them, of every dataclass that is written.
+# The fields of each serialized dataclass that hold a dataclass, or a list of dataclasses.
 DATACLASS_FIELDS: dict[type, dict[str, type]] = {
     Problem: {},
     Grade: {},
@@ -42,12 +42,13 @@ def rollouts_from_bytes(parts: SequenceOf[bytes]) -> list[Rollout]:
     rollouts: list[Rollout] = []
     for part in parts:
         for rollout in restore_all(Rollout, msgpack_restore(part)):
+            # Rollout has a tuple, which MessagePack returned as a list.
             rollouts.append(replace(rollout, turns=tuple(rollout.turns)))
     return rollouts
 
 
 def restore_all(kind: type[T], rows: object) -> list[T]:
-    """Returns one `kind` for each row, which holds the fields as `dataclasses.asdict` writes."""
+    """Returns one `kind` for each row of fields, the inverse of `dataclasses.asdict`."""
     assert isinstance(rows, list), f"{type(rows)=}"
     return [cast(T, _restore(kind, row)) for row in rows]
 

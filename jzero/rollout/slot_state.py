@@ -1,19 +1,19 @@
-"""What a slot of the decoder keeps beside its pages: the states of the model's gated delta nets.
+"""The recurrent states of the decoder's slots, for models with gated delta nets.
 
 Layers with attention keep a key and a value of every token, in pages. A gated delta net keeps one
 state of a fixed size instead (`delta_net.DeltaState`), which every token overwrites. A shard has
-the states of all its slots in one `DeltaState`, whose leaves are [L, slots, ...] with L gated delta
-nets. A model without gated delta nets has None in its place, and nothing here is called.
+the states of all its slots in one `DeltaState` with leaves [L, slots, ...], L being the number of
+gated delta nets. A model without gated delta nets has None instead, and calls nothing in this file.
 
-    prefill    computes the state after the last token of every prompt, from no tokens
+    prefill    computes the state after the last token of every prompt, starting from zero
     insert     copies the state of a prompt into the slot of each of its samples
     generate   overwrites the states of the slots that decode, step by step
-    score      goes on with the states of the rows for scoring, which are separate arrays
+    score      continues the states of the rows for scoring, which are separate arrays
 
-Two things are not as with pages. A state cannot be shared, so every sample of a prompt has a copy.
-`insert` overwrites all of it, and nothing of the sequence before is left in the slot. And a state
-cannot go back: pages may be written again from any token on, but a state that has seen a token too
-many is lost. `Scheduler._end_turn` says when that happens, and prefills the sequence again.
+States differ from pages in two ways. A state cannot be shared, so every sample of a prompt has a
+copy, and `insert` overwrites the complete state of the slot's previous sequence. And a state cannot
+be rolled back: pages may be rewritten from any token on, but a state that has processed one token
+too many is lost. `Scheduler._end_turn` detects this case, and the sequence is prefilled again.
 """
 
 from typing import NamedTuple
@@ -27,38 +27,36 @@ from jaxtyping import Array, Int
 from jzero.model.architecture import QwenConfig
 from jzero.model.delta_net import DeltaState, empty_state
 
-OF_SLOTS = P(None, "slots")
+SLOT_SPEC = P(None, "slots")
 """How the leaves [L, slots, ...] are split over the shards."""
 
 
 def specs_of(model: QwenConfig) -> P | None:
-    """Returns how the states are split over the slot shards, or None if the model has none."""
-    return OF_SLOTS if model.delta_net else None
+    """Returns how the states are split over the slot shards, or None without such states."""
+    return SLOT_SPEC if model.delta_net else None
 
 
 def empty_slots(model: QwenConfig, slots: int) -> DeltaState | None:
-    """Returns the states of slots without tokens, or None if the model keeps none."""
+    """Returns the states of empty slots, or None without such states."""
     if model.delta_net is None:
         return None
     return empty_state(model.delta_net, len(model.delta_layers), slots)
 
 
 class StateSpecs(NamedTuple):
-    """How the arrays of a `DeltaState` lie on a mesh."""
+    """Partition specs of the arrays of a `DeltaState`."""
 
     recurrent: P
     convolution: P
 
 
 def sharding_specs(model: QwenConfig, tensor: int) -> StateSpecs | None:
-    """Returns how the states lie on a mesh of the axes (slots, tensor).
-
-    Value heads and channels are split, as XLA splits the products that make them, if `tensor`
-    divides their numbers.
-    """
+    """Returns the partition specs of the states on a mesh with axes (slots, tensor)."""
     sizes = model.delta_net
     if sizes is None:
         return None
+    # Value heads and channels are split if `tensor` divides their numbers, as XLA then splits the
+    # products that compute them.
     heads = "tensor" if sizes.num_value_heads % tensor == 0 else None
     channels = "tensor" if sizes.num_channels % tensor == 0 else None
     return StateSpecs(
@@ -66,18 +64,18 @@ def sharding_specs(model: QwenConfig, tensor: int) -> StateSpecs | None:
     )
 
 
-def of_layer(states: DeltaState, layer: Int[Array, ""]) -> DeltaState:
+def take_layer(states: DeltaState, layer: Int[Array, ""]) -> DeltaState:
     """Returns the states of one gated delta net, [slots, ...]."""
     return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, layer, 0, keepdims=False), states)
 
 
-def with_layer(states: DeltaState, layer: Int[Array, ""], new: DeltaState) -> DeltaState:
-    """Returns the states with those of one gated delta net replaced."""
+def with_layer(states: DeltaState, layer: Int[Array, ""], new_states: DeltaState) -> DeltaState:
+    """Returns `states` with the states of one gated delta net replaced by `new_states`."""
 
-    def update(stack: jax.Array, of_layer: jax.Array) -> jax.Array:
-        return lax.dynamic_update_index_in_dim(stack, of_layer.astype(stack.dtype), layer, 0)
+    def update(stack: jax.Array, layer_states: jax.Array) -> jax.Array:
+        return lax.dynamic_update_index_in_dim(stack, layer_states.astype(stack.dtype), layer, 0)
 
-    return jax.tree.map(update, states, new)
+    return jax.tree.map(update, states, new_states)
 
 
 def copy_rows(
@@ -92,6 +90,7 @@ def copy_rows(
     """
 
     def copy(source: jax.Array, target: jax.Array) -> jax.Array:
+        # Padding rows are clipped to some row here, and dropped below.
         rows = source.at[:, source_rows].get(mode="clip")
         return target.at[:, target_rows].set(rows, mode="drop")
 
@@ -101,7 +100,7 @@ def copy_rows(
 def begin_rows(
     states: DeltaState, rows: Int[Array, " rows"], starts: Int[Array, " rows"]
 ) -> DeltaState:
-    """Returns the states of `rows`, [L, rows, ...]: those of no tokens where `starts` is 0."""
+    """Returns the states of `rows`, [L, rows, ...], with zeros where `starts` is 0."""
 
     def take(x: jax.Array) -> jax.Array:
         taken = x.at[:, rows].get(mode="clip")

@@ -1,7 +1,7 @@
 """Stop strings: strings that end a response, besides the tokenizer's end-of-sequence tokens.
 
-A stop string can begin in the middle of one token and end in the middle of another, so it is looked
-for in text.
+A stop string can begin in the middle of one token and end in the middle of another, so the search
+runs on text.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,14 +16,14 @@ def num_tokens_to_keep(
 ) -> int | None:
     """Returns how many of `tokens` to keep because a stop string completes in the last kept one.
 
-    `tokens[turn_start:]` is the current turn, and `tokens[first_new:]` was not searched before.
-    Returns None if no stop string completes in the new tokens.
+    `tokens[turn_start:]` is the current turn, and `tokens[first_new:]` has not been searched yet.
+    Returns None if no stop string completes in these tokens.
     """
     if not stop_strings:
         return None
 
     # A token is at least one byte, so a stop string that completes in a new token starts at most
-    # this far before it.
+    # this many tokens before it.
     longest = max(len(stop.encode()) for stop in stop_strings)
     window_start = max(turn_start, first_new - longest)
 
@@ -31,7 +31,7 @@ def num_tokens_to_keep(
         text = decode(tokens[window_start:end])
         return any(stop in text for stop in stop_strings)
 
-    # Most calls end here, after one look at all new tokens.
+    # Most calls end here, after one search of all new tokens.
     if not completes_before(len(tokens)):
         return None
     return next(end for end in range(first_new + 1, len(tokens) + 1) if completes_before(end))

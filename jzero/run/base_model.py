@@ -1,4 +1,4 @@
-"""The model that a run starts from: its configuration and its tokenizer."""
+"""Reads the model from which a run starts: its configuration and its tokenizer."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,19 +15,18 @@ from jzero.config import (
 from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.model import adapters, huggingface, peft, qwen, tokenizer
-from jzero.model.expert_checks import check_experts
 from jzero.model.families import window_of
-from jzero.model.new_model import new_model
+from jzero.model.new_model import check_experts, new_model
 
-POSITIONS_FROM_SCRATCH = 32768  # max_position_embeddings of a model from random weights
+POSITIONS_FROM_SCRATCH = 32768  # max_position_embeddings of a randomly initialized model
 
 
 class BaseModel(NamedTuple):
     """A model without its weights, which `Learner.load_params` reads."""
 
-    directory: Path | None  # of the model to load; None for random parameters
+    directory: Path | None  # the model to load; None for random parameters
     model: qwen.QwenConfig
-    # The model's config.json; of random parameters only max_position_embeddings.
+    # The model's config.json; for random parameters only max_position_embeddings.
     hf_config: JsonObject
     tokenizer: tokenizer.PreTrainedTokenizerFast
 
@@ -38,13 +37,13 @@ class BaseModel(NamedTuple):
 
 
 def read_base_model(config: ModelConfig) -> BaseModel:
-    """Reads the model that `config.path` names, or describes a new one of shape `config.arch`.
+    """Reads the model at `config.path`, or describes a new one with the shape `config.arch`.
 
-    Raises UserError if the path, the model or the tokenizer cannot be used, or if the tokenizer has
-    ids beyond the model's vocabulary, or if the model cannot have the adapter.
+    Raises UserError if the path, the model or the tokenizer cannot be used, if the tokenizer has
+    ids beyond the model's vocabulary, or if the model does not support the adapter.
     """
     if config.path:
-        directory = huggingface.resolve(config.path)
+        directory = huggingface.resolve(config.source)
         model, hf_config = huggingface.load_config(directory)
         if config.max_position_embeddings:
             hf_config = hf_config | {POSITIONS: config.max_position_embeddings}
@@ -57,26 +56,26 @@ def read_base_model(config: ModelConfig) -> BaseModel:
     model = new_model(tokenizer.num_ids(tok), config.arch)
     check_experts(model)
     adapters.check(model, config.adapter)
-    # Rotary embeddings have no last position: the limit is the architecture's claim, and not the
+    # Rotary embeddings have no last position: the limit describes the architecture, and not the
     # longest episode of one run.
     positions = config.max_position_embeddings or POSITIONS_FROM_SCRATCH
     return BaseModel(None, model, {POSITIONS: positions}, tok)
 
 
 def with_given_adapter(config: Config) -> Config:
-    """Returns the config with rank, alpha and targets of the adapter at model.adapter.path.
+    """Returns the config with rank, alpha and targets of the initial adapter (model.adapter.path).
 
-    Of the model, config.json alone is read. Raises UserError if the settings do not go together, or
-    the adapter cannot be read.
+    Only config.json of the model is read. Raises UserError if the settings are inconsistent, or the
+    adapter cannot be read.
     """
     given = config.model.adapter
     if not given.path:
         return config
     validate(config)
-    directory = huggingface.resolve(config.model.path, ("config.json",))
+    directory = huggingface.resolve(config.model.source, ("config.json",))
     model, _ = huggingface.load_config(directory)
-    found = peft.with_path(given, model)
-    return replace(config, model=replace(config.model, adapter=found))
+    adapter = peft.with_path(given, model)
+    return replace(config, model=replace(config.model, adapter=adapter))
 
 
 def check_context(config: Config, base: BaseModel) -> None:
@@ -90,16 +89,18 @@ def check_context(config: Config, base: BaseModel) -> None:
 def check_vocabulary(
     directory: Path, vocab_size: int, tok: tokenizer.PreTrainedTokenizerFast
 ) -> None:
-    """Raises UserError if a token has no embedding. JAX would read another token's in its place."""
+    """Raises UserError if a token has no embedding."""
+    # JAX would silently read another token's embedding.
     num_ids = tokenizer.num_ids(tok)
     if num_ids > vocab_size:
         raise UserError(
             f"{directory / 'config.json'} has vocab_size={vocab_size}, and the tokenizer has ids "
             f"up to {num_ids - 1}: set model.tokenizer to the tokenizer of this model"
         )
+    # The sampler would never produce an end token beyond the vocabulary.
     for token in tokenizer.generation_eos_ids(directory):
         if token >= vocab_size:
             raise UserError(
                 f"{directory / tokenizer.GENERATION} has eos_token_id={token}, beyond the model's "
-                f"vocabulary of {vocab_size}: mend it"
+                f"vocabulary of {vocab_size}: correct it"
             )

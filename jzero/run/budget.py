@@ -1,8 +1,7 @@
-"""The time that a process may take: `train.minutes`.
+"""Limits the time of a process: `train.minutes`.
 
-A run with a budget ends before it is over, with a checkpoint, and the same command goes on from
-there. Whether another step still fits is judged by the longest step, evaluation and checkpoint so
-far.
+A run with a budget stops early, with a checkpoint, and the same command continues from there. The
+longest step, evaluation and checkpoint so far decide whether another step still fits.
 
     budget = TimeBudget(config.train.minutes)
     for step in ...:
@@ -15,11 +14,11 @@ import time
 
 from jzero.distributed.interrupt import Interrupted, raise_if_any_host_stopped
 
-LAST_SAVE = 2.0  # the last checkpoint is waited for: times the longest save that was not
+LAST_SAVE = 2.0  # longest save so far -> the last save, which the run waits for
 
 
 class TimeBudget:
-    """Knows how long the parts of a run have taken at most, and whether the next one still fits."""
+    """Records the longest duration of each part of a run, and decides whether another step fits."""
 
     def __init__(self, minutes: float) -> None:
         """Starts the clock. `minutes` is 0 for a run without a limit."""
@@ -28,17 +27,17 @@ class TimeBudget:
         self._longest: dict[str, float] = {}  # part -> seconds
 
     def add(self, part: str, seconds: float) -> None:
-        """Notes that a part of the run, "step", "evaluation" or "checkpoint", took `seconds`."""
+        """Records that a part of the run, "step", "evaluation" or "checkpoint", took `seconds`."""
         self._longest[part] = max(seconds, self._longest.get(part, 0.0))
 
     def reserve(self, has_evaluation: bool) -> float:
-        """Returns the seconds that another step, and the end of the run after it, may take."""
+        """Returns the seconds to reserve for another step and the end of the run after it."""
         evaluation = self._longest.get("evaluation", 0.0) if has_evaluation else 0.0
         checkpoint = LAST_SAVE * self._longest.get("checkpoint", 0.0)
         return self._longest.get("step", 0.0) + evaluation + checkpoint
 
     def reason_to_stop(self, has_evaluation: bool = False) -> str:
-        """Returns why no further step fits, or "" if one does."""
+        """Returns the reason why no further step fits, or "" if one does."""
         elapsed = time.monotonic() - self._started
         needed = self.reserve(has_evaluation)
         if not self.minutes or elapsed + needed <= 60 * self.minutes:
@@ -54,12 +53,14 @@ class TimeBudget:
             raise_if_any_host_stopped(self.reason_to_stop(has_evaluation))
 
     def raise_if_over_in_warm_start(self) -> None:
-        """The same before a step of the warm start, of which nothing is kept."""
+        """The same as `raise_if_over`, before a step of the warm start."""
         if not self.minutes:
             return
         try:
             self.raise_if_over()
         except Interrupted as reason:
+            # The warm start saves no checkpoints, so the next process repeats it from its first
+            # step.
             raise Interrupted(
                 f"{reason}; the warm start is not over, and begins anew: give more minutes"
             ) from None

@@ -1,10 +1,10 @@
 """Checkpoints of the training state.
 
-`<workdir>/checkpoints/<step>/` is an Orbax checkpoint of three items, so that a reader can take
-only what it needs:
+`<workdir>/checkpoints/<step>/` is an Orbax checkpoint with three items, so that a reader can load
+only the items it needs:
 
   params     the parameter tree
-  optimizer  {"opt_state": ..., "step": i32[]} and, where the algorithm has a critic,
+  optimizer  {"opt_state": ..., "step": i32[]} and, if the algorithm has a critic,
              {"critic": {"params": ..., "opt_state": ..., "step": i32[]}}
   host       JSON: {"step": the step,
                     "host": the record of the run,
@@ -13,12 +13,14 @@ only what it needs:
 
 A step directory appears under its name only when it is complete. A kill leaves a directory
 `*.orbax-checkpoint-tmp*`, which the next run removes. A directory that is a copy of another step,
-or a link to one, is refused: the step is written inside, too.
+or a link to one, is rejected, because the checkpoint also contains its step.
 """
 
 import json
+import logging
 import os
 import shutil
+import sys
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,35 +32,64 @@ import orbax.checkpoint as ocp
 from jax import lax
 
 from jzero.errors import UserError, reason_of, shown
-from jzero.files import JsonObject, parse_json
+from jzero.files import JsonObject, is_full_disk, naming_full_disk, no_room, parse_json
 from jzero.training.offload import on_device
 from jzero.types import JsonValue, State
 
-# The items of a checkpoint: a nested dict with arrays as leaves, or with their shapes and dtypes.
+# The items of a checkpoint: a nested dict with leaves that are arrays, or their shapes and dtypes.
 Items = Mapping[str, Any]
 
 LONGEST_REASON = 200  # characters of a library's error that are quoted
 
 
+class _FullDiskFilter(logging.Filter):
+    """Drops full-disk errors from the log of Orbax, which both logs and raises them."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return error is None or not is_full_disk(error)
+
+
+_FULL_DISK_FILTER = _FullDiskFilter()
+
+
+def _hide_closed_loops(unraisable: "sys.UnraisableHookArgs") -> None:
+    """Replaces `sys.unraisablehook`, and shows all errors except one.
+
+    When a part of a checkpoint cannot be written, Orbax closes its event loop and raises the error.
+    TensorStore's threads then fail to report the other parts to the closed loop.
+    """
+    error = unraisable.exc_value
+    if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+        sys.__unraisablehook__(unraisable)
+
+
 class Checkpoints:
     """The checkpoints of a workdir.
 
-    The run that writes them gives `keep`, the number of checkpoints that stay (0: all of them). A
-    reader beside a run gives None: it creates and removes nothing.
+    The run that writes them passes `keep`, the number of checkpoints to retain (0: all of them). A
+    reader that runs at the same time passes None: it creates and removes nothing.
     """
 
     def __init__(self, workdir: str | os.PathLike[str], keep: int | None) -> None:
         self.path = Path(workdir).absolute() / "checkpoints"
+        logging.getLogger("absl").addFilter(_FULL_DISK_FILTER)  # a second call has no effect
+        if sys.unraisablehook is sys.__unraisablehook__:
+            sys.unraisablehook = _hide_closed_loops
+        # A reader must not create the directory.
         options = ocp.CheckpointManagerOptions(max_to_keep=keep or None, create=keep is not None)
         if os.path.lexists(self.path) and not self.path.is_dir():
             raise UserError(f"{self.path} is not a directory: remove it, or use another workdir")
         if keep is not None and jax.process_index() == 0:
-            # Of a run that was killed while it saved.
+            # Incomplete checkpoints of a run that was killed during a save.
             for leftover in self.path.glob("*.orbax-checkpoint-tmp*"):
                 remove(leftover)
         try:
             self._manager = ocp.CheckpointManager(self.path, options=options)
         except Exception as error:  # Orbax raises many types on damaged files
+            if is_full_disk(error):
+                raise no_room(self.path, None, error) from error
+            # If a metadata file is damaged, `parse_json` raises an error that names the file.
             for metadata in sorted(self.path.glob("[0-9]*/_CHECKPOINT_METADATA")):
                 parse_json(metadata.read_text(encoding="utf-8", errors="replace"), metadata)
             raise UserError(
@@ -77,11 +108,12 @@ class Checkpoints:
     def save(self, step: int, state: State, host: JsonObject, *, wait: bool = False) -> None:
         """Starts to write a checkpoint; with `wait`, returns when it is complete.
 
-        `state` may be donated once this returns. A step that is already saved is not written again,
+        `state` may be donated after this call. A step that is already saved is not written again,
         because the same step of a run has the same state.
         """
         if step not in self._manager.all_steps():
-            # No program reads the host's memory, and the sums of bits are one.
+            # Offloaded arrays must be on the device: no program reads host memory, and the bit sums
+            # are a program.
             items = _to_items(on_device(state, is_donated=False))
             arguments: dict[str, ocp.args.CheckpointArgs] = {
                 name: ocp.args.StandardSave(item) for name, item in items.items()
@@ -93,14 +125,17 @@ class Checkpoints:
                 "leaves": _fingerprints(items),
             }
             arguments["host"] = ocp.args.JsonSave(host_item)
-            self._manager.save(step, args=ocp.args.Composite(**arguments))
+            needed = sum(leaf.nbytes for leaf in jax.tree.leaves(items))
+            with naming_full_disk(self.path / str(step), needed):
+                self._manager.save(step, args=ocp.args.Composite(**arguments))
         if wait:
-            self._manager.wait_until_finished()
+            with naming_full_disk(self.path / str(step)):
+                self._manager.wait_until_finished()
 
     def restore(self, step: int, state_like: State) -> tuple[State, JsonObject]:
-        """Reads a state, bit for bit, and the `host` that `save` was given.
+        """Reads a state bit for bit, and the `host` record that `save` was given.
 
-        `state_like` holds arrays or shape structs: the leaves of the state get their shapes, dtypes
+        `state_like` holds arrays or shape structs. The leaves of the state get their shapes, dtypes
         and shardings. Raises UserError if the checkpoint is damaged or has other arrays.
         """
         items, host = self.read_items(step, _to_items(state_like))
@@ -114,15 +149,16 @@ class Checkpoints:
         return state, host
 
     def read_items(self, step: int, items_like: Items) -> tuple[Items, JsonObject]:
-        """Reads the items that `items_like` names, bit for bit, and the `host` of the checkpoint.
+        """Reads the items that `items_like` names, bit for bit, and the checkpoint's `host` record.
 
-        Every array is compared with the shape, dtype and sum of bits that were written beside it.
+        Every array is compared with the shape, dtype and bit sum stored in the checkpoint.
         """
         host, leaves = self._read_host(step)
         written = {}
         for name, fingerprint in leaves.items():
             if name.split("/")[0] in items_like:
                 written[name] = fingerprint
+        # Checked before the restore, so that the error names the array.
         self._check_same_arrays(step, written, _shapes(items_like))
 
         # Leaves without a sharding go to the first device of this host.
@@ -134,6 +170,7 @@ class Checkpoints:
         restored = self._read(step, **arguments)
         items = {name: restored[name] for name in items_like}
 
+        # The bit sums detect damage that the restore did not report.
         fingerprints = _fingerprints(items)
         changed = [name for name in written if fingerprints[name] != written[name]]
         if changed:
@@ -141,25 +178,26 @@ class Checkpoints:
         return items, host
 
     def close(self) -> None:
-        """Waits for a checkpoint that is being written."""
-        self._manager.close()
+        """Waits for a running save. Raises UserError if the disk is full."""
+        with naming_full_disk(self.path):
+            self._manager.close()
 
     def _check_same_arrays(
         self, step: int, written: dict[str, list[JsonValue]], wanted: dict[str, list[JsonValue]]
     ) -> None:
         """Raises UserError unless the checkpoint has the arrays that this config needs."""
         for name in sorted(written.keys() | wanted.keys()):
-            found = written[name][:2] if name in written else None  # without the sum of bits
+            stored = written[name][:2] if name in written else None  # without the sum of bits
             expected = wanted.get(name)
-            if found != expected:
+            if stored != expected:
                 raise UserError(
-                    f"checkpoint {self.path / str(step)} holds {name} = {found}, "
-                    f"this config wants {expected}: resume with the config it was saved with, "
+                    f"checkpoint {self.path / str(step)} holds {name} = {stored}, "
+                    f"this config needs {expected}: resume with the config it was saved with, "
                     "or use another workdir"
                 )
 
     def _read_host(self, step: int) -> tuple[JsonObject, dict[str, list[JsonValue]]]:
-        """Returns the record and the fingerprints of a checkpoint, which must be that of `step`."""
+        """Returns the record and the fingerprints of the checkpoint of `step`, after validation."""
         item = self._read(step, host=ocp.args.JsonRestore())["host"]
         if not isinstance(item, dict) or not item.keys() >= {"host", "leaves"}:
             raise self.damaged(step, f"host/metadata holds {shown(item)}")
@@ -171,7 +209,7 @@ class Checkpoints:
                 raise self.damaged(
                     step, f"host/metadata has {shown(fingerprint)} for {shown(name)}"
                 )
-        # Checkpoints of earlier versions have no CRC, and name their step in the record alone.
+        # Checkpoints of earlier versions have no CRC, and store the step only in the record.
         if item.get("host_crc", _crc(host)) != _crc(host):
             raise self.damaged(step, "the record of the run is not what was saved")
         written_step = item.get("step", host.get("step"))
@@ -186,13 +224,13 @@ class Checkpoints:
             raise self.damaged(step, error) from error
 
     def damaged(self, step: int, reason: object) -> UserError:
-        """Returns the error of a checkpoint that cannot be read, with what the user can do."""
+        """Returns the error for a checkpoint that cannot be read, with advice for the user."""
         earlier_steps = [other for other in self._manager.all_steps() if other < step]
         if earlier_steps:
             remedy = f"resume from step {max(earlier_steps)}"
         else:
             remedy = "start over"
-        # TensorStore's messages have many lines; the first one says what is wrong.
+        # TensorStore's messages have many lines; the first line gives the cause.
         lines = str(reason).split(". See full")[0].splitlines() or [repr(reason)]
         return UserError(
             f"checkpoint {self.path / str(step)} cannot be read "
@@ -201,7 +239,8 @@ class Checkpoints:
 
 
 def remove(path: Path) -> None:
-    """Removes a directory and all that is in it, a file, or a link."""
+    """Removes a file, a link, or a directory with its contents."""
+    # Removing a link must not remove its target.
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -209,7 +248,8 @@ def remove(path: Path) -> None:
 
 
 def _crc(host: JsonObject) -> int:
-    """Returns the CRC-32 of a record, which is the same before and after it was JSON."""
+    """Returns the CRC-32 of a record. A round trip through JSON does not change it."""
+    # A round trip normalizes the record: JSON has no tuples, for example.
     as_read = json.loads(json.dumps(host))
     return zlib.crc32(json.dumps(as_read, sort_keys=True).encode())
 
@@ -246,11 +286,9 @@ def _fingerprints(items: Items) -> dict[str, list[JsonValue]]:
 
 @jax.jit
 def _bit_sums(leaves: list[jax.Array]) -> list[jax.Array]:
-    """Returns the sum of the bits of each leaf, read as unsigned integers, modulo 2^32.
+    """Returns the sum of the bits of each leaf, read as unsigned integers, modulo 2^32."""
 
-    A sum of integers does not depend on the order, so it is the same under every sharding.
-    """
-
+    # A sum of integers does not depend on the order, so it is the same under every sharding.
     def bit_sum(leaf: jax.Array) -> jax.Array:
         unsigned = jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")
         bits = lax.bitcast_convert_type(leaf, unsigned)

@@ -1,7 +1,7 @@
-"""Wall time by phase, and a count of the programs that JAX compiled.
+"""Measures wall time by phase, and counts the programs that JAX compiles.
 
-The train loops wrap each phase of a step: `with clock("sample"): ...`. The seconds of a step
-become its `time/<phase>` metrics. The sums over the whole run go into checkpoints and summary.json.
+The train loops wrap each phase of a step: `with clock("sample"): ...`. The seconds of a step become
+its `time/<phase>` metrics. The sums over the full run go into checkpoints and summary.json.
 """
 
 import functools
@@ -18,12 +18,12 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        self.totals: dict[str, float] = defaultdict(float)  # phase -> seconds of the whole run
+        self.totals: dict[str, float] = defaultdict(float)  # phase -> seconds in the run
         self._step: dict[str, float] = defaultdict(float)  # phase -> seconds since the last pop
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """Adds the seconds that the body takes to `phase`, also where the body raises."""
+        """Adds the seconds of the body to `phase`, even if the body raises."""
         start = time.perf_counter()
         try:
             yield
@@ -31,12 +31,12 @@ class Clock:
             self._add(phase, time.perf_counter() - start)
 
     def move(self, seconds: float, source: str, target: str) -> None:
-        """Counts `seconds` that were measured under the phase `source` under `target` instead."""
+        """Moves `seconds` that were measured as the phase `source` to the phase `target`."""
         self._add(source, -seconds)
         self._add(target, seconds)
 
     def pop(self) -> dict[str, float]:
-        """Returns {"time/<phase>": seconds} since the last call, and starts again from zero."""
+        """Returns {"time/<phase>": seconds} since the last call, and resets them."""
         values = {f"time/{phase}": seconds for phase, seconds in self._step.items()}
         self._step.clear()
         return values
@@ -47,16 +47,16 @@ class Clock:
 
 
 class CompilationCounter:
-    """Counts the programs that XLA compiled, and the seconds that this took, since the last `pop`.
+    """Counts the programs that XLA compiled, and the seconds spent, since the last `pop`.
 
-    A run whose shapes are all known compiles nothing.
+    A run compiles nothing more once it has seen all of its shapes.
     """
 
     def __init__(self) -> None:
         self._seconds: list[float] = []  # one entry for every program
 
     def listen(self, event: str, duration_secs: float, **details: str | int) -> None:
-        """Receives every event that JAX times (the signature is that of `jax.monitoring`)."""
+        """Receives every event that JAX times, with the signature of `jax.monitoring` listeners."""
         if event == "/jax/core/compile/backend_compile_duration":
             self._seconds.append(duration_secs)
 
@@ -72,7 +72,7 @@ class CompilationCounter:
 
 @functools.cache
 def compilation_counter() -> CompilationCounter:
-    """Returns the counter of this process. There is one, because JAX keeps listeners forever."""
+    """Returns the counter of this process. Only one exists, because JAX keeps listeners forever."""
     import jax  # not at the top: jzero.run.clock is imported by processes that hold no device
 
     counter = CompilationCounter()

@@ -1,4 +1,4 @@
-"""What a run ran on: versions of packages, devices, and memory of the process."""
+"""Describes the environment of a run: versions of packages, devices, and process memory."""
 
 import importlib.metadata
 import platform
@@ -10,14 +10,15 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
 def peak_rss_bytes() -> int:
-    """Returns the peak resident memory of this process plus that of its largest ended child.
+    """Returns the peak resident memory of this process plus the peak of its largest ended child.
 
     Children that are still alive are not counted.
     """
     unit = 1 if platform.system() == "Darwin" else 1024  # ru_maxrss: bytes on macOS, KiB on Linux
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    process_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # The system reports the largest child, and only children that have ended.
     largest_child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    return unit * (own + largest_child)
+    return unit * (process_peak + largest_child)
 
 
 def versions() -> dict[str, str]:

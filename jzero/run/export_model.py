@@ -1,4 +1,4 @@
-"""Writes the policy as a directory that `transformers` loads."""
+"""Exports the policy as a directory that `transformers` loads."""
 
 import json
 import shutil
@@ -9,10 +9,55 @@ import numpy as np
 
 from jzero.config import RolloutConfig
 from jzero.distributed import collectives, processes
+from jzero.files import JsonObject
 from jzero.model import huggingface, qwen
+from jzero.model.directory import file_in, read_json
+from jzero.model.tokenizer import GENERATION
 from jzero.run import history
 from jzero.run.base_model import BaseModel
 from jzero.run.history import Stage
+
+# Fields of generation_config.json that change the sampling distribution or the search.
+SAMPLING_FIELDS = frozenset(
+    {
+        "_from_model_config",
+        "bad_words_ids",
+        "begin_suppress_tokens",
+        "constraints",
+        "diversity_penalty",
+        "do_sample",
+        "dola_layers",
+        "early_stopping",
+        "encoder_no_repeat_ngram_size",
+        "encoder_repetition_penalty",
+        "eos_token_id",
+        "epsilon_cutoff",
+        "eta_cutoff",
+        "exponential_decay_length_penalty",
+        "force_words_ids",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "frequency_penalty",
+        "guidance_scale",
+        "length_penalty",
+        "min_p",
+        "no_repeat_ngram_size",
+        "num_beam_groups",
+        "num_beams",
+        "penalty_alpha",
+        "presence_penalty",
+        "renormalize_logits",
+        "repetition_penalty",
+        "sequence_bias",
+        "suppress_tokens",
+        "temperature",
+        "top_h",
+        "top_k",
+        "top_p",
+        "typical_p",
+        "watermarking_config",
+    }
+)
 
 
 def export_model(
@@ -26,20 +71,21 @@ def export_model(
 ) -> str:
     """Exports `params` with the tokenizer and configuration of `base`; returns the directory.
 
-    An adapter in `params` is merged into its base: into what `read_original` returns where that is
-    in 8 bits (`huggingface.save`).
-    `stages` is how the model came to be, for the model cards of this run and of later ones.
-    Every process calls this function. generation_config.json is written last: where it exists, an
-    earlier process of this run has exported the same weights completely, and nothing is done.
+    An adapter in `params` is merged into its base. An int8 base is replaced by the original
+    weights, which `read_original` returns (`huggingface.save`). `stages` is the training history of
+    the model, for the model cards of this run and of later runs. Every process calls this function.
+    generation_config.json is written last: if it exists, an earlier process of this run has
+    completed the export of the same weights, and nothing is done.
     """
-    last_file = directory / "generation_config.json"
+    last_file = directory / GENERATION
     # The first process decides for all, because they write the weights together.
     if collectives.gather_json(last_file.exists())[0]:
         return str(directory)
 
     if processes.is_first_process():
-        shutil.rmtree(directory, ignore_errors=True)  # an export that a kill cut short
+        shutil.rmtree(directory, ignore_errors=True)  # an export interrupted by a kill
 
+    # config.json gets the first end token. generation_config.json has all of them.
     stop_tokens = list(base.stop_tokens)
     hf_config = base.hf_config | {"eos_token_id": stop_tokens[0]}
     huggingface.save(
@@ -55,10 +101,36 @@ def export_model(
         base.tokenizer.save_pretrained(str(directory))
     processes.write_once(directory / history.FILE, history.history_json(stages))
 
-    generation = {
-        "eos_token_id": stop_tokens,
-        "temperature": rollout.temperature,
-        "do_sample": True,
-    }
+    generation = generation_config(base, rollout)
     processes.write_once(last_file, json.dumps(generation, indent=1))
     return str(directory)
+
+
+def generation_config(base: BaseModel, rollout: RolloutConfig) -> JsonObject:
+    """Returns the content of the export's generation_config.json.
+
+    All fields of the base model's file are kept, except the sampling settings, which become the
+    settings of training rollouts. The padding and begin-of-sequence tokens may also come from the
+    model's config.json or from the tokenizer, in this order, because transformers reads them from
+    no other file once generation_config.json exists.
+    """
+    source: JsonObject = {}
+    if base.directory is not None:
+        path = file_in(base.directory, GENERATION)
+        source = {} if path is None else read_json(path)
+    # Fields of the base model that do not affect sampling stay.
+    fields = {name: value for name, value in source.items() if name not in SAMPLING_FIELDS}
+    for name in ("bos_token_id", "pad_token_id"):
+        ids = (fields.get(name), base.hf_config.get(name), getattr(base.tokenizer, name))
+        token = next((token for token in ids if token is not None), None)
+        if token is not None:
+            fields[name] = token
+    # Users of the export should sample as the rollouts of training did.
+    return fields | {
+        "eos_token_id": list(base.stop_tokens),
+        "do_sample": True,
+        "temperature": rollout.temperature,
+        "top_k": rollout.top_k,  # without it, transformers samples from the top 50 tokens
+        "top_p": rollout.top_p,
+        "min_p": rollout.min_p,
+    }

@@ -1,12 +1,12 @@
-"""The frozen base of a run that trains an adapter: where its weights lie, and which they are.
+"""The frozen base of a run that trains an adapter: the location and the hash of its weights.
 
-A checkpoint of such a run holds the adapter alone. It names the directory of the base and the hash
-of the weights there, and a run goes on with the same weights only.
+A checkpoint of such a run holds only the adapter. The checkpoint names the directory of the base
+and the hash of its weights, and a run resumes only with the same weights.
 
-The base is the directory that model.path names. Where the run's own first steps made the weights,
-because they are random or the warm start trained them, they are stored once in `<workdir>/base`, in
-Hugging Face's format and in the type that the run computes with. That is before they are quantized
-(`model.base=int8`): weights in 8 bits are on devices alone, and follow from those of the directory.
+The base is the directory that model.path names. If the run's first steps made the weights, because
+they are random or the warm start trained them, they are stored once in `<workdir>/base`, in Hugging
+Face format and in the compute dtype. This happens before quantization (`model.base=int8`): int8
+weights exist only on devices, and follow from the stored ones.
 
 The hash is the SHA-256 of the bytes of all *.safetensors files, in the order of their names.
 """
@@ -23,17 +23,17 @@ from jzero.model import huggingface, qwen
 from jzero.run.base_model import BaseModel
 from jzero.training.learner import Learner
 
-FOLDER = "base"  # of the workdir
-SHOWN_DIGITS = 12  # of a hash in a message
+FOLDER = "base"  # in the workdir
+SHOWN_DIGITS = 12  # of a hash in messages
 
 
 def is_warm_started(config: Config) -> bool:
-    """Returns whether the run trains the whole model before its adapter."""
+    """Returns whether the run trains the full model before its adapter."""
     return bool(config.warm_start.steps) and not config.sft.data
 
 
 def is_in_workdir(config: Config) -> bool:
-    """Returns whether the weights of the base are in no directory but the workdir."""
+    """Returns whether the workdir stores the base, because no other directory has its weights."""
     return not config.model.path or is_warm_started(config)
 
 
@@ -46,10 +46,11 @@ def base_directory(config: Config, base: BaseModel, workdir: Path) -> Path:
 
 
 def load_model(config: Config, base: BaseModel, workdir: Path, policy: Learner) -> qwen.Params:
-    """Returns the model that a run starts from, which is frozen if nothing changes it any more.
+    """Returns the model that a run starts from, frozen if no later step changes it.
 
     Every process calls this function.
     """
+    # The warm start still trains the full model; `freeze_model` freezes it afterwards.
     if not config.model.adapter.rank or is_warm_started(config):
         return policy.load_params(base.directory, config.train.seed)
     if base.directory is None:
@@ -60,22 +61,22 @@ def load_model(config: Config, base: BaseModel, workdir: Path, policy: Learner) 
 def freeze_model(
     config: Config, workdir: Path, policy: Learner, params: qwen.Params
 ) -> qwen.Params:
-    """Returns the model that the run's first steps made as the base of an adapter.
+    """Freezes the model that the run's first steps made, as the base of an adapter.
 
-    `params` are consumed. They are stored in the workdir first, as they are nowhere else. A run
-    without an adapter freezes nothing. Every process calls this function.
+    `params` are consumed. They are stored in the workdir first, because no other copy exists.
+    Without an adapter, `params` are returned unchanged. Every process calls this function.
     """
     if not config.model.adapter.rank:
         return params
     directory = workdir / FOLDER
-    if processes.is_first_process():  # of a run that was killed before its first checkpoint
+    if processes.is_first_process():  # left by a run killed before its first checkpoint
         shutil.rmtree(directory, ignore_errors=True)
     huggingface.save(directory, policy.model, params, dtype=config.model.dtype, hf_config_extra={})
     return policy.freeze(params)
 
 
 def name_base(config: Config, base: BaseModel, workdir: Path) -> JsonObject:
-    """Returns how a checkpoint names the base; {} for a run that trains the whole model.
+    """Returns the entry for the base in a checkpoint; {} for a run that trains the full model.
 
     Every process calls this function.
     """
@@ -87,10 +88,10 @@ def name_base(config: Config, base: BaseModel, workdir: Path) -> JsonObject:
 def load_base(
     config: Config, base: BaseModel, workdir: Path, policy: Learner, expected: JsonObject
 ) -> qwen.Params:
-    """Returns the frozen base of a run that resumes; {} for a run that trains the whole model.
+    """Returns the frozen base of a resumed run; {} for a run that trains the full model.
 
-    `expected` is what its checkpoint says of the base. Raises UserError, before weights are loaded,
-    if the base is another one.
+    `expected` is the entry for the base in the checkpoint. Raises UserError, before weights are
+    loaded, if the base is a different one.
     """
     if not config.model.adapter.rank:
         return {}
@@ -100,11 +101,11 @@ def load_base(
 
 
 def check_base(config: Config, directory: Path, expected: JsonObject) -> None:
-    """Raises UserError unless the weights in `directory` are those that a checkpoint names."""
-    found = describe_base(config, directory)
-    if found != expected:
+    """Raises UserError unless the weights in `directory` are the base that a checkpoint names."""
+    actual = describe_base(config, directory)
+    if actual != expected:
         raise UserError(
-            f"{directory} holds other weights (SHA-256 {shown_hash(found)}) than the base of this "
+            f"{directory} holds other weights (SHA-256 {shown_hash(actual)}) than the base of this "
             f"adapter, {expected.get('name')} ({shown_hash(expected)}): bring that base back, or "
             "use another workdir"
         )
@@ -112,7 +113,8 @@ def check_base(config: Config, directory: Path, expected: JsonObject) -> None:
 
 def describe_base(config: Config, directory: Path) -> JsonObject:
     """Returns the name and the hash of the base. Every process calls this function."""
-    digest = hash_of_weights(directory) if processes.is_first_process() else None
+    # Hashing reads all weights, so only the first process does it.
+    digest = hash_weights(directory) if processes.is_first_process() else None
     [digest, *_] = collectives.gather_json(digest)
     return {"name": FOLDER if is_in_workdir(config) else config.model.path, "sha256": digest}
 
@@ -121,8 +123,8 @@ def shown_hash(description: JsonObject) -> str:
     return str(description.get("sha256"))[:SHOWN_DIGITS]
 
 
-def hash_of_weights(directory: Path) -> str:
-    """Returns the SHA-256 of the weights in a model directory; of nothing if there are none."""
+def hash_weights(directory: Path) -> str:
+    """Returns the SHA-256 of the weight files in a model directory; of b"" without such files."""
     digest = hashlib.sha256()
     for path in sorted(directory.glob("*.safetensors")):
         with path.open("rb") as file:

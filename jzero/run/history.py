@@ -1,9 +1,9 @@
-"""How a model came to be: the stages of training that led to it, for its model card.
+"""The training history of a model: the stages of training that led to it, for its model card.
 
-Every export has a file `training_history.json` with the stages in their order. A run that starts
-from such an export adds a stage of its own, so that a card can tell of supervised fine-tuning that
-reinforcement learning followed. Names of data sets and models are those of the hub, or the last
-part of a path: no directory of whoever made the run gets into the file.
+Every export has a file `training_history.json` with the stages in order. A run that starts from
+such an export appends its own stage, so that a model card can describe supervised fine-tuning
+followed by reinforcement learning. Data sets and models have their hub names, or the last part of
+their path: the file contains no directory of the machine that trained the model.
 """
 
 import json
@@ -15,21 +15,22 @@ from pathlib import Path
 from jzero import algorithms
 from jzero.config import Config, flatten, to_json
 from jzero.errors import UserError
-from jzero.files import JsonObject, parse_json
+from jzero.files import JsonObject, parse_json, split_commas
 from jzero.model.hub import public_name
-from jzero.tasks import draws_examples, suites
+from jzero.tasks import draws_examples
 from jzero.tasks.problem_sets import DEFAULT_SETS
+from jzero.types import JsonValue
 
 FILE = "training_history.json"
 SFT = "supervised fine-tuning"
 RL = "reinforcement learning"
-DISTILLATION = "on-policy distillation"  # whose rewards do not count
+DISTILLATION = "on-policy distillation"  # rewards do not count in this stage
 
-# Sections whose settings a run of the kind does not read.
+# Kind of stage -> config sections that it does not read.
 UNUSED_SECTIONS = {
-    SFT: ("algorithm", "critic", "teacher"),
-    RL: ("sft",),
-    DISTILLATION: ("sft", "critic"),
+    SFT: ("hub", "algorithm", "critic", "teacher"),
+    RL: ("hub", "sft"),
+    DISTILLATION: ("hub", "sft", "critic"),
 }
 
 
@@ -39,28 +40,28 @@ class Stage:
 
     kind: str  # SFT, RL or DISTILLATION
     name: str  # of the preset
-    steps: int  # that were made
+    steps: int  # number of finished steps
     start: str  # public name of the model that it started from; "" for random weights
-    data: list[str]  # public names of the sets; empty where a task makes its problems
-    task: str  # "" where the examples do not come from a task
-    template: str = ""  # of the prompts, where there is a task
-    algorithm: str = ""  # of RL and distillation
-    warm_start_steps: int = 0  # supervised steps before those of RL
+    data: list[str]  # public names of the data sets; empty if a task generates its problems
+    task: str  # "" if the examples do not come from a task
+    template: str = ""  # prompt template, if there is a task
+    algorithm: str = ""  # for RL and distillation
+    warm_start_steps: int = 0  # supervised steps before RL
     # Models that wrote the examples, or that scored the policy's responses.
     teachers: list[str] = field(default_factory=list)
-    settings: dict[str, str] = field(default_factory=dict)  # that differ from the defaults, as JSON
+    settings: dict[str, str] = field(default_factory=dict)  # non-default settings, as JSON
 
 
 def history_of(config: Config, step: int, directory: Path | None) -> list[Stage]:
-    """Returns the stages behind the checkpoint `step` of a run that started from `directory`."""
+    """Returns the stages that led to checkpoint `step` of a run that started from `directory`."""
     earlier = read_history(directory) if directory else []
     return [*earlier, stage_of(config, step)]
 
 
 def read_history(directory: Path) -> list[Stage]:
-    """Returns the stages behind the model in `directory`; none where jzero did not train it.
+    """Returns the stages of the model in `directory`; an empty list if jzero did not train it.
 
-    Raises UserError where the file is damaged.
+    Raises UserError if the file is damaged.
     """
     path = directory / FILE
     if not path.is_file():
@@ -73,52 +74,54 @@ def read_history(directory: Path) -> list[Stage]:
 
 
 def history_json(stages: Sequence[Stage]) -> str:
-    """Returns the content of the file."""
+    """Returns the content of `training_history.json`."""
     return json.dumps({"stages": [asdict(stage) for stage in stages]}, indent=1) + "\n"
 
 
 def stage_of(config: Config, step: int) -> Stage:
-    """Returns the stage that a run with these settings is after `step` steps."""
+    """Returns the stage of a run with these settings after `step` steps."""
     kind = kind_of(config)
     is_sft = kind == SFT
+    # The sources of an SFT run can be data sets and tasks that generate examples.
     if is_sft:
-        sources = suites.split_commas(config.sft.data)
+        sources = split_commas(config.sft.data)
         task = next((source for source in sources if draws_examples(source)), "")
     else:
-        sources = suites.split_commas(config.task.data or DEFAULT_SETS.get(config.task.name, ""))
+        sources = split_commas(config.task.data or DEFAULT_SETS.get(config.task.name, ""))
         task = config.task.name
     sets = [source for source in sources if not is_sft or not draws_examples(source)]
     return Stage(
         kind=kind,
         name=config.name,
         steps=step,
-        start=public_name(config.model.path),
+        start=public_name(config.model.source),
         data=[public_name(without_config(name)) for name in sets],
         task=task,
         template=public_name(config.task.template) if task else "",
         algorithm="" if is_sft else config.algorithm.name,
         warm_start_steps=0 if is_sft else config.warm_start.steps,
-        teachers=teachers_of(sets) if is_sft else names_of_teacher(config),
+        teachers=authors_of_sets(sets) if is_sft else teacher_names(config),
         settings=changed_settings(config, kind),
     )
 
 
 def kind_of(config: Config) -> str:
-    """Returns the kind of training that a run with these settings is."""
+    """Returns the kind of training for these settings: SFT, RL or DISTILLATION."""
     if config.sft.data:
         return SFT
     has_teacher = algorithms.needs_teacher(config.algorithm)
+    # With advantage=zero the rewards have no effect, so the teacher gives the only signal.
     is_distillation = has_teacher and config.algorithm.advantage == "zero"
     return DISTILLATION if is_distillation else RL
 
 
-def names_of_teacher(config: Config) -> list[str]:
-    """Returns the public name of the teacher in a list; an empty list without a teacher."""
+def teacher_names(config: Config) -> list[str]:
+    """Returns a list with the public name of the teacher; an empty list without a teacher."""
     if not algorithms.needs_teacher(config.algorithm):
         return []
     teacher = config.teacher
     names = {
-        "model": public_name(teacher.path or config.model.path),
+        "model": public_name(teacher.path or config.model.source),
         "policy": "the policy itself",
         "reference": "its own reference policy",
         "server": public_name(teacher.model) or "the model of a server",
@@ -126,21 +129,20 @@ def names_of_teacher(config: Config) -> list[str]:
     name = names[teacher.kind]
     if teacher.adapter:
         name += f" with the adapter {public_name(teacher.adapter)}"
-    return [f"{name} behind another prompt" if teacher.prompt else name]
+    return [f"{name} with another prompt" if teacher.prompt else name]
 
 
 def without_config(source: str) -> str:
-    """Returns the name of a set without the config that `config@id` names."""
+    """Returns the name of a data set without the config that `config@id` names."""
     return source.rpartition("@")[2]
 
 
-def teachers_of(sources: Sequence[str]) -> list[str]:
-    """Returns the models that answered the sets which `python -m jzero.generate` wrote here.
-
-    The command ties its file to its settings by a hidden directory beside the file.
-    """
+def authors_of_sets(sources: Sequence[str]) -> list[str]:
+    """Returns the models that wrote those data sets that `jzero.generate` made on this machine."""
     teachers: list[str] = []
     for source in sources:
+        # `python -m jzero.generate` keeps its settings in a hidden directory next to its output
+        # file.
         path = Path(source)
         settings = path.with_name(f".{path.name}") / "config.json" if path.name else path
         if path.is_file() and settings.is_file():
@@ -164,17 +166,34 @@ def changed_settings(config: Config, kind: str) -> dict[str, str]:
 
 
 def flat_values(settings: JsonObject) -> Mapping[str, str]:
-    """Returns {"section.field": value as JSON}, with public names in place of paths."""
+    """Returns {"section.field": value as JSON}, with public names instead of paths."""
     values: dict[str, str] = {}
     for name, value in flatten(settings).items():
-        values[name] = json.dumps(public_text(value) if isinstance(value, str) else value)
+        values[name] = json.dumps(public_value(value))
     return values
 
 
+def public_value(value: JsonValue) -> JsonValue:
+    """Returns a value of a setting with public names instead of the paths in its texts."""
+    if isinstance(value, str):
+        return public_text(value)
+    if isinstance(value, list):
+        return [public_value(item) for item in value]
+    return value
+
+
 def public_text(value: str) -> str:
-    """Returns a setting's text with public names in place of the paths of a list of sources."""
+    """Returns a setting's text with public names instead of the paths of a list of sources.
+
+    A source may have a name in front of its path, as in `eval.suites=sums=FILE`.
+    """
     parts = value.split(",")
+    # Text with spaces may contain commas without being a list of paths.
     is_text = any(character.isspace() for character in value)  # such as a system prompt
-    if is_text and not any(os.path.exists(part) for part in parts):
+    if is_text and not any(os.path.exists(part.rpartition("=")[2]) for part in parts):
         return value
-    return ",".join(public_name(part) for part in parts)
+    # Names of columns may follow the path: FILE:problem=question.
+    names = []
+    for part in parts:
+        names.append("=".join(public_name(piece) for piece in part.split("=")))
+    return ",".join(names)

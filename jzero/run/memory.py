@@ -1,25 +1,28 @@
-"""The memory of the devices in a run: metrics of every step, and an end to runs that leak.
+"""Measures device memory in a run: metrics for every step, and detection of memory leaks.
 
-    watch = MemoryWatch(config.memory, planned_bytes)
+    watch = MemoryWatch(planned_bytes)
     for step in ...:
         ...
         values |= watch.step_metrics()   # memory/live_gib, memory/peak_gib, memory/planned_gib
-        watch.growth                     # "" or what has grown, once it has grown for too long
+        watch.growth                     # "", or a description once memory has grown for too long
 
-The bytes are those of the arrays that JAX knows, on the device of this host that holds the most.
-Reading them takes no time of the device.
+The bytes are counted over JAX's live arrays, on the device of this host that holds the most.
+Reading them takes no device time.
 """
 
 from collections import Counter, defaultdict
 
 import jax
 
-from jzero.config import MemoryConfig
 from jzero.training.offload import device_memory
 
 GIB = 2**30
-STEADY_STEP = 2  # of a process: its first steps compile, and make what stays
-SLACK = 16 * 2**20  # bytes that are no leak, however small the model
+STEADY_STEP = 2  # of a process: the first steps compile and allocate the permanent arrays
+# A run stops with a checkpoint once its arrays exceed those of STEADY_STEP by MAX_GROWTH and have
+# grown in each of GROWTH_STEPS steps. Later it would run out of memory without a checkpoint.
+MAX_GROWTH = 0.2
+GROWTH_STEPS = 5
+SLACK = 16 * 2**20  # bytes of growth that never count as a leak, however small the model
 
 # (shape and type of an array, such as "float32[8,128]") -> bytes on one device
 BytesByKind = Counter[str]
@@ -30,14 +33,17 @@ def live_bytes() -> tuple[BytesByKind, Counter[str]]:
 
     A kind is a type with a shape, such as "float32[8,128]".
     """
+    # Device id -> kind -> bytes, and the same for the numbers of arrays.
     sizes: dict[int, BytesByKind] = defaultdict(Counter)
     counts: dict[int, Counter[str]] = defaultdict(Counter)
     for array in jax.live_arrays():
+        # Donated arrays are deleted, and offloaded arrays are in host memory.
         if array.is_deleted() or not is_in_device_memory(array):
             continue
         kind = f"{array.dtype}{list(array.shape)}".replace(" ", "")
         shard = array.sharding.shard_shape(array.shape)
         size = array.dtype.itemsize
+        # A device holds one shard of the array.
         for length in shard:
             size *= length
         for device in array.sharding.addressable_devices:
@@ -50,21 +56,19 @@ def live_bytes() -> tuple[BytesByKind, Counter[str]]:
 
 
 def is_in_device_memory(array: jax.Array) -> bool:
-    """Returns whether an array takes room on its devices, and not in the memory of their hosts."""
+    """Returns whether an array is stored on its devices, and not in host memory."""
     return array.sharding.memory_kind in (None, device_memory(array))
 
 
 class Growth:
-    """Decides whether bytes grow steadily.
+    """Decides whether memory grows steadily.
 
-    They do if they have been more than `share` (and SLACK) above those of the second step for
-    `steps` steps in a row, and more in each of these steps than in the step before. Memory that is
-    taken once and kept is no leak, and neither is memory that comes and goes.
+    Memory grows steadily if, for GROWTH_STEPS steps in a row, it has been more than MAX_GROWTH (and
+    SLACK) above its value after the second step, and above its value after the previous step.
+    Neither a single lasting allocation nor memory that comes and goes counts as a leak.
     """
 
-    def __init__(self, share: float, steps: int) -> None:
-        self.share = share
-        self.steps = steps
+    def __init__(self) -> None:
         self.baseline: float | None = None  # bytes after the second step
         self._num_steps = 0
         self._before = 0.0
@@ -77,30 +81,30 @@ class Growth:
             self.baseline = size
         is_more = size > self._before
         self._before = size
-        if self.baseline is None or not self.share:
+        if self.baseline is None:
             return False
-        bound = self.baseline + max(self.share * self.baseline, SLACK)
+        bound = self.baseline + max(MAX_GROWTH * self.baseline, SLACK)
         self._in_a_row = self._in_a_row + 1 if is_more and size > bound else 0
-        return self._in_a_row >= self.steps
+        return self._in_a_row >= GROWTH_STEPS
 
 
 class MemoryWatch:
     """Measures the memory after every step of a process.
 
     Attributes:
-        growth: what has grown, once the bytes have grown steadily; "" before that.
+        growth: a description of the growth, once memory has grown steadily; "" before.
     """
 
-    def __init__(self, settings: MemoryConfig, planned_bytes: float | None) -> None:
-        """`planned_bytes` is what the planner counted for a device, None where it did not."""
+    def __init__(self, planned_bytes: float | None) -> None:
+        """`planned_bytes` is the planner's estimate for a device; None without an estimate."""
         self.growth = ""
         self._planned = planned_bytes
-        self._rule = Growth(settings.max_growth, settings.growth_steps)
+        self._rule = Growth()
         self._counts: Counter[str] = Counter()  # arrays of each kind after the second step
         self._peak = 0.0
 
     def step_metrics(self) -> dict[str, float]:
-        """Returns the memory metrics after a step, in GiB of a device."""
+        """Returns the memory metrics after a step, in GiB on a device."""
         sizes, counts = live_bytes()
         live = float(sizes.total())
         had_baseline = self._rule.baseline is not None
@@ -117,20 +121,20 @@ class MemoryWatch:
         return values
 
     def _describe(self, live: float, sizes: BytesByKind, counts: Counter[str]) -> str:
-        """Returns how much the arrays have grown, and which kinds have become more."""
-        more = counts - self._counts
-        gained = {kind: sizes[kind] / counts[kind] * number for kind, number in more.items()}
+        """Returns a description of the growth, with the kinds of arrays that have become more."""
+        added = counts - self._counts
+        gained = {kind: sizes[kind] / counts[kind] * number for kind, number in added.items()}
         largest = sorted(gained, key=gained.__getitem__, reverse=True)[:3]
-        kinds = ", ".join(f"{more[kind]} more {kind}" for kind in largest)
+        kinds = ", ".join(f"{added[kind]} more {kind}" for kind in largest)
         baseline = self._rule.baseline or 0.0
         return (
-            f"the arrays on a device have grown in {self._rule.steps} steps in a row, from "
+            f"the arrays on a device have grown in {GROWTH_STEPS} steps in a row, from "
             f"{baseline / GIB:.3f} GiB after the second step to {live / GIB:.3f} GiB: {kinds}"
         )
 
 
 def peak_bytes_in_use() -> float:
-    """Returns the most bytes that were in use on a local device, 0 where it keeps no record."""
+    """Returns the peak bytes in use over the local devices; 0 if the devices do not record them."""
     peaks = [
         (device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()
     ]

@@ -1,12 +1,13 @@
-"""Every metric that a run can write: name, meaning, unit, and place on the step line.
+"""Defines every metric that a run can write: name, meaning, unit, and place on the step line.
 
-This table is the only place where a metric is defined. `MetricsWriter` refuses a name that is not
-in it, the step line takes its labels from it, and docs/metrics.md prints it. Names are flat,
-`group/name`. In a name `<word>` stands for any text and `[...]` for a part that may be absent:
+This table is the only place that defines metrics. `MetricsWriter` rejects names that are not in it,
+the step line takes its labels from it, and docs/reference/metrics.md prints it. Names are flat,
+`group/name`. In a name, `<word>` matches any text, and `[...]` marks an optional part:
 `eval[/<suite>]/pass@<k>` describes `eval/pass@4` and `eval/math500/pass@4`.
 """
 
 import functools
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,16 +15,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Metric:
-    """What a number means, and how the step line shows it."""
+    """The meaning of a number, and its format on the step line."""
 
     meaning: str  # a sentence
     unit: str  # "" for a number without a unit
     label: str = ""  # on the step line; "" for a metric that is not on it
-    format: str = ""  # of the number on the step line
+    format: str = ""  # format spec of the number on the step line
 
 
 METRICS: dict[str, Metric] = {
-    # -- The rewards of a step's rollouts, before uniform groups are replaced (dynamic sampling).
+    # -- The rewards of a step's rollouts, before dynamic sampling replaces uniform groups.
     "reward/mean": Metric("Mean score of the rollouts that have one.", "", "reward", ".3f"),
     "reward/accuracy": Metric(
         "Share of rollouts that the grader calls correct.", "share", "accuracy", ".3f"
@@ -34,9 +35,13 @@ METRICS: dict[str, Metric] = {
         "share",
     ),
     "reward/failed": Metric(
-        "Share of rollouts without a score, because a function of your own failed on them; they "
+        "Share of rollouts without a score, because a user-defined function failed on them; they "
         "are not trained on.",
         "share",
+    ),
+    "reward/parts_left_out": Metric(
+        "Names of rewards and of their parts that the step has beyond 256; they are in no metric.",
+        "names",
     ),
     "reward/<function>": Metric(
         "Mean of one function of `task.reward.functions`; a colon in its name becomes a dot.",
@@ -78,6 +83,13 @@ METRICS: dict[str, Metric] = {
         "tokens",
     ),
     "turns/first_try": Metric("Share of episodes whose first turn is correct.", "share"),
+    # -- The same metrics for the rows of one task (`task.name=mixed`), such as `reward/mean/code`.
+    "reward/mean/<task>": Metric("As `reward/mean`, of the rows of one task.", ""),
+    "reward/accuracy/<task>": Metric("As `reward/accuracy`, of the rows of one task.", "share"),
+    "rollout/count/<task>": Metric("Rollouts of the rows of one task.", "rollouts"),
+    "rollout/length/<task>": Metric("As `rollout/length`, of the rows of one task.", "tokens"),
+    "turns/mean/<task>": Metric("As `turns/mean`, of the rows of one task.", "turns"),
+    "turns/first_try/<task>": Metric("As `turns/first_try`, of the rows of one task.", "share"),
     # -- Asynchronous rollouts (`rollout.max_staleness` > 0).
     "async/staleness": Metric(
         "Mean staleness of the sampled tokens: how many policy versions ago each was sampled.",
@@ -85,7 +97,7 @@ METRICS: dict[str, Metric] = {
     ),
     "async/staleness_<n>": Metric("Share of sampled tokens that are n versions old.", "share"),
     "async/carried_tokens": Metric(
-        "Tokens of unfinished episodes that go on in the next step.", "tokens"
+        "Tokens of unfinished episodes that continue in the next step.", "tokens"
     ),
     "async/ready_groups": Metric(
         "Groups that are finished and wait for the step that trains on them.", "groups"
@@ -101,21 +113,18 @@ METRICS: dict[str, Metric] = {
     "grade/unparsed": Metric("Responses whose answer could not be parsed.", "responses"),
     "grade/echo": Metric("Responses that repeat the problem as their answer.", "responses"),
     "grade/errors": Metric(
-        "Responses on which the grader or a function of your own failed.", "responses"
-    ),
-    "grade/disagreed": Metric(
-        "Responses on which the two verifiers of math answers disagree.", "responses"
+        "Responses on which the grader or a user-defined function failed.", "responses"
     ),
     "grade/timeouts": Metric(
-        "Times that a grading or a function of your own exceeded its limit.", "responses"
+        "Times that grading or a user-defined function exceeded its limit.", "responses"
     ),
     "grade/killed": Metric(
         "Times that a worker process died while it graded, or an environment lost its connection.",
         "responses",
     ),
     "grade/restarted": Metric("Worker processes that were replaced.", "processes"),
-    # -- The tools that the policy called (`task.tools.names`). A step without calls has none of
-    #    these.
+    # -- The tools that the policy called (`task.tools.names`). A step without tool calls has none
+    # of these metrics.
     "tools/calls": Metric("Calls of an episode, on average.", "calls"),
     "tools/failed": Metric(
         "Calls of an episode that were answered with an error, on average.", "calls"
@@ -124,7 +133,7 @@ METRICS: dict[str, Metric] = {
         "Time that the calls of an episode took, on average. Others are sampled meanwhile.",
         "seconds",
     ),
-    # -- The sandbox in which programs of responses run (`task.name=code`, the tool `python`).
+    # -- The sandbox that runs the programs in responses (`task.name=code`, the tool `python`).
     "sandbox/level": Metric(
         "Protection from programs: 3 namespaces, 2 landlock, 1 seccomp, 0 none; -1 on a server "
         "elsewhere.",
@@ -135,7 +144,8 @@ METRICS: dict[str, Metric] = {
         "run while others are still sampled.",
         "seconds",
     ),
-    # -- Experts (`model_type=qwen3_moe`), in the update: the tokens of responses and prompts.
+    # -- MoE routing (`model_type=qwen3_moe`) in the update, for the tokens of responses and
+    # prompts.
     "experts/violation": Metric(
         "Load of a layer's busiest expert divided by the mean load, minus 1; the mean over layers.",
         "",
@@ -145,9 +155,9 @@ METRICS: dict[str, Metric] = {
         "Largest share of a layer's choices that went to one expert.", "share"
     ),
     "experts/unused": Metric("Share of experts that no token went to.", "share"),
-    # -- The policy on the trained tokens. Means are over the tokens of all optimizer steps, without
-    #    those of the sequences that `update/left_out` counts. A step that trains on no token has
-    #    none of these metrics.
+    # -- The policy on the trained tokens. Means are over the tokens of all optimizer steps, except
+    # sequences counted by `update/left_out`. A step that trains on no token has none of these
+    # metrics.
     "policy/entropy": Metric(
         "Mean entropy of the policy's next-token distribution, at the sampling temperature.",
         "nats",
@@ -197,6 +207,11 @@ METRICS: dict[str, Metric] = {
         "tokens",
     ),
     "policy/ratio_shift": Metric("Mean of |ratio - 1|, the distance of the ratio from 1.", ""),
+    "policy/off_policy": Metric(
+        "Share of tokens that have no policy gradient because the policy has left their sequence "
+        "(`algorithm.off_policy_bound`).",
+        "share",
+    ),
     "policy/correction": Metric("Mean weight that `algorithm.correction` gives a token.", ""),
     "policy/correction_above": Metric(
         "Share of tokens that `algorithm.correction` truncates or drops because their ratio is "
@@ -258,8 +273,8 @@ METRICS: dict[str, Metric] = {
         "Tokens that are not padding divided by `time/update`.", "tokens/s"
     ),
     "publish/bytes": Metric(
-        "Size on one device of the weights that the step handed to the decoder: the model's, or an "
-        "adapter's alone.",
+        "Size on one device of the weights that the step handed to the decoder: the model's, or "
+        "only an adapter's.",
         "bytes",
     ),
     # -- Memory of the devices, after the step.
@@ -295,6 +310,22 @@ METRICS: dict[str, Metric] = {
     "eval[/<suite>]/accuracy": Metric(
         "Mean accuracy over `eval.samples` samples a problem, at `eval.temperature`.", "share"
     ),
+    "eval[/<suite>]/accuracy_by/<verifier>": Metric(
+        "The same by a verifier of `eval.verifiers`, for the same responses.", "share"
+    ),
+    "eval[/<suite>]/score": Metric(
+        "Mean score of the responses that have one, if all of `task.reward.functions` were called.",
+        "",
+    ),
+    "eval[/<suite>]/reward/<function>": Metric(
+        "Mean of one function of `task.reward.functions` (`eval.rewards`).", ""
+    ),
+    "eval[/<suite>]/failed": Metric(
+        "Share of responses without a score, because a reward function failed on them; there if it "
+        "is above 0.",
+        "share",
+    ),
+    "eval[/<suite>]/problems": Metric("Problems of the evaluation.", "problems"),
     "eval[/<suite>]/stderr": Metric("Standard error of the accuracy over problems.", "share"),
     "eval[/<suite>]/length": Metric("Mean length of a response.", "tokens"),
     "eval[/<suite>]/truncated": Metric(
@@ -305,23 +336,53 @@ METRICS: dict[str, Metric] = {
         "share",
     ),
     "eval[/<suite>]/maj@<k>": Metric(
-        "Probability that the most frequent of k answers is correct; ties are broken evenly.",
+        "Probability that the most frequent of k answers is correct, where answers that the grader "
+        "finds equal are one; ties are broken evenly.",
         "share",
+    ),
+    "eval[/<suite>]/accuracy/<task>": Metric(
+        "Accuracy of the rows that name one task (`task.name=mixed`).", "share"
+    ),
+    "eval[/<suite>]/length/<task>": Metric("Mean length of their responses.", "tokens"),
+    "eval[/<suite>]/truncated/<task>": Metric(
+        "Share of their responses that ran into the limit.", "share"
     ),
     "eval/average": Metric(
         "Mean of the suites' accuracies, where there are two or more; each has the same weight.",
         "share",
     ),
+    "eval/average/score": Metric("Mean of the suites' scores.", ""),
+    "eval/average/length": Metric("Mean of the suites' lengths.", "tokens"),
     "eval_greedy[/<suite>]/accuracy": Metric("Accuracy of greedy responses.", "share"),
+    "eval_greedy[/<suite>]/accuracy_by/<verifier>": Metric(
+        "The same by a verifier of `eval.verifiers`.", "share"
+    ),
+    "eval_greedy[/<suite>]/score": Metric("Mean score of greedy responses.", ""),
+    "eval_greedy[/<suite>]/reward/<function>": Metric(
+        "Mean of one reward function over greedy responses.", ""
+    ),
+    "eval_greedy[/<suite>]/failed": Metric("Share of greedy responses without a score.", "share"),
+    "eval_greedy[/<suite>]/problems": Metric("Problems of the greedy evaluation.", "problems"),
     "eval_greedy[/<suite>]/stderr": Metric("Standard error of the greedy accuracy.", "share"),
     "eval_greedy[/<suite>]/length": Metric("Mean length of a greedy response.", "tokens"),
     "eval_greedy[/<suite>]/truncated": Metric(
         "Share of greedy responses whose last turn ran into the token limit.", "share"
     ),
+    "eval_greedy[/<suite>]/accuracy/<task>": Metric(
+        "Greedy accuracy of the rows that name one task (`task.name=mixed`).", "share"
+    ),
+    "eval_greedy[/<suite>]/length/<task>": Metric(
+        "Mean length of their greedy responses.", "tokens"
+    ),
+    "eval_greedy[/<suite>]/truncated/<task>": Metric(
+        "Share of their greedy responses that ran into the limit.", "share"
+    ),
     "eval_greedy/average": Metric(
         "Mean of the suites' greedy accuracies, where there are two or more.", "share"
     ),
-    # -- Time. Evaluations, exports and checkpoints come after the measurement of a step ends.
+    "eval_greedy/average/score": Metric("Mean of the suites' greedy scores.", ""),
+    "eval_greedy/average/length": Metric("Mean of the suites' greedy lengths.", "tokens"),
+    # -- Time. Evaluations, exports and checkpoints run after the measurement of a step ends.
     "time/step": Metric(
         "Wall time of the step, without its evaluation, export and checkpoint.",
         "seconds",
@@ -356,25 +417,25 @@ STEP_LINE = (
 )
 
 
-@functools.cache
+@functools.lru_cache(4096)
 def find_metric(name: str) -> Metric | None:
-    """Returns the definition of the metric `name`, or None if the table has none."""
+    """Returns the definition of the metric `name`, or None if it is not defined."""
     if name in METRICS:
         return METRICS[name]
-    for entry, metric in METRICS.items():
-        if re.fullmatch(_entry_pattern(entry), name):
-            return metric
-    return None
+    matching = [entry for entry in METRICS if re.fullmatch(_entry_pattern(entry), name)]
+    # If several entries match, such as `reward/<function>` and `reward/mean/<task>`, the longest is
+    # the most specific.
+    return METRICS[max(matching, key=len)] if matching else None
 
 
 def _entry_pattern(entry: str) -> str:
-    """Returns the regular expression of an entry: `<word>` is any text, `[...]` may be absent."""
+    """Returns an entry as a regular expression: `<word>` matches any text, `[...]` is optional."""
     pattern = re.escape(entry).replace(r"\[", "(?:").replace(r"\]", ")?")
     return re.sub("<[a-z]+>", ".+", pattern)
 
 
 def step_line(step: int, last_step: int, values: Mapping[str, float]) -> str:
-    """Returns the line that the terminal shows: `step  12/200  reward 0.312  accuracy 0.250 ...`.
+    """Returns the terminal line of a step: `step  12/200  reward 0.312  accuracy 0.250 ...`.
 
     Metrics that the step does not have are left out.
     """
@@ -384,3 +445,8 @@ def step_line(step: int, last_step: int, values: Mapping[str, float]) -> str:
             metric = METRICS[name]
             parts.append(f"{metric.label} {values[name]:{metric.format}}")
     return "  ".join(parts)
+
+
+def nonfinite(values: Mapping[str, float]) -> list[str]:
+    """Returns the names of the metrics that are infinite or NaN."""
+    return [name for name, value in values.items() if not math.isfinite(value)]

@@ -1,32 +1,81 @@
-"""Writes the metrics and sampled rollouts of a run: files, TensorBoard, Weights & Biases."""
+"""Writes the metrics and sampled rollouts of a run to files, TensorBoard, and trackers."""
 
 import json
 import math
-import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TextIO
 
+from tqdm import tqdm
+
+from jzero.config import TrainConfig
 from jzero.errors import UserError
-from jzero.files import JsonObject, parse_json, write_atomic
+from jzero.files import (
+    JsonObject,
+    naming_full_disk,
+    parse_json,
+    read_jsonl,
+    step_of,
+    write_atomic,
+)
 from jzero.run.metrics import find_metric
+from jzero.run.trackers import Tracker, start_trackers
 
 
-class WandbRun(Protocol):
-    """What is used of a run of Weights & Biases, which is an extra and may not be installed."""
+class TensorBoard:
+    """A file of scalars for TensorBoard.
 
-    def log(self, data: dict[str, float], *, step: int) -> None: ...
+    It uses tensorboardX's file format without its SummaryWriter: a full disk ends the
+    SummaryWriter's thread, and the run would then wait for that thread forever.
+    """
+
+    def __init__(self, directory: Path, first_step: int) -> None:
+        """Opens a file. TensorBoard hides earlier data of `directory` from `first_step` on."""
+        # Not at the top: the imports take a second. The protobuf classes are created during the
+        # import.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import (
+            Event,  # pyright: ignore[reportAttributeAccessIssue]
+            SessionLog,  # pyright: ignore[reportAttributeAccessIssue]
+        )
+        from tensorboardX.summary import scalar
+
+        self._make_event = Event
+        self._make_summary = scalar
+        self._directory = directory
+        with naming_full_disk(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            self._writer = EventsWriter(str(directory / "events"))
+            start = SessionLog(status=SessionLog.START)
+            self._writer.write_event(
+                Event(wall_time=time.time(), step=first_step, session_log=start)
+            )
+            self._writer.flush()
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Appends the scalars of a step. They survive a kill."""
+        with naming_full_disk(self._directory):
+            for name, number in numbers.items():
+                summary = self._make_summary(name, number)
+                event = self._make_event(wall_time=time.time(), step=step, summary=summary)
+                self._writer.write_event(event)
+            self._writer.flush()
+
+    def close(self) -> None:
+        with naming_full_disk(self._directory):
+            self._writer.close()
 
 
 class MetricsWriter:
     """Appends to `metrics.jsonl`, `samples.jsonl` and `tensorboard/` of a workdir.
 
-    A line that is written survives a kill. `resume_step` is the checkpoint that the run goes on
-    from: lines of later steps are dropped, so that a killed and resumed run leaves the same lines
-    as one that nothing stopped. `resume_step=None` starts a run and drops all old lines.
+    A written line survives a kill. `resume_step` is the checkpoint from which the run resumes:
+    lines of later steps are dropped, so that a killed and resumed run leaves the same lines as an
+    uninterrupted run. `resume_step=None` starts a run and drops all old lines.
 
-    `workdir` is None in every process but the first. Such a writer writes nothing, and still
+    `workdir` is None in every process except the first. Such a writer writes nothing, but still
     raises on a value that is not finite, so that all processes stop together.
     """
 
@@ -34,41 +83,47 @@ class MetricsWriter:
         self,
         workdir: Path | None,
         resume_step: int | None,
-        wandb_project: str = "",
-        wandb_entity: str = "",
-        wandb_group: str = "",
-        wandb_name: str = "",
+        settings: TrainConfig | None = None,
     ) -> None:
+        """Opens the files, and starts the trackers that `settings` name.
+
+        Raises UserError if a tracker rejects its settings, such as a missing key.
+        """
         self._files_to_close = ExitStack()
         self._metrics: TextIO | None = None
         self._samples: TextIO | None = None
-        self._tensorboard = None
-        self._wandb: WandbRun | None = None
+        self._tensorboard: TensorBoard | None = None
+        self._trackers: list[Tracker] = []
+        self._completions: Sequence[JsonObject] = ()  # for the next `write`
+        self._log_completions = settings is not None and settings.log_completions
         if workdir is None:
             return
 
-        from tensorboardX import SummaryWriter  # not at the top: the import takes a second
-
         workdir.mkdir(parents=True, exist_ok=True)
+        # Lines of later steps are dropped: the resumed run writes these steps again.
         last_step = -1 if resume_step is None else resume_step
         keep_open = self._files_to_close.enter_context
-        self._metrics = keep_open(_open_after(workdir / "metrics.jsonl", last_step))
-        self._samples = keep_open(_open_after(workdir / "samples.jsonl", last_step))
-        # TensorBoard hides what the directory already holds of step `purge_step` and later steps.
-        directory = str(workdir / "tensorboard")
-        self._tensorboard = keep_open(SummaryWriter(directory, purge_step=last_step + 1))
-        if wandb_project:
-            self._wandb = self._start_wandb(
-                workdir, wandb_project, wandb_entity, wandb_group, wandb_name
-            )
+        metrics, samples = workdir / "metrics.jsonl", workdir / "samples.jsonl"
+        # The run can continue without the lines of some steps, but the user should know.
+        for line in _missing_steps(metrics, resume_step or 0):
+            tqdm.write(line)
+        self._metrics = keep_open(_open_after(metrics, last_step))
+        self._samples = keep_open(_open_after(samples, last_step))
+        self._tensorboard = TensorBoard(workdir / "tensorboard", last_step + 1)
+        self._files_to_close.callback(self._tensorboard.close)
+        if settings is not None and (settings.wandb_project or settings.trackio_project):
+            self._trackers = start_trackers(settings, workdir)
+            for tracker in self._trackers:
+                self._files_to_close.callback(tracker.close)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Appends the line {"step": step, name: number, ...} to metrics.jsonl.
 
-        Every name has to be in the table of `jzero.run.metrics`. Raises UserError if a value is
-        not finite.
+        Every name has to be defined in `jzero.run.metrics`. Raises UserError if a value is not
+        finite.
         """
         numbers = {name: float(value) for name, value in values.items()}
+        # An undefined name is a bug in jzero, and not a mistake of the user.
         unknown = [name for name in numbers if find_metric(name) is None]
         assert not unknown, f"{unknown=}: jzero.run.metrics.METRICS does not define them"
         not_finite = [f"{name}={x}" for name, x in numbers.items() if not math.isfinite(x)]
@@ -78,46 +133,24 @@ class MetricsWriter:
         if self._metrics is not None:
             _append_rows(self._metrics, step, [numbers])
         if self._tensorboard is not None:
-            for name, number in numbers.items():
-                self._tensorboard.add_scalar(name, number, step)
-            self._tensorboard.flush()
-        if self._wandb is not None:
-            # Of a step that is repeated W&B keeps the first values, which are the same numbers.
-            self._wandb.log(numbers, step=step)
+            self._tensorboard.write(step, numbers)
+        for tracker in self._trackers:
+            tracker.log(step, numbers, self._completions)
+        self._completions = ()
 
     def write_samples(self, step: int, rows: Sequence[JsonObject]) -> None:
-        """Appends one line {"step": step, **row} to samples.jsonl for every row."""
+        """Appends one line {"step": step, **row} to samples.jsonl for every row.
+
+        With train.log_completions, the rows also go to the trackers as a table. They are sent
+        together with the metrics of the step, which are written afterwards.
+        """
         if self._samples is not None:
             _append_rows(self._samples, step, rows)
+        if self._log_completions:
+            self._completions = rows
 
     def close(self) -> None:
         self._files_to_close.close()
-
-    def _start_wandb(
-        self, workdir: Path, project: str, entity: str, group: str, name: str
-    ) -> WandbRun:
-        """Starts the W&B run of the workdir, or goes on with it: its id is in the file wandb_id."""
-        import wandb  # an extra
-
-        id_file = workdir / "wandb_id"
-        if not id_file.exists():
-            write_atomic(id_file, os.urandom(8).hex())
-        try:
-            run = wandb.init(
-                project=project,
-                entity=entity or None,
-                group=group or None,
-                id=id_file.read_text(),
-                resume="allow",
-                name=name or workdir.name,
-                dir=workdir,
-                config=json.loads((workdir / "config.json").read_text()),
-            )
-        except wandb.Error as error:
-            raise UserError(
-                f"train.wandb_project={project}: {error} Or set WANDB_MODE=offline"
-            ) from error
-        return self._files_to_close.enter_context(run)
 
 
 def _append_rows(file: TextIO, step: int, rows: Sequence[Mapping[str, object]]) -> None:
@@ -125,23 +158,47 @@ def _append_rows(file: TextIO, step: int, rows: Sequence[Mapping[str, object]]) 
     for row in rows:
         line = json.dumps({"step": step, **row}, ensure_ascii=False, allow_nan=False)
         lines.append(line + "\n")
-    file.write("".join(lines))
-    file.flush()
+    text = "".join(lines)
+    with naming_full_disk(file.name, len(text.encode())):
+        file.write(text)
+        # A flushed line survives a kill of this process.
+        file.flush()
+
+
+def _missing_steps(path: Path, resume_step: int) -> list[str]:
+    """Returns a line that names the steps up to `resume_step` without metrics in `path`.
+
+    Raises UserError if a step has two lines: the run did not write such a file.
+    """
+    steps = set()
+    for number, row in enumerate(read_jsonl(path), 1):
+        step = step_of(row, path, number)
+        if step in steps:
+            raise UserError(
+                f"{path} line {number} is damaged (a second line of step {step}): restore or "
+                "remove it"
+            )
+        steps.add(step)
+    missing = [step for step in range(1, resume_step + 1) if step not in steps]
+    if not missing:
+        return []
+    named = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+    return [f"{path} has no line of step {named}, which are lost: the run continues without them"]
 
 
 def _open_after(path: Path, last_step: int) -> TextIO:
-    """Opens a file of JSON lines for appending, without the lines of steps after `last_step`.
+    """Opens a JSON Lines file for appending, without the lines of steps after `last_step`.
 
-    A last line that a kill cut short is dropped, too.
+    A last line that a kill truncated is dropped, too.
     """
     if path.exists():
-        # The line may be cut within a character, hence errors="replace". A response may hold a
-        # lone carriage return, which is not the end of a line, hence newline="\n".
+        # The last line may be truncated within a character, hence errors="replace". A response may
+        # contain a lone carriage return, which does not end the line, hence newline="\n".
         with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
             lines = [line for line in file if line.endswith("\n")]
         kept = []
         for number, line in enumerate(lines, 1):
-            if parse_json(line, path, number)["step"] <= last_step:
+            if step_of(parse_json(line, path, number), path, number) <= last_step:
                 kept.append(line)
         write_atomic(path, "".join(kept))
     return path.open("a", encoding="utf-8", newline="\n")

@@ -1,4 +1,4 @@
-"""The steps that a process still has to make: a progress bar, and the time that each step took."""
+"""Shows a progress bar over the remaining steps of a process, and measures each step's time."""
 
 import time
 from collections.abc import Iterator
@@ -8,11 +8,11 @@ from tqdm import tqdm
 from jzero.distributed import processes
 from jzero.run.clock import Clock, compilation_counter
 
-SLOW_COMPILATION = 1.0  # seconds of compilation in one step that are worth a line on the terminal
+SLOW_COMPILATION = 1.0  # seconds of compilation per step above which a line is printed
 
 
 class Progress:
-    """Iterates over the steps `first_step` to `last_step` behind a bar, and measures each of them.
+    """Iterates over the steps `first_step` to `last_step` with a bar, and measures each of them.
 
     progress = Progress("RL", 1, 200, clock)
     for step in progress:
@@ -39,7 +39,7 @@ class Progress:
             disable=not processes.is_first_process(),
         )
         for step in steps:
-            # What was measured between two steps (checkpoints, exports) belongs to neither of them.
+            # Time measured between two steps (checkpoints, exports) belongs to neither step.
             self._clock.pop()
             self._compilations.pop()
             self._step = step
@@ -49,12 +49,13 @@ class Progress:
     def step_metrics(self) -> dict[str, float]:
         """Returns `time/<phase>`, `time/step` and `compile/...` since the current step began.
 
-        From the third step of a process on nothing should be compiled; a step that compiles for
+        From the third step of a process on, nothing should be compiled. A step that compiles for
         longer than a second is reported on the terminal.
         """
         values = self._clock.pop()
         values["time/step"] = time.perf_counter() - self._step_began
         values |= self._compilations.pop()
+        # The first two steps of a process compile its programs.
         is_steady = self._step > self.first_step + 1
         if is_steady and values["compile/seconds"] > SLOW_COMPILATION:
             programs = values["compile/programs"]

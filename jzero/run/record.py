@@ -1,28 +1,33 @@
-"""The record of a run: what a checkpoint holds beside the training state, as JSON."""
+"""The record of a run: what a checkpoint holds besides the training state, and summary.json."""
 
+import json
 from dataclasses import asdict, dataclass, field
 
+from jzero.config import Config, to_json
 from jzero.errors import shown
 from jzero.files import JsonObject
+from jzero.run.environment import peak_rss_bytes, versions
 
+# The evaluations that every finished RL run has, besides those of single steps.
+STAGES = ("before", "after_warm_start", "after")
 # The types of the entries that every record has.
 KINDS = {"step": int, "eval": dict, "seconds": int | float, "seconds_by_phase": dict}
 
 
 @dataclass
 class RunRecord:
-    """How far a run is, what its evaluations found, and the time it has spent.
+    """The progress of a run, the results of its evaluations, and the time it has spent.
 
-    The times include those of earlier processes of the same run.
+    The times include earlier processes of the same run.
     """
 
-    step: int = 0  # the last step that is in the state
+    step: int = 0  # the last step included in the state
     evaluations: dict[str, dict[str, float]] = field(default_factory=dict)  # name -> metrics
     seconds: float = 0.0
     seconds_by_phase: dict[str, float] = field(default_factory=dict)
-    # The unfinished rollouts of every process, as base64, where rollouts are asynchronous.
+    # The unfinished rollouts of every process, as base64, if rollouts are asynchronous.
     streams: list[str] = field(default_factory=list)
-    # {"name", "sha256"} of the frozen base, where the state is an adapter (`run.frozen_base`).
+    # {"name", "sha256"} of the frozen base, if the state is an adapter (`run.frozen_base`).
     base: JsonObject = field(default_factory=dict)
 
     def to_json(self) -> JsonObject:
@@ -46,7 +51,7 @@ class RunRecord:
 
 
 def base_of(values: JsonObject) -> JsonObject:
-    """Returns what a record says of the frozen base. Raises ValueError if the record is damaged."""
+    """Returns the frozen base that a record names. Raises ValueError if the record is damaged."""
     base = values.get("base", {})
     if not isinstance(base, dict):
         raise ValueError(f"the record of the run has base={shown(base)}")
@@ -54,7 +59,7 @@ def base_of(values: JsonObject) -> JsonObject:
 
 
 def evaluations_of(values: JsonObject) -> dict[str, dict[str, float]]:
-    """Returns what the evaluations of a run found. Raises ValueError if the record is damaged."""
+    """Returns the results of a run's evaluations. Raises ValueError if the record is damaged."""
     evaluations = values.get("eval")
     if not isinstance(evaluations, dict):
         raise ValueError(f"the record of the run has eval={shown(evaluations)}")
@@ -62,3 +67,24 @@ def evaluations_of(values: JsonObject) -> dict[str, dict[str, float]]:
         if not isinstance(metrics, dict):
             raise ValueError(f"the record of the run has {shown(name)}={shown(metrics)}")
     return evaluations
+
+
+def summarize(config: Config, record: RunRecord, export: str | None) -> JsonObject:
+    """Returns the content of summary.json. `export` is the exported model's directory, if any."""
+    return {
+        "config": json.loads(to_json(config)),
+        "steps": record.step,
+        "seconds": record.seconds,
+        "seconds_by_phase": record.seconds_by_phase,
+        "peak_rss_bytes": peak_rss_bytes(),
+        "eval": {config.task.name: _by_stage(record, "eval/accuracy")},
+        "eval_greedy": {config.task.name: _by_stage(record, "eval_greedy/accuracy")},
+        "eval_all": record.evaluations,
+        "export": export,
+        "versions": versions(),
+    }
+
+
+def _by_stage(record: RunRecord, metric: str) -> dict[str, float | None]:
+    """Returns the metric at every stage; None where the run has no such evaluation."""
+    return {stage: record.evaluations.get(stage, {}).get(metric) for stage in STAGES}

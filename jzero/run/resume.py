@@ -1,8 +1,8 @@
-"""Going on from a checkpoint that is not the newest: `train.resume_from`.
+"""Resumes from a checkpoint that is not the newest: `train.resume_from`.
 
-The steps after that checkpoint are the future of a run that is given up. They are removed from the
-workdir, but only with `train.discard_later_steps`. The command that did so may be repeated after a
-kill: it goes on from its own newest checkpoint, and discards nothing again.
+The steps after that checkpoint are abandoned. They are removed from the workdir, but only with
+`train.discard_later_steps`. The same command may be repeated after a kill: it then resumes from its
+own newest checkpoint, and discards nothing again.
 """
 
 import shutil
@@ -12,25 +12,27 @@ from jzero.config import TrainConfig, flatten
 from jzero.distributed import processes
 from jzero.errors import UserError
 from jzero.files import parse_json
+from jzero.run.hub_ledger import forget_later_steps
 
 
 def steps_to_discard(workdir: Path, train: TrainConfig) -> list[int]:
     """Returns the steps of the checkpoints after `train.resume_from`. Changes nothing.
 
-    Raises UserError if there is no such checkpoint, or if there are later ones and they may not be
-    discarded.
+    Raises UserError if there is no such checkpoint, or if there are later checkpoints and
+    `train.discard_later_steps` is not set.
     """
     chosen = train.resume_from
     if chosen < 0 or _has_gone_back(workdir, train):
         return []
     steps = sorted(_numbered(workdir / "checkpoints"))
     if chosen not in steps:
-        there = ", ".join(str(step) for step in steps) or "none"
+        existing = ", ".join(str(step) for step in steps) or "none"
         raise UserError(
             f"train.resume_from={chosen}: {workdir} has no checkpoint of this step, it has "
-            f"{there}; train.keep_checkpoints says how many a run keeps"
+            f"{existing}; train.keep_checkpoints says how many a run keeps"
         )
     later = [step for step in steps if step > chosen]
+    # Removing checkpoints needs explicit consent.
     if later and not train.discard_later_steps:
         raise UserError(
             f"train.resume_from={chosen}: {workdir} has steps up to {later[-1]}, which would be "
@@ -42,19 +44,20 @@ def steps_to_discard(workdir: Path, train: TrainConfig) -> list[int]:
 def go_back(workdir: Path, train: TrainConfig) -> None:
     """Makes the checkpoint `train.resume_from` the newest of the workdir.
 
-    Removes the checkpoints, exports and references of later steps. Their lines in metrics.jsonl and
-    samples.jsonl are dropped when the writer opens these files. Every process calls this function,
-    and the first one removes.
+    Removes the checkpoints, exports and references of later steps. The metrics writer drops their
+    lines from metrics.jsonl and samples.jsonl when it opens these files. Every process calls this
+    function; the first process removes the files.
     """
     if train.resume_from >= 0 and _has_gone_back(workdir, train):
         processes.print_once(
-            f"{workdir} has gone on from train.resume_from={train.resume_from} before: it goes on "
-            "from its newest checkpoint"
+            f"{workdir} has already resumed from train.resume_from={train.resume_from}: it "
+            "continues from its newest checkpoint"
         )
     later = steps_to_discard(workdir, train)
     if not later or not processes.is_first_process():
         return
-    # The newest goes first: a kill in between leaves a workdir that the same command goes on with.
+    forget_later_steps(workdir, train.resume_from)
+    # The newest goes first: after a kill in between, the same command can resume the workdir.
     for step in reversed(later):
         shutil.rmtree(workdir / "checkpoints" / str(step))
     for folder, prefix in ((workdir, "export-"), (workdir / "reference", "")):
@@ -68,20 +71,22 @@ def go_back(workdir: Path, train: TrainConfig) -> None:
 
 
 def _has_gone_back(workdir: Path, train: TrainConfig) -> bool:
-    """Returns whether the last command in the workdir resumed from the same step, and went on."""
+    """Returns whether the last command in the workdir resumed from the same step."""
     path = workdir / "config.json"
     if not path.exists():
         return False
     values = flatten(parse_json(path.read_text(encoding="utf-8"), path))
+    # `claim_workdir` writes config.json after the removal, so equal settings mean that it has been
+    # done.
     names = ("resume_from", "discard_later_steps")
     return all(values.get(f"train.{name}") == getattr(train, name) for name in names)
 
 
 def _numbered(folder: Path, prefix: str = "") -> dict[int, Path]:
-    """Returns the directories in `folder` called `prefix` and a number, by that number."""
-    found = {}
+    """Returns the directories in `folder` named `prefix` plus a number, keyed by the number."""
+    directories = {}
     for path in folder.glob(f"{prefix}*"):
         number = path.name.removeprefix(prefix)
         if number.isdigit() and path.is_dir():
-            found[int(number)] = path
-    return found
+            directories[int(number)] = path
+    return directories

@@ -1,4 +1,4 @@
-"""Rollouts as rows of JSON: those of samples.jsonl, and those of evaluations."""
+"""Converts rollouts to JSON rows, for samples.jsonl and for evaluations."""
 
 import json
 from collections.abc import Sequence
@@ -15,8 +15,10 @@ from jzero.types import Rollout, Turn, grade_of
 def sample_row(rollout: Rollout) -> JsonObject:
     """Returns a graded rollout as a row of plain JSON values.
 
-    `response` is the last response. A rollout of several turns has all of them in `turns`. A
-    rollout on which a function of the user's failed has the score null, and says `failed`.
+    `response` is the last response. `turns` holds all turns of a multi-turn rollout. `rewards`
+    holds the values of reward functions, if there are others than `accuracy`. If a user-defined
+    function failed on the rollout, `score` is null and `failed` is set. `task` is the row's task
+    with `task.name=mixed`.
     """
     problem, grade = rollout.problem, grade_of(rollout)
     row: JsonObject = {
@@ -31,15 +33,20 @@ def sample_row(rollout: Rollout) -> JsonObject:
         "tokens": rollout.response_length,
         "finish": rollout.finish_reason,
     }
+    if grade.parts:
+        row["rewards"] = grade.parts
+    if problem.row_task:
+        row["task"] = problem.row_task
     if grade.failed:
         row["failed"] = True
     if len(rollout.turns) > 1:
+        # `response` is sufficient for a single turn.
         row["turns"] = [turn_row(turn) for turn in rollout.turns]
     return row
 
 
 def turn_row(turn: Turn) -> JsonObject:
-    """Returns a graded turn: its response, and what the environment replied to it."""
+    """Returns a graded turn: its response, and the environment's reply."""
     grade = grade_of(turn)
     return {
         "response": turn.text,
@@ -51,10 +58,10 @@ def turn_row(turn: Turn) -> JsonObject:
 
 
 def write_responses(directory: Path, evaluated: Sequence[Evaluated]) -> None:
-    """Writes all responses of evaluations: a file for each problem set and kind.
+    """Writes all responses of evaluations: one file per problem set and kind.
 
-    A file has a line for each problem, and is called <problem set>-<kind>.jsonl. That of the task's
-    own problems is problems-<kind>.jsonl.
+    Each file has one line per problem, and is called <problem set>-<kind>.jsonl. The file for the
+    task's own problems is problems-<kind>.jsonl.
     """
     for evaluation in evaluated:
         rows = problem_rows(evaluation.rollouts, evaluation.num_samples)
@@ -67,27 +74,32 @@ def problem_rows(rollouts: list[Rollout], num_samples: int) -> list[JsonObject]:
     """Returns a row for each problem of an evaluation, with all of its `num_samples` responses."""
     rows: list[JsonObject] = []
     for start in range(0, len(rollouts), num_samples):
-        of_problem = rollouts[start : start + num_samples]
-        problem = of_problem[0].problem
-        rows.append(
-            {
-                "id": problem.id,
-                "prompt": problem.prompt,
-                "gold": problem.gold,
-                "accuracy": float(np.mean([grade_of(rollout).correct for rollout in of_problem])),
-                "samples": [response_row(rollout) for rollout in of_problem],
-            }
-        )
+        # The responses to one problem are neighbors.
+        problem_rollouts = rollouts[start : start + num_samples]
+        problem = problem_rollouts[0].problem
+        row: JsonObject = {
+            "id": problem.id,
+            "prompt": problem.prompt,
+            "gold": problem.gold,
+            "accuracy": float(np.mean([grade_of(rollout).correct for rollout in problem_rollouts])),
+            "samples": [response_row(rollout) for rollout in problem_rollouts],
+        }
+        if problem.row_task:
+            row["task"] = problem.row_task
+        rows.append(row)
     return rows
 
 
 def response_row(rollout: Rollout) -> JsonObject:
     """Returns one graded response of an evaluation."""
     grade = grade_of(rollout)
-    return {
+    row: JsonObject = {
         "response": rollout.text,
         "correct": grade.correct,
         "reason": grade.reason,
         "tokens": rollout.response_length,
         "finish": rollout.finish_reason,
     }
+    if grade.parts:
+        row["rewards"] = grade.parts
+    return row

@@ -1,4 +1,4 @@
-"""A run in its workdir, from the start of a process to its end.
+"""Manages a run in its workdir, from the start of a process to its end.
 
 Both train loops, RL and SFT, use a session in the same way:
 
@@ -15,17 +15,21 @@ Both train loops, RL and SFT, use a session in the same way:
         return session.finish(state)
 """
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from jzero.config import Config, to_json
 from jzero.distributed import collectives, processes
+from jzero.distributed.interrupt import Interrupted, StopCheck, never_stop
 from jzero.errors import UserError
-from jzero.files import JsonObject
+from jzero.files import JsonObject, write_atomic
 from jzero.model import adapters, huggingface
+from jzero.model.hub import commit_of
 from jzero.run.base_model import BaseModel
 from jzero.run.budget import TimeBudget
 from jzero.run.checkpoint import Checkpoints
@@ -34,24 +38,69 @@ from jzero.run.environment import versions
 from jzero.run.export_model import export_model
 from jzero.run.frozen_base import base_directory
 from jzero.run.history import history_of
+from jzero.run.hub_ledger import Push
+from jzero.run.hub_pushes import HubPushes, branch_of_step, push_line
 from jzero.run.lock import lock_directory
 from jzero.run.memory import MemoryWatch
 from jzero.run.metrics import step_line
 from jzero.run.metrics_writer import MetricsWriter
+from jzero.run.model_card import CardOptions, make_card
 from jzero.run.progress import Progress
-from jzero.run.record import RunRecord
+from jzero.run.record import RunRecord, summarize
 from jzero.run.resume import go_back
-from jzero.run.schedule import Schedule
-from jzero.run.summary import summarize
 from jzero.run.workdir import check_history, claim_workdir
 from jzero.types import State
 
+PUSH_POLL_SECONDS = 1.0  # a finished run that waits for its pushes checks for signals this often
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The steps of a run, and how often it evaluates, exports and saves. 0 means never."""
+
+    last_step: int  # steps are counted from 1
+    evaluate_every: int
+    export_every: int
+    checkpoint_every: int  # -1: not even at the start and at the end
+
+    @classmethod
+    def from_config(cls, config: Config, last_step: int) -> "Schedule":
+        return cls(
+            last_step=last_step,
+            evaluate_every=config.eval.every,
+            export_every=config.train.export_every,
+            checkpoint_every=config.train.checkpoint_every,
+        )
+
+    def evaluation_after(self, step: int) -> str | None:
+        """Returns the name of the evaluation that is due after `step`, or None.
+
+        The evaluation after the last step is always due and is called "after".
+        """
+        if step == self.last_step:
+            return "after"
+        return f"step_{step}" if _is_multiple(step, self.evaluate_every) else None
+
+    def export_is_due(self, step: int) -> bool:
+        """Says whether the model is exported after `step`, besides the export of a finished run."""
+        return _is_multiple(step, self.export_every)
+
+    def checkpoint_is_due(self, step: int) -> bool:
+        """Says whether a checkpoint is due after `step`, which is 0 before the first step."""
+        if step in (0, self.last_step):
+            return self.checkpoint_every >= 0
+        return _is_multiple(step, self.checkpoint_every)
+
+
+def _is_multiple(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
 
 class RunSession:
-    """Owns the files of a run, checkpoints and metrics, until `close`, and the record of the run.
+    """Owns the files of a run (checkpoints and metrics) until `close`, and the record of the run.
 
-    `record` is what every checkpoint holds beside the state. What is due after a step is decided by
-    `schedule`, and the time of a step is measured by `Progress`.
+    `record` is stored in every checkpoint in addition to the state. `schedule` decides which
+    actions are due after a step, and `Progress` measures the time of a step.
     """
 
     def __init__(
@@ -67,9 +116,9 @@ class RunSession:
     ) -> None:
         """Claims `workdir` and opens its files.
 
-        `stream_states` returns the unfinished rollouts of every process, as text. It is called by
-        every process whenever a checkpoint is saved. `budget` has been running since the process
-        began to work on the run. `planned_bytes` is what the planner counted for a device.
+        `stream_states` returns the unfinished rollouts of every process, as text. Every process
+        calls it whenever a checkpoint is saved. `budget` started when the process began to work on
+        the run. `planned_bytes` is the planner's estimate for a device.
         """
         self.config = config
         self.workdir = workdir
@@ -80,8 +129,9 @@ class RunSession:
         self._stream_states = stream_states
         self._started = time.time()
         self.budget = budget or TimeBudget(config.train.minutes)
-        self._noted: dict[str, float] = {}  # seconds of a phase that the budget knows of
-        self._memory = MemoryWatch(config.memory, planned_bytes)
+        # Phase -> seconds already reported to the budget.
+        self._reported_seconds: dict[str, float] = {}
+        self._memory = MemoryWatch(planned_bytes)
 
         # A second process on the same host would write into the same files. Only the first
         # process of a run locks, because the others share the workdir with it.
@@ -89,30 +139,36 @@ class RunSession:
             if processes.is_first_process():
                 cleanup.enter_context(lock_directory(workdir, f"--workdir {workdir}"))
 
-            # A run that is refused changes no file of the run that is there.
+            # These checks come before the first write: a rejected run must not change files of an
+            # existing run.
             check_history(workdir, config.train.checkpoint_every)
             go_back(workdir, config.train)
             claim_workdir(workdir, to_json(config))
             self._cleanup = cleanup.pop_all()
-        processes.write_once(workdir / "versions.json", json.dumps(versions(), indent=1))
+        processes.write_once(workdir / "versions.json", json.dumps(self._versions(), indent=1))
         collectives.check_shared(workdir / "versions.json")
 
         self.checkpoints = Checkpoints(workdir, config.train.keep_checkpoints)
-        self.resume_step = self.checkpoints.latest()  # None: a run from its start
+        self.resume_step = self.checkpoints.latest()  # None for a new run
+        self.pushes: HubPushes | None = None  # only on the first process
+        if config.hub.push != "none" and processes.is_first_process():
+            self.pushes = HubPushes(config.hub, workdir, self.resume_step)
+            self._cleanup.callback(self.pushes.close)
         self.writer = MetricsWriter(
             workdir if processes.is_first_process() else None,
             self.resume_step,
-            config.train.wandb_project,
-            config.train.wandb_entity,
-            config.train.wandb_group,
-            config.train.wandb_name,
+            config.train,
         )
 
     def close(self) -> None:
-        """Waits for a checkpoint that is being written, and closes the files."""
-        self.checkpoints.close()
-        self.writer.close()
-        self._cleanup.close()
+        """Waits for a running save, and closes the files."""
+        with self._cleanup, contextlib.closing(self.writer), contextlib.closing(self.checkpoints):
+            pass
+
+    def _versions(self) -> dict[str, str]:
+        """Returns the versions of the run's software, and the commit of a hub model."""
+        commit = commit_of(self.base.directory)
+        return versions() | ({"model": f"{self.config.model.path}#{commit}"} if commit else {})
 
     # -- State -------------------------------------------------------------------------------------
 
@@ -127,10 +183,11 @@ class RunSession:
             self.record = RunRecord.from_json(record)
         except ValueError as error:
             raise self.checkpoints.damaged(self.resume_step, error) from None
+        # The clocks continue from the times of the earlier processes.
         self._started -= self.record.seconds
         for phase, seconds in self.record.seconds_by_phase.items():
             self.clock.totals[phase] += seconds
-        self._noted = dict(self.clock.totals)
+        self._reported_seconds = dict(self.clock.totals)
         processes.print_once(f"resumed {self.workdir} at step {self.resume_step}")
         return state
 
@@ -140,14 +197,14 @@ class RunSession:
             self.record.streams = self._stream_states()
             self._update_times()
             self.checkpoints.save(self.record.step, state, self.record.to_json(), wait=wait)
-        self._note_time("checkpoint", "checkpoint")
+        self._report_time("checkpoint", "checkpoint")
 
     def export(self, state: State) -> str:
         """Exports the policy to `export-<step>`; returns the directory."""
         model = self.config.model
         read_original = None
         if model.is_base_quantized:
-            # Exports have the weights as they were before they were quantized.
+            # An export has the original weights, from before quantization.
             directory = base_directory(self.config, self.base, self.workdir)
             read_original = huggingface.reader(directory, self.base.model, model.dtype)
         with self.clock("export"):
@@ -155,7 +212,7 @@ class RunSession:
                 self.workdir / f"export-{self.record.step}",
                 self.base,
                 self.config.rollout,
-                adapters.whole(state.base, state.params, model.adapter.scale),
+                adapters.full_params(state.base, state.params, model.adapter.scale),
                 model.dtype,
                 history_of(self.config, self.record.step, self.base.directory),
                 read_original,
@@ -164,71 +221,152 @@ class RunSession:
     # -- Steps -------------------------------------------------------------------------------------
 
     def progress(self, label: str) -> Progress:
-        """Returns the steps that are left, to iterate over behind a progress bar called `label`."""
+        """Returns an iterator over the remaining steps, with a progress bar called `label`."""
         return Progress(label, self.record.step + 1, self.schedule.last_step, self.clock)
 
     def record_evaluation(self, name: str, values: dict[str, float]) -> None:
-        """Keeps the metrics of an evaluation for the summary, and prints them."""
+        """Stores the metrics of an evaluation for the summary, and prints them."""
         self.record.evaluations[name] = values
-        self._note_time("eval", "evaluation")
+        self._report_time("eval", "evaluation")
         shown = "  ".join(f"{metric} {value:.3f}" for metric, value in values.items())
         processes.print_once(f"eval {name}: {shown}")
 
     def end_step(self, step: int, values: dict[str, float], state: State) -> None:
         """Writes the metrics of `step`, then exports and saves `state` if either is due.
 
-        Raises UserError, after a checkpoint, if the memory of the devices grows step by step.
+        Raises UserError, after saving a checkpoint, if device memory keeps growing from step to
+        step.
         """
         self.record.step = step
         self.budget.add("step", values["time/step"])
         values = values | self._memory.step_metrics()
         self.writer.write(step, values)
         processes.print_once(step_line(step, self.schedule.last_step, values))
-        # The export comes first: a kill between the two repeats the step and skips the export that
-        # is there. In the other order it would be missing forever.
+        # The export comes first: after a kill between the two, the resumed run repeats the step and
+        # skips the existing export. In the other order the export would never be made.
         if self.schedule.export_is_due(step):
             self.export(state)
+        if self._push_is_due(step):
+            branch = branch_of_step(self.config.hub, step)
+            self._push(state, branch, is_temporary=not self.schedule.export_is_due(step))
         if self.schedule.checkpoint_is_due(step):
             self.save(state, wait=False)
         self._stop_if_memory_grows(state)
 
+    def _push_is_due(self, step: int) -> bool:
+        """Returns whether the model after `step` goes to the hub."""
+        # `finish` pushes the model of the last step.
+        if self.config.hub.push != "every_checkpoint" or step == self.schedule.last_step:
+            return False
+        return self.schedule.checkpoint_is_due(step)
+
+    def _push(self, state: State, branch: str, *, is_temporary: bool) -> None:
+        """Exports the policy with a model card, and queues its push to a branch of the hub.
+
+        Every process calls this function. A step that was pushed before a kill is not pushed again.
+        """
+        directory = self.workdir / f"export-{self.record.step}"
+        push = Push(self.record.step, branch, directory, is_temporary)
+        is_done = self.pushes is not None and self.pushes.is_done(push)
+        # The first process decides for all, because they export together.
+        if collectives.gather_json(is_done)[0]:
+            return
+        self.export(state)
+        if self.pushes is not None:
+            self._write_card(directory)
+            self.pushes.add(push)
+
+    def _write_card(self, directory: Path) -> None:
+        hub = self.config.hub
+        options = CardOptions(
+            workdir=self.workdir,
+            dtype=self.config.model.dtype,
+            license=hub.license,
+            tags=hub.tags,
+            language=hub.language,
+        )
+        record = self.record
+        card = make_card(self.config, record.step, record.evaluations, self.base, options)
+        write_atomic(directory / "README.md", str(card))
+
+    def _finish_pushes(self, check_stop: StopCheck) -> JsonObject | None:
+        """Waits for the pushes of a finished run; returns their summary.
+
+        Every process calls this function. The wait ends early on a signal, or after
+        hub.wait_minutes.
+        """
+        if self.config.hub.push == "none":
+            return None
+        deadline = time.monotonic() + 60 * self.config.hub.wait_minutes
+        try:
+            while True:
+                # Only the first process has pushes. All processes stay in the loop until it is
+                # done.
+                is_over = False
+                if self.pushes is not None:
+                    is_over = self.pushes.wait(PUSH_POLL_SECONDS) or time.monotonic() > deadline
+                if collectives.gather_json(is_over)[0]:
+                    break
+                check_stop()
+        except Interrupted as reason:
+            processes.print_once(f"{reason}: the run stops waiting for the hub")
+        if self.pushes is None:
+            return None
+        summary = self.pushes.summary()
+        processes.print_once(push_line(summary))
+        return summary
+
     def _stop_if_memory_grows(self, state: State) -> None:
+        # All hosts stop if the memory of any host grows.
         reasons = [reason for reason in collectives.gather_json(self._memory.growth) if reason]
         if reasons:
             self.save(state)
             raise UserError(
                 f"step {self.record.step}: {reasons[0]}. A checkpoint is saved, and the same "
-                "command goes on from it; memory.max_growth=0 lets the arrays grow"
+                "command continues from it: look for code that keeps arrays of every step"
             )
 
     def raise_if_time_is_over(self) -> None:
-        """Raises Interrupted on all hosts if train.minutes has no room for another step."""
+        """Raises Interrupted on all hosts if train.minutes leaves no room for another step."""
+        # A finished run needs no time for another step.
         next_step = self.record.step + 1
         if next_step > self.schedule.last_step:
             return
         has_evaluation = self.schedule.evaluation_after(next_step) is not None
         self.budget.raise_if_over(has_evaluation)
 
-    def finish(self, state: State | None) -> JsonObject:
-        """Saves the last checkpoint, exports a run that made all steps, and writes summary.json.
+    def finish(self, state: State | None, check_stop: StopCheck = never_stop) -> JsonObject:
+        """Saves a checkpoint, exports a run that finished all steps, and writes summary.json.
 
-        `state` is None if the run was stopped before it had a state. Returns the summary.
+        `state` is None if the run was stopped before it had a state. Returns the summary. A
+        finished run waits for its pushes to the hub, unless `check_stop` raises. Every process
+        calls this function.
         """
-        export = None
+        export, pushes = None, None
+        # A run that was stopped before it had a state has nothing to save.
         if state is not None:
-            self.save(state)
-            if self.record.step >= self.schedule.last_step:
+            is_complete = self.record.step >= self.schedule.last_step
+            # An interrupted run always saves; a complete one only if its schedule has a final
+            # checkpoint.
+            if not is_complete or self.schedule.checkpoint_is_due(self.record.step):
+                self.save(state)
+            if is_complete:
                 export = self.export(state)
+                if self.config.hub.push != "none":
+                    self._push(state, self.config.hub.revision, is_temporary=False)
+                pushes = self._finish_pushes(check_stop)
         self._update_times()
         summary = summarize(self.config, self.record, export)
+        if pushes is not None:
+            summary["hub"] = pushes
         processes.write_once(self.workdir / "summary.json", json.dumps(summary, indent=1))
         return summary
 
-    def _note_time(self, phase: str, part: str) -> None:
-        """Tells the budget how long the last evaluation or checkpoint took."""
+    def _report_time(self, phase: str, part: str) -> None:
+        """Reports the duration of the last evaluation or checkpoint to the budget."""
         total = self.clock.totals[phase]
-        self.budget.add(part, total - self._noted.get(phase, 0.0))
-        self._noted[phase] = total
+        self.budget.add(part, total - self._reported_seconds.get(phase, 0.0))
+        self._reported_seconds[phase] = total
 
     def _update_times(self) -> None:
         self.record.seconds = time.time() - self._started

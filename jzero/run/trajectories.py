@@ -1,7 +1,7 @@
-"""Episodes of several turns as files that a person reads: `trajectories/<version>/<problem>.txt`.
+"""Writes multi-turn episodes as readable files: `trajectories/<version>/<problem>.txt`.
 
-The folder is the version of the policy that sampled the first token. The `.jsonl` file beside each
-text holds the same episodes as JSON objects. A step that is repeated after a kill writes the same
+The folder is the policy version that sampled the first token. A `.jsonl` file next to each text
+file holds the same episodes as JSON objects. A step that is repeated after a kill writes the same
 files again.
 """
 
@@ -13,11 +13,12 @@ from jzero.types import Grade, Prompt, Rollout, Turn, grade_of
 
 
 def write_trajectories(workdir: Path, rollouts: list[Rollout]) -> None:
-    """Writes the episodes of each problem to one text file and one file of JSON lines."""
+    """Writes the episodes of each problem to one text file and one JSON Lines file."""
     episodes_by_file: dict[Path, list[JsonObject]] = {}
     for rollout in rollouts:
         episode = describe_episode(rollout)
         directory = workdir / "trajectories" / str(episode["version_head"])
+        # A slash in a problem id would create a folder.
         path = directory / episode["id"].replace("/", "_")
         episodes_by_file.setdefault(path, []).append(episode)
 
@@ -25,7 +26,7 @@ def write_trajectories(workdir: Path, rollouts: list[Rollout]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         texts = [format_episode(episode) for episode in episodes]
         lines = [json.dumps(episode) + "\n" for episode in episodes]
-        # Not `with_suffix`: the id of a problem may hold a dot.
+        # Not `with_suffix`: a problem id may contain a dot.
         write_atomic(path.with_name(f"{path.name}.txt"), "\n\n".join(texts) + "\n")
         write_atomic(path.with_name(f"{path.name}.jsonl"), "".join(lines))
 
@@ -33,8 +34,8 @@ def write_trajectories(workdir: Path, rollouts: list[Rollout]) -> None:
 def describe_episode(rollout: Rollout) -> JsonObject:
     """Returns the JSON object of a graded rollout.
 
-    Lengths are in tokens. `version_head` and `version_tail` are the versions of the policy that
-    sampled the first and the last token, of the episode and of each turn.
+    Lengths are in tokens. `version_head` and `version_tail` are the policy versions that sampled
+    the first and the last token, for the episode and for each turn.
     """
     versions = rollout.versions[rollout.sampled].tolist()
     episode = {
@@ -48,6 +49,8 @@ def describe_episode(rollout: Rollout) -> JsonObject:
         "version_tail": versions[-1],
         "turns": [],
     }
+    if rollout.problem.row_task:
+        episode["task"] = rollout.problem.row_task
     previous: Turn | None = None
     for turn in rollout.turns:
         episode["turns"].append(_describe_turn(rollout, turn, previous))
@@ -56,7 +59,7 @@ def describe_episode(rollout: Rollout) -> JsonObject:
 
 
 def _describe_turn(rollout: Rollout, turn: Turn, previous: Turn | None) -> JsonObject:
-    """Returns the JSON object of a turn, with the environment's reply that came before it."""
+    """Returns the JSON object of a turn, with the environment's reply that preceded it."""
     sampled = rollout.sampled[turn.start : turn.end]
     versions = rollout.versions[turn.start : turn.end][sampled].tolist()
     row = {
@@ -78,14 +81,18 @@ def _describe_grade(grade: Grade) -> JsonObject:
 
 
 def _reply_text(reply: Prompt) -> str:
-    """Returns a reply as text, with the answers of tools on lines of their own."""
+    """Returns a reply as text: one line per message, prefixed with the tool's name or the role."""
     if isinstance(reply, str):
         return reply
-    return "\n".join(f"[{message['name']}] {message['content']}" for message in reply)
+    lines = []
+    for message in reply:
+        sender = message.get("name") or message["role"]
+        lines.append(f"[{sender}] {message['content']}")
+    return "\n".join(lines)
 
 
 def format_episode(episode: JsonObject) -> str:
-    """Returns the text of an episode: the prompt, then each reply and each answer under a rule."""
+    """Returns the text of an episode: the prompt, then each reply and answer under a heading."""
     lines = [
         f"=== {episode['id']}, sample {episode['sample']}, "
         f"versions {episode['version_head']} to {episode['version_tail']}, "
@@ -106,5 +113,5 @@ def format_episode(episode: JsonObject) -> str:
 
 
 def _format_reward(reward: float | None) -> str:
-    """Returns the reward as text; it is None where a function of the user's failed."""
+    """Returns the reward as text; the reward is None if a user-defined function failed."""
     return "none" if reward is None else f"{reward:g}"

@@ -1,5 +1,6 @@
-"""The guard of a workdir: it belongs to one run, whose settings are in its config.json."""
+"""Guards a workdir: it belongs to one run, with the settings in its config.json."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -7,9 +8,9 @@ from pathlib import Path
 from jzero import config
 from jzero.distributed import processes
 from jzero.errors import UserError
-from jzero.files import parse_json, read_jsonl
+from jzero.files import parse_json, read_jsonl, step_of
 
-# The settings that may differ when a run is resumed. Any other difference is another run.
+# The settings that may change when a run is resumed. Any other difference means another run.
 MAY_CHANGE = (
     "train.steps",
     "train.prompt_epochs",
@@ -20,29 +21,29 @@ MAY_CHANGE = (
     "train.resume_from",
     "train.discard_later_steps",
     "train.wandb_project",
-    "train.wandb_entity",
-    "train.wandb_group",
-    "train.wandb_name",
+    "train.trackio_project",
+    "train.trackio_space",
+    "train.log_completions",
     "train.minutes",
     "train.preemption_notice",
     "eval.every",
     "memory.check",
     "memory.device_gib",
-    "memory.max_growth",
-    "memory.growth_steps",
+    *(f"hub.{field.name}" for field in dataclasses.fields(config.HubConfig)),
 )
 
 
 def check_workdir(workdir: Path, config_json: str) -> None:
     """Raises UserError if a run with these settings cannot use `workdir`. Writes nothing.
 
-    The directory, or the nearest parent that exists, has to be writable, and a config.json in it
-    has to be the one of this run.
+    The directory, or its nearest existing parent, has to be writable. An existing config.json has
+    to belong to this run.
     """
+    # A new workdir does not exist yet, so its nearest existing parent is checked.
     parents = (workdir, *workdir.absolute().parents)
     try:
         existing = next(path for path in parents if path.exists())
-    except OSError as error:  # a name that is too long, or a loop of links
+    except OSError as error:  # a name that is too long, or a symlink loop
         raise UserError(f"workdir {workdir}: {error.strerror}, give another") from None
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise UserError(f"workdir {workdir}: {existing} is not a directory that can be written to")
@@ -50,18 +51,21 @@ def check_workdir(workdir: Path, config_json: str) -> None:
 
 
 def check_history(workdir: Path, checkpoint_every: int) -> None:
-    """Raises UserError if the workdir has metrics of steps whose checkpoints are gone.
+    """Raises UserError if the workdir has metrics of steps with missing checkpoints.
 
-    Without a checkpoint a run starts over, and drops the metrics that are there. That is right
-    after a kill before the first checkpoint, and wrong where somebody removed the checkpoints.
+    Without a checkpoint a run starts over, and drops the existing metrics. That is right after a
+    kill before the first checkpoint, and wrong if the checkpoints were removed. A run without
+    regular checkpoints (`checkpoint_every` below 1) never starts over by itself.
     """
     checkpoints = workdir / "checkpoints"
-    rows = read_jsonl(workdir / "metrics.jsonl")
+    path = workdir / "metrics.jsonl"
+    rows = read_jsonl(path)
     if not rows or any(path.name.isdigit() for path in checkpoints.glob("*")):
         return
-    last_step = rows[-1]["step"]
-    # The first checkpoint is complete, at the latest, when the second one is begun.
-    if not checkpoints.is_dir() or last_step >= 2 * checkpoint_every:
+    last_step = step_of(rows[-1], path, len(rows))
+    # The first checkpoint is complete, at the latest, when the second one starts. From then on its
+    # absence means that it was removed.
+    if not checkpoints.is_dir() or last_step >= 2 * max(checkpoint_every, 0):
         raise UserError(
             f"{workdir} has metrics up to step {last_step} and no checkpoint: bring its folder "
             "checkpoints back, give another --workdir, or delete its metrics.jsonl to start over"
@@ -77,7 +81,8 @@ def claim_workdir(workdir: Path, config_json: str) -> None:
     _check_same_run(path, config_json)
     if path.exists():
         written = path.read_text(encoding="utf-8")
-        if _flat_values(written) == _flat_values(config_json):
+        # Other formatting of the same values is no change.
+        if _flat_values(written, path) == _flat_values(config_json, path):
             return
     processes.write_once(path, config_json)
 
@@ -87,13 +92,14 @@ def _check_same_run(path: Path, config_json: str) -> None:
     if not path.exists():
         return
     written = path.read_text(encoding="utf-8")
-    config.check_renamed(config.flatten(parse_json(written, path)), str(path))
-    old = _flat_values(written)
-    new = _flat_values(config_json)
+    written_values = _flat_values(written, path)
+    values = _flat_values(config_json, path)
     changes = []
-    for name in sorted(old.keys() | new.keys()):
-        if name not in MAY_CHANGE and old.get(name) != new.get(name):
-            changes.append(f"{name}: {old.get(name, '(absent)')} -> {new.get(name, '(absent)')}")
+    for name in sorted(written_values.keys() | values.keys()):
+        if name not in MAY_CHANGE and written_values.get(name) != values.get(name):
+            changes.append(
+                f"{name}: {written_values.get(name, '(absent)')} -> {values.get(name, '(absent)')}"
+            )
     if changes:
         raise UserError(
             f"{path} is of another run ({'; '.join(changes)}): "
@@ -101,7 +107,7 @@ def _check_same_run(path: Path, config_json: str) -> None:
         )
 
 
-def _flat_values(config_json: str) -> dict[str, str]:
-    """Returns {"section.field": value as JSON} of a config."""
-    fields = config.flatten(json.loads(config_json))
+def _flat_values(config_json: str, path: Path) -> dict[str, str]:
+    """Returns {"section.field": value as JSON} of the config in the file `path`."""
+    fields = config.flatten(parse_json(config_json, path))
     return {name: json.dumps(value) for name, value in fields.items()}

@@ -1,15 +1,15 @@
 """The watcher of a session: an interpreter that runs one cell of code after the other.
 
-The interpreter (`program.run_session`) keeps its variables between cells. The watcher passes each
-cell on, collects what it prints, and kills the interpreter where a cell exceeds a limit.
+The interpreter (`program.run_session`) keeps its variables between cells. The watcher forwards each
+cell, collects its output, and kills the interpreter if a cell exceeds a limit.
 
-    request   session, seconds (of the interpreter), memory, files
+    limits    seconds (of the interpreter), memory, files
     cell      source, seconds, wall_seconds, output
     reply     end, output, failed
 
-`end` is "" while the interpreter lives on, or how it ended: "exit", "time", "wall" or "output". If
-the client goes away, the interpreter ends. Runs inside of the sandbox, and imports the standard
-library alone.
+`end` is "" while the interpreter continues, otherwise the reason of its end: "exit", "time", "wall"
+or "output". If the client closes its socket, the interpreter ends. Runs inside of the sandbox, and
+imports only the standard library.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _SMALLEST_WAIT = 0.002  # seconds
 
 
 class _Interpreter(NamedTuple):
-    """A process, and our ends of its pipes."""
+    """A process, and the watcher's ends of its pipes."""
 
     pid: int
     process: int  # a descriptor that can be read once the process has ended
@@ -37,13 +37,20 @@ class _Interpreter(NamedTuple):
     cells: int
 
 
-def watch(connection: socket.socket, request: messages.Message, rights: program.Rights) -> None:
-    """Serves one session. Raises OSError or EOFError where the client has gone."""
+def watch(connection: socket.socket, rights: program.Rights) -> None:
+    """Serves one session. Raises OSError or EOFError if the client has gone.
+
+    The interpreter is forked before the first cell arrives, so that it holds only the cells that it
+    runs.
+    """
+    limits = messages.receive(connection)
     if rights.level == "namespaces":
-        namespaces.isolate(request["files"])
+        namespaces.isolate(limits["files"])
     elif rights.level == "none":
+        # Programs of this level may fork: adopts their orphans, so that they can be found and
+        # killed.
         system_calls.prctl(system_calls.PR_SET_CHILD_SUBREAPER, 1)
-    interpreter = _start(request, rights)
+    interpreter = _start(limits, rights)
     try:
         messages.send(connection, {"ready": True})
         end = ""
@@ -59,17 +66,18 @@ def watch(connection: socket.socket, request: messages.Message, rights: program.
             processes.end_descendants()
 
 
-def _start(request: messages.Message, rights: program.Rights) -> _Interpreter:
+def _start(limits: messages.Message, rights: program.Rights) -> _Interpreter:
     stdin = sealed_file(b"")
-    output, its_output = os.pipe()
-    results, its_results = os.pipe()
-    its_cells, cells = os.pipe()
+    output, child_output = os.pipe()
+    results, child_results = os.pipe()
+    child_cells, cells = os.pipe()
     pid = os.fork()
     if pid == 0:
-        give_files([stdin, its_output, its_output, its_results, its_cells])
-        program.run_session(request, rights)
-    for descriptor in (stdin, its_output, its_results, its_cells):
+        give_files([stdin, child_output, child_output, child_results, child_cells])
+        program.run_session(limits, rights)
+    for descriptor in (stdin, child_output, child_results, child_cells):
         os.close(descriptor)
+    # The interpreter's own code may misuse these pipes, and must not block the watcher.
     for descriptor in (results, cells):
         os.set_blocking(descriptor, False)
     return _Interpreter(pid, os.pidfd_open(pid), output, results, cells)
@@ -89,12 +97,13 @@ def _run_cell(
     output = Output([interpreter.output], cell["output"])
     end, failed, used_before = "", False, 0.0
     try:
+        # The limit is for one cell: earlier cells do not count.
         used_before = processes.cpu_seconds(interpreter.pid)
         content = json.dumps({"source": cell["source"]}).encode() + b"\n"
-        # The pipe is empty, because the interpreter has read all cells before.
+        # The pipe is empty, because the interpreter has read all earlier cells.
         if os.write(interpreter.cells, content) < len(content):
             end = "exit"
-    except OSError:  # it has ended, or its main program reads no more
+    except OSError:  # the interpreter has ended, or has closed its end of the pipe
         end = "exit"
     start = time.monotonic()
     while not end:
@@ -122,7 +131,7 @@ def _run_cell(
             failed = result.endswith(program.FAILED)
             if result:
                 break
-            end = "exit"  # its pipe ends before it does
+            end = "exit"  # the pipe ends before the process
     output.read_rest()
     if output.is_full:
         end = end or "output"
@@ -132,5 +141,5 @@ def _run_cell(
 def _cpu_seconds(interpreter: _Interpreter) -> float:
     try:
         return processes.cpu_seconds(interpreter.pid)
-    except OSError:  # it has just ended
+    except OSError:  # the interpreter has just ended
         return 0.0

@@ -1,10 +1,12 @@
-"""The trusted side of a sandbox: starts its server, sends programs, and receives what they printed.
+"""The trusted side of a sandbox: starts its server, sends programs, and receives their output.
 
     with Sandbox("namespaces") as sandbox:
         outcome = sandbox.run(Program("print(input()[::-1])", stdin="abc"), Limits())
 
-A sandbox runs one program at a time; for several at once have several. A server that ends, or that
-does not answer, is replaced. Expected outputs are never sent.
+A sandbox runs one program at a time; use several sandboxes to run programs in parallel. A server
+that ends, or that does not answer in time, is replaced. Expected outputs are never sent. A program
+and its input are sent only to the process that becomes the program, never to the server that forks
+all of these processes.
 """
 
 import atexit
@@ -13,6 +15,7 @@ import functools
 import json
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, Popen, TimeoutExpired
@@ -23,9 +26,10 @@ from jzero.types import JsonValue
 WALL_SECONDS_PER_CPU_SECOND = 3.0  # a program that sleeps takes no CPU time
 _START_SECONDS = 60.0  # on a busy machine, with packages to import
 _GRACE_SECONDS = 10.0  # for the server's own work, after a program's limit
+_MAX_START_BYTES = 1 << 17  # of a message without output: field names, an error
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
-# Nothing of the user's environment, such as keys, reaches a program.
+# No variable of the user's environment, such as an API key, reaches a program.
 _ENVIRONMENT = {
     "PYTHONHASHSEED": "0",  # the order of sets is the same in every run
     "OMP_NUM_THREADS": "1",
@@ -33,8 +37,8 @@ _ENVIRONMENT = {
     "LANG": "C.UTF-8",
 }
 
-# The server imports its modules from jzero's directory, and takes the directory off the path before
-# a program runs.
+# The server imports its modules from jzero's directory, and removes the directory from the path
+# before a program runs.
 _START = """
 import sys
 root, descriptor, settings = sys.argv[1:]
@@ -46,14 +50,14 @@ server.main(int(descriptor), settings)
 
 
 class SandboxError(RuntimeError):
-    """The sandbox itself failed, and nothing is known about the program."""
+    """The sandbox itself failed: the outcome of the program is unknown."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program in Python, its input, and what to ask it for.
+    """A Python program, its input, and an optional function call or expression to evaluate.
 
-    Without `function` and `expression` the program is a whole one that reads `stdin`.
+    Without `function` and `expression`, only the program runs, and reads `stdin`.
     """
 
     source: str
@@ -65,7 +69,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Limits:
-    """What one run of a program may take."""
+    """The resource limits of one run of a program."""
 
     seconds: float = 5.0  # of CPU time, over all threads
     wall_seconds: float = 0.0  # 0: WALL_SECONDS_PER_CPU_SECOND times `seconds`
@@ -76,21 +80,21 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a program ended, as the server saw it, and what it printed."""
+    """The end of a program, as reported by the server, and its output."""
 
-    # "exit": by itself, or "signal"; at a limit, of CPU time ("time"), of wall time ("wall") or of
-    # the output ("output").
+    # "exit": the program exited; "signal": a signal killed it; or it hit a limit: "time" (CPU
+    # time), "wall" (wall time) or "output".
     end: str
     status: int  # the exit status, or minus the signal
     stdout: str
-    stderr: str  # its end
-    result: str  # JSON of the value that was asked for, "" if there was none
+    stderr: str  # the last part only
+    result: str  # JSON of the requested value; "" without one
     seconds: float  # of CPU time
     wall_seconds: float
 
     @property
     def has_succeeded(self) -> bool:
-        """Whether the program ended by itself without an error."""
+        """Whether the program exited without an error."""
         return self.end == "exit" and self.status == 0
 
 
@@ -98,23 +102,23 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
     """A server of programs at one level of protection, a name of `levels.LEVELS`.
 
     Raises:
-        SandboxError: this machine does not have the level.
+        SandboxError: this machine does not support the level.
     """
 
     def __init__(self, level: str, packages: tuple[str, ...] = ()) -> None:
-        """`packages` are modules that programs may import beside the standard library."""
+        """`packages` are modules that programs may import in addition to the standard library."""
         self.level = level
-        self.num_starts = 0  # of servers, each after the end of the one before
+        self.num_starts = 0  # number of servers started so far
         self._packages = packages
         self._start()
 
     @property
     def server_pid(self) -> int:
-        """The process that all programs are below."""
+        """The ID of the server process, the ancestor of all programs."""
         return self._process.pid
 
     def run(self, program: Program, limits: Limits) -> Outcome:
-        """Runs a program and returns how it ended.
+        """Runs a program and returns its outcome.
 
         Raises:
             SandboxError: the sandbox failed twice, the second time with a new server.
@@ -122,58 +126,63 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
         try:
             return self._run(program, limits)
         except SandboxError:
-            self.close()
-            self._start()
+            self._replace()
             return self._run(program, limits)
 
-    def begin_session(self, request: messages.Message) -> socket.socket:
-        """Has the server begin a session (`session`), and returns the socket of its watcher.
+    def begin_session(self, limits: messages.Message) -> socket.socket:
+        """Starts a session (`session`) on the server, and returns the socket of its watcher.
 
         Raises:
-            SandboxError: the server has ended, and so has a new one.
+            SandboxError: the server failed, and so did its replacement.
         """
         try:
-            return self._begin_session(request)
-        except OSError:
-            self.close()
-            self._start()
-        try:
-            return self._begin_session(request)
-        except OSError as error:
-            raise SandboxError(f"the sandbox's server has ended: {error}") from None
+            return self._begin_session(limits)
+        except SandboxError:
+            self._replace()
+            return self._begin_session(limits)
 
-    def _begin_session(self, request: messages.Message) -> socket.socket:
-        ours, its_end = socket.socketpair()
-        with its_end:
-            try:
-                messages.send(self._connection, request)
-                socket.send_fds(self._connection, [b" "], [its_end.fileno()])
-            except OSError:
-                ours.close()
-                raise
-        return ours
+    def _begin_session(self, limits: messages.Message) -> socket.socket:
+        connection = self._begin(messages.SESSION, [limits], _GRACE_SECONDS)
+        try:
+            reply = _receive(connection, _START_SECONDS, _MAX_START_BYTES)
+            if "error" in reply:
+                raise SandboxError(reply["error"])
+        except SandboxError:
+            connection.close()
+            raise
+        return connection
 
     def close(self, *_: object) -> None:
-        """Ends the server and what runs in it."""
+        """Ends the server and all its programs."""
         self._connection.close()  # the server sees the end of its socket
         try:
             self._process.wait(_GRACE_SECONDS)
         except TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self._kill()
 
     __exit__ = close
 
+    def _kill(self) -> None:
+        self._connection.close()
+        self._process.kill()
+        with contextlib.suppress(TimeoutExpired):  # the kernel may delay the end
+            self._process.wait(_GRACE_SECONDS)
+
+    def _replace(self) -> None:
+        """Ends a server that failed, in any state, and starts another one."""
+        self._kill()
+        self._start()
+
     def _start(self) -> None:
         self.num_starts += 1
-        self._connection, its_end = socket.socketpair()
+        self._connection, server_end = socket.socketpair()
         settings = json.dumps({"level": self.level, "packages": self._packages})
-        with its_end:
-            descriptor = its_end.fileno()
+        with server_end:
+            descriptor = server_end.fileno()
             start = [_START, str(_PACKAGE_ROOT), str(descriptor), settings]
             self._process = Popen(
-                # -s -S -P: no directories of the user's, no installed packages, not the current
-                # directory. They cost time, and programs need none of them.
+                # -s -S -P: no user site directory, no installed packages, no current directory.
+                # They cost time, and programs need none of them.
                 [sys.executable, "-s", "-S", "-P", "-c", *start],
                 stdin=DEVNULL,
                 stdout=DEVNULL,
@@ -181,40 +190,65 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
                 pass_fds=[descriptor],
                 cwd="/",
             )
-        reply = self._receive(_START_SECONDS)
+        try:
+            reply = _receive(self._connection, _START_SECONDS, _MAX_START_BYTES)
+        except SandboxError:
+            self._kill()
+            raise
         if "ready" not in reply:
             self.close()
             raise SandboxError(reply["error"])
 
+    def _begin(
+        self, kind: bytes, contents: Sequence[messages.Message | bytes], seconds: float
+    ) -> socket.socket:
+        """Starts a request, sends `contents`, and returns this process's end of its socket."""
+        connection, watcher_end = socket.socketpair()
+        with watcher_end:
+            try:
+                # A stopped server receives nothing, so the send needs a time limit.
+                self._connection.settimeout(_GRACE_SECONDS)
+                socket.send_fds(self._connection, [kind], [watcher_end.fileno()])
+                connection.settimeout(seconds)
+                messages.send(connection, *contents)
+            except OSError as error:
+                connection.close()
+                raise SandboxError(f"the sandbox's server has ended: {error}") from None
+        return connection
+
     def _run(self, program: Program, limits: Limits) -> Outcome:
         wall_seconds = limits.wall_seconds or limits.seconds * WALL_SECONDS_PER_CPU_SECOND
-        request = {
-            "source": program.source,
-            "stdin": program.stdin,
-            "question": _question(program),
+        watcher_limits = {
             "seconds": limits.seconds,
             "wall_seconds": wall_seconds,
             "memory": int(limits.memory_gib * 2**30),
             "output": int(limits.output_mib * 2**20),
             "files": int(limits.files_mib * 2**20),
         }
-        try:
-            messages.send(self._connection, request)
-        except OSError as error:
-            raise SandboxError(f"the sandbox's server has ended: {error}") from None
-        reply = self._receive(wall_seconds + _GRACE_SECONDS)
+        content = {"source": program.source, "question": _question(program)}
+        # The watcher enforces the limit, so the client waits a little longer.
+        seconds = wall_seconds + _GRACE_SECONDS
+        stdin = program.stdin.encode("utf-8", "surrogatepass")
+        contents = [watcher_limits, content, stdin]
+        with self._begin(messages.PROGRAM, contents, seconds) as connection:
+            reply = _receive(connection, seconds, max_reply_bytes(limits))
         if "error" in reply:
             raise SandboxError(reply["error"])
         return Outcome(**reply)
 
-    def _receive(self, seconds: float) -> messages.Message:
-        self._connection.settimeout(seconds)
-        try:
-            return messages.receive(self._connection)
-        except TimeoutError:
-            raise SandboxError(f"the sandbox's server is silent for {seconds:g} s") from None
-        except (EOFError, OSError) as error:
-            raise SandboxError(f"the sandbox's server has ended: {error}") from None
+
+def max_reply_bytes(limits: Limits) -> int:
+    """Returns the maximum size of a reply in bytes: in JSON, a byte of output takes at most six."""
+    return int(6 * limits.output_mib * 2**20) + _MAX_START_BYTES
+
+
+def _receive(connection: socket.socket, seconds: float, max_bytes: int) -> messages.Message:
+    try:
+        return messages.receive(connection, seconds, max_bytes)
+    except TimeoutError:
+        raise SandboxError(f"the sandbox's server is silent for {seconds:g} s") from None
+    except (EOFError, OSError, ValueError) as error:
+        raise SandboxError(f"the sandbox's server has ended: {error}") from None
 
 
 def _question(program: Program) -> messages.Message | None:
@@ -229,8 +263,9 @@ def _question(program: Program) -> messages.Message | None:
 def shared_sandbox(level: str, packages: tuple[str, ...]) -> Sandbox:
     """Returns the sandbox of this process, which ends with the process.
 
-    A grader process runs its responses one after the other, in one sandbox. The server is no child
-    of a program's, and a program that ends it, if one ever could, costs a new server.
+    A grader process runs its responses one after the other, in one sandbox. The server is not a
+    child of any program; if a program ever managed to end the server, a new server would be
+    started.
     """
     sandbox = Sandbox(level, packages)
     atexit.register(sandbox.close)

@@ -1,6 +1,7 @@
-"""Landlock: a process gives up all files but some that it may read. Needs Linux 5.13 and no rights.
+"""Landlock: a process gives up all files except some that it may read.
 
-See landlock(7). Runs inside of the sandbox, and imports the standard library alone.
+Needs Linux 5.13 and no privileges. See landlock(7). Runs inside of the sandbox, and imports only
+the standard library.
 """
 
 import ctypes
@@ -17,7 +18,7 @@ _PATH_BENEATH = 1
 
 _READ_FILE = 1 << 2
 _READ_DIR = 1 << 3
-# How many kinds of access to files each version of Landlock knows.
+# The number of kinds of file access that each version of Landlock knows.
 _KINDS_OF_ACCESS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 _VERSION_WITH_NETWORK = 4
 _VERSION_WITH_SCOPES = 6
@@ -39,7 +40,7 @@ class _PathRule(ctypes.Structure):
 
 
 def version() -> int:
-    """Returns the version of Landlock that the kernel has, 0 if it has none."""
+    """Returns the version of Landlock that the kernel has, 0 without Landlock."""
     result = system_calls.system_call(
         _CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_FLAG)
     )
@@ -47,16 +48,18 @@ def version() -> int:
 
 
 def restrict_to_reading(paths: Sequence[str]) -> None:
-    """Leaves this process nothing but to read `paths` and what is below them, for ever.
+    """Permanently restricts this process to reading `paths` and the files below them.
 
-    `no_new_privs` has to be set. Raises OSError where the kernel has no Landlock.
+    Requires `no_new_privs`. Raises OSError if the kernel has no Landlock.
     """
-    found = system_calls.check(version() or -1, "landlock")
-    rules = _Rules(files=(1 << _KINDS_OF_ACCESS.get(found, 16)) - 1)
+    landlock_version = system_calls.check(version() or -1, "landlock")
+    rules = _Rules(files=(1 << _KINDS_OF_ACCESS.get(landlock_version, 16)) - 1)
     size = 8
-    if found >= _VERSION_WITH_NETWORK:
+    if landlock_version >= _VERSION_WITH_NETWORK:
+        # The size of the structure grows with the version: an older kernel knows only its first
+        # fields.
         rules.network, size = _NETWORK, 16
-    if found >= _VERSION_WITH_SCOPES:
+    if landlock_version >= _VERSION_WITH_SCOPES:
         rules.scopes, size = _SCOPES, 24
     ruleset = system_calls.system_call(
         _CREATE_RULESET, ctypes.byref(rules), ctypes.c_size_t(size), ctypes.c_uint32(0)

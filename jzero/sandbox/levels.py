@@ -1,6 +1,7 @@
-"""The levels of protection, and which of them a machine has.
+"""The levels of protection, and which of them a machine supports.
 
-A level is probed by running a program in it. docs/sandbox.md says what each protects against.
+A level is probed by running a program in it. docs/environments.md explains the protection of each
+level.
 """
 
 import functools
@@ -9,14 +10,14 @@ from typing import Protocol
 from jzero.errors import UserError
 from jzero.sandbox.client import Limits, Outcome, Program, Sandbox, SandboxError
 
-# From the weakest to the strongest. A level's number is the metric sandbox/level.
+# From the weakest to the strongest. The index of a level is the metric sandbox/level.
 LEVELS = ("none", "seccomp", "landlock", "namespaces")
-# The levels that "auto" may choose: at these, a program reaches no file of the user's.
-CHOSEN_BY_ITSELF = ("namespaces", "landlock")
+# The levels that "auto" may choose: in these, a program cannot reach the user's files.
+AUTO_LEVELS = ("namespaces", "landlock")
 AUTO = "auto"
-REMOTE = -1  # the number where programs run on a server elsewhere
+REMOTE = -1  # the value of the metric if programs run on a remote server
 
-# What the run says of a level that had to be named.
+# Warnings that the run prints for levels that "auto" never chooses.
 WARNINGS = {
     "seccomp": "programs may read every file that this user may read",
     "none": "nothing keeps programs from what this user may do",
@@ -24,10 +25,10 @@ WARNINGS = {
 
 
 class Executor(Protocol):
-    """What runs programs: a sandbox of this machine, or a server elsewhere."""
+    """Runs programs: a sandbox on this machine, or a remote server."""
 
     def run(self, program: Program, limits: Limits) -> Outcome:
-        """Runs a program. Raises SandboxError if nothing is known about it afterwards."""
+        """Runs a program. Raises SandboxError if the outcome of the program is unknown."""
         ...
 
 
@@ -37,7 +38,7 @@ _PROBE_OUTPUT = "42\n"
 
 @functools.cache
 def failure(level: str) -> str:
-    """Returns why this machine does not have a level, "" if it has."""
+    """Returns why this machine does not support a level, "" if it does."""
     try:
         with Sandbox(level) as sandbox:
             outcome = sandbox.run(_PROBE, Limits())
@@ -48,14 +49,14 @@ def failure(level: str) -> str:
     return ""
 
 
-def reached_level(wanted: str) -> str:
-    """Returns the level at which programs run where `task.sandbox.level=wanted`.
+def reached_level(requested: str) -> str:
+    """Returns the level at which programs run with `task.sandbox.level=requested`.
 
     Raises:
-        UserError: this machine does not have the level or, for "auto", none that keeps programs
-            from the user's files.
+        UserError: this machine does not support the level or, for "auto", supports no level that
+            keeps programs from the user's files.
     """
-    candidates = CHOSEN_BY_ITSELF if wanted == AUTO else (wanted,)
+    candidates = AUTO_LEVELS if requested == AUTO else (requested,)
     failures = []
     for level in candidates:
         reason = failure(level)
@@ -63,11 +64,12 @@ def reached_level(wanted: str) -> str:
             return level
         failures.append(f"{level}: {reason}")
     advice = "use a machine that allows user namespaces, or a server with task.sandbox.url"
-    if wanted == AUTO:
+    if requested == AUTO:
+        # Levels that only the user may choose, by name.
         weaker = [level for level in ("seccomp",) if not failure(level)]
         choices = " or ".join(f"task.sandbox.level={level}" for level in [*weaker, "none"])
-        advice += f"; {choices} accepts less protection in words (docs/sandbox.md)"
+        advice += f"; {choices} accepts less protection explicitly (docs/environments.md)"
     raise UserError(
-        f"task.sandbox.level={wanted}: this machine cannot shut programs in "
+        f"task.sandbox.level={requested}: this machine cannot isolate programs "
         f"({'; '.join(failures)}): {advice}"
     )

@@ -1,14 +1,15 @@
-"""Shuts a process into namespaces of its own: it sees a few read-only directories and nothing else.
+"""Moves a process into new namespaces, in which it sees only a few read-only directories.
 
-`enter` makes user, mount, process, network, IPC and host-name namespaces, and a root directory in
-memory with the directories that Python needs. `isolate` makes another layer for one program: a
-process namespace in which it is alone, and an empty directory that it may write to.
+`enter` creates user, mount, process, network, IPC and host-name namespaces, and an in-memory root
+directory with the directories that Python needs. `isolate` adds another layer for one program: a
+process namespace that contains only the program, and an empty directory that it may write to.
 
-No rights are needed where the kernel allows user namespaces to everybody. Runs inside of the
-sandbox, and imports the standard library alone.
+No privileges are needed if the kernel allows user namespaces to all users. Runs inside of the
+sandbox, and imports only the standard library.
 """
 
 import os
+import signal
 import socket
 from collections.abc import Callable, Sequence
 
@@ -27,7 +28,7 @@ from jzero.sandbox.system_calls import (
     MS_SLAVE,
 )
 
-NOBODY = 65534  # the user that a program becomes where the sandbox was started by root
+NOBODY = 65534  # the user that a program becomes if root started the sandbox
 BOX = "/box"  # the program's own directory
 _OLD = "old"  # the former root, until it is unmounted
 _DEVICES = ("null", "zero", "random", "urandom")
@@ -35,21 +36,27 @@ _BOX_INODES = 4096
 
 
 def enter(paths: Sequence[str]) -> bool:
-    """Puts this process into namespaces in which `paths` can be read and nothing else exists.
+    """Moves this process into namespaces in which only `paths` exist and can be read.
 
-    The process that returns is a fork of the one that called, and the first of its process
-    namespace. The caller waits for it and ends with it. Returns whether there is a user NOBODY.
+    The process that returns is a fork of the caller, and the first process of its process
+    namespace. The caller waits for the fork and exits with it. Returns whether the user NOBODY
+    exists.
 
     Raises:
-        OSError: the kernel refuses something.
+        OSError: the kernel refuses a call.
     """
     has_nobody = _become_root_of_namespace()
     system_calls.unshare(CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWPID)
+    # Only processes that are forked from now on are in the new process namespace.
     child = os.fork()
     if child:
+        # Only the child may keep the client's socket open.
         os.closerange(3, 1 << 16)
         _, status = os.waitpid(child, 0)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    # A client that gives up kills the outer process; this process and all its descendants end with
+    # it.
+    system_calls.prctl(system_calls.PR_SET_PDEATHSIG, signal.SIGKILL)
     _build_root(paths)
     socket.sethostname("sandbox")
     return has_nobody
@@ -64,9 +71,9 @@ def isolate(bytes_of_box: int) -> None:
 
 
 def _become_root_of_namespace() -> bool:
-    """Enters a user namespace in which this user is root. Returns whether it has a NOBODY, too.
+    """Enters a user namespace as its root. Returns whether an unprivileged user also exists there.
 
-    Only a process outside may map more than one user, and only if it is root.
+    Only a process outside of the namespace may map more than one user, and only if it is root.
     """
     uid, gid = os.geteuid(), os.getegid()
     if uid == 0:
@@ -77,6 +84,7 @@ def _become_root_of_namespace() -> bool:
             return True
     else:
         system_calls.unshare(CLONE_NEWUSER)
+    # The kernel requires this before an unprivileged process may map a group.
     _write("/proc/self/setgroups", "deny")
     _write("/proc/self/uid_map", f"0 {uid} 1")
     _write("/proc/self/gid_map", f"0 {gid} 1")
@@ -84,8 +92,10 @@ def _become_root_of_namespace() -> bool:
 
 
 def _start_helper() -> Callable[[], bool]:
-    """Forks a process that stays outside. The function that is returned has it map root and NOBODY,
-    and returns whether that was possible.
+    """Forks a helper that stays outside of the namespace.
+
+    The returned function makes the helper map root and the unprivileged user, and returns whether
+    that succeeded.
     """
     pid = os.getpid()
     read_end, write_end = os.pipe()
@@ -102,7 +112,7 @@ def _start_helper() -> Callable[[], bool]:
 
     def finish() -> bool:
         os.close(read_end)
-        os.close(write_end)  # the helper reads the end of the pipe
+        os.close(write_end)  # the end of the pipe tells the helper to write the maps
         _, status = os.waitpid(helper, 0)
         return status == 0
 
@@ -115,11 +125,13 @@ def _write(path: str, text: str) -> None:
 
 
 def _build_root(paths: Sequence[str]) -> None:
-    """Makes a directory in memory the root, with `paths` in it, and makes all of it read-only."""
+    """Builds a read-only root directory in memory that contains `paths`."""
+    # Mounts in this namespace must not propagate to the machine.
     system_calls.mount("none", "/", None, MS_REC | MS_SLAVE)
     system_calls.mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID, "size=1m,mode=755")
     os.chdir("/tmp")
     os.mkdir(_OLD)
+    # The former root stays mounted at _OLD until `paths` are bound from it.
     system_calls.pivot_root(".", _OLD)
     os.chdir("/")
 

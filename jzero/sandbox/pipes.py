@@ -1,6 +1,6 @@
-"""The files of a program of the sandbox: its sealed input, and the pipes that it writes to.
+"""The files of a program in the sandbox: its sealed input, and the pipes for its output.
 
-Runs inside of the sandbox, and imports the standard library alone.
+Runs inside of the sandbox, and imports only the standard library.
 """
 
 import fcntl
@@ -13,7 +13,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_
 
 
 def sealed_file(content: bytes) -> int:
-    """Returns a file in memory that can be read and never changed."""
+    """Returns the descriptor of an in-memory file that can be read and never changed."""
     descriptor = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with open(descriptor, "wb", closefd=False) as file:
         file.write(content)
@@ -23,8 +23,8 @@ def sealed_file(content: bytes) -> int:
 
 
 def give_files(ends: Sequence[int]) -> None:
-    """Makes `ends` the descriptors 0 to RESULT of this process, and closes all others."""
-    # First out of the way: an end may have the number of another one's place.
+    """Makes `ends` the descriptors 0, 1, 2, ... of this process, and closes all others."""
+    # Moves all ends to high numbers first, because an end may occupy the target number of another.
     high = [fcntl.fcntl(end, fcntl.F_DUPFD, 100) for end in ends]
     for place, end in enumerate(high):
         os.dup2(end, place, inheritable=True)
@@ -32,7 +32,7 @@ def give_files(ends: Sequence[int]) -> None:
 
 
 class Output:
-    """What a program writes to its pipes, up to a limit for all of them together."""
+    """The output of a program to its pipes, up to a common limit."""
 
     def __init__(self, pipes: Sequence[int], limit: int) -> None:
         self._parts: dict[int, list[bytes]] = {pipe: [] for pipe in pipes}
@@ -46,7 +46,7 @@ class Output:
         return self._left < 0
 
     def read(self, pipe: int) -> None:
-        """Reads what a pipe has, once."""
+        """Reads once from a pipe."""
         try:
             part = os.read(pipe, _CHUNK)
         except BlockingIOError:
@@ -55,11 +55,12 @@ class Output:
             self.open.discard(pipe)
             return
         self._left -= len(part)
+        # Output beyond the limit is dropped.
         if not self.is_full:
             self._parts[pipe].append(part)
 
     def read_rest(self) -> None:
-        """Reads what is left in the pipes of a program that has ended."""
+        """Reads the remaining output of a program that has ended."""
         for pipe in list(self.open):
             while pipe in self.open and not self.is_full and select.select([pipe], [], [], 0)[0]:
                 self.read(pipe)

@@ -1,6 +1,6 @@
-"""Processes of the sandbox's server: their time, and their end.
+"""CPU time and end of the processes below the sandbox's server.
 
-Runs inside of the sandbox, and imports the standard library alone.
+Runs inside of the sandbox, and imports only the standard library.
 """
 
 import os
@@ -16,17 +16,8 @@ def cpu_seconds(pid: int) -> float:
     return time.clock_gettime(clock)
 
 
-def forget_ended_children() -> None:
-    """Collects the children that have ended, so that none stays behind as a zombie."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        return
-
-
 def end_descendants() -> None:
-    """Kills what a program of the level none has left behind, wherever it went."""
+    """Kills all processes that a program of the level none did not end."""
     path = f"/proc/self/task/{os.getpid()}/children"
     while True:
         with open(path, encoding="ascii") as file:

@@ -1,11 +1,11 @@
-"""What happens in the process of a judged program: it gives up its rights, and runs.
+"""The process of a judged program: it gives up its privileges and runs the program.
 
-A program reads a file as its standard input, and its standard output goes to the watcher. Where a
-value is asked for, a call of a function or an expression is evaluated after the program, and the
-value is written to the descriptor RESULT as JSON. The program may write there, too: whatever comes
-out of this process is nothing but the program's claim, and the client compares it.
+A program reads a file as its standard input, and its standard output goes to the watcher. If a
+value is requested, a function call or an expression is evaluated after the program, and its value
+is written to the descriptor RESULT as JSON. The program may write there, too: all output of this
+process is only the program's claim, and the client compares it.
 
-Runs inside of the sandbox, and imports the standard library alone. This is the one module of jzero
+Runs inside of the sandbox, and imports only the standard library. This is the only module of jzero
 that runs text of a policy as code.
 """
 
@@ -17,46 +17,64 @@ import os
 import random
 import resource
 import signal
+import socket
 import sys
 import threading
 import traceback
 import types
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jzero.sandbox import landlock, messages, namespaces, seccomp, system_calls
+from jzero.sandbox import landlock, messages, namespaces, pipes, seccomp, system_calls
 
 RESULT = 3  # the descriptor for values
+STARTED = 4  # the descriptor that gets a byte before the first line of a program runs
 CELLS = 4  # the descriptor from which a session reads its cells
-SUCCEEDED, FAILED = b"0", b"1"  # what a session writes to RESULT after a cell
-_STACK = 64 << 20  # bytes; deep recursions of the program
+SUCCEEDED, FAILED = b"0", b"1"  # a session writes one of these to RESULT after a cell
+_STACK = 64 << 20  # bytes, for deep recursions of the program
 _OPEN_FILES = 64
 _THREADS = 64
 _FILE = "<program>"
 
 
 class Rights(NamedTuple):
-    """What a program of a sandbox is left with. `level` is a name of `levels.LEVELS`."""
+    """The privileges that a program of a sandbox keeps. `level` is a name of `levels.LEVELS`."""
 
     level: str
-    paths: tuple[str, ...]  # that it may read
-    becomes_nobody: bool  # whether it runs as the user NOBODY
+    paths: tuple[str, ...]  # paths that the program may read
+    becomes_nobody: bool  # whether the program changes to an unprivileged user
 
 
-def run(request: dict[str, Any], rights: Rights) -> None:
-    """Runs a program in this process, which ends with it. Descriptors 0 to RESULT are its files."""
-    _shut_in(request, rights)
-    status = _run_and_answer(request)
-    os._exit(status)
+def run(
+    connection: socket.socket, ends: Sequence[int], limits: messages.Message, rights: Rights
+) -> None:
+    """Receives a program and its input, and runs it in this process, which ends with the program.
+
+    `ends` become the descriptors 1 to STARTED. No other process of the sandbox receives the source
+    or the input, and `connection` is closed before the first line of the program runs.
+    """
+    try:
+        request = messages.receive(connection)
+        stdin = pipes.sealed_file(messages.receive_bytes(connection))
+        # `give_files` closes the descriptor with all others.
+        connection.detach()
+    except (EOFError, OSError):  # the client has gone
+        os._exit(NOT_CONFINED)
+    pipes.give_files([stdin, *ends])
+    _confine(limits, rights)
+    os.write(STARTED, b"1")
+    os.close(STARTED)
+    os._exit(_run_and_answer(request))
 
 
-def run_session(request: messages.Message, rights: Rights) -> None:
+def run_session(limits: messages.Message, rights: Rights) -> None:
     """Runs the cells that come through CELLS, as `cells` writes them, until the pipe ends.
 
-    All cells share their variables. What they print, and what they raise, goes to descriptor 1.
+    All cells share their variables. Their output and their errors go to descriptor 1.
     """
-    _shut_in(request, rights)
+    _confine(limits, rights)
     values = vars(_become_main())
-    random.seed(0)  # an episode that is built again goes the same way
+    random.seed(0)  # a replayed episode draws the same random numbers
     status = 1
     try:
         with open(CELLS, "rb", closefd=False) as file:
@@ -64,14 +82,13 @@ def run_session(request: messages.Message, rights: Rights) -> None:
                 has_failed = _run_cell(json.loads(line)["source"], f"<cell {number}>", values)
                 os.write(RESULT, FAILED if has_failed else SUCCEEDED)
         status = 0
-    finally:  # whatever a cell did to these files, this process goes nowhere else
+    finally:  # this process must exit here, even if a cell closed these files
         os._exit(status)
 
 
 def _run_cell(source: str, name: str, values: dict[str, object]) -> bool:
-    """Runs a cell, and prints the value of the expression that it ends with. Returns whether it
-    raised.
-    """
+    """Runs a cell and prints the value of its final expression. Returns whether the cell raised."""
+    # Tracebacks show the lines of a cell only if linecache has them.
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     has_failed = False
     try:
@@ -81,10 +98,11 @@ def _run_cell(source: str, name: str, values: dict[str, object]) -> bool:
             del tree.body[-1]
         exec(compile(tree, name, "exec"), values)
         if isinstance(last, ast.Expr):
+            # Like the interactive interpreter, prints the value of a final expression.
             value = eval(compile(ast.Expression(last.value), name, "eval"), values)
             if value is not None:
                 print(repr(value))
-    except BaseException as error:  # SystemExit, too: a cell does not end the session
+    except BaseException as error:  # also SystemExit: a cell does not end the session
         has_failed = True
         _print_error_of_cell(error)
     for file in (sys.stdout, sys.stderr):
@@ -105,28 +123,29 @@ def _print_error_of_cell(error: BaseException) -> None:
         print("the cell failed, and so did the printing of its error", file=sys.__stderr__)
 
 
-def _shut_in(request: messages.Message, rights: Rights) -> None:
-    """Gives up what this process shall not have, or ends it."""
+def _confine(limits: messages.Message, rights: Rights) -> None:
+    """Gives up privileges, or ends this process."""
     try:
         os.setsid()
-        _limit(request)
+        _limit(limits)
         give_up_rights(rights)
         _reset_signals()
-    except BaseException:  # nothing may run with rights that could not be given up
+    except BaseException:  # no program may run with privileges that could not be given up
         traceback.print_exc()
-        os._exit(NOT_SHUT_IN)
+        os._exit(NOT_CONFINED)
 
 
-NOT_SHUT_IN = 250  # the exit status of a program that never began
+NOT_CONFINED = 250  # the exit status of a program that never started
 
 
-def _limit(request: dict[str, Any]) -> None:
-    # The watcher ends a program at its limit of CPU time; the kernel does where the watcher fails.
-    seconds = int(request["seconds"]) + 2
-    limits = {
-        resource.RLIMIT_AS: request["memory"],
+def _limit(limits: messages.Message) -> None:
+    # The watcher ends a program at its limit of CPU time. The kernel's limit, 2 seconds later,
+    # applies only if the watcher fails.
+    seconds = int(limits["seconds"]) + 2
+    kernel_limits = {
+        resource.RLIMIT_AS: limits["memory"],
         resource.RLIMIT_CPU: seconds,
-        resource.RLIMIT_FSIZE: request["files"],
+        resource.RLIMIT_FSIZE: limits["files"],
         resource.RLIMIT_NOFILE: _OPEN_FILES,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
@@ -134,29 +153,37 @@ def _limit(request: dict[str, Any]) -> None:
         resource.RLIMIT_SIGPENDING: 256,
         resource.RLIMIT_STACK: _STACK,
     }
-    for kind, limit in limits.items():
-        _, most = resource.getrlimit(kind)
-        if most != resource.RLIM_INFINITY:
-            limit = min(limit, most)
+    for kind, limit in kernel_limits.items():
+        _, hard_limit = resource.getrlimit(kind)
+        if hard_limit != resource.RLIM_INFINITY:
+            limit = min(limit, hard_limit)
         resource.setrlimit(kind, (limit, limit))
 
 
 def give_up_rights(rights: Rights) -> None:
-    """Leaves this process with the rights of its level, for ever. Raises OSError if it cannot."""
+    """Permanently reduces this process to the privileges of its level.
+
+    Raises:
+        OSError: the kernel refuses a call.
+    """
     if rights.becomes_nobody:
         os.setgroups([])
         os.setresgid(namespaces.NOBODY, namespaces.NOBODY, namespaces.NOBODY)
         os.setresuid(namespaces.NOBODY, namespaces.NOBODY, namespaces.NOBODY)
+    # If the watcher is killed, no process enforces the limits, so the kernel ends the program. A
+    # change of the user resets this setting, so it comes after the change.
+    system_calls.prctl(system_calls.PR_SET_PDEATHSIG, signal.SIGKILL)
     if rights.level == "none":
         return
-    # Threads count against this limit, and there are no other processes. Without a process
-    # namespace the limit would count everything that the user runs.
+    # Threads count against this limit, and the namespace has no other processes. Without a process
+    # namespace the limit would count all processes of this user.
     if rights.level == "namespaces":
         resource.setrlimit(resource.RLIMIT_NPROC, (_THREADS, _THREADS))
     system_calls.drop_capabilities()
     system_calls.prctl(system_calls.PR_SET_NO_NEW_PRIVS, 1)
     if rights.level == "landlock":
         landlock.restrict_to_reading(rights.paths)
+    # Only in namespaces does a program have a directory that it may write to.
     seccomp.install(os.getpid(), may_write_files=rights.level == "namespaces")
 
 
@@ -166,7 +193,7 @@ def _reset_signals() -> None:
 
 
 def _become_main() -> types.ModuleType:
-    """Returns a new module `__main__`, whose files are the descriptors 0, 1 and 2."""
+    """Returns a new module `__main__`, and opens the standard files at descriptors 0, 1 and 2."""
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     sys.argv = [""]
@@ -175,7 +202,7 @@ def _become_main() -> types.ModuleType:
 
 
 def _open_files() -> None:
-    # These are the program's for as long as it runs.
+    # These files stay open as long as the program runs.
     sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     sys.stderr = open(  # noqa: SIM115
@@ -185,11 +212,11 @@ def _open_files() -> None:
 
 
 def _run_and_answer(request: dict[str, Any]) -> int:
-    """Runs the program as `__main__`, and answers the question about it. Returns the status."""
+    """Runs the program as `__main__`, answers the question about it, returns the exit status."""
     module = _become_main()
     question = request.get("question")
     if question is not None:
-        # The guard of a main program is not what is asked for.
+        # The body of `if __name__ == "__main__"` must not run if a value is requested.
         module.__name__ = "program"
     try:
         code = compile(request["source"], _FILE, "exec")
@@ -201,7 +228,7 @@ def _run_and_answer(request: dict[str, Any]) -> int:
         status = 0
     except SystemExit as end:
         status = _status_of(end)
-    except BaseException:  # KeyboardInterrupt, MemoryError, whatever the program raises
+    except BaseException:  # also KeyboardInterrupt and MemoryError
         status = 1
         _print_error()
     atexit._run_exitfuncs()
@@ -256,7 +283,7 @@ def find(values: dict[str, Any], name: str) -> Any:
 
 
 def encode(value: Any) -> object:
-    """Returns a value as JSON that `comparison.decode` reads: tuples and sets are marked."""
+    """Returns a value as JSON. Types that JSON does not have are marked."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):
@@ -269,6 +296,21 @@ def encode(value: Any) -> object:
         return {"dict": [[encode(key), encode(item)] for key, item in value.items()]}
     if hasattr(value, "tolist"):  # numpy
         return encode(value.tolist())
-    if hasattr(value, "__iter__"):
-        return [encode(item) for item in value]
+    if hasattr(value, "__iter__"):  # an iterator or a range: not equal to any list
+        return {"iterable": [encode(item) for item in value]}
     return {"other": repr(value)}
+
+
+def decode(value: Any) -> Any:
+    """Returns the value that `encode` wrote. An object of the program becomes its `repr`."""
+    if isinstance(value, list):
+        return [decode(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    [(kind, content)] = value.items()
+    if kind == "dict":
+        return {decode(key): decode(item) for key, item in content}
+    if kind == "other":
+        return content
+    items = [decode(item) for item in content]
+    return {"tuple": tuple, "set": set, "iterable": iter}[kind](items)

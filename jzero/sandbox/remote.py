@@ -1,28 +1,32 @@
-"""Runs programs on a server elsewhere, over HTTP, in place of a sandbox on this machine.
+"""Runs programs on a remote server, over HTTP, instead of a sandbox on this machine.
 
-Three protocols are spoken, all of them documented by their servers:
+Supports three protocols, all of them documented by their servers:
 - "piston": POST URL/execute (github.com/engineer-man/piston, API v2)
 - "sandbox_fusion": POST URL/run_code (github.com/bytedance/SandboxFusion)
-- "e2b": POST URL/execute_batch, the router of open-r1 before E2B (scripts/e2b_router.py)
+- "e2b": POST URL/execute_batch, the router of open-r1 in front of E2B (scripts/e2b_router.py)
 
-Only the program and its input are sent. Expected outputs stay here.
+Only the program and its input are sent. Expected outputs stay here. `jzero.http` bounds and retries
+the requests. A malformed reply, or one that is longer than the limits of the program allow, is not
+a verdict on the program.
 """
 
 import inspect
 import json
 import secrets
 import time
-import urllib.request
 from collections.abc import Callable
 from typing import NamedTuple
 
+from jzero import http
 from jzero.sandbox import program as inside
 from jzero.sandbox.client import WALL_SECONDS_PER_CPU_SECOND, Limits, Outcome, Program, SandboxError
 from jzero.types import JsonValue
 
-_TRIES = 3
-_FIRST_PAUSE = 0.5  # seconds before the second try; twice as long before the next
-_NETWORK_SECONDS = 10.0  # for the way there and back, and for a queue
+_RETRIES = 2
+_MAX_STATUS = 2**31
+# A reply holds the output once or twice, and JSON writes a control character in 6 bytes.
+_REPLY_BYTES_PER_OUTPUT_BYTE = 12
+NETWORK_SECONDS = 10.0  # for the round trip, and for a queue
 _MEBIBYTE = 2**20
 
 # A script that answers the question about a program on the last line of its output.
@@ -42,7 +46,7 @@ sys.stdout.flush()
 print("\\n" + {mark!r} + json.dumps(encode(value)))
 """
 
-# E2B's interpreter has no standard input, so that a script there starts a process.
+# E2B's interpreter has no standard input, so the script starts a process.
 _E2B_SCRIPT = """
 import json, subprocess, sys
 try:
@@ -56,7 +60,7 @@ print(json.dumps(outcome))
 
 
 class _Ended(NamedTuple):
-    """What a server says of a program."""
+    """The end of a program, as reported by the server."""
 
     end: str
     status: int
@@ -65,63 +69,58 @@ class _Ended(NamedTuple):
 
 
 class _Protocol(NamedTuple):
-    """How a kind of server is asked, and how its reply is read."""
+    """The request and the reply of a kind of server."""
 
     path: str  # below the URL
     request: Callable[[str, str, float, Limits], JsonValue]  # source, stdin, wall seconds, limits
-    read: Callable[[JsonValue], _Ended]
+    read: Callable[[JsonValue], _Ended]  # raises ValueError for a malformed reply
 
 
 class RemoteSandbox:
     """A server that runs programs. It has the methods of `client.Sandbox` that graders use."""
 
-    def __init__(self, url: str, protocol: str) -> None:
-        self._url = url.rstrip("/")
+    def __init__(self, url: str, protocol: str, network_seconds: float = NETWORK_SECONDS) -> None:
+        """`network_seconds`, for the round trip, is added to a program's own limit."""
+        self._network_seconds = network_seconds
+        self._client = http.Client(
+            "task.sandbox.url",
+            url,
+            seconds=network_seconds,
+            retries=_RETRIES,
+        )
         self._protocol = PROTOCOLS[protocol]
 
     def run(self, program: Program, limits: Limits) -> Outcome:
-        """Runs a program and returns how it ended.
+        """Runs a program and returns its outcome.
 
         Raises:
-            SandboxError: the server cannot be reached, or does not speak the protocol.
+            SandboxError: the server cannot be reached, or does not follow the protocol.
         """
         wall_seconds = limits.wall_seconds or limits.seconds * WALL_SECONDS_PER_CPU_SECOND
+        # A random mark cannot occur in the program's own output by accident.
         mark = secrets.token_hex(8)
         source = _with_question(program, mark)
         request = self._protocol.request(source, program.stdin, wall_seconds, limits)
         start = time.monotonic()
-        reply = self._post(request, wall_seconds + _NETWORK_SECONDS)
+        output_bytes = int(limits.output_mib * _MEBIBYTE)
         try:
-            ended = self._protocol.read(reply)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            raise SandboxError(
-                f"task.sandbox.url={self._url} replied {reply!r:.200}, which is not of the "
-                f"protocol ({type(error).__name__}: {error})"
-            ) from None
-        stdout, found, result = ended.stdout.rpartition(mark)
-        if not found:  # nothing was asked for, or the program ended before its answer
+            ended = self._client.ask(
+                self._protocol.path,
+                request,
+                self._protocol.read,
+                max_bytes=_REPLY_BYTES_PER_OUTPUT_BYTE * output_bytes + _MEBIBYTE,
+                seconds=wall_seconds + self._network_seconds,
+            )
+        except http.RemoteError as error:
+            raise SandboxError(str(error)) from None
+        stdout, has_mark, result = ended.stdout.rpartition(mark)
+        if not has_mark:  # no value was requested, or the program ended before its answer
             stdout, result = ended.stdout, ""
         seconds = time.monotonic() - start
-        # The time of the network is in this, and the CPU time is not known.
+        if len(ended.stdout.encode()) + len(ended.stderr.encode()) > output_bytes + _MEBIBYTE:
+            return Outcome("output", 1, "", "", "", 0.0, seconds)
+        # The wall time includes the network; the CPU time is unknown.
         return Outcome(ended.end, ended.status, stdout, ended.stderr, result, 0.0, seconds)
-
-    def _post(self, request: JsonValue, seconds: float) -> JsonValue:
-        url = self._url + self._protocol.path
-        content = json.dumps(request).encode()
-        headers = {"Content-Type": "application/json"}
-        pause = _FIRST_PAUSE
-        failure = ""
-        for number in range(_TRIES):
-            if number:
-                time.sleep(pause)
-                pause *= 2
-            try:
-                call = urllib.request.Request(url, content, headers)
-                with urllib.request.urlopen(call, timeout=seconds) as reply:
-                    return json.loads(reply.read())
-            except (OSError, ValueError) as error:  # HTTPError and URLError are OSErrors
-                failure = f"{type(error).__name__}: {error}"
-        raise SandboxError(f"task.sandbox.url={self._url}: {_TRIES} tries failed, {failure}")
 
 
 def _with_question(program: Program, mark: str) -> str:
@@ -141,6 +140,18 @@ def _with_question(program: Program, mark: str) -> str:
     )
 
 
+def _status_of(run: JsonValue, path: tuple[str, ...]) -> int:
+    """Returns an exit status, 1 if a signal or a limit has left none."""
+    status = http.optional_member(run, path, int, 1)
+    if abs(status) >= _MAX_STATUS:
+        raise ValueError(f"{path[-1]} is not an exit status")
+    return status
+
+
+def _text_of(run: JsonValue, name: str) -> str:
+    return http.member(run, (name,), str)
+
+
 def _piston_request(source: str, stdin: str, seconds: float, limits: Limits) -> JsonValue:
     milliseconds = int(seconds * 1000)
     return {
@@ -155,12 +166,12 @@ def _piston_request(source: str, stdin: str, seconds: float, limits: Limits) -> 
 
 
 def _read_piston(reply: JsonValue) -> _Ended:
-    run = reply["run"]
-    is_late = run.get("status") == "TO"
-    signal = run.get("signal")
+    run = http.member(reply, ("run",), dict)
+    is_late = http.optional_member(run, ("status",), str, "") == "TO"
+    signal = http.optional_member(run, ("signal",), str, "")
     end = "wall" if is_late else "signal" if signal else "exit"
-    status = run["code"]
-    return _Ended(end, 1 if status is None else int(status), run["stdout"], run["stderr"])
+    status = _status_of(run, ("code",))
+    return _Ended(end, status, _text_of(run, "stdout"), _text_of(run, "stderr"))
 
 
 def _fusion_request(source: str, stdin: str, seconds: float, limits: Limits) -> JsonValue:
@@ -174,18 +185,18 @@ def _fusion_request(source: str, stdin: str, seconds: float, limits: Limits) -> 
 
 
 def _read_fusion(reply: JsonValue) -> _Ended:
-    run = reply["run_result"]
-    if reply["status"] == "SandboxError" or run is None:
-        raise ValueError(reply.get("message") or "no run_result")
-    is_late = run["status"] == "TimeLimitExceeded"
-    status = run["return_code"]
+    if http.member(reply, ("status",), str) == "SandboxError":
+        raise ValueError(http.optional_member(reply, ("message",), str, "") or "SandboxError")
+    run = http.member(reply, ("run_result",), dict)
+    is_late = http.member(run, ("status",), str) == "TimeLimitExceeded"
     end = "wall" if is_late else "exit"
-    return _Ended(end, 1 if status is None else int(status), run["stdout"], run["stderr"])
+    status = _status_of(run, ("return_code",))
+    return _Ended(end, status, _text_of(run, "stdout"), _text_of(run, "stderr"))
 
 
 def _e2b_request(source: str, stdin: str, seconds: float, limits: Limits) -> JsonValue:
     script = _E2B_SCRIPT.format(source=source, stdin=stdin, seconds=seconds)
-    allowed = int(seconds + _NETWORK_SECONDS)
+    allowed = int(seconds + NETWORK_SECONDS)
     return {
         "scripts": [script],
         "languages": ["python"],
@@ -195,14 +206,22 @@ def _e2b_request(source: str, stdin: str, seconds: float, limits: Limits) -> Jso
 
 
 def _read_e2b(reply: JsonValue) -> _Ended:
-    execution = reply[0]["execution"]
-    if execution is None or execution["error"]:
-        raise ValueError(f"the script failed: {execution and execution['error']}")
-    return _Ended(**json.loads("".join(execution["logs"]["stdout"])))
+    execution = http.member(reply, (0, "execution"), dict)
+    if execution.get("error"):
+        raise ValueError(f"the script failed: {execution['error']}")
+    lines = http.member(execution, ("logs", "stdout"), list)
+    if not all(isinstance(line, str) for line in lines):
+        raise ValueError("logs.stdout has a line that is not text")
+    run = http.parse_json("".join(lines).encode())
+    end = http.member(run, ("end",), str)
+    if end not in ("exit", "wall"):
+        raise ValueError(f"end is {end}")
+    status = http.member(run, ("status",), int)
+    return _Ended(end, status, _text_of(run, "stdout"), _text_of(run, "stderr"))
 
 
 PROTOCOLS: dict[str, _Protocol] = {
-    "piston": _Protocol("/execute", _piston_request, _read_piston),
-    "sandbox_fusion": _Protocol("/run_code", _fusion_request, _read_fusion),
-    "e2b": _Protocol("/execute_batch", _e2b_request, _read_e2b),
+    "piston": _Protocol("execute", _piston_request, _read_piston),
+    "sandbox_fusion": _Protocol("run_code", _fusion_request, _read_fusion),
+    "e2b": _Protocol("execute_batch", _e2b_request, _read_e2b),
 }

@@ -1,9 +1,10 @@
-"""The filter of system calls under which a program runs: everything that is not listed is refused.
+"""The filter of system calls under which a program runs: it refuses every call that is not listed.
 
-The lists hold what Python programs with threads need: memory, files, time, signals to themselves.
-New processes, other programs, sockets, namespaces, mounts, tracing and everything that was added to
-Linux later are not on them. See seccomp(2) and the kernel's Documentation/userspace-api/
-seccomp_filter.rst. Runs inside of the sandbox, and imports the standard library alone.
+The lists hold the calls that Python programs with threads need: memory, files, time, signals to
+themselves. They leave out new processes, other programs, sockets, namespaces, mounts, tracing and
+everything that was added to Linux later. See seccomp(2) and the kernel's
+Documentation/userspace-api/seccomp_filter.rst. Runs inside of the sandbox, and imports only the
+standard library.
 """
 
 import ctypes
@@ -20,7 +21,7 @@ _Numbers = dict[str, tuple[int | None, int | None]]
 
 # fmt: off
 ALLOWED: _Numbers = {
-    # Reading, and writing to what is open.
+    # Reading, and writing to open files.
     "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66),
     "pread64": (17, 67), "pwrite64": (18, 68), "preadv": (295, 69), "pwritev": (296, 70),
     "preadv2": (327, 286), "pwritev2": (328, 287), "close": (3, 57), "close_range": (436, 436),
@@ -28,7 +29,7 @@ ALLOWED: _Numbers = {
     "pipe": (22, None), "pipe2": (293, 59), "fsync": (74, 82), "fdatasync": (75, 83),
     "flock": (73, 32), "fadvise64": (221, 223), "sendfile": (40, 71),
     "copy_file_range": (326, 285),
-    # What files there are.
+    # Listing files and their properties.
     "stat": (4, None), "fstat": (5, 80), "lstat": (6, None), "newfstatat": (262, 79),
     "statx": (332, 291), "access": (21, None), "faccessat": (269, 48), "faccessat2": (439, 439),
     "getdents": (78, None), "getdents64": (217, 61), "getcwd": (79, 17), "chdir": (80, 49),
@@ -54,22 +55,22 @@ ALLOWED: _Numbers = {
     "epoll_create": (213, None), "epoll_create1": (291, 20), "epoll_ctl": (233, 21),
     "epoll_wait": (232, None), "epoll_pwait": (281, 22), "epoll_pwait2": (441, 441),
     "eventfd": (284, None), "eventfd2": (290, 19),
-    # A pair of sockets that nobody else can reach, for asyncio.
-    "socketpair": (53, 199), "shutdown": (48, 210), "recvfrom": (45, 207), "sendto": (44, 206),
-    "recvmsg": (47, 212), "sendmsg": (46, 211), "getsockopt": (55, 209),
-    "getsockname": (51, 204), "getpeername": (52, 205),
-    # Who the program is, and what it may take.
+    # A pair of sockets that only the program can reach, for asyncio. Calls that send to an address
+    # are missing: sendmsg and sendmmsg have the address in memory, where no filter can see it.
+    "shutdown": (48, 210), "recvfrom": (45, 207), "recvmsg": (47, 212),
+    "getsockopt": (55, 209), "getsockname": (51, 204), "getpeername": (52, 205),
+    # The program's identity, and its resource limits.
     "getpid": (39, 172), "getppid": (110, 173), "gettid": (186, 178), "getuid": (102, 174),
     "geteuid": (107, 175), "getgid": (104, 176), "getegid": (108, 177), "getresuid": (118, 148),
     "getresgid": (120, 150), "getgroups": (115, 158), "getpgid": (121, 155),
     "getpgrp": (111, None), "getsid": (124, 156), "getpriority": (140, 141),
     "getrlimit": (97, 163), "getrusage": (98, 165), "times": (100, 153), "uname": (63, 160),
     "sysinfo": (99, 179), "getrandom": (318, 278),
-    # Its end. There are no children to wait for.
+    # The program's end. It has no children to wait for.
     "exit": (60, 93), "exit_group": (231, 94), "wait4": (61, 260), "waitid": (247, 95),
 }
 
-# Changes to files, where the only files that may be changed are the program's own.
+# Changes to files. Allowed where only the program's own files can be changed.
 CHANGES_FILES: _Numbers = {
     "mkdir": (83, None), "mkdirat": (258, 34), "unlink": (87, None), "unlinkat": (263, 35),
     "rmdir": (84, None), "rename": (82, None), "renameat": (264, 38), "renameat2": (316, 276),
@@ -90,6 +91,8 @@ _FCNTL = (72, 25)
 _IOCTL = (16, 29)
 _PRLIMIT64 = (302, 261)
 _PRCTL = (157, 167)
+_SOCKETPAIR = (53, 199)
+_SENDTO = (44, 206)
 # fmt: on
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # <linux/audit.h>
@@ -100,10 +103,13 @@ _CLONE_THREAD = 0x10000
 _OPENS_FOR_WRITING = 0x1 | 0x2 | 0x40 | 0x200 | 0x400 | 0x400000
 # Signals to others by way of a file (F_SETOWN, F_SETSIG, F_SETOWN_EX), leases, larger pipes.
 _REFUSED_FCNTL = (8, 10, 15, 1024, 1026, 1031)
-# Is it a terminal, how many bytes are ready, blocking, closing on exec.
+# Terminal checks, the number of bytes ready, blocking mode, close-on-exec.
 _ALLOWED_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-# Names of threads and of memory, and whether the process may be read.
+# Names of threads and of memory, and whether other processes may read this process.
 _ALLOWED_PRCTL = (3, 15, 16, 0x53564D41)
+
+_AF_UNIX = 1
+_ADDRESS_OF_SENDTO = 4  # the index of the argument
 
 # Classic BPF, <linux/bpf_common.h> and <linux/seccomp.h>.
 _LOAD = 0x20
@@ -131,7 +137,7 @@ class _Instruction(NamedTuple):
 
 
 def is_supported() -> bool:
-    """Returns whether the system calls of this machine are known here."""
+    """Returns whether this module has the system call numbers of this machine."""
     return platform.machine() in _ARCHITECTURES
 
 
@@ -143,13 +149,16 @@ def _refuse(reason: int = errno.EPERM) -> _Instruction:
     return _give(_ERROR | reason)
 
 
-def _load_argument(index: int) -> _Instruction:
-    """Loads the lower 32 bits of an argument, all that the rules below look at."""
-    return _Instruction(_LOAD, 0, 0, _ARGUMENTS_OFFSET + 8 * index)
+def _load_argument(index: int, offset: int = 0) -> _Instruction:
+    """Loads the lower or, with offset=4, the upper 32 bits of an argument.
+
+    The lower bits hold all of an integer argument.
+    """
+    return _Instruction(_LOAD, 0, 0, _ARGUMENTS_OFFSET + 8 * index + offset)
 
 
 def _one_of(index: int, values: Sequence[int], otherwise: _Instruction) -> list[_Instruction]:
-    """Allows a call whose argument is one of `values`."""
+    """Allows a call if the argument is one of `values`."""
     rules = [_load_argument(index)]
     for value in values:
         rules += [_Instruction(_JUMP_EQUAL, 0, 1, value), _give(_ALLOW)]
@@ -157,24 +166,37 @@ def _one_of(index: int, values: Sequence[int], otherwise: _Instruction) -> list[
 
 
 def _none_of(index: int, values: Sequence[int]) -> list[_Instruction]:
-    """Allows a call whose argument is none of `values`."""
+    """Allows a call if the argument is none of `values`."""
     rules = [_load_argument(index)]
     for value in values:
         rules += [_Instruction(_JUMP_EQUAL, 0, 1, value), _refuse()]
     return [*rules, _give(_ALLOW)]
 
 
+def _null_pointer(index: int) -> list[_Instruction]:
+    """Allows a call if the argument, a 64-bit pointer, is null."""
+    return [
+        _load_argument(index),
+        _Instruction(_JUMP_EQUAL, 1, 0, 0),
+        _refuse(),
+        _load_argument(index, offset=4),
+        _Instruction(_JUMP_EQUAL, 1, 0, 0),
+        _refuse(),
+        _give(_ALLOW),
+    ]
+
+
 def _any_bit(
     index: int, bits: int, if_any: _Instruction, if_none: _Instruction
 ) -> list[_Instruction]:
-    """Decides by whether an argument has any of `bits`."""
+    """Returns `if_any` if an argument has any of `bits`, otherwise `if_none`."""
     return [_load_argument(index), _Instruction(_JUMP_ANY_BIT, 0, 1, bits), if_any, if_none]
 
 
 def _conditions(
     pid: int, may_write_files: bool
 ) -> list[tuple[tuple[int | None, int | None], list[_Instruction]]]:
-    """Returns the calls that depend on an argument, with their rules."""
+    """Returns the rules of the system calls that depend on an argument."""
     allow, refuse = _give(_ALLOW), _refuse()
     opens: list[tuple[tuple[int | None, int | None], list[_Instruction]]]
     if may_write_files:
@@ -188,8 +210,8 @@ def _conditions(
     return [
         *opens,
         (_CLONE, _any_bit(0, _CLONE_THREAD, allow, refuse)),
-        # The flags of clone3 are in memory, where no filter can see them. The C library then uses
-        # clone.
+        # The flags of clone3 are in memory, where no filter can see them. After ENOSYS the C
+        # library uses clone instead.
         (_CLONE3, [_refuse(errno.ENOSYS)]),
         (_KILL, _one_of(0, [pid], refuse)),
         (_TGKILL, _one_of(0, [pid], refuse)),
@@ -197,6 +219,9 @@ def _conditions(
         (_IOCTL, _one_of(1, _ALLOWED_IOCTL, _refuse(errno.ENOTTY))),
         (_PRLIMIT64, _one_of(0, [0, pid], refuse)),
         (_PRCTL, _one_of(0, _ALLOWED_PRCTL, refuse)),
+        (_SOCKETPAIR, _one_of(0, [_AF_UNIX], refuse)),
+        # One end of a pair of datagram sockets could send to any socket that has a name.
+        (_SENDTO, _null_pointer(_ADDRESS_OF_SENDTO)),
     ]
 
 
@@ -206,6 +231,8 @@ def make_filter(machine: str, pid: int, may_write_files: bool) -> bytes:
     program = [
         _Instruction(_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
         _Instruction(_JUMP_EQUAL, 1, 0, _ARCHITECTURES[machine]),
+        # Numbers differ between architectures: kills a process that uses another architecture's
+        # calls.
         _give(_KILL_PROCESS),
         _Instruction(_LOAD, 0, 0, _NUMBER_OFFSET),
         _Instruction(_JUMP_AT_LEAST, 0, 1, _X32_BIT),
@@ -229,9 +256,9 @@ class _FilterProgram(ctypes.Structure):
 
 
 def install(pid: int, may_write_files: bool) -> None:
-    """Puts this process, and every thread that it starts later, under the filter for ever.
+    """Permanently applies the filter to this process and to every thread that it starts later.
 
-    `no_new_privs` has to be set. Raises OSError where the kernel has no filters.
+    Requires `no_new_privs`. Raises OSError if the kernel has no filters.
     """
     code = make_filter(platform.machine(), pid, may_write_files)
     buffer = ctypes.create_string_buffer(code, len(code))

@@ -1,6 +1,6 @@
-"""Calls of the Linux kernel that Python's standard library does not have.
+"""System calls of Linux that Python's standard library does not provide.
 
-Runs inside of the sandbox, and imports the standard library alone.
+Runs inside of the sandbox, and imports only the standard library.
 """
 
 import ctypes
@@ -18,6 +18,7 @@ CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 
 # <linux/prctl.h>
+PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_SECCOMP = 22
 PR_SET_CHILD_SUBREAPER = 36
@@ -35,8 +36,8 @@ MOUNT_ATTR_NOSUID = 2
 AT_RECURSIVE = 0x8000
 _AT_FDCWD = -100
 
-# Numbers of system calls without a function in older C libraries. The first two are the same on
-# every machine, pivot_root is not.
+# Numbers of system calls that older C libraries do not wrap. The first two are the same on every
+# machine, pivot_root is not.
 _MOUNT_SETATTR = 442
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
@@ -66,7 +67,7 @@ def prctl(option: int, *values: int | ctypes.c_void_p) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Gives this process namespaces of its own: see unshare(2)."""
+    """Moves this process into new namespaces: see unshare(2)."""
     check(_LIBC.unshare(flags), f"unshare({flags:#x})")
 
 
@@ -80,12 +81,12 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str = ""
 
 
 def unmount(target: str) -> None:
-    """Takes a mounted tree out of sight, with everything below it."""
+    """Detaches a mounted tree, including everything mounted below it."""
     check(_LIBC.umount2(target.encode(), MNT_DETACH), f"unmount {target}")
 
 
 def pivot_root(new_root: str, put_old: str) -> None:
-    """Makes `new_root` the root directory; the former one is at `put_old`."""
+    """Makes `new_root` the root directory; the former root moves to `put_old`."""
     number = _PIVOT_ROOT[platform.machine()]
     result = system_call(number, new_root.encode(), put_old.encode())
     check(result, f"pivot_root {new_root}")
@@ -101,7 +102,7 @@ class _MountAttributes(ctypes.Structure):
 
 
 def make_read_only(target: str, *, recursive: bool) -> None:
-    """Makes a mounted tree read-only: see mount_setattr(2), of Linux 5.12."""
+    """Makes a mounted tree read-only: see mount_setattr(2), since Linux 5.12."""
     attributes = _MountAttributes(set=MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID)
     flags = AT_RECURSIVE if recursive else 0
     result = system_call(
@@ -124,6 +125,6 @@ class _CapabilitySets(ctypes.Structure):
 
 
 def drop_capabilities() -> None:
-    """Gives up every privilege of this process that the user root has."""
+    """Gives up all capabilities of this process, which are the privileges of root."""
     header = _CapabilityHeader(_CAPABILITY_VERSION_3, 0)
     check(_LIBC.capset(ctypes.byref(header), ctypes.byref(_CapabilitySets())), "capset")

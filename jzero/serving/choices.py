@@ -1,4 +1,4 @@
-"""What a client gets to see of one sequence: a choice in OpenAI's shape, at once or in pieces."""
+"""Converts a sequence to a choice in OpenAI's format, complete or as the chunks of a stream."""
 
 from collections.abc import Sequence as SequenceOf
 
@@ -10,14 +10,14 @@ from jzero.serving.scored import LogprobWriter, ReplyOptions, ScoredToken, score
 from jzero.serving.worker import Progress
 
 Choice = dict[str, object]  # a JSON value
-INCOMPLETE = "\ufffd"  # how the tokenizer shows the bytes of a character that is not complete
+INCOMPLETE = "\ufffd"  # the tokenizer's output for an incomplete character
 
 
 class ChoiceWriter:
-    """Writes the pieces of one choice.
+    """Writes the chunks of one choice.
 
-    What was sent is never taken back, so a piece ends before a character whose bytes are not all
-    there, and before text that the next tokens may turn into a stop string.
+    A chunk cannot be taken back once it is sent. It therefore ends before a character with missing
+    bytes, and before text that may become part of a stop string.
     """
 
     def __init__(
@@ -27,12 +27,12 @@ class ChoiceWriter:
         text_tokenizer: PreTrainedTokenizerFast,
         stop_strings: SequenceOf[str],
     ) -> None:
-        """`stop_strings` are the server's; the request's own are in `sequence`."""
+        """`stop_strings` are the server's; `sequence` has the stop strings of the request."""
         self.options = options
         self.sequence = sequence
         self.tokenizer = text_tokenizer
         self.logprob_writer = LogprobWriter(text_tokenizer)
-        self.num_read = 0  # tokens of the sequence that `text` has
+        self.num_read = 0  # tokens of the sequence that `text` covers
         self.text = ""
         self.num_sent = 0  # characters
         self.has_written = False
@@ -43,22 +43,23 @@ class ChoiceWriter:
                 ids, skip_special_tokens=False
             )
         longest_stop = max(map(len, (*sequence.stop_strings, *stop_strings)), default=1)
-        self.num_held_back = longest_stop - 1  # characters that may begin a stop string
+        self.num_held_back = longest_stop - 1  # number of characters that may begin a stop string
 
     def write(
         self,
         progress: Progress,
         prompt_scores: Scoring | None = None,
-        own_scores: Scoring | None = None,
+        sample_scores: Scoring | None = None,
     ) -> Choice | None:
-        """Returns what is new, or None if nothing can be sent yet.
+        """Returns the next chunk, or None if nothing can be sent yet.
 
-        At the end the text is the sequence's own, which ends before the stop string.
+        The final text is `sequence.turn_text`, which ends before the stop string.
 
         Args:
-            prompt_scores: scores of the prompt, if the options want them.
-            own_scores: scores of this choice's own tokens, if the options want them.
+            prompt_scores: scores of the prompt, if the options request them.
+            sample_scores: scores of the sampled tokens of this choice, if the options request them.
         """
+        # The decoding thread may append tokens meanwhile: read only the reported ones.
         new_ids = self.sequence.tokens[self.num_read : progress.num_tokens]
         new_text = tokenizer.decode(self.tokenizer, new_ids)
         is_complete = bool(new_text) and not new_text.endswith(INCOMPLETE)
@@ -67,9 +68,11 @@ class ChoiceWriter:
 
         text_offset = len(self.prompt_text) + len(self.text)
         self.text += new_text
+        # At the end all text may be sent.
         if progress.finish_reason:
             safe_text = self.sequence.turn_text
         else:
+            # Hold back the last characters: the next tokens may turn them into a stop string.
             safe_end = max(self.num_sent, len(self.text) - self.num_held_back)
             safe_text = self.text[:safe_end]
 
@@ -80,8 +83,10 @@ class ChoiceWriter:
             "finish_reason": progress.finish_reason or None,
             "logprobs": None,
         }
+        # Log-probabilities cover all new tokens, even if some of their text is held back.
         if self.options.wants_logprobs:
-            tokens = self.new_tokens(progress.num_tokens, own_scores)
+            tokens = self.new_tokens(progress.num_tokens, sample_scores)
+            # The echoed prompt comes before the first chunk.
             if self.options.echoes and is_first:
                 tokens = [*prompt_tokens(self.sequence, prompt_scores), *tokens]
                 text_offset = 0
@@ -92,6 +97,7 @@ class ChoiceWriter:
                 choice["prompt_token_ids"] = self.sequence.prompt_tokens.tolist()
         if self.options.prompt_alternatives is not None and not self.options.is_chat:
             choice["prompt_logprobs"] = self.write_prompt_logprobs(prompt_scores)
+        # Only the first chunk repeats the prompt's text.
         text = safe_text[self.num_sent :]
         choice |= self.write_body(self.prompt_text + text if is_first else text, is_first)
         self.num_read = progress.num_tokens
@@ -110,24 +116,25 @@ class ChoiceWriter:
         name = "delta" if self.options.is_streamed else "message"
         return {name: role | {"content": text}}
 
-    def new_tokens(self, num_tokens: int, own_scores: Scoring | None) -> list[ScoredToken]:
-        """Returns the tokens from the last piece on, each with the log-prob that sampling told."""
-        new = slice(self.num_read, num_tokens)
-        sampled = zip(self.sequence.tokens[new], self.sequence.logps[new], strict=True)
+    def new_tokens(self, num_tokens: int, sample_scores: Scoring | None) -> list[ScoredToken]:
+        """Returns the tokens after the last chunk, with the log-probs recorded while sampling."""
+        span = slice(self.num_read, num_tokens)
+        sampled = zip(self.sequence.tokens[span], self.sequence.logps[span], strict=True)
         if self.options.scores_samples:
             scored = scored_tokens(
-                own_scores, self.num_prompt + new.start, self.num_prompt + new.stop
+                sample_scores, self.num_prompt + span.start, self.num_prompt + span.stop
             )
             return [
                 ScoredToken(token, logp, item.rank, item.alternatives)
                 for (token, logp), item in zip(sampled, scored, strict=True)
             ]
+        # The most probable token is the one that greedy decoding chose, so no scoring is needed.
         if self.options.is_greedy:
             return [ScoredToken(token, logp, 1, ((token, logp),)) for token, logp in sampled]
         return [ScoredToken(token, logp) for token, logp in sampled]
 
     def write_logprobs(self, tokens: list[ScoredToken], text_offset: int) -> Choice:
-        """Returns the log-probabilities of tokens, the first of which begins at `text_offset`."""
+        """Returns the log-probabilities of tokens. The first token begins at `text_offset`."""
         if self.options.is_chat:
             return self.logprob_writer.chat(tokens, self.options.num_alternatives)
         return self.logprob_writer.completion(tokens, self.options.num_alternatives, text_offset)
@@ -140,6 +147,6 @@ class ChoiceWriter:
 
 
 def prompt_tokens(sequence: Sequence, prompt_scores: Scoring | None) -> list[ScoredToken]:
-    """Returns the tokens of the prompt with their scores. The first token has none."""
+    """Returns the tokens of the prompt with their scores. The first token has no score."""
     first = ScoredToken(int(sequence.prompt_tokens[0]), None)
     return [first, *scored_tokens(prompt_scores, 1, len(sequence.prompt_tokens))]

@@ -1,7 +1,7 @@
-"""Connections that cannot be held open without use, and a server that ends in good order.
+"""Extends uvicorn with connection limits, so that idle and slow clients cannot exhaust the server.
 
-uvicorn bounds neither the time in which a request arrives nor the time in which an answer is read,
-and its `limit_concurrency` counts requests, not sockets. Both are added to its protocol here.
+uvicorn bounds neither the time to receive a request nor the time to read an answer, and its
+`limit_concurrency` counts requests, not sockets. The protocol class here adds both bounds.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 
 from jzero.serving.limits import Limits
 
-RETRY_SECONDS = 5  # what Retry-After says: about as long as a few short answers take
+RETRY_SECONDS = 5  # sent as Retry-After: about the duration of a few short answers
 
 TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 TOO_MANY = (
@@ -24,7 +24,7 @@ TOO_MANY = (
 
 
 class BoundedConfig(uvicorn.Config):
-    """uvicorn's configuration for an application whose connections have limits."""
+    """uvicorn's configuration for an application with limits on its connections."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
         super().__init__(
@@ -39,7 +39,7 @@ class BoundedConfig(uvicorn.Config):
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection. It is closed if its client is too slow to write or to read."""
+    """One connection. It is closed if its client writes or reads too slowly."""
 
     def __init__(
         self,
@@ -52,47 +52,47 @@ class BoundedProtocol(H11Protocol):
         self.limits = config.limits
         self.request_timer: asyncio.TimerHandle | None = None
         self.reading_timer: asyncio.TimerHandle | None = None
-        self.waits_since = 0.0  # when the wait for a whole request began, in the loop's seconds
+        self.waits_since = 0.0  # start of the wait for a complete request, in loop time
         self.is_aborted = False
 
     @property
     def waits_for_request(self) -> bool:
-        """Whether no request that has arrived in full is being answered."""
+        """Whether the connection has no complete request that is still being answered."""
         cycle = self.cycle
         return cycle is None or cycle.response_complete or cycle.more_body
 
-    # -- what the event loop calls -----------------------------------------------------------------
+    # -- callbacks of the event loop ---------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accepts a connection, at the cost of the oldest useless one if there are too many."""
+        """Accepts a connection. Closes the longest-waiting idle one if there are too many."""
         super().connection_made(transport)
         self.watch_request()
         if len(self.connections) > self.limits.max_connections:
             self.make_room()
 
     def data_received(self, data: bytes) -> None:
-        """Takes bytes of a request. Further bytes do not extend the time that the request has."""
+        """Receives bytes of a request. Further bytes do not extend the request's deadline."""
         super().data_received(data)
         self.watch_request()
 
     def on_response_complete(self) -> None:
-        """Begins to wait for a further request."""
+        """Starts waiting for the next request."""
         self.waits_since = self.loop.time()
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """Begins to wait for a client that does not read."""
+        """Starts the timer for a client that does not read."""
         super().pause_writing()
         if self.reading_timer is None:
             self.reading_timer = self.loop.call_later(self.limits.idle_seconds, self.abort)
 
     def resume_writing(self) -> None:
-        """Goes on: the client has read."""
+        """Stops the timer: the client has read."""
         super().resume_writing()
         self.reading_timer = cancel_timer(self.reading_timer)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forgets the connection."""
+        """Cancels the timers of a closed connection."""
         self.request_timer = cancel_timer(self.request_timer)
         self.reading_timer = cancel_timer(self.reading_timer)
         super().connection_lost(exc)
@@ -100,7 +100,7 @@ class BoundedProtocol(H11Protocol):
     # -- limits ------------------------------------------------------------------------------------
 
     def watch_request(self) -> None:
-        """Starts the timer of a request whose first bytes are awaited, or stops it at its end."""
+        """Starts the deadline of the next request, or cancels it once the request is complete."""
         if not self.waits_for_request:
             self.request_timer = cancel_timer(self.request_timer)
         elif self.request_timer is None and not self.transport.is_closing():
@@ -110,26 +110,29 @@ class BoundedProtocol(H11Protocol):
             )
 
     def give_up_request(self) -> None:
-        """Ends a connection whose request has not arrived in time."""
+        """Closes a connection if its request has not arrived in time."""
         self.request_timer = None
         if not self.waits_for_request:
             return
         cycle = self.cycle
         is_answering = cycle and cycle.response_started and not cycle.response_complete
+        # In the middle of an answer, a status line would corrupt the stream.
         if not is_answering:
             self.transport.write(TOO_SLOW)
         self.close_at_once()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Ends a connection whose client sends no further request."""
+        """Closes a connection if its client sends no further request."""
+        # super() closes gracefully, which would wait for a client that does not read.
         super().timeout_keep_alive_handler()
         self.close_at_once()
 
     def make_room(self) -> None:
-        """Closes the connection that has waited the longest for a whole request.
+        """Closes the connection that has waited longest for a complete request.
 
-        If every connection has a request that is being answered, this one is refused.
+        If every connection has a request that is being answered, this connection is refused.
         """
+        # Candidates have no complete request, so closing them loses no work.
         useless = [
             other
             for other in self.connections
@@ -145,23 +148,24 @@ class BoundedProtocol(H11Protocol):
         self.close_at_once()
 
     def waiting_since(self) -> float:
-        """Returns when this connection began to wait for a whole request."""
+        """Returns when this connection started to wait for a complete request, in loop time."""
         return self.waits_since
 
     def close_at_once(self) -> None:
-        """Closes the connection, and does not wait for a client that does not read."""
+        """Closes the connection without waiting for a client that does not read."""
+        # transport.close() would first flush the buffer, which such a client never empties.
         if self.transport.get_write_buffer_size():
             self.abort()
         else:
             self.transport.close()
 
     def abort(self) -> None:
-        """Drops the connection and what it still has to send."""
+        """Drops the connection and its unsent data."""
         self.is_aborted = True
         self.transport.abort()
 
 
 def cancel_timer(timer: asyncio.TimerHandle | None) -> None:
-    """Stops a timer, if there is one. Returns None, the value of a timer that does not run."""
+    """Cancels a timer, if there is one. Returns None, to store in its place."""
     if timer is not None:
         timer.cancel()

@@ -1,4 +1,4 @@
-"""OpenAI's HTTP API: routes, what is admitted, and errors."""
+"""OpenAI's HTTP API: routes, admission of requests, and errors."""
 
 import asyncio
 import threading
@@ -29,13 +29,14 @@ from jzero.serving.worker import DecodingWorker
 
 Result = TypeVar("Result")
 
-READING_THREADS = 2  # that parse and tokenize, so that one long request does not stop the others
-BODIES_HELD = 64  # bodies of the largest size that the server holds at once
-SECONDS_BETWEEN_LOOKS = 0.2  # whether the client of a request that is being read is still there
+# For parsing and tokenizing, so that one long request does not block the others
+READING_THREADS = 2
+BODIES_HELD = 64  # maximum number of full-size request bodies in memory
+POLL_SECONDS = 0.2  # polling interval for disconnected clients while their request is read
 
 
 def make_app(server: "Server", key: str | None = None) -> Starlette:
-    """Returns the application. With a key it answers only requests that have the key."""
+    """Returns the application. With a key it requires the key in every request."""
     model = {
         "id": server.reader.model_name,
         "object": "model",
@@ -46,7 +47,7 @@ def make_app(server: "Server", key: str | None = None) -> Starlette:
     async def list_models(_: Request) -> JSONResponse:
         return JSONResponse({"object": "list", "data": [model]})
 
-    async def say_well(_: Request) -> JSONResponse:
+    async def health(_: Request) -> JSONResponse:
         return JSONResponse({"status": "ok"})
 
     middleware = []
@@ -59,21 +60,21 @@ def make_app(server: "Server", key: str | None = None) -> Starlette:
             Route("/v1/completions", server.answer_completion, methods=["POST"]),
             Route("/v1/chat/completions", server.answer_chat, methods=["POST"]),
             Route("/v1/models", list_models),
-            Route("/health", say_well),  # says nothing of the model to who has no key
+            Route("/health", health),  # open without a key, and reveals nothing about the model
         ],
-        # A chat template may refuse messages. UserError and ValidationError are ValueErrors.
+        # A chat template may raise on messages. UserError and ValidationError are ValueErrors.
         exception_handlers={
             ValueError: refuse,
             HTTPException: refuse,
             jinja2.TemplateError: refuse,
-            ClientDisconnect: say_nothing,
+            ClientDisconnect: client_disconnected,
         },
         middleware=middleware,
     )
 
 
 async def refuse(_: Request, error: Exception) -> JSONResponse:
-    """Says what is wrong with a request, in OpenAI's shape."""
+    """Returns an error response in OpenAI's format."""
     status, message, parameter = 400, str(error), None
     headers = None
     if isinstance(error, HTTPException):
@@ -86,22 +87,22 @@ async def refuse(_: Request, error: Exception) -> JSONResponse:
 
 
 def refuse_key(_: HTTPConnection, error: Exception) -> JSONResponse:
-    """Says that a request has no key, or not the right one."""
+    """Returns the response to a request with a missing or wrong key."""
     return JSONResponse(error_body(str(error), 401), 401, {"WWW-Authenticate": "Bearer"})
 
 
-async def say_nothing(_: Request, error: Exception) -> Response:
-    """Ends the answer to a client that has left. Nobody receives the response."""
+async def client_disconnected(_: Request, error: Exception) -> Response:
+    """Ends the answer to a disconnected client, which does not receive this response."""
     return Response(status_code=400)
 
 
 def overloaded(status: int, message: str) -> HTTPException:
-    """Returns the error that asks a client to come back later."""
+    """Returns an error with a Retry-After header."""
     return HTTPException(status, message, {"Retry-After": str(RETRY_SECONDS)})
 
 
 async def wait_until_left(receive: Receive) -> None:
-    """Returns when the client of a request, whose body has been read, has left."""
+    """Returns when the client has disconnected. The request body must have been read."""
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -109,7 +110,7 @@ async def wait_until_left(receive: Receive) -> None:
 
 
 class Server:
-    """Answers requests. Its methods run in the event loop, beside the thread that decodes."""
+    """Answers requests. Its methods run in the event loop; another thread decodes."""
 
     def __init__(self, reader: RequestReader, worker: DecodingWorker, limits: Limits) -> None:
         self.reader = reader
@@ -117,8 +118,8 @@ class Server:
         self.limits = limits
         self.reading_threads = ThreadPoolExecutor(READING_THREADS, "read")
         self.num_body_bytes = 0  # of the requests that are being read
-        self.replies: set[Reply] = set()  # that are being sent
-        self.is_stopping = False  # takes no more requests
+        self.replies: set[Reply] = set()  # replies that are being sent
+        self.is_stopping = False  # rejects further requests
 
     async def answer_completion(self, http_request: Request) -> Response:
         """Answers POST /v1/completions."""
@@ -129,20 +130,20 @@ class Server:
         return await self.answer(http_request, is_chat=True)
 
     def stop(self) -> None:
-        """Takes no more requests. Those that were admitted run on."""
+        """Rejects further requests. Admitted requests continue."""
         self.is_stopping = True
 
     def end_replies(self, reason: HTTPException) -> None:
-        """Ends what is being answered with an error."""
+        """Ends all running replies with an error."""
         for reply in self.replies:
             reply.end(reason)
 
     # -- one request -------------------------------------------------------------------------------
 
     async def answer(self, http_request: Request, is_chat: bool) -> Response:
-        """Submits the sequences of a request, and returns the reply or the stream of it.
+        """Submits the sequences of a request, and returns the reply or its stream.
 
-        Raises ClientDisconnect if the client leaves before a reply that is not streamed.
+        Raises ClientDisconnect if the client disconnects before a non-streamed reply.
         """
         options, sequences = await self.admit(http_request, is_chat)
         reply = Reply(self.reader, options, sequences)
@@ -151,6 +152,7 @@ class Server:
         if options.is_streamed:
             return ReplyStream(reply, self.replies.discard)
 
+        # Wait for the reply or for the client to disconnect, whichever comes first.
         body = asyncio.ensure_future(reply.body())
         left = asyncio.ensure_future(wait_until_left(http_request.receive))
         try:
@@ -167,11 +169,12 @@ class Server:
     async def admit(
         self, http_request: Request, is_chat: bool
     ) -> tuple[ReplyOptions, list[Sequence]]:
-        """Reads a request, and returns its sequences, for which the worker has reserved room.
+        """Reads a request, and returns its sequences. The worker has reserved room for them.
 
-        What the request says is forgotten here: sequences may wait for long, and their texts may
-        be large. Raises HTTPException, ValueError or jinja2.TemplateError if it is refused.
+        Raises HTTPException, ValueError or jinja2.TemplateError if the request is rejected.
         """
+        # The body and the parsed request are released on return: sequences may wait for long, and
+        # their texts may be large.
         body = bytearray()
         try:
             async for chunk in http_request.stream():
@@ -179,16 +182,14 @@ class Server:
                 self.num_body_bytes += len(chunk)
                 self.check_body(http_request, len(body))
             if self.is_stopping:
-                raise overloaded(503, "the server is about to end: ask again when it is back")
+                raise overloaded(503, "the server is shutting down: retry when it is back")
             return await self.make_sequences(http_request, bytes(body), is_chat)
         finally:
             self.num_body_bytes -= len(body)
 
     def check_body(self, http_request: Request, num_bytes: int) -> None:
-        """Refuses a body that is too large, and one more body than the server can hold.
-
-        Starlette has a middleware for the size of a body, but its answer names no limit.
-        """
+        """Rejects a body that is too large, or more bodies than the server can hold."""
+        # Starlette's middleware for body sizes does not report the limit in its answer.
         limit = self.limits.max_body_bytes
         announced = int(http_request.headers.get("content-length", 0))
         if max(num_bytes, announced) > limit:
@@ -203,9 +204,10 @@ class Server:
     async def make_sequences(
         self, http_request: Request, body: bytes, is_chat: bool
     ) -> tuple[ReplyOptions, list[Sequence]]:
-        """Parses and tokenizes a request in another thread, between which the room is reserved."""
+        """Parses and tokenizes a request in a reading thread, and reserves room in between."""
         request = await self.in_thread(http_request, lambda _: self.reader.read(body, is_chat))
         count = request.count_sequences(is_chat)
+        # Reserve before tokenizing: a request without room is rejected early.
         if not self.worker.reserve(count):
             raise overloaded(
                 429,
@@ -230,8 +232,8 @@ class Server:
     ) -> Result:
         """Returns the result of `work`, which runs in a reading thread.
 
-        `work` gets a function that returns false once the client has left. Raises ClientDisconnect
-        then, and does not begin work that has not begun.
+        `work` gets a function that returns false once the client has disconnected. In that case
+        raises ClientDisconnect, and does not start work that is still queued.
         """
         has_left = threading.Event()
 
@@ -242,7 +244,7 @@ class Server:
         future = loop.run_in_executor(self.reading_threads, work, is_wanted)
         try:
             while not future.done():
-                await asyncio.wait((future,), timeout=SECONDS_BETWEEN_LOOKS)
+                await asyncio.wait((future,), timeout=POLL_SECONDS)
                 if not future.done() and await http_request.is_disconnected():
                     raise ClientDisconnect
             return future.result()

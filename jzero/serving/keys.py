@@ -1,4 +1,4 @@
-"""The API key of the HTTP server: where it comes from, and how a request's key is compared."""
+"""The API key of the HTTP server: its sources, and the check of a request's key."""
 
 import hmac
 import os
@@ -18,16 +18,16 @@ OPEN_PATHS = ("/health",)  # answered without a key, for probes
 
 
 def read_key(flag: str | None) -> str | None:
-    """Returns the key of `--api-key`, or else of the environment; None if neither is given.
+    """Returns the key of `--api-key` or of the environment; None if neither is given.
 
-    Raises UserError if the key is empty, because everybody could use the server then, or has a
-    character that a header cannot carry.
+    Raises UserError if the key is empty or has a character that a header cannot carry.
     """
     source, key = "--api-key", flag
     if key is None:
         source, key = KEY_VARIABLE, os.environ.get(KEY_VARIABLE)
     if key is None:
         return None
+    # An empty key would let everyone use the server.
     is_printable = all("!" <= character <= "~" for character in key)
     if not key or not is_printable:
         raise UserError(
@@ -38,24 +38,22 @@ def read_key(flag: str | None) -> str | None:
 
 
 class KeyCheck(AuthenticationBackend):
-    """Starlette's AuthenticationMiddleware asks this about every request, before its body."""
+    """Checks the key of every request, before its body, under AuthenticationMiddleware."""
 
     def __init__(self, key: str) -> None:
         self.key = key.encode()
 
     async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, BaseUser] | None:
-        """Raises AuthenticationError unless the request has the key, or asks for an open path.
-
-        The comparison takes the same time wherever two keys differ.
-        """
+        """Raises AuthenticationError for a request without the key, except on an open path."""
         # Not conn.url.path: in older versions of Starlette a hostile Host header could change it.
         if conn.scope["path"] in OPEN_PATHS:
             return None
         scheme, _, sent = conn.headers.get("authorization", "").partition(" ")
+        # A constant-time comparison, so that its duration reveals nothing about the key.
         is_right = hmac.compare_digest(sent.strip().encode(), self.key)
         if scheme.lower() != "bearer" or not is_right:
             raise AuthenticationError(
-                "this server wants its API key: send it as `Authorization: Bearer KEY`, "
+                "this server requires its API key: send it as `Authorization: Bearer KEY`, "
                 "which OpenAI's client does with api_key=KEY"
             )
         return None

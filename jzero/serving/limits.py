@@ -1,4 +1,4 @@
-"""What the HTTP server accepts, holds and waits for. Every limit is a flag of `jzero.serve`."""
+"""The HTTP server's limits on sizes, counts and waiting times, each a flag of `jzero.serve`."""
 
 import argparse
 import math
@@ -11,8 +11,7 @@ from jzero.errors import UserError
 class Limits:
     """The limits of the HTTP server.
 
-    A field's metadata has the help text of its flag, and `least`, the smallest value that the flag
-    takes.
+    A field's metadata has the help text of its flag, and `least`, the smallest allowed value.
     """
 
     max_body_bytes: int = field(
@@ -39,7 +38,7 @@ class Limits:
         default=2048,
         metadata={
             "least": 1,
-            "help": "open connections; one more closes the oldest that has sent no whole request",
+            "help": "open connections; one more closes the oldest without a complete request",
         },
     )
     request_seconds: float = field(
@@ -71,8 +70,10 @@ class Limits:
         for item in fields(self):
             value = getattr(self, item.name)
             least = item.metadata["least"]
+            # argparse accepts nan and inf as floats.
             if not (math.isfinite(value) and value >= least):
                 raise UserError(f"{flag_name(item.name)}={value}: give a number from {least} on")
+        # A request with the maximum number of sequences must be able to wait.
         if self.max_waiting_sequences < self.max_request_sequences:
             raise UserError(
                 f"--max-waiting-sequences={self.max_waiting_sequences}: a request may have "
@@ -87,7 +88,7 @@ def flag_name(limit: str) -> str:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds a flag for every limit. `--help` says its meaning and its default."""
+    """Adds a flag for every limit. `--help` prints its meaning and its default."""
     group = parser.add_argument_group("limits of the HTTP server")
     for item in fields(Limits):
         group.add_argument(
@@ -100,7 +101,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def read_flags(options: argparse.Namespace) -> Limits:
-    """Returns the limits that the flags of `add_flags` give. Raises UserError as `check` does."""
+    """Returns the limits from the flags of `add_flags`. Raises UserError as `check` does."""
     limits = Limits(**{item.name: getattr(options, item.name) for item in fields(Limits)})
     limits.check()
     return limits

@@ -17,10 +17,10 @@ from jzero.serving.worker import Progress, Submission
 
 
 class Reply:
-    """Waits for the sequences of a request, and writes what their client gets to see.
+    """Waits for the sequences of a request, and converts them to OpenAI's format.
 
-    Create it in the event loop, give its `submission` to the worker, and read either `events` or
-    `body`. Cancel the submission when nobody reads on.
+    Create it in the event loop, pass its `submission` to the worker, and read either `events` or
+    `body`. Cancel the submission if the reply is no longer read.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Reply:
         self.sequences = sequences
         self.loop = asyncio.get_running_loop()
         self.reports: asyncio.Queue[Progress | HTTPException] = asyncio.Queue()
-        self.submission = Submission(sequences, self.hear, options.is_streamed, options)
+        self.submission = Submission(sequences, self.on_progress, options.is_streamed, options)
         self.num_unfinished = len(sequences)
 
         kind = "text_completion"
@@ -47,16 +47,17 @@ class Reply:
             for sequence in sequences
         ]
 
-    def hear(self, progress: Progress) -> None:
-        """Takes a report. The worker calls this in its own thread."""
+    def on_progress(self, progress: Progress) -> None:
+        """Receives a progress report. The worker calls this in its thread."""
+        # The queue belongs to the event loop and is not thread-safe.
         self.loop.call_soon_threadsafe(self.reports.put_nowait, progress)
 
     def end(self, reason: HTTPException) -> None:
-        """Ends the reply with an error, because its sequences will not be decoded any further."""
+        """Ends the reply with an error, because its sequences will not be decoded further."""
         self.reports.put_nowait(reason)
 
     async def progress(self) -> AsyncIterator[Progress]:
-        """Yields how far a choice is, whenever there is news, until every choice has ended.
+        """Yields progress reports of the choices until every choice has ended.
 
         Raises HTTPException if the server ends the reply.
         """
@@ -76,12 +77,13 @@ class Reply:
             if progress.finish_reason
         }
         if self.options.is_scored:
-            # The log-probabilities of a long prompt take long to write.
+            # Formatting the log-probabilities of a long prompt takes long: do not block the event
+            # loop.
             return await asyncio.to_thread(self.write_body, ends)
         return self.write_body(ends)
 
     def write_body(self, ends: dict[int, Progress]) -> str:
-        """Returns the JSON value of choices that have ended, by their index."""
+        """Returns the JSON value of finished choices. `ends` is keyed by index."""
         choices = [self.write(ends[index]) for index in range(len(self.sequences))]
         fields: dict[str, object] = {"choices": choices, "usage": self.count_tokens()}
         if self.options.is_chat:
@@ -93,10 +95,10 @@ class Reply:
         return json.dumps(self.head | fields)
 
     def write(self, progress: Progress) -> Choice | None:
-        """Returns what is new of a choice, or None if nothing can be sent yet."""
+        """Returns the next chunk of a choice, or None if nothing can be sent yet."""
         index = progress.sample_index
         scored = self.submission.scored
-        # The prompt was scored with the first of its choices.
+        # The prompt was scored together with its first choice.
         first_choice = index - index % self.options.num_choices
         return self.writers[index].write(progress, scored.get(first_choice), scored.get(index))
 
@@ -118,10 +120,11 @@ class Reply:
             return
         if self.options.wants_usage:
             yield to_event(self.head | {"choices": [], "usage": self.count_tokens()})
+        # OpenAI's marker for the end of a stream.
         yield "data: [DONE]\n\n"
 
     def count_tokens(self) -> dict[str, int]:
-        """Returns the usage. A prompt counts once, however many choices it has."""
+        """Returns the usage. A prompt counts once, regardless of the number of its choices."""
         one_of_each = self.sequences[:: self.options.num_choices]
         prompt_tokens = sum(len(sequence.prompt_tokens) for sequence in one_of_each)
         completion_tokens = sum(len(sequence.tokens) for sequence in self.sequences)
@@ -133,12 +136,11 @@ class Reply:
 
 
 class ReplyStream(StreamingResponse):
-    """Sends the events of a reply, and cancels its submission when the stream ends or breaks off.
-
-    The iterator of the events could not do that: it is never started if the client has left before.
-    """
+    """Sends the events of a reply, and cancels its submission at the end of the stream."""
 
     def __init__(self, reply: Reply, on_end: Callable[[Reply], None]) -> None:
+        # The iterator of the events cannot cancel the submission: if the client has already
+        # disconnected, the iterator is never started.
         super().__init__(reply.events(), media_type="text/event-stream")
         self.reply = reply
         self.on_end = on_end
@@ -157,9 +159,9 @@ def to_event(value: dict[str, object]) -> str:
     return f"data: {json.dumps(value)}\n\n"
 
 
-# OpenAI's names of the errors that are not mistakes in a request, by status.
+# OpenAI's error types, by status, except the type for mistakes in a request.
 ERROR_TYPES = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
-MOST_ERROR_CHARACTERS = 1000  # of a message, which may repeat a value of the request
+MOST_ERROR_CHARACTERS = 1000  # of a message, which may contain a value of the request
 
 
 def error_body(message: str, status: int, parameter: str | None = None) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Requests of OpenAI's API: their fields, what is refused, and the sequences that they ask for."""
+"""Requests of OpenAI's API: their fields, their validation, and the conversion to sequences."""
 
 import itertools
 import zlib
@@ -18,16 +18,16 @@ from jzero.rollout.sequence import Sequence
 from jzero.serving.limits import Limits
 from jzero.serving.scored import ReplyOptions
 
-MAX_CHOICES = 128  # of a prompt
+MAX_CHOICES = 128  # per prompt
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 1000  # of one stop string
 MAX_OBJECT_FIELDS = 16  # of a message, and of stream_options
-DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's own default; a chat takes what there is room for
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default; a chat uses all remaining tokens
 
-# Options that are accepted with any value, because they are notes of the client to itself.
+# Options that are accepted with any value, because they only label the request.
 LABELS = ("user", "metadata", "store")
 
-# Options that are accepted only with the value that changes nothing, or with the server's own.
+# Options that are accepted only with a neutral value, or with the server's setting.
 NEUTRAL_VALUES: dict[str, object] = {
     "top_p": 1,
     "suffix": "",
@@ -44,7 +44,8 @@ Text = Annotated[str, Field(min_length=1)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Message = Annotated[dict[Literal["role", "content"], Text], Field(min_length=2)]
 
-# The errors of a long list would take far longer to write than the list: the first is enough.
+# Stop at the first error: reporting the errors of a long list takes far longer than the list
+# itself.
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Texts = Annotated[list[Text], Field(fail_fast=True)]
 TokenLists = Annotated[list[TokenIds], Field(fail_fast=True)]
@@ -56,19 +57,21 @@ JSON_OBJECT = TypeAdapter(dict[str, object])
 
 
 class CompletionRequest(BaseModel, strict=True, extra="allow"):
-    """The body of a completion or of a chat. Other options are in `model_extra`."""
+    """The body of a completion or chat request. `model_extra` has all other options."""
 
     model: str
     prompt: Text | Texts | TokenIds | TokenLists = []
     messages: Messages = []
-    n: int = Field(1, ge=1, le=MAX_CHOICES)  # choices of each prompt
+    n: int = Field(1, ge=1, le=MAX_CHOICES)  # choices per prompt
     best_of: int | None = None
-    max_tokens: int | None = Field(None, ge=0)  # 0 only where the prompt itself is asked for
+    # 0 only if log-probabilities of the prompt are requested
+    max_tokens: int | None = Field(None, ge=0)
     max_completion_tokens: int | None = Field(None, ge=0)  # the newer name of max_tokens
     temperature: float = Field(1.0, ge=0, le=2)
     stop: StopString | StopStrings = []
     seed: int | None = None
-    # Of a completion the number of alternatives. Of a chat a boolean, beside that number.
+    # In a completion, the number of alternatives. In a chat, a boolean; top_logprobs has the
+    # number.
     logprobs: bool | int = False
     top_logprobs: AlternativesCount = 0
     echo: bool | Literal[0, 1] = False
@@ -86,6 +89,7 @@ class CompletionRequest(BaseModel, strict=True, extra="allow"):
     def prompts(self) -> list[str | TokenIds]:
         """Returns the prompts of a completion, as text or as tokens."""
         prompt = self.prompt
+        # The four forms of OpenAI's `prompt`: a text, texts, tokens, or lists of tokens.
         if isinstance(prompt, str):
             return [prompt]
         texts = [item for item in prompt if isinstance(item, str)]
@@ -95,15 +99,16 @@ class CompletionRequest(BaseModel, strict=True, extra="allow"):
         return [[item for item in prompt if isinstance(item, int)]]
 
     def count_sequences(self, is_chat: bool) -> int:
-        """Returns how many sequences answer the request: `n` for each prompt."""
+        """Returns the number of sequences that the request needs: `n` for each prompt."""
         num_prompts = 1 if is_chat else len(self.prompts)
         return num_prompts * self.n
 
     def reply_options(self, is_chat: bool) -> ReplyOptions:
-        """Returns the form of the reply. logprobs=0 asks for those of the tokens, too."""
+        """Returns the form of the reply."""
         return ReplyOptions(
             is_chat=is_chat,
             is_streamed=self.stream,
+            # logprobs=0 also requests log-probabilities: of the tokens, without alternatives.
             wants_logprobs=self.logprobs is not False,
             wants_usage=self.stream_options.get("include_usage", False),
             num_choices=self.n,
@@ -117,22 +122,22 @@ class CompletionRequest(BaseModel, strict=True, extra="allow"):
 
     @property
     def max_new_tokens(self) -> int | None:
-        """Returns how many tokens may follow a prompt, or None if the request does not say."""
+        """Returns the maximum number of tokens after a prompt, or None if none is given."""
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens
         return self.max_tokens
 
 
 def always() -> bool:
-    """The `is_wanted` of sequences that somebody certainly wants."""
+    """The default `is_wanted` of `make_sequences`."""
     return True
 
 
 class RequestReader:
     """Reads requests for one model, and makes sequences of them. Numbers the prompts.
 
-    `read` refuses what is too large before it looks at it closely, and `make_sequences` before it
-    tokenizes it. Both may run in any thread.
+    `read` checks sizes before it validates fields, and `make_sequences` before it tokenizes text.
+    Both may run in any thread.
     """
 
     def __init__(
@@ -146,8 +151,9 @@ class RequestReader:
         """Makes a reader.
 
         Args:
-            max_sequences: sequences that one request may ask for.
-            max_logprobs: log-probabilities of the prompt and of alternatives in one reply.
+            max_sequences: maximum number of sequences of one request.
+            max_logprobs: maximum number of log-probabilities of the prompt and of alternatives in
+                one reply.
         """
         self.model_name = model_name
         self.engine = engine
@@ -155,19 +161,20 @@ class RequestReader:
         self.max_sequences = max_sequences
         self.max_logprobs = max_logprobs
         self.prompt_numbers: Iterator[int] = itertools.count()
-        # No token has more characters than its name in the vocabulary.
+        # A token has at most as many characters as its vocabulary entry.
         self.longest_token = max(map(len, text_tokenizer.get_vocab()))
 
     # -- reading -----------------------------------------------------------------------------------
 
     def read(self, body: bytes, is_chat: bool) -> CompletionRequest:
-        """Reads a JSON body. A field that is null is as one that is not there.
+        """Reads a JSON body. A field with the value null counts as missing.
 
         Raises pydantic.ValidationError, which is a ValueError, if the body is not a request. Raises
-        HTTPException 404 if the request names another model. Raises UserError if it asks for
-        something that the server does not do, or for more than it does at once.
+        HTTPException 404 if the request names another model. Raises UserError if it requests an
+        unsupported option, or exceeds a limit.
         """
         fields = JSON_OBJECT.validate_json(body)
+        # Clients send null for options that they do not set.
         stated = {name: value for name, value in fields.items() if value is not None}
         self.check_sizes(stated)
         request = CompletionRequest.model_validate(stated)
@@ -180,6 +187,7 @@ class RequestReader:
                 f"{count} sequences, and a request may have {self.max_sequences}. Send several "
                 "requests, or start the server with a larger --max-request-sequences"
             )
+        # Reject texts by their length first: tokenizing megabytes takes seconds.
         if is_chat:
             self.check_characters(0, sum(len(item["content"]) for item in request.messages))
         else:
@@ -189,7 +197,8 @@ class RequestReader:
         return request
 
     def check_sizes(self, fields: dict[str, object]) -> None:
-        """Refuses lists and objects that are too long, before their elements are looked at."""
+        """Rejects lists and objects that are too long."""
+        # Runs before the elements are validated, which takes long for a hostile request.
         longest = max(self.engine.max_sequence_tokens, self.max_sequences)
         for name in ("prompt", "messages"):
             items = fields.get(name)
@@ -217,11 +226,12 @@ class RequestReader:
             raise UserError(f"stream_options has {len(options)} fields: send only include_usage")
 
     def check_options(self, request: CompletionRequest, is_chat: bool) -> None:
-        """Refuses what the server would otherwise have to ignore."""
+        """Rejects options that the server would otherwise have to ignore."""
         settings = self.engine.settings
         for name, value in (request.model_extra or {}).items():
-            own_value = getattr(settings, name, None)
-            if name not in LABELS and value not in (NEUTRAL_VALUES.get(name), own_value):
+            # A client may repeat the server's setting, since this changes nothing.
+            server_value = getattr(settings, name, None)
+            if name not in LABELS and value not in (NEUTRAL_VALUES.get(name), server_value):
                 raise UserError(
                     f"{name}={value}: this server does not take the option from a request, leave "
                     "it out. Filters are set at its start, as --config.rollout.top_p=0.9."
@@ -229,6 +239,7 @@ class RequestReader:
         if request.model != self.model_name:
             message = f"there is no model {request.model}, only {self.model_name}"
             raise HTTPException(404, message)
+        # The server returns all of its samples, and cannot choose the best of more.
         if request.best_of not in (None, request.n):
             raise UserError(
                 f"best_of={request.best_of}: the server returns every choice that it samples. Ask "
@@ -237,7 +248,7 @@ class RequestReader:
         self.check_logprobs(request, is_chat)
 
     def check_logprobs(self, request: CompletionRequest, is_chat: bool) -> None:
-        """Refuses combinations of echo, log-probabilities, streams and lengths."""
+        """Rejects invalid combinations of echo, log-probabilities, streams and lengths."""
         if not 0 <= request.logprobs <= MAX_ALTERNATIVES:
             raise UserError(
                 f"logprobs={request.logprobs}: there are 0 to {MAX_ALTERNATIVES} alternatives"
@@ -259,14 +270,14 @@ class RequestReader:
             )
         if not options.samples and not (options.echoes or options.scores_prompt):
             raise UserError(
-                "max_tokens=0: there would be nothing in the answer. Ask for a token, or for the "
-                "prompt's own with echo or prompt_logprobs"
+                "max_tokens=0: the answer would be empty. Ask for a token, or for the prompt's "
+                "tokens with echo or prompt_logprobs"
             )
         if not options.samples and (request.n > 1 or request.stream):
             raise UserError("max_tokens=0: nothing is sampled, leave out n and stream")
 
     def check_characters(self, index: int, num_characters: int) -> None:
-        """Refuses a text that could not fit the context even if all of its tokens were long."""
+        """Rejects a text that exceeds the context even if all of its tokens are long."""
         tokens = self.engine.max_sequence_tokens
         if num_characters > tokens * self.longest_token:
             raise UserError(
@@ -285,12 +296,13 @@ class RequestReader:
     ) -> list[Sequence]:
         """Returns one sequence for each choice, `request.n` for each prompt.
 
-        Raises UserError if a prompt does not fit. Returns fewer sequences once `is_wanted()`, which
-        is asked before each prompt is tokenized, is false.
+        Raises UserError if a prompt does not fit. `is_wanted()` is called before each prompt is
+        tokenized; once it returns false, no further sequences are made.
         """
         sequences: list[Sequence] = []
         options = request.reply_options(is_chat)
         num_logprobs = 0
+        # A chat is one prompt; a completion request may have several.
         prompts = [self.render(request)] if is_chat else request.prompts
         for index, prompt in enumerate(prompts):
             if not is_wanted():
@@ -299,9 +311,11 @@ class RequestReader:
             prompt_number = next(self.prompt_numbers)
             num_new = self.count_new_tokens(request, is_chat, len(ids))
             self.check_prompt(index, ids, num_new, options.samples)
+            # Check inside the loop: stop before further prompts are tokenized.
             num_logprobs += options.count_logprobs(len(ids), num_new)
             self.check_count(num_logprobs)
             prompt_tokens = np.array(ids, np.int32)
+            # All choices share the prompt number, and so one prefill.
             for choice in range(request.n):
                 sample_index = index * request.n + choice
                 sequence = Sequence(
@@ -317,8 +331,9 @@ class RequestReader:
         return sequences
 
     def token_ids(self, text: str, is_chat: bool) -> TokenIds:
-        """Returns the token ids of a prompt. A chat template has written the first one itself."""
-        ids = tokenizer.encode_beside_others(self.tokenizer, text)
+        """Returns the token ids of a prompt."""
+        ids = tokenizer.encode_releasing_gil(self.tokenizer, text)
+        # A chat template writes the first tokens (such as BOS) itself.
         return ids if is_chat else tokenizer.with_first_tokens(self.tokenizer, ids)
 
     def render(self, request: CompletionRequest) -> str:
@@ -331,14 +346,14 @@ class RequestReader:
         return text
 
     def count_new_tokens(self, request: CompletionRequest, is_chat: bool, num_prompt: int) -> int:
-        """Returns how many tokens may follow a prompt of `num_prompt` tokens."""
+        """Returns the maximum number of tokens after a prompt of `num_prompt` tokens."""
         if request.max_new_tokens is not None:
             return request.max_new_tokens
         room = self.engine.max_sequence_tokens - num_prompt
         return room if is_chat else min(DEFAULT_COMPLETION_TOKENS, room)
 
     def check_count(self, num_logprobs: int) -> None:
-        """Refuses a request whose prompts so far have too many log-probabilities."""
+        """Rejects a request if its prompts so far have too many log-probabilities."""
         if num_logprobs > self.max_logprobs:
             raise UserError(
                 f"the reply would have more than {self.max_logprobs} log-probabilities of the "
@@ -367,9 +382,9 @@ class RequestReader:
 def noise_number(seed: int | None, prompt_number: int, choice: int) -> int:
     """Returns the number that keys the noise of a choice, below 2**31.
 
-    The same `seed` gives the same numbers in every request, and choice i of seed s has those of
-    seed s + i alone, as in vLLM. They are in the upper half. Without a seed the numbers are in the
-    lower half, and no other prompt gets them before 2**30 are used up.
+    The same `seed` gives the same numbers in every request. As in vLLM, choice i of seed s has the
+    same noise as a single choice with seed s + i. Numbers with a seed are in the upper half.
+    Numbers without a seed are in the lower half, and repeat only after 2**30 have been used.
     """
     if seed is not None:
         return 2**30 + zlib.crc32(f"{seed + choice}/0".encode()) % 2**30

@@ -1,8 +1,7 @@
-"""What the engine scores for a request, and how its reply says so: log-probabilities of the prompt,
-and the alternatives of tokens.
+"""Log-probabilities of the prompt, and alternatives of tokens: requests to the scorer, and formats.
 
-The engine scores a choice once its tokens are known: `scoring_of` says what of it. The reply has
-the scores in OpenAI's shape (`logprobs`) or in that of vLLM (`prompt_logprobs`).
+The engine scores a choice once its tokens are final: `scoring_of` selects the tokens to score. The
+reply has the scores in OpenAI's format (`logprobs`) or in vLLM's (`prompt_logprobs`).
 """
 
 import itertools
@@ -18,19 +17,19 @@ Json = dict[str, object]
 
 @dataclass(frozen=True)
 class ReplyOptions:
-    """What a request says about the form of its reply. Kept while the request is answered."""
+    """The options of a request that determine the form of its reply."""
 
     is_chat: bool
     is_streamed: bool
     wants_logprobs: bool
-    wants_usage: bool  # of a stream; other replies always have it
-    num_choices: int  # of each prompt
+    wants_usage: bool  # in a stream; other replies always include it
+    num_choices: int  # per prompt
     is_greedy: bool = False
-    num_alternatives: int = 0  # the most probable tokens beside each token of `logprobs`
-    echoes: bool = False  # the text and the `logprobs` begin with the prompt
-    prompt_alternatives: int | None = None  # of `prompt_logprobs`; None: the reply has none
+    num_alternatives: int = 0  # number of most probable tokens for each token of `logprobs`
+    echoes: bool = False  # the text and the `logprobs` start with the prompt
+    prompt_alternatives: int | None = None  # number in `prompt_logprobs`; None: the reply has none
     returns_token_ids: bool = False
-    samples: bool = True  # false if nothing follows the prompt
+    samples: bool = True  # false if no token follows the prompt
 
     @property
     def scores_prompt(self) -> bool:
@@ -39,20 +38,18 @@ class ReplyOptions:
 
     @property
     def scores_samples(self) -> bool:
-        """Whether the reply has alternatives that sampling has not told.
-
-        The most probable token is the one that greedy decoding has chosen.
-        """
-        known = 1 if self.is_greedy else 0
-        return self.samples and self.wants_logprobs and self.num_alternatives > known
+        """Whether the reply needs alternatives beyond those that sampling records."""
+        # Greedy decoding records the most probable token: the sampled one.
+        num_recorded = 1 if self.is_greedy else 0
+        return self.samples and self.wants_logprobs and self.num_alternatives > num_recorded
 
     @property
     def is_scored(self) -> bool:
-        """Whether the engine scores something for the reply."""
+        """Whether the engine scores any token for the reply."""
         return self.scores_prompt or self.scores_samples
 
     def count_logprobs(self, num_prompt: int, num_new: int) -> int:
-        """Returns how many log-probabilities the choices of one prompt have by being scored."""
+        """Counts the log-probs that scoring adds for one prompt and its choices."""
         count = 0
         if self.prompt_alternatives is not None:
             count += num_prompt * (1 + self.prompt_alternatives)
@@ -62,13 +59,12 @@ class ReplyOptions:
 
 
 def scoring_of(options: ReplyOptions, sequence: Sequence) -> Scoring | None:
-    """Returns what the engine has to score of a choice that has ended, or None if nothing.
-
-    The tokens of the prompt are scored at temperature 1, and once for all choices of the prompt:
-    with the first choice.
-    """
+    """Returns the scoring of a choice that has ended, or None if there is nothing to score."""
+    # The tokens of the prompt are scored at temperature 1, and only once for all choices of the
+    # prompt: with the first choice.
     num_prompt = len(sequence.prompt_tokens)
     is_first_choice = sequence.sample_index % options.num_choices == 0
+    # The first token of a sequence has no score.
     first = 1 if options.scores_prompt and is_first_choice else num_prompt
     end = len(sequence) if options.scores_samples else num_prompt
     if first >= end:
@@ -84,11 +80,11 @@ def scoring_of(options: ReplyOptions, sequence: Sequence) -> Scoring | None:
 
 @dataclass(frozen=True)
 class ScoredToken:
-    """A token as a reply shows it."""
+    """A token in the form that a reply needs."""
 
     token: int
-    logp: float | None  # None: nothing predicts the first token of a prompt
-    rank: int = 0  # 1 for the most probable token; 0: not known
+    logp: float | None  # None: the first token of a prompt has no score
+    rank: int = 0  # 1 for the most probable token; 0: unknown
     alternatives: tuple[tuple[int, float], ...] = ()  # tokens and log-probs, best first
 
 
@@ -112,13 +108,13 @@ def scored_tokens(scoring: Scoring | None, start: int, end: int) -> list[ScoredT
 
 
 class LogprobWriter:
-    """Writes scored tokens in the shapes of OpenAI and of vLLM."""
+    """Writes scored tokens in OpenAI's and vLLM's formats."""
 
     def __init__(self, text_tokenizer: PreTrainedTokenizerFast) -> None:
         self.tokenizer = text_tokenizer
 
     def piece(self, token: int) -> str:
-        """Returns the text of one token, special tokens included."""
+        """Returns the text of one token, including special tokens."""
         return self.tokenizer.backend_tokenizer.decode([token], skip_special_tokens=False)
 
     def completion(
@@ -136,12 +132,11 @@ class LogprobWriter:
         }
 
     def by_piece(self, item: ScoredToken, num_alternatives: int) -> dict[str, float] | None:
-        """Returns the log-probabilities of a token and its alternatives by their texts.
-
-        Of tokens with the same text the most probable one counts.
-        """
+        """Returns the log-probabilities of a token and its alternatives, keyed by text."""
         if item.logp is None:
             return None
+        # Several tokens may have the same text: the most probable one counts.
+        # The token itself is always included, even if it is not among the most probable ones.
         pairs = [*item.alternatives[:num_alternatives], (item.token, item.logp)]
         by_piece: dict[str, float] = {}
         for token, logp in pairs:
@@ -168,7 +163,7 @@ class LogprobWriter:
         return {"token": self.piece(token), "logprob": logp, "bytes": None}
 
     def prompt(self, tokens: SequenceOf[ScoredToken], num_alternatives: int) -> list[Json | None]:
-        """Returns vLLM's `prompt_logprobs`: for each token those of its id and of others."""
+        """Returns vLLM's `prompt_logprobs`: for each token, its id and its alternatives by id."""
         return [self.by_token_id(item, num_alternatives) for item in tokens]
 
     def by_token_id(self, item: ScoredToken, num_alternatives: int) -> Json | None:

@@ -1,4 +1,4 @@
-"""The sockets on which the server listens, taken before a model is loaded."""
+"""The server's sockets, which are bound before a model is loaded."""
 
 import contextlib
 import errno
@@ -7,25 +7,25 @@ import socket
 
 from jzero.errors import UserError
 
-BACKLOG = 2048  # connections that the system keeps until the server accepts them
-RESERVED_FILES = 256  # that the process opens besides connections: weights, libraries, pipes
+BACKLOG = 2048  # connections that the kernel queues until the server accepts them
+RESERVED_FILES = 256  # file descriptors for weights, libraries and pipes
 
 
 def check_port(flag: str, port: int) -> None:
-    """Raises UserError if there is no such port. The system chooses one for port 0."""
+    """Raises UserError if `port` is out of range. Port 0 lets the system choose."""
     if not 0 <= port <= 65535:
         raise UserError(f"{flag}={port}: ports are from 0 to 65535")
 
 
 def bind(host: str, port: int, flag: str = "--port") -> list[socket.socket]:
-    """Returns a bound socket for every address of `host`. They do not listen yet.
+    """Returns a bound socket for every address of `host`. The sockets do not listen yet.
 
-    An empty host stands for every interface. Raises UserError if the host has no address, is
-    another machine, or the port is taken or not allowed; `flag` is the flag that named the port.
+    An empty host means every interface. Raises UserError if the host has no address or belongs to
+    another machine, or if the port is in use or not allowed; `flag` is the flag of the port.
     """
     check_port(flag, port)
     try:
-        found = socket.getaddrinfo(
+        addresses = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except (OSError, UnicodeError) as error:
@@ -33,18 +33,20 @@ def bind(host: str, port: int, flag: str = "--port") -> list[socket.socket]:
 
     bound: list[socket.socket] = []
     problem: OSError | None = None
-    for family, kind, protocol, _, address in dict.fromkeys(found):
+    for family, kind, protocol, _, address in dict.fromkeys(addresses):
         if bound and port == 0:
-            break  # the system would choose another port for the next address
+            break  # the system would choose a different port for the next address
         try:
             bound.append(bind_address(family, kind, protocol, address))
         except OSError as error:
             problem = error
-            # A name may have an IPv6 address on a machine that has no IPv6.
+            # A name may have an IPv6 address on a machine without IPv6.
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 break
+    # Addresses that this machine lacks are not an error, as long as one address is bound.
     if bound and (problem is None or problem.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)):
         return bound
+    # After any other error, release the sockets that were bound.
     for taken in bound:
         taken.close()
     raise cannot_listen(host, port, problem, flag)
@@ -56,9 +58,11 @@ def bind_address(
     """Returns a socket that is bound to one address."""
     with contextlib.ExitStack() as on_error:
         opened = on_error.enter_context(socket.socket(family, kind, protocol))
-        # A server may start again while the connections of the one before it fade away.
+        # A server may restart while connections of the previous one are still closing.
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
+            # A dual-stack socket would take the IPv4 port as well, which has a separate socket
+            # here.
             opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         opened.bind(address)
         opened.set_inheritable(False)
@@ -69,7 +73,7 @@ def bind_address(
 def listen(host: str, port: int, bound: list[socket.socket]) -> None:
     """Makes bound sockets accept connections.
 
-    Raises UserError if another process has begun to listen on the port since it was bound.
+    Raises UserError if another process started listening on the port after it was bound.
     """
     for opened in bound:
         try:
@@ -85,7 +89,7 @@ def url(bound: socket.socket) -> str:
 
 
 def cannot_listen(host: str, port: int, problem: OSError | None, flag: str) -> UserError:
-    """Returns the error that says why nothing can listen there, and what to do."""
+    """Returns an error with the reason why the address cannot be used, and a remedy."""
     reason = problem.strerror if problem is not None else "no address"
     advice = "choose another port, or 0 for any that is free"
     if problem is not None and problem.errno == errno.EADDRINUSE:
@@ -95,19 +99,19 @@ def cannot_listen(host: str, port: int, problem: OSError | None, flag: str) -> U
     return UserError(f"--host={host} {flag}={port}: cannot listen ({reason}): {advice}")
 
 
-def allow_connections(wanted: int) -> int:
-    """Lets the process open the files of `wanted` connections. Returns how many it may have.
+def allow_connections(num_connections: int) -> int:
+    """Raises the soft limit of open files for `num_connections`. Returns how many fit.
 
-    Raises the soft limit of open files where the hard limit allows it.
+    The hard limit of open files bounds the result.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
-    needed = wanted + RESERVED_FILES
+    needed = num_connections + RESERVED_FILES
     if soft == unlimited or soft >= needed:
-        return wanted
+        return num_connections
     if hard != unlimited:
         needed = min(needed, hard)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
         soft = needed
-    return max(1, min(wanted, soft - RESERVED_FILES))
+    return max(1, min(num_connections, soft - RESERVED_FILES))

@@ -1,4 +1,4 @@
-"""The thread that decodes: the sequences of all requests together, in one endless run."""
+"""The decoding thread: decodes the sequences of all requests together, in one endless run."""
 
 import queue
 import signal
@@ -20,25 +20,25 @@ from jzero.serving.scored import ReplyOptions, scoring_of
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a sequence is. The listener reads its first `num_tokens` tokens."""
+    """A progress report: the listener may read the first `num_tokens` tokens of the sequence."""
 
     sample_index: int
     num_tokens: int
-    finish_reason: str  # "" while it runs
+    finish_reason: str  # "" while the sequence is decoded
 
 
 @dataclass(eq=False)
 class Submission:
-    """The sequences of one request, and who wants to hear of them."""
+    """The sequences of one request, and the listener of their progress."""
 
     sequences: list[Sequence]
     listener: Callable[[Progress], None]  # called in the worker's thread
-    is_streamed: bool  # the listener hears of every call, and not only of the end
-    options: ReplyOptions | None = None  # None: nothing is scored
-    is_cancelled: bool = False  # nobody wants to hear of them any more
-    # By sample_index: how many tokens the listener has heard of.
+    is_streamed: bool  # report after every call, not only at the end
+    options: ReplyOptions | None = None  # None: no scoring
+    is_cancelled: bool = False  # the client has disconnected
+    # By sample_index: tokens reported to the listener.
     num_reported: dict[int, int] = field(default_factory=dict)
-    # By sample_index: the scores that the listener finds once it hears of the end.
+    # By sample_index: scores, complete when the listener gets the final report.
     scored: dict[int, Scoring] = field(default_factory=dict)
 
     @property
@@ -47,16 +47,17 @@ class Submission:
         return self.options is None or self.options.samples
 
     def cancel(self) -> None:
-        """Gives up the sequences: those that wait are dropped, the others end with the next call.
+        """Cancels the sequences: waiting ones are dropped, running ones end with the next call.
 
-        Any thread may call this. Does nothing to sequences that are finished.
+        Any thread may call this. Finished sequences are not affected.
         """
         self.is_cancelled = True
+        # The scheduler ends a sequence that has reached its limit.
         for sequence in self.sequences:
             sequence.length_limit = 0
 
     def report(self, sequence: Sequence) -> None:
-        """Tells the listener how far a sequence is, if there is news of it."""
+        """Reports the progress of a sequence, if there is any since the last report."""
         num_tokens = len(sequence.tokens)
         is_news = num_tokens > self.num_reported.get(sequence.sample_index, 0)
         if self.is_cancelled or not (is_news or sequence.finish_reason):
@@ -66,39 +67,42 @@ class Submission:
 
 
 class DecodingWorker:
-    """Decodes what is submitted. New sequences join before the next call of the device.
+    """Decodes submitted sequences (continuous batching): they join before the next device call.
 
-    The scheduler gets a sequence only when one of its slots is free, and with it the other choices
-    of its prompt, which share its prefill. Until then the sequence waits here, in the order of
-    submissions, and can be dropped. A sequence of which something is scored goes to the scheduler's
-    scorer once it has ended, or at once if nothing is sampled.
+    Sequences wait here, in the order of their submissions, until a slot is free, and can be dropped
+    meanwhile. A sequence enters the scheduler with the other choices of its prompt, which share its
+    prefill. A sequence to score enters the scheduler's scorer once it has ended, or immediately if
+    no token is sampled.
     """
 
     def __init__(
         self, engine: Engine, text_tokenizer: PreTrainedTokenizerFast, max_waiting: int
     ) -> None:
-        """`max_waiting` is the number of sequences that may wait for a slot."""
+        """`max_waiting` is the maximum number of sequences that wait for a slot."""
         self.engine = engine
         self.tokenizer = text_tokenizer
         self.num_slots = engine.max_concurrent_decodes
         self.inbox: queue.SimpleQueue[Submission] = queue.SimpleQueue()
         self.waiting: deque[tuple[Sequence, Submission]] = deque()
-        self.live: dict[Sequence, Submission] = {}  # sequences that the scheduler has
-        self.scoring: dict[Scoring, tuple[Sequence, Submission]] = {}  # those of the scorer
+        self.live: dict[Sequence, Submission] = {}  # sequences in the scheduler
+        self.scoring: dict[Scoring, tuple[Sequence, Submission]] = {}  # sequences in the scorer
         self.scheduler: Scheduler | None = None  # of the running thread
+        # Keep enough sequences in the scorer to fill its rows, and leave the others here, where
+        # they can be dropped.
         self.most_scoring = max(self.num_slots, SCORING_ROWS * engine.num_shards)
-        self.has_ended = False  # the thread has: nothing will be decoded any more
+        self.has_ended = False  # the thread has ended: no sequence will be decoded any more
 
+        # Reservations cover sequences in slots and waiting ones.
         self.most_reserved = self.num_slots + max_waiting
-        self.num_reserved = 0  # sequences that were reserved and are neither finished nor dropped
-        self.lock = threading.Lock()  # of num_reserved
+        self.num_reserved = 0  # reserved sequences that are neither finished nor dropped
+        self.lock = threading.Lock()  # guards num_reserved
 
     # -- any thread --------------------------------------------------------------------------------
 
     def reserve(self, count: int) -> bool:
         """Reserves room for sequences that will be submitted. Returns whether there was room.
 
-        `submit` takes over the reservation of its sequences; `release` gives up the others.
+        `submit` takes over the reservation of its sequences; `release` returns any other.
         """
         with self.lock:
             if self.num_reserved + count > self.most_reserved:
@@ -107,12 +111,12 @@ class DecodingWorker:
             return True
 
     def release(self, count: int) -> None:
-        """Gives back reserved room."""
+        """Releases reserved room."""
         with self.lock:
             self.num_reserved -= count
 
     def submit(self, submission: Submission) -> None:
-        """Takes sequences for which there is a reservation."""
+        """Queues sequences that have a reservation. The decoding thread takes them."""
         self.inbox.put(submission)
 
     # -- the thread that decodes -------------------------------------------------------------------
@@ -122,26 +126,27 @@ class DecodingWorker:
         return tokenizer.decode(self.tokenizer, ids)
 
     def run(self, params: qwen.Params, seed: jax.Array) -> None:
-        """Decodes until an error. The end of this thread is the end of the process."""
+        """Decodes until an error. The end of this thread ends the process."""
         self.scheduler = Scheduler(self.engine, params, self.decode_text)
         try:
             for sequence in self.scheduler.run([], 0, 1.0, seed, admit_more=self.admit_more):
                 self.finish(sequence)
         finally:
+            # The main thread runs the server; the signal ends it.
             self.has_ended = True
             signal.raise_signal(signal.SIGINT)
 
     @property
     def counters(self) -> DecodeCounters:
-        """Returns what was prefilled, decoded and scored since the thread began."""
+        """Returns the counters of prefilled, decoded and scored tokens since the thread started."""
         return self.scheduler.counters if self.scheduler else DecodeCounters()
 
     def finish(self, sequence: Sequence) -> None:
-        """Has a sequence scored that the scheduler has finished, or reports it."""
+        """Scores or reports a sequence that the scheduler has finished."""
         self.score_or_report(sequence, self.live.pop(sequence))
 
     def score_or_report(self, sequence: Sequence, submission: Submission) -> None:
-        """Gives a sequence that has ended to the scorer, or reports it if nothing is scored."""
+        """Submits an ended sequence to the scorer, or reports it if no scores are requested."""
         scoring = None
         if submission.options is not None and not submission.is_cancelled:
             scoring = scoring_of(submission.options, sequence)
@@ -154,7 +159,7 @@ class DecodingWorker:
         self.scheduler.scorer.submit(scoring)
 
     def report_scored(self) -> None:
-        """Reports the sequences whose scores have come."""
+        """Reports the sequences with complete scores."""
         if self.scheduler is None:
             return
         for scoring in self.scheduler.scorer.take_finished():
@@ -169,6 +174,7 @@ class DecodingWorker:
         Blocks while there is nothing to decode. See `Scheduler.run`.
         """
         self.report_scored()
+        # Only streams get intermediate reports; other replies are written at the end.
         for sequence, submission in self.live.items():
             if submission.is_streamed:
                 submission.report(sequence)
@@ -176,12 +182,13 @@ class DecodingWorker:
         while True:
             self.take_submissions()
             groups = self.admit_waiting()
-            # Nothing is left to do for a prompt of one token whose score was asked for.
+            # All may be empty after a scoring request for a prompt of one token, which has no
+            # score.
             if groups or self.live or self.scoring:
                 return groups
 
     def take_submissions(self) -> None:
-        """Moves what was submitted to the waiting sequences. Blocks while there are none."""
+        """Moves submissions to the waiting sequences. Blocks while there is no work at all."""
         self.drop_cancelled()
         while not self.inbox.empty() or not (self.live or self.scoring or self.waiting):
             submission = self.inbox.get()
@@ -189,7 +196,7 @@ class DecodingWorker:
             self.drop_cancelled()
 
     def admit_waiting(self) -> Groups:
-        """Returns the waiting groups for which slots are free, and submits what is only scored."""
+        """Returns the waiting groups that fit into free slots, and submits score-only sequences."""
         groups: Groups = []
         while self.waiting:
             sequence, submission = self.waiting[0]
@@ -201,14 +208,17 @@ class DecodingWorker:
                 if len(self.scoring) >= self.most_scoring:
                     break
                 self.waiting.popleft()
+                # No token is sampled, as with max_tokens=0 in OpenAI's API.
                 sequence.finish_reason = "length"
                 self.score_or_report(sequence, submission)
         return groups
 
     def take_choices(self) -> list[Sequence]:
-        """Takes the first waiting sequence and the other choices of its prompt."""
+        """Removes and returns the first waiting sequence and the other choices of its prompt."""
+        # All choices of a prompt enter the scheduler together, so that one prefill serves them.
         prompt = self.waiting[0][0].prompt_id
         group: list[Sequence] = []
+        # The choices of a prompt are adjacent, because they were submitted together.
         while self.waiting and self.waiting[0][0].prompt_id == prompt:
             sequence, submission = self.waiting.popleft()
             self.live[sequence] = submission
@@ -216,10 +226,10 @@ class DecodingWorker:
         return group
 
     def drop_cancelled(self) -> None:
-        """Drops the waiting sequences whose client has left, to be sampled or to be scored."""
-        wanted = deque(pair for pair in self.waiting if not pair[1].is_cancelled)
-        self.release(len(self.waiting) - len(wanted))
-        self.waiting = wanted
+        """Drops the waiting sequences of disconnected clients, both to sample and to score."""
+        remaining = deque(pair for pair in self.waiting if not pair[1].is_cancelled)
+        self.release(len(self.waiting) - len(remaining))
+        self.waiting = remaining
         if self.scheduler is None:
             return
         unwanted = [scoring for scoring, pair in self.scoring.items() if pair[1].is_cancelled]

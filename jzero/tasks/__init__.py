@@ -6,4 +6,12 @@ grader processes import this package.
 
 from jzero.tasks.options import read_options
 from jzero.tasks.prompts import PromptTemplate
-from jzero.tasks.task import TASKS, Task, check_task_settings, draws_examples, find_task
+from jzero.tasks.task import (
+    TASKS,
+    Task,
+    check_task_settings,
+    draws_examples,
+    find_task,
+    stop_strings,
+    task_metrics,
+)

@@ -1,9 +1,9 @@
-"""Products of two numbers of two digits, which a tiny model cannot compute and a calculator can.
+"""Products of two two-digit numbers: too hard for a tiny model, easy with a calculator.
 
 The task shows whether RL learns to call a tool. `configs/calculator.py` has the recipe. Its model
-starts from random weights: the warm start shows it answers, calls of the tool `calculator`, and
-answers after a call. Which of the two ways is worth more, only the rewards say. Imports no jax:
-grader processes load this module.
+starts from random weights, and the warm start shows the model direct answers, calls of the tool
+`calculator`, and answers after a call. Only the rewards teach which of the two ways is better.
+Imports no jax: grader processes load this module.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 NAME = "arithmetic"
 TOOL = "calculator"
-# Of the warm-start examples with the tool: answers without a call, and calls. The rest are answers
-# after a call.
+# The shares of warm-start examples with the tool that are direct answers and calls. The other
+# examples are answers after a call.
 SHARE_OF_ANSWERS = 0.4
 SHARE_OF_CALLS = 0.2
 _NUMBER = re.compile(r"\s*([0-9]{1,9})\s*")
@@ -59,7 +59,7 @@ def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
 
 
 def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
-    """Returns a score of 1 for a response that is the product and nothing else."""
+    """Returns a score of 1 if the response is exactly the product, else 0."""
     found = _NUMBER.fullmatch(response)
     if found is None:
         return Grade(0.0, False, "no answer")
@@ -72,7 +72,7 @@ def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
 
 
 def call_of(expression: str) -> str:
-    """Returns a call of the calculator, on one line."""
+    """Returns a one-line call of the calculator."""
     call = {"name": TOOL, "arguments": {"expression": expression}}
     return f"{BEGIN}{json.dumps(call, separators=(',', ':'))}{END}"
 
@@ -80,7 +80,7 @@ def call_of(expression: str) -> str:
 def example(task: TaskConfig, seed: int, index: int, tries: float) -> tuple[str, str]:
     """Returns the index-th supervised example of template plain: (prompt, response).
 
-    Without the tool every example is an answer without a call. `tries` has no meaning here.
+    Without the tool every example is a direct answer. `tries` is unused.
     """
     first, second = _factors("warm_start", seed, index)
     expression, product = f"{first}*{second}", str(first * second)
@@ -90,6 +90,7 @@ def example(task: TaskConfig, seed: int, index: int, tries: float) -> tuple[str,
         return prompt, product
     if choice < SHARE_OF_ANSWERS + SHARE_OF_CALLS:
         return prompt, call_of(expression)
+    # The call and the tool's reply are part of the prompt, so only the answer is trained on.
     return prompt + call_of(expression) + PLAIN_REPLY.replace("{}", product), product
 
 

@@ -1,14 +1,14 @@
-"""Environments that wait for something else: thousands at once, in an event loop of the run.
+"""Async environments: thousands of I/O-bound episodes at once, in the event loop of the pool.
 
     task.environment_mode=asyncio
 
-An environment of a grader process takes one step at a time and can be killed. One that waits for
-a server, a database or a browser needs no process: its methods are async, and they are awaited in
-the event loop of the pool (`grading.event_loop`), with a limit of task.reward.seconds for each
-call. What `environment.Environment` says of instances holds here, too.
+A grader process takes one environment step at a time and can be killed. An environment that waits
+for a server, a database or a browser needs no process: its methods are async, and the event loop of
+the pool (`grading.event_loop`) awaits them, with a limit of task.reward.seconds on each call. The
+rules for instances of `environment.Environment` also apply here.
 
-A call that takes too long, or loses its connection, gets a second try with a new instance, as a
-step does whose grader process ended. Whatever else a class raises fails the episode at once.
+A call that times out or loses its connection is retried once with a new instance, like a step that
+loses its grader process. Any other exception fails the episode at once.
 """
 
 from __future__ import annotations
@@ -20,36 +20,45 @@ import inspect
 import time
 import traceback
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from jzero.errors import UserError
 from jzero.grading.pool import Pool, Stepped, Stepping
-from jzero.tasks import environment, rewards, user_functions
-from jzero.tasks.environment import Calls, Instances, Turns
-from jzero.types import Grade, JsonValue, Problem
+from jzero.http import RemoteError
+from jzero.tasks import bounds, environment, rewards, user_functions
+from jzero.tasks.environment import Instance
+from jzero.tasks.episodes import Calls, Episodes
+from jzero.types import Grade, JsonValue, Problem, Turns
 
 if TYPE_CHECKING:
     from jzero.config import TaskConfig
 
 T = TypeVar("T")
 
-MAX_INSTANCES = 65536  # of one pool; the oldest are closed, and built again if they go on
-MAX_REASON = 200  # characters
+# Per pool. The oldest instances are closed, and rebuilt if their episodes continue.
+MAX_INSTANCES = 65536
 TRIES = 2
-CLOSE_SECONDS = 1.0  # for each instance that is left at the end of a run
+CLOSE_SECONDS = 1.0  # limit for closing one instance at the end of a run
 
 _NO_GRADE = Grade(0.0, False, "")
 _EVERYTHING = frozenset(user_functions.FROM_EPISODE)
 
 
 class TookTooLong(Exception):
-    """A call that task.reward.seconds has ended."""
+    """A call exceeded task.reward.seconds."""
 
 
-# The instances of each pool, which are closed with it.
-_INSTANCES: weakref.WeakKeyDictionary[Pool, Instances] = weakref.WeakKeyDictionary()
+class RaisedExit(Exception):
+    """User-defined code raised SystemExit or the like, which would end the event loop or the run.
+
+    The message describes the original exception.
+    """
+
+
+# The instances of each pool. They are closed when the pool is closed.
+_INSTANCES: weakref.WeakKeyDictionary[Pool, Episodes[Instance]] = weakref.WeakKeyDictionary()
 
 
 def stepping(
@@ -62,9 +71,10 @@ def stepping(
     *,
     is_last: bool,
 ) -> Stepping | None:
-    """Returns what `Pool.submit` awaits for a turn, None where no event loop is needed.
+    """Returns the coroutine function that `Pool.submit` awaits for a turn.
 
-    `earlier` are the turns before this one, and no turn may follow if `is_last`.
+    Returns None if the environment runs in grader processes. `earlier` holds the earlier turns, and
+    the episode ends after this turn if `is_last`.
     """
     if problem.task != environment.NAME or environment.mode(task) != "asyncio":
         return None
@@ -73,24 +83,25 @@ def stepping(
 
 
 def forget(pool: Pool, problem: Problem, sample_index: int, task: TaskConfig) -> None:
-    """Closes the instance of an episode that ends though its environment would have gone on."""
+    """Closes the instance of an episode that ends before its environment reports the end."""
     if problem.task == environment.NAME and environment.mode(task) == "asyncio":
         pool.start(_forget(pool, f"{problem.id}/{sample_index}", task.reward.seconds))
 
 
 async def _forget(pool: Pool, episode: str, seconds: float) -> None:
-    instances = _instances_of(pool)
-    with contextlib.suppress(Exception):  # the episode has its score
-        instances[episode].is_over = True
-        await await_calls(environment.end_calls(instances, episode), seconds)
+    with contextlib.suppress(Exception):  # the episode already has its score
+        await await_calls(_instances_of(pool).end(episode), seconds)
 
 
 def resetting(pool: Pool, gold: JsonValue, task: TaskConfig) -> Stepping:
-    """Returns what `Pool.submit` awaits for a prompt: an instance is reset, and closed."""
+    """Returns the coroutine function that `Pool.submit` awaits for a prompt.
+
+    The function resets an instance and closes it.
+    """
 
     async def reset() -> Stepped:
         def reset_once() -> Calls[Grade]:
-            return environment.reset_calls(task.environment, gold)
+            return environment.reset_calls(task.environment, gold, bounds.reply_bytes(task))
 
         grade = await _grade_of_calls(pool, task, reset_once)
         return Stepped(grade, needs_worker=False)
@@ -107,7 +118,7 @@ async def _step(
     task: TaskConfig,
     is_last: bool,
 ) -> Stepped:
-    """Returns the grade of a turn, with the rewards that ask for the environment."""
+    """Returns the grade of a turn, with the rewards that take the environment as an argument."""
     start = time.perf_counter()
     instances = _instances_of(pool)
 
@@ -120,17 +131,21 @@ async def _step(
             earlier,
             response,
             is_last,
-            MAX_INSTANCES,
+            bounds.reply_bytes(task),
         )
         return environment.to_grade(result)
 
     grade = await _grade_of_calls(pool, task, step_once)
+    # Rewards that take the environment run here, because its instance lives in this event loop.
+    # A grader process computes other rewards (`rewards.need_worker`).
     called: list[str] = []
     if not grade.failed:
         values = user_functions.episode_values(problem, response, earlier, _EVERYTHING)
         values["turns"] = [*earlier, (response, grade)]
         values |= {"response": response, "gold": problem.gold, "task": task}
-        values[user_functions.ENVIRONMENT] = instances[episode].environment
+        instance = instances.get(episode)
+        assert instance is not None, f"{episode=}"
+        values[user_functions.ENVIRONMENT] = instance.environment
         for name in rewards.asking_for_environment(task.reward):
             called.append(name)
             grade = await _add_reward(pool, task, name, grade, values)
@@ -142,13 +157,14 @@ async def _step(
 
 
 async def _end(pool: Pool, task: TaskConfig, episode: str, grade: Grade) -> Grade:
-    """Closes the instance of an episode that is over, or that has failed."""
+    """Closes the instance if the episode is over or has failed."""
     instances = _instances_of(pool)
-    if grade.failed:
-        instances[episode].is_over = True
 
     def end_once() -> Calls[Grade]:
-        yield from environment.end_calls(instances, episode)
+        if grade.failed:
+            yield from instances.end(episode)
+        else:
+            yield from environment.end_calls(instances, episode)
         return grade
 
     return await _grade_of_calls(pool, task, end_once, grade)
@@ -157,7 +173,7 @@ async def _end(pool: Pool, task: TaskConfig, episode: str, grade: Grade) -> Grad
 async def _add_reward(
     pool: Pool, task: TaskConfig, name: str, grade: Grade, values: Mapping[str, object]
 ) -> Grade:
-    """Returns the grade with the reward of a function of the user's."""
+    """Returns the grade with the reward of a user-defined function."""
 
     def call() -> Calls[Grade]:
         returned = yield user_functions.invoke(name, values)
@@ -177,14 +193,16 @@ async def _grade_of_calls(
     before: Grade = _NO_GRADE,
     function: str = "",
 ) -> Grade:
-    """Returns the grade that calls of the user's code come to; `before` as failed if they fail.
+    """Runs user-defined calls and returns their grade, or `before` marked as failed.
 
-    `function` is whose code it is; empty for the environment.
+    `function` names the user-defined code in messages; empty means the environment.
     """
     function = function or task.environment
     reason = ""
     for _ in range(TRIES):
         try:
+            # A step that failed has removed its instance, so the second try replays the episode in
+            # a new instance.
             return await await_calls(make_calls(), task.reward.seconds)
         except TookTooLong:
             pool.count("timeouts")
@@ -192,40 +210,82 @@ async def _grade_of_calls(
             reason = f"timeout: {function} took more than {limit}"
         except (ConnectionError, EOFError) as error:
             pool.count("killed")
-            reason = f"killed: {function}: {type(error).__name__}: {error}"
-        except Exception as error:  # whatever code of the user's raises
-            text = "".join(traceback.format_exception(error))
-            pool.show_note(function, f"raised {type(error).__name__}", text)
-            reason = f"error: {function}: {type(error).__name__}: {error}"
+            reason = f"killed: {function}: {bounds.describe(error)}"
+        except (RemoteError, UserError) as error:  # a remote failure: a traceback would not help
+            pool.show_note(function, "failed", str(error))
+            reason = f"error: {function}: {bounds.describe(error)}"
             break
-    return replace(before, reason=reason[:MAX_REASON], failed=True, reply=None)
+        except Exception as error:  # user-defined code may raise anything
+            _show_traceback(pool, function, error)
+            reason = f"error: {function}: {bounds.describe(error)}"
+            break
+    return replace(before, reason=bounds.one_line(reason), failed=True, reply=None)
+
+
+def _show_traceback(pool: Pool, function: str, error: Exception) -> None:
+    cause = error.__cause__ if isinstance(error, RaisedExit) else None
+    text = ""
+    with contextlib.suppress(BaseException):  # formatting a hostile exception may itself fail
+        text = "".join(traceback.format_exception(cause or error))
+    pool.show_note(function, f"raised {bounds.type_name(cause or error)}", text)
 
 
 async def await_calls(calls: Calls[T], seconds: float) -> T:
-    """Makes calls one after the other, and awaits each for `seconds` at most.
+    """Runs calls one after the other and awaits each for at most `seconds`.
 
     Raises:
         TookTooLong: an awaitable took longer. It is cancelled.
-        Exception: whatever the calls raise.
+        RaisedExit: a call raised a BaseException that is not an Exception.
+        Exception: any exception that the calls raise.
     """
     try:
-        returned = next(calls)
+        returned = _advance(functools.partial(next, calls))
         while True:
             try:
                 value = await _await_for(returned, seconds)
             except Exception as error:
-                returned = calls.throw(error)
+                # The calls may clean up after the error, as `closed_on_error` does.
+                returned = _advance(functools.partial(calls.throw, error))
             else:
-                returned = calls.send(value)
+                returned = _advance(functools.partial(calls.send, value))
     except StopIteration as end:
         return end.value
-    except asyncio.CancelledError:  # the run has ended: an instance in the middle is closed, too
+    except asyncio.CancelledError:  # the run has ended: close the instance in the middle of a step
         await _abandon(calls)
         raise
 
 
+def _advance(advance: Callable[[], object]) -> object:
+    # Synchronous user-defined code runs here too, so BaseException is contained as in `_contain`.
+    try:
+        return advance()
+    except Exception:
+        raise
+    except BaseException as error:
+        raise RaisedExit(bounds.describe(error)) from error
+
+
+async def _contain(returned: Awaitable[object]) -> object:
+    """Awaits an awaitable from user-defined code and turns exits into RaisedExit.
+
+    SystemExit in a task would end the event loop.
+    """
+    try:
+        return await returned
+    except (Exception, GeneratorExit):
+        raise
+    except asyncio.CancelledError:
+        # Distinguish a real cancellation from a CancelledError that user-defined code raised.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise RaisedExit("CancelledError") from None
+    except BaseException as error:
+        raise RaisedExit(bounds.describe(error)) from error
+
+
 async def _abandon(calls: Calls[T]) -> None:
-    """Lets calls end as after an error."""
+    """Raises an error inside the calls, so that their cleanup runs."""
     with contextlib.suppress(Exception):
         returned = calls.throw(ConnectionAbortedError("the run has ended"))
         while True:
@@ -233,27 +293,33 @@ async def _abandon(calls: Calls[T]) -> None:
 
 
 async def _await_for(returned: object, seconds: float) -> object:
-    """Awaits what may be awaited. Does not wait for the end of what it has to cancel."""
+    """Awaits `returned` if it is awaitable, for at most `seconds`."""
     if not inspect.isawaitable(returned):
         return returned
-    task = asyncio.ensure_future(returned)
+    # asyncio.wait_for would wait until a cancelled task ends, and a hostile task may never end.
+    task = asyncio.ensure_future(_contain(returned))
     try:
         await asyncio.wait([task], timeout=seconds)
         if not task.done():
             raise TookTooLong(f"took more than {seconds:g} seconds")
     finally:
-        task.cancel()  # of no effect where it is done
+        task.cancel()  # no effect on a finished task
+    if task.cancelled():
+        raise RaisedExit("CancelledError: the task cancelled itself")
+    error = task.exception()
+    if isinstance(error, GeneratorExit):  # user-defined code raised it
+        raise RaisedExit(bounds.describe(error)) from error
     return task.result()
 
 
-def _instances_of(pool: Pool) -> Instances:
-    """Returns the instances of a pool, which are closed with it."""
+def _instances_of(pool: Pool) -> Episodes[Instance]:
+    """Returns the instances of a pool. They are closed when the pool is closed."""
     if pool not in _INSTANCES:
-        instances: Instances = OrderedDict()
+        instances: Episodes[Instance] = Episodes(MAX_INSTANCES)
         _INSTANCES[pool] = instances
 
         async def close() -> None:
-            await await_calls(environment.close_calls(instances), CLOSE_SECONDS)
+            await await_calls(instances.close(), CLOSE_SECONDS)
 
         pool.at_end(close)
     return _INSTANCES[pool]

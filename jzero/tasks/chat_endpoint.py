@@ -1,36 +1,45 @@
-"""An OpenAI-compatible endpoint whose completions are the policy's responses.
+"""An OpenAI-compatible endpoint that serves the policy's responses as completions.
 
-Some environments are programs that hold a conversation themselves: they send the messages so far to
-a chat endpoint, and go on with what it answers. Here each such program is a `Conversation`, in an
-event loop. A request waits until the policy has responded:
+Some environments are programs that drive a conversation themselves: they send the messages so far
+to a chat endpoint and continue with its answer. Each such program is a `Conversation` in an event
+loop. A request waits until the policy has responded:
 
     program   POST /v1/chat/completions, with messages     -> conversation.next() returns it
     sampler   conversation.answer(response)                -> the program's request is answered
-    program   ends with an outcome                         -> conversation.next() returns that
+    program   ends with an outcome                         -> conversation.next() returns it
 
-A program says with the header X-Session-ID which conversation it speaks for. The tokens of a
-response never leave the sampler: the program reads its text, and nothing is tokenized again. So a
-conversation may only grow, and `new_messages` refuses a request that has changed what was said.
+The header X-Session-ID selects the conversation. The tokens of a response never leave the sampler:
+the program receives only the text, and the text is not tokenized again. A conversation may
+therefore only grow, and `new_messages` rejects a request that changes earlier messages.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
+import io
 import json
+import socket
 import threading
+import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
+from jzero import http
+from jzero.errors import shown
 from jzero.tasks.tools import parsing
 from jzero.types import JsonValue
 
 SESSION_HEADER = "X-Session-ID"
 PATH = "/chat/completions"
 MODEL = "policy"  # the name of the model in requests and completions
-_FORBIDDEN = ("response_format", "logit_bias", "stop")  # that would change what the policy samples
+IDLE_SECONDS = 600.0  # how long a connection may wait for its next request
+REQUEST_SECONDS = 30.0  # limit for reading a request, from its first byte to its last
+MAX_BODY_BYTES = 16 << 20
+_FORBIDDEN = ("response_format", "logit_bias", "stop")  # fields that would change the sampling
 
 Outcome = TypeVar("Outcome")
 Message = dict[str, JsonValue]
@@ -42,14 +51,14 @@ class RequestError(ValueError):
 
 @dataclass(frozen=True)
 class Request:
-    """What a program asks: the messages so far, and the tools that the policy may call."""
+    """A program's request: the messages so far, and the tools that the policy may call."""
 
     messages: list[Message]
-    tools: list[JsonValue]  # schemas, as a chat template takes them
+    tools: list[JsonValue]  # schemas in the form that chat templates take
 
 
 class Conversation(Generic[Outcome]):
-    """A program that asks for responses until it ends. All methods run in one event loop."""
+    """A program that requests responses until it ends. All methods run in one event loop."""
 
     def __init__(self) -> None:
         self._requests: asyncio.Queue[Request] = asyncio.Queue()
@@ -57,11 +66,11 @@ class Conversation(Generic[Outcome]):
         self._program: asyncio.Task[Outcome] | None = None
 
     def start(self, program: Awaitable[Outcome]) -> None:
-        """Runs the program."""
+        """Starts the program as a task of the event loop."""
         self._program = asyncio.ensure_future(program)
 
     async def ask(self, request: Request) -> Message:
-        """Returns the assistant's message, once there is one.
+        """Queues a request and waits for the assistant's message.
 
         Raises:
             RequestError: another request of the conversation is waiting.
@@ -79,7 +88,7 @@ class Conversation(Generic[Outcome]):
         """Returns the program's next request, or its outcome if it has ended.
 
         Raises:
-            Exception: whatever the program raises.
+            Exception: any exception of the program.
         """
         assert self._program is not None, "start runs the program"
         request = asyncio.ensure_future(self._requests.get())
@@ -87,20 +96,20 @@ class Conversation(Generic[Outcome]):
             await asyncio.wait([request, self._program], return_when=asyncio.FIRST_COMPLETED)
             return request.result() if request.done() else self._program.result()
         finally:
-            request.cancel()  # of no effect where it is done
+            request.cancel()  # no effect on a finished task
 
     def answer(self, message: Message) -> None:
-        """Answers the request that waits.
+        """Answers the waiting request.
 
         Raises:
-            RequestError: none waits any more: the program has given it up.
+            RequestError: no request is waiting, because the program has given up.
         """
         if self._answer is None or self._answer.done():
             raise RequestError("the program no longer waits for the response that it has asked for")
         self._answer.set_result(message)
 
     async def stop(self) -> None:
-        """Ends the program, whatever it is doing. A request that waits is refused."""
+        """Cancels the program and its waiting request, and waits until the program has ended."""
         if self._answer is not None:
             self._answer.cancel()
         if self._program is not None:
@@ -108,10 +117,40 @@ class Conversation(Generic[Outcome]):
             await asyncio.wait([self._program])
 
 
-class ChatEndpoint:
-    """The server. Its threads hand requests over to the event loop of the conversations.
+class _BoundedReader(io.RawIOBase):
+    """Reads a connection and raises TimeoutError if a request is incomplete at its deadline.
 
-    `url` is the address that a client of OpenAI's protocol takes as its base.
+    A deadline for the complete request, unlike a timeout for each read, also stops a client that
+    sends one byte at a time.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._deadline: float | None = None  # None until the first byte of a request
+
+    def begin_request(self) -> None:
+        """Resets the deadline: REQUEST_SECONDS count from the next byte."""
+        self._deadline = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        now = time.monotonic()
+        seconds = IDLE_SECONDS if self._deadline is None else self._deadline - now
+        if seconds <= 0:
+            raise TimeoutError(f"a request took more than {REQUEST_SECONDS:g} s")
+        self._connection.settimeout(seconds)
+        size = self._connection.recv_into(cast(bytearray, buffer))
+        if self._deadline is None:
+            self._deadline = time.monotonic() + REQUEST_SECONDS
+        return size
+
+
+class ChatEndpoint:
+    """An HTTP server with threads that pass requests to the event loop of the conversations.
+
+    `url` is the base URL for an OpenAI client.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -122,11 +161,41 @@ class ChatEndpoint:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
+            def setup(self) -> None:
+                super().setup()
+                # Replace the default reader with a reader that enforces the deadline of a request.
+                self.bounded = _BoundedReader(self.connection)
+                self.rfile.close()
+                self.rfile = io.BufferedReader(self.bounded)
+
+            def handle_one_request(self) -> None:
+                self.bounded.begin_request()
+                # A program that resets its connection is not an error of the run.
+                with contextlib.suppress(ConnectionError, TimeoutError):
+                    super().handle_one_request()
+                    return
+                self.close_connection = True
+
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                # Only ASCII digits: int() would also accept signs, spaces and underscores.
+                length = self.headers.get("Content-Length", "0")
+                is_number = length.isascii() and length.isdecimal() and len(length) < 16
+                if not is_number or int(length) > MAX_BODY_BYTES:
+                    # Close the connection, because the body is left unread.
+                    self.close_connection = True
+                    reason = f"Content-Length has to be a number up to {MAX_BODY_BYTES}"
+                    self.reply(413, *_as_error(reason))
+                    return
+                body = self.rfile.read(int(length))
+                if len(body) < int(length):  # the program has disconnected
+                    self.close_connection = True
+                    return
                 session = self.headers.get(SESSION_HEADER, "")
-                status, kind, text = endpoint.respond(self.path, session, body)
-                content = text.encode()
+                self.reply(*endpoint.respond(self.path, session, body))
+
+            def reply(self, status: int, kind: str, text: str) -> None:
+                content = text.encode(errors="replace")
+                self.connection.settimeout(REQUEST_SECONDS)
                 self.send_response(status)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(content)))
@@ -134,26 +203,28 @@ class ChatEndpoint:
                 self.wfile.write(content)
 
             def log_message(self, format: str, *args: object) -> None:
+                # The base class would write a line to stderr for every request.
                 pass
 
         class Server(ThreadingHTTPServer):
             daemon_threads = True
             request_queue_size = 1024  # all episodes of a step may ask at once
 
+        # Only programs on this machine can connect. The system chooses a free port.
         self._server = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the server. Requests that wait are not answered."""
+        """Stops the server. Waiting requests stay unanswered."""
         self._server.shutdown()
         self._server.server_close()
 
     def respond(self, path: str, session: str, body: bytes) -> tuple[int, str, str]:
-        """Returns the status, the type and the text of the answer to a request.
+        """Returns the HTTP status, the content type and the body of the answer to a request.
 
-        It is called in a thread of the server, and waits there for the policy.
+        Runs in a thread of the server and blocks until the policy has responded.
         """
         if not path.endswith(PATH):
             return 404, *_as_error(f"there is no {path} here, only {PATH}")
@@ -161,7 +232,8 @@ class ChatEndpoint:
         if conversation is None:
             return 404, *_as_error(f"{SESSION_HEADER}={session} names no conversation")
         try:
-            asked = json.loads(body)
+            # Conversations run in the event loop; this thread of the server only waits.
+            asked = http.parse_json(body)
             asking = conversation.ask(read_request(asked))
             message = asyncio.run_coroutine_threadsafe(asking, self._loop).result()
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -177,26 +249,32 @@ def _as_error(message: str) -> tuple[str, str]:
     return "application/json", json.dumps({"error": {"message": message, "type": "jzero"}})
 
 
-# What goes over the wire.
+# The wire format.
 
 
 def read_request(body: JsonValue) -> Request:
-    """Returns what a request asks. How the policy samples, the run's settings say.
+    """Validates the body of a request and returns its messages and tools.
+
+    Sampling settings in the body, such as the temperature, are ignored: the run's settings apply.
 
     Raises:
-        RequestError: the request asks for what the policy does not do.
+        RequestError: the request needs an unsupported feature.
     """
     for name in _FORBIDDEN:
         if body.get(name):
             raise RequestError(f"{name} is not supported: jzero samples as rollout.* says")
     if body.get("n", 1) != 1:
         raise RequestError(f"n={body['n']}: a response is one, rollout.group_size says how many")
-    messages = [plain_message(message) for message in body["messages"]]
-    return Request(messages, body.get("tools") or [])
+    messages = [plain_message(message) for message in http.member(body, ("messages",), list)]
+    tools = http.optional_member(body, ("tools",), list, [])
+    for tool in tools:
+        http.member(tool, ("function", "name"), str)
+        http.optional_member(tool, ("function", "parameters"), dict, {})
+    return Request(messages, tools)
 
 
 def plain_message(message: Message) -> Message:
-    """Returns a message whose content is text, without what is None.
+    """Returns a message with text as its content and without fields that are None.
 
     Raises:
         RequestError: the content has parts that are not text.
@@ -205,16 +283,17 @@ def plain_message(message: Message) -> Message:
     content = kept.get("content", "")
     if isinstance(content, list):
         if any(part.get("type") != "text" for part in content):
-            raise RequestError("a message has parts that are not text: the policy reads text alone")
-        content = "\n".join(part["text"] for part in content)
+            raise RequestError("a message has parts that are not text: the policy reads text only")
+        content = "\n".join(http.member(part, ("text",), str) for part in content)
+    if not isinstance(content, str):
+        raise RequestError(f"the content of a message is {shown(content)} and not text")
     return kept | {"content": content}
 
 
 def assistant_message(response: str, tools: Sequence[JsonValue]) -> Message:
-    """Returns a response as an assistant's message, with its calls of tools.
+    """Returns a response as an assistant message with tool calls.
 
-    Where the policy writes a call that is not well formed, or that no tool takes, the whole
-    response is text.
+    If a call is malformed or does not match any tool, the complete response becomes text.
     """
     parameters = {
         tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools
@@ -236,9 +315,10 @@ def new_messages(before: Request, response: Message, after: Request) -> list[Mes
     """Returns the messages that follow a response in the next request.
 
     Raises:
-        RequestError: the request is no continuation: what was said before has changed, or other
-            tools are shown.
+        RequestError: the request does not continue the conversation: earlier messages, the response
+            or the tools have changed, or no message follows the response.
     """
+    # The next request repeats the earlier messages, then the response, then adds new messages.
     number = len(before.messages)
     if after.messages[:number] != before.messages or after.tools != before.tools:
         raise RequestError(
@@ -263,20 +343,21 @@ def _text(content: JsonValue) -> str:
 
 
 def _calls(tool_calls: JsonValue) -> list[tuple[str, JsonValue]]:
-    """Returns what calls say, without what clients of OpenAI's protocol leave out or add."""
+    """Returns the names and arguments of tool calls: OpenAI clients omit or add other fields."""
     functions = [call["function"] for call in tool_calls or []]
     return [(function["name"], json.loads(function["arguments"])) for function in functions]
 
 
 def completion(message: Message) -> JsonValue:
-    """Returns a chat completion with this message."""
+    """Returns a chat completion with the message as its only choice."""
     choice = {"index": 0, "message": message, "finish_reason": _finish_reason(message)}
     return _head("chat.completion") | {"choices": [choice]}
 
 
 def completion_events(message: Message) -> str:
-    """Returns the same completion as server-sent events: the message, its end, and [DONE]."""
+    """Returns the completion as server-sent events: the message, the finish reason, and [DONE]."""
     delta = dict(message)
+    # In events every tool call has an index.
     if "tool_calls" in delta:
         delta["tool_calls"] = [
             {"index": index, **call} for index, call in enumerate(delta["tool_calls"])

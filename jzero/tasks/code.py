@@ -1,8 +1,9 @@
-"""Programming problems: a response holds a program, which is run against the problem's tests.
+"""Programming problems: a response contains a program, which runs against the problem's tests.
 
-`task.data` names a set in one of the layouts of `code_tests`. Without data the task makes toy
-problems for a tiny model (`code_toy`). `code_runs` runs the programs in a sandbox. The score is the
-share of tests that pass, or 1 for all of them: `task.options=reward=all`.
+`task.data` names a data set in one of the layouts of `code_tests`. Without data the task generates
+toy problems for a tiny model (`code_toy`). `code_runs` runs the programs in a sandbox. The score is
+the fraction of tests that pass; with `task.options=reward=all` it is 1 if all tests pass and 0
+otherwise.
 
 The rewards `code`, `binary_code` and `code_format` are open-r1's (github.com/huggingface/open-r1,
 rewards.py). Imports no jax: grader processes load this module.
@@ -11,7 +12,6 @@ rewards.py). Imports no jax: grader processes load this module.
 from __future__ import annotations
 
 import functools
-import random
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from jzero.errors import UserError
 from jzero.sandbox.client import SandboxError
-from jzero.tasks import code_runs, code_tests, code_toy, overlap, problem_sets
+from jzero.tasks import code_feedback, code_runs, code_tests, code_toy, problem_sets, row_loader
 from jzero.tasks.options import read_options
+from jzero.tasks.problem_sets import AskedRow, Source
 from jzero.tasks.prompts import CODE_TEMPLATES, find_template
-from jzero.types import Grade, JsonValue, Problem
+from jzero.tasks.row_loader import Loaded, Selection, Sets
+from jzero.types import Grade, JsonValue, Problem, Prompt
 
 if TYPE_CHECKING:
     import datasets
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 REWARDS_OF_ALL = "all"
 REWARDS = ("fraction", REWARDS_OF_ALL)
 
-# The names that the column of problems has in public sets.
+# The names of the problem column in public data sets.
 _PROBLEM_COLUMNS = (
     "problem",
     "question",
@@ -41,7 +43,7 @@ _PROBLEM_COLUMNS = (
     "prompt",
     "text",
 )
-_PASSED = 0.99  # open-r1, binary_code_reward
+_PASSED = 0.99  # source: open-r1, binary_code_reward
 
 INSTRUCTION = (
     "Write a complete Python 3 program that reads from standard input and writes to standard "
@@ -56,17 +58,23 @@ INSTRUCTION_FOR_FUNCTION = (
 
 @dataclass(frozen=True)
 class Options:
-    """The task's own settings, `task.options=name=value`."""
+    """Settings of this task, `task.options=name=value`."""
 
-    reward: str = "fraction"  # of the tests, or "all": 1 where every test passes, 0 otherwise
-    max_tests: int = 15  # of a problem, those with the longest inputs; 0: all
+    reward: str = "fraction"  # of tests that pass, or "all": 1 if every test passes, 0 otherwise
+    max_tests: int = 15  # per problem: keeps the tests with the longest inputs; 0 keeps all
+    feedback: str = code_feedback.TEST  # content of the reply to a failed test: see code_feedback
 
 
 def options_of(task: TaskConfig) -> Options:
-    """Returns the task's own settings; raises UserError if one is wrong."""
+    """Reads the settings of this task; raises UserError if one is wrong."""
     options = read_options(Options, task.options)
     if options.reward not in REWARDS:
         raise UserError(f"task.options=reward={options.reward}: use one of {', '.join(REWARDS)}")
+    if options.feedback not in code_feedback.FEEDBACKS:
+        raise UserError(
+            f"task.options=feedback={options.feedback}: use one of "
+            f"{', '.join(code_feedback.FEEDBACKS)}"
+        )
     if options.max_tests < 0:
         raise UserError(f"task.options=max_tests={options.max_tests}: use 0 for all, or more")
     return options
@@ -76,137 +84,127 @@ def options_of(task: TaskConfig) -> Options:
 
 
 class Exercise(NamedTuple):
-    """A programming problem of a set."""
+    """A programming problem of a data set."""
 
     question: str
     tests: list[code_tests.Test]
-    setup: str  # code that is run before the program
+    setup: str  # code that runs before the program
+    prompt: Prompt | None = None  # the prompt of the data set, with task.template=column:NAME
 
 
-class ExerciseSets(NamedTuple):
-    """The data of the task."""
+class Reading(NamedTuple):
+    """Settings for reading the rows of a data set."""
 
-    train: list[list[Exercise]]  # one list for every set of `task.data`
-    held_out: list[Exercise]
-    notes: list[str]
+    problem_column: str
+    prompt_column: str
+    max_tests: int
 
 
-def load_sets(task: TaskConfig) -> ExerciseSets:
-    """Loads the sets of `task.data`.
-
-    Raises:
-        UserError: a set cannot be loaded, or has no problem with tests that can be run.
-    """
-    return _load_sets(
-        data=task.data,
-        eval_data=task.eval_data,
-        train_split=task.train_split,
-        eval_split=task.eval_split,
+def reading_of(task: TaskConfig) -> Reading:
+    """Returns the settings with which a task reads rows."""
+    return Reading(
         problem_column=task.problem_column,
-        max_train=task.max_train,
+        prompt_column=find_template(task.template, CODE_TEMPLATES).column,
         max_tests=options_of(task).max_tests,
     )
 
 
-@functools.cache
-def _load_sets(
-    *,
-    data: str,
-    eval_data: str,
-    train_split: str,
-    eval_split: str,
-    problem_column: str,
-    max_train: int,
-    max_tests: int,
-) -> ExerciseSets:
-    sources = [source.strip() for source in data.split(",") if source.strip()]
-    if eval_data:
-        held_out_sources = [eval_data]
-    else:
-        held_out_sources = problem_sets.held_out_sources(
-            sources, eval_split, train_split, "task.eval_split"
-        )
-    held_out: list[Exercise] = []
-    notes: list[str] = []
-    for source in held_out_sources:
-        dataset = problem_sets.choose_split(source, eval_split, "test", "task.eval_split")
-        exercises, _ = _read(dataset, source, problem_column, max_tests)
-        held_out += exercises
-    digests = {overlap.digest(exercise.question) for exercise in held_out}
+def load_sets(task: TaskConfig) -> Sets[Exercise]:
+    """Loads the data sets of `task.data` with all levels.
 
-    train: list[list[Exercise]] = []
-    for source in sources:
-        dataset = problem_sets.choose_split(source, train_split, "train", "task.train_split")
-        if 0 < max_train < len(dataset):
-            dataset = dataset.select(range(max_train))
-        exercises, dropped = _read(dataset, source, problem_column, max_tests)
-        trainable = [item for item in exercises if overlap.digest(item.question) not in digests]
-        if dropped:
-            notes.append(f"{source}: {dropped} problems dropped, they have no test that can be run")
-        if len(trainable) < len(exercises):
-            count = len(exercises) - len(trainable)
-            notes.append(f"{source}: {count} problems dropped, they are held out")
-        if not trainable:
-            raise UserError(
-                f"task.data={source}: none of {len(dataset)} problems is left to train on"
-            )
-        notes.append(f"{source}: {len(trainable)} problems")
-        train.append(trainable)
-    return ExerciseSets(train, held_out, notes)
+    Raises:
+        UserError: a data set cannot be loaded, or has no problem with runnable tests.
+    """
+    selection = row_loader.selection_of(task)._replace(level_min=0, level_max=0)
+    return _load_sets(selection, reading_of(task))
+
+
+@functools.cache
+def _load_sets(selection: Selection, reading: Reading) -> Sets[Exercise]:
+    def notes_on(loaded: Loaded[Exercise]) -> list[str]:
+        return row_loader.notes_on_dropped(loaded, "they have no test that can be run")
+
+    return row_loader.load_sets(selection, functools.partial(_read, reading), notes_on)
+
+
+def read_set(
+    task: TaskConfig, dataset: datasets.Dataset, source: str, is_held_out: bool
+) -> list[AskedRow | None]:
+    """Returns rows in the form that `task.name=mixed` takes, None for each row without tests."""
+    exercises = _read(reading_of(task), dataset, Source(source), is_held_out)
+    return [
+        None if item is None else AskedRow(item.question, _problem(task, "", item))
+        for item in exercises
+    ]
 
 
 def _read(
-    dataset: datasets.Dataset, source: str, problem_column: str, max_tests: int
-) -> tuple[list[Exercise], int]:
-    """Returns the problems of a split that have tests, and how many have none."""
+    reading: Reading, dataset: datasets.Dataset, source: Source, is_held_out: bool
+) -> list[Exercise | None]:
+    """Returns the problem of each row of a split, None for each row without tests."""
+    problem_column = source.problem_column or reading.problem_column
+    # The problem column is optional if the template reads prompts from a column.
     columns = list(dataset.column_names)
     names = [problem_column] if problem_column else _PROBLEM_COLUMNS
     column = next((name for name in names if name in columns), None)
-    if column is None or not code_tests.has_layout(columns):
+    if (column is None and not reading.prompt_column) or not code_tests.has_layout(columns):
         raise UserError(
-            f"task.data={source} has columns {', '.join(sorted(columns))}: the task code needs a "
-            f"column of problems (task.problem_column, or {', '.join(_PROBLEM_COLUMNS)}) and one "
-            f"of tests ({', '.join(code_tests.LAYOUTS)})"
+            f"task.data={source.data} has columns {', '.join(sorted(columns))}: the task code "
+            "needs a column of problems (task.problem_column, or "
+            f"{', '.join(_PROBLEM_COLUMNS)}) and one of tests ({', '.join(code_tests.LAYOUTS)})"
         )
-    exercises = []
-    for row in cast(Iterable[code_tests.Row], dataset):
+    prompts: list[Prompt | None] = [None] * len(dataset)
+    questions = dataset[column][:] if column else []
+    if reading.prompt_column:
+        asked = problem_sets.read_rows_without_answers(
+            dataset, problem_column, source.data, reading.prompt_column
+        )
+        prompts = [row.prompt for row in asked]
+        questions = [row.question for row in asked]
+    exercises: list[Exercise | None] = []
+    rows = cast(Iterable[code_tests.Row], dataset)
+    for row, question, prompt in zip(rows, questions, prompts, strict=True):
         tests = code_tests.read_tests(row)
-        if max_tests:
-            tests = code_tests.longest(tests, max_tests)
-        question = row[column]
-        if tests and isinstance(question, str):
-            starter = row.get("starter_code") or ""
-            if starter.strip():
-                question += f"\n\nBegin with this code:\n```python\n{starter.rstrip()}\n```"
-            exercises.append(Exercise(question, tests, code_tests.setup_code(row)))
-    return exercises, len(dataset) - len(exercises)
+        if reading.max_tests:
+            tests = code_tests.longest(tests, reading.max_tests)
+        if not tests or not isinstance(question, str):
+            exercises.append(None)
+            continue
+        starter = row.get("starter_code") or ""
+        if starter.strip():
+            question += f"\n\nBegin with this code:\n```python\n{starter.rstrip()}\n```"
+        exercises.append(Exercise(question, tests, code_tests.setup_code(row), prompt))
+    return exercises
 
 
 # The functions of the task.
 
 
 def _problem(task: TaskConfig, id: str, exercise: Exercise) -> Problem:
+    gold = {"tests": exercise.tests, "setup": exercise.setup}
+    if exercise.prompt is not None:
+        return Problem(id, task.name, exercise.prompt, gold)
     function = exercise.tests[0].get("function", "").rpartition(".")[2]
     instruction = INSTRUCTION
     if function:
         instruction = INSTRUCTION_FOR_FUNCTION.format(function=function)
     elif "expression" in exercise.tests[0]:
-        # The name of the function is in the test's own call.
+        # The expression of the test shows the name of the function.
         call = exercise.tests[0]["expression"]
         instruction = INSTRUCTION_FOR_FUNCTION.format(function=f"that {call} calls")
     template = find_template(task.template, CODE_TEMPLATES)
     values = {"question": exercise.question, "instruction": instruction}
     prompt = template.render(values, task.system_prompt)
-    gold = {"tests": exercise.tests, "setup": exercise.setup}
     return Problem(id, task.name, prompt, gold)
 
 
 def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[Problem]:
-    """Returns the problems of one step; without `task.data` these are toy problems."""
+    """Returns the problems of one step: toy problems without `task.data`."""
     if not task.data:
         return code_toy.train_problems(task, seed, step, count)
-    exercises = problem_sets.stream(load_sets(task).train, task.weights, seed)
-    indices = range(step * count, (step + 1) * count)
+    sets = load_sets(task).train
+    exercises = problem_sets.stream(sets, task.weights, seed)
+    indices = problem_sets.step_indices(step, count, sum(map(len, sets)), task)
     return [_problem(task, f"{task.name}/train/{index}", exercises[index]) for index in indices]
 
 
@@ -215,30 +213,29 @@ def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
     if not task.data:
         return code_toy.eval_problems(task, count)
     held_out = load_sets(task).held_out
-    rng = random.Random(problem_sets.EVAL_SEED)
-    places = sorted(rng.sample(range(len(held_out)), min(count, len(held_out))))
+    places = row_loader.draw_held_out(count, len(held_out))
     return [_problem(task, f"{task.name}/eval/{place}", held_out[place]) for place in places]
 
 
 def num_train_problems(task: TaskConfig) -> int | None:
-    """Returns the number of problems to train on, None for toy problems without end."""
+    """Returns the number of training problems, None for the endless toy problems."""
     return sum(map(len, load_sets(task).train)) if task.data else None
 
 
 def notes(task: TaskConfig) -> list[str]:
-    """Returns lines on the data, and on where programs run."""
-    of_data = load_sets(task).notes if task.data else []
-    return [*of_data, code_runs.describe(task)]
+    """Returns lines about the data and about where programs run."""
+    data_notes = load_sets(task).notes if task.data else []
+    return [*data_notes, code_runs.describe(task)]
 
 
 def check(task: TaskConfig) -> None:
-    """Raises UserError if the settings of the task, or of the sandbox, cannot work."""
+    """Raises UserError if the settings of the task or of the sandbox are wrong."""
     options_of(task)
     code_runs.check(task)
 
 
 def metrics(task: TaskConfig, grades: Sequence[Grade]) -> dict[str, float]:
-    """Returns the level of protection, and the seconds that the tests of a step took in all."""
+    """Returns the sandbox's protection level and the total seconds of a step's tests."""
     return {
         "sandbox/level": code_runs.level_number(task),
         "sandbox/seconds": sum(grade.seconds for grade in grades),
@@ -246,7 +243,10 @@ def metrics(task: TaskConfig, grades: Sequence[Grade]) -> dict[str, float]:
 
 
 def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
-    """Runs the program of a response. The score is the share of tests that pass, or all or none."""
+    """Runs the program of a response and scores it by its tests (see the module's docstring).
+
+    A sandbox that fails gives a failed grade, because the program could not be judged.
+    """
     options = options_of(task)
     source = code_runs.extract_program(response)
     if not source:
@@ -262,20 +262,47 @@ def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
 
 
 def _verdict(source: str, gold: JsonValue, task: TaskConfig) -> code_runs.Verdict:
-    """Runs as many tests as the settings need: up to the first failure where only all count."""
-    functions = getattr(getattr(task, "reward", None), "functions", ())
-    run_all = options_of(task).reward != REWARDS_OF_ALL or "code" in functions
+    # If only passing all tests counts, stop at the first failure. The reward `code` needs the
+    # fraction.
+    run_all = options_of(task).reward != REWARDS_OF_ALL or "code" in task.reward.functions
     return code_runs.run_tests(source, gold, task, run_all=run_all)
 
 
-# Rewards: (response, gold, settings) -> reward, or None where the problem has no tests.
+def reply(gold: JsonValue, turns: list[tuple[str, Grade]], task: TaskConfig) -> str | None:
+    """Returns the feedback for the policy: the program is correct, or why it is wrong.
+
+    The reply is `task.feedback_right`, or `task.feedback_wrong` and a message from `code_feedback`
+    on the first failed test. None ends an episode with a program that could not be run.
+    """
+    response, last_grade = turns[-1]
+    if last_grade.failed:
+        return None
+    if last_grade.correct:
+        return task.feedback_right
+    feedback = options_of(task).feedback
+    if feedback == code_feedback.WORDS:
+        return task.feedback_wrong
+    source = code_runs.extract_program(response)
+    message = code_feedback.NO_PROGRAM
+    if source:
+        try:
+            verdict = _verdict(source, gold, task)  # usually cached: `grade` has just run the tests
+        except SandboxError:
+            return None
+        if verdict.first_failed is None:
+            return task.feedback_wrong
+        message = code_feedback.describe(verdict.first_failed, verdict.all, feedback)
+    return f"{task.feedback_wrong}\n\n{message}"
+
+
+# Rewards: (response, gold, settings) -> reward, or None if the problem has no tests.
 
 
 def code_reward(response: str, gold: JsonValue, task: TaskConfig) -> float | None:
-    """Returns the share of the tests that the last block of Python in the response passes.
+    """Returns the fraction of tests that the last Python block of the response passes.
 
-    Source: open-r1, code_reward, which compares line by line and up to the shorter output, so that
-    a program that prints nothing may pass. Here the outputs have the same words.
+    Source: open-r1, code_reward. open-r1 compares line by line, up to the end of the shorter
+    output, so a program that prints nothing may pass. Here the outputs must have the same words.
     """
     if not _has_tests(gold):
         return None
@@ -284,15 +311,16 @@ def code_reward(response: str, gold: JsonValue, task: TaskConfig) -> float | Non
 
 
 def binary_code_reward(response: str, gold: JsonValue, task: TaskConfig) -> float | None:
-    """Returns 1 where `code_reward` is above 0.99, else 0. Source: open-r1, binary_code_reward."""
+    """Returns 1 if `code_reward` is above 0.99, else 0. Source: open-r1, binary_code_reward."""
     reward = code_reward(response, gold, task)
     return None if reward is None else float(reward > _PASSED)
 
 
 def code_format_reward(response: str, gold: JsonValue, task: TaskConfig) -> float:
-    """Returns 1 for thoughts in their tags, and an answer in its tags that has a block of code.
+    """Returns 1 for a <think> block followed by an <answer> block that contains a code block.
 
-    The language is Python, or `gold["language"]`. Source: open-r1, get_code_format_reward.
+    The code block's language is `gold["language"]`, by default Python. Source: open-r1,
+    get_code_format_reward.
     """
     language = code_runs.LANGUAGE
     if isinstance(gold, dict):

@@ -1,60 +1,86 @@
 """Runs the program of a response against the tests of its problem.
 
-A grader process has one sandbox, which it starts with the first program. Programs run below that
-sandbox's server and never in the grader process: whatever a program does, the process that holds
-the expected outputs, and the pool above it, go on. Imports no jax: grader processes load this
+A grader process has one sandbox, which starts with the first program. Programs run in processes
+below the sandbox's server and never in the grader process. No program can therefore stop the grader
+process, which holds the expected outputs, or the pool. Imports no jax: grader processes load this
 module.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import re
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from jzero.errors import UserError
+from jzero import http
 from jzero.grading.pool import WALL_SECONDS_PER_CPU_SECOND
 from jzero.sandbox import client, comparison, levels, remote
+from jzero.sandbox import program as inside
 from jzero.sandbox.client import Limits, Outcome, Program, shared_sandbox
+from jzero.tasks import code_asserts
+from jzero.tasks.code_feedback import FailedTest
 from jzero.types import JsonValue
 
 if TYPE_CHECKING:
     from jzero.config import SandboxConfig, TaskConfig
 
 LANGUAGE = "python"
-# The pool ends a grader process that takes longer than its wall limit. Programs stay below it.
+# The pool kills a grader process that exceeds its wall limit. Programs may use this share of it.
 _SHARE_OF_WALL_LIMIT = 0.8
-_SHORTEST_RUN = 0.05  # seconds of wall time; a program that gets less is not run
+_SHORTEST_RUN = 0.05  # seconds of wall time; with less time left no program starts
 
 
 class Verdict(NamedTuple):
-    """What the tests of a problem say about a program."""
+    """The results of a problem's tests for a program."""
 
     passed: int
-    run: int  # tests that were run, up to the first failure if that is enough
+    run: int  # tests that were run; may stop at the first failure
     all: int
-    failure: str  # of the first test that failed; "" if none did
+    failure: str  # reason of the first failed test, "" if no test failed
+    first_failed: FailedTest | None = None
 
     @property
     def fraction(self) -> float:
-        """The share of all tests that the program passed."""
+        """The fraction of all tests that the program passed."""
         return self.passed / max(self.all, 1)
 
     @property
     def has_passed(self) -> bool:
-        """Whether the program passed every test, and there was one."""
+        """Whether the program passed all tests, of which there is at least one."""
         return self.passed == self.all > 0
 
 
 def extract_program(response: str, language: str = LANGUAGE) -> str:
-    """Returns the last fenced block of a language in a response, "" if there is none.
+    """Returns the last fenced block of a language in a response, "" without such a block.
 
-    Source: open-r1, extract_code.
+    Source: open-r1, extract_code. Here the fence may also be ```py, ```python3 or ```Python, spaces
+    may follow the fence, and lines may have Windows line endings.
     """
-    blocks = re.findall(rf"```{language}\n(.*?)```", response, re.DOTALL)
+    names = _NAMES_OF_PYTHON if language == LANGUAGE else re.escape(language)
+    # The bounded number of blanks also bounds the regex search.
+    fence = rf"```(?i:{names})[ \t]{{0,80}}\r?\n(.*?)```"
+    blocks = re.findall(fence, response, re.DOTALL)
     return blocks[-1] if blocks else ""
+
+
+_NAMES_OF_PYTHON = "python3?|py"
+# Python accepts this form only at the beginning of a program.
+_FUTURE_IMPORT = re.compile(
+    r"^from[ \t]+__future__[ \t]+import[ \t]+(?:\([\w\s,]*\)|[\w \t,]+)", re.MULTILINE
+)
+
+
+def with_setup(setup: str, source: str) -> str:
+    """Returns the source of a program with setup code in front of it."""
+    if not setup:
+        return source
+    # Imports from __future__ have to be the first statements, so they move in front of the setup.
+    imports = _FUTURE_IMPORT.findall(source)
+    rest = _FUTURE_IMPORT.sub("pass", source)
+    return "\n".join([*imports, setup, rest])
 
 
 def run_tests(source: str, gold: JsonValue, task: TaskConfig, *, run_all: bool) -> Verdict:
@@ -62,13 +88,14 @@ def run_tests(source: str, gold: JsonValue, task: TaskConfig, *, run_all: bool) 
 
     Args:
         source: the program.
-        gold: a problem's gold, with "tests" (`code_tests`) and "setup", which is run before it.
-        run_all: whether tests are run after the first that fails.
+        gold: a problem's gold, with "tests" (`code_tests`) and "setup", code that runs before the
+            program.
+        run_all: whether to run tests after the first failure.
 
     Raises:
-        SandboxError: the sandbox failed, and nothing is known about the program.
+        SandboxError: the sandbox failed, so the result of the program is unknown.
     """
-    # A response is graded, and then rewarded for the same tests.
+    # Cache the last verdict: the grade, the rewards and the reply use the same tests.
     settings = json.dumps(vars(task.sandbox), default=vars)
     key = (source, json.dumps(gold), settings, task.grade_seconds, run_all)
     if key not in _LAST_VERDICT:
@@ -84,26 +111,41 @@ _LAST_VERDICT: dict[tuple[str, str, str, float, bool], Verdict] = {}
 def _run_tests(source: str, gold: JsonValue, task: TaskConfig, run_all: bool) -> Verdict:
     sandbox = find_sandbox(task.sandbox)
     tests = gold["tests"]
-    if gold.get("setup"):
-        source = f"{gold['setup']}\n{source}"
+    setup = gold.get("setup") or ""
+    source = with_setup(setup, source)
     wall_limit = task.grade_seconds * WALL_SECONDS_PER_CPU_SECOND * _SHARE_OF_WALL_LIMIT
+    # All tests of a response share one deadline, below the wall limit of the grader process.
     deadline = time.monotonic() + wall_limit
     passed, run, failure = 0, 0, ""
+    first_failed: FailedTest | None = None
     for number, test in enumerate(tests):
         left = deadline - time.monotonic()
         if left < _SHORTEST_RUN:
             failure = failure or f"test {number + 1} of {len(tests)}: no time left"
+            first_failed = first_failed or FailedTest(number + 1, test, None)
             break
         outcome = sandbox.run(_program(source, test), limits_of(task.sandbox, left))
         run += 1
-        reason = _failure(outcome, test)
+        reason = _failure(outcome)
+        # Compute the assert's check in a second process, which never sees the program's code.
+        if not reason and "check" in test:
+            left = max(deadline - time.monotonic(), _SHORTEST_RUN)
+            check = _check_program(setup, test["check"], outcome.result)
+            checked = sandbox.run(check, limits_of(task.sandbox, left))
+            reason = "wrong output" if _failure(checked) else ""
+        else:
+            checked = outcome
+        if not reason and not _is_right(checked, test):
+            reason = "wrong output"
         if not reason:
             passed += 1
             continue
+        # Report the first failure, even if later tests run too.
         failure = failure or f"test {number + 1} of {len(tests)}: {reason}"
+        first_failed = first_failed or FailedTest(number + 1, test, outcome)
         if not run_all:
             break
-    return Verdict(passed, run, len(tests), failure)
+    return Verdict(passed, run, len(tests), failure, first_failed)
 
 
 def _program(source: str, test: dict[str, JsonValue]) -> Program:
@@ -114,8 +156,26 @@ def _program(source: str, test: dict[str, JsonValue]) -> Program:
     return Program(source, stdin=test["stdin"])
 
 
-def _failure(outcome: Outcome, test: dict[str, JsonValue]) -> str:
-    """Returns why an outcome does not pass a test, "" if it does."""
+# Computes an assert's check from the program's answer, which arrives on stdin. The script contains
+# no code of the program.
+_CHECK_SCRIPT = """
+{setup}
+from typing import Any
+{decode}
+import json as _json, sys as _sys
+{answer} = decode(_json.loads(_sys.stdin.read()))
+"""
+
+
+def _check_program(setup: str, check: str, result: str) -> Program:
+    source = _CHECK_SCRIPT.format(
+        setup=setup, decode=inspect.getsource(inside.decode), answer=code_asserts.ANSWER
+    )
+    return Program(source, stdin=result, expression=check)
+
+
+def _failure(outcome: Outcome) -> str:
+    """Returns why a program did not finish, "" if it did."""
     if outcome.end in ("time", "wall"):
         return "too slow"
     if outcome.end == "output":
@@ -123,16 +183,22 @@ def _failure(outcome: Outcome, test: dict[str, JsonValue]) -> str:
     if not outcome.has_succeeded:
         last_line = outcome.stderr.strip().rpartition("\n")[2]
         return f"crashed with {outcome.status} {last_line}".strip()
+    return ""
+
+
+def _is_right(outcome: Outcome, test: dict[str, JsonValue]) -> bool:
+    """Returns whether a program printed or returned the expected value of the test."""
     if "stdin" in test:
-        is_right = comparison.same_output(outcome.stdout, test["expected"])
-    else:
-        choices = test["expected"]
-        is_right = any(comparison.same_result(outcome.result, choice) for choice in choices)
-    return "" if is_right else "wrong output"
+        return comparison.same_output(outcome.stdout, test["expected"])
+    is_python = "expression" in test  # other tests come from JSON, which has no tuples
+    return any(
+        comparison.same_result(outcome.result, choice, is_python=is_python)
+        for choice in test["expected"]
+    )
 
 
 def limits_of(settings: SandboxConfig, wall_seconds_left: float) -> Limits:
-    """Returns the limits of one run, of which no more than the time that is left may be waited."""
+    """Returns the limits of one run, which may take at most `wall_seconds_left` of wall time."""
     most = settings.seconds * client.WALL_SECONDS_PER_CPU_SECOND
     return Limits(
         seconds=settings.seconds,
@@ -143,10 +209,10 @@ def limits_of(settings: SandboxConfig, wall_seconds_left: float) -> Limits:
 
 
 def find_sandbox(settings: SandboxConfig) -> levels.Executor:
-    """Returns what runs this process's programs: its sandbox, or a server elsewhere.
+    """Returns the executor of this process's programs: a local sandbox or a remote server.
 
     Raises:
-        UserError: this machine does not have the level of protection.
+        UserError: this machine does not support the required protection level.
         SandboxError: the sandbox does not start.
     """
     if settings.url:
@@ -161,19 +227,16 @@ def _remote(url: str, protocol: str) -> remote.RemoteSandbox:
 
 
 def check(task: TaskConfig) -> None:
-    """Raises UserError if no program can be run with these settings."""
+    """Raises UserError if programs cannot run with these settings."""
     settings = task.sandbox
     if settings.url:
-        if not settings.url.startswith(("http://", "https://")):
-            raise UserError(
-                f"task.sandbox.url={settings.url}: give http://HOST:PORT or https://..."
-            )
+        http.check_url("task.sandbox.url", settings.url)
         return
     levels.reached_level(settings.level)
 
 
 def describe(task: TaskConfig) -> str:
-    """Returns a line that says where programs run, and at which level of protection."""
+    """Returns a line with the place where programs run and its protection level."""
     settings = task.sandbox
     if settings.url:
         return f"sandbox: programs run at {settings.url} ({settings.protocol})"
@@ -183,7 +246,7 @@ def describe(task: TaskConfig) -> str:
 
 
 def level_number(task: TaskConfig) -> int:
-    """Returns the level as the metric sandbox/level has it."""
+    """Returns the value of the metric sandbox/level."""
     if task.sandbox.url:
         return levels.REMOTE
     return levels.LEVELS.index(levels.reached_level(task.sandbox.level))

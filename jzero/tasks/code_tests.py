@@ -1,9 +1,10 @@
-"""The tests of programming problems, as public data sets write them.
+"""Reads the tests of programming problems from public data sets.
 
-A test is a dict of JSON: {"stdin", "expected"} for a whole program, {"function", "arguments",
-"expected"} for a call, {"expression", "expected"} for an expression such as "f(2) + 1". `expected`
-of the last two is a list of values in the form of `sandbox.program.encode`, any of which is right.
-`read_tests` knows these layouts:
+A test is a JSON dict: {"stdin", "expected"} for a complete program, {"function", "arguments",
+"expected"} for a call, {"expression", "check", "expected"} for an assert (`code_asserts`). In the
+last two `expected` is a list of accepted values in the form of `sandbox.program.encode`. A test
+that its data set publishes also has the key PUBLIC, and the policy may see it. `read_tests`
+supports these layouts:
 
 | columns | sets |
 |---|---|
@@ -16,22 +17,25 @@ of the last two is a list of values in the form of `sandbox.program.encode`, any
 Imports no jax: grader processes load this module.
 """
 
-import ast
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jzero.tasks import code_asserts
 from jzero.types import JsonValue
 
+PUBLIC = "public"  # the key of a test that the policy may see; its value is True
+
 Test = dict[str, JsonValue]
-Row = Mapping[str, Any]  # of a data set
+Row = Mapping[str, Any]  # a row of a data set, by column
 
 
 def read_tests(row: Row) -> list[Test]:
-    """Returns the tests of a row that can be run here; none if there are none.
+    """Returns the runnable tests of a row; the list may be empty.
 
-    Left out are tests in pickled data, asserts that compare nothing with a value, and outputs
-    without a word, which the empty program would print.
+    Skips tests in pickled data, asserts that do not compare with a value, and tests that expect
+    output without any word, which an empty program would pass.
     """
     tests: list[Test] = []
     for column, read in LAYOUTS.items():
@@ -39,12 +43,12 @@ def read_tests(row: Row) -> list[Test]:
             try:
                 tests += read(row)
             except (KeyError, TypeError, ValueError, AttributeError, SyntaxError, RecursionError):
-                continue  # a row that is not in the layout of its set
+                continue  # the row does not follow the layout of its data set
     return [test for test in tests if _says_something(test)]
 
 
 def has_layout(columns: list[str]) -> bool:
-    """Returns whether a set has a column that `read_tests` knows."""
+    """Returns whether a data set has a column that `read_tests` supports."""
     return any(column in columns for column in LAYOUTS)
 
 
@@ -53,16 +57,21 @@ def _says_something(test: Test) -> bool:
 
 
 def longest(tests: list[Test], most: int) -> list[Test]:
-    """Returns at most `most` tests, those with the longest inputs, in their order."""
+    """Returns the at most `most` tests with the longest inputs, in their original order."""
     if len(tests) <= most:
         return tests
-    sizes = [len(json.dumps(test)) for test in tests]
+    # Whether a test is public must not influence the choice.
+    sizes = [len(json.dumps(_without_mark(test))) for test in tests]
     places = sorted(range(len(tests)), key=sizes.__getitem__, reverse=True)[:most]
     return [tests[place] for place in sorted(places)]
 
 
+def _without_mark(test: Test) -> Test:
+    return {name: value for name, value in test.items() if name != PUBLIC}
+
+
 def _loaded(value: JsonValue) -> JsonValue:
-    """Returns a value that some sets have as text of JSON."""
+    """Parses a value that some data sets store as JSON text."""
     return json.loads(value) if isinstance(value, str) else value
 
 
@@ -71,7 +80,7 @@ def _stdin_test(stdin: JsonValue, expected: JsonValue) -> Test:
 
 
 def _as_text(value: JsonValue) -> str:
-    """Returns an input or output as text; some sets have a list of lines."""
+    """Returns an input or output as text; some data sets store a list of lines."""
     if isinstance(value, list):
         return "\n".join(map(str, value))
     if not isinstance(value, str):
@@ -79,16 +88,12 @@ def _as_text(value: JsonValue) -> str:
     return value
 
 
-def _call_test(function: str, arguments: list[JsonValue], *expected: JsonValue) -> Test:
-    return {
-        "function": function,
-        "arguments": arguments,
-        "expected": [_marked(value) for value in expected],
-    }
+def _call_test(function: str, arguments: list[JsonValue], expected: JsonValue) -> Test:
+    return {"function": function, "arguments": arguments, "expected": [_marked(expected)]}
 
 
 def _marked(value: JsonValue) -> JsonValue:
-    """Returns a value of JSON in the form of `program.encode`, which marks dicts."""
+    """Returns a JSON value in the form of `program.encode`, which marks dicts."""
     if isinstance(value, list):
         return [_marked(item) for item in value]
     if isinstance(value, dict):
@@ -96,19 +101,57 @@ def _marked(value: JsonValue) -> JsonValue:
     return value
 
 
-def _inputs_and_outputs(found: JsonValue) -> list[Test]:
+def _inputs_and_outputs(found: JsonValue, row: Row) -> list[Test]:
     """Reads {"inputs": [...], "outputs": [...], "fn_name": ...}, the form of TACO and APPS."""
     function = found.get("fn_name")
-    tests = []
-    for given, expected in zip(found["inputs"], found["outputs"], strict=False):
-        if function:
-            expected = _loaded_if_json(expected)
-            # Some rows have the value, and some a list that holds it.
-            choices = [expected, *expected[:1]] if isinstance(expected, list) else [expected]
-            tests.append(_call_test(function, _loaded_if_json(given), *choices))
-        else:
-            tests.append(_stdin_test(given, expected))
-    return tests
+    pairs = list(zip(found["inputs"], found["outputs"], strict=False))
+    if not function:
+        return [_stdin_test(given, expected) for given, expected in pairs]
+    outputs = _unwrapped(_all_loaded([expected for _, expected in pairs]), row)
+    return [
+        _call_test(function, _loaded_if_json(given), expected)
+        for (given, _), expected in zip(pairs, outputs, strict=True)
+    ]
+
+
+def _all_loaded(values: list[JsonValue]) -> list[JsonValue]:
+    """Returns the outputs of a row, parsed if all of them are JSON text."""
+    if not all(isinstance(value, str) for value in values):
+        return values
+    try:
+        return [json.loads(value) for value in values]
+    except ValueError:  # one output is plain text, so all of them are
+        return values
+
+
+def _unwrapped(outputs: list[JsonValue], row: Row) -> list[JsonValue]:
+    """Returns the outputs of a row without the extra list around each value.
+
+    Some rows wrap every value in a list, `[[9], [16]]` for 9 and 16. The outputs of a row count as
+    wrapped if every output is a list of one item, unless the starter code annotates a return type
+    with lists nested as deep as the outputs. A single test never decides: in a row with the outputs
+    `[1]` and `[1, 2]` both values are lists.
+    """
+    if not all(isinstance(output, list) and len(output) == 1 for output in outputs):
+        return outputs
+    # The annotated return type settles the ambiguity between a list of one item and a wrapped item.
+    annotation = _RETURNS.search(row.get("starter_code") or "")
+    if annotation:
+        depth = len(_LIST.findall(annotation.group(1)))
+        if depth and all(_depth(output) <= depth for output in outputs):
+            return outputs
+    return [output[0] for output in outputs]
+
+
+_RETURNS = re.compile(r"->([^:\n]*)")  # a function's return annotation
+_LIST = re.compile(r"\b[Ll]ist\b")
+
+
+def _depth(value: JsonValue) -> int:
+    """Returns the nesting depth of lists in a value: 2 for [[1], [2]]."""
+    if not isinstance(value, list):
+        return 0
+    return 1 + max((_depth(item) for item in value), default=0)
 
 
 def _loaded_if_json(value: JsonValue) -> JsonValue:
@@ -118,105 +161,60 @@ def _loaded_if_json(value: JsonValue) -> JsonValue:
         return value
 
 
-def _cases(found: list[JsonValue], function: str = "") -> list[Test]:
+def _cases(found: list[JsonValue], row: Row, function: str = "") -> list[Test]:
     """Reads [{"input", "output", "type" or "testtype"}, ...]."""
+    # Only rows with type=function_call may wrap values in an extra list.
+    outputs = _all_loaded([case["output"] for case in found])
+    if all(case.get("type") == "function_call" for case in found):
+        outputs = _unwrapped(outputs, row)
     tests = []
-    for case in found:
+    for case, expected in zip(found, outputs, strict=True):
         kind = case.get("type") or case.get("testtype") or "stdin"
         metadata = case.get("metadata") or {}
         name = case.get("fn_name") or metadata.get("func_name") or function
         if kind in ("stdin", "stdin_stdout") or not name:
             tests.append(_stdin_test(case["input"], case["output"]))
             continue
-        given, expected = case["input"], _loaded_if_json(case["output"])
-        if isinstance(given, str):  # an argument on each line
+        given = case["input"]
+        if isinstance(given, str):  # one argument per line
             given = [json.loads(line) for line in given.split("\n") if line.strip()]
-        # Where the set says function_call the value is in a list, and elsewhere it is not.
-        is_in_list = kind == "function_call" and isinstance(expected, list)
-        choices = [expected, *expected[:1]] if is_in_list else [expected]
-        tests.append(_call_test(name, given, *choices))
+        tests.append(_call_test(name, given, expected))
     return tests
 
 
 def _read_verification_info(row: Row) -> list[Test]:
     found = _loaded(row["verification_info"])
+    # The sandbox runs only Python.
     if (found.get("language") or "python") != "python":
         return []
-    return _cases(_loaded(found["test_cases"]))
+    return _cases(_loaded(found["test_cases"]), row)
 
 
 def _read_tests_column(row: Row) -> list[Test]:
     found = _loaded(row["tests"])
-    return _inputs_and_outputs(found) if isinstance(found, dict) else _cases(found)
+    return _inputs_and_outputs(found, row) if isinstance(found, dict) else _cases(found, row)
 
 
 def _read_input_output(row: Row) -> list[Test]:
-    return _inputs_and_outputs(_loaded(row["input_output"]))
+    return _inputs_and_outputs(_loaded(row["input_output"]), row)
 
 
 def _read_live_code_bench(row: Row) -> list[Test]:
     metadata = _loaded(row.get("metadata") or "{}")
     function = metadata.get("func_name") or ""
-    tests = _cases(_loaded(row["public_test_cases"]), function)
-    # The private cases of the newer releases are pickled, and nothing here unpickles.
+    public = _cases(_loaded(row["public_test_cases"]), row, function)
+    tests = [test | {PUBLIC: True} for test in public]
+    # Newer releases pickle the private cases. They are skipped: jzero does not unpickle data.
     private = _loaded_if_json(row.get("private_test_cases") or [])
-    return tests + (_cases(private, function) if isinstance(private, list) else [])
+    return tests + (_cases(private, row, function) if isinstance(private, list) else [])
 
 
 def _read_asserts(row: Row) -> list[Test]:
-    """Reads asserts such as `assert f(2) == 3`, the form of MBPP.
-
-    The program never sees the right side: only the left side is evaluated in the sandbox.
-    """
-    tests = []
-    for text in _loaded(row["test_list"]):
-        test = _read_assert(text)
-        if test is not None:
-            tests.append(test)
-    return tests
-
-
-def _read_assert(text: str) -> Test | None:
-    [statement] = ast.parse(text.strip()).body
-    if not isinstance(statement, ast.Assert):
-        return None
-    comparison = statement.test
-    if not isinstance(comparison, ast.Compare) or len(comparison.ops) != 1:
-        return None
-    if not isinstance(comparison.ops[0], ast.Eq | ast.Is):
-        return None
-    try:
-        expected = _value_of(comparison.comparators[0])
-    except (ValueError, TypeError):  # the right side is no value
-        return None
-    return {"expression": ast.unparse(comparison.left), "expected": [expected]}
-
-
-def _value_of(node: ast.expr) -> JsonValue:
-    """Returns a literal, or a set of one, in the form of `program.encode`."""
-    match node:
-        case ast.Call(func=ast.Name(id="set" | "frozenset"), args=[items]):
-            return _marked_literal(set(ast.literal_eval(items)))
-    return _marked_literal(ast.literal_eval(node))
-
-
-def _marked_literal(value: object) -> JsonValue:
-    if isinstance(value, list):
-        return [_marked_literal(item) for item in value]
-    if isinstance(value, tuple):
-        return {"tuple": [_marked_literal(item) for item in value]}
-    if isinstance(value, set | frozenset):
-        return {"set": [_marked_literal(item) for item in value]}
-    if isinstance(value, dict):
-        pairs = [[_marked_literal(key), _marked_literal(item)] for key, item in value.items()]
-        return {"dict": pairs}
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise ValueError(f"{value!r:.80} has no form in JSON")
+    return code_asserts.read_asserts(_loaded(row["test_list"]), setup_code(row))
 
 
 def setup_code(row: Row) -> str:
-    """Returns what a row has to run before the program: MBPP's imports."""
+    """Returns the code of a row that runs before the program, such as MBPP's imports."""
     lines = row.get("test_imports") or []
     setup = row.get("test_setup_code") or ""
     return "\n".join([*lines, setup]).strip()

@@ -1,13 +1,13 @@
-"""Programming problems for a tiny model from nothing: write a formula of three numbers in Python.
+"""Toy programming problems for a tiny, randomly initialized model: formulas of three numbers.
 
-The prompt is the formula in prefix notation, and the program reads the numbers:
+The prompt is a formula in prefix notation, and the program reads the numbers:
 
     *+abc            a,b,c=map(int,input().split())
                      print((a+b)*c)
 
-`example` makes the warm start's examples. The formula of an example's program is right in a share
-of HINDSIGHT of them and a random one in the others: they teach what a program looks like, and RL
-finds out that the formula matters. Imports no jax: grader processes load this module.
+`example` generates the warm-start examples. A share HINDSIGHT of them has a program with the
+correct formula, the others have a random formula. The examples teach the form of a program, and RL
+learns that the formula matters. Imports no jax: grader processes load this module.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from jzero.config import TaskConfig
 
 HINDSIGHT = 0.5
-HELD_OUT = 4  # every so many formulas one is never trained on
+HELD_OUT = 4  # one in HELD_OUT formulas is held out from training
 _NUM_TESTS = 3
-_LARGEST = 99  # number in a test
+_LARGEST = 99  # the largest number in a test
 _OPERATIONS = "+-*"
 _LETTERS = "abc"
 
@@ -42,7 +42,7 @@ class Formula(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """The formula as the prompt writes it."""
+        """The formula in prefix notation, for the prompt."""
         first, second, third = self.letters
         if self.nests_left:
             return f"{self.outer}{self.inner}{first}{second}{third}"
@@ -50,14 +50,14 @@ class Formula(NamedTuple):
 
     @property
     def python(self) -> str:
-        """The formula as Python writes it."""
+        """The formula in Python syntax."""
         first, second, third = self.letters
         if self.nests_left:
             return f"({first}{self.inner}{second}){self.outer}{third}"
         return f"{first}{self.outer}({second}{self.inner}{third})"
 
     def value(self, numbers: dict[str, int]) -> int:
-        """Returns the value for numbers in place of the letters."""
+        """Evaluates the formula with a number for each letter."""
         first, second, third = (numbers[letter] for letter in self.letters)
         if self.nests_left:
             return _apply(self.outer, _apply(self.inner, first, second), third)
@@ -70,7 +70,7 @@ def _apply(operation: str, left: int, right: int) -> int:
     return left - right if operation == "-" else left * right
 
 
-# In a random order, so that those that are held out are of every kind.
+# Shuffled, so that the held-out formulas cover all operations and both kinds of nesting.
 FORMULAS = [
     Formula(outer, inner, letters, nests_left)
     for outer, inner, letters, nests_left in itertools.product(
@@ -83,18 +83,19 @@ NOT_TRAINED = FORMULAS[::HELD_OUT]
 
 
 def program_of(formula: Formula) -> str:
-    """Returns the program that prints the value of a formula."""
+    """Returns a program that reads the numbers and prints the value of a formula."""
     return f"{','.join(_LETTERS)}=map(int,input().split())\nprint({formula.python})\n"
 
 
 def response_of(formula: Formula) -> str:
-    """Returns a response with the program of a formula."""
+    """Returns a response with the program of a formula in a Python block."""
     return f"```python\n{program_of(formula)}```"
 
 
 def tests_of(formula: Formula, rng: random.Random) -> list[Test]:
-    """Returns tests whose numbers differ, so that formulas that differ give different values."""
+    """Returns random tests for the program of a formula."""
     tests = []
+    # The numbers of a test are distinct, which tells different formulas apart.
     for _ in range(_NUM_TESTS):
         numbers = rng.sample(range(2, _LARGEST + 1), len(_LETTERS))
         value = formula.value(dict(zip(_LETTERS, numbers, strict=True)))
@@ -115,7 +116,7 @@ def _problem(task: TaskConfig, id: str, formula: Formula, rng: random.Random) ->
 
 
 def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[Problem]:
-    """Returns the problems of one step: formulas that are not held out."""
+    """Returns the problems of one step, drawn from the training formulas."""
     problems = []
     for index in range(step * count, (step + 1) * count):
         rng = random.Random(f"code/train/{seed}/{index}")
@@ -124,7 +125,7 @@ def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[P
 
 
 def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
-    """Returns a problem for each of at most `count` held-out formulas, the same in every run."""
+    """Returns problems for at most `count` held-out formulas, the same in every run."""
     problems = []
     for index, formula in enumerate(NOT_TRAINED[:count]):
         rng = random.Random(f"code/eval/{problem_sets.EVAL_SEED}/{index}")
@@ -143,4 +144,6 @@ def example(task: TaskConfig, seed: int, index: int, tries: float) -> tuple[str,
 
 def max_tokens(task: TaskConfig, tries: float) -> int:
     """Returns an upper bound on the tokens of a response in jzero's own tokenizer."""
-    return len(response_of(FORMULAS[0])) + 1  # every character, and the end of the sequence
+    # One token for every character, and one for the end of the sequence. All formulas have the same
+    # length.
+    return len(response_of(FORMULAS[0])) + 1

@@ -1,9 +1,9 @@
-"""Countdown: reach a target with + - * / from given numbers, each of which is used exactly once.
+"""Countdown: reach a target with + - * / from given numbers, using each number exactly once.
 
-Problems are drawn at random (`task.data=""`) or come from a published set. The split of a problem
-is a hash of the problem itself, so the problems that are trained on and the held-out ones never
-meet, whatever the seed and the source. Responses give an equation between <answer> and </answer>,
-which is graded exactly. `countdown_warm_start` has supervised examples for models from scratch.
+Problems are drawn at random (`task.data=""`) or come from a published data set. A hash of the
+problem decides its split, so training problems and held-out problems are disjoint for all seeds and
+sources. Responses give an equation between <answer> and </answer>, which is graded exactly.
+`countdown_warm_start` generates supervised examples for models from scratch.
 
 Imports no jax: grader processes load this module.
 """
@@ -18,11 +18,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from jzero.errors import UserError
-from jzero.tasks import problem_sets
+from jzero.grading.published import VERIFIERS
+from jzero.tasks import problem_sets, row_loader
 from jzero.tasks.countdown_equations import (
     LONGEST_EQUATION,
+    NAME_OF_RESULT,
     MalformedEquation,
     parse_expression,
+    unwrapped,
 )
 from jzero.tasks.prompts import (
     COUNTDOWN_QUESTION,
@@ -30,6 +33,7 @@ from jzero.tasks.prompts import (
     find_template,
     is_own_template,
 )
+from jzero.tasks.row_loader import Selection
 from jzero.types import Grade, JsonValue, Problem, Prompt
 
 if TYPE_CHECKING:
@@ -37,17 +41,17 @@ if TYPE_CHECKING:
 
     from jzero.config import TaskConfig
 
-# One problem in four is held out. With fewer, small spaces of problems such as the tiny recipe's
-# (3 numbers up to 15) do not have the 512 distinct held-out problems that an evaluation wants.
+# One problem in four is held out. A smaller share would leave small problem spaces, such as the
+# tiny recipe's (3 numbers up to 15), without the 512 distinct held-out problems of an evaluation.
 HELD_OUT_ONE_IN = 4
-LARGEST_INTERMEDIATE = 9999  # no solution of a random problem needs a larger value on the way
-MOST_DRAWS = 20000  # random draws that may miss the wanted split and range before we give up
-PROMPT_VALUES = ("question", "numbers", "spaced", "target")  # what prompts have values for
-MOST_REPEATS = 1000  # draws without a problem that is new, after which there is none left
+LARGEST_INTERMEDIATE = 9999  # limit on intermediate values; a random problem needs none above it
+MOST_DRAWS = 20000  # random draws before we give up finding the right split and range
+PROMPT_VALUES = ("question", "numbers", "spaced", "target")  # placeholders in prompt templates
+MOST_REPEATS = 1000  # consecutive repeated draws after which the problem space counts as exhausted
 
 
 class Puzzle(NamedTuple):
-    """Numbers, the target, and the prompt that a published set may have of its own ("" if none)."""
+    """Numbers, the target, and the prompt of a published data set ("" without a prompt)."""
 
     numbers: tuple[int, ...]
     target: int
@@ -55,12 +59,12 @@ class Puzzle(NamedTuple):
 
     @property
     def key(self) -> tuple[tuple[int, ...], int]:
-        """What makes two puzzles the same: the numbers in any order, and the target."""
+        """Identifies a puzzle: the numbers in sorted order, and the target."""
         return tuple(sorted(self.numbers)), self.target
 
 
 class Attempt(NamedTuple):
-    """Numbers that were combined two by two until one was left."""
+    """Numbers combined two at a time until one number remains."""
 
     steps: list[str]  # ["7-3=4", "12+4=16"]
     expression: str  # "12+(7-3)"
@@ -71,20 +75,20 @@ class Attempt(NamedTuple):
 
 
 def is_held_out(numbers: Sequence[int], target: int) -> bool:
-    """Returns whether a puzzle is in the held-out split, which is never trained on."""
+    """Returns whether a puzzle belongs to the held-out split, which is never used in training."""
     text = f"{sorted(numbers)}={target}"
     digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
     return digest[0] % HELD_OUT_ONE_IN == 0
 
 
 def random_attempt(numbers: Sequence[int], rng: random.Random, largest: int) -> Attempt:
-    """Combines random pairs of numbers by random operations until one number is left.
+    """Combines random pairs of numbers with random operations until one number remains.
 
-    The larger operand comes first and all values stay within the integers 0..largest. Nothing is
-    lost by refusing negative values: sums and differences of the absolute values of two expressions
-    reach the absolute value of every sum and difference of the expressions.
+    The larger operand comes first, and all values are integers in 0..largest. Excluding negative
+    values loses no targets: sums and differences of the absolute values of two expressions reach
+    the absolute value of every sum and difference of the expressions.
     """
-    # Pairs of a value and the expression that it is the value of.
+    # Pairs of a value and its expression.
     remaining = [(number, str(number)) for number in numbers]
     steps = []
     while len(remaining) > 1:
@@ -94,6 +98,7 @@ def random_attempt(numbers: Sequence[int], rng: random.Random, largest: int) -> 
             first, second = second, first
         (left, left_text), (right, right_text) = first, second
 
+        # The operations with a result in 0..largest. left >= right, so "-" is always among them.
         results = [("-", left - right)]
         if left + right <= largest:
             results.append(("+", left + right))
@@ -111,9 +116,9 @@ def random_attempt(numbers: Sequence[int], rng: random.Random, largest: int) -> 
 
 
 def draw_puzzle(task: TaskConfig, rng: random.Random, held_out: bool) -> Puzzle:
-    """Draws random numbers and a target that an expression of them reaches.
+    """Draws random numbers and a target that one of their expressions reaches.
 
-    `held_out` says which of the two splits the puzzle has to be in.
+    The puzzle is from the held-out split if `held_out`, else from the training split.
 
     Raises:
         UserError: no such puzzle was found.
@@ -122,6 +127,7 @@ def draw_puzzle(task: TaskConfig, rng: random.Random, held_out: bool) -> Puzzle:
     for _ in range(MOST_DRAWS):
         count = task.numbers_min + int(rng.random() * counts)
         numbers = tuple(1 + int(rng.random() * task.value_max) for _ in range(count))
+        # The target is the value of a random expression, so every puzzle has a solution.
         target = random_attempt(numbers, rng, LARGEST_INTERMEDIATE).value
         if 1 <= target <= task.target_max and is_held_out(numbers, target) == held_out:
             return Puzzle(numbers, target)
@@ -136,7 +142,7 @@ def draw_puzzle(task: TaskConfig, rng: random.Random, held_out: bool) -> Puzzle:
 
 
 def render_prompt(template: str, numbers: Sequence[int], target: int) -> Prompt:
-    """Returns the prompt of a puzzle by the template of that name."""
+    """Renders the prompt of a puzzle with the named template."""
     values = {
         "question": COUNTDOWN_QUESTION.format(numbers=list(numbers), target=target),
         "numbers": list(numbers),
@@ -147,11 +153,9 @@ def render_prompt(template: str, numbers: Sequence[int], target: int) -> Prompt:
 
 
 def to_problem(puzzle: Puzzle, template: str, id: str) -> Problem:
-    """Returns the problem of a puzzle; its gold is {"numbers", "target"}.
-
-    The prompt that a published set has of its own comes before a template of jzero, and a template
-    of the user's before that.
-    """
+    """Returns the problem of a puzzle; its gold is {"numbers", "target"}."""
+    # A user-defined template takes precedence over the prompt of a published data set, which takes
+    # precedence over jzero's templates.
     prompt = puzzle.prompt
     if not prompt or is_own_template(template):
         prompt = render_prompt(template, puzzle.numbers, puzzle.target)
@@ -160,27 +164,28 @@ def to_problem(puzzle: Puzzle, template: str, id: str) -> Problem:
 
 
 def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[Problem]:
-    """Returns the problems of one step; a published set is shuffled anew in every epoch."""
-    indices = range(step * count, (step + 1) * count)
+    """Returns the problems of one step; a published data set is reshuffled in every epoch."""
+
+    def draw(index: int) -> Puzzle:
+        # A separate generator per problem: a step does not depend on the draws of earlier steps.
+        rng = random.Random(f"countdown/{seed}/train/{index}")
+        return draw_puzzle(task, rng, held_out=False)
+
     if task.data:
-        train, _ = _published_splits(task.data, task.train_split, task.eval_split, task.max_train)
-        stream = problem_sets.stream([train], (), seed)
-        puzzles = [stream[i] for i in indices]
+        train, _ = _published_splits(_selection_of(task))
+        indices = problem_sets.step_indices(step, count, len(train), task)
+        puzzles = problem_sets.stream([train], (), seed)
     else:
-        # Every problem has a generator of its own: a step needs none of the earlier steps.
-        generators = [random.Random(f"countdown/{seed}/train/{i}") for i in indices]
-        puzzles = [draw_puzzle(task, rng, held_out=False) for rng in generators]
-    return [
-        to_problem(puzzle, task.template, f"countdown/train/{i}")
-        for i, puzzle in zip(indices, puzzles, strict=True)
-    ]
+        indices = range(step * count, (step + 1) * count)
+        puzzles = problem_sets.drawn(draw)
+    return [to_problem(puzzles[i], task.template, f"countdown/train/{i}") for i in indices]
 
 
 def num_train_problems(task: TaskConfig) -> int | None:
-    """Returns the number of problems to train on, None where they are drawn without end."""
+    """Returns the number of training problems, None if the problems are drawn endlessly."""
     if not task.data:
         return None
-    train, _ = _published_splits(task.data, task.train_split, task.eval_split, task.max_train)
+    train, _ = _published_splits(_selection_of(task))
     return len(train)
 
 
@@ -188,12 +193,10 @@ def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
     """Returns `count` distinct held-out problems, the same in every run.
 
     Raises:
-        UserError: there are not so many.
+        UserError: there are fewer than `count`.
     """
     if task.data:
-        _, held_out = _published_splits(
-            task.data, task.train_split, task.eval_split, task.max_train
-        )
+        _, held_out = _published_splits(_selection_of(task))
         rng = random.Random(problem_sets.EVAL_SEED)
         puzzles = rng.sample(held_out, min(count, len(held_out)))
     else:
@@ -210,7 +213,7 @@ def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
 
 
 def _draw_distinct(task: TaskConfig, count: int) -> list[Puzzle]:
-    """Draws held-out puzzles until `count` are distinct, or until only known puzzles come."""
+    """Draws held-out puzzles until `count` are distinct, or MOST_REPEATS draws in a row repeat."""
     rng = random.Random(f"countdown/{problem_sets.EVAL_SEED}/eval")
     found: dict[tuple[tuple[int, ...], int], Puzzle] = {}
     repeats = 0
@@ -227,21 +230,25 @@ def _draw_distinct(task: TaskConfig, count: int) -> list[Puzzle]:
 # Published sets.
 
 
-@functools.cache
-def _published_splits(
-    source: str, train_split: str, eval_split: str, max_train: int
-) -> tuple[list[Puzzle], list[Puzzle]]:
-    """Returns the puzzles of a published set that are trained on, and those that are held out.
+def _selection_of(task: TaskConfig) -> Selection:
+    """Returns the settings that select rows of a published data set; countdown has no levels."""
+    return row_loader.selection_of(task)._replace(eval_data="", level_min=0, level_max=0)
 
-    Held out are the distinct puzzles of the set's split `eval_split`, or of test where that is "".
-    Of a set without one, they are the puzzles whose hash says so. Train puzzles that are held out
-    as well are left out.
+
+@functools.cache
+def _published_splits(selection: Selection) -> tuple[list[Puzzle], list[Puzzle]]:
+    """Returns the training puzzles and the held-out puzzles of a published data set.
+
+    The held-out puzzles are the distinct puzzles of the split `eval_split`, or of "test" if
+    `eval_split` is "". If the data set has no such split, the hash of each puzzle decides
+    (`is_held_out`). Training puzzles exclude all held-out puzzles.
     """
-    train_set = problem_sets.choose_split(source, train_split, "train", "task.train_split")
-    puzzles = read_puzzles(train_set, source)
-    if problem_sets.held_out_sources([source], eval_split, train_split, "task.eval_split"):
-        test = problem_sets.choose_split(source, eval_split, "test", "task.eval_split")
-        held_out = read_puzzles(test, source)
+    source, max_train = selection.data, selection.max_train
+    # Read all rows, not only the first max_train: the hash may hold out any of them.
+    every_row = selection._replace(max_train=0)
+    puzzles = read_puzzles(row_loader.open_train(every_row, source), source)
+    if row_loader.held_out_sources(selection):
+        held_out = read_puzzles(row_loader.open_held_out(selection, source), source)
     else:
         held_out = [puzzle for puzzle in puzzles if is_held_out(*puzzle.key)]
     distinct = {puzzle.key: puzzle for puzzle in held_out}
@@ -256,15 +263,16 @@ def _published_splits(
 
 
 def read_puzzles(dataset: datasets.Dataset, source: str) -> list[Puzzle]:
-    """Returns the puzzles of a published set.
+    """Returns the puzzles of a published data set.
 
-    The set has the columns `nums` (or `numbers`) and `target`, or `input`, a prompt, and
+    The data set has the columns `nums` (or `numbers`) and `target`, or `input`, a prompt, and
     `gt_answer`, {"numbers", "target"} as an object or as JSON.
 
     Raises:
-        UserError: the set has other columns.
+        UserError: the data set has other columns.
     """
     columns = set(dataset.column_names)
+    # Data sets with a prompt for each puzzle.
     if {"input", "gt_answer"} <= columns:
         golds = [_parse_gold(gold) for gold in dataset["gt_answer"][:]]
         return [
@@ -293,9 +301,9 @@ def _read_puzzle(numbers: Sequence[int], target: int, prompt: str = "") -> Puzzl
 
 
 def extract_answer(response: str) -> str | None:
-    """Returns the text of the last <answer> block after the thoughts, None without a block.
+    """Returns the text of the last <answer> block after the reasoning, None without a block.
 
-    The thoughts end with the last </think>; a response without this tag has no thoughts.
+    The reasoning ends with the last </think>; a response without this tag has no reasoning.
     """
     text = response.rpartition("</think>")[2]
     before_end = text.rpartition("</answer>")[0]
@@ -306,23 +314,31 @@ def extract_answer(response: str) -> str | None:
 def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
     """Grades the equation of a response.
 
-    The score is 1 for an expression that uses each number once and has the target's value exactly,
-    `task.format_score` for any other expression, `task.malformed_score` for any other answer in its
-    tags, and 0 without one. The answer may also be written as "expression = target" or
-    "target = expression".
+    The score is 1 for an expression that uses each number once and has exactly the value of the
+    target, `task.format_score` for any other expression, `task.malformed_score` for any other
+    answer in its tags, and 0 without an answer. The answer may also have the form
+    "expression = target" or "target = expression", follow a name as in "x = expression", stand in a
+    formula, a box, code or bold type, and end with a full stop. `task.verifier=oat_countdown`
+    scores like oat's run instead.
     """
+    if task.verifier == "oat_countdown":
+        return VERIFIERS[task.verifier].grade(response, gold)
     answer = extract_answer(response)
     if answer is None:
         return Grade(0.0, False, "no answer")
+    # The limit bounds the work of the parser.
     if len(answer) > LONGEST_EQUATION:
         return Grade(task.malformed_score, False, "too long")
 
+    # Reduce "x = expression", "expression = target" and "target = expression" to the expression.
     target = str(gold["target"])
-    sides = [side.strip() for side in answer.split("=")]
+    sides = [unwrapped(side) for side in unwrapped(answer).split("=")]
+    if len(sides) > 1 and NAME_OF_RESULT.fullmatch(sides[0]):
+        sides = sides[1:]
     if len(sides) == 2 and target in sides:
         sides.remove(target)
     try:
-        # An equals sign that is left makes the expression malformed.
+        # A remaining equals sign makes the expression malformed.
         numbers, value = parse_expression("=".join(sides))
     except MalformedEquation:
         return Grade(task.malformed_score, False, "malformed")

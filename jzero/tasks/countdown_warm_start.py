@@ -1,23 +1,23 @@
-"""Countdown's supervised examples, for a model that starts from nothing: `warm_start.steps`.
+"""Supervised examples of Countdown for a randomly initialized model: `warm_start.steps`.
 
-An example shows a few tries and an answer. To the prompt "3 7 12=16" of template plain it may be
+An example shows a few tries and an answer. For the prompt "3 7 12=16" of template plain:
 
     12-3=9,9*7=63?16 no
     7-3=4,12+4=16?16 yes
     <answer>12+(7-3)</answer>
 
-Examples teach the format, arithmetic and what a try looks like, but not the search: tries are
-random, the solution is never consulted, and most examples end with a wrong answer after their last
-failed try. That it pays to try on is left to RL.
+The examples teach the format, arithmetic and the form of a try, but not the search: tries are
+random, the solution is never used, and most examples end with a wrong answer after their last
+failed try. RL has to learn that further tries pay off.
 
-What mattered is in docs/log.md (the tiny countdown recipe):
-- A try ends with the target beside its value. Where the verdict had to be read off the prompt, a
-  model of a million parameters got 71 % of its verdicts right, with the target 99 %, and without
-  right verdicts RL has nothing to stop on.
-- An example gives up with the same probability, 1 / tries, after every try. So how long to try is
-  one habit with one probability, which RL can change. With at most two tries in all examples, a
-  third try had never been seen, and RL shortened responses instead.
-- The tries of an example are distinct. Otherwise greedy decoding repeats one try for ever.
+Three choices mattered; lab/log.md has the measurements (the tiny countdown recipe):
+- A try ends with its value next to the target. If the model had to read the target from the prompt,
+  a model with a million parameters gave 71 % correct verdicts; with the target in the line, 99 %.
+  Without correct verdicts RL has no signal for stopping.
+- An example gives up with the same probability, 1 / tries, after every try. The number of tries is
+  then one behavior with one probability, which RL can change. With at most two tries in all
+  examples, the model had never seen a third try, and RL shortened the responses instead.
+- The tries of an example are distinct. Otherwise greedy decoding repeats the same try forever.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from jzero.tasks.countdown import Attempt, draw_puzzle, is_held_out, random_atte
 if TYPE_CHECKING:
     from jzero.config import TaskConfig
 
-# Values on the way of a try have at most two digits: lines stay short and arithmetic learnable.
+# Intermediate values have at most two digits: lines stay short and the arithmetic learnable.
 LARGEST_INTERMEDIATE = 99
-# The share of examples whose target becomes the value of their last try. Random tries seldom reach
-# the target, so without these examples the model would hardly see a " yes".
+# The share of examples that take the value of their last try as the target. Random tries rarely
+# reach the target, so without these examples the model would hardly ever see a " yes".
 HINDSIGHT = 0.25
-MOST_TRIES = 6  # in one example, so that its length has a bound
-MOST_REDRAWS = 10  # draws for a try that the example does not have yet
+MOST_TRIES = 6  # per example, which bounds the length of a response
+MOST_REDRAWS = 10  # draws for a try that differs from the earlier tries of the example
 
 
 def example(task: TaskConfig, seed: int, index: int, tries: float) -> tuple[str, str]:
     """Returns the prompt and the response of the index-th example, with about `tries` tries.
 
-    The puzzle is never a held-out one.
+    The puzzle is never held out.
 
     Raises:
-        UserError: the prompts of `task.template` are not text.
+        UserError: `task.template` is a chat template.
     """
     rng = random.Random(f"warm_start/{seed}/{index}")
     puzzle = draw_puzzle(task, rng, held_out=False)
@@ -56,6 +56,7 @@ def example(task: TaskConfig, seed: int, index: int, tries: float) -> tuple[str,
     while len(attempts) < MOST_TRIES and rng.random() > 1 / tries:
         attempts.append(_another_attempt(attempts, numbers, rng))
 
+    # A hindsight target changes the puzzle, which must not become a held-out puzzle.
     value = attempts[-1].value
     is_allowed_target = 1 <= value <= task.target_max and not is_held_out(numbers, value)
     if rng.random() < HINDSIGHT and is_allowed_target:
@@ -73,6 +74,7 @@ def example(task: TaskConfig, seed: int, index: int, tries: float) -> tuple[str,
             f"task.template={task.template} is a chat template, and countdown has warm-start "
             "examples for plain text only: set warm_start.steps=0"
         )
+    # The template has opened the reasoning, so the response closes it.
     if prompt.endswith("<think>"):
         lines.append("</think>")
     lines.append(f"<answer>{attempts[-1].expression}</answer>")
@@ -82,7 +84,7 @@ def example(task: TaskConfig, seed: int, index: int, tries: float) -> tuple[str,
 def _another_attempt(
     attempts: list[Attempt], numbers: tuple[int, ...], rng: random.Random
 ) -> Attempt:
-    """Draws an attempt that is not among `attempts`, or any if a few draws find no other."""
+    """Draws an attempt that is not in `attempts`; after MOST_REDRAWS draws accepts any attempt."""
     known_steps = [attempt.steps for attempt in attempts]
     attempt = random_attempt(numbers, rng, LARGEST_INTERMEDIATE)
     for _ in range(MOST_REDRAWS - 1):
@@ -100,15 +102,15 @@ def _line(attempt: Attempt, target: int) -> str:
 def max_tokens(task: TaskConfig, tries: float) -> int:
     """Returns an upper bound on the tokens of a response.
 
-    The bound is for jzero's countdown tokenizer, in which every character is a token, and " yes",
-    " no" and every tag are one token each.
+    The bound holds for jzero's countdown tokenizer: every character is a token, and " yes", " no"
+    and every tag are one token each.
     """
     steps = task.numbers_max - 1
     largest = max(LARGEST_INTERMEDIATE, task.value_max)
-    # The last step of a line has no comma, but the line has a verdict, which is one token as well.
+    # The last step of a line has no comma; the verdict, also one token, takes its place.
     line = steps * len(f"{largest}*{largest}={largest},") + len(f"?{task.target_max}\n")
     digits = task.numbers_max * len(str(task.value_max))
     parentheses = 2 * max(steps - 1, 0)
-    answer = 2 + digits + steps + parentheses  # 2 tags, and an operation for every step
+    answer = 2 + digits + steps + parentheses  # 2 tags, and one operation per step
     lines = MOST_TRIES if tries > 1 else 1
     return lines * line + answer + 3  # </think>, its newline and the end of the sequence

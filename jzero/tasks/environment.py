@@ -1,98 +1,170 @@
-"""The task `environment`: episodes in an environment of the user's, with state of its own.
+"""The task `environment`: multi-turn episodes in a user-defined, stateful environment.
 
     task.name=environment task.environment=module:Class      or FILE.py:Class, openenv:URL, or
                                                              verifiers:ENV
 
-The class has the methods of `Environment`; docs/environments.md says what their values mean. Every
-episode has an instance of its own, which is made without arguments in a grader process and stays
-there. `reset` has to be a function of `row` and `seed`: the prompt of a group comes from one reset,
-and every episode of the group begins with another.
+The class implements `Environment`; docs/environments.md describes its arguments and return values.
+Every episode has a separate instance, which is constructed without arguments in a grader process
+and stays in that process. `reset` must be deterministic in `row` and `seed`: one reset produces the
+prompt of a group, and every episode of the group starts with another reset.
 
-An episode whose process ended, or which goes on after a checkpoint, is built again: a new instance
-is reset and gets the responses so far. An instance that then says something else than before is an
-error and not a quiet change of the episode. Imports no jax: grader processes load this module.
+If the grader process of an episode has ended, or the run has resumed from a checkpoint, the episode
+is rebuilt: a new instance is reset and steps through the previous responses. The rebuilt instance
+must return the same replies; any difference raises an error, so that no episode changes silently.
+Imports no jax: grader processes load this module.
 """
 
 from __future__ import annotations
 
-import asyncio
 import atexit
-import contextlib
+import copy
 import functools
 import inspect
 import json
 import random
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
-from jzero.errors import UserError
+from jzero.errors import UserError, quoted
 from jzero.grading.pool import Pool
-from jzero.tasks import openenv, problem_sets, verifiers
+from jzero.tasks import bounds, episodes, openenv, problem_sets, row_loader, verifiers
+from jzero.tasks.episodes import Calls, Episodes, closed_on_error, run_calls
 from jzero.tasks.prompts import ENVIRONMENT_TEMPLATES, find_template
+from jzero.tasks.row_loader import Selection
 from jzero.tasks.tools import classes
 from jzero.tasks.user_functions import Reward, find_function, read_result
-from jzero.types import Grade, JsonValue, Problem, Prompt
+from jzero.types import Grade, JsonValue, Problem, Prompt, Turns
 
 if TYPE_CHECKING:
     from jzero.config import TaskConfig
 
-NAME = "environment"  # of the task
-CORRECT = "correct"  # a part of a step's reward that says whether the episode is solved
-MAX_INSTANCES = 4096  # in one process; the oldest are left, and built again if they go on
+NAME = "environment"  # the task's name
+CORRECT = "correct"  # the reward part that marks the episode as solved
+# Per grader process. The oldest instances are closed, and rebuilt if their episodes continue.
+MAX_INSTANCES = 4096
 RESETTER = "jzero.tasks.environment:reset_for_prompt"
 
-Turns = Sequence[tuple[str, Grade | None]]  # the response and the grade of each turn
-
-
-# What `step` returns: the reply, the reward or its named parts, and whether the episode is over.
+# The return value of `step`: the reply, the reward or its named parts, and whether the episode is
+# over.
 Result = tuple[Prompt | None, float | dict[str, float], bool]
 
 
 class Environment(Protocol):
-    """What a class of the user's has. Both methods may be async; `close` may be there, too.
+    """The interface of a user-defined environment. Methods may be async, and `close` is optional.
 
-    An instance that has an attribute `tools` after `reset`, the schemas of tools that it answers
-    the calls of itself, has them shown in the prompt.
+    If the instance has an attribute `tools` after `reset`, the prompt quotes it. `tools` is a list
+    of tool schemas; the environment itself answers the calls of these tools.
     """
 
     def reset(self, row: dict[str, JsonValue], seed: int) -> Prompt | Awaitable[Prompt]:
-        """Begins an episode, and returns the first observation: text, or chat messages."""
+        """Starts an episode and returns the first observation: text, or chat messages."""
         ...
 
     def step(self, response: str) -> Result | Awaitable[Result]:
-        """Takes a response of the policy."""
+        """Applies a response of the policy and returns (reply, reward, done)."""
         ...
 
 
 class Step(NamedTuple):
-    """What an environment says to a response."""
+    """The environment's result for one response."""
 
     reply: Prompt | None  # None: the episode is over
     reward: Reward
     is_correct: bool
 
 
-# Instances. What is done with one is a generator: it yields what a method of the user's returned,
-# and is sent the value once that has been awaited. So grader processes, which await outside of an
-# event loop, and `asyncio_environments`, which awaits in one, do the same.
-
-T = TypeVar("T")
-Calls = Generator[object, object, T]
+# Instances.
 
 
 @dataclass
 class Instance:
-    """An environment in the middle of an episode."""
+    """An environment in the middle of an episode (`episodes.Episode`)."""
 
     environment: Environment
-    responses: list[str] = field(default_factory=list)  # that it has seen
-    is_over: bool = False  # no step follows
+    most_bytes: int  # limit on an observation or a reply
+    responses: list[str] = field(default_factory=list)  # the responses that it has received
+    is_over: bool = False  # True after the last step
+
+    def reset(self, gold: JsonValue) -> Calls[Prompt]:
+        """Starts an episode and returns the first observation."""
+        # The environment may change its row, and in an event loop the group shares one row object.
+        row = copy.deepcopy(gold["row"])
+        returned = yield self.environment.reset(row, gold["seed"])
+        observation = bounds.read_prompt(returned, self.most_bytes, "the observation of reset")
+        if observation is None:
+            raise TypeError(
+                f"reset returned {quoted(returned)}: it has to be text or chat messages"
+            )
+        return observation
+
+    def replay(self, gold: JsonValue, earlier: Turns) -> Calls[Instance]:
+        """Resets the environment, steps through the earlier turns, and returns the instance.
+
+        Raises:
+            ValueError: the observation or a reply differs from the original episode.
+        """
+        observation = yield from self.reset(gold)
+        if observation != gold["observation"]:
+            raise ValueError(
+                f"reset has to be a function of row and seed: it said {quoted(observation)}, "
+                f"and before {quoted(gold['observation'])}"
+            )
+        for response, grade in earlier:
+            result = yield from self.step(response)
+            if grade is not None:
+                episodes.check_same("step", result.reply, grade.reply)
+        return self
+
+    def step(self, response: str) -> Calls[Step]:
+        """Sends a response to the environment and returns the validated result.
+
+        Raises:
+            TypeError: the result is not (reply, reward, done), or one of the three has a wrong
+                type.
+            ValueError: the reply or the reward is out of bounds.
+            Exception: any exception of the user-defined method.
+        """
+        result = yield self.environment.step(response)
+        self.responses.append(response)
+        if not isinstance(result, tuple | list) or len(result) != 3:
+            raise TypeError(f"step returned {quoted(result)}: it has to be (reply, reward, done)")
+        returned, reward, is_done = result
+        if not isinstance(is_done, bool):
+            raise TypeError(f"step returned {quoted(is_done)} as done: it has to be True or False")
+        # The reply of a finished episode is ignored.
+        reply = None
+        if not is_done:
+            reply = bounds.read_prompt(returned, self.most_bytes, "the reply")
+            if reply is None:
+                raise TypeError(
+                    f"the reply is {quoted(returned)}: it has to be text or chat messages, unless "
+                    "the episode is over"
+                )
+        # The part "correct" is a verdict and does not count towards the reward. Without the part,
+        # a positive reward means that the episode is solved.
+        is_correct = None
+        if isinstance(reward, dict) and CORRECT in reward:
+            is_correct = bool(reward[CORRECT])
+            reward = {name: part for name, part in reward.items() if name != CORRECT} or 0.0
+        read = read_result(reward)
+        return Step(reply, read, read.value > 0 if is_correct is None else is_correct)
+
+    def tools(self) -> list[JsonValue]:
+        """Returns the schemas of the tools that the environment itself answers."""
+        tools = getattr(self.environment, "tools", None) or []
+        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+            raise TypeError(f"tools is {quoted(tools)}: it has to be a list of schemas")
+        return bounds.read_json(tools, self.most_bytes, "the attribute tools")
+
+    def close(self) -> Calls[None]:
+        """Calls the environment's `close` method, if it has one."""
+        close = getattr(self.environment, "close", None)
+        if close is not None:
+            yield close()
 
 
-Instances = OrderedDict[str, Instance]  # by episode; the oldest first
-_INSTANCES: Instances = OrderedDict()  # of this grader process
+_INSTANCES: Episodes[Instance] = Episodes(MAX_INSTANCES)  # running in this grader process
 
 
 def step(
@@ -103,255 +175,131 @@ def step(
     response: str,
     *,
     is_last: bool = False,
+    most_bytes: int = bounds.MAX_REPLY_BYTES,
 ) -> Step:
-    """Makes the calls of `step_calls` in this process."""
+    """Runs `step_calls` to completion in this grader process."""
     return run_calls(
-        step_calls(name, _INSTANCES, episode, gold, earlier, response, is_last, MAX_INSTANCES)
+        step_calls(name, _INSTANCES, episode, gold, earlier, response, is_last, most_bytes)
     )
 
 
 def instance_of(episode: str) -> Environment:
-    """Returns the instance of an episode that this process has just stepped."""
-    return _INSTANCES[episode].environment
+    """Returns the environment of an episode that has just taken a step in this process."""
+    instance = _INSTANCES.get(episode)
+    assert instance is not None, f"{episode=}"
+    return instance.environment
 
 
 def end(episode: str) -> None:
-    """Closes the instance of an episode of this process if the episode is over."""
+    """Closes this process's instance of an episode if the episode is over."""
     run_calls(end_calls(_INSTANCES, episode))
 
 
 def step_calls(
     name: str,
-    instances: Instances,
+    instances: Episodes[Instance],
     episode: str,
     gold: JsonValue,
     earlier: Turns,
     response: str,
     is_last: bool,
-    max_instances: int,
+    most_bytes: int,
 ) -> Calls[Step]:
-    """Returns what the environment `name` says to the response of an episode.
+    """Takes one step of an episode in the environment `name` and returns its result.
 
-    The instance stays in `instances`, also where the episode is over: then `end_calls` is to
-    follow. An instance that fails is closed and forgotten.
+    The instance stays in `instances` even if the episode is over, because rewards may still read
+    it; `end_calls` then closes it. An instance that fails is closed and removed.
 
     Args:
         name: "module:Class", "FILE.py:Class" or "openenv:URL".
-        instances: the environments of the episodes that are running.
-        episode: names the episode, and no other that is running.
-        gold: of the problem: the row, the seed, and the first observation.
-        earlier: the turns before, whose grades have the replies that were given.
+        instances: the environments of the running episodes.
+        episode: a name that is unique among the running episodes.
+        gold: the problem's gold: the row, the seed, and the first observation.
+        earlier: the earlier turns; their grades hold the replies that the policy received.
         response: the response of this turn.
-        is_last: no turn may follow, whatever the environment says.
-        max_instances: if there are more, the oldest are closed.
+        is_last: ends the episode after this turn, even if the environment would continue it.
+        most_bytes: the limit on an observation or a reply.
 
     Raises:
-        TypeError, ValueError: a method returned something else than it should, or something else
-            than the first time.
-        Exception: whatever the user's class raises.
+        TypeError, ValueError: a method returned an invalid value, or a rebuilt episode returned
+            another value than the original.
+        Exception: any exception of the user-defined class.
     """
-    instance = instances.pop(episode, None)
-    said_before = [text for text, _ in earlier]
-    if instance is None or instance.responses != said_before or not earlier:
-        if instance is not None:
-            yield from _close(instance)
-        instance = yield from _rebuild(name, gold, earlier)
-    try:
-        result = yield from _step(instance, response)
-    except Exception:
-        yield from _close_quietly(instance)
-        raise
-    if is_last:
-        result = result._replace(reply=None)
-    instance.is_over = result.reply is None
-    instances[episode] = instance
-    if len(instances) > max_instances:
-        _, oldest = instances.popitem(last=False)
-        yield from _close(oldest)
-    return result
+
+    def build() -> Calls[Instance]:
+        instance = _make(name, most_bytes)
+        return closed_on_error(instance, instance.replay(gold, earlier))
+
+    def take(instance: Instance) -> Calls[Step]:
+        result = yield from instance.step(response)
+        # No reply ends the episode.
+        if is_last:
+            result = result._replace(reply=None)
+        instance.is_over = result.reply is None
+        return result
+
+    responses = [text for text, _ in earlier]
+    return instances.step(episode, responses, build, take)
 
 
-def end_calls(instances: Instances, episode: str) -> Calls[None]:
-    """Closes the instance of an episode, and forgets it, if the episode is over."""
+def end_calls(instances: Episodes[Instance], episode: str) -> Calls[None]:
+    """Closes and removes the instance of an episode if the episode is over."""
     instance = instances.get(episode)
     if instance is not None and instance.is_over:
-        del instances[episode]
-        yield from _close(instance)
+        yield from instances.end(episode)
 
 
-def reset_calls(name: str, gold: JsonValue) -> Calls[Grade]:
-    """Resets an environment for a prompt; the reply is a `Beginning`, as JSON."""
-    instance = Instance(_make(name))
-    try:
-        observation = yield from _reset(instance.environment, gold["row"], gold["seed"])
-        tools = _tools_of(instance.environment)
-    except Exception:
-        yield from _close_quietly(instance)
-        raise
-    yield from _close(instance)
-    return Grade(0.0, False, "", reply=json.dumps(Beginning(observation, tools)))
+def reset_calls(name: str, gold: JsonValue, most_bytes: int) -> Calls[Grade]:
+    """Resets an environment to obtain a prompt; the grade's reply is a `Beginning` in JSON."""
+    instance = _make(name, most_bytes)
+
+    def begin() -> Calls[Beginning]:
+        observation = yield from instance.reset(gold)
+        return Beginning(observation, instance.tools())
+
+    beginning = yield from closed_on_error(instance, begin())
+    # Only the prompt is needed here: every episode of the group resets another instance.
+    yield from instance.close()
+    return Grade(0.0, False, "", reply=json.dumps(beginning))
 
 
 class Beginning(NamedTuple):
-    """What a reset gives to a prompt."""
+    """The result of a reset: the first observation, and the schemas of the environment's tools."""
 
     observation: Prompt
     tools: list[JsonValue]
 
 
-def _tools_of(environment: Environment) -> list[JsonValue]:
-    """Returns the schemas of the tools that an environment answers the calls of itself."""
-    tools = getattr(environment, "tools", None) or []
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise TypeError(f"tools is {tools!r:.80}: it has to be a list of schemas")
-    return tools
-
-
-def close_calls(instances: Instances) -> Calls[None]:
-    """Closes all instances, whatever their episodes are at."""
-    while instances:
-        _, instance = instances.popitem()
-        yield from _close_quietly(instance)
-
-
-def _make(name: str) -> Environment:
-    return cast(Environment, classes.adapt(_find_class(name)()))
-
-
-def _rebuild(name: str, gold: JsonValue, earlier: Turns) -> Calls[Instance]:
-    """Returns an instance that has been reset and has seen the responses of the turns before."""
-    instance = Instance(_make(name))
-    try:
-        yield from _replay(instance, gold, earlier)
-    except Exception:
-        yield from _close_quietly(instance)
-        raise
-    return instance
-
-
-def _replay(instance: Instance, gold: JsonValue, earlier: Turns) -> Calls[None]:
-    observation = yield from _reset(instance.environment, gold["row"], gold["seed"])
-    if observation != gold["observation"]:
-        raise ValueError(
-            f"reset has to be a function of row and seed: it said {observation!r:.80}, and before "
-            f"{gold['observation']!r:.80}"
-        )
-    for response, grade in earlier:
-        result = yield from _step(instance, response)
-        if grade is not None and result.reply != grade.reply:
-            raise ValueError(
-                "an episode that is built again has to go the same way: step said "
-                f"{result.reply!r:.80}, and before {grade.reply!r:.80}"
-            )
-
-
-def _reset(environment: Environment, row: JsonValue, seed: int) -> Calls[Prompt]:
-    observation = yield environment.reset(row, seed)
-    if not _is_prompt(observation):
-        raise TypeError(f"reset returned {observation!r:.80}: it has to be text or chat messages")
-    return cast(Prompt, observation)
-
-
-def _is_prompt(value: object) -> bool:
-    """Returns whether a value is text or chat messages."""
-    if isinstance(value, str):
-        return True
-    return isinstance(value, list) and bool(value) and all(map(problem_sets.is_message, value))
-
-
-def _step(instance: Instance, response: str) -> Calls[Step]:
-    result = yield instance.environment.step(response)
-    instance.responses.append(response)
-    if not isinstance(result, tuple | list) or len(result) != 3:
-        raise TypeError(f"step returned {result!r:.80}: it has to be (reply, reward, done)")
-    reply, reward, is_done = result
-    if not isinstance(is_done, bool):
-        raise TypeError(f"step returned {is_done!r:.80} as done: it has to be True or False")
-    if not is_done and not _is_prompt(reply):
-        raise TypeError(
-            f"the reply is {reply!r:.80}: it has to be text or chat messages, unless the episode "
-            "is over"
-        )
-    is_correct = None
-    if isinstance(reward, dict) and CORRECT in reward:
-        is_correct = bool(reward[CORRECT])
-        reward = {name: part for name, part in reward.items() if name != CORRECT} or 0.0
-    read = read_result(reward)
-    return Step(
-        None if is_done else reply,
-        read,
-        read.value > 0 if is_correct is None else is_correct,
-    )
-
-
-def _close(instance: Instance) -> Calls[None]:
-    """Calls the method `close` of an environment that has one."""
-    close = getattr(instance.environment, "close", None)
-    if close is not None:
-        yield close()
-
-
-def _close_quietly(instance: Instance) -> Calls[None]:
-    """Closes an environment that has failed: what failed first is the error to tell."""
-    with contextlib.suppress(Exception):
-        yield from _close(instance)
-
-
-def run_calls(calls: Calls[T]) -> T:
-    """Makes calls one after the other, and waits for each in the event loop of this process."""
-    try:
-        returned = next(calls)
-        while True:
-            try:
-                value = _awaited(returned)
-            except Exception as error:
-                returned = calls.throw(error)
-            else:
-                returned = calls.send(value)
-    except StopIteration as end:
-        return end.value
-
-
-@functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """Returns the event loop of this process. An instance may keep connections of this loop."""
-    return asyncio.new_event_loop()
-
-
-def _awaited(result: object) -> object:
-    if not inspect.isawaitable(result):
-        return result
-    return _loop().run_until_complete(_wait_for(result))
-
-
-async def _wait_for(result: Awaitable[object]) -> object:
-    return await result
+def _make(name: str, most_bytes: int) -> Instance:
+    environment = cast(Environment, classes.adapt(_find_class(name)()))
+    return Instance(environment, most_bytes)
 
 
 # The task.
 
 
 def episode_values(problem: Problem, sample_index: int, earlier: Turns) -> dict[str, JsonValue]:
-    """Returns what a grader process needs for a turn of an episode, besides the response."""
+    """Returns the values besides the response that a grader process needs for a turn."""
     if problem.task != NAME:
         return {}
-    turns = [(text, vars(grade) if grade else None) for text, grade in earlier]
-    return {"episode": f"{problem.id}/{sample_index}", "turns": turns}
+    return episodes.values_for_worker(problem, sample_index, earlier)
 
 
 def mode(task: TaskConfig) -> str:
     """Returns where the instances live: in grader "processes", or in one event loop, "asyncio"."""
     if task.environment_mode != "auto":
         return task.environment_mode
+    # OpenEnv waits for a server, and programs of verifiers wait for the policy.
     waits = task.environment.startswith((openenv.PREFIX, verifiers.PREFIX))
     return "asyncio" if waits else "processes"
 
 
 def _find_class(name: str) -> Callable[[], Environment]:
-    """Returns what makes the instances of `task.environment=name`.
+    """Returns the constructor of `task.environment=name`.
 
     Raises:
-        Exception: whatever the import of the user's module raises, or TypeError for no function.
+        Exception: any exception from importing the user-defined module, or TypeError if the name is
+            not callable.
     """
     if name.startswith(openenv.PREFIX):
         return functools.partial(openenv.OpenEnv, name.removeprefix(openenv.PREFIX))
@@ -361,7 +309,7 @@ def _find_class(name: str) -> Callable[[], Environment]:
 
 
 def check(task: TaskConfig) -> None:
-    """Raises UserError if there is no such class, or it lacks a method."""
+    """Raises UserError if the class does not exist or lacks a method."""
     if not task.environment:
         raise UserError(
             "task.name=environment needs task.environment=module:Class or FILE.py:Class"
@@ -404,13 +352,13 @@ def check(task: TaskConfig) -> None:
 
 
 def _foreign_name(task: TaskConfig) -> str:
-    """Returns what stands behind the prefix of an environment of OpenEnv or verifiers."""
+    """Returns the name after the prefix "openenv:" or "verifiers:"."""
     _, _, name = task.environment.partition(":")
     return name
 
 
 def _check_foreign(task: TaskConfig) -> None:
-    """Raises UserError if there is no such environment of OpenEnv or verifiers."""
+    """Raises UserError if the settings of an OpenEnv or verifiers environment are wrong."""
     if mode(task) != "asyncio":
         raise UserError(
             f"task.environment={task.environment} waits for others: set task.environment_mode=auto"
@@ -426,13 +374,13 @@ def _check_foreign(task: TaskConfig) -> None:
 
 
 def reset_for_prompt(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
-    """Resets an environment in a grader process; the reply is a `Beginning`, as JSON."""
-    return run_calls(reset_calls(task.environment, gold))
+    """Resets an environment in a grader process; the grade's reply is a `Beginning` in JSON."""
+    return run_calls(reset_calls(task.environment, gold, bounds.reply_bytes(task)))
 
 
 @functools.cache
 def _resetters(workers: int) -> Pool:
-    """Returns processes that reset environments for prompts, until this process ends."""
+    """Returns the pool that resets environments for prompts. It lives until this process ends."""
     pool = Pool(workers)
     atexit.register(pool.close)
     return pool
@@ -443,12 +391,13 @@ def _problems(
 ) -> list[Problem]:
     """Returns a problem for each pair of an index and a row."""
     template = find_template(task.template, ENVIRONMENT_TEMPLATES)
-    # It imports this module.
+    # Imported here because asyncio_environments imports this module.
     from jzero.tasks import asyncio_environments
 
-    # A reset is no response, which a judge could read.
+    # Disable the rewards: a reset has no response that a reward function or a judge could read.
     unrewarded = replace(task, reward=replace(task.reward, functions=()))
     pool = _resetters(0 if mode(task) == "asyncio" else task.grade_workers)
+    # Submit all resets first, so that they run in parallel.
     starts: dict[int, dict[str, JsonValue]] = {}
     for index, row in rows:
         rng = random.Random(f"environment/{split}/{seed}/{index}")
@@ -476,6 +425,7 @@ def _problems(
                 f"task.environment={task.environment}: reset returned messages, and task.template="
                 f"{task.template} is plain text: set task.template=chat, or return text"
             )
+        # The observation is part of the gold: every episode's reset is compared with it.
         gold = start | {"observation": observation}
         name = f"{NAME}/{split}/{index}"
         problems.append(Problem(name, NAME, prompt, gold, start["row"], tools or None))
@@ -483,44 +433,32 @@ def _problems(
 
 
 @functools.cache
-def _sets(
-    data: str, split: str, usual: str, setting: str, max_rows: int, level_min: int, level_max: int
-) -> list[list[dict[str, JsonValue]]]:
-    """Returns the rows of a split of each set in `data`, with all columns."""
-    sets = []
-    for source in [source.strip() for source in data.split(",") if source.strip()]:
-        dataset = problem_sets.choose_split(source, split, usual, setting)
-        dataset = problem_sets.select_levels(dataset, level_min, level_max, source)
-        if 0 < max_rows < len(dataset):
-            dataset = dataset.select(range(max_rows))
-        sets.append(problem_sets.read_columns(dataset, source))
-    return sets
+def _read_sets(selection: Selection, *, is_held_out: bool) -> list[list[dict[str, JsonValue]]]:
+    """Returns the selected rows of each data set, with all columns."""
+    open_set = row_loader.open_held_out if is_held_out else row_loader.open_train
+    return [
+        problem_sets.read_columns(open_set(selection, source), source)
+        for source in selection.sources
+    ]
 
 
 def _train_sets(task: TaskConfig) -> list[list[dict[str, JsonValue]]] | None:
-    """Returns the rows to train on, by set; None where there are none, or no end of them."""
+    """Returns the training rows of each data set, None without a finite data set."""
     if task.environment.startswith(verifiers.PREFIX):
         rows = verifiers.train_rows(_foreign_name(task))
         return None if rows is None else [rows]
     if not task.data:
         return None
-    return _sets(
-        data=task.data,
-        split=task.train_split,
-        usual="train",
-        setting="task.train_split",
-        max_rows=task.max_train,
-        level_min=task.level_min,
-        level_max=task.level_max,
-    )
+    return _read_sets(row_loader.selection_of(task), is_held_out=False)
 
 
 def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[Problem]:
-    """Returns the problems of one step. Without `task.data` the row of each is empty."""
+    """Returns the problems of one step. Without `task.data` every row is empty."""
     indices = range(step * count, (step + 1) * count)
     sets = _train_sets(task)
     if sets is not None:
         rows = problem_sets.stream(sets, task.weights if task.data else (), seed)
+        indices = problem_sets.step_indices(step, count, sum(map(len, sets)), task)
         chosen = [rows[index] for index in indices]
     elif task.environment.startswith(verifiers.PREFIX):
         chosen = verifiers.endless_train_rows(_foreign_name(task), indices)
@@ -532,9 +470,10 @@ def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[P
 def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
     """Returns at most `count` held-out problems, the same in every run.
 
-    They are the first rows of `task.eval_data` or of the split `task.eval_split`. Without
-    `task.data` they differ from the problems of training in their seeds; with it and neither there
-    are none. Of verifiers' tasks every tenth is held out.
+    The problems are the first rows of `task.eval_data` or of the split `task.eval_split`. Without
+    `task.data` they differ from the training problems in their seeds. With `task.data`, but neither
+    `task.eval_data` nor `task.eval_split`, there are no held-out problems. For verifiers every
+    tenth task is held out.
     """
     seed = problem_sets.EVAL_SEED
     if task.environment.startswith(verifiers.PREFIX):
@@ -544,40 +483,36 @@ def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
         return _problems(task, "eval", seed, [(index, {}) for index in range(count)])
     if not task.eval_data and not task.eval_split:
         return []
-    sets = _sets(
-        data=task.eval_data or task.data,
-        split=task.eval_split,
-        usual="test",
-        setting="task.eval_split",
-        max_rows=0,
-        level_min=0,
-        level_max=0,
-    )
+    selection = row_loader.selection_of(task)._replace(data=task.eval_data or task.data)
+    sets = _read_sets(selection, is_held_out=True)
     rows = [row for rows_of_set in sets for row in rows_of_set]
     return _problems(task, "eval", seed, list(enumerate(rows))[:count])
 
 
 def num_train_problems(task: TaskConfig) -> int | None:
-    """Returns the number of rows to train on, None for problems without end."""
+    """Returns the number of training rows, None for an endless stream of problems."""
     sets = _train_sets(task)
     return None if sets is None else sum(map(len, sets))
 
 
 def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
-    """Grades the first response of an episode: the worker calls `step`, which knows the others."""
+    """Grades a response as the only turn of an episode.
+
+    For episodes with several turns the worker calls `step` with the earlier turns instead.
+    """
     result = step(task.environment, "", gold, (), response, is_last=True)
     end("")
     return to_grade(result)
 
 
 def to_grade(result: Step) -> Grade:
-    """Returns a step's reward as a grade. Its named parts are metrics, as environment.<part>."""
+    """Returns a step's reward as a grade. Its named parts become metrics environment.<part>."""
     parts = {f"{NAME}.{name}": value for name, value in result.reward.parts.items()}
     reason = "correct" if result.is_correct else "stepped"
     return Grade(result.reward.value, result.is_correct, reason, parts=parts, reply=result.reply)
 
 
 def reply(gold: JsonValue, turns: list[tuple[str, Grade]], task: TaskConfig) -> Prompt | None:
-    """Returns the reply that `step` gave together with its reward."""
+    """Returns the reply that `step` returned with its reward."""
     _, last_grade = turns[-1]
     return last_grade.reply

@@ -1,7 +1,7 @@
-"""Guess a number from 1 to `task.value_max`; after a wrong guess the environment gives a hint.
+"""Guess a number from 1 to `task.value_max`, with a hint after each wrong guess.
 
-The hint is "higher" or "lower". In t turns halving always finds one of 2^t - 1 numbers, and a
-policy that does not use the hints rarely does: the task shows whether RL learns over several turns.
+The hint is "higher" or "lower". Binary search always finds one of 2^t - 1 numbers in t turns. A
+policy that ignores the hints rarely does, so the task shows whether RL learns over several turns.
 `configs/guess.py` has the recipes. Imports no jax: grader processes load this module.
 """
 
@@ -18,11 +18,11 @@ from jzero.types import Grade, JsonValue, Problem
 if TYPE_CHECKING:
     from jzero.config import TaskConfig
 
-# The share of warm-start examples whose last guess is right. With a quarter, as in countdown, the
-# warm start did not learn to guess within the hints, and RL needed 50 steps to begin to
-# (docs/log.md, guessing with hints).
+# The share of warm-start examples with a right last guess. With a share of 1/4, as in countdown,
+# the warm start did not learn to guess within the hints, and RL needed 50 steps to begin to
+# (lab/log.md, guessing with hints).
 HINDSIGHT = 0.5
-# Nine digits at most: int() raises an exception where a response has thousands of them.
+# At most nine digits: int() raises an exception for thousands of digits.
 _NUMBER = re.compile(r"\s*([0-9]{1,9})\s*")
 
 
@@ -30,11 +30,7 @@ _NUMBER = re.compile(r"\s*([0-9]{1,9})\s*")
 
 
 def _problems(task: TaskConfig, split: str, seed: int, indices: range) -> list[Problem]:
-    """Returns the problems of a split with these indices.
-
-    Every number comes equally often: all of them in a random order, then all in another order. With
-    numbers drawn independently, the first guess would follow the numbers of the last step.
-    """
+    """Returns the problems of a split with these indices."""
     template = find_template(task.template, GUESS_TEMPLATES)
     prompt = template.render({"largest": task.value_max})
     return [
@@ -44,7 +40,8 @@ def _problems(task: TaskConfig, split: str, seed: int, indices: range) -> list[P
 
 
 def _number(largest: int, split: str, seed: int, index: int) -> int:
-    """Returns the number that is to be guessed in a problem."""
+    # Every number occurs equally often: each round has all numbers in a random order. With
+    # independently drawn numbers, the first guess would follow the numbers of the last step.
     round_of_all, position = divmod(index, largest)
     rng = random.Random(f"guess/{split}/{seed}/{round_of_all}")
     return rng.sample(range(1, largest + 1), largest)[position]
@@ -64,13 +61,13 @@ def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
 
 
 def parse_guess(response: str) -> int | None:
-    """Returns the number that a response consists of, None where it is not a number alone."""
+    """Returns the number in a response, or None if the response is anything but a number."""
     found = _NUMBER.fullmatch(response)
     return int(found[1]) if found else None
 
 
 def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
-    """Returns a score of 1 for the right number, 0 for all else."""
+    """Returns a score of 1 for the right number and 0 for any other response."""
     guess = parse_guess(response)
     if guess is None:
         return Grade(0.0, False, "no answer")
@@ -80,14 +77,14 @@ def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
 
 
 def hint(guess: int | None, gold: int) -> str:
-    """Returns what the environment says to a wrong guess."""
+    """Returns the environment's reply to a wrong guess, or to a response without a number."""
     if guess is None:
         return "no number"
     return "higher" if guess < gold else "lower"
 
 
 def reply(gold: JsonValue, turns: list[tuple[str, Grade]], task: TaskConfig) -> str | None:
-    """Returns the hint to the last response, None if the response is right."""
+    """Returns the hint after the last response, or None if the response is right."""
     response, last_grade = turns[-1]
     return None if last_grade.correct else hint(parse_guess(response), gold)
 
@@ -98,9 +95,9 @@ def reply(gold: JsonValue, turns: list[tuple[str, Grade]], task: TaskConfig) -> 
 def example(task: TaskConfig, seed: int, index: int, tries: float) -> tuple[str, str]:
     """Returns the index-th supervised example of template plain: (prompt, response).
 
-    The prompt holds up to `tries` - 1 random wrong guesses with their true hints, and the response
-    is one more guess. The guess is right in a share of HINDSIGHT of the examples and random in the
-    others. This teaches how hints are to be read, and nothing about which number to ask for.
+    The prompt contains up to `tries` - 1 random wrong guesses with their true hints, and the
+    response is one more guess. The guess is right in a share of HINDSIGHT of the examples and
+    random in the others. The examples teach the meaning of hints, but not which number to guess.
     """
     rng = random.Random(f"guess/warm_start/{seed}/{index}")
 

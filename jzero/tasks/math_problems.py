@@ -1,20 +1,21 @@
-"""Questions with an answer: the tasks gsm8k, math and math_multiturn, and other sets of questions.
+"""Questions with an answer: the tasks gsm8k, math and math_multiturn, and other question sets.
 
-A set is any source of rows with a question and an answer (`task.data`, see `problem_sets`). Rows
-that are held out, or whose answer the grader does not understand, are dropped and counted.
-Responses are graded by `jzero.grading.verdict`. Imports no jax: grader processes load this module.
+A question set is any source of rows with a question and an answer (`task.data`, `problem_sets`).
+Rows are dropped and counted if they are held out or if the grader does not understand their answer.
+`jzero.grading.verdict` grades the responses. Imports no jax: grader processes load this module.
 """
 
 from __future__ import annotations
 
 import functools
-import random
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from jzero.errors import UserError
 from jzero.grading import extract, verdict
-from jzero.tasks import overlap, problem_sets, rewards
-from jzero.tasks.problem_sets import Row
+from jzero.grading.published import VERIFIERS
+from jzero.tasks import overlap, problem_sets, rewards, row_loader
+from jzero.tasks.problem_sets import AskedRow, Row, Source
 from jzero.tasks.prompts import (
     BOXED,
     DEFAULT_MATH_TEMPLATE,
@@ -24,9 +25,12 @@ from jzero.tasks.prompts import (
     is_file_or_column,
     is_own_template,
 )
+from jzero.tasks.row_loader import Loaded, Selection, Sets
 from jzero.types import Grade, JsonValue, Problem
 
 if TYPE_CHECKING:
+    import datasets
+
     from jzero.config import TaskConfig
 
 
@@ -34,11 +38,11 @@ if TYPE_CHECKING:
 
 
 def math_template(name: str) -> PromptTemplate:
-    """Returns the template in which questions are asked where `task.template=name`.
+    """Returns the template of questions for `task.template=name`.
 
-    This is the default template of questions where `name` is a template of another task: a suite of
-    questions can be evaluated while the task is countdown.
+    If `name` is a template of another task, this is the default template of questions.
     """
+    # A suite of questions can be evaluated while the task is countdown.
     if name in MATH_TEMPLATES or is_own_template(name):
         return find_template(name, MATH_TEMPLATES)
     return MATH_TEMPLATES[DEFAULT_MATH_TEMPLATE]
@@ -47,153 +51,140 @@ def math_template(name: str) -> PromptTemplate:
 def to_problem(
     task: TaskConfig, task_name: str, id: str, row: Row, instruction: str = BOXED
 ) -> Problem:
-    """Returns the problem of a row; its gold is {"answer", "question"}.
+    """Returns the problem of a row. Its gold is {"answer", "question"}.
 
-    `task_name` becomes `problem.task`, the task that grades the responses. `instruction` is what
-    the templates tell the policy to do.
+    `task_name` becomes `problem.task`, the task that grades the responses. `instruction` is the
+    instruction to the policy in jzero's templates.
     """
     template = math_template(task.template)
     if template.column and row.prompt is not None:
         prompt = row.prompt
     else:
-        values = {"question": row.problem, "instruction": instruction}
-        # A file says for itself what to do: only the templates of jzero have an instruction.
+        values = {"question": row.question, "instruction": instruction}
+        # A template file contains its instruction, so the system prompt does not repeat it.
         system_prompt = task.system_prompt or ("" if template.path else instruction)
         prompt = template.render(values, system_prompt=system_prompt)
-    gold = {"answer": row.answer, "question": row.problem}
+    gold = {"answer": row.answer, "question": row.question}
     return Problem(id, task_name, prompt, gold, row.columns)
 
 
 # Data.
 
 
-class QuestionSets(NamedTuple):
-    """The data of a task."""
+class Reading(NamedTuple):
+    """The settings for reading the rows of a data set."""
 
-    train: list[list[Row]]  # what is left to train on, one list for every set of `task.data`
-    held_out: list[Row]
-    notes: list[str]  # what was loaded and what was dropped
+    problem_column: str
+    answer_column: str
+    prompt_column: str
+    verifier: str
+    with_columns: bool
+    with_readable_columns: bool  # the columns that JSON can represent
 
 
-def load_sets(task: TaskConfig) -> QuestionSets:
-    """Loads the sets of `task.data`, or of the task's name where that is empty.
+def reading_of(task: TaskConfig, keep_columns: bool = False) -> Reading:
+    """Returns the settings of a task for reading rows.
 
-    Raises:
-        UserError: a set cannot be loaded, holds the test questions of GSM8K, or has nothing left to
-            train on.
+    With `keep_columns` training rows have all columns that JSON can represent, even if no reward
+    reads them.
     """
-    # Only these settings matter to the data, and all of them can be keys of the cache.
-    return _load_sets(
-        data=task.data or problem_sets.DEFAULT_SETS[task.name],
-        eval_data=task.eval_data,
-        train_split=task.train_split,
-        eval_split=task.eval_split,
+    return Reading(
         problem_column=task.problem_column,
         answer_column=task.answer_column,
-        max_train=task.max_train,
-        level_min=task.level_min,
-        level_max=task.level_max,
-        verifier=task.verifier,
         prompt_column=math_template(task.template).column,
+        verifier=task.verifier,
         with_columns=rewards.need_columns(task.reward),
+        with_readable_columns=keep_columns,
     )
 
 
+def load_sets(task: TaskConfig, keep_columns: bool = False) -> Sets[Row]:
+    """Loads the data sets of `task.data`; if that is empty, the default set of the task.
+
+    Raises:
+        UserError: a data set cannot be loaded, contains the test questions of GSM8K, or has no rows
+            left to train on.
+    """
+    return _load_sets(row_loader.selection_of(task), reading_of(task, keep_columns))
+
+
+# The rows depend only on the settings in these two arguments, which can be keys of a cache.
 @functools.cache
-def _load_sets(
-    *,
-    data: str,
-    eval_data: str,
-    train_split: str,
-    eval_split: str,
-    problem_column: str,
-    answer_column: str,
-    max_train: int,
-    level_min: int,
-    level_max: int,
-    verifier: str,
-    prompt_column: str = "",
-    with_columns: bool = False,
-) -> QuestionSets:
-    sources = [source.strip() for source in data.split(",") if source.strip()]
-    if eval_data:
-        held_out_sources = [eval_data]
-    else:
-        held_out_sources = problem_sets.held_out_sources(
-            sources, eval_split, train_split, "task.eval_split"
-        )
+def _load_sets(selection: Selection, reading: Reading) -> Sets[Row]:
+    def notes_on(loaded: Loaded[Row]) -> list[str]:
+        return row_loader.notes_on_dropped(loaded, "their answer does not grade 1 against itself")
 
-    held_out: list[Row] = []
-    for source in held_out_sources:
-        dataset = problem_sets.choose_split(source, eval_split, "test", "task.eval_split")
-        held_out += problem_sets.read_rows(
-            dataset,
-            problem_column,
-            answer_column,
-            source,
-            prompt_column,
-            with_columns=with_columns,
-        )
-    held_out_digests = {overlap.digest(row.problem) for row in held_out}
+    return row_loader.load_sets(selection, functools.partial(_read, reading), notes_on)
 
-    train: list[list[Row]] = []
-    notes: list[str] = []
-    if not held_out_sources:
-        notes = problem_sets.unused_splits_notes(sources, train_split, "task.eval_split")
-    for source in sources:
-        dataset = problem_sets.choose_split(source, train_split, "train", "task.train_split")
-        dataset = problem_sets.select_levels(dataset, level_min, level_max, source)
-        if 0 < max_train < len(dataset):
-            dataset = dataset.select(range(max_train))
-        rows = problem_sets.read_rows(
-            dataset,
-            problem_column,
-            answer_column,
-            source,
-            prompt_column,
-            with_columns=with_columns,
-        )
-        if overlap.has_gsm8k_test_questions([row.problem for row in rows]):
-            raise UserError(
-                f"task.data={source} holds GSM8K's test questions among its {len(rows)} rows: "
-                f"train on the 7,473 of its train split, {problem_sets.DEFAULT_SETS['gsm8k']}"
-            )
 
-        trainable = [row for row in rows if overlap.digest(row.problem) not in held_out_digests]
-        gradable = [row for row in trainable if grades_itself(row.answer, verifier)]
-        if len(trainable) < len(rows):
-            count = len(rows) - len(trainable)
-            notes.append(f"{source}: {count} problems dropped, they are held out")
-        if len(gradable) < len(trainable):
-            count = len(trainable) - len(gradable)
-            reason = "their answer does not grade 1 against itself"
-            notes.append(f"{source}: {count} problems dropped, {reason}")
-        if not gradable:
-            raise UserError(
-                f"task.data={source}: none of {len(rows)} problems of these levels is left to "
-                "train on"
-            )
-        notes.append(f"{source}: {len(gradable)} problems")
-        train.append(gradable)
-    return QuestionSets(train, held_out, notes)
+def _read(
+    reading: Reading, dataset: datasets.Dataset, source: Source, is_held_out: bool
+) -> Sequence[Row | None]:
+    """Returns a Row for each row of a split, None for a row that cannot be trained on."""
+    # Held-out rows are never dropped. They have columns only if a reward reads them.
+    if is_held_out:
+        return _read_rows(reading._replace(with_readable_columns=False), dataset, source)
+    rows = _read_rows(reading, dataset, source)
+    # Copies of GSM8K on the hub have test questions in their train split: see `overlap`.
+    if overlap.has_gsm8k_test_questions([row.question for row in rows]):
+        raise UserError(
+            f"task.data={source.data} holds GSM8K's test questions among its {len(rows)} rows: "
+            f"train on the 7,473 of its train split, {problem_sets.DEFAULT_SETS['gsm8k']}"
+        )
+    return [row if grades_itself(row.answer, reading.verifier) else None for row in rows]
+
+
+def _read_rows(reading: Reading, dataset: datasets.Dataset, source: Source) -> list[Row]:
+    return problem_sets.read_rows(
+        dataset,
+        source.problem_column or reading.problem_column,
+        source.answer_column or reading.answer_column,
+        source.data,
+        reading.prompt_column,
+        with_columns=reading.with_columns,
+        with_readable_columns=reading.with_readable_columns,
+    )
+
+
+def read_set(
+    task: TaskConfig, dataset: datasets.Dataset, source: str, is_held_out: bool
+) -> list[AskedRow | None]:
+    """Returns the rows of a mixed data set that name this task, None for unusable rows.
+
+    A training row is usable if its level is selected and its answer grades 1 against itself.
+
+    Raises:
+        UserError: a column is missing or has values of another type, or the rows are GSM8K's test
+            questions.
+    """
+    rows = _read(reading_of(task), dataset, Source(source), is_held_out)
+    usable = set(range(len(rows)))
+    if not is_held_out:
+        usable = set(problem_sets.rows_of_levels(dataset, task.level_min, task.level_max, source))
+    return [
+        AskedRow(row.question, to_problem(task, task.name, "", row))
+        if row is not None and i in usable
+        else None
+        for i, row in enumerate(rows)
+    ]
 
 
 def grades_itself(answer: JsonValue, verifier: str) -> bool:
-    """Returns whether a response that gives the gold answer is graded as right.
+    """Returns whether the grader accepts the gold answer as a response.
 
-    No response could be right where the grader does not understand the gold answer. Of a list of
-    answers, of which any will do, one that is understood is enough.
+    If the grader does not understand the gold answer, no response can be right. In a list of
+    accepted answers, one answer that the grader understands is enough.
     """
+    # A published verifier keeps all rows, as its original does.
+    if verifier in VERIFIERS:
+        return True
     golds = answer if isinstance(answer, list) else [answer]
-    grades = (
-        verdict.grade(f"\\boxed{{{gold}}}", answer, template="boxed", verifier=verifier)
-        for gold in golds
-    )
+    grades = (verdict.grade(f"\\boxed{{{gold}}}", answer, template="boxed") for gold in golds)
     return any(grade.correct for grade in grades)
 
 
 def notes(task: TaskConfig) -> list[str]:
-    """Returns lines that say how many problems each set has, and how many were dropped and why."""
+    """Returns lines with the numbers of used and dropped problems of each set, with reasons."""
     return load_sets(task).notes
 
 
@@ -206,32 +197,30 @@ NOT_GRADED = "not graded"  # the reason of such a grade
 def split_problems(task: TaskConfig, split: str, *, with_gold: bool) -> list[Problem]:
     """Returns a problem for each row of a split of `task.data`, in the order of the rows.
 
-    Without gold answers the set needs no column of answers, and responses are not graded. With
-    them, rows whose answer does not grade 1 against itself are left out.
+    With `with_gold`, rows are omitted if their answer does not grade 1 against itself. Without it,
+    responses are not graded and the data set needs no column of answers.
 
     Raises:
-        UserError: a set cannot be loaded, or does not have the split or the columns.
+        UserError: a data set cannot be loaded, or lacks the split or a column.
     """
-    prompt_column = math_template(task.template).column
-    data = task.data or problem_sets.DEFAULT_SETS[task.name]
+    reading = reading_of(task, keep_columns=True)
+    selection = row_loader.selection_of(task)
+    selection = selection._replace(train_split=split, train_setting="--split", max_train=0)
     problems = []
-    for source in [source.strip() for source in data.split(",") if source.strip()]:
-        dataset = problem_sets.choose_split(source, split, "train", "--split")
-        dataset = problem_sets.select_levels(dataset, task.level_min, task.level_max, source)
+    for source in selection.sources:
+        dataset = row_loader.open_train(selection, source)
         if with_gold:
-            rows = problem_sets.read_rows(
-                dataset,
-                task.problem_column,
-                task.answer_column,
-                source,
-                prompt_column,
-                with_columns=rewards.need_columns(task.reward),
-            )
+            rows = _read_rows(reading, dataset, Source(source))
             rows = [row for row in rows if grades_itself(row.answer, task.verifier)]
         else:
             rows = problem_sets.read_rows_without_answers(
-                dataset, task.problem_column, source, prompt_column
+                dataset, task.problem_column, source, reading.prompt_column
             )
+            columns = problem_sets.read_readable_columns(dataset)
+            rows = [
+                row._replace(answer=_known_answer(values, task), columns=values)
+                for row, values in zip(rows, columns, strict=True)
+            ]
         for row in rows:
             grader = task.name if with_gold else UNGRADED
             id = f"{task.name}/{split}/{len(problems)}"
@@ -239,55 +228,62 @@ def split_problems(task: TaskConfig, split: str, *, with_gold: bool) -> list[Pro
     return problems
 
 
+def _known_answer(columns: Mapping[str, JsonValue], task: TaskConfig) -> JsonValue:
+    """Returns the gold answer in the columns of an ungraded row, or None."""
+    names = [task.answer_column] if task.answer_column else problem_sets.COLUMN_NAMES["answer"]
+    answers = [columns[name] for name in names if columns.get(name) is not None]
+    return problem_sets.final_answer(answers[0]) if answers else None
+
+
 def leave_ungraded(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
-    """Returns a grade that says nothing, for responses to problems without a gold answer."""
+    """Returns a grade without a verdict, for responses to problems without a gold answer."""
     return Grade(0.0, False, NOT_GRADED)
 
 
 # The functions of the tasks.
 
 
-def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[Problem]:
+def train_problems(
+    task: TaskConfig, seed: int, step: int, count: int, keep_columns: bool = False
+) -> list[Problem]:
     """Returns the problems of one step.
 
-    Every set is shuffled anew in every epoch. Several sets are mixed by `task.weights`.
+    Each data set is reshuffled in each of its epochs. Several sets are mixed by `task.weights`.
+    With `keep_columns` problems have the columns of their rows.
     """
-    rows = problem_sets.stream(load_sets(task).train, task.weights, seed)
-    indices = range(step * count, (step + 1) * count)
+    rows = problem_sets.stream(load_sets(task, keep_columns).train, task.weights, seed)
+    indices = problem_sets.step_indices(step, count, num_train_problems(task), task)
     return [to_problem(task, task.name, f"{task.name}/train/{i}", rows[i]) for i in indices]
 
 
 def num_train_problems(task: TaskConfig) -> int:
-    """Returns the number of problems to train on, over all sets."""
+    """Returns the number of training problems in all data sets."""
     return sum(len(rows) for rows in load_sets(task).train)
 
 
 def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
     """Returns at most `count` held-out problems, the same in every run."""
     rows = load_sets(task).held_out
-    rng = random.Random(problem_sets.EVAL_SEED)
-    indices = sorted(rng.sample(range(len(rows)), min(count, len(rows))))
-    return [to_problem(task, task.name, f"{task.name}/eval/{i}", rows[i]) for i in indices]
+    places = row_loader.draw_held_out(count, len(rows))
+    return [to_problem(task, task.name, f"{task.name}/eval/{i}", rows[i]) for i in places]
 
 
 def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
-    """Grades the answer that a response marks as `task.answer_mark` or the template says."""
+    """Grades the answer of a response, marked according to `task.answer_mark` or the template."""
     return _grade_marked(response, gold, task, task.answer_mark or _answer_mark(task.template))
 
 
 def grade_gsm8k(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
-    """Grades as `grade` does, and takes an answer after #### as well.
-
-    GSM8K's own solutions end with "#### 42", and models that have seen them answer so whatever the
-    template asks for.
-    """
+    """Grades like `grade`, but also accepts an answer after ####."""
+    # GSM8K's solutions end with "#### 42". Models that have seen them use this form even if the
+    # template asks for another.
     mark = "gsm8k" if "####" in response else _answer_mark(task.template)
     mark = task.answer_mark or mark
     return _grade_marked(response, gold, task, mark)
 
 
 def _answer_mark(template: str) -> str:
-    """Returns the key of `extract.TEMPLATES` for responses to a prompt template of that name."""
+    """Returns the key of `extract.TEMPLATES` for responses to the prompt template `template`."""
     # `python -m jzero.grade` passes such a key as the template.
     if template not in MATH_TEMPLATES and template in extract.TEMPLATES:
         return template
@@ -298,10 +294,13 @@ def _answer_mark(template: str) -> str:
 
 
 def _grade_marked(response: str, gold: JsonValue, task: TaskConfig, mark: str) -> Grade:
+    if task.verifier in VERIFIERS:
+        # A published verifier extracts the answer itself and ignores the template's answer mark.
+        return VERIFIERS[task.verifier].grade(response, gold["answer"])
     return verdict.grade(
         response,
         gold["answer"],
         template=mark,
         question=gold["question"],
-        verifier=task.verifier,
+        units=task.units,
     )

@@ -1,17 +1,18 @@
-"""Environments behind an OpenEnv server, by its WebSocket protocol; the package is not needed.
+"""Environments on an OpenEnv server. Only its WebSocket protocol is needed, not its package.
 
     task.environment=openenv:http://localhost:8000
 
-An episode is a session of the server: one connection to URL/ws, over which JSON goes both ways.
+An episode is a session of the server: one connection to URL/ws, with JSON in both directions.
 
-    we    {"type": "reset", "data": {"seed": 1, ...the row}}    {"type": "step", "data": ACTION}
-    it    {"type": "observation", "data": {"observation": {...}, "reward": 0.5, "done": false}}
-          {"type": "error", "data": {"message": "...", "code": "..."}}
-    we    {"type": "close"}
+    client  {"type": "reset", "data": {"seed": 1, ...the row}}    {"type": "step", "data": ACTION}
+    server  {"type": "observation", "data": {"observation": {...}, "reward": 0.5, "done": false}}
+            {"type": "error", "data": {"message": "...", "code": "..."}}
+    client  {"type": "close"}
 
-What an action is made of, the server says at URL/schema. A response becomes the one text of an
-action that has no other field to fill, or it has to be a JSON object. An observation of one text
-is that text, and of more fields their JSON. A subclass says it in another way:
+The schema of actions is at URL/schema. If an action has a single text field to fill, the response
+becomes that text. Otherwise the response must be a JSON object. The policy reads an observation
+with a single text field as that text, and any other observation as JSON. A subclass may change
+both:
 
     class Wordle(OpenEnv):
         url = "http://localhost:8000"
@@ -30,40 +31,48 @@ Source: github.com/huggingface/OpenEnv, openenv-core 0.3, core/env_server/http_s
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import urllib.error
-import urllib.request
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, TypeVar, cast
 
-from jzero.errors import UserError
-from jzero.tasks.websocket import WebSocket, connect
+from jzero import http
+from jzero.errors import UserError, shown
 from jzero.types import JsonValue
 
+if TYPE_CHECKING:
+    from jzero.websocket import Session
+
+T = TypeVar("T")
+
 PREFIX = "openenv:"
-SCHEMA_SECONDS = 30.0
+SCHEMES = ("http", "https", "ws", "wss")
+SCHEMA_SECONDS = 30.0  # for the whole exchange
+SCHEMA_RETRIES = 2
+MAX_SCHEMA_BYTES = 1 << 20
+REWARDS = (-3e38, 3e38)  # the range of a reward, which becomes a float32
+MAX_ERROR_LETTERS = 2000  # of an error that the policy reads
 # Fields that every action and observation has (types.py of openenv-core).
 _COMMON_FIELDS = ("metadata", "done", "reward")
-_TRANSIENT = ("CAPACITY_REACHED", "SESSION_ERROR")  # a second try may go better
+_TRANSIENT = ("CAPACITY_REACHED", "SESSION_ERROR")  # errors that a retry may avoid
 
 
-class OpenEnvError(RuntimeError):
-    """The server has answered with an error."""
+class OpenEnvError(http.RemoteError):
+    """The server reported an error, or sent a malformed reply."""
 
 
 class OpenEnv:
-    """A session of an OpenEnv server as an environment (`environment.Environment`)."""
+    """An environment (`environment.Environment`) that is a session of an OpenEnv server."""
 
     url = ""
+    max_message_bytes = 4 << 20  # of one reply; a longer reply fails the episode
 
     def __init__(self, url: str = "") -> None:
         self.url = (url or self.url).rstrip("/")
-        self._socket: WebSocket | None = None
+        self._session: Session | None = None
 
-    # What a subclass may change.
+    # Methods that a subclass may override.
 
     def action(self, response: str) -> JsonValue:
-        """Returns the action that a response stands for."""
+        """Converts a response to an action; `step` rejects any action that is not a dict."""
         field = text_field(action_schema(self.url))
         if field is not None:
             return {field: response}
@@ -74,7 +83,7 @@ class OpenEnv:
         return action
 
     def text(self, observation: JsonValue) -> str:
-        """Returns what the policy reads of an observation."""
+        """Converts an observation to the text that the policy reads."""
         shown = {name: value for name, value in observation.items() if name not in _COMMON_FIELDS}
         if len(shown) == 1:
             [value] = shown.values()
@@ -82,19 +91,23 @@ class OpenEnv:
                 return value
         return json.dumps(shown, ensure_ascii=False)
 
-    # What an environment does.
+    # The interface of environments.
 
     async def reset(self, row: dict[str, JsonValue], seed: int) -> str:
-        """Opens a session. The server takes of the row and the seed what its `reset` knows."""
-        if self._socket is None:
-            self._socket = await connect(session_url(self.url))
+        """Opens a session. The server reads the parameters of its `reset` from the row and seed."""
+        # Grader processes import this module, but only the process of the run opens sessions.
+        from jzero.websocket import Session
+
+        if self._session is None:
+            address = session_url(self.url)
+            self._session = await Session.open(address, self.max_message_bytes)
         result = await self._ask({"type": "reset", "data": {"seed": seed, **row}})
-        return self.text(result["observation"])
+        return self.text(_member(result, "observation", dict))
 
     async def step(self, response: str) -> tuple[str, float, bool]:
-        """Takes a step. A response that stands for no action gets the server's error to read."""
-        if self.url not in _SCHEMAS:  # fetched once for all episodes, in a thread that waits
-            await asyncio.to_thread(action_schema, self.url)
+        """Takes a step. If the action is invalid, the policy reads the server's error."""
+        # `action` reads the schema without await, so it must be cached first.
+        await fetch_schema(self.url)
         action = self.action(response)
         if not isinstance(action, dict):
             return f"error: the action has to be a JSON object, {fields_of(self.url)}", 0.0, False
@@ -102,51 +115,95 @@ class OpenEnv:
             result = await self._ask({"type": "step", "data": action})
         except InvalidAction as error:
             return f"error: {error}", 0.0, False
-        reward = result.get("reward")
-        is_done = bool(result.get("done"))
-        return self.text(result["observation"]), float(reward or 0.0), is_done
+        text = self.text(_member(result, "observation", dict))
+        return text, read_reward(result.get("reward")), _member(result, "done", bool, False)
 
     async def close(self) -> None:
-        """Ends the session."""
-        if self._socket is not None:
-            with contextlib.suppress(OSError):  # the server may have gone
-                await self._socket.send(json.dumps({"type": "close"}))
-            await self._socket.close()
-            self._socket = None
+        """Ends the session, within `websocket.CLOSE_SECONDS`."""
+        if self._session is not None:
+            session, self._session = self._session, None
+            await session.close({"type": "close"})
 
-    async def _ask(self, message: JsonValue) -> JsonValue:
-        """Sends a message, and returns the data of the answer."""
-        assert self._socket is not None, "reset opens the session"
-        await self._socket.send(json.dumps(message))
-        answer = json.loads(await self._socket.receive())
-        data = answer.get("data", {})
-        if answer.get("type") != "error":
+    async def _ask(self, message: JsonValue) -> dict[str, JsonValue]:
+        """Sends a message, and returns the data of the reply.
+
+        Raises:
+            InvalidAction: the server rejects the action.
+            OpenEnvError: the server reports an error, or sends a malformed reply.
+            ConnectionError: the connection ended, or the server is at its limit: a retry may help.
+        """
+        assert self._session is not None, "reset opens the session"
+        try:
+            answer = await self._session.ask(message)
+        except ValueError as error:
+            raise OpenEnvError(f"{self.url} sent a wrong message: {error}") from None
+        data = _member(answer, "data", dict)
+        kind = _member(answer, "type", str)
+        if kind == "observation":
             return data
-        code, text = data.get("code", ""), data.get("message", "")
+        if kind != "error":
+            raise OpenEnvError(f"{self.url} sent a message of type {shown(kind)}")
+        # The policy reads errors of validation and can correct its action. Transient errors are
+        # worth a retry. Any other error fails the episode.
+        code, text = _member(data, "code", str, ""), _member(data, "message", str, "")
         if code == "VALIDATION_ERROR":
-            raise InvalidAction(describe_errors(data.get("errors")) or text)
+            raise InvalidAction(describe_errors(data.get("errors")) or in_one_line(text))
         if code in _TRANSIENT:
-            raise ConnectionError(f"{text} ({code})")
-        raise OpenEnvError(f"{text} ({code})")
+            raise ConnectionError(f"{in_one_line(text)} ({code})")
+        raise OpenEnvError(f"{in_one_line(text)} ({in_one_line(code)})")
 
 
 class InvalidAction(OpenEnvError):
-    """The server knows no such action."""
+    """The server rejected an action."""
 
 
 def session_url(url: str) -> str:
-    """Returns the address of the server's sessions."""
+    """Returns the WebSocket address of the server."""
     scheme, rest = url.split("://", 1)
     return f"{'wss' if scheme in ('https', 'wss') else 'ws'}://{rest}/ws"
 
 
+_NO_DEFAULT = object()
+
+
+def _member(value: JsonValue, name: str, kind: type[T], default: object = _NO_DEFAULT) -> T:
+    """Returns a field of a message as `http.member` does. Raises OpenEnvError if it is invalid."""
+    try:
+        if default is _NO_DEFAULT:
+            return http.member(value, (name,), kind)
+        return http.optional_member(value, (name,), kind, cast(T, default))
+    except ValueError as error:
+        raise OpenEnvError(f"a message of the server is wrong: {error}") from None
+
+
+def read_reward(value: JsonValue) -> float:
+    """Returns the reward of a step; null is 0. Raises OpenEnvError for other non-numbers."""
+    if value is None:
+        return 0.0
+    try:
+        # A boolean reward counts as 0 or 1.
+        number = float(value) if isinstance(value, bool) else value
+        return http.finite_number(number, *REWARDS)
+    except ValueError as error:
+        raise OpenEnvError(f"a message of the server is wrong: reward {error}") from None
+
+
+def in_one_line(text: str) -> str:
+    """Returns a server's text as one printable line of limited length, for error messages."""
+    return "".join(c if c.isprintable() else " " for c in text)[:MAX_ERROR_LETTERS]
+
+
 def describe_errors(errors: JsonValue) -> str:
-    """Returns what pydantic, on the server, has against an action."""
+    """Formats the validation errors that pydantic reports on the server."""
     if not isinstance(errors, list):
         return ""
-    return "; ".join(
-        f"{'.'.join(map(str, error.get('loc', ())))}: {error.get('msg', '')}" for error in errors
-    )
+    reasons = []
+    for error in errors:
+        place = error.get("loc", []) if isinstance(error, dict) else []
+        message = error.get("msg", "") if isinstance(error, dict) else ""
+        if isinstance(place, list) and isinstance(message, str):
+            reasons.append(f"{'.'.join(map(str, place))}: {message}")
+    return in_one_line("; ".join(reasons))
 
 
 # The schema of actions.
@@ -154,28 +211,54 @@ def describe_errors(errors: JsonValue) -> str:
 _SCHEMAS: dict[str, JsonValue] = {}  # by the server's address
 
 
-def action_schema(url: str) -> JsonValue:
-    """Returns the JSON schema of the server's actions.
+def action_schema(url: str, seconds: float = SCHEMA_SECONDS) -> JsonValue:
+    """Returns the JSON schema of the server's actions. `seconds` limits one exchange.
 
     Raises:
-        UserError: the server does not say.
+        UserError: the server does not answer, or has no schema.
     """
     if url not in _SCHEMAS:
         scheme, rest = url.split("://", 1)
-        address = f"{'https' if scheme in ('https', 'wss') else 'http'}://{rest}/schema"
+        address = f"{'https' if scheme in ('https', 'wss') else 'http'}://{rest}"
+        client = http.Client(
+            "task.environment",
+            address,
+            label=f"task.environment={PREFIX}{url}",
+            seconds=seconds,
+            retries=SCHEMA_RETRIES,
+            max_bytes=MAX_SCHEMA_BYTES,
+        )
         try:
-            with urllib.request.urlopen(address, timeout=SCHEMA_SECONDS) as answer:
-                _SCHEMAS[url] = json.load(answer)["action"]
-        except (OSError, ValueError, KeyError, TypeError, urllib.error.URLError) as error:
+            _SCHEMAS[url] = client.ask("schema", None, read_schema)
+        except http.RemoteError as error:
             raise UserError(
-                f"task.environment={PREFIX}{url}: {address} gives no schema of actions "
-                f"({type(error).__name__}: {error}); start the server, or mend the address"
+                f"{error}: {address}/schema gives no schema of actions; start the server, or mend "
+                "the address"
             ) from None
     return _SCHEMAS[url]
 
 
+async def fetch_schema(url: str) -> None:
+    """Caches the schema of actions for all episodes, without blocking the event loop."""
+    if url not in _SCHEMAS:
+        await asyncio.to_thread(action_schema, url)
+
+
+def read_schema(reply: JsonValue) -> JsonValue:
+    """Returns the schema of actions. Raises ValueError if a part that jzero reads is malformed."""
+    schema = http.member(reply, ("action",), dict)
+    properties = http.optional_member(schema, ("properties",), dict, {})
+    for name in properties:
+        http.optional_member(properties, (name, "type"), str, "")
+    for name in http.optional_member(schema, ("required",), list, []):
+        if not isinstance(name, str) or name not in properties:
+            raise ValueError(f"action.required names {shown(name)}, which is no property")
+    return schema
+
+
 def text_field(schema: JsonValue) -> str | None:
-    """Returns the field of an action that is one text, None where an action has other fields."""
+    """Returns the text field of an action with a single field to fill; None for other actions."""
+    # Required fields decide. An action without required fields needs a single field in total.
     properties = schema.get("properties", {})
     fields = [name for name in properties if name not in _COMMON_FIELDS]
     required = [name for name in schema.get("required", ()) if name in fields]
@@ -186,18 +269,13 @@ def text_field(schema: JsonValue) -> str | None:
 
 
 def fields_of(url: str) -> str:
-    """Returns the fields of an action, for people and policies."""
+    """Returns the names of an action's fields, as the end of an error message."""
     properties = action_schema(url).get("properties", {})
     names = [name for name in properties if name not in _COMMON_FIELDS]
     return f"with {', '.join(names)}"
 
 
 def check_url(url: str) -> None:
-    """Raises UserError if `url` is no address, or no OpenEnv server answers there."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https", "ws", "wss") or not parts.hostname:
-        raise UserError(
-            f"task.environment={PREFIX}{url} has no address of a server: write "
-            f"{PREFIX}http://HOST:PORT"
-        )
+    """Raises UserError if `url` is no address, or has no OpenEnv server."""
+    http.check_url(f"task.environment={PREFIX}URL, and URL", url, SCHEMES)
     action_schema(url.rstrip("/"))

@@ -1,8 +1,8 @@
-"""Settings that a task defines for itself: `task.options=name=value`.
+"""Task-specific settings: `task.options=name=value`.
 
-`TaskConfig` holds the settings that several tasks share. A task with settings of its own declares
-them as a frozen dataclass whose fields have defaults, passes that class to `Task(options=...)`, and
-reads the values in its functions:
+`TaskConfig` holds the settings that several tasks share. A task declares its additional settings
+as a frozen dataclass with defaults, passes that class to `Task(options=...)`, and reads the values
+in its functions:
 
     @dataclass(frozen=True)
     class Options:
@@ -11,7 +11,7 @@ reads the values in its functions:
     def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
         largest = read_options(Options, task.options).largest
 
-On the command line every option is a flag of its own, `--config.task.options=largest=9`. The flags
+On the command line each option is a separate flag, `--config.task.options=largest=9`. The flags
 replace the options of the recipe. Imports no jax: grader processes load this module.
 """
 
@@ -27,11 +27,11 @@ Options = TypeVar("Options")
 
 
 def _parse_bool(text: str) -> bool:
-    """Reads true or false, in any case."""
+    # bool("false") is True. KeyError becomes a UserError in `_read_options`.
     return {"true": True, "false": False}[text.lower()]
 
 
-# How the text of an option becomes a value of its field's type.
+# Parsers of an option's text, by the type of its field.
 PARSERS: dict[type, Callable[[str], object]] = {
     int: int,
     float: float,
@@ -41,18 +41,18 @@ PARSERS: dict[type, Callable[[str], object]] = {
 
 
 def read_options(options_type: type[Options], options: Sequence[str]) -> Options:
-    """Returns an `options_type` with the values that `options` names and defaults for the others.
+    """Returns an `options_type` with the values in `options`, and defaults for the other fields.
 
     Args:
-        options_type: a frozen dataclass whose fields are int, float, bool or str, with defaults.
+        options_type: a frozen dataclass with fields of type int, float, bool or str, and defaults.
         options: "name=value" texts, `task.options`. A later value of a name replaces an earlier.
 
     Raises:
         UserError: an option is not "name=value", has a name that is no field of `options_type`, or
             has a value that does not parse as the type of its field.
     """
-    # A tuple can be a cache's key. Grader processes receive the options as a list, and their
-    # functions call this one for every response.
+    # Tasks call this function for every response, so the result is cached. Grader processes
+    # receive the options as a list, which cannot be a cache's key.
     return _read_options(options_type, tuple(options))
 
 

@@ -1,12 +1,12 @@
-"""Whether problems of two sets are the same, or share a run of words."""
+"""Finds overlap between data sets: equal questions, or shared n-grams of words."""
 
 import hashlib
 import re
 from collections.abc import Sequence
 
-# Digests of 16 of the 1,319 questions of GSM8K's test split, as `digest` makes them. There are
-# copies of GSM8K on the hub whose train split holds the test questions; their names do not say so,
-# so a training set is refused by its content.
+# Digests (see `digest`) of 16 of the 1,319 questions in GSM8K's test split. Some copies of GSM8K on
+# the hub have the test questions in their train split. Their names do not tell, so jzero rejects a
+# training set by its content.
 GSM8K_TEST_DIGESTS = frozenset(
     (
         "1bdb6d72a6cd",
@@ -30,22 +30,20 @@ GSM8K_TEST_DIGESTS = frozenset(
 
 
 def digest(problem: str) -> str:
-    """Returns a hash of the letters and digits of a problem, whatever their case.
-
-    Copies of a set often differ in white space and punctuation.
-    """
+    """Returns a hash of the letters and digits of a problem, ignoring case."""
+    # Copies of a data set often differ in white space and punctuation.
     letters = "".join(re.findall(r"\w", problem)).lower()
     return hashlib.blake2b(letters.encode(), digest_size=6).hexdigest()
 
 
 def has_gsm8k_test_questions(problems: Sequence[str]) -> bool:
-    """Returns whether more than half of the known test questions are among the problems."""
+    """Returns whether `problems` contain more than half of GSM8K_TEST_DIGESTS."""
     digests = {digest(problem) for problem in problems}
     return 2 * len(GSM8K_TEST_DIGESTS & digests) > len(GSM8K_TEST_DIGESTS)
 
 
 def word_ngrams(text: str, n: int) -> set[tuple[str, ...]]:
-    """Returns the runs of n lower-case words in a text; a shorter text is one run."""
+    """Returns the n-grams of lower-case words in a text. A shorter text is a single n-gram."""
     words = re.findall(r"\w+", text.lower())
     if not words:
         return set()

@@ -1,66 +1,141 @@
-"""Published sets of problems: loads them, reads their rows, and mixes them by a seed.
+"""Problem data sets: loads them, reads their rows, and mixes them with a seed.
 
-A source is what `task.data` names: a local file or directory, or a set on the Hugging Face hub.
-`load_split` returns one of its splits, `read_rows` the questions and answers of a split, `stream`
-an endless shuffled sequence of rows. Imports no jax, and `datasets` and `grain`, which are slow to
-import, only where they are used: grader processes load this module.
+A source is a value of `task.data`: a local file or directory, or a data set on the Hugging Face
+hub. `load_split` returns one split of a source, `read_rows` returns the questions and answers of a
+split, and `stream` returns an endless shuffled sequence of rows.
+
+Grader processes load this module. It imports no jax, and imports `datasets` and `grain` inside
+functions, because both are slow to import.
 """
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import decimal
 import functools
 import json
+import logging
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
-from jzero.errors import UserError, shown
-from jzero.types import JsonValue, Prompt
+from jzero.errors import UserError, quoted
+from jzero.files import split_revision
+from jzero.tasks import bounds, json_files
+from jzero.types import JsonValue, Problem, Prompt
 
 if TYPE_CHECKING:
     import datasets
 
+    from jzero.config import TaskConfig
+
 RowType = TypeVar("RowType")
-RowType_co = TypeVar("RowType_co", covariant=True)
 
 EVAL_SEED = 20250124  # not the run's seed: runs are compared on the same held-out problems
 
-# What `task.data=""` means for the tasks that have published sets.
+# The data sets of tasks that have published ones, used if `task.data` is empty.
 DEFAULT_SETS = {
     "gsm8k": "main@openai/gsm8k",  # 7,473 train rows
     "math": "RLAIF/math",  # 12,000 train rows: MATH without the problems of MATH-500
     "math_multiturn": "RLAIF/math",
 }
 
-# The names that columns have in published sets. The first that a set has is used.
+# Column names in published data sets. The first name that a data set has is used.
 COLUMN_NAMES = {
     "problem": ("problem", "question", "prompt", "Problem", "Question", "input"),
     "answer": ("answer", "final_answer", "gt_answer", "Answer"),
     "level": ("level", "difficulty", "Level"),
 }
 
+MAX_QUESTION = 4 << 20  # characters
+MAX_ANSWER = 1 << 16  # characters of a final answer
+
 FILE_TYPES = (".json", ".jsonl", ".parquet", ".arrow")
-# Files that `save_to_disk` writes beside the data of a Dataset, or of a dict of them.
+# Files that `save_to_disk` adds to the data of a Dataset or DatasetDict.
 SAVED_TO_DISK = ("state.json", "dataset_dict.json")
 
 
 class Row(NamedTuple):
-    """A question with its answer: text, a number, or a list of answers any of which is right.
+    """A question with its answer: text, a number, or a list of accepted answers.
 
-    `prompt` is the prompt of a set that has prompts of its own (task.template=column:NAME).
+    `prompt` is set if the data set contains complete prompts (task.template=column:NAME).
     """
 
-    problem: str
+    question: str
     answer: JsonValue
     prompt: Prompt | None = None
-    columns: dict[str, JsonValue] | None = None  # all of the row, where a reward asks for them
+    columns: dict[str, JsonValue] | None = None  # all columns, if a reward reads them
 
 
-class Stream(Protocol[RowType_co]):
-    """An endless sequence of rows: `stream[i]` is a function of i alone."""
+class AskedRow(NamedTuple):
+    """A row of a data set as a problem. The id of the problem is still empty."""
 
-    def __getitem__(self, index: int, /) -> RowType_co: ...
+    question: str  # as in the data set, without a template
+    problem: Problem
+
+
+class Stream(Protocol[RowType]):
+    """An endless sequence of rows, a grain.MapDataset: `stream[i]` depends only on i.
+
+    A MapDataset is read by index and keeps no position. A checkpoint therefore needs only the step
+    number, on any number of hosts. A grain.DatasetIterator would have additional state to save.
+    """
+
+    def __getitem__(self, index: int, /) -> RowType: ...
+
+    def batch(
+        self, batch_size: int, *, batch_fn: Callable[[Sequence[Any]], list[Any]]
+    ) -> Stream[list[RowType]]: ...
+
+
+class _Drawn(Generic[RowType]):
+    """A grain data source that computes each row from its index."""
+
+    def __init__(self, draw: Callable[[int], RowType]) -> None:
+        self._draw = draw
+
+    def __len__(self) -> int:
+        # Grain needs a length, and the sequence is endless.
+        return sys.maxsize
+
+    def __getitem__(self, index: int) -> RowType:
+        return self._draw(index)
+
+
+# Sources.
+
+_COLUMN_OF_SOURCE = re.compile(r"(.*):(problem|answer)=([^:]+)", re.DOTALL)
+
+
+class Source(NamedTuple):
+    """A source of rows and its column names; "" selects the usual names in COLUMN_NAMES."""
+
+    data: str
+    problem_column: str = ""
+    answer_column: str = ""
+
+
+def parse_source(text: str) -> Source:
+    """Parses "FILE" or "FILE:problem=input:answer=output".
+
+    Raises:
+        UserError: a column is named twice, or no file or data set precedes the column names.
+    """
+    columns: dict[str, str] = {}
+    data = text
+    # Each match removes the last column name. Any colons that remain belong to the source.
+    while found := _COLUMN_OF_SOURCE.fullmatch(data):
+        data, kind, name = found.groups()
+        if kind in columns:
+            raise UserError(f"data {text} names the column {kind} twice: name it once")
+        columns[kind] = name.strip()
+    if columns and not data.strip():
+        raise UserError(f"data {text} names columns and no set: write FILE:problem=COLUMN")
+    return Source(data, columns.get("problem", ""), columns.get("answer", ""))
 
 
 # Loading.
@@ -68,28 +143,35 @@ class Stream(Protocol[RowType_co]):
 
 @functools.cache
 def load(source: str) -> Mapping[str, datasets.Dataset]:
-    """Returns the splits of a source by their names; a single file is the split "train".
+    """Returns the splits of a source by name. A single file has one split, "train".
 
-    A source is a json, jsonl, parquet or arrow file, a directory of such files, each of which is a
-    split (train.jsonl, test.jsonl, ...), a directory that `save_to_disk` wrote, or a hub id
-    ("owner/name" or "config@owner/name").
+    A source is one of these:
+
+    - a json, jsonl, parquet or arrow file
+    - a directory of such files, one for each split (train.jsonl, test.jsonl, ...)
+    - a directory written by `save_to_disk`
+    - a hub id, "owner/name" or "config@owner/name", optionally followed by "#revision": a branch,
+      tag or commit
 
     Raises:
         UserError: the source cannot be loaded.
     """
     try:
         return _load(source)
-    except Exception as error:  # the network or a foreign file: datasets raises whatever it met
+    except UserError:
+        raise
+    except Exception as error:
+        # The network or a file is at fault, and datasets raises many types of exceptions for them.
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"data {source} cannot be loaded ({type(error).__name__}: {reason}): give a json, "
             "jsonl, parquet or arrow file, a directory of train and test files or of save_to_disk, "
-            "or a hub id (config@id) in reach"
+            "or a hub id (config@id#revision) in reach"
         ) from None
 
 
 class _Files(Mapping[str, "datasets.Dataset"]):
-    """The splits of a directory of files. A file is read when its split is first asked for."""
+    """The splits of a directory of files. Each file is read on the first access to its split."""
 
     def __init__(self, files: dict[str, Path]) -> None:
         self._files = files
@@ -100,7 +182,10 @@ class _Files(Mapping[str, "datasets.Dataset"]):
         if name not in self._splits:
             try:
                 self._splits[name] = _read_file(path)
-            except Exception as error:  # a foreign file: datasets raises whatever it met
+            except UserError:
+                raise
+            except Exception as error:
+                # datasets raises many types of exceptions for damaged files.
                 reason = " ".join(str(error).split())[:200]
                 raise UserError(
                     f"data {path} cannot be loaded ({type(error).__name__}: {reason})"
@@ -122,22 +207,30 @@ def _load(source: str) -> Mapping[str, datasets.Dataset]:
 
     path = Path(source)
     if path.is_dir():
-        files = {file.stem: file for file in sorted(path.iterdir()) if file.suffix in FILE_TYPES}
+        found = [file for file in sorted(path.iterdir()) if file.suffix in FILE_TYPES]
+        files = {file.stem: file for file in found}
+        # `save_to_disk` writes files of these types too: its own loader reads them.
         if files and not any((path / name).exists() for name in SAVED_TO_DISK):
+            if len(files) < len(found):
+                stems = [file.stem for file in found]
+                twice = next(stem for stem in stems if stems.count(stem) > 1)
+                raise UserError(f"data {source} has two files of the split {twice}: remove one")
             return _Files(files)
         return _as_splits(datasets.load_from_disk(source))
     if path.exists() and path.suffix in FILE_TYPES:
         return {"train": _read_file(path)}
 
-    config_name, _, repository = source.rpartition("@")
+    name, revision = split_revision(source)
+    config_name, _, repository = name.rpartition("@")
+    # Report a missing file as such, instead of looking for its path on the hub.
     is_path = repository.count("/") > 1 or repository.startswith(".")
     if path.exists() or path.suffix in FILE_TYPES or is_path:
         raise FileNotFoundError(f"no such directory, or file ending in {', '.join(FILE_TYPES)}")
-    return _as_splits(datasets.load_dataset(repository, config_name or None))
+    return _as_splits(datasets.load_dataset(repository, config_name or None, revision=revision))
 
 
 def _as_splits(loaded: object) -> dict[str, datasets.Dataset]:
-    """Returns what `datasets` loaded, a Dataset or a dict of them, as a dict."""
+    """Returns a Dataset, or a dict of Datasets, as a dict of splits."""
     import datasets
 
     if isinstance(loaded, datasets.Dataset):
@@ -148,19 +241,51 @@ def _as_splits(loaded: object) -> dict[str, datasets.Dataset]:
 
 def _read_file(path: Path) -> datasets.Dataset:
     import datasets
+    import pyarrow
 
+    json_files.check_is_file(path)
     if path.suffix == ".parquet":
-        return datasets.Dataset.from_parquet(str(path))
+        with _without_log("datasets"):
+            return datasets.Dataset.from_parquet(str(path))
     if path.suffix == ".arrow":
         return datasets.Dataset.from_file(str(path))
-    return _read_json(path)
+    columns = json_files.read_columns(path, COLUMN_NAMES["problem"])
+    try:
+        return datasets.Dataset.from_dict(columns)
+    except (pyarrow.ArrowException, TypeError, OverflowError, ValueError):
+        # Arrow's message has no row number. Find the row, for an error that names it.
+        json_files.find_misfit(path, columns, _fits_arrow)
+
+
+def _fits_arrow(values: list[JsonValue]) -> bool:
+    """Returns whether Arrow can store the values in one column."""
+    import datasets
+    import pyarrow
+
+    try:
+        datasets.Dataset.from_dict({"column": values})
+    except (pyarrow.ArrowException, TypeError, OverflowError, ValueError):
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _without_log(name: str) -> Iterator[None]:
+    """Silences the log of a library that both logs and raises its errors."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def load_split(source: str, *names: str) -> datasets.Dataset:
-    """Returns the first of the splits `names` that the source has, or its only split.
+    """Returns the first split in `names` that the source has, or the source's only split.
 
     Raises:
-        UserError: the source has several splits, and none of `names`.
+        UserError: the source has several splits, none of them in `names`.
     """
     splits = load(source)
     for name in names:
@@ -174,102 +299,14 @@ def load_split(source: str, *names: str) -> datasets.Dataset:
     return next(iter(splits.values()))
 
 
-def choose_split(source: str, wanted: str, usual: str, setting: str) -> datasets.Dataset:
-    """Returns the split `wanted` of a source or, if that is "", the split `usual` or the only one.
-
-    `setting` is the name of the setting that has the value `wanted`.
-
-    Raises:
-        UserError: the source has no such split.
-    """
-    if not wanted:
-        return load_split(source, usual)
-    splits = load(source)
-    if wanted not in splits:
-        raise UserError(
-            f"{setting}={wanted}: data {source} has the splits {', '.join(splits)}: {wanted} is "
-            "not among them"
-        )
-    return splits[wanted]
-
-
-def held_out_sources(
-    sources: Sequence[str], wanted: str, train_split: str, setting: str
-) -> list[str]:
-    """Returns the sources that have held-out rows: the split `wanted`, or "test" if that is "".
-
-    `train_split` is the split that is trained on. `setting` is the name of the setting that has the
-    value `wanted`.
-
-    Raises:
-        UserError: no source has the split `wanted`, or it is the one that is trained on.
-    """
-    if wanted and wanted == (train_split or "train"):
-        raise UserError(f"{setting}={wanted} is the split that is trained on: name another")
-    name = wanted or "test"
-    found = [source for source in sources if name != train_split and name in load(source)]
-    if wanted and not found:
-        splits = [f"{source} has the splits {', '.join(load(source))}" for source in sources]
-        raise UserError(f"{setting}={wanted}: {'; '.join(splits)}")
-    return found
-
-
-def unused_splits_notes(sources: Sequence[str], train_split: str, setting: str) -> list[str]:
-    """Returns a line for each source that has further splits, none of which is held out."""
-    notes = []
-    for source in sources:
-        others = [name for name in load(source) if name != (train_split or "train")]
-        if len(load(source)) > 1 and others:
-            notes.append(
-                f"{source}: nothing is held out; its split {', '.join(others)} is held out if "
-                f"{setting} names it"
-            )
-    return notes
-
-
-def _read_json(path: Path) -> datasets.Dataset:
-    """Reads a file of JSON lines, or of one JSON array.
-
-    `Dataset.from_json` would parse answers such as "[0, 1)" and "0.50" as JSON of their own. Here a
-    value keeps its text. A column has one type: lists of text where some of its values are lists,
-    text where its values are of several types.
-    """
-    import datasets
-
-    text = path.read_text(encoding="utf-8")
-    if text.lstrip().startswith("["):
-        table = json.loads(text)
-    else:
-        # Not splitlines(), which also splits at separators that JSON allows inside of strings.
-        table = [json.loads(line) for line in text.split("\n") if line.strip()]
-    # A dict keeps the order in which the names first appear.
-    names = dict.fromkeys(name for row in table for name in row)
-    columns = {name: _one_type([row.get(name) for row in table]) for name in names}
-    return datasets.Dataset.from_dict(columns)
-
-
-def _one_type(values: list[JsonValue]) -> list[JsonValue]:
-    """Returns the values of a column as one type: see `_read_json`."""
-    types = {type(value) for value in values if value is not None}
-    if len(types) <= 1 or types == {int, float}:
-        return values
-    lists = [value if isinstance(value, list) else [value] for value in values]
-    texts = [[str(item) for item in items if item is not None] for items in lists]
-    if list in types:
-        return texts
-    return [items[0] if items else None for items in texts]
-
-
 # Rows.
 
 
 def find_column(dataset: datasets.Dataset, kind: str, source: str, wanted: str = "") -> str:
-    """Returns the name of a column: `wanted`, or the first that is known for its kind.
-
-    `kind` is a key of COLUMN_NAMES.
+    """Returns the name of a column: `wanted`, or the first name in COLUMN_NAMES[kind].
 
     Raises:
-        UserError: the set has no such column.
+        UserError: the data set has no such column.
     """
     names = [wanted] if wanted else COLUMN_NAMES[kind]
     for name in names:
@@ -279,13 +316,16 @@ def find_column(dataset: datasets.Dataset, kind: str, source: str, wanted: str =
     if kind == "level":
         advice = "task.level_min=0 task.level_max=0"
     else:
-        advice = f"task.{kind}_column"
+        advice = (
+            f"task.{kind}_column, or write {source}:{kind}=COLUMN where the set is a suite or "
+            "task.eval_data"
+        )
     raise UserError(f"task.data={source} has columns {columns}: set {advice}")
 
 
-def read_questions(dataset: datasets.Dataset, source: str) -> list[str]:
-    """Returns the questions of a set, without their answers."""
-    column = find_column(dataset, "problem", source)
+def read_questions(dataset: datasets.Dataset, source: str, problem_column: str = "") -> list[str]:
+    """Returns the questions of a data set without their answers."""
+    column = find_column(dataset, "problem", source, problem_column)
     return as_questions(dataset[column], column, source)
 
 
@@ -297,51 +337,141 @@ def read_rows(
     prompt_column: str = "",
     *,
     with_columns: bool = False,
+    with_readable_columns: bool = False,
 ) -> list[Row]:
-    """Returns the questions and answers of a set; "" stands for the columns' usual names.
+    """Returns the questions and answers of a data set.
 
-    Rows have a prompt where `prompt_column` names the column that holds it. The question of such a
-    row is then in the column of questions or, if the set has none, the prompt's own words.
-    `with_columns` keeps all columns of every row beside these.
+    Args:
+        dataset: the rows.
+        problem_column: the column of questions; "" selects a usual name.
+        answer_column: the column of answers; "" selects a usual name. Dots select a nested value.
+        source: the source of the data set, for error messages.
+        prompt_column: a column of complete prompts, or "". If the data set has prompts but no
+            column of questions, the question is the text of the prompt.
+        with_columns: whether `Row.columns` has all columns.
+        with_readable_columns: whether `Row.columns` has the columns that JSON can represent.
 
     Raises:
-        UserError: the set does not have the columns, or they hold something else.
+        UserError: a column is missing, or has values of another type.
     """
-    columns = read_columns(dataset, source) if with_columns else [None] * len(dataset)
+    # `Row.columns` keeps nested columns as they are, so it is read before `flatten`.
+    if with_columns:
+        columns = read_columns(dataset, source)
+    elif with_readable_columns:
+        columns = read_readable_columns(dataset)
+    else:
+        columns = [None] * len(dataset)
     if "." in answer_column:
-        dataset = dataset.flatten()  # {"reward_model": {"ground_truth": 1}}, the layout of verl
+        # verl's layout is nested: {"reward_model": {"ground_truth": 1}}.
+        dataset = dataset.flatten()
     rows = read_rows_without_answers(dataset, problem_column, source, prompt_column)
     answer_name = find_column(dataset, "answer", source, answer_column)
-    answers = [final_answer(answer) for answer in dataset[answer_name][:]]
+    answers = []
+    for number, answer in enumerate(dataset[answer_name][:]):
+        place = f"task.data={source} row {number}: the column {answer_name}"
+        answers.append(_read_answer(answer, place))
     return [
-        Row(row.problem, answer, row.prompt, values)
+        Row(row.question, answer, row.prompt, values)
         for row, answer, values in zip(rows, answers, columns, strict=True)
     ]
 
 
-def read_columns(dataset: datasets.Dataset, source: str) -> list[dict[str, JsonValue]]:
-    """Returns all columns of each row, by their names.
+def _read_answer(answer: JsonValue, place: str) -> JsonValue:
+    """Returns the final answer of a row: text, a number, a list of these, or None for no answer.
 
     Raises:
-        UserError: a column holds what JSON has no value for, such as images or dates.
+        UserError: the value has another type, is too long, or is a list with a missing answer.
+    """
+    if isinstance(answer, list) and any(isinstance(item, list) for item in answer):
+        raise UserError(f"{place} holds {quoted(answer)}: a list of answers holds no lists")
+    final = final_answer(answer)
+    items = final if isinstance(final, list) else [final]
+    read = [_read_one_answer(item, place) for item in items if item is not None]
+    if len(read) < len(items) and isinstance(final, list):
+        raise UserError(f"{place} holds {quoted(answer)}: no answer of a list may be missing")
+    if isinstance(final, list):
+        return read
+    return read[0] if read else None
+
+
+def _read_one_answer(answer: object, place: str) -> JsonValue:
+    if isinstance(answer, bool | decimal.Decimal):
+        return str(answer)
+    if isinstance(answer, float) and not math.isfinite(answer):
+        raise UserError(f"{place} holds {answer}: an answer is text or a finite number")
+    if not isinstance(answer, str | int | float):
+        raise UserError(
+            f"{place} holds {quoted(answer)}: an answer is text, a number, or a list of these any "
+            "of which is right"
+        )
+    if isinstance(answer, str) and len(answer) > MAX_ANSWER:
+        raise UserError(
+            f"{place} holds {len(answer):,} characters: an answer has {MAX_ANSWER:,} at most"
+        )
+    return answer
+
+
+def read_columns(dataset: datasets.Dataset, source: str) -> list[dict[str, JsonValue]]:
+    """Returns all columns of each row by name.
+
+    Raises:
+        UserError: JSON cannot represent a value, such as an image or a date.
     """
     rows = [dict(row) for row in dataset]
     for number, row in enumerate(rows):
         for name, value in row.items():
             try:
-                json.dumps(value)
-            except TypeError:
+                json.dumps(value, allow_nan=False)
+            except (TypeError, ValueError, RecursionError):
                 raise UserError(
-                    f"data {source} row {number}: the column {name} holds {shown(value)}, which is "
-                    "no value of JSON: a reward that asks for row needs a set without that column"
+                    f"data {source} row {number}: the column {name} holds {quoted(value)}, which "
+                    "is no value of JSON: a reward that asks for row needs a set without that "
+                    "column"
                 ) from None
     return rows
+
+
+def read_readable_columns(dataset: datasets.Dataset) -> list[dict[str, JsonValue]]:
+    """Returns the columns of each row that JSON can represent, by name.
+
+    Dates and decimals become text, and numbers that are not finite become null. Columns of bytes,
+    images and other objects are omitted.
+    """
+    rows: list[dict[str, JsonValue]] = [{} for _ in range(len(dataset))]
+    for name in dataset.column_names:
+        # Images, audio and video, which would be decoded when they are read.
+        if hasattr(dataset.features[name], "decode_example"):
+            continue
+        try:
+            values = [_as_json(value) for value in dataset[name]]
+        except TypeError:
+            continue
+        for row, value in zip(rows, values, strict=True):
+            row[name] = value
+    return rows
+
+
+def _as_json(value: object) -> JsonValue:
+    """Converts a value of a column to JSON. Raises TypeError if JSON cannot represent it."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        return str(value)
+    if isinstance(value, list):
+        return [_as_json(item) for item in value]
+    if isinstance(value, dict):
+        return {str(name): _as_json(item) for name, item in value.items()}
+    raise TypeError(type(value).__name__)
 
 
 def read_rows_without_answers(
     dataset: datasets.Dataset, problem_column: str, source: str, prompt_column: str = ""
 ) -> list[Row]:
-    """Returns the questions and prompts of a set as `read_rows` does. The answers are None."""
+    """Returns the questions and prompts of a data set as `read_rows` does. Answers are None."""
     if prompt_column:
         prompts = read_prompts(dataset, prompt_column, source)
         questions = _questions_of_prompts(dataset, prompts, problem_column, prompt_column, source)
@@ -354,10 +484,10 @@ def read_rows_without_answers(
 
 
 def read_prompts(dataset: datasets.Dataset, column: str, source: str) -> list[Prompt]:
-    """Returns the prompts in a column, unchanged: each is text, or messages with role and content.
+    """Returns the unchanged prompts of a column: text, or messages with role and content.
 
     Raises:
-        UserError: the set has no such column, or a value is neither.
+        UserError: the data set has no such column, or a value is no prompt or too long.
     """
     if column not in dataset.column_names:
         raise UserError(
@@ -368,10 +498,15 @@ def read_prompts(dataset: datasets.Dataset, column: str, source: str) -> list[Pr
     prompts: list[Prompt] = []
     for number, value in enumerate(dataset[column][:]):
         messages = value if isinstance(value, list) else []
+        if len(str(value)) > MAX_QUESTION:
+            raise UserError(
+                f"data {source} row {number}: the column {column} holds a prompt of more than "
+                f"{MAX_QUESTION:,} characters: leave the row out"
+            )
         if isinstance(value, str) and value:
             prompts.append(value)
-        elif messages and all(is_message(message) for message in messages):
-            # A column has the same keys in every row: those that a message does not have are None.
+        elif messages and all(bounds.is_message(message) for message in messages):
+            # Arrow gives all messages of a column the same keys. Missing values are None.
             prompts.append([_without_missing(message) for message in messages])
         else:
             raise UserError(
@@ -379,13 +514,6 @@ def read_prompts(dataset: datasets.Dataset, column: str, source: str) -> list[Pr
                 "text nor messages with role and content: task.template=column:NAME needs prompts"
             )
     return prompts
-
-
-def is_message(value: object) -> bool:
-    """Returns whether a value is a chat message: a dict with a role and with content, both text."""
-    if not isinstance(value, dict):
-        return False
-    return isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
 
 
 def _without_missing(message: dict[str, JsonValue]) -> dict[str, JsonValue]:
@@ -399,10 +527,11 @@ def _questions_of_prompts(
     prompt_column: str,
     source: str,
 ) -> list[str]:
-    """Returns the question of each row of a set with prompts of its own: see `read_rows`."""
+    """Returns the question of each row of a data set with complete prompts (see `read_rows`)."""
     if problem_column and problem_column != prompt_column:
         name = find_column(dataset, "problem", source, problem_column)
         return as_questions(dataset[name][:], name, source)
+    # The column of prompts may have a usual name of questions, and others may have no text.
     for name in COLUMN_NAMES["problem"]:
         if name != prompt_column and name in dataset.column_names:
             values = dataset[name][:]
@@ -412,18 +541,21 @@ def _questions_of_prompts(
 
 
 def _words_of(prompt: Prompt) -> str:
-    """Returns a prompt of text as it is, and the last message of the user of any other."""
+    """Returns a text prompt, or the content of the last user message in a list of messages.
+
+    Without a user message it returns the content of the last message.
+    """
     if isinstance(prompt, str):
         return prompt
-    of_user = [message["content"] for message in prompt if message["role"] == "user"]
-    return of_user[-1] if of_user else prompt[-1]["content"]
+    user_texts = [message["content"] for message in prompt if message["role"] == "user"]
+    return user_texts[-1] if user_texts else prompt[-1]["content"]
 
 
 def as_questions(values: Sequence[JsonValue], column: str, source: str) -> list[str]:
-    """Returns the values of the column of questions, each of which has to be text.
+    """Returns the values of a column of questions, all of which must be text.
 
     Raises:
-        UserError: a value is something else, such as the list of messages that some sets have.
+        UserError: a value is too long or no text. Some data sets have lists of messages there.
     """
     for number, value in enumerate(values):
         if not isinstance(value, str):
@@ -434,13 +566,18 @@ def as_questions(values: Sequence[JsonValue], column: str, source: str) -> list[
                 f"text around it with task.template, or take prompts unchanged from a column with "
                 f"task.template=column:{column}"
             )
+        if len(value) > MAX_QUESTION:
+            raise UserError(
+                f"task.data={source} row {number}: the column {column} holds {len(value):,} "
+                f"characters: a question has {MAX_QUESTION:,} at most, leave the row out"
+            )
     return list(values)
 
 
 def final_answer(answer: JsonValue) -> JsonValue:
-    """Returns the answer at the end of a worked solution in GSM8K's form, after ####.
+    """Returns the text after #### in a worked solution of GSM8K's format.
 
-    Other answers stay as they are, and a list of one answer is that answer.
+    Returns other answers unchanged. A list of one answer counts as that answer.
     """
     if isinstance(answer, list) and len(answer) == 1:
         answer = answer[0]
@@ -452,37 +589,80 @@ def final_answer(answer: JsonValue) -> JsonValue:
 def select_levels(
     dataset: datasets.Dataset, lowest: int, highest: int, source: str
 ) -> datasets.Dataset:
-    """Returns the rows whose level, such as "Level 3", 3 or 3.0, is in lowest..highest.
+    """Returns the rows with a level in lowest..highest. A level is, for example, "Level 3" or 3.0.
 
-    A bound of 0 is no bound. Without bounds the set needs no column of levels.
+    A bound of 0 is no bound. Without bounds the data set needs no column of levels.
     """
     if not lowest and not highest:
         return dataset
+    return dataset.select(rows_of_levels(dataset, lowest, highest, source))
+
+
+def rows_of_levels(dataset: datasets.Dataset, lowest: int, highest: int, source: str) -> list[int]:
+    """Returns the indices of the rows that `select_levels` selects."""
+    if not lowest and not highest:
+        return list(range(len(dataset)))
     column = find_column(dataset, "level", source)
-    indices = []
-    for i, text in enumerate(dataset[column]):
+    numbers = []
+    for number, text in enumerate(dataset[column]):
+        # A text without a number counts as level 0.
         found = re.search(r"\d+\.?\d*", str(text))
         level = float(found[0]) if found else 0.0
         if lowest <= level and (not highest or level <= highest):
-            indices.append(i)
-    return dataset.select(indices)
+            numbers.append(number)
+    return numbers
 
 
-# Mixing.
+# The loader: grain shuffles, repeats, mixes and batches.
+
+
+def drawn(draw: Callable[[int], RowType]) -> Stream[RowType]:
+    """Returns the endless sequence of rows draw(0), draw(1), ..."""
+    import grain  # imports jax, and grader processes load this module
+
+    return cast(Stream[RowType], grain.MapDataset.source(_Drawn(draw)))
+
+
+def step_indices(step: int, count: int, num_rows: int, task: TaskConfig) -> range:
+    """Returns the indices in `stream` of the `count` rows of a step.
+
+    With `task.drop_last` each pass over the `num_rows` rows starts with a new step, and the last
+    rows of a pass are skipped if they do not fill a step.
+
+    Raises:
+        UserError: the rows do not fill one step, or weights mix passes of different lengths.
+    """
+    if not task.drop_last:
+        return range(step * count, (step + 1) * count)
+    if task.weights:
+        raise UserError(
+            "task.drop_last=True counts passes over all sets, and task.weights mixes passes of "
+            "different lengths: set task.weights= or task.drop_last=False"
+        )
+    steps_of_pass = num_rows // count
+    if not steps_of_pass:
+        raise UserError(
+            f"task.drop_last=True: {num_rows} problems do not fill a step of "
+            f"rollout.num_prompts={count}; lower it, or set task.drop_last=False"
+        )
+    # The steps of a run count from 1, so step 1 begins the first pass.
+    passes, step_of_pass = divmod(max(step - 1, 0), steps_of_pass)
+    first = passes * num_rows + step_of_pass * count
+    return range(first, first + count)
 
 
 def stream(
     sets: Sequence[Sequence[RowType]], weights: Sequence[float], seed: int
 ) -> Stream[RowType]:
-    """Returns an endless shuffled sequence of rows, a function of its arguments alone.
+    """Returns an endless shuffled sequence of rows, which depends only on the arguments.
 
-    Every set is shuffled anew in every epoch of its own. `weights` are the shares of the sets in
-    the sequence. Without weights the sets are shuffled together, as if they were one.
+    Each set is reshuffled in each of its epochs. `weights` are the shares of the sets in the
+    sequence. Without weights the sets are shuffled together, like a single set.
 
     Raises:
-        UserError: the weights are not one positive number for each set.
+        UserError: `weights` is not one positive number for each set.
     """
-    import grain  # it imports jax, and grader processes load this module
+    import grain  # imports jax, and grader processes load this module
 
     if weights:
         are_positive = all(isinstance(item, int | float) and item > 0 for item in weights)
@@ -498,5 +678,5 @@ def stream(
         for i, rows in enumerate(sets)
     ]
     mixed = shuffled[0] if len(shuffled) == 1 else grain.MapDataset.mix(shuffled, weights)
-    # Grain's type allows rows that a filter removed, None; there is no filter here.
+    # Grain's type includes None for rows that a filter removes. There is no filter here.
     return cast(Stream[RowType], mixed)

@@ -1,14 +1,14 @@
-"""Prompt templates: what the policy reads before a response, and between one response and the next.
+"""Prompt templates: the text before a response, and the text between two responses.
 
-`task.template` chooses a template by its name in the table of the task: `COUNTDOWN_TEMPLATES`,
+`task.template` is the name of a template in the table of the task: `COUNTDOWN_TEMPLATES`,
 `MATH_TEMPLATES`, `CODE_TEMPLATES`, `GUESS_TEMPLATES`, `ENVIRONMENT_TEMPLATES`. It may also be one
 of these:
 
-- "FILE": a file with the whole prompt, in plain text or in Jinja (`template_files`)
-- "chat:FILE": a file with the message of a user, for the tokenizer's chat template
-- "column:NAME": a column of the data set, whose text or messages are the prompt, unchanged
-- "module:NAME": a `PromptTemplate` in a module of the user's own, which has to be importable where
-  the command runs
+- "FILE": a file with the complete prompt, in plain text or in Jinja (`template_files`)
+- "chat:FILE": a file with the user message for the tokenizer's chat template
+- "column:NAME": a column of the data set with text or messages, which are the unchanged prompts
+- "module:NAME": a `PromptTemplate` in a user-defined module, which must be importable where the
+  command runs
 
 To add a template to jzero, add an entry to one of the tables. Imports no jax: grader processes load
 this module.
@@ -23,45 +23,46 @@ from jzero.tasks import template_files
 from jzero.types import Prompt
 
 CHAT_FILE = "chat:"
+NO_SYSTEM_PROMPT = "none"  # this text as the system prompt means no system prompt
 COLUMN = "column:"
 
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """The text of a prompt, and how an episode goes on after it.
+    """The text of a prompt, and the text between the responses of an episode.
 
-    The text of a plain template holds the special tokens of the model that it is made for. The text
-    of a chat template is the message of a user: the tokenizer's chat template adds the tokens.
+    The text of a plain template contains the special tokens of the model that it is written for.
+    The text of a chat template is a user message: the tokenizer's chat template adds the tokens.
     """
 
-    # The prompt. Names in braces are replaced by values that the task passes to `render`; every
-    # other brace has to be doubled.
+    # The prompt. `render` replaces names in braces by values of the task. All other braces must be
+    # doubled.
     prompt: str
-    # The text between a response and the next in episodes of several turns: the end of the response
-    # that ended, the environment's reply in place of {}, and the beginning of the next response.
-    # None for a chat template: `tokenizer.suffix` cuts the text out of the tokenizer's own.
+    # The text between two responses of a multi-turn episode: the end of the first response, the
+    # environment's reply at {}, and the beginning of the second response. None for a chat template:
+    # `tokenizer.suffix` cuts the text out of the tokenizer's chat template.
     reply: str | None = None
-    # Whether the prompt is messages for the tokenizer's chat template.
+    # Whether the prompt consists of messages for the tokenizer's chat template.
     chat: bool = False
-    # How a response to a question of mathematics marks its answer, a key of `extract.TEMPLATES`.
+    # How a response to a math question marks its answer: a key of `extract.TEMPLATES`.
     answer_mark: str = "boxed"
-    # Training, `evaluate` and `generate` stop at these strings where `rollout.stop` is empty.
-    # Responses to a template without stop strings end with the model's end-of-sequence token.
+    # The stop strings of training, `evaluate` and `generate` if `rollout.stop` is empty. Without
+    # stop strings, responses end with the model's end-of-sequence token.
     stop: tuple[str, ...] = ()
-    # The file that `prompt` was read from. Its braces are those of `template_files`.
+    # The file of `prompt`. `template_files` describes the braces in such a file.
     path: str = ""
-    # The column of the data set that holds the prompts. Such a template has no text of its own.
+    # The column of the data set with the prompts. Such a template has no text.
     column: str = ""
 
     def render(self, values: Mapping[str, object], system_prompt: str = "") -> Prompt:
-        """Returns the prompt with `values` in place of the names in braces.
+        """Returns the prompt with the names in braces replaced by `values`.
 
-        The prompt of a chat template is messages, the first of them `system_prompt` unless that is
-        empty. Other templates ignore `system_prompt`.
+        A chat template returns messages. The first message is `system_prompt` unless that is empty
+        or NO_SYSTEM_PROMPT. Other templates ignore `system_prompt`.
 
         Raises:
             UserError: the text has a name in braces that is not a key of `values`, a file has
-                none of them, or the prompts are in a data set.
+                none of the keys, or the prompts are in a column of a data set.
         """
         if self.column:
             raise UserError(
@@ -72,12 +73,12 @@ class PromptTemplate:
         if not self.chat:
             return text
         messages = [{"role": "user", "content": text}]
-        if system_prompt:
+        if system_prompt and system_prompt != NO_SYSTEM_PROMPT:
             messages.insert(0, {"role": "system", "content": system_prompt})
         return messages
 
     def check(self, names: Sequence[str]) -> None:
-        """Raises UserError if the template is a file that does not fit prompts with these values.
+        """Raises UserError if the template is a file that does not fit the values of the task.
 
         `names` are the keys of the values that the task passes to `render`.
         """
@@ -101,7 +102,7 @@ class PromptTemplate:
 
 
 def find_template(name: str, templates: Mapping[str, PromptTemplate]) -> PromptTemplate:
-    """Returns the template that `task.template=name` chooses: see the top of this module.
+    """Returns the template for `task.template=name`: see the module's docstring.
 
     Raises:
         UserError: there is no such template.
@@ -122,7 +123,7 @@ def find_template(name: str, templates: Mapping[str, PromptTemplate]) -> PromptT
 
 
 def _find_in_module(name: str, templates: Mapping[str, PromptTemplate]) -> PromptTemplate:
-    """Returns the template "module:NAME"; raises UserError if there is none."""
+    """Returns the template "module:NAME". Raises UserError if there is no such template."""
     known = (
         f"{', '.join(templates)}, or a file (a path with a slash, or ending in "
         f"{', '.join(template_files.SUFFIXES)}), {CHAT_FILE}FILE, {COLUMN}NAME of a data set's "
@@ -140,26 +141,23 @@ def _find_in_module(name: str, templates: Mapping[str, PromptTemplate]) -> Promp
 
 
 def is_file_or_column(name: str) -> bool:
-    """Returns whether `task.template=name` takes prompts from a file, or from the data set."""
+    """Returns whether `task.template=name` is a file or a column of the data set."""
     return name.startswith((CHAT_FILE, COLUMN)) or template_files.is_template_file(name)
 
 
 def is_own_template(name: str) -> bool:
-    """Returns whether `task.template=name` is a template of the user's, and in none of the tables.
-
-    It is a file, a column of a data set, or in a module.
-    """
+    """Returns whether `task.template=name` is user-defined, in a file, a column or a module."""
     return ":" in name or is_file_or_column(name)
 
 
-# The end of a user's turn and the beginning of the assistant's in the format of Qwen's models.
+# The texts between two responses. The first is in the chat format of Qwen's models.
 QWEN_REPLY = "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 R1_REPLY = "\nUser: {}\nAssistant: <think>"
 PLAIN_REPLY = "<|endoftext|>{}\n"
 
 
 # Countdown. The values are {question}, which is COUNTDOWN_QUESTION filled in, and for templates
-# without words {spaced} (the numbers with spaces between) and {target}.
+# without words {spaced} (the numbers, separated by spaces) and {target}.
 
 COUNTDOWN_QUESTION = (
     "Write an equation that equals {target}, using each of the numbers {numbers} exactly once. "
@@ -199,12 +197,12 @@ COUNTDOWN_TEMPLATES: dict[str, PromptTemplate] = {
 }
 
 
-# Questions of mathematics. The values are {question} and {instruction}, which is BOXED.
+# Math questions. The values are {question} and {instruction}, which is BOXED.
 
-# The sentence that Qwen2.5-Math was tuned on.
+# The instruction that Qwen2.5-Math was tuned on.
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 
-# The form that the rewards format and tag_count want.
+# Asks for the format that the rewards `format` and `tag_count` check.
 TAGS_ON_LINES = (
     "You think about a problem before you answer. Write in this form, with your thoughts in the "
     "first block and the answer for the user in the second: "
@@ -212,7 +210,7 @@ TAGS_ON_LINES = (
 )
 
 MATH_TEMPLATES: dict[str, PromptTemplate] = {
-    # What Qwen2.5-Math was tuned on, for its base models as well.
+    # The format that Qwen2.5-Math was tuned on. It also fits the base models of Qwen2.5-Math.
     "qwen_math": PromptTemplate(
         prompt=(
             "<|im_start|>system\n"
@@ -237,9 +235,9 @@ MATH_TEMPLATES: dict[str, PromptTemplate] = {
         answer_mark="r1",
         stop=("</answer>",),
     ),
-    # The question alone.
+    # Only the question.
     "no": PromptTemplate(prompt="{question}", reply="\n{}\n"),
-    # For the models that were distilled from DeepSeek-R1, whose responses begin with thoughts.
+    # For models distilled from DeepSeek-R1. Their responses begin with thoughts.
     "r1_distill_qwen": PromptTemplate(
         prompt=(
             "<｜begin▁of▁sentence｜><｜User｜>{question} {instruction}\n<｜Assistant｜><think>\n"
@@ -247,7 +245,7 @@ MATH_TEMPLATES: dict[str, PromptTemplate] = {
         reply="<｜end▁of▁sentence｜><｜User｜>{}\n<｜Assistant｜><think>\n",
         answer_mark="think_boxed",
     ),
-    # The same models without the beginning of the thoughts, which the policy has to write itself.
+    # For the same models. The prompt does not open the thoughts: the policy must write <think>.
     "r1_distill_tags": PromptTemplate(
         prompt=f"<｜begin▁of▁sentence｜>{TAGS_ON_LINES}<｜User｜>{{question}}<｜Assistant｜>",
         reply="<｜end▁of▁sentence｜><｜User｜>{}<｜Assistant｜>",
@@ -263,22 +261,24 @@ MATH_TEMPLATES: dict[str, PromptTemplate] = {
 DEFAULT_MATH_TEMPLATE = "qwen_math"
 
 
-# Programming. The values are {question} and {instruction}, which says what form the answer has.
+# Programming. The values are {question} and {instruction}, which describes the answer's format.
 
 CODE_TEMPLATES: dict[str, PromptTemplate] = {
     # The tokenizer's own chat template.
     "chat": PromptTemplate(prompt="{question}\n\n{instruction}", chat=True),
     "qwen3": PromptTemplate(
-        prompt="<|im_start|>user\n{question}\n\n{instruction}<|im_end|>\n<|im_start|>assistant\n"
+        prompt="<|im_start|>user\n{question}\n\n{instruction}<|im_end|>\n<|im_start|>assistant\n",
+        reply=QWEN_REPLY,
     ),
-    # For the models that were distilled from DeepSeek-R1.
+    # For models distilled from DeepSeek-R1.
     "r1_distill_qwen": PromptTemplate(
         prompt=(
             "<｜begin▁of▁sentence｜><｜User｜>{question}\n\n{instruction}<｜Assistant｜><think>\n"
-        )
+        ),
+        reply="<｜end▁of▁sentence｜><｜User｜>{}<｜Assistant｜><think>\n",
     ),
     # For models from scratch with jzero's own tokenizer, which has hardly any words.
-    "plain": PromptTemplate(prompt="{question}\n"),
+    "plain": PromptTemplate(prompt="{question}\n", reply=PLAIN_REPLY),
 }
 
 
@@ -290,13 +290,15 @@ ARITHMETIC_TEMPLATES: dict[str, PromptTemplate] = {
 }
 
 
-# Guess. The value is {largest}.
+# User-defined environments. The value is {observation}, the text that `reset` returns.
 
-# Environments of the user's. The value is {observation}, the text that `reset` returns.
 ENVIRONMENT_TEMPLATES: dict[str, PromptTemplate] = {
     "chat": PromptTemplate(prompt="{observation}", chat=True),
     "plain": PromptTemplate(prompt="{observation}", reply=PLAIN_REPLY),
 }
+
+
+# Guess. The value is {largest}.
 
 GUESS_TEMPLATES: dict[str, PromptTemplate] = {
     "plain": PromptTemplate(prompt="1-{largest}\n", reply=PLAIN_REPLY),

@@ -1,28 +1,33 @@
-"""Rewards: a score is the weighted sum of the functions that `task.reward.functions` names.
+"""Rewards: the score of a response is a weighted sum of `task.reward.functions`.
 
-There are six kinds of function:
+There are six kinds of functions:
+
 - "accuracy" is the score of the task's own grader.
-- The functions of RESPONSE_REWARDS look at one response. They run in the grader process.
-- The functions of PROBLEM_REWARDS look at one response and its problem, such as a program and its
+- Functions in RESPONSE_REWARDS read one response. They run in the grader process.
+- Functions in PROBLEM_REWARDS read one response and its problem, for example a program and its
   tests. They run in the grader process.
-- The functions of BATCH_REWARDS look at lengths, or compare the responses of a batch. They run
-  where the grades of a batch are collected.
-- "judge" is a model that is asked over the network (`jzero.grading.judge`).
-- "module:function" and "FILE.py:function" are functions of the user's, called in the grader process
-  with what their parameters ask for (`user_functions`). Those that ask for lists are called once
-  for all responses of a step (`batched_rewards`).
+- Functions in BATCH_REWARDS read the lengths of responses, or compare the responses of a batch.
+  They run where the grades of a batch are collected.
+- "judge" is a model that is queried over the network (`jzero.grading.judge`).
+- "module:function" and "FILE.py:function" are user-defined functions. The grader process calls
+  them with the values that their parameters name (`user_functions`). Functions with parameters for
+  lists are called once for all responses of a step (`batched_rewards`), or once for each problem if
+  task.reward.batch=group.
+
+Keyword arguments follow the name of a function, as in cosine(length=2000).
 
 To add a function to jzero, write it here and add a line to one of the three tables. Names, formulas
-and defaults are those of open-r1 (github.com/huggingface/open-r1, rewards.py).
+and defaults follow open-r1 (github.com/huggingface/open-r1, rewards.py).
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Real
@@ -31,9 +36,10 @@ from jzero.errors import UserError
 from jzero.grading import judge
 from jzero.grading.judge import JUDGE
 from jzero.sandbox.client import SandboxError
-from jzero.tasks import code, user_functions
+from jzero.setting import LARGEST_FLOAT
+from jzero.tasks import bounds, code, user_functions
 from jzero.tasks.user_functions import Reward
-from jzero.types import Grade, JsonValue, Problem
+from jzero.types import Grade, JsonValue, Problem, Turns
 
 if TYPE_CHECKING:
     from jzero.config import RewardConfig, TaskConfig
@@ -44,71 +50,104 @@ _FORMAT = re.compile(
 )
 _INLINE_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _INLINE_FORMAT = re.compile(r"<think>.*</think>\s*<answer>.*</answer>\s*", re.DOTALL)
+# Parts of open-r1's formats: the tags between the thoughts and the answer, and the last tag.
+_LINES_BETWEEN = re.compile(r"\n</think>\n<answer>\n")
+_LAST_LINE = re.compile(r"\n</answer>$", re.MULTILINE)
+_INLINE_BETWEEN = re.compile(r"</think>\s*<answer>")
+_INLINE_LAST = re.compile(r"</answer>$", re.MULTILINE)
 _STEP = re.compile(r"Step \d+:|^\d+\.|\n-|\n\*|First,|Second,|Next,|Finally,")
 _STEPS_FOR_FULL_REWARD = 3
 
 
-# Rewards of one response: (response, settings) -> reward.
+# Rewards of one response: (response, **arguments) -> reward.
 
 
-def format_reward(response: str, settings: RewardConfig) -> float:
-    """Returns 1 for thoughts and an answer in their tags, each tag once and on a line of its own.
+def open_r1_format(response: str) -> float:
+    r"""Returns 1 if thoughts and an answer are in their tags, with each tag on its own line.
 
-    Source: open-r1, format_reward.
+    Ignores further tags, and text after the answer's last line. Equivalent to a match of
+    `^<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>$` with DOTALL and MULTILINE, but in linear
+    time. Source: open-r1, format_reward since February 2025.
+    """
+    return _has_form(response, "<think>\n", _LINES_BETWEEN, _LAST_LINE)
+
+
+def open_r1_format_inline(response: str) -> float:
+    r"""Returns 1 if thoughts and an answer are in their tags, with any line breaks.
+
+    Equivalent to a match of `^<think>.*?</think>\s*<answer>.*?</answer>$` with DOTALL and
+    MULTILINE, but in linear time. Source: open-r1, format_reward at e4ac3ae.
+    """
+    return _has_form(response, "<think>", _INLINE_BETWEEN, _INLINE_LAST)
+
+
+def _has_form(response: str, opening: str, between: re.Pattern, last: re.Pattern) -> float:
+    """Returns 1 if `opening`, `between` and `last` follow each other, with any text in the gaps."""
+    if not response.startswith(opening):
+        return 0.0
+    # The first match of `between` leaves the most text for `last`, so trying others is useless.
+    middle = between.search(response, len(opening))
+    return float(middle is not None and last.search(response, middle.end()) is not None)
+
+
+def format_reward(response: str) -> float:
+    """Returns 1 if thoughts and an answer are in their tags, each tag once and on its own line.
+
+    This is stricter than open-r1's format (`open_r1_format`), which accepts a second answer.
     """
     has_each_tag_once = all(response.count(tag.strip()) == 1 for tag in _TAGS)
     return float(has_each_tag_once and _FORMAT.match(response) is not None)
 
 
-def tag_count(response: str, settings: RewardConfig) -> float:
-    """Returns a quarter for each of the four tags that the response has exactly once.
+def tag_count(response: str) -> float:
+    """Returns 1/4 for each of the four tags that the response contains exactly once.
 
     Source: open-r1, tag_count_reward.
     """
     return sum(response.count(tag) == 1 for tag in _TAGS) / len(_TAGS)
 
 
-def format_inline(response: str, settings: RewardConfig) -> float:
-    """Returns 1 for thoughts and an answer in their tags, each tag once, on one line or on several.
+def format_inline(response: str) -> float:
+    """Returns 1 if thoughts and an answer are in their tags, each tag once, on one or more lines.
 
-    "<think>2 + 2 = 4</think> <answer>4</answer>" has this form, and `format_reward` refuses it.
-    Source: the format that open-r1's first system prompt asked for.
+    "<think>2 + 2 = 4</think> <answer>4</answer>" has this format; `format_reward` rejects it.
     """
     has_each_tag_once = all(response.count(tag) == 1 for tag in _INLINE_TAGS)
     return float(has_each_tag_once and _INLINE_FORMAT.fullmatch(response) is not None)
 
 
-def tag_count_inline(response: str, settings: RewardConfig) -> float:
-    """Returns a quarter for each of the four tags that the response has exactly once, anywhere."""
+def tag_count_inline(response: str) -> float:
+    """Returns 1/4 for each of the four tags that occurs exactly once, with any line breaks."""
     return sum(response.count(tag) == 1 for tag in _INLINE_TAGS) / len(_INLINE_TAGS)
 
 
-def reasoning_steps(response: str, settings: RewardConfig) -> float:
+def reasoning_steps(response: str) -> float:
     """Returns min(1, steps / 3), where words such as "First," and bullets count as steps.
 
-    As in open-r1's reasoning_steps_reward, a numbered step "1." counts at the very start of the
-    response only: the pattern has no MULTILINE flag.
+    As in open-r1's reasoning_steps_reward, a numbered step "1." counts only at the very start of
+    the response: the pattern has no MULTILINE flag.
     """
     return min(1.0, len(_STEP.findall(response)) / _STEPS_FOR_FULL_REWARD)
 
 
-def repetition_penalty(response: str, settings: RewardConfig) -> float:
-    """Returns (1 - distinct / all) * repetition_max over the n-grams of lower-case words.
+def repetition_penalty(response: str, *, ngram: int = 3, most: float = -1.0) -> float:
+    """Returns (1 - distinct / all) * most over the n-grams of lower-case words.
 
     Source: open-r1, get_repetition_penalty_reward, after appendix C.2 of Yeo et al. 2025
     (arXiv:2502.03373).
     """
     words = response.lower().split()
-    n = settings.repetition_ngram
-    ngrams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+    ngrams = [tuple(words[i : i + ngram]) for i in range(len(words) - ngram + 1)]
     if not ngrams:
         return 0.0
-    return (1 - len(set(ngrams)) / len(ngrams)) * settings.repetition_max
+    return (1 - len(set(ngrams)) / len(ngrams)) * most
 
 
-ResponseReward = Callable[[str, "RewardConfig"], float]
+ResponseReward = Callable[..., float]
 
 RESPONSE_REWARDS: dict[str, ResponseReward] = {
+    "open_r1_format": open_r1_format,
+    "open_r1_format_inline": open_r1_format_inline,
     "format": format_reward,
     "tag_count": tag_count,
     "format_inline": format_inline,
@@ -118,8 +157,8 @@ RESPONSE_REWARDS: dict[str, ResponseReward] = {
 }
 
 
-# Rewards of one response and its problem: (response, gold, task) -> reward, or None where the
-# reward does not apply to the problem.
+# Rewards of one response and its problem: (response, gold, task) -> reward, or None if the reward
+# does not apply to the problem.
 
 ProblemReward = Callable[[str, JsonValue, "TaskConfig"], float | None]
 
@@ -130,18 +169,17 @@ PROBLEM_REWARDS: dict[str, ProblemReward] = {
 }
 
 
-# Rewards of a batch of N responses: (correct, lengths, settings) -> rewards.
+# Rewards of a batch of N responses: (correct, lengths, **arguments) -> rewards.
 
 
 def length(
     correct: Bool[np.ndarray, " N"],
     lengths: Real[np.ndarray, " N"],
-    settings: RewardConfig,
 ) -> Float[np.ndarray, " N"]:
-    """Returns λ = 1/2 - (length - min) / (max - min) over the batch; min(0, λ) where it is wrong.
+    """Returns λ = 1/2 - (length - min) / (max - min), or min(0, λ) for wrong responses.
 
-    All rewards are 0 where all lengths are equal. Source: Kimi k1.5 (arXiv:2501.12599, section
-    2.3.3).
+    min and max are over the batch. If all lengths are equal, all rewards are 0. Source: Kimi k1.5
+    (arXiv:2501.12599, section 2.3.3).
     """
     shortest, longest = lengths.min(), lengths.max()
     if shortest == longest:
@@ -153,61 +191,145 @@ def length(
 def cosine(
     correct: Bool[np.ndarray, " N"],
     lengths: Real[np.ndarray, " N"],
-    settings: RewardConfig,
+    *,
+    length: int = 1000,
+    right_short: float = 1.0,
+    right_long: float = 0.5,
+    wrong_short: float = -1.0,
+    wrong_long: float = -0.5,
 ) -> Float[np.ndarray, " N"]:
-    """Returns half a period of a cosine of the length, constant from `cosine_length` on.
+    """Interpolates from the short to the long reward along half a cosine period of the length.
 
-    With the defaults a short response is worth more than a long one where it is right, and less
-    where it is wrong. Source: Yeo et al. 2025 (arXiv:2502.03373).
+    The reward is constant from `length` on. By default, short responses earn more than long ones if
+    they are right, and less if they are wrong. Source: Yeo et al. 2025 (arXiv:2502.03373).
     """
-    progress = np.minimum(lengths / settings.cosine_length, 1.0)
+    progress = np.minimum(lengths / length, 1.0)
     share_of_short = (1 + np.cos(np.pi * progress)) / 2
-    short = np.where(correct, settings.cosine_right_short, settings.cosine_wrong_short)
-    long = np.where(correct, settings.cosine_right_long, settings.cosine_wrong_long)
+    short = np.where(correct, right_short, wrong_short)
+    long = np.where(correct, right_long, wrong_long)
+    return long + (short - long) * share_of_short
+
+
+def open_r1_cosine(
+    correct: Bool[np.ndarray, " N"],
+    lengths: Real[np.ndarray, " N"],
+    *,
+    length: int = 1000,
+    right_short: float = 1.0,
+    right_long: float = 0.5,
+    wrong_short: float = -1.0,
+    wrong_long: float = -0.5,
+) -> Float[np.ndarray, " N"]:
+    """Returns `cosine` without its constant end: beyond `length` the cosine rises again.
+
+    A response of length 2 * `length` earns as much as an empty one. Source: open-r1,
+    get_cosine_scaled_reward, with lengths in characters. If open-r1 cannot parse the gold answer,
+    it returns 1; here the grader's verdict decides.
+    """
+    share_of_short = (1 + np.cos(np.pi * lengths / length)) / 2
+    short = np.where(correct, right_short, wrong_short)
+    long = np.where(correct, right_long, wrong_long)
     return long + (short - long) * share_of_short
 
 
 def soft_overlong(
     correct: Bool[np.ndarray, " N"],
     lengths: Real[np.ndarray, " N"],
-    settings: RewardConfig,
+    *,
+    length: int = 16384,
+    cache: int = 4096,
 ) -> Float[np.ndarray, " N"]:
-    """Returns 0 up to a length of overlong_length - overlong_cache, falling to -1 after it.
+    """Returns 0 up to a length of `length` - `cache`, and falls linearly to -1 at `length`.
 
-    The reward is -1 from `overlong_length` on. Lengths are in tokens. Source: DAPO
-    (arXiv:2503.14476, eq. 13).
+    The reward stays -1 beyond `length`. Lengths are in tokens. Source: DAPO (arXiv:2503.14476,
+    eq. 13).
     """
-    excess = lengths - (settings.overlong_length - settings.overlong_cache)
-    # A cache of 0 tokens is a step from 0 to -1, which the last line makes.
-    falling = -np.clip(excess / max(settings.overlong_cache, 1), 0.0, 1.0)
-    return np.where(lengths > settings.overlong_length, -1.0, falling)
+    excess = lengths - (length - cache)
+    # With cache=0 the reward steps from 0 to -1 at `length`: the last line handles that case.
+    falling = -np.clip(excess / max(cache, 1), 0.0, 1.0)
+    return np.where(lengths > length, -1.0, falling)
 
 
-BatchReward = Callable[[np.ndarray, np.ndarray, "RewardConfig"], np.ndarray]
+BatchReward = Callable[..., np.ndarray]
 
 BATCH_REWARDS: dict[str, BatchReward] = {
     "length": length,
     "cosine": cosine,
+    "open_r1_cosine": open_r1_cosine,
     "soft_overlong": soft_overlong,
 }
-# These count tokens, whatever `task.reward.unit` says.
+# Rewards that compare a response with the other responses of its batch.
+_COMPARING = ("length",)
+# Rewards that measure lengths in tokens for every `task.reward.unit`.
 _ALWAYS_IN_TOKENS = ("soft_overlong",)
 
 NAMES = ("accuracy", *RESPONSE_REWARDS, *PROBLEM_REWARDS, *BATCH_REWARDS, JUDGE)
+LEAST_ARGUMENTS = {"length": 1, "ngram": 1, "cache": 0}  # others have no lower bound
 
 
-# The sum.
+class BuiltIn(NamedTuple):
+    """A built-in function, one of NAMES, with its arguments from task.reward.functions."""
+
+    name: str
+    arguments: dict[str, float]
+
+
+@functools.cache
+def find_built_in(function: str) -> BuiltIn | None:
+    """Parses a built-in function such as "cosine(length=2000)"; None for a user-defined function.
+
+    Raises:
+        UserError: the function has no such argument, or a value is no number within its bounds.
+    """
+    name, bracket, rest = function.partition("(")
+    if name not in NAMES:
+        return None
+    if not bracket:
+        return BuiltIn(name, {})
+    where = f"task.reward.functions={function}"
+    if not rest.endswith(")"):
+        raise UserError(f"{where}: close the bracket")
+    positional, named = user_functions.read_arguments(function, rest[:-1])
+    built_in = {**RESPONSE_REWARDS, **BATCH_REWARDS}.get(name)
+    defaults = getattr(built_in, "__kwdefaults__", None) or {}
+    if positional or not named.keys() <= defaults.keys():
+        known = ", ".join(defaults) or "none"
+        raise UserError(f"{where}: the arguments of {name} are {known}, each as NAME=NUMBER")
+    arguments: dict[str, float] = {}
+    for argument, value in named.items():
+        # The type of the default is the type of the argument.
+        is_whole = isinstance(defaults[argument], int)
+        least = LEAST_ARGUMENTS.get(argument, -LARGEST_FLOAT)
+        # bool is a subclass of int, and True is not a number here.
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int if is_whole else int | float)
+            or not least <= value <= LARGEST_FLOAT
+        ):
+            kind = "a whole number" if is_whole else "a number"
+            raise UserError(
+                f"{where}: {argument} must be {kind} between {least:g} and {LARGEST_FLOAT:g}"
+            )
+        arguments[argument] = value
+    return BuiltIn(name, arguments)
+
+
+# The settings.
 
 
 def check_rewards(settings: RewardConfig) -> None:
-    """Checks that every name is a function and that there is a weight for each.
+    """Checks the functions, the weights and the judge.
 
     Raises:
-        UserError: a name is no function or is named twice, or the weights do not fit the
-            functions.
+        UserError: a name is no function or occurs twice, the weights do not fit the functions, or
+            the judge is misconfigured or unused.
     """
     for name, count in Counter(settings.functions).items():
-        if name not in NAMES:
+        if not name.isprintable():  # it names a metric
+            raise UserError(
+                f"task.reward.functions: {name!r} has characters that are not printable"
+            )
+        if find_built_in(name) is None:
             check_function(name)
         if count > 1:
             raise UserError(
@@ -230,12 +352,12 @@ def check_rewards(settings: RewardConfig) -> None:
 
 
 def check_function(name: str) -> None:
-    """Raises UserError if there is no function of the user's `name`, or it cannot be called."""
+    """Raises UserError if there is no user-defined function `name`, or it cannot be called."""
     try:
         user_functions.parameter_names(name)
     except UserError:
         raise
-    except Exception as error:  # the module is the user's: its import may raise anything
+    except Exception as error:  # the import of a user-defined module may raise anything
         raise UserError(
             f"task.reward.functions: {name!r} is not one of {', '.join(NAMES)} or a "
             f"module:function or FILE.py:function ({type(error).__name__}: {error}); give the flag "
@@ -244,12 +366,12 @@ def check_function(name: str) -> None:
 
 
 def users_functions(settings: RewardConfig) -> list[str]:
-    """Returns the names in `task.reward.functions` that are functions of the user's."""
-    return [name for name in settings.functions if name not in NAMES]
+    """Returns the names of user-defined functions in `task.reward.functions`."""
+    return [name for name in settings.functions if find_built_in(name) is None]
 
 
 def asking_for_environment(settings: RewardConfig) -> list[str]:
-    """Returns the functions of the user's that ask for the instance of the environment."""
+    """Returns the user-defined functions with a parameter for the environment's instance."""
     return [
         name
         for name in users_functions(settings)
@@ -257,32 +379,57 @@ def asking_for_environment(settings: RewardConfig) -> list[str]:
     ]
 
 
+def notes(settings: RewardConfig) -> list[str]:
+    """Returns a line for each function of TRL's form that is called separately for each episode."""
+    return [
+        f"{name} asks for environments: it is called for each episode by itself, in lists of one"
+        for name in users_functions(settings)
+        if user_functions.is_of_each_episode(name)
+    ]
+
+
 def batched(settings: RewardConfig) -> list[str]:
-    """Returns the functions of the user's that are called once for all responses of a step."""
+    """Returns the user-defined functions that take the lists of a batch."""
     return [name for name in users_functions(settings) if user_functions.is_batched(name)]
 
 
-def need_worker(settings: RewardConfig, called: Sequence[str]) -> bool:
-    """Returns whether a grader process has rewards to add; `called` are functions that it has not.
+def compare_responses(settings: RewardConfig) -> bool:
+    """Returns whether the reward of a response may depend on the other responses."""
+    built_in = [find_built_in(name) for name in settings.functions]
+    return bool(batched(settings)) or any(item and item.name in _COMPARING for item in built_in)
 
-    Those of a batch, and the judge's, are added elsewhere.
+
+def need_tokens(settings: RewardConfig) -> bool:
+    """Returns whether a user-defined function may read the token ids of responses."""
+    return any(user_functions.is_of_trl(name) for name in users_functions(settings))
+
+
+def need_worker(settings: RewardConfig, called: Sequence[str]) -> bool:
+    """Returns whether a grader process has rewards to add.
+
+    `called` are the functions that have been called already, in the event loop.
     """
+    # The judge and the rewards of a batch do not run in grader processes either.
     elsewhere = {"accuracy", *BATCH_REWARDS, JUDGE, *batched(settings), *called}
-    return any(name not in elsewhere for name in settings.functions)
+    for function in settings.functions:
+        built_in = find_built_in(function)
+        if (built_in.name if built_in else function) not in elsewhere:
+            return True
+    return False
 
 
 def need_columns(settings: RewardConfig) -> bool:
-    """Returns whether a reward asks for the columns of the data set; raises as `asked_for`."""
+    """Returns whether a reward reads the columns of the data set. Raises as `asked_for` does."""
     if "row" in asked_for(settings):
         return True
     return any("row" in user_functions.asked_in_lists(name) for name in batched(settings))
 
 
 def asked_for(settings: RewardConfig) -> frozenset[str]:
-    """Returns which values of an episode the rewards ask for, of `user_functions.FROM_EPISODE`.
+    """Returns the names in `user_functions.FROM_EPISODE` of the values that the rewards read.
 
     Raises:
-        UserError: a function of the user's cannot be found or called.
+        UserError: a user-defined function cannot be found or called.
     """
     names = users_functions(settings)
     for name in names:
@@ -292,25 +439,28 @@ def asked_for(settings: RewardConfig) -> frozenset[str]:
 
 
 def episode_values(
-    problem: Problem, response: str, earlier: user_functions.Turns, settings: RewardConfig
+    problem: Problem, response: str, earlier: Turns, settings: RewardConfig
 ) -> dict[str, JsonValue]:
-    """Returns what the rewards ask for of an episode, beside the response and the gold.
+    """Returns the values of an episode that the rewards read, besides the response and the gold.
 
-    The arguments are those of `user_functions.episode_values`.
+    Calls `user_functions.episode_values`, which describes the arguments.
     """
     return user_functions.episode_values(problem, response, earlier, asked_for(settings))
 
 
-# The user's function `name`, called for one response: (name, response, gold, task) -> reward.
+# The weighted sum.
+
+
+# Calls a user-defined function for one response: (name, response, gold, task) -> reward.
 CallFunction = Callable[[str, str, JsonValue, "TaskConfig"], Reward | None]
 
 
 def call_function(name: str, response: str, gold: JsonValue, task: TaskConfig) -> Reward | None:
-    """Calls a function of the user's that asks for nothing of the episode.
+    """Calls a user-defined function that needs no values of the episode.
 
     Raises:
         UserError: there is no such function.
-        Exception: whatever `user_functions.call_function` raises.
+        Exception: any exception of `user_functions.call_function`.
     """
     check_function(name)
     values = {"response": response, "gold": gold, "task": task}
@@ -324,26 +474,26 @@ def add_response_rewards(
     task: TaskConfig,
     call: CallFunction = call_function,
 ) -> Grade:
-    """Returns the grade with the rewards that this response alone decides as its `parts`.
+    """Returns the grade with all rewards in `parts` that do not depend on other responses.
 
-    `call` calls a function of the user's; a grader process limits what such a call may take.
+    `call` calls a user-defined function. Grader processes pass one with time and memory limits.
     """
-    # `python -m jzero.grade` computes scores alone: its settings have no section `reward`.
-    settings = getattr(task, "reward", None)
-    if settings is None:
-        return grade
+    settings = task.reward
     parts = {}
     for name in settings.functions:
-        if name in RESPONSE_REWARDS:
-            parts[name] = float(RESPONSE_REWARDS[name](response, settings))
+        built_in = find_built_in(name)
+        if built_in and built_in.name in RESPONSE_REWARDS:
+            reward = RESPONSE_REWARDS[built_in.name](response, **built_in.arguments)
+            parts[name] = float(reward)
         elif name in PROBLEM_REWARDS:
             try:
                 reward = PROBLEM_REWARDS[name](response, gold, task)
             except SandboxError as error:
+                # The sandbox failed, not the response: the response gets no score.
                 return replace(grade, reason=f"error: {error}", failed=True)
             if reward is not None:
                 parts[name] = reward
-        elif name not in NAMES and not _is_batched(name):
+        elif built_in is None and not _is_batched(name):
             result = call(name, response, gold, task)
             if result is not None:
                 parts[name] = result.value
@@ -352,10 +502,10 @@ def add_response_rewards(
 
 
 def _is_batched(name: str) -> bool:
-    """Returns whether a function is batched; one that cannot be found fails where it is called."""
     try:
         return user_functions.is_batched(name)
     except Exception:
+        # A function that cannot be found fails later, when it is called.
         return False
 
 
@@ -365,14 +515,15 @@ def add_batch_rewards(
     tokens: Sequence[int],
     settings: RewardConfig,
 ) -> list[Grade]:
-    """Returns the grades of N responses with all parts, and their weighted sum as the score.
+    """Returns the grades of N responses with all parts, and with their weighted sum as the score.
 
     Args:
         grades: N grades from `add_response_rewards`.
         characters: the lengths of the N responses in characters.
-        tokens: their lengths in tokens.
+        tokens: the lengths of the N responses in tokens.
         settings: the section `task.reward` of the config.
     """
+    # With the default settings the score is the grader's score, and needs no parts.
     if tuple(settings.functions) == ("accuracy",) and not settings.weights:
         return list(grades)
     weights = dict.fromkeys(settings.functions, 1.0)
@@ -384,15 +535,20 @@ def add_batch_rewards(
     for i, grade in enumerate(grades):
         known = {"accuracy": grade.score, **grade.parts}
         known |= {name: float(rewards[i]) for name, rewards in batch_rewards.items()}
-        # In the order of the functions, in which the sum is rounded. A function that does not apply
+        # The order of the functions decides how the sum is rounded. A function that does not apply
         # to a response adds nothing to its score.
         parts = {name: known[name] for name in weights if name in known}
         score = sum(weights[name] * part for name, part in parts.items())
-        # The named parts of a function's result are metrics alone: its reward has them already.
+        # The named parts of a function's result are only metrics: its reward contains them already.
         for name, part in grade.parts.items():
             parts.setdefault(name, part)
-        if grade.failed:  # a part is missing, and without it the sum is no score
+        # A part of a failed grade is missing, so the sum is no score.
+        if grade.failed:
             score = 0.0
+        # NaN fails this comparison too.
+        if not abs(score) <= bounds.MAX_REWARD:
+            reason = f"error: the score {score:g} is beyond {bounds.MAX_REWARD:g}"
+            grade, score = replace(grade, reason=reason, failed=True, reply=None), 0.0
         done.append(replace(grade, score=score, parts=parts))
     return done
 
@@ -403,14 +559,15 @@ def _batch_rewards(
     tokens: Sequence[int],
     settings: RewardConfig,
 ) -> dict[str, np.ndarray]:
-    """Returns the rewards f64[N] of every function of BATCH_REWARDS that the settings name."""
+    """Returns the rewards f64[N] of each function of BATCH_REWARDS in the settings."""
     if not grades:
         return {}
     correct = np.array([grade.correct for grade in grades], bool)
     rewards = {}
     for name in settings.functions:
-        if name in BATCH_REWARDS:
-            in_tokens = settings.unit == "tokens" or name in _ALWAYS_IN_TOKENS
+        built_in = find_built_in(name)
+        if built_in and built_in.name in BATCH_REWARDS:
+            in_tokens = settings.unit == "tokens" or built_in.name in _ALWAYS_IN_TOKENS
             lengths = np.asarray(tokens if in_tokens else characters, float)
-            rewards[name] = BATCH_REWARDS[name](correct, lengths, settings)
+            rewards[name] = BATCH_REWARDS[built_in.name](correct, lengths, **built_in.arguments)
     return rewards

@@ -1,7 +1,7 @@
-"""Evaluation suites: published sets that are answered as a whole, from the hub or from local files.
+"""Evaluation suites: published test sets, from the hub or from local files.
 
-`--suite math500,gsm8k=FILE` and `eval.suites` name suites. `load_suite` returns the problems of
-one. Imports no jax: grader processes load this module for `grade_choice`.
+`--suite math500,gsm8k=FILE` and `eval.suites` name suites. `load_suite` returns all problems of a
+suite. Imports no jax: grader processes load this module for `grade_choice`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from jzero.errors import UserError
-from jzero.grading.extract import last_box, last_number
-from jzero.tasks import countdown, math_problems, problem_sets, rewards
+from jzero.files import split_commas
+from jzero.tasks import countdown, math_problems, mixed, problem_sets, rewards
 from jzero.tasks.prompts import BOXED, COUNTDOWN_TEMPLATES
 from jzero.types import Grade, JsonValue, Problem
 
@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Suite:
-    """Where the problems of a suite are, and what grades them."""
+    """The data set of a suite, its instruction and its grader."""
 
-    data: str  # as `task.data`; "" for random countdown problems
+    data: str  # a source as in `task.data`; "" for random countdown problems
     split: str = "test"
     kind: str = "math"  # `problem.task`: a key of TASKS, or "module:function" of a grader
-    instruction: str = BOXED  # what the templates of questions tell the policy to do
+    instruction: str = BOXED  # the instruction in templates of questions
+    problem_column: str = ""  # "": the usual names
+    answer_column: str = ""
 
 
 MULTIPLE_CHOICE = "jzero.tasks.suites:grade_choice"
@@ -43,13 +45,15 @@ ANSWER_LINE = (
 SUITES: dict[str, Suite] = {
     "aime24": Suite("lkevinzc/math-eval", split="aime"),
     "aime25": Suite("math-ai/aime25"),
+    "aime25:part1": Suite("open-r1/aime_2025_1", split="train"),
+    "aime25:part2": Suite("AIME2025-II@opencompass/AIME2025"),
     "amc": Suite("lkevinzc/math-eval", split="amc"),
     "math500": Suite("lkevinzc/math-eval", split="math"),
     "minerva": Suite("lkevinzc/math-eval", split="minerva"),
     "olympiad_bench": Suite("lkevinzc/math-eval", split="olympiad_bench"),
     "gsm8k": Suite("main@openai/gsm8k", kind="gsm8k"),
     "gpqa_diamond": Suite("gpqa_diamond@Idavidrein/gpqa", split="train", kind=MULTIPLE_CHOICE),
-    # The same questions, asked as the published evaluations ask them: no box, but a last line.
+    # The same questions in the format of the published evaluations: a last line instead of a box.
     "gpqa_diamond_line": Suite(
         "gpqa_diamond@Idavidrein/gpqa",
         split="train",
@@ -59,10 +63,10 @@ SUITES: dict[str, Suite] = {
     "countdown": Suite("", kind="countdown"),
 }
 
-RANDOM_COUNTDOWN_PROBLEMS = 512  # of the suite countdown, where there is no limit
+RANDOM_COUNTDOWN_PROBLEMS = 512  # of the suite countdown, if there is no limit
 _CHOICE_SENTENCE = "The answer is the letter of one choice."
 _CHOICES = f"{{question}}\n\nA) {{}}\nB) {{}}\nC) {{}}\nD) {{}}\n\n{_CHOICE_SENTENCE}"
-# The letter of a choice in a box or tag, or after such words as "Answer: C", "ANSWER: C", "the
+# The letter of a choice in a box or tag, or in phrases such as "Answer: C", "ANSWER: C", "the
 # option is (D)" and "the right choice is: D". After "answer" the letter may follow directly.
 _LETTER = re.compile(
     r"(?:\\boxed\{|<answer>|(?i:answer)\b(?:\s+(?i:is)\b)?"
@@ -74,32 +78,39 @@ _LETTER = re.compile(
 # Names of suites.
 
 
-def split_commas(*specs: str) -> list[str]:
-    """Returns the parts of comma-separated lists: "aime24,math500=FILE" has two."""
-    parts = [part.strip() for spec in specs for part in spec.split(",")]
-    return [part for part in parts if part]
-
-
 def parse_suite(spec: str) -> tuple[str, Suite]:
-    """Returns the name and the suite of "math500" or "math500=FILE".
+    """Parses "math500" or "math500=FILE", and returns the name and the suite.
 
-    "any-name=FILE" is a suite of the user's own, a set of math problems.
+    "any-name=FILE" is a user-defined suite of math problems. Column names may follow the file, as
+    in "any-name=FILE:problem=input:answer=output".
 
     Raises:
-        UserError: there is no suite of this name, and no file is given.
+        UserError: the name is unknown and there is no file, or the suite has no columns to name.
     """
-    name, _, path = spec.partition("=")
-    name, path = name.strip(), path.strip()
+    name, _, source = spec.partition("=")
+    path, problem_column, answer_column = problem_sets.parse_source(source.strip())
+    name = name.strip()
     if not name or (name not in SUITES and not path):
         raise UserError(
             f"no suite {name!r}: there are {', '.join(SUITES)}, or name=FILE for a set of your own"
         )
     suite = SUITES.get(name, Suite(path))
-    return name, replace(suite, data=path or suite.data)
+    # Countdown's rows hold numbers, and rows of multiple choice hold one column for each choice.
+    if (problem_column or answer_column) and suite.kind in ("countdown", MULTIPLE_CHOICE):
+        raise UserError(
+            f"suite {spec} names columns of questions with one answer, and rows of {name} have "
+            "other columns: leave them out"
+        )
+    return name, replace(
+        suite,
+        data=path or suite.data,
+        problem_column=problem_column,
+        answer_column=answer_column,
+    )
 
 
 def check_suites(specs: Sequence[str]) -> None:
-    """Raises UserError if `eval.suites` names a suite that does not exist, or one of them twice."""
+    """Raises UserError if `eval.suites` names an unknown suite, or a suite twice."""
     names = [parse_suite(spec)[0] for spec in split_commas(*specs)]
     for name, count in Counter(names).items():
         if count > 1:
@@ -113,21 +124,27 @@ def load_suite(spec: str, task: TaskConfig, limit: int, seed: int) -> tuple[str,
     """Returns the name and the problems of a suite.
 
     Args:
-        spec: as `parse_suite` reads it.
-        task: prompts have the template `task.template`, where the suite's kind of problem has a
-            template of this name, and the default template of their kind otherwise.
-        limit: the number of problems, the first of the suite; 0 for all.
-        seed: of the order in which the answers of a multiple-choice question are listed.
+        spec: the name of a suite, or name=FILE (see `parse_suite`).
+        task: the settings for prompts. Problems of a kind without the template `task.template` have
+            the default template of their kind.
+        limit: the number of problems, taken from the beginning of the suite; 0 for all.
+        seed: the seed for the order of the choices of a multiple-choice question.
     """
     name, suite = parse_suite(spec)
-    # A template of questions in words, such as a user's own, does not fit countdown.
+    run_task = task
+    task = mixed.settings_of_questions(task)
+    # A template for questions, such as a user-defined one, does not fit countdown.
     countdown_template = task.template if task.template in COUNTDOWN_TEMPLATES else "r1"
     if not suite.data:
         settings = type(task)(template=countdown_template)
         return name, countdown.eval_problems(settings, limit or RANDOM_COUNTDOWN_PROBLEMS)
 
     dataset = problem_sets.load_split(suite.data, suite.split, "test")
-    if suite.kind == "countdown":
+    # A user-defined suite may name the task of each row, as the training data of mixed tasks does.
+    if name not in SUITES and mixed.has_row_tasks(run_task, dataset):
+        rows = mixed.read_rows(run_task, dataset, suite.data, is_held_out=True)
+        problems = [replace(row.problem, id=f"{name}/{i}") for i, row in enumerate(rows)]
+    elif suite.kind == "countdown":
         problems = [
             countdown.to_problem(puzzle, countdown_template, f"{name}/{i}")
             for i, puzzle in enumerate(countdown.read_puzzles(dataset, suite.data))
@@ -141,8 +158,8 @@ def load_suite(spec: str, task: TaskConfig, limit: int, seed: int) -> tuple[str,
         prompt_column = math_problems.math_template(task.template).column
         rows = problem_sets.read_rows(
             dataset,
-            "",
-            "",
+            suite.problem_column,
+            suite.answer_column,
             suite.data,
             prompt_column,
             with_columns=rewards.need_columns(task.reward),
@@ -155,7 +172,7 @@ def load_suite(spec: str, task: TaskConfig, limit: int, seed: int) -> tuple[str,
 
 
 def load_questions(spec: str) -> list[str]:
-    """Returns the questions of a suite as they are published.
+    """Returns the unchanged questions of a suite.
 
     Raises:
         UserError: the problems of the suite are numbers, not questions.
@@ -164,7 +181,7 @@ def load_questions(spec: str) -> list[str]:
     if suite.kind == "countdown":
         raise UserError(f"suite {name} has numbers, no questions: leave it out")
     dataset = problem_sets.load_split(suite.data, suite.split, "test")
-    return problem_sets.read_questions(dataset, suite.data)
+    return problem_sets.read_questions(dataset, suite.data, suite.problem_column)
 
 
 # Multiple choice.
@@ -173,44 +190,37 @@ def load_questions(spec: str) -> list[str]:
 def choice_problem(
     task: TaskConfig, id: str, row: JsonValue, seed: int, instruction: str = BOXED
 ) -> Problem:
-    """Returns the problem of a row of GPQA; its gold is the letter of the right choice.
+    """Returns the problem of a GPQA row. Its gold is the letter of the right choice.
 
-    The order of the choices is a function of (id, seed). The question of a template file is the
-    question with its choices, and no word of ours: a published prompt says the rest.
+    The right choice has a random position among the wrong choices, which keep their order, as in
+    open-r1's and lighteval's evaluations. The position depends only on (id, seed).
     """
     columns = ["Correct Answer", *(f"Incorrect Answer {i}" for i in (1, 2, 3))]
     answers = [str(row[column]).strip() for column in columns]
-    order = random.Random(f"{id}/{seed}").sample(range(4), 4)
-    choices = [answers[i] for i in order]
+    place = random.Random(f"{id}/{seed}").randrange(4)
+    choices = answers[1:]
+    choices.insert(place, answers[0])
     question = _CHOICES.format(*choices, question=str(row["Question"]).strip())
+    # A template file is a complete published prompt. Its question has the choices, but no sentence
+    # of jzero's.
     if math_problems.math_template(task.template).path:
         question = question.removesuffix(f"\n\n{_CHOICE_SENTENCE}")
     asked = problem_sets.Row(question, None)
     problem = math_problems.to_problem(task, MULTIPLE_CHOICE, id, asked, instruction)
-    return replace(problem, gold="ABCD"[order.index(0)])
+    return replace(problem, gold="ABCD"[place])
 
 
 def grade_choice(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
     """Grades the last letter after the thoughts that is boxed, tagged or called the answer."""
-    letters = _LETTER.findall(response.rpartition("</think>")[2])
-    if not letters:
+    letter = last_letter(response)
+    if letter is None:
         return Grade(0.0, False, "no answer")
-    if letters[-1] != gold:
+    if letter != gold:
         return Grade(0.0, False, "wrong choice")
     return Grade(1.0, True, "correct")
 
 
-# Votes.
-
-
-def vote(response: str) -> str:
-    """Returns what a response votes for in maj@n: its answer without white space.
-
-    The answer is the last boxed or tagged text after the thoughts or, without one, the last number.
-    It is "" for a response without any.
-    """
-    text = response.rpartition("</think>")[2]
-    answer = last_box(text) or countdown.extract_answer(text)
-    if not answer:
-        answer = (last_number(text) or "").replace(",", "")
-    return re.sub(r"\s", "", answer)
+def last_letter(response: str) -> str | None:
+    """Returns the last letter after the thoughts that is an answer, or None."""
+    letters = _LETTER.findall(response.rpartition("</think>")[2])
+    return letters[-1] if letters else None

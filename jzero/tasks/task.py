@@ -1,9 +1,9 @@
-"""What a task is, and the table of tasks: `task.name` is a key of TASKS or the name of a module.
+"""The interface of a task, and the table of tasks. `task.name` is a key of TASKS or a module.
 
 A task makes problems, grades responses to them and, in episodes of several turns, replies to
 responses. To add a task to jzero, write a module with these functions and add a line to TASKS. A
-task outside of jzero needs no line: `task.name=my_package.my_task` is a module that can be imported
-where the command runs and has a `Task` called TASK. docs/extending.md shows one.
+task outside of jzero needs no line: `task.name=my_package.my_task` names an importable module that
+has a `Task` called TASK. docs/extend.md shows an example.
 
 Grader processes import this module and the task's. They start quickly because tasks import no jax.
 """
@@ -24,6 +24,7 @@ from jzero.tasks import (
     environment,
     guess,
     math_problems,
+    mixed,
 )
 from jzero.tasks.options import read_options
 from jzero.tasks.prompts import (
@@ -38,7 +39,7 @@ from jzero.tasks.prompts import (
     is_own_template,
 )
 from jzero.tasks.tools import episodes as tool_episodes
-from jzero.types import Grade, JsonValue, Problem, Prompt
+from jzero.types import Grade, JsonValue, Problem, Prompt, Rollout, grade_of
 
 if TYPE_CHECKING:
     from jzero.config import TaskConfig
@@ -67,28 +68,28 @@ def _no_metrics(task: TaskConfig, grades: Sequence[Grade]) -> dict[str, float]:
 class Task(NamedTuple):
     """The functions of a task. All of them are pure: the same arguments give the same result.
 
-    `task` is always the section `task` of the config, with the settings that tasks share. A task
-    with settings of its own names their dataclass as `options`.
+    `task` is always the section `task` of the config, with the settings that all tasks share. A
+    task with further settings defines them in the dataclass `options`.
     """
 
     train_problems: Callable[[TaskConfig, int, int, int], list[Problem]]
     """train_problems(task, seed, step, count) returns the `count` problems of step `step`.
 
-    A run that is resumed calls this function with the step at which it goes on, so the problems
-    must not depend on earlier calls."""
+    A resumed run starts calling this function at a later step, so the problems must not depend on
+    earlier calls."""
 
     eval_problems: Callable[[TaskConfig, int], list[Problem]]
     """eval_problems(task, count) returns at most `count` held-out problems, the same in every run.
     """
 
     grade: Callable[[str, JsonValue, TaskConfig], Grade]
-    """grade(response, gold, task) returns the verdict on a response; `gold` is `problem.gold`.
+    """grade(response, gold, task) returns the grade of a response; `gold` is `problem.gold`.
 
     This function runs in a grader process, which ends a call that takes more than
-    `task.grade_seconds`. The response is a policy's: never evaluate it as code."""
+    `task.grade_seconds`. The response is untrusted text of the policy: never evaluate it."""
 
     templates: Mapping[str, PromptTemplate]
-    """The values of `task.template`, and the prompt template that each of them chooses."""
+    """The prompt templates by name, a value of `task.template`."""
 
     warm_start: Callable[[TaskConfig, int, int, float], tuple[str, str]] | None = None
     """warm_start(task, seed, index, tries) returns the prompt and the response of a supervised
@@ -98,31 +99,31 @@ class Task(NamedTuple):
     """warm_start_tokens(task, tries) returns an upper bound on the tokens of such a response."""
 
     notes: Callable[[TaskConfig], list[str]] = _no_notes
-    """notes(task) returns lines that say which data was loaded and which was dropped."""
+    """notes(task) returns log lines on the data that was loaded and dropped."""
 
     num_train_problems: Callable[[TaskConfig], int | None] = _no_count
-    """num_train_problems(task) returns the number of problems to train on, which
-    `train.prompt_epochs` counts; None for a task that makes its problems without end."""
+    """num_train_problems(task) returns the number of training problems, one epoch of
+    `train.prompt_epochs`; None for a task that generates problems without end."""
 
     reply: Callable[[JsonValue, list[tuple[str, Grade]], TaskConfig], Prompt | None] | None = None
     """reply(gold, turns, task) returns the environment's reply, None to end the episode.
 
     `turns` holds the response and the grade of every turn so far. The function runs in a grader
-    process, after `grade`. A task without `reply` has episodes of one turn."""
+    process, after `grade`. A task without `reply` has single-turn episodes."""
 
     options: type | None = None
-    """A frozen dataclass of the task's own settings; `read_options(options, task.options)` in the
-    functions of the task returns its values."""
+    """A frozen dataclass of further settings of the task. The task's functions read them with
+    `read_options(options, task.options)`."""
 
     check: Callable[[TaskConfig], None] = _no_check
     """check(task) raises UserError if the task cannot work with these settings on this machine."""
 
     metrics: Callable[[TaskConfig, Sequence[Grade]], dict[str, float]] = _no_metrics
-    """metrics(task, grades) returns metrics of the task's own, of the grades of a step."""
+    """metrics(task, grades) returns additional metrics of the grades of a step."""
 
     prompt_values: tuple[str, ...] = ()
-    """The names that the prompts of the task have values for. A template file is checked against
-    them before the run begins; without them, when the first prompt is made."""
+    """The names that a prompt template of the task may use. A template file is checked against
+    them before the run begins or, if the tuple is empty, when the first prompt is made."""
 
     def find_template(self, name: str) -> PromptTemplate:
         """Returns the template of `task.template=name`; raises UserError if there is none."""
@@ -130,7 +131,7 @@ class Task(NamedTuple):
 
 
 def feedback(gold: JsonValue, turns: list[tuple[str, Grade]], task: TaskConfig) -> str:
-    """Returns the words of the config for a right or a wrong answer, whatever the task."""
+    """Returns `task.feedback_right` or `task.feedback_wrong`. The reply of several tasks."""
     _, last_grade = turns[-1]
     return task.feedback_right if last_grade.correct else task.feedback_wrong
 
@@ -169,6 +170,7 @@ TASKS: dict[str, Task] = {
         warm_start_tokens=code_toy.max_tokens,
         notes=code.notes,
         num_train_problems=code.num_train_problems,
+        reply=code.reply,
         options=code.Options,
         check=code.check,
         metrics=code.metrics,
@@ -193,6 +195,17 @@ TASKS: dict[str, Task] = {
         warm_start_tokens=arithmetic.max_tokens,
         prompt_values=("question",),
     ),
+    mixed.NAME: Task(
+        train_problems=mixed.train_problems,
+        eval_problems=mixed.eval_problems,
+        grade=mixed.grade,
+        templates={**CODE_TEMPLATES, **MATH_TEMPLATES},
+        notes=mixed.notes,
+        num_train_problems=mixed.num_train_problems,
+        options=mixed.Options,
+        check=mixed.check,
+        prompt_values=("question", "instruction"),
+    ),
     environment.NAME: Task(
         train_problems=environment.train_problems,
         eval_problems=environment.eval_problems,
@@ -207,7 +220,7 @@ TASKS: dict[str, Task] = {
 
 
 def draws_examples(source: str) -> bool:
-    """Returns whether a source is a task that makes warm-start examples, and no data set."""
+    """Returns whether a source is a task with warm-start examples, not a data set."""
     return source in TASKS and TASKS[source].warm_start is not None
 
 
@@ -230,15 +243,20 @@ def find_task(name: str) -> Task:
 
 
 def check_task_settings(task: TaskConfig, max_turns: int) -> None:
-    """Checks that the settings of the task name things that exist.
+    """Checks the task, its template, its options, and that they fit the number of turns.
 
     Args:
+        task: the section `task` of the config.
         max_turns: `rollout.max_turns`.
 
     Raises:
-        UserError: there is no such task or template, the task has no option of a given name, or it
-            does not reply in episodes of several turns.
+        UserError: there is no such task, template or option, a setting has no effect, or the task
+            has no replies and `max_turns` is above 1.
     """
+    # The rows of a mixed data set name their tasks, each with its own settings.
+    if task.name == mixed.NAME:
+        _check_row_tasks(task, max_turns)
+        return
     found = find_task(task.name)
     template = found.find_template(task.template)
     if found.prompt_values:
@@ -256,6 +274,7 @@ def check_task_settings(task: TaskConfig, max_turns: int) -> None:
             f"task.options={task.options}: task.name={task.name} has no options of its own"
         )
     found.check(task)
+    # Settings of environments.
     if task.environment and task.name != environment.NAME:
         raise UserError(
             f"task.environment={task.environment} is not used by task.name={task.name}: set "
@@ -266,6 +285,7 @@ def check_task_settings(task: TaskConfig, max_turns: int) -> None:
             f"task.turn_reward={task.turn_reward} replaces the rewards of task.environment="
             f"{task.environment}: set task.turn_reward=score"
         )
+    # Several turns need replies, from tools or from the task.
     if tool_episodes.has_tools(task):
         _check_tools(task, template, max_turns)
     elif max_turns > 1 and not _has_replies(found, template):
@@ -278,10 +298,27 @@ def check_task_settings(task: TaskConfig, max_turns: int) -> None:
         )
 
 
+def _check_row_tasks(task: TaskConfig, max_turns: int) -> None:
+    """Checks the settings of every task that rows of a mixed data set may name."""
+    mixed.check(task)
+    if not task.data:
+        raise UserError(f"task.name={mixed.NAME} has no data of its own: set task.data")
+    for name, own in mixed.all_settings(task).items():
+        try:
+            check_task_settings(own, max_turns)
+        except UserError as error:
+            raise UserError(
+                f"{error} (of the rows of {name}; task.options={name}.SETTING=VALUE is for these "
+                "rows only)"
+            ) from None
+
+
 def _check_questions(task: TaskConfig, found: Task, template: PromptTemplate) -> None:
-    """Raises UserError if a setting for sets of questions meets a task that has none."""
+    """Raises UserError for settings of question data sets if the task has no such data set."""
+    # A task from outside of jzero may read any data set.
     has_questions = found.templates is MATH_TEMPLATES or task.name not in TASKS
-    if template.column and not has_questions:
+    has_sets = has_questions or found.templates is CODE_TEMPLATES
+    if template.column and not has_sets:
         raise UserError(
             f"task.template={task.template}: task.name={task.name} makes its own prompts; choose "
             f"from {', '.join(found.templates)}, or a file"
@@ -293,8 +330,36 @@ def _check_questions(task: TaskConfig, found: Task, template: PromptTemplate) ->
         )
 
 
+def stop_strings(task: TaskConfig) -> tuple[str, ...]:
+    """Returns the template's stop strings, which apply if `rollout.stop` is empty.
+
+    Raises:
+        UserError: the tasks of a mixed set have templates with different stop strings.
+    """
+    found = {}
+    for name, own in mixed.all_settings(task).items():
+        found[name] = find_task(own.name).find_template(own.template).stop
+    if len(set(found.values())) > 1:
+        stops = "; ".join(f"{name}: {', '.join(stop) or 'none'}" for name, stop in found.items())
+        raise UserError(
+            f"rollout.stop= leaves the end of a response to the templates, which differ ({stops}): "
+            "set rollout.stop, or templates with the same end"
+        )
+    return next(iter(found.values()))
+
+
+def task_metrics(task: TaskConfig, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Returns the additional metrics of the tasks (`Task.metrics`) for the rollouts of a step."""
+    metrics: dict[str, float] = {}
+    for name, own in mixed.all_settings(task).items():
+        grades = [grade_of(rollout) for rollout in rollouts if rollout.problem.row_task == name]
+        if grades:
+            metrics |= find_task(own.name).metrics(own, grades)
+    return metrics
+
+
 def _check_tools(task: TaskConfig, template: PromptTemplate, max_turns: int) -> None:
-    """Raises UserError if episodes with tools cannot work with these settings."""
+    """Raises UserError if the settings rule out episodes with tools."""
     what = f"task.tools.names={','.join(task.tools.names)}"
     if not task.tools.names:
         what = f"task.environment={task.environment}, whose methods are tools,"
@@ -308,7 +373,7 @@ def _check_tools(task: TaskConfig, template: PromptTemplate, max_turns: int) -> 
         )
     if not template.chat and template.reply is None:
         raise UserError(f"{what} has no place in template {task.template}: set task.template=chat")
-    # Text of a model from scratch, or of the user's, may say which tools there are.
+    # The text of plain, for models from scratch, or of a user's template may list the tools itself.
     shows_tools = template.chat or task.template == "plain" or is_own_template(task.template)
     if not shows_tools:
         raise UserError(
@@ -318,5 +383,7 @@ def _check_tools(task: TaskConfig, template: PromptTemplate, max_turns: int) -> 
 
 
 def _has_replies(task: Task, template: PromptTemplate) -> bool:
-    """Returns whether an episode can go on after a response."""
-    return task.reply is not None and (template.chat or template.reply is not None)
+    """Returns whether an episode can continue after a response."""
+    # The tokenizer's chat template formats the replies of both.
+    is_chat = template.chat or bool(template.column)
+    return task.reply is not None and (is_chat or template.reply is not None)

@@ -1,9 +1,9 @@
-"""Template files: `task.template=FILE` is a prompt as it was published, in plain text or in Jinja.
+"""Template files: `task.template=FILE` is a prompt template in plain text or in Jinja.
 
-A file whose name ends in .jinja, .jinja2 or .j2 is a template of Jinja, with `{{ question }}` where
-the question goes. Every other file is plain text with `{question}`, and all braces that are not a
-value's name stay as they are, so that a prompt may hold `\\boxed{}`. `prompts.find_template` makes
-a `PromptTemplate` of a file.
+A file with the suffix .jinja, .jinja2 or .j2 is a Jinja template, with `{{ question }}` in the
+place of the question. Every other file is plain text with `{question}`. Braces in plain text that
+do not hold the name of a value stay as they are, so that a prompt may contain `\\boxed{}`.
+`prompts.find_template` makes a `PromptTemplate` of a file.
 
 Jinja runs in its sandbox, without access to files. Imports no jax: grader processes load this
 module.
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 JINJA_SUFFIXES = (".jinja", ".jinja2", ".j2")
 SUFFIXES = (".txt", ".md", *JINJA_SUFFIXES)
 
-# The values of a task that a file does not need: it says for itself what to do.
+# Values that a file may omit, because its text can contain the instruction itself.
 OPTIONAL_VALUES = ("instruction",)
 
 _NAME_IN_BRACES = re.compile(r"\{([A-Za-z_]+)\}")
 
 
 def is_template_file(name: str) -> bool:
-    """Returns whether a template's name is a path: it has a slash or an ending of SUFFIXES."""
+    """Returns whether a template's name is a path: it has a slash or a suffix of SUFFIXES."""
     return "/" in name or name.endswith(SUFFIXES)
 
 
@@ -44,12 +44,11 @@ def is_jinja(path: str) -> bool:
 def read_template_file(path: str) -> str:
     """Returns the text of a template file, without the newline that ends its last line.
 
-    Editors put that newline at the end of every file, and most prompts end without one. A prompt
-    that has to end with a newline has an empty line at the end of its file. A run reads the file
-    once.
+    A prompt that has to end with a newline needs an empty line at the end of its file. A run reads
+    the file once.
 
     Raises:
-        UserError: there is no such file, or it is not text in UTF-8.
+        UserError: the file does not exist, or it is not text in UTF-8.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -59,20 +58,21 @@ def read_template_file(path: str) -> str:
         ) from None
     except UnicodeDecodeError as error:
         raise UserError(f"task.template={path} is not text in UTF-8: {error.reason}") from None
+    # Editors end every file with a newline, and most prompts end without one.
     return text.removesuffix("\n")
 
 
 @functools.cache
 def check_template_file(path: str, names: tuple[str, ...]) -> None:
-    """Checks that a template file can be read, and that it holds a value of the task.
+    """Checks that a template file can be read, and that it contains the question.
 
     Args:
         path: the file.
         names: the values of the task's prompts, such as ("question", "instruction").
 
     Raises:
-        UserError: the file cannot be read, is no valid template of Jinja, has a name in it that
-            the task does not have, or does not hold the question.
+        UserError: the file cannot be read, is not a valid Jinja template, uses a name that the task
+            has no value for, or does not contain the question.
     """
     text = read_template_file(path)
     if is_jinja(path):
@@ -83,10 +83,12 @@ def check_template_file(path: str, names: tuple[str, ...]) -> None:
                 f"{', '.join(names)}: rename it in the file"
             )
     else:
+        # Plain text may contain other names in braces, which stay as they are.
         used = set(_NAME_IN_BRACES.findall(text))
     needed = [name for name in names if name not in OPTIONAL_VALUES]
     found = used & set(needed)
-    # A question may be asked in parts, as countdown's numbers and target. One part is not enough.
+    # A question may consist of parts, such as countdown's numbers and target. One part is not
+    # enough.
     is_asked = "question" in found or len(found) > 1 or (found and "question" not in needed)
     if not is_asked:
         form = "{{{{ {} }}}}" if is_jinja(path) else "{{{}}}"
@@ -98,7 +100,7 @@ def check_template_file(path: str, names: tuple[str, ...]) -> None:
 
 
 def fill_text(text: str, values: Mapping[str, object]) -> str:
-    """Returns plain text with the values in place of their names in braces, all else unchanged."""
+    """Replaces the names in braces by their values, and leaves all other braces unchanged."""
 
     def value_of(match: re.Match[str]) -> str:
         return str(values[match[1]]) if match[1] in values else match[0]
@@ -107,7 +109,7 @@ def fill_text(text: str, values: Mapping[str, object]) -> str:
 
 
 def fill_jinja(path: str, text: str, values: Mapping[str, object]) -> str:
-    """Returns a template of Jinja, rendered with the values.
+    """Renders a Jinja template with the values.
 
     Raises:
         UserError: the template is invalid, or it fails with these values.
@@ -115,12 +117,12 @@ def fill_jinja(path: str, text: str, values: Mapping[str, object]) -> str:
     template = _compile_jinja(path, text)
     try:
         return template.render(values)
-    except Exception as error:  # a template may do anything that the sandbox allows
+    except Exception as error:  # a template may raise any exception
         raise _jinja_fault(path, error) from None
 
 
 def _jinja_fault(path: str, error: Exception) -> UserError:
-    """Returns the error of a template in one line, with the line of the file where it is known."""
+    """Returns the error of a template in one line, with the line number if Jinja reports it."""
     line = getattr(error, "lineno", None)
     where = f" line {line}" if line else ""
     reason = " ".join(str(error).split())[:200]
@@ -129,11 +131,11 @@ def _jinja_fault(path: str, error: Exception) -> UserError:
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    # Not at the top: grader processes load this module and render nothing.
+    # Not imported at the top: grader processes load this module and never render a template.
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    # A name without a value is an error, and no empty text.
+    # A name without a value raises an error. Jinja's default would render it as empty text.
     return ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
 
 
@@ -148,7 +150,7 @@ def _compile_jinja(path: str, text: str) -> jinja2.Template:
 
 
 def _jinja_names(path: str, text: str) -> set[str]:
-    """Returns the names that a template of Jinja takes from outside."""
+    """Returns the names that a Jinja template needs values for."""
     from jinja2 import meta
 
     _compile_jinja(path, text)  # raises the error of an invalid template

@@ -1,25 +1,26 @@
-"""A turn of an episode, in a grader process. All tasks take this one path:
+"""One turn of an episode, in a grader process. Every task takes the same path:
 
-    tools         answer a response that calls them, and the turn is over
-    environment   takes a step: it says what the response is worth
-    rewards       reward functions add their parts
-    reply         the environment says what the policy reads next, or None
+    tools         if the response calls tools, their answers are the reply and the turn is over
+    environment   takes a step and grades the response
+    rewards       reward functions add their parts to the grade
+    reply         the environment returns the policy's next input, or None to end the episode
 
-Single-turn tasks and `math_multiturn` are environments, too: `TaskEnvironment` makes one of the
-functions `grade` and `reply` of a task. Code of the user's runs within a `Guard`, which limits it.
+Single-turn tasks and `math_multiturn` are environments, too: `TaskEnvironment` wraps a task's
+functions `grade` and `reply`. User-defined code runs within a `Guard`, which limits it.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import pkgutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from jzero.tasks import batched_rewards, environment, rewards, user_functions
+from jzero.errors import quoted
+from jzero.grading import same_answer
+from jzero.tasks import batched_rewards, bounds, environment, rewards, user_functions
 from jzero.tasks.task import TASKS, find_task
 from jzero.tasks.tools import episodes as tool_episodes
 from jzero.tasks.tools.calling import ToolUse
@@ -29,67 +30,68 @@ from jzero.types import Grade, JsonValue, Prompt
 if TYPE_CHECKING:
     from jzero.config import TaskConfig
 
-MAX_REASON = 200  # characters: a reason may quote the response
-
-# guard(function, grade) is a context in which code of the user's runs. `function` is its name, and
-# `grade` the verdict so far. It raises `FunctionFailedError` if the code raises.
+# guard(function, grade) is a context manager around user-defined code. `function` is the name of
+# the code, and `grade` the grade so far. It raises `FunctionFailedError` if the code raises.
 Guard = Callable[[str, Grade], AbstractContextManager[None]]
-
-Turns = list[tuple[str, Grade]]
 
 _NO_GRADE = Grade(0.0, False, "")
 _NO_TOOLS = ToolTurn([], ToolUse(0, 0, 0.0), None)
 
 
 class FunctionFailedError(Exception):
-    """A function of the user's raised, or returned no reward. Its cause says more."""
+    """A user-defined function raised, or returned no reward. `__cause__` is the original error."""
 
     def __init__(self, function: str, grade: Grade) -> None:
         super().__init__(function)
         self.function = function
-        self.grade = grade  # the verdict before the function was called
+        self.grade = grade  # from before the call of the function
 
 
 @dataclass(frozen=True)
 class Item:
-    """What the pool asks a grader process: a response, and what is known of its episode."""
+    """A request of the pool to a grader process: a response and the state of its episode."""
 
-    name: str  # of a task, or "module:function" of a grader
+    name: str  # a task, "module:function" of a grader, or a key of CALLS
     response: str
     gold: JsonValue
     task: TaskConfig
-    earlier: Turns | None  # None: no turn may follow
-    episode: dict[str, JsonValue]  # see `worker`
+    earlier: list[tuple[str, Grade]] | None  # earlier turns; None: this turn is the last
+    episode: dict[str, JsonValue]  # the keys are documented in `worker`
 
     @property
     def is_of_users(self) -> bool:
-        """Whether the grader is the user's: a task or a function that jzero does not have."""
+        """Whether the grader is user-defined: a task or a function from outside of jzero."""
         return is_of_users(self.name)
 
     @property
-    def turns_before(self) -> Turns:
-        """The turns of an episode that has tools, or an environment of the user's."""
+    def turns_before(self) -> list[tuple[str, Grade]]:
+        """The earlier turns of an episode that has tools or a user-defined environment."""
         return read_turns(self.episode["turns"])
 
 
 @functools.cache
 def is_of_users(name: str) -> bool:
-    """Returns whether a grader is the user's: a task or a function that jzero does not have."""
+    """Returns whether a grader is user-defined: a task or a function from outside of jzero."""
     return name not in TASKS and not name.startswith("jzero.")
 
 
-def read_turns(fields: list[list[JsonValue]]) -> Turns:
-    """Returns turns from the pairs that a message has: a text, and the fields of its grade."""
+def read_turns(fields: list[list[JsonValue]]) -> list[tuple[str, Grade]]:
+    """Returns turns from the (response, fields of its grade) pairs of a message to the worker."""
     return [(text, Grade(**grade)) for text, grade in fields]
 
 
-# What the run asks a grader process for besides turns: code of the user's that has no response.
+# Requests to a grader process besides turns: calls of user-defined code that have no response, and
+# comparisons of two answers for maj@k.
 
 
 def _call_batched(item: Item, guard: Guard) -> Grade:
     function = item.gold["function"]
     with guard(function, _NO_GRADE):
         return batched_rewards.call_in_worker(function, item.gold["lists"], item.task)
+
+
+def _compare(item: Item, guard: Guard) -> Grade:
+    return same_answer.same_answer(*item.gold)
 
 
 def _reset(item: Item, guard: Guard) -> Grade:
@@ -99,42 +101,47 @@ def _reset(item: Item, guard: Guard) -> Grade:
 
 CALLS: dict[str, Callable[[Item, Guard], Grade]] = {
     batched_rewards.CALLER: _call_batched,
+    same_answer.COMPARER: _compare,
     environment.RESETTER: _reset,
 }
 
 
-# What takes the step of a turn.
+# Environments: each takes the step of a turn.
 
 
 class TurnEnvironment(Protocol):
     """The environment of an episode, in one of its turns."""
 
     def step(self) -> Grade:
-        """Returns what the response is worth."""
+        """Returns the grade of the response."""
         ...
 
     def values(self) -> dict[str, object]:
-        """Returns what reward functions of the user's may ask for of the environment."""
+        """Returns the environment's arguments for user-defined reward functions, by name."""
         ...
 
     def end(self) -> None:
-        """Closes what the episode has, if the episode is over. Rewards have been computed."""
+        """Closes the environment if the episode is over. Called after the reward functions."""
         ...
 
     def reply(self, grade: Grade) -> Prompt | None:
-        """Returns what the policy reads next; `grade` is the step's, with all rewards."""
+        """Returns the policy's next input, None to end the episode.
+
+        `grade` is the grade of the step with all rewards.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class TaskEnvironment:
-    """The functions of a task as an environment, whose state is the turns so far."""
+    """The functions of a task as an environment. Its only state is the list of turns so far."""
 
     item: Item
 
     def step(self) -> Grade:
         grade = find_grader(self.item.name)
-        return check_grade(grade(self.item.response, self.item.gold, self.item.task))
+        graded = grade(self.item.response, self.item.gold, self.item.task)
+        return check_grade(graded, bounds.reply_bytes(self.item.task))
 
     def values(self) -> dict[str, object]:
         return {}
@@ -148,21 +155,26 @@ class TaskEnvironment:
         if reply is None:
             return None
         said = reply(item.gold, [*(item.earlier or []), (item.response, grade)], item.task)
-        if said is not None and not isinstance(said, str | list):
-            raise TypeError(f"the reply is {said!r:.80}: it has to be text, chat messages or None")
-        return said
+        if said is None:
+            return None
+        read = bounds.read_prompt(said, bounds.reply_bytes(item.task), "the reply")
+        if read is None:
+            raise TypeError(
+                f"the reply is {quoted(said)}: it has to be text, chat messages or None"
+            )
+        return read
 
 
 @dataclass(frozen=True)
 class InstanceHere:
-    """An instance of the user's class, in this process."""
+    """An instance of a user-defined environment class, in this process."""
 
     item: Item
     guard: Guard
 
     def step(self) -> Grade:
         item = self.item
-        # The environment has not seen the turns that called tools.
+        # Tools answered these turns, so the environment took no step for them.
         earlier = [turn for turn in item.turns_before if not turn[1].tool_calls]
         with self.guard(item.task.environment, _NO_GRADE):
             result = environment.step(
@@ -172,6 +184,7 @@ class InstanceHere:
                 earlier,
                 item.response,
                 is_last=item.earlier is None,
+                most_bytes=bounds.reply_bytes(item.task),
             )
         return environment.to_grade(result)
 
@@ -188,12 +201,13 @@ class InstanceHere:
 
 @dataclass(frozen=True)
 class InstanceInEventLoop:
-    """An instance in the run's own process, which has taken its step before this turn came here.
+    """An environment instance in the event loop of the run's main process.
 
-    Reward functions that ask for the instance have been called there, too.
+    It has taken its step before the turn is sent to this process. Reward functions with the
+    parameter `environment` have been called there, too.
     """
 
-    graded: dict[str, JsonValue]  # the fields of its grade
+    graded: dict[str, JsonValue]  # the fields of the step's grade
 
     def step(self) -> Grade:
         return Grade(**self.graded)
@@ -210,10 +224,10 @@ class InstanceInEventLoop:
 
 @dataclass(frozen=True)
 class ToolsAlone:
-    """No environment but tools: the turn has no reward of its own.
+    """A turn without a step of an environment: its score is 0 before the reward functions.
 
-    Either the episode ends with a call, so that it has no answer, or the tools are the methods of
-    an environment class, whose rewards come from functions alone.
+    Either the last turn calls tools, so that the episode has no answer, or the tools are the
+    methods of an environment class. Rewards of such a class come only from reward functions.
     """
 
     turn: ToolTurn
@@ -232,7 +246,7 @@ class ToolsAlone:
 
 
 def find_environment(item: Item, tools: ToolTurn, guard: Guard) -> TurnEnvironment:
-    """Returns what takes the step of a turn, after its tools have been called."""
+    """Returns the environment that takes the step of a turn, after its tools have been called."""
     if tools.messages or tools.environment is not None:
         return ToolsAlone(tools)
     if "graded" in item.episode:
@@ -246,11 +260,11 @@ def find_environment(item: Item, tools: ToolTurn, guard: Guard) -> TurnEnvironme
 
 
 def answer(item: Item, guard: Guard) -> Grade:
-    """Returns the grade of what the pool asks.
+    """Returns the grade for a request of the pool.
 
     Raises:
-        FunctionFailedError: code of the user's failed.
-        Exception: whatever a grader raises.
+        FunctionFailedError: user-defined code failed.
+        Exception: any exception of a grader.
     """
     if item.name in CALLS:
         return CALLS[item.name](item, guard)
@@ -260,34 +274,38 @@ def answer(item: Item, guard: Guard) -> Grade:
 def take_turn(item: Item, guard: Guard) -> Grade:
     """Returns the grade of a response, with its rewards and with the reply to it."""
     tools = call_tools(item, guard)
+    # Calls on the last turn get no reply: the response is passed to the reward functions.
     if tools.messages and item.earlier is not None:
         return replace(grade_of_tools(tools), reply=tools.messages)
 
     taker = find_environment(item, tools, guard)
     step = taker.step()
+    # Reward functions may read the environment, so it is closed after them, even if they raise.
     try:
         grade = add_rewards(item, step, taker.values(), guard)
     finally:
         taker.end()
     if tools.environment is not None:
-        # Functions alone say what such an episode is worth, and so whether it is right.
-        values = [grade.parts.get(function, 0.0) for function in item.task.reward.functions]
-        grade = replace(grade, correct=sum(values) > 0)
+        # Such an episode is scored only by reward functions, so `correct` follows from its score.
+        grade = batched_rewards.with_verdict(grade, item.task)
     return replace(grade, reply=None if item.earlier is None else taker.reply(grade))
 
 
 def call_tools(item: Item, guard: Guard) -> ToolTurn:
-    """Returns what the calls of a response came to, if the episode has tools."""
+    """Executes the tool calls of a response. Returns an empty turn if the episode has no tools."""
     if "has_tools" not in item.episode:
         return _NO_TOOLS
     with guard("the tools", _NO_GRADE):
-        return tool_episodes.step(
+        turn = tool_episodes.step(
             item.episode["episode"], item.gold, item.turns_before, item.response, item.task
         )
+        # task.tools.max_output limits one answer. The reply limit applies to all answers together.
+        bounds.read_json(turn.messages, bounds.reply_bytes(item.task), "what the tools answer")
+        return turn
 
 
 def grade_of_tools(turn: ToolTurn) -> Grade:
-    """Returns the grade of a turn that tools alone have answered."""
+    """Returns the grade of a turn that no environment has scored: score 0, with the tool use."""
     return Grade(
         score=0.0,
         correct=False,
@@ -298,19 +316,28 @@ def grade_of_tools(turn: ToolTurn) -> Grade:
     )
 
 
-def add_rewards(item: Item, step: Grade, of_step: dict[str, object], guard: Guard) -> Grade:
-    """Returns the grade of a step with the rewards that this response alone decides.
+def add_rewards(
+    item: Item, step: Grade, environment_values: dict[str, object], guard: Guard
+) -> Grade:
+    """Adds the rewards that depend on this response only to the grade of a step.
 
-    `of_step` are the values of the environment that reward functions may ask for.
+    `environment_values` holds the arguments that the environment provides to reward functions.
     """
 
     def call(
         function: str, response: str, gold: JsonValue, task: TaskConfig
     ) -> user_functions.Reward | None:
-        """Calls a reward function of the user's."""
-        if function in item.episode.get("called", ()):  # in the event loop
+        """Calls a user-defined reward function."""
+        if function in item.episode.get("called", ()):  # already called, in the event loop
             return None
-        values = {"response": response, "gold": gold, "task": task, **item.episode, **of_step}
+        # `call_function` passes only the values that the function has parameters for.
+        values = {
+            "response": response,
+            "gold": gold,
+            "task": task,
+            **item.episode,
+            **environment_values,
+        }
         if "turns" in item.episode:
             values["turns"] = [*item.turns_before, (response, step)]
         with guard(function, step):
@@ -323,21 +350,18 @@ def add_rewards(item: Item, step: Grade, of_step: dict[str, object], guard: Guar
 
 @functools.cache
 def find_grader(name: str) -> Callable[[str, JsonValue, TaskConfig], object]:
-    """Returns the function that grades: a task's, or that of "module:function"."""
+    """Returns the grader of a task, or the function "module:function"."""
     return pkgutil.resolve_name(name) if ":" in name else find_task(name).grade
 
 
-def check_grade(grade: object) -> Grade:
-    """Returns what a grader returned, if it is a grade with a finite score.
+def check_grade(grade: object, most_bytes: int) -> Grade:
+    """Checks the result of a grader and returns it.
 
     Raises:
-        TypeError, ValueError: it is something else.
+        TypeError, ValueError: the result is not a grade, or a field is out of its bounds.
     """
     if not isinstance(grade, Grade):
-        raise TypeError(f"the grader returned {grade!r:.80}: it has to return a jzero.types.Grade")
-    score = float(grade.score)
-    parts = {str(name): float(part) for name, part in grade.parts.items()}
-    if not all(math.isfinite(number) for number in (score, *parts.values())):
-        raise ValueError(f"the grader returned the score {score} and the parts {parts}: not finite")
-    reason = str(grade.reason)[:MAX_REASON]
-    return replace(grade, score=score, correct=bool(grade.correct), reason=reason, parts=parts)
+        raise TypeError(
+            f"the grader returned {quoted(grade)}: it has to return a jzero.types.Grade"
+        )
+    return bounds.read_grade(grade, most_bytes)

@@ -1,38 +1,48 @@
-"""Reward functions of the user's: finding them, what they ask for, calling them, reading results.
+"""User-defined reward functions: imports them, reads their signatures, calls them, reads results.
 
     task.reward.functions=module:function        a module that can be imported where the run starts
     task.reward.functions=FILE.py:function       a file
+    task.reward.functions=FILE.py:factory(x=1)   the function that factory(x=1) returns
 
-A function is called by the names of its parameters, any of ARGUMENTS. The trainer process sends a
-grader process what is in FROM_EPISODE only where a function asks for it. A function of TRL's takes
-lists (`trl_rewards`). A function whose parameters have other names takes (response, gold, task) by
-position. A function whose parameters have names of PLURALS is called once for all responses of a
-step (`batched_rewards`). Imports no jax: grader processes load this module.
+The names of a function's parameters decide how it is called:
+
+- Names in ARGUMENTS: one response at a time. The trainer process sends the values in FROM_EPISODE
+  to a grader process only if a function has such a parameter.
+- Names in PLURALS, or TRL's form (`trl_rewards`): lists of all responses of a batch
+  (`batched_rewards`).
+- Other names: (response, gold, task) by position.
+
+Imports no jax: grader processes load this module.
 """
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import copy
 import functools
 import importlib.util
 import inspect
-import math
 import pkgutil
+import re
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from jzero.errors import UserError
-from jzero.tasks import trl_rewards
-from jzero.types import Grade, JsonValue, Problem, Prompt
+from jzero.tasks import bounds, trl_rewards
+from jzero.types import JsonValue, Problem, Prompt, Turns
 
 BY_POSITION = ("response", "gold", "task")
 FROM_EPISODE = ("prompt", "messages", "row", "turns")
-ENVIRONMENT = "environment"  # the instance, where there is one: it never leaves its process
+ENVIRONMENT = "environment"  # the instance, if there is one: it never leaves its process
 ARGUMENTS = (*BY_POSITION, *FROM_EPISODE, ENVIRONMENT)
-# The names of lists with one value for each response of a step, and whose lists they are.
+# Parameters that need an episode with an environment.
+INSTANCES = (ENVIRONMENT, trl_rewards.ENVIRONMENTS)
+_COPIED = ("gold", "prompt", "messages", "row", "turns")  # a function may change lists and dicts
+# Parameters that are lists with one value for each response of a step: list -> name of one value.
 PLURALS = {
     "responses": "response",
     "golds": "gold",
@@ -41,14 +51,14 @@ PLURALS = {
     "rows": "row",
     "episodes": "turns",
 }
-# A part of this name is the reward, and the other parts of the result are metrics alone.
+# If a result has a part of this name, this part is the reward and the other parts are metrics.
 SCORE = "score"
-
-Turns = Sequence[tuple[str, Grade | None]]  # the text and the grade of each turn, oldest first
+# "module:factory(arguments)". The path may contain brackets, too.
+_FACTORY = re.compile(r"(.+?:[A-Za-z_][\w.]*)\((.*)\)", re.DOTALL)
 
 
 class Reward(NamedTuple):
-    """What a function returned: the reward, and the named parts if it returned a dict."""
+    """The result of a function: the reward, and its named parts if the function returned a dict."""
 
     value: float
     parts: dict[str, float]
@@ -61,28 +71,84 @@ class Reward(NamedTuple):
 def find_function(name: str) -> Callable[..., object]:
     """Returns the function "module:function" or "FILE.py:function".
 
+    For "FILE.py:factory(1, length=2)" the factory is called with these arguments and its result is
+    returned. The arguments are Python literals: numbers, strings, True, False, None, and lists,
+    tuples and dicts of them.
+
     Raises:
-        Exception: whatever the import of the user's module raises, or TypeError for no function.
+        UserError: the arguments are not literals.
+        TypeError: the result cannot be called.
+        Exception: any exception from importing the user's module.
     """
-    path, _, function_name = name.rpartition(":")
-    if path.endswith(".py"):
-        function = getattr(_load_file(path), function_name)
+    if factory := _FACTORY.fullmatch(name):
+        positional, named = read_arguments(name, factory[2])
+        function = _find_attribute(factory[1])(*positional, **named)
     else:
-        function = pkgutil.resolve_name(name)
+        function = _find_attribute(name)
     if not callable(function):
         raise TypeError("no function")
     return cast(Callable[..., object], function)
 
 
+def read_arguments(name: str, text: str) -> tuple[list[object], dict[str, object]]:
+    """Returns the positional and the keyword arguments of a factory from the text of its call.
+
+    Args:
+        name: the full name of the function, for the error message.
+        text: the text between the brackets.
+
+    Raises:
+        UserError: an argument is not a literal.
+    """
+    # Parse the text as the arguments of a call, and accept only literals: nothing is evaluated.
+    try:
+        call = ast.parse(f"_({text})", mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError("more than one call")
+        positional = [ast.literal_eval(argument) for argument in call.args]
+        named: dict[str, object] = {}
+        for keyword in call.keywords:
+            if keyword.arg is None:  # **dict
+                raise ValueError("two asterisks")
+            named[keyword.arg] = ast.literal_eval(keyword.value)
+    except (MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
+        raise UserError(
+            f"task.reward.functions={name}: the arguments of a factory are numbers, texts in "
+            "quotes, True, False, None, and lists or dicts of them, as in factory(1, length=2)"
+        ) from None
+    return positional, named
+
+
+def _find_attribute(name: str) -> Any:
+
+    path, _, attribute = name.rpartition(":")
+    if path.endswith(".py"):
+        return getattr(_load_file(path), attribute)
+    return pkgutil.resolve_name(name)
+
+
 @functools.cache
 def _load_file(path: str) -> ModuleType:
-    """Imports a file as a module of its own, whose name no other module has."""
+    """Imports a file as a module with a unique name."""
     file = Path(path).resolve(strict=True)
     module_name = f"jzero_user_file_{len(sys.modules)}"
-    spec = importlib.util.spec_from_file_location(module_name, file)
+    package = file.with_name("__init__.py")
+    # A file next to an __init__.py is loaded as part of a package, so that it can import its
+    # neighbors, as in `from .utils import x`.
+    if package.is_file() and file != package:
+        _load_module(module_name, package)
+        module_name = f"{module_name}.{file.stem}"
+    return _load_module(module_name, file)
+
+
+def _load_module(module_name: str, file: Path) -> ModuleType:
+    search = [str(file.parent)] if file.name == "__init__.py" else None
+    spec = importlib.util.spec_from_file_location(
+        module_name, file, submodule_search_locations=search
+    )
     assert spec is not None and spec.loader is not None, f"{file=}"
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses of the file look for it there
+    sys.modules[module_name] = module  # dataclasses in the file look up their module here
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -93,20 +159,24 @@ def _load_file(path: str) -> ModuleType:
 
 @functools.cache
 def parameter_names(name: str) -> tuple[str, ...] | None:
-    """Returns the names in ARGUMENTS that a function asks for; None: it takes BY_POSITION.
+    """Returns the parameters of a function that jzero fills, None if it takes BY_POSITION.
+
+    They are names in ARGUMENTS or PLURALS. For a function of TRL's form they are
+    `trl_rewards.ASKED` or `trl_rewards.ASKED_IN_LISTS`.
 
     Raises:
-        UserError: the function has a parameter that nothing is passed for.
+        UserError: a required parameter has a name that jzero has no value for.
         Exception: the function cannot be found.
     """
     function = find_function(name)
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some functions that are not written in Python have none
+    except (TypeError, ValueError):  # some functions written in C have no signature
         return None
-    has_our_lists = not (PLURALS.keys() - set(trl_rewards.BATCHED)).isdisjoint(signature.parameters)
-    if trl_rewards.is_batched(signature) and not has_our_lists:
-        return trl_rewards.ASKED
+    if _is_of_trl(signature):
+        each = trl_rewards.needs_instances(signature)
+        return trl_rewards.ASKED if each else trl_rewards.ASKED_IN_LISTS
+    # Collect parameters with known names, and required parameters with other names.
     asked = []
     others = []
     for parameter in signature.parameters.values():
@@ -122,6 +192,7 @@ def parameter_names(name: str) -> tuple[str, ...] | None:
             asked.append(parameter.name)
         elif parameter.default is inspect.Parameter.empty and not is_collection:
             others.append(parameter.name)
+    # A function is called either per response or per batch. Only `task` fits both.
     if set(asked) & set(PLURALS) and (mixed := set(asked) - set(PLURALS) - {"task"}):
         raise UserError(
             f"task.reward.functions: {name} has the parameter {min(mixed)} of one response beside "
@@ -129,12 +200,13 @@ def parameter_names(name: str) -> tuple[str, ...] | None:
         )
     if asked and not others:
         return tuple(asked)
+    # Parameters with other names: the function has to accept three positional arguments.
     try:
         signature.bind(*BY_POSITION)
     except TypeError:
         takes_position = False
     else:
-        # A gold answer in a parameter called `prompt` would be a quiet mistake.
+        # By position, a parameter called `prompt` could silently receive the gold answer.
         takes_position = not set(asked) - set(BY_POSITION)
     if not takes_position:
         unknown = f"the parameter {others[0]}" if others else "no parameter that is filled"
@@ -146,8 +218,58 @@ def parameter_names(name: str) -> tuple[str, ...] | None:
     return None
 
 
+def _is_of_trl(signature: inspect.Signature) -> bool:
+    """Returns whether a function has TRL's form."""
+    parameters = signature.parameters.keys()
+    # `prompts` is a name of both forms. A list that only jzero has decides for jzero's form.
+    if not parameters.isdisjoint(PLURALS.keys() - set(trl_rewards.NAMES)):
+        return False
+    if trl_rewards.has_form(signature):
+        return True
+    if not trl_rewards.takes_all(signature) or not parameters.isdisjoint(ARGUMENTS):
+        return False
+    # With **kwargs, a function that accepts three positional arguments has jzero's form.
+    try:
+        signature.bind(*BY_POSITION)
+    except TypeError:
+        return True
+    return False
+
+
+def is_of_trl(name: str) -> bool:
+    """Returns whether a function has TRL's form and is called with the lists of a batch."""
+    return parameter_names(name) is trl_rewards.ASKED_IN_LISTS
+
+
+def is_of_each_episode(name: str) -> bool:
+    """Returns whether a function has TRL's form and is called per episode, with lists of one."""
+    return parameter_names(name) is trl_rewards.ASKED
+
+
+def missing_from(name: str, columns: Set[str], *, has_environment: bool) -> str:
+    """Returns a required parameter of a function that has no value, "" if all have one.
+
+    Args:
+        name: a user-defined function.
+        columns: the columns of the rows.
+        has_environment: whether the episodes have an environment.
+    """
+    asked = parameter_names(name)
+    if not has_environment:
+        instances = {ENVIRONMENT} & set(asked or ())
+        if asked is trl_rewards.ASKED:
+            instances = {trl_rewards.ENVIRONMENTS}
+        if instances:
+            return min(instances)
+    if asked is not trl_rewards.ASKED and asked is not trl_rewards.ASKED_IN_LISTS:
+        return ""
+    needed = trl_rewards.required_columns(inspect.signature(find_function(name)))
+    there = columns - set(trl_rewards.NOT_COLUMNS)
+    return next((column for column in needed if column not in there), "")
+
+
 def asked_for(names: Sequence[str]) -> frozenset[str]:
-    """Returns which of FROM_EPISODE any of the user's functions `names` asks for."""
+    """Returns the parameters in FROM_EPISODE of the unbatched functions among `names`."""
     asked: set[str] = set()
     for name in names:
         if not is_batched(name):
@@ -156,30 +278,30 @@ def asked_for(names: Sequence[str]) -> frozenset[str]:
 
 
 def is_batched(name: str) -> bool:
-    """Returns whether a function takes lists, with a value for each response of a step."""
+    """Returns whether a function takes lists with one value for each response of a step."""
     return bool(set(parameter_names(name) or ()) & set(PLURALS))
 
 
 def asked_in_lists(name: str) -> frozenset[str]:
-    """Returns which of FROM_EPISODE a batched function asks for, in the names of one value."""
+    """Returns the values in FROM_EPISODE that a batched function needs ("prompt" for `prompts`)."""
     asked = {PLURALS.get(parameter, parameter) for parameter in parameter_names(name) or ()}
     return frozenset(asked & set(FROM_EPISODE))
 
 
-# What a function is called with.
+# The arguments of a function.
 
 
 def episode_values(
     problem: Problem, response: str, earlier: Turns, asked: frozenset[str]
 ) -> dict[str, JsonValue]:
-    """Returns the values in FROM_EPISODE that are `asked` for, as JSON values.
+    """Returns the values in FROM_EPISODE that are named in `asked`, as JSON values.
 
     Args:
-        problem: the problem that the episode is about.
-        response: the response that is graded.
-        earlier: the turns before it. Their grades have the replies.
-        asked: names in FROM_EPISODE. `turns` are the earlier ones alone, with the fields of their
-            grades: the grader process adds the turn that it has graded.
+        problem: the problem of the episode.
+        response: the response to grade.
+        earlier: the earlier turns. Their grades hold the replies.
+        asked: names in FROM_EPISODE. `turns` holds only the earlier turns, with the fields of their
+            grades: the grader process appends the current turn once it is graded.
     """
     values: dict[str, JsonValue] = {}
     if "prompt" in asked:
@@ -210,63 +332,73 @@ def conversation(prompt: Prompt, response: str, earlier: Turns) -> list[dict[str
 
 
 def call_function(name: str, values: Mapping[str, object]) -> Reward | None:
-    """Calls the function `name`, and waits for it if it is async. None: it does not apply.
+    """Calls the function `name` and returns its reward, None if the function does not apply.
 
-    `values` are those of ARGUMENTS that are there.
+    An async function is awaited. `values` holds the available values by name, see ARGUMENTS.
 
     Raises:
-        TypeError, ValueError: the function returned something else than a finite number, a dict of
-            them, or None; or it asks for a value that is not there.
-        Exception: whatever the function raises.
+        TypeError, ValueError: the function returned something other than a finite number, a dict
+            of numbers, or None; or a parameter has no value.
+        Exception: any exception of the function.
     """
+    if parameter_names(name) is trl_rewards.ASKED:
+        return _call_for_episode(name, values)
     result = invoke(name, values)
     if inspect.isawaitable(result):
         result = asyncio.run(wait_for(result))
     return None if result is None else read_result(result)
 
 
+def _call_for_episode(name: str, values: Mapping[str, object]) -> Reward | None:
+    """Calls a function of TRL's form for one episode, in the process of its environment."""
+    copies = {argument: _copied(argument, values) for argument in values}
+    result, logs = trl_rewards.call_for_episode(find_function(name), copies)
+    if inspect.isawaitable(result):
+        result = asyncio.run(wait_for(result))
+    result = trl_rewards.only_entry(result)
+    if result is None:
+        return None
+    reward = read_result(result)
+    return reward._replace(parts=reward.parts | logs.metrics)
+
+
 def invoke(name: str, values: Mapping[str, object]) -> object:
-    """Calls the function `name` and returns what it returns, which may have to be awaited."""
+    """Calls the function `name` and returns its result, which is an awaitable if it is async.
+
+    The function gets copies of lists and dicts, because it may change them.
+    """
     function = find_function(name)
     asked = parameter_names(name)
-    if asked is trl_rewards.ASKED:
-        return trl_rewards.call(function, values)
     if asked is None:
-        return function(*(values[argument] for argument in BY_POSITION))
+        return function(*(_copied(argument, values) for argument in BY_POSITION))
     if missing := [argument for argument in asked if argument not in values]:
         raise TypeError(f"asks for {missing[0]}, which is not known where it is called")
-    return function(**{argument: values[argument] for argument in asked})
+    return function(**{argument: _copied(argument, values) for argument in asked})
+
+
+def _copied(argument: str, values: Mapping[str, object]) -> object:
+    value = values[argument]
+    return copy.deepcopy(value) if argument in _COPIED else value
 
 
 async def wait_for(result: Awaitable[object]) -> object:
-    """Awaits anything that can be awaited, which `asyncio.run` does not."""
+    """Awaits any awaitable. `asyncio.run` accepts only coroutines."""
     return await result
 
 
 def read_result(result: object) -> Reward:
-    """Returns what a function returned as a reward.
+    """Converts the result of a function to a reward.
 
-    A number is the reward. A dict has named parts: the reward is their sum, or the part "score" if
-    there is one.
+    A number is the reward. A dict holds named parts: the reward is the part "score" if there is
+    one, else the sum of the parts.
 
     Raises:
-        TypeError, ValueError: `result` is neither, or a number is not finite.
+        TypeError, ValueError: `result` is neither, or a number or a name is out of its bounds.
     """
     if not isinstance(result, Mapping):
-        return Reward(_finite_number(result), {})
-    parts = {str(part): _finite_number(value) for part, value in result.items()}
+        return Reward(bounds.read_number(result), {})
+    parts = bounds.read_parts(result)
     if not parts:
         raise TypeError("returned an empty dict: a dict has the named parts of a reward")
-    return Reward(parts.get(SCORE, sum(parts.values())), parts)
-
-
-def _finite_number(value: object) -> float:
-    if isinstance(value, str | bytes):
-        raise TypeError(f"returned {value!r:.80}: a reward is a number or None")
-    try:
-        number = float(value)  # type: ignore[arg-type]  # what cannot be converted raises
-    except (TypeError, ValueError):
-        raise TypeError(f"returned {value!r:.80}: a reward is a number or None") from None
-    if not math.isfinite(number):
-        raise ValueError(f"returned {number}: a reward is a finite number or None")
-    return number
+    value = parts[SCORE] if SCORE in parts else bounds.read_number(sum(parts.values()))
+    return Reward(value, parts)

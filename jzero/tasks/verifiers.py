@@ -1,15 +1,15 @@
-"""Environments of the package verifiers, as they are installed.
+"""Runs installed environments of the package verifiers.
 
-    task.name=verifiers:ENV        ENV is the name of a taskset, as `vf-eval ENV` takes it, or a
-                                   file of verifiers' own settings, FILE.toml
+    task.name=verifiers:ENV        ENV is the name of a taskset, as in `vf-eval ENV`, or a file of
+                                   verifiers' settings, FILE.toml
 
 A verifiers environment runs a program, its harness, for each episode. The program sends chat
-requests, which verifiers intercepts, records and passes on to an endpoint. Here the endpoint is
-`chat_endpoint`: a request is the observation, the policy's response its answer, and the rewards of
-the recorded trace are those of the last turn. The episode is one conversation of one policy.
+requests. verifiers intercepts and records the requests and forwards them to an endpoint, which is
+jzero's `chat_endpoint`: a request is the observation, the policy's response is the answer, and the
+rewards of the recorded trace belong to the last turn. An episode is one conversation of one policy.
 
-Written for verifiers 0.4.0. jzero does not need the package: it is imported where such an
-environment is named. Nothing of it runs in grader processes.
+Written for verifiers 0.4.0. The package is optional: it is imported only for such an environment.
+None of its code runs in grader processes.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ if TYPE_CHECKING:
 
 PREFIX = "verifiers:"
 HELD_OUT = 10  # every tenth task is held out for evaluation
-# No variable of this name is expected: the endpoint asks for no key.
+# The client's settings name a variable with an API key. The variable need not exist: the endpoint
+# checks no key.
 KEY_VARIABLE = "JZERO_ENDPOINT_KEY"
 
-# What an episode came to: the parts of its reward, and its metrics.
+# The result of an episode: the parts of its reward, and its metrics.
 Parts = dict[str, float]
 
 
@@ -75,7 +76,7 @@ class VerifiersEpisode:
         return request.messages
 
     async def step(self, response: str) -> tuple[list[Message] | None, Parts, bool]:
-        """Answers the program's request, and waits for its next one or for its end."""
+        """Answers the program's request, and waits for the next request or the program's end."""
         assert self._conversation is not None, "reset begins the conversation"
         message = assistant_message(response, self.tools)
         self._conversation.answer(message)
@@ -94,19 +95,19 @@ class VerifiersEpisode:
 
 
 class Host:
-    """What the episodes of one environment share in an event loop: verifiers' servers and ours."""
+    """The servers that all episodes of an environment share in an event loop."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # It ends with the loop, which cancels it.
+        # The event loop cancels this task when it ends.
         self._serving = asyncio.ensure_future(self._serve())
 
     async def wait_until_ready(self) -> None:
         """Returns once episodes can begin.
 
         Raises:
-            Exception: whatever kept the environment from being loaded.
+            Exception: any exception from loading the environment.
         """
         await asyncio.wait([self._ready, self._serving], return_when=asyncio.FIRST_COMPLETED)
         if self._serving.done():
@@ -119,7 +120,8 @@ class Host:
         return conversation
 
     async def _serve(self) -> None:
-        # It warns of every program that is ended while it waits, as after the reset of a prompt.
+        # This logger warns about every program that is stopped while it waits for a response, which
+        # is normal: it happens after the reset for a prompt.
         logging.getLogger("verifiers.v1.interception").setLevel(logging.ERROR)
         self._environment = await asyncio.to_thread(load_environment, self._name)
         self._endpoint = ChatEndpoint(asyncio.get_running_loop())
@@ -139,6 +141,7 @@ class Host:
         client = vf.EvalClientConfig(base_url=self._endpoint.url, api_key_var=KEY_VARIABLE)
         sessions: list[str] = []
 
+        # verifiers calls this with each new trace; the endpoint finds the conversation by its id.
         def register(trace: vf.Trace) -> None:
             sessions.append(trace.id)
             self._endpoint.conversations[trace.id] = conversation
@@ -152,7 +155,7 @@ class Host:
         return parts_of(episode)
 
 
-# By event loop, and by the name of the environment.
+# Hosts by event loop and by the name of the environment.
 _HOSTS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Host]] = (
     weakref.WeakKeyDictionary()
 )
@@ -168,11 +171,12 @@ async def find_host(name: str) -> Host:
 
 
 def parts_of(episode: vf.Episode) -> Parts:
-    """Returns the reward of an episode as `score`, with verifiers' rewards and metrics beside it.
+    """Returns the reward of an episode as `score`, followed by verifiers' rewards and metrics.
 
     Raises:
-        EpisodeError: the episode failed, or several agents asked the policy.
+        EpisodeError: the episode failed, or the number of trainable agents is not 1.
     """
+    # An episode with errors has no reward to train on.
     errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
     if not episode.ok or errors:
         said = "; ".join(f"{error.type}: {error.message}" for error in errors)
@@ -197,7 +201,7 @@ def parts_of(episode: vf.Episode) -> Parts:
 
 
 def load_environment(name: str) -> vf.Env:
-    """Returns verifiers' environment of a name, or of a file of its settings."""
+    """Loads the verifiers environment of a name or of a settings file."""
     from verifiers.v1.utils.loaders import load_environment
 
     return load_environment(read_settings(name))
@@ -206,8 +210,9 @@ def load_environment(name: str) -> vf.Env:
 def read_settings(name: str) -> vf.EnvConfig:
     """Returns verifiers' settings of an environment.
 
-    A file says everything itself, in a table [env] or without one. A mere name gets the harness
-    that chats and calls the task's tools, where the taskset has none of its own, and runs it here.
+    A file contains all settings, in a table [env] or at its top level. A name gets the taskset's
+    default harness in a local subprocess. If the default is bash, the harness "null" is used
+    instead, which chats and calls the task's tools.
 
     Raises:
         UserError: there is no such file or taskset, or a setting is wrong.
@@ -234,7 +239,7 @@ def read_settings(name: str) -> vf.EnvConfig:
 
 
 def refuse_unsafe_harnesses(settings: vf.EnvConfig, what: str) -> None:
-    """Raises UserError if a harness would run code of the policy on this machine, unprotected."""
+    """Raises UserError if a harness would run the policy's code on this machine unprotected."""
     from verifiers.v1.configs.agent import agent_config_fields
     from verifiers.v1.utils.loaders import harness_class
 
@@ -250,7 +255,7 @@ def refuse_unsafe_harnesses(settings: vf.EnvConfig, what: str) -> None:
 
 
 def check(name: str) -> None:
-    """Raises UserError if the package is not installed, or has no such environment."""
+    """Raises UserError if the package is not installed, or if it cannot load the environment."""
     if importlib.util.find_spec("verifiers") is None:
         raise UserError(
             f"task.environment={PREFIX}{name} needs the package verifiers, which is not installed: "
@@ -260,7 +265,7 @@ def check(name: str) -> None:
 
 
 class Rows:
-    """The data of the tasks of a taskset, as far as it has been read."""
+    """The rows of the tasks of a taskset, read on demand."""
 
     def __init__(self, name: str) -> None:
         from verifiers.v1.utils.loaders import load_taskset
@@ -271,7 +276,7 @@ class Rows:
         self._rest: Iterator[Any] = iter(taskset)
 
     def first(self, count: int | None) -> list[dict[str, JsonValue]]:
-        """Returns the rows of the first `count` tasks, or of all if None."""
+        """Returns the rows of the first `count` tasks, of all tasks if None."""
         wanted = None if count is None else max(count - len(self._read), 0)
         for task in itertools.islice(self._rest, wanted):
             self._read.append(task.data.model_dump(mode="json", exclude_none=True))
@@ -280,13 +285,13 @@ class Rows:
 
 @functools.cache
 def rows_of(name: str) -> Rows:
-    """Returns the rows of an environment of this process."""
+    """Returns the rows of an environment, cached in this process."""
     return Rows(name)
 
 
 @functools.cache
 def train_rows(name: str) -> list[dict[str, JsonValue]] | None:
-    """Returns the rows to train on, None if they have no end."""
+    """Returns the training rows, None if the taskset has no end."""
     rows = rows_of(name)
     if rows.is_endless:
         return None
@@ -294,8 +299,8 @@ def train_rows(name: str) -> list[dict[str, JsonValue]] | None:
 
 
 def endless_train_rows(name: str, indices: range) -> list[dict[str, JsonValue]]:
-    """Returns the rows of some numbers among those to train on, of tasks without end."""
-    # Of HELD_OUT tasks one is left out.
+    """Returns the training rows with these indices, for a taskset without end."""
+    # Skip the held-out tasks, one of every HELD_OUT.
     places = [index + index // (HELD_OUT - 1) for index in indices]
     rows = rows_of(name).first(places[-1] + 1)
     return [rows[place] for place in places]
@@ -308,5 +313,5 @@ def eval_rows(name: str, count: int) -> list[dict[str, JsonValue]]:
 
 
 def is_held_out(index: int) -> bool:
-    """Returns whether the task of this number is for evaluation."""
+    """Returns whether the task with this index is for evaluation."""
     return index % HELD_OUT == HELD_OUT - 1

@@ -2,8 +2,8 @@
 
     credit.py      rewards -> advantages and token weights, on the host
     packing.py     ragged sequences -> rows of a few fixed shapes
-    heads.py       what a model's hidden states become, and the loss of that: policy and critic
-    optimizer.py   AdamW and the schedules of its learning rate
+    heads.py       outputs and losses of the policy and the critic, from a model's hidden states
+    optimizer.py   AdamW and its learning rate schedules
     learner.py     the jitted `score` and `update` of one model on one mesh
     trainer.py     the learners and row layouts of a run
     step.py        one RL step: pack, score, credit, optimizer steps, metrics
@@ -11,7 +11,7 @@
     frozen.py      the frozen base under an adapter
     reference.py   the reference policy, on disk
 
-Nothing in this package knows how rollouts are sampled.
+This package is independent of how rollouts are sampled.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ import jax
 
 from jzero.types import Batch, State
 
-# jzero.types imports no JAX, so its pytrees are registered here, before any module of this package
-# can use them.
+# jzero.types does not import JAX, so its pytrees are registered here, before any module of this
+# package uses them.
 for _pytree in (Batch, State):
     _names = [field.name for field in dataclasses.fields(_pytree)]
     jax.tree_util.register_dataclass(_pytree, data_fields=_names, meta_fields=[])

@@ -1,11 +1,11 @@
-"""From the grades of rollouts to advantages and token weights, on the host in NumPy.
+"""Credit assignment on the host in NumPy: from graded rollouts to advantages and token weights.
 
-    rollouts -> training_sequences -> token_weights       how much every token counts in the loss
+    rollouts -> training_sequences -> token_weights       weight of every token in the loss
     rollouts -> compute_credit                            advantages, and targets of the critic
-    rollouts -> can_have_gradient                         which sequences the update has to compute
+    rollouts -> can_have_gradient                         sequences that the update has to compute
 
-Everything is computed over all rollouts of a step, before they are packed. The row, the microbatch
-and the device that a token comes to lie on cannot change its advantage or its weight.
+Everything is computed over all rollouts of a step, before packing. Therefore a token's row,
+microbatch and device cannot change its advantage or its weight.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ import numpy as np
 
 from jzero import algorithms
 from jzero.algorithms import Episodes
+from jzero.algorithms.surrogates import SURROGATES
 from jzero.config import Config
 from jzero.types import Rollout, grade_of
 
@@ -22,10 +23,10 @@ from jzero.types import Rollout, grade_of
 def training_sequences(
     rollouts: Sequence[Rollout], config: Config
 ) -> tuple[list[Rollout], list[int]]:
-    """Returns the sequences that are trained on, and the index of the rollout each is taken from.
+    """Returns the sequences to train on, and the index of the rollout that each is taken from.
 
-    The sequences are the rollouts. With train.sequence_per_turn they are the turns: each sequence
-    then holds everything up to the end of one turn, and only that turn counts as sampled.
+    By default the sequences are the rollouts. With train.sequence_per_turn there is one sequence
+    for each turn: the rollout up to the end of the turn, in which only this turn counts as sampled.
     """
     if not config.train.sequence_per_turn:
         return list(rollouts), list(range(len(rollouts)))
@@ -44,6 +45,7 @@ def training_sequences(
                 kept=None if rollout.kept is None else rollout.kept[: turn.end],
                 routes=None if rollout.routes is None else rollout.routes[: turn.end],
                 turns=rollout.turns[: number + 1],
+                # A failed grading of the rollout applies to all its turns.
                 grade=replace(grade_of(turn), failed=grade_of(rollout).failed),
             )
             sequences.append(sequence)
@@ -60,11 +62,11 @@ def token_weights(
 ) -> dict[int, np.ndarray]:
     """Returns the weight of every token in the loss of one optimizer step.
 
-    `chosen` are the indices of the sequences of that optimizer step; `sequences` are those of the
-    whole RL step, which some weights divide by. `weight` is a key of algorithms.WEIGHTS. With
-    `only_correct` no token of a sequence that is not correct is trained.
+    `chosen` has the indices of the sequences of this optimizer step; `sequences` has all sequences
+    of the RL step, because some weights are normalized over the RL step. `weight` is a key of
+    algorithms.WEIGHTS. With `only_correct` only tokens of correct sequences are trained.
 
-    Returns f32[T] for each chosen index: the weight of tokens that are trained, 0 elsewhere.
+    Returns f32[T] for each chosen index: the weights of trained tokens, 0 elsewhere.
     """
     algorithm = config.algorithm
     trained = [trained_tokens(sequence, algorithm) for sequence in sequences]
@@ -73,10 +75,11 @@ def token_weights(
             mask &= grade_of(sequence).correct
     counts = np.array([mask.sum() for mask in trained], np.float64)
 
-    # The longest response there can be, for the weight that divides by a constant (Dr. GRPO).
+    # The maximum response length, for the weight that divides by a constant (Dr. GRPO).
     turns = 1 if config.train.sequence_per_turn else config.rollout.max_turns
     longest = algorithm.length_norm or turns * config.rollout.max_new_tokens
 
+    # Sequences without a trained token get the weight 0.
     chosen_counts = counts[list(chosen)]
     weights = algorithms.WEIGHTS[weight](chosen_counts, counts, longest) * (chosen_counts > 0)
     return {
@@ -85,13 +88,38 @@ def token_weights(
     }
 
 
+def has_top_entropy(
+    sequences: Sequence[Rollout],
+    chosen: Sequence[int],
+    entropies: Sequence[np.ndarray],
+    config: Config,
+) -> dict[int, np.ndarray]:
+    """Returns a mask of the trained tokens with the highest entropy in an optimizer step.
+
+    `chosen` has the indices of the sequences of this optimizer step. `entropies` has f32[T] for
+    each sequence: the entropy of the policy before the first optimizer step. Tokens are selected if
+    their entropy is at least the quantile 1 - algorithm.top_entropy over the trained tokens.
+    Returns bool[T] for each chosen index.
+
+    Source: "Beyond the 80/20 Rule", arXiv:2506.01939.
+    """
+    algorithm = config.algorithm
+    trained = {index: trained_tokens(sequences[index], algorithm) for index in chosen}
+    all_entropies = np.concatenate([entropies[index][mask] for index, mask in trained.items()])
+    # Without a trained token there is no quantile.
+    if not len(all_entropies):
+        return trained
+    bound = np.quantile(all_entropies, 1 - algorithm.top_entropy)
+    return {index: mask & (entropies[index] >= bound) for index, mask in trained.items()}
+
+
 def environment_weights(
     sequences: Sequence[Rollout], chosen: Sequence[int], config: Config
 ) -> dict[int, np.ndarray]:
     """Returns the weight of every token in the cross-entropy on the environment's replies.
 
-    `chosen` are the indices of the sequences of one optimizer step. Returns f32[T] for each of
-    them: 1 over the number of reply tokens of the optimizer step, and 0 for all other tokens.
+    `chosen` has the indices of the sequences of one optimizer step. Returns f32[T] for each chosen
+    index: 1 / (reply tokens of the optimizer step) for tokens of replies, 0 for other tokens.
     """
     replies = {index: environment_tokens(sequences[index], config) for index in chosen}
     num_tokens = sum(int(mask.sum()) for mask in replies.values())
@@ -103,11 +131,12 @@ def environment_weights(
 def environment_tokens(sequence: Rollout, config: Config) -> np.ndarray:
     """Returns bool[T]: the tokens after the prompt that the policy did not sample.
 
-    They are the environment's replies, with the text of the template around them. With
-    train.sequence_per_turn only the reply before the last turn counts, because those before it
-    count in sequences of their own. A sequence whose grading failed has none.
+    These are the environment's replies, including the chat template's text around them. If the
+    grading of the sequence failed, the mask is all False.
     """
     start = sequence.prompt_length
+    # With train.sequence_per_turn only the reply before the last turn counts: earlier replies count
+    # in the sequences of earlier turns.
     if config.train.sequence_per_turn and len(sequence.turns) > 1:
         start = sequence.turns[-2].end
     is_reply = ~sequence.sampled & (np.arange(len(sequence.tokens)) >= start)
@@ -115,11 +144,12 @@ def environment_tokens(sequence: Rollout, config: Config) -> np.ndarray:
 
 
 def trained_tokens(sequence: Rollout, algorithm: algorithms.Algorithm) -> np.ndarray:
-    """Returns bool[T]: the sampled tokens, without truncated turns if they are not trained on.
+    """Returns bool[T]: the sampled tokens, without truncated turns if the algorithm masks them.
 
-    A sequence whose grading failed has no score, and none of its tokens is trained.
+    If the grading of the sequence failed, the mask is all False.
     """
     trained = sequence.sampled.copy()
+    # Without a grade there is no score, so no token is trained.
     if grade_of(sequence).failed:
         trained[:] = False
     if algorithm.truncated in ("mask", "ignore"):
@@ -156,17 +186,17 @@ def reward_weights(config: Config) -> dict[str, float]:
 def turn_parts(rollout: Rollout, config: Config) -> list[list[float]]:
     """Returns the named rewards of each turn, one for each of `task.reward.functions`.
 
-    A reward is NaN where its function does not apply to the turn. The task's grader alone is the
-    reward `accuracy`. Where the algorithm gives a truncated turn a fixed score, each of the turn's
-    rewards is that score.
+    A reward is NaN if its function does not apply to the turn. The reward `accuracy` is the score
+    of the task's grader. If the algorithm gives truncated turns a fixed score, all rewards of a
+    truncated turn are this score.
     """
     algorithm = config.algorithm
     names = reward_weights(config)
     parts = []
     for turn in rollout.turns:
         grade = grade_of(turn)
-        known = {"accuracy": grade.score} | grade.parts
-        rewards = [known.get(name, np.nan) for name in names]
+        rewards_by_name = {"accuracy": grade.score} | grade.parts
+        rewards = [rewards_by_name.get(name, np.nan) for name in names]
         if turn.finish_reason == "length" and algorithm.truncated in ("fixed", "ignore"):
             rewards = [algorithm.truncated_score] * len(rewards)
         parts.append(rewards)
@@ -181,25 +211,25 @@ def can_have_gradient(
 ) -> np.ndarray:
     """Returns bool[S]: whether the update has to compute each of the S sequences.
 
-    `sequences` and `sources` are those of `training_sequences`. A sequence that need not be
-    computed adds exactly 0 to the gradient of its optimizer step:
+    `sequences` and `sources` are the return values of `training_sequences`. A sequence can be left
+    out if it adds exactly 0 to the gradient of its optimizer step:
 
       - None of its tokens is trained: its grading failed, or all its turns are truncated and the
-        algorithm does not train on those. Or:
-      - The advantages of all its trained tokens are exactly 0, as in a group whose scores are all
-        equal, the surrogate scales with the advantage, and the loss has no other term: none of
-        `kl_coef`, `ce_coef`, `entropy_coef` and `ratio_penalty`.
+        algorithm does not train on truncated turns. Or:
+      - The advantages of all its trained tokens are exactly 0 (for example in a group with equal
+        scores), the surrogate scales with the advantage, and the loss has no other term: none of
+        `kl_coef`, `ce_coef`, `entropy_coef` and `ratio_penalty`. With `top_entropy` the sequence
+        has to be computed, because its entropies decide which tokens of others are trained.
 
     With `environment_coef` a sequence that has a reply of the environment is always computed.
 
-    Where the advantages read scores (`credit_reads_scores`), they are not known before the rows are
-    packed and scored, and scores of tokens that are not trained may still be read. There, only
-    sequences whose grading failed need not be computed, because no advantage reads theirs. A critic
-    is trained whatever the advantages are, and is among these cases.
-
-    The answer follows from rollouts and settings alone, so all hosts come to the same one.
+    The result depends only on rollouts and settings, so all hosts compute the same result.
     """
     algorithm = config.algorithm
+    # If advantages depend on scores, they are unknown before the rows are packed and scored, and
+    # they can also read scores of untrained tokens. Only sequences with failed grading can be left
+    # out, because no advantage reads their scores. This case includes algorithms with a critic,
+    # which is trained on sequences with any advantage.
     if credit_reads_scores(algorithm):
         return np.array([not grade_of(sequence).failed for sequence in sequences])
 
@@ -207,13 +237,15 @@ def can_have_gradient(
     has_reply = np.zeros(len(sequences), bool)
     if algorithm.environment_coef:
         has_reply[:] = [environment_tokens(sequence, config).any() for sequence in sequences]
-    scales_with_advantage = algorithms.SURROGATES[algorithm.surrogate].scales_with_advantage
+    scales_with_advantage = SURROGATES[algorithm.surrogate].scales_with_advantage
     has_other_term = (
         algorithm.kl_coef or algorithm.ce_coef or algorithm.entropy_coef or algorithm.ratio_penalty
     )
-    if has_other_term or not scales_with_advantage:
+    ranks_entropies = algorithm.top_entropy < 1
+    if has_other_term or ranks_entropies or not scales_with_advantage:
         return np.array([mask.any() for mask in trained]) | has_reply
 
+    # Here advantages depend on no penalty and no value, so zeros serve for both.
     zeros = zeros_like_tokens(rollouts)
     advantages, _ = compute_credit(rollouts, config, penalties=zeros, values=zeros)
     has_advantage = np.array(
@@ -226,7 +258,7 @@ def can_have_gradient(
 
 
 def credit_reads_scores(algorithm: algorithms.Algorithm) -> bool:
-    """Returns whether advantages depend on log-probs or values that models compute."""
+    """Returns whether advantages depend on log-probs or values from scoring."""
     reads_policies = bool(algorithm.kl_reward) or algorithms.needs_teacher(algorithm)
     return reads_policies or algorithms.needs_critic(algorithm)
 
@@ -239,8 +271,8 @@ def compute_credit(
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Returns the advantages and the critic's targets of all rollouts.
 
-    Both are f32[T] for each rollout, 0 where the token was not sampled. `penalties` and `values`
-    are those of `make_episodes`.
+    Both are f32[T] for each rollout, 0 for tokens that were not sampled. `make_episodes` describes
+    `penalties` and `values`.
     """
     episodes = make_episodes(rollouts, config, penalties, values)
     is_graded = np.array([not grade_of(rollout).failed for rollout in rollouts])
@@ -261,9 +293,9 @@ def make_episodes(
 ) -> Episodes:
     """Returns the rewards and values of rollouts over their sampled tokens.
 
-    The reward of a turn is put on the turn's last token. `penalties` (f32[T] for each rollout) are
+    The reward of a turn is on the turn's last token. `penalties` (f32[T] for each rollout) are
     subtracted from the reward of every sampled token, and `values` (f32[T] for each rollout) are
-    the critic's. Both are read at sampled tokens only.
+    the critic's values. Both are read only at sampled tokens.
     """
     counts = np.array([rollout.sampled.sum() for rollout in rollouts])
     mask = np.arange(counts.max()) < counts[:, None]
@@ -272,6 +304,7 @@ def make_episodes(
     turns_NT = np.zeros(mask.shape, np.int64)
 
     for i, rollout in enumerate(rollouts):
+        # The KL penalty is part of every token's reward.
         rewards_NT[i, : counts[i]] = -penalties[i][rollout.sampled]
         values_NT[i, : counts[i]] = values[i][rollout.sampled]
 
@@ -297,9 +330,9 @@ def make_episodes(
 
 
 def with_parts(episodes: Episodes, rollouts: Sequence[Rollout], config: Config) -> Episodes:
-    """Returns the episodes with the named rewards of each turn, on the turn's last token.
+    """Adds the named rewards of each turn to the episodes, on the turn's last token.
 
-    A reward is NaN where its function does not apply to the turn.
+    A reward is NaN if its function does not apply to the turn.
     """
     weights = reward_weights(config)
     parts_NTK = np.zeros((*episodes.mask.shape, len(weights)))
@@ -313,16 +346,17 @@ def with_parts(episodes: Episodes, rollouts: Sequence[Rollout], config: Config) 
 def advantages_of_graded(
     episodes: Episodes, is_graded: np.ndarray, algorithm: algorithms.Algorithm
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what `algorithms.compute_advantages` does, from the episodes that have a score.
+    """Computes `algorithms.compute_advantages` over only the graded episodes.
 
-    `is_graded` is bool[N]. An episode that is not graded is no member of its group: the baseline of
-    the others is as if it had not been sampled. Its own rows are 0.
+    `is_graded` is bool[N]. An episode without a grade does not count in the baseline of its group,
+    as if it had not been sampled. Its rows of the result are 0.
     """
     if is_graded.all():
         return algorithms.compute_advantages(episodes, algorithm)
     advantages_NT = np.zeros(episodes.mask.shape)
     targets_NT = np.zeros(episodes.mask.shape)
     if is_graded.any():
+        # Renumber the groups, because a group can have lost all its episodes.
         _, group = np.unique(episodes.group[is_graded], return_inverse=True)
         graded = episodes._replace(
             rewards=episodes.rewards[is_graded],
@@ -339,9 +373,9 @@ def advantages_of_graded(
 
 
 def spread_over_tokens(values_NT: np.ndarray, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
-    """Does the reverse of the layout of Episodes: [N, T] over sampled tokens -> over all tokens.
+    """Converts [N, T] over sampled tokens, the layout of Episodes, to values over all tokens.
 
-    Returns f32[T] for each rollout, 0 where the token was not sampled.
+    Returns f32[T] for each rollout, 0 for tokens that were not sampled.
     """
     spread = []
     for row, rollout in zip(values_NT, rollouts, strict=True):

@@ -1,7 +1,7 @@
-"""The check that a run with `model.exact` is held to: sampler and trainer agree to the last bit.
+"""The checks of `model.exact`: sampler and trainer must agree to the last bit.
 
-The first optimizer step of an RL step computes log-probabilities under the weights that the sampler
-had. Its update returns them, and `check_exact` compares every one with the sampler's own.
+The first optimizer step of an RL step computes log-probabilities under the sampler's weights. Its
+update returns the log-probabilities, and `check_exact` compares all of them with the sampler's.
 """
 
 from collections.abc import Sequence
@@ -21,33 +21,35 @@ from jzero.types import Rollout
 
 
 class InexactError(RuntimeError):
-    """The trainer's log-probability of a token is not the sampler's."""
+    """The trainer's log-probability of a token differs from the sampler's."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A log-probability that differs."""
+    """A token with different log-probabilities in sampler and trainer."""
 
     sequence: int  # index among the sequences of the RL step
-    token: int  # index in the sequence, its prompt included
+    token: int  # index in the sequence, including its prompt
     sampled: np.float32
     trained: np.float32
 
 
 def with_exact_ratio(config: Config) -> Config:
-    """Returns the config of a trainer whose old policy is the sampler, where both are exact.
+    """Returns the trainer's config: in exact mode the sampler's log-probs serve as pi_old.
 
-    The old log-probs then need no forward pass, and a correction between sampler and trainer would
-    be 1. Rollouts that may be older than the policy keep what their algorithm says.
+    With rollout.max_staleness the config is unchanged, because rollouts can be older than the
+    policy.
     """
     if not config.model.exact or config.rollout.max_staleness:
         return config
+    # The sampler's log-probs equal the trainer's, so pi_old needs no forward pass, and every
+    # correction between sampler and trainer would be 1.
     algorithm = replace(config.algorithm, old_policy="sampler", correction="none")
     return replace(config, algorithm=algorithm)
 
 
-# From this version on, XLA's compiler for CPUs rounds gated delta nets in another way in the update
-# than in the sampler.
+# Since this JAX version, XLA:CPU rounds gated delta nets differently in the update and in the
+# sampler.
 NO_EXACT_DELTA_NETS = (0, 12)
 
 
@@ -95,16 +97,18 @@ def check_exact(
     sequences: Sequence[Rollout],
     step: int,
 ) -> int:
-    """Compares the trainer's log-probabilities with the sampler's. Returns how many there are.
+    """Compares the trainer's log-probabilities with the sampler's; returns the number of tokens.
 
     Args:
-        packed: the sequences of the first optimizer step of RL step `step`, one for each layout.
-        rows: the trainer's log-probabilities f32[M, B, T] of each.
-        chosen: the number of each packed sequence among `sequences`.
-        sequences: all of the RL step. Only tokens of the policy before the step count.
+        packed: the packed batches of the first optimizer step of RL step `step`, one for each
+            layout.
+        rows: the trainer's log-probabilities f32[M, B, T] of each packed batch.
+        chosen: the index of each packed sequence in `sequences`.
+        sequences: all sequences of the RL step. Only tokens that were sampled by the policy before
+            the step (version step - 1) are compared.
 
     Raises:
-        InexactError: a log-probability differs in any bit; the message names the first one.
+        InexactError: a log-probability differs in any bit; the message reports the first one.
     """
     trained = [np.zeros(len(sequences[index].tokens), np.float32) for index in chosen]
     for part, logps in zip(packed, rows, strict=True):
@@ -113,10 +117,12 @@ def check_exact(
     num_compared = 0
     differences: list[Difference] = []
     for index, logps in zip(chosen, trained, strict=True):
+        # Tokens of older policies were sampled with other weights and cannot match.
         sequence = sequences[index]
         is_compared = sequence.sampled & (sequence.versions == step - 1)
         num_compared += int(is_compared.sum())
         sampled = sequence.logps.astype(np.float32)
+        # Compare bit patterns, so that NaN equals NaN and -0 differs from 0.
         is_different = is_compared & (sampled.view(np.int32) != logps.view(np.int32))
         differences += [
             Difference(index, int(token), sampled[token], logps[token])
@@ -133,7 +139,7 @@ def describe(
     sequences: Sequence[Rollout],
     step: int,
 ) -> str:
-    """Returns the message on differences, of which it names the first."""
+    """Returns an error message with the first difference and the number of differences."""
     first = min(differences, key=place_of)
     sequence = sequences[first.sequence]
     largest = max(abs(float(item.sampled) - float(item.trained)) for item in differences)
@@ -142,7 +148,7 @@ def describe(
         f"problem {sequence.problem.id}), token {first.token}: the sampler's log-probability is "
         f"{first.sampled!s}, the trainer's {first.trained!s}; {len(differences)} of "
         f"{num_compared} differ, by at most {largest:.2g}. Set model.exact=false to train with "
-        "them, or see docs/exact.md"
+        "them, or see docs/models.md"
     )
 
 

@@ -1,34 +1,52 @@
-"""Supervised examples: text or chat messages -> token ids, and which of them are trained on.
+"""Supervised examples: text or chat messages -> token ids and a mask of the trained tokens.
 
-The tokens of a conversation are those that decoding would have produced: each response is encoded
-by itself. If the whole text were encoded at once, tokens could reach across the border between a
-prompt and its response.
+Each response of a conversation is encoded separately, so that the tokens are the same as in
+decoding. If the whole text were encoded at once, a token could span the boundary between a prompt
+and its response.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jzero.errors import UserError
+from jzero.errors import UserError, quoted
 from jzero.model import tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 
 # One message of a chat: "role" and "content".
 Message = Mapping[str, str]
-# A row of a data set: {"messages": [...]} or {"prompt": ..., "completion": ...}.
+# A row of a data set: {"messages": [...]}, {"prompt": ..., "completion": ...}, {"text": ...} or
+# {"conversations": [...]} with ShareGPT messages ("from" and "value").
 ExampleRow = Mapping[str, str | list[Message]]
+
+# The roles of the speakers in ShareGPT conversations.
+ROLES = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "assistant": "assistant",
+    "model": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+}
 
 
 @dataclass(frozen=True)
 class Example:
-    """A sequence of tokens, and for each of them whether it is trained on."""
+    """A sequence of tokens, and for each token whether it is trained."""
 
     tokens: list[int]
     trained: list[bool]
 
     @property
     def num_trained(self) -> int:
-        """Number of tokens that are trained on."""
+        """The number of trained tokens."""
         return sum(self.trained)
+
+    def first(self, count: int) -> "Example":
+        """Returns the example's first `count` tokens."""
+        return Example(self.tokens[:count], self.trained[:count])
 
 
 def encode_completion(
@@ -36,13 +54,29 @@ def encode_completion(
     prompt: str,
     completion: str,
 ) -> Example:
-    """Encodes a prompt and its completion. The completion and the end-of-sequence token that is put
-    after it are trained on.
+    """Encodes a prompt and its completion, followed by the end-of-sequence token.
+
+    The completion and the end-of-sequence token are trained.
     """
-    before = tokenizer.prompt_ids(tok, prompt)
-    previous = before[-1] if before else None
-    after = [*tokenizer.continuation_ids(tok, completion, previous), tok.eos_token_id]
-    return Example(before + after, [False] * len(before) + [True] * len(after))
+    prompt_tokens = tokenizer.prompt_ids(tok, prompt)
+    previous = prompt_tokens[-1] if prompt_tokens else None
+    completion_tokens = [*tokenizer.continuation_ids(tok, completion, previous), tok.eos_token_id]
+    return Example(
+        prompt_tokens + completion_tokens,
+        [False] * len(prompt_tokens) + [True] * len(completion_tokens),
+    )
+
+
+def encode_text(tok: PreTrainedTokenizerFast, text: str) -> Example:
+    """Encodes plain text, as in continued pretraining.
+
+    All tokens are trained except the first, which no input predicts. The end-of-sequence token
+    follows the text, unless the text ends with it.
+    """
+    tokens = tokenizer.prompt_ids(tok, text)
+    if not tokens or tokens[-1] != tok.eos_token_id:
+        tokens = [*tokens, tok.eos_token_id]
+    return Example(tokens, [False] + [True] * (len(tokens) - 1))
 
 
 def encode_conversation(
@@ -53,12 +87,12 @@ def encode_conversation(
 ) -> Example:
     """Encodes messages with the tokenizer's chat template.
 
-    The assistant's messages from index `first_trained` on are trained on, end of turn included.
-    What the template puts after the last of them is left out, as nothing in it is trained on,
-    unless `keep_end` is true.
+    The assistant's messages from index `first_trained` on are trained, including the end of turn.
+    The template's text after the last trained message is kept only with `keep_end`, because none of
+    it is trained.
 
-    Raises UserError if a message holds the text that ends turns, or if the template renders earlier
-    turns differently once later ones follow.
+    Raises UserError if a message contains the end-of-turn text, or if the template renders earlier
+    turns differently when later turns follow.
     """
     text = tokenizer.render(tok, messages, generate=False)
     end_of_turn = tokenizer.end_of_turn(tok)
@@ -79,17 +113,20 @@ def encode_conversation(
         tokens.extend(ids)
         trained.extend([is_trained] * len(ids))
 
-    position = 0  # characters of `text` that are encoded
+    position = 0  # number of encoded characters of `text`
     for index, message in enumerate(messages):
         if message["role"] != "assistant" or index < first_trained:
             continue
-        before = tokenizer.render(tok, messages[:index])
-        if not text.startswith(before):
+        # The response starts after the text that decoding would have as its prompt.
+        rendered_prompt = tokenizer.render(tok, messages[:index])
+        if not text.startswith(rendered_prompt):
             raise UserError(
-                "the chat template writes earlier turns anew when later ones come: "
+                "the chat template renders earlier turns differently when later turns follow: "
                 "set sft.chat_template"
             )
-        start = len(before)
+        # The text since the previous response is not trained. The response is trained up to and
+        # including its end of turn.
+        start = len(rendered_prompt)
         stop = text.index(end_of_turn, start) + len(end_of_turn)
         append(text[position:start], is_trained=False)
         append(text[start:stop], is_trained=True)
@@ -102,15 +139,22 @@ def encode_conversation(
 def encode_row(
     tok: PreTrainedTokenizerFast, row: ExampleRow, loss: str, system_prompt: str = ""
 ) -> Example:
-    """Encodes a row with messages, or with a prompt and a completion (both text or both messages).
+    """Encodes a row with messages, a conversation, text, or a prompt and a completion.
 
-    `loss` is sft.loss: "assistant" trains on what the assistant says, "all" on every token of the
-    text but the first, which nothing predicts. `system_prompt` is sft.system_prompt: it comes
-    before messages that do not begin with a system prompt of their own.
+    A prompt and its completion are both text or both messages. `loss` is sft.loss: "assistant"
+    trains the assistant's messages, "all" trains all tokens except the first, which no input
+    predicts. A row of text has no assistant, so "all" applies to it. `system_prompt` is
+    sft.system_prompt: it is inserted before messages that have no system prompt.
     """
+    if "text" in row:
+        return encode_text(tok, str(row["text"]))
     keep_end = loss == "all"
-    if "messages" in row:
-        messages = add_system_prompt(messages_of(row, "messages"), system_prompt)
+    if "messages" in row or "conversations" in row:
+        if "messages" in row:
+            messages = messages_of(row, "messages")
+        else:
+            messages = [to_message(message) for message in messages_of(row, "conversations")]
+        messages = add_system_prompt(messages, system_prompt)
         example = encode_conversation(tok, messages, first_trained=0, keep_end=keep_end)
     elif isinstance(row["prompt"], str):
         example = encode_completion(tok, row["prompt"], str(row["completion"]))
@@ -124,16 +168,33 @@ def encode_row(
     return Example(example.tokens, [False] + [True] * (len(example.tokens) - 1))
 
 
+def to_message(message: Message) -> Message:
+    """Converts a ShareGPT message ("from", "value") to a message with "role" and "content".
+
+    Messages with "role" and "content" are returned unchanged. Raises UserError for a speaker that
+    is not in ROLES.
+    """
+    if "role" in message and "content" in message:
+        return message
+    speaker = message.get("from")
+    if speaker not in ROLES or not isinstance(message.get("value"), str):
+        raise UserError(
+            f"column conversations of sft.data holds {quoted(message)}: a message has a value and "
+            f"is from one of {', '.join(ROLES)}"
+        )
+    return {"role": ROLES[speaker], "content": message["value"]}
+
+
 def add_system_prompt(messages: list[Message], system_prompt: str) -> list[Message]:
-    """Returns the messages behind a system prompt: their own, or `system_prompt` unless empty."""
-    has_own = bool(messages) and messages[0]["role"] == "system"
-    if has_own or not system_prompt:
+    """Inserts `system_prompt`, if not empty, before messages that have no system prompt."""
+    has_system_prompt = bool(messages) and messages[0]["role"] == "system"
+    if has_system_prompt or not system_prompt:
         return messages
     return [{"role": "system", "content": system_prompt}, *messages]
 
 
 def messages_of(row: ExampleRow, column: str) -> list[Message]:
-    """Returns a column that must hold messages."""
+    """Returns the messages in a column. Raises UserError if the column holds text."""
     messages = row[column]
     if isinstance(messages, str):
         raise UserError(f"column {column} of sft.data holds text where messages are expected")

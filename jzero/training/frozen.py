@@ -1,13 +1,13 @@
-"""The frozen base under an adapter: the model's parameters as training and sampling both read them.
+"""The frozen base of an adapter: the model's parameters, for training and for sampling.
 
-Nothing ever updates the base, so it has neither fp32 master weights nor an optimizer, and it is in
-the type of the computation. It lies as the decoder's weights do (`distributed.publish`): where the
-meshes of trainer and decoder split it alike, the decoder reads the trainer's own arrays.
+The base is never updated, so it has no fp32 master weights and no optimizer state, and its dtype is
+model.dtype. It has the layout of the decoder's weights (`distributed.publish`): if the meshes of
+trainer and decoder split it in the same way, the decoder reads the trainer's arrays.
 
-With model.base=int8 the weights of linear layers are in 8 bits (`model.quantized`). They are
-quantized on the host, one parameter at a time, so that no device ever holds the model in more bits
-because it was loaded. What is quantized are the weights in the type of the computation: a run that
-resumes reads them in this type, and has to find the same integers.
+With model.base=int8 the weights of linear layers are int8 (`model.quantized`). They are quantized
+on the host, one parameter at a time, so that loading never puts the unquantized model on a device.
+Weights are cast to model.dtype before they are quantized: a resumed run reads them in this dtype,
+and must compute the same integers.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,10 +32,8 @@ from jzero.model.quantized import QuantizedWeight, quantize
 def abstract_base(
     model: qwen.QwenConfig, mesh: Mesh, dtype: DTypeLike, has_int8_base: bool = False
 ) -> qwen.Params:
-    """Returns the shapes, types and shardings of a base on the training mesh.
-
-    A critic of the same shape has the same base: the base has no value head.
-    """
+    """Returns the shapes, types and shardings of a base on the training mesh."""
+    # Without the value head, policy and critic of one shape have the same base.
     without_head = replace(model, value_head=False)
     return abstract_decoder_weights(without_head, mesh, dtype, has_int8_base)
 
@@ -43,10 +41,8 @@ def abstract_base(
 def load_base(
     directory: Path, model: qwen.QwenConfig, mesh: Mesh, settings: ModelConfig
 ) -> qwen.Params:
-    """Returns the model in a Hugging Face directory as a base, by model.base and model.dtype.
-
-    The fp32 parameters of the whole model would not fit where its base does.
-    """
+    """Returns the model of a Hugging Face directory as a base, by model.base and model.dtype."""
+    # Parameters are read in the base's dtype: fp32 parameters would need more memory than the base.
     dtype = settings.dtype
     if settings.is_base_quantized:
         read = huggingface.reader(directory, model, dtype)
@@ -65,13 +61,14 @@ def freeze(
 ) -> qwen.Params:
     """Returns `params` as a base on the training mesh.
 
-    `params` are consumed: each of their arrays is freed once it is converted, or becomes the base's
-    if there is nothing to convert. Every host calls this function.
+    `params` is consumed: an array is freed after its conversion, or becomes a part of the base if
+    it needs no conversion. Every host must call this function.
     """
     if has_int8_base:
         return put_quantized(fetch_each(params, dtype), model, mesh, dtype)
 
     def convert(leaf: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
+        # An array that already has the base's shape, dtype and sharding is used as it is.
         is_same_type = leaf.shape == like.shape and leaf.dtype == like.dtype
         if is_same_type and leaf.sharding.is_equivalent_to(like.sharding, leaf.ndim):
             return leaf
@@ -80,6 +77,7 @@ def freeze(
             return leaf.reshape(like.shape).astype(like.dtype)
 
         converted = jax.jit(reshape_and_cast, out_shardings=like.sharding)(leaf)
+        # Freed at once: model and base need not fit into memory together.
         leaf.delete()
         return converted
 
@@ -89,8 +87,8 @@ def freeze(
 def fetch_each(params: qwen.Params, dtype: DTypeLike) -> Iterator[tuple[str, np.ndarray]]:
     """Yields the name and the values of every parameter in `dtype`, and frees the parameter."""
     for name, leaf in huggingface.flatten(params).items():
-        kept = kept_dtype(name, jnp.dtype(dtype).name)
-        host = collectives.fetch_global(leaf).astype(jnp.dtype(kept))  # a copy in any case
+        stored_dtype = kept_dtype(name, jnp.dtype(dtype).name)
+        host = collectives.fetch_global(leaf).astype(jnp.dtype(stored_dtype))  # a copy in any case
         leaf.delete()
         yield name, host
 
@@ -101,7 +99,7 @@ def put_quantized(
     mesh: Mesh,
     dtype: DTypeLike,
 ) -> qwen.Params:
-    """Returns a base in 8 bits on the training mesh, of parameters that come one at a time.
+    """Returns an int8 base on the training mesh from an iterator over parameters.
 
     params: the name ("layers.q") and the values on the host, in `dtype`, of every parameter.
     """
@@ -109,6 +107,7 @@ def put_quantized(
     linear_layers = adapters.linear_layers(model)
     base = {}
     for name, host in params:
+        # Linear layers are int8. Other parameters keep their dtype.
         like = places[name]
         if isinstance(like, QuantizedWeight):
             target = linear_layers[name.removeprefix("layers.")]

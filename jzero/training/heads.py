@@ -1,24 +1,27 @@
-"""What the hidden states of a model become, and the loss of that.
+"""The heads of a `Learner`: outputs and losses of the policy and the critic.
 
-A `Learner` runs the model's body and knows nothing of probabilities or values. Its head turns
-hidden states into numbers for each target, and those numbers into weighted loss terms:
+A `Learner` runs the model's body and is independent of the head. The head converts hidden states to
+outputs for each target, and outputs to weighted loss terms:
 
     policy head   log-probability of every target and entropy  -> the policy loss
     critic head   value of the state before every target       -> the value loss
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from jzero import algorithms
+from jzero.algorithms.losses import environment_loss, policy_loss, value_loss
+from jzero.algorithms.ratios import MAX_LOG_RATIO, SequenceSum
 from jzero.config import Config
 from jzero.distributed.mesh import weight_shards
 from jzero.model import qwen
@@ -34,26 +37,25 @@ class Head(NamedTuple):
     """Two functions that are traced into the programs of a `Learner`."""
 
     # (params, hidden [B, T, E], targets i32[B, T], kept i32[B, T, K] or None) -> f32[B, T] each;
-    # `score` returns the first.
+    # `score` returns the first output.
     outputs: Callable[[qwen.Params, jax.Array, jax.Array, jax.Array | None], tuple[jax.Array, ...]]
-    # (outputs, batch [B, T], sequence_sum, fresh) -> weighted loss terms f32[B, T], and stats of
-    # f32[B, T] each
+    # (outputs, batch [B, T], sequence_sum, is_on_policy) -> weighted loss terms f32[B, T], and
+    # stats of f32[B, T] each
     loss: Callable[
-        [tuple[jax.Array, ...], Batch[jax.Array], algorithms.SequenceSum, jax.Array],
+        [tuple[jax.Array, ...], Batch[jax.Array], SequenceSum, jax.Array],
         tuple[jax.Array, Stats],
     ]
 
 
 def policy_head(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Head:
-    """Returns the head of the policy: log-probabilities at the rollouts' temperature, policy loss.
-
-    Where fsdp splits the weight of the head, the weight is split by vocabulary here, and every
-    device takes the chunk's tokens of all devices. Those tokens are few. The alternative is to
-    gather the weight for every chunk of logits, and to sum its gradient over devices for every
-    chunk.
-    """
+    """Returns the policy's head: log-probs at the rollouts' temperature and the policy loss."""
     dtype = jnp.dtype(config.model.dtype)
     algorithm = algorithms.resolve_correction(config.algorithm, config.rollout.max_staleness)
+
+    # If fsdp splits the weight of the head, the head splits it by vocabulary, and every device
+    # computes the tokens of all devices in a chunk. A chunk has few tokens. The alternative is to
+    # gather the weight for every chunk of logits, and to sum its gradient over devices for every
+    # chunk.
     vocabulary_axes = tuple(axis for axis in ("fsdp", "context", "tensor") if axis in mesh.shape)
     if model.tie_word_embeddings:
         weight_name, weight_spec = "embed", P(vocabulary_axes)
@@ -62,11 +64,11 @@ def policy_head(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Head:
     vocabulary_shards = weight_shards(mesh) * mesh.shape["tensor"]
     is_split = weight_shards(mesh) > 1 and model.vocab_size % vocabulary_shards == 0
 
-    # The devices that share the tokens of a chunk: where the vocabulary is split over fsdp, devices
-    # along fsdp take the same tokens, and so do those that share rows.
+    # The number of devices that split the tokens of a chunk. If the vocabulary is split, devices
+    # along the fsdp and context axes compute the same tokens.
     token_shards = mesh.shape["data"] * (1 if is_split else weight_shards(mesh))
 
-    # In a program under shard_map every device has its rows to itself.
+    # Under shard_map (data parallelism only) every device sees only its rows.
     is_data_parallel = mesh.shape["data"] == mesh.size
     row_shards = 1 if is_data_parallel else token_shards
     exact = exact_rows(mesh, row_shards) if config.model.exact else None
@@ -78,7 +80,8 @@ def policy_head(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Head:
         return constrain(hidden, P("data"))
 
     def place_logits(logits: jax.Array) -> jax.Array:
-        # Left alone, XLA splits the gradient of the logits by rows and gathers all of it again.
+        # Without this constraint XLA splits the gradient of the logits by rows and then gathers all
+        # of it.
         if mesh.shape["data"] > 1:
             return constrain(logits, P("data", None, vocabulary_axes))
         return logits
@@ -107,20 +110,20 @@ def policy_head(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Head:
     def loss(
         outputs: tuple[jax.Array, ...],
         batch: Batch[jax.Array],
-        sequence_sum: algorithms.SequenceSum,
-        fresh: jax.Array,
+        sequence_sum: SequenceSum,
+        is_on_policy: jax.Array,
     ) -> tuple[jax.Array, Stats]:
-        # Where the sampler's filters kept some tokens, `logps` are over these, and those over the
-        # full vocabulary come last.
+        # If the sampler's filters kept only some tokens, `logps` are normalized over these tokens,
+        # and the log-probs over the full vocabulary are the last output.
         logps, entropy, *full_logps = outputs
-        # Before any optimizer step pi_old is the policy itself. The ratio of these log-probs to
-        # themselves is exactly 1. Log-probs from the score program would differ in the last bits,
-        # because XLA compiles the same model differently in another program.
+        # Before the first optimizer step the policy is pi_old. With its current log-probs as the
+        # old ones, the ratio is exactly 1. Log-probs from the score program would differ in the
+        # last bits, because XLA compiles the same model differently in another program.
         current = lax.stop_gradient(logps)
         old = current
         if batch.old_logps is not None:
-            old = jnp.where(fresh, current, batch.old_logps)
-        terms, stats = algorithms.policy_loss(
+            old = jnp.where(is_on_policy, current, batch.old_logps)
+        terms, stats = policy_loss(
             logps,
             entropy,
             replace(batch, old_logps=old),
@@ -131,8 +134,8 @@ def policy_head(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Head:
         stats |= {"entropy": entropy, "nll": -logps}
         stats |= mismatch_stats(current, batch.sampler_logps)
         if batch.environment_weights is not None:
-            is_environment = batch.environment_weights > 0
-            cross_entropy = algorithms.environment_loss(logps, batch.environment_weights, algorithm)
+            is_environment = batch.environment_weights != 0
+            cross_entropy = environment_loss(logps, batch.environment_weights, algorithm)
             terms = jnp.where(is_environment, cross_entropy, terms)
             stats |= {"environment_nll": -logps, "environment_tokens": jnp.ones_like(logps)}
         return terms, stats
@@ -141,7 +144,7 @@ def policy_head(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Head:
 
 
 def critic_head(algorithm: algorithms.Algorithm) -> Head:
-    """Returns the head of the critic: the value of the state before each target, value loss."""
+    """Returns the critic's head: the value of the state before each target and the value loss."""
 
     def outputs(
         params: qwen.Params,
@@ -154,13 +157,13 @@ def critic_head(algorithm: algorithms.Algorithm) -> Head:
     def loss(
         outputs: tuple[jax.Array, ...],
         batch: Batch[jax.Array],
-        sequence_sum: algorithms.SequenceSum,
-        fresh: jax.Array,
+        sequence_sum: SequenceSum,
+        is_on_policy: jax.Array,
     ) -> tuple[jax.Array, Stats]:
         (values,) = outputs
-        terms, stats = algorithms.value_loss(values, batch, algorithm)
-        # The targets that the environment replied are none of the critic's.
-        return jnp.where(batch.weights > 0, terms, 0), stats
+        terms, stats = value_loss(values, batch, algorithm)
+        # The critic is not trained on the environment's tokens.
+        return jnp.where(trained_targets(batch), terms, 0), stats
 
     return Head(outputs, loss)
 
@@ -168,13 +171,14 @@ def critic_head(algorithm: algorithms.Algorithm) -> Head:
 def mismatch_stats(
     logps: Float[Array, "B T"], sampler_logps: Float[Array, "B T"]
 ) -> dict[str, Float[Array, "B T"]]:
-    """Returns how the log-probs of the policy differ from the sampler's, token by token.
+    """Returns statistics of the difference between the policy's and the sampler's log-probs.
 
     With d = log pi - log pi_sampler, k1 = -d and k3 = exp(d) - d - 1 estimate the KL divergence
-    KL(pi_sampler || pi) from the tokens that were sampled (Schulman, "Approximating KL
-    divergence", 2020). `importance` is the ratio exp(d).
+    KL(pi_sampler || pi) from the sampled tokens (Schulman, "Approximating KL divergence", 2020).
+    `importance` is the ratio exp(d).
     """
-    d = jnp.clip(logps - sampler_logps, -algorithms.MAX_LOG_RATIO, algorithms.MAX_LOG_RATIO)
+    # Clipped as the ratios are, so that exp(d) is finite.
+    d = jnp.clip(logps - sampler_logps, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     importance = jnp.exp(d)
     return {
         "mismatch": jnp.abs(sampler_logps - logps),
@@ -187,47 +191,55 @@ def mismatch_stats(
     }
 
 
+def trained_targets(batch: Batch[jax.Array]) -> Bool[Array, "B T"]:
+    """Returns which targets the policy loss trains: all whose weight is not 0.
+
+    A weight may be negative, as in losses that lower the probability of a response (DPO).
+    """
+    return batch.weights != 0
+
+
 def tokens_with_loss(batch: Batch[jax.Array]) -> Bool[Array, "B T"]:
-    """Returns which targets have a loss: those that are trained, and the environment's."""
-    is_trained = batch.weights > 0
+    """Returns a mask of the targets with a loss: trained tokens and the environment's tokens."""
     if batch.environment_weights is None:
-        return is_trained
-    return is_trained | (batch.environment_weights > 0)
+        return trained_targets(batch)
+    return trained_targets(batch) | (batch.environment_weights != 0)
 
 
 def summed_stats(stats: Stats, batch: Batch[jax.Array]) -> Stats:
-    """Returns one number for each of the stats [B, T]: its sum over the trained targets.
+    """Reduces each of the stats [B, T] to one number: its sum over the trained targets.
 
-    Those whose name begins with "environment" are summed over the targets that the environment
-    replied. Those whose name ends in "_max" are not summed: the number is the largest one.
+    Stats with a name that begins with "environment" are summed over the environment's tokens. Stats
+    with a name that ends in "_max" are reduced by their maximum.
     """
-    is_trained = batch.weights > 0
+    is_trained = trained_targets(batch)
     sums = {}
     for name, x in stats.items():
         counts = is_trained
         if name.startswith("environment"):
             assert batch.environment_weights is not None, f"{name=}"
-            counts = batch.environment_weights > 0
-        # `where` and not a product: what is not trained may be infinite or NaN, and 0 * NaN is NaN.
+            counts = batch.environment_weights != 0
+        # `where` instead of a product: stats of untrained tokens can be infinite or NaN, and
+        # 0 * NaN is NaN.
         counted = jnp.where(counts, lax.stop_gradient(x), 0)
         sums[name] = counted.max() if is_maximum(name) else counted.sum()
     return sums
 
 
 def is_maximum(name: str) -> bool:
-    """Returns whether stats of this name are combined by their maximum, not by their sum."""
+    """Returns whether stats of this name are combined by maximum instead of by sum."""
     return name.endswith("_max")
 
 
 def combine_stats(a: Stats, b: Stats) -> Stats:
-    """Returns the stats of two parts of a batch together."""
+    """Combines the stats of two parts of a batch."""
     return {
         name: jnp.maximum(x, b[name]) if is_maximum(name) else x + b[name] for name, x in a.items()
     }
 
 
 def combine_stats_over(stats: Stats, axis: str) -> Stats:
-    """Returns the stats of all devices along a mesh axis together. For use under shard_map."""
+    """Combines the stats of all devices along a mesh axis. For use under shard_map."""
     maxima = {name: lax.pmax(x, axis) for name, x in stats.items() if is_maximum(name)}
     sums = {name: x for name, x in stats.items() if not is_maximum(name)}
     return lax.psum(sums, axis) | maxima
@@ -237,13 +249,13 @@ def make_sequence_sum(
     segments: Int[Array, "B T"],
     trained: Bool[Array, "B T"],
     layout: RowLayout,
-) -> algorithms.SequenceSum:
-    """Returns a function that gives every token the sum of x f32[B, T] over the trained tokens of
-    the token's own sequence.
+) -> SequenceSum:
+    """Returns a function that sums x f32[B, T] over the trained tokens of each token's sequence.
 
-    T = slots * slot: the prefix of the rows has been left out.
+    T = slots * slot, because the rows have no prefix here.
     """
-    # A segment's number is at most the length of its slot, so these numbers are unique in a row.
+    # A segment's number is at most the length of its slot, so the sequence numbers are unique in a
+    # row.
     slot = jnp.arange(layout.slots * layout.slot) // layout.slot
     sequence = slot * (layout.slot + 1) + segments
     num_sequences = layout.slots * (layout.slot + 1)
@@ -255,3 +267,24 @@ def make_sequence_sum(
         return jax.vmap(sum_row)(jnp.where(trained, x, 0), sequence)
 
     return sequence_sum
+
+
+def expert_metrics(stats: Sequence[Mapping[str, np.ndarray]]) -> dict[str, float]:
+    """Returns how evenly the tokens of an update are spread over the experts of a model.
+
+    `stats` are those of optimizer steps, on the host. The metrics are empty for a dense model, and
+    where no token went through the model. A layer's violation is the load of its busiest expert
+    divided by the mean load, minus 1 (Wang et al. 2024, arXiv:2408.15664, their MaxVio).
+    """
+    loads = [sums["expert_load"] for sums in stats if "expert_load" in sums]
+    load = np.sum(loads, axis=0, dtype=np.float64)  # [L, X]
+    if not np.any(load):
+        return {}
+    largest = load.max(axis=1)
+    violations = largest / load.mean(axis=1) - 1
+    return {
+        "experts/violation": float(violations.mean()),
+        "experts/violation_max": float(violations.max()),
+        "experts/largest_load": float((largest / load.sum(axis=1)).max()),
+        "experts/unused": float(np.mean(load == 0)),
+    }

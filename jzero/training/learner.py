@@ -1,28 +1,28 @@
 """The jitted programs of one model on one mesh: `score` and `update`.
 
-These are the only places of training that run a model or differentiate. They read packed rows, as
-`types.Batch` of [M, B, T], one batch for each row layout.
+Training runs and differentiates a model only here. The programs read packed rows, as `types.Batch`
+of [M, B, T], one batch for each row layout.
 
     score   parameters, batches -> log-probability (or value) of every target
     update  State, batches      -> next State, and sums of diagnostics
 
-What is trained, `State.params`, is the whole model or an adapter on the frozen `State.base`
-(`model.adapter`). `score` takes the parameters of a whole model, which `weights` makes of a State
-without a copy. `update` differentiates by what is trained alone.
+The trained parameters, `State.params`, are the full model or an adapter on the frozen `State.base`
+(`model.adapter`). `score` takes the parameters of a full model, which `weights` builds from a State
+without a copy. `update` differentiates only with respect to the trained parameters.
 
-`update` makes one optimizer step. The gradient is summed over all microbatches of all layouts in
-one program. The loss is never averaged inside the program: the host has divided the weights of
-tokens by whatever the algorithm asks for, over the whole optimizer step. Therefore packing,
-microbatches and the mesh cannot change what is optimized. Diagnostics are sums for the same reason,
-and the host divides them.
+`update` makes one optimizer step. Gradient accumulation over all microbatches of all layouts runs
+inside one program. The loss is never averaged inside the program: the host normalizes the token
+weights as the algorithm requires, over the whole optimizer step. Therefore packing, microbatches
+and the mesh cannot change the objective. Diagnostics are sums for the same reason, and the host
+divides them.
 
 How rows and parameters are split:
-  data only         `shard_map`: every device sums the gradient of its own rows, and the devices are
-                    summed once, at the end of the step.
-  fsdp, context     rows are split, or their parts (`distributed.context`), the parameters keep
-  or tensor         their shardings, and XLA places the collectives. `shard_map` over the data axis
-                    alone is not possible here: XLA aborts on a gather inside it while the other
-                    axes are automatic.
+  data only         `shard_map`: every device sums the gradient of its rows, and one psum at the end
+                    of the step sums over the devices.
+  fsdp, context     rows, or parts of rows (`distributed.context`), are split; the parameters keep
+  or tensor         their shardings, and XLA places the collectives. `shard_map` over only the data
+                    axis is not possible here: XLA aborts on a gather inside it while the other axes
+                    are automatic.
 """
 
 from collections.abc import Callable, Sequence
@@ -66,6 +66,7 @@ from jzero.training.heads import (
     policy_head,
     summed_stats,
     tokens_with_loss,
+    trained_targets,
 )
 from jzero.training.optimizer import optimizer
 from jzero.training.packing import PackedBatch
@@ -73,12 +74,12 @@ from jzero.types import Batch, RowLayout, State
 
 # One batch for each row layout.
 Batches = tuple[Batch[jax.Array], ...]
-# A jitted function and the abstract arguments that it is compiled for ahead of time.
+# A jitted function and its abstract arguments for ahead-of-time compilation.
 Program = tuple[jax.stages.Wrapped, tuple]
 
 
 class Learner:
-    """The jitted programs of one model on one mesh, with the settings that they share."""
+    """The jitted programs of one model on one mesh, and their common settings."""
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class Learner:
         mesh: Mesh,
         replays_routes: bool = False,
     ) -> None:
-        """replays_routes: sends tokens to the experts that `Batch.routes` names."""
+        """replays_routes: router replay, tokens go to the experts in `Batch.routes`."""
         self.model = model
         self.replays_routes = replays_routes
         self.compute = compute
@@ -102,7 +103,7 @@ class Learner:
         self.row_sharding = NamedSharding(mesh, ROWS)
         self.adapter = compute.adapter
         self.model_shardings = param_shardings(model, mesh)
-        # Of what is trained: the whole model without an adapter.
+        # Shardings of the trained parameters: the adapter, or the full model without one.
         self.shardings = self.model_shardings
         if self.adapter.rank:
             self.shardings = adapter_shardings(model, self.adapter, mesh)
@@ -114,14 +115,16 @@ class Learner:
 
         self.packed_attention = attention.choose(compute.kernels, mesh).packed
         if not self.is_data_parallel:
-            # XLA cannot split a kernel by itself.
+            # XLA cannot partition a kernel by itself.
             kernel, parts = self.packed_attention, ()
             if self.context > 1:
+                # Context parallelism: devices share the tokens of a row, but attention needs all.
                 kernel = context.attend_to_all_tokens(kernel, self.context)
                 parts = ("context",)
             self.packed_attention = attention.split_over_mesh(
                 kernel, mesh.shape["tensor"], ROW_AXES, mesh, parts
             )
+        # A program under shard_map (data parallelism only) sees one shard of the rows.
         self.exact = None
         if compute.exact:
             self.exact = exact_rows(mesh, 1 if self.is_data_parallel else row_shards(mesh))
@@ -129,9 +132,9 @@ class Learner:
     # -- state -----------------------------------------------------------------------------------
 
     def abstract_state(self) -> State:
-        """Returns the shapes and shardings of a State, as restoring a checkpoint needs them.
+        """Returns the shapes and shardings of a State, for restoring a checkpoint.
 
-        A checkpoint does not hold the base, so the State has none.
+        The State has no base, because checkpoints do not contain the base.
         """
         if self.adapter.rank:
             params = adapters.abstract(self.model, self.adapter)
@@ -146,7 +149,7 @@ class Learner:
             return jax.tree.structure(tree) == params_structure
 
         def shardings_of(tree: object) -> qwen.Params | NamedSharding:
-            # Adam's moments are trees like the parameters, and are split like them.
+            # Adam's moments have the parameters' tree structure and shardings.
             return self.shardings if is_like_params(tree) else self.replicated
 
         def place(x: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
@@ -157,7 +160,7 @@ class Learner:
 
     @cached_property
     def state_shardings(self) -> State:
-        """The sharding of every leaf of a State."""
+        """Returns the sharding of every leaf of a State."""
 
         def sharding_of(x: jax.ShapeDtypeStruct) -> NamedSharding:
             return x.sharding
@@ -165,23 +168,27 @@ class Learner:
         return jax.tree.map(sharding_of, self.abstract_state())
 
     def abstract_base(self) -> qwen.Params:
-        """Returns the shapes and shardings of the frozen base; empty without an adapter."""
+        """Returns the shapes and shardings of the frozen base, or {} without an adapter."""
         if not self.adapter.rank:
             return {}
         compute = self.compute
         return abstract_base(self.model, self.mesh, compute.dtype, compute.is_base_quantized)
 
     def init_params(self, seed: int) -> qwen.Params:
-        """Returns random parameters of the model, drawn where they will lie."""
+        """Returns random parameters of the model, drawn on the devices in their final sharding."""
 
         def init(seed: jax.Array) -> qwen.Params:
             return qwen.init(self.model, jax.random.key(seed))
 
+        # The seed is an argument, so another seed does not recompile.
         draw = jax.jit(init, out_shardings=self.model_shardings)
         return draw(collectives.put_global(np.uint32(seed), self.replicated))
 
     def init_adapter(self, seed: int) -> qwen.Params:
-        """Returns a new adapter, for a critic with its head, drawn where it will lie."""
+        """Returns a new adapter, drawn on the devices in its final sharding.
+
+        A critic's adapter includes the value head.
+        """
 
         def init(seed: jax.Array) -> qwen.Params:
             return adapters.init(self.model, self.adapter, jax.random.key(seed))
@@ -190,9 +197,9 @@ class Learner:
         return draw(collectives.put_global(np.uint32(seed), self.replicated))
 
     def first_adapter(self, seed: int) -> qwen.Params:
-        """Returns the adapter that a run starts from: a new one, or that of model.adapter.path.
+        """Returns a run's initial adapter: the adapter at model.adapter.path, or a new adapter.
 
-        A critic always has a new one, for the adapter that is given is a policy's.
+        A critic always starts from a new adapter, because model.adapter.path has a policy's.
         """
         if not self.adapter.path or self.model.value_head:
             return self.init_adapter(seed)
@@ -200,22 +207,22 @@ class Learner:
         return peft.load(directory, self.model, self.adapter, self.shardings)
 
     def load_params(self, directory: Path | None, seed: int) -> qwen.Params:
-        """Returns the model's parameters in a Hugging Face directory, or random ones if it is None.
+        """Returns the model's fp32 parameters from a Hugging Face directory.
 
-        They are fp32.
+        If `directory` is None, the parameters are random.
         """
         if directory is None:
             return self.init_params(seed)
         return huggingface.load(directory, self.model, self.model_shardings)
 
     def load_base(self, directory: Path) -> qwen.Params:
-        """Returns the model in a Hugging Face directory as the base of an adapter."""
+        """Returns the model of a Hugging Face directory as the base of an adapter."""
         return load_base(directory, self.model, self.mesh, self.compute)
 
     def freeze(self, params: qwen.Params) -> qwen.Params:
-        """Returns the model's parameters as the base of an adapter. They are consumed.
+        """Converts the model's parameters to the base of an adapter. `params` is consumed.
 
-        Without an adapter nothing is frozen, and `params` are returned as they are.
+        Without an adapter `params` is returned unchanged.
         """
         if not self.adapter.rank:
             return params
@@ -223,34 +230,35 @@ class Learner:
         return freeze(params, self.model, self.mesh, compute.dtype, compute.is_base_quantized)
 
     def start(self, params: qwen.Params) -> State:
-        """Returns a State with a fresh optimizer around `params`, which are not copied."""
+        """Returns a State of `params`, which are not copied, and a new optimizer state."""
         init = jax.jit(self.optimizer.init, out_shardings=self.state_shardings.opt_state)
         step = collectives.put_global(np.int32(0), self.replicated)
         return State(params, init(params), step)
 
     def start_on(self, params: qwen.Params, seed: int) -> State:
-        """Returns the first State of a run that starts from a model, as `freeze` returned it.
+        """Returns the first State of a run that starts from a model.
 
-        It trains the model, or an adapter on the model.
+        `params` is the return value of `freeze`. The State trains the model itself or an adapter
+        on the model.
         """
         if not self.adapter.rank:
             return self.start(params)
         return replace(self.start(self.first_adapter(seed)), base=params)
 
     def weights(self, state: State) -> qwen.Params:
-        """Returns the parameters of the whole model. Its arrays are those of `state`."""
+        """Returns the parameters of the full model. They share the arrays of `state`."""
         return self.whole(state.base, state.params)
 
     def whole(self, base: qwen.Params, trained: qwen.Params) -> qwen.Params:
         """Returns the parameters of the whole model from an adapter and its base."""
-        return adapters.whole(base, trained, self.adapter.scale)
+        return adapters.full_params(base, trained, self.adapter.scale)
 
     # -- running the programs --------------------------------------------------------------------
 
     def put(self, packed: Sequence[PackedBatch]) -> tuple[Batches, jax.Array]:
         """Copies packed batches to the mesh.
 
-        Returns the batches, and i32[layouts] with the number of microbatches that hold something.
+        Returns the batches and i32[layouts], the number of non-empty microbatches.
         """
 
         def put_rows(field: np.ndarray) -> jax.Array:
@@ -267,23 +275,25 @@ class Learner:
         counts: jax.Array,
         layouts: Sequence[RowLayout],
         lr: float,
-        fresh: bool = True,
+        is_on_policy: bool = True,
     ) -> tuple[State, Stats]:
         """Makes one optimizer step over all microbatches of all layouts.
 
-        `state` is donated, but for its base: the next State takes its memory, and the caller must
+        `state` is donated, except its base: the next State takes its memory, and the caller must
         not use it again.
 
-        `fresh` says that no optimizer step has been made since the rollouts were scored. The policy
-        is then its own pi_old, and every ratio is exactly 1 whatever `old_logps` holds.
+        `is_on_policy` means that no optimizer step was made since the rollouts were scored. The
+        policy is then identical to pi_old, and every ratio is exactly 1, regardless of `old_logps`.
 
-        Returns the next State and fp32 scalars. They are sums over trained tokens (`tokens` counts
-        the tokens), but for those that `heads.summed_stats` names and two more: `grad_norm` is the
-        norm of the gradient before clipping, and `skipped` is 1 if that norm was above
-        optimizer.skip_norm, so that the State did not change. A model with experts has
-        `expert_load` f32[L, X] as well, the tokens of every expert, prompts too.
+        Returns the next State and fp32 scalars. The scalars are sums over trained tokens (`tokens`
+        counts the tokens), except the stats that `heads.summed_stats` lists and two others:
+        `grad_norm` is the norm of the gradient before clipping, and `skipped` is 1 if that norm was
+        above optimizer.skip_norm, in which case the State did not change. An MoE model also has
+        `expert_load` f32[L, X], the number of tokens of every expert, including prompt tokens.
         """
-        next_state, stats, _ = self.update_with_logps(state, batches, counts, layouts, lr, fresh)
+        next_state, stats, _ = self.update_with_logps(
+            state, batches, counts, layouts, lr, is_on_policy
+        )
         return next_state, stats
 
     def update_with_logps(
@@ -293,19 +303,20 @@ class Learner:
         counts: jax.Array,
         layouts: Sequence[RowLayout],
         lr: float,
-        fresh: bool = True,
+        is_on_policy: bool = True,
     ) -> tuple[State, Stats, list[jax.Array | None]]:
-        """Does the same as `update`; also returns the log-probabilities before the step.
+        """Does the same as `update`, and also returns the log-probabilities before the step.
 
-        With model.exact they are one f32[M, B, T] for each layout, as those of `score`, and
-        otherwise None.
+        With model.exact there is one f32[M, B, T] for each layout, as `score` returns them. Without
+        model.exact the log-probabilities are None.
         """
+        # The state is donated, so the base, which must survive, is a separate argument.
         next_state, stats, logps = self.update_program(
             replace(state, base={}),
             batches,
             counts,
             collectives.put_global(np.float32(lr), self.replicated),
-            collectives.put_global(np.bool_(fresh), self.replicated),
+            collectives.put_global(np.bool_(is_on_policy), self.replicated),
             state.base,
             tuple(layouts),
         )
@@ -318,21 +329,41 @@ class Learner:
         counts: jax.Array,
         layouts: Sequence[RowLayout],
     ) -> list[jax.Array]:
-        """Returns the head's first output: the log-probability of every target, or its value.
+        """Returns the head's first output: the log-probability or the value of every target.
 
-        One f32[M, B, T] for each layout; 0 in microbatches beyond `counts` and in the prefix.
+        There is one f32[M, B, T] for each layout. It is 0 in the prefix and in microbatches from
+        `counts` on.
         """
         return self.score_program(params, scored_fields(batches), counts, tuple(layouts))
 
     @cached_property
     def score_program(self) -> jax.stages.Wrapped:
-        # Scores lie as `put` places rows. If they lay elsewhere, the program that reads them as a
-        # field of a batch would be compiled once more.
+        # Scores have the sharding that `put` gives to rows. With another sharding, the program that
+        # reads them as a field of a batch would be compiled a second time.
         return jax.jit(
             self._score,
             static_argnums=3,
             out_shardings=self.row_sharding,
-            compiler_options=options_of_training(self.mesh, self.exact),
+            compiler_options=training_options(self.mesh, self.exact),
+        )
+
+    def entropies(
+        self,
+        params: qwen.Params,
+        batches: Batches,
+        counts: jax.Array,
+        layouts: Sequence[RowLayout],
+    ) -> list[jax.Array]:
+        """Returns the entropy at every target: the policy head's second output, as in `score`."""
+        return self.entropy_program(params, scored_fields(batches), counts, tuple(layouts))
+
+    @cached_property
+    def entropy_program(self) -> jax.stages.Wrapped:
+        return jax.jit(
+            partial(self._score, output=1),
+            static_argnums=3,
+            out_shardings=self.row_sharding,
+            compiler_options=training_options(self.mesh, self.exact),
         )
 
     @cached_property
@@ -342,7 +373,7 @@ class Learner:
             static_argnums=6,
             donate_argnums=0,
             out_shardings=(self.state_shardings, self.replicated, self.row_sharding),
-            compiler_options=options_of_training(self.mesh, self.exact),
+            compiler_options=training_options(self.mesh, self.exact),
         )
 
     def programs(
@@ -358,14 +389,17 @@ class Learner:
         placed = jax.tree.map(partial(abstract, place=self.row_sharding), tuple(batches))
         counts = abstract(np.zeros(len(layouts), np.int32), self.replicated)
         lr = abstract(np.float32(0), self.replicated)
-        fresh = abstract(np.bool_(True), self.replicated)
+        is_on_policy = abstract(np.bool_(True), self.replicated)
         state = self.abstract_state()
         base = self.abstract_base()
         weights = self.whole(base, state.params)
         static = tuple(layouts)
         return {
             "score": (self.score_program, (weights, scored_fields(placed), counts, static)),
-            "update": (self.update_program, (state, placed, counts, lr, fresh, base, static)),
+            "update": (
+                self.update_program,
+                (state, placed, counts, lr, is_on_policy, base, static),
+            ),
         }
 
     # -- what the programs compute ---------------------------------------------------------------
@@ -373,11 +407,11 @@ class Learner:
     def _outputs(
         self, params: qwen.Params, batch: Batch[jax.Array], layout: RowLayout
     ) -> tuple[tuple[jax.Array, ...], Stats]:
-        """Returns the head's outputs at the inputs after the prefix, f32[B, T - prefix] each.
+        """Returns the head's outputs after the prefix, f32[B, T - prefix] each, and layer stats.
 
-        Returns stats of the layers as well: the tokens of every expert f32[L, X], if there are any.
+        The layer stats of an MoE model are the tokens of every expert, f32[L, X].
 
-        The prefix is left out because nothing in it predicts a trained token: the prompt's last
+        The prefix is left out because no position in it predicts a trained token: the prompt's last
         token is an input of every response.
         """
 
@@ -391,20 +425,22 @@ class Learner:
                 return context.recur_over_all_tokens(
                     inputs, batch.segments, layout, self.mesh
                 ), carry
-            of_rows = recurrence(self.compute.exact).rows
-            return recur_packed(inputs, batch.segments, layout, of_rows), carry
+            recur_rows = recurrence(self.compute.exact).rows
+            return recur_packed(inputs, batch.segments, layout, recur_rows), carry
 
+        # Without router replay the model's router chooses the experts.
         if not self.replays_routes:
             batch = replace(batch, routes=None)
-        # What attention alone sees whole. To everything else the parts of rows are rows.
-        own = self._parts(batch)
-        is_token = own.segments > 0
-        carry = experts.start(self.model, None, is_token, self.expert_placement, own.routes)
+        # Only `attend` and `recur` see complete rows. With context parallelism the rest of the
+        # model treats each part of a row as a row.
+        parts = self._parts(batch)
+        is_token = parts.segments > 0
+        carry = experts.start(self.model, None, is_token, self.expert_placement, parts.routes)
         hidden, carry = qwen.forward(
             self.model,
             params,
-            own.tokens,
-            own.positions,
+            parts.tokens,
+            parts.positions,
             attend,
             carry,
             dtype=jnp.dtype(self.compute.dtype),
@@ -414,16 +450,16 @@ class Learner:
             rotates_by_product=self.mesh.devices.flat[0].platform == "tpu",
         )
         if not self.is_data_parallel:
-            # Left alone, XLA splits the activations as fsdp splits the weights, and sums
-            # activations over devices in every layer instead of gathering the layer's weights.
+            # Without this constraint XLA splits the activations as fsdp splits the weights, and
+            # sums activations over devices in every layer instead of gathering the layer's weights.
             rows = NamedSharding(self.mesh, P(token_axes(self.mesh)))
             hidden = lax.with_sharding_constraint(hidden, rows)
-        outputs = self._head_outputs(params, hidden, own, layout)
+        outputs = self._head_outputs(params, hidden, parts, layout)
         _, load = experts.finish(carry)
         return outputs, {} if load is None else {"expert_load": load.astype(jnp.float32)}
 
     def _parts(self, batch: Batch[jax.Array]) -> Batch[jax.Array]:
-        """Returns what the model and the head read of a microbatch, cut where devices share rows.
+        """Returns the fields that the model and the head read, split for context parallelism.
 
         Fields [B, T] become [B * context, part].
         """
@@ -441,13 +477,14 @@ class Learner:
     ) -> tuple[jax.Array, ...]:
         """Returns the head's outputs at the inputs after the prefix, f32[B, T - prefix] each.
 
-        `hidden` and `batch` are those of parts of rows, where devices share them.
+        With context parallelism `hidden` and `batch` have parts of rows, as `_parts` returns them.
         """
         if self.context == 1:
             body = slice(layout.prefix, None)
             kept = None if batch.kept is None else batch.kept[:, body]
             return self.head.outputs(params, hidden[:, body], batch.targets[:, body], kept)
-        # To cut the prefix off here would move tokens between devices.
+        # With context parallelism, cutting the prefix before the head would move tokens between
+        # devices, so it is cut after the head.
         outputs = self.head.outputs(params, hidden, batch.targets, batch.kept)
         rows = (context.to_rows(output, self.mesh, layout.tokens) for output in outputs)
         return tuple(row[:, layout.prefix :] for row in rows)
@@ -458,21 +495,21 @@ class Learner:
         base: qwen.Params,
         batch: Batch[jax.Array],
         layout: RowLayout,
-        fresh: jax.Array,
+        is_on_policy: jax.Array,
     ) -> tuple[jax.Array, tuple[Stats, jax.Array | None]]:
         """Returns the loss of one microbatch, the sums of its diagnostics, and its log-probs.
 
-        `params` are what is trained, on `base` if that is not empty. Log-probabilities are
-        returned with model.exact alone, f32[B, T - prefix].
+        `params` are the trained parameters: an adapter on `base`, or the full model if `base` is
+        empty. Log-probabilities f32[B, T - prefix] are returned only with model.exact.
         """
         outputs, layer_stats = self._outputs(self.whole(base, params), batch, layout)
-        # The head's outputs have no prefix, so the fields that the loss reads have none either.
+        # The head's outputs start after the prefix, so the fields of the loss must do so too.
         body = without_prefix(batch, layout)
-        is_trained = body.weights > 0
-        sequence_sum = make_sequence_sum(body.segments, is_trained, layout)
-        terms, stats = self.head.loss(outputs, body, sequence_sum, fresh)
+        sequence_sum = make_sequence_sum(body.segments, trained_targets(body), layout)
+        terms, stats = self.head.loss(outputs, body, sequence_sum, is_on_policy)
         stats |= {"tokens": jnp.ones_like(terms)}
-        # `where` and not a product: what is not trained may be infinite or NaN, and 0 * NaN is NaN.
+        # `where` instead of a product: terms of untrained tokens can be infinite or NaN, and
+        # 0 * NaN is NaN.
         loss = jnp.where(tokens_with_loss(body), terms, 0).sum()
         sums = summed_stats(stats, body) | lax.stop_gradient(layer_stats)
         sums |= {"loss": lax.stop_gradient(loss)}
@@ -485,15 +522,12 @@ class Learner:
         base: qwen.Params,
         batch: Batch[jax.Array],
         layout: RowLayout,
-        fresh: jax.Array,
+        is_on_policy: jax.Array,
         index: jax.Array | int,
     ) -> tuple[tuple[qwen.Params, Stats], jax.Array | None]:
-        """Returns the gradient and the stats of microbatch `index` of a batch, and its log-probs
-        as `_loss` returns them.
-        """
-        gradient_of_loss = jax.grad(self._loss, has_aux=True)
+        loss_gradient = jax.grad(self._loss, has_aux=True)
         microbatch = take_microbatch(batch, index)
-        gradient, (stats, logps) = gradient_of_loss(params, base, microbatch, layout, fresh)
+        gradient, (stats, logps) = loss_gradient(params, base, microbatch, layout, is_on_policy)
         return (gradient, stats), logps
 
     def _gradient(
@@ -502,27 +536,30 @@ class Learner:
         base: qwen.Params,
         batches: Batches,
         counts: jax.Array,
-        fresh: jax.Array,
+        is_on_policy: jax.Array,
         layouts: tuple[RowLayout, ...],
     ) -> tuple[tuple[qwen.Params, Stats], list[jax.Array | None]]:
         """Returns the gradient and the stats, summed over every microbatch and every data shard.
 
-        The list has the log-probabilities of each layout with model.exact, and otherwise None.
+        The list has the log-probabilities of each layout with model.exact, and None without it.
         """
         total = None
         all_logps: list[jax.Array | None] = []
         for number, (batch, layout) in enumerate(zip(batches, layouts, strict=True)):
-            gradient = partial(self._microbatch_gradient, params, base, batch, layout, fresh)
+            gradient = partial(self._microbatch_gradient, params, base, batch, layout, is_on_policy)
+            # The zeros to start from, shaped like one microbatch's gradient and stats.
             if total is None:
                 total = jax.tree.map(zeros_in_fp32, jax.eval_shape(gradient, 0)[0])
             logps = None if self.exact is None else jnp.zeros(batch.tokens.shape, jnp.float32)
-            # The number of microbatches is data: a step with fewer of them does not compile anew.
+            # The number of microbatches is an argument, not a constant, so a step with fewer
+            # microbatches does not recompile.
             add = partial(add_gradient, gradient, layout.prefix)
             total, logps = lax.fori_loop(0, counts[number], add, (total, logps))
             all_logps.append(logps)
         assert total is not None, f"{layouts=}"
         if self.is_data_parallel:
             gradient, stats = total
+            # The devices are summed once, after all microbatches.
             total = lax.psum(gradient, "data"), combine_stats_over(stats, "data")
         return total, all_logps
 
@@ -532,22 +569,20 @@ class Learner:
         batches: Batches,
         counts: jax.Array,
         lr: jax.Array,
-        fresh: jax.Array,
+        is_on_policy: jax.Array,
         base: qwen.Params,
         layouts: tuple[RowLayout, ...],
     ) -> tuple[State, Stats, list[jax.Array | None]]:
-        """Computes what `update_with_logps` returns.
-
-        `state` has no base, and the layouts are static.
-        """
         summed_gradient = self._over_data(
             partial(self._gradient, layouts=layouts),
             in_specs=(P(), P(), P(None, "data"), P(), P()),
             out_specs=(P(), P(None, "data")),
         )
-        summed, logps = summed_gradient(state.params, base, batches, counts, fresh)
+        summed, logps = summed_gradient(state.params, base, batches, counts, is_on_policy)
         gradient, stats = summed
 
+        # The learning rate is an argument instead of a part of the optimizer chain, so a schedule
+        # does not recompile the program.
         def descend(param: jax.Array, change: jax.Array) -> jax.Array:
             return param - lr * change
 
@@ -555,14 +590,15 @@ class Learner:
         params = jax.tree.map(descend, state.params, step)
         next_state = State(params, opt_state, state.step + 1)
 
+        # With optimizer.skip_norm a step with a large gradient keeps the previous state.
         grad_norm = optax.tree.norm(gradient)
         stats |= {"grad_norm": grad_norm, "skipped": jnp.float32(0)}
         if self.settings.skip_norm:
-            # The comparison is false if the norm is NaN, so such a step is skipped as well.
+            # A NaN norm makes the comparison false, so a step with a NaN gradient is skipped too.
             is_kept = grad_norm <= self.settings.skip_norm
 
-            def choose(after: jax.Array, before: jax.Array) -> jax.Array:
-                return jnp.where(is_kept, after, before)
+            def choose(updated: jax.Array, previous: jax.Array) -> jax.Array:
+                return jnp.where(is_kept, updated, previous)
 
             next_state = jax.tree.map(choose, next_state, state)
             stats["skipped"] = 1 - is_kept.astype(jnp.float32)
@@ -574,14 +610,15 @@ class Learner:
         batches: Batches,
         counts: jax.Array,
         layouts: tuple[RowLayout, ...],
+        output: int = 0,
     ) -> list[jax.Array]:
-        """Computes what `score` returns. The layouts are static."""
+        """Returns output `output` of the head, as `score` describes the first output."""
 
         def score_layouts(
             params: qwen.Params, batches: Batches, counts: jax.Array
         ) -> list[jax.Array]:
             return [
-                self._score_layout(params, batch, layout, count)
+                self._score_layout(params, batch, layout, count, output)
                 for batch, layout, count in zip(batches, layouts, counts, strict=True)
             ]
 
@@ -598,12 +635,13 @@ class Learner:
         batch: Batch[jax.Array],
         layout: RowLayout,
         count: jax.Array,
+        output: int,
     ) -> jax.Array:
-        """Returns the scores of the first `count` microbatches of one layout, f32[M, B, T]."""
+        """Scores the first `count` microbatches of one layout, f32[M, B, T]; the others are 0."""
 
         def score_microbatch(index: jax.Array, scores: jax.Array) -> jax.Array:
-            (values, *_), _ = self._outputs(params, take_microbatch(batch, index), layout)
-            return scores.at[index, :, layout.prefix :].set(values)
+            outputs, _ = self._outputs(params, take_microbatch(batch, index), layout)
+            return scores.at[index, :, layout.prefix :].set(outputs[output])
 
         scores = jnp.zeros(batch.tokens.shape, jnp.float32)
         return lax.fori_loop(0, count, score_microbatch, scores)
@@ -611,7 +649,7 @@ class Learner:
     def _over_data(
         self, function: Callable, in_specs: tuple[P, ...], out_specs: P | tuple[P, ...]
     ) -> Callable:
-        """Returns `function` under shard_map if rows are all that is split, else unchanged."""
+        """Wraps `function` in shard_map if the mesh has only the data axis."""
         if not self.is_data_parallel:
             return function
         return jax.shard_map(
@@ -620,39 +658,38 @@ class Learner:
 
 
 def policy_learner(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Learner:
-    """Returns the learner of the policy. `score` returns log-probabilities of the targets."""
+    """Returns the policy's learner. Its `score` returns log-probabilities of the targets."""
     head = policy_head(model, config, mesh)
     replays_routes = config.rollout.routing_replay
     return Learner(model, config.model, config.optimizer, head, mesh, replays_routes)
 
 
 def critic_learner(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Learner:
-    """Returns the learner of the critic. `score` returns values of the states before targets."""
+    """Returns the critic's learner. Its `score` returns values of the states before targets."""
     head = critic_head(config.algorithm)
+    # The critic has the policy's architecture with a value head.
     with_value = replace(model, value_head=True)
-    # Nobody samples from a critic.
+    # The critic is never sampled, so it need not match a sampler exactly.
     compute = replace(config.model, exact=False)
-    return Learner(with_value, compute, config.critic.optimizer, head, mesh)
+    return Learner(with_value, compute, config.critic_optimizer, head, mesh)
 
 
-def options_of_training(mesh: Mesh, exact: ExactRows | None) -> dict[str, bool | str] | None:
-    """Returns XLA's options for programs of training, or None for those that XLA has anyway."""
+def training_options(mesh: Mesh, exact: ExactRows | None) -> dict[str, bool | str] | None:
+    """Returns the XLA options for training programs, or None for XLA's defaults."""
     options = tpu_options(mesh) | (compiler_options(exact) or {})
     if mesh.devices.flat[0].platform == "tpu":
-        # Where the weights of a product are split, XLA:TPU would multiply by one part after the
-        # other while the next part arrives, and add up results of whole size in HBM. An update of
-        # Qwen2.5-3B on v5e:2x4 then has twice as many cycles (docs/log.md). No product is as large
-        # as this number of MiB, so weights are gathered before they are multiplied by.
+        # Where the weights of a product are sharded, XLA:TPU overlaps the product with the
+        # transfer of the shards (windowed einsum) and accumulates results of full size in HBM. An
+        # update of Qwen2.5-3B on v5e:2x4 then takes twice as many cycles (lab/log.md). No product
+        # reaches this threshold in MiB, so weights are always gathered before they are multiplied.
         options["xla_jf_spmd_threshold_for_windowed_einsum_mib"] = "1000000"
     return options or None
 
 
 def scored_fields(batches: Sequence[Batch]) -> tuple[Batch, ...]:
-    """Returns batches with only the fields that a score reads.
-
-    The other fields are set as a step goes on. If they were arguments of the score program, the
-    program would be compiled again for each set of fields that are not None.
-    """
+    """Returns batches with only the fields that a score reads."""
+    # The stages of a step set the other fields. As arguments of the score program they would cause
+    # a recompilation for each set of fields that are not None.
     return tuple(
         Batch(
             batch.tokens,
@@ -676,7 +713,7 @@ def take_microbatch(batch: Batch[jax.Array], index: jax.Array | int) -> Batch[ja
 
 
 def without_prefix(batch: Batch[jax.Array], layout: RowLayout) -> Batch[jax.Array]:
-    """Returns the slots of a microbatch: fields [B, T] become [B, T - prefix]."""
+    """Returns a microbatch without its prefix: fields [B, T] become [B, T - prefix]."""
 
     def cut(field: jax.Array) -> jax.Array:
         return field[:, layout.prefix :]
@@ -685,7 +722,8 @@ def without_prefix(batch: Batch[jax.Array], layout: RowLayout) -> Batch[jax.Arra
 
 
 def zeros_in_fp32(x: jax.ShapeDtypeStruct) -> jax.Array:
-    """Returns zeros of the shape of `x`, whatever its type: gradients are summed in fp32."""
+    """Returns fp32 zeros of the shape of `x`."""
+    # Gradients are summed in fp32, whatever the parameters' dtype.
     return jnp.zeros(x.shape, jnp.float32)
 
 
@@ -695,9 +733,9 @@ def add_gradient(
     index: jax.Array,
     so_far: tuple[tuple[qwen.Params, Stats], jax.Array | None],
 ) -> tuple[tuple[qwen.Params, Stats], jax.Array | None]:
-    """Adds the gradient and the stats of microbatch `index` to those so far.
+    """Adds the gradient and the stats of microbatch `index` to the totals in `so_far`.
 
-    The log-probabilities of the microbatch, if there are any, are written behind the prefix.
+    The log-probabilities of the microbatch, if any, are written after the prefix.
     """
     (total_gradient, total_stats), all_logps = so_far
     (microbatch_gradient, stats), logps = gradient(index)

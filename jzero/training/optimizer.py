@@ -1,7 +1,7 @@
-"""AdamW as a chain of Optax transformations, and the schedules of its learning rate.
+"""AdamW as a chain of Optax transformations, and its learning rate schedules.
 
-The learning rate is not part of the chain. The host computes it for every optimizer step and passes
-it to `Learner.update`, so one compiled program serves the whole schedule.
+The learning rate is not part of the chain. The host computes the rate for every optimizer step and
+passes it to `Learner.update`, so one compiled program serves the whole schedule.
 """
 
 import functools
@@ -19,7 +19,7 @@ from jzero.model import qwen
 
 
 def optimizer(settings: OptimizerConfig) -> optax.GradientTransformation:
-    """Returns AdamW (arXiv:1711.05101) without its learning rate, after clipping by global norm."""
+    """Returns clipping by global norm and AdamW (arXiv:1711.05101) without its learning rate."""
     clip = optax.identity()
     if settings.clip_norm:
         clip = optax.clip_by_global_norm(settings.clip_norm)
@@ -36,11 +36,9 @@ def optimizer(settings: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def decayed_parameters(params: qwen.Params) -> qwen.Params:
-    """Returns a tree of booleans: True for matrices, which decay, and False for the rest.
+    """Returns a tree of booleans: True for weight matrices, which decay, else False."""
 
-    The name decides and not the number of axes: a bias of q is [H, D].
-    """
-
+    # The name decides instead of the number of axes, because the bias of q is [H, D].
     def decays(path: jax.tree_util.KeyPath, _leaf: jax.Array) -> bool:
         name = path[-1].key
         return not name.endswith(("bias", "norm", "decay"))
@@ -48,16 +46,20 @@ def decayed_parameters(params: qwen.Params) -> qwen.Params:
     return jax.tree.map_with_path(decays, params)
 
 
-# Schedules of the learning rate.
+# Learning rate schedules.
 
 
 class Decay(NamedTuple):
-    """What a schedule needs to know of the optimizer steps after the warm-up."""
+    """The parameters of a schedule, for the optimizer steps after the warm-up."""
 
-    lr: float  # before the first of them
-    last_lr: float  # in the step after the last of them
-    power: float  # of the polynomial
-    steps: int  # at least 1
+    lr: float  # the peak, at the end of the warm-up
+    last_lr: float  # in the step after the last step
+    power: float  # exponent of polynomial
+    steps: int  # steps after the warm-up, at least 1
+    last_steps: int  # steps in which wsd decays, at most `steps`
+    shape: str  # shape of the decay of wsd, a key of SHAPES
+    cycles: int  # cycles of cosine_restarts
+    timescale: int  # timescale of inverse_sqrt
 
 
 def _constant(decay: Decay) -> optax.Schedule:
@@ -77,48 +79,110 @@ def _cosine(decay: Decay) -> optax.Schedule:
     return optax.cosine_decay_schedule(decay.lr, decay.steps, alpha=last_share)
 
 
+def _sqrt(decay: Decay) -> optax.Schedule:
+    """Decays as 1 - sqrt(done) (Hägele et al. 2024, arXiv:2405.18392)."""
+
+    def schedule(step: ArrayLike) -> ArrayLike:
+        done = jnp.minimum(jnp.asarray(step) / decay.steps, 1.0)
+        return decay.last_lr + (decay.lr - decay.last_lr) * (1 - jnp.sqrt(done))
+
+    return schedule
+
+
+SHAPES: dict[str, Callable[[Decay], optax.Schedule]] = {
+    "cosine": _cosine,
+    "linear": _linear,
+    "sqrt": _sqrt,
+}
+
+
+def _wsd(decay: Decay) -> optax.Schedule:
+    """Warm-up, stable, decay (MiniCPM, arXiv:2404.06395): constant until the last steps."""
+    num_stable = decay.steps - decay.last_steps
+    if not decay.last_steps:
+        return _constant(decay)
+    fall = SHAPES[decay.shape](decay._replace(steps=decay.last_steps))
+    return optax.join_schedules([_constant(decay), fall], [num_stable])
+
+
+def _inverse_sqrt(decay: Decay) -> optax.Schedule:
+    """Decays as 1 / sqrt(step) with the last rate as lower bound."""
+
+    def schedule(step: ArrayLike) -> ArrayLike:
+        share = jnp.sqrt(decay.timescale / (decay.timescale + jnp.asarray(step)))
+        return jnp.maximum(decay.lr * share, decay.last_lr)
+
+    return schedule
+
+
+def _cosine_restarts(decay: Decay) -> optax.Schedule:
+    """Cosines of equal length, each from the peak to the last rate (arXiv:1608.03983)."""
+
+    def schedule(step: ArrayLike) -> ArrayLike:
+        done = jnp.asarray(step) / decay.steps
+        done_of_cycle = jnp.where(done < 1, (decay.cycles * done) % 1, 1.0)
+        share = 0.5 * (1 + jnp.cos(jnp.pi * done_of_cycle))
+        return decay.last_lr + (decay.lr - decay.last_lr) * share
+
+    return schedule
+
+
 SCHEDULES: dict[str, Callable[[Decay], optax.Schedule]] = {
     "constant": _constant,
     "linear": _linear,
     "polynomial": _polynomial,
     "cosine": _cosine,
+    "wsd": _wsd,
+    "inverse_sqrt": _inverse_sqrt,
+    "cosine_restarts": _cosine_restarts,
 }
 
 
 def learning_rate(settings: OptimizerConfig, step: int, total_steps: int) -> float:
     """Returns the learning rate of optimizer step 0 <= step < total_steps.
 
-    The rate rises linearly over the warm-up. Then it is constant, or falls so that it would reach
-    min_lr_ratio * lr in the step after the last. The schedules are those of Optax.
+    The rate rises linearly during the warm-up. Then it is constant, or decays such that it would
+    reach min_lr_ratio * lr in the step after the last step. inverse_sqrt does not depend on the
+    last step.
     """
     warmup = settings.warmup_steps or int(np.ceil(settings.warmup_ratio * total_steps))
+    steps = max(1, total_steps - warmup)  # a run can end within the warm-up
+    # The last rate is reached in the step after the last, so the last step still has a higher rate.
     decay = Decay(
         lr=settings.lr,
         last_lr=settings.min_lr_ratio * settings.lr,
         power=settings.power,
-        steps=max(1, total_steps - warmup),  # a run may have no steps after the warm-up
+        steps=steps,
+        last_steps=min(steps, int(np.ceil(settings.decay_ratio * total_steps))),
+        shape=settings.decay_shape,
+        cycles=settings.cycles,
+        timescale=settings.timescale or warmup or 10_000,
     )
-    # In 64 bits the form of a formula leaves no trace in a rate of 32 bits. TPUs have no cosine of
-    # 64 bits.
+    # In fp64 the rounding errors of different formulas for a schedule vanish in the fp32 rate. TPUs
+    # have no fp64 cosine.
     with jax.enable_x64(jax.default_backend() != "tpu"):
-        schedule = _compiled_schedule(settings.schedule, decay, warmup)
+        first = 0 if settings.warmup_from_zero else 1
+        schedule = _compiled_schedule(settings.schedule, decay, warmup, first)
         return float(jax.device_get(schedule(jax.device_put(np.asarray(step)))))
 
 
 @functools.cache
-def _compiled_schedule(name: str, decay: Decay, warmup: int) -> optax.Schedule:
-    """Returns the warm-up and the schedule of that name after it, as one program."""
+def _compiled_schedule(name: str, decay: Decay, warmup: int, first: int) -> optax.Schedule:
+    """Returns the warm-up followed by schedule `name`, as one program.
+
+    The rate of the warm-up's first step is lr * first / warmup.
+    """
     schedule = SCHEDULES[name](decay)
     if warmup:
-        schedule = optax.join_schedules([_rise(decay.lr, warmup), schedule], [warmup])
+        schedule = optax.join_schedules([_rise(decay.lr, warmup, first), schedule], [warmup])
     return jax.jit(schedule)
 
 
-def _rise(lr: float, warmup: int) -> optax.Schedule:
-    """Returns the warm-up. Its first step has the rate lr / warmup: a rate of 0 would waste it."""
+def _rise(lr: float, warmup: int, first: int) -> optax.Schedule:
+    """Returns the warm-up: step i has the rate lr * (i + first) / warmup."""
     from_zero = optax.linear_schedule(0.0, lr, warmup)
 
     def schedule(step: ArrayLike) -> ArrayLike:
-        return from_zero(jnp.asarray(step) + 1)
+        return from_zero(jnp.asarray(step) + first)
 
     return schedule

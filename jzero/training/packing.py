@@ -1,16 +1,16 @@
 """Packs ragged sequences into rows of a few fixed layouts, on the host.
 
 The input at position t predicts the target at position t, which is the next token. A response of n
-tokens therefore takes n inputs: the prompt's last token, and all of its own tokens but the last.
+tokens therefore needs n inputs: the prompt's last token, and the response without its last token.
 
 There are two kinds of rows (`types.RowLayout`):
-  shared prefix   a row holds a prompt once, without its last token, and the responses to that
-                  prompt in slots. A group of G responses costs one prompt instead of G.
-  plain           (prefix 0) every sequence carries its own prompt, and one slot is the whole row.
+  shared prefix   a row has a prompt once, without its last token, and the responses to this prompt
+                  in slots. A group of G responses computes one prompt instead of G.
+  plain           (prefix 0) every sequence includes its prompt, and the row is one slot.
 
     groups of TrainingSequence -> plan_rows -> pack -> one PackedBatch for each layout
 
-Every layout is one compiled shape, so a run has few of them: see `make_layouts`.
+Every layout is one compiled shape, so a run has only a few layouts: see `make_layouts`.
 """
 
 from bisect import bisect_left, insort
@@ -35,26 +35,26 @@ class TrainingSequence:
     weights: np.ndarray  # f32[T] weight of the token's loss term; 0 = not trained
     logps: np.ndarray  # f32[T] log-probability under the sampler
     kept: np.ndarray | None = None  # i32[T, K] the tokens that the sampler's filters kept
-    routes: np.ndarray | None = None  # i16[T, L * k] the experts of the input that predicts it
+    routes: np.ndarray | None = None  # i16[T, L * k] experts of the input that predicts the token
 
 
 @dataclass(frozen=True)
 class PlannedSlot:
-    """Indices of the sequences that one slot holds, one after the other."""
+    """Indices of the sequences in one slot, in order."""
 
     sequences: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class PlannedRow:
-    """The slots of one row that hold something. With a shared prefix they have the same prompt."""
+    """The non-empty slots of one row. With a shared prefix they have the same prompt."""
 
     slots: tuple[PlannedSlot, ...]
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a sequence lies: its last `inputs` inputs are `row[column : column + inputs]`."""
+    """The place of a sequence: its last `inputs` inputs are `row[column : column + inputs]`."""
 
     sequence: int  # index among all sequences of the groups
     row: int  # counted over all microbatches
@@ -64,36 +64,37 @@ class Placement:
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """All rows of one layout, and where each sequence lies in them."""
+    """All rows of one layout, and the place of each sequence in the rows."""
 
     layout: RowLayout
     batch: Batch[np.ndarray]  # fields [M, B, T]
-    num_microbatches: int  # the first microbatches hold something; those after them are padding
-    num_inputs: int  # inputs that are not padding, shared prefixes included
+    num_microbatches: int  # number of non-empty microbatches; the others, at the end, are padding
+    num_inputs: int  # inputs without padding, including shared prefixes
     placements: list[Placement]
 
     @property
     def computed_inputs(self) -> int:
-        """Number of inputs that a program computes for these rows, padding included."""
+        """The number of inputs that a program computes for these rows, including padding."""
         return self.num_microbatches * self.batch.tokens[0].size
 
     def to_rows(self, values: Sequence[np.ndarray]) -> np.ndarray:
         """Moves values of tokens to the inputs that predict those tokens.
 
-        `values` holds one f32[T] for each sequence, over its tokens. Returns f32[M, B, T], 0 in all
+        `values` has one f32[T] for each sequence, over its tokens. Returns f32[M, B, T], 0 in all
         other places.
         """
         microbatches, rows, tokens = self.batch.tokens.shape
         flat = np.zeros((microbatches * rows, tokens), np.float32)
         for place in self.placements:
+            # The inputs predict the last `inputs` tokens of the sequence.
             columns = slice(place.column, place.column + place.inputs)
             flat[place.row, columns] = values[place.sequence][-place.inputs :]
         return flat.reshape(self.batch.tokens.shape)
 
     def from_rows(self, rows: np.ndarray, values: Sequence[np.ndarray]) -> None:
-        """Does the reverse of `to_rows`: writes [M, B, T] into one array for each sequence.
+        """Copies [M, B, T] into one array for each sequence: the inverse of `to_rows`.
 
-        A token that no input predicts, such as the first one of a sequence, keeps its value.
+        A token that no input predicts, such as the first token of a sequence, keeps its value.
         """
         flat = np.asarray(rows).reshape(-1, self.layout.tokens)
         for place in self.placements:
@@ -106,7 +107,7 @@ def layouts_of_lengths(
 ) -> list[RowLayout]:
     """Returns a layout for each length of a pack.
 
-    packs_per_row = 0 means rows without a shared prefix, whose slot holds the prompt as well.
+    packs_per_row = 0 means rows without a shared prefix: their slot includes the prompt.
     """
     if packs_per_row == 0:
         return [RowLayout(0, 1, max_prompt_tokens + length) for length in pack_lengths]
@@ -116,38 +117,38 @@ def layouts_of_lengths(
 def make_layouts(
     max_prompt_tokens: int,
     slot_tokens: int,
-    pack_buckets: int,
+    num_lengths: int,
     packs_per_row: int,
 ) -> list[RowLayout]:
     """Returns layouts with slots of slot_tokens, slot_tokens / 2, ..., longest first.
 
-    packs_per_row = 0 means rows without a shared prefix, whose slot holds the prompt as well.
+    packs_per_row = 0 means rows without a shared prefix: their slot includes the prompt.
     """
     if packs_per_row == 0:
         longest = max_prompt_tokens + slot_tokens
-        return [RowLayout(0, 1, longest >> bucket) for bucket in range(pack_buckets)]
+        return [RowLayout(0, 1, longest >> bucket) for bucket in range(num_lengths)]
     return [
         RowLayout(max_prompt_tokens, packs_per_row, slot_tokens >> bucket)
-        for bucket in range(pack_buckets)
+        for bucket in range(num_lengths)
     ]
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Distributes items over as few bins as best-fit decreasing finds.
+    """Distributes items over bins by best-fit decreasing.
 
-    Items are taken from the longest to the shortest (ties: in order), and each item goes into the
-    fullest bin that still has room for it. Returns the indices of `lengths` in each bin.
+    Items are placed from the longest to the shortest (ties: in order), each into the fullest bin
+    that has room for it. Returns the indices of `lengths` in each bin.
 
     Raises UserError if an item is longer than the capacity.
     """
     bins: list[list[int]] = []
-    rooms: list[tuple[int, int]] = []  # (room that is left, index of the bin), sorted
+    rooms: list[tuple[int, int]] = []  # (remaining room, index of the bin), sorted
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         length = lengths[index]
         if length > capacity:
             raise UserError(
                 f"a sequence of {length} tokens does not fit a slot of {capacity}; "
-                "raise train.pack_length"
+                "give train.pack longer lengths"
             )
 
         # The first entry with room of at least `length` is the fullest bin that fits.
@@ -168,8 +169,9 @@ def plan_rows(
 ) -> list[list[PlannedRow]]:
     """Decides which sequences share rows. Returns the rows of each layout.
 
-    Sequences are numbered through all groups, in order. A group has one prompt.
+    Sequences are numbered consecutively over all groups. A group has one prompt.
     """
+    # All layouts of a run are of one kind.
     if layouts[0].prefix == 0:
         sequences = [sequence for group in groups for sequence in group]
         return plan_plain_rows(sequences, layouts)
@@ -180,12 +182,12 @@ def plan_plain_rows(
     sequences: Sequence[TrainingSequence],
     layouts: Sequence[RowLayout],
 ) -> list[list[PlannedRow]]:
-    """Puts every sequence into the shortest layout that holds it, next to any other sequences."""
+    """Puts every sequence into the shortest layout that fits; a row can mix prompts."""
     lengths = [len(sequence.tokens) - 1 for sequence in sequences]
     members: list[list[int]] = [[] for _ in layouts]
     for index, length in enumerate(lengths):
-        # Layouts come longest first, so the last one that fits is the shortest. A sequence that
-        # fits nowhere goes to the longest layout, where `best_fit` refuses it.
+        # Layouts are sorted from long to short, so the last layout that fits is the shortest. If a
+        # sequence fits no layout, it goes to the longest layout, where `best_fit` raises UserError.
         fits = [number for number, layout in enumerate(layouts) if length <= layout.slot]
         members[fits[-1] if fits else 0].append(index)
 
@@ -202,8 +204,9 @@ def plan_shared_rows(
     layouts: Sequence[RowLayout],
 ) -> list[list[PlannedRow]]:
     """Puts every group into the layout in which its rows have the fewest tokens."""
+    # Slots of a group fill as few rows as possible; the last row can have empty slots.
     rows: list[list[PlannedRow]] = [[] for _ in layouts]
-    first = 0  # number of the group's first sequence
+    first = 0  # index of the group's first sequence
     for group in groups:
         lengths = [len(sequence.tokens) - sequence.prompt_length for sequence in group]
         best, bins = best_layout(lengths, layouts)
@@ -220,26 +223,28 @@ def best_layout(
 ) -> tuple[int, list[list[int]]]:
     """Returns the layout in which the rows of a group have the fewest tokens, and its slots.
 
-    lengths: of the group's responses. A slot is the indices of `lengths` that it holds.
+    lengths: the lengths of the group's responses. A slot is a list of indices of `lengths`.
     """
     longest = max(lengths)
-    # A group whose longest response fits nowhere goes to layout 0, where `best_fit` refuses it.
+    # If the longest response fits no layout, the group goes to layout 0, where `best_fit` raises
+    # UserError.
     fits = [number for number, layout in enumerate(layouts) if longest <= layout.slot] or [0]
-    bins_of = {number: best_fit(lengths, layouts[number].slot) for number in fits}
-    tokens_of = {
-        number: tokens_of_rows(len(bins), layouts[number]) for number, bins in bins_of.items()
+    bins_by_layout = {number: best_fit(lengths, layouts[number].slot) for number in fits}
+    tokens_by_layout = {
+        number: tokens_of_rows(len(bins), layouts[number])
+        for number, bins in bins_by_layout.items()
     }
-    best = min(fits, key=lambda number: tokens_of[number])
-    return best, bins_of[best]
+    best = min(fits, key=lambda number: tokens_by_layout[number])
+    return best, bins_by_layout[best]
 
 
 def num_rows(num_slots: int, layout: RowLayout) -> int:
-    """Returns how many rows of a layout hold that many slots."""
+    """Returns the number of rows of a layout for `num_slots` slots."""
     return -(-num_slots // layout.slots)
 
 
 def tokens_of_rows(num_slots: int, layout: RowLayout) -> int:
-    """Returns the tokens of the rows that hold that many slots, with their padding."""
+    """Returns the tokens of the rows for `num_slots` slots, including padding."""
     return num_rows(num_slots, layout) * layout.tokens
 
 
@@ -253,10 +258,10 @@ def pack(
 ) -> list[PackedBatch]:
     """Packs groups of sequences into one PackedBatch for each layout.
 
-    A batch has `rows` rows in a microbatch (B) and at least `microbatches` microbatches (M), one
-    number for each layout. More microbatches than that make another shape, which is compiled anew.
-    `num_kept` is the K of the sequences' `kept`, and `num_routes` the L * k of their `routes`; 0 if
-    they have none.
+    `rows` (B) and `microbatches` (M) have one number for each layout: a batch has B rows in a
+    microbatch and at least M microbatches. More than M microbatches give another shape, which is
+    compiled separately. `num_kept` is the K of the sequences' `kept`, and `num_routes` the L * k of
+    their `routes`; they are 0 for sequences without `kept` or `routes`.
     """
     sequences = [sequence for group in groups for sequence in group]
     plan = plan_rows(groups, layouts)
@@ -275,7 +280,9 @@ def pack_layout(
     num_kept: int,
     num_routes: int,
 ) -> PackedBatch:
-    """Writes the planned rows of one layout."""
+    """Builds the PackedBatch of one layout from its planned rows."""
+    # At least one microbatch, even if all sequences are left out. In `kept` and `routes` -1 means
+    # no token and no prescribed expert.
     used = -(-len(planned_rows) // rows)
     shape = (max(used, microbatches, 1), rows, layout.tokens)
     batch = Batch(
@@ -289,8 +296,8 @@ def pack_layout(
     num_inputs = 0
     for row, planned_row in enumerate(planned_rows):
         if layout.prefix:
-            # Any sequence of the row has its prompt. The prompt's last token is an input of each
-            # response, since that input predicts the response's first token.
+            # All sequences of the row have the same prompt. The prompt's last token is not in the
+            # prefix: it is an input of each response and predicts the response's first token.
             owner = sequences[planned_row.slots[0].sequences[0]]
             num_inputs += write_sequence(batch, row, 0, 1, owner, 0, owner.prompt_length - 1)
 
@@ -318,7 +325,7 @@ def write_sequence(
 ) -> int:
     """Writes tokens first..last of a sequence as inputs from `column` on, and returns their number.
 
-    Targets, weights and log-probabilities are those of the tokens that follow the inputs.
+    Targets, weights and log-probabilities belong to the tokens that follow the inputs.
     """
     inputs = last - first
     microbatch, row_of_microbatch = divmod(row, batch.tokens.shape[1])

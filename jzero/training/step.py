@@ -1,13 +1,14 @@
 """One RL step of training: from graded rollouts to the next State.
 
-    pack     whole groups go to minibatches, and each minibatch is packed into rows, without the
-             sequences that have no gradient
-    score    log-probabilities under pi_old, the reference policy and a teacher, and values of the
-             critic
-    credit   advantages and returns, computed on the host over all rollouts of the step
-    update   train.epochs passes over the minibatches, with one optimizer step for each minibatch
+    pack     distributes whole groups over minibatches and packs each minibatch into rows, without
+             the sequences that have no gradient
+    score    computes log-probabilities under pi_old, the reference policy and a teacher, and the
+             critic's values
+    credit   computes advantages and returns on the host, over all rollouts of the step
+    update   makes train.epochs passes over the minibatches, with one optimizer step for each
+             minibatch
 
-`update_on_rollouts` does all of it. The parts are functions of their own for tests and benchmarks.
+`update_on_rollouts` runs all four. Tests and benchmarks call the parts separately.
 """
 
 import time
@@ -26,13 +27,13 @@ from jzero.training.credit import (
     can_have_gradient,
     compute_credit,
     environment_weights,
+    has_top_entropy,
     token_weights,
     training_sequences,
     zeros_like_tokens,
 )
 from jzero.training.exactness import check_exact
-from jzero.training.expert_load import expert_metrics
-from jzero.training.heads import Stats
+from jzero.training.heads import Stats, expert_metrics
 from jzero.training.learner import Learner
 from jzero.training.offload import at_rest, on_device
 from jzero.training.optimizer import learning_rate
@@ -48,6 +49,7 @@ TOKEN_MEANS = (
     "clip_above",
     "clip_below",
     "ratio_shift",
+    "off_policy",
     "correction",
     "correction_above",
     "correction_below",
@@ -60,19 +62,19 @@ HostStats = dict[str, np.ndarray]
 
 @dataclass
 class Minibatch:
-    """The share of one optimizer step, packed and on the mesh.
+    """The sequences of one optimizer step, packed and on the mesh.
 
-    Its fields are set in the course of a step: packing knows tokens and weights, scoring adds
+    The stages of an RL step fill the batches: packing sets tokens and weights, scoring adds
     log-probabilities and values, credit adds advantages.
 
-    Weights are normalized over all its members, whether they are packed or not.
+    Weights are normalized over all members, including members that are not packed.
     """
 
     members: list[int]  # indices of its sequences among all sequences of the RL step
-    chosen: list[int]  # those of the members that are packed, because they can have a gradient
+    chosen: list[int]  # the members that are packed because they can have a gradient
     packed: list[PackedBatch]  # on the host, one for each layout
     batches: tuple[Batch[jax.Array], ...]  # the batches of `packed`, on the mesh
-    counts: jax.Array  # i32[layouts] microbatches that hold something
+    counts: jax.Array  # i32[layouts], the number of non-empty microbatches
 
     def set_rows(self, name: str, rows: Sequence[jax.Array | None]) -> None:
         """Sets a field of the batches from arrays [M, B, T] on the mesh, one for each layout."""
@@ -97,43 +99,52 @@ class Minibatch:
     def get_values(self, name: str, values: Sequence[np.ndarray]) -> None:
         """Copies a field of the batches to the host, into one f32[T] for each sequence.
 
-        `values` has an array for every sequence of the RL step. Only the chosen ones are written.
+        `values` has an array for every sequence of the RL step. Only the arrays of chosen sequences
+        are written.
+        """
+        self.copy_rows([getattr(batch, name) for batch in self.batches], values)
+
+    def copy_rows(self, rows: Sequence[jax.Array], values: Sequence[np.ndarray]) -> None:
+        """Copies arrays [M, B, T] on the mesh, one for each layout, into `values` on the host.
+
+        `values` has the same form as in `get_values`.
         """
         chosen = [values[index] for index in self.chosen]
-        for packed, batch in zip(self.packed, self.batches, strict=True):
-            packed.from_rows(collectives.fetch_global(getattr(batch, name)), chosen)
+        for packed, array in zip(self.packed, rows, strict=True):
+            packed.from_rows(collectives.fetch_global(array), chosen)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What the models say about every sequence before the first optimizer step.
+    """The models' outputs for every sequence before the first optimizer step.
 
-    One f32[T] for each sequence, over its tokens. Arrays that the algorithm does not need on the
-    host are 0.
+    Each list has one f32[T] for each sequence, over its tokens. Arrays that the algorithm does not
+    need on the host are 0.
     """
 
     old_logps: list[np.ndarray]
     ref_logps: list[np.ndarray]
     values: list[np.ndarray]
+    entropies: list[np.ndarray]  # of the policy's distributions
     teacher: TeacherScores | None = None  # None without a teacher
 
 
 @dataclass(frozen=True)
 class Credit:
-    """What scoring and credit say about the rollouts of an RL step."""
+    """The result of scoring and credit for the rollouts of an RL step."""
 
     rollouts: list[Rollout]  # with their advantages
-    metrics: dict[str, float]  # of the teacher
+    metrics: dict[str, float]  # the teacher's metrics
 
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What an RL step of training leaves."""
+    """The result of one RL step of training."""
 
     state: State
     metrics: dict[str, float]
     rollouts: list[Rollout]  # with their advantages
-    batches: list[Batch[jax.Array]]  # everything that was trained on
+    batches: list[Batch[jax.Array]]  # all batches of the step's minibatches
 
 
 def update_on_rollouts(
@@ -146,9 +157,9 @@ def update_on_rollouts(
 ) -> UpdateResult:
     """Trains on the graded rollouts of RL step `step` >= 1.
 
-    `rollouts` are whole groups in order, `group_size` for each prompt. `reference` are the
-    parameters of the reference policy, and `teacher` scores tokens for distillation; each is None
-    if the algorithm needs none. `state` is donated.
+    `rollouts` are whole groups in order, `group_size` for each prompt. `reference` has the
+    parameters of the reference policy, and `teacher` scores tokens for distillation. Each is None
+    if the algorithm does not use it. `state` is donated.
     """
     with trainer.clock("pack"):
         minibatches = make_minibatches(trainer, rollouts, step)
@@ -157,6 +168,7 @@ def update_on_rollouts(
         credit = score_and_credit(trainer, state, minibatches, rollouts, reference, teacher)
 
     with trainer.clock("update"):
+        # With optimizer.offload the moments are on the devices only during the update.
         state = on_device(state)
         state, metrics = run_optimizer_steps(trainer, state, minibatches, step, rollouts)
         state = at_rest(trainer, state)
@@ -172,7 +184,7 @@ def update_on_rollouts(
 def make_minibatches(trainer: Trainer, rollouts: list[Rollout], step: int) -> list[Minibatch]:
     """Distributes whole groups over minibatches, in random order, and packs each minibatch.
 
-    Sequences that cannot have a gradient are not packed.
+    Sequences that cannot have a gradient are left out of the rows.
     """
     sequences, sources = training_sequences(rollouts, trainer.config)
     is_packed = can_have_gradient(rollouts, sequences, sources, trainer.config)
@@ -183,9 +195,10 @@ def make_minibatches(trainer: Trainer, rollouts: list[Rollout], step: int) -> li
 
 
 def divide_groups(config: Config, sources: Sequence[int], step: int) -> list[list[list[int]]]:
-    """Returns the groups of each minibatch; a group is the indices of its sequences.
+    """Returns the groups of each minibatch. A group is a list of indices of sequences.
 
-    `sources` has the rollout of each sequence. Rollouts come in whole groups.
+    `sources` has the index of the rollout that each sequence is taken from. Rollouts come in whole
+    groups.
     """
     train, group_size = config.train, config.rollout.group_size
     num_groups = (max(sources) + 1) // group_size
@@ -193,6 +206,7 @@ def divide_groups(config: Config, sources: Sequence[int], step: int) -> list[lis
     for index, source in enumerate(sources):
         group_members[source // group_size].append(index)
 
+    # The order depends only on seed and step, so all hosts and a resumed run draw the same one.
     order = np.arange(num_groups)
     if train.minibatches > 1:
         order = np.random.default_rng((train.seed, step)).permutation(order)
@@ -210,9 +224,11 @@ def make_minibatch(
 ) -> Minibatch:
     """Packs the sequences of `groups` (indices of `sequences`) and copies them to the mesh.
 
-    `is_packed` is bool[S], over all sequences: those that are False get a weight like the others,
-    and no place in a row. None packs all of them.
+    `is_packed` is bool[S] over all sequences. Sequences where it is False count in the weights but
+    have no place in a row. If it is None, all sequences are packed.
     """
+    # Weights are computed before the members without a gradient are left out: leaving them out
+    # must not change the weights of the others.
     members = [index for group in groups for index in group]
     weights = token_weights(sequences, members, trainer.config.algorithm.weight, trainer.config)
     if is_packed is not None:
@@ -254,10 +270,10 @@ def score_and_credit(
     reference: qwen.Params | None = None,
     teacher: Teacher | None = None,
 ) -> Credit:
-    """Sets everything that the loss reads and packing did not know. Returns the rollouts with their
-    advantages.
+    """Scores all minibatches and sets the remaining fields that the loss reads.
 
-    All of it is from before the first optimizer step, for all minibatches.
+    All scores are computed before the first optimizer step. Returns the rollouts with their
+    advantages.
     """
     sequences, sources = training_sequences(rollouts, trainer.config)
     scores = score_minibatches(trainer, state, minibatches, sequences, reference)
@@ -265,13 +281,13 @@ def score_and_credit(
     if algorithms.needs_teacher(trainer.config.algorithm):
         assert teacher is not None, "the algorithm needs a teacher"
         start = time.perf_counter()
-        of_teacher = teacher.score(state, reference, minibatches, sequences)
-        scores = replace(scores, teacher=of_teacher)
+        teacher_scores = teacher.score(state, reference, minibatches, sequences)
+        scores = replace(scores, teacher=teacher_scores)
         trainer.clock.move(time.perf_counter() - start, "score", "teacher")
         packed = [index for minibatch in minibatches for index in minibatch.chosen]
-        metrics = teacher_metrics(of_teacher, scores.old_logps, sequences, packed)
+        metrics = teacher_metrics(teacher_scores, scores.old_logps, sequences, packed)
     rollouts = assign_credit(trainer, minibatches, rollouts, sequences, sources, scores)
-    # Otherwise the time of this phase would be counted as that of the next one.
+    # Dispatch is asynchronous: without waiting, the clock would count this time as "update".
     jax.block_until_ready([minibatch.batches for minibatch in minibatches])
     return Credit(rollouts, metrics)
 
@@ -283,30 +299,33 @@ def score_minibatches(
     sequences: list[Rollout],
     reference: qwen.Params | None,
 ) -> Scores:
-    """Sets old_logps, ref_logps and old_values of the minibatches, as far as the algorithm needs
-    them, and returns what `assign_credit` needs of them on the host.
+    """Sets the old_logps, ref_logps and old_values that the algorithm reads in the minibatches.
+
+    Returns the scores that `assign_credit` reads on the host.
     """
     config = trainer.config
     scores = Scores(
         old_logps=zeros_like_tokens(sequences),
         ref_logps=zeros_like_tokens(sequences),
         values=zeros_like_tokens(sequences),
+        entropies=zeros_like_tokens(sequences),
     )
 
     def score(
-        learner: Learner, params: qwen.Params, minibatch: Minibatch, as_sampled: bool = False
+        learner: Learner, params: qwen.Params, minibatch: Minibatch, replays_sampler: bool = False
     ) -> list[jax.Array]:
         batches = minibatch.batches
-        # The reference policy and the critic are over the full vocabulary, and choose their experts
-        # themselves.
-        if (trainer.num_kept or trainer.num_routes) and not as_sampled:
+        # Only the policy repeats the sampler's choices (kept tokens and routes). The reference
+        # policy and the critic use the full vocabulary and their own MoE routing.
+        if (trainer.num_kept or trainer.num_routes) and not replays_sampler:
             batches = tuple(replace(batch, kept=None, routes=None) for batch in batches)
         return learner.score(params, batches, minibatch.counts, trainer.layouts)
 
     def score_policy(minibatch: Minibatch) -> list[jax.Array]:
-        return score(trainer.policy, trainer.policy.weights(state), minibatch, as_sampled=True)
+        return score(trainer.policy, trainer.policy.weights(state), minibatch, replays_sampler=True)
 
     for minibatch in minibatches:
+        # The sampler's log-probs are already packed and need no forward pass.
         if config.algorithm.old_policy == "sampler":
             sampler_logps = [batch.sampler_logps for batch in minibatch.batches]
             minibatch.set_rows("old_logps", sampler_logps)
@@ -326,6 +345,10 @@ def score_minibatches(
             minibatch.get_values("ref_logps", scores.ref_logps)
         if trainer.critic is not None:
             minibatch.get_values("old_values", scores.values)
+        if config.algorithm.top_entropy < 1:
+            weights = trainer.policy.weights(state)
+            data = minibatch.batches, minibatch.counts, trainer.layouts
+            minibatch.copy_rows(trainer.policy.entropies(weights, *data), scores.entropies)
     return scores
 
 
@@ -337,7 +360,7 @@ def assign_credit(
     sources: list[int],
     scores: Scores,
 ) -> list[Rollout]:
-    """Sets advantages, returns, and the weights of further parts of the loss of the minibatches.
+    """Sets advantages, returns, and the weights of the other loss terms in the minibatches.
 
     Returns the rollouts with the mean of their advantages.
     """
@@ -348,6 +371,8 @@ def assign_credit(
         algorithm.kl_reward * (old - ref)
         for old, ref in zip(scores.old_logps, scores.ref_logps, strict=True)
     ]
+    # Credit is computed over rollouts, scores and minibatches are over sequences: with
+    # train.sequence_per_turn a rollout has several sequences.
     advantages, returns = compute_credit(
         rollouts,
         config,
@@ -356,16 +381,26 @@ def assign_credit(
     )
     if scores.teacher is not None:
         parts = credit_of_teacher(scores.teacher, scores.old_logps, sequences, algorithm)
-        of_rollouts = join_sequences(parts, sequences, sources, rollouts)
-        advantages = [own + part for own, part in zip(advantages, of_rollouts, strict=True)]
+        teacher_parts = join_sequences(parts, sequences, sources, rollouts)
+        advantages = [
+            advantage + part for advantage, part in zip(advantages, teacher_parts, strict=True)
+        ]
 
     sequence_advantages = split_rollouts(advantages, sequences, sources)
     sequence_returns = split_rollouts(returns, sequences, sources)
     for minibatch in minibatches:
-        if algorithm.rl_coef:
+        if algorithm.rl_coef and algorithm.top_entropy < 1:
+            # An advantage of 0 removes a token: its loss and gradient are then 0.
+            is_top = has_top_entropy(sequences, minibatch.members, scores.entropies, config)
+            top_advantages = {
+                index: sequence_advantages[index] * mask for index, mask in is_top.items()
+            }
+            minibatch.set_values(trainer.policy, "advantages", top_advantages)
+        elif algorithm.rl_coef:
             minibatch.set_values(trainer.policy, "advantages", sequence_advantages)
         if trainer.critic is not None:
             minibatch.set_values(trainer.policy, "returns", sequence_returns)
+        # Loss terms with other weights than the RL loss.
         if algorithm.kl_coef and algorithm.kl_weight:
             weights = token_weights(sequences, minibatch.members, algorithm.kl_weight, config)
             minibatch.set_values(trainer.policy, "kl_weights", weights)
@@ -392,8 +427,8 @@ def join_sequences(
 ) -> list[np.ndarray]:
     """Moves values of the sampled tokens of sequences to the rollouts they are taken from.
 
-    Sequences of one rollout overlap where train.sequence_per_turn is on, but each token is sampled
-    in only one of them.
+    With train.sequence_per_turn the sequences of one rollout overlap, but each token is sampled in
+    only one sequence.
     """
     joined = zeros_like_tokens(rollouts)
     for sequence_values, sequence, source in zip(values, sequences, sources, strict=True):
@@ -407,7 +442,10 @@ def split_rollouts(
     sequences: Sequence[Rollout],
     sources: Sequence[int],
 ) -> list[np.ndarray]:
-    """Does the reverse of `join_sequences`. A sequence is the beginning of its rollout."""
+    """Returns each rollout's values for its sequences: the reverse of `join_sequences`.
+
+    A sequence is the beginning of its rollout.
+    """
     return [
         values[source][: len(sequence.tokens)]
         for sequence, source in zip(sequences, sources, strict=True)
@@ -426,16 +464,17 @@ def run_optimizer_steps(
 ) -> tuple[State, dict[str, float]]:
     """Makes train.epochs passes over the minibatches. Returns the next State and metrics.
 
-    During the first critic.warmup_steps RL steps only the critic is trained. With model.exact the
-    log-probabilities of the first minibatch are compared with those of `rollouts`, if given.
+    During the first critic.warmup_steps RL steps only the critic is trained. With model.exact and
+    `rollouts`, the log-probabilities of the first minibatch are compared with the sampler's.
 
     Raises:
-        InexactError: with model.exact, a log-probability is not the sampler's.
+        InexactError: with model.exact, a log-probability differs from the sampler's.
     """
     config, train = trainer.config, trainer.config.train
     trains_policy = trainer.critic is None or step > config.critic.warmup_steps
     total_steps = train.steps * train.epochs * train.minibatches
 
+    # Each learner updates, and donates, only its part of the state.
     policy_state, critic_state = replace(state, critic=None), state.critic
     policy_stats: list[Stats] = []
     critic_stats: list[Stats] = []
@@ -444,25 +483,26 @@ def run_optimizer_steps(
     for epoch in range(train.epochs):
         for number, minibatch in enumerate(minibatches):
             data = minibatch.batches, minibatch.counts, trainer.layouts
-            # Learning rates depend on the number of optimizer steps of the whole run so far.
+            # Learning rates depend on the number of optimizer steps since the start of the run.
             optimizer_step = ((step - 1) * train.epochs + epoch) * train.minibatches + number
 
             if trains_policy:
                 policy_lr = learning_rate(config.optimizer, optimizer_step, total_steps)
                 is_first = epoch == 0 and number == 0
-                # Log-probs of the sampler are not the policy's own, not even before the first step.
-                fresh = is_first and config.algorithm.old_policy == "trainer"
+                # The sampler's log-probs differ from the trainer's, even before the first step.
+                is_on_policy = is_first and config.algorithm.old_policy == "trainer"
                 policy_state, stats, logps = trainer.policy.update_with_logps(
-                    policy_state, *data, policy_lr, fresh
+                    policy_state, *data, policy_lr, is_on_policy
                 )
                 policy_stats.append(stats)
                 first_logps = first_logps or logps
 
             if trainer.critic is not None and critic_state is not None:
-                critic_lr = learning_rate(config.critic.optimizer, optimizer_step, total_steps)
+                critic_lr = learning_rate(config.critic_optimizer, optimizer_step, total_steps)
                 critic_state, stats = trainer.critic.update(critic_state, *data, critic_lr)
                 critic_stats.append(stats)
 
+    # Stats are fetched once, after the last step: fetching them waits for the devices.
     host_stats = jax.device_get((policy_stats, critic_stats))
     metrics = update_metrics(*host_stats) | {"optimizer/lr": policy_lr}
     if config.model.exact and rollouts is not None and first_logps:
@@ -479,7 +519,7 @@ def compare_with_sampler(
 ) -> dict[str, float]:
     """Compares the log-probabilities of the first optimizer step with the sampler's.
 
-    Raises InexactError where one differs. Returns how many there are, as a metric.
+    Returns the number of compared tokens as a metric. Raises InexactError if any token differs.
     """
     rows = [collectives.fetch_global(part) for part in logps if part is not None]
     sequences, _ = training_sequences(rollouts, config)
@@ -494,11 +534,11 @@ def update_metrics(
     policy_stats: Sequence[HostStats],
     critic_stats: Sequence[HostStats],
 ) -> dict[str, float]:
-    """Returns means over the optimizer steps of an RL step, from the stats of each of them.
+    """Returns the metrics of an RL step from the stats of its optimizer steps.
 
-    Diagnostics are means over the trained tokens of the sequences that were packed. Where no token
-    was trained there are none: a mean of 0 would be taken for an entropy of 0. Norms and losses are
-    means over optimizer steps.
+    Diagnostics are means over the trained tokens of packed sequences. They are missing if no token
+    was trained: a mean of 0 would be mistaken for an entropy of 0. Norms and losses are means over
+    optimizer steps.
     """
     metrics: dict[str, float] = {}
     if has_tokens(policy_stats):
@@ -506,8 +546,8 @@ def update_metrics(
             if name in policy_stats[0]:
                 metrics[f"policy/{name}"] = token_mean(policy_stats, name)
         metrics["policy/effective_samples"] = effective_samples(policy_stats)
-    # The mismatch compares sampler and trainer at the same weights. After the first optimizer step
-    # the trainer has others.
+    # The mismatch compares sampler and trainer at the same weights, so only the first optimizer
+    # step counts: it changes the trainer's weights.
     if has_tokens(policy_stats[:1]):
         for name in ("mismatch", "mismatch_k1", "mismatch_k3"):
             metrics[f"policy/{name}"] = token_mean(policy_stats[:1], name)
@@ -534,8 +574,8 @@ def update_metrics(
 def effective_samples(stats: Sequence[HostStats]) -> float:
     """Returns the effective sample size of the importance ratios r as a share of the n tokens.
 
-    It is (sum r)^2 / (n sum r^2): 1 where all ratios are equal, 1 / n where one token has all the
-    weight (Kong 1992).
+    It is (sum r)^2 / (n sum r^2): 1 if all ratios are equal, 1 / n if one token has all the weight
+    (Kong 1992).
     """
     tokens = sum(float(sums["tokens"]) for sums in stats)
     total = sum(float(sums["importance"]) for sums in stats)
@@ -549,20 +589,18 @@ def has_tokens(stats: Sequence[HostStats]) -> bool:
 
 
 def token_mean(stats: Sequence[HostStats], name: str) -> float:
-    """Returns the mean of a sum over trained tokens, over the tokens of all optimizer steps."""
+    """Returns the mean of stat `name` over the trained tokens of all optimizer steps."""
     tokens = sum(sums["tokens"] for sums in stats)
     return float(sum(sums[name] for sums in stats) / tokens)
 
 
 def step_mean(stats: Sequence[HostStats], name: str) -> float:
-    """Returns the mean of a number over optimizer steps."""
+    """Returns the mean of stat `name` over optimizer steps."""
     return float(np.mean([sums[name] for sums in stats]))
 
 
 def packing_metrics(minibatches: Sequence[Minibatch]) -> dict[str, float]:
-    """Returns how many inputs one epoch computes, which share of what it computes is padding, and
-    which share of the sequences is left out.
-    """
+    """Returns an epoch's input tokens, share of padding, and share of sequences left out."""
     packed = [batch for minibatch in minibatches for batch in minibatch.packed]
     inputs = sum(batch.num_inputs for batch in packed)
     computed = sum(batch.computed_inputs for batch in packed)
@@ -570,16 +608,16 @@ def packing_metrics(minibatches: Sequence[Minibatch]) -> dict[str, float]:
     num_packed = sum(len(minibatch.chosen) for minibatch in minibatches)
     return {
         "update/tokens": inputs,
-        # Nothing is computed where all sequences are left out.
+        # If all sequences are left out, no input is computed.
         "update/padding": 1 - inputs / computed if computed else 0.0,
         "update/left_out": 1 - num_packed / num_members,
     }
 
 
 def save_batches(path: Path, batches: Sequence[Batch[jax.Array]]) -> None:
-    """Writes batches to an .npz file, for the search after a loss that was not finite.
+    """Writes batches to an .npz file, to debug a loss that was not finite.
 
-    Array `<field>_<number of the batch>` is [M, B, T]. Every process has to call this function.
+    Array `<field>_<number of the batch>` is [M, B, T]. Every process must call this function.
     """
     arrays = {
         f"{name}_{number}": collectives.fetch_global(array)

@@ -1,7 +1,7 @@
 """Optimizer steps on examples instead of rollouts, for supervised fine-tuning and the warm start.
 
-Packing, the update program and the optimizer are those of RL. The loss is RL's with one part, the
-cross-entropy.
+Packing, the update program and the optimizer are the same as in RL. The loss is RL's loss with only
+the cross-entropy term.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def power_of_two(number: int) -> int:
 
 
 class SupervisedTrainer:
-    """Trains one model on packed rows of `row_tokens` tokens."""
+    """Trains one model on packed rows of `row_tokens` tokens by supervised learning."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class SupervisedTrainer:
         config: Config,
         row_tokens: int,
     ) -> None:
-        # The temperature and the algorithm of the config are RL's.
+        # The config's algorithm and temperature are RL's, so they are replaced.
         self.objective = replace(
             config,
             algorithm=supervised(),
@@ -48,9 +48,9 @@ class SupervisedTrainer:
         self.rows = microbatch_rows(config.train, mesh, self.layout)
 
     def pack(self, examples: Sequence[Example]) -> PackedBatch:
-        """Packs examples, at least one of which has a trained token.
+        """Packs examples. At least one example must have a trained token.
 
-        Every trained token has the same weight, so that the loss is the mean over all of them.
+        Every trained token has the same weight, so the loss is the mean over all trained tokens.
         """
         weight = np.float32(1.0 / sum(example.num_trained for example in examples))
         sequences = []
@@ -64,8 +64,8 @@ class SupervisedTrainer:
             )
             sequences.append(sequence)
 
-        # The number of microbatches is rounded up to a power of two, so that few programs are
-        # compiled.
+        # The number of microbatches is a part of the compiled shape. It is rounded up to a power of
+        # two, so that few programs are compiled.
         lengths = [len(sequence.tokens) - 1 for sequence in sequences]
         num_rows = len(best_fit(lengths, self.layout.slot))
         needed = -(-num_rows // self.rows)
@@ -81,7 +81,7 @@ class SupervisedTrainer:
     def loss(self, params: qwen.Params, packed: PackedBatch) -> float:
         """Returns the mean negative log-likelihood of the trained tokens.
 
-        `params` are those of the whole model.
+        `params` has the parameters of the full model.
         """
         batches, counts = self.learner.put([packed])
         [logps] = self.learner.score(params, batches, counts, [self.layout])

@@ -1,7 +1,7 @@
-"""What a step of training asks a teacher, whatever the teacher is.
+"""The interface between a training step and a distillation teacher.
 
-`jzero.distillation` has the teachers. A teacher scores the sampled tokens of sequences; here its
-answers become advantages and metrics.
+`jzero.distillation` has the teachers. A teacher scores the sampled tokens of sequences. This module
+converts the scores to advantages and metrics.
 """
 
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TeacherScores:
-    """What a teacher says about the S sequences of an RL step."""
+    """A teacher's scores of the S sequences of an RL step."""
 
     # f32[T] for each sequence: log-probability of every sampled token; other places are not read.
     logps: list[np.ndarray]
-    # bool[S] False where nothing was asked: the sequence is not packed, or what the teacher would
-    # have to read is too long.
+    # bool[S] False for sequences that are not scored: they are not packed, or the teacher's prompt
+    # is too long.
     is_scored: np.ndarray
 
 
 class Teacher(Protocol):
-    """Whatever can score sequences."""
+    """Scores sequences for distillation."""
 
     def score(
         self,
@@ -42,8 +42,8 @@ class Teacher(Protocol):
     ) -> TeacherScores:
         """Scores the packed sequences of an RL step, before its first optimizer step.
 
-        `state` is the policy's, and `reference` are the parameters of the reference policy, None if
-        there is none. Every process calls this method.
+        `state` is the policy's State. `reference` has the parameters of the reference policy, or is
+        None without a reference. Every process must call this method.
         """
         ...
 
@@ -54,10 +54,10 @@ def credit_of_teacher(
     sequences: Sequence[Rollout],
     algorithm: Algorithm,
 ) -> list[np.ndarray]:
-    """Returns what the teacher adds to the advantages: f32[T] for each sequence.
+    """Returns the teacher's additions to the advantages: f32[T] for each sequence.
 
-    It is 0 where a token was not sampled, and in sequences that the teacher has not scored.
-    `old_logps` are the old policy's log-probs, f32[T] for each sequence.
+    They are 0 for tokens that were not sampled and for sequences that the teacher did not score.
+    `old_logps` has the log-probs under the old policy, f32[T] for each sequence.
     """
     credit = []
     for number, sequence in enumerate(sequences):
@@ -79,8 +79,8 @@ def teacher_metrics(
 ) -> dict[str, float]:
     """Returns the metrics of a teacher's scores.
 
-    `packed` are the indices of the sequences that the teacher was to score. Means are over their
-    sampled tokens, as far as the teacher has scored them; without such a token there are none.
+    `packed` has the indices of the sequences for the teacher to score. Means are over the sampled
+    tokens of the sequences that the teacher scored. Without such tokens the means are missing.
     """
     scored = [index for index in packed if scores.is_scored[index]]
     metrics = {}

@@ -1,4 +1,4 @@
-"""What the training of a run is made of: its learners, and the shapes of the rows that they read.
+"""The `Trainer` of a run: its learners and the shapes of their packed rows.
 
 Every shape is fixed before the first step. A run therefore compiles each program once, and
 `jzero.plan` can compile the same programs on a machine without the devices.
@@ -16,7 +16,6 @@ from jzero.config import Config, RolloutConfig, TrainConfig, remembers_kept
 from jzero.distributed.mesh import row_shards
 from jzero.errors import UserError
 from jzero.model import qwen
-from jzero.model.expert_checks import check_routing_replay
 from jzero.model.experts import num_routes
 from jzero.run.clock import Clock
 from jzero.training.exactness import check_can_be_exact, with_exact_ratio
@@ -29,22 +28,22 @@ class RowShapes(NamedTuple):
     """The shapes of packed rows, each with one entry for every layout."""
 
     layouts: list[RowLayout]
-    rows: list[int]  # of a microbatch (B)
-    microbatches: list[int]  # that an optimizer step needs at most (M)
+    rows: list[int]  # rows of a microbatch (B)
+    microbatches: list[int]  # maximum microbatches of an optimizer step (M)
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """What a step uses and does not change."""
+    """The constant context of all training steps: config, learners and row shapes."""
 
     config: Config
     policy: Learner
     critic: Learner | None  # None if the algorithm's advantage needs no critic
     layouts: list[RowLayout]
     rows: list[int]  # rows of a microbatch (B), for each layout
-    microbatches: list[int]  # microbatches that an optimizer step needs at most (M), by layout
-    num_kept: int = 0  # tokens that rollouts remember beside each token, at most (K)
-    num_routes: int = 0  # numbers of experts that rollouts remember for each token (L * k)
+    microbatches: list[int]  # maximum microbatches of an optimizer step (M), for each layout
+    num_kept: int = 0  # maximum kept tokens that rollouts store with each token (K)
+    num_routes: int = 0  # expert indices that rollouts store for each token (L * k)
     clock: Clock = field(default_factory=Clock)
 
 
@@ -56,8 +55,8 @@ def make_trainer(
 ) -> Trainer:
     """Returns the trainer of a run. Compiles nothing.
 
-    Raises UserError if train.microbatch_tokens holds less than one row for each device, or if
-    model.exact cannot hold for this model or on this mesh, or if there are no routes to replay.
+    Raises UserError if train.microbatch_tokens is less than one row for each device, if model.exact
+    is not supported for this model or mesh, or if router replay is on for a model without routes.
     """
     check_can_be_exact(config, model, mesh)
     check_routing_replay(model, config.rollout.routing_replay)
@@ -77,41 +76,39 @@ def make_trainer(
 
 
 def row_shapes(config: Config, mesh: Mesh, max_prompt_tokens: int) -> RowShapes:
-    """Returns the shapes of the rows of an optimizer step whose prompts have so many tokens.
+    """Returns the shapes of the rows of an optimizer step for prompts of `max_prompt_tokens`.
 
-    Raises UserError if train.microbatch_tokens holds less than one row for each device.
+    Raises UserError if train.microbatch_tokens is less than one row for each device.
     """
     train, rollout = config.train, config.rollout
     layouts = row_layouts(train, rollout, max_prompt_tokens)
     rows = [microbatch_rows(train, mesh, layout) for layout in layouts]
 
-    # The worst case of packing: every sequence fills a slot of its own.
+    # The worst case of packing: every sequence needs a separate slot.
     groups = rollout.num_prompts // train.minibatches
+    # With train.sequence_per_turn a rollout has up to max_turns sequences.
     sequences_per_rollout = rollout.max_turns if train.sequence_per_turn else 1
     sequences_per_group = rollout.group_size * sequences_per_rollout
-    most_rows = [groups * num_rows(sequences_per_group, layout) for layout in layouts]
-    microbatches = [-(-most // size) for most, size in zip(most_rows, rows, strict=True)]
+    max_rows = [groups * num_rows(sequences_per_group, layout) for layout in layouts]
+    microbatches = [-(-row_count // size) for row_count, size in zip(max_rows, rows, strict=True)]
     return RowShapes(layouts, rows, microbatches)
 
 
 def row_layouts(
     train: TrainConfig, rollout: RolloutConfig, max_prompt_tokens: int
 ) -> list[RowLayout]:
-    """Returns the layouts of rows whose prompts have so many tokens, the longest first."""
-    if train.pack_lengths:
-        return layouts_of_lengths(max_prompt_tokens, train.pack_lengths, train.packs_per_row)
-    return make_layouts(
-        max_prompt_tokens,
-        train.pack_length or rollout.longest_continuation,
-        train.pack_buckets,
-        train.packs_per_row,
-    )
+    """Returns the layouts of rows for prompts of `max_prompt_tokens`, longest first."""
+    if lengths := train.pack_lengths:
+        return layouts_of_lengths(max_prompt_tokens, lengths, train.packs_per_row)
+    longest = rollout.longest_continuation
+    num_lengths = 2 if train.pack == "auto" and longest > 1 else 1
+    return make_layouts(max_prompt_tokens, longest, num_lengths, train.packs_per_row)
 
 
 def microbatch_rows(train: TrainConfig, mesh: Mesh, layout: RowLayout) -> int:
-    """Returns the rows of a microbatch: as many as train.microbatch_tokens hold.
+    """Returns the number of rows of a microbatch: the most that fit in train.microbatch_tokens.
 
-    The number is a multiple of the devices that split rows. Raises UserError if it would be 0.
+    It is a multiple of the number of devices that split rows. Raises UserError if it would be 0.
     """
     shards = row_shards(mesh)
     rows = train.microbatch_tokens // (layout.tokens * shards) * shards
@@ -125,11 +122,9 @@ def microbatch_rows(train: TrainConfig, mesh: Mesh, layout: RowLayout) -> int:
 
 
 def needs_old_logps(config: Config) -> bool:
-    """Returns whether log-probabilities under pi_old are computed before the first optimizer step.
-
-    With a single optimizer step the policy is its own pi_old. A KL penalty in the reward, and a
-    teacher, need them in any case.
-    """
+    """Returns whether the log-probs under pi_old are computed before the first optimizer step."""
+    # With a single optimizer step the policy is identical to pi_old, and the loss needs no old
+    # log-probs. A KL penalty in the reward and a teacher always need them.
     algorithm, train = config.algorithm, config.train
     has_several_steps = train.minibatches * train.epochs > 1
     credit_needs_them = algorithm.kl_reward > 0 or algorithms.needs_teacher(algorithm)
@@ -139,7 +134,7 @@ def needs_old_logps(config: Config) -> bool:
 def abstract_scored(
     shapes: RowShapes, sharding: NamedSharding
 ) -> tuple[Batch[jax.ShapeDtypeStruct], ...]:
-    """Returns the shapes of batches that are only scored, one for each layout."""
+    """Returns the shapes of batches for scoring only, one for each layout."""
     batches = []
     for layout, rows, microbatches in zip(*shapes, strict=True):
         shape = (microbatches, rows, layout.tokens)
@@ -149,7 +144,7 @@ def abstract_scored(
 
 
 def has_ce_weights(algorithm: algorithms.Algorithm) -> bool:
-    """Returns whether the tokens of the cross-entropy have weights of their own."""
+    """Returns whether the cross-entropy has other token weights than the RL loss."""
     is_other = bool(algorithm.ce_weight) or algorithm.ce_tokens == "correct"
     return algorithm.ce_coef > 0 and is_other
 
@@ -157,8 +152,10 @@ def has_ce_weights(algorithm: algorithms.Algorithm) -> bool:
 def abstract_batches(trainer: Trainer) -> tuple[Batch[jax.ShapeDtypeStruct], ...]:
     """Returns the shapes of the batches of an optimizer step, one for each layout.
 
-    They have the fields that `step.make_minibatches` packs and `step.score_and_credit` sets.
+    The batches have the fields that `step.make_minibatches` and `step.score_and_credit` set.
     """
+    # The fields that are None are part of a program's signature: they must be the same as in a
+    # step, or the step compiles another program.
     algorithm = trainer.config.algorithm
     float_fields = ["weights", "sampler_logps"]
     if algorithm.rl_coef:
@@ -190,3 +187,12 @@ def abstract_batches(trainer: Trainer) -> tuple[Batch[jax.ShapeDtypeStruct], ...
             fields["routes"] = jax.ShapeDtypeStruct((*shape, trainer.num_routes), np.int16)
         batches.append(Batch(**fields))
     return tuple(batches)
+
+
+def check_routing_replay(model: qwen.QwenConfig, replays_routes: bool) -> None:
+    """Raises UserError if the routes of a model without experts shall be replayed."""
+    if replays_routes and not model.num_experts:
+        raise UserError(
+            f"rollout.routing_replay=True: model_type={model.model_type} has no experts; set it to "
+            "False"
+        )

@@ -1,10 +1,11 @@
 """The warm start: supervised steps on examples of the task, before RL.
 
-A model that starts from random weights never answers correctly, and RL learns nothing from rewards
-that are all equal. The examples have the format that the task's grader expects; their answers are
-often wrong (warm_start.tries).
+A model with random weights never answers correctly, and RL learns nothing from rewards that are all
+equal. The examples have the format that the task's grader expects, but their answers are often
+wrong (warm_start.tries).
 """
 
+import math
 from dataclasses import replace
 
 import jax
@@ -32,10 +33,10 @@ def warm_start(
 ) -> qwen.Params:
     """Returns `params` after warm_start.steps supervised steps. `params` are donated.
 
-    The steps train the whole model, also where RL trains an adapter on it. Every step draws new
-    examples. `check_stop` is called before each step.
+    The steps train the full model, even if RL trains an adapter. Every step draws new examples.
+    `check_stop` is called before each step.
 
-    Raises UserError if the task has no warm-start examples.
+    Raises UserError if the task has no warm-start examples, or if the loss is not finite.
     """
     warm = config.warm_start
     make_example = find_task(config.task.name).warm_start
@@ -46,6 +47,7 @@ def warm_start(
     optimizer = replace(
         config.optimizer, lr=warm.lr, warmup_steps=warm.warmup_steps, schedule="cosine"
     )
+    # Without an adapter and an int8 base the trainer trains the full model.
     model = replace(config.model, adapter=AdapterConfig(), base="native")
     whole_model = replace(config, model=model)
     longest = config.rollout.longest_episode
@@ -67,9 +69,16 @@ def warm_start(
         lr = learning_rate(optimizer, step, warm.steps)
         state, stats = trainer.step(state, trainer.pack(examples), lr)
 
-        # Reading a number waits for the device, so the bar shows only every 20th loss.
-        if step % 20 == 0:
+        # Reading a number waits for the device, so only every 20th loss is read. This suffices to
+        # find a loss that is not finite: it stays so, and the last step is always read.
+        if step % 20 == 0 or step + 1 == warm.steps:
             sums = jax.device_get(stats)
             nll = float(sums["nll"]) / float(sums["tokens"])
             progress.set_postfix(nll=f"{nll:.3f}", refresh=False)
+            if not math.isfinite(nll):
+                raise UserError(
+                    f"warm_start.lr={warm.lr}: the loss of warm-start step {step + 1} is not "
+                    "finite; lower warm_start.lr or optimizer.weight_decay="
+                    f"{config.optimizer.weight_decay}"
+                )
     return state.params

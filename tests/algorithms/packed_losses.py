@@ -92,7 +92,7 @@ def small_trainer(
     devices: int = 1,
     minibatches: int = 1,
     group_size: int = GROUP_SIZE,
-    pack_buckets: int = 2,
+    pack: str = "auto",
 ) -> Trainer:
     """Returns a trainer of the rollouts of `random_outputs`.
 
@@ -106,7 +106,7 @@ def small_trainer(
             "max_new_tokens": MAX_NEW_TOKENS,
         },
         train={
-            "pack_buckets": pack_buckets,
+            "pack": pack,
             "packs_per_row": packs_per_row,
             "microbatch_tokens": row_tokens * rows * devices,
             "minibatches": minibatches,
@@ -141,7 +141,16 @@ def packed_minibatches(trainer: Trainer, outputs: ModelOutputs) -> list[Minibatc
             for packed in minibatch.packed
         ]
 
+    def entropies(
+        params: object,
+        batches: tuple[Batch, ...],
+        counts: jax.Array,
+        layouts: list[RowLayout],
+    ) -> list[jax.Array]:
+        return score(outputs.entropy, batches, counts, layouts)
+
     trainer.policy.score = score
+    trainer.policy.entropies = entropies
     needs_reference = algorithms.needs_reference(trainer.config.algorithm)
     ref_logps = outputs.ref_logps if needs_reference else None
     if trainer.critic is not None:

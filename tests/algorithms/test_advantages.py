@@ -13,7 +13,9 @@ from jzero.algorithms import ADVANTAGES, PRESETS, Algorithm, Episodes, compute_a
 from jzero.training.credit import make_episodes, spread_over_tokens
 from jzero.types import Rollout
 
-OF_GROUP = [name for name, advantage in ADVANTAGES.items() if advantage.is_of_group]
+WITH_GROUP_BASELINE = [
+    name for name, advantage in ADVANTAGES.items() if advantage.has_group_baseline
+]
 
 
 def random_episodes(seed: int) -> Episodes:
@@ -70,7 +72,7 @@ def test_advantages_are_those_of_the_definition(
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("name", OF_GROUP)
+@pytest.mark.parametrize("name", WITH_GROUP_BASELINE)
 def test_groups_without_a_difference_get_exactly_zero_and_others_sum_to_zero(
     name: str, seed: int
 ) -> None:
@@ -86,7 +88,7 @@ def test_groups_without_a_difference_get_exactly_zero_and_others_sum_to_zero(
         np.testing.assert_allclose(advantages[group == number, 0].sum(), 0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", OF_GROUP)
+@pytest.mark.parametrize("name", WITH_GROUP_BASELINE)
 @given(group_size=st.integers(2, 64), score=st.floats(-100, 100))
 @settings(deadline=None)
 def test_a_uniform_group_has_no_advantage_beside_one_that_is_not(

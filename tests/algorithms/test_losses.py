@@ -17,7 +17,8 @@ from packed_losses import (
     small_trainer,
 )
 
-from jzero.algorithms import CORRECTIONS, PRESETS, WEIGHTS
+from jzero.algorithms import PRESETS, WEIGHTS
+from jzero.algorithms.corrections import CORRECTIONS
 from jzero.training.step import make_minibatches
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -67,6 +68,19 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "dppo_tv to the trainer's policy": ("dppo_tv", {"old_policy": "trainer", "clip_high": 0.005}),
     "dppo_kl with narrow bounds": ("dppo_kl", {"clip_low": 1e-4, "clip_high": 2e-4}),
     "ipo with narrow bounds": ("ipo", {"clip_low": 0.002, "clip_high": 0.004}),
+    "sapo with narrow gates": ("sapo", {"sapo_tau_positive": 2.0, "sapo_tau_negative": 3.0}),
+    "sapo of sequences": ("sapo", {"ratio": "sequence"}),
+    "luspo, masked": ("luspo", {"truncated": "mask", "kl_coef": 0.01}),
+    "vespo to the trainer's policy": ("vespo", {"old_policy": "trainer"}),
+    "vespo with other powers": (
+        "vespo",
+        {"vespo_k_positive": 0.5, "vespo_lambda_positive": 1.0, "vespo_k_negative": 0.0},
+    ),
+    "clipped products": ("grpo", {"ratio": "product", "clip_low": 0.5, "clip_high": 1.0}),
+    "off-policy sequences": ("grpo", {"off_policy_bound": 0.05}),
+    "off-policy sequences of dppo": ("dppo_tv", {"off_policy_bound": 0.01, "truncated": "mask"}),
+    "tokens of high entropy": ("grpo", {"top_entropy": 0.2, "entropy_coef": 0.01}),
+    "tokens of high entropy, masked": ("gspo", {"top_entropy": 0.5, "truncated": "mask"}),
     "wide geometric rejection": ("geometric_rejection", NARROW_BOUNDS),
     "replies beside truncated responses": ("echo", {"truncated": "mask", "kl_coef": 0.01}),
     "teacher with a bound": ("distill", {"teacher_coef": 2.0, "teacher_max": 0.5}),
@@ -99,11 +113,11 @@ PLACEMENTS = list(itertools.product(PACKINGS, (1, 2, 4), (1, 8)))
 
 
 def placed_cases() -> list[object]:
-    """Returns (case, packing, rows, devices, pack_buckets) for every case.
+    """Returns (case, packing, rows, devices, pack) for every case.
 
     By default grpo, gspo and ppo have one placement for each packing, and the other presets one
     placement each. Over all cases every packing, number of rows and number of devices occurs many
-    times. --thorough adds the cases that are no presets. With --slow grpo, gspo and ppo have all
+    times. --thorough adds the cases that are no presets. With --all grpo, gspo and ppo have all
     placements, the other presets have one for each packing, and the cases that are no presets have
     two pack lengths, too.
     """
@@ -119,26 +133,24 @@ def placed_cases() -> list[object]:
         else:
             default, slow = set(), one
             [placement] = one
-            parameters.append(pytest.param(case, *placement, 1, marks=pytest.mark.thorough))
+            parameters.append(pytest.param(case, *placement, "longest", marks=pytest.mark.thorough))
         for placement in PLACEMENTS:
             if placement in default:
-                parameters.append((case, *placement, 2))
+                parameters.append((case, *placement, "auto"))
             elif placement in slow:
-                parameters.append(pytest.param(case, *placement, 2, marks=pytest.mark.slow))
+                parameters.append(pytest.param(case, *placement, "auto", marks=pytest.mark.slow))
     return parameters
 
 
-@pytest.mark.parametrize(("case", "packing", "rows", "devices", "pack_buckets"), placed_cases())
+@pytest.mark.parametrize(("case", "packing", "rows", "devices", "pack"), placed_cases())
 def test_policy_loss_and_slopes_are_those_of_the_definition(
-    case, packing, rows, devices, pack_buckets
+    case, packing, rows, devices, pack
 ) -> None:
     preset, changes = CASES[case]
     algorithm = PRESETS[preset](**changes)
     group_size = 1 if case.startswith("alone") else GROUP_SIZE
     num_minibatches = 2 if case.startswith("weight") else 1
-    trainer = small_trainer(
-        algorithm, packing, rows, devices, num_minibatches, group_size, pack_buckets
-    )
+    trainer = small_trainer(algorithm, packing, rows, devices, num_minibatches, group_size, pack)
     num_truncated = 0
 
     for seed in range(2):
@@ -241,7 +253,7 @@ def test_value_loss_and_slopes_are_those_of_the_definition(packing, rows, device
 @pytest.mark.parametrize("preset", [pytest.param("grpo", marks=pytest.mark.slow), "gspo"])
 def test_the_first_optimizer_step_has_a_ratio_of_exactly_one(preset) -> None:
     """The old log-probs do not matter, bit for bit, in the first step; they do in the next."""
-    trainer = small_trainer(PRESETS[preset](), "four packs", rows=2, pack_buckets=1)
+    trainer = small_trainer(PRESETS[preset](), "four packs", rows=2, pack="longest")
     policy, params = trainer.policy, reference.random_params()
     rollouts = random_outputs(0).rollouts
     [minibatch] = make_minibatches(trainer, rollouts, 1)

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jzero.algorithms import CORRECTIONS, KL_ESTIMATORS, RATIOS, SURROGATES, Algorithm, k2, k3
+from jzero.algorithms import Algorithm
+from jzero.algorithms.corrections import CORRECTIONS
+from jzero.algorithms.kl import KL_ESTIMATORS, k2, k3
+from jzero.algorithms.losses import policy_loss
+from jzero.algorithms.ratios import RATIOS
+from jzero.algorithms.surrogates import SURROGATES
+from jzero.types import Batch
 
 KLEstimator = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -155,3 +161,82 @@ def test_a_token_is_masked_by_how_far_its_probability_moved(
     expected = 0.0 if name in masked_by else -now / before * advantage
     assert value == pytest.approx(expected, rel=1e-5)
     assert slope == pytest.approx(expected, rel=1e-5)
+
+
+# -- soft gates and the off-policy mask ------------------------------------------------------------
+
+
+def loss_and_slope(name: str, ratio: float, advantage: float, algorithm: Algorithm):
+    """Returns the loss of a token at log pi = -1 and its slope by log pi."""
+
+    def loss(logp: jax.Array) -> jax.Array:
+        terms, _ = SURROGATES[name].compute(
+            logp[None, None],
+            ratio * jnp.exp(logp + 1)[None, None],
+            jnp.full((1, 1), advantage),
+            algorithm,
+        )
+        return terms[0, 0]
+
+    return jax.value_and_grad(loss)(jnp.float32(-1.0))
+
+
+@pytest.mark.parametrize("name", ["sapo", "vespo"])
+@pytest.mark.parametrize("advantage", [1.5, -1.5])
+def test_a_soft_gate_has_the_policy_gradient_on_policy_and_fades_away_from_it(
+    name: str, advantage: float
+) -> None:
+    _, on_policy = loss_and_slope(name, 1.0, advantage, Algorithm())
+    far = [loss_and_slope(name, ratio, advantage, Algorithm())[1] for ratio in (20.0, 1e-3)]
+
+    assert on_policy == pytest.approx(-advantage, rel=1e-5)
+    np.testing.assert_allclose(far, 0, atol=2e-3)
+
+
+def test_the_weight_of_vespo_is_finite_for_every_ratio_within_the_bounds_of_its_settings() -> None:
+    for k in (0.0, 10.0):
+        for rate in (0.1, 50.0):
+            algorithm = Algorithm(vespo_k_positive=k, vespo_lambda_positive=rate)
+            for ratio in (np.exp(-20), 0.2, 1.0, 100.0, np.exp(20)):
+                loss, slope = loss_and_slope("vespo", float(ratio), 1.0, algorithm)
+                assert np.isfinite(loss)
+                assert np.isfinite(slope)
+
+
+# Mean of log pi_sampler - log pi over a sequence of two tokens, its advantage, and whether a bound
+# of 0.5 masks it (DeepSeek-V3.2, eq. 9).
+LEFT = [
+    ((0.9, 0.3), -1.0, True),
+    ((0.9, 0.0), -1.0, False),
+    ((0.9, 0.3), 1.0, False),
+    ((0.9, 0.3), 0.0, False),
+    ((-0.9, -0.3), -1.0, False),
+]
+
+
+@pytest.mark.parametrize(("gaps", "advantage", "is_masked"), LEFT)
+def test_the_off_policy_mask_drops_sequences_that_got_worse_and_are_less_likely_now(
+    gaps: tuple[float, float], advantage: float, is_masked: bool
+) -> None:
+    row = jnp.zeros((1, 2))
+    batch = Batch(
+        *[row] * 4,
+        weights=row + 0.5,
+        sampler_logps=jnp.asarray([gaps]) - 2,
+        old_logps=row - 2,
+        advantages=row + advantage,
+    )
+
+    def loss(logps: jax.Array, algorithm: Algorithm) -> jax.Array:
+        terms, _ = policy_loss(logps, row, batch, sum_over_row, algorithm)
+        return terms.sum()
+
+    slopes = jax.grad(loss)(jnp.full((1, 2), -2.0), Algorithm(off_policy_bound=0.5))
+
+    expected = 0.0 if is_masked else -0.5 * advantage
+    np.testing.assert_allclose(slopes, np.full((1, 2), expected), rtol=1e-6)
+
+
+def sum_over_row(x: jax.Array) -> jax.Array:
+    """Returns the sum over each sequence, where every row is one sequence."""
+    return jnp.broadcast_to(x.sum(1, keepdims=True), x.shape)

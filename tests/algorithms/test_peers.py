@@ -7,6 +7,12 @@ conventions of TRL differ, they are translated here:
 - TRL's cispo bounds the ratio at epsilon_high, not at 1 + epsilon_high, and not from below.
 - TRL's bnpo is a mean over the tokens of a microbatch. With one microbatch that is token_mean.
 - TRL's entropy bonus is a mean over tokens, whatever the loss is.
+- TRL's vespo multiplies the ratio to its old policy by that of the old policy to the sampler. This
+  is `old_policy=sampler`. Without vLLM TRL has no other sampler, which is `old_policy=trainer`.
+- TRL's off-policy mask and its entropy mask are over a microbatch, and without vLLM the first one
+  compares with the old policy. The cases of the masks have one microbatch and the sampler of vLLM.
+- TRL's entropy mask also restricts its entropy bonus. The case of that mask has no bonus.
+- TRL multiplies its KL by the ratio since 1.16 (use_bias_correction_kl), which is off here.
 - TRL's dapo divides by the tokens of all optimizer steps, and since TRL 1.16 also multiplies by the
   number of steps. That is the same in an RL step of one optimizer step.
 """
@@ -131,6 +137,87 @@ CASES: dict[str, tuple[dict, str, dict, int]] = {
         EPS,
         2,
     ),
+    "sapo": ({"loss_type": "sapo"}, "sapo", EPS, 2),
+    "sapo, narrow, beta": (
+        {
+            "loss_type": "sapo",
+            "sapo_temperature_pos": 2.0,
+            "sapo_temperature_neg": 3.0,
+            "beta": 0.04,
+        },
+        "sapo",
+        EPS | {"sapo_tau_positive": 2.0, "sapo_tau_negative": 3.0, "kl_coef": 0.04},
+        2,
+    ),
+    "luspo": (
+        {
+            "loss_type": "luspo",
+            "importance_sampling_level": "sequence",
+            "epsilon_low": 2e-3,
+            "epsilon_high": 2.5e-3,
+        },
+        "luspo",
+        EPS,
+        2,
+    ),
+    "luspo, masked": (
+        {
+            "loss_type": "luspo",
+            "importance_sampling_level": "sequence",
+            "mask_truncated_completions": True,
+        },
+        "luspo",
+        EPS | {"clip_low": 0.2, "clip_high": 0.2, "truncated": "mask"},
+        2,
+    ),
+    "vespo": ({"loss_type": "vespo"}, "vespo", EPS | {"old_policy": "trainer"}, 2),
+    "vespo, other powers": (
+        {
+            "loss_type": "vespo",
+            "vespo_k_pos": 0.5,
+            "vespo_lambda_pos": 1.0,
+            "vespo_k_neg": 0.0,
+            "vespo_lambda_neg": 4.0,
+        },
+        "vespo",
+        EPS
+        | {
+            "old_policy": "trainer",
+            "vespo_k_positive": 0.5,
+            "vespo_lambda_positive": 1.0,
+            "vespo_k_negative": 0.0,
+            "vespo_lambda_negative": 4.0,
+        },
+        2,
+    ),
+    "vespo, sampler": (
+        VLLM
+        | {
+            "loss_type": "vespo",
+            "vllm_importance_sampling_mode": "token_truncate",
+            "vllm_importance_sampling_clip_max": 1e6,
+        },
+        "vespo",
+        EPS,
+        2,
+    ),
+    "off-policy mask": (
+        VLLM
+        | {
+            "loss_type": "grpo",
+            "off_policy_mask_threshold": 0.05,
+            "vllm_importance_sampling_correction": False,
+        },
+        "grpo",
+        EPS | {"off_policy_bound": 0.05},
+        1,
+    ),
+    "top entropy": (
+        {"loss_type": "dapo", "top_entropy_quantile": 0.2},
+        "grpo",
+        EPS | {"weight": "batch_token_mean", "top_entropy": 0.2},
+        1,
+    ),
     "token_truncate": (VLLM, "grpo", DAPO | {"correction": "token_truncate"}, 2),
 }
 
@@ -166,6 +253,7 @@ def make_trl_trainer(options: dict[str, object], correction: str, microbatches: 
             gather=unchanged,
             reduce=unchanged,
             gather_for_metrics=unchanged,
+            pad_across_processes=unchanged,
         ),
         args=SimpleNamespace(
             steps_per_generation=microbatches,
@@ -174,6 +262,12 @@ def make_trl_trainer(options: dict[str, object], correction: str, microbatches: 
             gradient_checkpointing_kwargs=None,
             delta=options.get("delta"),
             use_bias_correction_kl=False,
+            sapo_temperature_pos=options.get("sapo_temperature_pos", 1.0),
+            sapo_temperature_neg=options.get("sapo_temperature_neg", 1.05),
+            vespo_k_pos=options.get("vespo_k_pos", 2.0),
+            vespo_lambda_pos=options.get("vespo_lambda_pos", 3.0),
+            vespo_k_neg=options.get("vespo_k_neg", 3.0),
+            vespo_lambda_neg=options.get("vespo_lambda_neg", 2.0),
         ),
         model=SimpleNamespace(training=True, is_gradient_checkpointing=False),
         ref_model="ref",

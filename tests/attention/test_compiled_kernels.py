@@ -125,6 +125,8 @@ def test_packed_compiles_for_tpu(heads: Heads, tpus: Sequence[jax.Device]) -> No
     assert not re.search("all-reduce|all-gather|all-to-all|collective", program)
 
 
+@pytest.mark.quick_cases("2 devices")
+@pytest.mark.thorough_cases("1 device")
 @pytest.mark.parametrize(
     ("tensor", "heads", "kernels", "kv_dtype"),
     [

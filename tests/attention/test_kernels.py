@@ -68,7 +68,7 @@ def in_default_suite(
 ) -> list:
     """Returns the values of a table as test parameters.
 
-    All but `names` need --slow, or only --thorough if they are in `with_thorough`.
+    All but `names` need --all, or only --thorough if they are in `with_thorough`.
     """
     parameters = []
     for name, value in table.items():
@@ -266,6 +266,8 @@ def test_responses_see_the_prefix_and_not_its_padding(packed: Packed) -> None:
     assert not depends_on(first_padding)[is_token].any()
 
 
+@pytest.mark.quick_cases("RowLayout(prefix=70, slots=3, slot=90)-tpu")
+@pytest.mark.thorough_cases("RowLayout(prefix=130, slots=1, slot=70)-gpu")
 @quick
 @every_packed
 @pytest.mark.parametrize(

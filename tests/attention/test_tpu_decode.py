@@ -219,6 +219,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.quick_cases("bf16-qwen2.5-0.5b", "fp32-a head in part of a row")
+@pytest.mark.thorough_cases("fp32-three KV heads of 64")
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize(
     "heads",
@@ -232,6 +233,8 @@ def test_the_kernel_equals_the_definition(heads: Heads, dtype: DTypeLike) -> Non
     assert_equal_to_definition(make_case(heads, dtype, LENGTHS), dtype)
 
 
+@pytest.mark.quick_cases("fp32-qwen2.5-0.5b")
+@pytest.mark.thorough_cases("bf16-three KV heads of 64")
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize(
     "heads",
@@ -286,6 +289,7 @@ SHARED = (3, 0, 1)
 LENGTHS_OF_SHARING = (IDLE, 64, 49, 80, 1, 33, 16, IDLE, 17, 65, 40, IDLE)
 
 
+@pytest.mark.quick_cases("qwen2.5-0.5b-bf16")
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("name", ["qwen2.5-0.5b", "qwen2.5-7b"])
@@ -312,6 +316,7 @@ def test_parts_hold_some_of_the_slots_that_share(
     assert_equal_to_definition(share_pages(case, shared), jnp.float32)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("quick_compilation")
 def test_few_slots_read_together_where_they_have_many_queries(
     monkeypatch: pytest.MonkeyPatch,
@@ -323,6 +328,7 @@ def test_few_slots_read_together_where_they_have_many_queries(
     assert_equal_to_definition(share_pages(case, (3,)), jnp.float32)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("quick_compilation")
 def test_shared_pages_are_read_once() -> None:
     """The pages that the others' tables have in their place are not read."""

@@ -96,7 +96,7 @@ def test_update_prints_a_row(environment: dict[str, str], model: str) -> None:
     assert share == "unknown", "nobody knows the FLOP/s of this CPU"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_lengths_compares_costs_with_the_work_of_the_first_length(
     environment: dict[str, str], model: str
 ) -> None:

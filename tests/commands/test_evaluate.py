@@ -9,6 +9,7 @@ from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
+from typing import cast
 
 import numpy as np
 import pytest
@@ -16,12 +17,11 @@ import reference
 import servers
 from hypothesis import given
 from hypothesis import strategies as st
-from jsonl import write_jsonl
+from runs import write_jsonl
 
 from jzero import config, evaluate, filter
 from jzero.rollout.evaluation import accuracy_metrics, evaluation_kinds, majority_vote, pass_at_k
 from jzero.run.samples import problem_rows
-from jzero.tasks import suites
 from jzero.types import Grade, Problem, Rollout
 
 
@@ -112,20 +112,6 @@ def test_majority_vote_is_the_mean_over_random_ties(answers: list[str]) -> None:
     assert chance == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("so \\boxed{ \\frac{1}{2} } done", "\\frac{1}{2}"),
-        ("\\boxed{1} then \\boxed{2", "2"),
-        ("<think>\\boxed{1}</think> it is 3 or 4,000.", "4000"),
-        ("<answer>1 + 2</answer>", "1+2"),
-        ("nothing", ""),
-    ],
-)
-def test_the_vote_of_a_response_is_its_answer(text: str, answer: str) -> None:
-    assert suites.vote(text) == answer
-
-
 # Metrics
 
 
@@ -134,7 +120,8 @@ def test_metrics_of_several_samples() -> None:
     flat = list(itertools.chain.from_iterable(correct))
     texts = ["\\boxed{1}" if is_correct else "\\boxed{2}" for is_correct in flat]
 
-    metrics = accuracy_metrics(make_rollouts(texts, flat), 4)
+    votes = ["1" if is_correct else "2" for is_correct in flat]
+    metrics = accuracy_metrics(make_rollouts(texts, flat), 4, votes)
 
     means = np.array([0.5, 0.0, 1.0])
     assert metrics["accuracy"] == means.mean()
@@ -184,15 +171,27 @@ def test_a_row_has_all_responses_of_a_problem() -> None:
     assert [sample["correct"] for sample in samples] == [True, False]
 
 
+def test_rewards_and_further_verifiers_have_a_line_and_tasks_of_rows_have_none() -> None:
+    metrics = {"accuracy": 0.5, "accuracy/math": 0.25, "accuracy_by/open_r1": 0.75}
+    metrics |= {"reward/cosine": 0.125, "length": 9.0}
+    suite = {"problems": 4, "dropped": 0, "graded_by": "", "kinds": {"avg@4": metrics}}
+
+    lines = evaluate.further_lines({"math500": cast(evaluate.SuiteSummary, suite)})
+
+    assert lines == ["math500 avg@4: 75.0 by open_r1", "math500 avg@4: reward/cosine 0.125"]
+
+
 def test_the_table_has_a_line_for_every_suite_and_the_average() -> None:
     metrics = {"accuracy": 0.5, "stderr": 0.1, "length": 7.0, "pass@2": 1.0, "maj@2": 0.25}
-    first = evaluate.SuiteSummary(problems=3, dropped=0, kinds={"avg@2": metrics})
-    second = evaluate.SuiteSummary(problems=4, dropped=0, kinds={"avg@2": metrics})
+    kinds, fast = {"avg@2": metrics}, "task.verifier=fast"
+    first = evaluate.SuiteSummary(problems=3, dropped=0, graded_by=fast, kinds=kinds)
+    second = evaluate.SuiteSummary(problems=4, dropped=0, graded_by=fast, kinds=kinds)
 
     lines = evaluate.table({"a": first, "b": second}).split("\n")
 
     assert lines[1].split() == ["a", "3", "avg@2", "50.0", "±", "10.0", "100.0", "25.0", "7"]
-    assert lines[-1].split() == ["average", "avg@2", "50.0"]
+    assert lines[-2].split() == ["average", "avg@2", "50.0"]
+    assert lines[-1] == "a, b: graded by task.verifier=fast"
 
 
 # Mistakes
@@ -221,7 +220,7 @@ ONE_SUITE = "--model /nope --suite countdown"
         (
             evaluate,
             f"{ONE_SUITE} --config.model.adapter.rank=8",
-            "model.adapter.rank=8 is of training, and nothing is trained here: leave it out",
+            "model.adapter.rank=8 is a setting of training runs: leave it out",
         ),
         (
             evaluate,
@@ -278,7 +277,7 @@ def test_rows_by_rate_are_those_strictly_between_the_bounds() -> None:
 
 
 def test_rates_of_another_set_are_refused() -> None:
-    with pytest.raises(ValueError, match="--rates knows none of the 3 rows"):
+    with pytest.raises(ValueError, match="--rates has none of the 3 rows"):
         filter.rows_by_rate({}, 3, 0.1, 0.9)
 
 

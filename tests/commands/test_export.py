@@ -12,9 +12,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import reference
-from hub_stand import Hub
 from huggingface_hub import ModelCard
-from runs import ROOT, finish, rows
+from runs import ROOT, Hub, finish, rows
 
 from jzero import algorithms, config, export, setup
 from jzero.errors import UserError
@@ -25,6 +24,7 @@ from jzero.run.base_model import BaseModel, read_base_model
 from jzero.run.checkpoint import Checkpoints
 from jzero.run.environment import versions
 from jzero.run.metrics_writer import MetricsWriter
+from jzero.run.model_card import CardOptions, make_card
 from jzero.run.workdir import claim_workdir
 from jzero.types import Params
 
@@ -43,7 +43,7 @@ def write_run(workdir: Path, settings: config.Config) -> None:
     claim_workdir(workdir, config.to_json(settings))
     (workdir / "versions.json").write_text(json.dumps(versions()))
 
-    writer = MetricsWriter(workdir, None, "")
+    writer = MetricsWriter(workdir, None)
     for step in (1, 2, 3, 4):
         metrics = {"reward/mean": step / 8, "rollout/length": 10.0 + step, "time/sample": 1.0}
         writer.write(step, metrics)
@@ -182,9 +182,8 @@ def test_the_header_of_the_card_is_what_the_hub_reads(exported: Path) -> None:
     assert header["library_name"] == "transformers"
     assert header["pipeline_tag"] == "text-generation"
     assert {"jzero", "grpo", "countdown"} <= set(header["tags"])
-    assert card.data.model_name == "countdown-tiny-4"
-    results = {result.metric_name: result.metric_value for result in card.data.eval_results}
-    assert results == {"eval/accuracy": 0.5, "eval_greedy/accuracy": 0.25}
+    assert card.data.model_name == "jzero-countdown-grpo-4"
+    assert card.data.eval_results is None, "held-out problems are no benchmark"
 
 
 def test_the_card_says_how_the_model_was_made(exported: Path) -> None:
@@ -226,19 +225,39 @@ def test_the_card_names_the_hubs_and_no_directory(workdir: Path, tmp_path: Path)
     settings.task.name = "math"
     settings.task.data = f"main@openai/gsm8k,{tmp_path}/data.jsonl"
     settings.rollout.stop = ("a|b",)
-    after = {"eval/accuracy": 0.5, "eval/math500/accuracy": 0.25, "eval/length": 3.0}
+    settings.eval.samples, settings.eval.temperature = 2, 0.5
+    settings.eval.suites = ("math500", f"gsm8k={tmp_path}/eight.jsonl")
+    after = {
+        "eval/accuracy": 0.5,
+        "eval/length": 3.0,
+        "eval/math500/accuracy": 0.25,
+        "eval/math500/stderr": 0.0625,
+        "eval/math500/problems": 500.0,
+        "eval_greedy/gsm8k/accuracy": 0.75,
+        "eval_greedy/gsm8k/problems": 8.0,
+    }
     evaluations = {"before": {}, "after": after}
-    options = Options(workdir, tmp_path / "x")
+    options = CardOptions(workdir, "float32")
 
-    card = export.make_card(settings, 3, evaluations, base, options)
+    card = make_card(settings, 3, evaluations, base, options)
     card.save(tmp_path / "README.md")
 
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.base_model == "Qwen/Qwen2.5-3B"
     assert card.data.datasets == ["openai/gsm8k"]
     assert card.data.license == "unknown"
-    results = [(result.dataset_name, result.metric_value) for result in card.data.eval_results]
-    assert results == [("math", 0.5), ("math500", 0.25)]
+    assert card.data.model_name == "Qwen2.5-3B-gsm8k-grpo-3"
+    [result] = card.data.eval_results
+    assert (result.dataset_name, result.dataset_type) == ("math500", "lkevinzc/math-eval")
+    assert (result.dataset_split, result.metric_value) == ("math", 0.25)
+    assert result.metric_args["problems"] == 500
+    assert result.metric_args["standard_error"] == 0.0625
+    assert result.metric_args["samples"] == 2
+    assert "gsm8k (eight.jsonl): 8 problems, greedy" in card.text
+    assert "math500: 500 problems, avg@2 at temperature 0.5" in card.text
+    assert "0.250 ± 0.062" in card.text
+    assert "held-out problems of openai/gsm8k, data.jsonl: avg@2" in card.text
+    assert "math" not in card.data.tags, "the sets are not those that the task has by itself"
     assert str(tmp_path) not in card.text
     assert "data.jsonl" in card.text
     assert '| `rollout.stop` | `["a\\|b"]` |' in card.text
@@ -248,9 +267,9 @@ def test_the_card_names_the_hubs_and_no_directory(workdir: Path, tmp_path: Path)
 
 def test_a_card_without_evaluations_has_no_results(workdir: Path, tmp_path: Path) -> None:
     settings = read_config(workdir)
-    options = Options(workdir, tmp_path / "x")
+    options = CardOptions(workdir, "float32")
 
-    card = export.make_card(settings, 3, {}, read_base_model(settings.model), options)
+    card = make_card(settings, 3, {}, read_base_model(settings.model), options)
 
     assert card.data.eval_results is None
 
@@ -268,7 +287,7 @@ def sft_settings(name: str, data: str) -> config.Config:
 
 def card_of(workdir: Path, settings: config.Config, base: BaseModel) -> ModelCard:
     """Returns the card of a run of 4 steps with these settings, as somebody reads it."""
-    card = export.make_card(settings, 4, {}, base, Options(workdir, workdir / "x"))
+    card = make_card(settings, 4, {}, base, CardOptions(workdir, "float32"))
     return ModelCard(str(card), ignore_metadata_errors=False)
 
 
@@ -334,13 +353,16 @@ def test_the_card_of_a_run_after_another_tells_of_both(
 
     text = card.text
     assert "1. 4 steps of supervised fine-tuning from random weights on open-r1/traces." in text
-    assert "2. 4 of 200 steps of reinforcement learning from first: dr_grpo on math." in text
+    assert (
+        "2. 4 of 200 steps of reinforcement learning from first: dr_grpo on openai/gsm8k." in text
+    )
     assert (
         "- supervised fine-tuning: open-r1/traces\n- reinforcement learning: openai/gsm8k" in text
     )
     assert text.index("| `sft.epochs` | `2.0` |") < text.index('| `task.name` | `"math"` |')
     assert card.data.datasets == ["open-r1/traces", "openai/gsm8k"]
-    assert {"sft", "reinforcement-learning", "dr_grpo", "math"} <= set(card.data.tags)
+    assert {"sft", "reinforcement-learning", "dr_grpo"} <= set(card.data.tags)
+    assert "math" not in card.data.tags, "its problems are those of GSM8K"
 
 
 def test_a_damaged_history_is_an_error_that_names_the_file(tmp_path: Path) -> None:
@@ -448,11 +470,7 @@ class Pusher:
     ) -> None:
         self.workdir = workdir
         self.directory = directory  # of the exports
-        self.environment = environment | {
-            "HF_ENDPOINT": hub.address,
-            "HF_HUB_OFFLINE": "0",
-            "HF_HUB_DISABLE_XET": "1",
-        }
+        self.environment = environment | hub.environment()
 
     def push(self, out: str, *flags: str, token: str = "hf_secret") -> subprocess.Popen:
         command = [sys.executable, "-m", "jzero.export", "--push-to-hub=me/tiny"]
@@ -506,3 +524,24 @@ def test_a_push_to_a_branch_replaces_another_only_by_force(
         second = pusher.exported_files("two")
         assert hub.branches["v1"] == second
         assert second != first
+
+
+def test_no_setting_carries_a_directory_of_the_machine_into_the_card(tmp_path: Path) -> None:
+    """Every text, and every text in a list, of all settings."""
+    settings = json.loads(config.to_json(config.Config()))
+    texts = [f"{tmp_path}/file.jsonl", f"name={tmp_path}/file.jsonl", f"{tmp_path}/code.py:f"]
+    texts += [",".join(texts), f"{tmp_path}/file.jsonl:problem=a:answer=b"]
+    for name, value in config.flatten(settings).items():
+        *sections, field = name.split(".")
+        section = settings
+        for part in sections:
+            section = section[part]
+        if isinstance(value, str):
+            section[field] = texts[len(name) % len(texts)]
+        elif isinstance(value, list):
+            section[field] = texts
+
+    values = history.flat_values(settings)
+
+    assert sum("file.jsonl" in value or "code.py:f" in value for value in values.values()) > 50
+    assert not [name for name, value in values.items() if str(tmp_path) in value]

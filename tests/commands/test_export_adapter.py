@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import reference
 from huggingface_hub import ModelCard
+from reference import assert_equal
 from test_export import evaluation, file_names
-from trees import assert_equal
 
 from jzero import config, export, setup
 from jzero.errors import UserError

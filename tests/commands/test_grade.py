@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jsonl import write_jsonl
+from runs import write_jsonl
 
 from jzero import grade
 from jzero.errors import UserError
@@ -130,7 +130,7 @@ def test_a_mistake_after_many_rows_keeps_the_old_grades(
 )
 def test_a_mistake_says_which_row_is_wrong(line, message) -> None:
     with Pool(0) as pool, pytest.raises(UserError, match=message) as error:
-        grade.submit(pool, "cases.jsonl:7", line.encode(), "fast")
+        grade.submit(pool, "cases.jsonl:7", line.encode(), ["fast"])
     assert str(error.value).startswith("cases.jsonl:7: ")
 
 
@@ -142,6 +142,9 @@ def test_wrong_arguments_are_refused_before_anything_is_written(
     for arguments, message in [
         (("--in", tmp_path / "absent", "--out", out), f"--in {tmp_path / 'absent'} is no file"),
         (("--in", source, "--out", out, "--workers", 0), "--workers 0 must be at least 1"),
+        (("--in", source, "--out", out, "--verifiers", "best"), "best is not one of fast"),
+        (("--in", source, "--out", out, "--verifiers", "fast,fast"), "names fast 2 times"),
+        (("--in", source, "--out", out, "--verifiers", ","), "--verifiers names none"),
     ]:
         with pytest.raises(SystemExit) as end:
             run_main(*arguments)
@@ -150,9 +153,43 @@ def test_wrong_arguments_are_refused_before_anything_is_written(
     assert file_names(tmp_path) == {"cases.jsonl"}
 
 
+def test_verifiers_are_compared_row_by_row(
+    tmp_path: Path, run_main, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pylatexenc")
+    pytest.importorskip("math_verify")
+    source, out = tmp_path / "cases.jsonl", tmp_path / "scores.jsonl"
+    countdown = {"task": "countdown", "prediction": "<answer>2*3+4 </answer>", "gold": COUNTDOWN}
+    rows = [
+        {"task": "math", "prediction": r"\boxed{5}", "gold": "$5$"},
+        # A box with a space is no box to oat, and open-r1 pays any answer to a gold without LaTeX.
+        {"task": "math", "prediction": r"\boxed {5}", "gold": "5"},
+        {"task": "math", "prediction": r"\boxed{6}", "gold": "5"},
+        countdown,
+    ]
+    write_jsonl(source, [{"id": index, **row} for index, row in enumerate(rows)])
+
+    names = "oat_fast,open_r1,oat_countdown"
+    run_main("--in", source, "--out", out, "--workers", 1, "--verifiers", names)
+
+    results = [json.loads(line) for line in out.read_text().splitlines()]
+    none = None
+    assert [tuple(result["verdicts"].values()) for result in results] == [
+        (1.0, 1.0, none),
+        (0.0, 1.0, none),
+        (0.0, 1.0, none),
+        (none, none, 1.0),
+    ]
+    assert [result["score"] for result in results] == [1.0, 0.0, 0.0, None]
+    _, *table = capsys.readouterr().out.splitlines()
+    assert table[0] == "oat_fast and open_r1 agree on 1 of 3 rows (33.3 %)"
+    assert table[1] == "oat_fast and oat_countdown agree on 0 of 0 rows (no rows)"
+    assert [line.split()[0] for line in table[3:]] == [f"{source}:2", f"{source}:3"]
+
+
 def test_only_a_part_of_the_rows_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grade, "CHUNK", 64)
     endless = ((f"row {index}", json.dumps(ROW).encode()) for index in itertools.count())
     with Pool(1) as pool:
-        lines = list(itertools.islice(grade.grade_lines(pool, endless, "fast"), 100))
+        lines = list(itertools.islice(grade.grade_lines(pool, endless, ["fast"]), 100))
     assert all(json.loads(line)["reason"] == "correct" for line in lines)

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from plans import TOPOLOGY, needs_libtpu, small_settings
+from tiny import TOPOLOGY, needs_libtpu, small_settings
 
 from jzero import plan
 from jzero.planning import chips
@@ -181,7 +181,7 @@ def test_the_command(
 ) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text(
-        "from plans import small_settings\n\n\ndef get_config():\n    return small_settings()\n"
+        "from tiny import small_settings\n\n\ndef get_config():\n    return small_settings()\n"
     )
     out = tmp_path / "plan.json"
     (tmp_path / "home" / "jzero").mkdir(parents=True)

@@ -45,7 +45,7 @@ def write(
     settings.optimizer.lr, settings.train.steps = lr, steps
     (workdir / "config.json").write_text(config.to_json(settings))
     (workdir / "versions.json").write_text(json.dumps({"jax": "1.2.3", "device": "2 x cpu"}))
-    writer, chance = MetricsWriter(workdir, None, ""), random.Random(0)
+    writer, chance = MetricsWriter(workdir, None), random.Random(0)
     for step in range(1, steps + 1):
         values = {name: chance.random() for name in metrics.STEP_LINE} | {
             "time/sample": 0.5,

@@ -1,48 +1,14 @@
-"""The recipes of open-r1 and of AReaL's agent have the values that were published."""
+"""The recipes of open-r1 and of AReaL's agent, besides the values in their tables."""
 
-import pytest
 from settings_by_name import get, load_recipe
 
 from jzero import config
 from jzero.tasks import check_task_settings, rewards
 from jzero.tasks.prompts import MATH_TEMPLATES
 
-# recipes/Qwen2.5-1.5B-Instruct/grpo/config_demo.yaml of open-r1, and the defaults of TRL 0.18 and
-# of transformers for what the file leaves out.
-INSTRUCT = {
-    "model.path": "Qwen/Qwen2.5-1.5B-Instruct",
-    "task.data": "open-r1/OpenR1-Math-220k",
-    "task.problem_column": "problem",
-    "task.reward.functions": ("accuracy", "format", "tag_count"),
-    "task.reward.weights": (1.0, 1.0, 1.0),
-    "rollout.group_size": 16,
-    "rollout.max_prompt_tokens": 512,
-    "rollout.max_new_tokens": 1024,
-    "rollout.temperature": 1.0,
-    "optimizer.lr": 2e-5,
-    "optimizer.schedule": "cosine",
-    "optimizer.min_lr_ratio": 0.0,
-    "optimizer.warmup_ratio": 0.1,
-    "optimizer.b1": 0.9,
-    "optimizer.b2": 0.999,
-    "optimizer.clip_norm": 1.0,
-    "optimizer.weight_decay": 0.0,
-    "algorithm.name": "trl_018",
-    "algorithm.kl_coef": 0.04,
-    "train.minibatches": 1,
-    "train.seed": 42,
-}
-# recipes/DeepSeek-R1-Distill-Qwen-1.5B/grpo/config_demo.yaml
-DISTILLED = INSTRUCT | {
-    "model.path": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
-    "rollout.max_new_tokens": 2048,
-    "rollout.temperature": 0.7,
-    "optimizer.lr": 1e-6,
-    "optimizer.min_lr_ratio": 0.1,
-}
 # The defaults of realhf/impl/agent/math_multi_turn_agent.py of AReaL.
 AREAL = {
-    "task.name": "math_multiturn",
+    "task.name": "mixed",
     "task.stop_on_success": False,
     "task.turn_reward": "success",
     "task.reward_bias": 0.0,
@@ -51,22 +17,23 @@ AREAL = {
     "rollout.max_turns": 5,
     "rollout.max_new_tokens": 1024,
     "train.sequence_per_turn": True,
+    "train.all_trajectories": True,  # the monitor's files
 }
-RECIPES = [
-    ("open_r1", "qwen2.5-1.5b-instruct", INSTRUCT),
-    ("open_r1", "r1-distill-qwen-1.5b", DISTILLED),
-    ("math_multiturn", "areal-qwen2.5-1.5b-instruct", AREAL),
-]
 
 
-@pytest.mark.parametrize(("recipe", "preset", "published"), RECIPES)
-def test_a_recipe_has_the_published_values(recipe: str, preset: str, published: dict) -> None:
-    settings = load_recipe(recipe).get_config(preset)
+def test_the_agent_on_both_tasks_is_the_asynchronous_run_with_the_agents_defaults() -> None:
+    recipe = load_recipe("mixed")
+    settings = recipe.get_config("areal-agent-qwen3-1.7b")
+    asynchronous = recipe.get_config("areal-async-qwen3-1.7b")
+    settings.task.data = "rows.jsonl"  # no set is the recipe's own
 
     config.validate(settings)
     check_task_settings(settings.task, settings.rollout.max_turns)
     rewards.check_rewards(settings.task.reward)
-    assert {name: get(settings, name) for name in published} == published
+    assert {name: get(settings, name) for name in AREAL} == AREAL
+    assert settings.optimizer == asynchronous.optimizer
+    assert settings.algorithm == asynchronous.algorithm
+    assert settings.rollout.max_staleness == asynchronous.rollout.max_staleness == 4
 
 
 def test_a_step_of_open_r1_is_the_published_batch() -> None:

@@ -9,8 +9,8 @@ import pytest
 from scoring_server import MODEL_NAME, ScoringServer, served
 from test_teachers import MODEL, PARAMS, TOKENIZER
 
+from jzero import http
 from jzero.config import TeacherConfig
-from jzero.distillation import server
 from jzero.distillation.server import ScoringClient, check_tokens
 from jzero.errors import UserError
 
@@ -18,11 +18,16 @@ IDS = [3, 1, 4, 1, 5]
 
 
 @pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Returns the seconds that the client would have waited between tries."""
-    waited: list[float] = []
-    monkeypatch.setattr(server.time, "sleep", waited.append)
-    return waited
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Returns the longest pauses between tries, which are not waited for."""
+    planned: list[float] = []
+
+    def pause_after(number: int, first_pause: float) -> float:
+        planned.append(first_pause * 2**number)
+        return 0.0
+
+    monkeypatch.setattr(http, "pause_after", pause_after)
+    return planned
 
 
 def client_of(url: str, **changes: object) -> ScoringClient:
@@ -64,7 +69,7 @@ def test_tokens_that_a_server_makes_behind_the_prompt_are_left_out() -> None:
     assert logps.tolist() == [0, -1, -2, -3, -4]
 
 
-def test_a_server_that_is_busy_is_asked_again(no_waiting: list[float]) -> None:
+def test_a_server_that_is_busy_is_asked_again(pauses: list[float]) -> None:
     statuses = [503, 429, 200]
 
     def answer(path: str, body: dict) -> tuple[int, object]:
@@ -75,16 +80,16 @@ def test_a_server_that_is_busy_is_asked_again(no_waiting: list[float]) -> None:
         [logps] = client_of(url, model="m").score_all([IDS])
 
     assert logps[1:].tolist() == [-1] * 4
-    assert no_waiting == [1.0, 2.0]
+    assert pauses[:2] == [1.0, 2.0]
 
 
-def test_a_server_that_stays_down_is_one_line(no_waiting: list[float]) -> None:
+def test_a_server_that_stays_down_is_one_line(pauses: list[float]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
     with pytest.raises(UserError, match=r"not answered in 3 tries \(.*[Rr]efused.*the same com"):
         client_of(url, model="m", retries=2).score_all([IDS])
-    assert no_waiting == [1.0, 2.0]
+    assert pauses[:2] == [1.0, 2.0]
 
 
 def test_a_server_that_is_too_slow_is_a_failure() -> None:
@@ -96,13 +101,13 @@ def test_a_server_that_is_too_slow_is_a_failure() -> None:
 
     with served(answer) as url:
         start = time.monotonic()
-        with pytest.raises(UserError, match=r"in 1 tries \(.*timed out"):
+        with pytest.raises(UserError, match=r"in 1 try \(.*timed out"):
             client_of(url, model="m", retries=0, seconds=0.2).score_all([IDS])
         answered.set()
     assert time.monotonic() - start < 20
 
 
-def test_a_refusal_is_not_tried_again(no_waiting: list[float]) -> None:
+def test_a_refusal_is_not_tried_again(pauses: list[float]) -> None:
     def answer(path: str, body: dict) -> tuple[int, object]:
         return 400, {"error": {"message": "this model takes 4 tokens"}}
 
@@ -111,7 +116,7 @@ def test_a_refusal_is_not_tried_again(no_waiting: list[float]) -> None:
         pytest.raises(UserError, match=r"refuses a request \(status 400: .*takes 4 tokens"),
     ):
         client_of(url, model="m").score_all([IDS])
-    assert no_waiting == []
+    assert pauses == []
 
 
 @pytest.mark.parametrize(
@@ -119,12 +124,20 @@ def test_a_refusal_is_not_tried_again(no_waiting: list[float]) -> None:
     [
         ({"text": "x"}, "echo", "0 log-probs of 5 tokens"),
         ({"logprobs": {"token_logprobs": [-1.0]}}, "echo", "1 log-probs of 5 tokens"),
-        ({"logprobs": {"token_logprobs": [None, -1, None, -1, -1]}}, "echo", "None of token 2"),
-        ({"logprobs": {"token_logprobs": [None, -1, "-1", -1, -1]}}, "echo", "of token 2"),
-        ({"logprobs": {"token_logprobs": [None, 7.0, -1, -1, -1]}}, "echo", "7.0 of token 1"),
+        ({"logprobs": {"token_logprobs": [None, -1, None, -1, -1]}}, "echo", "token 2: None"),
+        (
+            {"logprobs": {"token_logprobs": [None, -1, "-1", -1, -1]}},
+            "echo",
+            "token 2: -1 is no number",
+        ),
+        (
+            {"logprobs": {"token_logprobs": [None, 7.0, -1, -1, -1]}},
+            "echo",
+            "token 1: 7.0 is no number",
+        ),
         ({"prompt_logprobs": [None, {"9": {"logprob": -1}}]}, "prompt_logprobs", "2 log-probs"),
         ({"prompt_logprobs": [None, *[{"9": {}}] * 4]}, "prompt_logprobs", "none of token 1"),
-        ("no choice", "echo", "no choices"),
+        ("no choice", "echo", "choices.0 is no choice and not an object"),
     ],
 )
 def test_a_reply_without_the_log_probs_is_one_line(
@@ -139,7 +152,7 @@ def test_a_reply_without_the_log_probs_is_one_line(
 def test_what_is_no_api_is_one_line() -> None:
     with (
         served(lambda path, body: (200, b"<html>")) as url,
-        pytest.raises(UserError, match="no JSON object: it is no OpenAI-compatible API"),
+        pytest.raises(UserError, match="no JSON: .*give the address of an OpenAI-compatible API"),
     ):
         client_of(url, model="m").score_all([IDS])
 

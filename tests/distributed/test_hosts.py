@@ -1,5 +1,6 @@
 """Several hosts: shares of work, gathered values, and runs of two processes that are killed."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -21,8 +22,10 @@ from runs import finish, launch, rows, timeless, wait_for
 from jzero import cli
 from jzero.distributed import collectives, interrupt, peers, processes
 from jzero.distributed.mesh import make_mesh, train_mesh
+from jzero.errors import UserError
 from jzero.model.huggingface.headers import stored_tensors
 from jzero.rollout.serialization import rollouts_from_bytes, rollouts_to_bytes
+from jzero.run.lock import lock_directory
 
 Environment = dict[str, str]
 
@@ -81,6 +84,13 @@ def test_a_workdir_that_hosts_do_not_share_is_refused(tmp_path: Path) -> None:
     collectives.check_shared(tmp_path / "new/file")
     with pytest.raises(ValueError, match="not the same directory on every host"):
         collectives.check_shared(tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", ["join_seconds", "silence_seconds"])
+@pytest.mark.parametrize("seconds", [0.0, -1.0, 1e9, float("nan")])
+def test_seconds_to_wait_have_bounds(name: str, seconds: float) -> None:
+    with pytest.raises(UserError, match=f"--{name}=.*between 0 and"):
+        processes.join_processes("localhost:1", 2, 0, **{name: seconds})
 
 
 @pytest.mark.parametrize("arguments", [("localhost:1", None, None), (None, 2, 0), (None, None, 1)])
@@ -184,45 +194,49 @@ def stop_second_process(environment: Environment, workdir: Path, *changes: str) 
     second_output, second_errors = finish(second)
     assert "SIGTERM on host 1: stopped after step" in first_output
     assert "saving a checkpoint" in second_errors
+    assert "SIGTERM on host 1: stopped after step" in second_errors
     assert "step" not in second_output
     assert 2 <= len(rows(log)) < NUM_STEPS
 
 
-def kill_second_process(environment: Environment, workdir: Path, *changes: str) -> None:
-    """Resumes for two steps and kills process 1: process 0 ends soon, and says what to do."""
+def kill_process(environment: Environment, workdir: Path, index: int, *changes: str) -> None:
+    """Resumes for two steps and kills a process: the other ends at once, and says what to do."""
     log = workdir / "metrics.jsonl"
     num_done = len(rows(log))
-    first, second = launch_two(environment, workdir, *changes)
-    wait_for(first, log, num_done + 2)
-    second.kill()
+    both = launch_two(environment, workdir, *changes)
+    wait_for(both[0], log, num_done + 2)
+    both[index].kill()
     start = time.monotonic()
-    _, errors = first.communicate(timeout=120)
-    assert first.returncode not in (0, None)
-    assert time.monotonic() - start < 4 * peers.PATIENCE
-    assert "Start the same command on all hosts again" in errors or "another task died" in errors
-    second.communicate()
+    _, errors = both[1 - index].communicate(timeout=120)
+    assert both[1 - index].returncode == 1
+    assert time.monotonic() - start < 30
+    (error,) = errors_of(errors)
+    assert f"host {index} of 2 (" in error
+    assert f"pid {both[index].pid}) is gone" in error
+    assert peers.RESUME_ADVICE in error
+    both[index].communicate()
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "trained",
+    ("trained", "killed"),
     [
-        pytest.param({}, id="all parameters"),
-        pytest.param({"adapter.rank": 2}, id="adapter"),
-        pytest.param({"adapter.rank": 2, "base": "int8"}, id="adapter on 8 bits"),
+        pytest.param({}, 0, id="all parameters"),
+        pytest.param({"adapter.rank": 2}, 1, id="adapter", marks=pytest.mark.slow),
+        pytest.param({"adapter.rank": 2, "base": "int8"}, 0, id="adapter on 8 bits"),
     ],
 )
 def test_two_processes_are_one_of_as_many_devices_also_when_stopped_and_killed(
-    environment: Environment, tmp_path: Path, trained: dict[str, int | str]
+    environment: Environment, tmp_path: Path, trained: dict[str, int | str], killed: int
 ) -> None:
     """2 x 2 devices, stopped, killed and resumed, are 1 x 4 devices in one go.
 
     The same holds of an adapter on the frozen model that the warm start made. `trained` are
-    settings of the section `model`.
+    settings of the section `model`, and `killed` is the process that gets the signal 9.
     """
     changes = [f"--config.model.{name}={value}" for name, value in trained.items()]
     stop_second_process(environment, tmp_path / "two", *changes)
-    kill_second_process(environment, tmp_path / "two", *changes)
+    kill_process(environment, tmp_path / "two", killed, *changes)
     for process in launch_two(environment, tmp_path / "two", *changes):
         finish(process)
     alone = environment | {"JAX_NUM_CPU_DEVICES": "4"}
@@ -266,6 +280,33 @@ def test_hosts_that_were_started_differently_are_refused(
         assert f"train.steps is {NUM_STEPS} on host 0 and 9 on host 1" in error
 
 
+def test_a_host_that_is_alone_says_so_and_ends(environment: Environment, tmp_path: Path) -> None:
+    """The other one was killed before it joined, or was never started."""
+    first, second = launch_two(environment, tmp_path, "--join_seconds=3")
+    second.kill()
+    second.communicate()
+    _, errors = finish(first, code=2)
+    (error,) = errors_of(errors)
+    assert "process 1 of 2 did not join at localhost:" in error
+    assert "within 3 s" in error
+    assert sum(line.startswith("waiting for process 1 of 2") for line in errors.splitlines()) == 1
+
+
+@pytest.mark.thorough
+def test_a_second_run_in_the_workdir_is_refused_on_all_hosts(
+    environment: Environment, tmp_path: Path
+) -> None:
+    with lock_directory(tmp_path, "--workdir"):
+        both = launch_two(environment, tmp_path)
+        outputs = [process.communicate(timeout=240)[1] for process in both]
+    assert [process.returncode for process in both] == [2, 1]
+    for stderr in outputs:
+        (error,) = errors_of(stderr)
+        assert f"--workdir {tmp_path} is in use by another process" in error
+        assert f'"pid": {os.getpid()}' in error
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
 @pytest.mark.thorough
 def test_a_mistake_on_one_host_ends_the_other_with_its_reason(
     environment: Environment, tmp_path: Path
@@ -296,7 +337,8 @@ def test_a_signal_before_the_steps_ends_both_hosts(
     assert first.returncode == second.returncode
     if first.returncode == 0:
         # This process got no processor for seconds, and the signal came when there was a state.
-        assert "SIGTERM on host 0: stopped after step" in stdout
+        for output in (stdout, second_errors):
+            assert "SIGTERM on host 0: stopped after step" in output
         return
     assert first.returncode == 1
     for stderr in (first_errors, second_errors):

@@ -1,9 +1,11 @@
 """Finding the answer in a response."""
 
+import time
+
 import pytest
 
 from jzero.errors import UserError
-from jzero.grading.extract import extract_answer
+from jzero.grading.extract import TEMPLATES, extract_answer
 
 
 @pytest.mark.parametrize(
@@ -17,6 +19,13 @@ from jzero.grading.extract import extract_answer
         ("boxed", "boxed{1}", None),
         ("boxed", r"\boxed 5.", "5"),
         ("boxed", r"\boxed{" + "1" * 2000 + "}", None),
+        ("boxed", r"\boxed{5\phantom{\boxed{4}}}", r"5\phantom{\boxed{4}}"),
+        ("boxed", r"\boxed{4}\phantom{\boxed{5}}", "4"),
+        ("boxed", r"\boxed{\boxed{5}}", r"\boxed{5}"),
+        ("boxed", r"\boxed{1 and { \boxed{2}", "2"),
+        ("boxed", r"} \boxed{1} { \boxed{2} }", "2"),
+        ("boxed", r"\\boxed{5}", "5"),
+        ("boxed", r"\boxed{\\{5\\}}", r"\\{5\\}"),
         ("think_boxed", r"\boxed{1}", None),
         ("think_boxed", r"<think> \boxed{2} </think> \boxed{1}", "1"),
         ("r1", "<think> a </think> <answer> 5 </answer>", "5"),
@@ -29,6 +38,22 @@ from jzero.grading.extract import extract_answer
         ("gsm8k", "so 5\n#### 5 red apples.\nDone", r"5\text{ red apples}"),
         ("gsm8k", "#### 2½ cups", r"2½\text{ cups}"),
         ("gsm8k", "the answer is 5", None),
+        ("gsm8k", "####\n\n18", "18"),
+        ("gsm8k", "#### Answer\n18", "18"),
+        ("gsm8k", "#### Answer: 18", "Answer: 18"),
+        ("gsm8k", "#### 18<|im_end|>", "18"),
+        ("gsm8k", "#### 18</s>", "18"),
+        ("gsm8k", "#### Janet makes $18 every day.", "$18"),
+        ("gsm8k", "#### 18 more eggs than before", "18"),
+        ("gsm8k", "#### 18 (eighteen)", "18"),
+        ("gsm8k", "####", None),
+        ("stated", "So the answer is 18. She had 3 left.", "18"),
+        ("stated", "The answer is 18 eggs.", r"18\text{ eggs}"),
+        ("stated", "**Answer:** $2.5$.", "$2.5$"),
+        ("stated", "The answer is 18. No, the answer is 19.", "19"),
+        ("stated", "#### 18", "18"),
+        ("stated", r"The answer is 17, \boxed{18}", "18"),
+        ("stated", "I got 18", None),
         ("number", "we get 1,234.5 apples", "1,234.5"),
         ("number", "none", None),
         ("answer", "  5 ", "5"),
@@ -45,6 +70,52 @@ from jzero.grading.extract import extract_answer
 )
 def test_extract(template, response, answer) -> None:
     assert extract_answer(response, template) == answer
+
+
+@pytest.mark.parametrize("template", sorted(TEMPLATES))
+@pytest.mark.parametrize(
+    "construct",
+    [
+        r"\boxed{",
+        r"\boxed{5}",
+        "{",
+        "}",
+        "####",
+        "#### 5\n",
+        "<answer>",
+        "</answer>",
+        "answer is ",
+        "answer: $",
+        "The answer is 5. ",
+        " ",
+        "\n",
+        "5",
+        "1,",
+        "1,111",
+        "-",
+        ".5",
+        "\\",
+        r"\phantom{",
+        "</think>",
+        "<|im_end|>",
+        "a",
+        "½",
+        "is not ",
+        "(",
+        "*",
+        "result = ",
+    ],
+)
+@pytest.mark.parametrize(
+    "num_characters", [60_000, pytest.param(1_000_000, marks=pytest.mark.thorough)]
+)
+def test_any_response_is_searched_in_linear_time(template, construct, num_characters) -> None:
+    response = construct * (num_characters // len(construct))
+    start = time.process_time()
+    extract_answer(response, template)
+    extract_answer(f"</think>{response}\\boxed{{5}}", template)
+    # A megabyte takes at most a second here; a search in square time would take minutes.
+    assert time.process_time() - start < (1 if num_characters < 1_000_000 else 5)
 
 
 def test_an_unknown_template_is_refused() -> None:

@@ -104,6 +104,7 @@ def test_requests_wait_together_and_not_in_grader_processes() -> None:
     assert [grades[response].parts for response in "4567"] == [{"judge": 1.0}] * 4
 
 
+@pytest.mark.usefixtures("quick_retries")
 def test_a_judge_that_is_busy_is_asked_again() -> None:
     statuses = iter([503, 200])
     with served(lambda request: (next(statuses), "score 5")) as url:
@@ -113,8 +114,8 @@ def test_a_judge_that_is_busy_is_asked_again() -> None:
 @pytest.mark.parametrize(
     "status, words, reason",
     [
-        (401, "Score: 5", "error: judge: status 401"),
-        (200, "It is good.", "error: judge: no score in the judge's reply It is good."),
+        (401, "Score: 5", r"error: judge: .*judge\.url=http.*status 401"),
+        (200, "It is good.", r"error: judge: no score in the judge's reply It is good\."),
         (200, "Score: 11", "error: judge: the judge's score 11 is not in 0..task.reward.judge"),
     ],
 )
@@ -130,7 +131,7 @@ def test_a_judge_without_a_score_fails_at_once_and_loudly(
     with served(answer) as url:
         grade = judged(settings(url), "7")["7"]
     assert grade.failed and grade.known_score is None and grade.correct
-    assert grade.reason.startswith(reason)
+    assert re.match(reason, grade.reason), grade.reason
     assert len(requests) == 1
     assert "judge failed (shown once)" in capfd.readouterr().err
 
@@ -190,10 +191,10 @@ def test_a_rubric_is_filled_once(tmp_path: Path) -> None:
     "changes, message",
     [
         ({"url": ""}, "task.reward.judge.url is empty"),
-        ({"url": "localhost:8000"}, "begins with http://"),
+        ({"url": "localhost:8000"}, "is no address of a server: write http://HOST:PORT"),
         ({"model": ""}, "task.reward.judge.model is empty"),
         ({"key_variable": "NOBODY_HAS_THIS"}, "NOBODY_HAS_THIS is not set in the environment"),
-        ({"pattern": "("}, "is no regular expression"),
+        ({"pattern": "("}, "is not a regular expression"),
         ({"pattern": "[0-9]+"}, "has 0 groups"),
         ({"template": "absent/rubric.txt"}, "absent/rubric.txt cannot be read"),
     ],

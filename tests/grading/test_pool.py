@@ -1,8 +1,8 @@
 """The grader pool: the grades of a direct call, and nothing left behind."""
 
-import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jzero import config
+from jzero.grading.pipe import Pipe
 from jzero.grading.pool import Pool
 from jzero.tasks import countdown
 
@@ -203,9 +204,10 @@ def children_of(pid: int) -> set[int]:
 PARENT = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from types import SimpleNamespace
+from jzero.config import TaskConfig
+from jzero.grading.pipe import Pipe
 from jzero.grading.pool import Pool
-task = SimpleNamespace(grade_seconds=1000.0)
+task = TaskConfig(grade_seconds=1000.0)
 pool = Pool(2)
 pool.submit("hang", "hostile_graders:hang", "", None, task)
 pool.submit("spin", "hostile_graders:spin", "", None, task)
@@ -238,15 +240,17 @@ def test_no_worker_outlives_its_parent() -> None:
 @pytest.mark.parametrize("is_ready", [False, True])
 def test_a_worker_whose_pool_has_ended_ends_without_a_word(is_ready: bool) -> None:
     """A run that is stopped while its workers start ends with one line of its own."""
-    ours, theirs = multiprocessing.Pipe()
-    start = f"from jzero.grading import worker; worker.work({theirs.fileno()})"
+    ours, theirs = socket.socketpair()
+    arguments = f"{theirs.fileno()}, {os.getpid()}"
+    start = f"from jzero.grading import keeper; keeper.keep({arguments})"
     process = subprocess.Popen(
         [sys.executable, "-c", start], pass_fds=[theirs.fileno()], stderr=subprocess.PIPE
     )
     theirs.close()
+    pipe = Pipe(ours)
     if is_ready:
-        assert b"ready" in ours.recv_bytes()
-    ours.close()
+        assert b"ready" in pipe.receive(60)
+    pipe.close()
 
     _, errors = process.communicate(timeout=60)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jzero.grade import RowSettings
+from jzero.grade import row_settings
 from jzero.grading.pool import Pool
 
 # (response, gold, its score)
@@ -35,8 +35,8 @@ ATTACKS = [
     ("nest", "error: RecursionError"),
     ("fill", "error: OSError"),  # no file grows
 ]
-SETTINGS = RowSettings(template="boxed", verifier="fast")
-BRIEF = RowSettings(template="boxed", verifier="fast", grade_seconds=0.2)
+SETTINGS = row_settings(template="boxed", verifier="fast")
+BRIEF = row_settings(template="boxed", verifier="fast", grade_seconds=0.2)
 
 
 def with_answer(gold: str) -> dict[str, str]:
@@ -83,7 +83,6 @@ def test_honest_answers_survive_an_attack(tmp_path: Path, monkeypatch: pytest.Mo
         "graded": 666,
         "no_answer": 150,
         "echo": 0,
-        "disagreed": 0,
         "errors": 2,  # the last two attacks
         "timeouts": 4,  # the first two attacks, each tried twice
         "killed": 4,

@@ -5,13 +5,13 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jsonl import read_jsonl
+from runs import read_jsonl
 
+from jzero.config import TaskConfig
 from jzero.grading.extract import TEMPLATES, extract_answer
 from jzero.grading.verdict import grade
 from jzero.tasks import math_problems
@@ -167,20 +167,10 @@ def test_an_answer_may_be_written_otherwise_than_the_gold() -> None:
 
 
 def test_a_problem_carries_its_question() -> None:
-    task = SimpleNamespace(template="boxed", answer_mark="", verifier="fast")
+    task = TaskConfig(template="boxed")
     gold = {"answer": "(x-1)(x+1)", "question": "Factor $x^2-1$."}
     assert math_problems.grade(r"\boxed{x^2-1}", gold, task).reason == "echo"
     assert math_problems.grade(r"\boxed{(x+1)(x-1)}", gold, task).correct
-
-
-def test_math_verify_only_notes_that_it_disagrees() -> None:
-    pytest.importorskip("math_verify")
-    wrong = grade("2r+R", "2R+r", template="answer", verifier="math_verify")
-    right = grade(r"\frac12", "0.5", template="answer", verifier="math_verify")
-    assert wrong.score == 0
-    assert wrong.reason == "wrong value; math-verify disagrees"
-    assert right.reason == "correct"
-    assert score(r"6\cdot7", "42", verifier="math_verify", question=r"What is $6\cdot 7$?") == 0
 
 
 # Shared sets
@@ -255,6 +245,10 @@ PIECES = r"""
 \log_ \binom \lfloor \rfloor \begin{pmatrix} \end{pmatrix} \\ & \% ^\circ \$ \overline{ \mathbb{R}
 or and cm é ² ٣ 9^9 10 0.5 { } ( ) [ ]
 ^ _ + - * / ! | = < > , . ; : ' 1 2 3 e x y i $ <answer> </answer> </think> ####
+\over \choose \root \of \overset{ \textcolor{red} \phantom{ \hspace{1em} \kern1em \tag{
+\rm \not \bar \begin{aligned} \end{aligned} \begin{array}{c} \end{array}
+\begin{cases} \end{cases} \\[2pt] \pmatrix{
+\angle \dot3 \ldots ... 0.( 1,234 1.234 (B) B) Option Answer: is area ½ ² ₃ 𝑥 ℝ \
 """
 TEXT = st.one_of(
     st.text(max_size=200),

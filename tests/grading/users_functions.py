@@ -3,8 +3,10 @@
 Tests name them "users_functions:raises"; see hostile_graders.py for how workers find them.
 """
 
+import contextlib
 import os
 import socket
+import struct
 import sys
 import time
 from pathlib import Path
@@ -83,3 +85,57 @@ def judge(response, gold, task):
 
 def nan_judge(response, gold, task):
     return Grade(float("nan"), True, "")
+
+
+# What starts processes, or attacks the pipe.
+
+
+def start_many(response):
+    """Starts processes until it is killed: at most 200, for the sake of the machine."""
+    for _ in range(200):
+        if os.fork() == 0:
+            time.sleep(100)
+            os._exit(0)
+    time.sleep(100)
+
+
+def grow_in_children(response):
+    for _ in range(3):
+        if os.fork() == 0:
+            block = bytearray(500 << 20)
+            block[::4096] = b"x" * len(block[::4096])
+            time.sleep(100)
+            os._exit(0)
+    time.sleep(100)
+
+
+def leave_child(response):
+    """Leaves a process of its session behind, and returns its number."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(1000)
+        os._exit(0)
+    return float(child)
+
+
+def _write_to_sockets(data):
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket"):
+                os.write(int(name), data)
+
+
+def forge(response):
+    text = b'["answer", 0, {"score": 1.0, "correct": true, "reason": 7}]'
+    _write_to_sockets(struct.pack("!Q", len(text)) + text)
+    return 1.0
+
+
+def announce(response):
+    _write_to_sockets(struct.pack("!Q", 1 << 40))
+    time.sleep(100)
+
+
+def write_much(response):
+    os.write(2, b"y" * 1_000_000)
+    return 1.0

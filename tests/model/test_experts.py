@@ -141,7 +141,7 @@ def test_tensors_of_transformers_round_trip_byte_for_byte(tmp_path: Path) -> Non
         ({"mlp_only_layers": [1]}, r"mlp_only_layers=\[1\]: a model whose layers are partly dense"),
         ({"decoder_sparse_step": 2}, "decoder_sparse_step=2: only 1"),
         ({"num_experts": 0, "num_local_experts": 0}, "num_experts=0: such a model is dense"),
-        ({"num_experts": 4}, "num_experts=4 beside num_local_experts=8"),
+        ({"num_experts": 4}, "num_experts=4 and num_local_experts=8"),
         ({"num_experts_per_tok": 9}, "num_experts_per_tok=9 is not between 1 and num_experts=8"),
         ({"num_experts_per_tok": 0}, "num_experts_per_tok=0 is not between 1"),
         ({"attention_bias": True}, "attention_bias=true on qwen3_moe"),

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference import assert_equal
 from safetensors.numpy import load_file, save_file
 from test_qwen import CONFIGS, TOKENS, every_config, logits_of, random_params
-from trees import assert_equal
 
 from jzero.model import huggingface, qwen
 

@@ -39,7 +39,7 @@ def test_the_settings_of_a_hybrid_change_no_other_family():
         ),
         (
             ArchitectureConfig(model_type="qwen3_5_text", full_attention_interval=8),
-            "linear_attention alone",
+            "only linear_attention",
         ),
     ],
 )

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from reference import assert_equal
 from safetensors.numpy import load_file, save_file
 from test_adapters import CONFIGS, LINEAR, every_config, trained_adapter
 from test_experts import MOE
 from test_qwen import TOKENS, logits_of, random_params, relative_error
 from test_qwen3_5_moe import TEXT_ENTRIES
-from trees import assert_equal
 
 from jzero.config import AdapterConfig
 from jzero.errors import UserError

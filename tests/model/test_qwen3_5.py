@@ -4,13 +4,13 @@ import json
 from functools import cache
 from pathlib import Path
 
-import hybrids
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hybrids import TEXT_ENTRIES, forward
+import tiny
 from safetensors.numpy import load_file, save_file
+from tiny import HYBRID_ENTRIES, hybrid_forward
 
 from jzero.config import AdapterConfig
 from jzero.errors import UserError
@@ -27,9 +27,9 @@ def torch_model():
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    config = transformers.Qwen3_5TextConfig(**TEXT_ENTRIES, tie_word_embeddings=False)
+    config = transformers.Qwen3_5TextConfig(**HYBRID_ENTRIES, tie_word_embeddings=False)
     model = transformers.Qwen3_5ForCausalLM(config).to(torch.float32).eval()
-    return hybrids.shaken(model)
+    return tiny.shaken(model)
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,7 @@ def random_tokens(rows: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 96, (rows, TOKENS))
 
 
+@pytest.mark.thorough
 def test_logits_and_gradients_are_those_of_transformers(directory):
     torch = pytest.importorskip("torch")
     model = torch_model()
@@ -57,7 +58,7 @@ def test_logits_and_gradients_are_those_of_transformers(directory):
     params = huggingface.load(directory, config)
 
     def loss(params):
-        logits = forward(config, params, tokens, jnp.ones_like(tokens))
+        logits = hybrid_forward(config, params, tokens, jnp.ones_like(tokens))
         return jnp.sum(logits * weights), logits
 
     (_, logits), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
@@ -100,12 +101,12 @@ def test_packed_sequences_are_the_sequences_alone(directory):
     ids = np.repeat([1, 2], lengths)
     segments = jnp.asarray(np.pad(ids, (0, TOKENS - len(ids))))[None]
 
-    packed = forward(config, params, tokens, segments)
+    packed = hybrid_forward(config, params, tokens, segments)
 
     first = 0
     for length in lengths:
         columns = slice(first, first + length)
-        alone = forward(config, params, tokens[:, columns], jnp.ones((1, length), jnp.int32))
+        alone = hybrid_forward(config, params, tokens[:, columns], jnp.ones((1, length), jnp.int32))
         np.testing.assert_allclose(packed[:, columns], alone, rtol=1e-4, atol=1e-4)
         first += length
 
@@ -192,14 +193,14 @@ def test_gates_are_not_rounded_where_the_model_is(with_vision):
     ],
 )
 def test_what_the_layers_do_not_compute_is_refused(change, message):
-    entries = {**TEXT_ENTRIES, "model_type": "qwen3_5_text", "tie_word_embeddings": True}
+    entries = {**HYBRID_ENTRIES, "model_type": "qwen3_5_text", "tie_word_embeddings": True}
 
     with pytest.raises(UserError, match=message):
         huggingface.parse_config(entries | change)
 
 
 def test_an_adapter_is_on_every_layer_of_a_kind():
-    entries = {**TEXT_ENTRIES, "model_type": "qwen3_5_text", "tie_word_embeddings": True}
+    entries = {**HYBRID_ENTRIES, "model_type": "qwen3_5_text", "tie_word_embeddings": True}
     config = huggingface.parse_config(entries)
     adapter = adapters.init(config, AdapterConfig(rank=2), jax.random.key(0))["layers"]
 

@@ -5,13 +5,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import hybrids
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hybrids import forward
+import tiny
 from safetensors.numpy import load_file, save_file
+from tiny import hybrid_forward
 
 from jzero.errors import UserError
 from jzero.model import adapters, huggingface, qwen
@@ -20,7 +20,7 @@ from jzero.model.families import FAMILIES
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 TEXT_ENTRIES = {
-    **{name: value for name, value in hybrids.TEXT_ENTRIES.items() if name != "intermediate_size"},
+    **{name: value for name, value in tiny.HYBRID_ENTRIES.items() if name != "intermediate_size"},
     "num_experts": 6,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 24,
@@ -37,7 +37,7 @@ def torch_model() -> Any:
     torch.manual_seed(0)
     config = transformers.Qwen3_5MoeTextConfig(**TEXT_ENTRIES)
     model = transformers.Qwen3_5MoeForCausalLM(config).to(torch.float32).eval()
-    return hybrids.shaken(model)
+    return tiny.shaken(model)
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +79,7 @@ def random_tokens(rows: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, TEXT_ENTRIES["vocab_size"], (rows, TOKENS))
 
 
+@pytest.mark.thorough
 def test_logits_and_gradients_are_those_of_transformers(fused: Path) -> None:
     torch = pytest.importorskip("torch")
     model = torch_model()
@@ -93,7 +94,7 @@ def test_logits_and_gradients_are_those_of_transformers(fused: Path) -> None:
     params = huggingface.load(fused, config)
 
     def loss(params: qwen.Params) -> tuple[jax.Array, jax.Array]:
-        logits = forward(config, params, tokens, jnp.ones_like(tokens))
+        logits = hybrid_forward(config, params, tokens, jnp.ones_like(tokens))
         return jnp.sum(logits * weights), logits
 
     (_, logits), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)

@@ -144,7 +144,7 @@ def test_a_missing_tokenizer_says_what_to_do(tmp_path: Path) -> None:
 def test_a_sentencepiece_file_alone_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"sentencepiece")
 
-    with pytest.raises(ValueError, match="tokenizer.model alone is not read: .*tokenizer.json"):
+    with pytest.raises(ValueError, match="tokenizer.model is not supported: .*tokenizer.json"):
         tokenizer.load(str(tmp_path))
 
 

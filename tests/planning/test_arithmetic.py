@@ -1,4 +1,4 @@
-"""The arithmetic of memory against compiled programs: the table of docs/scaling.md.
+"""The arithmetic of memory against compiled programs: the table of lab/memory.md.
 
 tests/commands/test_plan.py compares it with programs that it compiles itself.
 """
@@ -8,8 +8,8 @@ import time
 from dataclasses import replace
 
 import pytest
-from plans import small_settings
 from runs import ROOT
+from tiny import small_settings
 
 from benchmarks.plan import cell_settings
 from configs import countdown
@@ -36,8 +36,8 @@ CELLS = (
 
 
 def compiled_phases(model: str, topology: str) -> dict[str, float]:
-    """Returns the GiB of every phase in the table of docs/scaling.md, which compiled programs."""
-    page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    """Returns the GiB of every phase in the table of lab/memory.md, which compiled programs."""
+    page = (ROOT / "lab" / "memory.md").read_text(encoding="utf-8")
     [row] = re.findall(rf"^\| {model} \| {topology} \| \d+ x .*\|$", page, re.MULTILINE)
     publish, rollout, update = (float(cell) for cell in row.split("|")[5:8])
     return {"publish": publish, "rollout": rollout, "update": update}

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from plans import small_settings
+from tiny import small_settings
 
 from configs import countdown
 from jzero import setup
@@ -19,7 +19,7 @@ from jzero.planning.fitting import (
     fit,
     largest_that_fits,
     offload_optimizer,
-    refuse_what_is_too_large,
+    require_fit,
     split_rows,
     train_an_adapter,
     usable_bytes,
@@ -47,7 +47,7 @@ def choose(recipe: str, topology: str, available: float | None) -> tuple[str, st
 
 
 def test_the_default_is_the_largest_that_the_memory_holds() -> None:
-    """By compiled programs, 3B fits 8 chips of 16 GB and 7B does not (docs/scaling.md)."""
+    """By compiled programs, 3B fits 8 chips of 16 GB and 7B does not (lab/memory.md)."""
     chosen, reason = choose("countdown", "v5e:2x4", V5E)
     assert chosen == "qwen2.5-3b"
     assert "the largest that fits: it needs 1" in reason
@@ -99,7 +99,7 @@ def test_a_run_that_cannot_fit_is_refused_with_settings_that_do(
     devices = described_devices("v5e:2x4")
 
     with pytest.raises(UserError) as refused:
-        refuse_what_is_too_large(settings, devices, V5E)
+        require_fit(settings, devices, V5E)
 
     message = str(refused.value)
     assert message.startswith("countdown-qwen2.5-3b needs ")
@@ -117,13 +117,13 @@ def test_an_adapter_that_does_not_fit_may_fit_on_an_int8_base() -> None:
     changes = ["--config.model.path=Qwen/Qwen3-8B"]
     settings = parse_settings(countdown.get_config("qwen3-4b-lora"), changes)
     with pytest.raises(UserError, match=r"it fits with .*--config\.model\.base=int8"):
-        refuse_what_is_too_large(settings, described_devices("v5e:1x1"), V5E)
+        require_fit(settings, described_devices("v5e:1x1"), V5E)
 
 
 def test_where_a_whole_model_does_not_fit_an_adapter_is_named_with_its_learning_rate() -> None:
     settings = countdown.get_config("qwen2.5-3b")
     with pytest.raises(UserError) as refused:
-        refuse_what_is_too_large(settings, described_devices("v5e:1x1"), V5E)
+        require_fit(settings, described_devices("v5e:1x1"), V5E)
     message = str(refused.value)
     assert "--config.model.adapter.rank=32" in message
     assert "--config.optimizer.lr=1e-05" in message
@@ -134,7 +134,7 @@ def test_a_model_that_no_setting_makes_fit_is_refused() -> None:
     flags = [f"--config.{setting}" for setting in least]
     settings = parse_settings(countdown.get_config("qwen3-8b-lora-int8"), flags)
     with pytest.raises(UserError, match=r"weights and optimizer alone take 9\.\d GiB as it is"):
-        refuse_what_is_too_large(settings, described_devices("v5e:1x1"), 8 * GIB)
+        require_fit(settings, described_devices("v5e:1x1"), 8 * GIB)
 
 
 def test_where_one_row_does_not_fit_devices_share_it() -> None:
@@ -184,7 +184,7 @@ def test_where_the_decoder_does_not_fit_beside_the_moments_they_wait_on_the_host
 
 
 def test_what_fits_is_not_refused() -> None:
-    refuse_what_is_too_large(small_settings(), described_devices("v5e:2x4"), V5E)
+    require_fit(small_settings(), described_devices("v5e:2x4"), V5E)
 
 
 def test_a_gpu_leaves_what_jax_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 import jax
 import pytest
 import reference
-from plans import ROW_TOKENS, TOPOLOGY, needs_libtpu, small_settings
+from tiny import ROW_TOKENS, TOPOLOGY, needs_libtpu, small_settings
 
 from jzero.algorithms import PRESETS, needs_critic, needs_reference
 from jzero.config import AdapterConfig, Config, EvalConfig, MeshConfig, ModelConfig, SftConfig
@@ -269,7 +269,7 @@ def test_the_update_of_every_layout_is_counted(
     monkeypatch.setitem(chips.CHIPS, "cpu", chip)
     settings = small_settings()
     settings.model.remat = "full"
-    settings.train = replace(settings.train, pack_buckets=2, packs_per_row=packs_per_row)
+    settings.train = replace(settings.train, pack="auto", packs_per_row=packs_per_row)
     run = build(settings, jax.devices())
 
     costs = update_by_layout(run)

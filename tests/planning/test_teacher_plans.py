@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import pytest
 import reference
-from plans import small_settings
+from tiny import small_settings
 
 from jzero.algorithms.distillation import distill
 from jzero.config import AdapterConfig, Config, TeacherConfig

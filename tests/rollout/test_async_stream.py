@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import runs
-from episodes import make_untrained_sampler, tiny_settings
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from tiny import make_untrained_sampler, tiny_settings
 
 from jzero import config, setup, train
 from jzero.distributed import interrupt
@@ -168,8 +168,8 @@ def test_without_staleness_it_is_the_synchronous_run(
     train.train(settings, tmp_path / "synchronous")
     build = train.build
 
-    def build_with_stream(settings: config.Config, pool: Pool) -> setup.Run:
-        run = build(settings, pool)
+    def build_with_stream(settings: config.Config, pool: Pool, **options: int) -> setup.Run:
+        run = build(settings, pool, **options)
         return replace(run, stream=RolloutStream(run.sampler, settings))
 
     monkeypatch.setattr(train, "build", build_with_stream)

@@ -125,7 +125,7 @@ def thorough(*values: object, id: str | None = None) -> object:
 
 
 def slow(*values: object, id: str | None = None) -> object:
-    """A case that runs only with --slow: --thorough has another one of its kind."""
+    """A case that runs only with --all: --thorough has another one of its kind."""
     return pytest.param(*values, marks=pytest.mark.slow, id=id)
 
 
@@ -403,7 +403,9 @@ def test_an_int8_cache_takes_a_quarter_of_the_memory() -> None:
 def test_kernels_that_read_no_int8_pages_refuse_them() -> None:
     mesh = make_mesh(jax.devices()[:1], {"slots": 1, "tensor": 1})
     settings = RolloutConfig(**(SMALL | {"kv_dtype": "int8"}))
-    with pytest.raises(UserError, match="read no pages in 8 bits; set rollout.kv_dtype=bfloat16"):
+    with pytest.raises(
+        UserError, match="not support an int8 KV cache; set rollout.kv_dtype=bfloat16"
+    ):
         Engine(CONFIGS["qwen2"], settings, mesh, STOP_IDS, "float32", "exact")
 
 
@@ -489,10 +491,9 @@ CHUNKED = {
 }
 
 
-@pytest.mark.parametrize(
-    "arrangement", ["one shard", thorough("2 shards x tensor 2"), thorough("8 bits")]
-)
-@pytest.mark.parametrize("chunk_tokens", [8, thorough(20)])
+@pytest.mark.thorough_cases("8-one shard")
+@pytest.mark.parametrize("arrangement", ["one shard", "2 shards x tensor 2", "8 bits"])
+@pytest.mark.parametrize("chunk_tokens", [8, 20])
 def test_preempted_sequences_may_be_prefilled_in_chunks(
     arrangement, chunk_tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -575,7 +576,7 @@ def test_kernels_may_lay_out_the_pools(shape) -> None:
     assert_same(complete(engine)[0], base())
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 1), slow((1, 2))], ids=["tensor 1", "tensor 2"])
 def test_one_kernel_may_rotate_write_and_attend(shape, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with `model.attention=tpu_fused`.
@@ -905,6 +906,7 @@ def test_prefill_insert_generate_by_hand(arrangement, slot) -> None:
     np.testing.assert_allclose(logps, want.logps, atol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shape", [slow((1, 1)), (1, 2)], ids=["tensor 1", "tensor 2"])
 def test_a_backend_may_do_all_of_a_step_s_attention(shape: tuple[int, int]) -> None:
     """It rotates queries and keys itself, writes the new token and attends."""

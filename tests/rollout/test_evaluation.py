@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from episodes import make_untrained_sampler, tiny_settings, trained_player
+from tiny import make_untrained_sampler, tiny_settings, trained_player
 
 from jzero.config import EvalConfig
 from jzero.grading.pool import Pool
@@ -23,7 +23,7 @@ def rollout(correct: bool) -> Rollout:
 
 
 def suite(name: str, kind: str, *correct: bool) -> Evaluated:
-    return Evaluated(name, kind, 1, [rollout(item) for item in correct])
+    return Evaluated(name, kind, 1, [rollout(item) for item in correct], [])
 
 
 def test_the_average_gives_every_suite_the_same_weight() -> None:

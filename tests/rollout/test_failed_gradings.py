@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from episodes import tiny_settings
+from tiny import tiny_settings
 
 from jzero import train
 from jzero.errors import UserError

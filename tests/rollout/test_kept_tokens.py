@@ -5,7 +5,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from episodes import tiny_settings
+from tiny import tiny_settings
 
 from jzero import config
 from jzero.distributed.mesh import train_mesh
@@ -56,7 +56,7 @@ def rollouts_of(settings: config.Config) -> tuple[list[Rollout], list[Rollout]]:
             rollouts, _ = sampler.sample_rollouts(
                 weights, problems, 4, 1.0, (0, 0), 0, is_trained=is_trained
             )
-            return sampler.gather_rollouts(rollouts)
+            return sampler.gather_rollouts(rollouts, 4)
 
         return sample(sampler, True), sample(sampler, False)
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from episodes import tiny_settings
 from test_kept_tokens import rollouts_of
+from tiny import tiny_settings
 
 from jzero import config
 from jzero.distributed.mesh import train_mesh
@@ -74,6 +74,7 @@ def updated(
     return result
 
 
+@pytest.mark.thorough
 def test_replayed_experts_reproduce_the_log_probs() -> None:
     """The trainer's router is another one, and would send most tokens elsewhere."""
     settings = moe_settings({"data": 1, "fsdp": 1, "tensor": 1})
@@ -100,7 +101,7 @@ def test_replayed_experts_reproduce_the_log_probs() -> None:
     np.testing.assert_array_equal(restored.routes, rollouts[0].routes)
 
 
-@pytest.mark.quick_cases("tensor")
+@pytest.mark.thorough_cases("tensor")
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -116,7 +117,7 @@ def test_routes_are_replayed_on_every_mesh(sizes: dict[str, int]) -> None:
     assert replayed.metrics["policy/mismatch_max"] < 1e-4
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_preempted_sequence_remembers_all_its_routes() -> None:
     """Two sequences have pages at a time; the others begin again with a prefill."""
     settings = moe_settings(

@@ -233,6 +233,7 @@ def test_the_tokens_that_were_kept_are_returned_and_hold_all_of_the_mass(
         assert logp == pytest.approx(np.log(probs[token] / probs[is_kept].sum()), abs=1e-5)
 
 
+@pytest.mark.thorough
 def test_filtered_tokens_stay_inside_the_mask_and_keep_their_proportions() -> None:
     logits = random_logits(1)[0]
     filters = Filters(top_k=20, top_p=0.8)

@@ -211,7 +211,8 @@ def sampled(
     return test_engine.by_key(list(scheduler.run(groups, test_engine.GROUP, 0.7, seed)))
 
 
-@pytest.mark.quick_cases("qwen2-(2, 2)-int8", "qwen3_moe-(1, 1)-native")
+@pytest.mark.quick_cases("qwen3-(1, 1)-int8")
+@pytest.mark.thorough_cases("qwen3_moe-(1, 1)-native", "qwen2-(2, 2)-int8")
 @pytest.mark.parametrize("is_int8", [False, True], ids=["native", "int8"])
 @pytest.mark.parametrize("shape", [(1, 1), (2, 2)], ids=str)
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "qwen3_moe"])

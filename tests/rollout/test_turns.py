@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import runs
 from chat_templates import QWEN25
-from episodes import make_untrained_sampler, tiny_settings, trained_player
 from test_engine import PROMPTS, assert_empty, make, new_engine, params_on, seed_on, text_of
+from tiny import make_untrained_sampler, tiny_settings, trained_player
 
 from jzero import config, setup, train
 from jzero.grading.pool import Pool
@@ -157,7 +157,7 @@ def play_problems(
             player.params, sampler.encode_problems(problems), group_size, 1.0, (0, 0), version=5
         )
         assert_empty(sampler.engine)
-        return sampler.gather_rollouts(rollouts)
+        return sampler.gather_rollouts(rollouts, group_size)
 
 
 @cache
@@ -625,9 +625,9 @@ def test_an_episode_must_have_room_for_a_turn() -> None:
     message = "rollout.max_episode_tokens=10 is shorter than a prompt and a response, 11"
     with pytest.raises(ValueError, match=message):
         tiny_settings(rollout={"max_episode_tokens": 10, "max_new_tokens": 3})
-    message = "train.pack_length=20 is shorter than what may follow a prompt: set it to 30"
+    message = "train.pack=20 has no room for the 30 tokens that may follow a prompt"
     with pytest.raises(ValueError, match=message):
-        tiny_settings(train={"pack_length": 20})
+        tiny_settings(train={"pack": "20"})
 
 
 @pytest.mark.thorough

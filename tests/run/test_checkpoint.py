@@ -433,7 +433,7 @@ def test_a_state_of_another_shape_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path) as checkpoints:
         checkpoints.save(1, initial_state(mesh), {}, wait=True)
 
-        message = r"holds .*embed = \[\[64, 16\], 'float32'\].* wants \[\[128, 16\]"
+        message = r"holds .*embed = \[\[64, 16\], 'float32'\].* needs \[\[128, 16\]"
         with pytest.raises(ValueError, match=message):
             checkpoints.restore(1, shapes_of(larger))
 

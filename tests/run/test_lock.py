@@ -1,6 +1,7 @@
 """A workdir has one writer, keeps its history, and names its damaged files."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,14 +12,14 @@ import pytest
 from jzero.config import Config, to_json
 from jzero.errors import UserError
 from jzero.files import read_jsonl
-from jzero.run.lock import lock_directory
+from jzero.run.lock import NAME, NO_LOCKS, lock_directory
 from jzero.run.metrics_writer import MetricsWriter
 from jzero.run.workdir import check_history, check_workdir
 
 HOLDER = """
 import sys
 from pathlib import Path
-from jzero.run.lock import lock_directory
+from jzero.run.lock import NAME, NO_LOCKS, lock_directory
 file = lock_directory(Path(sys.argv[1]), "--workdir")
 print("locked", flush=True)
 sys.stdin.read()
@@ -63,6 +64,36 @@ def test_a_killed_process_leaves_no_lock(holder: subprocess.Popen[str], tmp_path
         pass
 
 
+@pytest.mark.parametrize("left", ["", '{"host": "x", "pid": 1}', "\x00" * 5000, '{"pid": PID}'])
+def test_a_file_that_was_left_behind_locks_nothing(tmp_path: Path, left: str) -> None:
+    """Also one with the number of a process that lives: numbers are given anew."""
+    (tmp_path / NAME).write_text(left.replace("PID", str(os.getpid())))
+    with lock_directory(tmp_path, "--workdir W"):
+        owner = json.loads((tmp_path / NAME).read_text())
+    assert owner["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize("number", NO_LOCKS)
+def test_a_file_system_without_locks_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: int,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    for last in ("unknown", f'"pid": {os.getpid()}'):
+        with lock_directory(tmp_path, "--workdir W"):
+            pass
+        [line] = capsys.readouterr().out.splitlines()
+        assert line.startswith(
+            f"--workdir W is on a file system without locks ({os.strerror(number)})"
+        )
+        assert last in line
+
+
 def test_metrics_whose_checkpoints_are_gone_are_not_cut(tmp_path: Path) -> None:
     write_metrics(tmp_path, 5)
 
@@ -76,6 +107,17 @@ def test_metrics_whose_checkpoints_are_gone_are_not_cut(tmp_path: Path) -> None:
         check_history(tmp_path, checkpoint_every=4)
     (tmp_path / "checkpoints" / "4").mkdir()
     check_history(tmp_path, checkpoint_every=4)
+
+
+@pytest.mark.parametrize("checkpoint_every", [0, -1])
+def test_a_run_without_regular_checkpoints_does_not_start_over(
+    tmp_path: Path, checkpoint_every: int
+) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    check_history(tmp_path, checkpoint_every)
+    write_metrics(tmp_path, 1)
+    with pytest.raises(UserError, match="or delete its metrics.jsonl to start over"):
+        check_history(tmp_path, checkpoint_every)
 
 
 def test_a_damaged_line_is_named_and_the_file_is_kept(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_the_same_command_goes_on_after_a_kill(
     go_back(workdir, settings.train)
 
     assert (workdir / "checkpoints/8").exists()
-    assert "it goes on from its newest checkpoint" in capsys.readouterr().out
+    assert "it continues from its newest checkpoint" in capsys.readouterr().out
 
 
 def test_permission_that_comes_later_discards(workdir: Path) -> None:
@@ -122,10 +122,3 @@ def test_a_run_is_refused_before_anything_is_loaded(workdir: Path) -> None:
 def test_permission_without_a_step_is_a_mistake() -> None:
     with pytest.raises(UserError, match="discard_later_steps=True needs the step to go back to"):
         validate(Config(train=TrainConfig(discard_later_steps=True)))
-
-
-@pytest.mark.parametrize("name", ["wandb_entity", "wandb_group", "wandb_name"])
-def test_a_name_on_wandb_without_a_project_is_a_mistake(name: str) -> None:
-    train = TrainConfig(**{name: "x"})
-    with pytest.raises(UserError, match=f"train.{name}=x has no effect without train.wandb_proj"):
-        validate(Config(train=train))

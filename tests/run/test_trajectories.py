@@ -1,15 +1,18 @@
 """Files of episodes: the versions of every turn, and which episodes are written."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pytest
 
 from jzero import config, train
 from jzero.run.metrics_writer import MetricsWriter
-from jzero.types import Grade, Problem, Rollout, Turn
+from jzero.run.trajectories import write_trajectories
+from jzero.types import Grade, Problem, Prompt, Rollout, Turn, grade_of
 
 
 def episode(number: int) -> Rollout:
@@ -65,3 +68,28 @@ def test_every_turn_has_the_versions_that_sampled_it(tmp_path: Path) -> None:
     text = (folder / "math_0.txt").read_text()
     assert "(stop), versions 3 to 3, reward 0, wrong value" in text
     assert "(stop), versions 4 to 5, reward 1, correct" in text
+
+
+@pytest.mark.parametrize(
+    ("reply", "lines"),
+    [
+        ("No.", ["No."]),
+        ([{"role": "user", "content": "Again."}], ["[user] Again."]),
+        ([{"role": "tool", "name": "add", "content": "7"}], ["[add] 7"]),
+        (
+            [{"role": "user", "name": "", "content": "a"}, {"role": "tool", "content": "b"}],
+            ["[user] a", "[tool] b"],
+        ),
+    ],
+)
+def test_every_form_of_a_reply_is_text_in_the_file(
+    tmp_path: Path, reply: Prompt, lines: list[str]
+) -> None:
+    rollout = episode(0)
+    first, second = rollout.turns
+    answered = replace(first, grade=replace(grade_of(first), reply=reply))
+
+    write_trajectories(tmp_path, [replace(rollout, turns=(answered, second))])
+
+    text = (tmp_path / "trajectories/3/math_0.txt").read_text()
+    assert "\n".join(["--- reply", *lines, "--- turn 2"]) in text

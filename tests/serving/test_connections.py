@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from jzero.serving.http import Server, say_nothing
+from jzero.serving.http import Server, client_disconnected
 from jzero.serving.limits import Limits
 from jzero.serving.sockets import allow_connections
 
@@ -61,7 +61,7 @@ def make_test_app(sent: list[int]) -> Starlette:
             Route("/slow", slow),
             Route("/stream", stream),
         ],
-        exception_handlers={ClientDisconnect: say_nothing},
+        exception_handlers={ClientDisconnect: client_disconnected},
     )
 
 

@@ -113,7 +113,7 @@ def test_a_client_that_leaves_while_its_prompts_are_tokenized_is_forgotten(
         assert may_go_on.wait(60)
         return [1]
 
-    monkeypatch.setattr(tokenizer, "encode_beside_others", encode)
+    monkeypatch.setattr(tokenizer, "encode_releasing_gil", encode)
     with threaded.connect(request_bytes(body_of(prompt=["a"] * 8, stream=stream))):
         wait_for(lambda: tokenized)
         assert server.worker.num_reserved == 8

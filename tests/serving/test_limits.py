@@ -19,7 +19,7 @@ from jzero.serving.limits import Limits, flag_name
 from jzero.serving.requests import RequestReader
 
 LIMITS = Limits(max_request_sequences=8)
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "serve.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "serve-and-export.md"
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_text_that_cannot_fit_is_not_tokenized(reader, monkeypatch) -> None:
     def refuse_to_encode(*_: object) -> list[int]:
         raise AssertionError("a text that cannot fit was tokenized")
 
-    monkeypatch.setattr(tokenizer, "encode_beside_others", refuse_to_encode)
+    monkeypatch.setattr(tokenizer, "encode_releasing_gil", refuse_to_encode)
     longest = ROOM * reader.longest_token
     text = "x" * (longest + 1)
     message = f"has {longest + 1} characters: there is room for {ROOM} tokens"
@@ -179,7 +179,7 @@ def test_other_threads_run_while_a_text_is_tokenized() -> None:
 
     def encode() -> None:
         started.set()
-        got.append(tokenizer.encode_beside_others(tok, text))
+        got.append(tokenizer.encode_releasing_gil(tok, text))
         ended.set()
 
     thread = threading.Thread(target=encode)

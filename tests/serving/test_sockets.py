@@ -59,7 +59,10 @@ def test_a_port_that_was_taken_meanwhile_is_refused_too() -> None:
         (["--jetstream", "TAKEN"], "cannot listen (another process listens there)"),
         (["--max-body-bytes", "0"], "--max-body-bytes=0: give a number from 1 on"),
         (["--api-key", ""], "--api-key: the key has to be"),
-        (["--jetstream", "0", "--api-key", "k"], "--jetstream=0: JetStream's server knows no keys"),
+        (
+            ["--jetstream", "0", "--api-key", "k"],
+            "--jetstream=0: JetStream's server has no API keys",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_before_the_model_is_loaded(

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 from jzero.config import RewardConfig, TaskConfig
 from jzero.errors import UserError
 from jzero.grading.pool import Pool
-from jzero.tasks import asyncio_environments, find_task, rewards
+from jzero.tasks import asyncio_environments, episodes, find_task, rewards
 from jzero.tasks import environment as environments
 from jzero.tasks.task import check_task_settings
 from jzero.tasks.user_functions import find_function
@@ -358,7 +359,7 @@ def test_the_time_limit_ends_what_ignores_its_cancellation() -> None:
                 await asyncio.sleep(0.5)
                 return
 
-    def calls() -> environments.Calls[None]:
+    def calls() -> episodes.Calls[None]:
         yield stubborn()
 
     async def await_it() -> float:
@@ -368,3 +369,25 @@ def test_the_time_limit_ends_what_ignores_its_cancellation() -> None:
         return asyncio.get_running_loop().time() - start
 
     assert asyncio.run(await_it()) < 0.5
+
+
+def test_a_loop_whose_files_were_closed_is_closed_without_a_traceback() -> None:
+    code = (
+        "import asyncio, os, threading\n"
+        "from jzero.grading.event_loop import EventLoop\n"
+        "loops, are_closed = [], threading.Event()\n"
+        "async def close_files():\n"
+        "    loops.append(asyncio.get_running_loop())\n"
+        "    os.closerange(3, 256)\n"
+        "    are_closed.set()\n"
+        "loop = EventLoop(60.0, print)\n"
+        "loop.start(close_files())\n"
+        "are_closed.wait(30)\n"
+        "loop.close()\n"
+        "print(loops[0].is_closed())\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.stdout == "True\n"
+    assert "Traceback" not in ended.stderr

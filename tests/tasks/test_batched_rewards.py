@@ -88,9 +88,10 @@ def graded(pool: Pool, name: str, seconds: float = 60.0) -> list[Grade]:
     for number, turns in enumerate(EPISODES):
         problem = Problem(str(number), "guess", "p" * number, 10, {"level": number})
         read = [(text, Grade(0.5, True, "read", reply=reply)) for text, reply in turns]
-        episodes.append((problem, read))
-    grades = [grade for _, turns in episodes for _, grade in turns]
-    grades = batched_rewards.add(grades, batched_rewards.call_all(pool, task, episodes))
+        episodes.append(batched_rewards.Episode(problem, read))
+    grades = [grade for episode in episodes for _, grade in episode.turns]
+    [results] = batched_rewards.call_all(pool, task, [episodes])
+    grades = batched_rewards.add(grades, results)
     return rewards.add_batch_rewards(grades, [1, 1, 1], [1, 1, 1], task.reward)
 
 

@@ -5,12 +5,15 @@ The requests are those that the chat harness of verifiers 0.4.0 sends (its own c
 
 import asyncio
 import json
+import socket
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
+from jzero.tasks import chat_endpoint
 from jzero.tasks.chat_endpoint import (
     ChatEndpoint,
     Conversation,
@@ -211,3 +214,73 @@ def test_a_conversation_may_only_grow() -> None:
             new_messages(before, said, Request(messages, []))
     with pytest.raises(RequestError, match="or its tools"):
         new_messages(before, said, Request([SYSTEM, QUESTION, said, more], [ADD]))
+
+
+HEAD = "POST /v1/chat/completions HTTP/1.1\r\nX-Session-ID: none\r\n"
+WRONG_REQUESTS = {
+    "Content-Length: -5\r\n\r\n{}": "413",
+    "Content-Length: 1e9\r\n\r\n{}": "413",
+    "Content-Length: 99999999999999999999\r\n\r\n{}": "413",
+    "Content-Length: 17000000\r\n\r\n{}": "413",
+    "Content-Length: 2\r\n\r\n{}": "404",  # of another session
+}
+
+
+@pytest.fixture
+def endpoint() -> Iterator[ChatEndpoint]:
+    endpoint = ChatEndpoint(asyncio.new_event_loop())
+    yield endpoint
+    endpoint.close()
+    endpoint._loop.close()
+
+
+def send(endpoint: ChatEndpoint, request: bytes, drips: bytes = b"") -> bytes:
+    """Sends a request, then a byte each tenth of a second; returns what comes back."""
+    host, port = "127.0.0.1", int(endpoint.url.split(":")[2].split("/")[0])
+    with socket.create_connection((host, port), timeout=20) as connection:
+        connection.sendall(request)
+        received = b""
+        try:
+            for byte in drips:
+                time.sleep(0.1)
+                connection.sendall(bytes([byte]))
+            while part := connection.recv(4096):
+                received += part
+                if b"}}" in received:
+                    break
+        except ConnectionError:
+            pass
+        return received
+
+
+@pytest.mark.parametrize("request_end", WRONG_REQUESTS)
+def test_the_body_of_a_request_is_bounded(endpoint: ChatEndpoint, request_end: str) -> None:
+    received = send(endpoint, (HEAD + request_end).encode())
+    assert received.startswith(f"HTTP/1.1 {WRONG_REQUESTS[request_end]}".encode())
+
+
+@pytest.mark.parametrize("begin", ["", "Content-Length: 900\r\n\r\n"], ids=["head", "body"])
+def test_a_request_that_drips_is_given_up(
+    endpoint: ChatEndpoint, begin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_endpoint, "REQUEST_SECONDS", 0.5)
+    start = time.monotonic()
+    assert send(endpoint, (HEAD + begin).encode(), drips=b"x" * 200) == b""
+    assert time.monotonic() - start < 10  # it drips for 20 s
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"messages": "hello"},
+        {"messages": [7]},
+        {"messages": [{"role": "user", "content": 7}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": 7}]}]},
+        {"tools": [{"type": "function"}]},
+        {"tools": [{"function": {"name": 7}}]},
+        {"tools": {"a": 1}},
+    ],
+)
+def test_a_request_of_another_shape_is_refused(change: dict[str, JsonValue]) -> None:
+    with pytest.raises((ValueError, TypeError, AttributeError)):
+        read_request(RECORDED | change)

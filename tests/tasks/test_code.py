@@ -93,7 +93,9 @@ def test_a_sandbox_that_fails_is_no_score_of_0() -> None:
     task.sandbox = SandboxConfig(url="http://127.0.0.1:9", protocol="piston")
     grade = code.grade(fenced("print(1)"), SQUARES, task)
     assert grade.failed
-    assert grade.reason.startswith("error: task.sandbox.url=http://127.0.0.1:9: 3 tries failed")
+    assert grade.reason.startswith(
+        "error: task.sandbox.url=http://127.0.0.1:9 has not answered in 3 tries"
+    )
     assert rewards.add_response_rewards(grade, fenced("print(1)"), SQUARES, task).failed
 
 
@@ -163,7 +165,13 @@ def test_code_format_has_open_r1s_values(response: str, language: str, reward: f
         ("```python\na\n```", "a\n"),
         ("```python\na\n``` then ```python\nb\n```", "b\n"),
         ("```\na\n```", ""),
-        ("```py\na\n```", ""),
+        ("```py\na\n```", "a\n"),
+        ("```Python\na\n```", "a\n"),
+        ("```python3 \t\na\n```", "a\n"),
+        ("```python\r\na\r\n```", "a\r\n"),
+        ("```python\na\n```\n```PY\nb\n```", "b\n"),
+        ("```pyx\na\n```", ""),
+        ("```python a\n```", ""),
         ("```python\nunfinished", ""),
         ("no block", ""),
     ],
@@ -201,7 +209,7 @@ ROWS = {
     ),
     "apps with a function": (
         {"input_output": json.dumps({"fn_name": "square", "inputs": [[3]], "outputs": [[9]]})},
-        [{"function": "square", "arguments": [3], "expected": [[9], 9]}],
+        [{"function": "square", "arguments": [3], "expected": [9]}],
     ),
     "deepcoder, taco": (
         {"tests": json.dumps({"inputs": ["3\n", "4\n"], "outputs": ["9\n", "16\n"]})},
@@ -230,7 +238,7 @@ ROWS = {
             "private_test_cases": "eJxrYJ0qwgABGmIA",  # pickled
             "metadata": json.dumps({"func_name": "square"}),
         },
-        CALL,
+        [test | {"public": True} for test in CALL],
     ),
     "mbpp": (
         {
@@ -243,12 +251,74 @@ ROWS = {
         },
         [
             {"expression": "square(3)", "expected": [9]},
-            {"expression": "set(f(1))", "expected": [{"set": [1, 2]}]},
+            {"expression": "f(1)", "check": "set(_answer)", "expected": [{"set": [1, 2]}]},
         ],
     ),
     "nothing to print": ({"tests": json.dumps({"inputs": ["3"], "outputs": ["\n"]})}, []),
     "broken": ({"tests": "{", "input_output": "[1]", "test_list": ["assert ("]}, []),
 }
+
+
+# What a function returns, and the outputs of its row: they are in lists of their own, or not.
+OUTPUTS = {
+    "each in a list": ([[9], [16]], [9, 16]),
+    "lists": ([[1, 2, 3], [4, 7, 9]], [[1, 2, 3], [4, 7, 9]]),
+    "a list of one item among others": ([[1], [1, 2]], [[1], [1, 2]]),
+    "an empty list among others": ([[1], []], [[1], []]),
+    "lists in lists": ([[[1]], [[1, 2]]], [[1], [1, 2]]),
+    "bare": ([9, 16], [9, 16]),
+    "texts of JSON": (["[1]", "[1, 2]"], [[1], [1, 2]]),
+    "plain texts": (["1", "x"], ["1", "x"]),
+    "truth values": ([[True, False], [True, True]], [[True, False], [True, True]]),
+}
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_a_row_says_whether_its_outputs_are_in_lists(kind: str) -> None:
+    outputs, expected = OUTPUTS[kind]
+    inputs = [[index] for index in range(len(outputs))]
+    rows = [
+        {"input_output": json.dumps({"fn_name": "f", "inputs": inputs, "outputs": outputs})},
+        {"tests": json.dumps({"fn_name": "f", "inputs": inputs, "outputs": outputs})},
+    ]
+    cases = [
+        {"type": "function_call", "fn_name": "f", "input": given, "output": output}
+        for given, output in zip(inputs, outputs, strict=True)
+    ]
+    rows += [{"tests": json.dumps(cases)}, {"verification_info": {"test_cases": cases}}]
+    for row in rows:
+        assert [test["expected"] for test in code_tests.read_tests(row)] == [[e] for e in expected]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "output", "expected"),
+    [
+        ("List[int]", [9], [9]),
+        ("list", [9], [9]),
+        ("Optional[List[int]]", [9], [9]),
+        ("int", [9], 9),
+        ("Listing", [9], 9),
+        ("List[int]", [[9, 1]], [9, 1]),  # in a list of its own
+        ("List[List[int]]", [[9, 1]], [[9, 1]]),  # a matrix of one row
+        ("List[List[int]]", [[[9, 1]]], [[9, 1]]),
+    ],
+)
+def test_starter_code_says_that_a_function_returns_a_list(
+    annotation: str, output: list, expected: object
+) -> None:
+    found = {"fn_name": "f", "inputs": [[1]], "outputs": [output]}
+    starter = f"class Solution:\n    def f(self, n: List[str]) -> {annotation}:\n        "
+    row = {"input_output": json.dumps(found), "starter_code": starter}
+    assert code_tests.read_tests(row)[0]["expected"] == [expected]
+
+
+def test_a_first_item_is_no_list() -> None:
+    found = {"fn_name": "sort", "inputs": [[[3, 1, 2]], [[9, 4, 7]]]}
+    found["outputs"] = [[1, 2, 3], [4, 7, 9]]
+    gold = {"tests": code_tests.read_tests({"input_output": json.dumps(found)}), "setup": ""}
+    assert code.grade(fenced("def sort(a): return sorted(a)"), gold, make_task()).score == 1.0
+    for body in ("min(a)", "sorted(a)[0]", "[min(a)]", "sorted(a)[:2]", "iter(sorted(a))"):
+        assert code.grade(fenced(f"def sort(a): return {body}"), gold, make_task()).score == 0.0
 
 
 @pytest.mark.parametrize("name", ROWS)

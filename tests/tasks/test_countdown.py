@@ -16,7 +16,7 @@ import datasets
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jsonl import read_jsonl
+from runs import read_jsonl
 
 from jzero import config
 from jzero.model import tokenizer
@@ -431,6 +431,67 @@ def test_parsing_agrees_with_python_on_fractions(expression: Expression) -> None
 
     assert value == value_by_python(text)
     assert sorted(numbers) == sorted(numbers_in(expression))
+
+
+WRAPPINGS = [
+    "{e}.",
+    "${e}$",
+    "$${e}$$.",
+    "\\({e}\\)",
+    "\\[ {e} \\]",
+    "`{e}`",
+    "**{e}**",
+    "\\boxed{{{e}}}",
+    "$\\boxed{{{e}}}$.",
+    "```\n{e}\n```",
+    "x = {e}",
+    "Answer = {e} = {t}",
+    "{e} = {t}.",
+    "{t} = {e}",
+    "${e} = {t}$",
+    "**${e}$** = {t}",
+    "$x = {e}$",
+]
+
+
+@given(EXPRESSIONS, st.sampled_from(WRAPPINGS))
+def test_a_wrapped_expression_is_paid_if_it_is_the_solution(
+    expression: Expression, wrapping: str
+) -> None:
+    text = text_of(expression)
+    value = value_by_python(text)
+    numbers = numbers_in(expression)
+    is_solvable = value is not None and value.denominator == 1 and value >= 0
+    target = int(value) if value is not None and is_solvable else 7
+
+    def is_paid(target: int, numbers: list[int], named: int) -> bool:
+        answer = wrapping.format(e=text, t=named)
+        return grade(f"<answer>{answer}</answer>", numbers, target).correct
+
+    assert is_paid(target, numbers, target) == is_solvable
+    assert not is_paid(target + 1, numbers, target)
+    assert not is_paid(target + 1, numbers, target + 1)
+    assert not is_paid(target, [*numbers, 1], target)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "x=y=12+7-3",
+        "16=16=12+7-3",
+        "$12$+7-3",
+        "12.+7-3",
+        "\\boxed{12}+7-3",
+        "1\\,2+7-3",
+        "12+7-3 16",
+        "x = 16",
+        "16",
+        "x16 = 12+7-3",
+        "12+7-3 or 16",
+    ],
+)
+def test_another_text_around_an_expression_is_not_paid(answer: str) -> None:
+    assert grade(f"<answer>{answer}</answer>", [3, 7, 12], 16).score == 0.0
 
 
 @given(st.text(alphabet="0123456789+-*/()= \n{}\\fractimesdvo<>answer", max_size=60))

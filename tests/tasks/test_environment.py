@@ -60,6 +60,17 @@ class Waiting(Walk):
             return super().step(response)
 
 
+class OwnLoop(Walk):
+    """Is not async, and has an event loop of its own, as clients of servers may have."""
+
+    def step(self, response):
+        return asyncio.run(self.step_later(response))
+
+    async def step_later(self, response):
+        await asyncio.sleep(0)
+        return super().step(response)
+
+
 class Closing(Walk):
     def close(self):
         with Path(os.environ["CLOSED"]).open("a") as file:
@@ -126,7 +137,7 @@ def play(
     return [grades[sample] for sample in range(len(responses))]
 
 
-@pytest.mark.parametrize("name", ["Walk", "Waiting"])
+@pytest.mark.parametrize("name", ["Walk", "Waiting", "OwnLoop"])
 def test_every_episode_has_a_state_of_its_own(pool: Pool, file: str, name: str) -> None:
     task = settings(file, name)
     problem = problem_at(3, name)

@@ -11,10 +11,11 @@ from typing import Any
 
 import datasets
 import pytest
-from jsonl import read_jsonl, write_jsonl
+from runs import read_jsonl, write_jsonl
 
 from jzero import config, evaluate, setup, train
 from jzero.errors import UserError
+from jzero.files import split_commas
 from jzero.model import tokenizer
 from jzero.tasks import TASKS, countdown, math_problems, problem_sets, suites
 from jzero.tasks.prompts import MATH_TEMPLATES
@@ -143,7 +144,8 @@ def test_a_set_of_the_hub_is_loaded_by_its_id_and_config(
     set_id = f"someone/{tmp_path.name}"  # sets are cached by their name: a name of this test only
     loaded = []
 
-    def load_dataset(*names: str) -> datasets.DatasetDict:
+    def load_dataset(*names: str, revision: str | None) -> datasets.DatasetDict:
+        assert revision is None
         loaded.append(names)
         return both_splits()
 
@@ -316,8 +318,8 @@ def test_dropped_rows_are_counted(tmp_path: Path) -> None:
 
     assert len(set(prompts_of(trained))) == 5
     assert [note.partition(": ")[2] for note in notes] == [
-        "1 problems dropped, they are held out",
         "2 problems dropped, their answer does not grade 1 against itself",
+        "1 problems dropped, they are held out",
         "5 problems",
     ]
     assert len(math_problems.eval_problems(task, 512)) == 1
@@ -444,7 +446,7 @@ def test_the_suite_countdown_needs_no_file() -> None:
 
 
 def test_names_of_suites_are_split_at_commas() -> None:
-    assert suites.split_commas("amc, aime24=x", "gsm8k") == ["amc", "aime24=x", "gsm8k"]
+    assert split_commas("amc, aime24=x", "gsm8k") == ["amc", "aime24=x", "gsm8k"]
 
 
 @pytest.mark.parametrize(
@@ -453,11 +455,67 @@ def test_names_of_suites_are_split_at_commas() -> None:
         ("math501", "no suite 'math501': there are aime24, "),
         ("=x", "no suite ''"),
         ("mine", "or name=FILE for a set"),
+        ("mine=:problem=x", "data :problem=x names columns and no set"),
+        ("mine=f:answer=x:answer=y", "names the column answer twice"),
+        ("gpqa_diamond=f:answer=x", "rows of gpqa_diamond have other columns"),
+        ("countdown=f:problem=x", "rows of countdown have other columns"),
     ],
 )
 def test_a_suite_that_does_not_exist_is_an_error(spec: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         suites.parse_suite(spec)
+
+
+EVALUATED_ROWS = [{"input": f"{i}+1?", "output": str(i + 1), "answer": "?"} for i in range(5)]
+
+
+@pytest.mark.parametrize("names", [":problem=input:answer=output", ":answer=output:problem=input"])
+def test_a_suite_may_name_its_own_columns(names: str, tmp_path: Path) -> None:
+    """The columns of the training set have other names."""
+    file = write_jsonl(tmp_path / "ev:1.jsonl", EVALUATED_ROWS)
+    task = config.TaskConfig(template="no", problem_column="question", answer_column="solution")
+
+    name, problems = suites.load_suite(f"mine={file}{names}", task, 0, 0)
+
+    assert name == "mine"
+    golds = [{"question": row["input"], "answer": row["output"]} for row in EVALUATED_ROWS]
+    assert [problem.gold for problem in problems] == golds
+    assert suites.load_questions(f"mine={file}{names}") == [gold["question"] for gold in golds]
+
+
+def test_the_held_out_set_may_name_its_own_columns(tmp_path: Path) -> None:
+    train = [{"question": f"Before {i}?", "solution": str(i - 1)} for i in range(4)]
+    task = config.TaskConfig(
+        name="math",
+        template="no",
+        data=write_jsonl(tmp_path / "train.jsonl", train),
+        eval_data=write_jsonl(tmp_path / "ev.jsonl", EVALUATED_ROWS)
+        + ":problem=input:answer=output",
+        problem_column="question",
+        answer_column="solution",
+    )
+
+    sets = math_problems.load_sets(task)
+
+    assert [row.question for row in sets.held_out] == [row["input"] for row in EVALUATED_ROWS]
+    assert [row.answer for row in sets.held_out] == [row["output"] for row in EVALUATED_ROWS]
+    assert [row.answer for row in sets.train[0]] == [row["solution"] for row in train]
+    with pytest.raises(ValueError, match="or write .*ev.jsonl:problem=COLUMN where the set is a"):
+        math_problems.load_sets(replace(task, eval_data=str(tmp_path / "ev.jsonl")))
+
+
+def test_the_parts_of_aime25_are_suites(tmp_path: Path) -> None:
+    parts = {name: suite for name, suite in suites.SUITES.items() if name.startswith("aime25:")}
+    assert {name: suite.data for name, suite in parts.items()} == {
+        "aime25:part1": "open-r1/aime_2025_1",
+        "aime25:part2": "AIME2025-II@opencompass/AIME2025",
+    }
+    rows = [{"question": f"{i}?", "answer": i} for i in range(15)]
+    file = write_jsonl(tmp_path / "part2.jsonl", rows)
+    task = config.TaskConfig(template="no")
+    name, problems = suites.load_suite(f"aime25:part2={file}", task, 0, 0)
+    assert name == "aime25:part2" and len(problems) == 15
+    assert suites.check_suites(("aime25:part1,aime25:part2", "aime25")) is None
 
 
 # Grading
@@ -516,6 +574,18 @@ def test_gpqa_prompts_have_all_choices_and_the_gold_names_the_right_one(gpqa: st
         for text in WRONG_CHOICES.values():
             assert text in problem.prompt
         assert suites.grade_choice(f"so \\boxed{{{problem.gold}}}", problem.gold, None).correct
+
+
+def test_wrong_choices_of_gpqa_stay_in_their_order(gpqa: str) -> None:
+    """As open-r1 and lighteval list them: the right choice is inserted at a random place."""
+    places = []
+    for problem in [*gpqa_problems(gpqa, 0), *gpqa_problems(gpqa, 1)]:
+        listed = [line[3:] for line in str(problem.prompt).split("\n") if line[1:3] == ") "]
+        place = "ABCD".index(problem.gold)
+        assert [*listed[:place], *listed[place + 1 :]] == list(WRONG_CHOICES.values())
+        places.append(place)
+    # 120 draws of 4 places: fewer than 15 of one happen once in 2,000 seeds.
+    assert all(places.count(place) >= 15 for place in range(4))
 
 
 def test_gpqa_may_be_asked_for_a_last_line(gpqa: str) -> None:
@@ -604,6 +674,7 @@ def test_presets_are_possible(name: str, tmp_path: Path) -> None:
         settings = module.get_config(preset)
         settings.task.verifier = "fast"  # math-verify may not be installed
         config.validate(settings)
+        settings.memory.check = False  # this machine need not hold 7B
         setup.check(settings, tmp_path / "run")
         assert settings.task.name == name
         assert settings.name == f"{name}-{preset.replace(',', '-')}"
@@ -652,7 +723,7 @@ def tiny_gsm8k(data: Path) -> config.Config:
     return settings
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_gsm8k_trains_and_is_evaluated_on_math500(
     shared: Path, tmp_path: Path, quick_runs: None
 ) -> None:
@@ -708,6 +779,11 @@ def check_evaluation(model: str, data: Path, out: Path) -> None:
     summaries = evaluate.run(found_specs, found_out, settings)
     assert summaries["math500"]["kinds"].keys() == {"avg@2", "greedy"}
     assert summaries["countdown"]["problems"] == 8
+    assert summaries["math500"]["graded_by"] == "task.verifier=fast"
+    assert summaries["countdown"]["graded_by"] == "countdown"
+    table = evaluate.table(summaries)
+    assert "math500: graded by task.verifier=fast" in table
+    assert 0 <= summaries["math500"]["kinds"]["avg@2"]["maj@2"] <= 1
     for name in ("math500-avg@2", "math500-greedy", "countdown-greedy"):
         rows = read_jsonl(out / f"{name}.jsonl")
         suite = name.partition("-")[0]

@@ -3,19 +3,23 @@
 import asyncio
 import os
 import re
+import ssl
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from openenv_server import OpenEnvServer, frame, read_frame
+from openenv_server import OpenEnvServer, frame, read_frame, shake_hands
+from runs import ROOT
 from test_asyncio_environments import Episode, play
+from websockets.asyncio.server import ServerConnection, serve
 
+from jzero import websocket
 from jzero.config import TaskConfig
 from jzero.errors import UserError
 from jzero.grading.pool import Pool
-from jzero.tasks import find_task, openenv, websocket
+from jzero.tasks import find_task, openenv
 from jzero.tasks.task import check_task_settings
 from jzero.types import Problem
 
@@ -122,7 +126,7 @@ def test_a_subclass_says_what_actions_and_observations_are(
 
 @pytest.mark.parametrize("url", ["openenv:", "openenv:localhost:8000", "openenv:http://"])
 def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(UserError, match="write openenv:http://HOST:PORT"):
+    with pytest.raises(UserError, match="is no address of a server: write http://HOST:PORT"):
         check_task_settings(settings(url), max_turns=3)
 
 
@@ -137,37 +141,56 @@ def test_a_server_that_is_not_there_is_refused() -> None:
 def test_messages_of_every_length_go_both_ways(length: int) -> None:
     text = "é" * (length // 2) + "x" * (length % 2)
 
-    async def converse() -> str:
-        received: asyncio.Queue[bytes] = asyncio.Queue()
-
+    async def converse() -> object:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await shake_hands(reader, writer)
             _, payload = await read_frame(reader)
-            received.put_nowait(payload)
             writer.write(frame(0x81, payload))
             await writer.drain()
             writer.close()
 
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            streams = await asyncio.open_connection("127.0.0.1", port)
-            socket = websocket.WebSocket(*streams)
-            await socket.send(text)
-            assert (await received.get()).decode() == text
-            answer = await socket.receive()
-            with pytest.raises(websocket.WebSocketError, match="closed the connection"):
-                await socket.receive()
-            await socket.close()
+            session = await websocket.Session.open(f"ws://127.0.0.1:{port}/ws")
+            answer = await session.ask(text)
+            with pytest.raises(websocket.WebSocketError, match="the connection has ended"):
+                await session.ask(text)
+            await session.close()
             return answer
 
     assert asyncio.run(converse()) == text
 
 
-def test_a_server_without_sessions_is_named(server: OpenEnvServer) -> None:
-    async def try_it() -> None:
-        await websocket.connect(f"{server.url.replace('http', 'ws')}/elsewhere")
+def test_the_certificate_of_a_server_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """self_signed.pem is of 127.0.0.1, with its key."""
+    certificate = str(ROOT / "tests" / "self_signed.pem")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate)
 
-    with pytest.raises(websocket.WebSocketError, match="404 Not Found"):
-        asyncio.run(try_it())
+    async def echo(connection: ServerConnection) -> None:
+        async for message in connection:
+            await connection.send(message)
+
+    async def converse() -> object:
+        async with serve(echo, "127.0.0.1", 0, ssl=tls) as server:
+            url = f"wss://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}/ws"
+            with pytest.raises(OSError, match="certificate verify failed"):
+                await websocket.Session.open(url)
+            monkeypatch.setenv("SSL_CERT_FILE", certificate)
+            session = await websocket.Session.open(url)
+            answer = await session.ask({"x": 7})
+            await session.close()
+            return answer
+
+    assert asyncio.run(converse()) == {"x": 7}
+
+
+def test_a_server_without_sessions_is_named(server: OpenEnvServer) -> None:
+    async def open_elsewhere() -> None:
+        await websocket.Session.open(f"{server.url.replace('http', 'ws')}/elsewhere")
+
+    with pytest.raises(websocket.WebSocketError, match="HTTP 404"):
+        asyncio.run(open_elsewhere())
 
 
 PACKAGE_SERVER = """

@@ -2,6 +2,9 @@
 
 import itertools
 import json
+import math
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +43,12 @@ def batch_scores(
 
 def overlong_reward(row: dict[str, Any]) -> Any:
     arguments = row["args"]
-    settings = RewardConfig(
-        overlong_length=arguments["max_completion_len"],
-        overlong_cache=arguments["soft_punish_cache"],
+    return rewards.soft_overlong(
+        np.array([True]),
+        np.array([arguments["completion_len"]]),
+        length=arguments["max_completion_len"],
+        cache=arguments["soft_punish_cache"],
     )
-    lengths = np.array([arguments["completion_len"]])
-    return rewards.soft_overlong(np.array([True]), lengths, settings)
 
 
 def length_reward(row: dict[str, Any]) -> list[float]:
@@ -56,19 +59,16 @@ def length_reward(row: dict[str, Any]) -> list[float]:
     lengths = [len(text) for text in row["completions"]]
     if row["reward"] == "len_reward":
         return batch_scores(correct, lengths, "length")
-    return batch_scores(correct, lengths, "cosine", cosine_length=row["args"]["max_len"])
+    return batch_scores(correct, lengths, f"cosine(length={row['args']['max_len']})")
 
 
 def response_reward(row: dict[str, Any]) -> list[float]:
     """Returns the rewards of a case whose function looks at single responses."""
-    settings = RewardConfig()
+    arguments = {}
     if row["reward"] == "repetition_penalty":
-        settings = RewardConfig(
-            repetition_ngram=row["args"]["ngram_size"],
-            repetition_max=row["args"]["max_penalty"],
-        )
+        arguments = {"ngram": row["args"]["ngram_size"], "most": row["args"]["max_penalty"]}
     function = rewards.RESPONSE_REWARDS[row["reward"].removesuffix("_reward")]
-    return [function(text, settings) for text in row["completions"]]
+    return [function(text, **arguments) for text in row["completions"]]
 
 
 def our_rewards(row: dict[str, Any]) -> Any:
@@ -108,8 +108,47 @@ def test_rewards_have_the_published_values(shared: Path) -> None:
     ],
 )
 def test_format_and_tags_are_rewarded(text: str, format_reward: float, tag_count: float) -> None:
-    assert rewards.RESPONSE_REWARDS["format"](text, RewardConfig()) == format_reward
-    assert rewards.RESPONSE_REWARDS["tag_count"](text, RewardConfig()) == tag_count
+    assert rewards.RESPONSE_REWARDS["format"](text) == format_reward
+    assert rewards.RESPONSE_REWARDS["tag_count"](text) == tag_count
+
+
+# The patterns of open-r1's format_reward: at its head, and at e4ac3ae.
+OPEN_R1_FORMATS = {
+    "open_r1_format": r"^<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>$",
+    "open_r1_format_inline": r"^<think>.*?</think>\s*<answer>.*?</answer>$",
+}
+PIECES = ("<think>", "</think>", "<answer>", "</answer>", "\n", "\n", " ", "x", "\r", "\x0b")
+
+
+@pytest.mark.parametrize("name", OPEN_R1_FORMATS)
+@given(pieces=st.lists(st.sampled_from(PIECES), max_size=14), in_form=st.booleans())
+def test_the_formats_of_open_r1_are_its_patterns(name, pieces, in_form) -> None:
+    text = "".join(pieces)
+    if in_form:  # random text alone rarely has the form
+        text = f"<think>\n{text}\n</think>\n<answer>\n{text}\n</answer>{text}"
+    pattern = re.compile(OPEN_R1_FORMATS[name], re.DOTALL | re.MULTILINE)
+    expected = float(pattern.match(text) is not None)
+    assert rewards.RESPONSE_REWARDS[name](text) == expected
+
+
+@pytest.mark.parametrize("name", OPEN_R1_FORMATS)
+def test_the_formats_of_open_r1_take_linear_time(name) -> None:
+    text = "<think>\n" + 100_000 * "\n</think>\n<answer>\n"
+    start = time.process_time()
+    assert rewards.RESPONSE_REWARDS[name](text) == 0
+    assert time.process_time() - start < 1
+
+
+@pytest.mark.parametrize("correct", [True, False])
+def test_open_r1_cosine_rises_again_beyond_its_length(correct) -> None:
+    lengths = [0, 500, 1000, 1500, 2000]
+    scores = batch_scores([correct] * 5, lengths, "open_r1_cosine(length=1000)")
+    low, high = (0.5, 1.0) if correct else (-0.5, -1.0)
+    expected = [low + 0.5 * (high - low) * (1 + math.cos(math.pi * n / 1000)) for n in lengths]
+    np.testing.assert_allclose(scores, expected, atol=ROUNDING)
+    constant = batch_scores([correct] * 5, lengths, "cosine")
+    np.testing.assert_allclose(constant[:3], expected[:3], atol=ROUNDING)
+    assert constant[3] == constant[4] == constant[2]
 
 
 ONE_LINE = "<think>Two and two is 4.</think> <answer>4</answer>"
@@ -133,8 +172,8 @@ ONE_LINE = "<think>Two and two is 4.</think> <answer>4</answer>"
 def test_the_form_of_one_line_is_rewarded(
     text: str, format_inline: float, tag_count_inline: float
 ) -> None:
-    assert rewards.RESPONSE_REWARDS["format_inline"](text, RewardConfig()) == format_inline
-    assert rewards.RESPONSE_REWARDS["tag_count_inline"](text, RewardConfig()) == tag_count_inline
+    assert rewards.RESPONSE_REWARDS["format_inline"](text) == format_inline
+    assert rewards.RESPONSE_REWARDS["tag_count_inline"](text) == tag_count_inline
 
 
 # Rewards of lengths
@@ -186,9 +225,45 @@ def test_lengths_are_characters_or_tokens() -> None:
 
 
 def test_the_overlong_reward_counts_tokens() -> None:
-    scores = batch_scores([True], [40], "soft_overlong", overlong_length=22, overlong_cache=4)
+    scores = batch_scores([True], [40], "soft_overlong(length=22, cache=4)")
 
     assert scores == [-0.5]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("cosine(len=3)", "the arguments of cosine are length, right_short, right_long, wrong_"),
+        ("cosine(3)", "the arguments of cosine are length, "),
+        ("accuracy(x=1)", "the arguments of accuracy are none"),
+        ("cosine(length=0)", "length must be a whole number between 1 and 1e"),
+        ("cosine(length=1.5)", "length must be a whole number"),
+        ("cosine(length=True)", "length must be a whole number"),
+        ("cosine(right_long=1e999)", "right_long must be a number between -1e"),
+        ("repetition_penalty(ngram='x')", "ngram must be a whole number"),
+        ("cosine(length=2000", "close the bracket"),
+        ("cosine(length=print())", "the arguments of a factory are numbers"),
+    ],
+)
+def test_arguments_that_a_function_does_not_have_are_refused(function: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        rewards.check_rewards(RewardConfig(functions=(function,)))
+    assert str(caught.value).startswith(f"task.reward.functions={function}: {message}")
+
+
+def test_functions_with_arguments_are_parts_by_their_whole_name() -> None:
+    functions = ("cosine", "cosine(length=10)", "repetition_penalty(ngram=1, most=-2)")
+    settings = TaskConfig(reward=RewardConfig(functions=functions))
+    rewards.check_rewards(settings.reward)
+
+    grade = rewards.add_response_rewards(Grade(1.0, True, ""), "a a", None, settings)
+    [graded] = rewards.add_batch_rewards([grade], [10], [10], settings.reward)
+
+    assert rewards.need_worker(settings.reward, ())
+    assert graded.parts["cosine(length=10)"] == pytest.approx(0.5)
+    assert graded.parts["cosine"] > 0.99
+    assert graded.parts["repetition_penalty(ngram=1, most=-2)"] == -1.0
+    assert graded.score == pytest.approx(sum(graded.parts.values()))
 
 
 # Sums of rewards
@@ -235,7 +310,7 @@ def test_accuracy_alone_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("functions", "weights", "message"),
     [
-        (("acuracy",), (), "'acuracy' is not one of accuracy, format"),
+        (("acuracy",), (), "'acuracy' is not one of accuracy, open_r1_format"),
         (
             ("accuracy,format",),
             (),

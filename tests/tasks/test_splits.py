@@ -7,7 +7,7 @@ import pytest
 
 from jzero import config, sft
 from jzero.errors import UserError
-from jzero.tasks import countdown, math_problems, problem_sets
+from jzero.tasks import TASKS, countdown, math_problems, problem_sets, row_loader
 
 SPLITS = ("train", "train_hard", "validation")
 
@@ -95,5 +95,64 @@ def test_splits_that_nobody_names_are_pointed_out(
 
 
 def test_a_split_that_cannot_be_read_is_an_error_with_its_file(source: str) -> None:
-    with pytest.raises(UserError, match=r"broken\.jsonl cannot be loaded"):
-        problem_sets.choose_split(source, "broken", "train", "task.train_split")
+    with pytest.raises(UserError, match=r"broken\.jsonl line 1 is no JSON"):
+        row_loader.choose_split(source, "broken", "train", "task.train_split")
+
+
+# Passes over the problems.
+
+
+@pytest.fixture(scope="module")
+def puzzles(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Returns a set of 11 rows without a split to hold out, good for every kind of task."""
+    rows = []
+    for i in range(11):
+        numbers = [i + 1, i + 50]
+        row = {"prompt": f"{i}?", "answer": "1", "numbers": numbers, "target": 2 * i + 51}
+        rows.append(json.dumps(row))
+    path = tmp_path_factory.mktemp("puzzles") / "eleven.jsonl"
+    path.write_text("\n".join(rows))
+    return str(path)
+
+
+def places_of_steps(task: config.TaskConfig, num_rows: int, steps: int) -> list[list[int]]:
+    return [list(problem_sets.step_indices(s, 3, num_rows, task)) for s in range(1, steps + 1)]
+
+
+def test_a_pass_that_drops_its_last_rows_starts_anew_with_a_whole_step() -> None:
+    task = config.TaskConfig(drop_last=True)
+    expected = []
+    for first_of_pass in (0, 11, 22):
+        order = list(range(first_of_pass, first_of_pass + 11))
+        expected += [order[i : i + 3] for i in range(0, 11 - 2, 3)]
+    assert places_of_steps(task, 11, 9) == expected
+
+
+@pytest.mark.parametrize("name", ["math", "countdown"])
+def test_every_pass_that_drops_its_last_problems_has_each_problem_once(
+    name: str, puzzles: str
+) -> None:
+    task = config.TaskConfig(name=name, data=puzzles, template="r1", drop_last=True)
+    num_rows = TASKS[name].num_train_problems(task)
+    assert num_rows is not None
+    count = (num_rows - 1) // 2  # two steps, and one or two rows that fill no step
+    for first_step in (1, 3, 5):
+        seen: list[str] = []
+        for step in (first_step, first_step + 1):
+            seen += [str(p.prompt) for p in TASKS[name].train_problems(task, 0, step, count)]
+        assert len(set(seen)) == len(seen) == 2 * count
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ((1.0, 2.0), "task.drop_last=True counts passes over all sets"),
+        ((), "task.drop_last=True: 2 problems do not fill a step of rollout.num_prompts=3"),
+    ],
+)
+def test_passes_that_cannot_drop_their_last_problems_are_refused(
+    weights: tuple[float, ...], message: str
+) -> None:
+    task = config.TaskConfig(drop_last=True, weights=weights)
+    with pytest.raises(UserError, match=message):
+        problem_sets.step_indices(1, 3, 2, task)

@@ -17,7 +17,7 @@ from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.grading.pool import Pool
 from jzero.sandbox import levels
-from jzero.tasks import find_task, rewards
+from jzero.tasks import batched_rewards, find_task, rewards
 from jzero.tasks.task import check_task_settings
 from jzero.tasks.tools import episodes as tool_episodes
 from jzero.types import Grade, Problem
@@ -269,7 +269,7 @@ def test_an_episode_is_built_again_where_its_process_ended(file: str) -> None:
 
 
 def test_python_keeps_its_variables_and_ends_with_its_episode() -> None:
-    level = next((name for name in levels.CHOSEN_BY_ITSELF if not levels.failure(name)), "none")
+    level = next((name for name in levels.AUTO_LEVELS if not levels.failure(name)), "none")
     sandbox = SandboxConfig(level=level)
     task = settings("python", sandbox=sandbox, tools={"seconds": 1.0})
     episode: Episode = []
@@ -282,15 +282,15 @@ def test_python_keeps_its_variables_and_ends_with_its_episode() -> None:
         assert "NameError" in gone[0]
         [worker] = pool._workers
         assert worker is not None
-        assert interpreters(worker.process.pid) > 1
+        assert interpreters(worker.process.pid) > 2
         respond(pool, task, episode, "#### 42")
         # The watcher sees the end of its socket. Nothing announces when it has ended.
-        while interpreters(worker.process.pid) > 2:
+        while interpreters(worker.process.pid) > 3:
             pass
 
 
 def interpreters(pid: int) -> int:
-    """Returns the number of processes below a grader process that have not ended."""
+    """Returns the number of processes below a keeper, with the grader, that have not ended."""
     try:
         text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
         states = [Path(f"/proc/{child}/stat").read_text().split()[2] for child in text.split()]
@@ -318,7 +318,7 @@ def test_the_tool_of_the_page_works(pool: Pool, tmp_path: Path) -> None:
     assert said[1].startswith("Error: the argument unit is wrong")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_command_of_the_page_trains(environment: dict[str, str], tmp_path: Path) -> None:
     write_page_files(tmp_path)
     (tmp_path / "configs").symlink_to(PAGE.parents[1] / "configs")
@@ -370,7 +370,12 @@ def test_a_class_of_trl_plays_an_episode(file: str, tmp_path: Path) -> None:
         assert contents(respond(pool, task, episode, both, gold)) == ["9", "12"]
         over = respond(pool, task, episode, call("add", step=101), gold)
         assert contents(over) == ["Error: ValueError: Game over."]
-        last = respond(pool, task, episode, "Done.", gold)
+        end = respond(pool, task, episode, "Done.", gold)
+        # Where the episode is played, only the function that asks for `environments` is called.
+        assert end.parts == {f"{file}:reward": 12.0} and end.correct
+        whole = batched_rewards.Episode(by_start[7], episode)
+        [results] = batched_rewards.call_all(pool, task, [[whole]])
+        *_, last = batched_rewards.add([grade for _, grade in episode], results)
     # Two answers of tools, one of them of an error, and three responses.
     assert last.parts == {f"{file}:reward": 12.0, f"{file}:length": 6 + 0.7}
     assert last.correct and not last.failed and last.reply is None

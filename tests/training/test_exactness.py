@@ -101,7 +101,7 @@ ROLLOUT = {
     "page_size": 16,
     "decode_steps": 8,
 }
-TRAIN = {"minibatches": 2, "microbatch_tokens": 512, "packs_per_row": 2, "pack_buckets": 1}
+TRAIN = {"minibatches": 2, "microbatch_tokens": 512, "packs_per_row": 2, "pack": "longest"}
 ONE_DEVICE = (1, 1, 1)
 
 
@@ -205,7 +205,12 @@ def assert_exact(sampled: Sampled) -> None:
     assert sampled.trainer.policy.score_program._cache_size() == 0
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough_cases(
+    "qwen3-bfloat16",
+    "experts-float32",
+    "hybrid-bfloat16",
+    "hybrid with experts-float32",
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "model",

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from chat_templates import QWEN25
 
+from jzero.errors import UserError
 from jzero.model import tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.training.examples import (
@@ -211,5 +212,61 @@ def test_a_message_that_holds_the_end_of_a_turn_is_refused(tok: PreTrainedTokeni
 def test_a_template_that_writes_earlier_turns_anew_is_refused(shared: Path) -> None:
     tok = load_once(shared / "data/qwen2_tokenizer", "{{ messages|length }}" + QWEN25)
 
-    with pytest.raises(ValueError, match="writes earlier turns anew"):
+    with pytest.raises(ValueError, match="renders earlier turns differently"):
         encode_row(tok, {"messages": CONVERSATION}, "assistant")
+
+
+# Conversations and text
+
+
+SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
+
+
+@pytest.mark.parametrize("question", ["human", "user"])
+@pytest.mark.parametrize("answer", ["gpt", "assistant"])
+@pytest.mark.parametrize("loss", ["assistant", "all"])
+def test_a_conversation_is_its_messages(
+    question: str, answer: str, loss: str, tok: PreTrainedTokenizerFast
+) -> None:
+    said = [
+        ("system", "Be brief."),
+        (question, "2 + 2?"),
+        (answer, "4"),
+        (question, "Why?"),
+        (answer, "So."),
+    ]
+    roles = {"system": "system", **SPEAKERS}
+    row = {"conversations": [{"from": speaker, "value": text} for speaker, text in said]}
+    messages = [{"role": roles[speaker], "content": text} for speaker, text in said]
+
+    example = encode_row(tok, row, loss)
+
+    assert example == encode_row(tok, {"messages": messages}, loss)
+    assert encode_row(tok, {"conversations": messages}, loss) == example
+    without = {"conversations": row["conversations"][1:]}
+    assert encode_row(tok, without, loss, "Be brief.") == example
+
+
+@pytest.mark.parametrize(
+    "message",
+    [{"from": "narrator", "value": "x"}, {"value": "x"}, {"from": "human", "value": None}],
+)
+def test_a_speaker_that_is_not_known_is_refused(
+    message: dict, tok: PreTrainedTokenizerFast
+) -> None:
+    with pytest.raises(UserError, match="from one of system, human, user, gpt"):
+        encode_row(tok, {"conversations": [message]}, "assistant")
+
+
+@pytest.mark.parametrize("loss", ["assistant", "all"])
+@pytest.mark.parametrize("text", ["one two", "a\nb c", ""])
+def test_text_is_trained_on_from_its_second_token(
+    text: str, loss: str, tok: PreTrainedTokenizerFast
+) -> None:
+    example = encode_row(tok, {"text": text}, loss)
+
+    ids = tok(text)["input_ids"]
+    assert example.tokens == [*ids, tok.eos_token_id]
+    assert example.trained == [False] + [True] * len(ids)
+    # The end of sequence is there once, also if the text has it already.
+    assert encode_row(tok, {"text": text + str(tok.eos_token)}, loss) == example

@@ -103,6 +103,7 @@ def test_experts_are_linear_layers_with_an_axis_of_their_own() -> None:
 
 
 @pytest.mark.quick_cases("native-experts")
+@pytest.mark.thorough_cases("int8-experts")
 @every_model
 @every_base
 def test_gradients_are_projections_of_the_whole_gradient(base: str, name: str) -> None:
@@ -129,7 +130,7 @@ def test_gradients_are_projections_of_the_whole_gradient(base: str, name: str) -
     np.testing.assert_allclose(stats["loss"], whole_stats["loss"], rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.quick_cases("(2, 2, 2)-int8-experts")
+@pytest.mark.thorough_cases("(2, 2, 2)-int8-experts")
 @every_model
 @every_base
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2)], ids=str)

@@ -49,7 +49,7 @@ def gradient(train: dict[str, object], sizes: tuple[int, int, int]) -> qwen.Para
 @pytest.mark.slow
 def test_no_packing_changes_the_gradient():
     expected = gradient({"packs_per_row": 0, "microbatch_tokens": 36}, (1, 1, 1))
-    shared_prefix = {"packs_per_row": 8, "microbatch_tokens": 102, "pack_buckets": 2}
+    shared_prefix = {"packs_per_row": 8, "microbatch_tokens": 102, "pack": "auto"}
     actual = gradient(shared_prefix, (1, 1, 1))
 
     for (path, found), wanted in zip(

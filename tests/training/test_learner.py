@@ -25,6 +25,7 @@ from jzero.training.step import (
     Minibatch,
     divide_groups,
     make_minibatch,
+    make_minibatches,
     score_and_credit,
     update_on_rollouts,
 )
@@ -49,7 +50,7 @@ PACKINGS: dict[str, dict[str, object]] = {
     "eight slots, two buckets": {
         "packs_per_row": 8,
         "microbatch_tokens": 102,
-        "pack_buckets": 2,
+        "pack": "auto",
     },
     "plain": {"packs_per_row": 0, "microbatch_tokens": 36},
 }
@@ -207,6 +208,37 @@ def test_score_is_the_log_prob_of_each_sequence_alone() -> None:
     assert_scores_are_those_of_each_sequence_alone(scores)
 
 
+@pytest.mark.thorough
+def test_only_tokens_of_high_entropy_have_a_gradient() -> None:
+    """The entropies are the model's own, and their quantile is over all sequences of the step."""
+    settings = reference.settings(train=PACKINGS["two slots"], algorithm={"top_entropy": 0.3})
+    trainer = trainer_on(settings, ONE_DEVICE)
+    trainer.policy.optimizer = optax.identity()
+    state = trainer.policy.start(reference.placed(trainer.policy, PARAMS))
+    [minibatch] = make_minibatches(trainer, ROLLOUTS, 1)
+
+    score_and_credit(trainer, state, [minibatch], ROLLOUTS)
+    data = minibatch.batches, minibatch.counts, trainer.layouts
+    state, _ = trainer.policy.update(state, *data, FAR)
+
+    temperature = settings.rollout.temperature
+    logps, entropies = reference.naive(PARAMS, ROLLOUTS, temperature)
+    _, slopes = reference.policy_loss(
+        ROLLOUTS,
+        logps,
+        logps,
+        logps,
+        settings.algorithm,
+        GROUP_SIZE,
+        settings.rollout.max_new_tokens,
+        entropy=entropies,
+    )
+    num_sampled = sum(rollout.sampled.sum() for rollout in ROLLOUTS)
+    assert 0 < sum(np.count_nonzero(slope) for slope in slopes) < 0.31 * num_sampled
+    expected = reference.naive_gradient(PARAMS, ROLLOUTS, slopes, temperature)
+    assert reference.difference(gradient_in(state.params), expected) < 1e-6
+
+
 # -- meshes ----------------------------------------------------------------------------------------
 
 
@@ -312,7 +344,9 @@ def test_a_later_optimizer_step_reads_the_old_log_probs() -> None:
     policy = trainer.policy
     state = policy.start(reference.placed(policy, PARAMS))
 
-    _, stats = policy.update(state, batches, minibatch.counts, trainer.layouts, lr=0.0, fresh=False)
+    _, stats = policy.update(
+        state, batches, minibatch.counts, trainer.layouts, lr=0.0, is_on_policy=False
+    )
 
     assert stats["clip_fraction"] > 0
     assert stats["ratio_shift"] > 0.5
@@ -345,6 +379,23 @@ def test_tokens_that_are_not_trained_and_padding_change_no_bit() -> None:
 
     assert_same_bits(noisy_gradient, gradient)
     assert jax.tree.map(float, noisy_stats) == jax.tree.map(float, stats)
+
+
+def test_negative_weights_train_in_the_other_direction() -> None:
+    trainer = gradient_trainer("own slot")
+    minibatch = packed_minibatch(trainer)
+    gradient, stats = gradient_of(trainer, minibatch)
+
+    batches = []
+    for batch in minibatch.batches:
+        weights = jax.device_put(-np.asarray(batch.weights), batch.weights.sharding)
+        batches.append(replace(batch, weights=weights))
+    minibatch.batches = tuple(batches)
+    negated, negated_stats = gradient_of(trainer, minibatch)
+
+    assert float(stats["tokens"]) > 0
+    assert float(negated_stats["tokens"]) == float(stats["tokens"])
+    assert reference.difference(negated, jax.tree.map(np.negative, gradient)) < 1e-6
 
 
 def test_stats_are_sums_over_trained_tokens() -> None:
@@ -599,7 +650,7 @@ def test_values_and_their_loss_are_those_of_each_sequence_alone() -> None:
     trainer = trainer_on(config, (2, 2, 2), critic_model=model)
     assert trainer.critic is not None
     trainer.critic.optimizer = optax.identity()
-    config.critic.optimizer.lr = FAR
+    config.critic.lr = FAR
 
     def start(learner: Learner, params: qwen.Params) -> State:
         return learner.start(reference.placed(learner, params))

@@ -10,7 +10,6 @@ import reference
 from test_train import exported_weights, reproducible_metrics, tiny_run
 
 from jzero import algorithms, train
-from jzero.config import OptimizerConfig
 from jzero.distributed.mesh import train_mesh
 from jzero.run.memory import live_bytes
 from jzero.training.learner import policy_learner
@@ -58,7 +57,7 @@ def test_what_is_on_the_host_takes_no_memory_of_a_device() -> None:
     assert live_bytes()[0][kind] == moved.nbytes
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_runs", "explicit_transfers")
 def test_a_run_with_offloaded_moments_has_the_same_numbers(tmp_path: Path) -> None:
     """Policy and critic, from the start and from a checkpoint."""
@@ -66,7 +65,6 @@ def test_a_run_with_offloaded_moments_has_the_same_numbers(tmp_path: Path) -> No
     def run(name: str, steps: int, offload: bool) -> None:
         config = tiny_run(steps, algorithms.PRESETS["ppo"]())
         config.optimizer = replace(config.optimizer, offload=offload)
-        config.critic.optimizer = OptimizerConfig(lr=1e-5, offload=offload)
         train.train(config, tmp_path / name)
 
     run("on devices", 3, offload=False)

@@ -1,5 +1,6 @@
 """The schedules of the learning rate, and the optimizer's rule by itself."""
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,7 +12,7 @@ import reference
 
 from jzero.config import Config, OptimizerConfig, list_settings
 from jzero.model import qwen
-from jzero.training.optimizer import SCHEDULES, learning_rate, optimizer
+from jzero.training.optimizer import SCHEDULES, SHAPES, learning_rate, optimizer
 
 
 def rate(step: int, total_steps: int = 100, **settings: object) -> float:
@@ -90,8 +91,135 @@ def test_the_schedules_of_optax_give_the_rates_of_the_formulas_before_them(sched
     np.testing.assert_allclose(rates, expected, rtol=1e-12, atol=1e-15)
 
 
-def test_every_schedule_is_one_of_optax() -> None:
-    assert set(TABLE) == set(SCHEDULES)
+def wsd(done: float, last: float, min_ratio: float, shape: str) -> float:
+    """Returns the share of the peak in the last `last` share of the steps after the warm-up."""
+    if done <= 1 - last:
+        return 1.0
+    x = min((done - (1 - last)) / last, 1.0)
+    left = {"linear": 1 - x, "cosine": (1 + math.cos(math.pi * x)) / 2, "sqrt": 1 - math.sqrt(x)}
+    return min_ratio + (1 - min_ratio) * left[shape]
+
+
+def restarts(done: float, cycles: int, min_ratio: float) -> float:
+    x = done * cycles - math.floor(done * cycles) if done < 1 else 1.0
+    return min_ratio + (1 - min_ratio) * (1 + math.cos(math.pi * x)) / 2
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine", "sqrt"])
+@pytest.mark.parametrize(("warmup", "ratio"), [(0, 0.0), (20, 0.1)])
+def test_wsd_is_constant_and_falls_in_its_last_steps(shape: str, warmup: int, ratio: float) -> None:
+    settings = {"decay_ratio": 0.25, "decay_shape": shape, "min_lr_ratio": ratio}
+    steps = range(warmup, 110)
+    n = 100 - warmup
+
+    rates = [rate(step, schedule="wsd", warmup_steps=warmup, **settings) / 2 for step in steps]
+
+    expected = [wsd((step - warmup) / n, 25 / n, ratio, shape) for step in steps]
+    np.testing.assert_allclose(rates, expected, rtol=1e-12, atol=1e-15)
+    assert rates[75 - warmup] == 1.0 > rates[76 - warmup]
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.3])
+def test_cosine_restarts_begin_again_at_the_peak(ratio: float) -> None:
+    settings = {"cycles": 4, "min_lr_ratio": ratio, "warmup_steps": 20}
+    steps = range(20, 110)
+
+    rates = [rate(step, schedule="cosine_restarts", **settings) / 2 for step in steps]
+
+    expected = [restarts((step - 20) / 80, 4, ratio) for step in steps]
+    np.testing.assert_allclose(rates, expected, rtol=1e-12, atol=1e-15)
+    assert [step for step, value in zip(steps, rates, strict=True) if value == 1] == [
+        20,
+        40,
+        60,
+        80,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "timescale"),
+    [({"warmup_steps": 25}, 25), ({}, 10_000), ({"warmup_steps": 25, "timescale": 7}, 7)],
+    ids=str,
+)
+def test_inverse_sqrt_falls_without_an_end(settings: dict[str, int], timescale: int) -> None:
+    warmup = settings.get("warmup_steps", 0)
+    steps = range(warmup, 300)
+
+    rates = [
+        rate(step, schedule="inverse_sqrt", min_lr_ratio=0.25, **settings) / 2 for step in steps
+    ]
+
+    expected = [max(math.sqrt(timescale / (timescale + step - warmup)), 0.25) for step in steps]
+    np.testing.assert_allclose(rates, expected, rtol=1e-12)
+
+
+# transformers' name and arguments of a schedule of 100 steps, and jzero's settings of the same.
+THEIRS = [
+    ("linear", {}, {"schedule": "linear"}),
+    ("cosine", {}, {"schedule": "cosine"}),
+    ("cosine_with_min_lr", {"min_lr_rate": 0.2}, {"schedule": "cosine", "min_lr_ratio": 0.2}),
+    (
+        "cosine_with_restarts",
+        {"num_cycles": 3},
+        {"schedule": "cosine_restarts", "cycles": 3},
+    ),
+    ("inverse_sqrt", {}, {"schedule": "inverse_sqrt"}),
+    ("inverse_sqrt", {"timescale": 30}, {"schedule": "inverse_sqrt", "timescale": 30}),
+    (
+        "warmup_stable_decay",
+        {"num_decay_steps": 30, "decay_type": "linear", "min_lr_ratio": 0.1},
+        {"schedule": "wsd", "decay_ratio": 0.3, "decay_shape": "linear", "min_lr_ratio": 0.1},
+    ),
+    (
+        "warmup_stable_decay",
+        {"num_decay_steps": 30, "decay_type": "cosine"},
+        {"schedule": "wsd", "decay_ratio": 0.3, "decay_shape": "cosine"},
+    ),
+    (
+        "warmup_stable_decay",
+        {"num_decay_steps": 30, "decay_type": "1-sqrt"},
+        {"schedule": "wsd", "decay_ratio": 0.3, "decay_shape": "sqrt"},
+    ),
+]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "arguments", "settings"), THEIRS, ids=str)
+@pytest.mark.parametrize("warmup", [0, 12])
+def test_schedules_are_those_of_transformers(
+    name: str, arguments: dict[str, object], settings: dict[str, object], warmup: int
+) -> None:
+    torch = pytest.importorskip("torch")
+    from transformers import get_scheduler
+
+    theirs = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
+    schedule = get_scheduler(name, theirs, warmup, 100, scheduler_specific_kwargs=arguments)
+    expected = []
+    for _ in range(100):
+        expected.append(schedule.get_last_lr()[0])
+        theirs.step()
+        schedule.step()
+
+    settings = {"min_lr_ratio": 0.0} | settings
+    # The warm-up of their warmup_stable_decay begins at the last rate of its decay.
+    first = warmup if name == "warmup_stable_decay" else 0
+    steps = [*range(first, 12), *range(12, 100, 7), 99]
+    rates = [rate(s, warmup_steps=warmup, warmup_from_zero=True, **settings) for s in steps]
+
+    np.testing.assert_allclose(rates, [expected[step] for step in steps], rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_warm_up_from_zero_wastes_its_first_step(schedule: str) -> None:
+    rates = [
+        rate(step, warmup_steps=4, warmup_from_zero=True, schedule=schedule) for step in range(5)
+    ]
+    assert rates == [0.0, 0.5, 1.0, 1.5, 2.0]
+
+
+def test_every_schedule_has_a_choice() -> None:
+    assert SCHEDULES.keys() == TABLE.keys() | {"wsd", "inverse_sqrt", "cosine_restarts"}
+    assert set(SHAPES) == {"linear", "cosine", "sqrt"}
     (choices,) = [
         item.rules.choices for item in list_settings(Config()) if item.name == "optimizer.schedule"
     ]

@@ -274,7 +274,8 @@ def test_a_response_longer_than_the_slot_is_refused(
     layouts = make_layouts(MAX_PROMPT, MAX_NEW, 2, slots_per_row)
 
     message = (
-        f"a sequence of {inputs} tokens does not fit a slot of {capacity}; raise train.pack_length"
+        f"a sequence of {inputs} tokens does not fit a slot of {capacity}; "
+        "give train.pack longer lengths"
     )
     with pytest.raises(ValueError, match=message):
         pack(groups, layouts, [1, 1], [1, 1])

@@ -143,7 +143,7 @@ def random_sequence(rng: np.random.Generator) -> TrainingSequence:
 @given(
     group_size=st.integers(2, 9),
     slots_per_row=st.integers(0, 9),
-    buckets=st.integers(1, 3),
+    packs=st.sampled_from(["longest", "auto", "12,6,3"]),
     minibatches=st.sampled_from([1, 2]),
     microbatch_tokens=st.integers(1000, 4000),
     seed=st.integers(0, 99),
@@ -152,7 +152,7 @@ def random_sequence(rng: np.random.Generator) -> TrainingSequence:
 def test_a_run_never_needs_more_microbatches_than_it_compiled(
     group_size: int,
     slots_per_row: int,
-    buckets: int,
+    packs: str,
     minibatches: int,
     microbatch_tokens: int,
     seed: int,
@@ -162,7 +162,7 @@ def test_a_run_never_needs_more_microbatches_than_it_compiled(
         rollout={"group_size": group_size},
         train={
             "packs_per_row": slots_per_row,
-            "pack_buckets": buckets,
+            "pack": packs,
             "minibatches": minibatches,
             "microbatch_tokens": microbatch_tokens,
         },

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 import reference
-from episodes import make_untrained_sampler, tiny_settings
+from tiny import make_untrained_sampler, tiny_settings
 
 from jzero import algorithms, config
 from jzero.algorithms import ADVANTAGES, Algorithm, Episodes
@@ -265,7 +265,7 @@ def test_only_targets_that_are_trained_change_the_gradient(are_trained: bool) ->
     assert have_same_bits(gradient_of_others, gradient) == (not are_trained)
 
 
-@pytest.mark.quick_cases("2")
+@pytest.mark.quick_cases("0")
 @pytest.mark.parametrize("packs_per_row", [2, 0])
 def test_sequences_of_turns_have_the_same_gradient_where_every_token_weighs_the_same(
     packs_per_row: int,
@@ -351,7 +351,7 @@ def the_same_episode() -> Rollout:
         turns=tuple(turns),
     )
     sampler = replace(make_untrained_sampler(tiny_settings()), task=AREAL_TASK)
-    [rollout] = sampler.gather_rollouts([episode])
+    [rollout] = sampler.gather_rollouts([episode], 1)
     return rollout
 
 

@@ -5,8 +5,8 @@
     params = huggingface.load(directory, config, shardings)
     huggingface.save(out, config, params, dtype="bfloat16", hf_config_extra=hf_config)
 
-`config_json.py` translates config.json, `tensors.py` says where every tensor of a checkpoint lies
-in the parameters, `reading.py` and `writing.py` use both. A checkpoint that cannot be read raises a
+`config_json.py` translates config.json, `tensors.py` maps the tensors of a checkpoint to
+parameters, `reading.py` and `writing.py` use both. A checkpoint that cannot be read raises a
 UserError of one line.
 """
 

@@ -6,32 +6,34 @@ from typing import Any
 
 from jzero.errors import UserError
 from jzero.model.architecture import EXPERT_FIELDS, QwenConfig
-from jzero.model.expert_entries import read_experts, written_experts
+from jzero.model.expert_entries import read_experts, write_experts
 from jzero.model.families import HuggingFaceConfig, family_of, with_defaults
 from jzero.model.huggingface.schema import problems, shape_problems
-from jzero.model.rope_entries import read_rope, written_rope
+from jzero.model.rope_entries import read_rope, write_rope
 
-# Fields of QwenConfig that a config.json does not have under their names.
-# `rope_entries` and `expert_entries` write what some of them stand for.
-OF_HYBRIDS = ("layer_types", "delta_net", "partial_rotary_factor")
-OUR_OWN = {"value_head", "rope_scaling", *OF_HYBRIDS, *EXPERT_FIELDS}
+# Fields of QwenConfig that config.json does not have under the same names. `rope_entries`,
+# `expert_entries` and `Family.extra_entries` write the corresponding entries.
+HYBRID_FIELDS = ("layer_types", "delta_net", "partial_rotary_factor")
+OMITTED_FIELDS = {"value_head", "rope_scaling", *HYBRID_FIELDS, *EXPERT_FIELDS}
 
 
 def parse_config(hf_config: HuggingFaceConfig, source: str | Path = "config.json") -> QwenConfig:
     """Returns the model that a config.json describes.
 
-    `source` is the file, for messages. Raises UserError where the model's family is unknown, where
-    an entry is missing or cannot be meant, and where the file has a setting that the family's layer
-    would silently compute differently from `transformers`.
+    `source` is the file, for messages. Raises UserError if the model's family is unknown, if an
+    entry is missing or invalid, or if a setting would silently be computed differently from
+    `transformers`.
     """
     hf_config = with_defaults(hf_config)
+    # Types and ranges first: the later checks calculate with the entries.
     wrong = list(problems(hf_config))
     if wrong:
-        raise UserError(f"{source} {'; '.join(wrong)}: mend the file or download it again")
+        raise UserError(f"{source} {'; '.join(wrong)}: fix the file or download it again")
     try:
         family = family_of(hf_config["model_type"])
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
+    # Settings that are valid for the family but not supported by its layer here.
     reasons = list(family.refusals(hf_config))
     if reasons:
         raise UserError(f"{source} has settings that are not implemented: {'; '.join(reasons)}")
@@ -54,7 +56,7 @@ def parse_config(hf_config: HuggingFaceConfig, source: str | Path = "config.json
         rope_theta=rope.theta,
         rms_norm_eps=float(hf_config["rms_norm_eps"]),
         rope_scaling=rope.scaling,
-        **family.own_fields(hf_config),
+        **family.extra_fields(hf_config),
         **read_experts(hf_config, family.has_experts),
     )
 
@@ -65,23 +67,23 @@ def config_json(
     """Returns a config.json for `transformers`, as a dict.
 
     dtype: the type of the checkpoint's tensors, "bfloat16" or "float32".
-    extra: entries beside the model's own, such as eos_token_id. The model's own entries win.
+    extra: further entries, such as eos_token_id. The entries of the model take precedence.
     """
-    model = {name: value for name, value in asdict(config).items() if name not in OUR_OWN}
+    model = {name: value for name, value in asdict(config).items() if name not in OMITTED_FIELDS}
     family = family_of(config.model_type)
     extra = extra or {}
     entries = {
         **family.written,
         **with_defaults(extra),
         **model,
-        **written_experts(config),
+        **write_experts(config),
         "architectures": [family.architecture],
         "hidden_act": "silu",
-        # transformers 5 reads rope_parameters and dtype, version 4 rope_theta and rope_scaling, and
-        # torch_dtype.
-        **written_rope(config.rope_theta, config.rope_scaling),
+        # transformers 5 reads rope_parameters and dtype; version 4 reads rope_theta, rope_scaling
+        # and torch_dtype.
+        **write_rope(config.rope_theta, config.rope_scaling),
         "dtype": dtype,
         "torch_dtype": dtype,
-        **family.own_entries(config, with_defaults(extra)),
+        **family.extra_entries(config, with_defaults(extra)),
     }
     return family.nested(entries, extra)

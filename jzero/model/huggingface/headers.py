@@ -1,8 +1,8 @@
-"""What the safetensors files of a checkpoint hold, read from their headers before any tensor is.
+"""The contents of safetensors files, read from their headers before any tensor is read.
 
 A safetensors file is the length of its header (8 bytes), the header as JSON, and the bytes of the
 tensors: {"name": {"dtype": "BF16", "shape": [3, 4], "data_offsets": [0, 24]}, ...}. A checkpoint in
-several files has an index that says which file holds which tensor.
+several files has an index that maps every tensor to its file.
 """
 
 import json
@@ -16,33 +16,31 @@ from jzero.model.directory import AGAIN, MAX_JSON_BYTES, file_in, read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-LENGTH_BYTES = 8  # of the header's length, at the start of a file
-ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}  # the types that fp32 holds exactly
+LENGTH_BYTES = 8  # the start of a file: the length of its header
+ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}  # types that fp32 represents exactly
 
 
 class HeaderEntry(NamedTuple):
-    """A tensor that a header describes."""
+    """The description of a tensor in a header."""
 
     file: Path
     dtype: str  # as safetensors calls it: "F32", "BF16", "I8", ...
     shape: tuple[int, ...]
-    begin: int  # its bytes, counted from the end of the header
+    begin: int  # the range of its bytes, counted from the end of the header
     end: int
 
 
 def stored_tensors(directory: Path) -> dict[str, HeaderEntry]:
     """Returns every tensor of a checkpoint by its name.
 
-    Raises UserError where a file is missing or damaged, where a name leads out of the directory,
-    and where the index and the files do not agree.
+    Raises UserError if a file is missing or damaged, if a file name leads out of the directory, or
+    if the index and the files do not agree.
     """
     index = file_in(directory, INDEX)
     single = file_in(directory, SINGLE)
+    # With both, it would be unclear which tensors are the model's.
     if index and single:
-        raise UserError(
-            f"{directory} holds both {SINGLE} and {INDEX}, and only one of them can be meant: "
-            "remove the other"
-        )
+        raise UserError(f"{directory} holds both {SINGLE} and {INDEX}; remove one of them")
     if single:
         return read_header(single)
     if not index:
@@ -52,7 +50,8 @@ def stored_tensors(directory: Path) -> dict[str, HeaderEntry]:
     tensors: dict[str, HeaderEntry] = {}
     for file in sorted(set(files.values())):
         header = read_header(file)
-        named = {name for name, of_index in files.items() if of_index == file}
+        # The index and the headers have to agree in both directions.
+        named = {name for name, indexed_file in files.items() if indexed_file == file}
         if absent := named - header.keys():
             raise UserError(f"{file} lacks {name_some(absent)}, which {INDEX} names: {AGAIN}")
         if extra := header.keys() - named:
@@ -65,34 +64,34 @@ def read_index(index: Path) -> dict[str, Path]:
     """Returns the file of every tensor that the index of a checkpoint names."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise UserError(f"{index} has no weight_map, which says where the tensors are: {AGAIN}")
-    found: dict[str, Path | None] = {}
+        raise UserError(f"{index} has no weight_map from tensors to files: {AGAIN}")
+    paths: dict[str, Path | None] = {}
     for name in weight_map.values():
         if not isinstance(name, str):
-            raise UserError(f"{index} has {shown(name)} in place of a file's name: {AGAIN}")
+            raise UserError(f"{index} has {shown(name)} instead of a file name: {AGAIN}")
         try:
-            found[name] = found.get(name) or file_in(index.parent, name)
+            paths[name] = paths.get(name) or file_in(index.parent, name)
         except UserError as error:
             raise UserError(f"{index.name}: {error}") from None
-    absent = {name for name, path in found.items() if path is None}
+    absent = {name for name, path in paths.items() if path is None}
     if absent:
         raise UserError(
             f"{index.parent} lacks {name_some(absent)} named in {index.name}: "
             "the download is incomplete"
         )
-    files = {name: path for name, path in found.items() if path is not None}
+    files = {name: path for name, path in paths.items() if path is not None}
     return {tensor: files[name] for tensor, name in weight_map.items()}
 
 
 def read_header(file: Path) -> dict[str, HeaderEntry]:
-    """Returns the tensors of one file. Raises UserError unless they are the whole of the file."""
+    """Returns the tensors of one file. Raises UserError unless they cover the file exactly."""
     entries, data_bytes = read_header_json(file)
     entries.pop("__metadata__", None)
     tensors = {}
     for name, entry in entries.items():
         tensors[name] = parse_entry(file, name, entry)
 
-    # Every byte belongs to one tensor: nothing is hidden, shared or missing.
+    # Every byte has to belong to exactly one tensor: no gaps, no overlaps, no missing bytes.
     position = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1][3:]):
         if tensor.begin != position or tensor.end > data_bytes:
@@ -110,11 +109,12 @@ def read_header(file: Path) -> dict[str, HeaderEntry]:
 
 
 def read_header_json(file: Path) -> tuple[JsonObject, int]:
-    """Returns the header of a file, and the number of bytes behind it."""
+    """Returns the header of a file, and the number of bytes after it."""
     try:
         size = file.stat().st_size
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(LENGTH_BYTES), "little")
+            # A damaged length must not make `read` allocate gigabytes.
             if length > min(size - LENGTH_BYTES, MAX_JSON_BYTES):
                 raise UserError(
                     f"{file} is damaged: its header has {length} bytes, the file {size}: {AGAIN}"
@@ -140,7 +140,8 @@ def parse_entry(file: Path, name: str, entry: object) -> HeaderEntry:
 
 
 def sizes(values: object) -> tuple[int, ...] | None:
-    """Returns a list of numbers that count something as a tuple, or None for anything else."""
+    """Returns a list of non-negative integers as a tuple, or None for anything else."""
+    # `type(value) is int` also excludes booleans.
     if not isinstance(values, list):
         return None
     if not all(type(value) is int and 0 <= value < 2**63 for value in values):
@@ -149,7 +150,7 @@ def sizes(values: object) -> tuple[int, ...] | None:
 
 
 def check_type(name: str, tensor: HeaderEntry) -> None:
-    """Raises UserError unless fp32 holds the tensor's values, and its bytes are those values."""
+    """Raises UserError unless fp32 represents the tensor's type exactly and its size is right."""
     if tensor.dtype not in ITEM_BYTES:
         raise UserError(
             f"{tensor.file}: {shown(name)} is {shown(tensor.dtype)}, only "
@@ -159,7 +160,7 @@ def check_type(name: str, tensor: HeaderEntry) -> None:
     if tensor.end - tensor.begin != expected:
         raise UserError(
             f"{tensor.file} is damaged: {shown(name)} is {tensor.dtype} {tensor.shape}, and has "
-            f"{tensor.end - tensor.begin} bytes in place of {expected}: {AGAIN}"
+            f"{tensor.end - tensor.begin} bytes instead of {expected}: {AGAIN}"
         )
 
 

@@ -29,11 +29,11 @@ from jzero.model.huggingface.tensors import (
 
 DOWNLOADS = ("*.json", "*.safetensors", "*.txt", "*.jinja")  # config, weights, tokenizer
 HEAD = "lm_head.weight"
-ROWS = 4096  # of the head and the embedding, when the two are compared
+ROWS = 4096  # rows of the head and the embedding that are compared at a time
 
 
 class Rows(Protocol):
-    """A tensor in an open file, of which some rows are read."""
+    """A tensor in an open file, for reading ranges of rows."""
 
     def __getitem__(self, rows: slice) -> np.ndarray: ...
 
@@ -47,11 +47,11 @@ class TensorFile(Protocol):
 
 
 def resolve(path: str | Path, patterns: Sequence[str] = DOWNLOADS) -> Path:
-    """Returns a local directory: `path` itself, or the local copy of the hub id that `path` is.
+    """Returns a local directory: `path` itself, or the local copy of the hub id `path`.
 
-    Files of a hub id ("Qwen/Qwen2.5-0.5B") that match one of the `patterns` are downloaded where
-    there is no local copy yet. Raises UserError where `path` is neither a directory nor the id of a
-    model that can be downloaded.
+    Files of a hub id ("Qwen/Qwen2.5-0.5B") that match one of the `patterns` are downloaded if there
+    is no local copy yet. Raises UserError if `path` is neither a directory nor the id of a model
+    that can be downloaded.
     """
     local = Path(path).expanduser()
     if local.is_dir():
@@ -74,13 +74,14 @@ def resolve(path: str | Path, patterns: Sequence[str] = DOWNLOADS) -> Path:
 
 
 def load_config(path: str | Path) -> tuple[QwenConfig, dict[str, Any]]:
-    """Returns the model's config, and all of config.json for the entries that are not the model's.
+    """Returns the model's config, and the complete config.json with all other entries.
 
-    Raises UserError where the file is missing, is not JSON, or describes an unsupported model.
+    Raises UserError if the file is missing, is not JSON, or describes an unsupported model.
     """
     directory = Path(path)
     file = file_in(directory, "config.json")
     adapter = file_in(directory, "adapter_config.json")
+    # PEFT directories with and without a base model get different advice.
     if adapter is not None and file is None:
         raise UserError(
             f"{path} holds an adapter and no model: give its base as the model, and this directory "
@@ -89,7 +90,7 @@ def load_config(path: str | Path) -> tuple[QwenConfig, dict[str, Any]]:
     if adapter is not None:
         raise UserError(
             f"{adapter} is of an adapter, which is not read with the model: merge it into the "
-            "weights, or give it as model.adapter.path in a directory of its own"
+            "weights, or give it as model.adapter.path in a separate directory"
         )
     if file is None:
         raise UserError(f"no config.json in {path}: it is not a Hugging Face model directory")
@@ -98,17 +99,18 @@ def load_config(path: str | Path) -> tuple[QwenConfig, dict[str, Any]]:
 
 
 def read_positions(path: str) -> int | None:
-    """Returns how many tokens the sequences of a model in a directory or on the hub may have.
+    """Returns the maximum sequence length of a model in a directory or on the hub.
 
-    Only config.json is downloaded. None: the file does not say, or the model cannot be reached,
-    which `resolve` reports.
+    Only config.json is downloaded. None: the file has no such entry, or the model cannot be reached
+    (`resolve` reports that).
     """
     if not Path(path).expanduser().is_dir() and is_hub_id(path):
         try:
-            hub.download(path, ("config.json",))  # into the cache, where the config looks
+            hub.download(path, ("config.json",))  # into the cache that read_cached_config reads
         except OSError:
             return None
     hf_config = read_cached_config(path)
+    # The shorter of the trained context and the attention window.
     limits = (positions_of(hf_config), window_of(hf_config))
     return min((limit for limit in limits if limit is not None), default=None)
 
@@ -122,10 +124,10 @@ def load(
     """Returns the parameters of a checkpoint.
 
     sharding: a tree like the parameters with the sharding of every leaf; None: the default device.
-    dtype: of the parameters.
-    Only one parameter at a time is in the host's memory, and none before the headers of all files
-    are checked. Raises UserError where the checkpoint is incomplete or damaged, where it does not
-    hold the model of `config`, and where a tensor is not finite.
+    dtype: type of the parameters.
+    Only one parameter at a time is in host memory, and no parameter before the headers of all files
+    are checked. Raises UserError if the checkpoint is incomplete or damaged, if it does not hold
+    the model of `config`, or if a tensor is not finite.
     """
     stored, tensors = check_checkpoint(Path(path), config)
     shardings = flatten(sharding) if sharding is not None else {}
@@ -135,8 +137,8 @@ def load(
 def reader(path: str | Path, config: QwenConfig, dtype: str) -> Callable[[str], np.ndarray]:
     """Returns a function from the name of a parameter ("layers.q") to its values on the host.
 
-    The values have the type `dtype`. The headers of all files are checked at once. Raises UserError
-    as `load` does.
+    The values have the type `dtype`. The headers of all files are checked immediately. Raises
+    UserError as `load` does.
     """
     stored, tensors = check_checkpoint(Path(path), config)
     handles = open_files(stored)
@@ -152,7 +154,7 @@ def check_checkpoint(
 ) -> tuple[Mapping[str, HeaderEntry], Mapping[str, list[Tensor]]]:
     """Returns the headers of a checkpoint's tensors, and the tensors of every parameter.
 
-    Raises UserError where the checkpoint is not one of the model of `config`.
+    Raises UserError if the checkpoint does not match the model of `config`.
     """
     stored = stored_tensors(path)
     tensors = checkpoint_tensors(config, stored)
@@ -170,8 +172,8 @@ def read_parameters(
 ) -> dict[str, jax.Array]:
     """Returns the parameters of `tensors`, whose headers `stored` are checked already.
 
-    A parameter without an entry in `shardings` is on the default device. Only one parameter at a
-    time is in the host's memory. Raises UserError where a tensor is not finite.
+    A parameter without an entry in `shardings` is put on the default device. Only one parameter at
+    a time is in host memory. Raises UserError if a tensor is not finite.
     """
     handles = open_files(stored)
     params = {}
@@ -180,7 +182,7 @@ def read_parameters(
         if leaf in shardings:
             params[leaf] = collectives.put_global(host, shardings[leaf])
         else:
-            # The host array's memory must not become the parameter's: it belongs to NumPy.
+            # The parameter must not alias the host array, whose memory belongs to NumPy.
             params[leaf] = jax.device_put(host, may_alias=False)
     return params
 
@@ -191,12 +193,12 @@ def read_parameter(
     layers: Sequence[Tensor],
     dtype: str,
 ) -> np.ndarray:
-    """Returns the values of one parameter, whose layers and experts are stacked.
-
-    Checks that they are finite.
+    """Returns the values of one parameter, with its layers and experts stacked.
 
     handles: the open files of all tensors.
+    Raises UserError if a value is not finite.
     """
+    # One tensor at a time is read and copied into the stacked array.
     host = np.empty((len(layers), *layers[0].shape), np.float32)
     for slot, tensor in zip(host, layers, strict=True):
         file = stored[tensor.name].file
@@ -207,6 +209,7 @@ def read_parameter(
         return host[0]
     if layers[0].expert is None:
         return host
+    # One tensor per expert and layer: [L * X, ...] becomes [L, X, ...].
     num_layers = len({tensor.layer for tensor in layers})
     return host.reshape(num_layers, -1, *layers[0].shape)
 
@@ -225,29 +228,29 @@ def check_tensors(
     missing = expected.keys() - stored.keys()
     if missing:
         raise UserError(f"{path} lacks {name_some(missing)}: config.json describes another model")
+    # Tensors of parts that jzero does not compute, such as a vision tower, may be there.
     skipped = {name for name in stored if is_skipped(config, name)}
     unexpected = stored.keys() - expected.keys() - redundant - skipped
     if unexpected:
         raise UserError(
             f"{path} holds unexpected {name_some(unexpected)}: config.json describes another model"
         )
-    for name, found in stored.items():
+    for name, entry in stored.items():
         if name in skipped:
             continue
-        wanted = expected[name if name in expected else embedding].stored_shape
-        if found.shape != wanted:
+        expected_shape = expected[name if name in expected else embedding].stored_shape
+        if entry.shape != expected_shape:
             raise UserError(
-                f"{found.file}: {name} is {found.shape}, config.json says {wanted}: one of the two "
-                "is of another model"
+                f"{entry.file}: {name} is {entry.shape}, config.json says {expected_shape}: one "
+                "of the two is of another model"
             )
-        check_type(name, found)
+        check_type(name, entry)
 
 
 def check_head(stored: Mapping[str, HeaderEntry], embedding: str) -> None:
-    """Raises UserError if the head that a tied model repeats is not its embedding.
-
-    `transformers` does not tie the two then. They are compared a few rows at a time.
-    """
+    """Raises UserError if a tied model's checkpoint has a head that differs from its embedding."""
+    # `transformers` does not tie the two if they differ. They are compared a few rows at a time to
+    # save memory.
     file = stored[HEAD].file
     head_rows = open_file(file).get_slice(HEAD)
     embedding_rows = open_file(stored[embedding].file).get_slice(embedding)

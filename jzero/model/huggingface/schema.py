@@ -1,7 +1,7 @@
-"""The entries of a config.json that jzero reads: their types, their ranges, which must be there.
+"""The entries of a config.json that jzero reads: their types and ranges, and which are required.
 
-`problems` checks a whole config.json before any entry is used. The limits are far beyond any model;
-they keep a damaged number from becoming an array of terabytes.
+`problems` validates a complete config.json before any entry is used. The limits are far beyond any
+model; they prevent a damaged number from allocating an array of terabytes.
 """
 
 import math
@@ -15,10 +15,10 @@ Kind = Literal["whole number", "number", "true or false", "text", "object", "lis
 
 
 class Entry(NamedTuple):
-    """What an entry of config.json must be.
+    """The type and range of an entry of config.json.
 
-    is_required  the entry must be there. Every other entry may also be null, which means the same
-                 as its absence.
+    is_required  the entry must be present. Every other entry may also be null, which means the same
+                 as absent.
     """
 
     kind: Kind
@@ -34,8 +34,8 @@ ENTRIES = {
     "intermediate_size": Entry("whole number", True, 1, 2**20),
     "num_hidden_layers": Entry("whole number", True, 1, 1024),
     "num_attention_heads": Entry("whole number", True, 1, 4096),
-    # Qwen in `transformers` takes 32 where the entry is absent; null is num_attention_heads. What
-    # another family takes is in its `defaults`.
+    # For Qwen, `transformers` defaults to 32 if the entry is absent, and to num_attention_heads if
+    # it is null. Other families have their default in `Family.defaults`.
     "num_key_value_heads": Entry("whole number", False, 1, 4096),
     "head_dim": Entry("whole number", False, 2, 4096),
     "rms_norm_eps": Entry("number", True, 0, 1),
@@ -61,17 +61,17 @@ ENTRIES = {
     "original_max_position_embeddings": Entry("whole number", False, 1, 2**40),
 }
 
-ROPE_ENTRIES = {  # of rope_parameters and rope_scaling
+ROPE_ENTRIES = {  # entries of rope_parameters and rope_scaling
     "rope_theta": Entry("number", False, 1, 1e15),
     "rope_type": Entry("text"),
     "type": Entry("text"),
     "partial_rotary_factor": Entry("number"),
     "factor": Entry("number", False, 1, 2**20),
     "original_max_position_embeddings": Entry("whole number", False, 1, 2**40),
-    # Of llama3, in turns of a pair.
+    # Entries of llama3, in turns of a pair.
     "low_freq_factor": Entry("number", False, 1e-6, 1e6),
     "high_freq_factor": Entry("number", False, 1e-6, 1e6),
-    # Of yarn. For a beta or a scale of 0, `transformers` takes the default.
+    # Entries of yarn. For a beta or a scale of 0, `transformers` uses the default.
     "attention_factor": Entry("number", False, 0, 1e6),
     "beta_fast": Entry("number", False, 0, 1e6),
     "beta_slow": Entry("number", False, 0, 1e6),
@@ -82,9 +82,10 @@ ROPE_ENTRIES = {  # of rope_parameters and rope_scaling
 
 
 def problems(hf_config: HuggingFaceConfig) -> Iterator[str]:
-    """Yields a phrase for every entry of a config.json that is missing or cannot be meant."""
+    """Yields a phrase for every entry of a config.json that is missing or invalid."""
     missing = [name for name, entry in ENTRIES.items() if entry.is_required]
     missing = [name for name in missing if hf_config.get(name) is None]
+    # This entry may be null (as many as query heads) but not absent.
     if "num_key_value_heads" not in hf_config:
         missing.append("num_key_value_heads")
     if missing:
@@ -99,7 +100,7 @@ def problems(hf_config: HuggingFaceConfig) -> Iterator[str]:
 
 
 def wrong_values(values: HuggingFaceConfig, entries: dict[str, Entry]) -> Iterator[str]:
-    """Yields a phrase for every value of the wrong type or beyond its limits."""
+    """Yields a phrase for every value of the wrong type or outside its limits."""
     for name, entry in entries.items():
         value = values.get(name)
         if value is None:
@@ -111,7 +112,8 @@ def wrong_values(values: HuggingFaceConfig, entries: dict[str, Entry]) -> Iterat
 
 
 def has_kind(value: object, kind: Kind) -> bool:
-    """Says whether a value of a JSON file has a type. In Python, true and false are integers."""
+    """Returns whether a value of a JSON file has a type."""
+    # In Python, true and false are integers, so numbers have to exclude them.
     if kind == "whole number":
         return isinstance(value, int) and not isinstance(value, bool)
     if kind == "number":
@@ -126,11 +128,12 @@ def has_kind(value: object, kind: Kind) -> bool:
 
 
 def shape_problems(hf_config: HuggingFaceConfig) -> Iterator[str]:
-    """Yields a phrase for sizes that do not go together, in a config.json without `problems`."""
+    """Yields a phrase for sizes that do not fit each other, in a config.json without `problems`."""
     hidden_size, num_heads = hf_config["hidden_size"], hf_config["num_attention_heads"]
     num_kv_heads = hf_config["num_key_value_heads"] or num_heads
     if num_heads % num_kv_heads:
         yield f"num_key_value_heads={num_kv_heads} does not divide num_attention_heads={num_heads}"
+    # Without head_dim, the hidden size is divided among the query heads.
     head_dim = hf_config.get("head_dim")
     if head_dim is None and hidden_size % num_heads:
         yield f"num_attention_heads={num_heads} does not divide {hidden_size=}, and no head_dim"

@@ -1,8 +1,8 @@
-"""Where every tensor of a checkpoint lies in the parameters, and how its shape changes on the way.
+"""Maps the tensors of a checkpoint to parameters, and converts their shapes.
 
 A checkpoint has one tensor per layer; our parameters stack the layers on a leading axis [L]. A
-Linear weight of torch is [outputs, inputs]; ours is [*inputs, *outputs] with the heads kept apart.
-The names and layouts come from the family's table in `families.py`.
+Linear weight of torch is [outputs, inputs]; ours is [*inputs, *outputs] with separate axes for the
+heads. The names and layouts come from the family's table in `families.py`.
 """
 
 import itertools
@@ -32,18 +32,20 @@ class Tensor(NamedTuple):
     """One tensor of a checkpoint, or the part of it that belongs to one of our parameters."""
 
     name: str
-    layer: int | None  # its index in our stacked parameter; None outside of the layers
+    layer: int | None  # index in our stacked parameter; None outside of the layers
     shape: tuple[int, ...]  # in our parameters, without [L]
     stored_shape: tuple[int, ...]  # in the checkpoint
     is_linear: bool  # the checkpoint holds it as [outputs, inputs]
-    expert: int | None = None  # its index behind that of the layer; None where it is of no expert
-    # Of a tensor [experts, outputs, inputs]: which of the outputs are ours. None: of any other.
+    expert: int | None = None  # index on the second axis; None if the tensor is not of one expert
+    # The outputs that belong to our parameter in a tensor [experts, outputs, inputs]; None for all
+    # other tensors.
     outputs: slice | None = None
 
     def of(self, parameter: np.ndarray) -> np.ndarray:
-        """Returns the part of our whole parameter that is in this tensor."""
+        """Returns the part of our complete parameter that is in this tensor."""
         if self.layer is None:
             return parameter
+        # Expert weights have a second stacked axis.
         part = parameter[self.layer]
         return part if self.expert is None else part[self.expert]
 
@@ -54,9 +56,9 @@ class Tensor(NamedTuple):
         return (stored.T if self.is_linear else stored).reshape(self.shape)
 
     def to_stored(self, ours: np.ndarray) -> np.ndarray:
-        """Converts one layer of our parameter to the checkpoint's tensor.
+        """Converts one layer of our parameter to the shape of the checkpoint's tensor.
 
-        To the checkpoint's values of `outputs`, where the tensor has others as well.
+        If the tensor also has outputs of other parameters, the result is only the slice `outputs`.
         """
         if self.outputs is not None:
             stored = ours.swapaxes(1, 2)
@@ -73,22 +75,24 @@ def checkpoint_tensors(
 ) -> dict[str, list[Tensor]]:
     """Returns the tensors of every parameter ("embed", "layers.q", ...).
 
-    They are one, or one per layer, or those of all experts, layer by layer. Parameters may share a
-    tensor; the one whose values come first in it is first here.
-    names_of_checkpoint: the tensors that a checkpoint has, where the family has two forms.
+    A parameter has one tensor, one per layer, or one per expert, ordered by layer. Parameters may
+    share a tensor; the parameter with the first values in the tensor comes first here.
+    names_of_checkpoint: the names in a checkpoint, for families with two forms of checkpoints.
     """
     family = family_of(config.model_type)
     table = {**family.tensors, **other_tensors(family, names_of_checkpoint)}
     tensors = {}
     for leaf, array in flatten(abstract(config)).items():
         stored = table[leaf]
+        # `names` fills the "{}" of the tensor's name, `places` is the index in our stacked array.
+        # They differ in a hybrid, where only some layers have the parameter.
         if stored.layout == "expert":
             num_layers, num_experts, *shape = array.shape
             places = list(itertools.product(range(num_layers), range(num_experts)))
             names = places
         elif leaf.startswith("layers."):
             num_layers, *shape = array.shape
-            numbers = list(range(num_layers))  # of the layers in the checkpoint
+            numbers = list(range(num_layers))  # layer numbers in the checkpoint
             if family.stack is not None:
                 numbers = list(family.stack.layer_numbers(config, leaf.removeprefix("layers.")))
             names = [(number,) for number in numbers]
@@ -116,7 +120,8 @@ def checkpoint_tensors(
 def other_tensors(
     family: Family, names_of_checkpoint: Collection[str]
 ) -> Mapping[str, StoredTensor]:
-    """Returns `Family.other_tensors` if the checkpoint has them, else nothing."""
+    """Returns `Family.other_tensors` if the checkpoint has them, else an empty table."""
+    # One name is enough to recognize the form of a checkpoint.
     for stored in family.other_tensors.values():
         first_layer_and_expert = 0, 0
         if stored.name.format(*first_layer_and_expert) in names_of_checkpoint:
@@ -125,9 +130,10 @@ def other_tensors(
 
 
 def outputs_of(stored: StoredTensor, shape: tuple[int, ...]) -> slice | None:
-    """Returns which outputs of a tensor of all experts belong to a parameter of our `shape`."""
+    """Returns the outputs that belong to a parameter of our `shape` in a tensor of all experts."""
     if stored.layout != "experts":
         return None
+    # The gate and up projections of fused experts are concatenated along the outputs.
     width, (number, _) = shape[-1], stored.part
     return slice(number * width, (number + 1) * width)
 
@@ -135,7 +141,7 @@ def outputs_of(stored: StoredTensor, shape: tuple[int, ...]) -> slice | None:
 def is_skipped(config: QwenConfig, name: str) -> bool:
     """Returns whether a tensor belongs to a part of the checkpoint that jzero does not compute.
 
-    Such tensors are not read, and an export takes them over from the checkpoint it began with.
+    Such tensors are not read, and an export copies them from the original checkpoint.
     """
     return name.startswith(family_of(config.model_type).skipped)
 

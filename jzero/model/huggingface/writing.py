@@ -1,4 +1,4 @@
-"""Writes a checkpoint that `transformers` loads: config.json and safetensors in files of 5 GB."""
+"""Writes a checkpoint that `transformers` loads: config.json and safetensors files up to 5 GB."""
 
 import json
 import math
@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 
 from jzero.distributed import collectives, processes
 from jzero.errors import UserError
+from jzero.files import naming_full_disk
 from jzero.model import adapters
 from jzero.model.architecture import Params, QwenConfig
 from jzero.model.families import HuggingFaceConfig, family_of
@@ -31,21 +32,22 @@ from jzero.model.quantized import QuantizedWeight, dequantize
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 ReadParameter = Callable[[str], np.ndarray]  # by name ("layers.q"), as `reading.reader` returns it
-MAX_FILE_BYTES = 5 * 10**9  # transformers' own limit; a single larger tensor has a file of its own
+MAX_FILE_BYTES = 5 * 10**9  # the limit of transformers; a larger tensor gets a separate file
 
 
 class Part(NamedTuple):
-    """What a parameter gives to a tensor of the checkpoint: mostly all of it."""
+    """The part of a tensor in the checkpoint that comes from one parameter; usually all of it."""
 
     leaf: str  # the name of the parameter
     tensor: Tensor
 
 
 class KeptTensors:
-    """What an export keeps of the checkpoint that the model came from.
+    """The tensors that an export copies from the checkpoint that the model came from.
 
-    skipped: the tensors that jzero does not read. stored: all of its tensors, if any are kept, or
-    if the family has two forms of checkpoints.
+    skipped: the tensors that jzero does not read.
+    stored: all tensors of the checkpoint, if the family skips tensors, has fp32 parameters
+        (`exact_names`) or has two forms of checkpoints; else empty.
     """
 
     def __init__(self, original: Path | None, config: QwenConfig) -> None:
@@ -59,19 +61,20 @@ class KeptTensors:
         }
 
     def read(self, name: str) -> np.ndarray:
-        """Returns a skipped tensor, in its own type."""
+        """Returns a skipped tensor in its stored type."""
         with safe_open(self.skipped[name].file, framework="np") as file:
             return file.get_tensor(name)
 
     def dtype_of(self, name: str, leaf: str, dtype: str) -> str:
         """Returns the type of a tensor: `dtype`, or fp32 where bf16 would change the model.
 
-        A tensor of `Family.exact_names` has its type of the original, and fp32 without one.
+        A tensor of `Family.exact_names` is fp32 unless the original checkpoint has it in another
+        type.
         """
         if leaf.removeprefix("layers.") not in self.exact_names:
             return dtype
-        found = self.stored.get(name)
-        return dtype if found is not None and found.dtype != "F32" else "float32"
+        entry = self.stored.get(name)
+        return dtype if entry is not None and entry.dtype != "F32" else "float32"
 
 
 def save(
@@ -87,17 +90,17 @@ def save(
 ) -> None:
     """Writes config.json and the parameters in `dtype` to the directory `path`.
 
-    Weights with an adapter are merged in fp32 and rounded once, one parameter at a time. In place
-    of a weight in 8 bits stands the one that `read_original` returns for the name of the parameter,
-    or else the dequantized one.
+    Weights with an adapter are merged in fp32 and rounded once, one parameter at a time. An int8
+    weight is replaced by the result of `read_original` for the name of the parameter, if given, or
+    else by the dequantized weight.
 
-    Every host calls this function, as sharded parameters are gathered from all of them; the first
-    host writes. The directory appears under its name only when it is complete.
-    hf_config_extra: entries of config.json beside the model's own, such as eos_token_id.
-    original: the directory of the checkpoint that the model came from. Tensors of it that jzero
-        does not read, such as those of a vision tower, are copied as they are.
-    max_shard_bytes: the size from which the tensors are split over several files and an index.
-    Raises UserError where `dtype` is unknown or `path` exists and is not an empty directory.
+    Every host calls this function, because sharded parameters are gathered from all hosts; the
+    first host writes. The directory appears under its name only when it is complete.
+    hf_config_extra: entries of config.json besides the model's, such as eos_token_id.
+    original: the directory of the checkpoint that the model came from. Its tensors that jzero does
+        not read, such as a vision tower, are copied unchanged.
+    max_shard_bytes: above this size the tensors are split over several files with an index.
+    Raises UserError if `dtype` is unknown or `path` exists and is not an empty directory.
     """
     check_dtype(dtype)
     with new_directory(path) as directory:
@@ -116,10 +119,10 @@ def check_dtype(dtype: str) -> np.dtype:
 
 @contextmanager
 def new_directory(path: str | Path) -> Iterator[Path]:
-    """Gives a directory to write, which gets the name `path` when the block is done.
+    """Yields a temporary directory, which is renamed to `path` when the block is done.
 
-    Every host enters the block; the first one writes, and the directory is its own. Raises
-    UserError where `path` exists and is not an empty directory.
+    Every host enters the block; only the first host's directory is kept. Raises UserError if `path`
+    exists and is not an empty directory.
     """
     path = Path(path)
     if processes.is_first_process() and path.exists() and (path.is_file() or any(path.iterdir())):
@@ -132,7 +135,7 @@ def new_directory(path: str | Path) -> Iterator[Path]:
         yield unfinished
         if processes.is_first_process():
             os.replace(unfinished, path)
-    # No host goes on, perhaps to read the directory, before it is there.
+    # A barrier: no host continues, perhaps to read the directory, before the directory exists.
     collectives.gather_json("written")
 
 
@@ -154,10 +157,12 @@ def write_weights(
         for tensor in layers:
             tensors.setdefault(tensor.name, []).append(Part(leaf, tensor))
 
+    # Parameters that share a tensor are of one kind, so the first one determines the tensor's type.
     stored_dtypes = {
         name: np.dtype(DTYPES[kept.dtype_of(name, parts[0].leaf, dtype)])
         for name, parts in tensors.items()
     }
+    # Copied tensors are part of the plan, because they count toward the size of a file.
     everything: dict[str, list[Part] | HeaderEntry] = {**tensors, **kept.skipped}
 
     def stored_bytes(entry: list[Part] | HeaderEntry) -> int:
@@ -168,8 +173,8 @@ def write_weights(
 
     linear_layers = adapters.linear_layers(config)
 
-    # The tensors of a parameter follow each other, so each parameter is fetched about once. Two
-    # parameters that share their tensors are fetched together.
+    # The tensors of a parameter are consecutive, so a cache of one fetches each parameter about
+    # once. Parameters that share a tensor need one entry each.
     @lru_cache(max(len(parts) for parts in tensors.values()))
     def fetch(leaf: str) -> np.ndarray:
         target = linear_layers.get(leaf.removeprefix("layers."))
@@ -190,8 +195,10 @@ def write_weights(
                 continue
             stored = []
             for leaf, tensor in tensors[name]:
-                host = fetch(leaf)  # every host takes part, although only the first one writes
+                host = fetch(leaf)  # a collective: every host has to call it
                 stored.append(tensor.to_stored(tensor.of(host).astype(stored_dtypes[name])))
+            # Parameters that share a tensor [experts, outputs, inputs] each hold some of its
+            # outputs.
             block[name] = stored[0] if len(stored) == 1 else np.concatenate(stored, axis=1)
         if processes.is_first_process():
             write_tensors(path / file, block)
@@ -206,9 +213,10 @@ def fetch_weight(
 ) -> np.ndarray:
     """Returns a parameter on the host, merged with its adapter. Every host calls this function.
 
-    num_stacked: how many axes of a linear layer's weight lead before its inputs.
+    num_stacked: number of leading axes of a linear layer's weight before its inputs.
     """
     if isinstance(weight, AdaptedWeight):
+        # The base may be int8, and then comes from the original checkpoint.
         frozen = fetch_weight(weight.weight, leaf, num_stacked, read_original)
         factors = jax.tree.map(collectives.fetch_global, replace(weight, weight=()))
         return np.asarray(replace(factors, weight=frozen).merged(num_stacked))
@@ -221,11 +229,10 @@ def fetch_weight(
 
 
 def write_tensors(file: Path, tensors: dict[str, np.ndarray]) -> None:
-    """Writes a safetensors file with the permissions that the umask gives to every new file.
-
-    The library makes a file that only its owner may read.
-    """
+    """Writes a safetensors file with the permissions that the umask gives to new files."""
+    # safetensors creates files that only their owner may read.
     file.touch()
     permissions = file.stat().st_mode
-    save_file(tensors, file, metadata={"format": "pt"})
+    with naming_full_disk(file, sum(tensor.nbytes for tensor in tensors.values())):
+        save_file(tensors, file, metadata={"format": "pt"})
     file.chmod(permissions)

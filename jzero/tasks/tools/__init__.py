@@ -1,11 +1,11 @@
-"""Tools that a policy may call in an episode: their schemas, how calls are read, and the calls.
+"""Tools that a policy may call in an episode: schemas, parsing of calls, and execution.
 
-    schemas     a Python function with types and a docstring -> the JSON schema that a prompt shows
-    parsing     a response -> the calls in it, in the two syntaxes of Qwen's models
+    schemas     a Python function with types and a docstring -> the JSON schema in the prompt
+    parsing     a response -> its tool calls, in the two syntaxes of Qwen's models
     toolbox     `task.tools.names` -> the tools of one episode
     calling     calls -> the messages that answer them, within the limits of `task.tools`
-    episodes    an environment that answers calls, around a task or an environment of the user's
+    episodes    an environment that answers calls, around a task or a user-defined environment
 
-`calculator`, `interpreter` and `search` are the tools that jzero has. Imports no jax: grader
-processes load these modules, and tools run there, so that a slow tool holds up no decoding.
+`calculator`, `interpreter` and `search` are the built-in tools. Imports no jax: grader processes
+load these modules. Tools run in grader processes, so that a slow tool does not delay decoding.
 """

@@ -1,7 +1,7 @@
 """The tool `calculator`: numbers, + - * / // % **, parentheses, and a few functions.
 
-Expressions are the policy's, so that nothing is evaluated: the syntax tree is walked, and whatever
-is not in the tables is refused. Numbers have bounds, which no expression can exceed on its way.
+Expressions come from the policy and are never passed to `eval`. The tool walks the syntax tree and
+rejects every node that is not in its tables. Intermediate results are bounded, too.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ def calculator(expression: str) -> str:
         tree = ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ValueError(f"{expression!r} is no expression") from None
+    # 6 / 2 is "3", not "3.0". Above 2^53, floats are not exact integers.
     value = _value(tree.body, 0)
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)
@@ -73,7 +74,7 @@ def calculator(expression: str) -> str:
 
 
 def _value(node: ast.expr, depth: int) -> Number:
-    """Returns the value of a syntax tree; raises ValueError or ArithmeticError if it has none."""
+    """Returns the value of a syntax tree; raises ValueError or ArithmeticError without a value."""
     if depth > MAX_DEPTH:
         raise ValueError("the expression is nested too deeply")
     match node:
@@ -83,6 +84,7 @@ def _value(node: ast.expr, depth: int) -> Number:
             return _SIGNS[type(sign)](_value(operand, depth + 1))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
             first, second = _value(left, depth + 1), _value(right, depth + 1)
+            # Powers are checked first: computing a huge integer takes long.
             if isinstance(op, ast.Pow):
                 _check_power(first, second)
             return _bounded(_OPERATORS[type(op)](first, second))
@@ -103,7 +105,7 @@ def _call(name: str, arguments: list[Number]) -> Number:
 
 
 def _check_power(base: Number, exponent: Number) -> None:
-    """Refuses a power whose computation alone takes long."""
+    """Rejects a power with a huge or complex result, before it is computed."""
     if isinstance(base, int) and isinstance(exponent, int) and exponent > 0:
         if base.bit_length() * exponent > MAX_BITS:
             raise OverflowError("the number is too large")

@@ -1,15 +1,14 @@
-"""Makes the calls of a response, and says what came of each, within the limits of `task.tools`.
+"""Executes the tool calls of a response, within the limits of `task.tools`.
 
-Nothing that a call does fails the episode: a call that cannot be made, a tool that raises and one
-that takes too long are answered with what went wrong. A tool that keeps the interpreter for itself
-beyond `task.reward.seconds` ends its process, and that fails the episode.
+A failed call does not fail the episode. An invalid call, an exception in a tool and a timeout are
+answered with an error message. Only a tool that never releases the interpreter fails the episode:
+its process is killed after `task.reward.seconds`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import inspect
 import json
 import signal
@@ -20,13 +19,15 @@ from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
 from jzero.sandbox.client import SandboxError
+from jzero.tasks import bounds
+from jzero.tasks.episodes import process_loop
 from jzero.tasks.tools.parsing import BadCall, Call
 from jzero.tasks.tools.toolbox import Tool, Toolbox
 
 if TYPE_CHECKING:
     from jzero.config import ToolsConfig
 
-ERROR = "Error: "  # how the answer to a failed call begins
+ERROR = "Error: "  # prefix of the answer to a failed call
 _LEAST_SECONDS = 0.01
 _GRACE_SECONDS = 1.0
 
@@ -34,15 +35,15 @@ Message = dict[str, str]
 
 
 class ToolUse(NamedTuple):
-    """What the calls of an episode, or of a turn, came to."""
+    """Counts and duration of the tool calls of a turn."""
 
     calls: int
-    failed: int  # of these
-    seconds: float  # of wall time
+    failed: int  # of `calls`
+    seconds: float  # wall time
 
 
 class _TookTooLong(BaseException):
-    """A tool is at its limit. No Exception, so that a tool does not catch it by chance."""
+    """A tool reached its time limit. No Exception, so that a tool does not catch it by accident."""
 
 
 def answer_calls(
@@ -52,24 +53,27 @@ def answer_calls(
     num_earlier: int,
     seconds: float,
 ) -> tuple[list[Message], ToolUse]:
-    """Makes calls one after the other.
+    """Executes calls one after the other.
 
     Args:
-        calls: of one response, in order.
-        num_earlier: calls of the turns before.
-        seconds: that all calls of the response may take together.
+        calls: the calls of one response, in order.
+        toolbox: the tools of the episode.
+        settings: the section `task.tools`.
+        num_earlier: number of calls in earlier turns, which count toward `max_calls`.
+        seconds: time limit for all calls of the response together.
 
     Returns:
-        A message of the role tool for each call, and what the calls came to.
+        A message of the role tool for each call, and the counts and duration of the calls.
 
     Raises:
-        SandboxError: nothing is known about a call, for no fault of the policy.
+        SandboxError: the sandbox failed, which is not the policy's fault.
     """
     deadline = time.monotonic() + seconds
     messages = []
     failed = 0
     start = time.perf_counter()
     for number, call in enumerate(calls):
+        # Every call is answered, so that the messages match the calls one to one.
         left = settings.max_calls - num_earlier - number
         seconds_left = min(settings.seconds, deadline - time.monotonic())
         if left <= 0:
@@ -92,9 +96,9 @@ def _answer(call: Call | BadCall, toolbox: Toolbox, seconds: float) -> str:
         return _to_text(_run(tool, call, seconds))
     except _TookTooLong:
         return f"{ERROR}{call.name} took more than {seconds:.3g} seconds"
-    except SandboxError:
+    except SandboxError:  # fails the episode, because the policy is not at fault
         raise
-    except (Exception, SystemExit) as error:  # a tool is foreign, and may raise anything
+    except BaseException as error:  # a tool is foreign, and may raise anything
         return f"{ERROR}{_describe(error)}"
 
 
@@ -105,15 +109,9 @@ def _run(tool: Tool, call: Call, seconds: float) -> object:
         result = tool.function(**call.arguments)
     if not inspect.isawaitable(result):
         return result
-    # The second limit is for a coroutine that keeps the interpreter for itself.
+    # asyncio.timeout cannot interrupt a coroutine that never awaits, but the signal can.
     with _limit(seconds + _GRACE_SECONDS):
-        return _loop().run_until_complete(_wait_for(result, seconds))
-
-
-@functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """Returns the event loop of async tools. An object may keep connections of this loop."""
-    return asyncio.new_event_loop()
+        return process_loop().run_until_complete(_wait_for(result, seconds))
 
 
 async def _wait_for(result: Awaitable[object], seconds: float) -> object:
@@ -124,15 +122,13 @@ async def _wait_for(result: Awaitable[object], seconds: float) -> object:
     except TimeoutError:
         if scope.expired():
             raise _TookTooLong from None
-        raise  # the tool's own
+        raise  # the tool itself raised TimeoutError
 
 
 @contextlib.contextmanager
 def _limit(seconds: float) -> Iterator[None]:
-    """Raises _TookTooLong in the block after `seconds` of wall time.
-
-    Signals reach the main thread alone. In another thread there is no limit but the process's.
-    """
+    """Raises _TookTooLong in the block after `seconds` of wall time."""
+    # Only the main thread receives signals. In another thread only the process's limit applies.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -150,7 +146,7 @@ def _limit(seconds: float) -> Iterator[None]:
 
 
 def _to_text(result: object) -> str:
-    """Returns what a tool returned as text: lists and dicts as JSON, where that is possible."""
+    """Returns the result of a tool as text: lists and dicts as JSON if possible, else as `str`."""
     if isinstance(result, list | dict):
         with contextlib.suppress(TypeError, ValueError):
             return json.dumps(result, ensure_ascii=False)
@@ -160,15 +156,14 @@ def _to_text(result: object) -> str:
 def _describe(error: BaseException) -> str:
     try:
         message = str(error)
-    except Exception:  # the text of a foreign error may fail, too
+    except BaseException:  # the text of a foreign error may fail, too
         message = ""
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return f"{bounds.type_name(error)}: {message}" if message else bounds.type_name(error)
 
 
 def _cut(text: str, settings: ToolsConfig) -> str:
-    """Returns a text without its middle, if it is longer than `task.tools.max_output`."""
-    # Half of a pair of surrogates has no tokens.
-    text = text.encode("utf-8", "replace").decode("utf-8")
+    """Removes the middle of a text that is longer than `task.tools.max_output` characters."""
+    text = bounds.normalize(text)
     left_out = len(text) - settings.max_output
     if left_out <= 0:
         return text

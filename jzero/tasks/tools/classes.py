@@ -1,4 +1,4 @@
-"""Environment classes whose public methods are tools: those of TRL's `environment_factory`.
+"""Environment classes with public methods as tools, as in TRL's `environment_factory`.
 
     task.name=environment task.environment=FILE.py:Class
 
@@ -15,18 +15,20 @@
             self.count += step
             return self.count
 
-Such a class has no method `step`. It is made without arguments for each episode. `reset` gets the
-columns of the row by name, and returns text or None. The prompt is the column `prompt`, to whose
-last message the text is added; without that column the text is the prompt. Rewards come from
+Such a class has no method `step`. Each episode creates an instance without arguments. `reset` gets
+the columns of the row by name, and returns text or None. The text is appended to the last message
+of the column `prompt`; without that column the text is the prompt. Rewards come from
 `task.reward.functions`, which get the instances as `environments` (`trl_rewards`).
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 
-from jzero.errors import UserError
+from jzero.errors import UserError, quoted
+from jzero.tasks import bounds
 from jzero.tasks.tools.toolbox import public_methods
 from jzero.tasks.user_functions import find_function
 from jzero.types import JsonValue, Prompt
@@ -38,14 +40,15 @@ PROMPT = "prompt"  # the column
 def tool_class(name: str) -> type | None:
     """Returns the class "module:Class" if its methods are tools, None for everything else.
 
-    Such a class has no method `step`, but others beside `reset`.
+    Such a class has a method `reset`, no method `step`, and at least one other public method.
     """
     if not name:
         return None
     try:
         found = find_function(name)
-    except Exception:  # the import of the user's module; `environment.check` says what is wrong
+    except Exception:  # any error of the user's module; `environment.check` reports it
         return None
+    # A class with `step` is an environment that takes responses itself.
     if not inspect.isclass(found) or not callable(getattr(found, "reset", None)):
         return None
     if hasattr(found, "step") or not public_methods(found):
@@ -54,43 +57,43 @@ def tool_class(name: str) -> type | None:
 
 
 def is_tool_class(name: str) -> bool:
-    """Returns whether `task.environment=name` is a class whose methods are tools."""
+    """Returns whether `task.environment=name` is a class with methods as tools."""
     return tool_class(name) is not None
 
 
 class Resetting:
-    """An instance of such a class as `jzero.tasks.environment` resets it for a prompt."""
+    """Adapts an instance to `jzero.tasks.environment`, which resets it for a prompt."""
 
     def __init__(self, instance: object) -> None:
         self._instance = instance
 
     def reset(self, row: dict[str, JsonValue], seed: int) -> Prompt:
-        """Returns the prompt of an episode; it is no function of `seed`, unless the row has one."""
+        """Returns the prompt of an episode. `seed` is not used: `reset` gets only the row."""
         return first_prompt(row, self._instance.reset(**row))  # type: ignore[attr-defined]
 
     def step(self, response: str) -> tuple[None, float, bool]:
-        """Ends the episode: responses go to `episodes.step` instead."""
+        """Ends the episode. Responses to tool episodes are handled by `episodes.step` instead."""
         return None, 0.0, True
 
     def close(self) -> None:
-        """Ends the instance."""
+        """Calls the method `close` of the instance, if there is one."""
         end(self._instance)
 
 
 def adapt(instance: object) -> object:
-    """Returns an environment with a method `step` as it is, and others as `Resetting`."""
+    """Wraps an instance without a method `step` in `Resetting`."""
     return instance if hasattr(instance, "step") else Resetting(instance)
 
 
 def first_prompt(row: dict[str, JsonValue], observation: object) -> Prompt:
-    """Returns what the policy reads first.
+    """Returns the prompt of an episode from the column `prompt` and the observation of `reset`.
 
     Raises:
-        TypeError: `reset` returned something else than text or None.
-        UserError: there is neither a column nor an observation.
+        TypeError: `reset` returned something other than text or None.
+        UserError: both the column and the observation are missing.
     """
     if observation is not None and not isinstance(observation, str):
-        raise TypeError(f"reset returned {observation!r:.80}: it has to be text or None")
+        raise TypeError(f"reset returned {quoted(observation)}: it has to be text or None")
     prompt = row.get(PROMPT)
     if prompt is None:
         if not observation:
@@ -107,27 +110,30 @@ def first_prompt(row: dict[str, JsonValue], observation: object) -> Prompt:
     return [*before, {**last, "content": last["content"] + observation}]
 
 
-def begin(name: str, gold: JsonValue) -> object:
-    """Returns an instance of the class that has been reset with the row; None for another class.
+def begin(name: str, gold: JsonValue, most_bytes: int) -> object:
+    """Creates an instance of a tool class and resets it with the row; None for another class.
 
     Raises:
-        ValueError: `reset` says something else than before.
+        ValueError: `reset` returned another prompt than in the first reset with this row.
     """
     kind = tool_class(name)
     if kind is None:
         return None
+    # The prompt was made by another instance in a first reset. This instance must agree with it.
+    # `reset` gets a copy, because it may change the row.
     instance = kind()
-    prompt = first_prompt(gold["row"], instance.reset(**gold["row"]))
+    returned = first_prompt(gold["row"], instance.reset(**copy.deepcopy(gold["row"])))
+    prompt = bounds.read_prompt(returned, most_bytes, "the prompt of reset")
     if prompt != gold["observation"]:
         raise ValueError(
-            f"reset has to be a function of the row: it said {prompt!r:.80}, and before "
-            f"{gold['observation']!r:.80}"
+            f"reset has to be a function of the row: it said {quoted(prompt)}, and before "
+            f"{quoted(gold['observation'])}"
         )
     return instance
 
 
 def end(instance: object) -> None:
-    """Calls the method `close` of an instance that has one."""
+    """Calls the method `close` of an instance, if there is one."""
     close = getattr(instance, "close", None)
     if close is not None:
         close()

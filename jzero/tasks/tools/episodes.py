@@ -1,24 +1,29 @@
-"""Episodes with tools, in a grader process: the calls of each response, and what they came to.
+"""Episodes with tools, in a grader process: executes the calls of each response.
 
-A task with `task.tools.names` and an environment class whose methods are tools (`classes`) have
-such episodes. A response that calls tools is answered by them. One that calls none is the answer
-that ends the episode, or that the task goes on from.
+A task has such episodes if `task.tools.names` is set, or if its environment class has methods as
+tools (`classes`). If a response calls tools, their results are the reply. A response without calls
+is an answer: it ends the episode, or the task replies to it.
 
-An episode has its own objects, such as an interpreter, in the process that it stays with. They end
-with the episode. What is left of an episode that had no room for another turn ends after
-IDLE_SECONDS, once another episode takes a step. An episode that goes on in another process, or
-after a checkpoint, makes its earlier calls again: they have to be answered in the same way.
+An episode keeps its objects, such as an interpreter, in one process until it ends. An episode
+without room for another turn is not ended explicitly: its objects are closed after IDLE_SECONDS,
+when another episode takes a step. An episode that continues in another process, or after a
+checkpoint, repeats its earlier calls, which must return the same results.
 """
 
 from __future__ import annotations
 
-import time
-from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from jzero.tasks import code_runs
+from jzero.tasks import bounds, code_runs
+from jzero.tasks.episodes import (
+    Calls,
+    Episodes,
+    check_same,
+    closed_on_error,
+    run_calls,
+    values_for_worker,
+)
 from jzero.tasks.tools import classes, parsing
 from jzero.tasks.tools.calling import Message, ToolUse, answer_calls
 from jzero.tasks.tools.schemas import Schema
@@ -29,49 +34,81 @@ from jzero.tasks.tools.toolbox import (
     make_toolbox,
     tool_schemas,
 )
-from jzero.types import Grade, JsonValue, Problem
+from jzero.types import JsonValue, Problem, Turns
 
 if TYPE_CHECKING:
     from jzero.config import TaskConfig
 
-MAX_EPISODES = 4096  # in one process; the oldest are ended, and built again if they go on
+MAX_EPISODES = 4096  # in one process; the oldest are closed, and rebuilt if they continue
 IDLE_SECONDS = 600.0
-# Of `task.reward.seconds`, which a whole turn may take, what the calls may take.
+# Share of `task.reward.seconds`, the time limit of a turn, that tool calls may take.
 _SHARE_OF_TURN = 0.8
-
-Turns = Sequence[tuple[str, Grade | None]]  # the response and the grade of each turn
 
 
 class ToolTurn(NamedTuple):
-    """What the calls of a response came to."""
+    """The results of the tool calls of a response."""
 
-    messages: list[Message]  # the answers; empty for a response that calls nothing
+    messages: list[Message]  # the answers; empty for a response without calls
     use: ToolUse
-    environment: object  # the instance of an environment class, None without one
+    environment: object  # the instance of an environment class, None if there is no class
 
 
 @dataclass
-class _Episode:
-    """The tools of an episode, and its instance of an environment class."""
+class ToolEpisode:
+    """The tools of an episode, and its instance of an environment class (`episodes.Episode`)."""
 
     toolbox: Toolbox
     environment: object
-    responses: list[str] = field(default_factory=list)  # that have been answered
-    last_used: float = field(default_factory=time.monotonic)
+    responses: list[str] = field(default_factory=list)  # the responses so far
+
+    def replay(self, earlier: Turns, task: TaskConfig) -> Calls[ToolEpisode]:
+        """Repeats the calls of the earlier turns, and returns itself.
+
+        Raises:
+            ValueError: the tools return other results than the first time.
+        """
+        num_earlier = 0
+        for response, grade in earlier:
+            # Functions have no state, so there is no need to call them again.
+            has_state = self.environment is not None or bool(self.toolbox.objects)
+            if grade is None or not grade.tool_calls or not has_state:
+                self.responses.append(response)
+                continue
+            turn = yield from self.step(response, num_earlier, task)
+            check_same("the tools", turn.messages, grade.reply)
+            num_earlier += grade.tool_calls
+        return self
+
+    def step(self, response: str, num_earlier: int, task: TaskConfig) -> Calls[ToolTurn]:
+        """Executes the calls of a response. `num_earlier` calls were made in earlier turns."""
+        yield from ()  # makes this a generator; answer_calls waits for async tools itself
+        parameters = {name: tool.parameters for name, tool in self.toolbox.tools.items()}
+        syntax = task.tools.syntax or parsing.JSON
+        calls = parsing.parse_calls(response, syntax, parameters)
+        messages, use = [], ToolUse(0, 0, 0.0)
+        if calls:
+            seconds = task.reward.seconds * _SHARE_OF_TURN
+            messages, use = answer_calls(calls, self.toolbox, task.tools, num_earlier, seconds)
+        self.responses.append(response)
+        return ToolTurn(messages, use, self.environment)
+
+    def close(self) -> Calls[None]:
+        """Closes the tools, such as an interpreter, and the instance of the environment class."""
+        yield from ()  # makes this a generator
+        self.toolbox.close()
+        classes.end(self.environment)
 
 
-_EPISODES: OrderedDict[str, _Episode] = OrderedDict()  # by name; the oldest first
+_EPISODES: Episodes[ToolEpisode] = Episodes(MAX_EPISODES, IDLE_SECONDS)
 
 
 def has_tools(task: TaskConfig) -> bool:
     """Returns whether the policy may call tools."""
-    # `python -m jzero.grade` has settings without tools.
-    names = getattr(getattr(task, "tools", None), "names", ())
-    return bool(names) or classes.is_tool_class(getattr(task, "environment", ""))
+    return bool(task.tools.names) or classes.is_tool_class(task.environment)
 
 
 def schemas(task: TaskConfig) -> list[Schema]:
-    """Returns what a prompt shows of the tools, as the argument `tools` of a chat template."""
+    """Returns the schemas of the tools, for the argument `tools` of a chat template."""
     return tool_schemas(task, classes.tool_class(task.environment))
 
 
@@ -82,7 +119,7 @@ def check(task: TaskConfig) -> None:
 
 
 def notes(task: TaskConfig) -> list[str]:
-    """Returns lines that say which tools there are, and where the interpreter runs."""
+    """Returns log lines with the names of the tools and the sandbox of the interpreter."""
     if not has_tools(task):
         return []
     names = [schema["function"]["name"] for schema in schemas(task)]
@@ -91,7 +128,7 @@ def notes(task: TaskConfig) -> list[str]:
 
 
 def metrics(task: TaskConfig) -> dict[str, float]:
-    """Returns the protection from the interpreter's code, if there is one."""
+    """Returns the metric sandbox/level if the policy can call the interpreter."""
     if INTERPRETER not in task.tools.names:
         return {}
     return {"sandbox/level": float(code_runs.level_number(task))}
@@ -100,92 +137,42 @@ def metrics(task: TaskConfig) -> dict[str, float]:
 def episode_values(
     problem: Problem, sample_index: int, earlier: Turns, task: TaskConfig
 ) -> dict[str, JsonValue]:
-    """Returns what a grader process needs for a turn with tools, besides the response."""
-    # A suite may ask problems of another task, which has no tools.
+    """Returns the values that a grader process needs for a turn with tools."""
+    # Problems of a suite may belong to another task, which has no tools.
     if problem.task != task.name or not has_tools(task):
         return {}
-    turns = [(text, vars(grade) if grade else None) for text, grade in earlier]
-    return {"episode": f"{problem.id}/{sample_index}", "turns": turns, "has_tools": True}
+    return values_for_worker(problem, sample_index, earlier) | {"has_tools": True}
 
 
 def step(name: str, gold: JsonValue, earlier: Turns, response: str, task: TaskConfig) -> ToolTurn:
-    """Makes the calls of a response, in the episode `name`, which `end` ends.
+    """Executes the calls of a response in the episode `name`. `end` closes the episode.
 
     Args:
-        gold: of the problem. That of an environment has the row.
-        earlier: the turns before, whose grades have the answers that were given.
+        name: identifies the episode.
+        gold: `gold` of the problem. For an environment it contains the row.
+        earlier: the earlier turns. Their grades hold the answers of the tools.
+        response: the response with the calls.
+        task: the section `task` of the config.
 
     Raises:
-        ValueError: an episode that is built again does not go the same way.
-        SandboxError: nothing is known about a call, for no fault of the policy.
-        Exception: whatever a class of the user's raises when it is made or reset.
+        ValueError: the tools of a rebuilt episode return other results than before.
+        SandboxError: the sandbox failed, which is not the policy's fault.
+        Exception: any exception of a user-defined class in its constructor or `reset`.
     """
-    _end_idle()
-    episode = _EPISODES.pop(name, None)
-    called_before = [text for text, grade in earlier if grade is not None and grade.tool_calls]
-    if episode is None or episode.responses != called_before:
-        _close(episode)
-        episode = _rebuild(gold, earlier, task)
-    _EPISODES[name] = episode
-    episode.last_used = time.monotonic()
     num_earlier = sum(grade.tool_calls for _, grade in earlier if grade is not None)
-    messages, use = _call(episode, response, num_earlier, task)
-    return ToolTurn(messages, use, episode.environment)
+
+    def build() -> Calls[ToolEpisode]:
+        environment = classes.begin(task.environment, gold, bounds.reply_bytes(task))
+        episode = ToolEpisode(make_toolbox(task, environment), environment)
+        return closed_on_error(episode, episode.replay(earlier, task))
+
+    def take(episode: ToolEpisode) -> Calls[ToolTurn]:
+        return episode.step(response, num_earlier, task)
+
+    responses = [text for text, _ in earlier]
+    return run_calls(_EPISODES.step(name, responses, build, take))
 
 
 def end(name: str) -> None:
-    """Ends what an episode has, such as its interpreter."""
-    _close(_EPISODES.pop(name, None))
-
-
-def _rebuild(gold: JsonValue, earlier: Turns, task: TaskConfig) -> _Episode:
-    """Returns an episode that has made the calls of the turns before."""
-    environment = classes.begin(task.environment, gold)
-    episode = _Episode(make_toolbox(task, environment), environment)
-    num_earlier = 0
-    for response, grade in earlier:
-        if grade is None or not grade.tool_calls:
-            continue
-        # Functions have no state, so that they need not be called again.
-        if environment is None and not episode.toolbox.objects:
-            episode.responses.append(response)
-            continue
-        messages, _ = _call(episode, response, num_earlier, task)
-        if messages != grade.reply:
-            _close(episode)
-            raise ValueError(
-                "an episode that is built again has to go the same way: the tools said "
-                f"{messages!s:.80}, and before {grade.reply!s:.80}"
-            )
-        num_earlier += grade.tool_calls
-    return episode
-
-
-def _call(
-    episode: _Episode, response: str, num_earlier: int, task: TaskConfig
-) -> tuple[list[Message], ToolUse]:
-    parameters = {name: tool.parameters for name, tool in episode.toolbox.tools.items()}
-    syntax = task.tools.syntax or parsing.JSON
-    calls = parsing.parse_calls(response, syntax, parameters)
-    if not calls:
-        return [], ToolUse(0, 0, 0.0)
-    seconds = task.reward.seconds * _SHARE_OF_TURN
-    messages, use = answer_calls(calls, episode.toolbox, task.tools, num_earlier, seconds)
-    episode.responses.append(response)
-    return messages, use
-
-
-def _close(episode: _Episode | None) -> None:
-    if episode is not None:
-        episode.toolbox.close()
-        classes.end(episode.environment)
-
-
-def _end_idle() -> None:
-    """Ends the oldest episodes, if nothing has been heard of them for long, or they are many."""
-    oldest_use = time.monotonic() - IDLE_SECONDS
-    while _EPISODES:
-        name, episode = next(iter(_EPISODES.items()))
-        if episode.last_used > oldest_use and len(_EPISODES) < MAX_EPISODES:
-            return
-        end(name)
+    """Closes the objects of an episode, such as its interpreter."""
+    run_calls(_EPISODES.end(name))

@@ -1,8 +1,8 @@
-"""The tool `python`: an interpreter that an episode keeps, in the sandbox.
+"""The tool `python`: a sandboxed interpreter that keeps its state for the whole episode.
 
-Its process begins with the first call, lives as long as the episode, and is killed at its end. A
-call that takes more than `task.tools.seconds` ends it, too, and the next call begins a new one. The
-limits of memory and output, and what may be imported, are those of `task.sandbox`.
+The process starts with the first call and is killed at the end of the episode. A call that takes
+more than `task.tools.seconds` kills it, too, and the next call starts a new process. `task.sandbox`
+sets the limits of memory and output and the importable packages.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _ENDS = {
 
 
 class ToolFailedError(Exception):
-    """A call went wrong in a way that its message says."""
+    """A failed call. The message is the error that the policy reads."""
 
 
 class Python:
-    """An episode's interpreter, as a tool."""
+    """The interpreter of an episode, as a tool."""
 
     def __init__(self, task: TaskConfig) -> None:
         self._settings = task.sandbox
@@ -49,6 +49,7 @@ class Python:
         outcome = self._session.run(code)
         if not outcome.end:
             return outcome.output
+        # The process has ended or was killed: the next call starts a new one without variables.
         self.close()
         reason = _ENDS.get(outcome.end, f"the code took more than {self._seconds:g} seconds")
         printed = f"\n{outcome.output}" if outcome.output else ""

@@ -1,4 +1,4 @@
-"""Reads the calls of tools in a response, strictly.
+"""Parses the tool calls in a response, strictly.
 
 Qwen's models have two syntaxes. Qwen2.5 and Qwen3 write JSON:
 
@@ -6,7 +6,7 @@ Qwen's models have two syntaxes. Qwen2.5 and Qwen3 write JSON:
     {"name": "calculator", "arguments": {"expression": "6*7"}}
     </tool_call>
 
-Qwen3-Coder and Qwen3.5 write tags, where text stands as it is and everything else as JSON:
+Qwen3-Coder and Qwen3.5 write tags, with text parameters verbatim and all others as JSON:
 
     <tool_call>
     <function=calculator>
@@ -16,8 +16,8 @@ Qwen3-Coder and Qwen3.5 write tags, where text stands as it is and everything el
     </function>
     </tool_call>
 
-A response may hold several calls, with any text around them. Thoughts, which end with </think>,
-hold none. What begins as a call and is none is a `BadCall`, whose reason the policy reads.
+A response may contain several calls, with any text around them. Calls in thoughts, the text before
+</think>, are ignored. Malformed calls become a `BadCall` with an error message for the policy.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ END = "</tool_call>"
 _BEGIN_FUNCTION = "<function="
 _FUNCTION = re.compile(r"<function=([^<>\s]*)>(.*)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^<>\s]*)>(.*?)</parameter>", re.DOTALL)
-# As Python writes them, which Qwen3-Coder's template does.
+# Python literals: Qwen3-Coder's template writes these instead of JSON's true, false and null.
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 
 _FORMS = {
@@ -49,21 +49,21 @@ _FORMS = {
 
 
 class Call(NamedTuple):
-    """A call of a tool that exists, with arguments that it takes."""
+    """A call of an existing tool, with valid arguments."""
 
     name: str
     arguments: dict[str, JsonValue]
 
 
 class BadCall(NamedTuple):
-    """A call that cannot be made, and what is wrong with it."""
+    """A call that cannot be executed."""
 
-    reason: str
-    name: str = ""  # of the tool, where that is known
+    reason: str  # the error message for the policy
+    name: str = ""  # the tool, if the call names an existing tool
 
 
 class _CallError(Exception):
-    """What is wrong with a call."""
+    """A call is malformed; carries the `BadCall`."""
 
     def __init__(self, reason: str, name: str = "") -> None:
         super().__init__(reason)
@@ -71,14 +71,14 @@ class _CallError(Exception):
 
 
 def syntax_of(chat_template: object) -> str:
-    """Returns the syntax that a chat template explains to the model."""
+    """Returns the call syntax that a chat template describes to the model."""
     return XML if _BEGIN_FUNCTION in str(chat_template) else JSON
 
 
 def parse_calls(
     response: str, syntax: str, parameters: Mapping[str, Schema]
 ) -> list[Call | BadCall]:
-    """Returns the calls in a response, in order; none if it is an answer.
+    """Returns the calls in a response, in order; an empty list if the response is an answer.
 
     Args:
         response: the text of a turn.
@@ -86,9 +86,10 @@ def parse_calls(
         parameters: the schema of the parameters of each tool, by its name.
     """
     _, _, text = response.rpartition("</think>")
-    if "<think>" in text:  # thoughts without an end
+    if "<think>" in text:  # the thoughts do not end
         return []
     calls: list[Call | BadCall] = []
+    # Text between two calls may contain stray tags, which are reported in order.
     while BEGIN in text:
         before, _, rest = text.partition(BEGIN)
         calls += _stray_tags(before, syntax)
@@ -98,7 +99,7 @@ def parse_calls(
 
 
 def _stray_tags(text: str, syntax: str) -> list[Call | BadCall]:
-    """Returns a bad call for the tags of a call in a text where no call begins."""
+    """Returns a bad call if a text outside of calls contains a call's tags."""
     if END in text:
         return [BadCall(f"{END} without {BEGIN}")]
     if syntax == XML and _BEGIN_FUNCTION in text:
@@ -120,7 +121,7 @@ def _parse_call(
 
 
 def _known_parameters(name: object, parameters: Mapping[str, Schema]) -> Schema:
-    """Returns the schema of a tool's parameters; raises _CallError if there is no such tool."""
+    """Returns the schema of a tool's parameters; raises _CallError for an unknown tool."""
     if not isinstance(name, str):
         raise _CallError(f'"name" is {json.dumps(name)[:60]}: it has to be the name of a tool')
     if name not in parameters:
@@ -159,7 +160,7 @@ def _unique_keys(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
 
 
 def _load_json(text: str) -> JsonValue:
-    """Returns a JSON value; raises ValueError where the text is none in the strict sense."""
+    """Parses strict JSON: ValueError for NaN, infinities, duplicate keys and too deep nesting."""
     try:
         return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
     except RecursionError:
@@ -198,6 +199,7 @@ def _parse_xml(body: str, parameters: Mapping[str, Schema]) -> Call:
     name, content = found[1], found[2]
     schema = _known_parameters(name, parameters)
     arguments: dict[str, JsonValue] = {}
+    # Parameters must follow each other with only white space between them.
     position = 0
     while parameter := _PARAMETER.match(content, position):
         key, text = parameter[1], parameter[2]
@@ -211,16 +213,14 @@ def _parse_xml(body: str, parameters: Mapping[str, Schema]) -> Call:
 
 
 def _read_value(key: str, text: str, schema: Schema, name: str) -> JsonValue:
-    """Returns the value of a parameter: its text, or what the text says in JSON.
-
-    A newline after the opening tag and one before the closing tag belong to the tags.
-    """
+    """Returns the value of a parameter: the text for strings, else the text parsed as JSON."""
+    # One newline after the opening tag and one before the closing tag belong to the tags.
     text = text.removeprefix("\n").removesuffix("\n")
     if schema.get("type") == "string" and not schema.get("nullable"):
         return text
     try:
         return _PYTHON_WORDS[text] if text in _PYTHON_WORDS else _load_json(text)
     except ValueError as error:
-        if not mismatch(text, schema):  # text is one of several types
+        if not mismatch(text, schema):  # a union that includes strings
             return text
         raise _CallError(f"the argument {key} is no JSON ({error})", name) from None

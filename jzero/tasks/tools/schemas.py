@@ -8,9 +8,10 @@
             days: How many days.
         \"\"\"
 
-The schema has the form that chat templates take as `tools=`, and is the same as that of
-`transformers.utils.get_json_schema`, whose import takes grader processes too long. Only what JSON
-can hold may be a parameter: numbers, text, booleans, lists, dicts, Literal, Enum, and unions.
+The schema has the form that chat templates take as `tools=`. It equals the result of
+`transformers.utils.get_json_schema`, which would take grader processes too long to import.
+Parameters must have types that JSON can represent: numbers, text, booleans, lists, dicts, Literal,
+Enum, and unions of them.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def function_schema(function: Callable[..., object]) -> Schema:
     """Returns the schema of a function or method, as `{"type": "function", "function": {...}}`.
 
     Raises:
-        UserError: the docstring or a type is missing, or a type has no form in JSON.
+        UserError: the docstring or a type is missing, or JSON cannot represent a type.
     """
     name = getattr(function, "__name__", type(function).__name__)
     sections = _read_docstring(inspect.getdoc(function) or "")
@@ -57,9 +58,10 @@ def function_schema(function: Callable[..., object]) -> Schema:
     hints = typing.get_type_hints(function)
     properties: dict[str, Schema] = {}
     required = []
+    # Every parameter needs a type and a description, which the prompt shows.
     for position, parameter in enumerate(inspect.signature(function).parameters.values()):
         if position == 0 and parameter.name == "self" and parameter.name not in hints:
-            continue  # a method of a class, and not of an object
+            continue  # an unbound method, taken from a class instead of an instance
         where = f"the tool {name}: the parameter {parameter.name}"
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise UserError(f"{where} collects arguments: give each a name of its own")
@@ -71,6 +73,7 @@ def function_schema(function: Callable[..., object]) -> Schema:
         properties[parameter.name] = schema | _describe(sections.parameters[parameter.name], where)
         if parameter.default is parameter.empty:
             required.append(parameter.name)
+    # Optional entries are left out if they are empty, as transformers does.
     parameters: Schema = {"type": "object", "properties": properties}
     if required:
         parameters["required"] = required
@@ -83,7 +86,7 @@ def function_schema(function: Callable[..., object]) -> Schema:
 
 
 def _schema_of_result(hint: object) -> Schema | None:
-    """Returns the schema of what a tool returns, None for what JSON cannot hold."""
+    """Returns the schema of a return type, None if JSON cannot represent the type."""
     try:
         return _schema_of_type(hint, "the result")
     except UserError:
@@ -123,6 +126,7 @@ def _one_of(values: list[object], where: str) -> Schema:
 
 
 def _union(members: Sequence[object], where: str) -> Schema:
+    # None becomes the entry "nullable", and simple types become one list of type names.
     choices = [_schema_of_type(hint, where) for hint in members if hint is not type(None)]
     are_plain = all(list(choice) == ["type"] for choice in choices)
     if len(choices) == 1:
@@ -145,7 +149,7 @@ class _Docstring(typing.NamedTuple):
 
 
 def _read_docstring(text: str) -> _Docstring:
-    """Returns the parts of a docstring that a schema has."""
+    """Splits a docstring into its description, parameters and return value."""
     parts: dict[str, list[str]] = {"": []}
     section = ""
     for line in text.strip().splitlines():
@@ -161,7 +165,7 @@ def _read_docstring(text: str) -> _Docstring:
 
 
 def _read_parameters(lines: list[str]) -> dict[str, str]:
-    """Returns the text of each parameter; a line that is indented deeper goes on with the last."""
+    """Returns the text of each parameter; a line with deeper indentation continues the last one."""
     described: dict[str, list[str]] = {}
     indent: str | None = None
     for line in lines:
@@ -175,7 +179,7 @@ def _read_parameters(lines: list[str]) -> dict[str, str]:
 
 
 def _describe(text: str, where: str) -> Schema:
-    """Returns a parameter's description, and its values if the text ends with (choices: [...])."""
+    """Returns a parameter's description, and its choices if the text ends with (choices: [...])."""
     found = _CHOICES.search(text)
     if found is None:
         return {"description": text}
@@ -190,7 +194,7 @@ def _describe(text: str, where: str) -> Schema:
 
 
 def mismatch(value: JsonValue, schema: Mapping[str, JsonValue]) -> str:
-    """Returns why a value does not fit a schema, "" if it does."""
+    """Returns the reason why a value does not fit a schema, "" if it fits."""
     if value is None and schema.get("nullable"):
         return ""
     if "anyOf" in schema:
@@ -222,7 +226,7 @@ def _mismatch_of_items(value: list[JsonValue], schema: Mapping[str, JsonValue]) 
 
 
 def _has_type(value: JsonValue, name: str) -> bool:
-    if isinstance(value, bool):  # to Python a kind of int
+    if isinstance(value, bool):  # bool is a subclass of int
         return name == "boolean"
     kinds: dict[str, tuple[type, ...]] = {
         "integer": (int,),

@@ -1,8 +1,9 @@
-"""The tool `search`: the passages of a local corpus that fit a query best, by BM25.
+"""The tool `search`: finds the passages of a local corpus that match a query best, by BM25.
 
-The corpus, `task.tools.corpus`, is a file with a JSON object a line, whose passage is in "text" and
-whose heading may be in "title", a text file with a passage a line, or a directory of text files.
-The ranking is that of the package rank_bm25 (Robertson and Zaragoza 2009; `BM25Okapi`).
+The corpus, `task.tools.corpus`, is a .jsonl file, a text file with one passage per line, or a
+directory of text files. Each line of a .jsonl file is an object with the passage in "text" and an
+optional heading in "title". The package rank_bm25 ranks the passages (Robertson and Zaragoza 2009;
+`BM25Okapi`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _MAX_QUERY_WORDS = 64
 
 
 class _Ranking(Protocol):
-    """What is used of rank_bm25.BM25Okapi."""
+    """The part of rank_bm25.BM25Okapi that this module uses."""
 
     def get_scores(self, query: list[str]) -> np.ndarray: ...
 
@@ -53,9 +54,10 @@ class Search:
         words = _words(query)[:_MAX_QUERY_WORDS]
         if not words:
             raise ValueError("the query has no words")
+        # The index is cached, so only the first search of a process waits for it.
         index = _load_index(self._path)
         scores = index.ranking.get_scores(words)
-        # Of equal scores the earlier passage comes first.
+        # At equal scores the earlier passage comes first.
         best = np.argsort(-scores, kind="stable")[: self._num_results]
         known = [index.passages[place] for place in best if _shares_word(index, place, words)]
         if not known:
@@ -82,18 +84,18 @@ def _words(text: str) -> list[str]:
 
 
 def _shares_word(index: _Index, place: int, words: list[str]) -> bool:
-    # Okapi's weight of a word that half of the passages have is 0, so that the score does not say.
+    # The score cannot tell: Okapi's weight of a word in half of the passages is 0.
     return not set(words).isdisjoint(_words(index.passages[place]))
 
 
 @functools.cache
 def _load_index(path: str) -> _Index:
-    """Returns the index of a corpus, which a process makes once.
+    """Returns the index of a corpus, cached in this process.
 
     Raises:
         UserError: the corpus cannot be read, or has no passages.
     """
-    # An extra of jzero's. `check` has said so where it is missing.
+    # An optional dependency, `jzero[search]`. `check` has reported a missing package.
     import rank_bm25  # pyright: ignore[reportMissingImports]
 
     passages = [passage for passage in _read_passages(Path(path)) if _words(passage)]

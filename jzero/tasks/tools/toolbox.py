@@ -1,11 +1,11 @@
-"""The tools of an episode: functions, and the public methods of objects that an episode has.
+"""The tools of an episode: functions, and the public methods of the episode's objects.
 
     task.tools.names=calculator               a key of BUILT_IN
     task.tools.names=module:function          or FILE.py:function
     task.tools.names=module:Class             or FILE.py:Class
 
-A function has no state. Of a class each episode has an instance, which is made without arguments;
-the public methods of it are tools, and `close`, if there is one, is called at the episode's end.
+A function has no state. For a class, each episode creates an instance without arguments: its public
+methods are tools, and `close`, if there is one, is called at the end of the episode.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from jzero.tasks.user_functions import find_function
 if TYPE_CHECKING:
     from jzero.config import TaskConfig
 
-# Methods of an object that are no tools.
+# Public methods of an object that are not tools.
 NO_TOOLS = ("reset", "step", "close")
 
 
 class BuiltIn(NamedTuple):
-    """A tool of jzero's."""
+    """A built-in tool."""
 
-    item: Callable[..., object]  # a function, or a class that is made with the settings of the task
-    check: Callable[[TaskConfig], None]  # raises UserError if it cannot work with these settings
-    limits_itself: bool = False  # to `task.tools.seconds`
+    item: Callable[..., object]  # a function, or a class that takes the section `task`
+    check: Callable[[TaskConfig], None]  # raises UserError if the settings rule out the tool
+    limits_itself: bool = False  # whether the tool enforces `task.tools.seconds` itself
 
 
 class Tool(NamedTuple):
@@ -46,7 +46,7 @@ class Tool(NamedTuple):
 
     @property
     def parameters(self) -> Schema:
-        """The schema of its parameters."""
+        """The schema of the tool's parameters."""
         return self.schema["function"]["parameters"]
 
 
@@ -54,10 +54,10 @@ class Toolbox(NamedTuple):
     """The tools of one episode, by name."""
 
     tools: Mapping[str, Tool]
-    objects: Sequence[object]  # that live as long as the episode
+    objects: Sequence[object]  # live as long as the episode
 
     def close(self) -> None:
-        """Ends the objects of the episode."""
+        """Calls the method `close` of every object that has one."""
         for item in self.objects:
             close = getattr(item, "close", None)
             if close is not None:
@@ -78,15 +78,15 @@ BUILT_IN: dict[str, BuiltIn] = {
 
 
 def make_toolbox(task: TaskConfig, owner: object = None) -> Toolbox:
-    """Returns new tools for an episode.
+    """Creates the tools of an episode.
 
     Args:
-        task: its `tools.names` says which.
-        owner: an object of the episode whose public methods are the first tools.
+        task: the section `task` of the config; `tools.names` lists the tools.
+        owner: an object of the episode. Its public methods come first among the tools.
 
     Raises:
-        UserError: a tool has no schema, or two have the same name.
-        Exception: whatever the import or the class of a tool of the user's raises.
+        UserError: a tool has no schema, or two tools have the same name.
+        Exception: any exception from importing or creating a user-defined tool.
     """
     tools = _methods_as_tools(owner) if owner is not None else []
     objects = []
@@ -104,9 +104,9 @@ def make_toolbox(task: TaskConfig, owner: object = None) -> Toolbox:
 
 
 def tool_schemas(task: TaskConfig, owner: object = None) -> list[Schema]:
-    """Returns the schemas of the tools, without an instance of any class.
+    """Returns the schemas of the tools, without creating instances.
 
-    `owner` is the class of the object that `make_toolbox` takes. Raises as `make_toolbox`.
+    `owner` is the class of the argument `owner` of `make_toolbox`. Raises like `make_toolbox`.
     """
     names = task.tools.names
     items = [BUILT_IN[name].item if name in BUILT_IN else find_function(name) for name in names]
@@ -140,9 +140,10 @@ def _methods_as_tools(item: object, limits_itself: bool = False) -> list[Tool]:
 
 
 def public_methods(kind: type) -> list[str]:
-    """Returns the names of the methods of a class that are tools, sorted."""
+    """Returns the sorted names of the public methods of a class, without NO_TOOLS."""
     names = []
     for name in dir(kind):
+        # getattr_static does not run properties.
         method = inspect.getattr_static(kind, name)
         is_method = inspect.isfunction(method) or isinstance(method, classmethod)
         if is_method and not name.startswith("_") and name not in NO_TOOLS:
@@ -151,14 +152,14 @@ def public_methods(kind: type) -> list[str]:
 
 
 def check_names(task: TaskConfig) -> None:
-    """Raises UserError if `task.tools.names` names something that is no tool, or cannot work."""
+    """Raises UserError if an entry of `task.tools.names` is not a tool or cannot work."""
     for name in task.tools.names:
         if name in BUILT_IN:
             BUILT_IN[name].check(task)
             continue
         try:
             find_function(name)
-        except Exception as error:  # the module is the user's: its import may raise anything
+        except Exception as error:  # importing the user's module may raise any exception
             raise UserError(
                 f"task.tools.names={name} is not one of {', '.join(BUILT_IN)}, nor module:function "
                 f"or FILE.py:function ({type(error).__name__}: {error})"

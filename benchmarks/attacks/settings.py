@@ -1,0 +1,451 @@
+"""Attacks every setting of the command line with hostile values, one setting at a time.
+
+    python benchmarks/attacks/settings.py                     # every value, up to the model
+    python benchmarks/attacks/settings.py --runs 160          # and 160 whole tiny runs
+    python benchmarks/attacks/settings.py --only rollout. --verbose
+
+The settings are read from the schema, so that a new setting is attacked as soon as it exists. A
+value is a flag of `jzero.main` on a tiny run in which its setting has an effect. It goes through
+the command's own code: flags, checks, the arithmetic of the memory, the model, the trainer, the
+decoder and the problems, up to the first program. A sample of the accepted values then makes whole
+runs (--runs).
+
+The table has the number of values by what came of them:
+
+    refused     one line with `error: `, and status 2
+    accepted    the run can start; a whole run ends with status 0 and finite metrics
+    busy        a whole run that works and prints, and is not over at its limit
+    traceback   any other exception, or more than one line, or metrics that are not finite
+    hang        no end within the limit, or the process was killed, as for memory
+    silent      an accepted value that is not the one in the run's settings, or a whole run that
+                is not over at its limit and has printed nothing for SILENT_SECONDS
+
+The exit status is 1 unless the last three are 0.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import math
+import os
+import random
+import resource
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from jzero import config
+
+ROOT = Path(__file__).resolve().parents[2]
+GIB = 2**30
+CASE_SECONDS = 20.0  # of one value up to the model
+RUN_SECONDS = 150.0  # of a whole run
+SILENT_SECONDS = 75.0  # without a word
+START_SECONDS = 120.0  # of a process that checks values
+WORKER_BYTES = 3 * GIB  # address space that checking may take beyond that of JAX
+RUN_BYTES = 9 * GIB  # address space of a whole run
+BAD = ("traceback", "hang", "silent")
+KINDS = ("refused", "accepted", "busy", *BAD)
+
+# A run that takes seconds. `attack_flags` adds to it what a setting needs to have an effect.
+TINY = """
+model.arch.num_hidden_layers=1 model.arch.hidden_size=16 model.arch.intermediate_size=32
+model.arch.num_attention_heads=2 model.arch.num_key_value_heads=1 model.arch.head_dim=8
+task.numbers_min=2 task.numbers_max=2 task.value_max=9 task.format_score=0.3 task.grade_workers=1
+rollout.num_prompts=2 rollout.group_size=4 rollout.max_prompt_tokens=16 rollout.max_new_tokens=24
+rollout.num_slots=8 rollout.page_size=8 warm_start.steps=1 warm_start.lr=2e-2
+warm_start.batch_size=4 warm_start.tries=1 train.microbatch_tokens=256 train.steps=1
+train.checkpoint_every=1 train.logged_rollouts=2 optimizer.lr=1e-3 eval.problems=2 eval.samples=1
+eval.every=0
+"""
+
+# What the settings with a prefix need to have an effect; the longest prefix counts.
+EXPERTS = (
+    "model.arch.model_type=qwen3_moe model.arch.num_experts=4 model.arch.num_experts_per_tok=2 "
+    "model.arch.moe_intermediate_size=16"
+)
+DELTA_NETS = (
+    "model.arch.model_type=qwen3_5_text model.arch.num_hidden_layers=2 "
+    "model.arch.full_attention_interval=2"
+)
+TEACHER_SERVER = "teacher.kind=server teacher.url=http://localhost:9/v1 algorithm.teacher_coef=1"
+CONTEXTS = {
+    "model.arch.num_experts": EXPERTS,
+    "model.arch.moe_": EXPERTS,
+    "model.arch.norm_topk": EXPERTS,
+    "rollout.routing_replay": EXPERTS,
+    "model.arch.linear_": DELTA_NETS,
+    "model.arch.full_attention_interval": DELTA_NETS,
+    "model.arch.partial_rotary_factor": DELTA_NETS,
+    "model.adapter.": "model.adapter.rank=2",
+    "model.base": "model.adapter.rank=2",
+    "task.tools.": "task.tools.names=calculator rollout.max_turns=2 task.turn_reward=score",
+    "task.turn_": "rollout.max_turns=2",
+    "task.reward_": "rollout.max_turns=2",
+    "task.feedback_": "rollout.max_turns=2",
+    "task.stop_on_success": "rollout.max_turns=2",
+    "rollout.max_reply_tokens": "rollout.max_turns=2",
+    "rollout.max_running_groups": "rollout.max_staleness=1",
+    "algorithm.correction_": "algorithm.correction=token_truncate",
+    "algorithm.kl_": "algorithm.kl_coef=0.1",
+    "algorithm.reference_every": "algorithm.kl_coef=0.1",
+    "algorithm.ce_": "algorithm.ce_coef=0.1",
+    "algorithm.environment_coef": "rollout.max_turns=2",
+    "algorithm.value_": "algorithm.advantage=gae",
+    "algorithm.gamma": "algorithm.advantage=gae",
+    "algorithm.lam": "algorithm.advantage=gae",
+    "critic.": "algorithm.advantage=gae",
+    "teacher.": "teacher.kind=policy teacher.prompt={prompt} algorithm.teacher_coef=1",
+    "teacher.url": "teacher.kind=server algorithm.teacher_coef=1",
+    "teacher.concurrency": TEACHER_SERVER,
+    "teacher.seconds": TEACHER_SERVER,
+    "teacher.retries": TEACHER_SERVER,
+    "teacher.key_variable": TEACHER_SERVER,
+    "task.reward.judge.": "task.reward.functions=judge "
+    "task.reward.judge.url=http://localhost:9/v1 task.reward.judge.model=m",
+    "task.reward.judge.url": "task.reward.functions=judge task.reward.judge.model=m",
+    "train.prompt_epochs": "task.name=calculator",
+    "sft.": "sft.data=countdown sft.batch_size=4 sft.pack_length=64",
+}
+
+# By the type of a setting: what a flag may say.
+HOSTILE = {
+    bool: ("maybe", "2", ""),
+    int: ("-1", "0", "1", "1000000", "2147483647", "1000000000000", "9999999999999999999999", "x"),
+    float: ("-1", "0", "nan", "inf", "1e39", "1e300", "-1e300", "1e-320", "x"),
+    str: ("nonsense", "/nonexistent/x", "\udcff\u202e", "a" * 5000, "a" * 300, "\n", ",", ""),
+    tuple: ("x", "", "-1", "nan", "1e400", "(1,'a')", "(('a',),)", "a" * 5000, "1e300,0"),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A setting and what a flag says of it."""
+
+    name: str
+    value: str
+
+    @property
+    def flags(self) -> list[str]:
+        """Returns the arguments of `jzero.main`, without a workdir."""
+        prefixes = [prefix for prefix in CONTEXTS if self.name.startswith(prefix)]
+        context = CONTEXTS[max(prefixes, key=len)] if prefixes else ""
+        settings = [*TINY.split(), *context.split(), f"{self.name}={self.value}"]
+        config = f"--config={ROOT / 'configs/countdown.py'}:tiny"
+        return [config, *(f"--config.{setting}" for setting in settings)]
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value[:40]!r}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a value: a key of the table, and the last line that was printed."""
+
+    kind: str
+    line: str = ""
+
+
+def all_cases() -> list[Case]:
+    """Returns every setting of the schema with the hostile values of its type."""
+    from jzero import config
+
+    cases = []
+    for setting in config.list_settings(config.Config()):
+        values = list(HOSTILE[type(setting.value)])
+        if isinstance(setting.value, bool):
+            values.append(str(not setting.value))
+        cases += [Case(setting.name, value) for value in values]
+    return cases
+
+
+# -- One value, in this process --------------------------------------------------------------------
+
+
+def check_value(case: Case, workdir: Path) -> Outcome:
+    """Takes a value through the command, up to its first program."""
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
+            settings = start_run(case.flags, workdir)
+    except SystemExit as exit:
+        return outcome_of_exit(exit.code, errors.getvalue())
+    except Exception as error:
+        return Outcome("traceback", "".join(traceback.format_exception(error))[-1500:])
+    return check_taken(case, settings)
+
+
+def check_taken(case: Case, settings: "config.Config") -> Outcome:
+    """Returns "accepted" if a run's settings have the value of the flag, and else "silent"."""
+    from jzero import config
+
+    [setting] = [item for item in config.list_settings(settings) if item.name == case.name]
+    value = setting.value
+    is_taken = {
+        bool: lambda: str(value) == case.value or case.value == "",
+        int: lambda: value == int(case.value),
+        float: lambda: value == float(case.value),
+        str: lambda: value == case.value,
+        # A flag without a value empties the tuple.
+        tuple: lambda: any(cast(tuple, value)) == bool(case.value.strip("()")),
+    }
+    if is_taken[setting.kind]():
+        return Outcome("accepted")
+    return Outcome("silent", f"{case.name} is {str(value)[:80]!r}")
+
+
+def outcome_of_exit(code: object, errors: str) -> Outcome:
+    """Returns what came of a process that ended: its status, and what it wrote to stderr."""
+    lines = [line for line in errors.replace("\r", "\n").split("\n") if line.strip()]
+    last = lines[-1] if lines else ""
+    if code == 0:
+        return Outcome("accepted")
+    if code == 2 and len(lines) == 1 and last.startswith("error: "):
+        return Outcome("refused", last)
+    return Outcome("traceback", f"status {code}: {errors[-1500:]}")
+
+
+def start_run(flags: Sequence[str], workdir: Path) -> "config.Config":
+    """Does what `jzero.main` does before its first program, in its order; returns the settings."""
+    from jzero import cli, main, sft, train
+    from jzero.distillation.build import check_teacher
+    from jzero.distributed.mesh import configured_mesh
+    from jzero.grading.pool import Pool
+    from jzero.run.base_model import read_base_model
+    from jzero.setup import build, evaluation_problems
+
+    settings = main.parse([*flags, f"--workdir={workdir}"]).settings
+    with cli.user_errors():
+        if settings.sft.data:
+            settings, _ = sft.prepare(settings, workdir)
+            sft.read_data(settings)
+            base = read_base_model(settings.model)
+            sft.make_trainer(settings, base, configured_mesh(settings.mesh))
+            return settings
+        settings, _ = train.prepare(settings, workdir)
+        with Pool(0) as pool:
+            run = build(settings, pool)
+            check_teacher(settings, run.base, run.trainer.policy.mesh)
+            evaluation_problems(run)
+    return settings
+
+
+def work() -> None:
+    """Checks the values that arrive as JSON lines, and answers each with a line."""
+    from jzero import cli
+
+    sys.path.insert(0, str(ROOT))
+    cli.start_jax([])
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    with tempfile.TemporaryDirectory() as folder:
+        check_value(Case("name", "warm"), Path(folder) / "warm")  # imports everything
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * os.sysconf("SC_PAGE_SIZE") + WORKER_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        print("ready", file=answers, flush=True)
+        for number, line in enumerate(sys.stdin):
+            outcome = check_value(Case(*json.loads(line)), Path(folder) / str(number))
+            print(json.dumps([outcome.kind, outcome.line]), file=answers, flush=True)
+
+
+# -- All values, in processes that may be killed ---------------------------------------------------
+
+
+class Worker:
+    """A process that checks values, and is replaced when it hangs or dies."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen | None = None
+
+    def check(self, case: Case) -> Outcome:
+        """Returns what comes of a value, within CASE_SECONDS."""
+        process = self._process or self._start()
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps([case.name, case.value]) + "\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            pass  # the answer is missing, too
+        began = time.monotonic()
+        answer = self._read(CASE_SECONDS)
+        if answer:
+            return Outcome(*json.loads(answer))
+        status = self.close()
+        seconds = time.monotonic() - began
+        return Outcome("hang", f"no answer after {seconds:.0f} s, status {status}")
+
+    def close(self) -> int | None:
+        """Ends the process. Returns its status if it had ended by itself."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        status = process.poll()
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+        return status
+
+    def _start(self) -> subprocess.Popen:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment(),
+            cwd=ROOT,
+        )
+        assert self._read(START_SECONDS).strip() == "ready", "the process did not start"
+        return self._process
+
+    def _read(self, seconds: float) -> str:
+        """Returns the next line of the process, or "" if it ends or takes too long."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            return self._process.stdout.readline() if selector.select(seconds) else ""
+
+
+def environment() -> dict[str, str]:
+    """Returns the environment of the processes: one CPU device, and no network."""
+    return os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": "1",
+        "HF_HUB_OFFLINE": "1",
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+def check_all(cases: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
+    """Yields what comes of every value, up to the first program."""
+    with contextlib.closing(Worker()) as worker:
+        for case in cases:
+            yield case, worker.check(case)
+
+
+# -- Whole runs ------------------------------------------------------------------------------------
+
+
+def limit_memory() -> None:
+    """Limits the address space of a process that is about to start a run."""
+    resource.setrlimit(resource.RLIMIT_AS, (RUN_BYTES, RUN_BYTES))
+
+
+def run_whole(case: Case, folder: Path, seconds: float = RUN_SECONDS) -> Outcome:
+    """Runs `jzero.main` with a value, and returns what came of it."""
+    workdir, log = folder / "run", folder / "log.txt"
+    programs = {"JAX_COMPILATION_CACHE_DIR": str(folder.parent / "programs")}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "jzero.main", *case.flags, f"--workdir={workdir}"],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment() | programs,
+            cwd=ROOT,
+            preexec_fn=limit_memory,
+            start_new_session=True,
+        )
+    try:
+        status = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        silence = time.time() - log.stat().st_mtime
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        kind = "busy" if silence < SILENT_SECONDS else "silent"
+        return Outcome(kind, f"not over after {seconds:.0f} s, silent for {silence:.0f} s")
+    printed = log.read_text(encoding="utf-8", errors="replace")
+    lines = [line for line in printed.replace("\r", "\n").split("\n") if line.strip()]
+    last = lines[-1] if lines else ""
+    if status == 2 and last.startswith("error: ") and "Traceback" not in printed:
+        return Outcome("refused", last)
+    if status != 0:
+        return Outcome("hang" if status < 0 else "traceback", f"status {status}: {printed[-1500:]}")
+    return check_metrics(workdir / "metrics.jsonl")
+
+
+def check_metrics(path: Path) -> Outcome:
+    """Returns "accepted" if all metrics of a run are finite."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    wrong = {name for row in rows for name, value in row.items() if not is_finite(value)}
+    if wrong:
+        return Outcome("traceback", f"not finite: {', '.join(sorted(wrong))}")
+    return Outcome("accepted")
+
+
+def is_finite(value: object) -> bool:
+    """Returns whether a value of a row is no number, or a finite one."""
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def run_sample(cases: Sequence[Case], number: int, seed: int) -> Iterator[tuple[Case, Outcome]]:
+    """Yields what comes of whole runs of so many of the cases."""
+    chosen = random.Random(seed).sample(list(cases), min(number, len(cases)))
+    with tempfile.TemporaryDirectory() as name:
+        for index, case in enumerate(chosen):
+            folder = Path(name) / str(index)
+            folder.mkdir()
+            yield case, run_whole(case, folder)
+            shutil.rmtree(folder)
+
+
+# -- The table -------------------------------------------------------------------------------------
+
+
+def print_table(title: str, counts: Counter[str]) -> None:
+    """Prints the number of values by what came of them."""
+    numbers = "  ".join(f"{kind} {counts[kind]}" for kind in KINDS if kind in counts or kind in BAD)
+    print(f"{title}: {counts.total()} values  {numbers}", flush=True)
+
+
+def main() -> None:
+    """Runs the command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="settings whose name begins so")
+    parser.add_argument("--verbose", action="store_true", help="print every value")
+    parser.add_argument("--runs", type=int, default=0, help="whole runs of accepted values")
+    parser.add_argument("--seed", type=int, default=0, help="of the choice of whole runs")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work()
+        return
+    cases = [case for case in all_cases() if case.name.startswith(options.only)]
+    settings = {case.name for case in cases}
+    accepted: list[Case] = []
+    is_bad = False
+    stages = {f"{len(settings)} settings, up to the model": check_all(cases)}
+    if options.runs:
+        stages["whole runs"] = run_sample(accepted, options.runs, options.seed)
+    for title, outcomes in stages.items():
+        counts: Counter[str] = Counter()
+        for case, outcome in outcomes:
+            counts[outcome.kind] += 1
+            if outcome.kind == "accepted" and title != "whole runs":
+                accepted.append(case)
+            if options.verbose or outcome.kind in BAD:
+                print(f"{outcome.kind:10}{case}: {outcome.line}", flush=True)
+        print_table(title, counts)
+        is_bad = is_bad or any(counts[kind] for kind in BAD)
+    sys.exit(1 if is_bad else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""AReaL: the rows of its multi-turn agent for mathematics, and of its asynchronous example.
+
+Sources: github.com/inclusionAI/AReaL at 1ec1399f1, realhf/impl/agent/math_multi_turn_agent.py for
+the agent, examples/run_async_ppo.sh for the example, and training/configs/async-ppo.yaml for what
+both leave at the defaults. There is no published command with the agent.
+"""
+
+from benchmarks.published.settings.row import PublishedRun, Row, differing
+
+NO_COMMAND = "no command with this agent was published: as in configs/math.py"
+
+AREAL = (
+    differing(
+        "dataset.path",
+        "boba_106k_0319.jsonl of inclusionAI/AReaL-RL-Data",
+        "task.data",
+        "",
+        "MATH, levels 3 to 5; task.data=FILE takes the published file",
+    ),
+    differing(
+        "(prompt)",
+        "the column prompt of the data, tokenized as it is",
+        "task.template",
+        "chat",
+        "the question in the model's chat template; task.template=column:prompt takes the column",
+        topic="prompt",
+    ),
+    Row("(system prompt)", "none", "task.system_prompt", "none", topic="prompt"),
+    differing(
+        "(feedback)",
+        "two sentences of the agent",
+        "",
+        None,
+        "the same in other words; task.feedback_right and task.feedback_wrong take the published",
+        topic="prompt",
+    ),
+    differing(
+        "(tokens before a feedback)",
+        "a newline and the chat template anew, with its own system prompt",
+        "",
+        None,
+        "a further message in the same conversation",
+        topic="prompt",
+    ),
+    Row("(stop strings)", "none", "rollout.stop", (), topic="stops"),
+    differing(
+        "(verifier)",
+        "AReaL's math_parser",
+        "task.verifier",
+        "fast",
+        "jzero's grader",
+        topic="verifier",
+    ),
+    Row(
+        "(reward of a turn)", "1 and -1", "task.turn_reward", "success", "1 and -1", topic="rewards"
+    ),
+    Row("reward_scaling", "1", "task.reward_scaling", 1.0, topic="rewards"),
+    Row("reward_bias", "0", "task.reward_bias", 0.0, topic="rewards"),
+    Row("turn_level_discount", "1", "task.turn_discount", 1.0, topic="rewards"),
+    Row("num_turns", "5", "rollout.max_turns", 5),
+    Row("(after a right answer)", "the episode continues", "task.stop_on_success", False),
+    Row("(tokens of a turn)", "1K", "rollout.max_new_tokens", 1024, "1,024"),
+    Row("(sequences)", "one for each turn", "train.sequence_per_turn", True),
+    Row(
+        "(evaluation)",
+        "none in the run",
+        "eval.every",
+        16,
+        "five suites in one turn",
+        differs=True,
+        topic="evaluation",
+    ),
+    Row("ppo.use_decoupled_loss", "True", "algorithm.name", "decoupled_ppo"),
+    Row("ppo.recompute_logprob", "True", "algorithm.old_policy", "trainer"),
+    differing(
+        "ppo.behav_imp_weight_cap", "none", "algorithm.correction_high", 5.0, "the paper's bound"
+    ),
+    Row("ppo.disable_value", "True", "algorithm.advantage", "return_to_go", "no critic"),
+    Row("ppo.adv_norm", "True", "algorithm.whiten", True),
+    Row("ppo.discount", "1", "algorithm.gamma", 1.0),
+    Row("ppo.eps_clip", "0.2", "algorithm.clip_low", 0.2),
+    Row("ppo.eps_clip", "0.2", "algorithm.clip_high", 0.2),
+    Row("ppo.kl_ctl", "0", "algorithm.kl_reward", 0.0),
+    Row("ppo.gen.temperature", "1", "rollout.temperature", 1.0),
+    Row("ppo.gen.top_p", "1", "rollout.top_p", 1.0),
+    Row("dataset.max_prompt_len", "1024", "rollout.max_prompt_tokens", 1024),
+    differing(
+        "ppo.early_stop_imp_ratio",
+        "5",
+        "",
+        None,
+        "an update whose ratios are larger is not left out",
+    ),
+    differing("dataset.train_bs_n_seqs", "512", "rollout.num_prompts", 128, NO_COMMAND),
+    differing("group_size", "16", "rollout.group_size", 8, NO_COMMAND),
+    differing("ppo.ppo_n_minibatches", "4", "train.minibatches", 8, NO_COMMAND),
+    differing("actor.optimizer.lr", "2e-5", "optimizer.lr", 1e-6, NO_COMMAND),
+    differing("actor.optimizer.weight_decay", "0.05", "optimizer.weight_decay", 0.0, NO_COMMAND),
+    differing("actor.optimizer.eps", "1e-5", "optimizer.eps", 1e-8, NO_COMMAND),
+    differing(
+        "actor.optimizer.warmup_steps_proportion",
+        "0.001",
+        "optimizer.warmup_ratio",
+        0.0,
+        NO_COMMAND,
+    ),
+    Row("actor.optimizer.beta2", "0.95", "optimizer.b2", 0.95),
+    Row("actor.optimizer.gradient_clipping", "1", "optimizer.clip_norm", 1.0),
+    differing(
+        "max_head_offpolicyness",
+        "4 in the quick start",
+        "rollout.max_staleness",
+        0,
+        "synchronous; rollout.max_staleness=4 is asynchronous",
+    ),
+)
+
+ASYNC = (
+    Row("actor.path", "Qwen/Qwen3-1.7B", "model.path", "Qwen/Qwen3-1.7B"),
+    Row(
+        "dataset.path",
+        "boba_106k_0319.jsonl of inclusionAI/AReaL-RL-Data",
+        "task.data",
+        "",
+        "the command names the file",
+    ),
+    Row("(task of a row)", "the column task: math or code", "task.name", "mixed"),
+    Row(
+        "(prompt)",
+        "the column prompt of the data, tokenized as it is",
+        "task.template",
+        "column:prompt",
+        topic="prompt",
+    ),
+    Row("(system prompt)", "none", "task.system_prompt", "", topic="prompt"),
+    Row("(stop strings)", "none", "rollout.stop", (), topic="stops"),
+    differing(
+        "(verifier)",
+        "AReaL's math_parser, and its own test runner",
+        "task.verifier",
+        "fast",
+        "jzero's grader, and jzero's sandbox for programs",
+        topic="verifier",
+    ),
+    differing(
+        "(tests of a program)",
+        "all",
+        "",
+        None,
+        "15 tests with the longest inputs; task.options=code.options=max_tests=0 takes all",
+        topic="verifier",
+    ),
+    differing(
+        "(reward of a response)",
+        "5 and -5",
+        "",
+        None,
+        "1 and 0, which is the same after whitening over the batch",
+        topic="rewards",
+    ),
+    Row("(evaluation)", "none", "eval.problems", 0, "none in the run", topic="evaluation"),
+    Row("dataset.train_bs_n_seqs", "32", "rollout.num_prompts", 32),
+    Row("group_size", "8", "rollout.group_size", 8),
+    Row("dataset.max_prompt_len", "1024", "rollout.max_prompt_tokens", 1024),
+    Row("ppo.gen.max_new_tokens", "4096", "rollout.max_new_tokens", 4096),
+    Row("ppo.gen.temperature", "1", "rollout.temperature", 1.0),
+    Row("ppo.gen.top_p", "1", "rollout.top_p", 1.0),
+    Row("max_head_offpolicyness", "4", "rollout.max_staleness", 4),
+    Row("max_concurrent_rollouts", "16", "rollout.max_running_groups", 16),
+    Row("ppo.use_decoupled_loss", "True", "algorithm.name", "decoupled_ppo"),
+    Row("ppo.disable_value", "True", "algorithm.advantage", "return_to_go", "no critic"),
+    Row("ppo.adv_norm", "True", "algorithm.whiten", True),
+    Row("ppo.discount", "1", "algorithm.gamma", 1.0),
+    Row("ppo.eps_clip", "0.2", "algorithm.clip_low", 0.2),
+    Row("ppo.eps_clip", "0.2", "algorithm.clip_high", 0.2),
+    Row("ppo.kl_ctl", "0", "algorithm.kl_reward", 0.0),
+    differing(
+        "ppo.early_stop_imp_ratio",
+        "5",
+        "",
+        None,
+        "an update whose ratios are larger is not left out",
+    ),
+    Row("ppo.ppo_n_minibatches", "4", "train.minibatches", 4),
+    Row("exp_ctrl.total_train_epochs", "5", "train.prompt_epochs", 5.0),
+    Row("actor.optimizer.lr", "2e-5", "optimizer.lr", 2e-5),
+    Row("actor.optimizer.lr_scheduler_type", "constant", "optimizer.schedule", "constant"),
+    Row("actor.optimizer.warmup_steps_proportion", "0.001", "optimizer.warmup_ratio", 0.001),
+    Row("actor.optimizer.beta2", "0.95", "optimizer.b2", 0.95),
+    Row("actor.optimizer.eps", "1e-5", "optimizer.eps", 1e-5),
+    Row("actor.optimizer.weight_decay", "0.05", "optimizer.weight_decay", 0.05),
+    Row("actor.optimizer.gradient_clipping", "1", "optimizer.clip_norm", 1.0),
+    Row("seed", "1", "train.seed", 1),
+)
+
+AREAL_RUNS = (
+    PublishedRun(
+        "AReaL, multi-turn agent for mathematics",
+        "inclusionAI/AReaL, realhf/impl/agent/math_multi_turn_agent.py",
+        "math_multiturn",
+        "areal-qwen2.5-1.5b-instruct",
+        "areal",
+        AREAL,
+    ),
+    PublishedRun(
+        "AReaL, asynchronous example for mathematics and code",
+        "inclusionAI/AReaL, examples/run_async_ppo.sh",
+        "mixed",
+        "areal-async-qwen3-1.7b",
+        "",  # the prompt is the text of the data
+        ASYNC,
+    ),
+)

@@ -1,0 +1,67 @@
+"""Chooses the platform that JAX runs on, before JAX looks for devices.
+
+JAX loads every installed accelerator library and queries it for devices. libtpu is installed on
+many machines without a TPU, because it compiles for TPUs (`python -m jzero.plan`). On such a
+machine libtpu searches for a TPU, prints about eight lines on stderr when it finds none, and takes
+seconds.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import pkgutil
+from pathlib import Path
+
+import jax
+
+GOOGLE = "0x1ae0"  # the PCI vendor
+NO_TPUS = {"0x001f", "0x0042"}  # Google's PCI devices on every VM: disk and network
+
+# Variables that a Cloud TPU, its manager or a user sets to describe a TPU.
+VARIABLES = (
+    "CLOUD_TPU_TASK_ID",
+    "TPU_ACCELERATOR_TYPE",
+    "TPU_NAME",
+    "TPU_PROCESS_ADDRESSES",
+    "TPU_TOPOLOGY",
+    "TPU_VISIBLE_CHIPS",
+    "TPU_VISIBLE_DEVICES",
+    "TPU_WORKER_HOSTNAMES",
+    "TPU_WORKER_ID",
+)
+
+
+def choose_platform() -> None:
+    """Selects the CPU platform on a machine without any sign of an accelerator.
+
+    Has to be called before any device is used. Does nothing if JAX_PLATFORMS or
+    `jax.config.update("jax_platforms", ...)` names a platform, or if the plugin of an accelerator
+    other than a TPU is installed.
+    """
+    if jax.config.values["jax_platforms"] or may_have_tpu(Path("/")) or has_plugins():
+        return
+    jax.config.update("jax_platforms", "cpu")
+
+
+def may_have_tpu(root: Path) -> bool:
+    """Returns whether the machine may have a TPU. `root` is the root of its file system."""
+    if any(os.environ.get(name) for name in VARIABLES):
+        return True
+    if [*root.glob("dev/accel*"), *root.glob("dev/vfio/[0-9]*")]:
+        return True
+    for vendor in root.glob("sys/bus/pci/devices/*/vendor"):
+        if vendor.read_text().strip() == GOOGLE:
+            device = (vendor.parent / "device").read_text().strip()
+            # Any other Google device on the PCI bus may be a TPU.
+            if device not in NO_TPUS:
+                return True
+    return False
+
+
+def has_plugins() -> bool:
+    """Returns whether JAX finds an accelerator plugin, such as the GPU plugin."""
+    if importlib.metadata.entry_points(group="jax_plugins"):
+        return True
+    spec = importlib.util.find_spec("jax_plugins")  # a namespace package that only plugins create
+    places = spec.submodule_search_locations if spec is not None else None
+    return any(pkgutil.iter_modules(places or []))

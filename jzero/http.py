@@ -1,0 +1,560 @@
+"""HTTP client for all remote servers: judge, teacher, remote sandbox, OpenEnv, generate, metadata.
+
+    client = Client("teacher.url", "http://localhost:8000/v1", seconds=120.0, retries=4, key=key)
+    text = client.ask("completions", body, read=read_text)      # POST; body=None sends a GET
+    client.close()                                              # cancels the requests in flight
+
+`jzero.websocket` is the counterpart for WebSocket sessions.
+
+Every server is treated as hostile:
+
+- One deadline covers the whole exchange: DNS lookup, connecting, writing, headers, body.
+- Replies are bounded while they are read: bytes, headers, JSON nesting, containers, digits.
+- `read` checks the shape of the reply. A wrong shape raises a one-line error with the URL.
+- Redirects are refused, so that an API key is sent only to the configured server.
+- Transient failures are retried after growing, random pauses. `Retry-After` is obeyed up to
+  LONGEST_PAUSE. All tries together take (retries + 1) * (seconds + LONGEST_PAUSE) at most.
+- API keys are removed from everything that a server sends, so no message and no file contains one.
+
+TLS certificates are verified. HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY configure proxies.
+`Client` may be used from any thread, and from an event loop with `asyncio.to_thread`. All network
+I/O of a process runs in one dedicated thread. httpx is imported on first use, because most grader
+processes do not need it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import math
+import os
+import random
+import re
+import ssl
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError, Future
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
+from urllib.parse import urlsplit
+
+from jzero.errors import UserError, reason_of, shown
+from jzero.types import JsonValue
+
+if TYPE_CHECKING:
+    import httpx
+
+T = TypeVar("T")
+
+FIRST_PAUSE = 1.0  # maximum seconds between the first two tries
+LONGEST_PAUSE = 60.0  # maximum seconds between any two tries
+GRACE_SECONDS = 5.0  # after the deadline, for the network thread
+MAX_REPLY_BYTES = 4 << 20
+MAX_ERROR_BYTES = 64 << 10  # of an error reply; the key is removed before the text is shortened
+SHOWN_BYTES = 300  # of an error reply in an error message
+MAX_DEPTH = 64  # of nested JSON arrays and objects
+MAX_CONTAINERS = 1 << 20  # arrays and objects of one reply; each takes up to 230 bytes of memory
+MAX_DIGITS = 300  # of an integer; longer ones do not fit a float64
+PARTS_AT_ONCE = 64  # chunks of a reply that are read before other exchanges get their turn
+HIDDEN_KEY = "[API key]"
+
+_TRANSIENT_STATUSES = (408, 409, 425, 429)  # besides all statuses >= 500
+_KEY = re.compile(r"[\x21-\x7e]+")
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_NOT_A_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
+_KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number"}
+
+
+class RemoteError(Exception):
+    """A request to a server failed. The message is one line."""
+
+
+class NoAnswer(RemoteError):
+    """All tries failed with transient errors."""
+
+
+class Refused(RemoteError):
+    """The server refused the request, or redirected it."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status  # HTTP status; 0 if there was no reply
+
+
+class WrongReply(RemoteError):
+    """The reply is too long, is not JSON, or does not have the expected shape."""
+
+
+class Closed(RemoteError):
+    """`Client.close` was called while the request was in flight."""
+
+
+class TryAgain(Exception):
+    """A transient failure. `read` may raise it to request the reply again."""
+
+    def __init__(self, reason: str, pause: float = 0.0) -> None:
+        super().__init__(reason)
+        self.pause = pause  # minimum seconds before the next try
+
+
+# -- JSON ------------------------------------------------------------------------------------------
+
+
+def parse_json(content: bytes, key: str = "") -> JsonValue:
+    """Parses untrusted JSON. Lone surrogates become U+FFFD, and `key` becomes HIDDEN_KEY.
+
+    Raises:
+        ValueError: the content is not UTF-8 or not JSON, has an object with duplicate keys or a
+            number that is not finite, or exceeds MAX_DEPTH, MAX_CONTAINERS or MAX_DIGITS.
+    """
+    text = content.decode("utf-8")
+    depth = 0
+
+    # Count containers and nesting before parsing, because the parser would build all of them.
+    brackets = _STRING.sub(b"", content).translate(None, _NOT_A_BRACKET)
+    if len(brackets) > 2 * MAX_CONTAINERS:
+        raise ValueError(f"more than {MAX_CONTAINERS} lists and objects")
+    # Strings are removed, so every bracket opens or closes a container.
+    for bracket in brackets:
+        depth += 1 if bracket in b"[{" else -1
+        if depth > MAX_DEPTH:
+            raise ValueError(f"nested more than {MAX_DEPTH} deep")
+    try:
+        value = json.loads(
+            text,
+            parse_int=_parse_int,
+            parse_float=_parse_float,
+            parse_constant=_refuse_constant,
+            object_pairs_hook=_to_object,
+        )
+    except json.JSONDecodeError as error:
+        raise ValueError(f"no JSON: {error.msg} at character {error.pos}") from None
+    # Without an escape sequence there are no lone surrogates, and the key can only occur verbatim.
+    return _clean(value, key) if "\\" in text or (key and key in text) else value
+
+
+def _parse_int(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _parse_float(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"{shown(digits)} does not fit a float64")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _to_object(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
+    # json.loads would silently keep the last of two equal keys.
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("an object has the same key twice")
+    return value
+
+
+def _clean(value: JsonValue, key: str) -> JsonValue:
+    # UTF-16 joins surrogate pairs to characters. Only lone surrogates are replaced.
+    if isinstance(value, str):
+        text = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return text.replace(key, HIDDEN_KEY) if key else text
+    if isinstance(value, list):
+        return [_clean(item, key) for item in value]
+    if isinstance(value, dict):
+        return {_clean(name, key): _clean(item, key) for name, item in value.items()}
+    return value
+
+
+def member(value: JsonValue, path: Iterable[str | int], kind: type[T]) -> T:
+    """Returns the value at a path of keys and indices in a reply, such as ("choices", 0, "text").
+
+    Raises:
+        ValueError: the value is missing, or is not of type `kind`.
+    """
+    path = tuple(path)
+    name = ".".join(map(str, path)) or "the reply"
+    for step in path:
+        if isinstance(step, int):
+            is_there = isinstance(value, list) and step < len(value)
+        else:
+            is_there = isinstance(value, dict) and step in value
+        if not is_there:
+            raise ValueError(f"{name} is missing")
+        value = value[step]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    # A bool is an int in Python, but not in JSON.
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ValueError(f"{name} is {shown(value)} and not {_KINDS[kind]}")
+    return value
+
+
+def optional_member(value: JsonValue, path: Iterable[str | int], kind: type[T], default: T) -> T:
+    """Like `member`, but returns `default` if the value is missing or null."""
+    *parents, last = path
+    parent = member(value, parents, dict)
+    return default if parent.get(str(last)) is None else member(parent, (last,), kind)
+
+
+def finite_number(value: JsonValue, low: float, high: float) -> float:
+    """Returns a number of a reply as a float. Raises ValueError unless low <= value <= high."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # `float` is exact enough to compare: MAX_DIGITS keeps integers within its range.
+    if not is_number or not math.isfinite(value) or not low <= float(value) <= high:
+        raise ValueError(f"{shown(value)} is no number from {low:g} to {high:g}")
+    return float(value)
+
+
+# -- The network I/O of a process ------------------------------------------------------------------
+
+
+class _Limits(NamedTuple):
+    """Limits of one exchange."""
+
+    max_bytes: int
+    seconds: float
+
+
+class _Reply(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+    is_complete: bool  # False: the body was cut at the limit
+
+
+class _Network:
+    """The thread for all network I/O of this process. It starts with the first request."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self, coroutine: Coroutine[object, object, T]) -> Future[T]:
+        """Runs a coroutine in the network thread."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                run = self._loop.run_forever
+                threading.Thread(target=run, name="jzero-http", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+
+_NETWORK = _Network()
+os.register_at_fork(after_in_child=_NETWORK.__init__)  # a fork does not copy the thread
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    import httpx
+
+    return httpx.create_ssl_context()
+
+
+async def _exchange(request: httpx.Request, limits: _Limits, use_proxies: bool) -> _Reply:
+    """Sends one request over a new connection and returns the bytes of the reply.
+
+    Raises:
+        TimeoutError: the exchange took longer than `limits.seconds`.
+        httpx.HTTPError, OSError: the connection or the HTTP protocol failed.
+    """
+    import httpx
+
+    # A new client for each exchange, so that no cookie or connection is reused.
+    async with (
+        asyncio.timeout(limits.seconds),
+        httpx.AsyncClient(
+            verify=_tls(), timeout=None, follow_redirects=False, trust_env=use_proxies
+        ) as client,
+    ):
+        reply = await client.send(request, stream=True)
+        try:
+            limit = limits.max_bytes if reply.status_code == httpx.codes.OK else MAX_ERROR_BYTES
+            content = bytearray()
+            num_parts = 0
+            # Raw bytes: nothing is decompressed, so the limit holds.
+            async for part in reply.aiter_raw():
+                content += part
+                if len(content) > limit:
+                    break
+                num_parts += 1
+                if (
+                    num_parts % PARTS_AT_ONCE == 0
+                ):  # many tiny chunks must not block other exchanges
+                    await asyncio.sleep(0)
+        finally:
+            await reply.aclose()
+    is_complete = len(content) <= limit
+    return _Reply(reply.status_code, reply.headers, bytes(content[:limit]), is_complete)
+
+
+# -- The client ------------------------------------------------------------------------------------
+
+
+def check_url(setting: str, url: str, schemes: tuple[str, ...] = ("http", "https")) -> None:
+    """Raises UserError unless `url` is the address of a server without user name and password.
+
+    Credentials are refused because addresses appear in messages and files.
+    """
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
+        is_valid &= bool(_KEY.fullmatch(url)) and not parts.query and not parts.fragment
+        has_credentials = parts.username is not None or parts.password is not None
+    except ValueError:  # an invalid port, or brackets without an IPv6 address
+        is_valid, has_credentials = False, "@" in url
+    if has_credentials:
+        raise UserError(
+            f"{setting} holds a user name or a password: leave them out of the address, and give "
+            "the key in an environment variable"
+        )
+    if not is_valid:
+        raise UserError(
+            f"{setting}={shown(url) if url else ''} is no address of a server: write {schemes[0]}://HOST:PORT"
+        )
+
+
+class Client:
+    """Sends requests to one server. Thread-safe."""
+
+    def __init__(
+        self,
+        setting: str,
+        url: str,
+        *,
+        seconds: float,
+        retries: int = 0,
+        label: str = "",
+        key: str = "",
+        key_variable: str = "",
+        use_proxies: bool = True,
+        max_bytes: int = MAX_REPLY_BYTES,
+    ) -> None:
+        """Checks the address and the key. Does not connect yet.
+
+        Args:
+            setting: The setting that holds `url`, for error messages.
+            url: Address of the server.
+            seconds: Time limit of one whole exchange.
+            retries: Maximum retries of a request after transient failures.
+            label: Prefix of error messages; "" for setting=url.
+            key: The API key; "" sends none.
+            key_variable: The environment variable of the key, for error messages.
+            use_proxies: Whether the environment's proxies apply.
+            max_bytes: Default limit of one reply.
+
+        Raises:
+            UserError: `url` is not an address, or `key` cannot be sent in a header.
+        """
+        check_url(setting, url)
+        if key and not _KEY.fullmatch(key):
+            raise UserError(
+                f"the API key in {key_variable or 'the environment'} has a space, a line break or "
+                "a letter outside of ASCII: set the variable to the key only"
+            )
+        self.label = label or f"{setting}={url}"
+        self._url = url.rstrip("/")
+        self._seconds = seconds
+        self._tries = retries + 1
+        self._key = key
+        self._use_proxies = use_proxies
+        self._max_bytes = max_bytes
+        self._is_closed = threading.Event()
+        self._in_flight: set[Future[_Reply]] = set()
+
+    def ask(
+        self,
+        path: str,
+        body: JsonValue | None,
+        read: Callable[[JsonValue], T],
+        *,
+        max_bytes: int = 0,
+        seconds: float = 0.0,
+    ) -> T:
+        """Sends a JSON request, with retries, and returns the result of `read` for the reply.
+
+        Args:
+            path: Path below the address of the server.
+            body: The JSON to POST; None sends a GET.
+            read: Extracts the result from the reply. It raises ValueError for a wrong shape, and
+                TryAgain to retry the request.
+            max_bytes: Limit of the reply; 0 for the client's default.
+            seconds: Limit of one exchange; 0 for the client's default.
+
+        Raises:
+            NoAnswer, Refused, WrongReply, Closed: see these classes.
+        """
+
+        def parse(reply: _Reply) -> T:
+            # A missing header is accepted.
+            kind = reply.headers.get("Content-Type", "json")
+            if "json" not in kind.lower():
+                raise ValueError(f"Content-Type {self._shown(kind)} and not application/json")
+            return read(parse_json(reply.content, self._key))
+
+        return self._ask(path, body, parse, {}, max_bytes, seconds)
+
+    def get_text(self, path: str, headers: Mapping[str, str]) -> str:
+        """Sends a GET and returns the reply as UTF-8 text. Raises the same errors as `ask`."""
+
+        def parse(reply: _Reply) -> str:
+            return reply.content.decode()
+
+        return self._ask(path, None, parse, headers)
+
+    def close(self) -> None:
+        """Cancels the requests in flight. All further calls of `ask` raise Closed."""
+        self._is_closed.set()
+        for future in list(self._in_flight):
+            future.cancel()
+
+    def _ask(
+        self,
+        path: str,
+        body: JsonValue | None,
+        parse: Callable[[_Reply], T],
+        headers: Mapping[str, str],
+        max_bytes: int = 0,
+        seconds: float = 0.0,
+    ) -> T:
+        content = None if body is None else json.dumps(body).encode()
+        limits = _Limits(max_bytes or self._max_bytes, seconds or self._seconds)
+        reason = ""
+        for number in range(self._tries):
+            try:
+                reply = self._send(path, content, headers, limits)
+                return parse(reply)
+            # A wrong reply is not retried, unless `read` raises TryAgain.
+            except ValueError as error:
+                what = self._shown(str(error))
+                raise WrongReply(f"{self.label} answers with a wrong reply ({what})") from None
+            except TryAgain as error:
+                reason = self._shown(str(error))
+                pause = max(error.pause, pause_after(number, FIRST_PAUSE))
+            # `close` interrupts the pause.
+            is_last = number + 1 == self._tries
+            if not is_last and self._is_closed.wait(min(pause, LONGEST_PAUSE)):
+                raise Closed(f"{self.label}: the run has ended")
+        tries = "1 try" if self._tries == 1 else f"{self._tries} tries"
+        raise NoAnswer(f"{self.label} has not answered in {tries} ({reason})")
+
+    def _send(
+        self, path: str, content: bytes | None, headers: Mapping[str, str], limits: _Limits
+    ) -> _Reply:
+        """Sends a request once and returns a reply with status 200; raises for others."""
+        import httpx
+
+        address = f"{self._url}/{path}"
+        sent = {"Accept": "application/json", "Accept-Encoding": "identity", "Connection": "close"}
+        if content is not None:
+            sent["Content-Type"] = "application/json"
+        if self._key:
+            sent["Authorization"] = f"Bearer {self._key}"
+        method = "GET" if content is None else "POST"
+        try:
+            request = httpx.Request(method, address, headers=sent | dict(headers), content=content)
+        except (httpx.InvalidURL, ValueError) as error:
+            raise Refused(f"{self.label} is no address ({reason_of(error)})") from None
+        try:
+            exchange = _exchange(request, limits, self._use_proxies)
+            reply = self._wait(_NETWORK.start(exchange), limits.seconds)
+        except TimeoutError:
+            raise TryAgain(f"timed out after {limits.seconds:g} s") from None
+        except (httpx.HTTPError, OSError, EOFError) as error:
+            # A wrong certificate is not a transient failure.
+            if _is_wrong_certificate(error):
+                raise Refused(f"{self.label}: {self._shown(reason_of(error))}") from None
+            raise TryAgain(_failure(error)) from None
+        except (httpx.InvalidURL, UnicodeError) as error:  # a host name that no resolver accepts
+            raise Refused(f"{self.label} is no address ({reason_of(error)})") from None
+        if reply.status != httpx.codes.OK:
+            self._raise_for(reply)
+        if not reply.is_complete:
+            raise ValueError(f"longer than {limits.max_bytes} bytes")
+        # A compressed reply would have to be decompressed without a limit.
+        encoding = reply.headers.get("Content-Encoding", "identity")
+        if encoding.lower() != "identity":
+            raise ValueError(f"Content-Encoding {encoding}, which was not asked for")
+        return reply
+
+    def _wait(self, future: Future[_Reply], seconds: float) -> _Reply:
+        """Waits for an exchange in the network thread."""
+        self._in_flight.add(future)
+        try:
+            if self._is_closed.is_set():
+                raise CancelledError
+            return future.result(seconds + GRACE_SECONDS)
+        except CancelledError:
+            raise Closed(f"{self.label}: the run has ended") from None
+        finally:
+            future.cancel()  # has no effect on a finished exchange
+            self._in_flight.discard(future)
+
+    def _raise_for(self, reply: _Reply) -> NoReturn:
+        """Raises TryAgain for a transient error status, and Refused for any other status."""
+        text = self._shown(reply.content.decode(errors="replace"))
+        reason = f"status {reply.status}: {text}" if text else f"status {reply.status}"
+        if reply.status in _TRANSIENT_STATUSES or reply.status >= 500:
+            raise TryAgain(reason, seconds_to_wait(reply.headers.get("Retry-After", "")))
+        if 300 <= reply.status < 400:
+            target = self._shown(reply.headers.get("Location", ""))
+            raise Refused(
+                f"{self.label} redirects to {target or 'nowhere'} (status {reply.status}), and "
+                "redirects are not followed: give the address of the server itself",
+                reply.status,
+            )
+        raise Refused(f"{self.label} refuses a request ({reason})", reply.status)
+
+    def _shown(self, text: str) -> str:
+        """Prepares text of a server for an error message: one printable line without the key."""
+        # Hide the key before the text is cut, so that no part of the key remains.
+        if self._key:
+            text = text.replace(self._key, HIDDEN_KEY)
+        line = " ".join(text.split())[:SHOWN_BYTES]
+        return "".join(letter if letter.isprintable() else "?" for letter in line)
+
+
+def pause_after(number: int, first_pause: float) -> float:
+    """Returns the seconds to wait after the try `number`, which counts from 0.
+
+    The pauses double from `first_pause` up to LONGEST_PAUSE, minus a jitter of up to half.
+    """
+    longest = min(first_pause * 2.0 ** min(number, 30), LONGEST_PAUSE)
+    # The jitter spreads the retries of clients that failed together. It comes from the operating
+    # system, so that the state of seeded generators does not change.
+    return random.SystemRandom().uniform(0.5 * longest, longest)
+
+
+def seconds_to_wait(retry_after: str) -> float:
+    """Returns the seconds of a Retry-After header, LONGEST_PAUSE at most; 0 for other text."""
+    # The header may also hold a date, which is ignored.
+    is_number = retry_after.isascii() and retry_after.isdecimal() and len(retry_after) < 10
+    return min(float(retry_after), LONGEST_PAUSE) if is_number else 0.0
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yields an error and its chain of causes, which may contain the operating system's error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        if isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
+        else:
+            cause = cause.__cause__ or cause.__context__
+
+
+def _is_wrong_certificate(error: BaseException) -> bool:
+    return any(isinstance(cause, ssl.SSLCertVerificationError) for cause in _causes(error))
+
+
+def _failure(error: BaseException) -> str:
+    """Returns the operating system's reason for a failed exchange, or the library's."""
+    for cause in _causes(error):
+        if isinstance(cause, ssl.SSLError):
+            return reason_of(cause)
+        if isinstance(cause, OSError) and cause.errno:
+            is_system = cause.errno > 0  # the resolver's errors are negative
+            return os.strerror(cause.errno) if is_system else reason_of(cause)
+    return reason_of(error)

@@ -1,0 +1,159 @@
+"""Sizes the KV cache: as many pages as fit into the free memory.
+
+The cache never needs more pages than all slots at full length. Most sequences are shorter, and the
+scheduler preempts the youngest sequence when pages run out. Fewer pages therefore only slow down
+decoding once many sequences are long: the tokens are the same.
+
+    CPU           a share of the free memory when the run starts (CPU_SHARE)
+    accelerators  the memory that the plan leaves on a device while responses are sampled; a run
+                  with less than SMALLEST_SHARE of the full size is rejected
+
+rollout.num_pages overrides the number of pages. A resumed run keeps its original size
+(`run.kv_pool`), because a preempted sequence continues from a prefill, and the keys and values of a
+prefill may differ from decoding in the last bit.
+"""
+
+from dataclasses import dataclass, replace
+
+import jax
+
+from jzero.config import Config, RolloutConfig
+from jzero.distributed import collectives, processes
+from jzero.errors import UserError
+from jzero.planning import host_memory
+from jzero.planning.arithmetic import sampling_bytes
+from jzero.planning.chips import GIB
+from jzero.planning.fitting import (
+    attached_bytes,
+    attached_devices,
+    reason_not_planned,
+    shrink_pool,
+    without_adapter_path,
+)
+from jzero.planning.planned_run import kv_bytes_per_token
+from jzero.rollout.engine import Engine, divide_up
+
+CPU_SHARE = 1 / 8  # of the free memory: trainer, graders and other programs also need memory
+
+
+@dataclass(frozen=True)
+class Room:
+    """The bytes available for the KV cache of one device, and the reason."""
+
+    bytes: float
+    reason: str  # "an eighth of the 20.1 GiB that are free"
+    most_bytes: float  # the limit for rollout.num_pages
+
+
+def size_pool(
+    settings: Config, engine: Engine, is_trained: bool, recorded_pages: int = 0
+) -> RolloutConfig:
+    """Returns the rollout settings with the final rollout.num_pages, and prints a line about them.
+
+    Every process has to call this function: all hosts use the size of the host with the least
+    memory.
+
+    Args:
+        engine: the decoder with the pages that `settings` request. It has no device state.
+        is_trained: whether the devices also hold the arrays that training needs.
+        recorded_pages: the pages per shard with which the run started; 0 for a new run.
+
+    Raises:
+        UserError: rollout.num_pages, or one sequence of full length, does not fit.
+    """
+    page_bytes = kv_bytes_per_token(engine) * engine.settings.page_size
+    full = engine.pages_per_shard - 1  # one page is for idle slots
+    room = _room(settings, engine, is_trained)
+    if room is None:
+        pages, reason = full, "the memory of a device is not known"
+    elif settings.rollout.num_pages:
+        # An explicit rollout.num_pages is used as it is, or rejected.
+        if (full + 1) * page_bytes > room.most_bytes:
+            raise UserError(
+                f"rollout.num_pages={settings.rollout.num_pages} takes "
+                f"{(full + 1) * page_bytes / GIB:.1f} GiB on a device, and there are "
+                f"{room.most_bytes / GIB:.1f} GiB: set it to at most "
+                f"{_all_pages(engine, int(room.most_bytes / page_bytes) - 1)}, or to 0"
+            )
+        pages, reason = full, "rollout.num_pages"
+    else:
+        # As many pages as fit, but at least enough for one sequence of full length.
+        pages = min(full, max(int(room.bytes / page_bytes) - 1, engine.pages_per_slot))
+        reason = room.reason
+        if (pages + 1) * page_bytes > room.most_bytes:
+            raise UserError(
+                f"rollout.max_new_tokens={settings.rollout.max_new_tokens}: the KV cache of one "
+                f"sequence of {engine.max_sequence_tokens} tokens takes "
+                f"{(pages + 1) * page_bytes / GIB:.1f} GiB on a device, and there are "
+                f"{room.most_bytes / GIB:.1f} GiB: lower it"
+            )
+    # A resumed run has its original size, unless its settings ask for less.
+    if recorded_pages:
+        pages, reason = min(full, recorded_pages), "the size that the run began with"
+    # All hosts use the size of the host with the least memory.
+    pages = min(collectives.gather_json(pages))
+    processes.print_once(describe(engine, pages, page_bytes, reason))
+    return replace(settings.rollout, num_pages=_all_pages(engine, pages))
+
+
+def with_full_pool(settings: Config, engine: Engine) -> Config:
+    """Returns settings with pages for every slot at full length, for a decoder without preemption.
+
+    engine: the decoder of the settings with rollout.num_pages=0.
+    """
+    assert not settings.rollout.num_pages, f"{settings.rollout.num_pages=}"
+    num_pages = _all_pages(engine, engine.pages_per_shard - 1)
+    return replace(settings, rollout=replace(settings.rollout, num_pages=num_pages))
+
+
+def _all_pages(engine: Engine, pages: int) -> int:
+    """Returns the rollout.num_pages that gives every shard of every host this many pages."""
+    return max(0, pages) * engine.num_shards * jax.process_count()
+
+
+def describe(engine: Engine, pages: int, page_bytes: float, reason: str) -> str:
+    """Returns a line with the size of the KV cache, its capacity, and the reason for its size."""
+    shards = engine.num_shards
+    tokens = pages * engine.settings.page_size * shards
+    sequences = min(pages // engine.pages_per_slot, engine.slots_per_shard) * shards
+    slots = engine.slots_per_shard * shards
+    holds = f"all {slots}" if pages == engine.pages_per_shard - 1 else f"{sequences} of {slots}"
+    why = f" ({reason}; rollout.num_pages sets it)"
+    if reason == "rollout.num_pages":
+        why = f" (rollout.num_pages={engine.settings.num_pages})"
+    if pages == engine.pages_per_shard - 1 and not engine.settings.num_pages:
+        # The full size needs no explanation.
+        why = ""
+    devices = f"each of {shards} devices" if shards > 1 else "the device"
+    if engine.program_settings.tensor > 1:
+        devices = f"each of {engine.mesh.size} devices"
+    return (
+        f"KV cache: {(pages + 1) * page_bytes / GIB:.2f} GiB on {devices}, {tokens} tokens, "
+        f"{holds} slots at {engine.max_sequence_tokens} tokens{why}"
+    )
+
+
+def _room(settings: Config, engine: Engine, is_trained: bool) -> Room | None:
+    """Returns the bytes for the KV cache on a device; None if the device memory is unknown."""
+    available = attached_bytes(settings.memory)
+    is_cpu = engine.mesh.devices.flat[0].platform == "cpu"
+    # CPU devices share the free memory of the host.
+    if is_cpu and available is None:
+        devices = len(jax.local_devices())
+        free = host_memory.free_bytes()
+        reason = f"{CPU_SHARE:g} of the {free / GIB:.1f} GiB that are free"
+        return Room(CPU_SHARE * free / devices, reason, host_memory.total_bytes() / devices)
+    if available is None or (is_trained and reason_not_planned(settings)):
+        return None
+    page_bytes = kv_bytes_per_token(engine) * engine.settings.page_size
+    if is_trained:
+        # The plan covers sampling and training together.
+        fitting = shrink_pool(without_adapter_path(settings), attached_devices(), available)
+        shards = engine.num_shards * jax.process_count()
+        pages = divide_up(fitting.rollout.num_pages, shards) or engine.pages_per_shard - 1
+        size = (pages + 1) * page_bytes
+    else:
+        # Without training, the weights and the temporaries of sampling are the only other arrays.
+        size = available - sampling_bytes(settings, engine)
+    reason = f"the plan leaves {size / GIB:.1f} of {available / GIB:.1f} GiB"
+    return Room(size, reason, size)

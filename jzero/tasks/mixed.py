@@ -1,0 +1,355 @@
+"""Mixed tasks: with `task.name=mixed` each row of a data set names its task.
+
+    task.name=mixed task.data=math_and_code.jsonl
+
+The column `task` of a row (or the column NAME with `task.options=column=NAME`) is a key of
+ROW_TASKS, such as "math" or "code". That task determines the prompt, template, grader, rewards and
+replies of the row, as in AReaL's environment for mathematics and code
+(realhf/impl/environment/math_code_single_step_env.py).
+
+The settings of the section `task` apply to all rows. An option `task.options=TASK.SETTING=VALUE`
+overrides a setting for the rows of one task:
+
+    task.options=code.template=chat task.options=code.reward.functions=binary_code
+
+`problem.task` is the grader of a row, and `problem.row_task` is the task name in the row. The names
+of metrics per task end with `row_task`, as in `reward/mean/code`. Imports no jax: grader processes
+load this module.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import typing
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from jzero.errors import UserError, quoted
+from jzero.files import split_commas
+from jzero.tasks import code, math_problems, problem_sets, row_loader
+from jzero.tasks.options import PARSERS, read_options
+from jzero.tasks.problem_sets import AskedRow, Source
+from jzero.tasks.row_loader import Loaded, Sets
+from jzero.types import Grade, JsonValue, Problem
+
+if TYPE_CHECKING:
+    import datasets
+    from _typeshed import DataclassInstance
+
+    from jzero.config import TaskConfig
+
+Section = TypeVar("Section", bound="DataclassInstance")
+
+NAME = "mixed"
+QUESTIONS = "math"  # the key of ROW_TASKS that provides the settings for suites of questions
+
+# Settings of the section `task` that apply to the whole run. Row tasks cannot override them.
+RUN_SETTINGS = (
+    "name",
+    "environment",
+    "environment_mode",
+    "data",
+    "weights",
+    "eval_data",
+    "train_split",
+    "eval_split",
+    "max_train",
+    "turn_discount",
+    "grade_workers",
+    "max_failed_share",
+    "tools",
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The task's own settings, `task.options=name=value`."""
+
+    column: str = "task"  # the column with the task name of each row
+    tasks: str = "math,code"  # the task names that rows may have, keys of ROW_TASKS
+
+
+class RowTask(NamedTuple):
+    """A task that rows of a mixed data set may name."""
+
+    task: str  # the key of TASKS that grades and replies
+    # read(settings, rows, source, is_held_out) returns a problem for each row, or None for a row
+    # that the task cannot use.
+    read: Callable[[TaskConfig, datasets.Dataset, str, bool], Sequence[AskedRow | None]]
+
+
+_MATHEMATICS = RowTask("math_multiturn", math_problems.read_set)
+
+# To let rows name another task, add a line.
+ROW_TASKS: dict[str, RowTask] = {
+    QUESTIONS: _MATHEMATICS,
+    "stem": _MATHEMATICS,  # AReaL's name for science questions, which it grades as mathematics
+    "gsm8k": _MATHEMATICS._replace(task="gsm8k"),
+    "code": RowTask("code", code.read_set),
+}
+
+
+# Settings of a row's task.
+
+
+def row_tasks(task: TaskConfig) -> list[str]:
+    """Returns the task names that rows may have; empty unless `task.name=mixed`.
+
+    Raises:
+        UserError: `task.options` names a task that does not exist.
+    """
+    if task.name != NAME:
+        return []
+    names = split_commas(_options(task).tasks)
+    for name, count in Counter(names).items():
+        if name not in ROW_TASKS:
+            raise UserError(
+                f"task.options=tasks={','.join(names)}: {name!r} is not one of "
+                f"{', '.join(ROW_TASKS)}"
+            )
+        if count > 1:
+            raise UserError(f"task.options=tasks={','.join(names)} names {name} {count} times")
+    if not names:
+        raise UserError("task.options=tasks= names no task: leave it out for math,code")
+    return names
+
+
+def settings_of(task: TaskConfig, problem: Problem) -> TaskConfig:
+    """Returns the settings for the prompt, the grade and the replies of a problem.
+
+    Returns `task` itself unless `task.name=mixed`. With mixed tasks, questions of a suite have the
+    settings of the row task QUESTIONS.
+    """
+    # In a run of mixed tasks, a problem without a row task comes from a suite.
+    if not problem.row_task:
+        return settings_of_questions(task)
+    return settings_of_row_task(task, problem.row_task)
+
+
+def settings_of_questions(task: TaskConfig) -> TaskConfig:
+    """Returns the settings for the prompts and grades of a suite of questions."""
+    return settings_of_row_task(task, QUESTIONS) if QUESTIONS in row_tasks(task) else task
+
+
+def settings_of_row_task(task: TaskConfig, name: str) -> TaskConfig:
+    """Returns the settings for rows with the task name `name`.
+
+    Raises:
+        UserError: an option names an unknown setting, or a value has the wrong type.
+    """
+    own = replace(task, name=ROW_TASKS[name].task, options=())
+    values: dict[str, list[str]] = {}
+    # A repeated option adds items to a tuple, so all values of a setting are collected first.
+    for option in task.options:
+        place, _, text = option.partition("=")
+        head, dot, setting = place.partition(".")
+        if dot and head == name:
+            values.setdefault(setting, []).append(text)
+    for setting, texts in values.items():
+        own = _with_value(own, setting, texts, f"task.options={name}.{setting}={texts[-1]}")
+    return own
+
+
+def all_settings(task: TaskConfig) -> dict[str, TaskConfig]:
+    """Returns the settings by the task name of rows, or {"": task} unless `task.name=mixed`."""
+    names = row_tasks(task)
+    return {name: settings_of_row_task(task, name) for name in names} or {"": task}
+
+
+def _options(task: TaskConfig) -> Options:
+    """Returns the options of the task `mixed` itself."""
+    # Options with a dot override the settings of one row task.
+    own = [option for option in task.options if "." not in option.partition("=")[0]]
+    return read_options(Options, own)
+
+
+def _with_value(section: Section, setting: str, texts: Sequence[str], flag: str) -> Section:
+    """Returns a copy of a config section with one setting changed.
+
+    `texts` are all values of the flag. A tuple gets all of them as items; any other setting gets
+    the last value.
+    """
+    name, dot, rest = setting.partition(".")
+    hints = typing.get_type_hints(type(section))
+    # `reward.functions` needs a section `reward`, and a section cannot be set without a dot.
+    if name not in hints or bool(dot) != dataclasses.is_dataclass(hints[name]):
+        raise UserError(f"{flag}: the section task has no setting {setting}")
+    if dot:
+        value: object = _with_value(getattr(section, name), rest, texts, flag)
+    elif typing.get_origin(hints[name]) is tuple:
+        kind = typing.get_args(hints[name])[0]
+        value = tuple(_parse(kind, text, flag) for text in texts if text)
+    else:
+        value = _parse(hints[name], texts[-1], flag)
+    return replace(section, **{name: value})
+
+
+def _parse(kind: type, text: str, flag: str) -> object:
+    try:
+        return PARSERS[kind](text)
+    except (ValueError, KeyError):
+        raise UserError(f"{flag}: {text!r} is not of type {kind.__name__}") from None
+
+
+def check(task: TaskConfig) -> None:
+    """Raises UserError if an option is invalid, or overrides a setting with an invalid value.
+
+    `task.check_task_settings` runs the checks of the row tasks.
+    """
+    from jzero.config import checks, schema  # grader processes do not call this
+
+    names = row_tasks(task)
+    for option in task.options:
+        head, dot, setting = option.partition("=")[0].partition(".")
+        if dot and head not in names:
+            raise UserError(
+                f"task.options={option}: {head} is not one of the tasks that rows may name, "
+                f"{', '.join(names)}"
+            )
+        if dot and "=" not in option:
+            raise UserError(f"task.options={option} gives no value: write {option}=VALUE")
+        if dot and setting.partition(".")[0] in RUN_SETTINGS:
+            raise UserError(
+                f"task.options={option}: task.{setting} holds for all rows, set it there"
+            )
+    if task.tools.names:
+        raise UserError(
+            f"task.tools.names={','.join(task.tools.names)}: task.name={NAME} has no tools, leave "
+            "them out"
+        )
+    for name, own in all_settings(task).items():
+        settings = list(schema.walk(own, "task."))
+        mistakes = [message for item in settings for message in checks.check_choice(item)]
+        mistakes += checks.unusable_values(settings)
+        if mistakes:
+            raise UserError(f"task.options of {name}: {'; '.join(mistakes)}")
+
+
+# Data.
+
+
+_LOADED: dict[str, Sets[AskedRow]] = {}  # by the settings, as JSON
+
+
+def load_sets(task: TaskConfig) -> Sets[AskedRow]:
+    """Loads the data sets of `task.data`.
+
+    Raises:
+        UserError: a data set cannot be loaded, a row names no task, or no rows to train on remain.
+    """
+    # TaskConfig is a mutable dataclass without a hash, so its JSON is the key.
+    key = json.dumps(vars(task), default=vars)
+    if key not in _LOADED:
+        # Row tasks may have different levels, so `math_problems.read_set` selects levels instead.
+        selection = row_loader.selection_of(task)._replace(level_min=0, level_max=0)
+        notes_on = functools.partial(_notes_on, task)
+        _LOADED[key] = row_loader.load_sets(selection, functools.partial(_read, task), notes_on)
+    return _LOADED[key]
+
+
+def _read(
+    task: TaskConfig, dataset: datasets.Dataset, source: Source, is_held_out: bool
+) -> list[AskedRow]:
+    return read_rows(task, dataset, source.data, is_held_out=is_held_out)
+
+
+def _notes_on(task: TaskConfig, loaded: Loaded[AskedRow]) -> list[str]:
+    """Returns lines with the number of rows of each task in a data set, and of dropped rows."""
+    source = loaded.source
+    num_rows = Counter(loaded.dataset[_options(task).column][:])
+    num_usable = Counter(row.problem.row_task for row in loaded.usable)
+    num_trained = Counter(row.problem.row_task for row in loaded.train)
+    notes = []
+    for name, count in num_rows.items():
+        if dropped := count - num_usable[name]:
+            notes.append(
+                f"{source}: {dropped} problems of {name} dropped, their answer does not grade 1 "
+                "against itself, they have no test that can be run, or another level"
+            )
+        if dropped := num_usable[name] - num_trained[name]:
+            notes.append(f"{source}: {dropped} problems of {name} dropped, they are held out")
+        notes.append(f"{source}: {num_trained[name]} problems of {name}")
+    return notes
+
+
+def has_row_tasks(task: TaskConfig, dataset: datasets.Dataset) -> bool:
+    """Returns whether the run has mixed tasks and the data set has the column of task names."""
+    return task.name == NAME and _options(task).column in dataset.column_names
+
+
+def read_rows(
+    task: TaskConfig, dataset: datasets.Dataset, source: str, *, is_held_out: bool
+) -> list[AskedRow]:
+    """Returns the usable rows of a data set, in their order.
+
+    Raises:
+        UserError: a row does not name one of the tasks, or is invalid for its task.
+    """
+    column = _options(task).column
+    names = row_tasks(task)
+    if column not in dataset.column_names:
+        raise UserError(
+            f"task.data={source} has columns {', '.join(sorted(dataset.column_names))}: "
+            f"task.name={NAME} needs one that names the task of each row, "
+            "task.options=column=NAME"
+        )
+    places: dict[str, list[int]] = {name: [] for name in names}
+    for number, name in enumerate(dataset[column][:]):
+        if not isinstance(name, str) or name not in places:
+            raise UserError(
+                f"task.data={source} row {number}: the column {column} holds {quoted(name)}, which "
+                f"is not one of {', '.join(names)}; task.options=tasks=... says which tasks of "
+                f"{', '.join(ROW_TASKS)} rows may name"
+            )
+        places[name].append(number)
+
+    # Each task reads all of its rows in one call. Then the rows return to the data set's order.
+    rows: dict[int, AskedRow] = {}
+    for name, numbers in places.items():
+        if not numbers:
+            continue
+        own = settings_of_row_task(task, name)
+        task_rows = dataset.select(numbers)
+        # Row numbers in messages count only the rows of this task.
+        label = f"{source} (rows of {name})"
+        asked = ROW_TASKS[name].read(own, task_rows, label, is_held_out)
+        for number, row in zip(numbers, asked, strict=True):
+            if row is not None:
+                rows[number] = row._replace(problem=replace(row.problem, row_task=name))
+    return [rows[number] for number in sorted(rows)]
+
+
+# The functions of the task.
+
+
+def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[Problem]:
+    """Returns the problems of one step. Each data set is reshuffled in each of its epochs."""
+    rows = problem_sets.stream(load_sets(task).train, task.weights, seed)
+    indices = problem_sets.step_indices(step, count, num_train_problems(task), task)
+    return [replace(rows[index].problem, id=f"{NAME}/train/{index}") for index in indices]
+
+
+def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
+    """Returns at most `count` held-out problems, the same in every run."""
+    held_out = load_sets(task).held_out
+    places = row_loader.draw_held_out(count, len(held_out))
+    return [replace(held_out[place].problem, id=f"{NAME}/eval/{place}") for place in places]
+
+
+def num_train_problems(task: TaskConfig) -> int:
+    """Returns the number of training problems in all data sets and tasks."""
+    return sum(map(len, load_sets(task).train))
+
+
+def notes(task: TaskConfig) -> list[str]:
+    """Returns lines with the number of rows of each data set and task."""
+    return load_sets(task).notes
+
+
+def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
+    """Raises AssertionError: the task `problem.task` of a row grades its responses."""
+    raise AssertionError(f"no problem is graded by task.name={NAME}")

@@ -1,0 +1,59 @@
+"""The quick forms of the attacks in benchmarks/attacks: nothing crashes, hangs or is silent."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jzero.grading import keeper
+
+ROOT = Path(__file__).resolve().parents[2]
+ATTACKS = ROOT / "benchmarks/attacks"
+
+
+def run(script: str, *arguments: str) -> str:
+    process = subprocess.run(
+        [sys.executable, str(ATTACKS / script), *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr[-2000:]
+    return process.stdout
+
+
+def test_some_damaged_data_files_are_refused_or_read_rightly() -> None:
+    out = run("data_files.py", "--no-runs", "--every", "6")
+    assert "tracebacks 0  hangs 0  silent 0  wrong 0" in out
+
+
+@pytest.mark.thorough
+def test_all_damaged_data_files_are_refused_or_read_rightly() -> None:
+    assert "tracebacks 0  hangs 0  silent 0  wrong 0" in run("data_files.py", "--no-runs")
+
+
+QUICK = (
+    "reply of 50 MB",
+    "pair of surrogates",
+    "minus 1e308",
+    "part with a line break",
+    "KeyboardInterrupt",
+    "CancelledError",
+    "GeneratorExit",
+    "daemon",
+    "patched json",
+    "patched builtins",
+    "changed row",
+)
+
+
+@pytest.mark.skipif(not keeper.IS_LINUX, reason="it looks for processes in /proc")
+@pytest.mark.quick_cases("processes")
+@pytest.mark.parametrize("way", ["processes", "asyncio", "rewards"])
+def test_some_hostile_environments_cost_their_own_episodes_only(way: str) -> None:
+    kinds = [f"--only={kind}" for kind in QUICK]
+    assert "tracebacks 0  hangs 0  silent 0  wrong 0  left 0" in run(
+        "environments.py", "--no-runs", f"--way={way}", *kinds
+    )

@@ -1,0 +1,28 @@
+"""The generated neighbors of benchmarks/attacks/neighbors_layout.py, in their quick form."""
+
+import importlib
+import random
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    ("num_golds", "num_numbers"), [(8, 6), pytest.param(None, 60, marks=pytest.mark.thorough)]
+)
+def test_neighbors_are_told_from_the_gold(monkeypatch, num_golds, num_numbers) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks/attacks"))
+    neighbors = importlib.import_module("neighbors_layout")
+
+    pairs = neighbors.neighbors(neighbors.GOLDS[:num_golds], num_numbers)
+    messy = neighbors.responses(random.Random(neighbors.SEED), num_numbers)
+    counts, wrong = neighbors.graded([*pairs, *messy])
+
+    credited = [pair for pair in wrong if not pair.is_same]
+    refused = [pair for pair in wrong if pair.is_same]
+    num_same = sum(count for (_, is_same, _), count in counts.items() if is_same)
+    assert sum(counts.values()) > 2500
+    assert not credited
+    assert len(refused) <= neighbors.MOST_REFUSED * num_same, refused

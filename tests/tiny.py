@@ -1,0 +1,233 @@
+"""Tiny models and runs by name: a game, mixed rows, a hybrid model, and a plan for a slice."""
+
+import importlib.util
+import json
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+import reference
+
+from jzero import config
+from jzero.attention import xla
+from jzero.config import (
+    ArchitectureConfig,
+    Config,
+    ModelConfig,
+    RolloutConfig,
+    SandboxConfig,
+    TaskConfig,
+    TrainConfig,
+)
+from jzero.distributed.interrupt import never_stop
+from jzero.distributed.mesh import train_mesh
+from jzero.grading.pool import Pool
+from jzero.model import delta_net, qwen
+from jzero.model.architecture import QwenConfig
+from jzero.model.tokenizer import PreTrainedTokenizerFast
+from jzero.rollout.sampler import Sampler, make_sampler
+from jzero.run.base_model import read_base_model
+from jzero.sandbox import levels
+from jzero.training import learner
+from jzero.training.warm_start import warm_start
+from jzero.types import RowLayout
+
+# -- The game of jzero/tasks/guess.py: whole episodes ----------------------------------------------
+
+
+def tiny_settings(**sections: dict[str, object]) -> config.Config:
+    """Returns settings of a run on the game: tiny_settings(train={"steps": 2}) changes a field."""
+    architecture = config.ArchitectureConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=8
+    )
+    defaults: dict[str, dict[str, object]] = {
+        "model": {"arch": architecture},
+        "task": {"name": "guess", "template": "plain", "value_max": 7},
+        "rollout": {
+            "max_prompt_tokens": 8,
+            "max_new_tokens": 2,
+            "max_turns": 3,
+            "max_reply_tokens": 12,
+            "num_slots": 16,
+            "page_size": 8,
+            "decode_steps": 4,
+            "temperature": 1.0,
+        },
+        "warm_start": {"steps": 30, "batch_size": 8, "lr": 2e-2, "tries": 3.0},
+        "optimizer": {"lr": 1e-3},
+        "train": {"microbatch_tokens": 512, "packs_per_row": 1, "checkpoint_every": 2},
+        # As many samples as a group has, so that evaluations run the programs of training.
+        "eval": {"problems": 7, "samples": 4, "greedy": False},
+    }
+    merged = {name: defaults.get(name, {}) | sections.get(name, {}) for name in defaults | sections}
+    return reference.settings(**merged)
+
+
+def make_untrained_sampler(settings: config.Config, pool: Pool | None = None) -> Sampler:
+    """Returns a sampler on one device. Nothing is compiled before it samples."""
+    mesh = train_mesh(1, 1, 1, jax.devices()[:1])
+    sampler, _ = make_sampler(settings, read_base_model(settings.model), mesh, pool or Pool(0))
+    return sampler
+
+
+class Player(NamedTuple):
+    """A model that has just learned what an episode looks like."""
+
+    tokenizer: PreTrainedTokenizerFast
+    sampler: Sampler  # its pool has no workers
+    params: qwen.Params
+
+
+@cache
+def trained_player() -> Player:
+    """Returns a player after the warm start, which guesses in the right format but not well."""
+    settings = tiny_settings()
+    base = read_base_model(settings.model)
+    mesh = train_mesh(1, 1, 1, jax.devices()[:1])
+    sampler, publish = make_sampler(settings, base, mesh, Pool(0))
+    policy = learner.policy_learner(base.model, settings, mesh)
+    params = warm_start(policy, settings, base.tokenizer, policy.init_params(0), never_stop)
+    return Player(base.tokenizer, sampler, publish(params))
+
+
+# -- Rows of mathematics and of code: task.name=mixed ----------------------------------------------
+
+BEST = next(level for level in reversed(levels.LEVELS) if not levels.failure(level))
+
+Row = dict[str, object]
+
+
+def math_row(number: int) -> Row:
+    return {"task": "math", "problem": f"{number}+1=", "answer": str(number + 1)}
+
+
+def code_row(number: int) -> Row:
+    """A program has to print its input times a number."""
+    tests = {"inputs": ["1", "2"], "outputs": [str(number), str(2 * number)]}
+    return {"task": "code", "problem": f"times {number}", "input_output": json.dumps(tests)}
+
+
+def write_rows(path: Path, rows: list[Row]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_set(folder: Path) -> Path:
+    """Writes 4 + 3 rows to train on, the tasks in turn, and 2 + 2 that are held out."""
+    rows = [math_row(1), code_row(3), math_row(2), code_row(4), math_row(3), code_row(5)]
+    write_rows(folder / "train.jsonl", [*rows, math_row(4)])
+    write_rows(folder / "test.jsonl", [math_row(5), code_row(7), code_row(8), math_row(6)])
+    return folder
+
+
+def mixed_task(data: Path, *options: str, **changes: object) -> TaskConfig:
+    """Returns settings with a plain template for each task."""
+    return TaskConfig(
+        name="mixed",
+        data=str(data),
+        options=("math.template=no", "code.template=plain", *options),
+        sandbox=SandboxConfig(level=BEST, seconds=1.0),
+        **changes,
+    )
+
+
+# -- Qwen3.5: the entries of its config.json, and its forward pass over rows -----------------------
+
+HYBRID_ENTRIES = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [1, 1, 0],
+        "mrope_interleaved": True,
+    },
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "max_position_embeddings": 128,
+}
+
+
+def shaken(model: Any) -> Any:
+    """Returns a model of transformers none of whose norms and gates is what it was made as."""
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or "dt_bias" in name or "conv1d" in name:
+                parameter += 0.3 * torch.randn_like(parameter)
+            elif parameter.ndim >= 2:
+                parameter *= 4
+    return model
+
+
+@partial(jax.jit, static_argnums=0)
+def hybrid_forward(config: QwenConfig, params: qwen.Params, tokens: jax.Array, segments: jax.Array):
+    """Returns the logits of plain rows."""
+    layout = RowLayout(0, 1, tokens.shape[1])
+
+    def attend(q, k, v, layer, carry):
+        return xla.packed(q, k, v, segments, layout), carry
+
+    def recur(inputs, layer, carry):
+        return delta_net.recur_packed(inputs, segments, layout), carry
+
+    is_first = jnp.diff(segments, axis=1, prepend=-1) != 0
+    columns = jnp.arange(tokens.shape[1])
+    positions = columns - jax.lax.cummax(jnp.where(is_first, columns, 0), axis=1)
+    hidden, _ = qwen.forward(
+        config, params, tokens, positions, attend, dtype=jnp.float32, recur=recur
+    )
+    return qwen.head(config, params, hidden, jnp.float32)
+
+
+# -- A run that is small enough to be compiled for a TPU slice in a test ---------------------------
+
+TOPOLOGY = "v5e:2x4"
+ROW_TOKENS = 160  # a prompt of 32 tokens and 4 responses of 32
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"
+)
+
+
+def small_settings(num_rows: int = 8, **rollout) -> Config:
+    """Returns settings of few shapes and many pages: two layers with the heads of Qwen2.5-3B.
+
+    A microbatch has `num_rows` rows; `rollout` replaces fields of that section.
+    """
+    arch = ArchitectureConfig(
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=16,
+        num_key_value_heads=2,
+        head_dim=128,
+    )
+    sizes = {
+        "num_prompts": 16,
+        "group_size": 4,
+        "max_prompt_tokens": 32,
+        "max_new_tokens": 32,
+        "num_slots": 128,
+        "page_size": 64,
+        "num_pages": 16384,
+    }
+    return Config(
+        name="small",
+        model=ModelConfig(arch=arch),
+        rollout=RolloutConfig(**sizes | rollout),
+        train=TrainConfig(microbatch_tokens=num_rows * ROW_TOKENS, pack="longest", packs_per_row=4),
+    )
