@@ -19,6 +19,7 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import importlib
 import mmap
 import os
 import select
@@ -32,6 +33,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+WORKER = "jzero.grading.worker"  # its function `work` grades what comes through a pipe
 IS_LINUX = sys.platform == "linux"
 MAX_PROCESSES = 4096  # of one grader process, in total
 MARK = "JZERO_GRADER"  # environment variable that marks the processes started by a grader process
@@ -108,10 +110,8 @@ def _grade(descriptor: int, keeper: int, limit: MemoryLimit) -> NoReturn:
         os.set_inheritable(descriptor, False)
         if os.getppid() != keeper:
             os._exit(0)
-        # Imported here, because the keeper itself does not need it.
-        from jzero.grading import worker
-
-        worker.work(descriptor, limit)
+        # Imported here and by name: the keeper itself needs neither the worker nor its tasks.
+        importlib.import_module(WORKER).work(descriptor, limit)
     except BaseException:
         traceback.print_exc()
     os._exit(1)

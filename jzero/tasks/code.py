@@ -3,24 +3,19 @@
 `task.data` names a data set in one of the layouts of `code_tests`. Without data the task generates
 toy problems for a tiny model (`code_toy`). `code_runs` runs the programs in a sandbox. The score is
 the fraction of tests that pass; with `task.options=reward=all` it is 1 if all tests pass and 0
-otherwise.
-
-The rewards `code`, `binary_code` and `code_format` are open-r1's (github.com/huggingface/open-r1,
-rewards.py). Imports no jax: grader processes load this module.
+otherwise. Imports no jax: grader processes load this module.
 """
 
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from jzero.errors import UserError
 from jzero.sandbox.client import SandboxError
 from jzero.tasks import code_feedback, code_runs, code_tests, code_toy, problem_sets, row_loader
-from jzero.tasks.options import read_options
+from jzero.tasks.code_rewards import REWARDS_OF_ALL, options_of, verdict_of
 from jzero.tasks.problem_sets import AskedRow, Source
 from jzero.tasks.prompts import CODE_TEMPLATES, find_template
 from jzero.tasks.row_loader import Loaded, Selection, Sets
@@ -31,9 +26,6 @@ if TYPE_CHECKING:
 
     from jzero.config import TaskConfig
 
-REWARDS_OF_ALL = "all"
-REWARDS = ("fraction", REWARDS_OF_ALL)
-
 # The names of the problem column in public data sets.
 _PROBLEM_COLUMNS = (
     "problem",
@@ -43,7 +35,6 @@ _PROBLEM_COLUMNS = (
     "prompt",
     "text",
 )
-_PASSED = 0.99  # source: open-r1, binary_code_reward
 
 INSTRUCTION = (
     "Write a complete Python 3 program that reads from standard input and writes to standard "
@@ -54,30 +45,6 @@ INSTRUCTION_FOR_FUNCTION = (
     "Write the function {function} in Python 3. End your answer with the code in one block that "
     "begins with ```python and ends with ```."
 )
-
-
-@dataclass(frozen=True)
-class Options:
-    """Settings of this task, `task.options=name=value`."""
-
-    reward: str = "fraction"  # of tests that pass, or "all": 1 if every test passes, 0 otherwise
-    max_tests: int = 15  # per problem: keeps the tests with the longest inputs; 0 keeps all
-    feedback: str = code_feedback.TEST  # content of the reply to a failed test: see code_feedback
-
-
-def options_of(task: TaskConfig) -> Options:
-    """Reads the settings of this task; raises UserError if one is wrong."""
-    options = read_options(Options, task.options)
-    if options.reward not in REWARDS:
-        raise UserError(f"task.options=reward={options.reward}: use one of {', '.join(REWARDS)}")
-    if options.feedback not in code_feedback.FEEDBACKS:
-        raise UserError(
-            f"task.options=feedback={options.feedback}: use one of "
-            f"{', '.join(code_feedback.FEEDBACKS)}"
-        )
-    if options.max_tests < 0:
-        raise UserError(f"task.options=max_tests={options.max_tests}: use 0 for all, or more")
-    return options
 
 
 # Data.
@@ -252,20 +219,13 @@ def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
     if not source:
         return Grade(0.0, False, "no answer")
     try:
-        verdict = _verdict(source, gold, task)
+        verdict = verdict_of(source, gold, task)
     except SandboxError as error:
         return Grade(0.0, False, f"error: {error}", failed=True)
     is_correct = verdict.has_passed
     fraction = 0.0 if options.reward == REWARDS_OF_ALL else verdict.fraction
     score = 1.0 if is_correct else fraction
     return Grade(score, is_correct, verdict.failure or "correct")
-
-
-def _verdict(source: str, gold: JsonValue, task: TaskConfig) -> code_runs.Verdict:
-    # If only passing all tests counts, stop at the first failure. The reward `code` needs the
-    # fraction.
-    run_all = options_of(task).reward != REWARDS_OF_ALL or "code" in task.reward.functions
-    return code_runs.run_tests(source, gold, task, run_all=run_all)
 
 
 def reply(gold: JsonValue, turns: list[tuple[str, Grade]], task: TaskConfig) -> str | None:
@@ -286,48 +246,10 @@ def reply(gold: JsonValue, turns: list[tuple[str, Grade]], task: TaskConfig) -> 
     message = code_feedback.NO_PROGRAM
     if source:
         try:
-            verdict = _verdict(source, gold, task)  # usually cached: `grade` has just run the tests
+            verdict = verdict_of(source, gold, task)
         except SandboxError:
             return None
         if verdict.first_failed is None:
             return task.feedback_wrong
         message = code_feedback.describe(verdict.first_failed, verdict.all, feedback)
     return f"{task.feedback_wrong}\n\n{message}"
-
-
-# Rewards: (response, gold, settings) -> reward, or None if the problem has no tests.
-
-
-def code_reward(response: str, gold: JsonValue, task: TaskConfig) -> float | None:
-    """Returns the fraction of tests that the last Python block of the response passes.
-
-    Source: open-r1, code_reward. open-r1 compares line by line, up to the end of the shorter
-    output, so a program that prints nothing may pass. Here the outputs must have the same words.
-    """
-    if not _has_tests(gold):
-        return None
-    source = code_runs.extract_program(response)
-    return _verdict(source, gold, task).fraction if source else 0.0
-
-
-def binary_code_reward(response: str, gold: JsonValue, task: TaskConfig) -> float | None:
-    """Returns 1 if `code_reward` is above 0.99, else 0. Source: open-r1, binary_code_reward."""
-    reward = code_reward(response, gold, task)
-    return None if reward is None else float(reward > _PASSED)
-
-
-def code_format_reward(response: str, gold: JsonValue, task: TaskConfig) -> float:
-    """Returns 1 for a <think> block followed by an <answer> block that contains a code block.
-
-    The code block's language is `gold["language"]`, by default Python. Source: open-r1,
-    get_code_format_reward.
-    """
-    language = code_runs.LANGUAGE
-    if isinstance(gold, dict):
-        language = gold.get("language") or language
-    form = rf"^<think>\n.*?\n</think>\n<answer>\n.*?```{re.escape(language)}.*?```.*?\n</answer>$"
-    return float(re.match(form, response, re.DOTALL | re.MULTILINE) is not None)
-
-
-def _has_tests(gold: JsonValue) -> bool:
-    return isinstance(gold, dict) and bool(gold.get("tests"))

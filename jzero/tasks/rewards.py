@@ -37,7 +37,7 @@ from jzero.grading import judge
 from jzero.grading.judge import JUDGE
 from jzero.sandbox.client import SandboxError
 from jzero.setting import LARGEST_FLOAT
-from jzero.tasks import bounds, code, user_functions
+from jzero.tasks import bounds, code_rewards, user_functions
 from jzero.tasks.user_functions import Reward
 from jzero.types import Grade, JsonValue, Problem, Turns
 
@@ -163,9 +163,9 @@ RESPONSE_REWARDS: dict[str, ResponseReward] = {
 ProblemReward = Callable[[str, JsonValue, "TaskConfig"], float | None]
 
 PROBLEM_REWARDS: dict[str, ProblemReward] = {
-    "code": code.code_reward,
-    "binary_code": code.binary_code_reward,
-    "code_format": code.code_format_reward,
+    "code": code_rewards.code_reward,
+    "binary_code": code_rewards.binary_code_reward,
+    "code_format": code_rewards.code_format_reward,
 }
 
 

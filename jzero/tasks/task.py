@@ -18,6 +18,7 @@ from jzero.errors import UserError
 from jzero.tasks import (
     arithmetic,
     code,
+    code_rewards,
     code_toy,
     countdown,
     countdown_warm_start,
@@ -171,7 +172,7 @@ TASKS: dict[str, Task] = {
         notes=code.notes,
         num_train_problems=code.num_train_problems,
         reply=code.reply,
-        options=code.Options,
+        options=code_rewards.Options,
         check=code.check,
         metrics=code.metrics,
         prompt_values=("question", "instruction"),
