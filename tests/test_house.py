@@ -175,6 +175,51 @@ def test_allowed_is_not_found(source) -> None:
     assert not any(forbidden(node) for node in ast.walk(ast.parse(source)))
 
 
+def calls_of(function: str) -> dict[str, int]:
+    """Returns how often each module uses a function by name, other than in its definition."""
+    uses = {}
+    for path in FILES:
+        names = [
+            node.id if isinstance(node, ast.Name) else node.attr
+            for node in ast.walk(parse(path))
+            if isinstance(node, ast.Name | ast.Attribute)
+        ]
+        uses[module_name(path)] = names.count(function)
+    return {name: count for name, count in uses.items() if count}
+
+
+def test_a_model_runs_in_one_way() -> None:
+    """Prefill and decoding, scoring, and training call `run_model`, which calls `qwen.forward`."""
+    assert calls_of("run_model") == {
+        "rollout.programs": 2,
+        "rollout.score_program": 1,
+        "training.learner": 1,
+    }
+    callers = {
+        module_name(path)
+        for path in FILES
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Attribute) and node.attr == "forward"
+        if isinstance(node.value, ast.Name) and node.value.id == "qwen"
+    }
+    assert callers == {"model.run_model"}
+
+
+def test_the_arithmetic_is_chosen_once() -> None:
+    """Only the choice and facts of a program ask for the mode; layers and caches compute."""
+    deciding = {
+        "model.arithmetic",  # defines the mode
+        "model.logprobs",  # asserts that there are no kept tokens
+        "rollout.program_settings",  # logits are in one part
+        "rollout.engine",  # no prefill in chunks
+        "training.learner",  # the update returns its log-probs
+        "training.exactness",  # which families support the mode
+        "model.families",
+    }
+    in_other_meaning = {name for name in MODULES if name.startswith("grading.")}
+    assert calls_of("is_exact").keys() - in_other_meaning <= deciding
+
+
 # Prints the seconds the imports took, then which of the packages after "--" they pulled in.
 PROBE = """
 import importlib, sys, time

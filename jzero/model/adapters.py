@@ -29,7 +29,7 @@ from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.model.architecture import Params, QwenConfig
 from jzero.model.families import family_of
-from jzero.model.linear import AdaptedWeight, FrozenWeight, LinearWeight, TiledWeight
+from jzero.model.linear import AdaptedWeight, FrozenWeight, LinearWeight
 from jzero.model.quantized import QuantizedWeight, dequantize, is_quantized
 
 ALL = "all"  # target name of all linear layers
@@ -246,7 +246,6 @@ def merge(config: QwenConfig, base: Params, adapter: Params, scale: float) -> Pa
             return leaf.merged(num_stacked[path[-1].key]).reshape(like.shape)
         if isinstance(leaf, QuantizedWeight):
             return dequantize(leaf, jnp.float32).reshape(like.shape)
-        assert not isinstance(leaf, TiledWeight), "TiledWeight exists only inside a program"
         return leaf.astype(jnp.float32).reshape(like.shape)
 
     def is_leaf(node: object) -> bool:

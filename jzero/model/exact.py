@@ -1,66 +1,27 @@
-"""Makes a token's log-probability identical, to the last bit, in every program of a run.
+"""The operations of `model.exact`: their bits do not depend on the surrounding program.
 
-With `model.exact` the sampler's programs and the trainer's share one forward pass whose bits do not
-depend on how many other tokens are computed together with a token. `attention/exact.py` is its
-attention. This module has the other parts: the number of rows of a product, the product algorithm
-on a TPU, and the softmax over the vocabulary. docs/models.md explains them.
+With `model.exact` a token's log-probability is identical, to the last bit, in every program of a
+run: the sampler's programs and the trainer's share one forward pass whose bits do not depend on how
+many other tokens are computed together with a token. `arithmetic.exact_arithmetic` has all parts of
+it. This module has the products, norms and sums of the layers; docs/models.md explains them.
 """
 
-import contextlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, PyTree, Shaped
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, PyTree, Shaped
 
 from jzero.attention.exact import sum_by_halves
+from jzero.model.delta_net import in_fp32
+from jzero.model.linear import LINEAR_OUTPUT, LinearWeight, linear
 
 # Rows of every product (`in_tiles`). With another number of rows, the libraries that XLA:CPU calls
 # take other code paths, with other bits.
 ROW_TILE = 64
-
-# On a TPU the default product of a row depends on the number of rows; this algorithm's does not.
-TPU_PRODUCTS = "BF16_BF16_F32"
-
-
-@dataclass(frozen=True)
-class ExactRows:
-    """How the products of an exact forward pass are computed."""
-
-    shards: int = 1  # devices that XLA splits the rows over; each has ROW_TILE rows of a product
-    precision: str = ""  # a value of jax.default_matmul_precision; "": the platform's default
-
-    def pad(self, x: Shaped[Array, "rows ..."]) -> Shaped[Array, "padded ..."]:
-        """Appends rows of zeros until every shard has complete tiles."""
-        return jnp.pad(x, [(0, -len(x) % (self.shards * ROW_TILE))] + [(0, 0)] * (x.ndim - 1))
-
-    def products(self) -> AbstractContextManager[object]:
-        """Returns the context manager in which products have to be traced."""
-        if not self.precision:
-            return contextlib.nullcontext()
-        return jax.default_matmul_precision(self.precision)
-
-
-def compiler_options(exact: ExactRows | None) -> dict[str, bool | str] | None:
-    """Returns the XLA options that a program of a run is compiled with; None: the defaults."""
-    # By default XLA may leave out a rounding to bf16 and back where it finds one. Whether it finds
-    # one depends on the program: for example, a CPU sends bf16 values to another device as fp32.
-    return None if exact is None else {"xla_allow_excess_precision": False}
-
-
-def exact_rows(mesh: Mesh, shards: int = 1) -> ExactRows:
-    """Returns how a program on the devices of `mesh` computes products.
-
-    shards: number of devices that XLA splits the rows over; 1 inside a shard_map over rows.
-    """
-    # Only TPUs need another algorithm than the default.
-    is_tpu = mesh.devices.flat[0].platform == "tpu"
-    return ExactRows(shards, TPU_PRODUCTS if is_tpu else "")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -121,25 +82,46 @@ def rounded(product: Float[Array, "..."]) -> Float[Array, "..."]:
     return jnp.maximum(product, jnp.finfo(product.dtype).min)
 
 
-def exact_token_logps(
-    logits: Float[Array, "*batch V"],
-    tokens: Int[Array, "*batch"],
-    temperature: Float[Array, "*batch"] | float,
-) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
-    """Computes log p(token) and the entropy of p = softmax(logits / temperature), in fp32.
+def tiled_product(
+    shards: int, x: Float[Array, "N inputs"], weight: LinearWeight
+) -> Float[Array, "N outputs"]:
+    """Computes `linear` for one tile of rows at a time. See `in_tiles`."""
+    return checkpoint_name(in_tiles(linear, shards, x, weight), LINEAR_OUTPUT)
 
-    The log-probability has the same bits in every program; the entropy may differ.
-    """
-    # XLA replaces a division by a constant with a product by its reciprocal, which has other bits.
-    # The condition keeps the scale from being a constant: tokens are never negative, but XLA cannot
-    # infer that.
-    scale = jnp.where(tokens < 0, 1.0, jnp.broadcast_to(jnp.float32(temperature), tokens.shape))
-    largest = lax.stop_gradient(logits.max(axis=-1))
-    shifted = (logits - largest[..., None]) / scale[..., None]
-    masses = jnp.exp(shifted)
-    total = sum_by_halves(masses)
-    at_token = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
-    logps = (at_token - largest) / scale - jnp.log(total)
-    # H(p) = log Z - sum_v p_v logit_v
-    entropy = jnp.log(total) - jnp.sum(masses / total[..., None] * shifted, axis=-1)
-    return logps, entropy
+
+def pad_rows(shards: int, x: Shaped[Array, "rows ..."]) -> Shaped[Array, "padded ..."]:
+    """Appends rows of zeros until every shard has complete tiles."""
+    return jnp.pad(x, [(0, -len(x) % (shards * ROW_TILE))] + [(0, 0)] * (x.ndim - 1))
+
+
+def product_of_any_rows(
+    shards: int,
+    product: Callable[[jax.Array, jax.Array], jax.Array],
+    x: Float[Array, "*batch inputs"],
+    weight: Array,
+) -> Float[Array, "*batch outputs"]:
+    """Computes product(x, weight) in tiles, for any number of rows."""
+    rows = x.reshape(-1, x.shape[-1])
+    out: jax.Array = in_tiles(product, shards, pad_rows(shards, rows), weight)
+    return out[: len(rows)].reshape(*x.shape[:-1], -1)
+
+
+def single_output(x: Float[Array, "N inputs"], weight: Float[Array, "inputs 1"]) -> jax.Array:
+    """Multiplies x by a weight with one output, as a sum that is written out. Returns [N, 1]."""
+    # For one output, the compiler replaces the matrix product by a plain sum, in an order of its
+    # choice.
+    products = rounded(in_fp32(x) * in_fp32(weight[:, 0]))
+    return sum_by_halves(products)[:, None].astype(x.dtype)
+
+
+def exact_rms_norm(
+    x: Float[Array, "*batch width"], scale: Float[Array, " width"], eps: float
+) -> Float[Array, "*batch width"]:
+    """Computes `arithmetic.rms_norm` with a sum whose order is written out."""
+    x32 = x.astype(jnp.float32)
+    # `rounded` and the barrier keep the compiler from fusing a product or a division with the
+    # following sum into one rounding, which it does in some programs only.
+    total = sum_by_halves(rounded(x32 * x32))[..., None]
+    mean_square = lax.optimization_barrier(total / x.shape[-1])
+    normed = x32 * lax.rsqrt(mean_square + eps)
+    return (normed * scale.astype(jnp.float32)).astype(x.dtype)

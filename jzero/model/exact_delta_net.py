@@ -8,13 +8,10 @@ mathematically the same function.
     out, state = recur_rows(inputs, segments, state)      # like recur_chunks: training and prefill
     out, state = recur_slots(inputs, state, active)       # like recur_step: decoding
 
-Programs get both functions from `recurrence`, which returns the functions of `delta_net.py` if the
-mode is off. See `delta_net.py` for the dimension letters.
+Programs call both as `Arithmetic.recurrence`. See `delta_net.py` for the dimension letters.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,23 +32,10 @@ from jzero.model.delta_net import (
     last_inputs,
     read_segments,
     recur_chunks,
-    recur_step,
     split_heads,
     time_first,
 )
 from jzero.model.exact import rounded
-
-
-class Recurrence(NamedTuple):
-    """The functions of a gated delta net that programs call."""
-
-    rows: Callable[..., tuple[jax.Array, DeltaState]]  # `recur_chunks` or `recur_rows`
-    slots: Callable[..., tuple[jax.Array, DeltaState]]  # `recur_step` or `recur_slots`
-
-
-def recurrence(is_exact: bool) -> Recurrence:
-    """Returns the functions of a gated delta net for programs with or without model.exact."""
-    return Recurrence(recur_rows, recur_slots) if is_exact else Recurrence(recur_chunks, recur_step)
 
 
 def recur_rows(

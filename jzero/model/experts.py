@@ -4,9 +4,11 @@ A router gives every token a probability of each of X experts. The token goes to
 experts, and their outputs are summed with the probabilities as weights (Shazeer et al. 2017,
 arXiv:1701.06538, without its noise and without a capacity limit for the tokens of an expert).
 
-    carry = experts.start(config, carry, is_token, placement)     # once, before the first layer
+    carry = experts.start(config, arrays, is_token, placement)    # once, before the first layer
     hidden, carry = qwen.forward(config, params, tokens, positions, attend, carry, ...)
-    carry, load = experts.finish(carry)                           # i32[L, X], None if dense
+    carry.load                                                    # i32[L, X]
+
+Programs call `run_model.run_model`, which does this.
 
 The `carry` that passes through all layers tells them which tokens are padding and which devices
 share the experts. Without it every token counts, and one device has all experts.
@@ -16,7 +18,6 @@ router replay: with rollout.routing_replay the trainer sends tokens to the exper
 chose (Ma et al. 2025, arXiv:2510.11370). The probabilities always come from the trainer's router.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -29,17 +30,11 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from jzero.attention.exact import sum_by_halves
 from jzero.model.architecture import QwenConfig
-from jzero.model.exact_experts import (
-    ExpertMlps,
-    grouped_mlps,
-    mlps_of_experts,
-    probabilities_of_experts,
-    weighted_sum,
-)
-from jzero.model.grouped_products import grouped_product, product_of_platform
-from jzero.model.layers import NORMAL, Attend, DenseLayer, Rotary, parameter, rms_norm
+from jzero.model.arithmetic import PLAIN, Arithmetic
+from jzero.model.expert_arithmetic import ExpertMlps
+from jzero.model.grouped_products import product_of_platform
+from jzero.model.layers import NORMAL, DenseLayer, ForwardPass, parameter
 
 ROUTES_DTYPE = jnp.int16  # type of expert numbers in routes
 
@@ -53,14 +48,12 @@ class Placement:
              devices have all tokens.
     rows     mesh axes that split the tokens.
     mesh     the mesh of these axes; None inside a shard_map, which has the mesh already.
-    is_exact the bits of a token do not depend on other tokens (`exact_experts.py`).
     """
 
     product: str
     tensor: int = 1
     rows: tuple[str, ...] = ()
     mesh: Mesh | None = None
-    is_exact: bool = False
 
 
 @partial(
@@ -90,13 +83,11 @@ def start(
     placement: Placement,
     replayed: Int[Array, "*batch Lk"] | None = None,
     remembers_routes: bool = False,
-) -> PyTree:
-    """Returns the carry before the first layer, which for a dense model is just `attention`.
+) -> ExpertCarry:
+    """Returns the carry before the first layer. attention: the carry of the attention.
 
     replayed: the routes of every token, as `routes_of` returns them.
     """
-    if not config.num_experts:
-        return attention
     L, k = config.num_hidden_layers, config.num_experts_per_tok
     load = jnp.zeros((L, config.num_experts), jnp.int32)
     carry = ExpertCarry(attention, is_token.ravel(), load, placement)
@@ -114,18 +105,11 @@ def num_routes(config: QwenConfig) -> int:
     return config.num_hidden_layers * config.num_experts_per_tok
 
 
-def routes_of(carry: PyTree) -> Int[Array, "N Lk"] | None:
+def routes_of(carry: ExpertCarry) -> Int[Array, "N Lk"] | None:
     """Returns the experts of every token, layer by layer, or None if they are not recorded."""
-    if not isinstance(carry, ExpertCarry) or carry.routes is None:
+    if carry.routes is None:
         return None
     return carry.routes.swapaxes(0, 1).reshape(len(carry.is_token), -1)
-
-
-def finish(carry: PyTree) -> tuple[PyTree, Int[Array, "L X"] | None]:
-    """Returns the attention's carry after the last layer, and the number of tokens per expert."""
-    if isinstance(carry, ExpertCarry):
-        return carry.attention, carry.load
-    return carry, None
 
 
 def training_placement(mesh: Mesh) -> Placement:
@@ -175,13 +159,6 @@ def mixer_carry(carry: PyTree) -> PyTree:
     return carry.attention if isinstance(carry, ExpertCarry) else carry
 
 
-def with_padding(carry: PyTree, pad: Callable[[jax.Array], jax.Array]) -> PyTree:
-    """Returns the carry for a program that appends rows of padding to its tokens."""
-    if not isinstance(carry, ExpertCarry):
-        return carry
-    return replace(carry, is_token=pad(carry.is_token))
-
-
 def with_mixer_carry(carry: PyTree, mixer_part: PyTree) -> PyTree:
     """Returns the carry with the mixer's part replaced."""
     return replace(carry, attention=mixer_part) if isinstance(carry, ExpertCarry) else mixer_part
@@ -208,21 +185,22 @@ class ExpertLayer(DenseLayer):
     def __call__(
         self,
         x: Float[Array, "N E"],
-        rope: Rotary,
-        attend: Attend,
+        forward_pass: ForwardPass,
         layer: Int[Array, ""],
         carry: PyTree,
     ) -> tuple[Float[Array, "N E"], PyTree]:
         """Returns the hidden states after the layer, and the `carry`."""
-        x, attention = self.with_attention(x, rope, attend, layer, mixer_carry(carry))
-        h = rms_norm(x, self.mlp_norm.get_value(), self.norm_eps)
+        arithmetic = forward_pass.arithmetic
+        x, attention = self.with_attention(x, forward_pass, layer, mixer_carry(carry))
+        h = arithmetic.norm(x, self.mlp_norm.get_value(), self.norm_eps)
         mlps = ExpertMlps(
             gate=self.experts_gate.get_value(),
             up=self.experts_up.get_value(),
             down=self.experts_down.get_value(),
         )
         weights = ExpertWeights(self.router.get_value(), mlps)
-        out, carry = mix(h, weights, self.routing, layer, with_mixer_carry(carry, attention))
+        carry = with_mixer_carry(carry, attention)
+        out, carry = mix(h, weights, self.routing, layer, carry, arithmetic)
         return x + out, carry
 
 
@@ -232,6 +210,7 @@ def mix(
     routing: Routing,
     layer: Int[Array, ""],
     carry: PyTree,
+    arithmetic: Arithmetic,
 ) -> tuple[Float[Array, "N E"], PyTree]:
     """Returns the weighted sum of every token's experts, and the carry with the layer's load.
 
@@ -240,10 +219,13 @@ def mix(
     if not isinstance(carry, ExpertCarry):
         # Without a carry, all tokens count and one device has all experts.
         placement = Placement(product_of_platform(jax.default_backend()))
-        out, _, _ = mixture(h, jnp.ones(len(h), bool), weights, routing, placement)
+        is_token = jnp.ones(len(h), bool)
+        out, _, _ = mixture(h, is_token, weights, routing, placement, arithmetic)
         return out, carry
     replayed = None if carry.replayed is None else carry.replayed[layer]
-    out, load, chosen = mixture(h, carry.is_token, weights, routing, carry.placement, replayed)
+    out, load, chosen = mixture(
+        h, carry.is_token, weights, routing, carry.placement, arithmetic, replayed
+    )
     all_loads = lax.dynamic_update_index_in_dim(carry.load, load, layer, 0)
     carry = replace(carry, load=all_loads)
     if carry.routes is not None:
@@ -259,6 +241,7 @@ def mixture(
     weights: ExpertWeights,
     routing: Routing,
     placement: Placement,
+    arithmetic: Arithmetic,
     replayed: Int[Array, "N k"] | None = None,
 ) -> tuple[Float[Array, "N E"], Int[Array, " X"], Int[Array, "N k"]]:
     """Returns the weighted sum of the experts of every token, the load, and the choice of experts.
@@ -276,11 +259,13 @@ def mixture(
         router: jax.Array,
         mlps: ExpertMlps,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        probabilities, chosen = route(h, router, *routing, replayed, placement.is_exact)
+        probabilities, chosen = route(h, router, *routing, replayed, arithmetic)
         # Every device routes all of its tokens, and computes only its own experts.
         first = lax.axis_index("tensor") * (X // tensor) if is_split else 0
         local_experts = Experts(mlps, first, X // tensor if is_split else X)
-        out = sum_of_experts(h, probabilities, chosen, is_token, local_experts, placement)
+        out = sum_of_experts(
+            h, probabilities, chosen, is_token, local_experts, placement.product, arithmetic
+        )
         # Padding counts as expert X, which `count` leaves out.
         load = count(jnp.where(is_token[:, None], chosen, X), X)
         # Each of the devices that share the experts has a partial sum of all its tokens.
@@ -311,32 +296,21 @@ def route(
     num_chosen: int,
     renormalize: bool,
     replayed: Int[Array, "N k"] | None = None,
-    is_exact: bool = False,
+    arithmetic: Arithmetic = PLAIN,
 ) -> tuple[Float[Array, "N k"], Int[Array, "N k"]]:
     """Returns the weights of every token's experts, in fp32, and the numbers of these experts.
 
     renormalize: divides the weights of a token by their sum.
     replayed: the experts prescribed for every token; -1: the router's choice.
     """
-    if is_exact:
-        probabilities = probabilities_of_experts(h, router)
-    else:
-        # By default a TPU would multiply in bf16, which changes the choice of experts.
-        logits = jnp.einsum(
-            "ne,ex->nx",
-            h.astype(jnp.float32),
-            router.astype(jnp.float32),
-            precision=lax.Precision.HIGHEST,
-        )
-        probabilities = jax.nn.softmax(logits)
+    probabilities = arithmetic.experts.probabilities(h, router)
     weights, chosen = lax.top_k(probabilities, num_chosen)
     if replayed is not None:
         chosen = jnp.where(replayed >= 0, replayed, chosen)
         # Only the choice is replayed: the weights are probabilities of this router.
         weights = jnp.take_along_axis(probabilities, chosen, axis=1)
     if renormalize:
-        total = sum_by_halves(weights) if is_exact else weights.sum(axis=-1)
-        weights = weights / total[..., None]
+        weights = weights / arithmetic.sum(weights)[..., None]
     return weights, chosen
 
 
@@ -346,9 +320,13 @@ def sum_of_experts(
     chosen: Int[Array, "N k"],
     is_token: Bool[Array, " N"],
     local_experts: Experts,
-    placement: Placement,
+    product: str,
+    arithmetic: Arithmetic,
 ) -> Float[Array, "N E"]:
-    """Returns the weighted sum over the experts of every token that are on this device."""
+    """Returns the weighted sum over the experts of every token that are on this device.
+
+    product: a key of `grouped_products.PRODUCTS`.
+    """
     N, k = chosen.shape
     num_experts = local_experts.number
     place = chosen - local_experts.first
@@ -361,18 +339,11 @@ def sum_of_experts(
     inverse = jnp.zeros_like(order).at[order].set(jnp.arange(N * k, dtype=order.dtype))
     sizes = count(group, num_experts)
     rows = permuted(jnp.repeat(h, k, axis=0), order, inverse)
-    if placement.is_exact:
-        out = mlps_of_experts(placement.product, rows, local_experts.mlps, sizes)
-    else:
-        multiply = partial(grouped_product, placement.product)
-        out = grouped_mlps(multiply, sizes, rows, local_experts.mlps)
+    out = arithmetic.experts.mlps(product, rows, local_experts.mlps, sizes)
     by_token = permuted(out, inverse, order).reshape(N, k, -1)
     # The pairs of padding and of other devices add nothing here.
     probabilities = jnp.where(is_here, probabilities, 0)
-    if placement.is_exact:
-        return weighted_sum(by_token, probabilities).astype(h.dtype)
-    summed = jnp.einsum("nke,nk->ne", by_token.astype(jnp.float32), probabilities)
-    return summed.astype(h.dtype)
+    return arithmetic.experts.weighted_sum(by_token, probabilities).astype(h.dtype)
 
 
 def count(numbers: Int[Array, "..."], length: int) -> Int[Array, " length"]:

@@ -25,6 +25,7 @@ from jzero.errors import UserError, shown
 from jzero.files import JsonObject
 from jzero.model import expert_entries, hybrid, hybrid_config
 from jzero.model.architecture import QwenConfig
+from jzero.model.arithmetic import Arithmetic
 from jzero.model.experts import ExpertLayer
 from jzero.model.known_models import (
     LLAMA_MODELS,
@@ -35,7 +36,7 @@ from jzero.model.known_models import (
     QWEN3_MOE_MODELS,
     KnownModels,
 )
-from jzero.model.layers import ZEROS, Attend, DenseLayer, Rotary
+from jzero.model.layers import ZEROS, DenseLayer, ForwardPass
 from jzero.model.rope_entries import HuggingFaceConfig, rope_refusals
 
 
@@ -45,8 +46,7 @@ class Layer(Protocol):
     def __call__(
         self,
         x: jax.Array,
-        rope: Rotary,
-        attend: Attend,
+        forward_pass: ForwardPass,
         layer: jax.Array,
         carry: PyTree,
     ) -> tuple[jax.Array, PyTree]: ...
@@ -83,14 +83,15 @@ class Stack(NamedTuple):
     forward           computes all layers; see `hybrid.forward`.
     layer_numbers     returns the numbers of the layers that have a parameter, in the order of its
                       stack.
-    norm              the norm after the last layer: x [N, E], weight [E], eps -> [N, E].
+    norm              the norm after the last layer: arithmetic, x [N, E], weight [E], eps ->
+                      [N, E].
     norm_initializer  the initializer of that norm's weight.
     """
 
     layers: Callable[[QwenConfig, nnx.Rngs], nnx.Module]
     forward: Callable[..., tuple[jax.Array, PyTree]]
     layer_numbers: Callable[[QwenConfig, str], tuple[int, ...]]
-    norm: Callable[[jax.Array, jax.Array, float], jax.Array]
+    norm: Callable[[Arithmetic, jax.Array, jax.Array, float], jax.Array]
     norm_initializer: Initializer
 
 
@@ -150,9 +151,8 @@ class Family:
                   copies these tensors from the checkpoint that the model came from.
     exact_names   parameters that an export in bfloat16 leaves in fp32, unless the original
                   checkpoint has them in bfloat16 itself.
-    is_exact      `layer` multiplies by weights only with `linear`, normalizes only with `rms_norm`
-                  and mixes tokens only with its `attend`, so it supports the exact bits of
-                  `model.exact`.
+    is_exact      `layer` computes only with the functions of its `ForwardPass`, so it supports the
+                  exact bits of `model.exact`.
     """
 
     architecture: str

@@ -5,9 +5,9 @@ shared MLP that all tokens go to. The parameters of all layers are in one dict o
 lengths: parameters that every layer has lead with an axis [L], attention parameters with [number of
 attention layers], and `delta_*` with [number of gated delta nets].
 
-    x, carry = forward(config, weights, x, rope, Mixers(attend, recur), carry, remat)
+    x, carry = forward(config, weights, x, forward_pass, carry, remat)
 
-As in `layers.py`, the caller passes in the functions that mix tokens: `attend` is `layers.Attend`,
+As in `layers.py`, a `ForwardPass` has the functions that mix tokens: `attend` is `layers.Attend`,
 `recur` is `delta_net.Recur`. Their argument `layer` counts only layers of the same kind, so a KV
 cache has room for `config.attention_layers` only, and the states are [len(config.delta_layers),
 slots, ...]. For every sequence, a decoder keeps:
@@ -25,7 +25,7 @@ the gate after attention Qiu et al. 2025 (arXiv:2505.06708).
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,6 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree
 
-from jzero.attention.exact import sum_by_halves
 from jzero.model.architecture import (
     ATTENTION,
     DELTA_NET,
@@ -43,9 +42,9 @@ from jzero.model.architecture import (
     Params,
     QwenConfig,
 )
-from jzero.model.delta_net import DeltaInputs, Recur, in_fp32
-from jzero.model.exact import rounded
-from jzero.model.exact_experts import ExpertMlps
+from jzero.model.arithmetic import Arithmetic
+from jzero.model.delta_net import DeltaInputs, in_fp32
+from jzero.model.expert_arithmetic import ExpertMlps
 from jzero.model.experts import (
     ExpertWeights,
     mix,
@@ -57,15 +56,12 @@ from jzero.model.layers import (
     NORMAL,
     ONES,
     ZEROS,
-    Attend,
-    ExactScale,
+    ForwardPass,
     Rotary,
     project,
-    rms_norm,
     rotate,
     unrolls_layers,
 )
-from jzero.model.linear import TiledWeight, linear
 
 ATTENTION_NAMES = frozenset({"q", "k", "v", "o", "q_norm", "k_norm"})
 DELTA_PREFIX = "delta_"
@@ -74,23 +70,17 @@ FASTEST_DECAY = 16.0  # A of a head of a new model, as in `transformers`
 SLOWEST_DECAY = 0.01
 
 
-class Mixers(NamedTuple):
-    """The two functions that mix the tokens of a hybrid."""
-
-    attend: Attend
-    recur: Recur | None  # None in a model without gated delta nets
-
-
 # -- parameters ------------------------------------------------------------------------------------
 
 
 def zero_centered_norm(
-    x: Float[Array, "*batch width"], weight: Float[Array, " width"] | ExactScale, eps: float
+    arithmetic: Arithmetic,
+    x: Float[Array, "*batch width"],
+    weight: Float[Array, " width"],
+    eps: float,
 ) -> Float[Array, "*batch width"]:
     """Divides x by its root mean square over the last axis and multiplies by 1 + weight."""
-    if isinstance(weight, ExactScale):
-        return rms_norm(x, ExactScale(1 + weight.scale.astype(jnp.float32)), eps)
-    return rms_norm(x, 1 + weight.astype(jnp.float32), eps)
+    return arithmetic.norm(x, 1 + weight.astype(jnp.float32), eps)
 
 
 def log_of_decay(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
@@ -195,8 +185,7 @@ def forward(
     config: QwenConfig,
     weights: Params,
     x: Float[Array, "N E"],
-    rope: Rotary,
-    mixers: Mixers,
+    forward_pass: ForwardPass,
     carry: PyTree,
     remat: Callable[[Callable], Callable],
 ) -> tuple[Float[Array, "N E"], PyTree]:
@@ -223,7 +212,7 @@ def forward(
             layer_weights = weights_of_layer(block_weights, kind, place, place_in_kind)
             index = block * kinds.count(kind) + place_in_kind  # among the layers of this kind
             number = block * len(kinds) + place  # among all layers
-            compute = remat(partial(one_layer, config, rope, mixers, kind))
+            compute = remat(partial(one_layer, config, forward_pass, kind))
             x, carry = compute(layer_weights, x, index, number, carry)
         return (x, carry), None
 
@@ -261,8 +250,7 @@ def weights_of_layer(block_weights: Params, kind: str, place: int, place_in_kind
 
 def one_layer(
     config: QwenConfig,
-    rope: Rotary,
-    mixers: Mixers,
+    forward_pass: ForwardPass,
     kind: str,
     weights: Params,
     x: Float[Array, "N E"],
@@ -275,41 +263,42 @@ def one_layer(
     index: the number of the layer among the layers of its kind. number: among all layers.
     """
     mixer = add_delta_net if kind == DELTA_NET else add_attention
-    x, mixer_part = mixer(config, rope, mixers, weights, x, index, mixer_carry(carry))
+    x, mixer_part = mixer(config, forward_pass, weights, x, index, mixer_carry(carry))
     carry = with_mixer_carry(carry, mixer_part)
     if config.num_experts:
-        return add_experts(config, weights, x, number, carry)
-    return add_mlp(config, weights, x), carry
+        return add_experts(config, forward_pass.arithmetic, weights, x, number, carry)
+    return add_mlp(config, forward_pass.arithmetic, weights, x), carry
 
 
 def add_attention(
     config: QwenConfig,
-    rope: Rotary,
-    mixers: Mixers,
+    forward_pass: ForwardPass,
     weights: Params,
     x: Float[Array, "N E"],
     layer: jax.Array,
     carry: PyTree,
 ) -> tuple[Float[Array, "N E"], PyTree]:
     """Adds gated attention: every output of a head is multiplied by sigmoid(gate)."""
+    rope, arithmetic = forward_pass.rope, forward_pass.arithmetic
+    product = arithmetic.product
     B, T = rope.cos.shape[:2]
     N, D, eps = len(x), config.head_dim, config.rms_norm_eps
-    h = zero_centered_norm(x, weights["attn_norm"], eps)
+    h = zero_centered_norm(arithmetic, x, weights["attn_norm"], eps)
 
-    queries_and_gates = project(h, weights["q"], 2 * D)  # [query | gate] in every head
+    queries_and_gates = project(product, h, weights["q"], 2 * D)  # [query | gate] in every head
     q, gate = jnp.split(queries_and_gates, 2, axis=-1)
-    k = project(h, weights["k"], D)
-    v = project(h, weights["v"], D).reshape(B, T, -1, D)
-    q = zero_centered_norm(q, weights["q_norm"], eps)
-    k = zero_centered_norm(k, weights["k_norm"], eps)
+    k = project(product, h, weights["k"], D)
+    v = project(product, h, weights["v"], D).reshape(B, T, -1, D)
+    q = zero_centered_norm(arithmetic, q, weights["q_norm"], eps)
+    k = zero_centered_norm(arithmetic, k, weights["k_norm"], eps)
     q = rotate_part(q.reshape(B, T, -1, D), rope)
     k = rotate_part(k.reshape(B, T, -1, D), rope)
 
     # Norms and RoPE come before attention; the gate is applied to its output, before the projection
     # `o`.
-    mixed, carry = mixers.attend(q, k, v, layer, carry)
+    mixed, carry = forward_pass.attend(q, k, v, layer, carry)
     gated = mixed.reshape(N, -1) * jax.nn.sigmoid(gate.reshape(N, -1))
-    return x + linear(gated, weights["o"]), carry
+    return x + product(gated, weights["o"]), carry
 
 
 def rotate_part(x: Float[Array, "B T heads D"], rope: Rotary) -> Float[Array, "B T heads D"]:
@@ -321,80 +310,71 @@ def rotate_part(x: Float[Array, "B T heads D"], rope: Rotary) -> Float[Array, "B
 
 def add_delta_net(
     config: QwenConfig,
-    rope: Rotary,
-    mixers: Mixers,
+    forward_pass: ForwardPass,
     weights: Params,
     x: Float[Array, "N E"],
     layer: jax.Array,
     carry: PyTree,
 ) -> tuple[Float[Array, "N E"], PyTree]:
     """Adds the output of a gated delta net. No RoPE: the recurrence itself is ordered."""
-    B, T = rope.cos.shape[:2]
+    arithmetic, product = forward_pass.arithmetic, forward_pass.arithmetic.product
+    B, T = forward_pass.rope.cos.shape[:2]
     N = len(x)
     sizes = sizes_of(config)
-    h = zero_centered_norm(x, weights["attn_norm"], config.rms_norm_eps)
+    h = zero_centered_norm(arithmetic, x, weights["attn_norm"], config.rms_norm_eps)
 
     # The two gates of a head (delta_net.py): log_decay (g) is how fast its memory fades, strength
     # (beta) how far the stored value moves toward the token's value.
-    step = in_fp32(linear(h, weights["delta_a"])) + weights["delta_step_bias"]
+    step = in_fp32(product(h, weights["delta_a"])) + weights["delta_step_bias"]
     log_decay = -jnp.exp(weights["delta_decay"]) * jax.nn.softplus(step)
-    strength = jax.nn.sigmoid(in_fp32(linear(h, weights["delta_b"])))
+    strength = jax.nn.sigmoid(in_fp32(product(h, weights["delta_b"])))
     inputs = DeltaInputs(
-        channels=linear(h, weights["delta_qkv"]).reshape(B, T, -1),
+        channels=product(h, weights["delta_qkv"]).reshape(B, T, -1),
         kernel=weights["delta_kernel"][:, 0],
         log_decay=log_decay.reshape(B, T, -1),
         strength=strength.reshape(B, T, -1),
         sizes=sizes,
     )
-    assert mixers.recur is not None, "a hybrid needs `recur`"
-    mixed, carry = mixers.recur(inputs, layer, carry)
+    assert forward_pass.recur is not None, "a hybrid needs `recur`"
+    mixed, carry = forward_pass.recur(inputs, layer, carry)
 
     by_head = mixed.reshape(-1, sizes.value_dim)  # the norm is per head and token
     # This norm multiplies by its weight, not by 1 + weight like the other norms of a hybrid.
-    normed = rms_norm(by_head, weights["delta_norm"], config.rms_norm_eps)
-    z = in_fp32(linear(h, weights["delta_z"]))
+    normed = arithmetic.norm(by_head, weights["delta_norm"], config.rms_norm_eps)
+    z = in_fp32(product(h, weights["delta_z"]))
     gated = in_fp32(normed).reshape(N, -1) * jax.nn.silu(z)
-    return x + linear(gated.astype(x.dtype), weights["delta_out"]), carry
+    return x + product(gated.astype(x.dtype), weights["delta_out"]), carry
 
 
-def add_mlp(config: QwenConfig, weights: Params, x: Float[Array, "N E"]) -> Float[Array, "N E"]:
+def add_mlp(
+    config: QwenConfig, arithmetic: Arithmetic, weights: Params, x: Float[Array, "N E"]
+) -> Float[Array, "N E"]:
     """Adds the gated MLP (Shazeer 2020, SwiGLU) with its norm."""
-    h = zero_centered_norm(x, weights["mlp_norm"], config.rms_norm_eps)
-    gate = jax.nn.silu(linear(h, weights["gate"]))
-    up = linear(h, weights["up"])
-    return x + linear(gate * up, weights["down"])
+    h = zero_centered_norm(arithmetic, x, weights["mlp_norm"], config.rms_norm_eps)
+    gate = jax.nn.silu(arithmetic.product(h, weights["gate"]))
+    up = arithmetic.product(h, weights["up"])
+    return x + arithmetic.product(gate * up, weights["down"])
 
 
 def add_experts(
-    config: QwenConfig, weights: Params, x: Float[Array, "N E"], number: jax.Array, carry: PyTree
+    config: QwenConfig,
+    arithmetic: Arithmetic,
+    weights: Params,
+    x: Float[Array, "N E"],
+    number: jax.Array,
+    carry: PyTree,
 ) -> tuple[Float[Array, "N E"], PyTree]:
     """Adds every token's experts, and the shared MLP times sigmoid(shared router)."""
-    h = zero_centered_norm(x, weights["mlp_norm"], config.rms_norm_eps)
+    h = zero_centered_norm(arithmetic, x, weights["mlp_norm"], config.rms_norm_eps)
     mlps = ExpertMlps(
         gate=weights["experts_gate"], up=weights["experts_up"], down=weights["experts_down"]
     )
     # The experts that the router chose, and the shared MLP that every token goes to.
     expert_weights = ExpertWeights(weights["router"], mlps)
-    chosen, carry = mix(h, expert_weights, routing_of(config), number, carry)
+    chosen, carry = mix(h, expert_weights, routing_of(config), number, carry, arithmetic)
 
-    gate = jax.nn.silu(linear(h, weights["shared_gate"]))
-    up = linear(h, weights["shared_up"])
-    shared = linear(gate * up, weights["shared_down"])
-    share = jax.nn.sigmoid(one_output(h, weights["shared_router"]))
-    gated = share * shared
-    if isinstance(weights["mlp_norm"], ExactScale):
-        # Keeps the compiler from fusing this product with the sum below, which would round only
-        # once.
-        gated = rounded(gated)
-    return x + chosen + gated, carry
-
-
-def one_output(h: Float[Array, "N E"], weight: jax.Array | TiledWeight) -> Float[Array, "N 1"]:
-    """Multiplies h by a weight [E, 1]."""
-    if not isinstance(weight, TiledWeight):
-        return linear(h, weight)
-    assert isinstance(weight.weight, jax.Array)
-    # For one output, the compiler replaces the matrix product by a plain sum. With model.exact the
-    # order of that sum has to be fixed, so it is written out.
-    products = rounded(in_fp32(h) * in_fp32(weight.weight[:, 0]))
-    return sum_by_halves(products)[:, None].astype(h.dtype)
+    gate = jax.nn.silu(arithmetic.product(h, weights["shared_gate"]))
+    up = arithmetic.product(h, weights["shared_up"])
+    shared = arithmetic.product(gate * up, weights["shared_down"])
+    share = jax.nn.sigmoid(arithmetic.single_output(h, weights["shared_router"]))
+    return x + chosen + arithmetic.unfused(share * shared), carry

@@ -5,8 +5,7 @@ receives its attention as a function, so the same layer serves packed training r
 prompts and paged decoding. See `architecture.py` for the dimension letters.
 """
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +15,10 @@ from jax.nn import initializers
 from jax.nn.initializers import Initializer
 from jaxtyping import Array, Float, Int, PyTree
 
-from jzero.attention.exact import sum_by_halves
 from jzero.model.architecture import QwenConfig
-from jzero.model.exact import rounded
-from jzero.model.linear import LinearWeight, linear, plus_bias, products
+from jzero.model.arithmetic import Arithmetic
+from jzero.model.delta_net import Recur
+from jzero.model.linear import LinearWeight, Product, plus_bias, products
 
 NORMAL = initializers.normal(0.02)  # the standard deviation of Hugging Face's initializer
 ONES = initializers.ones
@@ -110,34 +109,17 @@ def rotate_by_product(x: Float[Array, "B T heads D"], rope: Rotary) -> Float[Arr
     return (x.astype(jnp.float32) * cos + partner * sin).astype(x.dtype)
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class ExactScale:
-    """The scale of a norm in `model.exact`, where the order of the norm's sum is written out."""
+class ForwardPass(NamedTuple):
+    """What all layers of one forward pass have in common."""
 
-    scale: Any  # f32[width]; in the stack of all layers [L, width]
-
-
-def rms_norm(
-    x: Float[Array, "*batch width"], scale: Float[Array, " width"] | ExactScale, eps: float
-) -> Float[Array, "*batch width"]:
-    """Divides x by its root mean square over the last axis and multiplies by `scale`, in fp32."""
-    x32 = x.astype(jnp.float32)
-    if isinstance(scale, ExactScale):
-        # `rounded` and the barrier keep the compiler from fusing a product or a division with the
-        # following sum into one rounding, which it does in some programs only.
-        total = sum_by_halves(rounded(x32 * x32))[..., None]
-        mean_square = jax.lax.optimization_barrier(total / x.shape[-1])
-        weight = scale.scale
-    else:
-        mean_square = jnp.mean(x32 * x32, axis=-1, keepdims=True)
-        weight = scale
-    normed = x32 * jax.lax.rsqrt(mean_square + eps)
-    return (normed * weight.astype(jnp.float32)).astype(x.dtype)
+    rope: Rotary
+    attend: Attend
+    recur: Recur | None  # None in a model without gated delta nets
+    arithmetic: Arithmetic
 
 
 def project(
-    x: Float[Array, "N E"], weight: LinearWeight, head_dim: int
+    product: Product, x: Float[Array, "N E"], weight: LinearWeight, head_dim: int
 ) -> Float[Array, "N heads D"]:
     """Multiplies x by a weight [E, heads, D] or [E, heads * D] and splits the result into heads.
 
@@ -145,7 +127,7 @@ def project(
     and on TPU the decoder would change the memory layout of all weights for it: the barrier in
     `in_heads` keeps XLA from merging the reshape into the product.
     """
-    return in_heads(linear(x, weight), head_dim)
+    return in_heads(product(x, weight), head_dim)
 
 
 def in_heads(x: Float[Array, "N outputs"], head_dim: int) -> Float[Array, "N heads D"]:
@@ -169,7 +151,7 @@ class DenseLayer(nnx.Module):
 
     The order of the parameters matters: parameter i draws its initial values with key i of the
     layer. `qwen.forward` calls the layer with a slice of the stacked parameters, in the dtype of
-    the activations. The layer multiplies by weights only with `linear` and `products`, and reads
+    the activations. The layer computes with the functions of `ForwardPass.arithmetic`, and reads
     weights with `get_value`, because a weight may be another type than an array: see `linear.py`.
     """
 
@@ -219,8 +201,7 @@ class DenseLayer(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "N E"],
-        rope: Rotary,
-        attend: Attend,
+        forward_pass: ForwardPass,
         layer: Int[Array, ""],
         carry: PyTree,
     ) -> tuple[Float[Array, "N E"], PyTree]:
@@ -229,43 +210,45 @@ class DenseLayer(nnx.Module):
         Tokens are flat, so the gradient of every weight is one plain matrix product: on a CPU, XLA
         takes 2.4 times as long to contract the two axes B and T.
         """
-        x, carry = self.with_attention(x, rope, attend, layer, carry)
-        h = rms_norm(x, self.mlp_norm.get_value(), self.norm_eps)
-        gate, up = products(h, [self.gate.get_value(), self.up.get_value()])
-        x = x + linear(jax.nn.silu(gate) * up, self.down.get_value())
+        arithmetic = forward_pass.arithmetic
+        x, carry = self.with_attention(x, forward_pass, layer, carry)
+        h = arithmetic.norm(x, self.mlp_norm.get_value(), self.norm_eps)
+        gate_and_up = [self.gate.get_value(), self.up.get_value()]
+        gate, up = products(h, gate_and_up, arithmetic.product)
+        x = x + arithmetic.product(jax.nn.silu(gate) * up, self.down.get_value())
         return x, carry
 
     def with_attention(
         self,
         x: Float[Array, "N E"],
-        rope: Rotary,
-        attend: Attend,
+        forward_pass: ForwardPass,
         layer: Int[Array, ""],
         carry: PyTree,
     ) -> tuple[Float[Array, "N E"], PyTree]:
         """Returns the hidden states after the attention, and its `carry`."""
         N, _ = x.shape
-        h = rms_norm(x, self.attn_norm.get_value(), self.norm_eps)
-        q, k, v = self.queries_keys_values(h, rope)
-        mixed, carry = attend(q, k, v, layer, carry)
+        arithmetic = forward_pass.arithmetic
+        h = arithmetic.norm(x, self.attn_norm.get_value(), self.norm_eps)
+        q, k, v = self.queries_keys_values(h, forward_pass.rope, arithmetic)
+        mixed, carry = forward_pass.attend(q, k, v, layer, carry)
         flat_mixed = mixed.reshape(N, -1)  # [N, H * D]
-        return x + linear(flat_mixed, self.o.get_value()), carry
+        return x + arithmetic.product(flat_mixed, self.o.get_value()), carry
 
     def queries_keys_values(
-        self, h: Float[Array, "N E"], rope: Rotary
+        self, h: Float[Array, "N E"], rope: Rotary, arithmetic: Arithmetic
     ) -> tuple[Float[Array, "B T H D"], Float[Array, "B T K D"], Float[Array, "B T K D"]]:
         """Returns q and k, rotated by their positions, and v."""
         B, T = rope.cos.shape[:2]
         D = self.head_dim
         weights = [self.q.get_value(), self.k.get_value(), self.v.get_value()]
-        q, k, v = (in_heads(out, D) for out in products(h, weights))
+        q, k, v = (in_heads(out, D) for out in products(h, weights, arithmetic.product))
         if self.attention_bias:
             q = plus_bias(q, self.q_bias.get_value())
             k = plus_bias(k, self.k_bias.get_value())
             v = plus_bias(v, self.v_bias.get_value())
         if self.query_key_norm:
-            q = rms_norm(q, self.q_norm.get_value(), self.norm_eps)
-            k = rms_norm(k, self.k_norm.get_value(), self.norm_eps)
+            q = arithmetic.norm(q, self.q_norm.get_value(), self.norm_eps)
+            k = arithmetic.norm(k, self.k_norm.get_value(), self.norm_eps)
         q = rotate(q.reshape(B, T, -1, D), rope)
         k = rotate(k.reshape(B, T, -1, D), rope)
         return q, k, v.reshape(B, T, -1, D)

@@ -1,11 +1,13 @@
-"""The product of activations with a weight: the only place where a layer multiplies by a weight.
+"""The product of activations with a weight of a layer.
 
-    out = linear(x, layer.q.get_value())       # [N, inputs] -> [N, outputs]
+    out = linear(x, weight)       # [N, inputs] -> [N, outputs]
 
 A weight is an array [*inputs, *outputs], a frozen int8 `QuantizedWeight`, or an `AdaptedWeight`: an
 array or `QuantizedWeight`, frozen, with a low-rank adapter (LoRA, Hu et al. 2021, arXiv:2106.09685,
-eq. 3). With `model.exact` it is a `TiledWeight` around one of them. Layers do not depend on the
-kind of weight. A new kind of weight is one more case of `linear`.
+eq. 3). Layers do not depend on the kind of weight. A new kind is one more case of `linear`.
+
+A layer calls `linear` as `Arithmetic.product`: with `model.exact` that is `exact.tiled_product`,
+which calls `linear` for one tile of rows at a time.
 
 `products` multiplies by several weights of the same inputs. A decoder on an accelerator fuses these
 weights (fused QKV) into one `JoinedWeight`, and multiplies once.
@@ -14,7 +16,7 @@ An int8 weight is never dequantized for a product: its integers are exact in eve
 so the product is with the integers, and the scale of each channel multiplies the channel's output.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -26,7 +28,6 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, PyTree
 
-from jzero.model.exact import in_tiles
 from jzero.model.quantized import QuantizedWeight, dequantize
 from jzero.products import is_narrow, linear_product, product_in_fp32, product_over_rows
 
@@ -70,18 +71,6 @@ class AdaptedWeight:
         return weight.astype(np.float32) + self.scale * change.reshape(weight.shape)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["weight"], meta_fields=["shards"])
-@dataclass(frozen=True)
-class TiledWeight:
-    """A weight that is multiplied by one tile of rows at a time, so all products have one shape.
-
-    Only `model.exact` uses this type (`exact.py`). The weight is not int8.
-    """
-
-    weight: Array | AdaptedWeight
-    shards: int  # number of devices that the rows are split over
-
-
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["weight", "bias"],
@@ -110,23 +99,21 @@ class PartOfJoined:
 
 
 FrozenWeight: TypeAlias = Array | QuantizedWeight
-LinearWeight: TypeAlias = FrozenWeight | AdaptedWeight | TiledWeight
+LinearWeight: TypeAlias = FrozenWeight | AdaptedWeight
+# (x [N, inputs], weight) -> [N, outputs]: `linear`, or an `Arithmetic.product` that calls it.
+Product: TypeAlias = Callable[..., jax.Array]
 
 
 def linear(
     x: Float[Array, "N inputs"], weight: LinearWeight | JoinedWeight | PartOfJoined
 ) -> Float[Array, "N outputs"]:
-    """Multiplies x by a weight [*inputs, *outputs]: plain, int8, with an adapter, or tiled."""
+    """Multiplies x by a weight [*inputs, *outputs]: plain, int8, or with an adapter."""
     if isinstance(weight, JoinedWeight | PartOfJoined):  # a user-defined layer
         raise TypeError(
             "linear() got a weight that the decoder has fused with others. A layer has to multiply "
             "by the weights of a group in its SIDE_BY_SIDE with products(), or needs another "
             "SIDE_BY_SIDE, such as ()"
         )
-    if isinstance(weight, TiledWeight):
-        # Each tile is multiplied by `linear` again, which handles the weight inside.
-        out = in_tiles(linear, weight.shards, x, weight.weight)
-        return checkpoint_name(out, LINEAR_OUTPUT)
     inputs = x.shape[1]
     if isinstance(weight, AdaptedWeight):
         rank = weight.b.shape[0]
@@ -150,17 +137,19 @@ def linear(
 
 
 def products(
-    x: Float[Array, "N inputs"], weights: Sequence[LinearWeight | JoinedWeight | PartOfJoined]
+    x: Float[Array, "N inputs"],
+    weights: Sequence[LinearWeight | JoinedWeight | PartOfJoined],
+    product: Product = linear,
 ) -> list[Float[Array, "N outputs"]]:
     """Multiplies x by several weights: in one product if they are joined, else separately."""
     first = weights[0]
     if isinstance(first, JoinedWeight):
         assert len(first.sizes) == len(weights)
-        out = linear(x, first.weight)
+        out = product(x, first.weight)
         if first.bias is not None:
             out = out + first.bias
         return split_outputs(out, first.sizes, first.shards)
-    return [linear(x, weight) for weight in weights]
+    return [product(x, weight) for weight in weights]
 
 
 def plus_bias(

@@ -21,32 +21,25 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn import initializers
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, PyTree, Shaped
+from jaxtyping import Array, Float, Int, PyTree
 
 from jzero.attention.xla import ATTENTION_OUTPUT
-from jzero.model import experts
 from jzero.model.architecture import FP32_PARAMETERS, Params, QwenConfig
+from jzero.model.arithmetic import PLAIN, Arithmetic
 from jzero.model.delta_net import DeltaInputs, Recur
-from jzero.model.exact import ExactRows, in_tiles
 from jzero.model.families import Layer, family_of
-from jzero.model.hybrid import Mixers
 from jzero.model.layers import (
     NORMAL,
     ONES,
     Attend,
-    ExactScale,
+    ForwardPass,
     parameter,
-    rms_norm,
     rotary,
     unrolls_layers,
 )
-from jzero.model.linear import (
-    GROUPED_PRODUCT,
-    LINEAR_OUTPUT,
-    LOW_RANK_PRODUCT,
-    TiledWeight,
-)
+from jzero.model.linear import GROUPED_PRODUCT, LINEAR_OUTPUT, LOW_RANK_PRODUCT
 from jzero.model.quantized import QuantizedWeight, is_quantized
+from jzero.model.softmax import SOFTMAX_STATISTICS
 from jzero.model.traced_once import traced_once
 from jzero.products import linear_product
 
@@ -184,8 +177,6 @@ def dtype_of(path: tuple, dtype: DTypeLike) -> DTypeLike:
 
 # -- recomputation in the backward pass ------------------------------------------------------------
 
-# Name of the values that a chunk of `logprobs.token_logps` keeps: two numbers per token.
-SOFTMAX_STATISTICS = "softmax statistics"
 NARROW = (LOW_RANK_PRODUCT, SOFTMAX_STATISTICS, ATTENTION_OUTPUT)  # kept by every setting
 
 # prevent_cse=False: a scan already keeps XLA from merging the recomputation with the forward pass,
@@ -238,11 +229,12 @@ def forward(
     dtype: DTypeLike,
     remat: str = "none",
     recur: Recur | None = None,
-    exact: ExactRows | None = None,
+    arithmetic: Arithmetic = PLAIN,
     attention_rotates: bool = False,
-    rotates_by_product: bool = False,
 ) -> tuple[Float[Array, "B T E"], PyTree]:
     """Computes the hidden states after the final norm.
+
+    Programs call `run_model.run_model`, which calls this function.
 
     tokens, positions: the input ids, and the position of each token in its sequence.
     attend, carry: attention, and the tree that it reads and changes from layer to layer
@@ -252,134 +244,74 @@ def forward(
     remat: a key of REMAT: which values the backward pass of a layer recomputes.
     recur: the function that computes the gated delta nets of a hybrid (`delta_net.Recur`), with the
         same carry.
-    exact: makes the bits of a token independent of the other tokens, if `attend` does so too.
+    arithmetic: with exact arithmetic the bits of a token are independent of the other tokens, if
+        those of `attend` are.
     attention_rotates: `attend` receives q and k before RoPE.
-    rotates_by_product: computes RoPE in the way that is fast on TPUs; not with `exact`.
     Returns the hidden states, and `carry` after the last layer.
     """
-    if exact is not None:
-        return exact_forward(
-            config,
-            params,
-            tokens,
-            positions,
-            attend,
-            carry,
-            dtype=dtype,
-            remat=remat,
-            recur=recur,
-            exact=exact,
+    rows = arithmetic.rows(*tokens.shape)
+
+    # Only `attend` and `recur` see the tokens as [B, T].
+    def attend_to_rows(
+        q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, carry: PyTree
+    ) -> tuple[jax.Array, PyTree]:
+        out, carry = attend(rows.leave(q), rows.leave(k), rows.leave(v), layer, carry)
+        return rows.enter(out), carry
+
+    def recur_over_rows(
+        inputs: DeltaInputs, layer: jax.Array, carry: PyTree
+    ) -> tuple[jax.Array, PyTree]:
+        assert recur is not None, "a hybrid needs `recur`"
+        in_rows = inputs._replace(
+            channels=rows.leave(inputs.channels),
+            log_decay=rows.leave(inputs.log_decay),
+            strength=rows.leave(inputs.strength),
         )
-    # The angles are the same in all layers, so they are computed once.
-    rope = rotary(config, positions)._replace(
-        is_left_to_attention=attention_rotates, by_product=rotates_by_product
-    )
-    stack = family_of(config.model_type).stack
-    if stack is not None:
+        out, carry = recur(in_rows, layer, carry)
+        return rows.enter(out), carry
+
+    with arithmetic.products():
+        tokens = rows.enter(tokens)
+        # The angles are the same in all layers, so they are computed once.
+        rope = rotary(config, rows.enter(arithmetic.unfolded(positions)))._replace(
+            is_left_to_attention=attention_rotates, by_product=arithmetic.rotates_by_product
+        )
+        forward_pass = ForwardPass(rope, attend_to_rows, recur_over_rows, arithmetic)
+        # The cast happens once and before the loop, so that a sharded stack is gathered in `dtype`.
         layers = cast(params["layers"], dtype)
         x = params["embed"][tokens.ravel()].astype(dtype)
-        # A family with several kinds of layers has its own loop over them.
-        mixers = Mixers(attend, recur)
-        x, carry = stack.forward(config, layers, x, rope, mixers, carry, REMAT[remat])
-        scale = jax.tree.map(partial(jax.lax.convert_element_type, new_dtype=dtype), params["norm"])
-        x = stack.norm(x, scale, config.rms_norm_eps)
-        return x.reshape(*tokens.shape, -1), carry
+        stack = family_of(config.model_type).stack
+        # A family with several kinds of layers has its own loop over them, and its own norm.
+        loop = loop_over_layers if stack is None else stack.forward
+        norm = arithmetic.norm if stack is None else partial(stack.norm, arithmetic)
+        x, carry = loop(config, layers, x, forward_pass, carry, REMAT[remat])
+        scale = jax.lax.convert_element_type(params["norm"], dtype)
+        x = norm(x, scale, config.rms_norm_eps)
+        return rows.leave(x.reshape(*tokens.shape, -1)), carry
 
+
+def loop_over_layers(
+    config: QwenConfig,
+    layers: Params,
+    x: Float[Array, "N E"],
+    forward_pass: ForwardPass,
+    carry: PyTree,
+    remat: Callable[[Callable], Callable],
+) -> tuple[Float[Array, "N E"], PyTree]:
+    """Computes all layers of a family whose layers are of one kind."""
     graph = layer_graph(config)
 
     def step(state: tuple, scanned: tuple) -> tuple[tuple, None]:
         x, carry = state
         index, weights = scanned
         layer = nnx.merge(graph, weights)
-        return layer(x, rope, attend, index, carry), None
+        return layer(x, forward_pass, index, carry), None
 
-    # The cast happens once and before the scan, so that a sharded stack is gathered in `dtype`.
-    layers = cast(params["layers"], dtype)
-    x = params["embed"][tokens.ravel()].astype(dtype)
     indices = jnp.arange(config.num_hidden_layers, dtype=jnp.int32)
     (x, carry), _ = jax.lax.scan(
-        REMAT[remat](step), (x, carry), (indices, layers), unroll=unrolls_layers()
+        remat(step), (x, carry), (indices, layers), unroll=unrolls_layers()
     )
-    scale = jax.tree.map(partial(jax.lax.convert_element_type, new_dtype=dtype), params["norm"])
-    x = rms_norm(x, scale, config.rms_norm_eps)
-    return x.reshape(*tokens.shape, -1), carry
-
-
-def exact_forward(
-    config: QwenConfig,
-    params: Params,
-    tokens: Int[Array, "B T"],
-    positions: Int[Array, "B T"],
-    attend: Attend,
-    carry: PyTree,
-    *,
-    dtype: DTypeLike,
-    remat: str,
-    recur: Recur | None,
-    exact: ExactRows,
-) -> tuple[Float[Array, "B T E"], PyTree]:
-    """Computes `forward` with all tokens in one row, padded to the row tile of the products.
-
-    Only `attend` and `recur` see the tokens as [B, T], without the padding.
-    """
-    B, T = tokens.shape
-    # A prompt's positions are constants. XLA would constant-fold their angles, with another cosine
-    # than in programs where positions are data.
-    positions = jax.lax.optimization_barrier(positions)
-
-    def in_one_row(x: Shaped[Array, "B T *rest"]) -> Shaped[Array, "1 padded *rest"]:
-        return exact.pad(x.reshape(B * T, *x.shape[2:]))[None]
-
-    def in_own_shape(x: Shaped[Array, "1 padded *rest"]) -> Shaped[Array, "B T *rest"]:
-        return x[0, : B * T].reshape(B, T, *x.shape[2:])
-
-    def attend_in_own_shape(
-        q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, carry: PyTree
-    ) -> tuple[jax.Array, PyTree]:
-        out, carry = attend(in_own_shape(q), in_own_shape(k), in_own_shape(v), layer, carry)
-        return in_one_row(out), carry
-
-    def recur_in_own_shape(
-        inputs: DeltaInputs, layer: jax.Array, carry: PyTree
-    ) -> tuple[jax.Array, PyTree]:
-        assert recur is not None
-        unpadded = inputs._replace(
-            channels=in_own_shape(inputs.channels),
-            log_decay=in_own_shape(inputs.log_decay),
-            strength=in_own_shape(inputs.strength),
-        )
-        out, carry = recur(unpadded, layer, carry)
-        return in_one_row(out), carry
-
-    with exact.products():
-        # Called without `exact`, which would recurse. The wrapped weights make the products and
-        # sums exact.
-        hidden, carry = forward(
-            config,
-            with_fixed_order(config, params, exact),
-            in_one_row(tokens),
-            in_one_row(positions),
-            attend_in_own_shape,
-            experts.with_padding(carry, exact.pad),
-            dtype=dtype,
-            remat=remat,
-            recur=recur_in_own_shape,
-        )
-    return in_own_shape(hidden), carry
-
-
-def with_fixed_order(config: QwenConfig, params: Params, exact: ExactRows) -> Params:
-    """Returns the parameters wrapped in types whose products and sums have a fixed order."""
-    tensors = family_of(config.model_type).tensors
-
-    def wrap(name: str, weight: PyTree) -> PyTree:
-        stored = tensors.get(f"layers.{name}")
-        if stored is not None and stored.layout == "linear":
-            return TiledWeight(weight, exact.shards)
-        return ExactScale(weight) if name.endswith("norm") else weight
-
-    layers = {name: wrap(name, weight) for name, weight in params["layers"].items()}
-    return params | {"layers": layers, "norm": ExactScale(params["norm"])}
+    return x, carry
 
 
 EVERY_WORD = slice(None)
@@ -391,11 +323,11 @@ def head(
     hidden: Float[Array, "*batch E"],
     dtype: DTypeLike,
     part: slice = EVERY_WORD,
-    exact: ExactRows | None = None,
+    arithmetic: Arithmetic = PLAIN,
 ) -> Float[Array, "*batch words"]:
     """Computes fp32 logits of a part of the vocabulary.
 
-    The inputs of the product are in `dtype`; it accumulates in fp32. exact: as in `forward`.
+    The inputs of the product are in `dtype`; it accumulates in fp32.
     """
     # The embedding is [V, E] and the head [E, V], so the part of the vocabulary is a slice of rows
     # or of columns.
@@ -409,9 +341,5 @@ def head(
         batch = "abcd"[: hidden.ndim - 1]
         return linear_product(f"{batch}e,{weight_letters}->{batch}v", hidden, weight)
 
-    if exact is None:
-        return product(hidden, weight)
-    rows = hidden.reshape(-1, hidden.shape[-1])
-    with exact.products():
-        logits: jax.Array = in_tiles(product, exact.shards, exact.pad(rows), weight)
-    return logits[: len(rows)].reshape(*hidden.shape[:-1], -1)
+    with arithmetic.products():
+        return arithmetic.head(product, hidden, weight)

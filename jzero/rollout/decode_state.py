@@ -131,8 +131,8 @@ STATE_SPECS = DecodeState(
 )
 
 
-class LayerCarry(NamedTuple):
-    """The values that every layer updates and passes to the next layer."""
+class CacheArrays(NamedTuple):
+    """The arrays that every layer updates and passes to the next layer. See `caches.py`."""
 
     k: PyTree  # the keys of all layers with attention, in pages or as in Prefix
     v: PyTree

@@ -613,7 +613,7 @@ class Engine:
         """Whether a returning sequence may be prefilled in chunks."""
         # Chunks only write pages. The state of a gated delta net, recorded routes and exact
         # numerics need one prefill of all tokens.
-        is_exact = self.program_settings.exact is not None
+        is_exact = self.program_settings.arithmetic.is_exact
         return not (self.has_slot_state or self.num_routes or is_exact)
 
     @property

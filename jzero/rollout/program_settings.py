@@ -1,7 +1,9 @@
 """The compile-time constants of the decoder's programs, derived from the config and the mesh."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
@@ -10,7 +12,8 @@ from jzero import attention
 from jzero.config import RolloutConfig
 from jzero.errors import UserError
 from jzero.model import experts, qwen
-from jzero.model.exact import ExactRows, exact_rows
+from jzero.model.arithmetic import PLAIN, Arithmetic
+from jzero.model.arithmetic import choose as choose_arithmetic
 from jzero.rollout import sampling
 
 # On these TPUs the on-chip memory (VMEM) does not hold the logits of all slots, so XLA keeps them
@@ -41,7 +44,8 @@ class ProgramSettings:
     experts: experts.Placement  # how the devices of a shard share the experts of an MoE model
     remembers_kept: bool = False  # return the tokens that the filters kept, for every sampled token
     remembers_routes: bool = False  # return the MoE routes of the input of every token
-    exact: ExactRows | None = None  # how matrix products are computed with model.exact
+    arithmetic: Arithmetic = PLAIN
+    sample: Callable[..., tuple[jax.Array, jax.Array]] = sampling.sample  # or `sample_exactly`
 
 
 def make_program_settings(
@@ -89,8 +93,9 @@ def make_program_settings(
         page_size=settings.page_size,
         decode_steps=settings.decode_steps,
         tensor=tensor,
-        experts=replace(experts.decoding_placement(mesh), is_exact=exact),
-        exact=exact_rows(mesh) if exact else None,
+        experts=experts.decoding_placement(mesh),
+        arithmetic=choose_arithmetic(exact, mesh),
+        sample=sampling.sample_exactly if exact else sampling.sample,
     )
 
 
@@ -117,7 +122,7 @@ def with_top_p(
     """Returns the program settings of the same decoder with another top_p."""
     # The decoder's state does not depend on top_p, so both programs can work on one state.
     filters = sampling.Filters(settings.top_k, top_p, settings.min_p)
-    exact = program_settings.exact is not None
+    exact = program_settings.arithmetic.is_exact
     axis, parts = split_logits(filters, program_settings.model.vocab_size, mesh, exact)
     return replace(program_settings, filters=filters, logits_axis=axis, vocabulary_parts=parts)
 

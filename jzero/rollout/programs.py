@@ -10,7 +10,7 @@ decoder with its own pages and its own loop; its weights and KV heads are split 
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,35 +19,26 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jzero import attention
 from jzero.distributed.tpu_options import tpu_options
 from jzero.model import experts, qwen
-from jzero.model.delta_net import DeltaInputs
-from jzero.model.exact import compiler_options
-from jzero.model.exact_delta_net import recurrence
-from jzero.model.layers import Attend
 from jzero.model.quantized import QuantizedWeight
+from jzero.model.run_model import ModelInputs, run_model
 from jzero.rollout import sampling, slot_state
+from jzero.rollout.caches import prompt_cache, slot_cache, split_over_tensor
 from jzero.rollout.decode_state import (
     PREFIX_SPECS,
     STATE_SPECS,
     Arrival,
     DecodeState,
-    LayerCarry,
     Prefix,
     ResultTokens,
     ResumePoint,
     SampledTokens,
     Start,
 )
-from jzero.rollout.fused_attention import fused_attend
-from jzero.rollout.pages import SCRATCH_PAGE
 from jzero.rollout.program_settings import ProgramSettings, num_kept
-from jzero.types import RowLayout
 
-Function = TypeVar("Function", bound=Callable)
 Seed = Key[Array, ""]
-KeysAndValues = tuple[attention.Pool, attention.Pool]  # of one device
 
 
 # Number of steps taken, whether another step is due, the state, and the sampled tokens.
@@ -134,7 +125,7 @@ def compile_program(
     # In a loop, XLA for TPU7x prefers bf16 weights in tiles of 16 x 128, but they arrive in tiles
     # of 8 x 128. It would convert all weights in every call (1 GB of temporaries for Qwen2.5-0.5B).
     # This option keeps the tiles. lab/log.md has the measurements.
-    options = tpu_options(mesh) | (compiler_options(settings.exact) or {})
+    options = tpu_options(mesh) | settings.arithmetic.compiler_options
     if mesh.devices.flat[0].device_kind == "TPU7x":
         options |= {"xla_tpu_control_large_2nd_minor_layout_for_x16": False}
 
@@ -147,19 +138,6 @@ def compile_program(
         check_vma=False,
     )
     return jax.jit(mapped, donate_argnums=donate, compiler_options=options or None)
-
-
-def split_over_tensor(
-    settings: ProgramSettings, function: Function, in_specs: tuple, out_specs: object
-) -> Function:
-    """Maps `function` over the devices of a shard, each with its own heads or columns."""
-    # XLA's partitioner can split matrix products, but neither a Pallas kernel nor a write to the
-    # pool.
-    if settings.tensor == 1:
-        return function
-    return jax.shard_map(
-        function, in_specs=in_specs, out_specs=out_specs, axis_names={"tensor"}, check_vma=False
-    )
 
 
 def prefill(
@@ -178,67 +156,28 @@ def prefill(
         lengths: tokens of each prompt, at least 1.
         requests: the number that keys the noise of each sample.
     """
-    model = settings.model
     prompts, width = tokens.shape
     samples = requests.shape[1]
-    segments = (jnp.arange(width)[None] < lengths[:, None]).astype(jnp.int32)
-    packed = settings.attention.packed
-    if settings.tensor > 1:
-        packed = attention.split_over_mesh(packed, settings.tensor)
-
-    def attend(
-        q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, carry: LayerCarry
-    ) -> tuple[jax.Array, LayerCarry]:
-        # Prompts attend to keys and values in the precision that decoding will read from the pool.
-        # The returned ones are not rounded here, because `insert` rounds them.
-        stored_k = attention.as_stored(k, settings.kv_storage, settings.dtype)
-        stored_v = attention.as_stored(v, settings.kv_storage, settings.dtype)
-        out = packed(q, stored_k, stored_v, segments, RowLayout(0, 1, width))
-        all_k = lax.dynamic_update_index_in_dim(carry.k, k, layer, 0)
-        all_v = lax.dynamic_update_index_in_dim(carry.v, v, layer, 0)
-        return out, carry._replace(k=all_k, v=all_v)
-
-    def recur(
-        inputs: DeltaInputs, layer: jax.Array, carry: LayerCarry
-    ) -> tuple[jax.Array, LayerCarry]:
-        out, layer_states = recurrence(settings.exact is not None).rows(inputs, segments)
-        states = slot_state.with_layer(carry.slot_state, layer, layer_states)
-        return out, carry._replace(slot_state=states)
-
-    kv_shape = (
-        len(model.attention_layers),
-        prompts,
-        width,
-        model.num_key_value_heads,
-        model.head_dim,
-    )
-    empty = jnp.zeros(kv_shape, settings.dtype)
+    is_token = jnp.arange(width)[None] < lengths[:, None]
     positions = jnp.broadcast_to(jnp.arange(width), (prompts, width))
-    empty_carry = LayerCarry(empty, empty, slot_state.empty_slots(model, prompts))
-    remembers = settings.remembers_routes
-    carry = experts.start(
-        model, empty_carry, segments > 0, settings.experts, remembers_routes=remembers
-    )
-    hidden, carry = qwen.forward(
-        model,
+    outputs = run_model(
+        settings.model,
         params,
-        tokens,
-        positions,
-        attend,
-        carry,
+        ModelInputs(tokens, positions, is_token),
+        prompt_cache(settings, is_token.astype(jnp.int32)),
+        settings.arithmetic,
         dtype=settings.dtype,
-        recur=recur,
-        exact=settings.exact,
+        placement=settings.experts,
+        remembers_routes=settings.remembers_routes,
     )
-    routes = experts.routes_of(carry)
-    prompt_carry, _ = experts.finish(carry)
 
     def for_each_sample(x: jax.Array) -> jax.Array:
         """[prompts, ...] -> [prompts * G, ...]"""
         return jnp.repeat(x, samples, axis=0)
 
     # Only the last hidden state of a prompt is needed: it predicts the first token of every sample.
-    last_hidden = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]
+    last_places = (lengths - 1)[:, None, None]
+    last_hidden = jnp.take_along_axis(outputs.hidden, last_places, axis=1)[:, 0]
     first_tokens, logps, kept = sample_tokens(
         settings,
         params,
@@ -251,16 +190,17 @@ def prefill(
     )
     if kept is not None:
         kept = kept.reshape(*requests.shape, -1)
+    routes = outputs.routes
     if routes is not None:
         routes = routes.reshape(prompts, width, -1)
     return Prefix(
-        k=prompt_carry.k,
-        v=prompt_carry.v,
+        k=outputs.cache.k,
+        v=outputs.cache.v,
         tokens=first_tokens.reshape(requests.shape),
         logps=logps.reshape(requests.shape),
         kept=kept,
         routes=routes,
-        slot_state=prompt_carry.slot_state,
+        slot_state=outputs.cache.slot_state,
     )
 
 
@@ -473,93 +413,19 @@ def decode_step(
     their recurrent state.
     """
     active, positions = state.active, state.positions
-    # The page that holds the position of each slot's input.
-    page_of_token = jnp.take_along_axis(table, (positions // settings.page_size)[:, None], axis=1)
-    write_page = jnp.where(active, page_of_token[:, 0], SCRATCH_PAGE)
-    lengths = jnp.where(active, positions + 1, 1)
-
-    def write_and_attend(
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        pools: KeysAndValues,
-        write_rows: jax.Array,
-        write_offset: jax.Array,
-        read_rows: jax.Array,
-        lengths: jax.Array,
-        shared_pages: jax.Array,
-    ) -> tuple[jax.Array, KeysAndValues]:
-        # Under split_over_tensor this runs on every device of `tensor`, with the device's heads.
-        k_pool = settings.attention.write(pools[0], k[:, 0], write_rows, write_offset)
-        v_pool = settings.attention.write(pools[1], v[:, 0], write_rows, write_offset)
-        kv_heads = k.shape[2]
-        out = settings.attention.paged(
-            q[:, 0], k_pool, v_pool, read_rows, lengths, shared_pages, kv_heads
-        )
-        return out[:, None], (k_pool, v_pool)
-
-    pool_spec = P(settings.kv_axis)
-    heads_spec = P(None, None, settings.kv_axis)
-    write_and_attend = split_over_tensor(
-        settings,
-        write_and_attend,
-        in_specs=(heads_spec, heads_spec, heads_spec, pool_spec, P(), P(), P(), P(), P()),
-        out_specs=(heads_spec, pool_spec),
-    )
-
-    def attend(
-        q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, carry: LayerCarry
-    ) -> tuple[jax.Array, LayerCarry]:
-        first_row = layer * settings.pages_per_shard
-        out, (k_pool, v_pool) = write_and_attend(
-            q,
-            k,
-            v,
-            (carry.k, carry.v),
-            first_row + write_page,
-            positions % settings.page_size,
-            first_row + table,
-            lengths,
-            shared_pages,
-        )
-        return out.astype(q.dtype), carry._replace(k=k_pool, v=v_pool)
-
-    def recur(
-        inputs: DeltaInputs, layer: jax.Array, carry: LayerCarry
-    ) -> tuple[jax.Array, LayerCarry]:
-        layer_states = slot_state.take_layer(carry.slot_state, layer)
-        out, next_states = recurrence(settings.exact is not None).slots(
-            inputs, layer_states, active
-        )
-        states = slot_state.with_layer(carry.slot_state, layer, next_states)
-        return out, carry._replace(slot_state=states)
-
-    attend_in_step: Attend = attend
-    is_fused = settings.attention.decode is not None
-    if is_fused:
-        attend_in_step = fused_attend(settings, state, table, shared_pages, split_over_tensor)
-
-    slot_carry = LayerCarry(state.k_pool, state.v_pool, state.slot_state)
-    remembers = settings.remembers_routes
-    carry = experts.start(
-        settings.model, slot_carry, active, settings.experts, remembers_routes=remembers
-    )
-    hidden, carry = qwen.forward(
+    outputs = run_model(
         settings.model,
         params,
-        state.tokens[:, None],
-        positions[:, None],
-        attend_in_step,
-        carry,
+        ModelInputs(state.tokens[:, None], positions[:, None], active[:, None]),
+        slot_cache(settings, state, table, shared_pages),
+        settings.arithmetic,
         dtype=settings.dtype,
-        recur=recur,
-        exact=settings.exact,
-        attention_rotates=is_fused,
+        placement=settings.experts,
+        remembers_routes=settings.remembers_routes,
     )
-    routes = experts.routes_of(carry)
-    carry, _ = experts.finish(carry)
+    last_hidden = outputs.hidden[:, 0]
     token, logp, kept = sample_tokens(
-        settings, params, hidden[:, 0], seed, state.requests, positions + 1, state.temperature
+        settings, params, last_hidden, seed, state.requests, positions + 1, state.temperature
     )
     stops = is_stop(settings, token)
     if forced is not None:
@@ -567,14 +433,14 @@ def decode_step(
         token = jnp.where(forced >= 0, forced, token)
         stops = stops & (forced < 0)
     state = state._replace(
-        k_pool=carry.k,
-        v_pool=carry.v,
-        slot_state=carry.slot_state,
+        k_pool=outputs.cache.k,
+        v_pool=outputs.cache.v,
+        slot_state=outputs.cache.slot_state,
         tokens=jnp.where(active, token, state.tokens),
         positions=positions + active,
         active=active & ~stops & (positions + 2 < state.limits),
     )
-    return state, SampledTokens(token, logp, kept, routes)
+    return state, SampledTokens(token, logp, kept, outputs.routes)
 
 
 def sample_tokens(
@@ -607,7 +473,7 @@ def sample_tokens(
     ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
         def head(hidden: jax.Array, part: slice) -> jax.Array:
             logits = qwen.head(
-                settings.model, {name: weight}, hidden, settings.dtype, part, settings.exact
+                settings.model, {name: weight}, hidden, settings.dtype, part, settings.arithmetic
             )
             return expand_logits(logits)
 
@@ -615,12 +481,7 @@ def sample_tokens(
             [part] = settings.vocabulary_parts
             uniform = noise[:, 0]
             return sampling.sample_kept(head, part, hidden, uniform, temperature, settings.filters)
-        if settings.exact is not None:
-            tokens, logps = sampling.sample_exactly(
-                head, hidden, noise, temperature, settings.filters
-            )
-            return tokens, logps, None
-        tokens, logps = sampling.sample(
+        tokens, logps = settings.sample(
             head,
             settings.vocabulary_parts,
             hidden,

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jzero.model.exact import exact_token_logps
+from jzero.model.softmax import exact_logps
 
 BLOCK = 128  # tokens of a block: the lanes of a TPU's vector register
 # Tokens of a part, if logits are computed in parts: a third of Qwen's vocabulary
@@ -135,15 +135,18 @@ def sample(
 
 def sample_exactly(
     head: Head,
+    parts: Sequence[slice],
     hidden: Float[Array, "rows E"],
     noise: Float[Array, "slots 1"],
     temperature: Float[Array, " slots"],
     filters: Filters,
+    axis: str = "",
 ) -> tuple[Int[Array, " slots"], Float[Array, " slots"]]:
     """Draws a token for every slot, with log-probabilities bit-identical to the trainer's.
 
     See `sample`. All logits are on this device, in one part.
     """
+    assert len(parts) == 1 and not axis, f"{parts=} {axis=}"
     # The logits are computed once, behind the barrier, and used for both the draw and the
     # log-probabilities.
     logits = lax.optimization_barrier(head(hidden, slice(None)))
@@ -153,7 +156,7 @@ def sample_exactly(
 
     vocabulary = slice(0, logits.shape[1])
     tokens, _ = sample(all_logits, (vocabulary,), hidden, noise, temperature, filters)
-    logps, _ = exact_token_logps(logits, tokens, jnp.where(temperature == 0, 1.0, temperature))
+    logps, _ = exact_logps(logits, tokens, jnp.where(temperature == 0, 1.0, temperature))
     return tokens, logps
 
 

@@ -18,23 +18,16 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from jzero import attention
-from jzero.attention import pools
-from jzero.model import experts, qwen
-from jzero.model.delta_net import DeltaInputs, DeltaState
-from jzero.model.exact import exact_token_logps
-from jzero.model.exact_delta_net import recurrence
+from jzero.model import qwen
+from jzero.model.delta_net import DeltaState
 from jzero.model.logprobs import split_columns
+from jzero.model.run_model import ModelInputs, run_model
+from jzero.model.softmax import softmax_statistics
 from jzero.rollout import slot_state
-from jzero.rollout.decode_state import DecodeState, LayerCarry
+from jzero.rollout.caches import chunk_cache
+from jzero.rollout.decode_state import DecodeState
 from jzero.rollout.program_settings import ProgramSettings
-from jzero.rollout.programs import (
-    KeysAndValues,
-    compile_program,
-    split_over_tensor,
-    state_specs_of,
-)
-from jzero.types import RowLayout
+from jzero.rollout.programs import compile_program, state_specs_of
 
 # Tokens whose logits exist at a time, on each shard: 160 MB for a vocabulary of 152,064.
 LOGIT_TOKENS = 256
@@ -151,99 +144,37 @@ def extend(
 
     row_states: as in `score`.
     """
-    model = settings.model
     rows, width = inputs.tokens.shape
-    page_size = settings.page_size
-    num_context = inputs.context_pages.shape[1] * page_size
-
-    # Attention sees one packed row: the context's tokens, then the chunk's. Padding has segment 0.
-    is_context = jnp.arange(num_context)[None] < inputs.starts[:, None]
     is_token = jnp.arange(width)[None] < inputs.lengths[:, None]
-    segments = jnp.concatenate([is_context, is_token], axis=1).astype(jnp.int32)
-    layout = RowLayout(num_context, 1, width)
-
-    def write_and_attend(
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        pools_of_layer: KeysAndValues,
-        write_rows: jax.Array,
-        read_rows: jax.Array,
-        segments: jax.Array,
-    ) -> tuple[jax.Array, KeysAndValues]:
-        # Under split_over_tensor this runs on every device of `tensor`, with the device's heads.
-        kv_heads, head_dim = k.shape[2:]
-
-        def join_context(pool: attention.Pool, x: jax.Array) -> tuple[attention.Pool, jax.Array]:
-            """Writes x into the pool. Returns the pool, and x after the context."""
-            by_page = x.reshape(-1, page_size, kv_heads, head_dim)
-            pool = settings.attention.write(pool, by_page, write_rows)
-            # Attend to keys and values as decoding would read them from the pool.
-            x = attention.as_stored(x, settings.kv_storage, settings.dtype)
-            if not num_context:
-                return pool, x
-            context = pools.read(pool, read_rows, kv_heads, head_dim, settings.dtype)
-            context = context.reshape(rows, num_context, kv_heads, head_dim)
-            return pool, jnp.concatenate([context, x], axis=1)
-
-        k_pool, k = join_context(pools_of_layer[0], k)
-        v_pool, v = join_context(pools_of_layer[1], v)
-        out = settings.attention.packed(q, k, v, segments, layout)
-        return out, (k_pool, v_pool)
-
-    pool_spec = P(settings.kv_axis)
-    heads_spec = P(None, None, settings.kv_axis)
-    write_and_attend = split_over_tensor(
-        settings,
-        write_and_attend,
-        in_specs=(heads_spec, heads_spec, heads_spec, pool_spec, P(), P(), P()),
-        out_specs=(heads_spec, pool_spec),
-    )
-
-    def attend(
-        q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, carry: LayerCarry
-    ) -> tuple[jax.Array, LayerCarry]:
-        first_row = layer * settings.pages_per_shard
-        write_rows = first_row + inputs.write_pages.ravel()
-        read_rows = first_row + inputs.context_pages.ravel()
-        pools_of_layer = carry.k, carry.v
-        out, (k_pool, v_pool) = write_and_attend(
-            q, k, v, pools_of_layer, write_rows, read_rows, segments
-        )
-        return out, carry._replace(k=k_pool, v=v_pool)
-
-    def recur(
-        inputs_of_layer: DeltaInputs, layer: jax.Array, carry: LayerCarry
-    ) -> tuple[jax.Array, LayerCarry]:
-        layer_states = slot_state.take_layer(carry.slot_state, layer)
-        update_rows = recurrence(settings.exact is not None).rows
-        out, next_states = update_rows(inputs_of_layer, is_token.astype(jnp.int32), layer_states)
-        states = slot_state.with_layer(carry.slot_state, layer, next_states)
-        return out, carry._replace(slot_state=states)
-
     states = None
     if row_states is not None:
         assert inputs.state_rows is not None
         states = slot_state.begin_rows(row_states, inputs.state_rows, inputs.starts)
-    row_carry = LayerCarry(state.k_pool, state.v_pool, states)
-    carry = experts.start(model, row_carry, is_token, settings.experts)
-    hidden, carry = qwen.forward(
-        model,
-        params,
-        inputs.tokens,
-        inputs.starts[:, None] + jnp.arange(width)[None],
-        attend,
-        carry,
-        dtype=settings.dtype,
-        recur=recur,
-        exact=settings.exact,
+    cache = chunk_cache(
+        settings,
+        state,
+        states,
+        inputs.starts,
+        is_token,
+        inputs.context_pages,
+        inputs.write_pages,
     )
-    carry, _ = experts.finish(carry)
+    positions = inputs.starts[:, None] + jnp.arange(width)[None]
+    outputs = run_model(
+        settings.model,
+        params,
+        ModelInputs(inputs.tokens, positions, is_token),
+        cache,
+        settings.arithmetic,
+        dtype=settings.dtype,
+        placement=settings.experts,
+    )
+    k_pool, v_pool, next_states = outputs.cache
     if row_states is not None:
         assert inputs.state_rows is not None
         all_rows = jnp.arange(rows)
-        row_states = slot_state.copy_rows(carry.slot_state, all_rows, row_states, inputs.state_rows)
-    return state._replace(k_pool=carry.k, v_pool=carry.v), row_states, hidden
+        row_states = slot_state.copy_rows(next_states, all_rows, row_states, inputs.state_rows)
+    return state._replace(k_pool=k_pool, v_pool=v_pool), row_states, outputs.hidden
 
 
 def score_in_chunks(
@@ -287,17 +218,16 @@ def score_columns(
     """Scores the targets of some columns. All of their logits exist at once."""
     # Padding columns have temperature 0. Their scores are unused, but must not be NaN.
     scale = jnp.where(temperature > 0, temperature, 1.0)
-    logits = qwen.head(settings.model, params, hidden, settings.dtype, exact=settings.exact)
-    exact_logps = None
-    if settings.exact is not None:
-        exact_logps, _ = exact_token_logps(logits, targets, scale)
+    arithmetic = settings.arithmetic
+    logits = qwen.head(settings.model, params, hidden, settings.dtype, arithmetic=arithmetic)
+    logps, _ = arithmetic.logps(logits, targets, scale)
     logits = logits / scale[..., None]
-    log_total = jax.nn.logsumexp(logits, axis=-1)
+    log_total, _ = softmax_statistics(logits)
     target = jnp.take_along_axis(logits, targets[..., None], axis=-1)
     ranks = 1 + jnp.sum(logits > target, axis=-1, dtype=jnp.int32)
     top_logits, top_tokens = lax.top_k(logits, alternatives)
     return TokenScores(
-        logps=target[..., 0] - log_total if exact_logps is None else exact_logps,
+        logps=logps,
         ranks=ranks,
         top_tokens=top_tokens.astype(jnp.int32),
         top_logps=top_logits - log_total[..., None],

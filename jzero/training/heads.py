@@ -25,7 +25,7 @@ from jzero.algorithms.ratios import MAX_LOG_RATIO, SequenceSum
 from jzero.config import Config
 from jzero.distributed.mesh import weight_shards
 from jzero.model import qwen
-from jzero.model.exact import exact_rows
+from jzero.model.arithmetic import choose as choose_arithmetic
 from jzero.model.logprobs import token_logps
 from jzero.types import Batch, RowLayout
 
@@ -71,7 +71,7 @@ def policy_head(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Head:
     # Under shard_map (data parallelism only) every device sees only its rows.
     is_data_parallel = mesh.shape["data"] == mesh.size
     row_shards = 1 if is_data_parallel else token_shards
-    exact = exact_rows(mesh, row_shards) if config.model.exact else None
+    arithmetic = choose_arithmetic(config.model.exact, mesh, row_shards)
 
     def constrain(x: jax.Array, spec: P) -> jax.Array:
         return lax.with_sharding_constraint(x, NamedSharding(mesh, spec)) if is_split else x
@@ -104,7 +104,7 @@ def policy_head(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Head:
             place=place_hidden,
             place_logits=place_logits,
             kept=kept,
-            exact=exact,
+            arithmetic=arithmetic,
         )
 
     def loss(

@@ -52,9 +52,8 @@ from jzero.distributed.mesh import (
 )
 from jzero.distributed.tpu_options import tpu_options
 from jzero.model import adapters, experts, huggingface, peft, qwen
-from jzero.model.delta_net import DeltaInputs, recur_packed
-from jzero.model.exact import ExactRows, compiler_options, exact_rows
-from jzero.model.exact_delta_net import recurrence
+from jzero.model.arithmetic import Arithmetic, choose_for_training
+from jzero.model.run_model import ModelInputs, run_model
 from jzero.training.frozen import abstract_base, freeze, load_base
 from jzero.training.heads import (
     Head,
@@ -69,6 +68,7 @@ from jzero.training.heads import (
     trained_targets,
 )
 from jzero.training.optimizer import optimizer
+from jzero.training.packed_rows import PackedRows
 from jzero.training.packing import PackedBatch
 from jzero.types import Batch, RowLayout, State
 
@@ -110,8 +110,7 @@ class Learner:
         self.is_data_parallel = mesh.shape["data"] == mesh.size
         self.context = context_shards(mesh)
         context.check_context_axis(mesh, model)
-        placement = experts.training_placement(mesh)
-        self.expert_placement = replace(placement, is_exact=compute.exact)
+        self.expert_placement = experts.training_placement(mesh)
 
         self.packed_attention = attention.choose(compute.kernels, mesh).packed
         if not self.is_data_parallel:
@@ -125,9 +124,8 @@ class Learner:
                 kernel, mesh.shape["tensor"], ROW_AXES, mesh, parts
             )
         # A program under shard_map (data parallelism only) sees one shard of the rows.
-        self.exact = None
-        if compute.exact:
-            self.exact = exact_rows(mesh, 1 if self.is_data_parallel else row_shards(mesh))
+        shards = 1 if self.is_data_parallel else row_shards(mesh)
+        self.arithmetic = choose_for_training(compute.exact, mesh, shards)
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -344,7 +342,7 @@ class Learner:
             self._score,
             static_argnums=3,
             out_shardings=self.row_sharding,
-            compiler_options=training_options(self.mesh, self.exact),
+            compiler_options=training_options(self.mesh, self.arithmetic),
         )
 
     def entropies(
@@ -363,7 +361,7 @@ class Learner:
             partial(self._score, output=1),
             static_argnums=3,
             out_shardings=self.row_sharding,
-            compiler_options=training_options(self.mesh, self.exact),
+            compiler_options=training_options(self.mesh, self.arithmetic),
         )
 
     @cached_property
@@ -373,7 +371,7 @@ class Learner:
             static_argnums=6,
             donate_argnums=0,
             out_shardings=(self.state_shardings, self.replicated, self.row_sharding),
-            compiler_options=training_options(self.mesh, self.exact),
+            compiler_options=training_options(self.mesh, self.arithmetic),
         )
 
     def programs(
@@ -415,48 +413,37 @@ class Learner:
         token is an input of every response.
         """
 
-        def attend(
-            q: jax.Array, k: jax.Array, v: jax.Array, _: jax.Array, carry: object
-        ) -> tuple[jax.Array, object]:
-            return self.packed_attention(q, k, v, batch.segments, layout), carry
-
-        def recur(inputs: DeltaInputs, _: jax.Array, carry: object) -> tuple[jax.Array, object]:
-            if self.context > 1:
-                return context.recur_over_all_tokens(
-                    inputs, batch.segments, layout, self.mesh
-                ), carry
-            recur_rows = recurrence(self.compute.exact).rows
-            return recur_packed(inputs, batch.segments, layout, recur_rows), carry
-
         # Without router replay the model's router chooses the experts.
         if not self.replays_routes:
             batch = replace(batch, routes=None)
-        # Only `attend` and `recur` see complete rows. With context parallelism the rest of the
-        # model treats each part of a row as a row.
+        # Only the cache sees complete rows. With context parallelism the rest of the model treats
+        # each part of a row as a row.
         parts = self._parts(batch)
-        is_token = parts.segments > 0
-        carry = experts.start(self.model, None, is_token, self.expert_placement, parts.routes)
-        hidden, carry = qwen.forward(
+        cache = PackedRows(
+            self.packed_attention,
+            self.arithmetic.recurrence,
+            batch.segments,
+            layout,
+            self.mesh if self.context > 1 else None,
+        )
+        outputs = run_model(
             self.model,
             params,
-            parts.tokens,
-            parts.positions,
-            attend,
-            carry,
+            ModelInputs(parts.tokens, parts.positions, parts.segments > 0, parts.routes),
+            cache,
+            self.arithmetic,
             dtype=jnp.dtype(self.compute.dtype),
+            placement=self.expert_placement,
             remat=self.compute.remat,
-            recur=recur,
-            exact=self.exact,
-            rotates_by_product=self.mesh.devices.flat[0].platform == "tpu",
         )
+        hidden, load = outputs.hidden, outputs.expert_load
         if not self.is_data_parallel:
             # Without this constraint XLA splits the activations as fsdp splits the weights, and
             # sums activations over devices in every layer instead of gathering the layer's weights.
             rows = NamedSharding(self.mesh, P(token_axes(self.mesh)))
             hidden = lax.with_sharding_constraint(hidden, rows)
-        outputs = self._head_outputs(params, hidden, parts, layout)
-        _, load = experts.finish(carry)
-        return outputs, {} if load is None else {"expert_load": load.astype(jnp.float32)}
+        layer_stats = {} if load is None else {"expert_load": load.astype(jnp.float32)}
+        return self._head_outputs(params, hidden, parts, layout), layer_stats
 
     def _parts(self, batch: Batch[jax.Array]) -> Batch[jax.Array]:
         """Returns the fields that the model and the head read, split for context parallelism.
@@ -513,7 +500,7 @@ class Learner:
         loss = jnp.where(tokens_with_loss(body), terms, 0).sum()
         sums = summed_stats(stats, body) | lax.stop_gradient(layer_stats)
         sums |= {"loss": lax.stop_gradient(loss)}
-        logps = lax.stop_gradient(outputs[0]) if self.exact is not None else None
+        logps = lax.stop_gradient(outputs[0]) if self.arithmetic.is_exact else None
         return loss, (sums, logps)
 
     def _microbatch_gradient(
@@ -550,7 +537,9 @@ class Learner:
             # The zeros to start from, shaped like one microbatch's gradient and stats.
             if total is None:
                 total = jax.tree.map(zeros_in_fp32, jax.eval_shape(gradient, 0)[0])
-            logps = None if self.exact is None else jnp.zeros(batch.tokens.shape, jnp.float32)
+            logps = None
+            if self.arithmetic.is_exact:
+                logps = jnp.zeros(batch.tokens.shape, jnp.float32)
             # The number of microbatches is an argument, not a constant, so a step with fewer
             # microbatches does not recompile.
             add = partial(add_gradient, gradient, layout.prefix)
@@ -674,9 +663,9 @@ def critic_learner(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Learne
     return Learner(with_value, compute, config.critic_optimizer, head, mesh)
 
 
-def training_options(mesh: Mesh, exact: ExactRows | None) -> dict[str, bool | str] | None:
+def training_options(mesh: Mesh, arithmetic: Arithmetic) -> dict[str, bool | str] | None:
     """Returns the XLA options for training programs, or None for XLA's defaults."""
-    options = tpu_options(mesh) | (compiler_options(exact) or {})
+    options = tpu_options(mesh) | arithmetic.compiler_options
     if mesh.devices.flat[0].platform == "tpu":
         # Where the weights of a product are sharded, XLA:TPU overlaps the product with the
         # transfer of the shards (windowed einsum) and accumulates results of full size in HBM. An

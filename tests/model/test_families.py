@@ -14,7 +14,7 @@ from jzero.errors import UserError
 from jzero.model import huggingface, qwen
 from jzero.model.architecture import Params, QwenConfig
 from jzero.model.families import FAMILIES, StoredTensor, family_of
-from jzero.model.layers import Attend, DenseLayer, Rotary
+from jzero.model.layers import DenseLayer, ForwardPass
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -23,9 +23,9 @@ class TwiceTheLayer(DenseLayer):
     """A layer of one's own: a dense layer whose change of the hidden states counts twice."""
 
     def __call__(
-        self, x: jax.Array, rope: Rotary, attend: Attend, layer: jax.Array, carry: object
+        self, x: jax.Array, forward_pass: ForwardPass, layer: jax.Array, carry: object
     ) -> tuple[jax.Array, object]:
-        out, carry = super().__call__(x, rope, attend, layer, carry)
+        out, carry = super().__call__(x, forward_pass, layer, carry)
         return x + 2 * (out - x), carry
 
 

@@ -33,7 +33,7 @@ from jzero.distributed.publish import publisher
 from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.model.architecture import ATTENTION, DELTA_NET, DeltaNetConfig
-from jzero.model.exact import TPU_PRODUCTS, ExactRows
+from jzero.model.arithmetic import EXACT, TPU_PRODUCTS, exact_with
 from jzero.model.families import FAMILIES
 from jzero.rollout.engine import Engine
 from jzero.rollout.program_settings import ProgramSettings
@@ -316,7 +316,6 @@ def test_tokens_beside_a_row_and_a_gradient_change_no_bit_of_its_logits() -> Non
     model = replace(QWEN3, num_hidden_layers=1)
     params = random_params(model)
     tokens = np.random.default_rng(0).integers(0, model.vocab_size, (3, 40))
-    rows = ExactRows()
 
     def logits(params: qwen.Params, tokens: jax.Array) -> jax.Array:
         layout = RowLayout(0, 1, tokens.shape[1])
@@ -329,9 +328,9 @@ def test_tokens_beside_a_row_and_a_gradient_change_no_bit_of_its_logits() -> Non
             return exact.packed(q, k, v, segments, layout), carry
 
         hidden, _ = qwen.forward(
-            model, params, tokens, positions, attend, dtype=jnp.float32, exact=rows
+            model, params, tokens, positions, attend, dtype=jnp.float32, arithmetic=EXACT
         )
-        return qwen.head(model, params, hidden, jnp.float32, exact=rows)
+        return qwen.head(model, params, hidden, jnp.float32, arithmetic=EXACT)
 
     def loss(params: qwen.Params, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         of_tokens = logits(params, tokens)
@@ -351,7 +350,7 @@ def test_every_product_for_a_tpu_has_the_preset_whose_rows_do_not_depend_on_thei
     """The forward pass is lowered for a TPU; nothing is compiled."""
     model = replace(QWEN3, num_hidden_layers=1)
     layout = RowLayout(0, 1, 8)
-    rows = ExactRows(precision=TPU_PRODUCTS)
+    arithmetic = exact_with(precision=TPU_PRODUCTS)
     params = jax.tree.map(in_bfloat16, qwen.abstract(model))
 
     def logits(params: qwen.Params, tokens: jax.Array) -> jax.Array:
@@ -363,9 +362,9 @@ def test_every_product_for_a_tpu_has_the_preset_whose_rows_do_not_depend_on_thei
             return exact.packed(q, k, v, segments, layout), carry
 
         hidden, _ = qwen.forward(
-            model, params, tokens, segments, attend, dtype=jnp.bfloat16, exact=rows
+            model, params, tokens, segments, attend, dtype=jnp.bfloat16, arithmetic=arithmetic
         )
-        return qwen.head(model, params, hidden, jnp.bfloat16, exact=rows)
+        return qwen.head(model, params, hidden, jnp.bfloat16, arithmetic=arithmetic)
 
     tokens = jax.ShapeDtypeStruct((2, 8), jnp.int32)
     text = jax.jit(logits).trace(params, tokens).lower(lowering_platforms=("tpu",)).as_text()

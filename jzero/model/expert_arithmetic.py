@@ -1,6 +1,7 @@
-"""The experts of `model.exact`: the bits of a token do not depend on the other tokens.
+"""The arithmetic of MoE layers: PLAIN_EXPERTS, and EXACT_EXPERTS for `model.exact`.
 
-Like the layers, the router multiplies a tile of rows at a time, and its sums have a fixed order.
+With EXACT_EXPERTS the bits of a token do not depend on the other tokens. Like the layers, the
+router multiplies a tile of rows at a time, and its sums have a fixed order.
 Each expert computes its entire MLP for ROW_TILE rows at a time, in one loop over the blocks of all
 experts, so the products of a row do not depend on the number of rows or on the other rows of its
 block. The backward pass differentiates the plain grouped products.
@@ -35,10 +36,74 @@ class ExpertMlps(NamedTuple):
     down: GroupedWeight  # [experts, F, E]
 
 
-def probabilities_of_experts(
+class ExpertArithmetic(NamedTuple):
+    """How a layer computes its experts. Probabilities are in fp32.
+
+    probabilities  (h [N, E], router [E, X]) -> the router's probabilities of all experts, f32[N, X]
+    mlps           (product, rows [M, E], weights, sizes i32[X]) -> the MLP of its expert for every
+                   row, [M, E]. The rows are sorted by expert; `product` is a key of
+                   `grouped_products.PRODUCTS`.
+    weighted_sum   (outputs [N, k, E], probabilities [N, k]) -> the sum over k, f32[N, E]
+    """
+
+    probabilities: Callable[[jax.Array, jax.Array], jax.Array]
+    mlps: Callable[[str, jax.Array, ExpertMlps, jax.Array], jax.Array]
+    weighted_sum: Callable[[jax.Array, jax.Array], jax.Array]
+
+
+# -- plain -----------------------------------------------------------------------------------------
+
+
+def router_probabilities(
     h: Float[Array, "N E"], router: Float[Array, "E X"]
 ) -> Float[Array, "N X"]:
-    """Returns the router's probabilities of all experts, in fp32. N is a multiple of ROW_TILE."""
+    """Returns the router's probabilities of all experts."""
+    # By default a TPU would multiply in bf16, which changes the choice of experts.
+    logits = jnp.einsum(
+        "ne,ex->nx",
+        h.astype(jnp.float32),
+        router.astype(jnp.float32),
+        precision=lax.Precision.HIGHEST,
+    )
+    return jax.nn.softmax(logits)
+
+
+def grouped_mlps(
+    multiply: Callable[[jax.Array, GroupedWeight, jax.Array], jax.Array],
+    sizes: Int[Array, " X"],
+    rows: Float[Array, "M E"],
+    weights: ExpertMlps,
+) -> Float[Array, "M E"]:
+    """Computes for every row the MLP of its expert, with products of all rows at once."""
+    gate = jax.nn.silu(multiply(rows, weights.gate, sizes))
+    up = multiply(rows, weights.up, sizes)
+    return multiply(gate * up, weights.down, sizes)
+
+
+def plain_mlps(
+    product: str, rows: Float[Array, "M E"], weights: ExpertMlps, sizes: Int[Array, " X"]
+) -> Float[Array, "M E"]:
+    """Computes the MLPs with one grouped product for each weight."""
+    return grouped_mlps(partial(grouped_product, product), sizes, rows, weights)
+
+
+def plain_weighted_sum(
+    by_token: Float[Array, "N k E"], probabilities: Float[Array, "N k"]
+) -> Float[Array, "N E"]:
+    """Sums the outputs of a token's experts, times their probabilities."""
+    return jnp.einsum("nke,nk->ne", by_token.astype(jnp.float32), probabilities)
+
+
+PLAIN_EXPERTS = ExpertArithmetic(router_probabilities, plain_mlps, plain_weighted_sum)
+
+
+# -- exact -----------------------------------------------------------------------------------------
+
+
+def exact_router_probabilities(
+    h: Float[Array, "N E"], router: Float[Array, "E X"]
+) -> Float[Array, "N X"]:
+    """Computes `router_probabilities` in tiles of rows. N is a multiple of ROW_TILE."""
 
     def product(rows: jax.Array, weight: jax.Array) -> jax.Array:
         return jnp.einsum("ne,ex->nx", rows, weight, precision=lax.Precision.HIGHEST)
@@ -50,10 +115,10 @@ def probabilities_of_experts(
     return masses / sum_by_halves(masses)[..., None]
 
 
-def weighted_sum(
+def exact_weighted_sum(
     by_token: Float[Array, "N k E"], probabilities: Float[Array, "N k"]
 ) -> Float[Array, "N E"]:
-    """Sums the outputs of a token's experts, times their probabilities, in fp32."""
+    """Computes `plain_weighted_sum` in a fixed order of the sum and its roundings."""
     # The order of the k terms is fixed by halving, as for all sums of exact mode.
     terms = rounded(by_token.astype(jnp.float32) * probabilities[..., None])
     return sum_by_halves(jnp.swapaxes(terms, 1, 2))
@@ -63,9 +128,9 @@ def weighted_sum(
 def mlps_of_experts(
     product: str, rows: Float[Array, "M E"], weights: ExpertMlps, sizes: Int[Array, " X"]
 ) -> Float[Array, "M E"]:
-    """Computes for every row the MLP of its expert. The rows are sorted by expert.
+    """Computes the MLPs for ROW_TILE rows at a time. M is at least ROW_TILE.
 
-    product: a key of `grouped_products.PRODUCTS`, for the backward pass. M is at least ROW_TILE.
+    product: for the backward pass, which differentiates `plain_mlps`.
     """
 
     def compute_expert(expert: jax.Array, out: jax.Array) -> jax.Array:
@@ -109,13 +174,4 @@ def mlps_backward(
 mlps_of_experts.defvjp(mlps_forward, mlps_backward)
 
 
-def grouped_mlps(
-    multiply: Callable[[jax.Array, GroupedWeight, jax.Array], jax.Array],
-    sizes: Int[Array, " X"],
-    rows: Float[Array, "M E"],
-    weights: ExpertMlps,
-) -> Float[Array, "M E"]:
-    """Computes for every row the MLP of its expert, with products of all rows at once."""
-    gate = jax.nn.silu(multiply(rows, weights.gate, sizes))
-    up = multiply(rows, weights.up, sizes)
-    return multiply(gate * up, weights.down, sizes)
+EXACT_EXPERTS = ExpertArithmetic(exact_router_probabilities, mlps_of_experts, exact_weighted_sum)

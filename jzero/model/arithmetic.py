@@ -1,0 +1,215 @@
+"""The arithmetic of a model: how a program multiplies, sums and normalizes.
+
+    PLAIN                                the operations that the compiler does best
+    exact_arithmetic(mesh, row_shards)   `model.exact`: the bits of a token do not depend on the
+                                         other tokens of a program
+
+A program chooses one `Arithmetic` when it is built, and hands it to `run_model.run_model`. Layers
+receive it in `layers.ForwardPass` and compute with its functions, so none of them asks for the
+mode. Attention is chosen separately (`attention.choose`).
+"""
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Shaped
+
+from jzero.attention.exact import sum_by_halves
+from jzero.model.delta_net import DeltaState, recur_chunks, recur_step
+from jzero.model.exact import (
+    exact_rms_norm,
+    pad_rows,
+    product_of_any_rows,
+    rounded,
+    single_output,
+    tiled_product,
+)
+from jzero.model.exact_delta_net import recur_rows, recur_slots
+from jzero.model.expert_arithmetic import EXACT_EXPERTS, PLAIN_EXPERTS, ExpertArithmetic
+from jzero.model.linear import linear
+from jzero.model.softmax import exact_logps, plain_logps
+
+# On a TPU the default product of a row depends on the number of rows; this algorithm's does not.
+TPU_PRODUCTS = "BF16_BF16_F32"
+
+
+class Recurrence(NamedTuple):
+    """The functions of a gated delta net (`delta_net.py`)."""
+
+    rows: Callable[..., tuple[jax.Array, DeltaState]]  # packed rows and prompts, as `recur_chunks`
+    slots: Callable[..., tuple[jax.Array, DeltaState]]  # one token of every slot, as `recur_step`
+
+
+class TokenRows(NamedTuple):
+    """How tokens [B, T] pass through the layers: attention and delta nets see them as [B, T]."""
+
+    enter: Callable[[jax.Array], jax.Array]  # [B, T, ...] -> the rows of the layers
+    leave: Callable[[jax.Array], jax.Array]  # the rows of the layers -> [B, T, ...]
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """The operations of a forward pass.
+
+    product        (x [N, inputs], weight) -> [N, outputs]; weights as in `linear.linear`.
+    single_output  the same for a weight [inputs, 1].
+    head           (multiply, hidden [*batch, E], weight) -> [*batch, V]: calls `multiply` with
+                   hidden states and the weight of the head.
+    sum            the sum over the last axis.
+    norm           (x [*batch, width], scale [width], eps): see `rms_norm`.
+    unfused        keeps the compiler from fusing a product into the sum that follows.
+    unfolded       keeps the compiler from computing with a constant at compile time.
+    logps          (logits, tokens, temperature, place): see `softmax.plain_logps`.
+    recurrence     the gated delta nets.
+    experts        the router and the experts of MoE layers.
+    rows           (B, T) -> how tokens pass through the layers.
+    precision      a value of `jax.default_matmul_precision`; "": the platform's default.
+    is_exact       whether the bits of a token do not depend on the other tokens.
+    rotates_by_product  computes RoPE in the way that is fast on TPUs.
+    """
+
+    product: Callable[..., jax.Array]
+    single_output: Callable[..., jax.Array]
+    head: Callable[[Callable[[jax.Array, jax.Array], jax.Array], jax.Array, jax.Array], jax.Array]
+    sum: Callable[[jax.Array], jax.Array]
+    norm: Callable[[jax.Array, jax.Array, float], jax.Array]
+    unfused: Callable[[jax.Array], jax.Array]
+    unfolded: Callable[[jax.Array], jax.Array]
+    logps: Callable[..., tuple[jax.Array, jax.Array]]
+    recurrence: Recurrence
+    experts: ExpertArithmetic
+    rows: Callable[[int, int], TokenRows]
+    precision: str = ""
+    is_exact: bool = False
+    rotates_by_product: bool = False
+
+    def products(self) -> AbstractContextManager[object]:
+        """Returns the context manager in which products have to be traced."""
+        if not self.precision:
+            return contextlib.nullcontext()
+        return jax.default_matmul_precision(self.precision)
+
+    @property
+    def compiler_options(self) -> dict[str, bool | str]:
+        """The XLA options that a program with this arithmetic is compiled with."""
+        # By default XLA may leave out a rounding to bf16 and back where it finds one. Whether it
+        # finds one depends on the program: for example, a CPU sends bf16 values to another device
+        # as fp32.
+        return {"xla_allow_excess_precision": False} if self.is_exact else {}
+
+
+# -- plain -----------------------------------------------------------------------------------------
+
+
+def rms_norm(
+    x: Float[Array, "*batch width"], scale: Float[Array, " width"], eps: float
+) -> Float[Array, "*batch width"]:
+    """Divides x by its root mean square over the last axis and multiplies by `scale`, in fp32."""
+    x32 = x.astype(jnp.float32)
+    mean_square = jnp.mean(x32 * x32, axis=-1, keepdims=True)
+    normed = x32 * lax.rsqrt(mean_square + eps)
+    return (normed * scale.astype(jnp.float32)).astype(x.dtype)
+
+
+def unchanged(x: jax.Array) -> jax.Array:
+    """Returns `x`."""
+    return x
+
+
+def apply(
+    multiply: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, weight: jax.Array
+) -> jax.Array:
+    """Multiplies all rows at once."""
+    return multiply(x, weight)
+
+
+def separate_rows(batch: int, time: int) -> TokenRows:
+    """Leaves tokens in their rows."""
+    return TokenRows(unchanged, unchanged)
+
+
+PLAIN = Arithmetic(
+    product=linear,
+    single_output=linear,
+    head=apply,
+    sum=partial(jnp.sum, axis=-1),
+    norm=rms_norm,
+    unfused=unchanged,
+    unfolded=unchanged,
+    logps=plain_logps,
+    recurrence=Recurrence(recur_chunks, recur_step),
+    experts=PLAIN_EXPERTS,
+    rows=separate_rows,
+)
+
+
+# -- exact -----------------------------------------------------------------------------------------
+
+
+def one_row(shards: int, batch: int, time: int) -> TokenRows:
+    """Puts all tokens in one row, padded to the tiles of the products on every shard."""
+
+    def enter(x: Shaped[Array, "B T *rest"]) -> Shaped[Array, "1 padded *rest"]:
+        return pad_rows(shards, x.reshape(batch * time, *x.shape[2:]))[None]
+
+    def leave(x: Shaped[Array, "1 padded *rest"]) -> Shaped[Array, "B T *rest"]:
+        return x[0, : batch * time].reshape(batch, time, *x.shape[2:])
+
+    return TokenRows(enter, leave)
+
+
+def exact_with(shards: int = 1, precision: str = "") -> Arithmetic:
+    """Returns the arithmetic of `model.exact`.
+
+    shards: devices that XLA splits the rows over; each has complete tiles of rows of a product.
+    """
+    return Arithmetic(
+        product=partial(tiled_product, shards),
+        single_output=single_output,
+        head=partial(product_of_any_rows, shards),
+        sum=sum_by_halves,
+        norm=exact_rms_norm,
+        unfused=rounded,
+        # A prompt's positions are constants. XLA would constant-fold their angles, with another
+        # cosine than in programs where positions are data.
+        unfolded=lax.optimization_barrier,
+        logps=exact_logps,
+        recurrence=Recurrence(recur_rows, recur_slots),
+        experts=EXACT_EXPERTS,
+        rows=partial(one_row, shards),
+        precision=precision,
+        is_exact=True,
+    )
+
+
+EXACT = exact_with()
+
+
+def choose(is_exact: bool, mesh: Mesh, shards: int = 1) -> Arithmetic:
+    """Returns the arithmetic of a program on the devices of `mesh`.
+
+    shards: number of devices that XLA splits the rows over; 1 inside a shard_map over rows.
+    """
+    if not is_exact:
+        return PLAIN
+    # Only TPUs need another algorithm than the default.
+    return exact_with(shards, TPU_PRODUCTS if is_tpu(mesh) else "")
+
+
+def choose_for_training(is_exact: bool, mesh: Mesh, shards: int = 1) -> Arithmetic:
+    """Returns `choose`, with the RoPE that is fast for long rows on TPUs."""
+    arithmetic = choose(is_exact, mesh, shards)
+    return replace(arithmetic, rotates_by_product=is_tpu(mesh) and not is_exact)
+
+
+def is_tpu(mesh: Mesh) -> bool:
+    """Returns whether the devices of `mesh` are TPUs."""
+    return mesh.devices.flat[0].platform == "tpu"
