@@ -1,10 +1,10 @@
 """The arithmetic of a model: how a program multiplies, sums and normalizes.
 
-    PLAIN                                the operations that the compiler does best
-    exact_arithmetic(mesh, row_shards)   `model.exact`: the bits of a token do not depend on the
-                                         other tokens of a program
+    PLAIN   the operations that the compiler does best
+    EXACT   `model.exact`: the bits of a token do not depend on the other tokens of a program
 
-A program chooses one `Arithmetic` when it is built, and hands it to `run_model.run_model`. Layers
+A program chooses one of them with `choose` when it is built, and hands it to `run_model.run_model`.
+`choose` also adapts EXACT to the devices: the number of row shards, the products of a TPU. Layers
 receive it in `layers.ForwardPass` and compute with its functions, so none of them asks for the
 mode. Attention is chosen separately (`attention.choose`).
 """

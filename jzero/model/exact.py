@@ -2,8 +2,8 @@
 
 With `model.exact` a token's log-probability is identical, to the last bit, in every program of a
 run: the sampler's programs and the trainer's share one forward pass whose bits do not depend on how
-many other tokens are computed together with a token. `arithmetic.exact_arithmetic` has all parts of
-it. This module has the products, norms and sums of the layers; docs/models.md explains them.
+many other tokens are computed together with a token. `arithmetic.EXACT` names all of its parts.
+This module has the products, norms and sums of the layers; docs/models.md explains them.
 """
 
 from collections.abc import Callable
