@@ -11,7 +11,7 @@ from layer to layer as an argument of `attend` and `recur`. All arrays are of on
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +57,7 @@ class PromptCache:
     settings: ProgramSettings
     segments: Int[Array, "prompts T"]  # 1 for a prompt's tokens, 0 for padding
     arrays: CacheArrays
-    rotates: ClassVar[bool] = False
+    rotates: bool = False
 
     def attend(
         self, q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, arrays: CacheArrays
@@ -121,7 +121,7 @@ class PagedCache:
     table: Int[Array, "slots pages_per_slot"]
     lengths: Int[Array, " slots"]  # tokens with the new one; 1 for idle slots
     shared_pages: Int[Array, " blocks"]
-    rotates: ClassVar[bool] = False
+    rotates: bool = False
 
     def attend(
         self, q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, arrays: CacheArrays
@@ -206,7 +206,7 @@ class FusedPagedCache:
     lengths: Int[Array, " slots"]
     shared_pages: Int[Array, " blocks"]
     owners: Int[Array, " blocks"]  # see attention.backend.Decode
-    rotates: ClassVar[bool] = True
+    rotates: bool = True
 
     def attend(
         self, q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, arrays: CacheArrays
@@ -326,7 +326,7 @@ class ChunkCache:
     segments: Int[Array, "rows C*page+T"]
     context_pages: Int[Array, "rows C"]
     write_pages: Int[Array, "rows T/page"]
-    rotates: ClassVar[bool] = False
+    rotates: bool = False
 
     def attend(
         self, q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, arrays: CacheArrays

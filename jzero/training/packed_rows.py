@@ -1,7 +1,6 @@
 """How the packed rows of training mix their tokens: no cache, because every row is complete."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import jax
 from jax.sharding import Mesh
@@ -28,8 +27,8 @@ class PackedRows:
     segments: Int[Array, "B T"]
     layout: RowLayout
     context_mesh: Mesh | None
-    arrays: ClassVar[None] = None
-    rotates: ClassVar[bool] = False
+    arrays: None = None
+    rotates: bool = False
 
     def attend(
         self, q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, arrays: None
