@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jzero.config import Config, Setting, list_settings, remembers_kept
+from jzero.config import Config, Setting, list_settings, num_kept
 from jzero.errors import UserError
 from jzero.planning.chips import GIB
 from jzero.training.packing import INTEGER_FIELDS, num_rows
@@ -161,10 +161,8 @@ def rollouts_part(config: Config, counts: dict[str, int], longest: int, meaning:
     for count in counts.values():
         number *= count
     token = TOKEN_BYTES
-    # Ratios to the sampler need the tokens that its filters kept, at most rollout.top_k for each
-    # token.
-    if remembers_kept(config):
-        token += FIELD_BYTES * config.rollout.top_k
+    # Ratios to the sampler need the tokens that its filters kept.
+    token += FIELD_BYTES * num_kept(config)
     return Part((*counts, *LENGTHS), meaning, number * (ROLLOUT_BYTES + longest * token))
 
 

@@ -37,12 +37,12 @@ from jzero.rollout.decode_state import (
     Prefix,
     ResultTokens,
     ResumePoint,
-    SampledTokens,
     Start,
 )
 from jzero.rollout.fused_attention import fused_attend
 from jzero.rollout.pages import SCRATCH_PAGE
-from jzero.rollout.program_settings import ProgramSettings, num_kept
+from jzero.rollout.program_settings import ProgramSettings
+from jzero.tokens import TRACKS
 from jzero.types import RowLayout
 
 Function = TypeVar("Function", bound=Callable)
@@ -74,10 +74,6 @@ def compile_programs(settings: ProgramSettings, mesh: Mesh) -> Programs:
     by_slot, everywhere = P("slots"), P()
     state_specs = state_specs_of(settings)
     prefix_specs = PREFIX_SPECS._replace(slot_state=slot_state.specs_of(settings.model))
-    if settings.remembers_kept:
-        prefix_specs = prefix_specs._replace(kept=by_slot)
-    if settings.remembers_routes:
-        prefix_specs = prefix_specs._replace(routes=by_slot)
     # Resume points and forced tokens, which `generate` takes only if episodes have several turns.
     turn_inputs = (by_slot, by_slot) if settings.max_turns > 1 else ()
     return Programs(
@@ -239,7 +235,7 @@ def prefill(
 
     # Only the last hidden state of a prompt is needed: it predicts the first token of every sample.
     last_hidden = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]
-    first_tokens, logps, kept = sample_tokens(
+    first_tokens = sample_tokens(
         settings,
         params,
         last_hidden,
@@ -249,19 +245,27 @@ def prefill(
         for_each_sample(temperature),
         expand_logits=for_each_sample,
     )
-    if kept is not None:
-        kept = kept.reshape(*requests.shape, -1)
-    if routes is not None:
-        routes = routes.reshape(prompts, width, -1)
+
+    def split_samples(x: jax.Array) -> jax.Array:
+        """[prompts * G, ...] -> [prompts, G, ...]"""
+        return x.reshape(*requests.shape, *x.shape[1:])
+
+    def split_prompts(x: jax.Array) -> jax.Array:
+        """[prompts * T, ...] -> [prompts, T, ...]"""
+        return x.reshape(prompts, width, *x.shape[1:])
+
     return Prefix(
         k=prompt_carry.k,
         v=prompt_carry.v,
-        tokens=first_tokens.reshape(requests.shape),
-        logps=logps.reshape(requests.shape),
-        kept=kept,
-        routes=routes,
+        tracks=jax.tree.map(split_samples, first_tokens),
+        input_tracks=jax.tree.map(split_prompts, input_tracks(routes)),
         slot_state=prompt_carry.slot_state,
     )
+
+
+def input_tracks(routes: Int[Array, "N Lk"] | None) -> dict[str, jax.Array]:
+    """Returns the recorded tracks of the inputs of a forward pass."""
+    return {} if routes is None else {"routes": routes}
 
 
 def insert(
@@ -309,7 +313,9 @@ def insert(
         return column.at[arrival.slot].set(values, mode="drop")
 
     # Padding columns are clipped to an arbitrary sample here, and dropped by `set_slots`.
-    first_tokens = prefix.tokens.at[arrival.prefix_row, arrival.sample_index].get(mode="clip")
+    first_tokens = (
+        prefix.tracks["ids"].at[arrival.prefix_row, arrival.sample_index].get(mode="clip")
+    )
     goes_on = ~is_stop(settings, first_tokens) & (arrival.length + 1 < arrival.limit)
     temperatures = jnp.broadcast_to(temperature, arrival.slot.shape)
     states = state.slot_state
@@ -406,24 +412,17 @@ def generate(
         def write(column: jax.Array, columns: jax.Array) -> jax.Array:
             return lax.dynamic_update_index_in_dim(columns, column, step, 1)
 
-        so_far = SampledTokens(result.tokens, result.logps, result.kept, result.routes)
-        tokens, logps, kept, routes = jax.tree.map(write, sampled, so_far)
-        result = ResultTokens(tokens, logps, counts, kept, routes)
+        result = ResultTokens(jax.tree.map(write, sampled, result.tracks), counts)
         return step + 1, is_step_due(state.active), state, result
 
     slots, steps = settings.slots_per_shard, settings.decode_steps
     empty_result = ResultTokens(
-        tokens=jnp.zeros((slots, steps), jnp.int32),
-        logps=jnp.zeros((slots, steps), jnp.float32),
+        tracks={
+            name: jnp.zeros((slots, steps, *shape), TRACKS[name].dtype)
+            for name, shape in (settings.sampled_shapes | settings.input_shapes).items()
+        },
         counts=jnp.zeros(slots, jnp.int32),
     )
-    if settings.remembers_kept:
-        empty_result = empty_result._replace(
-            kept=jnp.zeros((slots, steps, num_kept(settings)), jnp.int32)
-        )
-    if settings.remembers_routes:
-        shape = (slots, steps, experts.num_routes(settings.model))
-        empty_result = empty_result._replace(routes=jnp.zeros(shape, experts.ROUTES_DTYPE))
     start = (0, is_step_due(state.active), state, empty_result)
     _, _, state, result = lax.while_loop(has_next_step, loop_body, start)
     return state, result
@@ -466,8 +465,8 @@ def decode_step(
     table: Int[Array, "slots pages_per_slot"],
     shared_pages: Int[Array, " blocks"],
     forced: Int[Array, " slots"] | None,
-) -> tuple[DecodeState[jax.Array], SampledTokens[jax.Array]]:
-    """Computes one token for every slot, active or not.
+) -> tuple[DecodeState[jax.Array], dict[str, jax.Array]]:
+    """Computes one token for every slot, active or not, and returns its tracks.
 
     Writes the input's key and value into the pool. Idle slots write to the scratch page, and keep
     their recurrent state.
@@ -558,9 +557,10 @@ def decode_step(
     )
     routes = experts.routes_of(carry)
     carry, _ = experts.finish(carry)
-    token, logp, kept = sample_tokens(
+    sampled = sample_tokens(
         settings, params, hidden[:, 0], seed, state.requests, positions + 1, state.temperature
     )
+    token = sampled["ids"]
     stops = is_stop(settings, token)
     if forced is not None:
         # A reply may contain stop tokens (the ends of messages); they do not end the turn.
@@ -574,7 +574,7 @@ def decode_step(
         positions=positions + active,
         active=active & ~stops & (positions + 2 < state.limits),
     )
-    return state, SampledTokens(token, logp, kept, routes)
+    return state, sampled | {"ids": token} | input_tracks(routes)
 
 
 def sample_tokens(
@@ -586,11 +586,11 @@ def sample_tokens(
     positions: Int[Array, " slots"],
     temperature: Float[Array, " slots"],
     expand_logits: Callable[[jax.Array], jax.Array] = lambda logits: logits,
-) -> tuple[Int[Array, " slots"], Float[Array, " slots"], Int[Array, "slots K"] | None]:
+) -> dict[str, jax.Array]:
     """Samples the token at `positions` of each request.
 
-    Returns tokens, their log-probabilities, and the tokens that the filters kept (None unless
-    `settings.remembers_kept`).
+    Returns the tracks of the tokens, [slots, *shape]: "ids", "logps", and the tracks of
+    `settings.tracks` that do not belong to inputs.
 
     expand_logits: maps the logits of `rows` hidden states to the logits of `slots` slots.
     """
@@ -604,37 +604,53 @@ def sample_tokens(
 
     def draw(
         weight: jax.Array, hidden: jax.Array, noise: jax.Array, temperature: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    ) -> dict[str, jax.Array]:
         def head(hidden: jax.Array, part: slice) -> jax.Array:
             logits = qwen.head(
                 settings.model, {name: weight}, hidden, settings.dtype, part, settings.exact
             )
             return expand_logits(logits)
 
-        if settings.remembers_kept:
+        tracks: dict[str, jax.Array] = {}
+        logits_of: sampling.Head = head
+        if settings.measures:
+            # `program_settings` keeps the whole vocabulary in one part for these tracks. The logits
+            # are computed once, for sampling and for measuring.
+            logits = head(hidden, settings.vocabulary_parts[0])
+            logits_of = partial(given_logits, logits)
+        if settings.records("kept"):
             [part] = settings.vocabulary_parts
-            uniform = noise[:, 0]
-            return sampling.sample_kept(head, part, hidden, uniform, temperature, settings.filters)
-        if settings.exact is not None:
-            tokens, logps = sampling.sample_exactly(
-                head, hidden, noise, temperature, settings.filters
+            ids, logps, tracks["kept"] = sampling.sample_kept(
+                logits_of, part, hidden, noise[:, 0], temperature, settings.filters
             )
-            return tokens, logps, None
-        tokens, logps = sampling.sample(
-            head,
-            settings.vocabulary_parts,
-            hidden,
-            noise,
-            temperature,
-            settings.filters,
-            settings.logits_axis,
-        )
-        return tokens, logps, None
+        elif settings.exact is not None:
+            ids, logps = sampling.sample_exactly(
+                logits_of, hidden, noise, temperature, settings.filters
+            )
+        else:
+            ids, logps = sampling.sample(
+                logits_of,
+                settings.vocabulary_parts,
+                hidden,
+                noise,
+                temperature,
+                settings.filters,
+                settings.logits_axis,
+            )
+        for name, measure in settings.measures.items():
+            logits = logits_of(hidden, settings.vocabulary_parts[0])
+            tracks[name] = measure(logits, temperature, ids).astype(TRACKS[name].dtype)
+        return tracks | {"ids": ids, "logps": logps}
 
     if settings.logits_axis:
         in_specs = (weight_spec, P(), P(), P())
         draw = split_over_tensor(settings, draw, in_specs=in_specs, out_specs=P())
     return draw(params[name], hidden, noise, temperature)
+
+
+def given_logits(logits: jax.Array, hidden: jax.Array, part: slice) -> jax.Array:
+    """The `sampling.Head` of logits that are computed already."""
+    return logits
 
 
 def is_stop(settings: ProgramSettings, tokens: Int[Array, " slots"]) -> Bool[Array, " slots"]:

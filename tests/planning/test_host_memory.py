@@ -80,6 +80,7 @@ def test_the_recipes_of_the_package_fit_a_host_of_64_gib() -> None:
 
 def test_a_rollout_takes_about_as_much_as_is_counted_for_it() -> None:
     """Measured while the sequence and the rollout made from it are both there."""
+    CALL = 16
     number, tokens = 50, 2000
     problem = Problem("id", "task", "prompt", "gold")
     tracemalloc.start()
@@ -87,9 +88,9 @@ def test_a_rollout_takes_about_as_much_as_is_counted_for_it() -> None:
     groups = make_groups([np.zeros(8, np.int32)] * number, 1, tokens)
     rng = np.random.default_rng(0)
     for [sequence] in groups:
-        sequence.tokens += rng.integers(1000, 100_000, tokens).tolist()
-        sequence.logps += rng.random(tokens).tolist()
-        sequence.versions += [0] * tokens
+        for _ in range(tokens // CALL):
+            ids = rng.integers(1000, 100_000, CALL)
+            sequence.tokens.append(ids, sampled=True, logps=rng.random(CALL), versions=0)
     rollouts = [to_rollout(problem, sequence) for [sequence] in groups]
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
