@@ -8,11 +8,12 @@ An advantage function takes `Episodes` and an `Algorithm` and returns f64[N, T],
 tokens of a rollout have the same advantage.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 
 from jzero.algorithms.algorithm import Algorithm
 
@@ -32,6 +33,8 @@ class Episodes(NamedTuple):
     `parts` are the K named rewards; `rewards` is their weighted sum. They are None unless the
     advantage reads them (`Advantage.needs_parts`). A named reward is on the last token of its turn,
     and is NaN there if the reward function does not apply to the turn. It is 0 on other tokens.
+
+    `tracks` are the values of the entries of `tokens.TRACKS` that measure the sampler's logits.
     """
 
     rewards: PerToken
@@ -42,6 +45,7 @@ class Episodes(NamedTuple):
     turn_discount: float = 1.0  # factor of the next turn's return in the return of a turn
     parts: Float[np.ndarray, "rollouts tokens parts"] | None = None
     part_weights: tuple[float, ...] = ()  # weight of each of the K parts in the reward
+    tracks: Mapping[str, Shaped[np.ndarray, "rollouts tokens ..."]] = MappingProxyType({})
 
     @property
     def returns(self) -> PerRollout:

@@ -17,6 +17,7 @@ from jzero import algorithms
 from jzero.algorithms import Episodes
 from jzero.algorithms.surrogates import SURROGATES
 from jzero.config import Config
+from jzero.tokens import TRACKS
 from jzero.types import Rollout, grade_of
 
 
@@ -319,10 +320,26 @@ def make_episodes(
         group=np.arange(len(rollouts)) // config.rollout.group_size,
         turn=turns_NT if turns_NT.any() else None,
         turn_discount=config.task.turn_discount,
+        tracks=measured_tracks(rollouts, mask),
     )
     if algorithms.needs_parts(config.algorithm):
         return with_parts(episodes, rollouts, config)
     return episodes
+
+
+def measured_tracks(rollouts: Sequence[Rollout], mask: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns [N, T, *shape] over sampled tokens of every track that measures the logits.
+
+    mask: bool[N, T] where a rollout has a token. Tracks that a rollout lacks are left out.
+    """
+    tracks: dict[str, np.ndarray] = {}
+    for name in (name for name, track in TRACKS.items() if track.measure is not None):
+        if all(rollout.tokens.get(name) is not None for rollout in rollouts):
+            sampled = [rollout.tokens[name][rollout.tokens.sampled] for rollout in rollouts]
+            values = np.zeros((*mask.shape, *sampled[0].shape[1:]), sampled[0].dtype)
+            values[mask] = np.concatenate(sampled)
+            tracks[name] = values
+    return tracks
 
 
 def with_parts(episodes: Episodes, rollouts: Sequence[Rollout], config: Config) -> Episodes:
@@ -361,6 +378,7 @@ def advantages_of_graded(
             group=group,
             turn=None if episodes.turn is None else episodes.turn[is_graded],
             parts=None if episodes.parts is None else episodes.parts[is_graded],
+            tracks={name: values[is_graded] for name, values in episodes.tracks.items()},
         )
         advantages_NT[is_graded], targets_NT[is_graded] = algorithms.compute_advantages(
             graded, algorithm

@@ -86,7 +86,7 @@ class Rows:
         self.fields = {
             name: array.reshape(-1, array.shape[-1])
             for name, array in vars(packed.batch).items()
-            if array is not None
+            if array is not None and name != "tracks"
         }
         self.is_taken = np.zeros(self.fields["tokens"].shape, bool)
 
