@@ -57,7 +57,7 @@ TRACKS: dict[str, Track] = {
     # vocabulary, or over `kept` where that is recorded.
     "logps": Track(np.float32, blank=0),
     "versions": Track(np.int32, blank=-1),  # of the policy that sampled the token
-    # The other tracks are optional, and packed into `Batch.tracks` for the update.
+    # The tracks below are optional, and packed into `Batch.tracks` for the update.
     # [K] the token ids that the sampler's filters (such as top-k) kept, padded with -1.
     "kept": Track(np.int32, blank=-1, sizes=("kept",)),
     # [L * k] MoE routes: the experts, in all L layers, that the input was sent to.
