@@ -637,9 +637,9 @@ def sample_tokens(
                 settings.filters,
                 settings.logits_axis,
             )
-        for name, measure in settings.measures.items():
+        for track, measure in settings.measures.items():
             logits = logits_of(hidden, settings.vocabulary_parts[0])
-            tracks[name] = measure(logits, temperature, ids).astype(TRACKS[name].dtype)
+            tracks[track] = measure(logits, temperature, ids).astype(TRACKS[track].dtype)
         return tracks | {"ids": ids, "logps": logps}
 
     if settings.logits_axis:
