@@ -61,16 +61,15 @@ def make_trainer(
     check_can_be_exact(config, model, mesh)
     check_routing_replay(model, config.rollout.routing_replay)
     shapes = row_shapes(config, mesh, config.rollout.max_prompt_tokens)
-    tracks = recorded_tracks(track_sizes(config, model))
     config = with_exact_ratio(config)
     return Trainer(
-        config,
-        policy_learner(model, config, mesh),
-        critic_learner(critic, config, mesh) if critic else None,
-        shapes.layouts,
-        shapes.rows,
-        shapes.microbatches,
-        tracks,
+        config=config,
+        policy=policy_learner(model, config, mesh),
+        critic=critic_learner(critic, config, mesh) if critic else None,
+        layouts=shapes.layouts,
+        rows=shapes.rows,
+        microbatches=shapes.microbatches,
+        tracks=recorded_tracks(track_sizes(config, model)),
     )
 
 
