@@ -202,7 +202,7 @@ def test_replies_are_those_of_the_row_s_task(sampler: Sampler, played: list[Roll
         between = rollout.tokens[first.end : second.start]
         text = end.replace("{}", str(grade_of(first).reply))
         assert list(between) == tokenizer.encode(sampler.tokenizer, text)
-        assert not rollout.sampled[first.end : second.start].any()
+        assert not rollout.tokens.sampled[first.end : second.start].any()
 
 
 def test_metrics_by_task_are_those_that_a_second_count_finds(

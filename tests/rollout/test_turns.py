@@ -616,7 +616,8 @@ def test_turns_cross_hosts() -> None:
     got = rollouts_from_bytes([rollouts_to_bytes(rollouts[:8]), rollouts_to_bytes(rollouts[8:])])
 
     for one, other in zip(got, rollouts, strict=True):
-        jax.tree.map(np.testing.assert_array_equal, vars(one), vars(other))
+        jax.tree.map(np.testing.assert_array_equal, one.tokens.to_dict(), other.tokens.to_dict())
+        assert (one.problem, one.sample_index) == (other.problem, other.sample_index)
     assert [rollout.turns for rollout in got] == [rollout.turns for rollout in rollouts]
     assert [rollout.grade for rollout in got] == [rollout.grade for rollout in rollouts]
 
