@@ -107,7 +107,7 @@ def test_with_an_int8_base_sampler_and_trainer_compute_the_same_function() -> No
     assert found["native"] < 1e-5
     assert found["int8"] < 1e-5
     samples = complete("float32", int8), complete("float32", plain)
-    int8_logps, plain_logps = ([seq.logps[0] for seq in each.values()] for each in samples)
+    int8_logps, plain_logps = ([seq.new_logps[0] for seq in each.values()] for each in samples)
     assert np.abs(np.subtract(int8_logps, plain_logps)).max() > 1e-4
 
 

@@ -199,7 +199,7 @@ def test_replies_are_those_of_the_row_s_task(sampler: Sampler, played: list[Roll
     for name, end in (("math", "\n{}\n"), ("code", "<|endoftext|>{}\n")):
         [rollout, *_] = [one for one in of_task(played, name) if len(one.turns) > 1]
         first, second, *_ = rollout.turns
-        between = rollout.tokens[first.end : second.start]
+        between = rollout.tokens.ids[first.end : second.start]
         text = end.replace("{}", str(grade_of(first).reply))
         assert list(between) == tokenizer.encode(sampler.tokenizer, text)
         assert not rollout.tokens.sampled[first.end : second.start].any()
