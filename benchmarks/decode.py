@@ -87,8 +87,9 @@ def measure_decoding(args: argparse.Namespace, model: qwen.QwenConfig, num_slots
 
     def decode(num_new: int) -> None:
         scheduler = Scheduler(engine, params, lambda ids: "")
-        for sequence in scheduler.run(make_groups(prompts, 1, num_new), 1, 1.0, seed):
-            assert len(sequence.tokens) == num_new
+        groups = make_groups(prompts, 1, num_new)
+        for sequence in scheduler.run(groups, group_size=1, temperature=1.0, seed=seed):
+            assert sequence.num_new == num_new
 
     one_call = engine.settings.decode_steps + 1  # the prefill samples the first token
     all_seconds = measure.median_seconds(lambda: decode(args.new), args.repeat)

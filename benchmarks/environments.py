@@ -178,12 +178,13 @@ class Walks:
 
     def num_different(self, other: "Walks") -> int:
         """Episodes whose tokens are not those of `other`, as far as both have come."""
-        tokens = {(e.prompt_id, e.sample_index): e.tokens for e in other.episodes}
+        tokens = {(e.prompt_id, e.sample_index): e.new_tokens for e in other.episodes}
         count = 0
         for episode in self.episodes:
             others = tokens.get((episode.prompt_id, episode.sample_index), [])
-            length = min(len(episode.tokens), len(others))
-            count += episode.tokens[:length] != others[:length]
+            tokens_so_far = episode.new_tokens
+            length = min(len(tokens_so_far), len(others))
+            count += tokens_so_far[:length] != others[:length]
         return count
 
 
@@ -218,7 +219,14 @@ def play(
     with Pool(workers) as pool:
         start = time.perf_counter()
         counters = replace(sampler, pool=pool).decode(
-            params, [], GROUP_SIZE, problems.__getitem__, 1.0, (0, 0), 0, admit_more
+            params,
+            [],
+            group_size=GROUP_SIZE,
+            problem_of=problems.__getitem__,
+            temperature=1.0,
+            key=(0, 0),
+            version=0,
+            admit_more=admit_more,
         )
         seconds = time.perf_counter() - start
         return Walks(begun, counters, dict(pool.counters), seconds)

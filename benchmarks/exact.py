@@ -107,8 +107,8 @@ def difference(
         packed.from_rows(np.asarray(jax.device_get(part)), chosen)
     differ, compared, largest = 0, 0, 0.0
     for index in minibatch.chosen:
-        sampled = rollouts[index].sampled
-        ours, theirs = trained[index][sampled], rollouts[index].logps[sampled]
+        sampled = rollouts[index].tokens.sampled
+        ours, theirs = trained[index][sampled], rollouts[index].tokens.logps[sampled]
         differ += int((ours.view(np.int32) != theirs.view(np.int32)).sum())
         compared += int(sampled.sum())
         largest = max(largest, float(np.abs(ours - theirs).max()))

@@ -116,7 +116,7 @@ def logits_of(run: setup.Run, base: qwen.Params, rollouts: Sequence[Rollout]) ->
     logits = []
     for rollout in rollouts:
         tokens = np.zeros((1, longest), np.int32)
-        tokens[0, : len(rollout.tokens)] = rollout.tokens
+        tokens[0, : len(rollout.tokens)] = rollout.tokens.ids
         last = np.arange(len(rollout.tokens))[-NUM_POSITIONS:]
         logits.append(np.asarray(program(base, tokens, len(rollout.tokens)))[-len(last) :])
     return np.concatenate(logits)

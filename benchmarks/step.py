@@ -118,7 +118,7 @@ def decode(scheduler: Scheduler, prompts: list[np.ndarray], number: int) -> list
     """Decodes all samples of the prompts of step `number`, in the order in which they end."""
     groups = make_groups(prompts, GROUP_SIZE, NEW_TOKENS)
     seed = make_seed(scheduler.engine, (0, number))
-    return list(scheduler.run(groups, GROUP_SIZE, 1.0, seed))
+    return list(scheduler.run(groups, group_size=GROUP_SIZE, temperature=1.0, seed=seed))
 
 
 def grade(run: setup.Run, sequences: list[Sequence]) -> list[Rollout]:
@@ -126,9 +126,9 @@ def grade(run: setup.Run, sequences: list[Sequence]) -> list[Rollout]:
     ordered = sorted(sequences, key=lambda sequence: (sequence.prompt_id, sequence.sample_index))
     assert len(ordered) == NUM_SAMPLES, f"{len(ordered)=}"
     rollouts = []
-    texts = run.sampler.tokenizer.batch_decode([sequence.tokens for sequence in ordered])
+    texts = run.sampler.tokenizer.batch_decode([sequence.new_tokens for sequence in ordered])
     for sequence, text in zip(ordered, texts, strict=True):
-        assert len(sequence.tokens) == NEW_TOKENS, f"{len(sequence.tokens)=}"
+        assert sequence.num_new == NEW_TOKENS, f"{sequence.num_new=}"
         turn_grade = Grade(float(text.count("7")), False, "")
         rollouts.append(with_turn_grades(to_rollout(PROBLEM, sequence), [turn_grade]))
     return rollouts

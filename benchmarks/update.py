@@ -23,6 +23,7 @@ from jzero.planning.roofline import (
     attention_flops_per_pair,
     matmul_flops_per_token,
 )
+from jzero.tokens import Tokens
 from jzero.training.packing import TrainingSequence, pack
 from jzero.training.step import Minibatch
 from jzero.training.trainer import Trainer, make_trainer
@@ -73,8 +74,7 @@ def random_minibatch(args: argparse.Namespace, vocab_size: int, trainer: Trainer
     tokens = generator.integers(0, vocab_size, (args.sequences, length)).astype(np.int32)
     is_prompt = np.arange(length) < args.prompt
     weights = np.where(is_prompt, 0, 1 / (args.sequences * args.new)).astype(np.float32)
-    logps = np.zeros(length, np.float32)
-    sequences = [TrainingSequence(row, args.prompt, weights, logps) for row in tokens]
+    sequences = [TrainingSequence(Tokens(row), args.prompt, weights) for row in tokens]
     packed = pack([sequences], trainer.layouts, trainer.rows, trainer.microbatches)
     batches, counts = trainer.policy.put(packed)
     indices = list(range(len(sequences)))

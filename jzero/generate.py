@@ -165,9 +165,9 @@ def generate_here(
         rollouts, _ = sampler.sample_rollouts(
             params,
             encoded[first : first + len(chunk)],
-            options.n,
-            sampling_temperature(options, settings),
-            (settings.train.seed, number),
+            group_size=options.n,
+            temperature=sampling_temperature(options, settings),
+            key=(settings.train.seed, number),
             version=0,
         )
         return [rollout.turns[-1] for rollout in sampler.gather_rollouts(rollouts, options.n)]

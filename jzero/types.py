@@ -16,10 +16,10 @@ Processes that grade responses import this module and must start quickly, so it 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Never, TypeAlias, TypeVar, cast
 
-import numpy as np
+from jzero.tokens import Tokens
 
 if TYPE_CHECKING:
     import jax
@@ -119,28 +119,17 @@ class Turn:
 class Rollout:
     """One episode as the sampler recorded it, with arrays in host memory.
 
-    Every rollout has its own number of tokens T. The tokens are the prompt, then the responses of
-    the policy with the replies of the environment between them. In a single-turn task the
-    environment never replies.
+    Every rollout has its own number of tokens T.
     """
 
     problem: Problem
     sample_index: int  # place among the G rollouts of the problem
-    tokens: np.ndarray  # i32[T] prompt, responses and replies
-    sampled: np.ndarray  # bool[T] True where the policy chose the token
-    # f32[T] log-probability under the sampler, at the temperature and over the full vocabulary, or
-    # over `kept` where that is set; 0 where the token was not sampled.
-    logps: np.ndarray
-    versions: np.ndarray  # i32[T] version of the policy that sampled the token; -1 elsewhere
+    # The prompt, then the responses of the policy with the replies of the environment between them.
+    # In a single-turn task the environment never replies.
+    tokens: Tokens
     turns: tuple[Turn, ...]  # at least one; the first starts where the prompt ends
     grade: Grade | None = None  # verdict on the whole episode
     advantage: float = 0.0  # mean over the sampled tokens; set once an update has computed it
-    # i32[T, K] the token ids that the sampler's filters (such as top-k) kept for a sampled token,
-    # padded with -1; -1 for tokens that were not sampled. None: no filter, or not recorded.
-    kept: np.ndarray | None = None
-    # i16[T, L * k] MoE routes: the experts, in all L layers, that the sampler used for the input
-    # that predicted the token; -1 for the first token. None: not recorded.
-    routes: np.ndarray | None = None
 
     @property
     def prompt_length(self) -> int:
@@ -190,8 +179,8 @@ class Batch(Generic[ArrayType]):
     Packing returns `Batch[np.ndarray]`, `Batch[jax.Array]` is on the mesh, and programs are
     compiled ahead of time for `Batch[jax.ShapeDtypeStruct]`.
 
-    Every field except `kept` and `routes` is [M, B, T], or [B, T] inside the loop over
-    microbatches. A field that the algorithm does not need is None. The input at position t predicts
+    Every field is [M, B, T], or [B, T] inside the loop over microbatches, and so are the first axes
+    of `tracks`. A field that the algorithm does not need is None. The input at position t predicts
     the target at position t.
     """
 
@@ -211,14 +200,26 @@ class Batch(Generic[ArrayType]):
     kl_weights: ArrayType | None = None  # f32 weight of the KL term; None = `weights`
     # f32 weight of the cross-entropy on targets that the environment replied; 0 elsewhere
     environment_weights: ArrayType | None = None
-    # i32[M, B, T, K] the token ids, including the target, that the sampler's filters kept; padded
-    # with -1
-    kept: ArrayType | None = None
-    # i16[M, B, T, L * k] router replay: the experts prescribed for the input; -1: not prescribed
-    routes: ArrayType | None = None
+    # The optional tracks (`tokens.TRACKS`) of the targets, [M, B, T, *shape]; blank in padding
+    tracks: dict[str, ArrayType] = field(default_factory=dict)
     ce_weights: ArrayType | None = None  # f32 weight of the cross-entropy; None = `weights`
     old_values: ArrayType = NOT_SET  # f32 the critic's values before the step
     returns: ArrayType = NOT_SET  # f32 the critic's targets
+
+    def without_track(self, name: str) -> Batch[ArrayType]:
+        """Returns the batch without an optional track."""
+        tracks = {other: rows for other, rows in self.tracks.items() if other != name}
+        return replace(self, tracks=tracks)
+
+    @property
+    def kept(self) -> ArrayType | None:
+        """i32[M, B, T, K] the ids, including the target, that the sampler's filters kept."""
+        return self.tracks.get("kept")
+
+    @property
+    def routes(self) -> ArrayType | None:
+        """i16[M, B, T, L * k] router replay: the experts of the input; -1: not prescribed."""
+        return self.tracks.get("routes")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import numpy as np
 from jzero import config
 from jzero.algorithms import Algorithm
 from jzero.model import qwen
+from jzero.tokens import Tokens
 from jzero.training.learner import Learner
 from jzero.training.step import Minibatch
 from jzero.training.teacher import TeacherScores
@@ -143,10 +144,9 @@ def random_rollouts(
             rollout = Rollout(
                 problem=Problem(f"slow/{p}", "countdown", "", {}),
                 sample_index=g,
-                tokens=tokens,
-                sampled=sampled,
-                logps=logps,
-                versions=np.where(sampled, 0, -1).astype(np.int32),
+                tokens=Tokens(
+                    tokens, sampled=sampled, logps=logps, versions=np.where(sampled, 0, -1)
+                ),
                 turns=(Turn(len(prompt), len(tokens), "", finish_reason, grade),),
                 grade=grade,
             )
@@ -167,7 +167,7 @@ def score(rollout: Rollout, algorithm: Algorithm, max_new: int) -> float:
         value -= algorithm.truncated_penalty
     # DAPO eq. 13: the buffer is L_cache.
     buffer = algorithm.overlong_share * max_new
-    length = sum(rollout.sampled.tolist())
+    length = sum(rollout.tokens.sampled.tolist())
     if buffer and length > max_new:
         value -= 1.0
     elif buffer and length > max_new - buffer:
@@ -291,7 +291,7 @@ def advantages_of(
     rewards: Lists = []
     sampled_values: Lists = []
     for i, rollout in enumerate(rollouts):
-        places = np.flatnonzero(rollout.sampled)
+        places = np.flatnonzero(rollout.tokens.sampled)
         row = [-algorithm.kl_reward * (float(old[i][t]) - float(ref[i][t])) for t in places]
         row[-1] += score(rollout, algorithm, max_new)
         rewards.append(row)
@@ -304,7 +304,7 @@ def advantages_of(
     if algorithm.teacher_coef:
         assert teacher is not None
         for i, rollout in enumerate(rollouts):
-            for t in np.flatnonzero(rollout.sampled):
+            for t in np.flatnonzero(rollout.tokens.sampled):
                 gap = float(teacher[i][t]) - float(old[i][t])
                 part = algorithm.teacher_coef * gap
                 if algorithm.teacher_max:
@@ -318,7 +318,7 @@ def over_all_tokens(rows: Lists, rollouts: list[Rollout]) -> list[np.ndarray]:
     arrays = []
     for row, rollout in zip(rows, rollouts, strict=True):
         array = np.zeros(len(rollout.tokens))
-        array[rollout.sampled] = row
+        array[rollout.tokens.sampled] = row
         arrays.append(array)
     return arrays
 
@@ -342,7 +342,9 @@ def token_weights(
         is_masked = algorithm.truncated in ("mask", "ignore") and rollout.finish_reason == "length"
         assert rollout.grade is not None
         is_masked = is_masked or (only_correct and not rollout.grade.correct)
-        is_trained.append([sampled and not is_masked for sampled in rollout.sampled.tolist()])
+        is_trained.append(
+            [sampled and not is_masked for sampled in rollout.tokens.sampled.tolist()]
+        )
     counts = [sum(row) for row in is_trained]
 
     def weight_of(i: int) -> float:
@@ -518,7 +520,7 @@ def policy_loss(
     `advantages`.
     """
     zeros = [np.zeros(len(rollout.tokens)) for rollout in rollouts]
-    sampler = sampler or [rollout.logps for rollout in rollouts]
+    sampler = sampler or [rollout.tokens.logps for rollout in rollouts]
     entropy = entropy or zeros
     if algorithm.old_policy == "sampler":
         old = sampler
@@ -589,7 +591,7 @@ def add_environment_loss(
         (i, t)
         for i in chosen
         for t in range(rollouts[i].prompt_length, len(rollouts[i].tokens))
-        if not rollouts[i].sampled[t]
+        if not rollouts[i].tokens.sampled[t]
     ]
     for i, t in replies:
         loss -= algorithm.environment_coef * float(logps[i][t]) / len(replies)
@@ -703,7 +705,7 @@ def naive(
     model: qwen.QwenConfig = MODEL,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Returns log-probs and entropies, for each rollout f64 over its tokens."""
-    tokens = padded([rollout.tokens for rollout in rollouts])
+    tokens = padded([rollout.tokens.ids for rollout in rollouts])
     with jax.enable_x64(True):
         logps, entropy = rows_logps(model, doubles(params), tokens, temperature)
 
@@ -722,7 +724,7 @@ def naive_gradient(
     model: qwen.QwenConfig = MODEL,
 ) -> qwen.Params:
     """Returns sum_t slope_t grad logp_t over every token of every rollout, in float64."""
-    tokens = padded([rollout.tokens for rollout in rollouts])
+    tokens = padded([rollout.tokens.ids for rollout in rollouts])
     with jax.enable_x64(True):
         gradient = gradient_of_logps(model, doubles(params), tokens, padded(slopes), temperature)
         return jax.device_get(gradient)

@@ -63,7 +63,7 @@ def test_every_python_block_of_the_page_is_a_file() -> None:
 
     assert all(names), "a block has no comment with the name of its file"
     assert len(set(names)) == len(names)
-    assert len(names) == 8
+    assert len(names) == 9
 
 
 @pytest.mark.thorough
@@ -76,10 +76,12 @@ def test_a_run_uses_the_reward_of_the_page_and_trains(folder: Path) -> None:
     assert max(row["optimizer/grad_norm"] for row in rows) > 0
 
 
-def test_a_run_uses_the_algorithm_the_kernel_and_the_options_of_the_page(folder: Path) -> None:
+def test_a_run_uses_the_algorithm_the_track_the_kernel_and_the_options_of_the_page(
+    folder: Path,
+) -> None:
     settings = json.loads((folder / "runs/game/config.json").read_text())
     assert settings["algorithm"]["name"] == "clip_higher"
-    assert settings["algorithm"]["advantage"] == "sign"
+    assert settings["algorithm"]["advantage"] == "sign_by_entropy"
     assert settings["model"]["attention"] == "my_kernel"
     assert settings["task"]["options"] == ["letters=3", "near=0.1"]
 

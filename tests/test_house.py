@@ -15,6 +15,7 @@ FILES = sorted((ROOT / "jzero").rglob("*.py"))
 # for a package with all of its modules, unless the module is listed by itself.
 LAYERS = [
     ("errors",),
+    ("tokens",),
     ("types", "files", "setting", "int8", "products"),
     ("http",),
     ("websocket",),

@@ -66,11 +66,11 @@ def test_a_hybrid_is_trained_exported_and_served(arch: ArchitectureConfig, tmp_p
     alone = load_alone(str(export))
     prompt = "1 2=3"
     by_scheduler = alone.complete(prompt, 8)
-    tokens = by_scheduler.all_tokens()
+    tokens = by_scheduler.tokens.ids
     num_prompt = len(encode(alone.tokenizer, prompt))
     scoring = Scoring(tokens, first=num_prompt)
     score_all(alone.engine, alone.params, [scoring])
-    np.testing.assert_allclose(scoring.scores.logps, by_scheduler.logps, atol=1e-5)
+    np.testing.assert_allclose(scoring.scores.logps, by_scheduler.new_logps, atol=1e-5)
 
     limits = Limits()
     server = alone.new_server(limits)
@@ -82,4 +82,4 @@ def test_a_hybrid_is_trained_exported_and_served(arch: ArchitectureConfig, tmp_p
     assert answer.status_code == 200, answer.text
     [choice] = answer.json()["choices"]
     logprobs = choice["logprobs"]["token_logprobs"]
-    np.testing.assert_allclose(logprobs, by_scheduler.logps, atol=1e-4)
+    np.testing.assert_allclose(logprobs, by_scheduler.new_logps, atol=1e-4)

@@ -8,11 +8,12 @@ An advantage function takes `Episodes` and an `Algorithm` and returns f64[N, T],
 tokens of a rollout have the same advantage.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 
 from jzero.algorithms.algorithm import Algorithm
 
@@ -32,6 +33,8 @@ class Episodes(NamedTuple):
     `parts` are the K named rewards; `rewards` is their weighted sum. They are None unless the
     advantage reads them (`Advantage.needs_parts`). A named reward is on the last token of its turn,
     and is NaN there if the reward function does not apply to the turn. It is 0 on other tokens.
+
+    `tracks` are the values of the entries of `tokens.TRACKS` that measure the sampler's logits.
     """
 
     rewards: PerToken
@@ -42,6 +45,7 @@ class Episodes(NamedTuple):
     turn_discount: float = 1.0  # factor of the next turn's return in the return of a turn
     parts: Float[np.ndarray, "rollouts tokens parts"] | None = None
     part_weights: tuple[float, ...] = ()  # weight of each of the K parts in the reward
+    tracks: Mapping[str, Shaped[np.ndarray, "rollouts tokens ..."]] = MappingProxyType({})
 
     @property
     def returns(self) -> PerRollout:
@@ -278,7 +282,7 @@ def turns_as_episodes(
     The reward of a turn's row is the turn's return G_t = r_t + turn_discount G_{t+1}. Turns with
     the same number in the rollouts of one prompt form a group, so that the baseline does not depend
     on the content of the turn. A turn that no other rollout reached forms a group of one and gets
-    exactly 0.
+    exactly 0. The value of a track is its mean over the turn.
     """
     turn = episodes.turn
     assert turn is not None, "the episodes have one turn only"
@@ -293,7 +297,21 @@ def turns_as_episodes(
     if episodes.parts is not None:
         parts = part_returns(episodes, episodes.parts, is_first_of_turn, row_of_token)
         rows = rows._replace(parts=parts[:, None], part_weights=episodes.part_weights)
-    return rows, row_of_token
+    tracks = {
+        name: turn_means(values[episodes.mask], row_of_token[episodes.mask])[:, None]
+        for name, values in episodes.tracks.items()
+    }
+    return rows._replace(tracks=tracks), row_of_token
+
+
+def turn_means(
+    values: Shaped[np.ndarray, "sampled ..."], turns: Int[np.ndarray, " sampled"]
+) -> Float[np.ndarray, "turns ..."]:
+    """Returns the mean over each turn. `turns` has the number of the turn of each value."""
+    sums = np.zeros((turns.max() + 1, *values.shape[1:]))
+    np.add.at(sums, turns, values)
+    counts = np.bincount(turns).reshape(-1, *(1 for _ in values.shape[1:]))
+    return sums / counts
 
 
 def part_returns(

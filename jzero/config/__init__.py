@@ -4,8 +4,8 @@ from jzero.config.checks import (
     ON_PUSH_FIELDS,
     POSITIONS,
     context_mistakes,
+    num_kept,
     positions_of,
-    remembers_kept,
     validate,
     validate_values,
 )

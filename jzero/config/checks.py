@@ -214,7 +214,7 @@ def check_exact(config: Config) -> Iterator[str]:
             "rollout.routing_replay=True: with model.exact the trainer's router chooses what the "
             "sampler's did; set it to False"
         )
-    if remembers_kept(config):
+    if num_kept(config):
         yield (
             f"rollout.top_k={rollout.top_k}: ratios over the tokens that it keeps are not exact; "
             "with model.exact set algorithm.old_policy=trainer algorithm.correction=none "
@@ -422,12 +422,12 @@ def divides_by_sampler(config: Config) -> bool:
     return bool(algorithm.correction) or algorithm.old_policy == "sampler"
 
 
-def remembers_kept(config: Config) -> bool:
-    """Returns whether rollouts store which tokens the sampler's filters kept, at most top_k.
+def num_kept(config: Config) -> int:
+    """Returns how many tokens kept by the sampler's filters rollouts store for each sampled token.
 
-    The probabilities in ratios to the sampler are then normalized over these tokens.
+    The probabilities in ratios to the sampler are normalized over these tokens. 0: not stored.
     """
-    return config.rollout.top_k > 0 and compares_with_sampler(config)
+    return config.rollout.top_k if compares_with_sampler(config) else 0
 
 
 def compares_with_sampler(config: Config) -> bool:
@@ -457,13 +457,13 @@ def check_correction(config: Config) -> Iterator[str]:
             "rollout.top_k, such as 512, or set rollout.top_p=1 rollout.min_p=0"
         )
     # Log-probs over the kept tokens cannot be compared with log-probs over the full vocabulary.
-    if remembers_kept(config) and algorithm.kl_reward:
+    if num_kept(config) and algorithm.kl_reward:
         yield (
             f"algorithm.kl_reward={algorithm.kl_reward} compares with a reference policy over the "
             f"full vocabulary, and rollout.top_k={rollout.top_k} samples from a part of it: set "
             "algorithm.kl_reward=0, or rollout.top_k=0 rollout.top_p=1 rollout.min_p=0"
         )
-    if remembers_kept(config) and algorithm.teacher_coef:
+    if num_kept(config) and algorithm.teacher_coef:
         yield (
             f"algorithm.teacher_coef={algorithm.teacher_coef} compares with a teacher over the "
             f"full vocabulary, and rollout.top_k={rollout.top_k} samples from a part of it: set "

@@ -27,6 +27,7 @@ from jzero.distillation.prompts import TeacherPrompts
 from jzero.distributed import collectives
 from jzero.distributed.mesh import adapter_shardings
 from jzero.model import adapters, huggingface, peft, qwen
+from jzero.tokens import Tokens
 from jzero.training.learner import Learner, policy_learner, scored_fields
 from jzero.training.packing import PackedBatch, TrainingSequence, pack
 from jzero.training.step import Minibatch
@@ -133,7 +134,7 @@ def group_by(keys: Sequence[str], items: Sequence[Item]) -> list[list[Item]]:
 def scored_sequence(tokens: np.ndarray, prompt_length: int) -> TrainingSequence:
     """Returns a sequence for packing and scoring, with weights and sampler log-probs of 0."""
     zeros = np.zeros(len(tokens), np.float32)
-    return TrainingSequence(tokens, prompt_length, weights=zeros, logps=zeros)
+    return TrainingSequence(Tokens(tokens), prompt_length, weights=zeros)
 
 
 # -- what the planner needs of a teacher as well ---------------------------------------------------

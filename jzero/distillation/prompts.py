@@ -55,7 +55,7 @@ class TeacherPrompts:
         prompt = self.tokens_of(rollout.problem)
         if len(prompt) > self.max_tokens:
             return None
-        continuation = rollout.tokens[rollout.prompt_length :]
+        continuation = rollout.tokens.ids[rollout.prompt_length :]
         return np.concatenate([prompt, continuation]), len(prompt)
 
 

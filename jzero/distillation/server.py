@@ -265,7 +265,7 @@ class ServerTeacher:
     def _text_of(self, sequence: Rollout) -> np.ndarray | None:
         """Returns the token ids that the teacher reads, or None if its prompt is too long."""
         if self.prompts is None:
-            return sequence.tokens
+            return sequence.tokens.ids
         prompted = self.prompts.sequence_of(sequence)
         return None if prompted is None else prompted[0]
 

@@ -1,7 +1,7 @@
 """The values that describe a model: its sizes, and the tree that holds its parameters.
 
-Nothing here computes. `layers.py` defines the parameters and the computation of a decoder layer,
-`families.py` maps every model family to its layer, and `qwen.py` builds the complete model.
+Nothing here computes on arrays. `layers.py` defines the parameters and the computation of a decoder
+layer, `families.py` maps every model family to its layer, and `qwen.py` builds the complete model.
 
 Dimension letters in this package:
   B rows   T tokens of a row   N = B * T tokens, flattened   L layers   V vocabulary
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from jaxtyping import PyTree
 
+from jzero.config import Config, num_kept
 from jzero.model.rope import RopeScaling
 
 # A nested dict of arrays: {"embed", "layers": {"q", "k", ...}, "norm"}, with "lm_head" if the
@@ -129,3 +130,16 @@ EXPERT_FIELDS = (
     "norm_topk_prob",
     "shared_expert_intermediate_size",
 )
+
+
+def track_sizes(config: Config, model: QwenConfig) -> dict[str, int]:
+    """Returns the sizes that entries of `tokens.TRACKS` name; 0: a run does not record the track.
+
+    kept is the number K of tokens that the sampler's filters keep, and routes the number L * k of
+    experts that one token passes in all layers.
+    """
+    num_routes = model.num_hidden_layers * model.num_experts_per_tok
+    return {
+        "kept": min(num_kept(config), model.vocab_size),
+        "routes": num_routes if config.rollout.routing_replay else 0,
+    }

@@ -100,11 +100,6 @@ def start(
     return carry
 
 
-def num_routes(config: QwenConfig) -> int:
-    """Returns the number of experts that one token passes in all layers: L * k."""
-    return config.num_hidden_layers * config.num_experts_per_tok
-
-
 def routes_of(carry: ExpertCarry) -> Int[Array, "N Lk"] | None:
     """Returns the experts of every token, layer by layer, or None if they are not recorded."""
     if carry.routes is None:

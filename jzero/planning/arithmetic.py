@@ -142,7 +142,7 @@ def _prefill_bytes(engine: Engine) -> float:
 def _chunk_bytes(engine: Engine) -> float:
     """Returns the bytes of prefilling one chunk of a long sequence (chunked prefill)."""
     # The longest sequence fits into one prefill, so prefills are not chunked.
-    if engine.longest_prefill == engine.max_sequence_tokens:
+    if engine.longest_prefill() == engine.max_sequence_tokens:
         return 0.0
     # The chunk attends to the keys and values before it, in one layer at a time.
     model, tensor = engine.model, engine.mesh.shape["tensor"]

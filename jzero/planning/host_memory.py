@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jzero.config import Config, Setting, list_settings, remembers_kept
+from jzero.config import Config, Setting, list_settings, num_kept
 from jzero.errors import UserError
 from jzero.planning.chips import GIB
 from jzero.training.packing import INTEGER_FIELDS, num_rows
@@ -35,7 +35,8 @@ KIB = 2**10
 GRADER_BYTES = 32 * MIB  # private memory of a grader process
 PROBLEM_BYTES = 2 * KIB  # per problem with its prompt, as text and as tokens
 ROLLOUT_BYTES = 4 * KIB  # per rollout without tokens: the sequence, its turns, grades and texts
-TOKEN_BYTES = 96  # per token of a rollout: its id, log-prob and version, in lists and in arrays
+TOKEN_BYTES = 13  # per token of a rollout: the tracks that every record has
+BUFFER_FACTOR = 2  # the buffers of `Tokens` grow by this factor
 SLOT_BYTES = 2 * KIB
 PAGE_BYTES = 48  # per page: its id in lists, and its reference count
 FLOAT_FIELDS = 8  # maximum of a packed batch
@@ -161,11 +162,10 @@ def rollouts_part(config: Config, counts: dict[str, int], longest: int, meaning:
     for count in counts.values():
         number *= count
     token = TOKEN_BYTES
-    # Ratios to the sampler need the tokens that its filters kept, at most rollout.top_k for each
-    # token.
-    if remembers_kept(config):
-        token += FIELD_BYTES * config.rollout.top_k
-    return Part((*counts, *LENGTHS), meaning, number * (ROLLOUT_BYTES + longest * token))
+    # Ratios to the sampler need the tokens that its filters kept.
+    token += FIELD_BYTES * num_kept(config)
+    bytes_of_tokens = BUFFER_FACTOR * longest * token
+    return Part((*counts, *LENGTHS), meaning, number * (ROLLOUT_BYTES + bytes_of_tokens))
 
 
 def graders_part(config: Config) -> Part:

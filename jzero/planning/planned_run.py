@@ -37,7 +37,7 @@ from jzero.planning.models import architecture
 from jzero.rollout.abstract_calls import abstract_calls, score_calls
 from jzero.rollout.engine import Engine
 from jzero.rollout.prefill import prefill_shape, prefill_shapes
-from jzero.rollout.sampler import per_host_settings
+from jzero.rollout.sampler import new_engine
 from jzero.rollout.score_program import MAX_ALTERNATIVES
 from jzero.training.frozen import abstract_base
 from jzero.training.learner import Learner
@@ -116,7 +116,7 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
     if settings.sft.data:
         return _build_fine_tuning(settings, model, mesh, host_mesh, num_hosts)
 
-    engine = _engine(settings, model, host_mesh, num_hosts)
+    engine = new_engine(settings, model, host_mesh, STOP_IDS, num_hosts)
     trainer = make_trainer(settings, model, critic, mesh)
     batches = abstract_batches(trainer)
     needs_old = needs_old_logps(trainer.config)
@@ -216,21 +216,6 @@ def with_scores(run: PlannedRun) -> PlannedRun:
     return replace(run, programs={**run.programs, **calls})
 
 
-def _engine(settings: config.Config, model: QwenConfig, host_mesh: Mesh, num_hosts: int) -> Engine:
-    return Engine(
-        model,
-        per_host_settings(settings.rollout, num_hosts),
-        host_mesh,
-        STOP_IDS,
-        settings.model.dtype,
-        settings.model.kernels,
-        settings.eval.longest_episode(settings.rollout),
-        config.remembers_kept(settings),
-        settings.model.exact,
-        settings.rollout.routing_replay,
-    )
-
-
 def _state_parts(policy: Learner) -> dict[str, float]:
     """Returns the bytes on a device of the policy's State, split into trained and frozen arrays."""
     state = policy.abstract_state()
@@ -322,7 +307,7 @@ def _build_fine_tuning(
     parts = _state_parts(trainer.policy)
     engine = None
     if settings.eval.suites:
-        engine = _engine(settings, model, host_mesh, num_hosts)
+        engine = new_engine(settings, model, host_mesh, STOP_IDS, num_hosts)
         sampling_programs, sampling_parts = _sampling(engine, trainer.policy)
         programs = sampling_programs | programs
         parts |= sampling_parts

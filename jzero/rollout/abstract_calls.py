@@ -10,10 +10,10 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jzero.model import qwen
-from jzero.model.experts import ROUTES_DTYPE
 from jzero.rollout.decode_state import Arrival, Prefix, ResumePoint
 from jzero.rollout.engine import SMALLEST_INSERT, Engine, next_power_of_two
 from jzero.rollout.score_program import ScoreInputs
+from jzero.tokens import TRACKS
 
 Call = tuple[jax.stages.Wrapped, tuple]  # a program and its arguments
 
@@ -40,7 +40,7 @@ def abstract_calls(
     inputs = generate_inputs(engine)
     calls["generate"] = engine.jitted.generate, (params, state, seed, *inputs)
     # Only engines that prefill in chunks run `extend`.
-    if engine.longest_prefill < engine.max_sequence_tokens:
+    if engine.longest_prefill() < engine.max_sequence_tokens:
         width = engine.chunk_width
         context = engine.context_pages(engine.max_sequence_tokens - 1)
         chunk = score_inputs(engine, 1, width, context)
@@ -107,16 +107,21 @@ def insert_inputs(engine: Engine, rows: int, width: int) -> tuple:
         sharding=engine.get_prefix_destination_sharding().k,
     )
     first_tokens = (prompts, engine.settings.group_size)
-    routes = None
-    if engine.num_routes:
-        routes = by_slot(engine, (prompts, width, engine.num_routes), ROUTES_DTYPE)
+    settings = engine.program_settings
+
+    def abstract_tracks(
+        shapes: dict[str, tuple[int, ...]], place: tuple[int, ...]
+    ) -> dict[str, jax.ShapeDtypeStruct]:
+        return {
+            name: by_slot(engine, (*place, *shape), TRACKS[name].dtype)
+            for name, shape in shapes.items()
+        }
+
     prefix = Prefix(
         k=kv,
         v=kv,
-        tokens=by_slot(engine, first_tokens),
-        logps=by_slot(engine, first_tokens, jnp.float32),
-        kept=by_slot(engine, (*first_tokens, engine.num_kept)) if engine.num_kept else None,
-        routes=routes,
+        tracks=abstract_tracks(settings.sampled_shapes, first_tokens),
+        input_tracks=abstract_tracks(settings.input_shapes, (prompts, width)),
         slot_state=engine.abstract_slot_state(rows),
     )
     # The largest insert fills every slot of a shard at once.

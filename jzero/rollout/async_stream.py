@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TypedDict, cast
 
 import numpy as np
@@ -33,7 +33,7 @@ from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.rollout.sampler import Sampler, to_rollout
 from jzero.rollout.sequence import DecodeCounters, EpisodeGroup, Groups, Sequence
-from jzero.rollout.serialization import restore_all
+from jzero.rollout.serialization import restore_all, to_plain
 from jzero.tasks import find_task
 from jzero.types import Problem, Rollout
 
@@ -66,7 +66,7 @@ class SavedStream(TypedDict):
 
     num_trained: int
     num_drawn: int
-    groups: list[dict[str, object]]  # each an EpisodeGroup as a dictionary
+    groups: object  # a list of each EpisodeGroup as a dictionary
 
 
 class RolloutStream:
@@ -149,13 +149,13 @@ class RolloutStream:
         return self.sampler.decode(
             weights,
             self._unfinished_groups(),
-            self.rollout.group_size,
-            self.problem_of,
-            self.rollout.temperature,
-            (self.settings.train.seed, version + 1),
-            version,
-            admit_more,
-            check_stop,
+            group_size=self.rollout.group_size,
+            problem_of=self.problem_of,
+            temperature=self.rollout.temperature,
+            key=(self.settings.train.seed, version + 1),
+            version=version,
+            admit_more=admit_more,
+            check_stop=check_stop,
         )
 
     def _unfinished_groups(self) -> Groups:
@@ -166,8 +166,8 @@ class RolloutStream:
         not_started: Groups = []
         for group in self.groups:
             unfinished = [sequence for sequence in group.sequences if not sequence.is_finished]
-            started += [[sequence] for sequence in unfinished if sequence.tokens]
-            without_tokens = [sequence for sequence in unfinished if not sequence.tokens]
+            started += [[sequence] for sequence in unfinished if sequence.num_new]
+            without_tokens = [sequence for sequence in unfinished if not sequence.num_new]
             if without_tokens:
                 not_started.append(without_tokens)
         return started + not_started
@@ -284,7 +284,7 @@ class RolloutStream:
         run/metrics.py documents each metric.
         """
         staleness = np.concatenate(
-            [version - rollout.versions[rollout.sampled] for rollout in rollouts]
+            [version - rollout.tokens.versions[rollout.tokens.sampled] for rollout in rollouts]
         )
         values: dict[str, float] = {}
         for versions_old in range(self.rollout.max_staleness + 1):
@@ -292,7 +292,7 @@ class RolloutStream:
 
         carried_tokens = 0
         for group in self.groups:
-            carried_tokens += sum(len(s.tokens) for s in group.sequences if not s.is_finished)
+            carried_tokens += sum(s.num_new for s in group.sequences if not s.is_finished)
         counts = {
             "async/carried_tokens": carried_tokens,
             "async/ready_groups": sum(group.is_finished for group in self.groups),
@@ -309,7 +309,7 @@ class RolloutStream:
         saved = SavedStream(
             num_trained=self.num_trained,
             num_drawn=self.num_drawn,
-            groups=[asdict(group) for group in self.groups],
+            groups=to_plain(self.groups),
         )
         return msgpack_serialize(saved)
 

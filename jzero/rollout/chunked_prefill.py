@@ -15,7 +15,7 @@ import numpy as np
 
 from jzero.model import qwen
 from jzero.rollout.decode_state import DecodeState, Start
-from jzero.rollout.engine import Engine, PageCopy, Placement, divide_up
+from jzero.rollout.engine import Engine, PageCopy, Placement, Samples, divide_up
 from jzero.rollout.pages import SCRATCH_PAGE
 from jzero.rollout.score_program import ScoreInputs
 from jzero.rollout.sequence import Sequence
@@ -35,11 +35,11 @@ class Returning:
         return len(self.sequence) - 1
 
 
-def is_for_chunks(engine: Engine, group: list[Sequence]) -> bool:
+def is_for_chunks(engine: Engine, group: list[Sequence], samples: Samples) -> bool:
     """Returns whether a group of the queue is a single sequence to prefill in chunks."""
-    return (
-        engine.can_prefill_in_chunks and len(group) == 1 and len(group[0]) > engine.longest_prefill
-    )
+    if len(group) > 1 or not engine.can_prefill_in_chunks(samples):
+        return False
+    return len(group[0]) > engine.longest_prefill(samples)
 
 
 def place(engine: Engine, sequence: Sequence, slot: int) -> Returning:
@@ -68,6 +68,7 @@ def prefill(
     state: DecodeState[jax.Array],
     returning: list[Returning],
     temperature: float,
+    samples: Samples,
 ) -> DecodeState[jax.Array]:
     """Writes the missing keys and values of sequences, and starts the sequences.
 
@@ -84,7 +85,7 @@ def prefill(
     for number in range(max(map(len, chunks_of_shard))):
         chunks = [chunks[number : number + 1] for chunks in chunks_of_shard]
         state = engine.extend(params, state, make_inputs(engine, chunks))
-    return engine.start(state, [make_start(item, temperature) for item in returning])
+    return engine.start(state, [make_start(item, temperature) for item in returning], samples)
 
 
 def split_into_chunks(engine: Engine, item: Returning) -> list[tuple[Returning, int, int]]:
@@ -112,7 +113,7 @@ def make_inputs(
     )
     for shard, shard_chunks in enumerate(chunks):
         for item, start, end in shard_chunks:
-            inputs.tokens[shard, : end - start] = item.sequence.all_tokens()[start:end]
+            inputs.tokens[shard, : end - start] = item.sequence.tokens.ids[start:end]
             inputs.starts[shard] = start
             inputs.lengths[shard] = end - start
             pages = engine.pages_of(shard, item.slot % engine.slots_per_shard)
@@ -125,7 +126,7 @@ def make_inputs(
 def make_start(item: Returning, temperature: float) -> tuple[Start[int], float]:
     """Returns the start of a sequence's decoding, and its temperature."""
     sequence = item.sequence
-    last = int(sequence.all_tokens()[-1])
+    last = int(sequence.tokens.ids[-1])
     start = Start(
         slot=item.slot,
         token=last,

@@ -132,11 +132,11 @@ def sample_round(
     return sampler.sample_rollouts(
         weights,
         encoded,
-        rollout.group_size,
-        rollout.temperature,
-        key,
-        version,
-        check_stop,
+        group_size=rollout.group_size,
+        temperature=rollout.temperature,
+        key=key,
+        version=version,
+        check_stop=check_stop,
     )
 
 

@@ -26,12 +26,10 @@ class Prefix(NamedTuple, Generic[Leaf]):
 
     k: Leaf  # [L, prompts, T, K, D] in the decoder's dtype
     v: Leaf  # the same for the values
-    tokens: Leaf  # i32[prompts, G]
-    logps: Leaf  # f32[prompts, G], as in ResultTokens
-    kept: Leaf | None = None  # i32[prompts, G, K], as in ResultTokens
-    # i16[prompts, T, L * k]: MoE routes of every token, in all layers (`experts.routes_of`). None:
-    # not recorded.
-    routes: Leaf | None = None
+    # The first tokens: [prompts, G, *shape] by track, as in ResultTokens, without tracks of inputs.
+    tracks: PyTree
+    # Tracks of inputs, [prompts, T, *shape]: the values of all tokens of the prompts.
+    input_tracks: PyTree
     slot_state: PyTree = None  # leaves [L, prompts, ...], after the last tokens; or None
 
 
@@ -61,27 +59,12 @@ class DecodeState(NamedTuple, Generic[Leaf]):
 
 
 class ResultTokens(NamedTuple, Generic[Leaf]):
-    """The tokens that one call of `generate` sampled: slot s has tokens[s, :counts[s]].
+    """The tokens that one call of `generate` sampled: slot s has the first counts[s] of its row."""
 
-    Log-probabilities are fp32, at the sampling temperature (at 1 if it is 0), over the full
-    vocabulary, or over the kept tokens if these are recorded.
-    """
-
-    tokens: Leaf  # i32[slots, decode_steps]
-    logps: Leaf  # f32[slots, decode_steps]
+    # [slots, decode_steps, *shape] by track of `tokens.TRACKS`: "ids", "logps", and the optional
+    # tracks that the engine records. A track of inputs has the values of the step's input.
+    tracks: dict[str, Leaf]
     counts: Leaf  # i32[slots]
-    kept: Leaf | None = None  # i32[slots, decode_steps, K] tokens that the filters kept; -1: none
-    # i16[slots, decode_steps, L * k] MoE routes of the step's input, which predicted the token.
-    routes: Leaf | None = None
-
-
-class SampledTokens(NamedTuple, Generic[Leaf]):
-    """The tokens of one or more steps, with the per-token fields of `ResultTokens`."""
-
-    tokens: Leaf
-    logps: Leaf
-    kept: Leaf | None = None
-    routes: Leaf | None = None
 
 
 class Arrival(NamedTuple, Generic[Leaf]):
@@ -118,7 +101,12 @@ class ResumePoint(NamedTuple, Generic[Leaf]):
 
 # How the values are split over the slot shards. Only the axis "slots" is manual in the programs, so
 # only "slots" is named here. The split over "tensor" follows from the weights.
-PREFIX_SPECS = Prefix(P(None, "slots"), P(None, "slots"), P("slots"), P("slots"))
+PREFIX_SPECS = Prefix(
+    k=P(None, "slots"),
+    v=P(None, "slots"),
+    tracks=P("slots"),  # of every track
+    input_tracks=P("slots"),
+)
 STATE_SPECS = DecodeState(
     k_pool=P(None, "slots"),
     v_pool=P(None, "slots"),

@@ -21,9 +21,8 @@ The mesh has the axes (slots, tensor). The devices at one index of `slots` form 
 independent decoder with its own slots and pages.
 """
 
-import contextlib
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -41,7 +40,6 @@ from jzero.config import RolloutConfig
 from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.model.delta_net import DeltaState
-from jzero.model.experts import num_routes
 from jzero.rollout import slot_state
 from jzero.rollout.decode_state import (
     Arrival,
@@ -53,9 +51,7 @@ from jzero.rollout.decode_state import (
 )
 from jzero.rollout.pages import PageAllocator
 from jzero.rollout.program_settings import (
-    ProgramSettings,
     make_program_settings,
-    num_kept,
     with_top_p,
 )
 from jzero.rollout.programs import Programs, compile_programs
@@ -65,6 +61,7 @@ from jzero.rollout.score_program import (
     compile_extend,
     compile_score,
 )
+from jzero.tokens import TrackShapes
 
 # Rows per shard for scoring: sequences being scored, or scored ones that keep their pages.
 SCORING_ROWS = 16
@@ -100,6 +97,24 @@ class Placement:
     forced_tokens: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Samples:
+    """How the samples of one run of the scheduler differ from rollouts for training."""
+
+    top_p: float = 0.0  # 0: rollout.top_p. Another value compiles separate programs.
+    max_new_tokens: int = 0  # 0: rollout.max_new_tokens
+    is_trained: bool = True  # if not, no optional track is recorded
+
+    def settings(self, rollout: RolloutConfig) -> RolloutConfig:
+        """Returns the settings of the episodes."""
+        if not self.max_new_tokens:
+            return rollout
+        return replace(rollout, max_new_tokens=self.max_new_tokens)
+
+
+ROLLOUTS = Samples()
+
+
 class Engine:
     """Owns the pages and the host's view of the slots.
 
@@ -122,10 +137,10 @@ class Engine:
         stop_ids: tuple[int, ...],
         dtype: str,
         attention_name: str = "",
+        *,
         longest_evaluation: int = 0,
-        remembers_kept: bool = False,
         exact: bool = False,
-        remembers_routes: bool = False,
+        tracks: TrackShapes = (),
     ) -> None:
         """Makes an engine without device state. No program is compiled yet.
 
@@ -137,10 +152,8 @@ class Engine:
             attention_name: `config.model.kernels`.
             longest_evaluation: tokens of the longest evaluation sequence. If evaluation sequences
                 are longer than rollouts, fewer of them may find pages at the same time.
-            remembers_kept: return the tokens that the sampling filters kept, for every sampled
-                token.
             exact: `config.model.exact`.
-            remembers_routes: return the MoE routes of every token.
+            tracks: the optional tracks to record for every token that is trained on.
 
         Raises:
             UserError: a shard has too few pages for one sequence of full length.
@@ -185,20 +198,13 @@ class Engine:
             slots_per_shard=self.slots_per_shard,
             pages_per_shard=self.pages_per_shard,
             exact=exact,
-        )
-        self.program_settings = replace(
-            self.program_settings,
-            remembers_kept=remembers_kept,
-            remembers_routes=remembers_routes,
+            tracks=tracks,
         )
         self.score_tokens = SCORE_TOKENS
         self.chunk_tokens = CHUNK_TOKENS
         self.placements: dict[int, Placement] = {}
-        self._top_p = settings.top_p
-        self._is_trained = True  # whether the samples will be trained on
-        # Keyed by top_p, and by whether the kept tokens and the routes are returned: the programs
-        # have these settings compiled in.
-        self._programs: dict[tuple[float, bool, bool], Programs] = {}
+        # Keyed by top_p and by the tracks that are returned, which the programs have compiled in.
+        self._programs: dict[tuple[float, TrackShapes], Programs] = {}
         self._score_programs: dict[int, jax.stages.Wrapped] = {}  # keyed by number of alternatives
 
     @cached_property
@@ -225,32 +231,31 @@ class Engine:
 
     @property
     def jitted(self) -> Programs:
-        """Returns the programs. Each is compiled at its first call with a new shape."""
-        settings = self._settings_of_samples
-        key = self._top_p, settings.remembers_kept, settings.remembers_routes
-        if key not in self._programs:
-            if self._top_p != self.settings.top_p:
-                settings = with_top_p(settings, self._top_p, self.settings, self.mesh)
-            self._programs[key] = compile_programs(settings, self.mesh)
-        return self._programs[key]
+        """Returns the programs that sample rollouts for training."""
+        return self.programs(ROLLOUTS)
 
-    @property
-    def num_kept(self) -> int:
-        """Returns the number of kept tokens recorded for each sampled token, or 0 if none are."""
-        return num_kept(self._settings_of_samples)
+    def programs(self, samples: Samples) -> Programs:
+        """Returns the programs that sample as `samples` describes.
 
-    @property
-    def num_routes(self) -> int:
-        """Returns the number of expert indices recorded for each token, or 0 if none are."""
-        return num_routes(self.model) if self._settings_of_samples.remembers_routes else 0
+        Each is compiled at its first call with a new shape.
+        """
+        tracks = self.recorded_tracks(samples)
+        top_p = samples.top_p or self.settings.top_p
+        if (top_p, tracks) not in self._programs:
+            settings = replace(self.program_settings, tracks=tracks)
+            if top_p != self.settings.top_p:
+                settings = with_top_p(settings, top_p, self.settings, self.mesh)
+            self._programs[top_p, tracks] = compile_programs(settings, self.mesh)
+        return self._programs[top_p, tracks]
 
-    @property
-    def _settings_of_samples(self) -> ProgramSettings:
-        """Returns the program settings for the current samples."""
-        # Kept tokens and routes only serve training, so other samples do not record them.
-        if self._is_trained:
-            return self.program_settings
-        return replace(self.program_settings, remembers_kept=False, remembers_routes=False)
+    def input_tracks(self, samples: Samples = ROLLOUTS) -> list[str]:
+        """Returns the names of the recorded tracks of inputs."""
+        return list(self.program_settings.input_shapes) if samples.is_trained else []
+
+    def recorded_tracks(self, samples: Samples) -> TrackShapes:
+        """Returns the optional tracks that are recorded for samples."""
+        # They only serve training.
+        return self.program_settings.tracks if samples.is_trained else ()
 
     def score_program(self, alternatives: int) -> jax.stages.Wrapped:
         """Returns the program `score` that returns `alternatives` alternatives of every token."""
@@ -258,30 +263,6 @@ class Engine:
             program = compile_score(self.program_settings, self.mesh, alternatives)
             self._score_programs[alternatives] = program
         return self._score_programs[alternatives]
-
-    @contextlib.contextmanager
-    def sampling_with(
-        self, top_p: float = 0.0, max_new_tokens: int = 0, is_trained: bool = True
-    ) -> Iterator[None]:
-        """Overrides rollout settings while the context is active. 0 keeps the rollout's setting.
-
-        Another `top_p` compiles separate programs. `max_new_tokens` is bounded by the longest
-        sequence that the engine was made for. If `is_trained` is false, the samples record neither
-        kept tokens nor routes.
-        """
-        settings = self.settings
-        self._top_p = top_p or settings.top_p
-        self._is_trained = is_trained
-        if max_new_tokens:
-            self.settings = replace(settings, max_new_tokens=max_new_tokens)
-        longest = self.settings.longest_episode
-        assert longest <= self.max_sequence_tokens, f"{longest=} {self.max_sequence_tokens=}"
-        try:
-            yield
-        finally:
-            self.settings = settings
-            self._top_p = settings.top_p
-            self._is_trained = True
 
     # -- device state -----------------------------------------------------------------------------
 
@@ -293,10 +274,8 @@ class Engine:
         return Prefix(
             k=kv,
             v=kv,
-            tokens=by_slot,
-            logps=by_slot,
-            kept=by_slot if self.num_kept else None,
-            routes=by_slot if self.num_routes else None,
+            tracks=dict.fromkeys(self.program_settings.sampled_shapes, by_slot),
+            input_tracks=dict.fromkeys(self.program_settings.input_shapes, by_slot),
             slot_state=jax.tree.map(lambda x: x.sharding, self.abstract_slot_state(1)),
         )
 
@@ -488,6 +467,7 @@ class Engine:
         requests: Int[np.ndarray, "prompts G"],
         temperature: Float[np.ndarray, " prompts"],
         seed: jax.Array,
+        samples: Samples = ROLLOUTS,
     ) -> Prefix[jax.Array]:
         """Prefills prompts and samples the first token of each of their samples.
 
@@ -499,7 +479,7 @@ class Engine:
             seed: a PRNG key.
         """
         arrays = self._to_device(padded_tokens, true_length, requests, temperature)
-        return self.jitted.prefill(params, seed, *arrays)
+        return self.programs(samples).prefill(params, seed, *arrays)
 
     def prefill(
         self,
@@ -539,12 +519,14 @@ class Engine:
         decode_state: DecodeState[jax.Array],
         placements: list[tuple[Placement, list[PageCopy]]],
         temperature: float,
+        samples: Samples = ROLLOUTS,
     ) -> DecodeState[jax.Array]:
         """Starts samples of one prefix in their slots.
 
         Args:
             placements: samples, and the pages that `place` returned for each.
             temperature: of all of these samples.
+            samples: as the prefix was sampled.
         """
         rows = prefix.k.shape[1] // self.num_shards
         pages_per_row = prefix.k.shape[2] // self.settings.page_size
@@ -580,10 +562,14 @@ class Engine:
                     end += 1
         temperatures = np.full(self.num_shards, temperature, np.float32)
         arrays = self._to_device(arrivals, copies, temperatures)
-        return self.jitted.insert(decode_state, prefix, *arrays)
+        return self.programs(samples).insert(decode_state, prefix, *arrays)
 
     def generate(
-        self, params: qwen.Params, decode_state: DecodeState[jax.Array], seed: jax.Array
+        self,
+        params: qwen.Params,
+        decode_state: DecodeState[jax.Array],
+        seed: jax.Array,
+        samples: Samples = ROLLOUTS,
     ) -> tuple[DecodeState[jax.Array], ResultTokens[jax.Array]]:
         """Decodes up to `decode_steps` tokens for every slot that is neither free nor paused.
 
@@ -601,20 +587,19 @@ class Engine:
         keep[running] = True
         shared_pages = self._count_shared_pages(table, keep)
         arrays = self._to_device(table, keep, shared_pages, *self._take_turn_inputs())
-        return self.jitted.generate(params, decode_state, seed, *arrays)
+        return self.programs(samples).generate(params, decode_state, seed, *arrays)
 
     @cached_property
     def extend_program(self) -> jax.stages.Wrapped:
         """Returns the program that writes the keys and values of a chunk."""
         return compile_extend(self.program_settings, self.mesh)
 
-    @property
-    def can_prefill_in_chunks(self) -> bool:
+    def can_prefill_in_chunks(self, samples: Samples = ROLLOUTS) -> bool:
         """Whether a returning sequence may be prefilled in chunks."""
-        # Chunks only write pages. The state of a gated delta net, recorded routes and exact
+        # Chunks only write pages. The state of a gated delta net, tracks of inputs and exact
         # numerics need one prefill of all tokens.
         is_exact = self.program_settings.arithmetic.is_exact
-        return not (self.has_slot_state or self.num_routes or is_exact)
+        return not (self.has_slot_state or self.input_tracks(samples) or is_exact)
 
     @property
     def chunk_width(self) -> int:
@@ -622,10 +607,9 @@ class Engine:
         page_size = self.settings.page_size
         return max(1, self.chunk_tokens // page_size) * page_size
 
-    @property
-    def longest_prefill(self) -> int:
+    def longest_prefill(self, samples: Samples = ROLLOUTS) -> int:
         """Returns the tokens of the longest prefill that this engine runs."""
-        if not self.can_prefill_in_chunks:
+        if not self.can_prefill_in_chunks(samples):
             return self.max_sequence_tokens
         longest = max(self.chunk_width, self.settings.max_prompt_tokens)
         return min(longest, self.max_sequence_tokens)
@@ -644,6 +628,7 @@ class Engine:
         self,
         decode_state: DecodeState[jax.Array],
         starts: list[tuple[Start[int], float]],
+        samples: Samples = ROLLOUTS,
     ) -> DecodeState[jax.Array]:
         """Starts sequences whose keys and values are already in their pages.
 
@@ -664,7 +649,8 @@ class Engine:
             for i, (start, temperature) in enumerate(items):
                 columns[shard, :, i] = start
                 temperatures[shard, i] = temperature
-        return self.jitted.start(decode_state, *self._to_device(columns, temperatures))
+        program = self.programs(samples).start
+        return program(decode_state, *self._to_device(columns, temperatures))
 
     def score(
         self,

@@ -22,6 +22,7 @@ from jzero.distributed import collectives, interrupt, processes
 from jzero.errors import UserError
 from jzero.files import split_commas
 from jzero.model import qwen
+from jzero.rollout.engine import Samples
 from jzero.rollout.failed_gradings import check_gradings
 from jzero.rollout.rollout_metrics import by_row_task, named_rewards
 from jzero.rollout.sampler import EncodedProblem, Sampler
@@ -238,14 +239,16 @@ def evaluate(
             rollouts, _ = sampler.sample_rollouts(
                 params,
                 problems,
-                num_samples,
-                kind_temperature,
+                group_size=num_samples,
+                temperature=kind_temperature,
                 key=key,
                 version=0,
                 check_stop=check_stop,
-                top_p=settings.top_p if kind == "eval" else 0.0,
-                max_new_tokens=settings.max_new_tokens,
-                is_trained=False,
+                samples=Samples(
+                    top_p=settings.top_p if kind == "eval" else 0.0,
+                    max_new_tokens=settings.max_new_tokens,
+                    is_trained=False,
+                ),
             )
             # From here on all hosts have the same rollouts.
             rollouts = sampler.gather_rollouts(rollouts, num_samples, state)

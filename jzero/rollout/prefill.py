@@ -29,7 +29,7 @@ def prefill_shapes(engine: Engine) -> list[tuple[int, int]]:
     """Returns (rows per shard, tokens per row) of the largest prefill of every width."""
     # Widths go up to a complete episode, because a preempted sequence is prefilled with all of its
     # tokens, unless `chunked_prefill.py` prefills it in chunks.
-    longest = max(engine.longest_prefill, 2)
+    longest = max(engine.longest_prefill(), 2)
     shapes = {prefill_shape(engine, length) for length in range(1, longest)}
     most_rows = next_power_of_two(engine.slots_per_shard, 1)
     return [(min(next_power_of_two(rows, 1), most_rows), width) for width, rows in sorted(shapes)]
@@ -84,7 +84,7 @@ def take_prefill_batch(
     for shard, groups in enumerate(taken):
         for row, group in enumerate(groups, start=shard * rows_per_shard):
             first = group[0]
-            tokens = first.all_tokens()
+            tokens = first.tokens.ids
             batch.rows.append(PrefillRow(shard, row, group))
             batch.padded_tokens[row, : len(tokens)] = tokens
             batch.true_length[row] = len(tokens)

@@ -15,6 +15,7 @@ from jzero.model import experts, qwen
 from jzero.model.arithmetic import PLAIN, Arithmetic
 from jzero.model.arithmetic import choose as choose_arithmetic
 from jzero.rollout import sampling
+from jzero.tokens import TRACKS, Measure, TrackShapes
 
 # On these TPUs the on-chip memory (VMEM) does not hold the logits of all slots, so XLA keeps them
 # in HBM. The logits are therefore computed for one part of the vocabulary after the other. On GPUs
@@ -42,10 +43,34 @@ class ProgramSettings:
     decode_steps: int  # steps of one call of `generate`
     tensor: int  # devices that share a shard
     experts: experts.Placement  # how the devices of a shard share the experts of an MoE model
-    remembers_kept: bool = False  # return the tokens that the filters kept, for every sampled token
-    remembers_routes: bool = False  # return the MoE routes of the input of every token
+    tracks: TrackShapes = ()  # the optional tracks to return for every token
     arithmetic: Arithmetic = PLAIN
     sample: Callable[..., tuple[jax.Array, jax.Array]] = sampling.sample  # or `sample_exactly`
+
+    def records(self, name: str) -> bool:
+        """Returns whether the programs return a track."""
+        return name in dict(self.tracks)
+
+    @property
+    def remembers_routes(self) -> bool:
+        """Whether the programs return the MoE routes of the input of every token."""
+        return self.records("routes")
+
+    @property
+    def sampled_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of one token's value of every returned track that is not of inputs."""
+        optional = {name: size for name, size in self.tracks if not TRACKS[name].is_of_input}
+        return {"ids": (), "logps": ()} | optional
+
+    @property
+    def input_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of one input's value of every returned track of inputs."""
+        return {name: size for name, size in self.tracks if TRACKS[name].is_of_input}
+
+    @property
+    def measures(self) -> dict[str, Measure]:
+        """The tracks that are functions of the logits."""
+        return {name: m for name, _ in self.tracks if (m := TRACKS[name].measure) is not None}
 
 
 def make_program_settings(
@@ -59,12 +84,14 @@ def make_program_settings(
     slots_per_shard: int,
     pages_per_shard: int,
     exact: bool = False,
+    tracks: TrackShapes = (),
 ) -> ProgramSettings:
     """Chooses kernels, and splits heads and logits over `mesh`. See `Engine` for arguments."""
     device = mesh.devices.flat[0]
     tensor = mesh.shape["tensor"]
     filters = sampling.Filters(settings.top_k, settings.top_p, settings.min_p)
-    logits_axis, vocabulary_parts = split_logits(filters, model.vocab_size, mesh, exact)
+    may_split = may_split_logits(filters, tracks, exact)
+    logits_axis, vocabulary_parts = split_logits(may_split, model.vocab_size, mesh)
 
     # KV heads are split as the weights are: replicated if `tensor` does not divide them.
     splits_heads = model.num_key_value_heads % tensor == 0
@@ -94,19 +121,22 @@ def make_program_settings(
         decode_steps=settings.decode_steps,
         tensor=tensor,
         experts=experts.decoding_placement(mesh),
+        tracks=tracks,
         arithmetic=choose_arithmetic(exact, mesh),
         sample=sampling.sample_exactly if exact else sampling.sample,
     )
 
 
-def split_logits(
-    filters: sampling.Filters, vocab_size: int, mesh: Mesh, exact: bool = False
-) -> tuple[str, tuple[slice, ...]]:
+def may_split_logits(filters: sampling.Filters, tracks: TrackShapes, exact: bool) -> bool:
+    """Returns whether the logits of a slot may be on several devices, or in several parts."""
+    # A filter needs all logits of a slot, and so does the softmax of model.exact.
+    is_measured = any(TRACKS[name].measure is not None for name, _ in tracks)
+    return filters.allow_all and not exact and not is_measured
+
+
+def split_logits(may_split: bool, vocab_size: int, mesh: Mesh) -> tuple[str, tuple[slice, ...]]:
     """Returns the mesh axis that logits are split over, and the parts of the vocabulary."""
-    # A filter needs all logits of a slot on one device and in one part, and so does the softmax of
-    # model.exact.
     tensor = mesh.shape["tensor"]
-    may_split = filters.allow_all and not exact
     splits_logits = may_split and tensor > 1 and vocab_size % tensor == 0
     has_small_vmem = mesh.devices.flat[0].device_kind in KINDS_WITH_SMALL_VMEM
     makes_parts = may_split and tensor == 1 and has_small_vmem
@@ -123,12 +153,6 @@ def with_top_p(
     # The decoder's state does not depend on top_p, so both programs can work on one state.
     filters = sampling.Filters(settings.top_k, top_p, settings.min_p)
     exact = program_settings.arithmetic.is_exact
-    axis, parts = split_logits(filters, program_settings.model.vocab_size, mesh, exact)
+    may_split = may_split_logits(filters, program_settings.tracks, exact)
+    axis, parts = split_logits(may_split, program_settings.model.vocab_size, mesh)
     return replace(program_settings, filters=filters, logits_axis=axis, vocabulary_parts=parts)
-
-
-def num_kept(program_settings: ProgramSettings) -> int:
-    """Returns the number of kept tokens recorded for each sampled token, or 0 if none are."""
-    if not program_settings.remembers_kept:
-        return 0
-    return min(program_settings.filters.top_k, program_settings.model.vocab_size)

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jzero.distributed.tpu_options import tpu_options
-from jzero.model import experts, qwen
+from jzero.model import qwen
 from jzero.model.quantized import QuantizedWeight
 from jzero.model.run_model import ModelInputs, run_model
 from jzero.rollout import sampling, slot_state
@@ -33,10 +33,10 @@ from jzero.rollout.decode_state import (
     Prefix,
     ResultTokens,
     ResumePoint,
-    SampledTokens,
     Start,
 )
-from jzero.rollout.program_settings import ProgramSettings, num_kept
+from jzero.rollout.program_settings import ProgramSettings
+from jzero.tokens import TRACKS
 
 Seed = Key[Array, ""]
 
@@ -65,10 +65,6 @@ def compile_programs(settings: ProgramSettings, mesh: Mesh) -> Programs:
     by_slot, everywhere = P("slots"), P()
     state_specs = state_specs_of(settings)
     prefix_specs = PREFIX_SPECS._replace(slot_state=slot_state.specs_of(settings.model))
-    if settings.remembers_kept:
-        prefix_specs = prefix_specs._replace(kept=by_slot)
-    if settings.remembers_routes:
-        prefix_specs = prefix_specs._replace(routes=by_slot)
     # Resume points and forced tokens, which `generate` takes only if episodes have several turns.
     turn_inputs = (by_slot, by_slot) if settings.max_turns > 1 else ()
     return Programs(
@@ -178,7 +174,7 @@ def prefill(
     # Only the last hidden state of a prompt is needed: it predicts the first token of every sample.
     last_places = (lengths - 1)[:, None, None]
     last_hidden = jnp.take_along_axis(outputs.hidden, last_places, axis=1)[:, 0]
-    first_tokens, logps, kept = sample_tokens(
+    first_tokens = sample_tokens(
         settings,
         params,
         last_hidden,
@@ -188,20 +184,27 @@ def prefill(
         for_each_sample(temperature),
         expand_logits=for_each_sample,
     )
-    if kept is not None:
-        kept = kept.reshape(*requests.shape, -1)
-    routes = outputs.routes
-    if routes is not None:
-        routes = routes.reshape(prompts, width, -1)
+
+    def split_samples(x: jax.Array) -> jax.Array:
+        """[prompts * G, ...] -> [prompts, G, ...]"""
+        return x.reshape(*requests.shape, *x.shape[1:])
+
+    def split_prompts(x: jax.Array) -> jax.Array:
+        """[prompts * T, ...] -> [prompts, T, ...]"""
+        return x.reshape(prompts, width, *x.shape[1:])
+
     return Prefix(
         k=outputs.cache.k,
         v=outputs.cache.v,
-        tokens=first_tokens.reshape(requests.shape),
-        logps=logps.reshape(requests.shape),
-        kept=kept,
-        routes=routes,
+        tracks=jax.tree.map(split_samples, first_tokens),
+        input_tracks=jax.tree.map(split_prompts, input_tracks(outputs.routes)),
         slot_state=outputs.cache.slot_state,
     )
+
+
+def input_tracks(routes: Int[Array, "N Lk"] | None) -> dict[str, jax.Array]:
+    """Returns the recorded tracks of the inputs of a forward pass."""
+    return {} if routes is None else {"routes": routes}
 
 
 def insert(
@@ -249,7 +252,9 @@ def insert(
         return column.at[arrival.slot].set(values, mode="drop")
 
     # Padding columns are clipped to an arbitrary sample here, and dropped by `set_slots`.
-    first_tokens = prefix.tokens.at[arrival.prefix_row, arrival.sample_index].get(mode="clip")
+    first_tokens = (
+        prefix.tracks["ids"].at[arrival.prefix_row, arrival.sample_index].get(mode="clip")
+    )
     goes_on = ~is_stop(settings, first_tokens) & (arrival.length + 1 < arrival.limit)
     temperatures = jnp.broadcast_to(temperature, arrival.slot.shape)
     states = state.slot_state
@@ -346,24 +351,17 @@ def generate(
         def write(column: jax.Array, columns: jax.Array) -> jax.Array:
             return lax.dynamic_update_index_in_dim(columns, column, step, 1)
 
-        so_far = SampledTokens(result.tokens, result.logps, result.kept, result.routes)
-        tokens, logps, kept, routes = jax.tree.map(write, sampled, so_far)
-        result = ResultTokens(tokens, logps, counts, kept, routes)
+        result = ResultTokens(jax.tree.map(write, sampled, result.tracks), counts)
         return step + 1, is_step_due(state.active), state, result
 
     slots, steps = settings.slots_per_shard, settings.decode_steps
     empty_result = ResultTokens(
-        tokens=jnp.zeros((slots, steps), jnp.int32),
-        logps=jnp.zeros((slots, steps), jnp.float32),
+        tracks={
+            name: jnp.zeros((slots, steps, *shape), TRACKS[name].dtype)
+            for name, shape in (settings.sampled_shapes | settings.input_shapes).items()
+        },
         counts=jnp.zeros(slots, jnp.int32),
     )
-    if settings.remembers_kept:
-        empty_result = empty_result._replace(
-            kept=jnp.zeros((slots, steps, num_kept(settings)), jnp.int32)
-        )
-    if settings.remembers_routes:
-        shape = (slots, steps, experts.num_routes(settings.model))
-        empty_result = empty_result._replace(routes=jnp.zeros(shape, experts.ROUTES_DTYPE))
     start = (0, is_step_due(state.active), state, empty_result)
     _, _, state, result = lax.while_loop(has_next_step, loop_body, start)
     return state, result
@@ -406,8 +404,8 @@ def decode_step(
     table: Int[Array, "slots pages_per_slot"],
     shared_pages: Int[Array, " blocks"],
     forced: Int[Array, " slots"] | None,
-) -> tuple[DecodeState[jax.Array], SampledTokens[jax.Array]]:
-    """Computes one token for every slot, active or not.
+) -> tuple[DecodeState[jax.Array], dict[str, jax.Array]]:
+    """Computes one token for every slot, active or not, and returns its tracks.
 
     Writes the input's key and value into the pool. Idle slots write to the scratch page, and keep
     their recurrent state.
@@ -423,10 +421,16 @@ def decode_step(
         placement=settings.experts,
         remembers_routes=settings.remembers_routes,
     )
-    last_hidden = outputs.hidden[:, 0]
-    token, logp, kept = sample_tokens(
-        settings, params, last_hidden, seed, state.requests, positions + 1, state.temperature
+    sampled = sample_tokens(
+        settings,
+        params,
+        outputs.hidden[:, 0],
+        seed,
+        state.requests,
+        positions + 1,
+        state.temperature,
     )
+    token = sampled["ids"]
     stops = is_stop(settings, token)
     if forced is not None:
         # A reply may contain stop tokens (the ends of messages); they do not end the turn.
@@ -440,7 +444,7 @@ def decode_step(
         positions=positions + active,
         active=active & ~stops & (positions + 2 < state.limits),
     )
-    return state, SampledTokens(token, logp, kept, outputs.routes)
+    return state, sampled | {"ids": token} | input_tracks(outputs.routes)
 
 
 def sample_tokens(
@@ -452,11 +456,11 @@ def sample_tokens(
     positions: Int[Array, " slots"],
     temperature: Float[Array, " slots"],
     expand_logits: Callable[[jax.Array], jax.Array] = lambda logits: logits,
-) -> tuple[Int[Array, " slots"], Float[Array, " slots"], Int[Array, "slots K"] | None]:
+) -> dict[str, jax.Array]:
     """Samples the token at `positions` of each request.
 
-    Returns tokens, their log-probabilities, and the tokens that the filters kept (None unless
-    `settings.remembers_kept`).
+    Returns the tracks of the tokens, [slots, *shape]: "ids", "logps", and the tracks of
+    `settings.tracks` that do not belong to inputs.
 
     expand_logits: maps the logits of `rows` hidden states to the logits of `slots` slots.
     """
@@ -470,32 +474,49 @@ def sample_tokens(
 
     def draw(
         weight: jax.Array, hidden: jax.Array, noise: jax.Array, temperature: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    ) -> dict[str, jax.Array]:
         def head(hidden: jax.Array, part: slice) -> jax.Array:
             logits = qwen.head(
                 settings.model, {name: weight}, hidden, settings.dtype, part, settings.arithmetic
             )
             return expand_logits(logits)
 
-        if settings.remembers_kept:
+        tracks: dict[str, jax.Array] = {}
+        logits_of: sampling.Head = head
+        if settings.measures:
+            # `program_settings` keeps the whole vocabulary in one part for these tracks. The logits
+            # are computed once, for sampling and for measuring.
+            logits = head(hidden, settings.vocabulary_parts[0])
+            logits_of = partial(given_logits, logits)
+        if settings.records("kept"):
             [part] = settings.vocabulary_parts
-            uniform = noise[:, 0]
-            return sampling.sample_kept(head, part, hidden, uniform, temperature, settings.filters)
-        tokens, logps = settings.sample(
-            head,
-            settings.vocabulary_parts,
-            hidden,
-            noise,
-            temperature,
-            settings.filters,
-            settings.logits_axis,
-        )
-        return tokens, logps, None
+            ids, logps, tracks["kept"] = sampling.sample_kept(
+                logits_of, part, hidden, noise[:, 0], temperature, settings.filters
+            )
+        else:
+            ids, logps = settings.sample(
+                logits_of,
+                settings.vocabulary_parts,
+                hidden,
+                noise,
+                temperature,
+                settings.filters,
+                settings.logits_axis,
+            )
+        for track, measure in settings.measures.items():
+            logits = logits_of(hidden, settings.vocabulary_parts[0])
+            tracks[track] = measure(logits, temperature, ids).astype(TRACKS[track].dtype)
+        return tracks | {"ids": ids, "logps": logps}
 
     if settings.logits_axis:
         in_specs = (weight_spec, P(), P(), P())
         draw = split_over_tensor(settings, draw, in_specs=in_specs, out_specs=P())
     return draw(params[name], hidden, noise, temperature)
+
+
+def given_logits(logits: jax.Array, hidden: jax.Array, part: slice) -> jax.Array:
+    """The `sampling.Head` of logits that are computed already."""
+    return logits
 
 
 def is_stop(settings: ProgramSettings, tokens: Int[Array, " slots"]) -> Bool[Array, " slots"]:

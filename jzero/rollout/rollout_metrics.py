@@ -93,7 +93,7 @@ def turn_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Returns metrics of episodes of several turns."""
     first_grades = [grade_of(rollout.turns[0]) for rollout in rollouts]
     return {
-        "turns/sampled_tokens": float(sum(rollout.sampled.sum() for rollout in rollouts)),
+        "turns/sampled_tokens": float(sum(rollout.tokens.sampled.sum() for rollout in rollouts)),
         "turns/mean": float(np.mean([len(rollout.turns) for rollout in rollouts])),
         "turns/first_try": float(np.mean([grade.correct for grade in first_grades])),
     }

@@ -28,7 +28,8 @@ from jzero.distributed.side_by_side import joins_weights
 from jzero.errors import UserError, reason_of
 from jzero.grading.pool import Pool
 from jzero.model import qwen, tokenizer
-from jzero.rollout.engine import Engine
+from jzero.model.architecture import track_sizes
+from jzero.rollout.engine import ROLLOUTS, Engine, Samples
 from jzero.rollout.scheduler import Scheduler
 from jzero.rollout.sequence import (
     AdmitMore,
@@ -45,6 +46,7 @@ from jzero.tasks import batched_rewards, mixed, rewards
 from jzero.tasks.tools import episodes as tool_episodes
 from jzero.tasks.tools import parsing
 from jzero.tasks.trl_rewards import TrainerState
+from jzero.tokens import recorded_tracks
 from jzero.types import Grade, JsonValue, Problem, Rollout, grade_of
 
 REPORT_SECONDS = 30.0
@@ -135,20 +137,18 @@ class Sampler:
         self,
         params: qwen.Params,
         problems: list[EncodedProblem],
+        *,
         group_size: int,
         temperature: float,
         key: tuple[int, int],
         version: int,
         check_stop: interrupt.StopCheck = interrupt.never_stop,
-        top_p: float = 0.0,
-        max_new_tokens: int = 0,
-        is_trained: bool = True,
+        samples: Samples = ROLLOUTS,
     ) -> tuple[list[Rollout], DecodeCounters]:
         """Samples `group_size` graded rollouts of each problem in this host's share of `problems`.
 
         Returns the rollouts in the order of the problems, and the decode counters. `version` is the
-        policy version of `params`. `top_p` and `max_new_tokens` override the rollout settings
-        unless they are 0. If `is_trained` is false, rollouts record neither kept tokens nor routes.
+        policy version of `params`.
 
         The noise of a token is a function of `key` (two integers), the problem's index in
         `problems`, the sample's index in its group, and the token's position. It depends neither on
@@ -160,24 +160,24 @@ class Sampler:
         groups = make_groups(
             [item.prompt_tokens for item in mine],
             group_size,
-            max_new_tokens or self.engine.settings.max_new_tokens,
+            samples.settings(self.engine.settings).max_new_tokens,
             first_prompt=share.start,
         )
 
         def problem_of(prompt_id: int) -> Problem:
             return mine[prompt_id].problem
 
-        with self.engine.sampling_with(top_p, max_new_tokens, is_trained):
-            counters = self.decode(
-                params,
-                groups,
-                group_size,
-                problem_of,
-                temperature,
-                key,
-                version,
-                check_stop=check_stop,
-            )
+        counters = self.decode(
+            params,
+            groups,
+            group_size=group_size,
+            problem_of=problem_of,
+            temperature=temperature,
+            key=key,
+            version=version,
+            check_stop=check_stop,
+            samples=samples,
+        )
         sequences = [sequence for group in groups for sequence in group]
         rollouts = [to_rollout(problem_of(s.prompt_id), s) for s in sequences]
         return rollouts, counters
@@ -186,6 +186,7 @@ class Sampler:
         self,
         params: qwen.Params,
         groups: Groups,
+        *,
         group_size: int,
         problem_of: Callable[[int], Problem],
         temperature: float,
@@ -193,6 +194,7 @@ class Sampler:
         version: int,
         admit_more: AdmitMore = admit_none,
         check_stop: interrupt.StopCheck = interrupt.never_stop,
+        samples: Samples = ROLLOUTS,
     ) -> DecodeCounters:
         """Decodes `groups` in place, and submits every turn for grading when it ends.
 
@@ -202,18 +204,25 @@ class Sampler:
         """
         # The scheduler yields each sequence at the end of a turn; the grader returns the reply to
         # it.
-        scheduler = Scheduler(self.engine, params, self._text_of)
+        scheduler = Scheduler(self.engine, params, self._text_of, samples)
         progress = SamplingProgress(sum(map(len, groups)))
-        grader = TurnGrader(self.pool, self.task, self.engine, self.tokenizer, problem_of)
+        grader = TurnGrader(
+            pool=self.pool,
+            task=self.task,
+            settings=scheduler.settings,
+            stop_ids=self.engine.stop_ids,
+            tokenizer=self.tokenizer,
+            problem_of=problem_of,
+        )
         try:
             for sequence in scheduler.run(
                 groups,
-                group_size,
-                temperature,
-                make_seed(self.engine, key),
-                version,
-                grader.poll_replies,
-                admit_more,
+                group_size=group_size,
+                temperature=temperature,
+                seed=make_seed(self.engine, key),
+                version=version,
+                poll_replies=grader.poll_replies,
+                admit_more=admit_more,
             ):
                 grader.submit(sequence)
                 progress.add_turn()
@@ -370,17 +379,29 @@ def mesh_of_decoder(settings: config.Config, mesh: Mesh) -> Mesh:
 
 def make_engine(settings: config.Config, base: BaseModel, mesh_for_decoding: Mesh) -> Engine:
     """Returns the decoder of this host, without device state."""
+    return new_engine(
+        settings, base.model, mesh_for_decoding, base.stop_tokens, jax.process_count()
+    )
+
+
+def new_engine(
+    settings: config.Config,
+    model: qwen.QwenConfig,
+    mesh_for_decoding: Mesh,
+    stop_ids: tuple[int, ...],
+    num_hosts: int,
+) -> Engine:
+    """Returns the decoder of one of `num_hosts` hosts, without device state."""
     return Engine(
-        base.model,
-        per_host_settings(settings.rollout, jax.process_count()),
+        model,
+        per_host_settings(settings.rollout, num_hosts),
         mesh_for_decoding,
-        base.stop_tokens,
+        stop_ids,
         settings.model.dtype,
         settings.model.kernels,
-        settings.eval.longest_episode(settings.rollout),
-        config.remembers_kept(settings),
-        settings.model.exact,
-        settings.rollout.routing_replay,
+        longest_evaluation=settings.eval.longest_episode(settings.rollout),
+        exact=settings.model.exact,
+        tracks=recorded_tracks(track_sizes(settings, model)),
     )
 
 
@@ -428,22 +449,9 @@ def make_seed(engine: Engine, key: tuple[int, int]) -> jax.Array:
 
 def to_rollout(problem: Problem, sequence: Sequence) -> Rollout:
     """Returns the finished `sequence` as a rollout. Its turns hold the grades that have arrived."""
-    prompt_length = len(sequence.prompt_tokens)
-    # Version -1 marks tokens that were not sampled: the prompt and replies.
-    versions = np.array([-1] * prompt_length + sequence.versions, np.int32)
-    logps = np.array([0.0] * prompt_length + sequence.logps, np.float32)
-    kept = None
-    if sequence.kept:
-        prompt_kept = np.full((prompt_length, len(sequence.kept[0])), -1, np.int32)
-        kept = np.concatenate([prompt_kept, np.stack(sequence.kept)])
     return Rollout(
         problem=problem,
         sample_index=sequence.sample_index,
-        tokens=sequence.all_tokens(),
-        sampled=versions >= 0,
-        logps=logps,
-        versions=versions,
+        tokens=sequence.tokens,
         turns=tuple(sequence.turns),
-        kept=kept,
-        routes=np.stack(sequence.routes) if sequence.routes else None,
     )

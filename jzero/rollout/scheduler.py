@@ -28,8 +28,8 @@ import numpy as np
 from jzero.distributed import collectives
 from jzero.model import qwen
 from jzero.rollout import chunked_prefill, stop_strings
-from jzero.rollout.decode_state import Prefix, ResultTokens, SampledTokens
-from jzero.rollout.engine import Engine, PageCopy, Placement
+from jzero.rollout.decode_state import Prefix, ResultTokens
+from jzero.rollout.engine import ROLLOUTS, Engine, PageCopy, Placement, Samples
 from jzero.rollout.pages import OutOfPages
 from jzero.rollout.prefill import take_prefill_batch
 from jzero.rollout.scoring import Scorer
@@ -41,6 +41,7 @@ from jzero.rollout.sequence import (
     Sequence,
     admit_none,
 )
+from jzero.tokens import TrackValues
 from jzero.types import Turn
 
 # An episode keeps its slot for this many decode calls while its turn is graded, if replies take no
@@ -64,16 +65,11 @@ def without_kv(prefix: Prefix[jax.Array]) -> Prefix[jax.Array]:
     return prefix._replace(k=None, v=None, slot_state=None)
 
 
-def remember_routes(sequence: Sequence, routes: np.ndarray) -> None:
-    """Adds the MoE routes of prefilled inputs that have none yet.
-
-    routes: i16[T, L * k] of the inputs of a prefill of the sequence.
-    """
-    if not sequence.routes:
-        # Nothing predicts the first token, so it has no routes.
-        first_token_routes = np.full_like(routes[0], -1)
-        sequence.routes.append(first_token_routes)
-    sequence.routes += list(routes[len(sequence.routes) - 1 : len(sequence)])
+def take(
+    tracks: dict[str, np.ndarray], place: slice | tuple[int | slice, ...]
+) -> dict[str, np.ndarray]:
+    """Returns the values at `place` of every track."""
+    return {name: values[place] for name, values in tracks.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,13 +91,21 @@ class Scheduler:
     """
 
     def __init__(
-        self, engine: Engine, params: qwen.Params, decode: Callable[[list[int]], str]
+        self,
+        engine: Engine,
+        params: qwen.Params,
+        decode: Callable[[list[int]], str],
+        samples: Samples = ROLLOUTS,
     ) -> None:
         """`params` are the engine's weights; `decode` turns token ids into text."""
         self.engine = engine
         self.params = params
         self.decode = decode
-        self.settings = engine.settings
+        self.samples = samples
+        self.settings = samples.settings(engine.settings)
+        # Tables and buffers of the engine have this length.
+        longest, room = self.settings.longest_episode, engine.max_sequence_tokens
+        assert longest <= room, f"{longest=} {room=}"
         self.state = engine.init_decode_state()
         self.counters = DecodeCounters()
 
@@ -131,6 +135,7 @@ class Scheduler:
         group_size: int,
         temperature: float,
         seed: jax.Array,
+        *,
         version: int = 0,
         poll_replies: PollReplies | None = None,
         admit_more: AdmitMore = admit_none,
@@ -252,11 +257,7 @@ class Scheduler:
     def _begin_turn(self, sequence: Sequence, reply_tokens: list[int], slot: int | None) -> None:
         """Appends the reply, then resumes the sequence in `slot` or queues it."""
         num_cached = len(sequence) - 1  # the KV of a turn's last token may not have been written
-        sequence.tokens += reply_tokens
-        sequence.logps += [0.0] * len(reply_tokens)
-        sequence.versions += [-1] * len(reply_tokens)
-        if num_kept := self.engine.num_kept:
-            sequence.kept += [np.full(num_kept, -1, np.int32)] * len(reply_tokens)
+        sequence.tokens.append(reply_tokens)
         sequence.turn_start = len(sequence.tokens)
         sequence.finish_reason = ""
         room = sequence.longest_length(self.settings)
@@ -268,7 +269,7 @@ class Scheduler:
             return
         del self.waiting[slot]
         self.decoding[slot] = sequence
-        new_tokens = sequence.all_tokens()[num_cached:].tolist()
+        new_tokens = sequence.tokens.ids[num_cached:].tolist()
         self.engine.resume(slot, num_cached, new_tokens, sequence.length_limit)
 
     def evict_waiting(self, shard: int, min_calls: int = 0) -> bool:
@@ -315,7 +316,7 @@ class Scheduler:
         while self.queue and max(num_free) > 0:
             shard = int(np.argmax(num_free))
             group = self.queue[0]
-            if chunked_prefill.is_for_chunks(engine, group):
+            if chunked_prefill.is_for_chunks(engine, group, self.samples):
                 item = self._place_returning(group[0], shard)
                 if item is None:
                     break  # the first in line waits for pages
@@ -327,7 +328,7 @@ class Scheduler:
 
         if returning:
             self.state = chunked_prefill.prefill(
-                engine, self.params, self.state, returning, self.temperature
+                engine, self.params, self.state, returning, self.temperature, self.samples
             )
         while any(groups_by_shard):
             self._prefill(groups_by_shard)
@@ -365,6 +366,7 @@ class Scheduler:
             requests=batch.requests,
             temperature=batch.temperature,
             seed=self.seed,
+            samples=self.samples,
         )
         for item in batch.rows:
             self.counters.prefills += 1
@@ -411,7 +413,7 @@ class Scheduler:
 
         for (prefix_id, temperature), placements in inserts.items():
             self.state = self.engine.bulk_insert(
-                prefixes[prefix_id], self.state, placements, temperature
+                prefixes[prefix_id], self.state, placements, temperature, self.samples
             )
 
     # -- pages -------------------------------------------------------------------------------------
@@ -474,7 +476,7 @@ class Scheduler:
         num_reply_tokens = {
             slot: len(placement.forced_tokens) for slot, placement in self.engine.placements.items()
         }
-        self.state, result = self.engine.generate(self.params, self.state, self.seed)
+        self.state, result = self.engine.generate(self.params, self.state, self.seed, self.samples)
         collectives.start_fetch(result)
         newly_placed = self.newly_placed
         self.newly_placed = {}
@@ -489,12 +491,12 @@ class Scheduler:
         for slot, sample in call.newly_placed.items():
             if self._is_same_turn(call, slot):
                 prefix = first_tokens[id(sample.prefix)]
-                first = (sample.row, slice(sample.column, sample.column + 1))
-                if prefix.routes is not None:
-                    remember_routes(self.decoding[slot], prefix.routes[sample.row])
-                kept = None if prefix.kept is None else prefix.kept[first]
-                sampled = SampledTokens(prefix.tokens[first], prefix.logps[first], kept)
-                yield from self._append_tokens(slot, sampled)
+                sequence = self.decoding[slot]
+                # The input at each position predicts the next token: the last one the first sample.
+                inputs = take(prefix.input_tracks, (sample.row, slice(len(sequence))))
+                sequence.tokens.fill(1, take(inputs, slice(-1)))
+                sampled = take(prefix.tracks, (sample.row, slice(sample.column, sample.column + 1)))
+                yield from self._append_tokens(slot, sampled | take(inputs, slice(-1, None)))
 
         result = jax.device_get(call.result)
         self.counters.slot_steps += int(result.counts.max()) * len(result.counts)
@@ -507,15 +509,12 @@ class Scheduler:
             if not self._is_same_turn(call, slot):
                 self.counters.wasted_tokens += end
                 continue
-            if result.routes is not None:  # including the reply's routes
-                self.decoding[slot].routes += list(result.routes[slot, :end])
+            # The reply's tokens have only tracks of inputs.
+            inputs = {name: result.tracks[name] for name in self.engine.input_tracks(self.samples)}
+            replies = self.decoding[slot].tokens
+            replies.fill(len(replies) - start, take(inputs, (slot, slice(min(start, end)))))
             if end > start:
-                sampled = SampledTokens(
-                    tokens=result.tokens[slot, start:end],
-                    logps=result.logps[slot, start:end],
-                    kept=None if result.kept is None else result.kept[slot, start:end],
-                )
-                yield from self._append_tokens(slot, sampled)
+                yield from self._append_tokens(slot, take(result.tracks, (slot, slice(start, end))))
 
     def _is_same_turn(self, call: CallInFlight, slot: int) -> bool:
         """Whether `slot` still holds the sequence that `call` decoded, in the same turn."""
@@ -524,35 +523,27 @@ class Scheduler:
         sequence = self.decoding.get(slot)
         return sequence is not None and call.turns[slot] == (sequence, len(sequence.turns))
 
-    def _append_tokens(self, slot: int, sampled: SampledTokens[np.ndarray]) -> Iterator[Sequence]:
+    def _append_tokens(self, slot: int, sampled: TrackValues) -> Iterator[Sequence]:
         """Appends sampled tokens to the sequence in `slot`, and yields it if they end its turn."""
         sequence = self.decoding[slot]
-        first_new = len(sequence.tokens)
-        sequence.tokens += sampled.tokens.tolist()
-        sequence.logps += sampled.logps.tolist()
-        sequence.versions += [self.version] * len(sampled.tokens)
-        if sampled.kept is not None:
-            sequence.kept += list(sampled.kept)
+        first_new = len(sequence)
+        sequence.tokens.append(**sampled, sampled=True, versions=self.version)
 
         # The device checks end-of-sequence tokens but not stop strings: drop the tokens after one
         # here.
         all_stop_strings = (*self.settings.stop, *sequence.stop_strings)
-        num_kept = stop_strings.num_tokens_to_keep(
-            self.decode, sequence.tokens, sequence.turn_start, first_new, all_stop_strings
+        stopped_length = stop_strings.num_tokens_to_keep(
+            self.decode, sequence.tokens.ids, sequence.turn_start, first_new, all_stop_strings
         )
-        if num_kept is not None:
-            del sequence.tokens[num_kept:]
-            del sequence.logps[num_kept:]
-            del sequence.versions[num_kept:]
-            del sequence.kept[num_kept:]
-            del sequence.routes[len(sequence.prompt_tokens) + num_kept :]
+        if stopped_length is not None:
+            sequence.tokens.cut(stopped_length)
 
-        if num_kept is not None or sequence.tokens[-1] in self.engine.stop_ids:
+        if stopped_length is not None or sequence.tokens.ids[-1] in self.engine.stop_ids:
             sequence.finish_reason = "stop"
         elif len(sequence) >= sequence.length_limit:
             sequence.finish_reason = "length"
         if sequence.finish_reason:
-            self._end_turn(slot, has_run_on=num_kept is not None)
+            self._end_turn(slot, has_run_on=stopped_length is not None)
             yield sequence
 
     def _end_turn(self, slot: int, has_run_on: bool) -> None:
@@ -561,14 +552,14 @@ class Scheduler:
         has_run_on: whether the slot may have decoded tokens after the end of the turn.
         """
         sequence = self.decoding[slot]
-        text = self.decode(sequence.tokens[sequence.turn_start :])
+        text = self.decode(sequence.tokens.ids[sequence.turn_start :].tolist())
         if not self.settings.keep_stop:
             # Cut only the text: the tokens were sampled, so they are trained on.
             all_stop_strings = (*self.settings.stop, *sequence.stop_strings)
             text = stop_strings.text_before_stop(text, all_stop_strings)
         sequence.turn_text = text
-        start = len(sequence.prompt_tokens) + sequence.turn_start
-        sequence.turns.append(Turn(start, len(sequence), text, sequence.finish_reason))
+        turn = Turn(sequence.turn_start, len(sequence), text, sequence.finish_reason)
+        sequence.turns.append(turn)
 
         if self.poll_replies is not None and len(sequence.turns) < self.settings.max_turns:
             self.asked[sequence] = self.counters.decode_calls

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from jzero.config import RolloutConfig
+from jzero.tokens import Tokens
 from jzero.types import Turn
 
 Groups = list[list["Sequence"]]  # the sequences of one inner list have the same tokens so far
@@ -30,17 +31,8 @@ class Sequence:
     request_id: int  # keys the noise, a function of (seed, request_id, position)
     prompt_tokens: Int32[np.ndarray, " tokens"]
     length_limit: int  # tokens, prompt included, at which the current turn ends
-    # All tokens after the prompt, including replies.
-    tokens: list[int] = field(default_factory=list)
-    logps: list[float] = field(default_factory=list)  # of `tokens`; 0 in replies
-    versions: list[int] = field(default_factory=list)  # policy version of each token; -1 in replies
-    # i32[K] for each of `tokens`: the tokens that the filters kept, padded with -1; -1 in replies.
-    # Empty if they are not recorded.
-    kept: list[np.ndarray] = field(default_factory=list)
-    # i16[L * k] for each token, including the prompt: the MoE routes of the input that predicted
-    # the token; -1 for the first token. At the end, the routes of reply tokens may still be
-    # missing. Empty if routes are not recorded.
-    routes: list[np.ndarray] = field(default_factory=list)
+    # The prompt, then all responses and replies.
+    tokens: Tokens = field(default_factory=Tokens)
     turn_start: int = 0  # index in `tokens` of the current turn's first token
     turn_text: str = ""  # the text of the turn that ended last
     finish_reason: str = ""  # of the current turn: "" while it runs, then "stop" or "length"
@@ -50,13 +42,29 @@ class Sequence:
     temperature: float | None = None  # None: the temperature of the run
     stop_strings: list[str] = field(default_factory=list)  # end a turn, besides rollout.stop
 
+    def __post_init__(self) -> None:
+        if not len(self.tokens):
+            self.tokens.append(self.prompt_tokens)
+            self.turn_start = len(self.prompt_tokens)
+
     def __len__(self) -> int:
         """Returns the number of tokens, prompt included."""
-        return len(self.prompt_tokens) + len(self.tokens)
+        return len(self.tokens)
 
-    def all_tokens(self) -> Int32[np.ndarray, " tokens"]:
-        """Returns the tokens of the prompt and of all turns and replies."""
-        return np.concatenate([self.prompt_tokens, np.array(self.tokens, np.int32)])
+    @property
+    def num_new(self) -> int:
+        """Returns the number of tokens after the prompt."""
+        return len(self.tokens) - len(self.prompt_tokens)
+
+    @property
+    def new_tokens(self) -> list[int]:
+        """Returns the ids of all tokens after the prompt, including replies."""
+        return self.tokens.ids[len(self.prompt_tokens) :].tolist()
+
+    @property
+    def new_logps(self) -> list[float]:
+        """Returns the log-probabilities of `new_tokens`; 0 in replies."""
+        return self.tokens.logps[len(self.prompt_tokens) :].tolist()
 
     def temperature_or(self, default: float) -> float:
         """Returns the sampling temperature of this sequence, or `default` if it has none."""

@@ -6,10 +6,12 @@ runs on text.
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 
 def num_tokens_to_keep(
     decode: Callable[[list[int]], str],
-    tokens: list[int],
+    tokens: np.ndarray,
     turn_start: int,
     first_new: int,
     stop_strings: Sequence[str],
@@ -28,7 +30,7 @@ def num_tokens_to_keep(
     window_start = max(turn_start, first_new - longest)
 
     def completes_before(end: int) -> bool:
-        text = decode(tokens[window_start:end])
+        text = decode(tokens[window_start:end].tolist())
         return any(stop in text for stop in stop_strings)
 
     # Most calls end here, after one search of all new tokens.

@@ -22,7 +22,6 @@ from jzero import config
 from jzero.errors import reason_of
 from jzero.grading.pool import Pool
 from jzero.model import tokenizer
-from jzero.rollout.engine import Engine
 from jzero.rollout.sequence import Reply, Sequence
 from jzero.tasks import asyncio_environments, environment, find_task, mixed, rewards
 from jzero.tasks.tools import episodes as tool_episodes
@@ -35,7 +34,8 @@ class TurnGrader:
 
     pool: Pool
     task: config.TaskConfig
-    engine: Engine
+    settings: config.RolloutConfig  # of the episodes
+    stop_ids: tuple[int, ...]  # tokens that end a response
     tokenizer: tokenizer.PreTrainedTokenizerFast
     problem_of: Callable[[int], Problem]  # maps a Sequence.prompt_id to its problem
     seconds_waited: float = 0.0  # waiting for grades with nothing to decode
@@ -50,7 +50,7 @@ class TurnGrader:
         # such a problem gets a single turn.
         task = mixed.settings_of(self.task, problem)
         is_own_problem = problem.task == task.name
-        if is_own_problem and len(sequence.turns) < self.engine.settings.max_turns:
+        if is_own_problem and len(sequence.turns) < self.settings.max_turns:
             earlier_turns = past_turns
         # A sequence has at most one turn in grading, so its number identifies the turn.
         key = sequence.prompt_id, sequence.sample_index
@@ -112,7 +112,7 @@ class TurnGrader:
         stops_on_success = task.stop_on_success and not task.environment
         if grade.correct and stops_on_success:
             return None
-        room = sequence.longest_length(self.engine.settings) - len(sequence)
+        room = sequence.longest_length(self.settings) - len(sequence)
         # Tokenizing a very long reply would take long; this lower bound avoids it.
         if least_tokens(grade.reply, longest_token(self.tokenizer)) >= room:
             return None
@@ -122,7 +122,7 @@ class TurnGrader:
         else:
             tokens = tokenizer.message_tokens(self.tokenizer, grade.reply, plain_template)
         # The policy may have sampled the end-of-turn token itself: do not repeat it.
-        if tokens[0] in self.engine.stop_ids and sequence.tokens[-1] == tokens[0]:
+        if tokens[0] in self.stop_ids and sequence.tokens.ids[-1] == tokens[0]:
             del tokens[0]
         return tokens if len(tokens) < room else None
 

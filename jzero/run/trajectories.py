@@ -37,7 +37,7 @@ def describe_episode(rollout: Rollout) -> JsonObject:
     Lengths are in tokens. `version_head` and `version_tail` are the policy versions that sampled
     the first and the last token, for the episode and for each turn.
     """
-    versions = rollout.versions[rollout.sampled].tolist()
+    versions = rollout.tokens.versions[rollout.tokens.sampled].tolist()
     episode = {
         "id": rollout.problem.id,
         "sample": rollout.sample_index,
@@ -60,8 +60,8 @@ def describe_episode(rollout: Rollout) -> JsonObject:
 
 def _describe_turn(rollout: Rollout, turn: Turn, previous: Turn | None) -> JsonObject:
     """Returns the JSON object of a turn, with the environment's reply that preceded it."""
-    sampled = rollout.sampled[turn.start : turn.end]
-    versions = rollout.versions[turn.start : turn.end][sampled].tolist()
+    sampled = rollout.tokens.sampled[turn.start : turn.end]
+    versions = rollout.tokens.versions[turn.start : turn.end][sampled].tolist()
     row = {
         "prompt_length": turn.start,
         "answer_length": len(versions),

@@ -60,7 +60,8 @@ class ChoiceWriter:
             sample_scores: scores of the sampled tokens of this choice, if the options request them.
         """
         # The decoding thread may append tokens meanwhile: read only the reported ones.
-        new_ids = self.sequence.tokens[self.num_read : progress.num_tokens]
+        span = self.new_span(progress.num_tokens)
+        new_ids = self.sequence.tokens.ids[span].tolist()
         new_text = tokenizer.decode(self.tokenizer, new_ids)
         is_complete = bool(new_text) and not new_text.endswith(INCOMPLETE)
         if not progress.finish_reason and not is_complete:
@@ -116,14 +117,17 @@ class ChoiceWriter:
         name = "delta" if self.options.is_streamed else "message"
         return {name: role | {"content": text}}
 
+    def new_span(self, num_tokens: int) -> slice:
+        """Returns the places of the tokens after the last chunk, up to `num_tokens` new tokens."""
+        return slice(self.num_prompt + self.num_read, self.num_prompt + num_tokens)
+
     def new_tokens(self, num_tokens: int, sample_scores: Scoring | None) -> list[ScoredToken]:
         """Returns the tokens after the last chunk, with the log-probs recorded while sampling."""
-        span = slice(self.num_read, num_tokens)
-        sampled = zip(self.sequence.tokens[span], self.sequence.logps[span], strict=True)
+        span = self.new_span(num_tokens)
+        tokens = self.sequence.tokens
+        sampled = zip(tokens.ids[span].tolist(), tokens.logps[span].tolist(), strict=True)
         if self.options.scores_samples:
-            scored = scored_tokens(
-                sample_scores, self.num_prompt + span.start, self.num_prompt + span.stop
-            )
+            scored = scored_tokens(sample_scores, span.start, span.stop)
             return [
                 ScoredToken(token, logp, item.rank, item.alternatives)
                 for (token, logp), item in zip(sampled, scored, strict=True)

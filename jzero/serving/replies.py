@@ -127,7 +127,7 @@ class Reply:
         """Returns the usage. A prompt counts once, regardless of the number of its choices."""
         one_of_each = self.sequences[:: self.options.num_choices]
         prompt_tokens = sum(len(sequence.prompt_tokens) for sequence in one_of_each)
-        completion_tokens = sum(len(sequence.tokens) for sequence in self.sequences)
+        completion_tokens = sum(sequence.num_new for sequence in self.sequences)
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,

@@ -70,7 +70,7 @@ def scoring_of(options: ReplyOptions, sequence: Sequence) -> Scoring | None:
     if first >= end:
         return None
     return Scoring(
-        tokens=sequence.all_tokens()[:end],
+        tokens=sequence.tokens.ids[:end],
         first=first,
         alternatives=max(options.num_alternatives, options.prompt_alternatives or 0),
         temperature=sequence.temperature or 1.0,

@@ -58,7 +58,7 @@ class Submission:
 
     def report(self, sequence: Sequence) -> None:
         """Reports the progress of a sequence, if there is any since the last report."""
-        num_tokens = len(sequence.tokens)
+        num_tokens = sequence.num_new
         is_news = num_tokens > self.num_reported.get(sequence.sample_index, 0)
         if self.is_cancelled or not (is_news or sequence.finish_reason):
             return
@@ -129,7 +129,9 @@ class DecodingWorker:
         """Decodes until an error. The end of this thread ends the process."""
         self.scheduler = Scheduler(self.engine, params, self.decode_text)
         try:
-            for sequence in self.scheduler.run([], 0, 1.0, seed, admit_more=self.admit_more):
+            for sequence in self.scheduler.run(
+                [], group_size=0, temperature=1.0, seed=seed, admit_more=self.admit_more
+            ):
                 self.finish(sequence)
         finally:
             # The main thread runs the server; the signal ends it.

@@ -53,7 +53,7 @@ class Episode:
 def to_episode(rollout: Rollout, *, with_tokens: bool) -> Episode:
     """Converts a rollout with graded turns to an episode."""
     turns = [(turn.text, grade_of(turn)) for turn in rollout.turns]
-    tokens = rollout.tokens[rollout.prompt_length :].tolist() if with_tokens else None
+    tokens = rollout.tokens.ids[rollout.prompt_length :].tolist() if with_tokens else None
     return Episode(rollout.problem, turns, tokens)
 
 

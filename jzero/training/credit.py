@@ -17,6 +17,7 @@ from jzero import algorithms
 from jzero.algorithms import Episodes
 from jzero.algorithms.surrogates import SURROGATES
 from jzero.config import Config
+from jzero.tokens import TRACKS
 from jzero.types import Rollout, grade_of
 
 
@@ -35,15 +36,11 @@ def training_sequences(
     sources = []
     for source, rollout in enumerate(rollouts):
         for number, turn in enumerate(rollout.turns):
+            tokens = rollout.tokens.first(turn.end)
             in_turn = np.arange(turn.end) >= turn.start
             sequence = replace(
                 rollout,
-                tokens=rollout.tokens[: turn.end],
-                sampled=rollout.sampled[: turn.end] & in_turn,
-                logps=rollout.logps[: turn.end],
-                versions=rollout.versions[: turn.end],
-                kept=None if rollout.kept is None else rollout.kept[: turn.end],
-                routes=None if rollout.routes is None else rollout.routes[: turn.end],
+                tokens=tokens.replaced(sampled=tokens.sampled & in_turn),
                 turns=rollout.turns[: number + 1],
                 # A failed grading of the rollout applies to all its turns.
                 grade=replace(grade_of(turn), failed=grade_of(rollout).failed),
@@ -139,7 +136,7 @@ def environment_tokens(sequence: Rollout, config: Config) -> np.ndarray:
     # in the sequences of earlier turns.
     if config.train.sequence_per_turn and len(sequence.turns) > 1:
         start = sequence.turns[-2].end
-    is_reply = ~sequence.sampled & (np.arange(len(sequence.tokens)) >= start)
+    is_reply = ~sequence.tokens.sampled & (np.arange(len(sequence.tokens)) >= start)
     return is_reply & (not grade_of(sequence).failed)
 
 
@@ -148,7 +145,7 @@ def trained_tokens(sequence: Rollout, algorithm: algorithms.Algorithm) -> np.nda
 
     If the grading of the sequence failed, the mask is all False.
     """
-    trained = sequence.sampled.copy()
+    trained = sequence.tokens.sampled.copy()
     # Without a grade there is no score, so no token is trained.
     if grade_of(sequence).failed:
         trained[:] = False
@@ -167,7 +164,7 @@ def turn_rewards(rollout: Rollout, config: Config) -> list[float]:
     rewards = []
     for turn in rollout.turns:
         score = grade_of(turn).score
-        length = int(rollout.sampled[turn.start : turn.end].sum())
+        length = int(rollout.tokens.sampled[turn.start : turn.end].sum())
         is_truncated = turn.finish_reason == "length"
         reward = algorithms.shape_score(
             score, length, is_truncated, config.algorithm, config.rollout.max_new_tokens
@@ -297,7 +294,7 @@ def make_episodes(
     subtracted from the reward of every sampled token, and `values` (f32[T] for each rollout) are
     the critic's values. Both are read only at sampled tokens.
     """
-    counts = np.array([rollout.sampled.sum() for rollout in rollouts])
+    counts = np.array([rollout.tokens.sampled.sum() for rollout in rollouts])
     mask = np.arange(counts.max()) < counts[:, None]
     rewards_NT = np.zeros(mask.shape)
     values_NT = np.zeros(mask.shape)
@@ -305,11 +302,11 @@ def make_episodes(
 
     for i, rollout in enumerate(rollouts):
         # The KL penalty is part of every token's reward.
-        rewards_NT[i, : counts[i]] = -penalties[i][rollout.sampled]
-        values_NT[i, : counts[i]] = values[i][rollout.sampled]
+        rewards_NT[i, : counts[i]] = -penalties[i][rollout.tokens.sampled]
+        values_NT[i, : counts[i]] = values[i][rollout.tokens.sampled]
 
         # Number of sampled tokens up to the end of each turn.
-        ends = [int(rollout.sampled[: turn.end].sum()) for turn in rollout.turns]
+        ends = [int(rollout.tokens.sampled[: turn.end].sum()) for turn in rollout.turns]
         for end, reward in zip(ends, turn_rewards(rollout, config), strict=True):
             rewards_NT[i, end - 1] += reward
         # Tokens after the last turn are padding and keep its number.
@@ -323,10 +320,26 @@ def make_episodes(
         group=np.arange(len(rollouts)) // config.rollout.group_size,
         turn=turns_NT if turns_NT.any() else None,
         turn_discount=config.task.turn_discount,
+        tracks=measured_tracks(rollouts, mask),
     )
     if algorithms.needs_parts(config.algorithm):
         return with_parts(episodes, rollouts, config)
     return episodes
+
+
+def measured_tracks(rollouts: Sequence[Rollout], mask: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns [N, T, *shape] over sampled tokens of every track that measures the logits.
+
+    mask: bool[N, T] where a rollout has a token. Tracks that a rollout lacks are left out.
+    """
+    tracks: dict[str, np.ndarray] = {}
+    for name in (name for name, track in TRACKS.items() if track.measure is not None):
+        if all(rollout.tokens.get(name) is not None for rollout in rollouts):
+            sampled = [rollout.tokens[name][rollout.tokens.sampled] for rollout in rollouts]
+            values = np.zeros((*mask.shape, *sampled[0].shape[1:]), sampled[0].dtype)
+            values[mask] = np.concatenate(sampled)
+            tracks[name] = values
+    return tracks
 
 
 def with_parts(episodes: Episodes, rollouts: Sequence[Rollout], config: Config) -> Episodes:
@@ -338,7 +351,7 @@ def with_parts(episodes: Episodes, rollouts: Sequence[Rollout], config: Config) 
     parts_NTK = np.zeros((*episodes.mask.shape, len(weights)))
     for i, rollout in enumerate(rollouts):
         for turn, parts in zip(rollout.turns, turn_parts(rollout, config), strict=True):
-            end = int(rollout.sampled[: turn.end].sum())
+            end = int(rollout.tokens.sampled[: turn.end].sum())
             parts_NTK[i, end - 1] = parts
     return episodes._replace(parts=parts_NTK, part_weights=tuple(weights.values()))
 
@@ -365,6 +378,7 @@ def advantages_of_graded(
             group=group,
             turn=None if episodes.turn is None else episodes.turn[is_graded],
             parts=None if episodes.parts is None else episodes.parts[is_graded],
+            tracks={name: values[is_graded] for name, values in episodes.tracks.items()},
         )
         advantages_NT[is_graded], targets_NT[is_graded] = algorithms.compute_advantages(
             graded, algorithm
@@ -380,6 +394,6 @@ def spread_over_tokens(values_NT: np.ndarray, rollouts: Sequence[Rollout]) -> li
     spread = []
     for row, rollout in zip(values_NT, rollouts, strict=True):
         values = np.zeros(len(rollout.tokens), np.float32)
-        values[rollout.sampled] = row[: rollout.sampled.sum()]
+        values[rollout.tokens.sampled] = row[: rollout.tokens.sampled.sum()]
         spread.append(values)
     return spread

@@ -119,9 +119,9 @@ def check_exact(
     for index, logps in zip(chosen, trained, strict=True):
         # Tokens of older policies were sampled with other weights and cannot match.
         sequence = sequences[index]
-        is_compared = sequence.sampled & (sequence.versions == step - 1)
+        is_compared = sequence.tokens.sampled & (sequence.tokens.versions == step - 1)
         num_compared += int(is_compared.sum())
-        sampled = sequence.logps.astype(np.float32)
+        sampled = sequence.tokens.logps.astype(np.float32)
         # Compare bit patterns, so that NaN equals NaN and -0 differs from 0.
         is_different = is_compared & (sampled.view(np.int32) != logps.view(np.int32))
         differences += [

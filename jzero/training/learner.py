@@ -415,7 +415,7 @@ class Learner:
 
         # Without router replay the model's router chooses the experts.
         if not self.replays_routes:
-            batch = replace(batch, routes=None)
+            batch = batch.without_track("routes")
         # Only the cache sees complete rows. With context parallelism the rest of the model treats
         # each part of a row as a row.
         parts = self._parts(batch)
@@ -685,8 +685,7 @@ def scored_fields(batches: Sequence[Batch]) -> tuple[Batch, ...]:
             batch.targets,
             batch.segments,
             batch.positions,
-            kept=batch.kept,
-            routes=batch.routes,
+            tracks=batch.tracks,
         )
         for batch in batches
     )

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jzero.errors import UserError
+from jzero.tokens import TRACKS, Tokens, TrackShapes
 from jzero.types import Batch, RowLayout
 
 INTEGER_FIELDS = ("tokens", "targets", "segments", "positions")
@@ -30,12 +31,9 @@ FLOAT_FIELDS = ("weights", "sampler_logps")
 class TrainingSequence:
     """A sequence to train on."""
 
-    tokens: np.ndarray  # i32[T] prompt and response
+    tokens: Tokens  # prompt and response
     prompt_length: int
     weights: np.ndarray  # f32[T] weight of the token's loss term; 0 = not trained
-    logps: np.ndarray  # f32[T] log-probability under the sampler
-    kept: np.ndarray | None = None  # i32[T, K] the tokens that the sampler's filters kept
-    routes: np.ndarray | None = None  # i16[T, L * k] experts of the input that predicts the token
 
 
 @dataclass(frozen=True)
@@ -253,20 +251,18 @@ def pack(
     layouts: Sequence[RowLayout],
     rows: Sequence[int],
     microbatches: Sequence[int],
-    num_kept: int = 0,
-    num_routes: int = 0,
+    tracks: TrackShapes = (),
 ) -> list[PackedBatch]:
     """Packs groups of sequences into one PackedBatch for each layout.
 
     `rows` (B) and `microbatches` (M) have one number for each layout: a batch has B rows in a
     microbatch and at least M microbatches. More than M microbatches give another shape, which is
-    compiled separately. `num_kept` is the K of the sequences' `kept`, and `num_routes` the L * k of
-    their `routes`; they are 0 for sequences without `kept` or `routes`.
+    compiled separately. `tracks` are the optional tracks to pack.
     """
     sequences = [sequence for group in groups for sequence in group]
     plan = plan_rows(groups, layouts)
     return [
-        pack_layout(sequences, *arguments, num_kept, num_routes)
+        pack_layout(sequences, *arguments, tracks)
         for arguments in zip(plan, layouts, rows, microbatches, strict=True)
     ]
 
@@ -277,19 +273,19 @@ def pack_layout(
     layout: RowLayout,
     rows: int,
     microbatches: int,
-    num_kept: int,
-    num_routes: int,
+    tracks: TrackShapes,
 ) -> PackedBatch:
     """Builds the PackedBatch of one layout from its planned rows."""
-    # At least one microbatch, even if all sequences are left out. In `kept` and `routes` -1 means
-    # no token and no prescribed expert.
+    # At least one microbatch, even if all sequences are left out.
     used = -(-len(planned_rows) // rows)
     shape = (max(used, microbatches, 1), rows, layout.tokens)
     batch = Batch(
         **{name: np.zeros(shape, np.int32) for name in INTEGER_FIELDS},
         **{name: np.zeros(shape, np.float32) for name in FLOAT_FIELDS},
-        kept=np.full((*shape, num_kept), -1, np.int32) if num_kept else None,
-        routes=np.full((*shape, num_routes), -1, np.int16) if num_routes else None,
+        tracks={
+            name: np.full((*shape, *track_shape), TRACKS[name].blank, TRACKS[name].dtype)
+            for name, track_shape in tracks
+        },
     )
 
     placements = []
@@ -325,20 +321,21 @@ def write_sequence(
 ) -> int:
     """Writes tokens first..last of a sequence as inputs from `column` on, and returns their number.
 
-    Targets, weights and log-probabilities belong to the tokens that follow the inputs.
+    Targets, weights and tracks belong to the tokens that follow the inputs.
     """
     inputs = last - first
     microbatch, row_of_microbatch = divmod(row, batch.tokens.shape[1])
     place = (microbatch, row_of_microbatch, slice(column, column + inputs))
     following = slice(first + 1, last + 1)
-    batch.tokens[place] = sequence.tokens[first:last]
+    tokens = sequence.tokens
+    batch.tokens[place] = tokens.ids[first:last]
     batch.segments[place] = segment
     batch.positions[place] = np.arange(first, last)
-    batch.targets[place] = sequence.tokens[following]
+    batch.targets[place] = tokens.ids[following]
     batch.weights[place] = sequence.weights[following]
-    batch.sampler_logps[place] = sequence.logps[following]
-    if batch.kept is not None and sequence.kept is not None:
-        batch.kept[place] = sequence.kept[following]
-    if batch.routes is not None and sequence.routes is not None:
-        batch.routes[place] = sequence.routes[following]
+    batch.sampler_logps[place] = tokens.logps[following]
+    for name, rows in batch.tracks.items():
+        values = tokens.get(name)
+        if values is not None:
+            rows[place] = values[following]
     return inputs

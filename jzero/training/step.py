@@ -239,12 +239,9 @@ def make_minibatch(
     def training_sequence(index: int) -> TrainingSequence:
         sequence = sequences[index]
         return TrainingSequence(
-            sequence.tokens,
-            sequence.prompt_length,
-            weights[index],
-            sequence.logps,
-            sequence.kept,
-            sequence.routes,
+            tokens=sequence.tokens,
+            prompt_length=sequence.prompt_length,
+            weights=weights[index],
         )
 
     packed = pack(
@@ -252,8 +249,7 @@ def make_minibatch(
         trainer.layouts,
         trainer.rows,
         trainer.microbatches,
-        trainer.num_kept,
-        trainer.num_routes,
+        trainer.tracks,
     )
     batches, counts = trainer.policy.put(packed)
     return Minibatch(members, chosen, packed, batches, counts)
@@ -317,8 +313,8 @@ def score_minibatches(
         batches = minibatch.batches
         # Only the policy repeats the sampler's choices (kept tokens and routes). The reference
         # policy and the critic use the full vocabulary and their own MoE routing.
-        if (trainer.num_kept or trainer.num_routes) and not replays_sampler:
-            batches = tuple(replace(batch, kept=None, routes=None) for batch in batches)
+        if trainer.tracks and not replays_sampler:
+            batches = tuple(replace(batch, tracks={}) for batch in batches)
         return learner.score(params, batches, minibatch.counts, trainer.layouts)
 
     def score_policy(minibatch: Minibatch) -> list[jax.Array]:
@@ -414,7 +410,7 @@ def assign_credit(
             minibatch.set_values(trainer.policy, "ce_weights", weights)
 
     return [
-        replace(rollout, advantage=float(values[rollout.sampled].mean()))
+        replace(rollout, advantage=float(values[rollout.tokens.sampled].mean()))
         for rollout, values in zip(rollouts, advantages, strict=True)
     ]
 
@@ -433,7 +429,8 @@ def join_sequences(
     joined = zeros_like_tokens(rollouts)
     for sequence_values, sequence, source in zip(values, sequences, sources, strict=True):
         target = joined[source][: len(sequence_values)]
-        target[sequence.sampled] = sequence_values[sequence.sampled]
+        sampled = sequence.tokens.sampled
+        target[sampled] = sequence_values[sampled]
     return joined
 
 
@@ -619,11 +616,12 @@ def save_batches(path: Path, batches: Sequence[Batch[jax.Array]]) -> None:
 
     Array `<field>_<number of the batch>` is [M, B, T]. Every process must call this function.
     """
-    arrays = {
-        f"{name}_{number}": collectives.fetch_global(array)
-        for number, batch in enumerate(batches)
-        for name, array in vars(batch).items()
-        if array is not None
-    }
+    arrays: dict[str, np.ndarray] = {}
+    for number, batch in enumerate(batches):
+        fields = vars(batch) | batch.tracks
+        del fields["tracks"]
+        for name, array in fields.items():
+            if array is not None:
+                arrays[f"{name}_{number}"] = collectives.fetch_global(array)
     if processes.is_first_process():
         np.savez(path, allow_pickle=False, **arrays)

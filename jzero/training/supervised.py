@@ -14,6 +14,7 @@ from jzero.algorithms import supervised
 from jzero.config import Config
 from jzero.distributed import collectives
 from jzero.model import qwen
+from jzero.tokens import Tokens
 from jzero.training.examples import Example
 from jzero.training.heads import Stats
 from jzero.training.learner import policy_learner
@@ -57,10 +58,9 @@ class SupervisedTrainer:
         for example in examples:
             weights = np.array(example.trained, np.float32) * weight
             sequence = TrainingSequence(
-                tokens=np.array(example.tokens, np.int32),
+                tokens=Tokens(example.tokens),
                 prompt_length=example.trained.index(True),
                 weights=weights,
-                logps=np.zeros_like(weights),
             )
             sequences.append(sequence)
 

@@ -63,7 +63,7 @@ def credit_of_teacher(
     for number, sequence in enumerate(sequences):
         advantages = np.zeros(len(sequence.tokens), np.float32)
         if scores.is_scored[number]:
-            sampled = sequence.sampled
+            sampled = sequence.tokens.sampled
             advantages[sampled] = algorithms.teacher_advantages(
                 old_logps[number][sampled], scores.logps[number][sampled], algorithm
             )
@@ -87,8 +87,8 @@ def teacher_metrics(
     if packed:
         metrics["distill/dropped"] = 1 - len(scored) / len(packed)
     if scored:
-        teacher = np.concatenate([scores.logps[i][sequences[i].sampled] for i in scored])
-        old = np.concatenate([old_logps[i][sequences[i].sampled] for i in scored])
+        teacher = np.concatenate([scores.logps[i][sequences[i].tokens.sampled] for i in scored])
+        old = np.concatenate([old_logps[i][sequences[i].tokens.sampled] for i in scored])
         metrics["distill/kl"] = float(np.mean(old - teacher, dtype=np.float64))
         metrics["distill/teacher_nll"] = -float(np.mean(teacher, dtype=np.float64))
     return metrics

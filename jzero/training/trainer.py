@@ -12,12 +12,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jzero import algorithms
-from jzero.config import Config, RolloutConfig, TrainConfig, remembers_kept
+from jzero.config import Config, RolloutConfig, TrainConfig
 from jzero.distributed.mesh import row_shards
 from jzero.errors import UserError
 from jzero.model import qwen
-from jzero.model.experts import num_routes
+from jzero.model.architecture import track_sizes
 from jzero.run.clock import Clock
+from jzero.tokens import TRACKS, TrackShapes, recorded_tracks
 from jzero.training.exactness import check_can_be_exact, with_exact_ratio
 from jzero.training.learner import Learner, critic_learner, policy_learner
 from jzero.training.packing import INTEGER_FIELDS, layouts_of_lengths, make_layouts, num_rows
@@ -42,8 +43,7 @@ class Trainer:
     layouts: list[RowLayout]
     rows: list[int]  # rows of a microbatch (B), for each layout
     microbatches: list[int]  # maximum microbatches of an optimizer step (M), for each layout
-    num_kept: int = 0  # maximum kept tokens that rollouts store with each token (K)
-    num_routes: int = 0  # expert indices that rollouts store for each token (L * k)
+    tracks: TrackShapes = ()  # the optional tracks of rollouts
     clock: Clock = field(default_factory=Clock)
 
 
@@ -61,17 +61,15 @@ def make_trainer(
     check_can_be_exact(config, model, mesh)
     check_routing_replay(model, config.rollout.routing_replay)
     shapes = row_shapes(config, mesh, config.rollout.max_prompt_tokens)
-    num_kept = min(config.rollout.top_k, model.vocab_size) if remembers_kept(config) else 0
     config = with_exact_ratio(config)
     return Trainer(
-        config,
-        policy_learner(model, config, mesh),
-        critic_learner(critic, config, mesh) if critic else None,
-        shapes.layouts,
-        shapes.rows,
-        shapes.microbatches,
-        num_kept,
-        num_routes(model) if config.rollout.routing_replay else 0,
+        config=config,
+        policy=policy_learner(model, config, mesh),
+        critic=critic_learner(critic, config, mesh) if critic else None,
+        layouts=shapes.layouts,
+        rows=shapes.rows,
+        microbatches=shapes.microbatches,
+        tracks=recorded_tracks(track_sizes(config, model)),
     )
 
 
@@ -181,11 +179,11 @@ def abstract_batches(trainer: Trainer) -> tuple[Batch[jax.ShapeDtypeStruct], ...
         integers = jax.ShapeDtypeStruct(shape, np.int32)
         floats = jax.ShapeDtypeStruct(shape, np.float32)
         fields = dict.fromkeys(INTEGER_FIELDS, integers) | dict.fromkeys(float_fields, floats)
-        if trainer.num_kept:
-            fields["kept"] = jax.ShapeDtypeStruct((*shape, trainer.num_kept), np.int32)
-        if trainer.num_routes:
-            fields["routes"] = jax.ShapeDtypeStruct((*shape, trainer.num_routes), np.int16)
-        batches.append(Batch(**fields))
+        tracks = {
+            name: jax.ShapeDtypeStruct((*shape, *track_shape), TRACKS[name].dtype)
+            for name, track_shape in trainer.tracks
+        }
+        batches.append(Batch(**fields, tracks=tracks))
     return tuple(batches)
 
 

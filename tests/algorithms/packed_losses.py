@@ -68,7 +68,9 @@ def random_outputs(seed: int, max_new_tokens: int = MAX_NEW_TOKENS) -> ModelOutp
         return [np.asarray(x + y, np.float32) for x, y in zip(left, right, strict=True)]
 
     sampler_logps = [
-        np.where(rollout.sampled, rollout.logps, rng.normal(-4, 1, len(rollout.tokens)))
+        np.where(
+            rollout.tokens.sampled, rollout.tokens.logps, rng.normal(-4, 1, len(rollout.tokens))
+        )
         for rollout in rollouts
     ]
     old_logps = add(sampler_logps, noise(0.01, 0.1, 0.3))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from packed_losses import GROUP_SIZE, NUM_PROMPTS, random_outputs, small_trainer
 
 from jzero.algorithms import ADVANTAGES, PRESETS, Algorithm, Episodes, compute_advantages
+from jzero.tokens import Tokens
 from jzero.training.credit import make_episodes, spread_over_tokens
 from jzero.types import Rollout
 
@@ -122,12 +123,15 @@ def insert_environment_tokens(
     places = np.arange(rollout.prompt_length + 1, len(rollout.tokens) + 1)
     inserted_at = np.repeat(places, rng.integers(0, 5, len(places)))
     is_old = ~np.insert(np.zeros(len(rollout.tokens), bool), inserted_at, True)
+    tokens = Tokens(
+        np.insert(rollout.tokens.ids, inserted_at, 7),
+        sampled=np.insert(rollout.tokens.sampled, inserted_at, False),
+        logps=np.insert(rollout.tokens.logps, inserted_at, 0.0),
+        versions=np.insert(rollout.tokens.versions, inserted_at, -1),
+    )
     longer = replace(
         rollout,
-        tokens=np.insert(rollout.tokens, inserted_at, 7),
-        sampled=np.insert(rollout.sampled, inserted_at, False),
-        logps=np.insert(rollout.logps, inserted_at, 0.0),
-        versions=np.insert(rollout.versions, inserted_at, -1),
+        tokens=tokens,
         turns=(replace(rollout.turns[0], end=len(is_old)),),
     )
     return longer, is_old
@@ -185,7 +189,7 @@ def test_the_penalty_in_the_reward_is_k1_of_every_sampled_token() -> None:
     episodes = make_episodes(outputs.rollouts, trainer.config, penalties, outputs.old_values)
 
     for i, rollout in enumerate(outputs.rollouts):
-        k1 = (outputs.old_logps[i] - outputs.ref_logps[i])[rollout.sampled]
+        k1 = (outputs.old_logps[i] - outputs.ref_logps[i])[rollout.tokens.sampled]
         expected = -0.5 * k1.astype(np.float64)
         assert rollout.grade is not None
         expected[-1] += rollout.grade.score

@@ -32,7 +32,7 @@ def test_the_loss_is_the_mean_over_responses_of_sums_over_the_divisor(preset: st
         group = outputs.rollouts[first : first + GROUP_SIZE]
         advantage = score(rollout) - float(np.mean([score(r) for r in group]))
         loss_of_response = 0.0
-        for position in np.flatnonzero(rollout.sampled):
+        for position in np.flatnonzero(rollout.tokens.sampled):
             log_ratio = outputs.logps[place][position] - outputs.old_logps[place][position]
             ratio = float(np.exp(log_ratio))
             clipped = min(max(ratio, 0.8), 1.2)

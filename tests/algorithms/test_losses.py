@@ -185,7 +185,7 @@ def test_policy_loss_and_slopes_are_those_of_the_definition(
             assert_same_loss(loss, slopes, expected_loss, expected)
             rollouts = [outputs.rollouts[i] for i in minibatch.chosen]
             for slope, rollout in zip(slopes, rollouts, strict=True):
-                has_loss = rollout.sampled.copy()
+                has_loss = rollout.tokens.sampled.copy()
                 if algorithm.environment_coef:
                     has_loss[rollout.prompt_length :] = True
                 assert not slope[~has_loss].any()
@@ -245,7 +245,7 @@ def test_value_loss_and_slopes_are_those_of_the_definition(packing, rows, device
 
     num_clipped = 0
     for i, slope in zip(minibatch.chosen, slopes, strict=True):
-        num_clipped += int((slope[outputs.rollouts[i].sampled] == 0).sum())
+        num_clipped += int((slope[outputs.rollouts[i].tokens.sampled] == 0).sum())
     assert (num_clipped > 0) == (algorithm.value_clip > 0)
 
 

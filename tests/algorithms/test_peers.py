@@ -357,15 +357,15 @@ def trl_loss_and_slopes(
     trainer._get_per_token_logps_and_entropies = model_outputs
 
     # The rollouts, and their scores. TRL knows a truncated response by its last token.
-    tokens = [np.maximum(rollout.tokens, EOS + 1) for rollout in rollouts]
+    tokens = [np.maximum(rollout.tokens.ids, EOS + 1) for rollout in rollouts]
     for array, rollout in zip(tokens, rollouts, strict=True):
         array[-1] = EOS if rollout.finish_reason == "stop" else EOS + 1
     generated = (
         [[EOS + 1] * rollout.prompt_length for rollout in rollouts],
         lists(tokens),
-        lists([rollout.sampled.astype(int) for rollout in rollouts]),
+        lists([rollout.tokens.sampled.astype(int) for rollout in rollouts]),
         lists(tokens),
-        lists([rollout.logps for rollout in rollouts]),
+        lists([rollout.tokens.logps for rollout in rollouts]),
         {},
         None,
         [],

@@ -9,6 +9,7 @@ import pytest
 
 from configs import countdown
 from jzero import cli, config
+from jzero.tokens import Tokens
 from jzero.training.exactness import Difference, describe
 from jzero.types import Problem, Rollout, Turn
 
@@ -84,10 +85,7 @@ def test_the_step_in_which_log_probs_differ_is_counted(matrix: ModuleType) -> No
     rollout = Rollout(
         problem=Problem("p", "countdown", "", None),
         sample_index=0,
-        tokens=np.zeros(2, np.int32),
-        sampled=np.array([False, True]),
-        logps=np.zeros(2, np.float32),
-        versions=np.array([-1, 1], np.int32),
+        tokens=Tokens([0, 0], sampled=[False, True], versions=[-1, 1]),
         turns=(Turn(1, 2, "", "stop"),),
     )
     difference = Difference(0, 1, np.float32(-0.5), np.float32(-0.25))

@@ -19,6 +19,7 @@ from jzero import config, report
 from jzero.run import metrics
 from jzero.run.metrics_writer import MetricsWriter
 from jzero.run.samples import sample_row
+from jzero.tokens import Tokens
 from jzero.types import Grade, Problem, Rollout, Turn
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,7 +69,12 @@ def write(
             rows.append(
                 sample_row(
                     Rollout(
-                        problem, sample, text, *[None] * 3, turns, grade, advantage=sample - 0.5
+                        problem,
+                        sample,
+                        Tokens([0] * len(text)),
+                        turns,
+                        grade,
+                        advantage=sample - 0.5,
                     )
                 )
             )

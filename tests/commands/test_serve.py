@@ -122,11 +122,11 @@ def test_a_completion_is_the_schedulers(complete, alone, logprobs) -> None:
     choice, usage = answer.choices[0], answer.usage
     assert (choice.text, choice.finish_reason) == (want.turn_text, want.finish_reason)
     assert usage.prompt_tokens == 7
-    assert usage.completion_tokens == len(want.tokens)
+    assert usage.completion_tokens == want.num_new
     assert usage.total_tokens == 31
 
     got = choice.logprobs
-    np.testing.assert_allclose(got.token_logprobs, want.logps, atol=1e-4)
+    np.testing.assert_allclose(got.token_logprobs, want.new_logps, atol=1e-4)
     pairs = zip(got.tokens, got.token_logprobs, strict=True)
     assert [list(best.items()) for best in got.top_logprobs] == [[pair] for pair in pairs]
     assert got.text_offset == [len("".join(got.tokens[:i])) for i in range(len(got.tokens))]
@@ -140,10 +140,10 @@ def test_a_chat_is_a_completion_of_the_rendered_messages(chat, alone) -> None:
     assert choice.message.content == want.turn_text
     assert choice.finish_reason == want.finish_reason
     rows = choice.logprobs.content
-    np.testing.assert_allclose([row.logprob for row in rows], want.logps, atol=1e-4)
+    np.testing.assert_allclose([row.logprob for row in rows], want.new_logps, atol=1e-4)
     assert len("".join(row.token for row in rows)) >= len(want.turn_text)
     assert answer.usage.prompt_tokens == len(want.prompt_tokens)
-    assert answer.usage.completion_tokens == len(want.tokens)
+    assert answer.usage.completion_tokens == want.num_new
 
 
 def test_a_chat_without_a_limit_takes_what_room_there_is(chat) -> None:
@@ -390,8 +390,8 @@ def test_sent_text_has_whole_characters_and_no_stop_string(data) -> None:
     whole_text = tokenizer.decode(tok, tokens)
     found_at = [whole_text.index(stop) for stop in stop_strings if stop in whole_text]
     want = whole_text[: min(found_at, default=len(whole_text))]
-    sequence = Sequence(0, 0, 0, np.zeros(1, np.int32), 99, tokens=tokens)
-    sequence.logps = [0.0] * len(tokens)
+    sequence = Sequence(0, 0, 0, np.zeros(1, np.int32), 99)
+    sequence.tokens.append(tokens)
     sequence.stop_strings = stop_strings
     sequence.turn_text = want
 
@@ -419,16 +419,16 @@ def test_sequences_may_each_have_a_temperature_and_stop_strings(alone) -> None:
         list(alone.new_scheduler().run([[sequence]], 1, temperature, alone.seed))
 
     got = [new_sequence(i, temperature=value) for i, value in enumerate(temperatures)]
-    stop = byte_tokenizer().backend_tokenizer.decode(want[1].tokens[5:8])
+    stop = byte_tokenizer().backend_tokenizer.decode(want[1].new_tokens[5:8])
     got[1].stop_strings = [stop]
     list(alone.new_scheduler().run([[sequence] for sequence in got], 1, 0.7, alone.seed))
 
     for i in (0, 2, 3):
-        assert got[i].tokens == want[i].tokens
-    num_tokens = len(got[1].tokens)
-    assert got[1].tokens == want[1].tokens[:num_tokens] and 0 < num_tokens <= 8
+        assert got[i].new_tokens == want[i].new_tokens
+    num_tokens = got[1].num_new
+    assert got[1].new_tokens == want[1].new_tokens[:num_tokens] and 0 < num_tokens <= 8
     assert got[1].finish_reason == "stop"
-    assert len({tuple(sequence.tokens) for sequence in want}) == len(want)
+    assert len({tuple(sequence.new_tokens) for sequence in want}) == len(want)
 
 
 def test_a_client_that_leaves_frees_its_slot(alone) -> None:
@@ -466,7 +466,7 @@ def test_a_client_that_leaves_frees_its_slot(alone) -> None:
 
     asyncio.run(leave())
     assert set(finished) == set(sequences)
-    assert all(0 < len(sequence.tokens) < 40 for sequence in sequences)
+    assert all(0 < sequence.num_new < 40 for sequence in sequences)
     assert not alone.engine.placements
     assert worker.num_reserved == 0
 
@@ -511,4 +511,4 @@ def test_jetstreams_client_gets_the_same_greedy_tokens(
         server.send_signal(signal.SIGINT)
         assert server.wait(60) == 0
     stop_ids = alone.engine.stop_ids
-    assert got == [[t for t in sequence.tokens if t not in stop_ids] for sequence in want]
+    assert got == [[t for t in sequence.new_tokens if t not in stop_ids] for sequence in want]

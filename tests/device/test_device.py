@@ -407,10 +407,9 @@ def scores_of(config: Config, shapes: Shapes, sequences: list[Sequence]) -> list
     items = []
     for sequence in sequences:
         is_sampled = np.arange(len(sequence)) >= len(sequence.prompt_tokens)
-        zeros = np.zeros(len(sequence), np.float32)
         length = len(sequence.prompt_tokens)
         weights = is_sampled.astype(np.float32)
-        items.append(TrainingSequence(sequence.all_tokens(), length, weights, zeros))
+        items.append(TrainingSequence(sequence.tokens, length, weights))
     groups = [items[i : i + 2] for i in range(0, len(items), 2)]
     packed = pack(groups, trainer.layouts, trainer.rows, trainer.microbatches)
     batches, counts = trainer.policy.put(packed)
@@ -435,13 +434,14 @@ def test_sampled_log_probs_are_those_of_the_trainer(shapes: Shapes) -> None:
         trainer = make_trainer(config, shapes.model, None, one_device())
         params = reference.placed(trainer.policy, reference.random_params(shapes.model))
         sequences = sampled(config, shapes, params)
-        assert all(len(sequence.tokens) == shapes.max_new for sequence in sequences)
+        assert all(sequence.num_new == shapes.max_new for sequence in sequences)
 
         scores = scores_of(config, shapes, sequences)
 
         pairs = zip(sequences, scores, strict=True)
         differences = [
-            np.abs(row[len(sequence.prompt_tokens) :] - sequence.logps) for sequence, row in pairs
+            np.abs(row[len(sequence.prompt_tokens) :] - sequence.new_logps)
+            for sequence, row in pairs
         ]
         gaps[name] = np.concatenate(differences)
     print("log-probs", {name: (gap.mean(), gap.max()) for name, gap in gaps.items()})

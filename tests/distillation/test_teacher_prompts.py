@@ -66,5 +66,7 @@ def test_what_follows_the_prompt_is_what_the_policy_has_read_and_sampled() -> No
     assert found is not None
     tokens, prompt_length = found
     assert tokens[:prompt_length].tolist() == tokenizer.encode(tok, "1+2 1 2=3\n")
-    np.testing.assert_array_equal(tokens[prompt_length:], rollout.tokens[rollout.prompt_length :])
+    np.testing.assert_array_equal(
+        tokens[prompt_length:], rollout.tokens.ids[rollout.prompt_length :]
+    )
     assert TeacherPrompts("{gold} {prompt}", prompt_length - 1, tok).sequence_of(rollout) is None

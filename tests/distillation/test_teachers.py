@@ -19,6 +19,7 @@ from jzero.distributed.mesh import train_mesh
 from jzero.errors import UserError
 from jzero.model import adapters, huggingface, peft, qwen, tokenizer
 from jzero.run.base_model import BaseModel
+from jzero.tokens import Tokens
 from jzero.training.step import (
     Minibatch,
     UpdateResult,
@@ -48,7 +49,7 @@ def rollouts_of_problems() -> list[Rollout]:
     rollouts = []
     for rollout in reference.random_rollouts(1, 4, 4):
         number = int(rollout.problem.id.rpartition("/")[2])
-        prompt = tokenizer.decode(TOKENIZER, rollout.tokens[: rollout.prompt_length].tolist())
+        prompt = tokenizer.decode(TOKENIZER, rollout.tokens.ids[: rollout.prompt_length].tolist())
         problem = replace(rollout.problem, prompt=prompt, gold=GOLDS[number])
         rollouts.append(replace(rollout, problem=problem))
     return rollouts
@@ -98,7 +99,9 @@ def assert_scores(scores: TeacherScores, expected: Sequence[np.ndarray]) -> None
     """Asserts that the log-probs of all sampled tokens are those expected."""
     assert scores.is_scored.all()
     for got, want, rollout in zip(scores.logps, expected, ROLLOUTS, strict=True):
-        np.testing.assert_allclose(got[rollout.sampled], want[rollout.sampled], atol=1e-5)
+        np.testing.assert_allclose(
+            got[rollout.tokens.sampled], want[rollout.tokens.sampled], atol=1e-5
+        )
 
 
 def run_step(config: Config, sizes: tuple[int, int, int] = (1, 1, 1)) -> UpdateResult:
@@ -248,12 +251,12 @@ def test_self_distillation_is_its_definition(packs_per_row: int) -> None:
             continue
         informed = replace(
             rollout,
-            tokens=np.concatenate([longer, rollout.tokens[rollout.prompt_length :]]),
+            tokens=Tokens([*longer, *rollout.tokens.ids[rollout.prompt_length :]]),
         )
         [student, answers], _ = reference.naive(PARAMS, [rollout, informed], 1.0, MODEL)
         for t in range(len(rollout.tokens)):
             t_of_teacher = t - rollout.prompt_length + len(longer)
-            want = answers[t_of_teacher] - student[t] if rollout.sampled[t] else 0.0
+            want = answers[t_of_teacher] - student[t] if rollout.tokens.sampled[t] else 0.0
             assert got[index][t] == pytest.approx(want, abs=5e-5)
     assert num_long == 4
     assert credit.metrics["distill/dropped"] == pytest.approx(num_long / len(ROLLOUTS))

@@ -251,7 +251,7 @@ def test_abstract_batches_are_what_a_step_makes(name, minibatches, quick_compila
     rollouts = reference.random_rollouts(0, 4, 4)
 
     minibatch, *_ = parts = make_minibatches(trainer, rollouts, 1)
-    teacher = reference.GivenTeacher([rollout.logps for rollout in rollouts])
+    teacher = reference.GivenTeacher([rollout.tokens.logps for rollout in rollouts])
     score_and_credit(trainer, state, parts, rollouts, reference_params, teacher)
 
     def shapes(tree):

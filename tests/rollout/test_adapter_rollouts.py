@@ -64,8 +64,8 @@ def test_an_untrained_adapter_samples_the_base_bit_for_bit(dtype: str) -> None:
     expected = complete(dtype, base_params())
     assert found.keys() == expected.keys()
     for key, sequence in found.items():
-        assert sequence.tokens == expected[key].tokens
-        np.testing.assert_array_equal(sequence.logps, expected[key].logps)
+        assert sequence.new_tokens == expected[key].tokens
+        np.testing.assert_array_equal(sequence.new_logps, expected[key].logps)
 
 
 def trained_adapter() -> qwen.Params:
@@ -83,14 +83,14 @@ def mismatch(params: qwen.Params) -> float:
     Both read the same arrays, in fp32.
     """
     samples = complete("float32", params).values()
-    rows = [sequence.all_tokens() for sequence in samples]
+    rows = [sequence.tokens.ids for sequence in samples]
     lengths = np.array([len(row) for row in rows])
     tokens = np.stack([np.pad(row, (0, test_engine.TOTAL - len(row))) for row in rows])
     _, logps = test_engine.scorer("qwen2")(params, tokens, lengths, 0.7)
     gaps = []
     for row, length, sequence in zip(np.asarray(logps), lengths, samples, strict=True):
         response = row[len(sequence.prompt_tokens) - 1 : length - 1]
-        gaps.append(np.abs(sequence.logps - response))
+        gaps.append(np.abs(sequence.new_logps - response))
     return float(np.concatenate(gaps).max())
 
 
@@ -107,7 +107,7 @@ def test_with_an_int8_base_sampler_and_trainer_compute_the_same_function() -> No
     assert found["native"] < 1e-5
     assert found["int8"] < 1e-5
     samples = complete("float32", int8), complete("float32", plain)
-    int8_logps, plain_logps = ([seq.logps[0] for seq in each.values()] for each in samples)
+    int8_logps, plain_logps = ([seq.new_logps[0] for seq in each.values()] for each in samples)
     assert np.abs(np.subtract(int8_logps, plain_logps)).max() > 1e-4
 
 
@@ -130,5 +130,5 @@ def test_a_trained_adapter_samples_what_the_merged_model_does() -> None:
 
     merged = adapters.merge(MODEL, base_params(), adapter, ADAPTER.scale)
     test_engine.assert_same(found, complete("float32", merged))
-    base_tokens = [sequence.tokens for sequence in test_engine.base().values()]
-    assert [sequence.tokens for sequence in found.values()] != base_tokens
+    base_tokens = [sequence.new_tokens for sequence in test_engine.base().values()]
+    assert [sequence.new_tokens for sequence in found.values()] != base_tokens

@@ -247,10 +247,12 @@ def base(name: str = "qwen2", temperature: float = TEMPERATURE) -> Completions:
 
 def assert_same(got: Completions, want: Completions, atol: float = 1e-5) -> None:
     for key, sequence in got.items():
-        assert sequence.tokens == want[key].tokens, key
+        assert sequence.new_tokens == want[key].new_tokens, key
         assert sequence.finish_reason == want[key].finish_reason
         assert sequence.turn_text == want[key].turn_text
-        np.testing.assert_allclose(sequence.logps, want[key].logps, atol=atol, err_msg=str(key))
+        np.testing.assert_allclose(
+            sequence.new_logps, want[key].new_logps, atol=atol, err_msg=str(key)
+        )
 
 
 # -- against the full forward pass ----------------------------------------------------------------
@@ -291,7 +293,7 @@ def scored(
 ) -> Iterator[tuple[Sequence, np.ndarray, np.ndarray]]:
     """Yields each completion of n tokens, the logits [n, V] before its tokens, and their logps."""
     name = name_of(engine)
-    rows = [sequence.all_tokens() for sequence in completions.values()]
+    rows = [sequence.tokens.ids for sequence in completions.values()]
     lengths = np.array([len(row) for row in rows])
     tokens = np.stack([np.pad(row, (0, TOTAL - len(row))) for row in rows])
     logits, logps = scorer(name)(host_params(name), tokens, lengths, temperature)
@@ -305,9 +307,11 @@ def scored(
 def test_greedy_is_the_argmax_of_the_full_forward(name) -> None:
     completions = base(name, 0.0)
     for sequence, logits, logps in scored(make(name), completions, 1.0):
-        assert sequence.tokens == logits.argmax(-1).tolist()
-        np.testing.assert_allclose(sequence.logps, logps, atol=1e-5)
-    assert completions[0, 0].tokens == completions[0, 1].tokens != completions[1, 0].tokens
+        assert sequence.new_tokens == logits.argmax(-1).tolist()
+        np.testing.assert_allclose(sequence.new_logps, logps, atol=1e-5)
+    assert (
+        completions[0, 0].new_tokens == completions[0, 1].new_tokens != completions[1, 0].new_tokens
+    )
 
 
 @cache
@@ -341,10 +345,10 @@ def test_samples_invert_the_full_forwards_distribution_at_their_own_noise(name, 
     completions = complete(engine, prompts)[0] if prompts else base(name)
     num_not_greedy = 0
     for sequence, logits, logps in scored(engine, completions, TEMPERATURE):
-        np.testing.assert_allclose(sequence.logps, logps, atol=1e-5)
+        np.testing.assert_allclose(sequence.new_logps, logps, atol=1e-5)
         cumulative = np.cumsum(np.exp(logits / TEMPERATURE), axis=-1)
         request = sequence.prompt_id * GROUP + sequence.sample_index
-        for i, token in enumerate(sequence.tokens):
+        for i, token in enumerate(sequence.new_tokens):
             u = float(uniform_number()(request, len(sequence.prompt_tokens) + i))
             point = u * cumulative[i, -1]
             where = (sequence.prompt_id, sequence.sample_index, i)
@@ -359,7 +363,7 @@ def test_logps_with_a_bfloat16_cache_are_near(dtype, bound) -> None:
     """bfloat16 keeps 8 bits: 0.4% of every key and value, and of every activation in bfloat16."""
     engine = make(dtype=dtype, kv_dtype="bfloat16")
     gaps = [
-        np.abs(sequence.logps - logps)
+        np.abs(sequence.new_logps - logps)
         for sequence, _, logps in scored(engine, complete(engine)[0], TEMPERATURE)
     ]
     worst = np.concatenate(gaps).max()
@@ -378,7 +382,7 @@ def test_an_int8_cache_is_near_and_does_not_depend_on_the_arrangement(shape) -> 
     engine = make(shape=shape, kv_dtype="int8")
     completions = complete(engine)[0]
     gaps = [
-        np.abs(sequence.logps - logps)
+        np.abs(sequence.new_logps - logps)
         for sequence, _, logps in scored(engine, completions, TEMPERATURE)
     ]
     assert 1e-5 < np.concatenate(gaps).max() < 0.1
@@ -419,8 +423,8 @@ def test_logits_may_be_made_in_parts(name) -> None:
     assert_same(complete(engine, temperature=0.0)[0], base(name, 0.0))
     sampled, _ = complete(engine)
     for sequence, _, logps in scored(engine, sampled, TEMPERATURE):
-        np.testing.assert_allclose(sequence.logps, logps, atol=1e-5)
-    assert [s.tokens for s in sampled.values()] != [s.tokens for s in base(name).values()]
+        np.testing.assert_allclose(sequence.new_logps, logps, atol=1e-5)
+    assert [s.new_tokens for s in sampled.values()] != [s.new_tokens for s in base(name).values()]
 
 
 # -- against other arrangements -------------------------------------------------------------------
@@ -467,7 +471,7 @@ def test_completions_do_not_depend_on_the_arrangement(arrangement) -> None:
     got, scheduler = complete(engine)
     assert_same(got, base(name_of(engine)))
     assert (scheduler.counters.preempted > 0) == arrangement.startswith("preempted")
-    num_tokens = sum(len(sequence.tokens) for sequence in got.values())
+    num_tokens = sum(sequence.num_new for sequence in got.values())
     tokens_of_prefills = scheduler.num_placed  # one for each placement
     assert scheduler.counters.decoded_tokens + tokens_of_prefills == num_tokens
 
@@ -530,8 +534,8 @@ def test_preempted_sequences_may_be_prefilled_in_chunks(
 
 
 def test_what_returns_with_more_than_pages_is_prefilled_at_once() -> None:
-    assert make().can_prefill_in_chunks
-    assert not make("hybrid").can_prefill_in_chunks
+    assert make().can_prefill_in_chunks()
+    assert not make("hybrid").can_prefill_in_chunks()
 
 
 def test_completions_do_not_depend_on_their_company() -> None:
@@ -543,7 +547,7 @@ def test_completions_do_not_depend_on_their_company() -> None:
     # A prompt in the same place of the batch has the same noise.
     repeated, _ = complete(engine, [PROMPTS[0], PROMPTS[0], PROMPTS[0], PROMPTS[3]])
     assert_same({key: repeated[key] for key in repeated if key[0] == 3}, base())
-    first, second = ([repeated[prompt, j].tokens for j in range(GROUP)] for prompt in (0, 1))
+    first, second = ([repeated[prompt, j].new_tokens for j in range(GROUP)] for prompt in (0, 1))
     assert first != second
 
 
@@ -605,7 +609,7 @@ def test_one_kernel_may_rotate_write_and_attend(shape, monkeypatch: pytest.Monke
     found, _ = complete(engine, group=4)
 
     expected, _ = complete(make(group_size=4, stop_ids=stop_ids), group=4)
-    lengths = [len(expected[0, sample].tokens) for sample in range(4)]
+    lengths = [expected[0, sample].num_new for sample in range(4)]
     steps_of_first = lengths[0] - 1  # its first token is of the prefill
     assert steps_of_first % SMALL["decode_steps"] and lengths[0] < max(lengths)
     assert_same(found, expected)
@@ -678,7 +682,7 @@ def test_a_group_that_decodes_holds_the_full_pages_of_its_prompt_once() -> None:
 def test_a_group_larger_than_the_slots_is_no_special_case() -> None:
     want, _ = complete(make(), PROMPTS[:1], group=8)
     assert_same(complete(make(**ARRANGEMENTS["2 slots"]), PROMPTS[:1], group=8)[0], want)
-    assert len({tuple(sequence.tokens) for sequence in want.values()}) == 8
+    assert len({tuple(sequence.new_tokens) for sequence in want.values()}) == 8
 
 
 def test_a_pool_too_small_for_one_sequence_is_refused() -> None:
@@ -727,12 +731,12 @@ def test_out_of_pages_takes_nothing() -> None:
 def test_stop_ids_end_a_sequence_and_stay_in_it() -> None:
     finish_reasons = set()
     for sequence in base().values():
-        *before, last = sequence.tokens
+        *before, last = sequence.new_tokens
         finish_reasons.add(sequence.finish_reason)
-        assert not set(before) & set(STOP_IDS) and len(sequence.tokens) == len(sequence.logps)
+        assert not set(before) & set(STOP_IDS) and sequence.num_new == len(sequence.new_logps)
         assert sequence.finish_reason == ("stop" if last in STOP_IDS else "length")
-        assert last in STOP_IDS or len(sequence.tokens) == MAX_NEW
-        assert sequence.turn_text == text_of(sequence.tokens)
+        assert last in STOP_IDS or sequence.num_new == MAX_NEW
+        assert sequence.turn_text == text_of(sequence.new_tokens)
     assert finish_reasons == {"stop", "length"}
 
 
@@ -740,44 +744,47 @@ def test_without_stop_ids_every_sequence_runs_to_its_limit() -> None:
     engine = make(stop_ids=(), top_k=1)
     got, _ = complete(engine, group=1)
     for (prompt, _), sequence in got.items():
-        greedy = base(temperature=0.0)[prompt, 0].tokens
-        assert sequence.tokens[: len(greedy)] == greedy and len(sequence.tokens) == MAX_NEW
+        greedy = base(temperature=0.0)[prompt, 0].new_tokens
+        assert sequence.new_tokens[: len(greedy)] == greedy and sequence.num_new == MAX_NEW
 
 
 @pytest.mark.parametrize("max_new", [1, 2, 9, 10])
 def test_a_limit_ends_sequences_and_changes_nothing_before(max_new) -> None:
     got, _ = complete(make(), max_new=max_new)
     for key, sequence in got.items():
-        assert sequence.tokens == base()[key].tokens[:max_new]
-        is_stopped = sequence.tokens[-1] in STOP_IDS
+        assert sequence.new_tokens == base()[key].new_tokens[:max_new]
+        is_stopped = sequence.new_tokens[-1] in STOP_IDS
         assert sequence.finish_reason == ("stop" if is_stopped else "length")
 
 
 def longest() -> tuple[int, int]:
     """The key of the longest completion."""
-    return max(base(), key=lambda key: len(base()[key].tokens))
+    return max(base(), key=lambda key: base()[key].num_new)
 
 
 @pytest.mark.parametrize("keep", [True, False])
 # Calls end after 1, 9 and 17 tokens.
 @pytest.mark.parametrize("begin, end", [(0, 1), (3, 5), (7, 10), (MAX_NEW - 2, MAX_NEW)])
 def test_stop_strings_end_a_sequence_at_the_token_that_completes_them(begin, end, keep) -> None:
-    stop = text_of(base()[longest()].tokens[begin:end])
+    stop = text_of(base()[longest()].new_tokens[begin:end])
     got, _ = complete(make(), stop=(stop, "never"), keep_stop=keep)
-    assert got[longest()].tokens == base()[longest()].tokens[:end]
+    assert got[longest()].new_tokens == base()[longest()].new_tokens[:end]
     for key, sequence in got.items():
         want = base()[key]
         found_at = want.turn_text.find(stop)
         is_found = found_at >= 0
         num_kept = found_at + len(stop) if is_found else len(want.turn_text)
-        assert sequence.tokens == want.tokens[:num_kept] and len(sequence.logps) == num_kept
+        assert (
+            sequence.new_tokens == want.new_tokens[:num_kept]
+            and len(sequence.new_logps) == num_kept
+        )
         assert sequence.finish_reason == ("stop" if is_found else want.finish_reason)
         text_end = found_at if is_found and not keep else num_kept
         assert sequence.turn_text == want.turn_text[:text_end]
 
 
 def test_a_stop_string_of_many_bytes_may_span_as_many_tokens() -> None:
-    ids = base()[longest()].tokens[6:10]  # a call ends after token 9
+    ids = base()[longest()].new_tokens[6:10]  # a call ends after token 9
     byte_of_token = dict(zip(ids, "éé".encode(), strict=True))
     assert len(byte_of_token) == 4
 
@@ -787,17 +794,17 @@ def test_a_stop_string_of_many_bytes_may_span_as_many_tokens() -> None:
         )
 
     got, _ = complete(make(), decode=decode, stop=("éé",))
-    assert got[longest()].tokens == base()[longest()].tokens[:10]
+    assert got[longest()].new_tokens == base()[longest()].new_tokens[:10]
     assert got[longest()].turn_text.endswith("éé")
 
 
 def test_stop_strings_and_preemption() -> None:
-    stop = {sequence.turn_text[8:10] for sequence in base().values() if len(sequence.tokens) > 12}
+    stop = {sequence.turn_text[8:10] for sequence in base().values() if sequence.num_new > 12}
     want, _ = complete(make(), stop=tuple(stop))
     got, scheduler = complete(make(**ARRANGEMENTS["preempted"]), stop=tuple(stop))
     assert_same(got, want)
     assert scheduler.counters.preempted > 0
-    assert any(len(want[key].tokens) < len(base()[key].tokens) for key in want)
+    assert any(want[key].num_new < base()[key].num_new for key in want)
 
 
 # -- the life of a scheduler ----------------------------------------------------------------------
@@ -890,20 +897,20 @@ def test_prefill_insert_generate_by_hand(arrangement, slot) -> None:
 
     placement = place_sample(slot, length, length + MAX_NEW, "request", request=6)
     state = engine.insert(prefix, engine.init_decode_state(), placement, TEMPERATURE)
-    tokens, logps = [int(prefix.tokens[0, 0])], [float(prefix.logps[0, 0])]
+    tokens, logps = [int(prefix.tracks["ids"][0, 0])], [float(prefix.tracks["logps"][0, 0])]
     for _ in range(MAX_NEW):
         state, result = engine.generate(params, state, seed)
         result = jax.device_get(result)
         count = result.counts[slot]
-        tokens += result.tokens[slot, :count].tolist()
-        logps += result.logps[slot, :count].tolist()
+        tokens += result.tracks["ids"][slot, :count].tolist()
+        logps += result.tracks["logps"][slot, :count].tolist()
         assert result.counts.sum() == count
     engine.free_resource(slot)
 
     assert_empty(engine)
     want = base(name_of(engine))[3, 0]  # its request is 3 * GROUP + 0
-    assert tokens == want.tokens
-    np.testing.assert_allclose(logps, want.logps, atol=1e-5)
+    assert tokens == want.new_tokens
+    np.testing.assert_allclose(logps, want.new_logps, atol=1e-5)
 
 
 @pytest.mark.thorough

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from tiny import make_untrained_sampler, tiny_settings, trained_player
 
@@ -10,6 +9,7 @@ from jzero.config import EvalConfig
 from jzero.grading.pool import Pool
 from jzero.rollout.evaluation import Evaluated, evaluate, evaluation_kinds, evaluation_metrics
 from jzero.tasks import guess
+from jzero.tokens import Tokens
 from jzero.types import Grade, Problem, Rollout, Turn
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
@@ -17,9 +17,8 @@ pytestmark = pytest.mark.usefixtures("quick_runs")
 
 def rollout(correct: bool) -> Rollout:
     turn = Turn(1, 2, "7", "stop", Grade(float(correct), correct, ""))
-    nothing = np.zeros(2)
     problem = Problem("p", "math", "q", "1")
-    return Rollout(problem, 0, nothing, nothing > 0, nothing, nothing, (turn,), turn.grade)
+    return Rollout(problem, 0, Tokens([0, 0]), (turn,), turn.grade)
 
 
 def suite(name: str, kind: str, *correct: bool) -> Evaluated:

@@ -13,7 +13,7 @@ NAMES = [NAME, "hybrid_moe"]
 @pytest.mark.parametrize("name", NAMES)
 def test_sampled_log_probs_are_those_of_the_trainer(name: str) -> None:
     for sequence, _, logps in scored(make(name), base(name), TEMPERATURE):
-        np.testing.assert_allclose(sequence.logps, logps, atol=1e-5)
+        np.testing.assert_allclose(sequence.new_logps, logps, atol=1e-5)
 
 
 @pytest.mark.thorough

@@ -14,6 +14,7 @@ from jzero.rollout.failed_gradings import check_gradings
 from jzero.rollout.rollout_metrics import reward_metrics
 from jzero.rollout.sampler import with_turn_grades
 from jzero.run.samples import sample_row
+from jzero.tokens import Tokens
 from jzero.types import Grade, Problem, Rollout, Turn, grade_of
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
@@ -22,14 +23,10 @@ pytestmark = pytest.mark.usefixtures("quick_runs")
 def graded(reason: str, score: float = 0.0, failed: bool = False) -> Rollout:
     """Returns a rollout of one token whose grade has this reason."""
     grade = Grade(score, False, reason, failed=failed)
-    empty = np.zeros(1, np.float32)
     return Rollout(
         problem=Problem("0", "guess", "", 1),
         sample_index=0,
-        tokens=np.zeros(1, np.int32),
-        sampled=np.ones(1, bool),
-        logps=empty,
-        versions=np.zeros(1, np.int32),
+        tokens=Tokens([0], sampled=[True], versions=[0]),
         turns=(Turn(0, 1, "", "stop", grade),),
         grade=grade,
     )

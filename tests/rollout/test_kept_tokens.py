@@ -11,6 +11,7 @@ from jzero import config
 from jzero.distributed.mesh import train_mesh
 from jzero.grading.pool import Pool
 from jzero.model import logprobs, qwen
+from jzero.rollout.engine import Samples
 from jzero.rollout.sampler import Sampler, make_sampler
 from jzero.rollout.serialization import rollouts_from_bytes, rollouts_to_bytes
 from jzero.run.base_model import read_base_model
@@ -54,11 +55,21 @@ def rollouts_of(settings: config.Config) -> tuple[list[Rollout], list[Rollout]]:
 
         def sample(sampler: Sampler, is_trained: bool) -> list[Rollout]:
             rollouts, _ = sampler.sample_rollouts(
-                weights, problems, 4, 1.0, (0, 0), 0, is_trained=is_trained
+                weights,
+                problems,
+                group_size=4,
+                temperature=1.0,
+                key=(0, 0),
+                version=0,
+                samples=Samples(is_trained=is_trained),
             )
             return sampler.gather_rollouts(rollouts, 4)
 
         return sample(sampler, True), sample(sampler, False)
+
+
+def without(rollout: Rollout, track: str) -> Rollout:
+    return replace(rollout, tokens=rollout.tokens.without(track))
 
 
 def updated(settings: config.Config, rollouts: list[Rollout]) -> UpdateResult:
@@ -85,24 +96,23 @@ def test_sampler_and_trainer_have_the_same_probabilities_over_the_kept_tokens() 
 
     assert any(len(rollout.turns) > 1 for rollout in rollouts)
     for rollout in rollouts:
-        assert rollout.kept is not None
-        assert rollout.kept.shape == (len(rollout.tokens), TOP_K)
-        is_kept = (rollout.kept == rollout.tokens[:, None]).any(axis=1)
-        np.testing.assert_array_equal(is_kept, rollout.sampled)
-        assert (rollout.kept[~rollout.sampled] == -1).all()
+        assert rollout.tokens["kept"].shape == (len(rollout.tokens), TOP_K)
+        is_kept = (rollout.tokens["kept"] == rollout.tokens.ids[:, None]).any(axis=1)
+        np.testing.assert_array_equal(is_kept, rollout.tokens.sampled)
+        assert (rollout.tokens["kept"][~rollout.tokens.sampled] == -1).all()
     assert result.metrics["policy/mismatch_max"] < 1e-4
     assert result.metrics["policy/correction"] == pytest.approx(1.0, abs=1e-3)
 
     # Over the full vocabulary the same tokens are less probable, by the mass that was kept.
-    without = updated(settings, [replace(rollout, kept=None) for rollout in rollouts])
+    without = updated(settings, [without(rollout, "kept") for rollout in rollouts])
     assert without.metrics["policy/mismatch"] > 0.5
 
     # What is not trained on is the same text, without the tokens that were kept.
-    assert all(rollout.kept is None for rollout in not_trained)
-    assert [r.tokens.tolist() for r in not_trained] == [r.tokens.tolist() for r in rollouts]
+    assert all(rollout.tokens.get("kept") is None for rollout in not_trained)
+    assert [r.tokens.ids.tolist() for r in not_trained] == [r.tokens.ids.tolist() for r in rollouts]
 
     [restored, *_] = rollouts_from_bytes([rollouts_to_bytes(rollouts)])
-    np.testing.assert_array_equal(restored.kept, rollouts[0].kept)
+    np.testing.assert_array_equal(restored.tokens["kept"], rollouts[0].tokens["kept"])
 
 
 @pytest.mark.thorough

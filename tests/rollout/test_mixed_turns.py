@@ -107,7 +107,12 @@ def play(sampler: Sampler, scripted: list[tuple[Problem, list[list[str]]]]) -> l
     """Returns the graded episodes of responses, each of which is followed by the reply to it."""
     problems = [problem for problem, _ in scripted]
     grader = TurnGrader(
-        sampler.pool, sampler.task, sampler.engine, sampler.tokenizer, problems.__getitem__
+        sampler.pool,
+        sampler.task,
+        sampler.engine.settings,
+        sampler.engine.stop_ids,
+        sampler.tokenizer,
+        problems.__getitem__,
     )
     sequences: list[Sequence] = []
     for number, (problem, episodes) in enumerate(scripted):
@@ -136,9 +141,10 @@ def play(sampler: Sampler, scripted: list[tuple[Problem, list[list[str]]]]) -> l
 
 
 def add(sequence: Sequence, tokens: list[int], *, is_sampled: bool) -> None:
-    sequence.tokens += tokens
-    sequence.logps += [-1.0 if is_sampled else 0.0] * len(tokens)
-    sequence.versions += [0 if is_sampled else -1] * len(tokens)
+    if is_sampled:
+        sequence.tokens.append(tokens, sampled=True, logps=-1.0, versions=0)
+    else:
+        sequence.tokens.append(tokens)
 
 
 @pytest.fixture(scope="module")
@@ -193,10 +199,10 @@ def test_replies_are_those_of_the_row_s_task(sampler: Sampler, played: list[Roll
     for name, end in (("math", "\n{}\n"), ("code", "<|endoftext|>{}\n")):
         [rollout, *_] = [one for one in of_task(played, name) if len(one.turns) > 1]
         first, second, *_ = rollout.turns
-        between = rollout.tokens[first.end : second.start]
+        between = rollout.tokens.ids[first.end : second.start]
         text = end.replace("{}", str(grade_of(first).reply))
         assert list(between) == tokenizer.encode(sampler.tokenizer, text)
-        assert not rollout.sampled[first.end : second.start].any()
+        assert not rollout.tokens.sampled[first.end : second.start].any()
 
 
 def test_metrics_by_task_are_those_that_a_second_count_finds(

@@ -1,11 +1,9 @@
 """With rollout.routing_replay the trainer sends every token to the experts of the sampler."""
 
-from dataclasses import replace
-
 import jax
 import numpy as np
 import pytest
-from test_kept_tokens import rollouts_of
+from test_kept_tokens import rollouts_of, without
 from tiny import tiny_settings
 
 from jzero import config
@@ -83,7 +81,7 @@ def test_replayed_experts_reproduce_the_log_probs() -> None:
     same = updated(settings, rollouts)
     replayed = updated(settings, rollouts, has_other_router=True)
     free = updated(
-        settings, [replace(rollout, routes=None) for rollout in rollouts], has_other_router=True
+        settings, [without(rollout, "routes") for rollout in rollouts], has_other_router=True
     )
 
     assert same.metrics["policy/mismatch_max"] < 1e-4
@@ -91,14 +89,13 @@ def test_replayed_experts_reproduce_the_log_probs() -> None:
     assert free.metrics["policy/mismatch_max"] > 1e-2
     assert any(len(rollout.turns) > 1 for rollout in rollouts)
     for rollout in rollouts:
-        assert rollout.routes is not None
-        assert rollout.routes.shape == (len(rollout.tokens), LAYERS)
-        assert (rollout.routes[0] == -1).all()
-        assert rollout.routes[1:].min() >= 0
-        assert rollout.routes.max() < EXPERTS
-    assert all(rollout.routes is None for rollout in not_trained)
+        assert rollout.tokens["routes"].shape == (len(rollout.tokens), LAYERS)
+        assert (rollout.tokens["routes"][0] == -1).all()
+        assert rollout.tokens["routes"][1:].min() >= 0
+        assert rollout.tokens["routes"].max() < EXPERTS
+    assert all(rollout.tokens.get("routes") is None for rollout in not_trained)
     [restored, *_] = rollouts_from_bytes([rollouts_to_bytes(rollouts)])
-    np.testing.assert_array_equal(restored.routes, rollouts[0].routes)
+    np.testing.assert_array_equal(restored.tokens["routes"], rollouts[0].tokens["routes"])
 
 
 @pytest.mark.thorough_cases("tensor")
@@ -127,9 +124,8 @@ def test_a_preempted_sequence_remembers_all_its_routes() -> None:
     rollouts, _ = rollouts_of(settings)
 
     for rollout in rollouts:
-        assert rollout.routes is not None
-        assert rollout.routes.shape == (len(rollout.tokens), LAYERS)
-        assert rollout.routes[1:].min() >= 0
+        assert rollout.tokens["routes"].shape == (len(rollout.tokens), LAYERS)
+        assert rollout.tokens["routes"][1:].min() >= 0
     assert updated(settings, rollouts, has_other_router=True).metrics["policy/mismatch_max"] < 1e-4
 
 

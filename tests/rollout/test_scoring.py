@@ -262,8 +262,8 @@ def test_scoring_beside_sampling_changes_no_token(arrangement) -> None:
     scorings = [Scoring(tokens, alternatives=1) for tokens in SEQUENCES]
     got, counters = decode(make(**arrangement), scorings)
     for key, sequence in decoded_alone().items():
-        assert got[key].tokens == sequence.tokens
-        np.testing.assert_allclose(got[key].logps, sequence.logps, atol=1e-5)
+        assert got[key].new_tokens == sequence.new_tokens
+        np.testing.assert_allclose(got[key].new_logps, sequence.new_logps, atol=1e-5)
     for scoring in scorings:
         assert_scored(scoring)
     assert counters.score_calls > 1
@@ -281,10 +281,10 @@ def test_the_prompt_of_a_sequence_in_a_slot_is_not_computed_again() -> None:
 
 def test_the_engines_scores_of_its_samples_are_the_samplers() -> None:
     samples = list(decoded_alone().values())
-    scorings = [Scoring(s.all_tokens(), first=len(s.prompt_tokens)) for s in samples]
+    scorings = [Scoring(s.tokens.ids, first=len(s.prompt_tokens)) for s in samples]
     score(make(), *scorings)
     for sample, scoring in zip(samples, scorings, strict=True):
-        np.testing.assert_allclose(scoring.scores.logps, sample.logps, atol=1e-5)
+        np.testing.assert_allclose(scoring.scores.logps, sample.new_logps, atol=1e-5)
 
 
 def test_a_cancelled_run_forgets_what_it_scores() -> None:

@@ -174,7 +174,7 @@ def test_a_carried_sequence_goes_on_under_new_weights() -> None:
     finished = list(first.run(groups, GROUP, TEMPERATURE, seed, admit_more=stop_early))
     first.cancel()
     unfinished = [sequence for group in groups for sequence in group if not sequence.is_finished]
-    num_old = {id(sequence): len(sequence.tokens) for sequence in unfinished}
+    num_old = {id(sequence): sequence.num_new for sequence in unfinished}
     assert any(num_old.values()) and len(finished) + len(unfinished) == 8
 
     new_host_params = jax.tree.map(lambda x: 0.9 * x, host_params("hybrid"))
@@ -185,9 +185,10 @@ def test_a_carried_sequence_goes_on_under_new_weights() -> None:
     assert_empty(engine)
     for sequence in unfinished:
         begin, prompt = num_old[id(sequence)], len(sequence.prompt_tokens)
-        assert sequence.versions == [0] * begin + [1] * (len(sequence.tokens) - begin)
-        logps = expected_logps(sequence.all_tokens(), params=new_host_params)[prompt - 1 :]
-        np.testing.assert_allclose(sequence.logps[begin:], logps[begin:], atol=2e-5)
+        versions = sequence.tokens.versions[prompt:].tolist()
+        assert versions == [0] * begin + [1] * (sequence.num_new - begin)
+        logps = expected_logps(sequence.tokens.ids, params=new_host_params)[prompt - 1 :]
+        np.testing.assert_allclose(sequence.new_logps[begin:], logps[begin:], atol=2e-5)
 
 
 # -- the states of several sequences ---------------------------------------------------------------
@@ -216,8 +217,8 @@ def test_no_sequence_sees_the_state_of_another(seed: int) -> None:
     assert len(finished) == 8
     assert_empty(engine)
     for key, sequence in by_key(finished).items():
-        assert sequence.tokens == each_alone()[key].tokens, key
-        np.testing.assert_allclose(sequence.logps, each_alone()[key].logps, atol=2e-5)
+        assert sequence.new_tokens == each_alone()[key].new_tokens, key
+        np.testing.assert_allclose(sequence.new_logps, each_alone()[key].new_logps, atol=2e-5)
 
 
 @pytest.mark.thorough  # tests of other models have shards, and this one compiles for long
@@ -227,11 +228,11 @@ def test_shards_and_tensor_parallel_devices_compute_the_same() -> None:
     got, want = complete(engine)[0], base("hybrid")
 
     for key, sequence in got.items():
-        assert sequence.tokens == want[key].tokens, key
+        assert sequence.new_tokens == want[key].new_tokens, key
         assert sequence.finish_reason == want[key].finish_reason
         # Each device adds up half of a product, and a state carries the rounding on from token to
         # token: the bound is that of the states' other tests.
-        np.testing.assert_allclose(sequence.logps, want[key].logps, atol=2e-5)
+        np.testing.assert_allclose(sequence.new_logps, want[key].new_logps, atol=2e-5)
 
 
 # -- scores ----------------------------------------------------------------------------------------

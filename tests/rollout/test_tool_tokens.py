@@ -71,7 +71,10 @@ def make_sampler(pool: Pool, task: dict[str, object], **model: str) -> Sampler:
 def speak(sampler: Sampler, problem: Problem, responses: SequenceOf[Spoken]) -> Episode:
     """Plays an episode in which the policy samples the tokens of `responses`."""
     tok = sampler.tokenizer
-    grader = TurnGrader(sampler.pool, sampler.task, sampler.engine, tok, [problem].__getitem__)
+    engine = sampler.engine
+    grader = TurnGrader(
+        sampler.pool, sampler.task, engine.settings, engine.stop_ids, tok, [problem].__getitem__
+    )
     sequence = Sequence(0, 0, 0, sampler.encode_prompt(problem), 10_000)
     is_over = False
     for response in responses:
@@ -80,9 +83,7 @@ def speak(sampler: Sampler, problem: Problem, responses: SequenceOf[Spoken]) -> 
         sampled = tokenizer.encode(tok, response.text)
         if response.has_end:
             sampled.append(sampler.engine.stop_ids[0])
-        sequence.tokens += sampled
-        sequence.versions += [3] * len(sampled)
-        sequence.logps += [-1.0] * len(sampled)
+        sequence.tokens.append(sampled, sampled=True, versions=3, logps=-1.0)
         sequence.turn_text = tokenizer.decode(tok, sampled)
         reason = "stop" if response.has_end else "length"
         sequence.turns.append(Turn(start, len(sequence), sequence.turn_text, reason))
@@ -91,9 +92,7 @@ def speak(sampler: Sampler, problem: Problem, responses: SequenceOf[Spoken]) -> 
         if between is None:
             is_over = True
         else:
-            sequence.tokens += between
-            sequence.versions += [-1] * len(between)
-            sequence.logps += [0.0] * len(between)
+            sequence.tokens.append(between)
     return Episode(sequence, problem, is_over)
 
 
@@ -136,7 +135,7 @@ def test_the_policy_sees_what_the_template_writes(
     written = sampler.tokenizer.apply_chat_template(
         conversation, tools=tool_episodes.schemas(sampler.task), tokenize=True, return_dict=False
     )
-    tokens = sequence.all_tokens().tolist()
+    tokens = sequence.tokens.ids.tolist()
     assert written[: len(tokens)] == tokens
     assert len(written) - len(tokens) <= 1  # the newline after the last message
     assert is_over and [message["role"] for message in conversation] == [
@@ -146,7 +145,7 @@ def test_the_policy_sees_what_the_template_writes(
     assert said[0] == "42" and "ZeroDivisionError" in said[1]
     assert "no tool 'abacus'" in said[2] and said[3].startswith("Error: ")
     # What the tools said is not sampled, and so is not trained on.
-    sampled = to_rollout(problem, sequence).sampled
+    sampled = to_rollout(problem, sequence).tokens.sampled
     expected = np.zeros(len(tokens), bool)
     for turn in sequence.turns:
         expected[turn.start : turn.end] = True
@@ -205,7 +204,7 @@ def test_warm_start_examples_are_the_turns_of_an_episode() -> None:
     assert call == arithmetic.call_of(expression)
     # The same question in an episode gives the same tokens.
     text = tok.backend_tokenizer.decode(
-        episode.sequence.all_tokens().tolist(), skip_special_tokens=False
+        episode.sequence.tokens.ids.tolist(), skip_special_tokens=False
     )
     played = str(episode.problem.prompt).removesuffix("=\n")
     as_played = prompt.replace(expression, played).replace(result, str(episode.problem.gold))

@@ -32,6 +32,7 @@ from jzero.rollout.serialization import rollouts_from_bytes, rollouts_to_bytes
 from jzero.rollout.turns import TurnGrader
 from jzero.run import trajectories
 from jzero.tasks import TASKS, find_task, guess
+from jzero.tokens import Tokens
 from jzero.types import Grade, Problem, Rollout, Turn, grade_of
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
@@ -91,12 +92,19 @@ def test_the_budget_of_tokens_ends_an_episode() -> None:
     player = trained_player()
     settings = tiny_settings()
     problems = guess.train_problems(settings.task, 0, 0, 1)
+    engine = player.sampler.engine
     grader = TurnGrader(
-        Pool(0), settings.task, player.sampler.engine, player.tokenizer, problems.__getitem__
+        Pool(0),
+        settings.task,
+        engine.settings,
+        engine.stop_ids,
+        player.tokenizer,
+        problems.__getitem__,
     )
     prompt = np.zeros(4, np.int32)
-    room = len(prompt) + player.sampler.engine.settings.longest_continuation
-    sequence = Sequence(0, 0, 0, prompt, room, [10, 11])
+    room = len(prompt) + engine.settings.longest_continuation
+    sequence = Sequence(0, 0, 0, prompt, room)
+    sequence.tokens.append([10, 11])
     wrong = Grade(0.0, False, "", reply="lower")
 
     between = grader.tokens_before_next_turn(sequence, wrong)
@@ -105,7 +113,7 @@ def test_the_budget_of_tokens_ends_an_episode() -> None:
     end_of_turn = player.tokenizer.eos_token_id
     assert between == [end_of_turn, *tokenizer.encode(player.tokenizer, "lower\n")]
     for num_spare, is_over in ((1, False), (0, True)):
-        sequence.tokens = [10] * (room - len(prompt) - len(between) - num_spare)
+        sequence.tokens = Tokens([10] * (room - len(between) - num_spare))
         assert (grader.tokens_before_next_turn(sequence, wrong) is None) == is_over
     no_reply = replace(wrong, reply=None)
     assert grader.tokens_before_next_turn(Sequence(0, 0, 0, prompt, 9), no_reply) is None
@@ -122,11 +130,13 @@ def test_a_problem_of_another_task_is_answered_in_one_turn() -> None:
     replies = []
 
     with Pool(1) as pool:
+        engine = player.sampler.engine
         grader = TurnGrader(
-            pool, task, player.sampler.engine, player.tokenizer, problems.__getitem__
+            pool, task, engine.settings, engine.stop_ids, player.tokenizer, problems.__getitem__
         )
         for number in range(2):
-            sequence = Sequence(number, 0, 0, np.zeros(4, np.int32), 20, [10])
+            sequence = Sequence(number, 0, 0, np.zeros(4, np.int32), 20)
+            sequence.tokens.append([10])
             sequence.turns = [Turn(0, 1, "x", "stop")]
             grader.submit(sequence)
         while grader.in_grading:
@@ -154,7 +164,12 @@ def play_problems(
     with Pool(2) as pool:
         sampler = replace(player.sampler, pool=pool, task=task)
         rollouts, _ = sampler.sample_rollouts(
-            player.params, sampler.encode_problems(problems), group_size, 1.0, (0, 0), version=5
+            player.params,
+            sampler.encode_problems(problems),
+            group_size=group_size,
+            temperature=1.0,
+            key=(0, 0),
+            version=5,
         )
         assert_empty(sampler.engine)
         return sampler.gather_rollouts(rollouts, group_size)
@@ -172,7 +187,9 @@ def test_every_prompt_extends_the_last_by_the_response_and_the_reply() -> None:
     end_of_turn = tok.eos_token_id
     seen = set()
     for rollout in played():
-        assert rollout.tokens[: rollout.prompt_length].tolist() == tokenizer.encode(tok, "1-7\n")
+        assert rollout.tokens.ids[: rollout.prompt_length].tolist() == tokenizer.encode(
+            tok, "1-7\n"
+        )
         assert rollout.turns[-1].end == len(rollout.tokens)
         assert rollout.text == rollout.turns[-1].text
         sampled = np.zeros(len(rollout.tokens), bool)
@@ -180,21 +197,21 @@ def test_every_prompt_extends_the_last_by_the_response_and_the_reply() -> None:
             assert 1 <= turn.end - turn.start <= 2
             assert turn.start > 0
             assert turn.text == tokenizer.decode(
-                tok, rollout.tokens[turn.start : turn.end].tolist()
+                tok, rollout.tokens.ids[turn.start : turn.end].tolist()
             )
             sampled[turn.start : turn.end] = True
         for turn, next_turn in pairwise(rollout.turns):
-            wrote_end = bool(rollout.tokens[turn.end - 1] == end_of_turn)
+            wrote_end = bool(rollout.tokens.ids[turn.end - 1] == end_of_turn)
             assert (turn.finish_reason == "stop") == wrote_end
             hint = guess.hint(guess.parse_guess(turn.text), rollout.problem.gold)
             between = [] if wrote_end else [end_of_turn]
             between += tokenizer.encode(tok, f"{hint}\n")
-            assert rollout.tokens[turn.end : next_turn.start].tolist() == between
+            assert rollout.tokens.ids[turn.end : next_turn.start].tolist() == between
             seen.add(wrote_end)
-        np.testing.assert_array_equal(rollout.sampled, sampled)
-        np.testing.assert_array_equal(rollout.versions, np.where(sampled, 5, -1))
-        assert (rollout.logps[sampled] < 0).all()
-        assert not rollout.logps[~sampled].any()
+        np.testing.assert_array_equal(rollout.tokens.sampled, sampled)
+        np.testing.assert_array_equal(rollout.tokens.versions, np.where(sampled, 5, -1))
+        assert (rollout.tokens.logps[sampled] < 0).all()
+        assert not rollout.tokens.logps[~sampled].any()
     assert seen == {True, False}
 
 
@@ -236,8 +253,8 @@ def test_an_environment_with_state_plays_as_the_task_that_keeps_none(tmp_path: P
 
     assert max(len(rollout.turns) for rollout in in_environment) == 3
     for rollout, other in zip(in_environment, in_task, strict=True):
-        assert rollout.tokens.tolist() == other.tokens.tolist()
-        assert rollout.sampled.tolist() == other.sampled.tolist()
+        assert rollout.tokens.ids.tolist() == other.tokens.ids.tolist()
+        assert rollout.tokens.sampled.tolist() == other.tokens.sampled.tolist()
         grade, other_grade = grade_of(rollout), grade_of(other)
         assert grade.correct == other_grade.correct and not grade.failed
         found = 1 + 0.1 / len(rollout.turns) if grade.correct else 0.0
@@ -253,7 +270,7 @@ def test_turns_are_counted_in_the_metrics() -> None:
 
 def test_the_reward_of_a_turn_may_be_its_score() -> None:
     for success, score in zip(played(), played(turn_reward="score"), strict=True):
-        np.testing.assert_array_equal(success.tokens, score.tokens)
+        np.testing.assert_array_equal(success.tokens.ids, score.tokens.ids)
         scores = [grade_of(turn).score for turn in score.turns]
         assert scores == [float(grade_of(turn).correct) for turn in success.turns]
 
@@ -269,7 +286,12 @@ def test_training_has_room_for_every_episode() -> None:
         sampler = make_untrained_sampler(settings, pool)
         problems = sampler.encode_problems(guess.train_problems(settings.task, 0, 0, 8))
         rollouts, _ = sampler.sample_rollouts(
-            trained_player().params, problems, 4, 1.0, (0, 0), version=0
+            trained_player().params,
+            problems,
+            group_size=4,
+            temperature=1.0,
+            key=(0, 0),
+            version=0,
         )
     lengths = [len(rollout.tokens) - rollout.prompt_length for rollout in rollouts]
     assert max(len(rollout.turns) for rollout in rollouts) == 2
@@ -291,7 +313,7 @@ def test_a_slow_grade_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
 
     assert 4 <= sum(rollout.problem.gold == 3 for rollout in late) <= 16
     for one, other in zip(late, play(8), strict=True):
-        np.testing.assert_array_equal(one.tokens, other.tokens)
+        np.testing.assert_array_equal(one.tokens.ids, other.tokens.ids)
 
 
 def test_a_prompt_is_tokenized_once_and_never_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +332,14 @@ def test_a_prompt_is_tokenized_once_and_never_again(monkeypatch: pytest.MonkeyPa
         sampler = replace(player.sampler, pool=pool)
         problems = sampler.encode_problems(guess.train_problems(settings, 0, 0, 4))
         for version in range(2):
-            sampler.sample_rollouts(player.params, problems, 4, 1.0, (0, 0), version)
+            sampler.sample_rollouts(
+                player.params,
+                problems,
+                group_size=4,
+                temperature=1.0,
+                key=(0, 0),
+                version=version,
+            )
 
     assert texts.count("1-7\n") == len(problems) == 4
 
@@ -352,7 +381,7 @@ class Conversation:
 
 def scripted_reply(sequence: Sequence) -> list[int] | None:
     """Returns a reply that depends on what was said: 2 to 12 tokens, more than a call; or None."""
-    number = int(np.sum(sequence.tokens)) + 7 * sequence.prompt_id + sequence.sample_index
+    number = int(np.sum(sequence.new_tokens)) + 7 * sequence.prompt_id + sequence.sample_index
     if number % 5 == 0 or len(sequence.turns) >= 3:
         return None
     return [4 + (number + i) % 40 for i in range(2 + number % 11)]
@@ -401,12 +430,12 @@ def converse(
         order.append(key)
     assert_empty(engine)
     return Conversation(
-        {key: sequence.tokens for key, sequence in finished.items()},
+        {key: sequence.new_tokens for key, sequence in finished.items()},
         {
             key: [(turn.start, turn.end, turn.finish_reason) for turn in sequence.turns]
             for key, sequence in finished.items()
         },
-        {key: sequence.logps for key, sequence in finished.items()},
+        {key: sequence.new_logps for key, sequence in finished.items()},
         order,
         scheduler.counters,
     )
@@ -446,7 +475,7 @@ def test_an_episode_is_the_same_however_it_was_decoded(name: str, stop: tuple[st
     in_chunks.chunk_tokens = in_chunks.settings.page_size
     chunked = converse(in_chunks, stop=stop, evict=True)
     assert_same(chunked, want)
-    assert in_chunks.longest_prefill < in_chunks.max_sequence_tokens
+    assert in_chunks.longest_prefill() < in_chunks.max_sequence_tokens
     assert chunked.counters.prefills == evicted.counters.prefills
 
     small = converse(make(name, **SIZES, num_slots=3, num_pages=6), stop=stop)
@@ -587,7 +616,8 @@ def test_turns_cross_hosts() -> None:
     got = rollouts_from_bytes([rollouts_to_bytes(rollouts[:8]), rollouts_to_bytes(rollouts[8:])])
 
     for one, other in zip(got, rollouts, strict=True):
-        jax.tree.map(np.testing.assert_array_equal, vars(one), vars(other))
+        jax.tree.map(np.testing.assert_array_equal, one.tokens.to_dict(), other.tokens.to_dict())
+        assert (one.problem, one.sample_index) == (other.problem, other.sample_index)
     assert [rollout.turns for rollout in got] == [rollout.turns for rollout in rollouts]
     assert [rollout.grade for rollout in got] == [rollout.grade for rollout in rollouts]
 
@@ -606,7 +636,7 @@ def test_trajectories_hold_every_turn(tmp_path: Path) -> None:
         assert (row["version_head"], row["version_tail"], row["prompt_length"]) == (5, 5, 4)
         success = [turn["success"] for turn in row["turns"]]
         assert success == [grade_of(turn).correct for turn in rollout.turns]
-        assert row["answer_length"] == rollout.sampled.sum()
+        assert row["answer_length"] == rollout.tokens.sampled.sum()
         assert sum(turn["answer_length"] for turn in row["turns"]) == row["answer_length"]
         starts = [turn["prompt_length"] for turn in row["turns"]]
         assert starts == [turn.start for turn in rollout.turns]

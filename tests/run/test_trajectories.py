@@ -12,6 +12,7 @@ import pytest
 from jzero import config, train
 from jzero.run.metrics_writer import MetricsWriter
 from jzero.run.trajectories import write_trajectories
+from jzero.tokens import Tokens
 from jzero.types import Grade, Problem, Prompt, Rollout, Turn, grade_of
 
 
@@ -25,10 +26,7 @@ def episode(number: int) -> Rollout:
     return Rollout(
         problem=Problem(f"math/{number}", "math_multiturn", "3 + 4?", {}),
         sample_index=0,
-        tokens=np.zeros(len(sampled), np.int32),
-        sampled=sampled,
-        logps=np.zeros(len(sampled)),
-        versions=versions,
+        tokens=Tokens(np.zeros(len(sampled)), sampled=sampled, versions=versions),
         turns=turns,
         grade=right,
     )

@@ -48,8 +48,8 @@ def take_submission(server: Server) -> Submission:
 def report(submission: Submission, tokens: list[int], finish_reason: str = "") -> None:
     """Decodes tokens of the only sequence, and reports them."""
     [sequence] = submission.sequences
-    sequence.tokens += tokens
-    sequence.turn_text = "".join(chr(33 + token) for token in sequence.tokens)
+    sequence.tokens.append(tokens)
+    sequence.turn_text = "".join(chr(33 + token) for token in sequence.new_tokens)
     sequence.finish_reason = finish_reason
     submission.report(sequence)
 

@@ -92,7 +92,7 @@ def test_a_stream_hears_of_new_tokens_only(worker) -> None:
         worker.admit_more()
     assert reports == []
 
-    live[2].tokens += [5, 6]
+    live[2].tokens.append([5, 6])
     for _ in range(3):
         worker.admit_more()
     assert reports == [Progress(2, 2, "")]
@@ -103,7 +103,7 @@ def test_nobody_hears_of_a_cancelled_submission(worker) -> None:
     [[first], [second]] = worker.admit_more()
     submission = worker.live[first]
     submission.cancel()
-    first.tokens += [5]
+    first.tokens.append([5])
     second.finish_reason = "length"
     worker.submit(Submission([], reports.append, False))
     worker.admit_more()

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import pytest
 
 from jzero.config import RewardConfig, TaskConfig
@@ -14,6 +13,7 @@ from jzero.errors import UserError
 from jzero.grading.pool import Pool
 from jzero.rollout.rollout_metrics import reward_metrics
 from jzero.tasks import math_problems, problem_sets, rewards, user_functions
+from jzero.tokens import Tokens
 from jzero.types import Grade, Problem, Rollout
 
 SOURCE = """
@@ -148,8 +148,7 @@ def test_named_parts_are_metrics_and_their_sum_is_the_score(pool: Pool, file: st
 
 def test_named_parts_have_names_of_metrics() -> None:
     grade = Grade(1.0, True, "", parts={"mine:judge": 1.0, "mine:judge.style": 0.5})
-    tokens = np.zeros(1, np.int32)
-    rollout = Rollout(PROBLEM, 0, tokens, tokens > 0, tokens, tokens, (), grade)
+    rollout = Rollout(PROBLEM, 0, Tokens([0]), (), grade)
 
     metrics = reward_metrics([rollout], group_size=1)
 

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +17,7 @@ from jzero.grading.same_answer import same_answer
 from jzero.rollout.evaluation import majority_vote
 from jzero.tasks import suites
 from jzero.tasks.votes import count_as_one, vote, votes_of_all
+from jzero.tokens import Tokens
 from jzero.types import Grade, Problem, Rollout, Turn
 
 # What a response votes for
@@ -208,12 +208,11 @@ def test_an_answer_that_is_too_long_is_compared_with_none() -> None:
 def rollouts_of(kind: str, answers: Sequence[str]) -> list[Rollout]:
     """Returns a rollout of each answer to one problem, whose tokens do not matter."""
     problem = Problem("p", kind, "q", {"answer": "7", "question": ""})
-    nothing = np.zeros(2)
     rollouts = []
     for i, answer in enumerate(answers):
         grade = Grade(0.0, False, "wrong value")
         turns = (Turn(1, 2, f"so \\boxed{{{answer}}}", "stop", grade),)
-        rollouts.append(Rollout(problem, i, nothing, nothing > 0, nothing, nothing, turns, grade))
+        rollouts.append(Rollout(problem, i, Tokens([0, 0]), turns, grade))
     return rollouts
 
 

@@ -62,7 +62,7 @@ def test_the_gradient_of_a_step_has_the_cross_entropy_of_the_replies(
         -logps[i][t]
         for i, rollout in enumerate(ROLLOUTS)
         for t in range(rollout.prompt_length, len(rollout.tokens))
-        if not rollout.sampled[t]
+        if not rollout.tokens.sampled[t]
     ]
     assert result.metrics["policy/environment_nll"] == pytest.approx(np.mean(replies), rel=1e-5)
 

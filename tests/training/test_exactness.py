@@ -41,6 +41,7 @@ from jzero.rollout.sampler import to_rollout, with_turn_grades
 from jzero.rollout.scheduler import Scheduler
 from jzero.rollout.scoring import Scoring, score_all
 from jzero.rollout.sequence import Reply, Sequence, make_groups
+from jzero.tokens import Tokens
 from jzero.training import exactness
 from jzero.training.exactness import InexactError, check_exact
 from jzero.training.packing import TrainingSequence, pack
@@ -188,7 +189,9 @@ class Sampled:
         groups = make_groups(prompts, GROUP, config.rollout.max_new_tokens)
         seed = jax.device_put(jax.random.key(0), NamedSharding(mesh, P()))
         poll = poll_replies(self.scheduler) if poll_replies else None
-        for _ in self.scheduler.run(groups, GROUP, config.rollout.temperature, seed, 0, poll):
+        for _ in self.scheduler.run(
+            groups, GROUP, config.rollout.temperature, seed, poll_replies=poll
+        ):
             pass
         self.rollouts = [graded(sequence) for group in groups for sequence in group]
 
@@ -238,12 +241,12 @@ def test_scores_of_given_tokens_have_the_bits_of_the_sampler() -> None:
     sampled = Sampled(settings())
     sampled.engine.score_tokens = 32  # a sequence is scored in several chunks
     scorings = [
-        Scoring(rollout.tokens, rollout.prompt_length, temperature=ROLLOUT["temperature"])
+        Scoring(rollout.tokens.ids, rollout.prompt_length, temperature=ROLLOUT["temperature"])
         for rollout in sampled.rollouts
     ]
     score_all(sampled.engine, sampled.weights, scorings)
     for rollout, scoring in zip(sampled.rollouts, scorings, strict=True):
-        logps = rollout.logps[rollout.prompt_length :]
+        logps = rollout.tokens.logps[rollout.prompt_length :]
         np.testing.assert_array_equal(scoring.scores.logps, logps.astype(np.float32))
 
 
@@ -384,17 +387,19 @@ def hand_made(logps: list[float], versions: list[int]) -> Rollout:
     return Rollout(
         problem=Problem("p", "countdown", "", None),
         sample_index=3,
-        tokens=np.arange(len(all_versions), dtype=np.int32),
-        sampled=all_versions >= 0,
-        logps=np.array([0, 0, *logps], np.float32),
-        versions=all_versions,
+        tokens=Tokens(
+            np.arange(len(all_versions)),
+            sampled=all_versions >= 0,
+            logps=[0, 0, *logps],
+            versions=all_versions,
+        ),
         turns=(Turn(2, len(all_versions), "", "stop"),),
     )
 
 
 def compare(rollout: Rollout, trained: list[float], step: int) -> int:
     """Compares one packed rollout with the trainer's log-probs of its tokens after the prompt."""
-    sequence = TrainingSequence(rollout.tokens, 2, np.ones(len(rollout.tokens)), rollout.logps)
+    sequence = TrainingSequence(rollout.tokens, 2, np.ones(len(rollout.tokens)))
     packed = pack([[sequence]], [RowLayout(4, 1, 8)], [1], [1])
     rows = packed[0].to_rows([np.array([0, 0, *trained], np.float32)])
     return check_exact(packed, [rows], [0], [rollout], step)

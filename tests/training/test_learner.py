@@ -148,7 +148,7 @@ def slow_step() -> tuple[float, qwen.Params]:
 def sum_over_sampled(values: Sequence[np.ndarray]) -> float:
     """Sums values of all tokens of ROLLOUTS over the sampled tokens."""
     return sum(
-        array[rollout.sampled].sum() for array, rollout in zip(values, ROLLOUTS, strict=True)
+        array[rollout.tokens.sampled].sum() for array, rollout in zip(values, ROLLOUTS, strict=True)
     )
 
 
@@ -156,7 +156,7 @@ def largest_mismatch() -> float:
     """Returns the largest |log pi - log pi_sampler| of the sampled tokens of ROLLOUTS at PARAMS."""
     logps, _ = reference.naive(PARAMS, ROLLOUTS, reference.settings().rollout.temperature)
     return max(
-        np.abs(x - rollout.logps)[rollout.sampled].max()
+        np.abs(x - rollout.tokens.logps)[rollout.tokens.sampled].max()
         for x, rollout in zip(logps, ROLLOUTS, strict=True)
     )
 
@@ -233,7 +233,7 @@ def test_only_tokens_of_high_entropy_have_a_gradient() -> None:
         settings.rollout.max_new_tokens,
         entropy=entropies,
     )
-    num_sampled = sum(rollout.sampled.sum() for rollout in ROLLOUTS)
+    num_sampled = sum(rollout.tokens.sampled.sum() for rollout in ROLLOUTS)
     assert 0 < sum(np.count_nonzero(slope) for slope in slopes) < 0.31 * num_sampled
     expected = reference.naive_gradient(PARAMS, ROLLOUTS, slopes, temperature)
     assert reference.difference(gradient_in(state.params), expected) < 1e-6
@@ -404,14 +404,16 @@ def test_stats_are_sums_over_trained_tokens() -> None:
     _, stats = gradient_of(trainer, packed_minibatch(trainer))
 
     logps, entropy = reference.naive(PARAMS, ROLLOUTS, trainer.config.rollout.temperature)
-    mismatch = [np.abs(x - rollout.logps) for x, rollout in zip(logps, ROLLOUTS, strict=True)]
-    assert stats["tokens"] == sum(rollout.sampled.sum() for rollout in ROLLOUTS)
+    mismatch = [
+        np.abs(x - rollout.tokens.logps) for x, rollout in zip(logps, ROLLOUTS, strict=True)
+    ]
+    assert stats["tokens"] == sum(rollout.tokens.sampled.sum() for rollout in ROLLOUTS)
     np.testing.assert_allclose(stats["entropy"], sum_over_sampled(entropy), rtol=1e-5)
     np.testing.assert_allclose(stats["nll"], -sum_over_sampled(logps), rtol=1e-5)
     np.testing.assert_allclose(stats["mismatch"], sum_over_sampled(mismatch), rtol=1e-5)
     assert stats["mismatch_tokens"] == stats["tokens"]  # random log-probs are never the same
     np.testing.assert_allclose(stats["mismatch_max"], largest_mismatch(), rtol=1e-4)
-    d = [x - rollout.logps for x, rollout in zip(logps, ROLLOUTS, strict=True)]
+    d = [x - rollout.tokens.logps for x, rollout in zip(logps, ROLLOUTS, strict=True)]
     k3 = [np.exp(x) - x - 1 for x in d]
     np.testing.assert_allclose(stats["mismatch_k1"], -sum_over_sampled(d), rtol=1e-5)
     np.testing.assert_allclose(stats["mismatch_k3"], sum_over_sampled(k3), rtol=1e-4)
@@ -513,7 +515,7 @@ class SlowGradient:
             self.config.rollout.max_new_tokens,
         )
         self.losses.append(loss)
-        ratios = [np.exp(logps[i] - self.old_logps[i])[ROLLOUTS[i].sampled] for i in chosen]
+        ratios = [np.exp(logps[i] - self.old_logps[i])[ROLLOUTS[i].tokens.sampled] for i in chosen]
         self.ratios.append(ratios)
 
         slopes = [np.zeros(len(rollout.tokens)) for rollout in ROLLOUTS]
@@ -598,8 +600,8 @@ def slow_critic_step(
 
     Returns the loss per token, its gradient, and the mean advantage of every rollout.
     """
-    tokens = reference.padded([rollout.tokens for rollout in ROLLOUTS])
-    num_sampled = sum(rollout.sampled.sum() for rollout in ROLLOUTS)
+    tokens = reference.padded([rollout.tokens.ids for rollout in ROLLOUTS])
+    num_sampled = sum(rollout.tokens.sampled.sum() for rollout in ROLLOUTS)
     loss = 0.0
     mean_advantages = []
     with jax.enable_x64(True):
@@ -608,7 +610,7 @@ def slow_critic_step(
         slopes = np.zeros_like(values)
         for i, rollout in enumerate(ROLLOUTS):
             # The value in column t is that of the state before token t + 1.
-            columns = np.flatnonzero(rollout.sampled) - 1
+            columns = np.flatnonzero(rollout.tokens.sampled) - 1
             reward = rollout.grade.score  # comes with the last token
             next_value = 0.0
             advantage = 0.0

@@ -111,7 +111,7 @@ def test_a_group_of_one_score_is_left_out_where_nothing_else_gives_it_a_gradient
     expected = FIRST_GROUP if preset in LEAVE_OUT else set()
     if preset == "echo":
         expected = {
-            i for i in FIRST_GROUP if ROLLOUTS[i].sampled[ROLLOUTS[i].prompt_length :].all()
+            i for i in FIRST_GROUP if ROLLOUTS[i].tokens.sampled[ROLLOUTS[i].prompt_length :].all()
         }
         assert 0 < len(expected) < len(FIRST_GROUP)
     assert left_out(ROLLOUTS, config) == expected

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jzero.tokens import Tokens
 from jzero.training.packing import (
     PackedBatch,
     Placement,
@@ -31,10 +32,9 @@ def random_sequence(rng: np.random.Generator, prompt: np.ndarray) -> TrainingSeq
     weight = rng.random() * rng.integers(0, 2)
     response = rng.integers(1, 1000, num_new)
     return TrainingSequence(
-        tokens=np.concatenate([prompt, response]).astype(np.int32),
+        tokens=Tokens(np.concatenate([prompt, response]), logps=rng.normal(size=length)),
         prompt_length=len(prompt),
         weights=(sampled * weight).astype(np.float32),
-        logps=rng.normal(size=length).astype(np.float32),
     )
 
 
@@ -86,7 +86,7 @@ class Rows:
         self.fields = {
             name: array.reshape(-1, array.shape[-1])
             for name, array in vars(packed.batch).items()
-            if array is not None
+            if array is not None and name != "tracks"
         }
         self.is_taken = np.zeros(self.fields["tokens"].shape, bool)
 
@@ -115,11 +115,11 @@ def assert_sequence_lies_there(
     fields = rows.take(place.row, place.column, place.column + place.inputs)
 
     following = slice(first + 1, None)
-    assert (fields["tokens"] == sequence.tokens[first:-1]).all()
-    assert (fields["targets"] == sequence.tokens[following]).all()
+    assert (fields["tokens"] == sequence.tokens.ids[first:-1]).all()
+    assert (fields["targets"] == sequence.tokens.ids[following]).all()
     assert (fields["positions"] == np.arange(first, first + place.inputs)).all()
     assert (fields["weights"] == sequence.weights[following]).all()
-    assert (fields["sampler_logps"] == sequence.logps[following]).all()
+    assert (fields["sampler_logps"] == sequence.tokens.logps[following]).all()
     [segment] = set(fields["segments"].tolist())
     assert segment > 0
 
@@ -151,7 +151,7 @@ def test_every_input_has_one_place_and_the_rest_is_padding(packing: Packing) -> 
             sequence = packing.sequences[place.sequence]
             times_placed[place.sequence] += 1
             assert_sequence_lies_there(rows, place, packed.layout, sequence)
-            prompt = sequence.tokens[: sequence.prompt_length - 1].tolist()
+            prompt = sequence.tokens.ids[: sequence.prompt_length - 1].tolist()
             prompts_of_row.setdefault(place.row, []).append(prompt)
         if packed.layout.prefix:
             for row, prompts in prompts_of_row.items():
@@ -212,7 +212,7 @@ def test_values_of_tokens_move_to_rows_and_back(packing: Packing) -> None:
         assert np.array_equal(weight_rows, packed.batch.weights)
         for place in packed.placements:
             got = logps[place.sequence]
-            want = packing.sequences[place.sequence].logps
+            want = packing.sequences[place.sequence].tokens.logps
             assert np.array_equal(got[-place.inputs :], want[-place.inputs :])
             # What no input predicts keeps its value.
             assert np.isnan(got[: -place.inputs]).all()
@@ -263,7 +263,7 @@ def constant_sequence(num_new: int) -> TrainingSequence:
     """Returns a sequence with a prompt of 3 tokens; all its tokens are 1."""
     length = 3 + num_new
     zeros = np.zeros(length, np.float32)
-    return TrainingSequence(np.ones(length, np.int32), 3, zeros, zeros)
+    return TrainingSequence(Tokens(np.ones(length)), 3, zeros)
 
 
 @pytest.mark.parametrize(("slots_per_row", "inputs", "capacity"), [(0, 22, 21), (2, 20, 16)])

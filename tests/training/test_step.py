@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jzero.distributed.mesh import train_mesh
+from jzero.tokens import Tokens
 from jzero.training.packing import TrainingSequence, pack
 from jzero.training.step import update_metrics
 from jzero.training.trainer import make_trainer, microbatch_rows
@@ -137,7 +138,7 @@ def random_sequence(rng: np.random.Generator) -> TrainingSequence:
     """Returns a prompt of 6 tokens with a response of up to 12, often of exactly 12."""
     length = 6 + int(rng.choice([12, rng.integers(1, 13)]))
     zeros = np.zeros(length, np.float32)
-    return TrainingSequence(np.ones(length, np.int32), 6, zeros, zeros)
+    return TrainingSequence(Tokens(np.ones(length)), 6, zeros)
 
 
 @given(

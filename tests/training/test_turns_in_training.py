@@ -18,6 +18,7 @@ from jzero import algorithms, config
 from jzero.algorithms import ADVANTAGES, Algorithm, Episodes
 from jzero.distributed.mesh import train_mesh
 from jzero.model import qwen
+from jzero.tokens import Tokens
 from jzero.training.credit import make_episodes, spread_over_tokens, training_sequences
 from jzero.training.step import Minibatch, make_minibatches, score_and_credit
 from jzero.training.trainer import Trainer, make_trainer
@@ -174,10 +175,7 @@ def random_episode(
     return Rollout(
         problem=problem,
         sample_index=sample_index,
-        tokens=np.array(tokens, np.int32),
-        sampled=np.array(sampled),
-        logps=logps,
-        versions=np.where(sampled, 0, -1).astype(np.int32),
+        tokens=Tokens(tokens, sampled=sampled, logps=logps, versions=np.where(sampled, 0, -1)),
         turns=tuple(turns),
         grade=Grade(sum(turn.grade.score for turn in turns), False, ""),
     )
@@ -249,7 +247,7 @@ def test_all_sampled_tokens_are_trained_and_no_reply() -> None:
     minibatch = packed_minibatch(rloo_trainer(), rollouts)
 
     num_trained = sum(int((np.asarray(b.weights) != 0).sum()) for b in minibatch.batches)
-    assert num_trained == sum(int(rollout.sampled.sum()) for rollout in rollouts)
+    assert num_trained == sum(int(rollout.tokens.sampled.sum()) for rollout in rollouts)
 
 
 @pytest.mark.parametrize("are_trained", [False, True])
@@ -344,10 +342,12 @@ def the_same_episode() -> Rollout:
     episode = Rollout(
         problem=Problem("a", "guess", "", 0),
         sample_index=0,
-        tokens=np.array(tokens, np.int32),
-        sampled=np.array(sampled),
-        logps=np.array(sampled, np.float32),
-        versions=np.where(sampled, 0, -1),
+        tokens=Tokens(
+            tokens,
+            sampled=sampled,
+            logps=np.array(sampled, np.float32),
+            versions=np.where(sampled, 0, -1),
+        ),
         turns=tuple(turns),
     )
     sampler = replace(make_untrained_sampler(tiny_settings()), task=AREAL_TASK)
@@ -373,7 +373,7 @@ def test_sequences_of_turns_are_those_of_areal() -> None:
     assert sources == [0, 0, 0, 1, 1, 1]
     advantages = spread_over_tokens(advantages_NT, group)[0]
     for sequence, row in zip(sequences[:3], rows, strict=True):
-        assert sequence.tokens.tolist() == row.tokens
-        assert (~sequence.sampled).astype(int).tolist() == row.prompt_mask
-        advantages_of_sequence = advantages[: len(row.tokens)][sequence.sampled]
+        assert sequence.tokens.ids.tolist() == row.tokens
+        assert (~sequence.tokens.sampled).astype(int).tolist() == row.prompt_mask
+        advantages_of_sequence = advantages[: len(row.tokens)][sequence.tokens.sampled]
         np.testing.assert_allclose(advantages_of_sequence, row.reward, rtol=1e-6)
