@@ -323,9 +323,9 @@ class ChunkCache:
     settings: ProgramSettings
     arrays: CacheArrays
     is_token: Bool[Array, "rows T"]
-    segments: Int[Array, "rows C*page+T"]
+    segments: Int[Array, "rows S"]  # S tokens: the context pages, then the chunk
     context_pages: Int[Array, "rows C"]
-    write_pages: Int[Array, "rows T/page"]
+    write_pages: Int[Array, "rows W"]  # the pages of the chunk
     rotates: bool = False
 
     def attend(
@@ -403,7 +403,7 @@ def chunk_cache(
     starts: Int[Array, " rows"],
     is_token: Bool[Array, "rows T"],
     context_pages: Int[Array, "rows C"],
-    write_pages: Int[Array, "rows T/page"],
+    write_pages: Int[Array, "rows W"],
 ) -> ChunkCache:
     """Returns the cache of one chunk of every row.
 
