@@ -13,10 +13,12 @@ program of the full mesh.
 """
 
 import contextlib
+import sys
 from pathlib import Path
 
 import jax
 
+import jzero
 from jzero import algorithms
 from jzero.config import Config
 from jzero.distillation.build import check_teacher, make_teacher
@@ -299,3 +301,6 @@ def log_rollouts(run: Run, session: RunSession, rollouts: list[Rollout], step: i
     if run.config.rollout.max_turns > 1 and processes.is_first_process():
         episodes = rollouts if run.config.train.all_trajectories else logged
         write_trajectories(session.workdir, episodes)
+
+
+sys.modules[__name__].__class__ = jzero.CallableModule  # jzero.train(model=...)
