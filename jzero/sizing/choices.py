@@ -227,12 +227,25 @@ def _choose_prompts(sheet: Sheet, data: Data, model: Model) -> None:
         sheet.set("task.template", "qwen_math", "a base model with Qwen's tokens")
     else:
         sheet.set("task.template", "r1", "a base model without a chat template")
-    if not data.answer_column:
+    if sheet.settings.task.template == "chat" and not takes_system_prompt(model):
+        reason = "the chat template takes no system prompt"
+        sheet.set("task.system_prompt", NO_SYSTEM_PROMPT, reason)
+    elif not data.answer_column:
         reason = "no answers: nothing asks for a box"
         sheet.set("task.system_prompt", NO_SYSTEM_PROMPT, reason)
-    elif data.has_only_numbers and sheet.settings.task.template in ("chat", "qwen_math"):
+    if data.has_only_numbers and sheet.settings.task.template in ("chat", "qwen_math"):
         reason = "every answer is a number: the last number of a response counts"
         sheet.set("task.answer_mark", "number", reason)
+
+
+def takes_system_prompt(model: Model) -> bool:
+    """Returns whether the chat template of a model accepts a system prompt. Gemma's does not."""
+    messages = [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]
+    try:
+        tokenizer.prompt_ids(model.tokenizer, messages)
+    except UserError:
+        return False
+    return True
 
 
 # -- lengths ---------------------------------------------------------------------------------------
