@@ -256,6 +256,15 @@ def leave_ungraded(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
 # The functions of the tasks.
 
 
+def check_open(task: TaskConfig) -> None:
+    """Raises UserError if nothing scores the responses of the task OPEN."""
+    if set(task.reward.functions) <= {"accuracy"}:
+        raise UserError(
+            f"task.name={OPEN} has questions without answers, and nothing to grade: set "
+            "task.reward.functions=FILE.py:function"
+        )
+
+
 def train_problems(
     task: TaskConfig, seed: int, step: int, count: int, keep_columns: bool = False
 ) -> list[Problem]:

@@ -122,6 +122,15 @@ def test_numbers_are_read_without_a_box(data: Data, model: Model) -> None:
     assert choose(words, model, cpu(16)).settings.task.answer_mark == ""
 
 
+def test_a_cpu_without_products_of_bf16_computes_in_fp32(data: Data, model: Model) -> None:
+    slow = replace(cpu(16), multiplies_bf16=False)
+
+    settings = choose(data, model, slow).settings
+
+    assert (settings.model.dtype, settings.rollout.kv_dtype) == ("float32", "float32")
+    assert choose(data, model, cpu(16)).settings.model.dtype == "bfloat16"
+
+
 def test_an_adapter_has_its_learning_rate(data: Data, model: Model) -> None:
     settings = choose(data, model, cpu(16), lora=True).settings
     assert settings.model.adapter.rank == config.ADAPTER_RANK
