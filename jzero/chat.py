@@ -168,7 +168,6 @@ def chat_settings(found: FoundModel) -> config.Config:
         )
         settings = replace(run, rollout=rollout)
     settings.rollout.num_slots = 1
-    settings.rollout.group_size = 1
     settings.rollout.decode_steps = STREAMED_TOKENS
     settings.rollout.keep_stop = False
     settings.eval.max_new_tokens = 0

@@ -35,6 +35,7 @@ from jzero.run import kv_pool
 from jzero.run.base_model import with_given_adapter
 from jzero.run.budget import TimeBudget
 from jzero.run.frozen_base import freeze_model, load_base, load_model, name_base
+from jzero.run.memory import return_freed_memory
 from jzero.run.metrics import nonfinite
 from jzero.run.samples import sample_row, write_responses
 from jzero.run.session import RunSession
@@ -217,6 +218,8 @@ def sample_rollouts(
         run.sampler, run.stream, run.config, weights, step, run.clock, check_stop
     )
     metrics["publish/bytes"] = published_bytes(weights)
+    del weights
+    return_freed_memory()  # before the update, which needs the most
     return rollouts, metrics
 
 
@@ -275,6 +278,8 @@ def evaluate_policy(
     if run.config.eval.save_responses:
         write_responses(session.workdir / "evaluations" / name, evaluated)
     session.record_evaluation(name, metrics)
+    del weights
+    return_freed_memory()
     return metrics
 
 

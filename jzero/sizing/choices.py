@@ -43,7 +43,7 @@ CPU_PROMPTS = 4
 CPU_TOKENS = 1024  # of a microbatch on all CPU devices, unless a row is longer
 DEVICE_TOKENS = 8192  # of a microbatch on an accelerator
 MOST_SLOTS = 256
-CPU_SLOTS = 32
+CPU_SLOTS = 16
 LOGITS_BYTES = {True: 64 << 20, False: 1 << 30}  # of one chunk in fp32, on a CPU and elsewhere
 FULL_LR = 1e-6
 PASSES = 3  # over the data, unless 200 steps are fewer
@@ -357,6 +357,8 @@ def _choose_model(sheet: Sheet, wishes: Wishes, model: Model, machine: Machine) 
         sheet.set("model.dtype", "float32", "this CPU has no products of bf16")
     if settings.model.dtype == "float32":
         sheet.set("rollout.kv_dtype", "float32", "as model.dtype, so that log-probs agree")
+    if machine.is_cpu and not settings.model.adapter.rank:
+        sheet.set("optimizer.mu_dtype", "bfloat16", "a sixth less memory for the optimizer's state")
     chunk = LOGITS_BYTES[machine.is_cpu] // (4 * model.architecture.vocab_size)
     chunk = min(2048, max(64, 1 << (chunk.bit_length() - 1)))
     mebibytes = 4 * chunk * model.architecture.vocab_size / 2**20
@@ -390,6 +392,8 @@ def _choose_packing(sheet: Sheet, machine: Machine) -> None:
     slots = rollout.num_prompts * rollout.group_size
     most = CPU_SLOTS if machine.is_cpu else MOST_SLOTS
     reason = f"the step has {slots} responses"
+    if slots > most:
+        reason += f", and {most} at a time take less memory"
     sheet.set("rollout.num_slots", min(slots, most), reason)
 
 
