@@ -73,7 +73,6 @@ class Machine:
     devices: Sequence[DescribedDevice]
     device_bytes: float | None  # that a run may use on each device; None if unknown
     disk_bytes: float  # that are free where the workdir is
-    multiplies_bf16: bool = True  # False: a CPU that converts bf16 to fp32 for every product
 
     @property
     def is_cpu(self) -> bool:
@@ -97,22 +96,7 @@ def this_machine(settings: Config, workdir: Path) -> Machine:
         available = host_memory.free_bytes() / len(jax.local_devices())
     absolute = workdir.absolute()
     folder = next(path for path in (absolute, *absolute.parents) if path.is_dir())
-    is_cpu = jax.default_backend() == "cpu"
-    return Machine(
-        devices=attached_devices(),
-        device_bytes=available,
-        disk_bytes=float(shutil.disk_usage(folder).free),
-        multiplies_bf16=not is_cpu or cpu_multiplies_bf16(),
-    )
-
-
-def cpu_multiplies_bf16() -> bool:
-    """Returns whether XLA has products of bf16 for this CPU: with AVX512-BF16 or AMX."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:  # not Linux
-        return False
-    return "avx512_bf16" in text or "amx_bf16" in text
+    return Machine(attached_devices(), available, float(shutil.disk_usage(folder).free))
 
 
 @dataclass(frozen=True)
@@ -351,10 +335,16 @@ def _choose_model(sheet: Sheet, wishes: Wishes, model: Model, machine: Machine) 
         sheet.set("optimizer.lr", lr, "the rate of jzero's recipes for adapters")
     else:
         sheet.set("optimizer.lr", FULL_LR, "the rate of jzero's recipes for full fine-tuning")
-    if machine.multiplies_bf16:
-        sheet.set("model.dtype", "bfloat16", "half the memory of fp32; trained weights are fp32")
+    if machine.is_cpu:
+        # XLA:CPU makes an fp32 copy of bf16 weights in every call of the decoder.
+        sheet.set("model.dtype", "float32", "takes less memory than bf16 on a CPU")
     else:
-        sheet.set("model.dtype", "float32", "this CPU has no products of bf16")
+        sheet.set("model.dtype", "bfloat16", "half the memory of fp32; trained weights are fp32")
+    if machine.is_cpu and settings.model.adapter.rank:
+        # With the layout of the decoder, the decoder needs no copy of the frozen model.
+        reason = "every device has the frozen model, which the decoder shares"
+        sheet.set("mesh.data", -1, reason)
+        sheet.set("mesh.fsdp", 1, reason)
     if settings.model.dtype == "float32":
         sheet.set("rollout.kv_dtype", "float32", "as model.dtype, so that log-probs agree")
     if machine.is_cpu and not settings.model.adapter.rank:

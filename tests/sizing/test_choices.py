@@ -122,18 +122,17 @@ def test_numbers_are_read_without_a_box(data: Data, model: Model) -> None:
     assert choose(words, model, cpu(16)).settings.task.answer_mark == ""
 
 
-def test_a_cpu_without_products_of_bf16_computes_in_fp32(data: Data, model: Model) -> None:
-    slow = replace(cpu(16), multiplies_bf16=False)
-
-    settings = choose(data, model, slow).settings
+def test_a_cpu_computes_in_fp32_and_an_accelerator_in_bf16(data: Data, model: Model) -> None:
+    settings = choose(data, model, cpu(16)).settings
 
     assert (settings.model.dtype, settings.rollout.kv_dtype) == ("float32", "float32")
-    assert choose(data, model, cpu(16)).settings.model.dtype == "bfloat16"
+    assert choose(data, model, slice_of("v5e:1x1")).settings.model.dtype == "bfloat16"
 
 
 def test_an_adapter_has_its_learning_rate(data: Data, model: Model) -> None:
     settings = choose(data, model, cpu(16), lora=True).settings
     assert settings.model.adapter.rank == config.ADAPTER_RANK
+    assert (settings.mesh.data, settings.mesh.fsdp) == (-1, 1)  # shared with the decoder
     assert settings.optimizer.lr == pytest.approx(10 * choices.FULL_LR)
 
 
@@ -141,7 +140,7 @@ def test_a_small_disk_keeps_fewer_checkpoints_and_is_never_exceeded(
     data: Data, model: Model
 ) -> None:
     size = choices.checkpoint_bytes(Config(), model)
-    export = 2 * model.num_params
+    export = 4 * model.num_params
     kept = {}
     for name, disk in (("3", 3), ("2", 2), ("1", 1), ("0", 0)):
         sheet = choose(data, model, cpu(16, disk * size + export))
