@@ -233,7 +233,8 @@ def _choose_prompts(sheet: Sheet, data: Data, model: Model) -> None:
     elif not data.answer_column:
         reason = "no answers: nothing asks for a box"
         sheet.set("task.system_prompt", NO_SYSTEM_PROMPT, reason)
-    if data.has_only_numbers and sheet.settings.task.template in ("chat", "qwen_math"):
+    # r1 has its answer in tags; the other prompts may ask for a box, or for nothing.
+    if data.has_only_numbers and sheet.settings.task.template != "r1":
         reason = "every answer is a number: the last number of a response counts"
         sheet.set("task.answer_mark", "number", reason)
 
