@@ -64,32 +64,34 @@ class Chat:
         `write` gets the pieces of the answer while it is sampled. Raises UserError if the message
         alone is too long.
         """
-        self.messages.append({"role": "user", "content": text})
-        answer = self._sample(self._prompt_tokens(), write)
-        self.messages.append({"role": "assistant", "content": answer})
+        messages = [*self.messages, {"role": "user", "content": text}]
+        tokens, messages = self._fitting(messages)
+        answer = self._sample(tokens, write)
+        self.messages = [*messages, {"role": "assistant", "content": answer}]
         return answer
 
-    def _prompt_tokens(self) -> list[int]:
-        """Returns the tokens of the conversation, without its oldest messages if it is too long."""
+    def _fitting(self, messages: list[Message]) -> tuple[list[int], list[Message]]:
+        """Returns the tokens of a conversation, without its oldest messages if it is too long."""
         tok = self.sampler.tokenizer
         longest = self.sampler.engine.settings.max_prompt_tokens
+        if not self.is_chat:
+            messages = messages[-1:]
         while True:
-            if not self.is_chat:
-                tokens = tokenizer.prompt_ids(tok, self.messages[-1]["content"])
-            else:
+            if self.is_chat:
                 system = {"role": "system", "content": self.system_prompt}
-                shown = [system, *self.messages] if self.system_prompt else self.messages
+                shown = [system, *messages] if self.system_prompt else messages
                 tokens = tokenizer.prompt_ids(tok, shown)
+            else:
+                tokens = tokenizer.prompt_ids(tok, messages[0]["content"])
             if len(tokens) <= longest:
-                return tokens
-            if len(self.messages) == 1 or not self.is_chat:
-                self.messages.pop()
+                return tokens, messages
+            if len(messages) == 1:
                 raise UserError(
                     f"the message has {len(tokens)} tokens, and rollout.max_prompt_tokens="
                     f"{longest}: raise it, or write less"
                 )
             # A question goes together with its answer.
-            self.messages = self.messages[2:]
+            messages = messages[2:]
 
     def _sample(self, tokens: Sequence[int], write: Callable[[str], None]) -> str:
         """Returns the response to a prompt, and writes its pieces."""

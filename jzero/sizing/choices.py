@@ -330,7 +330,10 @@ def _choose_batch(sheet: Sheet, data: Data, machine: Machine) -> None:
 def _choose_model(sheet: Sheet, wishes: Wishes, model: Model, machine: Machine) -> None:
     settings = sheet.settings
     if wishes.lora:
-        sheet.set("model.adapter.rank", ADAPTER_RANK, "--lora")
+        rank, reason = ADAPTER_RANK, "--lora"
+        while rank > 1 and not allows_rank(model, settings, rank):
+            rank, reason = rank // 2, "--lora; a larger rank is above that of a weight"
+        sheet.set("model.adapter.rank", rank, reason)
     if settings.model.adapter.rank:
         lr = float(f"{ADAPTER_LR_FACTOR * FULL_LR:g}")
         sheet.set("optimizer.lr", lr, "the rate of jzero's recipes for adapters")
@@ -357,6 +360,15 @@ def _choose_model(sheet: Sheet, wishes: Wishes, model: Model, machine: Machine) 
     sheet.set("model.logit_chunk", chunk, reason)
     if wishes.minutes:
         sheet.set("train.minutes", wishes.minutes, "--minutes")
+
+
+def allows_rank(model: Model, settings: Config, rank: int) -> bool:
+    """Returns whether an adapter may have this rank."""
+    try:
+        adapters.check(model.architecture, replace(settings.model.adapter, rank=rank))
+    except UserError:
+        return False
+    return True
 
 
 # -- packing and sizes -----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ for TRL's GRPOTrainer. Without --reward the task's grader compares the answers. 
 are found by their names (problem, question, prompt, ...; answer, final_answer, ...).
 
 The second form is `python -m jzero.main --config RECIPE`. A name such as gsm8k:tiny is a recipe of
-jzero, and a path is a file.
+jzero, and a path is a file. `jzero train --help rollout` explains the settings of a section.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from pathlib import Path
 from jzero import cli, config
 from jzero import main as jzero_main
 from jzero.config import Config
+from jzero.config.describe import describe as describe_settings
 from jzero.distributed import peers, processes
 from jzero.errors import UserError
 from jzero.model.hub import public_name
@@ -109,8 +110,12 @@ def parse(arguments: list[str]) -> Request:
     """Parses the first form of the command line. A mistake ends the process."""
     parser = make_parser()
     # The help must not wait for devices.
-    if cli.asked_help(arguments) is not None:
-        parser.parse_args(["--help"])
+    if (name := cli.asked_help(arguments)) is not None:
+        if not name:
+            parser.parse_args(["--help"])
+        with cli.user_errors():
+            print(describe_settings(name))
+        sys.exit(0)
     args, remaining = parser.parse_known_args(cli.start_jax(arguments))
     cli.check_setting_names(remaining)
     wishes = Wishes(

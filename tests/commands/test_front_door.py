@@ -173,6 +173,8 @@ def test_a_conversation_that_is_too_long_loses_its_oldest_messages(trained) -> N
             talking.answer("x" * 100, lambda piece: None)
 
     assert 2 <= kept < 8
+    # A refused message leaves the conversation as it is.
+    assert len(talking.messages) == kept
     assert talking.messages[0]["role"] == "user"
 
 

@@ -131,7 +131,10 @@ def test_a_cpu_computes_in_fp32_and_an_accelerator_in_bf16(data: Data, model: Mo
 
 def test_an_adapter_has_its_learning_rate(data: Data, model: Model) -> None:
     settings = choose(data, model, cpu(16), lora=True).settings
-    assert settings.model.adapter.rank == config.ADAPTER_RANK
+    assert settings.model.adapter.rank == 16  # the rank of the tiny model's keys
+    large = replace(model, architecture=KNOWN_MODELS["Qwen/Qwen2.5-0.5B"])
+    rank = choose(data, large, cpu(999), lora=True).settings.model.adapter.rank
+    assert rank == config.ADAPTER_RANK
     assert (settings.mesh.data, settings.mesh.fsdp) == (-1, 1)  # shared with the decoder
     assert settings.optimizer.lr == pytest.approx(10 * choices.FULL_LR)
 
