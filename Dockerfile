@@ -19,9 +19,9 @@ RUN apt-get update \
 RUN useradd --uid 1000 --create-home jzero && install -d -o jzero -g jzero /runs
 WORKDIR /opt/jzero
 # Code that changes comes after the dependencies, so that these are installed once.
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY ${CONSTRAINTS} constraints-image.txt
-RUN install -D /dev/null jzero/__init__.py
+RUN install -D /dev/null jzero/__init__.py && mkdir configs
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 
 # -- the dependencies of each kind of device -------------------------------------------------------

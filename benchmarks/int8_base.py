@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jzero import algorithms, cli, main, setup, train
+from jzero import algorithms, cli, main, setup
 from jzero.attention import xla
 from jzero.config import Config
 from jzero.distributed import interrupt
@@ -40,6 +40,7 @@ from jzero.grading.pool import Pool
 from jzero.model import qwen
 from jzero.rollout.evaluation import evaluate, evaluation_metrics
 from jzero.run.frozen_base import base_directory, freeze_model, is_warm_started, load_model
+from jzero.train import sample_rollouts
 from jzero.training.step import update_on_rollouts
 from jzero.training.warm_start import warm_start
 from jzero.types import Rollout, RowLayout
@@ -147,7 +148,7 @@ def mismatches_of(run: setup.Run, base: qwen.Params, steps: int) -> list[float]:
     reference = base if algorithms.needs_reference(run.config.algorithm) else None
     mismatches = []
     for step in range(1, steps + 1):
-        rollouts, _ = train.sample_rollouts(run, policy.weights(state), step)
+        rollouts, _ = sample_rollouts(run, policy.weights(state), step)
         result = update_on_rollouts(run.trainer, state, rollouts, step, reference)
         state = result.state
         if "policy/mismatch" in result.metrics:  # absent if all rewards of every group are equal

@@ -30,7 +30,7 @@ from tempfile import TemporaryDirectory
 import int8_base
 import jax
 
-from jzero import cli, setup, train
+from jzero import cli, setup
 from jzero.config import Config
 from jzero.distributed import interrupt
 from jzero.distributed.publish import bytes_of_one_device
@@ -38,6 +38,7 @@ from jzero.grading.pool import Pool
 from jzero.model import qwen
 from jzero.planning.planned_run import kv_bytes_per_token
 from jzero.run.frozen_base import is_warm_started, load_model
+from jzero.train import sample_rollouts
 from jzero.training.step import update_on_rollouts
 from jzero.training.warm_start import warm_start
 
@@ -97,7 +98,7 @@ def metrics_of(run: setup.Run, params: qwen.Params, steps: int) -> list[dict[str
     state = setup.initial_state(run, jax.tree.map(lambda leaf: leaf.copy(), params))
     found = []
     for step in range(1, steps + 1):
-        rollouts, _ = train.sample_rollouts(run, run.trainer.policy.weights(state), step)
+        rollouts, _ = sample_rollouts(run, run.trainer.policy.weights(state), step)
         result = update_on_rollouts(run.trainer, state, rollouts, step, None)
         state = result.state
         if METRICS[0] in result.metrics:  # absent if all rewards of every group are equal

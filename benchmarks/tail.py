@@ -20,12 +20,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from jzero import cli, config, setup, train
+from jzero import cli, config, setup
 from jzero.grading.pool import Pool
 from jzero.rollout.async_stream import RolloutStream
 from jzero.rollout.sampler import Sampler
 from jzero.rollout.sequence import EpisodeGroup
 from jzero.run.environment import versions
+from jzero.train import sample_rollouts
 from jzero.training.step import update_on_rollouts
 
 SHORT = 16  # tokens of the shortest response
@@ -93,7 +94,7 @@ def run_steps(run: setup.Run, num_steps: int, alpha: float) -> list[Metrics]:
     metrics_of_steps: list[Metrics] = []
     for step in range(1, num_steps + 1):
         begin = time.perf_counter()
-        rollouts, metrics = train.sample_rollouts(run, state.params, step)
+        rollouts, metrics = sample_rollouts(run, state.params, step)
         result = update_on_rollouts(run.trainer, state, rollouts, step)
         state = result.state
         metrics |= result.metrics

@@ -1,9 +1,45 @@
-"""jzero: reasoning RL for Qwen models in JAX, on TPUs, GPUs and laptops."""
+"""jzero: reasoning RL for language models in JAX, on TPUs, GPUs and laptops.
 
+    import jzero
+
+    run = jzero.train(model="Qwen/Qwen2.5-0.5B-Instruct", data="problems.jsonl", reward=my_reward)
+    jzero.evaluate(run.workdir)
+
+Importing jzero loads nothing else: jzero.train and jzero.evaluate are imported when they are used.
+"""
+
+import importlib
 import os
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jzero.api import evaluate as evaluate
+    from jzero.api import train as train
 
 os.environ.setdefault(
     "TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"
 )  # that PyTorch was not found is as intended
 
 __version__ = "0.2.0"
+CALLABLE = ("train", "evaluate")
+
+
+class CallableModule(ModuleType):
+    """The module jzero.train or jzero.evaluate: calling it calls the function in jzero.api.
+
+    `jzero.train` is a module, because the training loop is there, and Python sets the attribute of
+    a package to a submodule whenever that is imported.
+    """
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        name = self.__name__.rpartition(".")[2]
+        function = getattr(importlib.import_module("jzero.api"), name)
+        return function(*args, **kwargs)
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Imports jzero.train or jzero.evaluate when it is first used."""
+    if name not in CALLABLE:
+        raise AttributeError(f"module 'jzero' has no attribute {name!r}")
+    return importlib.import_module(f"jzero.{name}")

@@ -257,9 +257,11 @@ def _last_line(error: BaseException) -> str:
 
 def make_parser(command: str, doc: str | None) -> argparse.ArgumentParser:
     """Returns a parser with the module's docstring as its help, and with one-line errors."""
+    # The console script `jzero` names itself and its subcommand.
+    is_script = sys.argv[0].startswith("jzero ")
     # Unknown arguments are settings, which argparse must not take for abbreviated flags.
     parser = argparse.ArgumentParser(
-        f"python -m {command}",
+        sys.argv[0] if is_script else f"python -m {command}",
         description=doc,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

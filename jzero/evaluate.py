@@ -1,6 +1,8 @@
 """`python -m jzero.evaluate --model DIR [--adapter DIR] (--suite aime24,mine=FILE | --loglikelihood FILE) [--out DIR] [--config.X.Y=Z ...]`
+`jzero evaluate RUN [--suite aime24,mine=FILE] [--out DIR] [--config.X.Y=Z ...]`
 
-Evaluates a model on one or more suites. Writes every problem's responses to
+Evaluates a model on one or more suites. RUN is the workdir of a run: its newest export is evaluated
+with the prompts, lengths and graders of the run, by default on the held-out problems of the run. Writes every problem's responses to
 OUT/<suite>-<kind>.jsonl and the metrics to OUT/summary.json, and prints a table. By default each
 problem gets one greedy response, as in the tables of model cards. --config.eval.samples=K adds K
 responses at --config.rollout.temperature or, if it is set, --config.eval.temperature, and reports
@@ -21,6 +23,7 @@ from typing import NamedTuple, TypedDict
 
 import numpy as np
 
+import jzero
 from jzero import cli, config
 from jzero.distributed import peers, processes
 from jzero.distributed.mesh import adapter_shardings, configured_mesh, param_shardings
@@ -48,9 +51,10 @@ from jzero.rollout.sampler import (
 )
 from jzero.run.base_model import check_context, read_base_model, with_given_adapter
 from jzero.run.environment import versions
+from jzero.run.finished import FoundModel, find_model
 from jzero.run.samples import write_responses
 from jzero.setup import with_stop_strings
-from jzero.tasks import evaluated_task, math_problems, mixed, rewards, suites
+from jzero.tasks import evaluated_task, find_task, math_problems, mixed, rewards, suites
 from jzero.tasks.votes import MATHEMATICS
 from jzero.training.frozen import load_base
 from jzero.types import Problem
@@ -93,10 +97,13 @@ def defaults(model: str = "") -> config.Config:
     )
 
 
+HELD_OUT = "held-out"  # the name of the held-out problems of a run
+
+
 class Command(NamedTuple):
     """The parsed command line: suites, or files of questions for --loglikelihood."""
 
-    suites: list[str]  # as the user gave them
+    suites: list[str]  # as the user gave them; empty for the held-out problems of a run
     out: Path  # the directory to write to
     settings: config.Config
     questions: list[Path]
@@ -104,6 +111,8 @@ class Command(NamedTuple):
 
 def parse(arguments: Sequence[str]) -> Command:
     """Parses the command line. Raises UserError, or exits, if it has a mistake."""
+    if arguments and not arguments[0].startswith("-"):
+        return parse_run(arguments)
     parser = cli.make_parser("jzero.evaluate", __doc__)
     parser.add_argument(
         "--model", required=True, help="directory or hub id of a model, as a run exports it"
@@ -137,9 +146,50 @@ def parse(arguments: Sequence[str]) -> Command:
     else:
         template = math_problems.math_template(settings.task.template)
     settings = with_stop_strings(settings, template)
-    out = Path(given.out or f"runs/eval-{time.strftime('%Y%m%d-%H%M%S')}")
     questions = [Path(path) for path in given.loglikelihood]
-    return Command(split_commas(given.suite), out, settings, questions)
+    return Command(split_commas(given.suite), out_directory(given.out), settings, questions)
+
+
+def parse_run(arguments: Sequence[str]) -> Command:
+    """Parses RUN and its flags. Raises UserError, or exits, if they have a mistake."""
+    parser = cli.make_parser("jzero.evaluate", __doc__)
+    parser.add_argument("run", metavar="RUN", help="workdir of a run")
+    parser.add_argument("--suite", default="", help="other problems than those held out")
+    parser.add_argument("--out", help="directory to write to")
+    given, config_flags = parser.parse_known_args(arguments)
+    found = find_model(given.run)
+    if found.settings is None:
+        raise UserError(
+            f"{given.run} is not the workdir of a run: give one, or --model {given.run} with "
+            "--suite NAME"
+        )
+    settings = cli.parse_settings(settings_of_run(found, found.settings), config_flags)
+    return Command(split_commas(given.suite), out_directory(given.out), settings, [])
+
+
+def settings_of_run(found: FoundModel, settings: config.Config) -> config.Config:
+    """Returns settings that evaluate a model as a run evaluates its policy."""
+    return found.with_model(with_stop_strings(settings))
+
+
+def out_directory(given: str | None) -> Path:
+    """Returns the directory of --out, by default one with the time in its name."""
+    return Path(given or f"runs/eval-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def held_out_problems(settings: config.Config) -> dict[str, list[Problem]]:
+    """Returns the held-out problems of a run, at most eval.problems, under the name HELD_OUT.
+
+    Raises UserError if the run has none.
+    """
+    task = find_task(settings.task.name)
+    problems = task.eval_problems(settings.task, settings.eval.problems)
+    if not problems:
+        raise UserError(
+            f"eval.problems={settings.eval.problems}: the run has no held-out problems: give "
+            "--suite NAME=FILE"
+        )
+    return {HELD_OUT: problems}
 
 
 def load(
@@ -209,22 +259,39 @@ def run(specs: list[str], out: Path, settings: config.Config) -> dict[str, Suite
     Raises UserError, before the model is loaded, if a suite is given twice or there is nothing to
     sample.
     """
+    check(settings)
+    return run_on(load_suites(specs, settings), out, settings)
+
+
+def check(settings: config.Config) -> None:
+    """Raises UserError if settings cannot be evaluated. Nothing is loaded."""
     config.validate(settings)
-    # Find mistakes before the model is loaded.
     published.load(settings.task.verifier)
     evaluated_task.check_verifiers(settings.eval)
     rewards.check_rewards(settings.task.reward)
+    if not evaluation_kinds(settings.eval, settings.rollout.temperature):
+        raise UserError("nothing is sampled: set eval.samples or eval.greedy")
+
+
+def load_suites(specs: list[str], settings: config.Config) -> dict[str, list[Problem]]:
+    """Returns the problems of suites by name. Raises UserError if a suite is given twice."""
     seed = settings.train.seed
     problem_sets = dict(
         suites.load_suite(spec, settings.task, settings.eval.limit, seed) for spec in specs
     )
-    kinds = evaluation_kinds(settings.eval, settings.rollout.temperature)
-    if not problem_sets or len(problem_sets) < len(specs) or not kinds:
-        raise UserError(
-            f"--suite {','.join(specs)}: give every suite once, and set eval.samples or eval.greedy"
-        )
+    if not problem_sets or len(problem_sets) < len(specs):
+        raise UserError(f"--suite {','.join(specs)}: give every suite once")
+    return problem_sets
 
-    # Host memory is checked before the model is loaded, too.
+
+def run_on(
+    problem_sets: Mapping[str, list[Problem]], out: Path, settings: config.Config
+) -> dict[str, SuiteSummary]:
+    """Evaluates problem sets by name, writes the files in `out`, and returns their summaries.
+
+    Raises UserError if the host lacks memory, or all prompts of a set are too long.
+    """
+    # Host memory is checked before the model is loaded.
     for name, problems in problem_sets.items():
         check_responses(settings, name, len(problems))
 
@@ -404,11 +471,17 @@ def main() -> None:
         if command.questions:
             likelihoods = run_loglikelihood(command.questions, command.out, command.settings)
             text = likelihood_table(likelihoods)
-        else:
+        elif command.suites:
             text = table(run(command.suites, command.out, command.settings))
+        else:
+            check(command.settings)
+            problem_sets = held_out_problems(command.settings)
+            text = table(run_on(problem_sets, command.out, command.settings))
         processes.print_once(text)
         processes.print_once(f"written to {command.out}")
 
+
+sys.modules[__name__].__class__ = jzero.CallableModule  # jzero.evaluate(run)
 
 if __name__ == "__main__":
     main()

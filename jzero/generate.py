@@ -31,9 +31,11 @@ from typing import TypeAlias
 
 import jax
 
-from jzero import cli, config, evaluate, http, setup
+from jzero import cli, config, http, setup
 from jzero.distributed import processes
 from jzero.errors import UserError
+from jzero.evaluate import defaults as model_defaults
+from jzero.evaluate import load
 from jzero.files import naming_full_disk, split_commas
 from jzero.generation import rows
 from jzero.generation.progress import Progress
@@ -152,7 +154,7 @@ def generate_here(
     options: Options, settings: config.Config, problems: list[Problem], pool: Pool
 ) -> None:
     """Generates with jzero's engine, on the devices of this process."""
-    sampler, params = evaluate.load(settings, pool)
+    sampler, params = load(settings, pool)
     encoded = sampler.encode_problems(problems)  # drops problems with a prompt that is too long
     if not encoded:
         longest = settings.rollout.max_prompt_tokens
@@ -520,7 +522,7 @@ def main() -> None:
     with cli.user_errors():
         # With servers the name may not exist here, so there is no model whose lengths could be
         # read.
-        defaults = evaluate.defaults("" if args.base_url else args.model)
+        defaults = model_defaults("" if args.base_url else args.model)
     defaults.task.name = "math"
     defaults.task.data = args.data
     defaults.model.path = args.model

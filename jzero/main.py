@@ -19,8 +19,13 @@ import jzero
 from jzero import cli, config
 from jzero.config import describe
 from jzero.distributed import collectives, peers, processes
+from jzero.errors import UserError
+from jzero.files import JsonObject
 
-RECIPES = Path(__file__).resolve().parents[1] / "configs"
+# A wheel has the recipes as jzero.recipes, a clone in the folder configs.
+PACKAGED_RECIPES = Path(__file__).resolve().with_name("recipes")
+CLONE_RECIPES = Path(__file__).resolve().parents[1] / "configs"
+RECIPES = PACKAGED_RECIPES if PACKAGED_RECIPES.is_dir() else CLONE_RECIPES
 UNFINISHED_STATUS_HELP = (
     "exit status of a run that stops with a checkpoint before its last step. The manifests in "
     "clusters/ set 75 and start such a run again"
@@ -36,27 +41,53 @@ class Command(NamedTuple):
 
 
 def run() -> None:
-    command = parse(cli.start_jax(sys.argv[1:]))
-    settings, workdir = command.settings, command.workdir
+    run_arguments(sys.argv[1:])
 
+
+def run_arguments(arguments: list[str]) -> None:
+    """Runs the training of a command line. A mistake in it ends the process."""
+    command = parse(cli.start_jax(arguments))
     with cli.user_errors():
-        # Not at the top: these imports take seconds, and a mistake in the command is reported
-        # before.
-        from jzero import sft, train
-
-        peers.check_same_start(start_values(settings, workdir))
-        # The clocks of several hosts may differ, so all of them use the name from the first host.
-        name = f"runs/{settings.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        default_workdir = collectives.gather_json(name)[0]
-        workdir = workdir or Path(default_workdir)
-        processes.print_once(f"config {settings.name}, workdir {workdir}")
-        cli.keep_compiled_programs(workdir / "programs")
-        loop = sft.train if settings.sft.data else train.train
-        cli.end_quietly_at_ctrl_c()  # before and after the loop, which saves a checkpoint first
-        summary = loop(settings, workdir)
+        peers.check_same_start(start_values(command.settings, command.workdir))
+        workdir = command.workdir or default_workdir(command.settings.name)
+        summary = start(command.settings, workdir)
         # Only a run that finished all of its steps has an export.
         if summary["export"] is None:
             sys.exit(command.unfinished_status)
+
+
+def default_workdir(name: str) -> Path:
+    """Returns a new directory in runs/ for a run of this name. Every process has to call this."""
+    # The clocks of several hosts may differ, so all of them use the name from the first host.
+    directory = f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return Path(collectives.gather_json(directory)[0])
+
+
+def start(settings: config.Config, workdir: Path) -> JsonObject:
+    """Trains, by RL or by supervised fine-tuning, and returns the summary of the run."""
+    # Not at the top: these imports take seconds, and a mistake in the command is reported before.
+    from jzero.sft import train as fine_tune
+    from jzero.train import train
+
+    processes.print_once(f"config {settings.name}, workdir {workdir}")
+    cli.keep_compiled_programs(workdir / "programs")
+    loop = fine_tune if settings.sft.data else train
+    cli.end_quietly_at_ctrl_c()  # before and after the loop, which saves a checkpoint first
+    return loop(settings, workdir)
+
+
+def recipe_path(name: str) -> Path:
+    """Returns the file of a recipe: a path as it is, or a recipe of jzero such as "gsm8k".
+
+    Raises UserError if there is no such file.
+    """
+    path = Path(name)
+    if not path.suffix and path.parent == Path():
+        path = RECIPES / f"{name}.py"
+    if not path.is_file():
+        recipes = ", ".join(sorted(path.stem for path in RECIPES.glob("[!_]*.py")))
+        raise UserError(f"no recipe {name}: give a file that exists, or one of {recipes}")
+    return path
 
 
 def start_values(settings: config.Config, workdir: Path | None) -> dict[str, object]:
@@ -94,12 +125,15 @@ def parse(arguments: list[str]) -> Command:
     )
 
 
+def recipe_help(path: Path) -> str:
+    """Returns the docstring of a recipe."""
+    # Parsed instead of imported: only the docstring is needed.
+    return str(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def usage() -> str:
     """Returns the help: the command, the docstrings of the recipes, and every setting."""
-    recipes = []
-    for path in sorted(RECIPES.glob("*.py")):
-        # Parsed instead of imported: only the docstring is needed.
-        recipes.append(str(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))))
+    recipes = [recipe_help(path) for path in sorted(RECIPES.glob("[!_]*.py"))]
 
     process_flags = ["Several hosts:"]
     for name, meaning in cli.PROCESS_FLAGS.items():

@@ -20,8 +20,10 @@ from dataclasses import replace
 
 import jax
 
-from jzero import cli, config, evaluate
+from jzero import cli, config
 from jzero.errors import UserError
+from jzero.evaluate import defaults as model_defaults
+from jzero.evaluate import load
 from jzero.grading.pool import Pool
 from jzero.model import qwen
 from jzero.rollout.sampler import Sampler, make_seed
@@ -74,7 +76,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
     limits.add_flags(parser)
     options, config_flags = parser.parse_known_args(arguments)
 
-    defaults = evaluate.defaults(options.model)
+    defaults = model_defaults(options.model)
     defaults.rollout.decode_steps = STREAMED_TOKENS
     defaults.rollout.keep_stop = False
     settings = cli.parse_settings(defaults, config_flags)
@@ -98,7 +100,7 @@ def main() -> None:
         bound = take_port(options, key)
         # JetStream has no preemption, so every slot needs all of its pages.
         has_full_cache = options.jetstream is not None
-        sampler, params = evaluate.load(settings, Pool(0), has_full_cache)
+        sampler, params = load(settings, Pool(0), has_full_cache)
         seed = make_seed(sampler.engine, (settings.train.seed, 0))
         if options.jetstream is None:
             sockets.listen(options.host, options.port, bound)

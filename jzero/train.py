@@ -13,10 +13,12 @@ program of the full mesh.
 """
 
 import contextlib
+import sys
 from pathlib import Path
 
 import jax
 
+import jzero
 from jzero import algorithms
 from jzero.config import Config
 from jzero.distillation.build import check_teacher, make_teacher
@@ -33,6 +35,7 @@ from jzero.run import kv_pool
 from jzero.run.base_model import with_given_adapter
 from jzero.run.budget import TimeBudget
 from jzero.run.frozen_base import freeze_model, load_base, load_model, name_base
+from jzero.run.memory import return_freed_memory
 from jzero.run.metrics import nonfinite
 from jzero.run.samples import sample_row, write_responses
 from jzero.run.session import RunSession
@@ -215,6 +218,8 @@ def sample_rollouts(
         run.sampler, run.stream, run.config, weights, step, run.clock, check_stop
     )
     metrics["publish/bytes"] = published_bytes(weights)
+    del weights
+    return_freed_memory()  # before the update, which needs the most
     return rollouts, metrics
 
 
@@ -273,6 +278,8 @@ def evaluate_policy(
     if run.config.eval.save_responses:
         write_responses(session.workdir / "evaluations" / name, evaluated)
     session.record_evaluation(name, metrics)
+    del weights
+    return_freed_memory()
     return metrics
 
 
@@ -299,3 +306,6 @@ def log_rollouts(run: Run, session: RunSession, rollouts: list[Rollout], step: i
     if run.config.rollout.max_turns > 1 and processes.is_first_process():
         episodes = rollouts if run.config.train.all_trajectories else logged
         write_trajectories(session.workdir, episodes)
+
+
+sys.modules[__name__].__class__ = jzero.CallableModule  # jzero.train(model=...)

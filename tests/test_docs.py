@@ -4,6 +4,7 @@ An HTML comment above a block states how the block is tested:
 
     runs            run here as it stands
     small           run here; each training command gets the settings of the tests' small runs
+    tiny model      run here with `pytest --thorough`, with a tiny model instead of one of the hub
     thorough        the same, with `pytest --thorough`
     runs thorough   run here as it stands, with `pytest --thorough`
     slow            run here as it stands, with `pytest --all`
@@ -20,6 +21,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import byte_model
 import pytest
 from runs import ROOT, RUN
 
@@ -84,6 +86,7 @@ def test_every_block_says_how_it_is_tested(block: Block) -> None:
         "runs",
         "runs thorough",
         "small",
+        "tiny model",
         "thorough",
         "slow",
         "test command",
@@ -146,7 +149,13 @@ def run(text: str, environment: dict[str, str], directory: Path) -> str:
     (directory / "benchmarks").symlink_to(ROOT / "benchmarks")
     text = without_installations(text).replace("8000", str(free_port()))
 
-    path = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    # The command `jzero` of the clone, which need not be installed.
+    script = directory / "bin" / "jzero"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m jzero "$@"\n')
+    script.chmod(0o755)
+    folders = [str(script.parent), str(Path(sys.executable).parent), environment["PATH"]]
+    path = os.pathsep.join(folders)
     environment = environment | {"PYTHONPATH": str(ROOT), "PATH": path}
     command = ["bash", "-em", "-c", text]
     done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
@@ -185,6 +194,28 @@ def test_it_runs_small(block: Block, environment: dict[str, str], tmp_path: Path
     run("\n".join(lines), environment, tmp_path)
 
     assert list(tmp_path.glob("runs/*/summary.json"))
+
+
+HUB_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+SMALL_SIZES = {"rollout.max_new_tokens": 8, "rollout.num_prompts": 2, "rollout.group_size": 2}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("block", marked("tiny model"), ids=block_name)
+def test_it_runs_with_a_tiny_model(
+    block: Block, environment: dict[str, str], tmp_path: Path
+) -> None:
+    byte_model.save_model(tmp_path / "tiny")
+    flags = " ".join(f"--config.{name}={value}" for name, value in SMALL_SIZES.items())
+    lines = [
+        f"{line} {flags}" if line.startswith("jzero train") else line
+        for line in block.text.replace(HUB_MODEL, "tiny").splitlines()
+    ]
+
+    out = run("\n".join(lines), environment, tmp_path)
+
+    assert list(tmp_path.glob("runs/*/summary.json"))
+    assert "McNemar" in out
 
 
 @pytest.mark.slow

@@ -42,7 +42,9 @@ LAYERS = [
     ("train",),
     ("evaluate", "serving", "generation"),
     ("main", "generate", "export", "report", "serve", "filter", "grade"),
-    ("plan",),
+    ("plan", "sizing", "chat", "compare", "play"),
+    ("api",),
+    ("__main__",),
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
 # A grader process looks up the grader of its task, so `grading.worker` is the one place where
@@ -96,7 +98,8 @@ def layer_name(name: str) -> str:
 def test_imports_point_one_way(path) -> None:
     name = module_name(path)
     if not name:
-        assert not imported_modules(path), "jzero/__init__.py imports nothing of jzero"
+        # For type checkers alone: the names are imported when they are used.
+        assert imported_modules(path) == {"api"}, "jzero/__init__.py imports nothing of jzero"
         return
     here = layer_name(name)
     assert here in LAYER, f"give {name} a layer in {__file__}"

@@ -219,12 +219,13 @@ def outcome_of_exit(code: object, errors: str) -> Outcome:
 
 def start_run(flags: Sequence[str], workdir: Path) -> "config.Config":
     """Does what `jzero.main` does before its first program, in its order; returns the settings."""
-    from jzero import cli, main, sft, train
+    from jzero import cli, main, sft
     from jzero.distillation.build import check_teacher
     from jzero.distributed.mesh import configured_mesh
     from jzero.grading.pool import Pool
     from jzero.run.base_model import read_base_model
     from jzero.setup import build, evaluation_problems
+    from jzero.train import prepare
 
     settings = main.parse([*flags, f"--workdir={workdir}"]).settings
     with cli.user_errors():
@@ -234,7 +235,7 @@ def start_run(flags: Sequence[str], workdir: Path) -> "config.Config":
             base = read_base_model(settings.model)
             sft.make_trainer(settings, base, configured_mesh(settings.mesh))
             return settings
-        settings, _ = train.prepare(settings, workdir)
+        settings, _ = prepare(settings, workdir)
         with Pool(0) as pool:
             run = build(settings, pool)
             check_teacher(settings, run.base, run.trainer.policy.mesh)

@@ -163,9 +163,9 @@ def to_batch(episodes: Sequence[Episode], values: dict[str, list[float | None]])
 def run(file: Path, names: Sequence[str], directory: Path) -> dict[str, list[Batch]]:
     """Returns the batches of a tiny run: of its steps, and of its evaluations."""
     # Not at the top: grading alone needs no JAX.
-    from jzero import train
     from jzero.config import Config, EvalConfig, MeshConfig, ModelConfig, RolloutConfig, TrainConfig
     from jzero.model.tokenizer import countdown
+    from jzero.train import train
 
     tokenizer = countdown()
     tokenizer.chat_template = (
@@ -214,7 +214,7 @@ def run(file: Path, names: Sequence[str], directory: Path) -> dict[str, list[Bat
         ),
         mesh=MeshConfig(data=-1, fsdp=1),
     )
-    train.train(settings, directory / "run")
+    train(settings, directory / "run")
     size = PROMPTS_PER_BATCH * GROUP_SIZE
     samples = read_lines(directory / "run" / "samples.jsonl")
     steps = [(row["prompt"], row["gold"]["question"], row) for row in samples]

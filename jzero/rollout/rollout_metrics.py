@@ -1,5 +1,7 @@
 """Metrics of a step's rollouts: rewards, lengths and turns. `run.metrics` documents them."""
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,6 +10,7 @@ from jzero.types import Grade, Rollout, grade_of
 
 # Maximum number of reward names in the metrics: user-defined code may return other names each time.
 MAX_REWARD_NAMES = 256
+_FOLDER = re.compile(r"^[^:(]*/(?=[^:/(]+\.py:)")  # of a user-defined function in a file
 
 
 def rollout_metrics(rollouts: Sequence[Rollout], group_size: int) -> dict[str, float]:
@@ -68,13 +71,27 @@ def named_rewards(grades: Sequence[Grade]) -> dict[str, float]:
     names = list(dict.fromkeys(name for grade in grades for name in grade.parts))
     if len(names) > MAX_REWARD_NAMES:
         metrics["reward/parts_left_out"] = float(len(names) - MAX_REWARD_NAMES)
+    shown = short_names(names[:MAX_REWARD_NAMES])
     for name in names[:MAX_REWARD_NAMES]:
         # Skip the reward function `accuracy`: reward/accuracy is the share of correct answers
         # instead.
         if name != "accuracy":
             parts = [grade.parts[name] for grade in grades if name in grade.parts]
-            metrics[f"reward/{name.replace(':', '.')}"] = float(np.mean(parts))
+            metrics[f"reward/{shown[name]}"] = float(np.mean(parts))
     return metrics
+
+
+def short_names(rewards: Sequence[str]) -> dict[str, str]:
+    """Returns the names of rewards in metrics: "my.py.f" for "/home/me/my.py:f".
+
+    A name keeps its folder if two rewards would have the same name without it.
+    """
+    without_folder = {name: _FOLDER.sub("", name) for name in rewards}
+    counts = Counter(without_folder.values())
+    return {
+        name: (short if counts[short] == 1 else name).replace(":", ".")
+        for name, short in without_folder.items()
+    }
 
 
 def length_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:

@@ -10,6 +10,8 @@ The bytes are counted over JAX's live arrays, on the device of this host that ho
 Reading them takes no device time.
 """
 
+import ctypes
+import sys
 from collections import Counter, defaultdict
 
 import jax
@@ -26,6 +28,19 @@ SLACK = 16 * 2**20  # bytes of growth that never count as a leak, however small 
 
 # (shape and type of an array, such as "float32[8,128]") -> bytes on one device
 BytesByKind = Counter[str]
+
+
+def return_freed_memory() -> None:
+    """Returns memory that this process has freed to the system, on CPUs under Linux.
+
+    XLA:CPU allocates temporaries with malloc, and its compiler frees hundreds of MiB. The allocator
+    of glibc would keep all of it for later.
+    """
+    if sys.platform != "linux" or jax.default_backend() != "cpu":
+        return
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have no such call
+    if trim is not None:
+        trim(0)
 
 
 def live_bytes() -> tuple[BytesByKind, Counter[str]]:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from jzero.config import TaskConfig
 
 
+OPEN = "open"  # the task of questions without answers: only user-defined rewards score responses
+
 # Prompts.
 
 
@@ -80,6 +82,7 @@ class Reading(NamedTuple):
     verifier: str
     with_columns: bool
     with_readable_columns: bool  # the columns that JSON can represent
+    has_answers: bool = True  # False: task.name=open
 
 
 def reading_of(task: TaskConfig, keep_columns: bool = False) -> Reading:
@@ -95,6 +98,7 @@ def reading_of(task: TaskConfig, keep_columns: bool = False) -> Reading:
         verifier=task.verifier,
         with_columns=rewards.need_columns(task.reward),
         with_readable_columns=keep_columns,
+        has_answers=task.name != OPEN,
     )
 
 
@@ -131,10 +135,19 @@ def _read(
             f"task.data={source.data} holds GSM8K's test questions among its {len(rows)} rows: "
             f"train on the 7,473 of its train split, {problem_sets.DEFAULT_SETS['gsm8k']}"
         )
+    if not reading.has_answers:
+        return rows
     return [row if grades_itself(row.answer, reading.verifier) else None for row in rows]
 
 
 def _read_rows(reading: Reading, dataset: datasets.Dataset, source: Source) -> list[Row]:
+    if not reading.has_answers:
+        column = source.problem_column or reading.problem_column
+        rows = problem_sets.read_rows_without_answers(
+            dataset, column, source.data, reading.prompt_column
+        )
+        columns = problem_sets.read_readable_columns(dataset)
+        return [row._replace(columns=own) for row, own in zip(rows, columns, strict=True)]
     return problem_sets.read_rows(
         dataset,
         source.problem_column or reading.problem_column,
@@ -241,6 +254,15 @@ def leave_ungraded(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
 
 
 # The functions of the tasks.
+
+
+def check_open(task: TaskConfig) -> None:
+    """Raises UserError if nothing scores the responses of the task OPEN."""
+    if set(task.reward.functions) <= {"accuracy"}:
+        raise UserError(
+            f"task.name={OPEN} has questions without answers, and nothing to grade: set "
+            "task.reward.functions=FILE.py:function"
+        )
 
 
 def train_problems(

@@ -162,6 +162,9 @@ TASKS: dict[str, Task] = {
     "gsm8k": _MATH._replace(grade=math_problems.grade_gsm8k),
     "math": _MATH,
     "math_multiturn": _MATH._replace(reply=feedback),
+    math_problems.OPEN: _MATH._replace(
+        grade=math_problems.leave_ungraded, check=math_problems.check_open
+    ),
     "code": Task(
         train_problems=code.train_problems,
         eval_problems=code.eval_problems,

@@ -3,7 +3,7 @@
 import pytest
 import reference
 
-from jzero.rollout.rollout_metrics import rollout_metrics
+from jzero.rollout.rollout_metrics import rollout_metrics, short_names
 
 ROLLOUTS = reference.random_rollouts(1, 4, 4)
 
@@ -37,3 +37,16 @@ def test_lengths_are_those_of_responses() -> None:
     assert metrics["rollout/length_max"] == max(lengths)
     assert metrics["rollout/tokens"] == sum(lengths)
     assert metrics["rollout/truncated"] == num_truncated / 16
+
+
+def test_rewards_of_files_have_no_folder_in_their_names() -> None:
+    names = short_names(
+        ["length", "my.module:f", "/home/me/my.py:f", "b/r.py:make(path='/a/c.py')"]
+    )
+
+    assert list(names.values()) == ["length", "my.module.f", "my.py.f", "r.py.make(path='/a/c.py')"]
+
+
+def test_rewards_of_two_files_of_one_name_keep_their_folders() -> None:
+    names = short_names(["a/my.py:f", "b/my.py:f", "b/my.py:g"])
+    assert list(names.values()) == ["a/my.py.f", "b/my.py.f", "my.py.g"]

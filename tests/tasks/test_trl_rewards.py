@@ -467,7 +467,7 @@ def test_a_run_and_its_evaluations_compare_completions(
     metrics = read_jsonl(tmp_path / "run" / "metrics.jsonl")
     for step, row in enumerate(metrics):
         of_step = [item["rewards"][names[1]] for item in rows[8 * step : 8 * step + 8]]
-        metric = f"reward/{names[1].replace(':', '.')}"
+        metric = f"reward/{names[1].rpartition('/')[2].replace(':', '.')}"
         assert row[metric] == pytest.approx(sum(of_step) / 8, abs=1e-6)
 
     # The evaluations, before the run and after it.
@@ -480,7 +480,7 @@ def test_a_run_and_its_evaluations_compare_completions(
         batches = [samples[i : i + size] for i in range(0, 6, size)]
         check_values(batches, names if suite == "alike" else names[:3])
         values = [sample["rewards"][names[1]] for sample in samples]
-        metric = f"eval/{suite}/reward/{names[1].replace(':', '.')}"
+        metric = f"eval/{suite}/reward/{names[1].rpartition('/')[2].replace(':', '.')}"
         assert last[metric] == pytest.approx(sum(values) / 6, abs=1e-6)
         assert last[f"eval/{suite}/accuracy_by/last_number"] >= last[f"eval/{suite}/accuracy"]
     assert "eval/alike/score" in last

@@ -1,0 +1,213 @@
+"""jzero in Python: `jzero.train(...)` and `jzero.evaluate(...)`.
+
+    import jzero
+
+    def reward(response, gold):
+        return float(gold["answer"] in response)
+
+    run = jzero.train(model="Qwen/Qwen2.5-0.5B-Instruct", data="problems.jsonl", reward=reward)
+    print(run.model, jzero.evaluate(run.workdir))
+
+Both functions do what the commands `jzero train` and `jzero evaluate` do, in this process. Mistakes
+raise `jzero.errors.UserError`. The first call sets up the devices of the process.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jzero import cli
+from jzero.config import Config, Setting, list_settings, unknown_names, validate
+from jzero.errors import UserError
+from jzero.evaluate import (
+    SuiteSummary,
+    check,
+    defaults,
+    held_out_problems,
+    load_suites,
+    run_on,
+    settings_of_run,
+)
+from jzero.files import JsonObject, split_commas, write_atomic
+from jzero.main import default_workdir, start
+from jzero.run.finished import find_model
+from jzero.sizing import recipe
+from jzero.sizing.choices import Wishes
+from jzero.sizing.command import Request, prepare, run_name
+from jzero.sizing.reward_source import RewardFunction, name_of_reward
+from jzero.types import JsonValue
+
+Rows = Sequence[Mapping[str, JsonValue]]
+Settings = Mapping[str, object]  # {"train.steps": 50}
+ROWS_FILE = "data.jsonl"  # in the workdir
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended."""
+
+    workdir: Path
+    recipe: Path  # python -m jzero.main --config RECIPE is the same run
+    model: Path | None  # the trained model; None for a run that was stopped
+    summary: JsonObject  # as in summary.json
+
+
+def train(
+    model: str | Path,
+    data: str | Path | Rows,
+    reward: str | RewardFunction | None = None,
+    *,
+    eval_data: str | Path = "",
+    lora: bool = False,
+    minutes: float = 0.0,
+    workdir: str | Path | None = None,
+    settings: Settings | None = None,
+) -> Run:
+    """Trains a model by reinforcement learning, and returns the run.
+
+    Lengths, batch, decoder, learning rate and checkpoints are chosen from the model, the data and
+    the machine. The choices are printed with their reasons, and written to WORKDIR/recipe.py. The
+    same call with the same `workdir` continues a run that was stopped.
+
+    Args:
+        model: directory or hub id of a model.
+        data: file, directory or hub id of the problems, or a list of rows.
+        reward: a function of `response`, `gold` and `task`, a function for TRL's GRPOTrainer, or
+            "FILE.py:function". None: the grader compares answers.
+        eval_data: held-out problems. "": the split test of `data`, or a tenth of its rows.
+        lora: trains a LoRA adapter instead of the whole model.
+        minutes: ends the run before so many minutes, with a checkpoint. 0: no limit.
+        workdir: directory of the run. None: runs/MODEL-DATA-TIME.
+        settings: further settings by name, such as {"train.steps": 50}. They take precedence over
+            the choices.
+
+    Raises:
+        UserError: an argument is wrong, or the run does not fit the machine.
+    """
+    set_up_devices()
+    values = dict(settings or {})
+    check_names(values)
+    is_rows = not isinstance(data, str | Path)
+    source = "rows" if is_rows else str(data)
+    directory = Path(workdir) if workdir is not None else None
+    if directory is None:
+        directory = default_workdir(run_name(Wishes(model=str(model), data=source, lora=lora)))
+    if not isinstance(data, str | Path):
+        source = str(write_rows(data, directory))
+    if reward is not None and not isinstance(reward, str):
+        reward = name_of_reward(reward, directory)
+    wishes = Wishes(
+        model=str(model),
+        data=source,
+        reward=reward or "",
+        eval_data=str(eval_data),
+        lora=lora,
+        minutes=minutes,
+    )
+
+    def apply(config: Config) -> Config:
+        return with_values(config, values)
+
+    chosen, directory = prepare(Request(wishes, directory, frozenset(values), apply))
+    summary = start(chosen, directory)
+    exported = summary["export"]
+    return Run(
+        workdir=directory,
+        recipe=directory / recipe.FILE,
+        model=None if exported is None else Path(exported),
+        summary=summary,
+    )
+
+
+def evaluate(
+    run: str | Path,
+    *,
+    suite: str = "",
+    out: str | Path | None = None,
+    settings: Settings | None = None,
+) -> dict[str, SuiteSummary]:
+    """Evaluates the newest model of a run, or any model, and returns the results by problem set.
+
+    `evaluate(workdir)["held-out"]["kinds"]["greedy"]["accuracy"]` is the share of held-out problems
+    that the model answers correctly with greedy decoding.
+
+    Args:
+        run: workdir of a run, whose prompts, lengths and grader are used; or, with `suite`, the
+            directory or hub id of a model.
+        suite: comma-separated suites, or name=FILE. "": the held-out problems of the run.
+        out: directory for all responses. None: runs/eval-TIME.
+        settings: settings that replace those of the run, such as {"eval.samples": 4}.
+
+    Raises:
+        UserError: an argument is wrong, or there is nothing to evaluate.
+    """
+    set_up_devices()
+    found = find_model(str(run))
+    if found.settings is not None:
+        config = settings_of_run(found, found.settings)
+    elif suite:
+        config = found.with_model(defaults(found.path))
+    else:
+        raise UserError(f"{run} is not the workdir of a run: give suite=, such as mine=FILE")
+    values = dict(settings or {})
+    check_names(values)
+    config = with_values(config, values)
+    check(config)
+    specs = split_commas(suite)
+    problem_sets = load_suites(specs, config) if specs else held_out_problems(config)
+    directory = Path(out or f"runs/eval-{time.strftime('%Y%m%d-%H%M%S')}")
+    return run_on(problem_sets, directory, config)
+
+
+def set_up_devices() -> None:
+    """Sets up the devices of this process, unless it has used them already."""
+    # JAX refuses to change the number of CPU devices after their first use.
+    with contextlib.suppress(RuntimeError):
+        cli.start_jax([])
+
+
+def write_rows(rows: Rows, directory: Path) -> Path:
+    """Writes rows to a file in `directory` and returns it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / ROWS_FILE
+    try:
+        lines = [json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows]
+    except (TypeError, ValueError) as error:
+        raise UserError(f"data: a row is no object of JSON values ({error})") from None
+    if not lines:
+        raise UserError("data has no rows")
+    write_atomic(path, "".join(lines))
+    return path
+
+
+def check_names(values: Settings) -> None:
+    """Raises UserError if a name is no setting."""
+    if mistakes := unknown_names(values):
+        raise UserError(f"settings: {mistakes}")
+
+
+def with_values(config: Config, values: Settings) -> Config:
+    """Returns the config with these values, in place. Raises UserError for a wrong type."""
+    kinds = {setting.name: setting for setting in list_settings(config)}
+    for name, value in values.items():
+        section, _, leaf = name.rpartition(".")
+        parent: object = config
+        for part in section.split(".") if section else []:
+            parent = getattr(parent, part)
+        setattr(parent, leaf, as_kind(kinds[name], value))
+    validate(config)
+    return config
+
+
+def as_kind(setting: Setting, value: object) -> object:
+    """Returns a value with the type of a setting. Raises UserError if it has another type."""
+    if setting.kind is tuple and isinstance(value, list | tuple):
+        return tuple(value)
+    if setting.kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not setting.kind:
+        raise UserError(f"settings: {setting.name}={value!r} is no {setting.kind.__name__}")
+    return value

@@ -1,0 +1,240 @@
+"""Talks to a model in the terminal: `jzero chat RUN`, or `jzero chat DIR_OR_ID`.
+
+    jzero chat RUN [--adapter DIR] [--system TEXT] [--temperature T] [--config.section.field=value ...]
+
+RUN is the workdir of a run: its newest export answers with the run's system prompt and lengths. The
+answer is printed while it is sampled. A model without a chat template continues each line as text.
+
+/new starts a new conversation, /system TEXT another one with this system prompt, and /quit or
+Ctrl-D ends the command. If the input is not a terminal, every line of it is one message, and only
+the answers are printed.
+"""  # noqa: E501 (the usage that --help prints)
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TextIO
+
+import numpy as np
+
+from jzero import cli, config
+from jzero.errors import UserError
+from jzero.evaluate import defaults, load, settings_of_run
+from jzero.grading.pool import Pool
+from jzero.model import qwen, tokenizer
+from jzero.rollout.sampler import Sampler, make_seed
+from jzero.rollout.scheduler import Scheduler
+from jzero.rollout.sequence import Groups, make_groups
+from jzero.run.finished import FoundModel, find_model
+from jzero.tasks.prompts import BOXED, NO_SYSTEM_PROMPT
+
+LONGEST_PROMPT = 2048  # tokens of the conversation, where the model has as many positions
+STREAMED_TOKENS = 4  # tokens of one call of the device, and so of one piece of output
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # the end of a text that ends within a character
+RESET, SYSTEM, QUIT = "/new", "/system", "/quit"
+
+Message = dict[str, str]  # {"role": ..., "content": ...}
+
+
+@dataclass
+class Chat:
+    """A conversation with a model. Its messages grow with every answer."""
+
+    sampler: Sampler
+    params: qwen.Params
+    temperature: float
+    seed: int
+    system_prompt: str  # "": none
+    messages: list[Message]
+    num_answers: int = 0
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the model has a chat template. Otherwise it continues text."""
+        return bool(self.sampler.tokenizer.chat_template)
+
+    def start_again(self, system_prompt: str) -> None:
+        """Forgets the conversation."""
+        self.system_prompt = system_prompt
+        self.messages = []
+
+    def answer(self, text: str, write: Callable[[str], None]) -> str:
+        """Returns the answer to a message, and adds both to the conversation.
+
+        `write` gets the pieces of the answer while it is sampled. Raises UserError if the message
+        alone is too long.
+        """
+        messages = [*self.messages, {"role": "user", "content": text}]
+        tokens, messages = self._fitting(messages)
+        answer = self._sample(tokens, write)
+        self.messages = [*messages, {"role": "assistant", "content": answer}]
+        return answer
+
+    def _fitting(self, messages: list[Message]) -> tuple[list[int], list[Message]]:
+        """Returns the tokens of a conversation, without its oldest messages if it is too long."""
+        tok = self.sampler.tokenizer
+        longest = self.sampler.engine.settings.max_prompt_tokens
+        if not self.is_chat:
+            messages = messages[-1:]
+        while True:
+            if self.is_chat:
+                system = {"role": "system", "content": self.system_prompt}
+                shown = [system, *messages] if self.system_prompt else messages
+                tokens = tokenizer.prompt_ids(tok, shown)
+            else:
+                tokens = tokenizer.prompt_ids(tok, messages[0]["content"])
+            if len(tokens) <= longest:
+                return tokens, messages
+            if len(messages) == 1:
+                raise UserError(
+                    f"the message has {len(tokens)} tokens, and rollout.max_prompt_tokens="
+                    f"{longest}: raise it, or write less"
+                )
+            # A question goes together with its answer.
+            messages = messages[2:]
+
+    def _sample(self, tokens: Sequence[int], write: Callable[[str], None]) -> str:
+        """Returns the response to a prompt, and writes its pieces."""
+        engine = self.sampler.engine
+        groups = make_groups([np.array(tokens, np.int32)], 1, engine.settings.max_new_tokens)
+        [[sequence]] = groups
+        scheduler = Scheduler(engine, self.params, self._decode)
+        seed = make_seed(engine, (self.seed, self.num_answers))
+        self.num_answers += 1
+        written = ""
+
+        def write_news(text: str) -> None:
+            nonlocal written
+            if text.startswith(written):
+                write(text[len(written) :])
+                written = text
+
+        # The scheduler calls this before every call of the device.
+        def look() -> Groups:
+            text = self._decode(sequence.tokens)
+            if not text.endswith(INCOMPLETE):
+                write_news(text)
+            return []
+
+        try:
+            for _ in scheduler.run(groups, 1, self.temperature, seed, admit_more=look):
+                write_news(sequence.turn_text)
+        finally:
+            scheduler.cancel()  # Ctrl-C ends an answer, and the engine must be free for the next
+        return sequence.turn_text
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return tokenizer.decode(self.sampler.tokenizer, tokens)
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def parse(arguments: Sequence[str]) -> tuple[config.Config, float, str]:
+    """Returns the settings, the temperature and the system prompt.
+
+    Raises UserError, or exits, if the command line has a mistake.
+    """
+    parser = cli.make_parser("jzero.chat", __doc__)
+    parser.add_argument("model", metavar="RUN", help="workdir of a run, or a model")
+    parser.add_argument("--adapter", default="", help="an adapter of the model, in PEFT's format")
+    parser.add_argument("--system", metavar="TEXT", help="system prompt; default: that of the run")
+    parser.add_argument(
+        "--temperature", type=float, help="default: that of the run's rollouts; 0: greedy"
+    )
+    # Settings are given with "=", so the first argument that is no flag is the model.
+    args, config_flags = parser.parse_known_args(arguments)
+    found = find_model(args.model)
+    if args.adapter:
+        found = replace(found, adapter=args.adapter)
+    settings = cli.parse_settings(chat_settings(found), config_flags)
+    temperature = args.temperature
+    if temperature is None:
+        temperature = settings.rollout.temperature
+    system_prompt = args.system
+    if system_prompt is None:
+        system_prompt = system_prompt_of(found)
+    return settings, temperature, system_prompt
+
+
+def chat_settings(found: FoundModel) -> config.Config:
+    """Returns settings that answer one message at a time."""
+    settings = defaults(found.path)
+    if found.settings is not None:
+        run = settings_of_run(found, found.settings)
+        rollout = replace(
+            run.rollout,
+            max_prompt_tokens=min(settings.rollout.max_prompt_tokens, LONGEST_PROMPT),
+            max_turns=1,
+            max_episode_tokens=0,
+        )
+        settings = replace(run, rollout=rollout)
+    settings.rollout.num_slots = 1
+    settings.rollout.decode_steps = STREAMED_TOKENS
+    settings.rollout.keep_stop = False
+    settings.eval.max_new_tokens = 0
+    return found.with_model(settings)
+
+
+def system_prompt_of(found: FoundModel) -> str:
+    """Returns the system prompt with which a run trained; "" without one."""
+    if found.settings is None or found.settings.task.template != "chat":
+        return ""
+    given = found.settings.task.system_prompt
+    if given == NO_SYSTEM_PROMPT:
+        return ""
+    # The default of questions with an answer (`math_problems.to_problem`).
+    is_question = found.settings.task.name in ("gsm8k", "math", "math_multiturn")
+    return given or (BOXED if is_question else "")
+
+
+def main() -> None:
+    """Runs the command."""
+    arguments = cli.start_jax(sys.argv[1:])
+    with cli.user_errors(), Pool(0) as pool:
+        settings, temperature, system_prompt = parse(arguments)
+        config.validate(settings)
+        sampler, params = load(settings, pool)
+        chat = Chat(sampler, params, temperature, settings.train.seed, system_prompt, [])
+        talk(chat, sys.stdin, sys.stdout, is_terminal=sys.stdin.isatty())
+
+
+def talk(chat: Chat, source: TextIO, target: TextIO, *, is_terminal: bool) -> None:
+    """Answers the lines of `source` until it ends."""
+
+    def write(piece: str) -> None:
+        target.write(piece)
+        target.flush()
+
+    def tell(line: str) -> None:
+        # Only answers go to a pipe.
+        print(line, file=target if is_terminal else sys.stderr, flush=True)
+
+    if chat.is_chat and chat.system_prompt:
+        tell(f"system prompt: {chat.system_prompt}")
+    if not chat.is_chat:
+        tell("the model has no chat template: it continues each line")
+    if is_terminal:
+        tell(f"{RESET}, {SYSTEM} TEXT, {QUIT}")
+    while True:
+        if is_terminal:
+            write("> ")
+        line = source.readline()
+        if not line or line.strip() == QUIT:
+            return
+        text = line.rstrip("\n")
+        command, _, argument = text.partition(" ")
+        if command == RESET:
+            chat.start_again(chat.system_prompt)
+        elif command == SYSTEM:
+            chat.start_again(argument)
+        elif text.strip():
+            try:
+                chat.answer(text, write)
+            except UserError as error:
+                tell(f"error: {error}")
+            write("\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Compares two models on the same problems: `jzero compare BASE RUN`.
+
+    jzero compare BASE RUN [--suite NAME=FILE] [--out DIR] [--show N] [--config.section.field=value ...]
+
+BASE and RUN are workdirs of runs, directories of models or hub ids, and at least one is the workdir
+of a run. Both models get the prompts, the lengths and the grader of RUN (or of BASE, if RUN is no
+run), by default on the held-out problems of the run, answered greedily. --config.eval.samples=K
+--config.eval.greedy=False compares K samples of each problem instead.
+
+Prints both accuracies, and their difference with a 95 % interval (bootstrap over problems, paired)
+and the p-value of McNemar's exact test, which asks whether as many problems were gained as lost.
+Then it lists the problems that only one of the two solves. All responses are in OUT.
+"""  # noqa: E501 (the usage that --help prints)
+
+import gc
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+
+from jzero import cli, config
+from jzero.distributed import peers, processes
+from jzero.errors import UserError
+from jzero.evaluate import check, held_out_problems, load_suites, run_on, settings_of_run
+from jzero.files import JsonObject, read_jsonl, split_commas
+from jzero.run.finished import FoundModel, find_model
+from jzero.types import Problem
+
+RESAMPLES = 10_000
+SHOWN = 5  # problems of each kind
+LONGEST_SHOWN = 200  # characters of a question or of the end of a response
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The accuracies of two models on the same problems."""
+
+    base: float
+    run: float
+    low: float  # of the 95 % interval of run - base
+    high: float
+    p_value: float | None  # of McNemar's exact test; None with several samples of a problem
+
+    @property
+    def gain(self) -> float:
+        return self.run - self.base
+
+
+def paired_difference(
+    base: Float[np.ndarray, " problems"], run: Float[np.ndarray, " problems"], seed: int = 0
+) -> Difference:
+    """Compares the shares of right samples of each problem.
+
+    The interval is the percentile bootstrap over problems: each of RESAMPLES resamples draws
+    problems with replacement, and takes both models' results of a problem together.
+    """
+    assert base.shape == run.shape, f"{base.shape=} {run.shape=}"
+    gains = run - base
+    rng = np.random.default_rng(seed)
+    drawn = rng.integers(0, len(gains), (RESAMPLES, len(gains)))
+    low, high = np.quantile(gains[drawn].mean(axis=1), (0.025, 0.975))
+    is_binary = bool(np.isin(np.concatenate([base, run]), (0.0, 1.0)).all())
+    p_value = mcnemar(int((gains > 0).sum()), int((gains < 0).sum())) if is_binary else None
+    return Difference(float(base.mean()), float(run.mean()), float(low), float(high), p_value)
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """Returns the two-sided p-value of McNemar's exact test (McNemar 1947).
+
+    If nothing has changed, a problem that only one model solves is equally likely to be gained or
+    lost: the smaller count is binomial with probability 1/2.
+    """
+    number = gained + lost
+    tail = sum(math.comb(number, k) for k in range(min(gained, lost) + 1))
+    return min(1.0, 2 * tail / 2**number)
+
+
+@dataclass(frozen=True)
+class Command:
+    """The parsed command line."""
+
+    base: FoundModel
+    run: FoundModel
+    settings: config.Config  # without a model
+    suites: list[str]
+    out: Path
+    shown: int
+
+
+def parse(arguments: Sequence[str]) -> Command:
+    """Parses the command line. Raises UserError, or exits, if it has a mistake."""
+    parser = cli.make_parser("jzero.compare", __doc__)
+    parser.add_argument("base", metavar="BASE", help="workdir of a run, or a model")
+    parser.add_argument("run", metavar="RUN", help="workdir of a run, or a model")
+    parser.add_argument("--suite", default="", help="other problems than those held out")
+    parser.add_argument("--out", help="directory to write to; default runs/compare-<date>-<time>")
+    parser.add_argument("--show", type=int, default=SHOWN, help="problems to list of each kind")
+    args, config_flags = parser.parse_known_args(arguments)
+    base, run = find_model(args.base), find_model(args.run)
+    trained = next((found for found in (run, base) if found.settings is not None), None)
+    if trained is None or trained.settings is None:
+        raise UserError(
+            f"neither {args.base} nor {args.run} is the workdir of a run, which has the prompts "
+            "and the grader: give one"
+        )
+    settings = settings_of_run(trained, trained.settings)
+    # One kind of evaluation: the pairs are its problems.
+    evaluation = replace(settings.eval, samples=0, greedy=True, verifiers=())
+    settings = cli.parse_settings(replace(settings, eval=evaluation), config_flags)
+    out = Path(args.out or f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}")
+    return Command(base, run, settings, split_commas(args.suite), out, args.show)
+
+
+def compare(command: Command) -> str:
+    """Evaluates both models, writes compare.json in the directory of --out; returns the text."""
+    settings = command.settings
+    check(settings)
+    problem_sets = held_out_problems(settings)
+    if command.suites:
+        problem_sets = load_suites(command.suites, settings)
+    results = {}
+    for role, found in (("base", command.base), ("run", command.run)):
+        processes.print_once(f"{role}: {found.name}")
+        results[role] = evaluate_model(found, problem_sets, command.out / role, settings)
+        gc.collect()  # the weights of the first model, before the second is loaded
+    lines = []
+    report: JsonObject = {"base": command.base.name, "run": command.run.name, "sets": {}}
+    for file in sorted(results["base"].keys() & results["run"].keys()):
+        pairs = paired_rows(results["base"][file], results["run"][file])
+        base, run = (np.array([row["accuracy"] for row in side]) for side in pairs)
+        difference = paired_difference(base, run, settings.train.seed)
+        lines += [describe(file, difference, len(base)), *flips(*pairs, command.shown)]
+        report["sets"][file] = vars(difference) | {"problems": len(base), "gain": difference.gain}
+    processes.write_once(command.out / "compare.json", json.dumps(report, indent=1))
+    return "\n".join([*lines, f"written to {command.out}"])
+
+
+def evaluate_model(
+    found: FoundModel,
+    problem_sets: Mapping[str, list[Problem]],
+    out: Path,
+    settings: config.Config,
+) -> dict[str, list[JsonObject]]:
+    """Returns the rows of every file of responses that an evaluation writes, by name."""
+    run_on(problem_sets, out, found.with_model(settings))
+    return {path.stem: read_jsonl(path) for path in sorted(out.glob("*.jsonl"))}
+
+
+def paired_rows(
+    base: Sequence[JsonObject], run: Sequence[JsonObject]
+) -> tuple[list[JsonObject], list[JsonObject]]:
+    """Returns the rows of the problems that both models answered, in the same order.
+
+    Tokenizers differ, so a prompt may be too long for one of the two.
+    """
+    by_id = {row["id"]: row for row in run}
+    kept = [row for row in base if row["id"] in by_id]
+    if not kept:
+        raise UserError("the two models have answered no problem in common: their prompts differ")
+    return kept, [by_id[row["id"]] for row in kept]
+
+
+def describe(name: str, difference: Difference, count: int) -> str:
+    """Returns a line with the accuracies of a problem set, and their difference."""
+    text = (
+        f"{name}: {100 * difference.base:.1f} % -> {100 * difference.run:.1f} % of {count} "
+        f"problems, {100 * difference.gain:+.1f} points "
+        f"(95 % interval {100 * difference.low:+.1f} to {100 * difference.high:+.1f}"
+    )
+    if difference.p_value is not None:
+        text += f", McNemar p = {difference.p_value:.3g}"
+    return f"{text})"
+
+
+def flips(base: Sequence[JsonObject], run: Sequence[JsonObject], shown: int) -> list[str]:
+    """Returns lines on the problems that got better and those that got worse."""
+    pairs = list(zip(base, run, strict=True))
+    better = [pair for pair in pairs if pair[1]["accuracy"] > pair[0]["accuracy"]]
+    worse = [pair for pair in pairs if pair[1]["accuracy"] < pair[0]["accuracy"]]
+    lines = []
+    for title, changed in (("gained", better), ("lost", worse)):
+        lines.append(f"{title}: {len(changed)}")
+        for old, new in changed[:shown]:
+            lines.append(f"  {old['id']}: {question_of(old)}")
+            lines.append(f"    gold {shortened(str(gold_of(old)))}")
+            lines.append(f"    base {ending(old)}")
+            lines.append(f"    run  {ending(new)}")
+        if len(changed) > shown:
+            lines.append(f"  and {len(changed) - shown} more (--show)")
+    return lines
+
+
+def question_of(row: JsonObject) -> str:
+    """Returns the question of a row of responses, on one line."""
+    prompt = row["prompt"]
+    return shortened(prompt if isinstance(prompt, str) else prompt[-1]["content"])
+
+
+def gold_of(row: JsonObject) -> object:
+    gold = row["gold"]
+    return gold.get("answer", gold) if isinstance(gold, dict) else gold
+
+
+def shortened(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]} ..."
+
+
+def ending(row: JsonObject) -> str:
+    """Returns the end of the first response of a row, which has the answer, on one line."""
+    text = " ".join(row["samples"][0]["response"].split())
+    return text if len(text) <= LONGEST_SHOWN else f"... {text[-LONGEST_SHOWN:]}"
+
+
+def main() -> None:
+    """Runs the command."""
+    arguments = cli.start_jax(sys.argv[1:])
+    with cli.user_errors():
+        peers.check_same_start({"the command": " ".join(arguments)})
+        processes.print_once(compare(parse(arguments)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""Steps through an environment without a model: `jzero play shop.py:Shop`.
+
+    jzero play FILE.py:Class [--data FILE [--row N]] [--seed S] [--answers FILE]
+
+Resets the environment and prints the first observation. Then every line of --answers, by default of
+the terminal, is a response: the command prints the reply, the reward and its parts, and whether the
+episode is over. A line that is a JSON string, such as "two\\nlines", may have line breaks.
+
+Before the first answer the environment is reset twice, and after the last one a second instance
+gets the same responses: both must return the same as the first, because jzero resets an environment
+for a prompt, again for every episode of a group, and again after a kill. The exit status is 1 if
+they differ. --data takes a row of a data set for `reset`; without it the row is empty.
+
+The class runs in this process with your rights, and is the same class as task.environment=.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO, cast
+
+from jzero import cli
+from jzero.config import TaskConfig
+from jzero.errors import UserError, reason_of
+from jzero.tasks import environment, problem_sets
+from jzero.tasks.bounds import MAX_REPLY_BYTES
+from jzero.tasks.environment import Environment, Instance, Step
+from jzero.tasks.episodes import Calls, run_calls
+from jzero.tasks.tools import classes
+from jzero.tasks.user_functions import find_function
+from jzero.types import JsonValue, Prompt
+
+QUIT = "/quit"
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What an instance of the environment has returned."""
+
+    observation: Prompt
+    tools: list[JsonValue]
+    steps: list[Step]
+    is_over: bool
+
+
+def make(name: str) -> Instance:
+    """Returns a new instance of an environment.
+
+    Raises UserError if there is no such class, or it is no environment.
+    """
+    environment.check(TaskConfig(name=environment.NAME, environment=name))
+    if classes.is_tool_class(name):
+        raise UserError(
+            f"{name} has tools as methods, which a chat template has to show to a model: `jzero "
+            "play` steps through classes with reset(row, seed) and step(response)"
+        )
+    return Instance(cast(Environment, find_function(name)()), MAX_REPLY_BYTES)  # type: ignore
+
+
+def call(what: str, calls: Calls[object]) -> object:
+    """Returns the result of a method of the environment.
+
+    Raises UserError, with the method and the reason, if the method fails.
+    """
+    try:
+        return run_calls(calls)
+    except Exception as error:  # the class is the user's: it may raise anything
+        raise UserError(f"{what} failed ({type(error).__name__}: {reason_of(error)})") from error
+
+
+def gold_of(row: dict[str, JsonValue], seed: int) -> dict[str, JsonValue]:
+    """Returns what an episode starts from."""
+    return {"row": row, "seed": seed}
+
+
+def replay(name: str, gold: dict[str, JsonValue], responses: Sequence[str]) -> Episode:
+    """Returns what a new instance answers to the same responses."""
+    instance = make(name)
+    observation = cast(Prompt, call("reset", instance.reset(gold)))
+    tools = instance.tools()
+    steps = []
+    for response in responses:
+        steps.append(cast(Step, call("step", instance.step(response))))
+    call("close", instance.close())
+    return Episode(observation, tools, steps, bool(steps) and steps[-1].reply is None)
+
+
+def difference(first: Episode, second: Episode) -> str:
+    """Returns the first difference between two episodes with the same responses, or ""."""
+    if first.observation != second.observation:
+        return (
+            f"reset is not a function of row and seed: it returned {shown(first.observation)}, "
+            f"then {shown(second.observation)}"
+        )
+    for number, (old, new) in enumerate(zip(first.steps, second.steps, strict=True), 1):
+        if old != new:
+            return f"step {number} is not a function of the responses: {old}, then {new}"
+    return ""
+
+
+def play(
+    name: str,
+    gold: dict[str, JsonValue],
+    answers: Iterator[str],
+    target: TextIO,
+) -> bool:
+    """Plays an episode with `answers`; returns whether the environment is deterministic.
+
+    Raises UserError if a method of the environment fails or returns a wrong value.
+    """
+    instance = make(name)
+    observation = cast(Prompt, call("reset", instance.reset(gold)))
+    first = Episode(observation, instance.tools(), [], False)
+    again = replay(name, gold, [])
+    print(f"observation\n{indented(observation)}", file=target)
+    for tool in first.tools:
+        print(f"tool {json.dumps(tool)}", file=target)
+    if reason := difference(first, again):
+        print(f"not deterministic: {reason}", file=target)
+        return False
+    print("reset twice: the same", file=target, flush=True)
+
+    responses: list[str] = []
+    steps: list[Step] = []
+    for response in answers:
+        responses.append(response)
+        step = cast(Step, call(f"step {len(responses)}", instance.step(response)))
+        steps.append(step)
+        print(f"\nstep {len(steps)}: {shown(response)}", file=target)
+        print(describe(step), file=target, flush=True)
+        if step.reply is None:
+            break
+    call("close", instance.close())
+    total = sum(step.reward.value for step in steps)
+    is_over = bool(steps) and steps[-1].reply is None
+    end = "over" if is_over else "not over"
+    print(f"\n{len(steps)} steps, total reward {total:g}, {end}", file=target)
+
+    second = replay(name, gold, responses)
+    reason = difference(Episode(observation, first.tools, steps, is_over), second)
+    print(f"not deterministic: {reason}" if reason else "played again: the same", file=target)
+    return not reason
+
+
+def describe(step: Step) -> str:
+    """Returns the reward, its parts, and the reply of a step."""
+    parts = "".join(f", {name} {value:g}" for name, value in step.reward.parts.items())
+    solved = ", correct" if step.is_correct else ""
+    line = f"  reward {step.reward.value:g}{parts}{solved}, done {step.reply is None}"
+    return line if step.reply is None else f"{line}\n{indented(step.reply)}"
+
+
+def shown(value: Prompt) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def indented(prompt: Prompt) -> str:
+    """Returns text, or messages with their roles, indented."""
+    if isinstance(prompt, str):
+        lines = prompt.splitlines() or [""]
+    else:
+        lines = [f"[{message['role']}] {message['content']}" for message in prompt]
+    return "\n".join(f"  | {line}" for line in lines)
+
+
+def read_answers(source: TextIO, target: TextIO | None) -> Iterator[str]:
+    """Yields the responses in the lines of a file; asks for them in the terminal `target`."""
+    while True:
+        if target is not None:
+            print("> ", end="", file=target, flush=True)
+        line = source.readline()
+        if not line or line.strip() == QUIT:
+            return
+        yield read_answer(line.rstrip("\n"))
+
+
+def read_answer(line: str) -> str:
+    """Returns a line, or the text of a JSON string."""
+    if line.startswith('"') and line.endswith('"'):
+        try:
+            return str(json.loads(line))
+        except ValueError:
+            return line
+    return line
+
+
+def read_row(data: str, index: int) -> dict[str, JsonValue]:
+    """Returns a row of a data set. Raises UserError if there is none with this index."""
+    dataset = problem_sets.load_split(data, "train")
+    if not 0 <= index < len(dataset):
+        raise UserError(f"--row {index}: {data} has {len(dataset)} rows, from 0")
+    return problem_sets.read_readable_columns(dataset.select([index]))[0]
+
+
+def main() -> None:
+    """Runs the command."""
+    parser = cli.make_parser("jzero.play", __doc__)
+    parser.add_argument("environment", metavar="FILE.py:Class", help="or module:Class")
+    parser.add_argument("--data", help="data set whose row `reset` gets")
+    parser.add_argument("--row", type=int, default=0, help="its row, from 0")
+    parser.add_argument("--seed", type=int, default=0, help="seed that `reset` gets")
+    parser.add_argument("--answers", type=Path, help="file with a response a line; default: stdin")
+    args = parser.parse_args()
+    with cli.user_errors():
+        row = read_row(args.data, args.row) if args.data else {}
+        gold = gold_of(row, args.seed)
+        if args.answers is None:
+            answers = read_answers(sys.stdin, sys.stdout if sys.stdin.isatty() else None)
+            is_same = play(args.environment, gold, answers, sys.stdout)
+        else:
+            try:
+                with args.answers.open(encoding="utf-8") as file:
+                    is_same = play(args.environment, gold, read_answers(file, None), sys.stdout)
+            except OSError as error:
+                raise UserError(f"--answers {args.answers}: {error.strerror}") from None
+    sys.exit(0 if is_same else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Finds the model and the settings of a run that has finished: `jzero evaluate RUN`.
+
+found = find_model("runs/mine")              # the workdir of a run: its newest export
+found = find_model("Qwen/Qwen2.5-0.5B")      # a directory or a hub id: a model without a run
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from jzero import config
+from jzero.config import Config
+from jzero.errors import UserError
+from jzero.files import parse_json
+from jzero.model import peft
+
+EXPORT = "export-"  # the beginning of the name of an export in a workdir
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A model to load, and the settings of the run that trained it."""
+
+    name: str  # as the user wrote it
+    path: str  # directory or hub id of the model
+    adapter: str = ""  # directory of an adapter of the model; "": none
+    settings: Config | None = None  # None: no run is known
+
+    def with_model(self, settings: Config) -> Config:
+        """Returns settings that load this model, on all devices of this machine."""
+        # An exported model has its adapter merged, and the size of the KV cache is that of the
+        # machine.
+        adapter = config.AdapterConfig(path=self.adapter)
+        model = replace(
+            settings.model,
+            path=self.path,
+            revision="",
+            tokenizer="",
+            adapter=adapter,
+            base=settings.model.base if self.adapter else "native",
+        )
+        rollout = replace(settings.rollout, num_pages=0, max_staleness=0, routing_replay=False)
+        return replace(settings, model=model, rollout=rollout, mesh=config.MeshConfig())
+
+
+def find_model(name: str) -> FoundModel:
+    """Returns the model of a run, or the model in a directory or on the hub.
+
+    Raises UserError if a run has no export, or its files cannot be read.
+    """
+    workdir = Path(name).expanduser()
+    settings = run_settings(workdir)
+    if settings is None:
+        return FoundModel(name, name)
+    exports = {
+        int(path.name.removeprefix(EXPORT)): path
+        for path in workdir.glob(f"{EXPORT}*")
+        if path.name.removeprefix(EXPORT).isdigit()
+    }
+    if not exports:
+        raise UserError(
+            f"{name} is a run without an exported model: let it finish, or write one with `jzero "
+            f"export --workdir {name} --out {workdir / (EXPORT + '0')}`"
+        )
+    newest = exports[max(exports)]
+    if (newest / peft.CONFIG).exists():
+        return FoundModel(name, settings.model.source, str(newest), settings)
+    return FoundModel(name, str(newest), "", settings)
+
+
+def run_settings(workdir: Path) -> Config | None:
+    """Returns the settings of the run in a workdir; None if the directory is not a workdir.
+
+    Raises UserError if its config.json cannot be read.
+    """
+    path = workdir / "config.json"
+    if not path.is_file():
+        return None
+    text = path.read_text(encoding="utf-8")
+    # The config.json of a model has no such section.
+    if "rollout" not in parse_json(text, path):
+        return None
+    return config.from_json(text, str(path))

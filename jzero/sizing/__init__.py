@@ -1,0 +1,7 @@
+"""Chooses the settings of a run from a model, a data set and the machine: `jzero train`.
+
+data.py      reads the data set: columns, kinds of answers, texts
+choices.py   chooses every setting that depends on the model, the data or the machine
+recipe.py    writes the choices as a recipe, and prints them as a table
+command.py   the command `jzero train`
+"""

@@ -1,0 +1,243 @@
+"""Trains a model on your problems, or runs a recipe of jzero.
+
+    jzero train --model DIR_OR_ID --data FILE_OR_ID [--reward my.py:f] [--eval FILE] [--lora]
+                [--minutes M] [--workdir DIR] [--config.section.field=value ...]
+    jzero train RECIPE[:PRESET] [--workdir DIR] [--config.section.field=value ...]
+
+The first form reads the tokenizer, the data and the machine, chooses every setting that depends on
+them, and prints the choices with their reasons. It writes them to recipe.py in the workdir, which
+is a recipe like any other: `python -m jzero.main --config WORKDIR/recipe.py` is the same run. The
+same command with the same --workdir continues a run that was stopped.
+
+A reward is a Python function of the response, the correct answer (gold) and the task, or a function
+for TRL's GRPOTrainer. Without --reward the task's grader compares the answers. Columns of the data
+are found by their names (problem, question, prompt, ...; answer, final_answer, ...).
+
+The second form is `python -m jzero.main --config RECIPE`. A name such as gsm8k:tiny is a recipe of
+jzero, and a path is a file. `jzero train --help rollout` explains the settings of a section.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from jzero import cli, config
+from jzero import main as jzero_main
+from jzero.config import Config
+from jzero.config.describe import describe as describe_settings
+from jzero.distributed import peers, processes
+from jzero.errors import UserError
+from jzero.model.hub import public_name
+from jzero.planning.chips import GIB
+from jzero.sizing import choices, recipe
+from jzero.sizing.choices import HELD_OUT, Machine, Model, Sheet, Wishes
+from jzero.sizing.data import Data, absolute_source, held_out_rows, read_data
+from jzero.tasks import rewards
+
+HELD_OUT_FILE = "held_out.jsonl"  # in the workdir
+
+
+@dataclass(frozen=True)
+class Request:
+    """The parsed command line of the first form, or the arguments of `jzero.train`."""
+
+    wishes: Wishes
+    workdir: Path | None
+    given: frozenset[str]  # names of the settings that `apply` sets
+    apply: Callable[[Config], Config]  # returns a config with the settings that the user has given
+    is_dry: bool = False  # stops before training
+
+
+def main() -> None:
+    """Runs the command."""
+    arguments = sys.argv[1:]
+    has_recipe = bool(arguments) and not arguments[0].startswith("-")
+    if has_recipe:
+        jzero_main.run_arguments(recipe_arguments(arguments))
+        return
+    request = parse(arguments)
+    with cli.user_errors():
+        peers.check_same_start({"the command": " ".join(arguments)})
+        settings, workdir = prepare(request)
+        if not request.is_dry:
+            jzero_main.start(settings, workdir)
+
+
+def recipe_arguments(arguments: list[str]) -> list[str]:
+    """Returns the arguments of `jzero.main` for a recipe and further arguments."""
+    name, colon, preset = arguments[0].partition(":")
+    with cli.user_errors():
+        path = jzero_main.recipe_path(name)
+    if arguments[1:] in (["-h"], ["--help"]):
+        print(jzero_main.recipe_help(path))
+        sys.exit(0)
+    return [f"--config={path}{colon}{preset}", *arguments[1:]]
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = cli.make_parser("jzero train", __doc__)
+    parser.add_argument("--model", required=True, help="directory or hub id of the model")
+    parser.add_argument(
+        "--data", required=True, help="file, directory or hub id of the problems to train on"
+    )
+    parser.add_argument(
+        "--reward", default="", metavar="FILE.py:FUNCTION", help="the reward of a response"
+    )
+    parser.add_argument(
+        "--eval",
+        default="",
+        metavar="DATA",
+        help="held-out problems; default: the split test of --data, or a tenth of its rows",
+    )
+    parser.add_argument(
+        "--lora", action="store_true", help="train a LoRA adapter instead of the whole model"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=0.0, help="end before so many minutes, with a checkpoint"
+    )
+    parser.add_argument("--workdir", type=Path, help="default: runs/MODEL-DATA-TIME")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="write the recipe and stop before training"
+    )
+    return parser
+
+
+def parse(arguments: list[str]) -> Request:
+    """Parses the first form of the command line. A mistake ends the process."""
+    parser = make_parser()
+    # The help must not wait for devices.
+    if (name := cli.asked_help(arguments)) is not None:
+        if not name:
+            parser.parse_args(["--help"])
+        with cli.user_errors():
+            print(describe_settings(name))
+        sys.exit(0)
+    args, remaining = parser.parse_known_args(cli.start_jax(arguments))
+    cli.check_setting_names(remaining)
+    wishes = Wishes(
+        model=args.model,
+        data=args.data,
+        reward=args.reward,
+        eval_data=args.eval,
+        lora=args.lora,
+        minutes=args.minutes,
+    )
+
+    def apply(settings: Config) -> Config:
+        return cli.parse_settings(settings, remaining)
+
+    given = frozenset(cli.given_settings(remaining))
+    return Request(wishes, args.workdir, given, apply, args.dry_run)
+
+
+def prepare(request: Request) -> tuple[Config, Path]:
+    """Chooses the settings of a run, prints them, and writes its recipe.
+
+    In a workdir that has a recipe already, the run continues with that recipe.
+
+    Returns the settings and the workdir. Raises UserError for a mistake.
+    """
+    wishes = with_absolute_paths(request.wishes)
+    workdir = request.workdir or jzero_main.default_workdir(run_name(wishes))
+    if (workdir / recipe.FILE).exists():
+        return resume(request, wishes, workdir), workdir
+    settings = request.apply(Config(name=run_name(wishes)))
+    given = request.given
+    if wishes.reward:
+        functions = (wishes.reward,)
+        rewards.check_rewards(config.RewardConfig(functions=functions))
+    data = read_data(wishes.data, settings.task)
+    model = choices.read_model(config_of_model(settings, wishes))
+    machine = choices.this_machine(settings, workdir)
+
+    held_out = ""
+    needs_held_out = not (wishes.eval_data or data.has_test_split or "task.eval_data" in given)
+    if needs_held_out and data.num_rows > 1:
+        held_out = str((workdir / HELD_OUT_FILE).absolute())
+    sheet = choices.choose(wishes, settings, given, data, model, machine, held_out)
+    config.validate(sheet.settings, is_training=True)
+    processes.print_once(describe(sheet, data, model, machine))
+
+    if held_out:
+        rows = held_out_rows(data, HELD_OUT[machine.is_cpu])
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        processes.write_once(Path(held_out), "".join(lines))
+    path = workdir / recipe.FILE
+    title = f"{public_name(wishes.model)} on {public_name(wishes.data)}."
+    processes.write_once(path, recipe.recipe_source(sheet.settings, sheet.choices, title, path))
+    processes.print_once(f"recipe {path}")
+    return sheet.settings, workdir
+
+
+def resume(request: Request, wishes: Wishes, workdir: Path) -> Config:
+    """Returns the settings of the recipe in a workdir, with the flags of the command.
+
+    Raises UserError if the recipe is for another model or other data.
+    """
+    path = workdir / recipe.FILE
+    settings = request.apply(jzero_main.parse([f"--config={path}"]).settings)
+    settings.train.minutes = wishes.minutes or settings.train.minutes
+    for name, was, asked in (
+        ("--model", settings.model.path, wishes.model),
+        ("--data", settings.task.data, wishes.data),
+    ):
+        if was != asked:
+            raise UserError(f"{name}={asked}: {path} is a run with {was}; choose another --workdir")
+    processes.print_once(f"continues with {path}, which is not chosen again")
+    return settings
+
+
+def config_of_model(settings: Config, wishes: Wishes) -> Config:
+    """Returns the settings with the model of the command."""
+    settings.model.path = wishes.model
+    return settings
+
+
+def with_absolute_paths(wishes: Wishes) -> Wishes:
+    """Returns the wishes with absolute paths, so that the recipe runs in any directory."""
+    reward = wishes.reward
+    file, colon, function = reward.rpartition(":")
+    if file.endswith(".py"):
+        reward = f"{absolute_source(file)}{colon}{function}"
+    return Wishes(
+        model=absolute_source(wishes.model),
+        data=absolute_source(wishes.data),
+        reward=reward,
+        eval_data=absolute_source(wishes.eval_data) if wishes.eval_data else "",
+        lora=wishes.lora,
+        minutes=wishes.minutes,
+    )
+
+
+def run_name(wishes: Wishes) -> str:
+    """Returns the name of a run: MODEL-DATA, with -lora for an adapter."""
+    parts = [Path(wishes.model).name, Path(wishes.data.partition("#")[0]).stem]
+    if wishes.lora:
+        parts.append("lora")
+    return re.sub(r"[^a-z0-9.]+", "-", "-".join(parts).lower()).strip("-.")
+
+
+def describe(sheet: Sheet, data: Data, model: Model, machine: Machine) -> str:
+    """Returns the table of choices, below a line on the model, the data and the machine."""
+    settings = sheet.settings
+    given = sorted(sheet.given)
+    needed = choices.needed_bytes(settings, model, machine)
+    lines = [
+        f"{settings.name}: {model.num_params / 1e6:.1f}M parameters, {data.num_rows:,} rows, "
+        f"{machine}",
+        "",
+        recipe.table(settings, sheet.choices, given),
+        "",
+    ]
+    disk = choices.disk_bytes(settings, model)
+    room = f"needs about {disk / 1e9:.1f} of {machine.disk_bytes / 1e9:.1f} GB of disk"
+    if needed is not None and machine.device_bytes is not None:
+        has = machine.device_bytes * (len(machine.devices) if machine.is_cpu else 1)
+        where = "memory" if machine.is_cpu else "memory of each device"
+        room = f"needs about {needed / GIB:.1f} of {has / GIB:.1f} GiB of {where}, and{room[5:]}"
+    lines.append(room)
+    return "\n".join(lines)

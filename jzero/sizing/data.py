@@ -1,0 +1,157 @@
+"""Reads a data set for `jzero train`: which columns it has, and which texts are in them."""
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jzero.config import TaskConfig
+from jzero.errors import UserError
+from jzero.tasks import problem_sets
+from jzero.types import JsonValue, Prompt
+
+if TYPE_CHECKING:
+    import datasets
+
+SAMPLED_ROWS = 2000  # rows whose lengths are measured
+SOLUTION_COLUMNS = ("solution", "completion", "response", "rationale", "reasoning")
+# Names that many sets have besides those of `problem_sets.COLUMN_NAMES`.
+MORE_ANSWERS = ("gold", "target", "label", "solution")
+_NUMBER = re.compile(r"[-+]?\$?\d[\d,]*(\.\d+)?%?")
+HELD_OUT_SHARE = 10  # one row in this many is held out
+
+
+@dataclass(frozen=True)
+class Data:
+    """What `jzero train` needs to know about a data set."""
+
+    source: str  # as in task.data
+    columns: tuple[str, ...]
+    num_rows: int
+    split: str  # the split to train on
+    has_test_split: bool
+    problem_column: str
+    problem_reason: str
+    answer_column: str  # "": the set has no answers
+    answer_reason: str
+    has_messages: bool  # the column of problems holds lists of messages
+    prompts: list[Prompt]  # of at most SAMPLED_ROWS rows, as they are in the set
+    solutions: list[str]  # worked solutions of these rows; empty without such a column
+    has_only_numbers: bool  # every answer is a number
+
+
+def read_data(source: str, task: TaskConfig) -> Data:
+    """Reads the columns and the texts of a data set.
+
+    source: a file, a directory or a hub id, as in task.data.
+    task: its columns and splits take precedence over the usual names.
+
+    Raises UserError if the set cannot be read or has no column of problems. The message names the
+    columns.
+    """
+    splits = problem_sets.load(source)
+    split = task.train_split or ("train" if "train" in splits else next(iter(splits)))
+    if split not in splits:
+        raise UserError(
+            f"task.train_split={split}: data {source} has the splits {', '.join(splits)}"
+        )
+    dataset = splits[split]
+    if not len(dataset):
+        raise UserError(f"data {source} has no rows")
+    columns = tuple(dataset.column_names)
+    problem_column, problem_reason = _find(
+        source, columns, "problem", task.problem_column, problem_sets.COLUMN_NAMES["problem"]
+    )
+    if not problem_column:
+        raise UserError(
+            f"data {source} has the columns {', '.join(columns)}, and none of "
+            f"{', '.join(problem_sets.COLUMN_NAMES['problem'])}: name the column of questions with "
+            "--config.task.problem_column=COLUMN"
+        )
+    names = (*problem_sets.COLUMN_NAMES["answer"], *MORE_ANSWERS)
+    answer_column, answer_reason = _find(source, columns, "answer", task.answer_column, names)
+
+    sample = dataset.select(range(min(SAMPLED_ROWS, len(dataset))))
+    prompts = list(sample[problem_column])
+    has_messages = isinstance(prompts[0], list)
+    if not has_messages:
+        problem_sets.as_questions(prompts, problem_column, source)
+    answers = _answers(sample, answer_column)
+    return Data(
+        source=source,
+        columns=columns,
+        num_rows=len(dataset),
+        split=split,
+        has_test_split="test" in splits and split != "test",
+        problem_column=problem_column,
+        problem_reason=problem_reason,
+        answer_column=answer_column,
+        answer_reason=answer_reason,
+        has_messages=has_messages,
+        prompts=prompts,
+        solutions=_solutions(sample, columns, answer_column),
+        has_only_numbers=bool(answers) and all(map(is_number, answers)),
+    )
+
+
+def _find(
+    source: str, columns: Sequence[str], kind: str, wanted: str, names: Sequence[str]
+) -> tuple[str, str]:
+    """Returns a column and the reason for it; "" if the set has no column of this kind.
+
+    Raises UserError if the set lacks the column `wanted`.
+    """
+    if wanted:
+        if wanted.partition(".")[0] not in columns:
+            raise UserError(
+                f"task.{kind}_column={wanted}: data {source} has the columns {', '.join(columns)}"
+            )
+        return wanted, "from the command line"
+    for name in names:
+        if name in columns:
+            return name, f"the set has a column of this name, among {', '.join(columns)}"
+    return "", f"no column of {', '.join(columns)} has a usual name"
+
+
+def _answers(sample: "datasets.Dataset", column: str) -> list[JsonValue]:
+    if not column or "." in column:  # a nested column is read by the task
+        return []
+    return [problem_sets.final_answer(answer) for answer in sample[column]]
+
+
+def is_number(answer: JsonValue) -> bool:
+    """Returns whether an answer is a number, or text that is one, such as "$1,200"."""
+    if isinstance(answer, bool):
+        return False
+    if isinstance(answer, str):
+        return _NUMBER.fullmatch(answer.strip()) is not None
+    return isinstance(answer, int | float)
+
+
+def _solutions(sample: "datasets.Dataset", columns: Sequence[str], answer_column: str) -> list[str]:
+    """Returns the worked solutions: a column of them, or answers in GSM8K's format."""
+    for name in (*SOLUTION_COLUMNS, answer_column):
+        if name not in columns:
+            continue
+        texts = [text for text in sample[name] if isinstance(text, str)]
+        is_worked = name != answer_column or any("####" in text for text in texts)
+        if texts and is_worked:
+            return texts
+    return []
+
+
+def held_out_rows(data: Data, most: int) -> list[dict[str, JsonValue]]:
+    """Returns rows to hold out: a tenth of the set, at most `most`; the same in every run."""
+    dataset = problem_sets.load(data.source)[data.split]
+    count = min(most, max(1, data.num_rows // HELD_OUT_SHARE))
+    rng = random.Random(problem_sets.EVAL_SEED)
+    indices = sorted(rng.sample(range(data.num_rows), count))
+    return problem_sets.read_readable_columns(dataset.select(indices))
+
+
+def absolute_source(source: str) -> str:
+    """Returns a local file or directory with its absolute path, and other sources as they are."""
+    path = Path(source).expanduser()
+    return str(path.resolve()) if path.exists() else source

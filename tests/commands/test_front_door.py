@@ -1,0 +1,224 @@
+"""`jzero train` on a tiny model, and the commands and functions that read its run."""
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import byte_model
+import pytest
+from runs import ROOT, read_jsonl
+
+import jzero
+from jzero import chat, compare, evaluate
+from jzero.errors import UserError
+from jzero.grading.pool import Pool
+from jzero.run.finished import find_model
+from jzero.sizing.recipe import FILE
+
+REWARD = '''
+def digits(response, gold, task):
+    """The share of digits, so that the rewards of a group differ."""
+    return sum(char.isdigit() for char in response) / (1 + len(response))
+'''
+SMALL = [
+    "--config.rollout.max_new_tokens=8",
+    "--config.rollout.num_prompts=2",
+    "--config.rollout.group_size=2",
+    "--config.train.steps=2",
+    "--config.eval.problems=2",
+]
+
+
+def jzero_command(environment: dict[str, str], directory: Path, *arguments: str) -> str:
+    """Runs `jzero ARGUMENTS` in a directory; returns what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "jzero", *arguments],
+        cwd=directory,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def trained(
+    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> SimpleNamespace:
+    """Returns the directory, the flags and the output of a run by `jzero train`."""
+    directory = tmp_path_factory.mktemp("door")
+    byte_model.save_model(directory / "model")
+    byte_model.save_problems(directory / "sums.jsonl")
+    (directory / "my.py").write_text(REWARD)
+    flags = ["--model", "model", "--data", "sums.jsonl", "--reward", "my.py:digits"]
+    flags += ["--workdir", "run", *SMALL]
+    out = jzero_command(environment, directory, "train", *flags)
+    return SimpleNamespace(directory=directory, flags=flags, out=out, run=directory / "run")
+
+
+def test_the_choices_are_printed_and_the_run_ends_with_an_export(trained) -> None:
+    words = " ".join(trained.out.split())
+    assert "rollout.max_prompt_tokens" in words
+    assert "99 % of prompts have at most" in words
+    assert "GiB of memory, and about" in words
+    summary = json.loads((trained.run / "summary.json").read_text())
+    assert summary["steps"] == 2
+    held_out = read_jsonl(trained.run / "held_out.jsonl")
+    assert len(held_out) == 2
+    samples = read_jsonl(trained.run / "samples.jsonl")
+    assert any(sample["score"] > 0 for sample in samples)
+    questions = {row["question"] for row in held_out}
+    assert not any(sample["prompt"][-1]["content"] in questions for sample in samples)
+
+
+def test_the_recipe_is_the_same_run(trained, environment: dict[str, str]) -> None:
+    program = ["-m", "jzero.main", "--config", str(trained.run / FILE), "--workdir", "again"]
+    subprocess.run(
+        [sys.executable, *program],
+        cwd=trained.directory,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        check=True,
+        capture_output=True,
+    )
+
+    for file in ("config.json", "samples.jsonl"):
+        ours = (trained.run / file).read_text()
+        assert (trained.directory / "again" / file).read_text() == ours
+
+
+def test_the_same_command_continues_with_the_recipe(trained, environment: dict[str, str]) -> None:
+    shutil.copytree(trained.run, trained.directory / "longer")
+    flags = [*trained.flags, "--workdir", "longer", "--config.train.steps=3"]
+
+    out = jzero_command(environment, trained.directory, "train", *flags)
+
+    assert "continues with longer/recipe.py" in out
+    assert len(read_jsonl(trained.directory / "longer" / "metrics.jsonl")) == 3
+
+
+def test_a_workdir_of_other_data_is_refused(trained, environment: dict[str, str]) -> None:
+    shutil.copy(trained.directory / "sums.jsonl", trained.directory / "other.jsonl")
+    done = subprocess.run(
+        [sys.executable, "-m", "jzero", "train", *trained.flags, "--data", "other.jsonl"],
+        cwd=trained.directory,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "other.jsonl: run/recipe.py is a run with" in done.stderr
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_evaluate_takes_the_held_out_problems_of_the_run(trained, tmp_path: Path) -> None:
+    results = jzero.evaluate(trained.run, out=tmp_path / "out")
+
+    assert results["held-out"]["problems"] == 2
+    greedy = read_jsonl(tmp_path / "out" / "held-out-greedy.jsonl")
+    theirs = read_jsonl(trained.run / "evaluations" / "after" / "problems-greedy.jsonl")
+    assert [row["id"] for row in greedy] == [row["id"] for row in theirs]
+    assert [row["samples"] for row in greedy] == [row["samples"] for row in theirs]
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_compare_pairs_both_models_on_the_same_problems(
+    trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = str(trained.directory / "model")
+    command = compare.parse([base, str(trained.run), "--out", str(tmp_path / "out")])
+
+    text = compare.compare(command)
+
+    assert "of 2 problems" in text
+    assert "McNemar p = 1" in text
+    report = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert report["sets"]["held-out-greedy"]["problems"] == 2
+    assert len(read_jsonl(tmp_path / "out" / "base" / "held-out-greedy.jsonl")) == 2
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_chat_streams_the_answer_of_the_decoder(trained) -> None:
+    settings, _, system_prompt = chat.parse([str(trained.run)])
+    with Pool(0) as pool:
+        sampler, params = evaluate.load(settings, pool)
+        talking = chat.Chat(sampler, params, 0.0, 0, system_prompt, [])
+        pieces: list[str] = []
+        answer = talking.answer("What is 1 + 3?", pieces.append)
+        target = io.StringIO()
+        again = chat.Chat(sampler, params, 0.0, 0, system_prompt, [])
+        lines = io.StringIO("What is 1 + 3?\n/new\nWhat is 1 + 3?\n/quit\nnever\n")
+        chat.talk(again, lines, target, is_terminal=False)
+
+    assert "boxed" in system_prompt
+    assert "".join(pieces) == answer
+    assert len(pieces) > 1
+    assert target.getvalue() == f"{answer}\n{answer}\n"
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_a_conversation_that_is_too_long_loses_its_oldest_messages(trained) -> None:
+    settings, _, _ = chat.parse([str(trained.run), "--config.rollout.max_prompt_tokens=96"])
+    with Pool(0) as pool:
+        sampler, params = evaluate.load(settings, pool)
+        talking = chat.Chat(sampler, params, 0.0, 0, "", [])
+        for _ in range(4):
+            talking.answer("x" * 30, lambda piece: None)
+        kept = len(talking.messages)
+        with pytest.raises(UserError, match="rollout.max_prompt_tokens=96: raise it"):
+            talking.answer("x" * 100, lambda piece: None)
+
+    assert 2 <= kept < 8
+    # A refused message leaves the conversation as it is.
+    assert len(talking.messages) == kept
+    assert talking.messages[0]["role"] == "user"
+
+
+def test_a_run_without_an_export_is_refused(trained, tmp_path: Path) -> None:
+    shutil.copy(trained.run / "config.json", tmp_path)
+    with pytest.raises(UserError, match="is a run without an exported model: let it finish"):
+        find_model(str(tmp_path))
+
+
+@pytest.mark.usefixtures("quick_runs")
+@pytest.mark.thorough
+def test_python_trains_with_rows_and_a_function(trained, tmp_path: Path) -> None:
+    rows = read_jsonl(trained.directory / "sums.jsonl")
+    settings = {flag[9:].split("=")[0]: int(flag.split("=")[1]) for flag in SMALL}
+    settings["rollout.num_prompts"] = 8  # a row for each of the eight devices of the tests
+
+    run = jzero.train(
+        model=trained.directory / "model",
+        data=rows,
+        reward=length_reward,
+        lora=True,
+        workdir=tmp_path / "run",
+        settings=settings,
+    )
+
+    assert run.model == tmp_path / "run" / "export-2"
+    assert run.recipe.exists()
+    scores = [sample["score"] for sample in read_jsonl(tmp_path / "run" / "samples.jsonl")]
+    assert all(0 < score <= 1 for score in scores)
+
+
+def length_reward(response: str, gold: object, task: object) -> float:
+    return 1 / (1 + len(response))
+
+
+def test_python_refuses_mistakes_with_user_errors(trained, tmp_path: Path) -> None:
+    model = trained.directory / "model"
+    with pytest.raises(UserError, match="settings: no field train.stepz"):
+        jzero.train(model, [{"question": "x"}], workdir=tmp_path, settings={"train.stepz": 1})
+    with pytest.raises(UserError, match="settings: train.steps='2' is no int"):
+        jzero.train(
+            model, trained.directory / "sums.jsonl", workdir=tmp_path, settings={"train.steps": "2"}
+        )
+    with pytest.raises(UserError, match="data has no rows"):
+        jzero.train(model, [], workdir=tmp_path)
+    with pytest.raises(UserError, match="give suite="):
+        jzero.evaluate(model)

@@ -1,0 +1,228 @@
+"""Which settings `jzero train` chooses, for machines that are described and not attached."""
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import byte_model
+import pytest
+from runs import ROOT
+
+from jzero import config
+from jzero.config import Config
+from jzero.errors import UserError
+from jzero.model import qwen
+from jzero.planning.chips import GIB, DescribedDevice, described_devices
+from jzero.planning.fitting import fit
+from jzero.planning.largest import memory_of
+from jzero.planning.models import KNOWN_MODELS
+from jzero.sizing import choices, recipe
+from jzero.sizing.choices import Machine, Model, Sheet, Wishes
+from jzero.sizing.data import Data, read_data
+
+DISK = 500e9
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    path = tmp_path_factory.mktemp("data") / "sums.jsonl"
+    return read_data(byte_model.save_problems(path, 400), config.TaskConfig())
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    path = byte_model.save_model(tmp_path_factory.mktemp("model"))
+    return choices.read_model(Config(model=config.ModelConfig(path=path)))
+
+
+def cpu(gib: float, disk: float = DISK) -> Machine:
+    devices = [DescribedDevice(i, 0, "cpu", "cpu") for i in range(2)]
+    return Machine(devices, gib * GIB / 2, disk)
+
+
+def slice_of(topology: str) -> Machine:
+    devices = described_devices(topology)
+    return Machine(devices, memory_of(devices[0]), DISK)
+
+
+def choose(
+    data: Data,
+    model: Model,
+    machine: Machine,
+    given: dict[str, object] | None = None,
+    **flags: object,
+) -> Sheet:
+    wishes = Wishes(model=str(model.directory), data=data.source, **flags)  # type: ignore
+    settings = Config(name="test")
+    for name, value in (given or {}).items():
+        section, _, leaf = name.rpartition(".")
+        setattr(getattr(settings, section), leaf, value)
+    return choices.choose(wishes, settings, frozenset(given or ()), data, model, machine)
+
+
+def test_every_choice_has_a_reason_and_the_settings_are_valid(data: Data, model: Model) -> None:
+    sheet = choose(data, model, cpu(16))
+
+    config.validate(sheet.settings, is_training=True)
+    assert all(choice.reason for choice in sheet.choices)
+    assert len({choice.name for choice in sheet.choices}) == len(sheet.choices)
+
+
+def test_lengths_cover_the_data(data: Data, model: Model) -> None:
+    sheet = choose(data, model, cpu(16))
+
+    lengths = choices.prompt_lengths(sheet.settings, data, model)
+    rollout = sheet.settings.rollout
+    assert lengths.max() <= rollout.max_prompt_tokens < lengths.max() + 64
+    assert rollout.max_new_tokens == choices.FEWEST_NEW_TOKENS  # the solutions are short
+    assert rollout.max_prompt_tokens + rollout.max_new_tokens <= 1024  # the model's positions
+
+
+def test_settings_of_the_user_are_kept_and_the_others_fit_them(data: Data, model: Model) -> None:
+    given = {"rollout.max_new_tokens": 96, "rollout.group_size": 3, "optimizer.lr": 5e-6}
+
+    sheet = choose(data, model, cpu(16), given)
+
+    settings = sheet.settings
+    assert (settings.rollout.max_new_tokens, settings.rollout.group_size) == (96, 3)
+    assert settings.optimizer.lr == 5e-6
+    assert settings.rollout.num_slots == 3 * settings.rollout.num_prompts
+    assert not {choice.name for choice in sheet.choices} & given.keys()
+    row = settings.rollout.max_prompt_tokens + settings.train.packs_per_row * 96
+    assert settings.train.microbatch_tokens % (2 * row) == 0
+
+
+def test_a_microbatch_is_never_larger_than_the_step(data: Data, model: Model) -> None:
+    given = {"rollout.num_prompts": 2, "rollout.group_size": 2, "rollout.max_new_tokens": 8}
+
+    settings = choose(data, model, slice_of("v5e:1x1"), given).settings
+
+    row = settings.rollout.max_prompt_tokens + settings.train.packs_per_row * 8
+    assert settings.train.microbatch_tokens <= 4 * row
+    assert settings.rollout.num_slots == 4
+
+
+def test_without_reward_the_grader_scores_and_without_answers_a_reward_is_needed(
+    data: Data, model: Model
+) -> None:
+    bare = replace(data, answer_column="", has_only_numbers=False)
+
+    assert choose(data, model, cpu(16)).settings.task.reward.functions == ("accuracy",)
+    with pytest.raises(UserError, match="has the columns question, answer, and none with answers"):
+        choose(bare, model, cpu(16))
+    settings = choose(bare, model, cpu(16), reward="my.py:f").settings
+    assert (settings.task.name, settings.task.reward.functions) == ("open", ("my.py:f",))
+    assert settings.task.system_prompt == "none"
+
+
+def test_numbers_are_read_without_a_box(data: Data, model: Model) -> None:
+    assert choose(data, model, cpu(16)).settings.task.answer_mark == "number"
+    words = replace(data, has_only_numbers=False)
+    assert choose(words, model, cpu(16)).settings.task.answer_mark == ""
+
+
+def test_a_cpu_computes_in_fp32_and_an_accelerator_in_bf16(data: Data, model: Model) -> None:
+    settings = choose(data, model, cpu(16)).settings
+
+    assert (settings.model.dtype, settings.rollout.kv_dtype) == ("float32", "float32")
+    assert choose(data, model, slice_of("v5e:1x1")).settings.model.dtype == "bfloat16"
+
+
+def test_an_adapter_has_its_learning_rate(data: Data, model: Model) -> None:
+    settings = choose(data, model, cpu(16), lora=True).settings
+    assert settings.model.adapter.rank == 16  # the rank of the tiny model's keys
+    large = replace(model, architecture=KNOWN_MODELS["Qwen/Qwen2.5-0.5B"])
+    rank = choose(data, large, cpu(999), lora=True).settings.model.adapter.rank
+    assert rank == config.ADAPTER_RANK
+    assert (settings.mesh.data, settings.mesh.fsdp) == (-1, 1)  # shared with the decoder
+    assert settings.optimizer.lr == pytest.approx(10 * choices.FULL_LR)
+
+
+def test_a_small_disk_keeps_fewer_checkpoints_and_is_never_exceeded(
+    data: Data, model: Model
+) -> None:
+    size = choices.checkpoint_bytes(Config(), model)
+    export = 4 * model.num_params
+    kept = {}
+    for name, disk in (("3", 3), ("2", 2), ("1", 1), ("0", 0)):
+        sheet = choose(data, model, cpu(16, disk * size + export))
+        kept[name] = (sheet.settings.train.keep_checkpoints, sheet.settings.train.checkpoint_every)
+        assert choices.disk_bytes(sheet.settings, model) <= disk * size + export
+    assert kept == {"3": (2, 20), "2": (1, 20), "1": (1, -1), "0": (1, -1)}
+
+
+# A model that the planner knows, with the tokenizer of the tiny model.
+PAIRS = [
+    ("Qwen/Qwen2.5-0.5B", "v5e:1x1"),
+    ("Qwen/Qwen2.5-1.5B", "v5e:2x4"),
+    ("Qwen/Qwen2.5-3B", "v5e:2x4"),
+    ("Qwen/Qwen2.5-7B", "v6e:2x4"),
+    ("Qwen/Qwen2.5-1.5B", "v6e:1x1"),
+    ("Qwen/Qwen2.5-3B", "h100:1"),
+    ("Qwen/Qwen2.5-0.5B", "l4:1"),
+]
+
+
+@pytest.mark.parametrize(("hub_id", "topology"), PAIRS)
+def test_what_is_chosen_fits_by_plan(
+    data: Data, model: Model, hub_id: str, topology: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = slice_of(topology)
+    large = replace(model, directory=Path(hub_id), architecture=KNOWN_MODELS[hub_id])
+
+    settings = choose(data, large, machine).settings
+
+    assert machine.device_bytes is not None
+    assert fit(settings, machine.devices, machine.device_bytes).fits
+    assert choices.disk_bytes(settings, large) <= DISK
+
+
+def test_a_model_that_does_not_fit_gets_an_adapter(data: Data, model: Model) -> None:
+    large = replace(
+        model, directory=Path("Qwen/Qwen2.5-3B"), architecture=KNOWN_MODELS["Qwen/Qwen2.5-3B"]
+    )
+    machine = slice_of("v6e:1x1")
+
+    sheet = choose(data, large, machine)
+
+    assert machine.device_bytes is not None
+    assert qwen.num_params(large.architecture) * 12 > machine.device_bytes
+    assert sheet.settings.model.adapter.rank
+    reasons = recipe.reasons_of(sheet.choices)
+    assert "more would need" in reasons["model.adapter.rank"]
+
+
+def test_a_recipe_gives_the_same_settings(data: Data, model: Model, tmp_path: Path) -> None:
+    sheet = choose(data, model, cpu(16), {"rollout.stop": ("\n", 'a"b')}, reward="my.py:f")
+    path = tmp_path / "recipe.py"
+    path.write_text(recipe.recipe_source(sheet.settings, sheet.choices, "Title.", path))
+
+    spec = importlib.util.spec_from_file_location("written", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    assert module.get_config() == sheet.settings
+    # Choices that equal a default are written, too.
+    assert f"config.rollout.group_size = {choices.GROUP_SIZE}" in path.read_text()
+
+
+def test_the_table_has_a_line_for_each_choice(data: Data, model: Model) -> None:
+    sheet = choose(data, model, cpu(16), {"train.steps": 7})
+
+    text = recipe.table(sheet.settings, sheet.choices, ["train.steps"])
+
+    assert max(map(len, text.splitlines())) <= 120
+    names = {line.split()[0] for line in text.splitlines() if not line.startswith(" ")}
+    assert names == {choice.name for choice in sheet.choices} | {"train.steps"}
+    assert "from the command line" in text
+
+
+def test_the_folder_of_recipes_is_that_of_the_clone() -> None:
+    from jzero import main
+
+    assert json.dumps(sorted(path.stem for path in main.RECIPES.glob("*.py"))) == json.dumps(
+        sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
+    )
