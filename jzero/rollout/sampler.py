@@ -406,6 +406,36 @@ def make_sampler(
     return sampler, publish
 
 
+DEFAULT_SLOTS = 256  # for suites, with rollout.num_slots=0
+
+
+def most_sequences(settings: config.Config) -> int:
+    """Returns how many sequences a training run can decode at the same time, over all hosts.
+
+    Suites (eval.suites) have any number of problems, and count as rollout.num_slots.
+    """
+    rollout, evaluation = settings.rollout, settings.eval
+    groups = rollout.num_prompts
+    if rollout.max_staleness:
+        groups = rollout.max_running_groups or (rollout.max_staleness + 1) * rollout.num_prompts
+    sequences = 0 if settings.sft.data else groups * rollout.group_size
+    if evaluation.suites:
+        sequences = max(sequences, rollout.num_slots or DEFAULT_SLOTS)
+    if settings.sft.data:
+        return max(sequences, 1)
+    return max(sequences, evaluation.problems * max(evaluation.samples, evaluation.greedy))
+
+
+def with_needed_slots(settings: config.Config) -> config.Config:
+    """Returns the settings of a training run without slots that no sequence would ever use.
+
+    With rollout.num_slots=0 every sequence has a slot.
+    """
+    most = most_sequences(settings)
+    num_slots = min(settings.rollout.num_slots or most, most)
+    return replace(settings, rollout=replace(settings.rollout, num_slots=num_slots))
+
+
 def per_host_settings(rollout: config.RolloutConfig, num_hosts: int) -> config.RolloutConfig:
     """Returns one host's share of rollout.num_slots and num_pages, which count all hosts."""
     return replace(
