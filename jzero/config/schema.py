@@ -12,7 +12,6 @@ feature off unless the description states another meaning.
 """
 
 import dataclasses
-import difflib
 import functools
 import re
 import typing
@@ -21,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from jzero import algorithms
+from jzero.config.other_names import advise
 from jzero.errors import UserError
 from jzero.setting import Rules, rules_of, setting
 
@@ -1342,10 +1342,8 @@ def unknown_names(names: Iterable[str]) -> str:
     settings = [setting.name for setting in list_settings(Config())]
     mistakes = []
     for name in sorted(set(names) - set(settings)):
-        similar = ", ".join(difflib.get_close_matches(name, settings))
-        advice = f"did you mean {similar}?" if similar else "--help lists them"
         # A removed setting has better advice than the settings with similar names.
-        advice = REPLACED.get(name, advice)
+        advice = REPLACED.get(name) or advise(name, settings)
         mistakes.append(f"no field {name}; {advice}")
     return "; ".join(mistakes)
 

@@ -14,9 +14,9 @@ from jzero.model.qwen import QwenConfig
 from jzero.planning.chips import CHIPS, GIB
 from jzero.planning.disk import GB, disk_need
 from jzero.planning.fitting import (
+    PROCESS_BYTES,
     attached_bytes,
     attached_devices,
-    cpu_bytes,
     reason_not_planned,
     without_adapter_path,
 )
@@ -38,10 +38,11 @@ def announcement(
     """
     needs = []
     if planned_bytes is not None:
-        available = attached_bytes(config.memory)
+        available, number = attached_bytes(config.memory), len(attached_devices())
         if available is None:
-            available = cpu_bytes(total_bytes())
-        number = len(attached_devices())
+            # CPU devices share the memory of the machine.
+            planned_bytes = number * planned_bytes + PROCESS_BYTES
+            available, number = total_bytes(), 1
         devices = f" on each of {number} devices" if number > 1 else ""
         needs.append(f"{planned_bytes / GIB:.1f} of {available / GIB:.1f} GiB memory{devices}")
     disk = disk_need(config, model, workdir)

@@ -174,13 +174,25 @@ def _check_cpu_memory(settings: Config) -> float | None:
     if reason_not_planned(settings):
         return None
     devices = attached_devices()
-    available = cpu_bytes(total_bytes())
     settings = without_adapter_path(settings)
+    copied = saved_bytes(build(settings, devices))
+    available = cpu_bytes(total_bytes()) - copied
     # The minimum counts: the KV cache only has to hold one sequence.
     smaller = shrink_pool(settings, devices, available, SMALLEST_CPU_SHARE)
     if smaller is not settings:
-        return fit(smaller, devices, available).needed
-    return require_fit(settings, devices, available)
+        return fit(smaller, devices, available).needed + copied
+    return require_fit(settings, devices, available) + copied
+
+
+def saved_bytes(run: PlannedRun) -> float:
+    """Returns the bytes on a device of the arrays that a checkpoint holds.
+
+    On CPUs a second copy of them exists while a checkpoint is being written.
+    """
+    parts = ["weights", "critic weights"]
+    if run.trainer.config.train.save == "full":
+        parts += ["optimizer", "critic optimizer"]
+    return sum(run.parts.get(part, 0.0) for part in parts)
 
 
 def shrink_pool(

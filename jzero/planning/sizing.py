@@ -26,6 +26,7 @@ from jzero.planning.fitting import (
     fit,
     microbatch_tokens,
     reason_not_planned,
+    saved_bytes,
     smaller_microbatches,
     without_adapter_path,
 )
@@ -95,6 +96,8 @@ def choose_sizes(
     is_cpu = devices[0].platform == "cpu"
     planned = without_adapter_path(config)
     run = build(planned, devices)
+    if is_cpu and available is not None:
+        available -= saved_bytes(run)
     most_tokens = (MOST_TOKENS_OF_CPU if is_cpu else MOST_TOKENS) * len(devices)
     least = row_tokens(run)
     tokens = config.train.microbatch_tokens

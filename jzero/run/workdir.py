@@ -38,6 +38,7 @@ MAY_CHANGE = (
     *(f"hub.{field.name}" for field in dataclasses.fields(config.HubConfig)),
 )
 
+MOST_CHANGES = 3  # settings of another run that its message names
 # The start of an address such as gs://bucket/run. A Path joins several slashes into one.
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/")
 COPY_COMMANDS = {"gs": "gcloud storage rsync -r", "s3": "aws s3 sync"}
@@ -118,8 +119,11 @@ def _check_same_run(path: Path, config_json: str) -> None:
                 f"{name}: {written_values.get(name, '(absent)')} -> {values.get(name, '(absent)')}"
             )
     if changes:
+        shown_changes = "; ".join(changes[:MOST_CHANGES])
+        if len(changes) > MOST_CHANGES:
+            shown_changes += f"; and {len(changes) - MOST_CHANGES} more settings"
         raise UserError(
-            f"{path} is of another run ({'; '.join(changes)}): "
+            f"{path} is of another run ({shown_changes}): "
             "use another --workdir, or the same config to resume"
         )
 
