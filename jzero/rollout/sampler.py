@@ -51,6 +51,9 @@ REPORT_SECONDS = 30.0
 _NOT_TRAINING = TrainerState()
 
 
+DEFAULT_SLOTS = 256  # with rollout.num_slots=0, where any number of sequences may come
+
+
 @dataclass(frozen=True)
 class EncodedProblem:
     """A problem and the token ids of its prompt, so that the prompt is tokenized only once."""
@@ -406,9 +409,6 @@ def make_sampler(
     return sampler, publish
 
 
-DEFAULT_SLOTS = 256  # for suites, with rollout.num_slots=0
-
-
 def most_sequences(settings: config.Config) -> int:
     """Returns how many sequences a training run can decode at the same time, over all hosts.
 
@@ -437,10 +437,13 @@ def with_needed_slots(settings: config.Config) -> config.Config:
 
 
 def per_host_settings(rollout: config.RolloutConfig, num_hosts: int) -> config.RolloutConfig:
-    """Returns one host's share of rollout.num_slots and num_pages, which count all hosts."""
+    """Returns one host's share of rollout.num_slots and num_pages, which count all hosts.
+
+    A command without a training run has DEFAULT_SLOTS with rollout.num_slots=0.
+    """
     return replace(
         rollout,
-        num_slots=-(-rollout.num_slots // num_hosts),
+        num_slots=-(-(rollout.num_slots or DEFAULT_SLOTS) // num_hosts),
         num_pages=-(-rollout.num_pages // num_hosts),
     )
 
