@@ -28,6 +28,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from jzero import config, files
+from jzero.config import other_names
 from jzero.distributed import peers, processes
 from jzero.distributed.platform import choose_platform
 from jzero.errors import UserError
@@ -140,8 +141,20 @@ def given_settings(arguments: Sequence[str]) -> list[str]:
 
 
 def check_setting_names(arguments: Sequence[str]) -> None:
-    """Ends the process at the first --config.section.field that names no setting."""
+    """Ends the process at the first --config.section.field that names no setting.
+
+    Settings without `config.`, such as --optimizer.lr or TRL's --num_generations, are told apart
+    from other unknown flags.
+    """
+    names = [setting.name for setting in config.list_settings(config.Config())]
     for argument in arguments:
+        bare = re.match(r"--([a-z][\w.]*)(=?.*)", argument, re.DOTALL)
+        if bare is not None and not bare[1].startswith("config"):
+            setting = bare[1] if bare[1] in names else other_names.other_name(bare[1])
+            if setting in names:
+                exit_with_error(f"{argument}: write --config.{setting}{bare[2]}")
+            if setting:
+                exit_with_error(f"{argument}: write {setting}{bare[2]}")
         flag = _SETTING_FLAG.match(argument)
         if flag is not None and (mistakes := config.unknown_names([flag[1]])):
             exit_with_error(f"{argument}: {mistakes}")
@@ -178,12 +191,19 @@ def complete_tuples(arguments: Sequence[str]) -> list[str]:
     return [argument for _, argument in completed]
 
 
+# Names separated by commas, such as accuracy,my_rewards:short or FILE.py:f,length.
+NAMES = re.compile(r"[\w./-]+(:[A-Za-z_]\w*)?(,[\w./-]+(:[A-Za-z_]\w*)?)+")
+
+
 def as_tuple(text: str, item_kind: type | None) -> str:
     """Returns the value of a tuple's flag as a Python literal, if its items are text."""
     if not text.strip():
         return "()"
     if item_kind is not str:
         return text
+    # A list of names as in a=x,b:y. Other texts with commas may be one item.
+    if NAMES.fullmatch(text):
+        return f"{tuple(text.split(','))!r}"
     try:
         ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -223,6 +243,11 @@ def parse_config_flag(
         getattr(holder.value, "name", "")
     except (flags.Error, OSError) as error:
         exit_with_error(_last_line(_innermost_cause(error)))
+    except AttributeError as error:
+        # ml_collections names the module of a recipe "config_config".
+        if "'get_config'" not in str(error):
+            raise
+        exit_with_error("--config: the recipe has no function get_config, which returns its Config")
     if unknown:
         exit_with_error(
             f"unknown arguments {' '.join(unknown)}: "

@@ -21,8 +21,8 @@ from jzero.model.hub import is_on_hub
 from jzero.run import history
 from jzero.run.base_model import BaseModel, read_base_model
 from jzero.run.checkpoint import Checkpoints
-from jzero.run.export_model import export_model
-from jzero.run.frozen_base import base_directory, check_base, is_in_workdir
+from jzero.run.export_model import export_adapter, export_model
+from jzero.run.frozen_base import base_directory, check_base, name_of_base
 from jzero.run.model_card import CardOptions, make_card
 from jzero.run.record import base_of, evaluations_of
 
@@ -75,7 +75,7 @@ def run(options: Options) -> str:
     step = steps[-1] if options.step is None else options.step
     base = read_base_model(settings.model)
     # Check the flags against the run before the parameters are read.
-    name_of_base = check_adapter(options, settings, base) if options.adapter else ""
+    base_name = check_adapter(options, settings, base) if options.adapter else ""
     items, record = checkpoints.read_items(step, {"params": trained_params(settings, base)})
     try:
         evaluations = evaluations_of(record)
@@ -89,11 +89,12 @@ def run(options: Options) -> str:
     # The export is written under a temporary name and renamed once it is complete.
     unfinished = options.out.with_name(f".{options.out.name}.partial")
     shutil.rmtree(unfinished, ignore_errors=True)
+    stages = history.history_of(settings, step, base.directory)
     if options.adapter:
-        export_adapter(unfinished, settings, base, name_of_base, items["params"], options.dtype)
+        adapter = settings.model.adapter
+        export_adapter(unfinished, base, adapter, items["params"], base_name, options.dtype, stages)
     else:
         params = merged_params(settings, base, options.workdir, items["params"])
-        stages = history.history_of(settings, step, base.directory)
         export_model(unfinished, base, settings.rollout, params, options.dtype, stages)
     card = make_card(settings, step, evaluations, base, card_options(options, settings))
     card.save(unfinished / "README.md")
@@ -170,36 +171,17 @@ def check_adapter(options: Options, settings: config.Config, base: BaseModel) ->
     Raises UserError if the run has no adapter, or if a push would publish an adapter whose base is
     not on the hub.
     """
-    path = settings.model.path
     if not settings.model.adapter.rank:
         raise UserError(
             f"--adapter: the run in {options.workdir} trains the whole model: leave out --adapter"
         )
-    # PEFT and vLLM download the base by this name.
-    if is_on_hub(path) and not is_in_workdir(settings):
-        return path
-    directory = base_directory(settings, base, options.workdir).absolute()
-    if options.push_to_hub:
+    name = name_of_base(settings, base, options.workdir)
+    if options.push_to_hub and not is_on_hub(name):
         raise UserError(
-            f"--adapter: the base is the directory {directory}, which is not on the hub: leave out "
+            f"--adapter: the base is the directory {name}, which is not on the hub: leave out "
             "--adapter and push the merged model, or leave out --push-to-hub"
         )
-    return str(directory)
-
-
-def export_adapter(
-    directory: Path,
-    settings: config.Config,
-    base: BaseModel,
-    name_of_base: str,
-    adapter: qwen.Params,
-    dtype: str,
-) -> None:
-    """Writes an adapter and the tokenizer that it was trained with."""
-    peft.save(
-        directory, base.model, settings.model.adapter, adapter, base=name_of_base, dtype=dtype
-    )
-    base.tokenizer.save_pretrained(str(directory))
+    return name
 
 
 def check(options: Options) -> None:

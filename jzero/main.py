@@ -5,7 +5,9 @@ resumes a run that was stopped or killed: it continues from the workdir's last c
 """  # noqa: E501 (the first line is the usage that --help prints)
 
 import ast
+import difflib
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -30,6 +32,9 @@ UNFINISHED_STATUS_HELP = (
     "exit status of a run that stops with a checkpoint before its last step. The manifests in "
     "clusters/ set 75 and start such a run again"
 )
+
+
+NO_RECIPE = "give a recipe: --config configs/countdown.py"
 
 
 class Command(NamedTuple):
@@ -109,6 +114,13 @@ def parse(arguments: list[str]) -> Command:
         with cli.user_errors():
             print(describe.describe(name) if name else usage())
         sys.exit(0)
+    # --price is short for a setting.
+    arguments = [re.sub(r"^--price(?==|$)", "--config.train.price", item) for item in arguments]
+    shows = "--show" in arguments
+    arguments = [argument for argument in arguments if argument != "--show"]
+    check_recipe(arguments)
+    if cli.given_settings(arguments) and not has_recipe(arguments):
+        cli.exit_with_error(NO_RECIPE)
     cli.check_setting_names(arguments)
     argv = ["jzero", *cli.complete_tuples(arguments)]
     values = flags.FlagValues()
@@ -119,7 +131,10 @@ def parse(arguments: list[str]) -> Command:
     )
     settings = cli.parse_config_flag(values, argv, recipe)
     if not isinstance(settings, config.Config):
-        cli.exit_with_error("give a recipe: --config configs/countdown.py")
+        cli.exit_with_error(NO_RECIPE)
+    if shows:
+        print(show(settings, arguments))
+        sys.exit(0)
     return Command(
         settings, Path(workdir.value) if workdir.value else None, unfinished_status.value
     )
@@ -131,6 +146,56 @@ def recipe_help(path: Path) -> str:
     return str(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))))
 
 
+def has_recipe(arguments: list[str]) -> bool:
+    """Returns whether the arguments name a recipe with --config."""
+    return any(argument.partition("=")[0] in ("--config", "-config") for argument in arguments)
+
+
+def check_recipe(arguments: list[str]) -> None:
+    """Ends the process if --config names no file, with the recipes that exist."""
+    for index, argument in enumerate(arguments):
+        flag, _, value = argument.partition("=")
+        if flag not in ("--config", "-config"):
+            continue
+        value = value or "".join(arguments[index + 1 : index + 2])
+        path = value.partition(":")[0]
+        if not path or Path(path).is_file():
+            continue
+        recipes = [recipe.stem for recipe in sorted(RECIPES.glob("*.py"))]
+        similar = difflib.get_close_matches(Path(path).stem, recipes, 1)
+        advice = f"did you mean {Path(path).with_name(f'{similar[0]}.py')}? " if similar else ""
+        cli.exit_with_error(
+            f"--config {path}: no such file. {advice}Recipes are {', '.join(recipes)}, as in "
+            "--config configs/gsm8k.py"
+        )
+
+
+def show(settings: config.Config, arguments: list[str]) -> str:
+    """Returns every setting of a run, with the place that its value comes from.
+
+    The places are the schema (default), the recipe, a flag, and the sizing of sizes that are 0.
+    """
+    from jzero.planning.sizing import with_sizes  # not at the top: it takes seconds
+
+    given = set(cli.given_settings(arguments))
+    try:
+        sized_settings = with_sizes(settings)
+    except UserError:  # the run itself reports its mistakes; its other settings are shown
+        sized_settings = settings
+    sized = {item.name: item.value for item in config.list_settings(sized_settings)}
+    defaults = {item.name: item.value for item in config.list_settings(config.Config())}
+    lines = []
+    for item in config.list_settings(settings):
+        origin = "recipe" if item.value != defaults[item.name] else "default"
+        if item.name in given:
+            origin = "flag"
+        value = sized[item.name]
+        if value != item.value:
+            origin = "chosen by sizing"
+        lines.append(f"{item.name + '=' + describe.shown_default(value):<60}  # {origin}")
+    return "\n".join(lines)
+
+
 def usage() -> str:
     """Returns the help: the command, the docstrings of the recipes, and every setting."""
     recipes = [recipe_help(path) for path in sorted(RECIPES.glob("[!_]*.py"))]
@@ -139,6 +204,11 @@ def usage() -> str:
     for name, meaning in cli.PROCESS_FLAGS.items():
         process_flags.append(f"  {f'--{name}':<52}{meaning}")
 
+    show_flags = [
+        "Before a run:",
+        f"  {'--show':<52}prints every setting with the place that its value comes from, and ends",
+        f"  {'--price=0':<52}dollars an hour of the machine, for the announced cost",
+    ]
     end_flags = ["The end:", f"  {'--unfinished_status=0':<52}{UNFINISHED_STATUS_HELP}"]
 
     settings = [
@@ -154,6 +224,7 @@ def usage() -> str:
             str(__doc__).strip(),
             *recipes,
             "\n".join(process_flags),
+            "\n".join(show_flags),
             "\n".join(end_flags),
             "\n".join(settings),
         ]

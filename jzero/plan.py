@@ -13,6 +13,10 @@ changes.
 prints the largest known model that can be trained on the devices, for responses of 1,024 and 8,192
 tokens. This mode uses arithmetic and compiles nothing; verify its settings with a plan that does.
 
+    python -m jzero.plan --table
+
+prints what the sizing chooses for 20 pairs of a known model and a usual machine, by arithmetic.
+
     python -m jzero.plan --packs runs/countdown-tiny-DATE
 
 compares values of train.pack for the responses that a run has logged, and needs no topology.
@@ -34,6 +38,7 @@ from jzero import cli, main
 from jzero.files import write_atomic
 from jzero.planning.chips import described_devices
 from jzero.planning.largest import as_json, format_largest, largest_models, memory_of
+from jzero.planning.machines import format_table
 from jzero.planning.models import hub_id_of, short_names
 from jzero.planning.packs import format_packs
 from jzero.planning.report import format_report, make_report
@@ -79,6 +84,11 @@ def command() -> None:
     parser.add_argument(
         "--packs", type=Path, metavar="WORKDIR", help="compare values of train.pack for a run"
     )
+    parser.add_argument(
+        "--table",
+        action="store_true",
+        help="what the sizing chooses for known models on usual machines; compiles nothing",
+    )
     parser.add_argument("--json", metavar="FILE", help="write everything as JSON, too")
     # Compilation needs no device, and must not take one from a run on this machine.
     jax.config.update("jax_platforms", "cpu")
@@ -86,6 +96,9 @@ def command() -> None:
         args, remaining = parser.parse_known_args()
         if args.packs:
             print(format_packs(args.packs))
+            return
+        if args.table:
+            print(format_table())
             return
         if not args.topology:
             parser.error("give the devices to plan for: --topology v5e:2x4")

@@ -51,6 +51,12 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
         help="directory or hub id of an adapter of the model, in PEFT's format",
     )
     parser.add_argument(
+        "--served-model-name",
+        default="",
+        metavar="NAME",
+        help="name of the model in requests (default: the value of --model)",
+    )
+    parser.add_argument(
         "--host",
         default="127.0.0.1",
         help="name or address to listen on (default 127.0.0.1, only this machine)",
@@ -108,7 +114,8 @@ def main() -> None:
         engine = JetStreamEngine(sampler.engine, sampler.tokenizer, params, seed)
         serve_jetstream(options.jetstream, engine)
     else:
-        serve_http(options.model, sampler, params, seed, bound, limits_of_server, key)
+        name = options.served_model_name or options.model
+        serve_http(name, sampler, params, seed, bound, limits_of_server, key)
 
 
 def take_port(options: argparse.Namespace, key: str | None) -> list[socket.socket]:

@@ -25,9 +25,11 @@ from jzero.errors import UserError
 from jzero.grading import published
 from jzero.grading.pool import Pool
 from jzero.model import adapters, huggingface, qwen
+from jzero.planning.disk import check_disk
 from jzero.planning.fitting import check_memory
 from jzero.planning.host_memory import check_host_memory, parts_of_run
 from jzero.planning.kv_pool import size_pool
+from jzero.planning.sizing import with_sizes_of
 from jzero.rollout.async_stream import RolloutStream, ThreadedStream
 from jzero.rollout.evaluation import encode_suites, print_left_out
 from jzero.rollout.sampler import (
@@ -36,6 +38,7 @@ from jzero.rollout.sampler import (
     make_engine,
     make_sampler,
     mesh_of_decoder,
+    with_needed_slots,
 )
 from jzero.run.base_model import BaseModel, check_context, read_base_model
 from jzero.run.clock import Clock
@@ -108,6 +111,7 @@ def check(config: Config, workdir: Path) -> float | None:
     check_workdir(workdir, to_json(config))
     steps_to_discard(workdir, config.train)
     check_host_memory(config, parts_of_run(config))
+    check_disk(config, workdir)
     return check_memory(config)
 
 
@@ -182,6 +186,7 @@ def build(
     recorded_pages: the number of KV cache pages that the run started with; 0 for a new run.
     """
     base = base or read_base_model(config.model)
+    config = with_sizes_of(config, base.directory)
     check_context(config, base)
     critic = read_critic(config, base.model)
     devices, _ = split_devices(config.mesh.decode_devices)
@@ -204,7 +209,7 @@ def sized_rollout(
     config: Config, base: BaseModel, mesh: Mesh, recorded_pages: int = 0
 ) -> RolloutConfig:
     """Returns the rollout settings with the number of KV cache pages that fit into memory."""
-    planned = config
+    planned = config = with_needed_slots(config)
     if base.directory:  # the model is downloaded now, and the planner reads directories
         planned = replace(config, model=replace(config.model, path=str(base.directory)))
     engine = make_engine(config, base, mesh_of_decoder(config, mesh))

@@ -29,9 +29,11 @@ from jzero.files import JsonObject
 from jzero.grading.pool import Pool
 from jzero.model import qwen, tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
+from jzero.planning.disk import check_disk, require_disk
 from jzero.planning.fitting import check_memory
 from jzero.planning.host_memory import check_host_memory, parts_of_run
 from jzero.planning.kv_pool import size_pool
+from jzero.planning.sizing import with_sizes, with_sizes_of
 from jzero.rollout.evaluation import encode_suites, evaluate, evaluation_metrics
 from jzero.rollout.sampler import (
     EncodedProblem,
@@ -39,6 +41,7 @@ from jzero.rollout.sampler import (
     make_engine,
     make_sampler,
     mesh_of_decoder,
+    with_needed_slots,
 )
 from jzero.run.base_model import BaseModel, check_context, read_base_model, with_given_adapter
 from jzero.run.budget import TimeBudget
@@ -96,11 +99,13 @@ def prepare(config: Config, workdir: Path) -> tuple[Config, float | None]:
     """
     config = with_given_adapter(config)
     validate(config)
+    config = with_sizes(config, workdir)
     suites.check_suites(config.eval.suites)
     check_token(config.hub)
     check_workdir(workdir, to_json(config))
     steps_to_discard(workdir, config.train)
     check_host_memory(config, parts_of_run(config))
+    check_disk(config, workdir)
     return config, check_memory(config)
 
 
@@ -116,6 +121,8 @@ def train(config: Config, workdir: Path) -> JsonObject:
     last_step = max(1, int(sft.epochs * data.num_examples) // sft.batch_size)
 
     base = read_base_model(config.model)
+    config = with_sizes_of(config, base.directory)
+    require_disk(config, base.model, workdir)
     mesh = configured_mesh(config.mesh)
     trainer = make_trainer(config, base, mesh)
     learner = trainer.learner
@@ -376,6 +383,7 @@ def make_suites(config: Config, base: BaseModel, mesh: Mesh, pool: Pool) -> Suit
     """Returns the suites of eval.suites with a sampler for them; None without suites."""
     if not config.eval.suites:
         return None
+    config = with_needed_slots(config)
     engine = make_engine(config, base, mesh_of_decoder(config, mesh))
     rollout = size_pool(config, engine, is_trained=True)
     sampler, publish = make_sampler(replace(config, rollout=rollout), base, mesh, pool)

@@ -28,6 +28,9 @@ from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.grading.pool import Pool
 from jzero.model import qwen
+from jzero.planning.announcement import announcement
+from jzero.planning.disk import require_disk
+from jzero.planning.sizing import with_sizes
 from jzero.rollout.collect import collect_rollouts, trainer_state
 from jzero.rollout.evaluation import evaluate, evaluation_metrics
 from jzero.rollout.sampler import EncodedProblem
@@ -81,6 +84,9 @@ def train(config: Config, workdir: Path) -> JsonObject:
         # ------------------------------------------------------------------------------------------
         # Set-up
         run = build(config, pool, recorded_pages=kv_pool.read_pages(workdir))
+        config = run.config  # the sizes of an unknown model are chosen when it is read
+        require_disk(config, run.base.model, workdir)
+        processes.print_once(announcement(config, run.base.model, workdir, planned_bytes))
         check_teacher(config, run.base, run.trainer.policy.mesh)
         if run.stream is not None:
             cleanup.callback(run.stream.halt)
@@ -159,7 +165,7 @@ def prepare(config: Config, workdir: Path) -> tuple[Config, float | None]:
     Raises UserError if the run cannot work. Nothing is downloaded, compiled or written. The bytes
     are None if they are unknown.
     """
-    config = with_given_adapter(with_stop_strings(config))
+    config = with_sizes(with_given_adapter(with_stop_strings(config)), workdir)
     planned_bytes = check(config, workdir)
     return with_steps(config), planned_bytes
 

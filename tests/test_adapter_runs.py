@@ -32,6 +32,7 @@ def with_adapter(config: Config, adapter: AdapterConfig = ADAPTER) -> Config:
 
 def adapter_run(steps: int, algorithm: Algorithm) -> Config:
     config = with_adapter(tiny_run(steps, algorithm))
+    config.train.export_merged = True
     config.optimizer.lr = 1e-2
     config.rollout.kv_dtype = "float32"
     return config

@@ -281,6 +281,11 @@ def check_adapter(config: Config) -> Iterator[str]:
             f"model.base={config.model.base} is of a frozen model, and without an adapter nothing "
             "is frozen: set model.adapter.rank, or model.base=native"
         )
+    if config.train.save == "adapter" and not adapter.rank and not path:
+        yield (
+            "train.save=adapter is for a run with an adapter: set model.adapter.rank, or "
+            "train.save=no_optimizer"
+        )
     # An adapter only fits the weights that it was trained on, not random weights.
     if path and not config.model.path:
         yield f"model.adapter.path={path} is of another model: set model.path to that model"

@@ -12,7 +12,6 @@ feature off unless the description states another meaning.
 """
 
 import dataclasses
-import difflib
 import functools
 import re
 import typing
@@ -21,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from jzero import algorithms
+from jzero.config.other_names import advise
 from jzero.errors import UserError
 from jzero.setting import Rules, rules_of, setting
 
@@ -655,7 +655,11 @@ class RolloutConfig:
     keep_stop: bool = setting(True, "Keeps the stop string in the response.")
 
     # The decoder and its KV cache.
-    num_slots: int = setting(256, "Number of sequences decoded at the same time (S).", at_least=1)
+    num_slots: int = setting(
+        256,
+        "Number of sequences decoded at the same time (S). A training run has no more than its "
+        "steps and evaluations have sequences. 0: as many of those as fit into memory.",
+    )
     page_size: int = setting(64, "Tokens per page of the KV cache.", at_least=1)
     num_pages: int = setting(
         0,
@@ -962,7 +966,11 @@ class TrainConfig:
     epochs: int = setting(
         1, "Number of passes over the rollouts of a step.", at_least=1, at_most=1000
     )
-    microbatch_tokens: int = setting(16384, "Tokens per microbatch, over all devices.", at_least=1)
+    microbatch_tokens: int = setting(
+        0,
+        "Tokens per microbatch, over all devices. A microbatch never has more rows than a step. "
+        "0: as many as fit into memory.",
+    )
     pack: str = setting(
         "auto",
         "Lengths of packs in tokens. auto: the longest possible continuation of a prompt, and "
@@ -1010,6 +1018,23 @@ class TrainConfig:
         "only the export at the end.",
     )
     keep_checkpoints: int = setting(2, "Number of newest checkpoints to keep. 0: all.")
+    save: str = setting(
+        "full",
+        "Content of checkpoints. full: the trained parameters and Adam's moments, from which a run "
+        "resumes to the same numbers. no_optimizer: only the parameters, a third of the bytes; a "
+        "resumed run starts Adam's moments at 0. adapter: the same, for a run with an adapter.",
+        choices=("full", "no_optimizer", "adapter"),
+    )
+    export_merged: bool = setting(
+        False,
+        "Exports of a run with an adapter are complete models, with the adapter merged into the "
+        "base. False: exports are the adapter in PEFT's format. hub.push always exports models.",
+    )
+    price: float = setting(
+        0.0,
+        "Price of the machine in dollars an hour, for the announced cost of the run; --price is "
+        "short for it. 0: the cost is not announced.",
+    )
 
     # Logs.
     logged_rollouts: int = setting(
@@ -1234,6 +1259,11 @@ class MemoryConfig:
         "Memory of a device in GiB. 0: the memory that the device reports; CPU devices share "
         "the memory of the machine.",
     )
+    disk_gb: float = setting(
+        0.0,
+        "Disk for the workdir in GB, such as a notebook's quota. 0: the free space of its file "
+        "system.",
+    )
 
 
 @dataclass
@@ -1312,10 +1342,8 @@ def unknown_names(names: Iterable[str]) -> str:
     settings = [setting.name for setting in list_settings(Config())]
     mistakes = []
     for name in sorted(set(names) - set(settings)):
-        similar = ", ".join(difflib.get_close_matches(name, settings))
-        advice = f"did you mean {similar}?" if similar else "--help lists them"
         # A removed setting has better advice than the settings with similar names.
-        advice = REPLACED.get(name, advice)
+        advice = REPLACED.get(name) or advise(name, settings)
         mistakes.append(f"no field {name}; {advice}")
     return "; ".join(mistakes)
 

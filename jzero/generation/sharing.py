@@ -38,6 +38,7 @@ from jzero.generation.progress import SECONDS_BETWEEN_LINES, Progress
 from jzero.generation.rows import Response, RowFile
 from jzero.generation.servers import Server, is_about_prompt
 from jzero.grading.pool import Pool
+from jzero.rollout.sampler import DEFAULT_SLOTS
 from jzero.tasks import asyncio_environments, batched_rewards, environment, rewards
 from jzero.types import Grade, Problem, Turn, grade_of
 
@@ -126,7 +127,7 @@ class Generation:
         self._num_open = 0  # requests that are in flight or being graded
         self._is_exhausted = False
         self._is_stopped = False
-        num_threads = settings.rollout.num_slots * len(servers)
+        num_threads = (settings.rollout.num_slots or DEFAULT_SLOTS) * len(servers)
         self._most_open = OPEN_PER_THREAD * num_threads
 
     @property
@@ -142,7 +143,7 @@ class Generation:
         """
         if not self._num_missing:
             return
-        num_threads = self._settings.rollout.num_slots
+        num_threads = self._settings.rollout.num_slots or DEFAULT_SLOTS
         threads = ThreadPoolExecutor(num_threads * len(self._servers))
         for server in self._servers:
             for _ in range(num_threads):

@@ -28,6 +28,8 @@ CHIPS = {
     "TPU v6 lite": Chip(hbm_bytes=33_554_432_000, flops=918e12, bandwidth=1640e9),
     "TPU v5": Chip(hbm_bytes=102_800_042_229, flops=459e12, bandwidth=2765e9),
     "TPU7x": Chip(hbm_bytes=101_737_037_824, flops=1153e12, bandwidth=3690e9),
+    # The FLOPs of a T4 are those of float16: it has no products of bfloat16.
+    "Tesla T4": Chip(hbm_bytes=15_828_320_256, flops=65e12, bandwidth=320e9),
     "NVIDIA L4": Chip(hbm_bytes=23_681_105_920, flops=121e12, bandwidth=300e9),
     "NVIDIA GeForce RTX 4090": Chip(hbm_bytes=25_386_352_640, flops=165e12, bandwidth=1008e9),
     "NVIDIA A100-SXM4-40GB": Chip(hbm_bytes=42_298_834_944, flops=312e12, bandwidth=1555e9),

@@ -23,7 +23,7 @@ from jzero.distributed.mesh import context_shards, row_shards
 from jzero.errors import UserError
 from jzero.planning.arithmetic import bytes_of_phases, totals
 from jzero.planning.chips import CHIPS, GIB, DescribedDevice
-from jzero.planning.host_memory import total_bytes
+from jzero.planning.host_memory import free_bytes, total_bytes
 from jzero.planning.memory import DEFAULT_GPU_SHARE, STATE, row_tokens
 from jzero.planning.models import is_known
 from jzero.planning.planned_run import PlannedRun, build
@@ -31,6 +31,7 @@ from jzero.planning.planned_run import PlannedRun, build
 GPU_SHARE_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # the share of a GPU that JAX takes
 SMALLEST_SHARE = 1 / 4  # of the KV cache of an accelerator: with less, decoding would crawl
 SMALLEST_CPU_SHARE = 0.0  # on a CPU, room for one sequence is enough
+PROCESS_BYTES = 1.0 * GIB  # of Python, JAX, compiled programs and graders, besides arrays
 SHORTEST_RESPONSE = 256  # tokens: advice never makes responses shorter than this
 
 
@@ -123,8 +124,7 @@ def check_memory(settings: Config) -> float | None:
     available = attached_bytes(settings.memory)
     # Without memory.device_gib, CPU devices are limited only by the memory of the machine.
     if available is None and jax.default_backend() == "cpu":
-        _check_cpu_memory(settings)
-        return None
+        return _check_cpu_memory(settings)
     reason = reason_not_planned(settings)
     if available is None:
         kind = jax.devices()[0].device_kind
@@ -156,19 +156,43 @@ def without_adapter_path(settings: Config) -> Config:
     return replace(settings, model=replace(settings.model, adapter=adapter))
 
 
-def _check_cpu_memory(settings: Config) -> None:
-    """Raises UserError if a run needs more memory than this machine has."""
+def cpu_bytes(memory: float | None = None) -> float:
+    """Returns the bytes that a program may use on each CPU device.
+
+    memory: bytes of the machine; None: the free bytes of this machine. CPU devices share them
+    evenly, after what the process needs besides its arrays.
+    """
+    memory = free_bytes() if memory is None else memory
+    return max(0.0, memory - PROCESS_BYTES) / len(jax.local_devices())
+
+
+def _check_cpu_memory(settings: Config) -> float | None:
+    """Raises UserError if a run needs more memory than this machine has.
+
+    Returns the bytes that the run needs on each CPU device; None if they are unknown.
+    """
     if reason_not_planned(settings):
-        return
+        return None
     devices = attached_devices()
-    # CPU devices share the machine's memory evenly.
-    available = total_bytes() / len(jax.local_devices())
     settings = without_adapter_path(settings)
-    if fit(settings, devices, available).fits:
-        return
+    copied = saved_bytes(build(settings, devices))
+    available = cpu_bytes(total_bytes()) - copied
     # The minimum counts: the KV cache only has to hold one sequence.
-    if shrink_pool(settings, devices, available, SMALLEST_CPU_SHARE) is settings:
-        require_fit(settings, devices, available)
+    smaller = shrink_pool(settings, devices, available, SMALLEST_CPU_SHARE)
+    if smaller is not settings:
+        return fit(smaller, devices, available).needed + copied
+    return require_fit(settings, devices, available) + copied
+
+
+def saved_bytes(run: PlannedRun) -> float:
+    """Returns the bytes on a device of the arrays that a checkpoint holds.
+
+    On CPUs a second copy of them exists while a checkpoint is being written.
+    """
+    parts = ["weights", "critic weights"]
+    if run.trainer.config.train.save == "full":
+        parts += ["optimizer", "critic optimizer"]
+    return sum(run.parts.get(part, 0.0) for part in parts)
 
 
 def shrink_pool(
@@ -245,6 +269,16 @@ def setting_flags(original: Config, changed: Config) -> list[str]:
 Remedy = Callable[[Config, PlannedRun], Config | None]
 
 
+def microbatch_tokens(run: PlannedRun) -> int:
+    """Returns the tokens of the longest microbatch, over all devices."""
+    return run.trainer.rows[0] * run.trainer.layouts[0].tokens
+
+
+def engine_slots(run: PlannedRun) -> int:
+    """Returns the sequences that all hosts decode at the same time."""
+    return run.engine.max_concurrent_decodes * run.num_hosts
+
+
 def recompute_layers(settings: Config, run: PlannedRun) -> Config | None:
     """Saves only the inputs of layers for the backward pass."""
     if settings.model.remat == "full":
@@ -255,16 +289,16 @@ def recompute_layers(settings: Config, run: PlannedRun) -> Config | None:
 def smaller_microbatches(settings: Config, run: PlannedRun) -> Config | None:
     """Halves the rows of a microbatch, down to one on each device."""
     least = row_tokens(run)
-    fewer = settings.train.microbatch_tokens // least // 2 * least
+    fewer = microbatch_tokens(run) // least // 2 * least
     return _with_train(settings, microbatch_tokens=fewer) if fewer else None
 
 
 def shorter_rows(settings: Config, run: PlannedRun) -> Config | None:
     """Halves the packs of a row, which also halves the smallest possible microbatch."""
     train = settings.train
-    if train.packs_per_row < 2 or settings.sft.data:
+    if min(train.packs_per_row, run.trainer.layouts[0].slots) < 2 or settings.sft.data:
         return None
-    packs = train.packs_per_row // 2
+    packs = min(train.packs_per_row, run.trainer.layouts[0].slots) // 2
     pack = longest_pack(settings)
     tokens = row_shards(run.mesh) * (settings.rollout.max_prompt_tokens + packs * pack)
     return _with_train(settings, packs_per_row=packs, microbatch_tokens=tokens)
@@ -288,7 +322,8 @@ def fewer_slots(settings: Config, run: PlannedRun) -> Config | None:
         return _with_rollout(settings, num_pages=pages) if pages >= enough else None
     if engine.slots_per_shard < 2:
         return None
-    return _with_rollout(settings, num_slots=rollout.num_slots // 2)
+    num_slots = min(rollout.num_slots or engine_slots(run), engine_slots(run))
+    return _with_rollout(settings, num_slots=num_slots // 2)
 
 
 def train_an_adapter(settings: Config, run: PlannedRun) -> Config | None:
@@ -330,7 +365,7 @@ def shorter_responses(settings: Config, run: PlannedRun) -> Config | None:
         halves = ",".join(str(length // 2) for length in lengths)
         shorter = replace(shorter, train=replace(shorter.train, pack=halves))
     # A microbatch keeps its number of rows, which become shorter.
-    rows = settings.train.microbatch_tokens // row_tokens(run)
+    rows = microbatch_tokens(run) // row_tokens(run)
     packs = max(1, settings.train.packs_per_row)
     pack = longest_pack(shorter)
     row = rollout.max_prompt_tokens + packs * pack
@@ -364,7 +399,7 @@ def split_rows(settings: Config, run: PlannedRun) -> Config | None:
     if settings.model.exact or mesh.shape["fsdp"] % 2 or any(heads % context for heads in shared):
         return None
     changed = replace(settings, mesh=replace(settings.mesh, data=1, fsdp=-1, context=context))
-    return _with_train(changed, microbatch_tokens=settings.train.microbatch_tokens // 2)
+    return _with_train(changed, microbatch_tokens=microbatch_tokens(run) // 2)
 
 
 # The remedies of each phase, cheapest first.

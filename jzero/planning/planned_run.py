@@ -37,7 +37,7 @@ from jzero.planning.models import architecture
 from jzero.rollout.abstract_calls import abstract_calls, score_calls
 from jzero.rollout.engine import Engine
 from jzero.rollout.prefill import prefill_shape, prefill_shapes
-from jzero.rollout.sampler import new_engine
+from jzero.rollout.sampler import new_engine, with_needed_slots
 from jzero.rollout.score_program import MAX_ALTERNATIVES
 from jzero.training.frozen import abstract_base
 from jzero.training.learner import Learner
@@ -105,12 +105,13 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
         UserError: The settings do not fit together, or do not fit the devices.
     """
     config.validate(settings)
+    settings = with_needed_slots(settings)
     if settings.model.adapter.path:
         raise UserError(
             f"model.adapter.path={settings.model.adapter.path}: the planner reads no adapters; "
             "give model.adapter.rank and model.adapter.targets instead"
         )
-    model, critic = _models(settings)
+    model, critic = architectures(settings)
     mesh = configured_mesh(settings.mesh, devices)
     host_mesh, num_hosts = _host_mesh(mesh)
     if settings.sft.data:
@@ -315,7 +316,7 @@ def _build_fine_tuning(
     return PlannedRun(trainer, engine, num_hosts, programs, parts, num_scoring_passes=0)
 
 
-def _models(settings: config.Config) -> tuple[QwenConfig, QwenConfig | None]:
+def architectures(settings: config.Config) -> tuple[QwenConfig, QwenConfig | None]:
     """Returns the architectures of the policy and, if the algorithm has one, of the critic."""
     if settings.model.path:
         model = architecture(settings.model.path)

@@ -53,6 +53,9 @@ REPORT_SECONDS = 30.0
 _NOT_TRAINING = TrainerState()
 
 
+DEFAULT_SLOTS = 256  # with rollout.num_slots=0, where any number of sequences may come
+
+
 @dataclass(frozen=True)
 class EncodedProblem:
     """A problem and the token ids of its prompt, so that the prompt is tokenized only once."""
@@ -427,11 +430,41 @@ def make_sampler(
     return sampler, publish
 
 
+def most_sequences(settings: config.Config) -> int:
+    """Returns how many sequences a training run can decode at the same time, over all hosts.
+
+    Suites (eval.suites) have any number of problems, and count as rollout.num_slots.
+    """
+    rollout, evaluation = settings.rollout, settings.eval
+    groups = rollout.num_prompts
+    if rollout.max_staleness:
+        groups = rollout.max_running_groups or (rollout.max_staleness + 1) * rollout.num_prompts
+    sequences = 0 if settings.sft.data else groups * rollout.group_size
+    if evaluation.suites:
+        sequences = max(sequences, rollout.num_slots or DEFAULT_SLOTS)
+    if settings.sft.data:
+        return max(sequences, 1)
+    return max(sequences, evaluation.problems * max(evaluation.samples, evaluation.greedy))
+
+
+def with_needed_slots(settings: config.Config) -> config.Config:
+    """Returns the settings of a training run without slots that no sequence would ever use.
+
+    With rollout.num_slots=0 every sequence has a slot.
+    """
+    most = most_sequences(settings)
+    num_slots = min(settings.rollout.num_slots or most, most)
+    return replace(settings, rollout=replace(settings.rollout, num_slots=num_slots))
+
+
 def per_host_settings(rollout: config.RolloutConfig, num_hosts: int) -> config.RolloutConfig:
-    """Returns one host's share of rollout.num_slots and num_pages, which count all hosts."""
+    """Returns one host's share of rollout.num_slots and num_pages, which count all hosts.
+
+    A command without a training run has DEFAULT_SLOTS with rollout.num_slots=0.
+    """
     return replace(
         rollout,
-        num_slots=-(-rollout.num_slots // num_hosts),
+        num_slots=-(-(rollout.num_slots or DEFAULT_SLOTS) // num_hosts),
         num_pages=-(-rollout.num_pages // num_hosts),
     )
 

@@ -5,7 +5,8 @@ only the items it needs:
 
   params     the parameter tree
   optimizer  {"opt_state": ..., "step": i32[]} and, if the algorithm has a critic,
-             {"critic": {"params": ..., "opt_state": ..., "step": i32[]}}
+             {"critic": {"params": ..., "opt_state": ..., "step": i32[]}}. Without Adam's moments
+             (train.save) no "opt_state" is there
   host       JSON: {"step": the step,
                     "host": the record of the run,
                     "host_crc": the CRC-32 of the record,
@@ -23,31 +24,37 @@ import shutil
 import sys
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 import orbax.checkpoint as ocp
 from jax import lax
 
 from jzero.errors import UserError, reason_of, shown
 from jzero.files import JsonObject, is_full_disk, naming_full_disk, no_room, parse_json
 from jzero.training.offload import on_device
-from jzero.types import JsonValue, State
+from jzero.types import JsonValue, Params, State
 
 # The items of a checkpoint: a nested dict with leaves that are arrays, or their shapes and dtypes.
 Items = Mapping[str, Any]
 
+UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a checkpoint that is being written
 LONGEST_REASON = 200  # characters of a library's error that are quoted
 
 
 class _FullDiskFilter(logging.Filter):
-    """Drops full-disk errors from the log of Orbax, which both logs and raises them."""
+    """Drops full-disk errors from the log of Orbax, which both logs and raises them.
+
+    After such an error its threads also log that the unfinished checkpoint is not there.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        return error is None or not is_full_disk(error)
+        return error is None or not (is_full_disk(error) or UNFINISHED in str(error))
 
 
 _FULL_DISK_FILTER = _FullDiskFilter()
@@ -69,9 +76,14 @@ class Checkpoints:
 
     The run that writes them passes `keep`, the number of checkpoints to retain (0: all of them). A
     reader that runs at the same time passes None: it creates and removes nothing.
+
+    `has_moments` says whether new checkpoints hold Adam's moments (train.save=full).
     """
 
-    def __init__(self, workdir: str | os.PathLike[str], keep: int | None) -> None:
+    def __init__(
+        self, workdir: str | os.PathLike[str], keep: int | None, *, has_moments: bool = True
+    ) -> None:
+        self._has_moments = has_moments
         self.path = Path(workdir).absolute() / "checkpoints"
         logging.getLogger("absl").addFilter(_FULL_DISK_FILTER)  # a second call has no effect
         if sys.unraisablehook is sys.__unraisablehook__:
@@ -114,7 +126,7 @@ class Checkpoints:
         if step not in self._manager.all_steps():
             # Offloaded arrays must be on the device: no program reads host memory, and the bit sums
             # are a program.
-            items = _to_items(on_device(state, is_donated=False))
+            items = _to_items(on_device(state, is_donated=False), self._has_moments)
             arguments: dict[str, ocp.args.CheckpointArgs] = {
                 name: ocp.args.StandardSave(item) for name, item in items.items()
             }
@@ -136,17 +148,28 @@ class Checkpoints:
         """Reads a state bit for bit, and the `host` record that `save` was given.
 
         `state_like` holds arrays or shape structs. The leaves of the state get their shapes, dtypes
-        and shardings. Raises UserError if the checkpoint is damaged or has other arrays.
+        and shardings. If the checkpoint has no moments of Adam, they are zeros. Raises UserError if
+        the checkpoint is damaged or has other arrays.
         """
-        items, host = self.read_items(step, _to_items(state_like))
-        critic = items["optimizer"].get("critic")
-        state = State(
-            params=items["params"],
-            opt_state=items["optimizer"]["opt_state"],
-            step=items["optimizer"]["step"],
-            critic=State(**critic) if critic else None,
-        )
+        has_moments = not jax.tree.leaves(state_like.opt_state) or self.has_moments(step)
+        items, host = self.read_items(step, _to_items(state_like, has_moments))
+
+        def to_state(item: Items, params: Params, like: State) -> State:
+            opt_state = item["opt_state"] if has_moments else _zeros(like.opt_state)
+            return State(params, opt_state, item["step"])
+
+        optimizer = items["optimizer"]
+        state = to_state(optimizer, items["params"], state_like)
+        if state_like.critic is not None:
+            critic = optimizer["critic"]
+            state = replace(state, critic=to_state(critic, critic["params"], state_like.critic))
         return state, host
+
+    def has_moments(self, step: int) -> bool:
+        """Returns whether the checkpoint of `step` holds Adam's moments."""
+        _, leaves = self._read_host(step)
+        names = [name for name in leaves if name.startswith("optimizer/")]
+        return any("opt_state" in name for name in names)
 
     def read_items(self, step: int, items_like: Items) -> tuple[Items, JsonObject]:
         """Reads the items that `items_like` names, bit for bit, and the checkpoint's `host` record.
@@ -254,15 +277,32 @@ def _crc(host: JsonObject) -> int:
     return zlib.crc32(json.dumps(as_read, sort_keys=True).encode())
 
 
-def _to_items(state: State) -> Items:
-    optimizer = {"opt_state": state.opt_state, "step": state.step}
+def _to_items(state: State, has_moments: bool) -> Items:
+    optimizer = _optimizer_items(state, has_moments)
     if state.critic is not None:
-        optimizer["critic"] = {
-            "params": state.critic.params,
-            "opt_state": state.critic.opt_state,
-            "step": state.critic.step,
-        }
+        critic = _optimizer_items(state.critic, has_moments)
+        optimizer["critic"] = {"params": state.critic.params, **critic}
     return {"params": state.params, "optimizer": optimizer}
+
+
+def _optimizer_items(state: State, has_moments: bool) -> dict[str, object]:
+    moments = {"opt_state": state.opt_state} if has_moments else {}
+    return {"step": state.step, **moments}
+
+
+def _zeros(opt_state: optax.OptState) -> optax.OptState:
+    """Returns an optimizer state of zeros, which is how Adam starts (`optimizer.init`).
+
+    The leaves of `opt_state` give the shapes, types and shardings.
+    """
+
+    def zeros_like(leaf: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
+        def zeros() -> jax.Array:
+            return jnp.zeros(leaf.shape, leaf.dtype)
+
+        return jax.jit(zeros, out_shardings=leaf.sharding)()
+
+    return jax.tree.map(zeros_like, opt_state)
 
 
 def _shapes(items: Items) -> dict[str, list[JsonValue]]:

@@ -1,4 +1,4 @@
-"""Exports the policy as a directory that `transformers` loads."""
+"""Exports the policy as a directory that `transformers` loads, or an adapter that `peft` loads."""
 
 import json
 import shutil
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from jzero.config import RolloutConfig
+from jzero.config import AdapterConfig, RolloutConfig
 from jzero.distributed import collectives, processes
 from jzero.files import JsonObject
-from jzero.model import huggingface, qwen
+from jzero.model import huggingface, peft, qwen
 from jzero.model.directory import file_in, read_json
 from jzero.model.tokenizer import GENERATION
 from jzero.run import history
@@ -103,6 +103,34 @@ def export_model(
 
     generation = generation_config(base, rollout)
     processes.write_once(last_file, json.dumps(generation, indent=1))
+    return str(directory)
+
+
+def export_adapter(
+    directory: Path,
+    base: BaseModel,
+    settings: AdapterConfig,
+    adapter: qwen.Params,
+    name_of_base: str,
+    dtype: str,
+    stages: Sequence[Stage],
+) -> str:
+    """Exports an adapter in PEFT's format with the tokenizer of `base`; returns the directory.
+
+    `name_of_base` is the hub id or the directory of the base (`frozen_base.name_of_base`). Every
+    process calls this function. The training history is written last: if it exists, an earlier
+    process of this run has completed the same export, and nothing is done.
+    """
+    last_file = directory / history.FILE
+    # The first process decides for all, because they write the adapter together.
+    if collectives.gather_json(last_file.exists())[0]:
+        return str(directory)
+    if processes.is_first_process():
+        shutil.rmtree(directory, ignore_errors=True)  # an export interrupted by a kill
+    peft.save(directory, base.model, settings, adapter, base=name_of_base, dtype=dtype)
+    if processes.is_first_process():
+        base.tokenizer.save_pretrained(str(directory))
+    processes.write_once(last_file, history.history_json(stages))
     return str(directory)
 
 

@@ -20,6 +20,7 @@ from jzero.distributed import collectives, processes
 from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.model import huggingface, qwen
+from jzero.model.hub import is_on_hub
 from jzero.run.base_model import BaseModel
 from jzero.training.learner import Learner
 
@@ -43,6 +44,14 @@ def base_directory(config: Config, base: BaseModel, workdir: Path) -> Path:
         return workdir / FOLDER
     assert base.directory is not None, f"{config.model.path=}"
     return base.directory
+
+
+def name_of_base(config: Config, base: BaseModel, workdir: Path) -> str:
+    """Returns the name of the base for adapter_config.json: a hub id, or a directory."""
+    # PEFT and vLLM download the base by this name.
+    if is_on_hub(config.model.path) and not is_in_workdir(config):
+        return config.model.path
+    return str(base_directory(config, base, workdir).absolute())
 
 
 def load_model(config: Config, base: BaseModel, workdir: Path, policy: Learner) -> qwen.Params:

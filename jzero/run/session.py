@@ -30,13 +30,15 @@ from jzero.errors import UserError
 from jzero.files import JsonObject, write_atomic
 from jzero.model import adapters, huggingface
 from jzero.model.hub import commit_of
+from jzero.planning.announcement import hours_by_clock
+from jzero.planning.disk import exports_models
 from jzero.run.base_model import BaseModel
 from jzero.run.budget import TimeBudget
 from jzero.run.checkpoint import Checkpoints
 from jzero.run.clock import Clock
 from jzero.run.environment import versions
-from jzero.run.export_model import export_model
-from jzero.run.frozen_base import base_directory
+from jzero.run.export_model import export_adapter, export_model
+from jzero.run.frozen_base import base_directory, name_of_base
 from jzero.run.history import history_of
 from jzero.run.hub_ledger import Push
 from jzero.run.hub_pushes import HubPushes, branch_of_step, push_line
@@ -51,6 +53,7 @@ from jzero.run.resume import go_back
 from jzero.run.workdir import check_history, claim_workdir
 from jzero.types import State
 
+CLOCK_STEP = 3  # of a process: its first two steps compile, the third one shows its speed
 PUSH_POLL_SECONDS = 1.0  # a finished run that waits for its pushes checks for signals this often
 
 
@@ -132,6 +135,7 @@ class RunSession:
         # Phase -> seconds already reported to the budget.
         self._reported_seconds: dict[str, float] = {}
         self._memory = MemoryWatch(planned_bytes)
+        self._num_steps = 0  # of this process
 
         # A second process on the same host would write into the same files. Only the first
         # process of a run locks, because the others share the workdir with it.
@@ -148,7 +152,9 @@ class RunSession:
         processes.write_once(workdir / "versions.json", json.dumps(self._versions(), indent=1))
         collectives.check_shared(workdir / "versions.json")
 
-        self.checkpoints = Checkpoints(workdir, config.train.keep_checkpoints)
+        self.checkpoints = Checkpoints(
+            workdir, config.train.keep_checkpoints, has_moments=config.train.save == "full"
+        )
         self.resume_step = self.checkpoints.latest()  # None for a new run
         self.pushes: HubPushes | None = None  # only on the first process
         if config.hub.push != "none" and processes.is_first_process():
@@ -178,6 +184,11 @@ class RunSession:
         `state_like` has the shapes, types and shardings of the state's leaves.
         """
         assert self.resume_step is not None, "there is no checkpoint to restore"
+        if not self.checkpoints.has_moments(self.resume_step):
+            processes.print_once(
+                f"checkpoint {self.resume_step} was saved without Adam's moments (train.save): "
+                "they start at 0 again"
+            )
         state, record = self.checkpoints.restore(self.resume_step, state_like)
         try:
             self.record = RunRecord.from_json(record)
@@ -200,8 +211,24 @@ class RunSession:
         self._report_time("checkpoint", "checkpoint")
 
     def export(self, state: State) -> str:
-        """Exports the policy to `export-<step>`; returns the directory."""
+        """Exports the policy to `export-<step>`; returns the directory.
+
+        An adapter is exported as an adapter, unless train.export_merged or hub.push asks for a
+        complete model.
+        """
         model = self.config.model
+        stages = history_of(self.config, self.record.step, self.base.directory)
+        if not exports_models(self.config):
+            with self.clock("export"):
+                return export_adapter(
+                    self.workdir / f"export-{self.record.step}",
+                    self.base,
+                    model.adapter,
+                    state.params,
+                    name_of_base(self.config, self.base, self.workdir),
+                    model.dtype,
+                    stages,
+                )
         read_original = None
         if model.is_base_quantized:
             # An export has the original weights, from before quantization.
@@ -214,7 +241,7 @@ class RunSession:
                 self.config.rollout,
                 adapters.full_params(state.base, state.params, model.adapter.scale),
                 model.dtype,
-                history_of(self.config, self.record.step, self.base.directory),
+                stages,
                 read_original,
             )
 
@@ -242,6 +269,10 @@ class RunSession:
         values = values | self._memory.step_metrics()
         self.writer.write(step, values)
         processes.print_once(step_line(step, self.schedule.last_step, values))
+        self._num_steps += 1
+        if self._num_steps == CLOCK_STEP and step < self.schedule.last_step:
+            hours = self._total_seconds(values["time/step"]) / 3600
+            processes.print_once(hours_by_clock(self.config, hours, step))
         # The export comes first: after a kill between the two, the resumed run repeats the step and
         # skips the existing export. In the other order the export would never be made.
         if self.schedule.export_is_due(step):
@@ -252,6 +283,16 @@ class RunSession:
         if self.schedule.checkpoint_is_due(step):
             self.save(state, wait=False)
         self._stop_if_memory_grows(state)
+
+    def _total_seconds(self, step_seconds: float) -> float:
+        """Returns the seconds of the whole run, if all further steps take `step_seconds`."""
+        steps = range(self.record.step + 1, self.schedule.last_step + 1)
+        evaluations = sum(self.schedule.evaluation_after(step) is not None for step in steps)
+        seconds = time.time() - self._started + len(steps) * step_seconds
+        if self.record.evaluations:
+            mean_seconds = self.clock.totals["eval"] / len(self.record.evaluations)
+            seconds += evaluations * mean_seconds
+        return seconds
 
     def _push_is_due(self, step: int) -> bool:
         """Returns whether the model after `step` goes to the hub."""

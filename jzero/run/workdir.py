@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 from pathlib import Path
 
 from jzero import config
@@ -24,13 +25,23 @@ MAY_CHANGE = (
     "train.trackio_project",
     "train.trackio_space",
     "train.log_completions",
+    "train.keep_checkpoints",
+    "train.save",
+    "train.export_merged",
+    "train.price",
     "train.minutes",
     "train.preemption_notice",
     "eval.every",
     "memory.check",
     "memory.device_gib",
+    "memory.disk_gb",
     *(f"hub.{field.name}" for field in dataclasses.fields(config.HubConfig)),
 )
+
+MOST_CHANGES = 3  # settings of another run that its message names
+# The start of an address such as gs://bucket/run. A Path joins several slashes into one.
+ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/")
+COPY_COMMANDS = {"gs": "gcloud storage rsync -r", "s3": "aws s3 sync"}
 
 
 def check_workdir(workdir: Path, config_json: str) -> None:
@@ -39,6 +50,13 @@ def check_workdir(workdir: Path, config_json: str) -> None:
     The directory, or its nearest existing parent, has to be writable. An existing config.json has
     to belong to this run.
     """
+    if scheme := ADDRESS.match(str(workdir)):
+        kind = scheme[1]
+        raise UserError(
+            f"--workdir {workdir}: a run appends to its files and locks them, which objects of "
+            f"{kind}:// cannot do: give a directory, and copy it with "
+            f"`{COPY_COMMANDS.get(kind, 'rsync -a')} DIR {kind}://...`, also while the run goes on"
+        )
     # A new workdir does not exist yet, so its nearest existing parent is checked.
     parents = (workdir, *workdir.absolute().parents)
     try:
@@ -101,8 +119,11 @@ def _check_same_run(path: Path, config_json: str) -> None:
                 f"{name}: {written_values.get(name, '(absent)')} -> {values.get(name, '(absent)')}"
             )
     if changes:
+        shown_changes = "; ".join(changes[:MOST_CHANGES])
+        if len(changes) > MOST_CHANGES:
+            shown_changes += f"; and {len(changes) - MOST_CHANGES} more settings"
         raise UserError(
-            f"{path} is of another run ({'; '.join(changes)}): "
+            f"{path} is of another run ({shown_changes}): "
             "use another --workdir, or the same config to resume"
         )
 

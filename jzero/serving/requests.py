@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, Field, TypeAdapter
 from starlette.exceptions import HTTPException
 
-from jzero.errors import UserError
+from jzero.errors import UserError, shown
 from jzero.model import tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.rollout.engine import Engine
@@ -38,6 +38,31 @@ NEUTRAL_VALUES: dict[str, object] = {
     "min_p": 0,
     "frequency_penalty": 0,
     "presence_penalty": 0,
+}
+
+NO_OPTION = "this server does not take the option from a request, leave it out"
+PENALTY = "this server samples without penalties, as training does: leave it out"
+FILTER = (
+    "this server does not take the option from a request, leave it out. Filters are set at its "
+    "start, as --config.rollout.top_p=0.9."
+)
+# Why an option is refused, and what to do instead.
+REASONS = {
+    "top_p": FILTER,
+    "top_k": FILTER,
+    "min_p": FILTER,
+    "frequency_penalty": PENALTY,
+    "presence_penalty": PENALTY,
+    "repetition_penalty": PENALTY,
+    "tools": (
+        "this server reads and writes no tool calls: describe the tools in a message, and read the "
+        "calls in the answer's text"
+    ),
+    "tool_choice": "this server reads and writes no tool calls: leave it out",
+    "response_format": (
+        "this server cannot force a format: ask for JSON in a message, and check the answer"
+    ),
+    "logit_bias": "this server changes no logits: leave it out",
 }
 
 Text = Annotated[str, Field(min_length=1)]
@@ -232,10 +257,7 @@ class RequestReader:
             # A client may repeat the server's setting, since this changes nothing.
             server_value = getattr(settings, name, None)
             if name not in LABELS and value not in (NEUTRAL_VALUES.get(name), server_value):
-                raise UserError(
-                    f"{name}={value}: this server does not take the option from a request, leave "
-                    "it out. Filters are set at its start, as --config.rollout.top_p=0.9."
-                )
+                raise UserError(f"{name}={shown(value)}: {REASONS.get(name, NO_OPTION)}")
         if request.model != self.model_name:
             message = f"there is no model {request.model}, only {self.model_name}"
             raise HTTPException(404, message)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import decimal
+import difflib
 import functools
 import json
 import logging
@@ -224,6 +225,11 @@ def _load(source: str) -> Mapping[str, datasets.Dataset]:
     config_name, _, repository = name.rpartition("@")
     # Report a missing file as such, instead of looking for its path on the hub.
     is_path = repository.count("/") > 1 or repository.startswith(".")
+    if path.is_file():
+        raise UserError(
+            f"data {source} ends in {path.suffix or 'no suffix'}: convert it to one of "
+            f"{', '.join(FILE_TYPES)}, such as a JSON object with its columns on each line"
+        )
     if path.exists() or path.suffix in FILE_TYPES or is_path:
         raise FileNotFoundError(f"no such directory, or file ending in {', '.join(FILE_TYPES)}")
     return _as_splits(datasets.load_dataset(repository, config_name or None, revision=revision))
@@ -313,6 +319,13 @@ def find_column(dataset: datasets.Dataset, kind: str, source: str, wanted: str =
         if name in dataset.column_names:
             return name
     columns = ", ".join(sorted(dataset.column_names))
+    if wanted:
+        similar = difflib.get_close_matches(wanted, dataset.column_names, 1)
+        advice = f"did you mean {similar[0]}?" if similar else f"set task.{kind}_column to one"
+        raise UserError(
+            f"task.{kind}_column={wanted}: {source} has the columns {columns}: {advice} "
+            f"(or {source}:{kind}=COLUMN, in task.eval_data or a suite)"
+        )
     if kind == "level":
         advice = "task.level_min=0 task.level_max=0"
     else:

@@ -215,6 +215,12 @@ def load_sets(
         rows = read(dataset, Source(name), False)
         usable = [row for row in rows if row is not None]
         trainable = [row for row in usable if overlap.digest(row.question) not in digests]
+        if usable and not trainable:
+            held_out_name = selection.eval_data or f"its split {selection.eval_split or 'test'}"
+            raise UserError(
+                f"task.data={name}: all of its {len(usable)} problems are held out, as they are "
+                f"also in {held_out_name}: give another task.eval_data"
+            )
         if not trainable:
             raise UserError(
                 f"task.data={name}: none of {len(dataset)} rows is left to train on: give a set "

@@ -46,7 +46,8 @@ class SupervisedTrainer:
         )
         self.learner = policy_learner(model, self.objective, mesh)
         self.layout = RowLayout(prefix=0, slots=1, slot=row_tokens)
-        self.rows = microbatch_rows(config.train, mesh, self.layout)
+        # Every example may need a row.
+        self.rows = microbatch_rows(config.train, mesh, self.layout, config.sft.batch_size)
 
     def pack(self, examples: Sequence[Example]) -> PackedBatch:
         """Packs examples. At least one example must have a trained token.

@@ -80,14 +80,14 @@ def row_shapes(config: Config, mesh: Mesh, max_prompt_tokens: int) -> RowShapes:
     """
     train, rollout = config.train, config.rollout
     layouts = row_layouts(train, rollout, max_prompt_tokens)
-    rows = [microbatch_rows(train, mesh, layout) for layout in layouts]
-
     # The worst case of packing: every sequence needs a separate slot.
     groups = rollout.num_prompts // train.minibatches
-    # With train.sequence_per_turn a rollout has up to max_turns sequences.
-    sequences_per_rollout = rollout.max_turns if train.sequence_per_turn else 1
-    sequences_per_group = rollout.group_size * sequences_per_rollout
-    max_rows = [groups * num_rows(sequences_per_group, layout) for layout in layouts]
+    sequences = sequences_of_group(train, rollout)
+    max_rows = [groups * num_rows(sequences, layout) for layout in layouts]
+    rows = [
+        microbatch_rows(train, mesh, layout, most)
+        for layout, most in zip(layouts, max_rows, strict=True)
+    ]
     microbatches = [-(-row_count // size) for row_count, size in zip(max_rows, rows, strict=True)]
     return RowShapes(layouts, rows, microbatches)
 
@@ -96,20 +96,33 @@ def row_layouts(
     train: TrainConfig, rollout: RolloutConfig, max_prompt_tokens: int
 ) -> list[RowLayout]:
     """Returns the layouts of rows for prompts of `max_prompt_tokens`, longest first."""
+    # A row holds sequences of one group, so more packs than the group has would stay empty.
+    packs = min(train.packs_per_row, sequences_of_group(train, rollout))
     if lengths := train.pack_lengths:
-        return layouts_of_lengths(max_prompt_tokens, lengths, train.packs_per_row)
+        return layouts_of_lengths(max_prompt_tokens, lengths, packs)
     longest = rollout.longest_continuation
     num_lengths = 2 if train.pack == "auto" and longest > 1 else 1
-    return make_layouts(max_prompt_tokens, longest, num_lengths, train.packs_per_row)
+    return make_layouts(max_prompt_tokens, longest, num_lengths, packs)
 
 
-def microbatch_rows(train: TrainConfig, mesh: Mesh, layout: RowLayout) -> int:
+def sequences_of_group(train: TrainConfig, rollout: RolloutConfig) -> int:
+    """Returns the largest number of sequences that a group of rollouts trains on."""
+    # With train.sequence_per_turn a rollout has up to max_turns sequences.
+    return rollout.group_size * (rollout.max_turns if train.sequence_per_turn else 1)
+
+
+def microbatch_rows(train: TrainConfig, mesh: Mesh, layout: RowLayout, most: int) -> int:
     """Returns the number of rows of a microbatch: the most that fit in train.microbatch_tokens.
 
-    It is a multiple of the number of devices that split rows. Raises UserError if it would be 0.
+    There are no more than `most`, the rows that an optimizer step can have, rounded up to a
+    multiple of the number of devices that split rows. With train.microbatch_tokens=0 there are as
+    many. Raises UserError if a microbatch would have no rows.
     """
     shards = row_shards(mesh)
-    rows = train.microbatch_tokens // (layout.tokens * shards) * shards
+    rows_of_step = -(-most // shards) * shards
+    if not train.microbatch_tokens:
+        return rows_of_step
+    rows = min(rows_of_step, train.microbatch_tokens // (layout.tokens * shards) * shards)
     if rows == 0:
         raise UserError(
             f"train.microbatch_tokens={train.microbatch_tokens} holds less than one row of "

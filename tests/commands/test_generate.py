@@ -446,8 +446,8 @@ MISTAKES = {
     "--model m --out x.jsonl --data data.jsonl --config.task.template=x": (
         "task.template='x' is not one of"
     ),
-    "--model m --out x.jsonl --data data.jsonl --config.rollout.num_slots=0": (
-        "rollout.num_slots=0 must be at least 1"
+    "--model m --out x.jsonl --data data.jsonl --config.rollout.num_slots=-1": (
+        "rollout.num_slots=-1 must be at least 0"
     ),
     "--model m --out x.jsonl --data data.jsonl --chunk=3": "Unknown command line flag 'chunk'",
     "--model m --out x.jsonl --data data.jsonl --retries=-1 --base-url http://x": (

@@ -327,6 +327,42 @@ BAD_CHATS = {
 
 
 @pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "writes no tool calls"),
+        ({"response_format": {"type": "json_object"}}, "cannot force a format: ask for JSON"),
+        ({"presence_penalty": 0.5}, "samples without penalties, as training does"),
+        ({"top_p": 0.5}, "set at its start, as --config.rollout.top_p"),
+    ],
+)
+def test_an_option_is_refused_by_name_with_the_reason(chat, option, reason) -> None:
+    with pytest.raises(openai.BadRequestError, match=reason) as refused:
+        chat(**option)
+    assert f"{next(iter(option))}=" in str(refused.value)
+
+
+@pytest.mark.thorough
+def test_a_served_name_replaces_the_directory(model, environment: dict[str, str]) -> None:
+    port = free_port()
+    flags = ("--port", str(port), "--served-model-name", "smol")
+    with server_process(model, environment, *flags) as server:
+        address = f"http://127.0.0.1:{port}"
+        while server.poll() is None:
+            with contextlib.suppress(httpx.HTTPError):
+                httpx.get(f"{address}/health").raise_for_status()
+                break
+            time.sleep(0.1)
+        with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+            assert [found.id for found in client.models.list()] == ["smol"]
+            answer = client.completions.create(model="smol", prompt="a", max_tokens=2)
+            assert answer.model == "smol"
+            with pytest.raises(openai.NotFoundError, match="there is no model"):
+                client.completions.create(model=model, prompt="a", max_tokens=2)
+        server.send_signal(signal.SIGINT)
+        server.wait(60)
+
+
+@pytest.mark.parametrize(
     "path, body",
     [
         *(pytest.param("completions", body, id=name) for name, body in BAD_COMPLETIONS.items()),
@@ -360,10 +396,10 @@ def test_other_paths_and_methods_are_refused(url, method, path, status) -> None:
 
 @pytest.mark.thorough
 def test_a_mistake_in_the_command_is_one_line(model, environment: dict[str, str]) -> None:
-    with server_process(model, environment, "--config.rollout.num_slots=0") as server:
+    with server_process(model, environment, "--config.rollout.num_slots=-1") as server:
         assert server.wait(60) == 2
         error = server.stderr.read()
-    assert error.startswith("error: rollout.num_slots=0") and error.count("\n") == 1
+    assert error.startswith("error: rollout.num_slots=-1") and error.count("\n") == 1
 
 
 # -- parts of the server --------------------------------------------------------------------------

@@ -220,7 +220,7 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     ({"train.pack": "-1"}, "train.pack=-1 is not auto, longest or lengths in tokens"),
     ({"train.pack": ""}, "train.pack= is not auto, longest or lengths in tokens"),
     ({"train.packs_per_row": -1}, "train.packs_per_row=-1 must be at least 0"),
-    ({"train.microbatch_tokens": 0}, "train.microbatch_tokens=0 must be at least 1"),
+    ({"train.microbatch_tokens": -1}, "train.microbatch_tokens=-1 must be at least 0"),
     ({"train.minibatches": 3}, "train.minibatches=3 does not divide rollout.num_prompts=128"),
     ({"train.steps": -1}, "train.steps=-1 must be at least 0"),
     ({"train.checkpoint_every": -2}, "train.checkpoint_every=-2 must be at least -1"),

@@ -123,7 +123,7 @@ def test_a_microbatch_has_as_many_rows_as_hold_its_tokens_on_every_data_shard(
 ) -> None:
     train = reference.settings(train={"microbatch_tokens": microbatch_tokens}).train
 
-    assert microbatch_rows(train, train_mesh(2, 2, 2), LAYOUT) == rows
+    assert microbatch_rows(train, train_mesh(2, 2, 2), LAYOUT, 10**6) == rows
 
 
 def test_a_microbatch_smaller_than_a_row_on_every_data_shard_is_refused() -> None:
@@ -131,7 +131,7 @@ def test_a_microbatch_smaller_than_a_row_on_every_data_shard_is_refused() -> Non
 
     message = r"train.microbatch_tokens=119 .* set it to at least 120, or lower train.packs_per_row"
     with pytest.raises(ValueError, match=message):
-        microbatch_rows(train, train_mesh(2, 2, 2), LAYOUT)
+        microbatch_rows(train, train_mesh(2, 2, 2), LAYOUT, 10**6)
 
 
 def random_sequence(rng: np.random.Generator) -> TrainingSequence:

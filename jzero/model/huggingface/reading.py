@@ -92,10 +92,21 @@ def load_config(path: str | Path) -> tuple[QwenConfig, dict[str, Any]]:
             f"{adapter} is of an adapter, which is not read with the model: merge it into the "
             "weights, or give it as model.adapter.path in a separate directory"
         )
+    if is_workdir(directory):
+        exports = sorted(directory.glob("export-*"), key=lambda export: export.stat().st_mtime)
+        advice = f"give its newest export, {exports[-1]}" if exports else "export it first, with "
+        if not exports:
+            advice += f"python -m jzero.export --workdir {path} --out DIR"
+        raise UserError(f"{path} is the workdir of a run, and no model: {advice}")
     if file is None:
         raise UserError(f"no config.json in {path}: it is not a Hugging Face model directory")
     hf_config = read_json(file)
     return parse_config(hf_config, file), hf_config
+
+
+def is_workdir(directory: Path) -> bool:
+    """Returns whether a run of jzero wrote the directory: its config.json is no model's."""
+    return (directory / "versions.json").is_file() and (directory / "config.json").is_file()
 
 
 def read_positions(path: str) -> int | None:

@@ -1,0 +1,107 @@
+"""Advice on names that are not settings: the names of other packages, and close misspellings."""
+
+import difflib
+from collections.abc import Sequence
+
+# Name in TRL, verl, OpenRLHF or transformers, without its section -> setting.
+OTHER_NAMES = {
+    # TRL's GRPOConfig and transformers' TrainingArguments.
+    "num_generations": "rollout.group_size",
+    "max_completion_length": "rollout.max_new_tokens",
+    "max_prompt_length": "rollout.max_prompt_tokens",
+    "learning_rate": "optimizer.lr",
+    "lr_scheduler_type": "optimizer.schedule",
+    "max_grad_norm": "optimizer.clip_norm",
+    "adam_beta1": "optimizer.b1",
+    "adam_beta2": "optimizer.b2",
+    "adam_epsilon": "optimizer.eps",
+    "max_steps": "train.steps",
+    "num_train_epochs": "train.prompt_epochs",
+    "num_iterations": "train.epochs",
+    "save_steps": "train.checkpoint_every",
+    "save_total_limit": "train.keep_checkpoints",
+    "eval_steps": "eval.every",
+    "report_to": "train.wandb_project",
+    "per_device_train_batch_size": "train.microbatch_tokens",
+    "gradient_accumulation_steps": "train.microbatch_tokens",
+    "generation_batch_size": "rollout.num_prompts",
+    "reward_weights": "task.reward.weights",
+    "reward_funcs": "task.reward.functions",
+    "model_name_or_path": "model.path",
+    "dataset_name": "task.data",
+    "train_dataset": "task.data",
+    "eval_dataset": "task.eval_data",
+    "lora_r": "model.adapter.rank",
+    "lora_alpha": "model.adapter.alpha",
+    "lora_target_modules": "model.adapter.targets",
+    "gradient_checkpointing": "model.remat",
+    "output_dir": "--workdir",
+    "hub_model_id": "hub.repo",
+    "push_to_hub": "hub.push",
+    # verl and OpenRLHF.
+    "n_samples_per_prompt": "rollout.group_size",
+    "train_batch_size": "rollout.num_prompts",
+    "rollout_batch_size": "rollout.num_prompts",
+    "ppo_mini_batch_size": "train.minibatches",
+    "ppo_micro_batch_size_per_gpu": "train.microbatch_tokens",
+    "ppo_max_token_len_per_gpu": "train.microbatch_tokens",
+    "ppo_epochs": "train.epochs",
+    "max_response_length": "rollout.max_new_tokens",
+    "generate_max_len": "rollout.max_new_tokens",
+    "prompt_max_len": "rollout.max_prompt_tokens",
+    "tensor_model_parallel_size": "mesh.tensor",
+    "ulysses_sequence_parallel_size": "mesh.context",
+    "gpu_memory_utilization": "rollout.num_pages",
+    "max_num_seqs": "rollout.num_slots",
+    "total_epochs": "train.prompt_epochs",
+    "total_training_steps": "train.steps",
+    "save_freq": "train.checkpoint_every",
+    "test_freq": "eval.every",
+    "train_files": "task.data",
+    "val_files": "task.eval_data",
+    "lora_rank": "model.adapter.rank",
+    "actor_learning_rate": "optimizer.lr",
+    "default_local_dir": "--workdir",
+    "project_name": "train.wandb_project",
+    "base_output_directory": "--workdir",  # MaxText's
+}
+
+MOST_SUGGESTIONS = 3
+LEAST_RATIO = 0.6  # of difflib: names that are less similar are not suggested
+
+
+def other_name(name: str) -> str:
+    """Returns the setting, or the flag, that other packages call `name`; "" if none does."""
+    return OTHER_NAMES.get(name.rpartition(".")[2], "")
+
+
+def closest_settings(name: str, settings: Sequence[str]) -> list[str]:
+    """Returns the settings with the most similar names, the most similar first.
+
+    The last part of a name counts as much as the whole, so that `rollout.group_sise`,
+    `train.group_size` and `group_size` all find `rollout.group_size`.
+    """
+
+    def ratio(a: str, b: str) -> float:
+        return difflib.SequenceMatcher(None, a, b).ratio()
+
+    def similarity(setting: str) -> float:
+        last = ratio(name.rpartition(".")[2], setting.rpartition(".")[2])
+        return (ratio(name, setting) + last) / 2
+
+    similarities = {setting: similarity(setting) for setting in settings}
+    best = sorted(settings, key=similarities.__getitem__, reverse=True)[:MOST_SUGGESTIONS]
+    # A much better match needs no alternatives.
+    return [
+        setting
+        for setting in best
+        if similarities[setting] >= max(LEAST_RATIO, similarities[best[0]] - 0.15)
+    ]
+
+
+def advise(name: str, settings: Sequence[str]) -> str:
+    """Returns what to write in place of `name`: "did you mean rollout.group_size?"."""
+    if setting := other_name(name):
+        return f"it is {setting} here"
+    similar = ", ".join(closest_settings(name, settings))
+    return f"did you mean {similar}?" if similar else "--help lists them"

@@ -1,0 +1,135 @@
+"""Chooses the sizes that a config leaves at 0: the largest that fit, up to what a step has.
+
+    config = with_sizes(config, workdir)      # before the memory check
+
+train.microbatch_tokens and rollout.num_slots are chosen here, rollout.num_pages by
+`planning.kv_pool` when the decoder is built. A resumed run keeps the sizes in its config.json,
+because sums over other microbatches differ in the last bits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+
+from jzero.config import Config, flatten
+from jzero.distributed import collectives
+from jzero.files import parse_json
+from jzero.planning.chips import DescribedDevice
+from jzero.planning.fitting import (
+    attached_bytes,
+    attached_devices,
+    cpu_bytes,
+    engine_slots,
+    fewer_slots,
+    fit,
+    microbatch_tokens,
+    reason_not_planned,
+    saved_bytes,
+    smaller_microbatches,
+    without_adapter_path,
+)
+from jzero.planning.memory import row_tokens
+from jzero.planning.planned_run import build
+
+# More tokens in a microbatch, or slots, of a device gain no speed: its products are already large.
+MOST_TOKENS = 32_768
+MOST_TOKENS_OF_CPU = 2_048
+MOST_SLOTS = 256
+MOST_SLOTS_OF_CPU = 32
+
+
+def with_sizes(config: Config, workdir: Path | None = None) -> Config:
+    """Returns the config with sizes for the attached devices, in place of those that are 0.
+
+    workdir: of a run that may be resumed.
+    Raises UserError if the settings do not fit together.
+    """
+    if config.train.microbatch_tokens and config.rollout.num_slots:
+        return config
+    if workdir is not None:
+        config = _with_recorded_sizes(config, workdir)
+    if config.train.microbatch_tokens and config.rollout.num_slots:
+        return config
+    available = attached_bytes(config.memory)
+    if available is None and jax.default_backend() == "cpu":
+        # Every host of a run needs the same sizes.
+        available = min(collectives.gather_json(cpu_bytes()))
+    if reason_not_planned(config):
+        return config  # every row of a step, and a slot for every sequence
+    return choose_sizes(config, attached_devices(), available)
+
+
+def with_sizes_of(config: Config, directory: Path | None) -> Config:
+    """Returns the config with sizes for the model in `directory`, in place of those that are 0.
+
+    For a model that `with_sizes` could not plan, because it was not downloaded yet.
+    """
+    if (config.train.microbatch_tokens and config.rollout.num_slots) or directory is None:
+        return config
+    model = replace(config.model, path=str(directory), revision="")
+    sized = with_sizes(replace(config, model=model))
+    return _with(config, sized.train.microbatch_tokens, sized.rollout.num_slots)
+
+
+def _with_recorded_sizes(config: Config, workdir: Path) -> Config:
+    """Returns the config with the sizes of the run in `workdir` in place of those that are 0."""
+    path = workdir / "config.json"
+    if not path.exists():
+        return config
+    # Not `from_json`: an earlier version may have written the file.
+    recorded = flatten(parse_json(path.read_text(encoding="utf-8"), path))
+    tokens = config.train.microbatch_tokens or recorded.get("train.microbatch_tokens", 0)
+    slots = config.rollout.num_slots or recorded.get("rollout.num_slots", 0)
+    return _with(config, tokens, slots)
+
+
+def choose_sizes(
+    config: Config, devices: Sequence[DescribedDevice], available: float | None
+) -> Config:
+    """Returns the config with the largest sizes that fit, in place of those that are 0.
+
+    available: the bytes of a device; None if they are unknown, which gives the smallest sizes. If
+    nothing fits, the sizes are the smallest as well, and the memory check refuses the run.
+    """
+    is_cpu = devices[0].platform == "cpu"
+    planned = without_adapter_path(config)
+    run = build(planned, devices)
+    if is_cpu and available is not None:
+        available -= saved_bytes(run)
+    most_tokens = (MOST_TOKENS_OF_CPU if is_cpu else MOST_TOKENS) * len(devices)
+    least = row_tokens(run)
+    tokens = config.train.microbatch_tokens
+    if not tokens:
+        tokens = max(least, min(microbatch_tokens(run), most_tokens // least * least))
+    slots = config.rollout.num_slots
+    if not slots:
+        most_slots = (MOST_SLOTS_OF_CPU if is_cpu else MOST_SLOTS) * len(devices)
+        slots = min(engine_slots(run), most_slots) if run.sampling is not None else 1
+    chosen = _with(config, tokens, slots)
+    if available is None:
+        return _with(
+            config,
+            config.train.microbatch_tokens or least,
+            config.rollout.num_slots or min(slots, len(devices)),
+        )
+
+    # Only sizes that the config left open may shrink. The KV cache has pages for all slots here; a
+    # cache that is a little too large is made smaller by `kv_pool`, without fewer slots.
+    while True:
+        verdict = fit(without_adapter_path(chosen), devices, available)
+        smaller: Config | None = None
+        excess = verdict.excess
+        if not config.train.microbatch_tokens and excess.keys() & {"score", "update"}:
+            smaller = smaller_microbatches(chosen, verdict.run)
+        if smaller is None and not config.rollout.num_slots and "rollout" in excess:
+            smaller = fewer_slots(chosen, verdict.run)
+        if smaller is None:
+            return chosen
+        chosen = smaller
+
+
+def _with(config: Config, tokens: int, slots: int) -> Config:
+    train = replace(config.train, microbatch_tokens=tokens)
+    return replace(config, train=train, rollout=replace(config.rollout, num_slots=slots))
