@@ -21,6 +21,7 @@ from typing import NamedTuple, cast
 import jax
 from jax.sharding import Mesh
 
+from jzero import terminal
 from jzero.config import Config, SftConfig, to_json, validate
 from jzero.distributed import interrupt, processes
 from jzero.distributed.mesh import configured_mesh
@@ -111,7 +112,8 @@ def train(config: Config, workdir: Path) -> JsonObject:
     budget = TimeBudget(config.train.minutes)
     config, planned_bytes = prepare(config, workdir)
     sft, clock = config.sft, Clock()
-    data = read_data(config)
+    with terminal.phase("read the data", has_bar=False):
+        data = read_data(config)
     # An epoch has as many rows as all data sets together. Even a small data set gets one step.
     last_step = max(1, int(sft.epochs * data.num_examples) // sft.batch_size)
 
@@ -146,14 +148,16 @@ def train(config: Config, workdir: Path) -> JsonObject:
         )
 
         if session.resume_step is None:
-            params = load_model(config, base, workdir, learner)
+            with terminal.phase("load the model"):
+                params = load_model(config, base, workdir, learner)
             session.record.base = name_base(config, base, workdir)
             state = learner.start_on(params, config.train.seed)
             evaluate_model(trainer, session, test, "before", learner.weights(state))
         else:
-            state = session.restore(learner.abstract_state())
-            frozen = load_base(config, base, workdir, learner, session.record.base)
-            state = replace(state, base=frozen)
+            with terminal.phase("restore the checkpoint"):
+                state = session.restore(learner.abstract_state())
+                frozen = load_base(config, base, workdir, learner, session.record.base)
+                state = replace(state, base=frozen)
 
         # ------------------------------------------------------------------------------------------
         # The loop

@@ -15,7 +15,7 @@ FILES = sorted((ROOT / "jzero").rglob("*.py"))
 # for a package with all of its modules, unless the module is listed by itself.
 LAYERS = [
     ("errors",),
-    ("types", "files", "setting", "int8", "products"),
+    ("types", "files", "setting", "int8", "products", "terminal"),
     ("http",),
     ("websocket",),
     ("algorithms",),

@@ -8,8 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
 
-from tqdm import tqdm
-
+from jzero import terminal
 from jzero.config import TrainConfig
 from jzero.errors import UserError
 from jzero.files import (
@@ -106,7 +105,7 @@ class MetricsWriter:
         metrics, samples = workdir / "metrics.jsonl", workdir / "samples.jsonl"
         # The run can continue without the lines of some steps, but the user should know.
         for line in _missing_steps(metrics, resume_step or 0):
-            tqdm.write(line)
+            terminal.say(line)
         self._metrics = keep_open(_open_after(metrics, last_step))
         self._samples = keep_open(_open_after(samples, last_step))
         self._tensorboard = TensorBoard(workdir / "tensorboard", last_step + 1)

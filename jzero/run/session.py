@@ -18,7 +18,7 @@ Both train loops, RL and SFT, use a session in the same way:
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,8 @@ from jzero.model.hub import commit_of
 from jzero.run.base_model import BaseModel
 from jzero.run.budget import TimeBudget
 from jzero.run.checkpoint import Checkpoints
-from jzero.run.clock import Clock
+from jzero.run.clock import Clock, compilation_counter
+from jzero.run.closing import closing_lines, evaluation_lines
 from jzero.run.environment import versions
 from jzero.run.export_model import export_model
 from jzero.run.frozen_base import base_directory
@@ -42,15 +43,17 @@ from jzero.run.hub_ledger import Push
 from jzero.run.hub_pushes import HubPushes, branch_of_step, push_line
 from jzero.run.lock import lock_directory
 from jzero.run.memory import MemoryWatch
-from jzero.run.metrics import step_line
 from jzero.run.metrics_writer import MetricsWriter
 from jzero.run.model_card import CardOptions, make_card
 from jzero.run.progress import Progress
 from jzero.run.record import RunRecord, summarize
 from jzero.run.resume import go_back
+from jzero.run.samples import sample_lines
+from jzero.run.step_table import StepTable
 from jzero.run.workdir import check_history, claim_workdir
 from jzero.types import State
 
+STEPS_BETWEEN_SAMPLES = 20  # between two sampled answers on the terminal
 PUSH_POLL_SECONDS = 1.0  # a finished run that waits for its pushes checks for signals this often
 
 
@@ -132,6 +135,13 @@ class RunSession:
         # Phase -> seconds already reported to the budget.
         self._reported_seconds: dict[str, float] = {}
         self._memory = MemoryWatch(planned_bytes)
+        compilation_counter()  # from here on, the terminal shows that a program is compiled
+        # What the terminal shows after the row of a step.
+        self._table = StepTable(last_step)
+        self._progress: Progress | None = None
+        self._evaluation_lines: list[str] = []
+        self._sample: JsonObject | None = None  # a logged rollout of the step
+        self._next_sample = 0  # the first step after which a sampled answer is shown
 
         # A second process on the same host would write into the same files. Only the first
         # process of a run locks, because the others share the workdir with it.
@@ -222,14 +232,48 @@ class RunSession:
 
     def progress(self, label: str) -> Progress:
         """Returns an iterator over the remaining steps, with a progress bar called `label`."""
-        return Progress(label, self.record.step + 1, self.schedule.last_step, self.clock)
+        first_step = self.record.step + 1
+        self._progress = Progress(label, first_step, self.schedule.last_step, self.clock)
+        return self._progress
 
     def record_evaluation(self, name: str, values: dict[str, float]) -> None:
-        """Stores the metrics of an evaluation for the summary, and prints them."""
+        """Stores the metrics of an evaluation for the summary, and prints its main results.
+
+        The results of an evaluation after a step are printed below the step's row.
+        """
+        before = self.record.evaluations.get("before", {}) if name != "before" else {}
         self.record.evaluations[name] = values
         self._report_time("eval", "evaluation")
-        shown = "  ".join(f"{metric} {value:.3f}" for metric, value in values.items())
-        processes.print_once(f"eval {name}: {shown}")
+        self._evaluation_lines = evaluation_lines(name, values, before)
+        if self._progress is None:
+            self._print_evaluation()
+
+    def _print_evaluation(self) -> None:
+        for line in self._evaluation_lines:
+            processes.print_once(line, "bold")
+        self._evaluation_lines = []
+
+    def write_samples(self, step: int, rows: Sequence[JsonObject]) -> None:
+        """Writes rollouts of a step to samples.jsonl. The terminal shows one of them now and then.
+
+        Has to be called before `end_step`.
+        """
+        self.writer.write_samples(step, rows)
+        self._sample = rows[0] if rows else None
+
+    def _print_step(self, step: int, values: dict[str, float]) -> None:
+        """Prints the row of a step, its evaluation and, now and then, a sampled answer."""
+        seconds_left = self._progress.seconds_left() if self._progress is not None else None
+        *header, row = self._table.rows(step, values, seconds_left)
+        for line in header:
+            processes.print_once(line, "dim")
+        processes.print_once(row)
+        self._print_evaluation()
+        if self._sample is not None and step >= self._next_sample:
+            self._next_sample = step + STEPS_BETWEEN_SAMPLES
+            for line in sample_lines(step, self._sample):
+                processes.print_once(line, "dim")
+        self._sample = None
 
     def end_step(self, step: int, values: dict[str, float], state: State) -> None:
         """Writes the metrics of `step`, then exports and saves `state` if either is due.
@@ -241,7 +285,7 @@ class RunSession:
         self.budget.add("step", values["time/step"])
         values = values | self._memory.step_metrics()
         self.writer.write(step, values)
-        processes.print_once(step_line(step, self.schedule.last_step, values))
+        self._print_step(step, values)
         # The export comes first: after a kill between the two, the resumed run repeats the step and
         # skips the existing export. In the other order the export would never be made.
         if self.schedule.export_is_due(step):
@@ -360,6 +404,10 @@ class RunSession:
         if pushes is not None:
             summary["hub"] = pushes
         processes.write_once(self.workdir / "summary.json", json.dumps(summary, indent=1))
+        for line in closing_lines(
+            self.config.name, self.workdir, self.record, self.schedule.last_step
+        ):
+            processes.print_once(line)
         return summary
 
     def _report_time(self, phase: str, part: str) -> None:

@@ -16,8 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tqdm import tqdm
-
+from jzero import terminal
 from jzero.config import TrainConfig
 from jzero.errors import UserError
 from jzero.files import JsonObject, write_atomic
@@ -191,4 +190,4 @@ def _read_or_make_id(path: Path) -> str:
 
 
 def _print(text: str) -> None:
-    tqdm.write(text)
+    terminal.say(text)
