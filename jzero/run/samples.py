@@ -119,7 +119,7 @@ def sample_lines(step: int, row: JsonObject) -> list[str]:
     """
     score = "none" if row["score"] is None else f"{row['score']:.3f}"
     details = f"score {score}, {row['tokens']:,} tokens, {row['finish']}"
-    heading = escaped(f"sample of step {step}, problem {row['id']}"[: WIDTH - len(details) - 4])
+    heading, *_ = _wrapped(f"sample of step {step}, problem {row['id']}", WIDTH - 4 - len(details))
     prompt = row["prompt"]
     if not isinstance(prompt, str):
         prompt = prompt[-1].get("content") if prompt else ""
@@ -136,9 +136,8 @@ def sample_lines(step: int, row: JsonObject) -> list[str]:
     return [f"  {heading}: {details}", *(MARK + line for line in [*question, "", *answer])]
 
 
-def _wrapped(text: str) -> list[str]:
-    """Returns escaped lines that fit the terminal next to MARK. Blank lines are left out."""
-    width = WIDTH - len(MARK)
+def _wrapped(text: str, width: int = WIDTH - len(MARK)) -> list[str]:
+    """Returns escaped lines of at most `width` columns. Blank lines are left out."""
     lines = []
     for line in text.split("\n"):
         part, used = "", 0

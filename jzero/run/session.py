@@ -140,7 +140,7 @@ class RunSession:
         self._table = StepTable(last_step)
         self._progress: Progress | None = None
         self._evaluation_lines: list[str] = []
-        self._sample: JsonObject | None = None  # a logged rollout of the step
+        self._samples: Sequence[JsonObject] = ()  # the rows of samples.jsonl of the last step
         self._next_sample = 0  # the first step after which a sampled answer is shown
 
         # A second process on the same host would write into the same files. Only the first
@@ -254,12 +254,9 @@ class RunSession:
         self._evaluation_lines = []
 
     def write_samples(self, step: int, rows: Sequence[JsonObject]) -> None:
-        """Writes rollouts of a step to samples.jsonl. The terminal shows one of them now and then.
-
-        Has to be called before `end_step`.
-        """
+        """Writes the logged rollouts of a step, whose metrics follow."""
         self.writer.write_samples(step, rows)
-        self._sample = rows[0] if rows else None
+        self._samples = rows
 
     def _print_step(self, step: int, values: dict[str, float]) -> None:
         """Prints the row of a step, its evaluation and, now and then, a sampled answer."""
@@ -269,11 +266,10 @@ class RunSession:
             processes.print_once(line, "dim")
         processes.print_once(row)
         self._print_evaluation()
-        if self._sample is not None and step >= self._next_sample:
+        if self._samples and step >= self._next_sample:
             self._next_sample = step + STEPS_BETWEEN_SAMPLES
-            for line in sample_lines(step, self._sample):
+            for line in sample_lines(step, self._samples[0]):
                 processes.print_once(line, "dim")
-        self._sample = None
 
     def end_step(self, step: int, values: dict[str, float], state: State) -> None:
         """Writes the metrics of `step`, then exports and saves `state` if either is due.

@@ -296,24 +296,7 @@ def test_wandb_without_a_key_is_one_line(tmp_path: Path) -> None:
     assert re.fullmatch("error: train.wandb_project=reasoning: No API key .*\n", done.stderr)
 
 
-# -- The printed line, the clock and the environment -----------------------------------------------
-
-
-def test_the_step_line_shows_what_the_step_has() -> None:
-    values = {"reward/mean": 0.5, "time/step": 12.34, "time/sample": 9.0}
-
-    line = metrics.step_line(3, 200, values)
-
-    assert line == "step   3/200  reward 0.500  seconds 12.3"
-
-
-def test_the_step_line_shows_all_of_its_metrics() -> None:
-    line = metrics.step_line(3, 200, dict.fromkeys(metrics.STEP_LINE, 0.1))
-
-    for name in metrics.STEP_LINE:
-        label = metrics.METRICS[name].label
-        assert label
-        assert label in line
+# -- The clock and the environment -----------------------------------------------------------------
 
 
 def test_the_clock_adds_up_by_phase_and_keeps_totals() -> None:
@@ -381,7 +364,7 @@ def test_the_page_lists_every_metric_as_the_table_defines_it(page: str) -> None:
     assert listed == defined
 
 
-def test_the_page_lists_the_labels_of_the_step_line(page: str) -> None:
+def test_the_page_lists_the_labels_of_the_table(page: str) -> None:
     listed = re.findall(r"^\| ([a-z/ -]+) \| `(.*?)` \|$", page, re.MULTILINE)
 
     assert listed == [(metrics.METRICS[name].label, name) for name in metrics.STEP_LINE]
