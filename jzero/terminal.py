@@ -85,11 +85,13 @@ class Phase:
 
 
 def duration(seconds: float) -> str:
-    """Returns a duration as "0:07", "12:05", "1:12:05" or "3d 04h"."""
+    """Returns a duration as "0:07", "12:05", "1:12:05", "11h 06m" or "3d 04h"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours >= 48:
         return f"{hours // 24}d {hours % 24:02}h"
+    if hours >= 10:
+        return f"{hours}h {minutes:02}m"
     if hours:
         return f"{hours}:{minutes:02}:{rest:02}"
     return f"{minutes}:{rest:02}"

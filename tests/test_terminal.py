@@ -145,7 +145,13 @@ def test_the_time_left_is_of_the_items_of_this_process() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(7.4, "0:07"), (725, "12:05"), (4325, "1:12:05"), (3 * 86400 + 4 * 3600, "3d 04h")],
+    [
+        (7.4, "0:07"),
+        (725, "12:05"),
+        (4325, "1:12:05"),
+        (40_000, "11h 06m"),
+        (3 * 86400 + 4 * 3600, "3d 04h"),
+    ],
 )
 def test_durations(seconds: float, text: str) -> None:
     assert terminal.duration(seconds) == text

@@ -84,8 +84,8 @@ def _results(record: RunRecord) -> list[tuple[str, str]]:
     evaluations = record.evaluations
     if not evaluations:
         return []
-    last = list(evaluations.values())[-1]
-    before = evaluations.get("before", {})
+    last_name, last = list(evaluations.items())[-1]
+    before = evaluations.get("before", {}) if last_name != "before" else {}
     rows = []
     if LOSS in last:
         earlier = f"{before[LOSS]:.4f} -> " if LOSS in before else ""
@@ -93,7 +93,7 @@ def _results(record: RunRecord) -> list[tuple[str, str]]:
         rows.append(("loss", f"{earlier}{last[LOSS]:.4f}{difference}"))
     for prefix in _prefixes(last):
         earlier = ""
-        if f"{prefix}/accuracy" in before and before is not last:
+        if f"{prefix}/accuracy" in before:
             earlier = f"{_with_error(before, prefix)} -> "
         difference = _difference(last, before, f"{prefix}/accuracy")
         problems = f"{last[f'{prefix}/problems']:,.0f} problems"
@@ -149,6 +149,6 @@ def _with_error(values: Mapping[str, float], prefix: str) -> str:
 def _difference(
     values: Mapping[str, float], before: Mapping[str, float], name: str, form: str = ".3f"
 ) -> str:
-    if name not in before or before is values:
+    if name not in before:
         return ""
     return f" ({values[name] - before[name]:+{form}})"

@@ -12,7 +12,7 @@ from jzero.terminal import WIDTH, duration
 ROWS_BETWEEN_HEADERS = 20
 NARROWEST = 6  # columns of a number
 LEFT = "left"  # the last column: the remaining time of the run
-LEFT_WIDTH = 7  # columns of "1:12:05"
+LEFT_WIDTH = 7  # columns of "1:12:05" and "11h 06m"
 
 # The first of these metrics are left out of a row that is too wide.
 LESS_IMPORTANT = (
@@ -54,8 +54,7 @@ class StepTable:
 
         numbers = []
         for name in self._names:
-            number = f"{values[name]:{METRICS[name].format}}" if name in values else ""
-            numbers.append(number.rjust(_width(name)))
+            numbers.append(_number(name, values[name]) if name in values else " " * _width(name))
         left = "" if seconds_left is None else duration(seconds_left)
         lines.append(" ".join([first, *numbers, left.rjust(LEFT_WIDTH)]).rstrip())
         return lines
@@ -75,6 +74,17 @@ def _choose(values: Mapping[str, float], width: int) -> list[str]:
 
 def _total_width(names: Sequence[str]) -> int:
     return sum(1 + _width(name) for name in names) + 1 + LEFT_WIDTH
+
+
+def _number(name: str, value: float) -> str:
+    """Returns the number of a column, with fewer digits if it has no room for all of them."""
+    width = _width(name)
+    text = f"{value:{METRICS[name].format}}"
+    for digits in range(width, 0, -1):
+        if len(text) <= width:
+            break
+        text = f"{value:.{digits}g}"
+    return text.rjust(width)
 
 
 def _width(name: str) -> int:
