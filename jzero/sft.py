@@ -50,6 +50,7 @@ from jzero.run.metrics import nonfinite
 from jzero.run.resume import steps_to_discard
 from jzero.run.samples import write_responses
 from jzero.run.session import RunSession
+from jzero.run.trackers import check_trackers
 from jzero.run.workdir import check_workdir
 from jzero.tasks import TASKS, draws_examples, problem_sets, row_loader, suites
 from jzero.tasks.row_loader import Selection
@@ -99,6 +100,7 @@ def prepare(config: Config, workdir: Path) -> tuple[Config, float | None]:
     validate(config)
     suites.check_suites(config.eval.suites)
     check_token(config.hub)
+    check_trackers(config.train.trackers)
     check_workdir(workdir, to_json(config))
     steps_to_discard(workdir, config.train)
     check_host_memory(config, parts_of_run(config))

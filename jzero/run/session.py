@@ -400,6 +400,7 @@ class RunSession:
         if pushes is not None:
             summary["hub"] = pushes
         processes.write_once(self.workdir / "summary.json", json.dumps(summary, indent=1))
+        self.writer.finish(summary)
         for line in closing_lines(
             self.config.name, self.workdir, self.record, self.schedule.last_step
         ):
