@@ -321,9 +321,8 @@ def quiet_libraries() -> None:
     """
     import absl.logging
 
-    # Orbax reports its waits as warnings, and libtpu a missing TPU as errors.
+    # Orbax reports as a warning that a save waits for the one before.
     absl.logging.set_verbosity(absl.logging.ERROR)
-    os.environ.setdefault("TPU_STDERR_LOG_LEVEL", "3")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     if not sys.stdout.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
