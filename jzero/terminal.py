@@ -238,7 +238,11 @@ class Terminal:
         self._live.start()
 
     def _draw(self) -> "Table":
-        """Returns the outermost phase and, in a second row, the phases inside of it."""
+        """Returns the outermost phase and, in a second row, the phases inside of it.
+
+        There are always two rows: while a line is printed, rich's thread may draw another number of
+        rows, and the line would then erase the one above it.
+        """
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
@@ -250,6 +254,7 @@ class Terminal:
         phases = list(self._phases)
         for shown in (phases[:1], phases[1:]):
             if not shown:
+                table.add_row(" ")
                 continue
             phase = shown[-1]
             note = f", {self._note}" if self._note and phase is phases[-1] else ""

@@ -81,6 +81,25 @@ def test_a_terminal_shows_bars_and_keeps_only_the_lines() -> None:
     assert "\x1b[?25l" not in output, "a killed process could not show the cursor again"
 
 
+PHASES = """
+import time
+from jzero import terminal
+terminal.REFRESHES_PER_SECOND = 500
+with terminal.phase("RL", total=300) as run:
+    for number in range(300):
+        with terminal.phase("sample"):
+            time.sleep(0.003)
+        terminal.say(f"line {number}")
+        run.advance()
+"""
+
+
+def test_no_line_is_erased_by_phases_that_come_and_go() -> None:
+    _, output = run_on_terminal(PHASES)
+
+    assert final_screen(output) == [f"line {number}" for number in range(300)]
+
+
 def test_an_error_leaves_the_terminal_clean() -> None:
     status, output = run_on_terminal(WORK.format(ending="raise SystemExit(3)"))
 
@@ -218,7 +237,7 @@ def test_an_answer_is_shown_with_the_end_of_its_prompt() -> None:
     assert sample_lines(20, row) == [
         "  sample of step 20, problem 17: score 1.000, 12 tokens, stop",
         "  | What is 2 + 3?",
-        "  | ",
+        "  |",
         "  | 2 + 3 = 5",
         "  | The answer is 5.",
     ]

@@ -133,7 +133,10 @@ def sample_lines(step: int, row: JsonObject) -> list[str]:
     if len(answer) > ANSWER_LINES:
         half = ANSWER_LINES // 2
         answer = [*answer[:half], "...", *answer[-half + 1 :]]
-    return [f"  {heading}: {details}", *(MARK + line for line in [*question, "", *answer])]
+    return [
+        f"  {heading}: {details}",
+        *(f"{MARK}{line}".rstrip() for line in [*question, "", *answer]),
+    ]
 
 
 def _wrapped(text: str, width: int = WIDTH - len(MARK)) -> list[str]:
