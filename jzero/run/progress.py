@@ -48,6 +48,8 @@ class Progress:
                 yield step
                 # Evaluations compile programs, too.
                 self._compile_seconds += self._compilations.pop()["compile/seconds"]
+                if step == self.first_step + 1:
+                    self._seconds.clear()  # the first step also traces its programs
                 self._seconds.append(self._seconds_without_compilation())
                 self._compile_seconds = 0.0
                 phase.advance()
