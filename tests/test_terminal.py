@@ -6,6 +6,7 @@ import re
 import select
 import subprocess
 import sys
+import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,11 +34,14 @@ terminal.say("the end")
 """
 
 
-def run_on_terminal(program: str, columns: int = 80) -> tuple[int, str]:
-    """Runs a program on a pseudo-terminal; returns its exit status and what the terminal gets."""
+def run_on_terminal(program: str, ctrl_c_after: str = "") -> tuple[int, str]:
+    """Runs a program on a pseudo-terminal; returns its exit status and what the terminal gets.
+
+    Ctrl-C is pressed once the terminal has got the text `ctrl_c_after`.
+    """
     pid, file = pty.fork()
     if not pid:
-        os.environ |= {"TERM": "xterm", "COLUMNS": str(columns), "PYTHONPATH": str(ROOT)}
+        os.environ |= {"TERM": "xterm", "COLUMNS": "80", "PYTHONPATH": str(ROOT)}
         os.execv(sys.executable, [sys.executable, "-c", program])
     output = b""
     deadline = time.monotonic() + 60
@@ -47,6 +51,9 @@ def run_on_terminal(program: str, columns: int = 80) -> tuple[int, str]:
                 output += os.read(file, 65536)
             except OSError:  # the program has ended
                 break
+        if ctrl_c_after and ctrl_c_after.encode() in output:
+            os.write(file, b"\x03")
+            ctrl_c_after = ""
     _, status = os.waitpid(pid, 0)
     os.close(file)
     return os.waitstatus_to_exitcode(status), output.decode()
@@ -105,6 +112,18 @@ def test_an_error_leaves_the_terminal_clean() -> None:
 
     assert status == 3
     assert final_screen(output) == ["a line", "of a user's function", "on stderr"]
+
+
+def test_ctrl_c_leaves_the_terminal_clean() -> None:
+    ending = "print('ready', flush=True); time.sleep(60)"
+    work = textwrap.indent(WORK.format(ending=ending), "  ")
+    program = f"try:{work}except KeyboardInterrupt: print('stopped')"
+
+    status, output = run_on_terminal(program, ctrl_c_after="ready")
+
+    assert status == 0
+    lines = ["a line", "of a user's function", "on stderr", "ready", "stopped"]
+    assert [line.removeprefix("^C") for line in final_screen(output)] == lines
 
 
 def test_a_log_has_no_control_characters() -> None:
