@@ -18,8 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tqdm import tqdm
-
+from jzero import terminal
 from jzero.files import JsonObject
 from jzero.planning.chips import GIB
 
@@ -92,7 +91,7 @@ def plan_cell(model: str, topology: str, file: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode > 1 or not file.exists():
         file.with_suffix(".error").write_text(" ".join(command) + "\n" + done.stderr)
-        tqdm.write(f"{model} {topology}: {done.stderr.strip().splitlines()[-1]}")
+        terminal.say(f"{model} {topology}: {done.stderr.strip().splitlines()[-1]}")
 
 
 def table_row(model: str, report: JsonObject) -> str:
@@ -150,11 +149,13 @@ def main() -> None:
 
     files = cell_files(args.out)
     wanted = args.only.lower().split(",")
-    for (model, topology), file in tqdm(files.items(), desc="plan", unit="cell"):
-        name = f"{model} {topology}".lower()
-        is_chosen = all(text in name for text in wanted)
-        if is_chosen and not file.exists():
-            plan_cell(model, topology, file)
+    with terminal.phase("plan", total=len(files), unit="cells") as phase:
+        for (model, topology), file in files.items():
+            name = f"{model} {topology}".lower()
+            is_chosen = all(text in name for text in wanted)
+            if is_chosen and not file.exists():
+                plan_cell(model, topology, file)
+            phase.advance()
 
     text = table(files)
     (args.out / "plan.md").write_text(text)

@@ -189,8 +189,9 @@ def metrics_page() -> str:
         table = "\n".join(["| metric | unit | meaning |", "|---|---|---|", *group_rows])
         parts += [f"## {title}", *([note] if note else []), table]
     labels = [f"| {metrics.METRICS[name].label} | `{name}` |" for name in metrics.STEP_LINE]
-    step_line = "\n".join(["| shown as | metric |", "|---|---|", *labels])
-    parts += ["## The step line", "The terminal shows some metrics by shorter names:", step_line]
+    step_table = "\n".join(["| shown as | metric |", "|---|---|", *labels])
+    note = "The terminal shows some metrics by shorter names, as many as 80 columns have room for:"
+    parts += ["## The table of steps", note, step_table]
     return "\n\n".join(parts) + "\n"
 
 

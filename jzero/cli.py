@@ -27,7 +27,7 @@ import jax
 from absl import flags
 from ml_collections import config_flags
 
-from jzero import config, files
+from jzero import config, files, terminal
 from jzero.config import other_names
 from jzero.distributed import peers, processes
 from jzero.distributed.platform import choose_platform
@@ -65,6 +65,7 @@ def exit_with_error(message: str) -> NoReturn:
     """Prints `error: message` and ends the process with status 2."""
     if peers.has_peers():
         peers.end_process(message, 2, f"{peers.this_host()} ended: {message}")
+    terminal.close()
     print(f"error: {message}", file=sys.stderr, flush=True)
     sys.exit(2)
 
@@ -310,6 +311,7 @@ def start_jax(arguments: Sequence[str]) -> list[str]:
     parser.error = exit_with_error
     args, remaining = parser.parse_known_args(arguments)
 
+    terminal.quiet_libraries()
     choose_platform()
     atexit.register(end_quietly_at_ctrl_c)
     # A machine without an accelerator gets one virtual device per core, at most two: decoding on

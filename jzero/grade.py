@@ -35,8 +35,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from tqdm import tqdm
-
+from jzero import terminal
 from jzero.config import RewardConfig, TaskConfig
 from jzero.errors import UserError
 from jzero.files import check_not_input, check_output, split_commas
@@ -177,10 +176,12 @@ def grade_lines(
 
 
 def numbered_lines(file: BinaryIO) -> Lines:
-    """Yields the lines of a file that are not blank, with a progress bar on stderr."""
-    for number, line in enumerate(tqdm(file), 1):
-        if line.strip():
-            yield f"{file.name}:{number}", line
+    """Yields the lines of a file that are not blank, and shows how many it has read."""
+    with terminal.phase("grade", unit="rows") as phase:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield f"{file.name}:{number}", line
+            phase.advance()
 
 
 def arguments() -> argparse.Namespace:

@@ -44,6 +44,7 @@ from jzero.run.base_model import BaseModel, check_context, read_base_model
 from jzero.run.clock import Clock
 from jzero.run.hub_pushes import check_token
 from jzero.run.resume import steps_to_discard
+from jzero.run.trackers import check_trackers
 from jzero.run.workdir import check_workdir
 from jzero.tasks import (
     check_task_settings,
@@ -108,6 +109,7 @@ def check(config: Config, workdir: Path) -> float | None:
     if config.warm_start.steps:
         check_warm_start(config)
     check_token(config.hub)
+    check_trackers(config.train.trackers)
     check_workdir(workdir, to_json(config))
     steps_to_discard(workdir, config.train)
     check_host_memory(config, parts_of_run(config))

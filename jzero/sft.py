@@ -21,6 +21,7 @@ from typing import NamedTuple, cast
 import jax
 from jax.sharding import Mesh
 
+from jzero import terminal
 from jzero.config import Config, SftConfig, to_json, validate
 from jzero.distributed import interrupt, processes
 from jzero.distributed.mesh import configured_mesh
@@ -52,6 +53,7 @@ from jzero.run.metrics import nonfinite
 from jzero.run.resume import steps_to_discard
 from jzero.run.samples import write_responses
 from jzero.run.session import RunSession
+from jzero.run.trackers import check_trackers
 from jzero.run.workdir import check_workdir
 from jzero.tasks import TASKS, draws_examples, problem_sets, row_loader, suites
 from jzero.tasks.row_loader import Selection
@@ -102,6 +104,7 @@ def prepare(config: Config, workdir: Path) -> tuple[Config, float | None]:
     config = with_sizes(config, workdir)
     suites.check_suites(config.eval.suites)
     check_token(config.hub)
+    check_trackers(config.train.trackers)
     check_workdir(workdir, to_json(config))
     steps_to_discard(workdir, config.train)
     check_host_memory(config, parts_of_run(config))
@@ -116,7 +119,8 @@ def train(config: Config, workdir: Path) -> JsonObject:
     budget = TimeBudget(config.train.minutes)
     config, planned_bytes = prepare(config, workdir)
     sft, clock = config.sft, Clock()
-    data = read_data(config)
+    with terminal.phase("read the data", has_bar=False):
+        data = read_data(config)
     # An epoch has as many rows as all data sets together. Even a small data set gets one step.
     last_step = max(1, int(sft.epochs * data.num_examples) // sft.batch_size)
 
@@ -153,14 +157,16 @@ def train(config: Config, workdir: Path) -> JsonObject:
         )
 
         if session.resume_step is None:
-            params = load_model(config, base, workdir, learner)
+            with terminal.phase("load the model"):
+                params = load_model(config, base, workdir, learner)
             session.record.base = name_base(config, base, workdir)
             state = learner.start_on(params, config.train.seed)
             evaluate_model(trainer, session, test, "before", learner.weights(state))
         else:
-            state = session.restore(learner.abstract_state())
-            frozen = load_base(config, base, workdir, learner, session.record.base)
-            state = replace(state, base=frozen)
+            with terminal.phase("restore the checkpoint"):
+                state = session.restore(learner.abstract_state())
+                frozen = load_base(config, base, workdir, learner, session.record.base)
+                state = replace(state, base=frozen)
 
         # ------------------------------------------------------------------------------------------
         # The loop

@@ -19,7 +19,7 @@ from pathlib import Path
 import jax
 
 import jzero
-from jzero import algorithms
+from jzero import algorithms, terminal
 from jzero.config import Config
 from jzero.distillation.build import check_teacher, make_teacher
 from jzero.distributed import interrupt, peers, processes
@@ -83,7 +83,8 @@ def train(config: Config, workdir: Path) -> JsonObject:
     ):
         # ------------------------------------------------------------------------------------------
         # Set-up
-        run = build(config, pool, recorded_pages=kv_pool.read_pages(workdir))
+        with terminal.phase("set up", has_bar=False):
+            run = build(config, pool, recorded_pages=kv_pool.read_pages(workdir))
         config = run.config  # the sizes of an unknown model are chosen when it is read
         require_disk(config, run.base.model, workdir)
         processes.print_once(announcement(config, run.base.model, workdir, planned_bytes))
@@ -109,10 +110,12 @@ def train(config: Config, workdir: Path) -> JsonObject:
             if session.resume_step is None:
                 state = start_state(run, session, held_out, stop)
             else:
-                state = session.restore(abstract_state(run))
-                base = load_base(config, run.base, workdir, run.trainer.policy, session.record.base)
-                state = at_rest(run.trainer, with_base(state, base))
-                restore_stream(run, session.record.streams)
+                with terminal.phase("restore the checkpoint"):
+                    state = session.restore(abstract_state(run))
+                    policy, base_record = run.trainer.policy, session.record.base
+                    base = load_base(config, run.base, workdir, policy, base_record)
+                    state = at_rest(run.trainer, with_base(state, base))
+                    restore_stream(run, session.record.streams)
             reference = None
             teacher = make_teacher(config, run.base, run.trainer)
             if needs_reference(config):
@@ -166,7 +169,8 @@ def prepare(config: Config, workdir: Path) -> tuple[Config, float | None]:
     are None if they are unknown.
     """
     config = with_sizes(with_given_adapter(with_stop_strings(config)), workdir)
-    planned_bytes = check(config, workdir)
+    with terminal.phase("check the memory"):
+        planned_bytes = check(config, workdir)
     return with_steps(config), planned_bytes
 
 
@@ -191,7 +195,8 @@ def start_state(
 
     # An adapter's base is frozen as soon as no later step changes it: here without a warm start,
     # otherwise after it.
-    params = load_model(config, run.base, session.workdir, policy)
+    with terminal.phase("load the model"):
+        params = load_model(config, run.base, session.workdir, policy)
     evaluate_policy(run, session, held_out, "before", params, check_stop)
     if config.warm_start.steps:
         with run.clock("warm_start"):
@@ -308,7 +313,7 @@ def log_rollouts(run: Run, session: RunSession, rollouts: list[Rollout], step: i
     Multi-turn episodes also go to trajectories/. With train.all_trajectories, all of them do.
     """
     logged = rollouts[: run.config.train.logged_rollouts]
-    session.writer.write_samples(step, [sample_row(rollout) for rollout in logged])
+    session.write_samples(step, [sample_row(rollout) for rollout in logged])
     if run.config.rollout.max_turns > 1 and processes.is_first_process():
         episodes = rollouts if run.config.train.all_trajectories else logged
         write_trajectories(session.workdir, episodes)

@@ -16,7 +16,7 @@ FILES = sorted((ROOT / "jzero").rglob("*.py"))
 LAYERS = [
     ("errors",),
     ("tokens",),
-    ("types", "files", "setting", "int8", "products"),
+    ("types", "files", "setting", "int8", "products", "terminal"),
     ("http",),
     ("websocket",),
     ("algorithms",),

@@ -7,7 +7,6 @@ and the bounds of a number, and combinations of settings. `validate` collects al
 A check of a combination is a function that yields messages, and a line in CHECKS.
 """
 
-import importlib.util
 import json
 import math
 import re
@@ -309,31 +308,6 @@ def check_adapter(config: Config) -> Iterator[str]:
         )
 
 
-def check_packages(config: Config) -> Iterator[str]:
-    """Optional packages must be installed if a setting needs them."""
-    project = config.train.wandb_project
-    if project and not is_installed("wandb"):
-        yield f"train.wandb_project={project} needs the package: pip install wandb"
-    project = config.train.trackio_project
-    if project and not is_installed("trackio"):
-        yield f"train.trackio_project={project} needs the package: pip install 'trackio>=0.43'"
-
-
-def check_trackers(config: Config) -> Iterator[str]:
-    """Settings of a tracker require its project."""
-    train = config.train
-    if train.trackio_space and not train.trackio_project:
-        yield (
-            f"train.trackio_space={train.trackio_space} has no effect without "
-            "train.trackio_project: set both"
-        )
-    if train.log_completions and not (train.wandb_project or train.trackio_project):
-        yield (
-            "train.log_completions=True has no effect without train.wandb_project or "
-            "train.trackio_project: set one of them"
-        )
-
-
 def check_hub(config: Config) -> Iterator[str]:
     """A push requires hub.repo, and other hub settings require a push."""
     hub = config.hub
@@ -387,11 +361,6 @@ def check_resume(config: Config) -> Iterator[str]:
     """train.discard_later_steps requires train.resume_from."""
     if config.train.discard_later_steps and config.train.resume_from < 0:
         yield ("train.discard_later_steps=True needs the step to go back to: set train.resume_from")
-
-
-def is_installed(package: str) -> bool:
-    """Returns whether a package can be imported, without importing it."""
-    return importlib.util.find_spec(package) is not None
 
 
 def check_sampling(config: Config) -> Iterator[str]:
@@ -908,8 +877,6 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_exact,
     check_architecture,
     check_adapter,
-    check_packages,
-    check_trackers,
     check_hub,
     check_revision,
     check_resume,

@@ -1058,21 +1058,13 @@ class TrainConfig:
         "the workdir. False: such a run is refused.",
     )
 
-    # Experiment trackers.
-    wandb_project: str = setting(
-        "",
-        "Weights & Biases project that also gets the metrics. Empty: none. W&B reads its "
-        "environment variables, such as WANDB_ENTITY, WANDB_RUN_GROUP and WANDB_NAME.",
-    )
-    trackio_project: str = setting("", "Trackio project that also gets the metrics. Empty: none.")
-    trackio_space: str = setting(
-        "",
-        "USER/NAME of the hub space that displays trackio_project. Empty: local files, which "
-        "`trackio show` displays.",
-    )
-    log_completions: bool = setting(
-        False,
-        "Sends the rollouts of samples.jsonl to W&B and Trackio as the table completions.",
+    trackers: tuple[str, ...] = setting(
+        (),
+        "Experiment trackers that also get metrics, sampled completions, config and summary, each "
+        "in a process that cannot stop the run: wandb(project=NAME), trackio(project=NAME, "
+        "space=USER/NAME), tensorboard, mlflow(project=NAME, uri=URI), or a class of yours, "
+        "FILE.py:Class or module:Class. completions=False keeps the completions here. Empty: only "
+        "the files of the workdir.",
     )
 
     @property
@@ -1311,6 +1303,10 @@ REPLACED = {
             ("overlong_length", "soft_overlong(length=16384)"),
         )
     },
+    "train.wandb_project": "set train.trackers='wandb(project=NAME)'",
+    "train.trackio_project": "set train.trackers='trackio(project=NAME)'",
+    "train.trackio_space": "set train.trackers='trackio(project=NAME, space=USER/NAME)'",
+    "train.log_completions": "train.trackers sends them unless it has completions=False",
     "train.wandb_entity": "set the environment variable WANDB_ENTITY",
     "train.wandb_group": "set the environment variable WANDB_RUN_GROUP",
     "train.wandb_name": "set the environment variable WANDB_NAME",

@@ -26,8 +26,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from jax._src import distributed  # JAX does not publish the client of its key-value store
-from tqdm import tqdm
 
+from jzero import terminal
 from jzero.distributed.rendezvous import Connection, one_line
 from jzero.errors import UserError
 from jzero.files import JsonObject
@@ -155,7 +155,8 @@ def end_process(line: str, status: int, line_of_others: str | None = None) -> No
         _wait_for_end()
     if len(_ENDING) > 1:  # a signal arrived while this thread was already ending the process
         os._exit(status)
-    tqdm.write(f"error: {line}", file=sys.stderr)  # above a progress bar
+    terminal.close()  # the process cannot remove its progress bars later
+    terminal.say(f"error: {line}", is_error=True)
     sys.stdout.flush()
     if LINK is not None:
         LINK.send({"end": line_of_others or line})
@@ -282,7 +283,7 @@ def watch_peers(link: Link) -> None:
 
 def _announce(link: Link, line: str, about: Connection) -> None:
     """Prints a line on all hosts except the one that it is about."""
-    tqdm.write(line, file=sys.stderr)
+    terminal.say(line, is_error=True)
     if link.index == 0:
         link.send({"say": line}, but=about)
 
@@ -310,7 +311,7 @@ def _read(link: Link, connection: Connection) -> bool:
             time.sleep(BEAT_SECONDS)  # this host may be about to report the same mistake itself
             end_process(line, 1)
         if "say" in message:
-            tqdm.write(one_line(message["say"]), file=sys.stderr)
+            terminal.say(one_line(message["say"]), is_error=True)
         if "bye" in message:
             return False
     return True

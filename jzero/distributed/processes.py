@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import jax
 from jax._src.clusters import ClusterEnv  # JAX detects a cluster only while it connects
-from tqdm import tqdm
 
+from jzero import terminal
 from jzero.distributed import peers, rendezvous, slurm
 from jzero.distributed.peers import has_peers
 from jzero.distributed.relay import start_relay
@@ -114,6 +114,7 @@ def _connect(member: Membership, join_seconds: float, silence_seconds: float) ->
     jax.config.update("jax_enable_preemption_service", False)
     coordinator = member.coordinator
     if member.process_id:
+        terminal.mute()
         # JAX would abort this process with a native stack trace when process 0 ends.
         host, port = rendezvous.split_address(member.coordinator)
         coordinator = f"127.0.0.1:{start_relay(host, port)}"
@@ -142,16 +143,19 @@ def is_first_process() -> bool:
     return not has_peers() or jax.process_index() == 0
 
 
-def print_once(text: str) -> None:
-    """Prints a line on the first host's terminal, above progress bars."""
+def print_once(text: str, style: str = "") -> None:
+    """Prints a line on the first host's terminal, above progress bars.
+
+    `style` is one of rich's, such as "bold". A log has none.
+    """
     if is_first_process():
-        tqdm.write(text)
+        terminal.say(text, style)
 
 
 def print_everywhere(text: str) -> None:
     """Prints a line on the terminals of all hosts: to stderr on all except the first."""
     if is_first_process():
-        tqdm.write(text)
+        terminal.say(text)
     else:
         print(text, file=sys.stderr, flush=True)
 

@@ -4,9 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from tqdm import tqdm
-
-from jzero import config
+from jzero import config, terminal
 from jzero.files import JsonObject
 from jzero.planning.chips import GIB
 from jzero.planning.compiling import Measurement, compile_only_devices, measure
@@ -98,14 +96,16 @@ def make_report(
 
 def _measure_all(run: PlannedRun, topology: str, cache: Path | None) -> dict[str, Measurement]:
     measured = {}
-    progress = tqdm(run.programs.items(), desc="compile", unit="program")
-    for name, program in progress:
-        progress.set_postfix_str(name)
-        measurement = measure(program, topology, cache)
-        # These programs take the KV cache as an argument.
-        if name.startswith(("insert", "extend", "generate", "engine-score")):
-            measurement = replace(measurement, kv_bytes=run.parts["KV pool"])
-        measured[name] = measurement
+    with terminal.phase("compile", total=len(run.programs), unit="programs") as phase:
+        for name, program in run.programs.items():
+            terminal.set_note(name)
+            measurement = measure(program, topology, cache)
+            # These programs take the KV cache as an argument.
+            if name.startswith(("insert", "extend", "generate", "engine-score")):
+                measurement = replace(measurement, kv_bytes=run.parts["KV pool"])
+            measured[name] = measurement
+            phase.advance()
+    terminal.set_note("")
     return measured
 
 

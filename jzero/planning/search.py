@@ -4,9 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 
-from tqdm import tqdm
-
-from jzero import config
+from jzero import config, terminal
 from jzero.planning.chips import GIB
 from jzero.planning.compiling import Measurement, Program
 from jzero.planning.memory import phase_totals, row_tokens
@@ -40,7 +38,7 @@ def _largest_microbatch(run: PlannedRun, measure: Measure) -> int:
         change = f"train.microbatch_tokens={num_rows * unit}"
         return not _fits(run, changed, "update", change, measure)
 
-    tqdm.write(
+    terminal.say(
         "search: every try of train.microbatch_tokens compiles the update, which takes minutes"
     )
     # The memory grows with the microbatch, so a bisection finds the first size that is too large.
@@ -80,5 +78,5 @@ def _fits(
     changed_run = build(changed, run.devices)
     totals = phase_totals(changed_run, {program: measure(changed_run.programs[program])})
     total = max(totals.values())
-    tqdm.write(f"search: {change}: {program} {total / GIB:.2f} GiB")
+    terminal.say(f"search: {change}: {program} {total / GIB:.2f} GiB")
     return total <= run.chip.hbm_bytes

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float
 
-from jzero import config
+from jzero import config, terminal
 from jzero.distributed import collectives, interrupt, processes
 from jzero.errors import UserError
 from jzero.files import split_commas
@@ -236,20 +236,21 @@ def evaluate(
         for kind, (num_samples, kind_temperature) in evaluation_kinds(
             settings, temperature
         ).items():
-            rollouts, _ = sampler.sample_rollouts(
-                params,
-                problems,
-                group_size=num_samples,
-                temperature=kind_temperature,
-                key=key,
-                version=0,
-                check_stop=check_stop,
-                samples=Samples(
-                    top_p=settings.top_p if kind == "eval" else 0.0,
-                    max_new_tokens=settings.max_new_tokens,
-                    is_trained=False,
-                ),
-            )
+            with terminal.phase(f"{name} greedy".strip() if kind == "eval_greedy" else name):
+                rollouts, _ = sampler.sample_rollouts(
+                    params,
+                    problems,
+                    group_size=num_samples,
+                    temperature=kind_temperature,
+                    key=key,
+                    version=0,
+                    check_stop=check_stop,
+                    samples=Samples(
+                        top_p=settings.top_p if kind == "eval" else 0.0,
+                        max_new_tokens=settings.max_new_tokens,
+                        is_trained=False,
+                    ),
+                )
             # From here on all hosts have the same rollouts.
             rollouts = sampler.gather_rollouts(rollouts, num_samples, state)
             check_gradings(

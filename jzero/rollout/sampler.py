@@ -9,7 +9,6 @@ The synchronous train loop, `jzero.evaluate` and `jzero.generate` call these thr
 Asynchronous rollouts (`async_stream.py`) call `Sampler.decode`, the core of the second step.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -20,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Int32
 
-from jzero import config
+from jzero import config, terminal
 from jzero.distributed import collectives, interrupt, peers, processes
 from jzero.distributed.mesh import decode_mesh, make_mesh, split_devices
 from jzero.distributed.publish import publisher
@@ -49,7 +48,6 @@ from jzero.tasks.trl_rewards import TrainerState
 from jzero.tokens import recorded_tracks
 from jzero.types import Grade, JsonValue, Problem, Rollout, grade_of
 
-REPORT_SECONDS = 30.0
 _NOT_TRAINING = TrainerState()
 
 
@@ -62,27 +60,6 @@ class EncodedProblem:
 
     problem: Problem
     prompt_tokens: Int32[np.ndarray, " tokens"]
-
-
-class SamplingProgress:
-    """Prints a line every REPORT_SECONDS while many responses are sampled."""
-
-    def __init__(self, num_sequences: int) -> None:
-        # Without these lines a long sampling phase would look like a run that hangs.
-        self._num_sequences = num_sequences
-        self._num_turns = 0
-        self._began = self._reported = time.monotonic()
-
-    def add_turn(self) -> None:
-        """Counts a turn that has ended, and prints the progress if a report is due."""
-        self._num_turns += 1
-        current_time = time.monotonic()
-        if current_time - self._reported >= REPORT_SECONDS:
-            self._reported = current_time
-            processes.print_once(
-                f"sampling: {self._num_turns} turns of {self._num_sequences} rollouts have ended "
-                f"after {current_time - self._began:.0f} seconds"
-            )
 
 
 @dataclass
@@ -208,7 +185,6 @@ class Sampler:
         # The scheduler yields each sequence at the end of a turn; the grader returns the reply to
         # it.
         scheduler = Scheduler(self.engine, params, self._text_of, samples)
-        progress = SamplingProgress(sum(map(len, groups)))
         grader = TurnGrader(
             pool=self.pool,
             task=self.task,
@@ -217,19 +193,26 @@ class Sampler:
             tokenizer=self.tokenizer,
             problem_of=problem_of,
         )
+        # The number of an episode's turns is unknown, and so are the groups that `admit_more` adds.
+        has_turns = self.engine.settings.max_turns > 1
+        total = None
+        if not has_turns and admit_more is admit_none:
+            total = sum(map(len, groups))
         try:
-            for sequence in scheduler.run(
-                groups,
-                group_size=group_size,
-                temperature=temperature,
-                seed=make_seed(self.engine, key),
-                version=version,
-                poll_replies=grader.poll_replies,
-                admit_more=admit_more,
-            ):
-                grader.submit(sequence)
-                progress.add_turn()
-                check_stop()
+            with terminal.phase("sample", total, unit="turns" if has_turns else "") as phase:
+                for sequence in scheduler.run(
+                    groups,
+                    group_size=group_size,
+                    temperature=temperature,
+                    seed=make_seed(self.engine, key),
+                    version=version,
+                    poll_replies=grader.poll_replies,
+                    admit_more=admit_more,
+                ):
+                    grader.submit(sequence)
+                    phase.advance()
+                    phase.tokens = scheduler.counters.decoded_tokens
+                    check_stop()
         except interrupt.Interrupted as reason:
             # The other hosts decode their shares to the end and then wait in `gather_rollouts`:
             # join them there.

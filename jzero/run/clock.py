@@ -10,6 +10,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from jzero import terminal
+
+# The phases that the terminal shows by another name.
+SHOWN_NAMES = {"eval": "evaluate", "warm_start": "warm start"}
+COMPILATION_STARTS = "/jax/compilation_cache/compile_requests_use_cache"
+COMPILATION_ENDS = "/jax/core/compile/backend_compile_duration"
+
 
 class Clock:
     """Adds up wall seconds by phase: `with clock("sample"): ...`.
@@ -23,10 +30,14 @@ class Clock:
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """Adds the seconds of the body to `phase`, even if the body raises."""
+        """Adds the seconds of the body to `phase`, even if the body raises.
+
+        The terminal shows the phase meanwhile.
+        """
         start = time.perf_counter()
         try:
-            yield
+            with terminal.phase(SHOWN_NAMES.get(phase, phase)):
+                yield
         finally:
             self._add(phase, time.perf_counter() - start)
 
@@ -57,8 +68,14 @@ class CompilationCounter:
 
     def listen(self, event: str, duration_secs: float, **details: str | int) -> None:
         """Receives every event that JAX times, with the signature of `jax.monitoring` listeners."""
-        if event == "/jax/core/compile/backend_compile_duration":
+        if event == COMPILATION_ENDS:
             self._seconds.append(duration_secs)
+            terminal.set_note("")
+
+    def listen_for_start(self, event: str, **details: str | int) -> None:
+        """Receives every event that JAX counts, and shows on the terminal that it compiles."""
+        if event == COMPILATION_STARTS:
+            terminal.set_note("compiling")
 
     def pop(self) -> dict[str, float]:
         """Returns the metrics `compile/programs` and `compile/seconds` since the last call."""
@@ -77,4 +94,5 @@ def compilation_counter() -> CompilationCounter:
 
     counter = CompilationCounter()
     jax.monitoring.register_event_duration_secs_listener(counter.listen)
+    jax.monitoring.register_event_listener(counter.listen_for_start)
     return counter

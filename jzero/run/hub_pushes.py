@@ -27,9 +27,8 @@ from pathlib import Path
 from typing import IO
 
 import huggingface_hub
-from tqdm import tqdm
 
-from jzero import http
+from jzero import http, terminal
 from jzero.config import HubConfig
 from jzero.errors import UserError
 from jzero.files import JsonObject
@@ -168,14 +167,16 @@ class HubPushes:
                 self._waiting.append(push)
         if self._waiting:
             steps = ", ".join(str(push.step) for push in self._waiting)
-            _print(f"hub: pushes step {steps}, which an earlier process did not finish")
+            terminal.say(f"hub: pushes step {steps}, which an earlier process did not finish")
         if not self._settings.on_push:
             return
         self._commands += self._ledger.without_command()
         # An interrupted command is reported, and is not run again.
         for push in self._ledger.interrupted_commands():
             self._ledger.note(push, "ended", status=None)
-            _print(f"hub: the command of step {push.step} was interrupted, and is not run again")
+            terminal.say(
+                f"hub: the command of step {push.step} was interrupted, and is not run again"
+            )
 
     def _is_idle(self) -> bool:
         return not (self._waiting or self._commands or self._num_busy)
@@ -193,7 +194,7 @@ class HubPushes:
                 act(push)
             except Exception as error:  # the run continues, and so does the queue
                 reason = f"{type(error).__name__}: {error}"
-                _print(f"hub: step {push.step}: {reason[:LONGEST_REASON]}")
+                terminal.say(f"hub: step {push.step}: {reason[:LONGEST_REASON]}")
                 if not self.is_done(push):
                     self._fail(push, reason)
             finally:
@@ -205,7 +206,7 @@ class HubPushes:
         """Gives up a push, and deletes its temporary export."""
         self._num_dropped += 1
         self._ledger.note(push, "dropped")
-        _print(
+        terminal.say(
             f"hub: step {push.step} is not pushed, because more than hub.max_waiting="
             f"{self._settings.max_waiting} exports wait"
         )
@@ -232,14 +233,16 @@ class HubPushes:
                 return
             if result["event"] == "pushed":
                 self._ledger.note(push, "pushed", address=result["address"])
-                _print(f"hub: pushed step {push.step} to {self._settings.repo}, {push.branch}")
+                terminal.say(
+                    f"hub: pushed step {push.step} to {self._settings.repo}, {push.branch}"
+                )
                 if self._settings.on_push:
                     with self._changed:
                         self._commands.append(push)
                 _remove(push)
                 return
             reason = " ".join(str(result["reason"]).split())[:LONGEST_REASON]
-            _print(
+            terminal.say(
                 f"hub: step {push.step} is not pushed (attempt {attempt} of {attempts}): {reason}"
             )
             self._fail(push, reason)
@@ -330,7 +333,7 @@ class HubPushes:
         with self._changed:
             self._num_commands["failed" if problem else "ran"] += 1
         if problem:
-            _print(f"hub: the command of step {push.step} {problem}: see {log.name}")
+            terminal.say(f"hub: the command of step {push.step} {problem}: see {log.name}")
 
     def _run_command(self, command: list[str], log: IO[bytes]) -> int | None:
         """Returns the exit status of a command; None if it was stopped at its deadline."""
@@ -378,7 +381,3 @@ def _remove(push: Push) -> None:
     """Removes an export that exists only for its push."""
     if push.is_temporary:
         shutil.rmtree(push.directory, ignore_errors=True)
-
-
-def _print(text: str) -> None:
-    tqdm.write(text)

@@ -15,8 +15,7 @@ import socket
 from pathlib import Path
 from typing import TextIO
 
-from tqdm import tqdm
-
+from jzero import terminal
 from jzero.errors import UserError, shown
 from jzero.files import naming_full_disk
 
@@ -52,7 +51,7 @@ def lock_directory(directory: Path, flag: str) -> TextIO:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        tqdm.write(
+        terminal.say(
             f"{flag} is on a file system without locks ({error.strerror}): make sure that no other "
             f"run writes there; the last one was {_owner(file)}"
         )

@@ -1,8 +1,8 @@
-"""Defines every metric that a run can write: name, meaning, unit, and place on the step line.
+"""Defines every metric that a run can write: name, meaning, unit, and label in the step table.
 
 This table is the only place that defines metrics. `MetricsWriter` rejects names that are not in it,
-the step line takes its labels from it, and docs/reference/metrics.md prints it. Names are flat,
-`group/name`. In a name, `<word>` matches any text, and `[...]` marks an optional part:
+the terminal's table takes its labels from it, and docs/reference/metrics.md prints it. Names are
+flat, `group/name`. In a name, `<word>` matches any text, and `[...]` marks an optional part:
 `eval[/<suite>]/pass@<k>` describes `eval/pass@4` and `eval/math500/pass@4`.
 """
 
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Metric:
-    """The meaning of a number, and its format on the step line."""
+    """The meaning of a number, and its format in the terminal's table."""
 
     meaning: str  # a sentence
     unit: str  # "" for a number without a unit
-    label: str = ""  # on the step line; "" for a metric that is not on it
-    format: str = ""  # format spec of the number on the step line
+    label: str = ""  # in the table; "" for a metric that is not one of its columns
+    format: str = ""  # format spec of the number in the table
 
 
 METRICS: dict[str, Metric] = {
@@ -56,7 +56,7 @@ METRICS: dict[str, Metric] = {
     ),
     "rollout/length_max": Metric("Length of the longest response.", "tokens"),
     "rollout/truncated": Metric(
-        "Share of rollouts whose last turn ran into the token limit.", "share"
+        "Share of rollouts whose last turn ran into the token limit.", "share", "cut", ".2f"
     ),
     "rollout/tokens": Metric("Sum of the lengths of all responses.", "tokens"),
     "rollout/tokens_per_second": Metric(
@@ -164,9 +164,7 @@ METRICS: dict[str, Metric] = {
         "entropy",
         ".3f",
     ),
-    "policy/clip_fraction": Metric(
-        "Share of tokens whose ratio the surrogate clips.", "share", "clip", ".4f"
-    ),
+    "policy/clip_fraction": Metric("Share of tokens whose ratio the surrogate clips.", "share"),
     "policy/clip_above": Metric(
         "Share of tokens that the surrogate clips or masks with a ratio above 1.", "share"
     ),
@@ -231,6 +229,8 @@ METRICS: dict[str, Metric] = {
     "policy/kl": Metric(
         "Mean estimate of the KL divergence from the reference policy (`algorithm.kl_estimator`).",
         "nats",
+        "kl",
+        ".4f",
     ),
     # -- The teacher of on-policy distillation. Means are over the sampled tokens that it scored,
     #    before the first optimizer step.
@@ -270,7 +270,7 @@ METRICS: dict[str, Metric] = {
     "update/tokens": Metric("Tokens in the packed rows that are not padding.", "tokens"),
     "update/padding": Metric("Share of the packed rows that is padding.", "share"),
     "update/tokens_per_second": Metric(
-        "Tokens that are not padding divided by `time/update`.", "tokens/s"
+        "Tokens that are not padding divided by `time/update`.", "tokens/s", "update/s", ".0f"
     ),
     "publish/bytes": Metric(
         "Size on one device of the weights that the step handed to the decoder: the model's, or "
@@ -400,19 +400,21 @@ METRICS: dict[str, Metric] = {
     "compile/seconds": Metric("Time that compiling them took.", "seconds"),
 }
 
-# The metrics of the step line, in this order.
+# The main metrics of a step, in the order of the terminal's table (`jzero.run.step_table`).
 STEP_LINE = (
     "reward/mean",
     "reward/accuracy",
-    "rollout/length",
-    "policy/entropy",
-    "policy/clip_fraction",
-    "policy/mismatch",
-    "distill/kl",
-    "optimizer/grad_norm",
     "sft/loss",
     "eval/loss",
+    "rollout/length",
+    "rollout/truncated",
+    "policy/kl",
+    "distill/kl",
+    "policy/mismatch",
+    "policy/entropy",
+    "optimizer/grad_norm",
     "rollout/tokens_per_second",
+    "update/tokens_per_second",
     "time/step",
 )
 
@@ -432,19 +434,6 @@ def _entry_pattern(entry: str) -> str:
     """Returns an entry as a regular expression: `<word>` matches any text, `[...]` is optional."""
     pattern = re.escape(entry).replace(r"\[", "(?:").replace(r"\]", ")?")
     return re.sub("<[a-z]+>", ".+", pattern)
-
-
-def step_line(step: int, last_step: int, values: Mapping[str, float]) -> str:
-    """Returns the terminal line of a step: `step  12/200  reward 0.312  accuracy 0.250 ...`.
-
-    Metrics that the step does not have are left out.
-    """
-    parts = [f"step {step:>{len(str(last_step))}}/{last_step}"]
-    for name in STEP_LINE:
-        if name in values:
-            metric = METRICS[name]
-            parts.append(f"{metric.label} {values[name]:{metric.format}}")
-    return "  ".join(parts)
 
 
 def nonfinite(values: Mapping[str, float]) -> list[str]:

@@ -1,15 +1,13 @@
-"""Writes the metrics and sampled rollouts of a run to files, TensorBoard, and trackers."""
+"""Writes the metrics and sampled rollouts of a run to files, and sends them to trackers."""
 
 import json
 import math
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
 
-from tqdm import tqdm
-
+from jzero import terminal
 from jzero.config import TrainConfig
 from jzero.errors import UserError
 from jzero.files import (
@@ -21,51 +19,8 @@ from jzero.files import (
     write_atomic,
 )
 from jzero.run.metrics import find_metric
-from jzero.run.trackers import Tracker, start_trackers
-
-
-class TensorBoard:
-    """A file of scalars for TensorBoard.
-
-    It uses tensorboardX's file format without its SummaryWriter: a full disk ends the
-    SummaryWriter's thread, and the run would then wait for that thread forever.
-    """
-
-    def __init__(self, directory: Path, first_step: int) -> None:
-        """Opens a file. TensorBoard hides earlier data of `directory` from `first_step` on."""
-        # Not at the top: the imports take a second. The protobuf classes are created during the
-        # import.
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import (
-            Event,  # pyright: ignore[reportAttributeAccessIssue]
-            SessionLog,  # pyright: ignore[reportAttributeAccessIssue]
-        )
-        from tensorboardX.summary import scalar
-
-        self._make_event = Event
-        self._make_summary = scalar
-        self._directory = directory
-        with naming_full_disk(directory):
-            directory.mkdir(parents=True, exist_ok=True)
-            self._writer = EventsWriter(str(directory / "events"))
-            start = SessionLog(status=SessionLog.START)
-            self._writer.write_event(
-                Event(wall_time=time.time(), step=first_step, session_log=start)
-            )
-            self._writer.flush()
-
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Appends the scalars of a step. They survive a kill."""
-        with naming_full_disk(self._directory):
-            for name, number in numbers.items():
-                summary = self._make_summary(name, number)
-                event = self._make_event(wall_time=time.time(), step=step, summary=summary)
-                self._writer.write_event(event)
-            self._writer.flush()
-
-    def close(self) -> None:
-        with naming_full_disk(self._directory):
-            self._writer.close()
+from jzero.run.tensorboard import TensorBoard
+from jzero.run.trackers import Tracker, start_trackers, writes_tensorboard
 
 
 class MetricsWriter:
@@ -95,7 +50,8 @@ class MetricsWriter:
         self._tensorboard: TensorBoard | None = None
         self._trackers: list[Tracker] = []
         self._completions: Sequence[JsonObject] = ()  # for the next `write`
-        self._log_completions = settings is not None and settings.log_completions
+        self._summary: JsonObject = {}  # for the end of the trackers
+        trackers = settings.trackers if settings is not None else ()
         if workdir is None:
             return
 
@@ -106,15 +62,21 @@ class MetricsWriter:
         metrics, samples = workdir / "metrics.jsonl", workdir / "samples.jsonl"
         # The run can continue without the lines of some steps, but the user should know.
         for line in _missing_steps(metrics, resume_step or 0):
-            tqdm.write(line)
+            terminal.say(line)
         self._metrics = keep_open(_open_after(metrics, last_step))
         self._samples = keep_open(_open_after(samples, last_step))
-        self._tensorboard = TensorBoard(workdir / "tensorboard", last_step + 1)
-        self._files_to_close.callback(self._tensorboard.close)
-        if settings is not None and (settings.wandb_project or settings.trackio_project):
-            self._trackers = start_trackers(settings, workdir)
+        # The tracker `tensorboard` writes the same numbers there, and more.
+        if not any(map(writes_tensorboard, trackers)):
+            self._tensorboard = TensorBoard(workdir / "tensorboard", last_step + 1)
+            self._files_to_close.callback(self._tensorboard.close)
+        if trackers:
+            try:
+                self._trackers = start_trackers(trackers, workdir, last_step + 1)
+            except UserError:
+                self.close()
+                raise
             for tracker in self._trackers:
-                self._files_to_close.callback(tracker.close)
+                self._files_to_close.callback(self._close_tracker, tracker)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Appends the line {"step": step, name: number, ...} to metrics.jsonl.
@@ -141,13 +103,19 @@ class MetricsWriter:
     def write_samples(self, step: int, rows: Sequence[JsonObject]) -> None:
         """Appends one line {"step": step, **row} to samples.jsonl for every row.
 
-        With train.log_completions, the rows also go to the trackers as a table. They are sent
-        together with the metrics of the step, which are written afterwards.
+        The rows also go to the trackers as a table. They are sent together with the metrics of the
+        step, which are written afterwards.
         """
         if self._samples is not None:
             _append_rows(self._samples, step, rows)
-        if self._log_completions:
-            self._completions = rows
+        self._completions = rows
+
+    def finish(self, summary: JsonObject) -> None:
+        """Keeps the summary of the run for its trackers, which get it when they are closed."""
+        self._summary = summary
+
+    def _close_tracker(self, tracker: Tracker) -> None:
+        tracker.close(self._summary)
 
     def close(self) -> None:
         self._files_to_close.close()

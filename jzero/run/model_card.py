@@ -395,7 +395,7 @@ def evaluations_section(settings: config.Config, evaluations: Evaluations) -> st
 
 
 def curve_table(rows: Sequence[JsonObject]) -> str:
-    """Returns a table of the step line's metrics at about CURVE_ROWS steps, including the last."""
+    """Returns a table of the main metrics at about CURVE_ROWS steps, including the last."""
     names = [name for name in STEP_LINE if any(name in row for row in rows)]
     every = 1 + len(rows) // CURVE_ROWS
     # Counted from the end, so that the last step is always shown.

@@ -1,4 +1,4 @@
-"""Converts rollouts to JSON rows, for samples.jsonl and for evaluations."""
+"""Converts rollouts to JSON rows, for samples.jsonl, evaluations and the terminal."""
 
 import json
 from collections.abc import Sequence
@@ -9,7 +9,14 @@ import numpy as np
 from jzero.distributed import processes
 from jzero.files import JsonObject
 from jzero.rollout.evaluation import Evaluated
+from jzero.terminal import WIDTH, columns, escaped
 from jzero.types import Rollout, Turn, grade_of
+
+# Of a sampled answer on the terminal.
+MARK = "  | "
+PROMPT_LINES = 2
+ANSWER_LINES = 8
+SHOWN_CHARACTERS = 2000  # at most, of the start and of the end of a text
 
 
 def sample_row(rollout: Rollout) -> JsonObject:
@@ -103,3 +110,47 @@ def response_row(rollout: Rollout) -> JsonObject:
     if grade.parts:
         row["rewards"] = grade.parts
     return row
+
+
+def sample_lines(step: int, row: JsonObject) -> list[str]:
+    """Returns a logged rollout for the terminal: escaped, within WIDTH, and of a bounded length.
+
+    Shows the end of the prompt, and the start and the end of the response.
+    """
+    score = "none" if row["score"] is None else f"{row['score']:.3f}"
+    details = f"score {score}, {row['tokens']:,} tokens, {row['finish']}"
+    heading, *_ = _wrapped(f"sample of step {step}, problem {row['id']}", WIDTH - 4 - len(details))
+    prompt = row["prompt"]
+    if not isinstance(prompt, str):
+        prompt = prompt[-1].get("content") if prompt else ""
+    # The content of a message may be a list of parts.
+    text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
+    question = _wrapped(text.strip()[-SHOWN_CHARACTERS:])[-PROMPT_LINES:]
+    response = row["response"]
+    if len(response) > 2 * SHOWN_CHARACTERS:
+        response = f"{response[:SHOWN_CHARACTERS]}\n...\n{response[-SHOWN_CHARACTERS:]}"
+    answer = _wrapped(response)
+    if len(answer) > ANSWER_LINES:
+        half = ANSWER_LINES // 2
+        answer = [*answer[:half], "...", *answer[-half + 1 :]]
+    return [
+        f"  {heading}: {details}",
+        *(f"{MARK}{line}".rstrip() for line in [*question, "", *answer]),
+    ]
+
+
+def _wrapped(text: str, width: int = WIDTH - len(MARK)) -> list[str]:
+    """Returns escaped lines of at most `width` columns. Blank lines are left out."""
+    lines = []
+    for line in text.split("\n"):
+        part, used = "", 0
+        for char in escaped(line.rstrip()):
+            # Combining characters have no width, but are bounded, too.
+            used += max(columns(char), 0)
+            if used > width or len(part) >= 2 * width:
+                lines.append(part)
+                part, used = "", columns(char)
+            part += char
+        if part.strip():
+            lines.append(part)
+    return lines

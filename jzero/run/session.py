@@ -18,7 +18,7 @@ Both train loops, RL and SFT, use a session in the same way:
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,8 @@ from jzero.planning.disk import exports_models
 from jzero.run.base_model import BaseModel
 from jzero.run.budget import TimeBudget
 from jzero.run.checkpoint import Checkpoints
-from jzero.run.clock import Clock
+from jzero.run.clock import Clock, compilation_counter
+from jzero.run.closing import closing_lines, evaluation_lines
 from jzero.run.environment import versions
 from jzero.run.export_model import export_adapter, export_model
 from jzero.run.frozen_base import base_directory, name_of_base
@@ -44,16 +45,18 @@ from jzero.run.hub_ledger import Push
 from jzero.run.hub_pushes import HubPushes, branch_of_step, push_line
 from jzero.run.lock import lock_directory
 from jzero.run.memory import MemoryWatch
-from jzero.run.metrics import step_line
 from jzero.run.metrics_writer import MetricsWriter
 from jzero.run.model_card import CardOptions, make_card
 from jzero.run.progress import Progress
 from jzero.run.record import RunRecord, summarize
 from jzero.run.resume import go_back
+from jzero.run.samples import sample_lines
+from jzero.run.step_table import StepTable
 from jzero.run.workdir import check_history, claim_workdir
 from jzero.types import State
 
 CLOCK_STEP = 3  # of a process: its first two steps compile, the third one shows its speed
+STEPS_BETWEEN_SAMPLES = 20  # between two sampled answers on the terminal
 PUSH_POLL_SECONDS = 1.0  # a finished run that waits for its pushes checks for signals this often
 
 
@@ -136,6 +139,13 @@ class RunSession:
         self._reported_seconds: dict[str, float] = {}
         self._memory = MemoryWatch(planned_bytes)
         self._num_steps = 0  # of this process
+        compilation_counter()  # from here on, the terminal shows that a program is compiled
+        # What the terminal shows after the row of a step.
+        self._table = StepTable(last_step)
+        self._progress: Progress | None = None
+        self._evaluation_lines: list[str] = []
+        self._samples: Sequence[JsonObject] = ()  # the rows of samples.jsonl of the last step
+        self._next_sample = 0  # the first step after which a sampled answer is shown
 
         # A second process on the same host would write into the same files. Only the first
         # process of a run locks, because the others share the workdir with it.
@@ -249,14 +259,44 @@ class RunSession:
 
     def progress(self, label: str) -> Progress:
         """Returns an iterator over the remaining steps, with a progress bar called `label`."""
-        return Progress(label, self.record.step + 1, self.schedule.last_step, self.clock)
+        first_step = self.record.step + 1
+        self._progress = Progress(label, first_step, self.schedule.last_step, self.clock)
+        return self._progress
 
     def record_evaluation(self, name: str, values: dict[str, float]) -> None:
-        """Stores the metrics of an evaluation for the summary, and prints them."""
+        """Stores the metrics of an evaluation for the summary, and prints its main results.
+
+        The results of an evaluation after a step are printed below the step's row.
+        """
+        before = self.record.evaluations.get("before", {}) if name != "before" else {}
         self.record.evaluations[name] = values
         self._report_time("eval", "evaluation")
-        shown = "  ".join(f"{metric} {value:.3f}" for metric, value in values.items())
-        processes.print_once(f"eval {name}: {shown}")
+        self._evaluation_lines = evaluation_lines(name, values, before)
+        if self._progress is None:
+            self._print_evaluation()
+
+    def _print_evaluation(self) -> None:
+        for line in self._evaluation_lines:
+            processes.print_once(line, "bold")
+        self._evaluation_lines = []
+
+    def write_samples(self, step: int, rows: Sequence[JsonObject]) -> None:
+        """Writes the logged rollouts of a step, whose metrics follow."""
+        self.writer.write_samples(step, rows)
+        self._samples = rows
+
+    def _print_step(self, step: int, values: dict[str, float]) -> None:
+        """Prints the row of a step, its evaluation and, now and then, a sampled answer."""
+        seconds_left = self._progress.seconds_left() if self._progress is not None else None
+        *header, row = self._table.rows(step, values, seconds_left)
+        for line in header:
+            processes.print_once(line, "dim")
+        processes.print_once(row)
+        self._print_evaluation()
+        if self._samples and step >= self._next_sample:
+            self._next_sample = step + STEPS_BETWEEN_SAMPLES
+            for line in sample_lines(step, self._samples[0]):
+                processes.print_once(line, "dim")
 
     def end_step(self, step: int, values: dict[str, float], state: State) -> None:
         """Writes the metrics of `step`, then exports and saves `state` if either is due.
@@ -268,7 +308,7 @@ class RunSession:
         self.budget.add("step", values["time/step"])
         values = values | self._memory.step_metrics()
         self.writer.write(step, values)
-        processes.print_once(step_line(step, self.schedule.last_step, values))
+        self._print_step(step, values)
         self._num_steps += 1
         if self._num_steps == CLOCK_STEP and step < self.schedule.last_step:
             hours = self._total_seconds(values["time/step"]) / 3600
@@ -401,6 +441,11 @@ class RunSession:
         if pushes is not None:
             summary["hub"] = pushes
         processes.write_once(self.workdir / "summary.json", json.dumps(summary, indent=1))
+        self.writer.finish(summary)
+        for line in closing_lines(
+            self.config.name, self.workdir, self.record, self.schedule.last_step
+        ):
+            processes.print_once(line)
         return summary
 
     def _report_time(self, phase: str, part: str) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jzero import algorithms
+from jzero import algorithms, terminal
 from jzero.config import Config
 from jzero.distributed import collectives, processes
 from jzero.model import qwen
@@ -499,7 +499,12 @@ def run_optimizer_steps(
                 critic_state, stats = trainer.critic.update(critic_state, *data, critic_lr)
                 critic_stats.append(stats)
 
-    # Stats are fetched once, after the last step: fetching them waits for the devices.
+    # The steps above are only dispatched: the devices finish them one after the other.
+    all_stats = critic_stats if trainer.critic is not None else policy_stats
+    with terminal.phase("update", total=len(all_stats)) as phase:
+        for stats in all_stats:
+            jax.block_until_ready(stats)
+            phase.advance()
     host_stats = jax.device_get((policy_stats, critic_stats))
     metrics = update_metrics(*host_stats) | {"optimizer/lr": policy_lr}
     if config.model.exact and rollouts is not None and first_logps:

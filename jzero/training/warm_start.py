@@ -9,10 +9,9 @@ import math
 from dataclasses import replace
 
 import jax
-from tqdm import tqdm
 
+from jzero import terminal
 from jzero.config import AdapterConfig, Config
-from jzero.distributed import processes
 from jzero.distributed.interrupt import StopCheck
 from jzero.errors import UserError
 from jzero.model import qwen
@@ -54,31 +53,26 @@ def warm_start(
     trainer = SupervisedTrainer(policy.model, policy.mesh, whole_model, longest)
 
     state = trainer.learner.start(params)
-    progress = tqdm(
-        range(warm.steps),
-        desc="warm start",
-        mininterval=1,
-        disable=not processes.is_first_process(),
-    )
-    for step in progress:
-        check_stop()
-        examples = []
-        for index in range(step * warm.batch_size, (step + 1) * warm.batch_size):
-            prompt, completion = make_example(config.task, config.train.seed, index, warm.tries)
-            examples.append(encode_completion(tok, prompt, completion))
-        lr = learning_rate(optimizer, step, warm.steps)
-        state, stats = trainer.step(state, trainer.pack(examples), lr)
+    with terminal.phase("warm start", total=warm.steps) as phase:
+        for step in range(warm.steps):
+            check_stop()
+            examples = []
+            for index in range(step * warm.batch_size, (step + 1) * warm.batch_size):
+                prompt, completion = make_example(config.task, config.train.seed, index, warm.tries)
+                examples.append(encode_completion(tok, prompt, completion))
+            lr = learning_rate(optimizer, step, warm.steps)
+            state, stats = trainer.step(state, trainer.pack(examples), lr)
 
-        # Reading a number waits for the device, so only every 20th loss is read. This suffices to
-        # find a loss that is not finite: it stays so, and the last step is always read.
-        if step % 20 == 0 or step + 1 == warm.steps:
-            sums = jax.device_get(stats)
-            nll = float(sums["nll"]) / float(sums["tokens"])
-            progress.set_postfix(nll=f"{nll:.3f}", refresh=False)
-            if not math.isfinite(nll):
-                raise UserError(
-                    f"warm_start.lr={warm.lr}: the loss of warm-start step {step + 1} is not "
-                    "finite; lower warm_start.lr or optimizer.weight_decay="
-                    f"{config.optimizer.weight_decay}"
-                )
+            # Reading a number waits for the device, so only every 20th loss is read. This suffices
+            # to find a loss that is not finite: it stays so, and the last step is always read.
+            if step % 20 == 0 or step + 1 == warm.steps:
+                sums = jax.device_get(stats)
+                nll = float(sums["nll"]) / float(sums["tokens"])
+                if not math.isfinite(nll):
+                    raise UserError(
+                        f"warm_start.lr={warm.lr}: the loss of warm-start step {step + 1} is not "
+                        "finite; lower warm_start.lr or optimizer.weight_decay="
+                        f"{config.optimizer.weight_decay}"
+                    )
+            phase.advance()
     return state.params

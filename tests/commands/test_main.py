@@ -88,7 +88,10 @@ def finished(command, tmp_path_factory: pytest.TempPathFactory) -> Path:
     workdir = tmp_path_factory.mktemp("runs") / "whole"
     code, out, err = command(*RUN, f"--workdir={workdir}")
     assert code == 0, err[-3000:]
-    assert f"step {STEPS}/{STEPS}  reward" in out
+    assert f"step {STEPS}/{STEPS} " in out
+    # A log is plain text.
+    assert "\r" not in out + err and "\x1b" not in out + err
+    assert f"\u2500 countdown-tiny: {STEPS} steps in" in out
     return workdir
 
 
@@ -156,7 +159,8 @@ def test_metrics_have_a_line_for_every_step(finished) -> None:
     lines = rows(finished / "metrics.jsonl")
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     trained = [line for line in lines if line["update/left_out"] < 1]
-    assert set(metrics.STEP_LINE) - {"sft/loss", "eval/loss", "distill/kl"} <= trained[0].keys()
+    of_other_runs = {"sft/loss", "eval/loss", "distill/kl", "policy/kl"}
+    assert set(metrics.STEP_LINE) - of_other_runs <= trained[0].keys()
     evaluated = [line["step"] for line in lines if "eval/accuracy" in line]
     assert evaluated == list(range(2, STEPS + 1, 2))
     names = {frozenset(name for name in line if not name.startswith("eval")) for line in trained}
@@ -252,7 +256,8 @@ def test_a_run_stopped_three_times_equals_one_that_was_not(
         assert f"{number.name}: stopped after step {steps}; the same command resumes" in out
         assert f"{number.name}: saving a checkpoint; again to stop at once" in err
         assert f"resumed {workdir} at step" in out
-        assert "warm start" not in err  # nothing is done twice
+        # Nothing is done twice.
+        assert "after warm start" not in out
         assert [row["step"] for row in rows(log)] == list(range(1, steps + 1))
         assert summary["seconds"] > seconds  # the sum of all processes so far
         reached, seconds = steps, summary["seconds"]

@@ -1,0 +1,333 @@
+"""What a command shows while it works: lines, and the current phases with bars, rates and times.
+
+    with terminal.phase("evaluate"):
+        with terminal.phase("sample", total=512) as phase:
+            for sequence in sequences:
+                ...
+                phase.advance()
+    terminal.say("a line")
+
+On a terminal, rich draws the phases below the lines, and removes them when they end. In a pipe, a
+log file or a notebook, a phase of more than a few seconds prints a line on stderr now and then, and
+nothing has control characters.
+
+Only the main thread has phases, and only the first process of a run shows them (`mute`).
+"""
+
+import contextlib
+import itertools
+import os
+import sys
+import threading
+import time
+import unicodedata
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
+
+WIDTH = 80  # columns that every table and box fits into
+BAR_WIDTH = 20  # columns
+REFRESHES_PER_SECOND = 4
+FIRST_LINE_SECONDS = 10.0  # a log has a line of a phase when nothing was printed for this long,
+LONGEST_PAUSE = 60.0  # and pauses between further lines of a phase double up to this length
+TICK_SECONDS = 1.0
+
+
+class Phase:
+    """The count of a phase: finished items of a total, and the tokens in them."""
+
+    def __init__(self, name: str, total: int | None = None, done: int = 0, unit: str = "") -> None:
+        self.name = name
+        self.total = total  # None if it is unknown
+        self.done = done
+        self.unit = unit
+        self.tokens = 0  # sets the rate, if it is not 0
+        self.began = time.monotonic()
+        self.pause = FIRST_LINE_SECONDS  # before the next line in a log
+        self._done_earlier = done  # by an earlier process: not part of the rate
+        self._ends_at: float | None = None
+
+    def advance(self, count: int = 1) -> None:
+        """Counts finished items."""
+        self.done += count
+
+    def set_seconds_left(self, seconds: float) -> None:
+        """Sets the remaining time, which is otherwise estimated from the rate of all items."""
+        self._ends_at = time.monotonic() + seconds
+
+    def seconds_left(self) -> float | None:
+        """Returns the estimated remaining time, or None if nothing is known."""
+        if self._ends_at is not None:
+            return max(0.0, self._ends_at - time.monotonic())
+        done_here = self.done - self._done_earlier
+        if self.total is None or not done_here:
+            return None
+        return (self.total - self.done) * (time.monotonic() - self.began) / done_here
+
+    def count(self) -> str:
+        """Returns the finished items, such as "210/512", or "" if there is nothing to count."""
+        if self.total is None:
+            return f"{self.done:,} {self.unit}".rstrip() if self.done else ""
+        return f"{self.done:,}/{self.total:,} {self.unit}".rstrip()
+
+    def speed(self) -> str:
+        """Returns the rate and the remaining time, or the elapsed time if neither is known."""
+        seconds = time.monotonic() - self.began
+        parts = []
+        if self.tokens and seconds > 0:
+            parts.append(f"{self.tokens / seconds:,.0f} tok/s")
+        left = self.seconds_left()
+        parts.append(duration(seconds) if left is None else f"{duration(left)} left")
+        return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Returns a duration as "0:07", "12:05", "1:12:05", "11h 06m" or "3d 04h"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24}d {hours % 24:02}h"
+    if hours >= 10:
+        return f"{hours}h {minutes:02}m"
+    if hours:
+        return f"{hours}:{minutes:02}:{rest:02}"
+    return f"{minutes}:{rest:02}"
+
+
+def escaped(text: str) -> str:
+    r"""Returns `text` with every character that is not printable as its escape, such as \x1b.
+
+    The escaped characters are control characters, line breaks, and those that change the direction
+    of text. A model's answer can therefore not write into the terminal.
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else _escape(char) for char in text)
+
+
+def _escape(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
+
+
+def columns(text: str) -> int:
+    """Returns how many columns printable text has on a terminal."""
+    wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
+    combined = sum(unicodedata.combining(char) > 0 for char in text)
+    return len(text) + wide - combined
+
+
+class Terminal:
+    """The standard output of a process, and the phases that it is in."""
+
+    def __init__(self) -> None:
+        self.is_muted = False
+        self._lock = threading.RLock()
+        self._phases: list[Phase] = []  # from the outermost to the innermost
+        self._note = ""
+        self._live: Live | None = None
+        self._ticker: threading.Thread | None = None  # prints the lines of a log
+        self._last_line = time.monotonic()
+
+    def say(self, text: str, style: str = "", *, is_error: bool = False) -> None:
+        """Prints a line above the bars, to stderr if `is_error`."""
+        with self._lock:
+            self._last_line = time.monotonic()
+            if self._live is not None and (not is_error or sys.stderr.isatty()):
+                self._print_above_bars(text, style)
+                return
+            stream = sys.stderr if is_error else sys.stdout
+            encoding = getattr(stream, "encoding", None) or "utf-8"
+            text = text.encode(encoding, "backslashreplace").decode(encoding)
+            # A run does not end because nobody reads its log any more.
+            with contextlib.suppress(BrokenPipeError):
+                print(text, file=stream, flush=True)
+
+    @contextlib.contextmanager
+    def phase(
+        self,
+        name: str,
+        total: int | None = None,
+        done: int = 0,
+        unit: str = "",
+        *,
+        has_bar: bool = True,
+    ) -> Iterator[Phase]:
+        """Shows a phase while the body runs.
+
+        Args:
+            name: the name of the phase; phases inside of others are shown as "evaluate: sample".
+            total: number of items, if it is known.
+            done: items that are done at the start.
+            unit: the plural of the items, if the name does not say it.
+            has_bar: False if a library draws bars of its own meanwhile, such as a download's. The
+                phase is then shown only in a log.
+        """
+        phase = Phase(name, total, done, unit)
+        is_drawn = self._is_terminal()
+        is_shown = threading.current_thread() is threading.main_thread() and not self.is_muted
+        if not is_shown or (is_drawn and not has_bar):
+            yield phase
+            return
+        with self._lock:
+            self._phases.append(phase)
+            if not is_drawn:
+                self._start_ticker()
+            elif self._live is None:
+                self._start_live()
+        try:
+            yield phase
+        finally:
+            with self._lock:
+                self._phases.remove(phase)
+                if not self._phases:
+                    self.close()
+
+    def set_note(self, note: str) -> None:
+        """Shows a note next to the innermost phase, such as "compiling"; "" removes it."""
+        self._note = note
+
+    def close(self) -> None:
+        """Removes the bars, so that the process can end at any place."""
+        with self._lock:
+            if self._live is not None:
+                live, self._live = self._live, None
+                live.stop()
+
+    def status(self) -> str:
+        """Returns the current phases as a line, "" without any."""
+        with self._lock:
+            phases = list(self._phases)
+        if not phases:
+            return ""
+        innermost = phases[-1]
+        details = ", ".join(filter(None, [innermost.speed(), self._note]))
+        return f"{_path(phases)} {innermost.count()}".rstrip() + f", {details}"
+
+    # -- A terminal --------------------------------------------------------------------------------
+
+    def _is_terminal(self) -> bool:
+        if self._live is not None:
+            return True
+        # A notebook's stream may call itself a terminal.
+        is_notebook = "ipykernel" in sys.modules
+        return sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not is_notebook
+
+    def _start_live(self) -> None:
+        # Not at the top: only a terminal needs rich.
+        from rich.console import Console
+        from rich.live import Live
+
+        class VisibleCursor(Console):
+            """A console that never hides the cursor: a killed process could not show it again."""
+
+            def show_cursor(self, show: bool = True) -> bool:
+                return False
+
+        self._live = Live(
+            get_renderable=self._draw,
+            console=VisibleCursor(),
+            refresh_per_second=REFRESHES_PER_SECOND,
+            transient=True,
+            # What user-defined code prints appears above the bars, too.
+            redirect_stdout=True,
+            redirect_stderr=sys.stderr.isatty(),
+        )
+        self._live.start()
+
+    def _draw(self) -> "Table":
+        """Returns the outermost phase and, in a second row, the phases inside of it.
+
+        There are always two rows: while a line is printed, rich's thread may draw another number of
+        rows, and the line would then erase the one above it.
+        """
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 1))
+        table.add_column(no_wrap=True)
+        table.add_column(width=BAR_WIDTH)
+        table.add_column(no_wrap=True)
+        phases = list(self._phases)
+        for shown in (phases[:1], phases[1:]):
+            if not shown:
+                table.add_row(" ")
+                continue
+            phase = shown[-1]
+            note = f", {self._note}" if self._note and phase is phases[-1] else ""
+            bar = None
+            if phase.total:
+                bar = ProgressBar(phase.total, min(phase.done, phase.total), BAR_WIDTH)
+            details = Text(f"{phase.speed()}{note}", "dim")
+            name = Text(f"{_path(shown)} {phase.count()}".rstrip())
+            table.add_row(name, bar, details)
+        return table
+
+    def _print_above_bars(self, text: str, style: str) -> None:
+        from rich.text import Text
+
+        assert self._live is not None
+        self._live.console.print(Text(text, style), soft_wrap=True)
+
+    # -- A log -------------------------------------------------------------------------------------
+
+    def _start_ticker(self) -> None:
+        # A fork has no threads of its parent.
+        if self._ticker is None or not self._ticker.is_alive():
+            self._ticker = threading.Thread(target=self._tick, daemon=True)
+            self._ticker.start()
+
+    def _tick(self) -> None:
+        """Prints the current phase whenever nothing was printed for a while: a thread's body."""
+        while True:
+            time.sleep(TICK_SECONDS)
+            with self._lock:
+                phase = self._phases[-1] if self._phases else None
+                if phase is None or self._live is not None:
+                    continue
+                quiet_since = max(self._last_line, phase.began)
+                if time.monotonic() - quiet_since >= phase.pause:
+                    phase.pause = min(2 * phase.pause, LONGEST_PAUSE)
+                    # The stream may be closed while the process ends.
+                    with contextlib.suppress(OSError, ValueError):
+                        self.say(self.status(), is_error=True)
+
+
+def _path(phases: list[Phase]) -> str:
+    """Returns the distinct names of phases, such as "RL 3/20: evaluate: sample"."""
+    names = [phases[0].name]
+    if phases[0].total is not None and len(phases) > 1:
+        names = [f"{phases[0].name} {phases[0].count()}"]
+    for outer, inner in itertools.pairwise(phases):
+        if inner.name != outer.name:
+            names.append(inner.name)
+    return ": ".join(filter(None, names))
+
+
+_TERMINAL = Terminal()
+say = _TERMINAL.say
+phase = _TERMINAL.phase
+set_note = _TERMINAL.set_note
+close = _TERMINAL.close
+
+
+def mute() -> None:
+    """Hides the phases of this process, which is not the first of its run."""
+    _TERMINAL.is_muted = True
+
+
+def quiet_libraries() -> None:
+    """Stops libraries from drawing bars and writing notes between the lines of a command.
+
+    Has to be called before they are imported. A variable that the user has set is kept.
+    """
+    import absl.logging
+
+    # Orbax reports as a warning that a save waits for the one before.
+    absl.logging.set_verbosity(absl.logging.ERROR)
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    if not sys.stdout.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

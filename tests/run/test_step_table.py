@@ -1,0 +1,131 @@
+"""The rows of steps, the lines of evaluations, and the box at the end of a run."""
+
+from pathlib import Path
+
+import pytest
+
+from jzero.run import closing, metrics
+from jzero.run.record import RunRecord
+from jzero.run.step_table import ROWS_BETWEEN_HEADERS, StepTable
+from jzero.terminal import WIDTH
+
+RL_STEP = {
+    "reward/mean": 0.3124,
+    "reward/accuracy": 0.25,
+    "rollout/length": 1043.2,
+    "rollout/truncated": 0.117,
+    "policy/mismatch": 4.1e-4,
+    "policy/entropy": 0.51,
+    "optimizer/grad_norm": 1.2,
+    "rollout/tokens_per_second": 1812.4,
+    "update/tokens_per_second": 912.4,
+    "time/step": 9.44,
+}
+
+
+def test_a_row_has_the_numbers_below_their_labels() -> None:
+    header, row = StepTable(200).rows(12, RL_STEP, seconds_left=1760)
+
+    assert header.split() == [
+        *("reward", "accuracy", "length", "cut", "mismatch", "tok/s", "seconds", "left")
+    ]
+    assert row.startswith("step  12/200 ")
+    assert row.split()[2:] == [
+        *("0.312", "0.250", "1043", "0.12", "4.1e-04", "1812", "9.4", "29:20")
+    ]
+    assert len(header) == len(row)
+    assert header.index("seconds") + len("seconds") == row.index("9.4") + len("9.4")
+
+
+@pytest.mark.parametrize("last_step", [9, 200, 1_000_000])
+def test_a_row_of_all_metrics_fits(last_step: int) -> None:
+    values = dict.fromkeys(metrics.STEP_LINE, 1234.5)
+
+    for line in StepTable(last_step).rows(3, values, seconds_left=40_000):
+        assert len(line) <= WIDTH
+
+
+def test_the_header_returns_now_and_then_and_with_further_columns() -> None:
+    table = StepTable(100)
+
+    counts = [len(table.rows(step, RL_STEP)) for step in range(1, ROWS_BETWEEN_HEADERS + 2)]
+
+    assert counts == [2] + [1] * (ROWS_BETWEEN_HEADERS - 1) + [2]
+    [gap] = table.rows(30, {"reward/mean": 0.5, "time/step": 1.0})
+    assert gap.split() == ["step", "30/100", "0.500", "1.0"]
+    assert len(table.rows(31, RL_STEP | {"policy/kl": 0.01})) == 2
+
+
+def evaluation(accuracy: float, **more: float) -> dict[str, float]:
+    return {
+        "eval/problems": 16.0,
+        "eval/accuracy": accuracy,
+        "eval/stderr": 0.083,
+        "eval/length": 21.7,
+        "eval/truncated": 0.06,
+        **more,
+    }
+
+
+def test_an_evaluation_is_a_line_with_the_change() -> None:
+    before = evaluation(0.125)
+
+    assert closing.evaluation_lines("before", before, {}) == [
+        "eval before: accuracy 0.125 ± 0.083, length 22, cut 0.06"
+    ]
+    assert closing.evaluation_lines("step_20", evaluation(0.344), before) == [
+        "eval step 20: accuracy 0.344 ± 0.083 (+0.219), length 22, cut 0.06"
+    ]
+
+
+def test_suites_and_kinds_have_lines_that_fit() -> None:
+    values = {}
+    for prefix in ("eval/a_suite_with_a_long_name", "eval_greedy/math500", "eval_greedy"):
+        for name, value in evaluation(0.5, **{"eval/score": 0.25}).items():
+            values[name.replace("eval", prefix)] = value
+
+    lines = closing.evaluation_lines("after_warm_start", values, values | {})
+
+    labels = ["a_suite_with_a_long_name", "math500 greedy", "greedy"]
+    assert [line.split(": ")[0] for line in lines] == [
+        f"eval after warm start, {label}" for label in labels
+    ]
+    assert all(len(line) <= WIDTH for line in lines)
+
+
+def test_the_box_says_what_was_reached_and_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "export-14").mkdir()
+    (tmp_path / "checkpoints" / "10").mkdir(parents=True)
+    (tmp_path / "samples.jsonl").write_text("{}")
+    evaluations = {
+        "before": evaluation(0.125),
+        "step_10": evaluation(0.5),
+        "after": evaluation(0.344),
+    }
+    record = RunRecord(step=14, evaluations=evaluations, seconds=72.0)
+
+    first, *lines, last = closing.closing_lines("tiny", tmp_path, record, 14)
+
+    assert first.startswith("\u2500\u2500 tiny: 14 steps in 1:12 \u2500")
+    assert len(first) == len(last) == WIDTH
+    rows = dict(line.split(None, 1) for line in lines)
+    assert rows == {
+        "accuracy": "0.125 ± 0.083 -> 0.344 ± 0.083 (+0.219), 16 problems",
+        "best": "step 10, accuracy 0.500, in checkpoints/10",
+        "model": f"{tmp_path}/export-14",
+        "metrics": f"{tmp_path}/metrics.jsonl",
+        "samples": f"{tmp_path}/samples.jsonl",
+        "report": f"python -m jzero.report {tmp_path}",
+        "chat": f"python -m jzero.serve --model {tmp_path}/export-14",
+    }
+
+
+def test_a_stopped_run_says_how_it_continues(tmp_path: Path) -> None:
+    record = RunRecord(step=3, evaluations={"before": {"eval/loss": 2.0}}, seconds=5.0)
+
+    lines = closing.closing_lines("tiny", tmp_path, record, 14)
+
+    assert "tiny: stopped after step 3 of 14 in 0:05" in lines[0]
+    assert "  loss      2.0000" in lines
+    assert "  continue  the same command continues from the last checkpoint" in lines
+    assert not any("model" in line for line in lines)

@@ -1,0 +1,262 @@
+"""The terminal: phases with bars on a terminal, plain lines in a log."""
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from jzero import terminal
+from jzero.run.samples import sample_lines
+from jzero.terminal import Phase, Terminal
+
+ROOT = Path(__file__).resolve().parents[1]
+
+WORK = """
+import sys, time
+from jzero import terminal
+with terminal.phase("RL", total=3, done=1) as run:
+    with terminal.phase("evaluate"), terminal.phase("sample", total=512) as phase:
+        phase.advance(210)
+        time.sleep(0.6)
+        terminal.say("a line")
+        print("of a user's function")
+        print("on stderr", file=sys.stderr)
+    {ending}
+terminal.say("the end")
+"""
+
+
+def run_on_terminal(program: str, ctrl_c_after: str = "") -> tuple[int, str]:
+    """Runs a program on a pseudo-terminal; returns its exit status and what the terminal gets.
+
+    Ctrl-C is pressed once the terminal has got the text `ctrl_c_after`.
+    """
+    pid, file = pty.fork()
+    if not pid:
+        os.environ |= {"TERM": "xterm", "COLUMNS": "80", "PYTHONPATH": str(ROOT)}
+        os.execv(sys.executable, [sys.executable, "-c", program])
+    output = b""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if select.select([file], [], [], 0.1)[0]:
+            try:
+                output += os.read(file, 65536)
+            except OSError:  # the program has ended
+                break
+        if ctrl_c_after and ctrl_c_after.encode() in output:
+            os.write(file, b"\x03")
+            ctrl_c_after = ""
+    _, status = os.waitpid(pid, 0)
+    os.close(file)
+    return os.waitstatus_to_exitcode(status), output.decode()
+
+
+def final_screen(output: str) -> list[str]:
+    """Returns the lines that remain on a terminal after `output`."""
+    lines, row = [""], 0
+    for part in re.findall(r"\x1b\[[0-9;?]*[a-zA-Z]|\r|\n|[^\x1b\r\n]+", output):
+        if part == "\n":
+            row += 1
+            if row == len(lines):
+                lines.append("")
+        elif part == "\r":
+            continue
+        elif part.endswith("A"):
+            row -= int(part[2:-1] or 1)
+        elif part.endswith("K"):
+            lines[row] = ""
+        elif not part.startswith("\x1b"):
+            lines[row] += part
+    return [line for line in lines if line]
+
+
+def test_a_terminal_shows_bars_and_keeps_only_the_lines() -> None:
+    status, output = run_on_terminal(WORK.format(ending="pass"))
+
+    assert status == 0
+    assert "RL 1/3" in output and "evaluate: sample 210/512" in output
+    lines = ["a line", "of a user's function", "on stderr", "the end"]
+    assert final_screen(output) == lines
+    assert "\x1b[?25l" not in output, "a killed process could not show the cursor again"
+
+
+PHASES = """
+import time
+from jzero import terminal
+terminal.REFRESHES_PER_SECOND = 500
+with terminal.phase("RL", total=300) as run:
+    for number in range(300):
+        with terminal.phase("sample"):
+            time.sleep(0.003)
+        terminal.say(f"line {number}")
+        run.advance()
+"""
+
+
+def test_no_line_is_erased_by_phases_that_come_and_go() -> None:
+    _, output = run_on_terminal(PHASES)
+
+    assert final_screen(output) == [f"line {number}" for number in range(300)]
+
+
+def test_an_error_leaves_the_terminal_clean() -> None:
+    status, output = run_on_terminal(WORK.format(ending="raise SystemExit(3)"))
+
+    assert status == 3
+    assert final_screen(output) == ["a line", "of a user's function", "on stderr"]
+
+
+def test_ctrl_c_leaves_the_terminal_clean() -> None:
+    ending = "print('ready', flush=True); time.sleep(60)"
+    work = textwrap.indent(WORK.format(ending=ending), "  ")
+    program = f"try:{work}except KeyboardInterrupt: print('stopped')"
+
+    status, output = run_on_terminal(program, ctrl_c_after="ready")
+
+    assert status == 0
+    lines = ["a line", "of a user's function", "on stderr", "ready", "stopped"]
+    assert [line.removeprefix("^C") for line in final_screen(output)] == lines
+
+
+def test_a_log_has_no_control_characters() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WORK.format(ending="pass")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout == "a line\nof a user's function\nthe end\n"
+    assert done.stderr == "on stderr\n"
+
+
+def test_a_long_phase_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(terminal, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(terminal, "FIRST_LINE_SECONDS", 0.1)
+
+    shown = Terminal()
+    with shown.phase("RL", total=9, done=2), shown.phase("sample", total=4, unit="rows") as phase:
+        phase.advance()
+        time.sleep(0.9)
+
+    lines = capfd.readouterr().err.splitlines()
+    # The pauses double: 0.1, 0.2 and 0.4 seconds.
+    assert 2 <= len(lines) <= 3
+    for line in lines:
+        assert re.fullmatch(r"RL 2/9: sample 1/4 rows, 0:0\d left", line), line
+
+
+def test_a_muted_process_and_other_threads_show_nothing() -> None:
+    shown = Terminal()
+
+    def status_of_phase() -> str:
+        with shown.phase("sample"):
+            return shown.status()
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(status_of_phase).result() == ""
+    assert status_of_phase() == "sample, 0:00"
+    shown.is_muted = True
+    assert status_of_phase() == ""
+
+
+def test_the_time_left_is_of_the_items_of_this_process() -> None:
+    phase = Phase("RL", total=100, done=90)
+    phase.began -= 10
+
+    assert phase.seconds_left() is None, "nothing is known before the first item"
+    phase.advance()
+
+    assert phase.seconds_left() == pytest.approx(90, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (7.4, "0:07"),
+        (725, "12:05"),
+        (4325, "1:12:05"),
+        (40_000, "11h 06m"),
+        (3 * 86400 + 4 * 3600, "3d 04h"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert terminal.duration(seconds) == text
+
+
+def test_a_closed_pipe_does_not_end_the_process() -> None:
+    program = "from jzero import terminal\nfor _ in range(9): terminal.say('x' * 99999)\nprint()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    error = process.stderr.read().decode()
+    process.stderr.close()
+    process.wait()
+
+    # Only the program's own print fails.
+    assert "terminal.py" not in error
+
+
+# -- Sampled answers -------------------------------------------------------------------------------
+
+HOSTILE = [
+    "\x1b[2J\x1b]0;title\x07",
+    "\u202e reversed \u2066",
+    "x" * 10_000_000,
+    "\n" * 100_000 + "end",
+    "e" + "\u0301" * 50_000,
+    "\u6570" * 5_000,
+    "\r\x00\x85\u2028",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_answer_is_shown_escaped_and_bounded(text: str) -> None:
+    row = {
+        "id": text[:300],
+        "prompt": [{"role": "user", "content": text}],
+        "response": text,
+        "score": None,
+        "tokens": 10**7,
+        "finish": "length",
+    }
+
+    lines = sample_lines(20, row)
+
+    assert len(lines) <= 12
+    for line in lines:
+        assert line.isprintable()
+        assert terminal.columns(line) <= 80
+        assert len(line) <= 250
+
+
+def test_an_answer_is_shown_with_the_end_of_its_prompt() -> None:
+    row = {
+        "id": "17",
+        "prompt": "What is 2 + 3?",
+        "response": "2 + 3 = 5\n\nThe answer is 5.",
+        "score": 1.0,
+        "tokens": 12,
+        "finish": "stop",
+    }
+
+    assert sample_lines(20, row) == [
+        "  sample of step 20, problem 17: score 1.000, 12 tokens, stop",
+        "  | What is 2 + 3?",
+        "  |",
+        "  | 2 + 3 = 5",
+        "  | The answer is 5.",
+    ]
