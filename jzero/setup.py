@@ -39,6 +39,7 @@ from jzero.rollout.sampler import (
 )
 from jzero.run.base_model import BaseModel, check_context, read_base_model
 from jzero.run.clock import Clock
+from jzero.run.doctor import stop_names
 from jzero.run.hub_pushes import check_token
 from jzero.run.resume import steps_to_discard
 from jzero.run.workdir import check_workdir
@@ -105,6 +106,7 @@ def check(config: Config, workdir: Path) -> float | None:
     if config.warm_start.steps:
         check_warm_start(config)
     check_token(config.hub)
+    stop_names(config.train.stop_on)
     check_workdir(workdir, to_json(config))
     steps_to_discard(workdir, config.train)
     check_host_memory(config, parts_of_run(config))

@@ -135,6 +135,7 @@ class Rollout:
     turns: tuple[Turn, ...]  # at least one; the first starts where the prompt ends
     grade: Grade | None = None  # verdict on the whole episode
     advantage: float = 0.0  # mean over the sampled tokens; set once an update has computed it
+    advantages: np.ndarray | None = None  # f32[T] of the tokens; None before the update
     # i32[T, K] the token ids that the sampler's filters (such as top-k) kept for a sampled token,
     # padded with -1; -1 for tokens that were not sampled. None: no filter, or not recorded.
     kept: np.ndarray | None = None

@@ -414,7 +414,7 @@ def assign_credit(
             minibatch.set_values(trainer.policy, "ce_weights", weights)
 
     return [
-        replace(rollout, advantage=float(values[rollout.sampled].mean()))
+        replace(rollout, advantage=float(values[rollout.sampled].mean()), advantages=values)
         for rollout, values in zip(rollouts, advantages, strict=True)
     ]
 
