@@ -212,9 +212,9 @@ def _kl(evidence: Evidence) -> str | None:
 
 
 def _padding(evidence: Evidence) -> str | None:
-    share = evidence.above("update/padding", 0.75)
+    share = evidence.above("update/padding", 0.85)
     update, step = evidence.mean("time/update"), evidence.mean("time/step")
-    is_slow = update is not None and step is not None and update > 0.3 * step
+    is_slow = update is not None and step is not None and update > 0.25 * step
     if share is None or not is_slow or not evidence.has_steps(WINDOW):
         return None
     return f"{_percent(share)} of the rows of an update are padding"
@@ -337,7 +337,7 @@ REMARKS: dict[str, Remark] = {
         _nothing_trained,
     ),
     "padding": Remark(
-        "`update/padding` is above 75 %, and `time/update` is above 30 % of a step.",
+        "`update/padding` is above 85 %, and `time/update` is above a quarter of a step.",
         "Choose `train.pack` by `python -m jzero.plan --packs WORKDIR`, or lower "
         "`train.microbatch_tokens`.",
         _padding,
