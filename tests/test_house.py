@@ -40,7 +40,8 @@ LAYERS = [
     ("setup", "sft"),
     ("train",),
     ("evaluate", "serving", "generation"),
-    ("main", "generate", "export", "report", "serve", "filter", "grade"),
+    ("watching",),
+    ("main", "generate", "export", "report", "serve", "filter", "grade", "watch"),
     ("plan",),
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
