@@ -23,6 +23,7 @@ MAX_ROWS = 32  # rows of one reply
 MAX_TEXT = 20_000  # characters of a prompt, response or any other text
 SHORT_TEXT = 1_000  # characters of a text once a reply has MAX_REPLY_BYTES
 MAX_REPLY_BYTES = 4_000_000
+MAX_TOKEN_TEXT = 100  # characters of one token
 MAX_ITEMS = 4096  # of a list in a row
 MAX_DEPTH = 6  # of values within a row
 MAX_FOUND = 500  # lines that a search returns
@@ -162,7 +163,7 @@ class RolloutIndex:
         rows: list[JsonObject] = []
         num_bytes = 0
         for number in numbers[:MAX_ROWS]:
-            [line] = self.read(number, number + 1) or [b""]
+            [line] = (self.read(number, number + 1) if number >= 0 else []) or [b""]
             row = shorten_row(parse_row(line), is_full=num_bytes > MAX_REPLY_BYTES)
             num_bytes += len(json.dumps(row))
             if not row and line == b"":
@@ -227,6 +228,9 @@ def shorten_row(row: JsonObject, *, is_full: bool = False) -> JsonObject:
     """Returns a row of bounded size. `is_full` leaves out the tokens and most of the texts."""
     shortened = shorten(row, SHORT_TEXT if is_full else MAX_TEXT, MAX_DEPTH)
     assert isinstance(shortened, dict), f"{type(shortened)=}"
+    texts = shortened.get("token_texts")
+    if isinstance(texts, list):
+        shortened["token_texts"] = [str(text)[:MAX_TOKEN_TEXT] for text in texts]
     if is_full:
         for name in TOKEN_COLUMNS:
             shortened.pop(name, None)
