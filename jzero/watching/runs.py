@@ -194,9 +194,9 @@ class Watcher:
                 run.refresh()
                 run.rollouts.index_some(INDEX_SECONDS)
             is_done = all(run.rollouts.is_done for run in self.runs)
+            spent = time.monotonic() - started
             if is_done:
                 self._describe_runs()
-                spent = time.monotonic() - started
                 # A large run is looked at less often.
                 self._is_stopped.wait(max(POLL_SECONDS, 4 * spent))
 
