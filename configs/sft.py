@@ -31,7 +31,6 @@ The published recipe pads its examples. Here they are packed, and do not see eac
 
 from jzero.config import (
     QWEN25_HUB_IDS,
-    ArchitectureConfig,
     Config,
     EvalConfig,
     MeshConfig,
@@ -102,7 +101,7 @@ def tiny() -> Config:
     return Config(
         name="sft-tiny",
         model=ModelConfig(
-            arch=ArchitectureConfig(),
+            arch="tiny-qwen2",
             dtype="float32",
             remat="full",
             logit_chunk=65536,

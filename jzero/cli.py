@@ -28,6 +28,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from jzero import config, files
+from jzero.config import old_flags
 from jzero.distributed import peers, processes
 from jzero.distributed.platform import choose_platform
 from jzero.errors import UserError
@@ -198,21 +199,25 @@ def parse_settings(defaults: config.Config, arguments: Sequence[str]) -> config.
 
     A mistake in the arguments ends the process.
     """
+    arguments, old_values = old_flags.take_old_flags(arguments)
     check_setting_names(arguments)
     argv = ["jzero", *complete_tuples(arguments)]
     values = flags.FlagValues()
     holder = config_flags.DEFINE_config_dataclass(
         "config", defaults, flag_values=values, sys_argv=argv
     )
-    settings = parse_config_flag(values, argv, holder)
+    settings = parse_config_flag(values, argv, holder, old_values)
     assert isinstance(settings, config.Config), f"{settings=}"
     return settings
 
 
 def parse_config_flag(
-    values: flags.FlagValues, argv: Sequence[str], holder: flags.FlagHolder[object]
+    values: flags.FlagValues,
+    argv: Sequence[str],
+    holder: flags.FlagHolder[object],
+    old_values: Sequence[old_flags.OldValue],
 ) -> object:
-    """Parses `argv` and returns the value of the config flag `holder`.
+    """Parses `argv` and returns the value of the config flag `holder`, changed by `old_values`.
 
     The value is None without the flag. A mistake in the arguments, or in the recipe that the flag
     names, ends the process.
@@ -230,6 +235,8 @@ def parse_config_flag(
         )
     if isinstance(holder.value, config.Config):
         with user_errors():
+            for name, text in old_values:
+                old_flags.put_old_value(holder.value, name, text)
             config.validate_values(holder.value)
         expand_task_name(holder.value.task)
     return holder.value

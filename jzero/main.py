@@ -17,7 +17,7 @@ from ml_collections import config_flags
 
 import jzero
 from jzero import cli, config
-from jzero.config import describe
+from jzero.config import describe, old_flags
 from jzero.distributed import collectives, peers, processes
 
 RECIPES = Path(__file__).resolve().parents[1] / "configs"
@@ -78,6 +78,7 @@ def parse(arguments: list[str]) -> Command:
         with cli.user_errors():
             print(describe.describe(name) if name else usage())
         sys.exit(0)
+    arguments, old_values = old_flags.take_old_flags(arguments)
     cli.check_setting_names(arguments)
     argv = ["jzero", *cli.complete_tuples(arguments)]
     values = flags.FlagValues()
@@ -86,7 +87,7 @@ def parse(arguments: list[str]) -> Command:
     unfinished_status = flags.DEFINE_integer(
         "unfinished_status", 0, "", lower_bound=0, upper_bound=255, flag_values=values
     )
-    settings = cli.parse_config_flag(values, argv, recipe)
+    settings = cli.parse_config_flag(values, argv, recipe, old_values)
     if not isinstance(settings, config.Config):
         cli.exit_with_error("give a recipe: --config configs/countdown.py")
     return Command(

@@ -1,5 +1,6 @@
 """The settings of a run: schema, checks before a run, and shared parts of recipes."""
 
+from jzero.config.architecture import TINY_MODELS, read_architecture, tiny_arch
 from jzero.config.checks import (
     ON_PUSH_FIELDS,
     POSITIONS,
@@ -22,7 +23,6 @@ from jzero.config.presets import (
 )
 from jzero.config.schema import (
     AdapterConfig,
-    ArchitectureConfig,
     Config,
     CriticConfig,
     EvalConfig,

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jzero import algorithms, http
-from jzero.config.schema import Config, Setting, list_settings
+from jzero.config import architecture
+from jzero.config.schema import Config, Setting, list_settings, walk
 from jzero.errors import UserError, shown
 from jzero.files import JsonObject, split_revision
 from jzero.setting import LONGEST_LINE, LONGEST_TEXT
@@ -228,8 +229,25 @@ def check_exact(config: Config) -> Iterator[str]:
 
 
 def check_architecture(config: Config) -> Iterator[str]:
-    """Checks that query heads divide into equal groups, that RoPE has pairs, and MoE settings."""
-    arch = config.model.arch
+    """Checks the entries of a tiny model, or that the config.json in model.arch exists."""
+    if config.model.path:
+        return
+    file = architecture.config_file(config.model.arch)
+    if file is not None:
+        if not file.is_file():
+            yield f"model.arch={config.model.arch}: no such file"
+        return
+    try:
+        arch = architecture.read_architecture(config.model.arch)
+    except UserError as error:
+        yield str(error)
+        return
+    out_of_bounds = unusable_values(list(walk(arch, "model.arch.")))
+    yield from out_of_bounds or check_entries(arch)
+
+
+def check_entries(arch: architecture.Architecture) -> Iterator[str]:
+    """Checks that query heads divide into equal groups, that RoPE has pairs, and MoE entries."""
     if arch.num_attention_heads % arch.num_key_value_heads:
         yield (
             f"model.arch.num_key_value_heads={arch.num_key_value_heads} does not divide "

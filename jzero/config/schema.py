@@ -50,89 +50,6 @@ VERIFIERS = (
 
 
 @dataclass
-class ArchitectureConfig:
-    """The architecture of a model with random weights. Fields have their Hugging Face names.
-
-    Only read if `model.path` is empty. The defaults make a model of 1M parameters.
-    """
-
-    # All families.
-    model_type: str = setting(
-        "qwen2",
-        "Model family, a key of jzero.model.families.FAMILIES. qwen2 has biases on q, k and v; "
-        "qwen3 normalizes q and k instead; llama and mistral do neither; qwen3_5_text mixes "
-        "gated delta nets with attention; qwen3_moe is qwen3 with experts, and qwen3_5_moe_text "
-        "is qwen3_5_text with experts.",
-    )
-    hidden_size: int = setting(128, "Width of the residual stream.", at_least=1)
-    intermediate_size: int = setting(512, "Width of the MLP's hidden layer.", at_least=1)
-    num_hidden_layers: int = setting(4, "Number of layers.", at_least=1, at_most=4096)
-    num_attention_heads: int = setting(4, "Number of query heads.", at_least=1)
-    num_key_value_heads: int = setting(
-        2, "Number of key and value heads, a divisor of num_attention_heads.", at_least=1
-    )
-    head_dim: int = setting(32, "Width of one head, an even number.", at_least=1)
-    tie_word_embeddings: bool = setting(
-        True, "Uses the embedding matrix as the output matrix, too."
-    )
-    rope_theta: float = setting(10000.0, "Base of the rotary position embedding.")
-    rms_norm_eps: float = setting(1e-6, "Epsilon of the RMS norms.")
-
-    # Hybrids of attention and gated delta nets: qwen3_5_text and qwen3_5_moe_text.
-    full_attention_interval: int = setting(
-        4,
-        "For qwen3_5_text: layers from one attention layer to the next; all others are gated delta "
-        "nets.",
-        at_least=2,
-    )
-    partial_rotary_factor: float = setting(
-        0.25, "For qwen3_5_text: share of a head that RoPE rotates.", above=0, at_most=1
-    )
-    linear_num_key_heads: int = setting(
-        4, "For qwen3_5_text: number of query and key heads of a gated delta net.", at_least=1
-    )
-    linear_num_value_heads: int = setting(
-        4,
-        "For qwen3_5_text: number of value heads of a gated delta net, a multiple of "
-        "linear_num_key_heads.",
-        at_least=1,
-    )
-    linear_key_head_dim: int = setting(
-        32, "For qwen3_5_text: width of a query or key head of a gated delta net.", at_least=1
-    )
-    linear_value_head_dim: int = setting(
-        32, "For qwen3_5_text: width of a value head of a gated delta net.", at_least=1
-    )
-    linear_conv_kernel_dim: int = setting(
-        4,
-        "For qwen3_5_text: tokens that the causal convolution of a gated delta net sees.",
-        at_least=2,
-    )
-
-    # MoE families: qwen3_moe and qwen3_5_moe_text.
-    num_experts: int = setting(
-        0,
-        "Number of experts in a layer, for MoE families (qwen3_moe, qwen3_5_moe_text). 0: a "
-        "dense MLP.",
-        at_most=2**15 - 1,  # routes are int16
-    )
-    num_experts_per_tok: int = setting(
-        0, "Number of experts that every token is routed to. 0: no experts."
-    )
-    moe_intermediate_size: int = setting(
-        0, "Width of the hidden layer of one expert. 0: no experts."
-    )
-    norm_topk_prob: bool = setting(
-        False, "Normalizes the router's weights of a token's experts to a sum of 1."
-    )
-    shared_expert_intermediate_size: int = setting(
-        0,
-        "For qwen3_5_moe_text: width of the shared MLP, which processes every token besides its "
-        "experts. 0: other families.",
-    )
-
-
-@dataclass
 class AdapterConfig:
     """A low-rank adapter (LoRA), which is trained while the model's weights are frozen."""
 
@@ -171,7 +88,7 @@ class ModelConfig:
     path: str = setting(
         "",
         "Directory or hub id of a model with config.json and safetensors. Empty: random weights "
-        "with the architecture model.arch.",
+        "with the architecture in model.arch.",
     )
     revision: str = setting(
         "",
@@ -183,7 +100,13 @@ class ModelConfig:
         "Directory or hub id of the tokenizer. Empty: model.path or, if that is empty too, "
         "jzero's character tokenizer for countdown.",
     )
-    arch: ArchitectureConfig = field(default_factory=ArchitectureConfig)
+    arch: str = setting(
+        "tiny-qwen2",
+        "Architecture of a model with random weights, if model.path is empty: a name of "
+        "jzero.config.architecture.TINY_MODELS, whose entries can be changed as in "
+        "tiny-qwen2(hidden_size=64,num_hidden_layers=2), or the path of a config.json. The "
+        "vocabulary is the tokenizer's.",
+    )
     max_position_embeddings: int = setting(
         0,
         "Maximum context length in tokens. Runs with longer sequences are refused. 0: the value "

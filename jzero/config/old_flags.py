@@ -1,0 +1,60 @@
+"""Flags of settings that have moved, and still mean the same: `--config.model.arch.head_dim=16`.
+
+    arguments, old_values = take_old_flags(sys.argv[1:])    # before the flags are parsed
+    put_old_value(config, name, text)                       # afterwards, for each old value
+
+Flags of removed settings fail (`schema.REPLACED`).
+"""
+
+import re
+from collections.abc import Callable, Sequence
+
+from jzero.config.architecture import with_entry
+from jzero.config.schema import Config
+
+OldValue = tuple[str, str]  # name of the old setting, and the text of its flag
+
+# The rest of the arguments of a flag's function is the name of the old setting, and its text.
+_FLAG = re.compile(r"--?config\.([^=]+)(=?)(.*)", re.DOTALL)
+
+
+def change_architecture(config: Config, name: str, text: str) -> None:
+    """Changes one entry of a tiny model: model.arch.head_dim=16."""
+    entry = name.removeprefix("model.arch.")
+    config.model.arch = with_entry(config.model.arch, entry, text)
+
+
+# Prefix of the name of an old setting -> the function that applies its value to a config.
+MOVED: dict[str, Callable[[Config, str, str], None]] = {
+    "model.arch.": change_architecture,
+}
+
+
+def take_old_flags(arguments: Sequence[str]) -> tuple[list[str], list[OldValue]]:
+    """Returns the arguments without flags of settings that have moved, and these flags' values.
+
+    A flag without "=" has its value in the next argument.
+    """
+    others: list[str] = []
+    old_values: list[OldValue] = []
+    waiting = ""  # the old setting that takes the next argument as its value
+    for argument in arguments:
+        if waiting:
+            old_values.append((waiting, argument))
+            waiting = ""
+            continue
+        flag = _FLAG.match(argument)
+        if flag is None or not flag[1].startswith(tuple(MOVED)):
+            others.append(argument)
+        elif flag[2]:
+            old_values.append((flag[1], flag[3]))
+        else:
+            waiting = flag[1]
+    return others, old_values
+
+
+def put_old_value(config: Config, name: str, text: str) -> None:
+    """Changes a config as the old flag `--config.NAME=TEXT` does. Raises UserError if it cannot."""
+    for prefix, put in MOVED.items():
+        if name.startswith(prefix):
+            put(config, name, text)
