@@ -72,7 +72,7 @@ def qwen(preset: str) -> Config:
     config = Config(
         name=f"countdown-{preset}",
         model=ModelConfig(path=HUB[preset]),
-        task=TaskConfig(template="r1", format_score=0.1),
+        task=TaskConfig(template="r1", options=("format_score=0.1",)),
         rollout=RolloutConfig(
             num_prompts=128,
             group_size=8,
@@ -128,11 +128,13 @@ def tiny() -> Config:
         ),
         task=TaskConfig(
             template="plain",
-            numbers_min=3,
-            numbers_max=3,
-            value_max=15,
-            target_max=40,
-            format_score=0.0,
+            options=(
+                "numbers_min=3",
+                "numbers_max=3",
+                "value_max=15",
+                "target_max=40",
+                "format_score=0",
+            ),
         ),
         rollout=RolloutConfig(
             num_prompts=64,

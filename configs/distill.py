@@ -106,11 +106,13 @@ def tiny() -> Config:
         ),
         task=TaskConfig(
             template="plain",
-            numbers_min=3,
-            numbers_max=3,
-            value_max=15,
-            target_max=40,
-            format_score=0.0,
+            options=(
+                "numbers_min=3",
+                "numbers_max=3",
+                "value_max=15",
+                "target_max=40",
+                "format_score=0",
+            ),
         ),
         rollout=RolloutConfig(
             num_prompts=64,

@@ -108,11 +108,13 @@ def tiny() -> Config:
         ),
         task=TaskConfig(
             template="plain",
-            numbers_min=3,
-            numbers_max=3,
-            value_max=15,
-            target_max=40,
-            format_score=0.0,
+            options=(
+                "numbers_min=3",
+                "numbers_max=3",
+                "value_max=15",
+                "target_max=40",
+                "format_score=0",
+            ),
         ),
         rollout=RolloutConfig(max_prompt_tokens=16, max_new_tokens=176),
         optimizer=OptimizerConfig(lr=2e-3, schedule="cosine", warmup_steps=20, b2=0.99),

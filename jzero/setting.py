@@ -10,6 +10,7 @@ field's metadata, so a setting is fully defined on one line.
 """
 
 import dataclasses
+import math
 from typing import TypeVar
 
 Value = TypeVar("Value")  # bool, int, float, str, or a tuple of str, int or float
@@ -20,6 +21,7 @@ KEY = "setting"  # in the field's metadata
 # multiply several numbers of at most LARGEST_FLOAT, and stay finite in float32.
 LARGEST_INT = 2**31 - 1
 LARGEST_FLOAT = 1e9
+SMALLEST_FLOAT = 1.18e-38  # the smallest normal float32
 LONGEST_LINE = 4095  # characters; no path may be longer
 LONGEST_TEXT = 100_000  # characters of a prompt
 
@@ -72,3 +74,22 @@ def rules_of(field: dataclasses.Field[object]) -> Rules:
     """Returns the rules of a field that was written with `setting`."""
     assert KEY in field.metadata, f"{field.name}: write the field with jzero.setting.setting"
     return field.metadata[KEY]
+
+
+def bounds_mistake(value: float, rules: Rules) -> str:
+    """Returns the rest of a message such as "must be at least 1", "" if a number is allowed."""
+    if math.isnan(value):
+        return "is not a number"
+    if math.isinf(value):
+        return "must be finite"
+    if value < rules.at_least:
+        return f"must be at least {rules.at_least:.10g}"
+    if rules.above is not None and value <= rules.above:
+        return f"must be above {rules.above:g}"
+    if rules.below is not None and value >= rules.below:
+        return f"must be below {rules.below:g}"
+    if value > rules.at_most:
+        return f"must be at most {rules.at_most:.10g}"
+    if 0 < abs(value) < SMALLEST_FLOAT:
+        return f"is 0 in float32: set it to 0, or to at least {SMALLEST_FLOAT:g}"
+    return ""

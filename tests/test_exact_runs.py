@@ -44,7 +44,9 @@ def countdown(model_type: str, dtype: str, microbatch_tokens: int, mesh: MeshCon
             dtype=dtype,
             exact=True,
         ),
-        task=TaskConfig(template="plain", numbers_min=2, numbers_max=2, value_max=9),
+        task=TaskConfig(
+            template="plain", options=("numbers_min=2", "numbers_max=2", "value_max=9")
+        ),
         rollout=RolloutConfig(
             num_prompts=8,
             group_size=4,

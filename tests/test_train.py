@@ -33,10 +33,7 @@ def tiny_run(steps: int, algorithm: Algorithm) -> Config:
         },
         task={
             "template": "plain",
-            "numbers_min": 2,
-            "numbers_max": 2,
-            "value_max": 9,
-            "format_score": 0.3,
+            "options": ("numbers_min=2", "numbers_max=2", "value_max=9", "format_score=0.3"),
         },
         rollout={
             "max_prompt_tokens": 16,

@@ -45,7 +45,7 @@ def tiny_settings(**sections: dict[str, object]) -> config.Config:
     )
     defaults: dict[str, dict[str, object]] = {
         "model": {"arch": architecture},
-        "task": {"name": "guess", "template": "plain", "value_max": 7},
+        "task": {"name": "guess", "template": "plain", "options": ("value_max=7",)},
         "rollout": {
             "max_prompt_tokens": 8,
             "max_new_tokens": 2,

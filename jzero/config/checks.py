@@ -9,7 +9,6 @@ A check of a combination is a function that yields messages, and a line in CHECK
 
 import importlib.util
 import json
-import math
 import re
 import shlex
 import shutil
@@ -23,9 +22,8 @@ from jzero.config import architecture
 from jzero.config.schema import Config, Setting, list_settings, walk
 from jzero.errors import UserError, shown
 from jzero.files import JsonObject, split_revision
-from jzero.setting import LONGEST_LINE, LONGEST_TEXT
+from jzero.setting import LONGEST_LINE, LONGEST_TEXT, bounds_mistake
 
-SMALLEST_FLOAT = 1.18e-38  # the smallest normal float32
 LONGEST_NAME = 255  # bytes of a file name
 EXACT_BLOCK = 64  # = attention.exact.KEY_BLOCK; not imported, because attention imports config
 # Placeholders of the command after a push (hub.on_push).
@@ -151,25 +149,10 @@ def check_choice(item: Setting) -> Iterator[str]:
 
 def check_bounds(item: Setting) -> Iterator[str]:
     """Yields a message if a number is out of its bounds, infinite, or NaN."""
-    rules = item.rules
     for value in values_of(item):
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            continue
-        name = f"{item.name}={shown(value)}"
-        if math.isnan(value):
-            yield f"{name} is not a number"
-        elif math.isinf(value):
-            yield f"{name} must be finite"
-        elif value < rules.at_least:
-            yield f"{name} must be at least {rules.at_least:.10g}"
-        elif rules.above is not None and value <= rules.above:
-            yield f"{name} must be above {rules.above:g}"
-        elif rules.below is not None and value >= rules.below:
-            yield f"{name} must be below {rules.below:g}"
-        elif value > rules.at_most:
-            yield f"{name} must be at most {rules.at_most:.10g}"
-        elif 0 < abs(value) < SMALLEST_FLOAT:
-            yield f"{name} is 0 in float32: set it to 0, or to at least {SMALLEST_FLOAT:g}"
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and (mistake := bounds_mistake(value, item.rules)):
+            yield f"{item.name}={shown(value)} {mistake}"
 
 
 # Settings that must fit together.
@@ -752,11 +735,6 @@ def check_length_of_the_run(config: Config) -> Iterator[str]:
 def check_ranges_of_the_task(config: Config) -> Iterator[str]:
     """The lower bound of a range must not be above the upper bound."""
     task = config.task
-    if task.numbers_min > task.numbers_max:
-        yield (
-            f"task.numbers_min={task.numbers_min} is above task.numbers_max={task.numbers_max}: "
-            "no problem has so many numbers; raise task.numbers_max"
-        )
     if 0 < task.level_max < task.level_min:
         yield (
             f"task.level_min={task.level_min} is above task.level_max={task.level_max}: no problem "

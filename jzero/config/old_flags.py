@@ -24,9 +24,25 @@ def change_architecture(config: Config, name: str, text: str) -> None:
     config.model.arch = with_entry(config.model.arch, entry, text)
 
 
+def add_option(config: Config, name: str, text: str) -> None:
+    """Sets an option of the task: task.value_max=15."""
+    option = name.removeprefix("task.")
+    config.task.options = (*config.task.options, f"{option}={text}")
+
+
+COUNTDOWN_OPTIONS = (
+    "numbers_min",
+    "numbers_max",
+    "value_max",
+    "target_max",
+    "format_score",
+    "malformed_score",
+)
+
 # Prefix of the name of an old setting -> the function that applies its value to a config.
 MOVED: dict[str, Callable[[Config, str, str], None]] = {
     "model.arch.": change_architecture,
+    **{f"task.{option}": add_option for option in COUNTDOWN_OPTIONS},
 }
 
 

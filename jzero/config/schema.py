@@ -32,7 +32,6 @@ LARGEST_GIB = 2.0**20  # the operating system accepts memory limits below 2^63 b
 MOST_PROCESSES = 1024
 MOST_REQUESTS = 4096  # open requests of a host; each has a thread
 MOST_RETRIES = 100
-MOST_NUMBERS = 100  # of a countdown problem
 PACK_LENGTHS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")  # values of train.pack that list numbers
 # "fast" is jzero's grader. The others are the keys of jzero.grading.published.VERIFIERS.
 VERIFIERS = (
@@ -446,25 +445,10 @@ class TaskConfig:
         choices=("exact", "convert"),
     )
     options: tuple[str, ...] = setting(
-        (), "Additional settings of the task, as name=value, with one flag for each.", is_text=True
-    )
-
-    # Countdown.
-    numbers_min: int = setting(
-        3, "Countdown: fewest numbers in a problem.", at_least=1, at_most=MOST_NUMBERS
-    )
-    numbers_max: int = setting(
-        4, "Countdown: most numbers in a problem.", at_least=1, at_most=MOST_NUMBERS
-    )
-    value_max: int = setting(99, "Countdown, guess: largest number. The smallest is 1.")
-    target_max: int = setting(99, "Countdown: largest target. The smallest is 1.")
-    format_score: float = setting(
-        0.1, "Countdown: score of a well-formed but wrong equation.", at_least=None
-    )
-    malformed_score: float = setting(
-        0.0,
-        "Countdown: score of an answer inside its tags that is not an equation. oat uses 0.1.",
-        at_least=None,
+        (),
+        "Settings that only this task has, as name=value, with one flag for each, such as "
+        "value_max=15 of countdown (docs/data-and-rewards.md). They replace those of the recipe.",
+        is_text=True,
     )
 
     # Episodes of several turns.
