@@ -40,7 +40,7 @@ COUNTDOWN_OPTIONS = (
 )
 
 # Prefix of the name of an old setting -> the function that applies its value to a config.
-MOVED: dict[str, Callable[[Config, str, str], None]] = {
+REWRITTEN: dict[str, Callable[[Config, str, str], None]] = {
     "model.arch.": change_architecture,
     **{f"task.{option}": add_option for option in COUNTDOWN_OPTIONS},
 }
@@ -60,7 +60,7 @@ def take_old_flags(arguments: Sequence[str]) -> tuple[list[str], list[OldValue]]
             waiting = ""
             continue
         flag = _FLAG.match(argument)
-        if flag is None or not flag[1].startswith(tuple(MOVED)):
+        if flag is None or not flag[1].startswith(tuple(REWRITTEN)):
             others.append(argument)
         elif flag[2]:
             old_values.append((flag[1], flag[3]))
@@ -71,6 +71,6 @@ def take_old_flags(arguments: Sequence[str]) -> tuple[list[str], list[OldValue]]
 
 def put_old_value(config: Config, name: str, text: str) -> None:
     """Changes a config as the old flag `--config.NAME=TEXT` does. Raises UserError if it cannot."""
-    for prefix, put in MOVED.items():
+    for prefix, put in REWRITTEN.items():
         if name.startswith(prefix):
             put(config, name, text)

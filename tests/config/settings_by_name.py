@@ -28,7 +28,7 @@ def changed_config(changes: dict[str, object]) -> config.Config:
     """Returns the default config with some settings changed."""
     settings = config.Config()
     for name, value in changes.items():
-        if name.startswith(tuple(old_flags.MOVED)):
+        if name.startswith(tuple(old_flags.REWRITTEN)):
             old_flags.put_old_value(settings, name, str(value))
         else:
             put(settings, name, value)
