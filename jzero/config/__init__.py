@@ -28,7 +28,7 @@ from jzero.config.schema import (
     CriticConfig,
     EvalConfig,
     HubConfig,
-    JudgeConfig,
+    JudgeServer,
     MemoryConfig,
     MeshConfig,
     ModelConfig,

@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Sequence
 
 from jzero.config.architecture import with_entry
-from jzero.config.schema import Config
+from jzero.config.schema import Config, JudgeServer, set_part
+from jzero.errors import UserError, shown
 
 OldValue = tuple[str, str]  # name of the old setting, and the text of its flag
 
@@ -30,6 +31,33 @@ def add_option(config: Config, name: str, text: str) -> None:
     config.task.options = (*config.task.options, f"{option}={text}")
 
 
+def change_judge(config: Config, name: str, text: str) -> None:
+    """Changes an argument of the judge; the first one chooses it: task.reward.judge.url=URL."""
+    reward = config.task.reward
+    reward.judge = reward.judge or JudgeServer()
+    set_part(config, name, text)
+
+
+def change_search(config: Config, name: str, text: str) -> None:
+    """Adds an argument to the tool search in task.tools.names: task.tools.corpus=FILE."""
+    tools = config.task.tools
+    if not any(entry.partition("(")[0] == "search" for entry in tools.names):
+        raise UserError(f"{name}={shown(text)} is of the tool search: add it to task.tools.names")
+    argument = {
+        "task.tools.corpus": f"corpus={text!r}",
+        "task.tools.search_results": f"results={text}",
+    }[name]
+    tools.names = tuple(with_argument(entry, argument) for entry in tools.names)
+
+
+def with_argument(tool: str, argument: str) -> str:
+    """Returns "search(corpus='FILE',results=5)" for "search(corpus='FILE')" and "results=5"."""
+    name, _, arguments = tool.removesuffix(")").partition("(")
+    if name != "search":
+        return tool
+    return f"search({arguments},{argument})" if arguments else f"search({argument})"
+
+
 COUNTDOWN_OPTIONS = (
     "numbers_min",
     "numbers_max",
@@ -42,6 +70,9 @@ COUNTDOWN_OPTIONS = (
 # Prefix of the name of an old setting -> the function that applies its value to a config.
 REWRITTEN: dict[str, Callable[[Config, str, str], None]] = {
     "model.arch.": change_architecture,
+    "task.reward.judge.": change_judge,
+    "task.tools.corpus": change_search,
+    "task.tools.search_results": change_search,
     **{f"task.{option}": add_option for option in COUNTDOWN_OPTIONS},
 }
 

@@ -176,14 +176,13 @@ class ModelConfig:
         return "exact" if self.exact else self.attention
 
 
-@dataclass
-class JudgeConfig:
-    """The judge of the reward "judge": a model with an OpenAI-compatible API."""
+@dataclass(frozen=True)
+class JudgeServer:
+    """A judge behind an OpenAI-compatible API. One request may take task.reward.seconds."""
 
     url: str = setting(
         "",
-        "Address of the judge's API, such as http://localhost:8000/v1. The reward judge "
-        "requires it.",
+        "Address of the judge's API, such as http://localhost:8000/v1.",
     )
     model: str = setting("", "Name of the judge's model on the server.")
     template: str = setting(
@@ -257,7 +256,11 @@ class RewardConfig:
         "all processes that the function starts. 0: no limit.",
         at_most=LARGEST_GIB,
     )
-    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    judge: JudgeServer | None = setting(
+        None,
+        "The model that the reward judge asks, as in judge_server(url='http://...',model='m'). "
+        "none: the reward judge is not used.",
+    )
     unit: str = setting(
         "characters",
         "Unit of lengths in the rewards length and cosine.",
@@ -313,8 +316,8 @@ class ToolsConfig:
 
     names: tuple[str, ...] = setting(
         (),
-        "Tools of the policy: calculator, python and search, or user-defined tools: "
-        "module:function, FILE.py:function, or a class, of which each episode creates an "
+        "Tools of the policy: calculator, python, search(corpus='FILE',results=3), or user-defined "
+        "tools: module:function, FILE.py:function, or a class, of which each episode creates an "
         "instance. Empty: no tools.",
     )
     syntax: str = setting(
@@ -338,12 +341,6 @@ class ToolsConfig:
         above=0,
         at_most=LONGEST_LIMIT,
     )
-    corpus: str = setting(
-        "",
-        "Corpus of the tool search: a .jsonl file with a column text, a text file with one "
-        "passage per line, or a directory of text files.",
-    )
-    search_results: int = setting(3, "Number of passages that a search returns.", at_least=1)
 
 
 @dataclass
@@ -1029,28 +1026,18 @@ class HubConfig:
         'Command to run after each push, without a shell, such as "sbatch eval.slurm {repo} '
         '{revision} {step}". Its output is in hub/on_push-<step>.log. Empty: no command.',
     )
-    on_push_minutes: float = setting(
-        60.0, "Time limit of the command on_push in minutes.", above=0, at_most=10_080
-    )
     minutes: float = setting(
-        30.0, "Time limit of one attempt of a push in minutes.", above=0, at_most=10_080
+        30.0,
+        "Time limit in minutes of one attempt of a push, and of the wait of a finished run for "
+        "its pushes and their commands. Running the same command again makes up for missing "
+        "pushes.",
+        above=0,
+        at_most=10_080,
     )
     retries: int = setting(
         3,
         "Maximum retries of a failed push, after 5, 10, 20, ... seconds. 0: no retries.",
         at_most=100,
-    )
-    wait_minutes: float = setting(
-        30.0,
-        "Maximum minutes that a finished run waits for its pushes and their commands. Running "
-        "the same command again makes up for missing pushes.",
-        at_most=10_080,
-    )
-    max_waiting: int = setting(
-        2,
-        "Maximum number of exports that wait for their push. With more, the oldest is given up, "
-        "so that exports do not fill the disk while the hub is down.",
-        at_least=1,
     )
 
 
@@ -1198,6 +1185,9 @@ REPLACED = {
             ("overlong_length", "soft_overlong(length=16384)"),
         )
     },
+    "hub.wait_minutes": "set hub.minutes",
+    "hub.on_push_minutes": "a command may take an hour",
+    "hub.max_waiting": "two exports may wait",
     "train.wandb_entity": "set the environment variable WANDB_ENTITY",
     "train.wandb_group": "set the environment variable WANDB_RUN_GROUP",
     "train.wandb_name": "set the environment variable WANDB_NAME",
