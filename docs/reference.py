@@ -6,6 +6,7 @@ follows. `--check` writes nothing, and fails if a page differs from the code; a 
 
 import argparse
 import ast
+import dataclasses
 import importlib.util
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,15 @@ from benchmarks.published.settings import RUNS, PublishedRun, Row  # noqa: E402
 from jzero import config  # noqa: E402
 from jzero.config import describe  # noqa: E402
 from jzero.run import metrics  # noqa: E402
-from jzero.setting import LARGEST_FLOAT, LARGEST_INT, part_name  # noqa: E402
+from jzero.setting import (  # noqa: E402
+    KEY,
+    LARGEST_FLOAT,
+    LARGEST_INT,
+    field_types,
+    part_name,
+    rules_of,
+)
+from jzero.tasks import TASKS  # noqa: E402
 
 PAGES = ROOT / "docs" / "reference"
 MADE_BY = "<!-- made by docs/reference.py: change the code and run it again -->\n"
@@ -57,7 +66,25 @@ def settings_page() -> str:
     for section, section_rows in rows.items():
         tables.append("\n".join([settings_heading(section), *section_rows]))
         tables += parts.get(section, [])
-    return "\n\n".join([SETTINGS_HEAD, *tables]) + "\n"
+    return "\n\n".join([SETTINGS_HEAD, *tables, *option_tables()]) + "\n"
+
+
+def option_tables() -> Iterator[str]:
+    """Yields a table of `task.options` for each task whose options have descriptions."""
+    for name, task in TASKS.items():
+        if task.options is None:
+            continue
+        fields = [field for field in dataclasses.fields(task.options) if KEY in field.metadata]
+        types = field_types(task.options)
+        rows = [
+            setting_row(
+                config.Setting(field.name, field.default, rules_of(field), types[field.name])
+            )
+            for field in fields
+        ]
+        if rows:
+            head = "| option | default | meaning |\n|---|---|---|"
+            yield "\n".join([f"## `task.options` of `{name}`\n\n{head}", *rows])
 
 
 def parts_table(setting: config.Setting) -> str:
