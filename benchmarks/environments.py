@@ -29,12 +29,12 @@ import jax
 
 from jzero import cli
 from jzero.config import (
-    ArchitectureConfig,
     Config,
     ModelConfig,
     RewardConfig,
     RolloutConfig,
     TaskConfig,
+    tiny_arch,
 )
 from jzero.distributed.mesh import train_mesh
 from jzero.grading.pool import Pool
@@ -115,9 +115,7 @@ def make_settings(mode: str, episodes: int, slots: int, workers: int) -> Config:
     return Config(
         name="cave",
         model=ModelConfig(
-            arch=ArchitectureConfig(
-                hidden_size=32, intermediate_size=64, num_hidden_layers=2, head_dim=8
-            ),
+            arch=tiny_arch(hidden_size=32, intermediate_size=64, num_hidden_layers=2, head_dim=8),
             dtype="float32",
         ),
         task=TaskConfig(

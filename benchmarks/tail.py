@@ -35,7 +35,7 @@ Metrics = dict[str, float]
 
 
 def defaults() -> config.Config:
-    arch = config.ArchitectureConfig(
+    arch = config.tiny_arch(
         hidden_size=256,
         intermediate_size=1024,
         num_hidden_layers=4,

@@ -36,7 +36,6 @@ from jzero.config import (
     QWEN3_ADAPTER_HUB_IDS,
     QWEN25_HUB_IDS,
     QWEN_LARGEST_FIRST,
-    ArchitectureConfig,
     Config,
     CriticConfig,
     EvalConfig,
@@ -73,7 +72,7 @@ def qwen(preset: str) -> Config:
     config = Config(
         name=f"countdown-{preset}",
         model=ModelConfig(path=HUB[preset]),
-        task=TaskConfig(template="r1", format_score=0.1),
+        task=TaskConfig(template="r1", options=("format_score=0.1",)),
         rollout=RolloutConfig(
             num_prompts=128,
             group_size=8,
@@ -122,18 +121,20 @@ def tiny() -> Config:
     return Config(
         name="countdown-tiny",
         model=ModelConfig(
-            arch=ArchitectureConfig(),
+            arch="tiny-qwen2",
             dtype="float32",
             remat="full",
             logit_chunk=65536,
         ),
         task=TaskConfig(
             template="plain",
-            numbers_min=3,
-            numbers_max=3,
-            value_max=15,
-            target_max=40,
-            format_score=0.0,
+            options=(
+                "numbers_min=3",
+                "numbers_max=3",
+                "value_max=15",
+                "target_max=40",
+                "format_score=0",
+            ),
         ),
         rollout=RolloutConfig(
             num_prompts=64,
@@ -164,7 +165,7 @@ def tiny_hybrid() -> Config:
     """The problems of `tiny`, and a model of three gated delta nets and one attention."""
     config = tiny()
     config.name = "countdown-tiny-hybrid"
-    config.model.arch = ArchitectureConfig(model_type="qwen3_5_text")
+    config.model.arch = "tiny-qwen3.5"
     return config
 
 
@@ -175,11 +176,5 @@ def tiny_moe() -> Config:
     """
     config = tiny()
     config.name = "countdown-tiny-moe"
-    config.model.arch = ArchitectureConfig(
-        model_type="qwen3_moe",
-        num_experts=8,
-        num_experts_per_tok=2,
-        moe_intermediate_size=256,
-        norm_topk_prob=True,
-    )
+    config.model.arch = "tiny-qwen3-moe"
     return config

@@ -22,7 +22,6 @@ Cost: tiny takes a few minutes; the command before it takes about 11.
 from jzero.algorithms import needs_teacher
 from jzero.algorithms.distillation import distill
 from jzero.config import (
-    ArchitectureConfig,
     Config,
     EvalConfig,
     MeshConfig,
@@ -100,18 +99,20 @@ def tiny() -> Config:
     return Config(
         name="distill-tiny",
         model=ModelConfig(
-            arch=ArchitectureConfig(),
+            arch="tiny-qwen2",
             dtype="float32",
             remat="full",
             logit_chunk=65536,
         ),
         task=TaskConfig(
             template="plain",
-            numbers_min=3,
-            numbers_max=3,
-            value_max=15,
-            target_max=40,
-            format_score=0.0,
+            options=(
+                "numbers_min=3",
+                "numbers_max=3",
+                "value_max=15",
+                "target_max=40",
+                "format_score=0",
+            ),
         ),
         rollout=RolloutConfig(
             num_prompts=64,

@@ -51,7 +51,7 @@ def qwen(preset: str) -> Config:
     return Config(
         name=f"guess-{preset}",
         model=ModelConfig(path=HUB[preset]),
-        task=TaskConfig(name="guess", template="chat", value_max=1000),
+        task=TaskConfig(name="guess", template="chat", options=("value_max=1000",)),
         rollout=RolloutConfig(
             num_prompts=64,
             group_size=8,
@@ -80,7 +80,7 @@ def tiny() -> Config:
     return Config(
         name="guess-tiny",
         model=tiny_model(),
-        task=TaskConfig(name="guess", template="plain", value_max=7),
+        task=TaskConfig(name="guess", template="plain", options=("value_max=7",)),
         rollout=RolloutConfig(
             num_prompts=56,
             group_size=8,

@@ -31,7 +31,6 @@ The published recipe pads its examples. Here they are packed, and do not see eac
 
 from jzero.config import (
     QWEN25_HUB_IDS,
-    ArchitectureConfig,
     Config,
     EvalConfig,
     MeshConfig,
@@ -102,18 +101,20 @@ def tiny() -> Config:
     return Config(
         name="sft-tiny",
         model=ModelConfig(
-            arch=ArchitectureConfig(),
+            arch="tiny-qwen2",
             dtype="float32",
             remat="full",
             logit_chunk=65536,
         ),
         task=TaskConfig(
             template="plain",
-            numbers_min=3,
-            numbers_max=3,
-            value_max=15,
-            target_max=40,
-            format_score=0.0,
+            options=(
+                "numbers_min=3",
+                "numbers_max=3",
+                "value_max=15",
+                "target_max=40",
+                "format_score=0",
+            ),
         ),
         rollout=RolloutConfig(max_prompt_tokens=16, max_new_tokens=176),
         optimizer=OptimizerConfig(lr=2e-3, schedule="cosine", warmup_steps=20, b2=0.99),

@@ -57,8 +57,7 @@ def row_settings(template: str, verifier: str, grade_seconds: float = 5.0) -> Ta
         template=template,
         verifier=verifier,
         grade_seconds=grade_seconds,
-        format_score=0.0,
-        malformed_score=0.0,
+        options=("format_score=0",),  # of countdown; the graders of mathematics have no options
         reward=RewardConfig(functions=()),
     )
 

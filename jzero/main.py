@@ -19,7 +19,7 @@ from ml_collections import config_flags
 
 import jzero
 from jzero import cli, config
-from jzero.config import describe
+from jzero.config import describe, old_flags
 from jzero.distributed import collectives, peers, processes
 from jzero.errors import UserError
 from jzero.files import JsonObject
@@ -121,15 +121,16 @@ def parse(arguments: list[str]) -> Command:
     check_recipe(arguments)
     if cli.given_settings(arguments) and not has_recipe(arguments):
         cli.exit_with_error(NO_RECIPE)
-    cli.check_setting_names(arguments)
-    argv = ["jzero", *cli.complete_tuples(arguments)]
+    arguments, old_values = old_flags.take_old_flags(arguments)
+    given = cli.split_flags(arguments)
+    argv = ["jzero", *given.arguments]
     values = flags.FlagValues()
     recipe = config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv)
     workdir = flags.DEFINE_string("workdir", None, "", flag_values=values)
     unfinished_status = flags.DEFINE_integer(
         "unfinished_status", 0, "", lower_bound=0, upper_bound=255, flag_values=values
     )
-    settings = cli.parse_config_flag(values, argv, recipe)
+    settings = cli.parse_config_flag(values, argv, recipe, given.parts, old_values)
     if not isinstance(settings, config.Config):
         cli.exit_with_error(NO_RECIPE)
     if shows:
@@ -216,7 +217,7 @@ def usage() -> str:
         "`--help rollout.stop` one setting:"
     ]
     for setting in config.list_settings(config.Config()):
-        flag = f"--config.{setting.name}={setting.value}"
+        flag = f"--config.{setting.name}={describe.shown_default(setting)}"
         settings.append(f"  {flag:<52}{describe.describe_value(setting)}".rstrip())
 
     return "\n\n".join(

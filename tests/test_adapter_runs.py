@@ -15,7 +15,7 @@ from test_train import reproducible_metrics, tiny_run
 
 from jzero import algorithms, export, setup, sft, train
 from jzero.algorithms import Algorithm
-from jzero.config import AdapterConfig, ArchitectureConfig, Config, RewardConfig
+from jzero.config import AdapterConfig, Config, RewardConfig, tiny_arch
 from jzero.errors import UserError
 from jzero.model import adapters, huggingface
 from jzero.run.checkpoint import Checkpoints
@@ -191,7 +191,7 @@ def test_fine_tuning_an_adapter_learns_and_resumes(base: str, tmp_path: Path) ->
     rows = [{"prompt": f"{i}+1=", "completion": str(i + 1)} for i in range(12)]
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    arch = ArchitectureConfig(
+    arch = tiny_arch(
         hidden_size=16,
         intermediate_size=24,
         num_hidden_layers=1,

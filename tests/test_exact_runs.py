@@ -10,7 +10,6 @@ from runs import read_jsonl
 
 from jzero import algorithms, train
 from jzero.config import (
-    ArchitectureConfig,
     Config,
     EvalConfig,
     MeshConfig,
@@ -20,6 +19,7 @@ from jzero.config import (
     TaskConfig,
     TrainConfig,
     WarmStartConfig,
+    tiny_arch,
 )
 
 STEPS = 50
@@ -32,7 +32,7 @@ def countdown(model_type: str, dtype: str, microbatch_tokens: int, mesh: MeshCon
     """
     return Config(
         model=ModelConfig(
-            arch=ArchitectureConfig(
+            arch=tiny_arch(
                 model_type=model_type,
                 num_hidden_layers=2,
                 hidden_size=64,
@@ -44,7 +44,9 @@ def countdown(model_type: str, dtype: str, microbatch_tokens: int, mesh: MeshCon
             dtype=dtype,
             exact=True,
         ),
-        task=TaskConfig(template="plain", numbers_min=2, numbers_max=2, value_max=9),
+        task=TaskConfig(
+            template="plain", options=("numbers_min=2", "numbers_max=2", "value_max=9")
+        ),
         rollout=RolloutConfig(
             num_prompts=8,
             group_size=4,

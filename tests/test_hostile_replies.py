@@ -14,7 +14,7 @@ import pytest
 from openenv_server import OpenEnvServer, frame, read_frame
 from runs import Stand
 
-from jzero.config import JudgeConfig, TaskConfig, TeacherConfig
+from jzero.config import JudgeServer, TaskConfig, TeacherConfig
 from jzero.distillation.server import ScoringClient
 from jzero.errors import UserError
 from jzero.grading.judge import Judge, JudgeError, read_score
@@ -79,7 +79,7 @@ def ask_teacher(server: Hostile, **changes: object) -> list[float]:
 
 
 def ask_judge(server: Hostile, seconds: float = 30.0, **changes: object) -> float:
-    return Judge(JudgeConfig(url=server.url, model="m", **changes), seconds).score("good?")
+    return Judge(JudgeServer(url=server.url, model="m", **changes), seconds).score("good?")
 
 
 CLIENTS = {
@@ -212,7 +212,7 @@ def test_the_number_of_a_judge_is_read_whole(text: str) -> None:
 @pytest.mark.parametrize("pattern", [r"(\d)", r"(\d+)$", r"= *(-?\d+)", r"(?i)score\W*(\d+)"])
 def test_no_pattern_cuts_a_number(pattern: str) -> None:
     """Every number is read as the standard library reads it, or refused."""
-    settings = JudgeConfig(pattern=pattern)
+    settings = JudgeServer(pattern=pattern)
     numbers = [
         "-3",
         "0",

@@ -2,7 +2,6 @@
 
 import json
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -13,26 +12,26 @@ from servers import load_alone, threaded_server
 from test_train import tiny_run
 
 from jzero import algorithms, train
-from jzero.config import ArchitectureConfig, RewardConfig
+from jzero.config import RewardConfig, tiny_arch
 from jzero.model.tokenizer import encode
 from jzero.rollout.scoring import Scoring, score_all
 from jzero.serving.limits import Limits
 
-ARCH = ArchitectureConfig(
-    model_type="qwen3_5_text",
-    hidden_size=32,
-    intermediate_size=32,
-    num_hidden_layers=2,
-    full_attention_interval=2,
-    head_dim=8,
-    linear_num_key_heads=2,
-    linear_num_value_heads=4,
-    linear_key_head_dim=8,
-    linear_value_head_dim=8,
-)
-WITH_EXPERTS = replace(
-    ARCH,
-    model_type="qwen3_5_moe_text",
+ENTRIES = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "full_attention_interval": 2,
+    "head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+ARCH = tiny_arch("tiny-qwen3.5", **ENTRIES)
+WITH_EXPERTS = tiny_arch(
+    "tiny-qwen3.5-moe",
+    **ENTRIES,
     num_experts=4,
     num_experts_per_tok=2,
     moe_intermediate_size=16,
@@ -46,7 +45,7 @@ WITH_EXPERTS = replace(
 @pytest.mark.parametrize(
     "arch", [pytest.param(ARCH, id="dense"), pytest.param(WITH_EXPERTS, id="experts")]
 )
-def test_a_hybrid_is_trained_exported_and_served(arch: ArchitectureConfig, tmp_path: Path) -> None:
+def test_a_hybrid_is_trained_exported_and_served(arch: str, tmp_path: Path) -> None:
     config = tiny_run(3, algorithms.PRESETS["grpo"]())
     config.model.arch = arch
     config.rollout.kv_dtype = "float32"

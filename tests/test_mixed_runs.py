@@ -16,7 +16,7 @@ from tiny import BEST, code_row, math_row, write_rows
 
 from configs import mixed as recipe
 from jzero import evaluate, train
-from jzero.config import ArchitectureConfig, Config
+from jzero.config import Config, tiny_arch
 from jzero.errors import UserError
 
 # The default suite has the same turns and metrics without a policy: rollout/test_mixed_turns.py.
@@ -41,7 +41,7 @@ def write_data(folder: Path) -> Path:
 def tiny(data: Path, **changes: object) -> Config:
     """Returns the recipe's tiny preset with a smaller model, on rows of `data`."""
     settings = recipe.get_config("tiny")
-    settings.model.arch = ArchitectureConfig(
+    settings.model.arch = tiny_arch(
         hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=8
     )
     settings.task.data = str(data)
@@ -203,7 +203,7 @@ def test_a_suite_of_such_rows_is_evaluated_by_the_command(finished: Path, tmp_pa
     data = finished.parent / "data"
     settings = tiny(data, eval__samples=2)
     settings.model.path = str(finished / "export-2")
-    settings.model.arch = ArchitectureConfig()
+    settings.model.arch = tiny_arch()
 
     summary = evaluate.run([f"mine={data / 'test.jsonl'}"], tmp_path, settings)
 

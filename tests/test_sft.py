@@ -13,7 +13,7 @@ import reference
 from runs import PROGRAM, ROOT, finish, read_jsonl, timeless, write_jsonl
 
 from jzero import sft
-from jzero.config import ArchitectureConfig, Config
+from jzero.config import Config, tiny_arch
 from jzero.model import tokenizer
 from jzero.types import JsonValue
 
@@ -158,7 +158,7 @@ def mixed_sets(folder: Path, **changes: object) -> Config:
     completions = write_jsonl(folder / "two.jsonl", [completion_row(i) for i in range(10)])
     template = folder / "chat.jinja"
     template.write_text(CHAT_TEMPLATE)
-    arch = ArchitectureConfig(
+    arch = tiny_arch(
         hidden_size=16,
         intermediate_size=24,
         num_hidden_layers=1,

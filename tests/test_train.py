@@ -13,7 +13,7 @@ from runs import read_jsonl
 
 from jzero import algorithms, train
 from jzero.algorithms import Algorithm
-from jzero.config import ArchitectureConfig, Config, TaskConfig
+from jzero.config import Config, TaskConfig, tiny_arch
 from jzero.errors import UserError
 from jzero.rollout.collect import ROUND_STRIDE
 from jzero.tasks import find_task
@@ -29,16 +29,11 @@ def tiny_run(steps: int, algorithm: Algorithm) -> Config:
     """
     return reference.settings(
         model={
-            "arch": ArchitectureConfig(
-                hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=8
-            )
+            "arch": tiny_arch(hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=8)
         },
         task={
             "template": "plain",
-            "numbers_min": 2,
-            "numbers_max": 2,
-            "value_max": 9,
-            "format_score": 0.3,
+            "options": ("numbers_min=2", "numbers_max=2", "value_max=9", "format_score=0.3"),
         },
         rollout={
             "max_prompt_tokens": 16,

@@ -14,13 +14,13 @@ import reference
 from jzero import config
 from jzero.attention import xla
 from jzero.config import (
-    ArchitectureConfig,
     Config,
     ModelConfig,
     RolloutConfig,
     SandboxConfig,
     TaskConfig,
     TrainConfig,
+    tiny_arch,
 )
 from jzero.distributed.interrupt import never_stop
 from jzero.distributed.mesh import train_mesh
@@ -40,12 +40,12 @@ from jzero.types import RowLayout
 
 def tiny_settings(**sections: dict[str, object]) -> config.Config:
     """Returns settings of a run on the game: tiny_settings(train={"steps": 2}) changes a field."""
-    architecture = config.ArchitectureConfig(
+    architecture = config.tiny_arch(
         hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=8
     )
     defaults: dict[str, dict[str, object]] = {
         "model": {"arch": architecture},
-        "task": {"name": "guess", "template": "plain", "value_max": 7},
+        "task": {"name": "guess", "template": "plain", "options": ("value_max=7",)},
         "rollout": {
             "max_prompt_tokens": 8,
             "max_new_tokens": 2,
@@ -208,7 +208,7 @@ def small_settings(num_rows: int = 8, **rollout) -> Config:
 
     A microbatch has `num_rows` rows; `rollout` replaces fields of that section.
     """
-    arch = ArchitectureConfig(
+    arch = tiny_arch(
         hidden_size=256,
         intermediate_size=512,
         num_hidden_layers=2,

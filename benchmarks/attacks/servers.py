@@ -50,7 +50,7 @@ from hostile_http import (
 from hostile_websocket import HANDSHAKES, MESSAGE, over_websocket, websocket_kinds, ws_step
 
 from jzero import config, http, websocket
-from jzero.config import JudgeConfig, TeacherConfig
+from jzero.config import JudgeServer, TeacherConfig
 from jzero.distillation.server import ScoringClient
 from jzero.errors import UserError
 from jzero.generation import servers as generation_servers
@@ -89,7 +89,7 @@ def ask_teacher(url: str, seconds: float) -> object:
 
 
 def ask_judge(url: str, seconds: float) -> object:
-    settings = JudgeConfig(url=url, model="m", retries=1, key_variable=KEY_VARIABLE)
+    settings = JudgeServer(url=url, model="m", retries=1, key_variable=KEY_VARIABLE)
     return Judge(settings, seconds).score("How good is 4?")
 
 

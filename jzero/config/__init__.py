@@ -1,5 +1,6 @@
 """The settings of a run: schema, checks before a run, and shared parts of recipes."""
 
+from jzero.config.architecture import TINY_MODELS, read_architecture, tiny_arch
 from jzero.config.checks import (
     ON_PUSH_FIELDS,
     POSITIONS,
@@ -21,13 +22,13 @@ from jzero.config.presets import (
     with_adapter,
 )
 from jzero.config.schema import (
+    MOVED,
     AdapterConfig,
-    ArchitectureConfig,
     Config,
     CriticConfig,
     EvalConfig,
     HubConfig,
-    JudgeConfig,
+    JudgeServer,
     MemoryConfig,
     MeshConfig,
     ModelConfig,
@@ -42,8 +43,11 @@ from jzero.config.schema import (
     ToolsConfig,
     TrainConfig,
     WarmStartConfig,
+    is_boolean_argument,
     list_settings,
+    names_part,
     read_section,
+    set_part,
     unknown_names,
 )
 from jzero.config.serialization import flatten, from_json, to_json

@@ -8,7 +8,6 @@ A check of a combination is a function that yields messages, and a line in CHECK
 """
 
 import json
-import math
 import re
 import shlex
 import shutil
@@ -18,12 +17,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jzero import algorithms, http
-from jzero.config.schema import Config, Setting, list_settings
+from jzero.config import architecture
+from jzero.config.schema import Config, Setting, list_settings, walk
 from jzero.errors import UserError, shown
 from jzero.files import JsonObject, split_revision
-from jzero.setting import LONGEST_LINE, LONGEST_TEXT
+from jzero.setting import (
+    LONGEST_LINE,
+    LONGEST_TEXT,
+    NAMES_OF_KINDS,
+    bounds_mistake,
+    class_of_part,
+    has_kind,
+    part_name,
+)
 
-SMALLEST_FLOAT = 1.18e-38  # the smallest normal float32
 LONGEST_NAME = 255  # bytes of a file name
 EXACT_BLOCK = 64  # = attention.exact.KEY_BLOCK; not imported, because attention imports config
 # Placeholders of the command after a push (hub.on_push).
@@ -69,17 +76,14 @@ def unusable_values(settings: list[Setting]) -> list[str]:
 
 # Single settings.
 
-NAMES_OF_KINDS = {
-    bool: "True or False",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    tuple: "a list",
-}
-
 
 def check_type(item: Setting) -> Iterator[str]:
     """Yields a message if a value, or an item of a tuple, has the wrong type."""
+    if item.type.parts:
+        if class_of_part(item.value) not in item.type.parts:
+            names = ", ".join(map(part_name, item.type.parts))
+            yield f"{item.name}={shown(item.value)} is not one of {names}"
+        return
     if not has_kind(item.value, item.kind):
         yield f"{item.name}={shown(item.value)} must be {NAMES_OF_KINDS[item.kind]}"
         return
@@ -94,15 +98,6 @@ def check_type(item: Setting) -> Iterator[str]:
                 f"{item.name} has the item {shown(value)}, which must be "
                 f"{NAMES_OF_KINDS[item.item_kind]}{advice}"
             )
-
-
-def has_kind(value: object, kind: type) -> bool:
-    """Returns whether a value is allowed for a setting of this type."""
-    if isinstance(value, bool):
-        return kind is bool
-    if kind is float:
-        return isinstance(value, int | float)
-    return isinstance(value, list | tuple) if kind is tuple else isinstance(value, kind)
 
 
 def values_of(item: Setting) -> list[object]:
@@ -149,25 +144,10 @@ def check_choice(item: Setting) -> Iterator[str]:
 
 def check_bounds(item: Setting) -> Iterator[str]:
     """Yields a message if a number is out of its bounds, infinite, or NaN."""
-    rules = item.rules
     for value in values_of(item):
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            continue
-        name = f"{item.name}={shown(value)}"
-        if math.isnan(value):
-            yield f"{name} is not a number"
-        elif math.isinf(value):
-            yield f"{name} must be finite"
-        elif value < rules.at_least:
-            yield f"{name} must be at least {rules.at_least:.10g}"
-        elif rules.above is not None and value <= rules.above:
-            yield f"{name} must be above {rules.above:g}"
-        elif rules.below is not None and value >= rules.below:
-            yield f"{name} must be below {rules.below:g}"
-        elif value > rules.at_most:
-            yield f"{name} must be at most {rules.at_most:.10g}"
-        elif 0 < abs(value) < SMALLEST_FLOAT:
-            yield f"{name} is 0 in float32: set it to 0, or to at least {SMALLEST_FLOAT:g}"
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and (mistake := bounds_mistake(value, item.rules)):
+            yield f"{item.name}={shown(value)} {mistake}"
 
 
 # Settings that must fit together.
@@ -227,8 +207,25 @@ def check_exact(config: Config) -> Iterator[str]:
 
 
 def check_architecture(config: Config) -> Iterator[str]:
-    """Checks that query heads divide into equal groups, that RoPE has pairs, and MoE settings."""
-    arch = config.model.arch
+    """Checks the entries of a tiny model, or that the config.json in model.arch exists."""
+    if config.model.path:
+        return
+    file = architecture.config_file(config.model.arch)
+    if file is not None:
+        if not file.is_file():
+            yield f"model.arch={config.model.arch}: no such file"
+        return
+    try:
+        arch = architecture.read_architecture(config.model.arch)
+    except UserError as error:
+        yield str(error)
+        return
+    out_of_bounds = unusable_values(list(walk(arch, "model.arch.")))
+    yield from out_of_bounds or check_entries(arch)
+
+
+def check_entries(arch: architecture.Architecture) -> Iterator[str]:
+    """Checks that query heads divide into equal groups, that RoPE has pairs, and MoE entries."""
     if arch.num_attention_heads % arch.num_key_value_heads:
         yield (
             f"model.arch.num_key_value_heads={arch.num_key_value_heads} does not divide "
@@ -708,11 +705,6 @@ def check_length_of_the_run(config: Config) -> Iterator[str]:
 def check_ranges_of_the_task(config: Config) -> Iterator[str]:
     """The lower bound of a range must not be above the upper bound."""
     task = config.task
-    if task.numbers_min > task.numbers_max:
-        yield (
-            f"task.numbers_min={task.numbers_min} is above task.numbers_max={task.numbers_max}: "
-            "no problem has so many numbers; raise task.numbers_max"
-        )
     if 0 < task.level_max < task.level_min:
         yield (
             f"task.level_min={task.level_min} is above task.level_max={task.level_max}: no problem "

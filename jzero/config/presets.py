@@ -4,7 +4,8 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from jzero import algorithms
-from jzero.config.schema import ArchitectureConfig, Config, ModelConfig
+from jzero.config.architecture import tiny_arch
+from jzero.config.schema import Config, ModelConfig
 from jzero.errors import UserError
 
 # Preset -> hub id.
@@ -43,13 +44,7 @@ ADAPTER_LR_FACTOR = 10
 def tiny_model() -> ModelConfig:
     """Returns a model of 2 layers of width 64, from random weights, for recipes on a laptop."""
     return ModelConfig(
-        arch=ArchitectureConfig(
-            hidden_size=64,
-            intermediate_size=256,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            head_dim=16,
-        ),
+        arch=tiny_arch(hidden_size=64, intermediate_size=256, num_hidden_layers=2, head_dim=16),
         dtype="float32",
         logit_chunk=65536,
     )
@@ -63,7 +58,7 @@ def tiny_model_of_qwen_tokens() -> ModelConfig:
     """
     return ModelConfig(
         tokenizer="Qwen/Qwen2.5-0.5B",
-        arch=ArchitectureConfig(
+        arch=tiny_arch(
             hidden_size=32,
             intermediate_size=64,
             num_hidden_layers=2,

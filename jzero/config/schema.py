@@ -22,7 +22,17 @@ from typing import Any, TypeVar
 from jzero import algorithms
 from jzero.config.other_names import advise
 from jzero.errors import UserError
-from jzero.setting import Rules, rules_of, setting
+from jzero.setting import (
+    FieldType,
+    Rules,
+    field_types,
+    is_part,
+    parse_part,
+    part_from_json,
+    replace_argument,
+    rules_of,
+    setting,
+)
 
 Section = TypeVar("Section")  # a dataclass of settings
 
@@ -32,7 +42,6 @@ LARGEST_GIB = 2.0**20  # the operating system accepts memory limits below 2^63 b
 MOST_PROCESSES = 1024
 MOST_REQUESTS = 4096  # open requests of a host; each has a thread
 MOST_RETRIES = 100
-MOST_NUMBERS = 100  # of a countdown problem
 PACK_LENGTHS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")  # values of train.pack that list numbers
 # "fast" is jzero's grader. The others are the keys of jzero.grading.published.VERIFIERS.
 VERIFIERS = (
@@ -47,89 +56,6 @@ VERIFIERS = (
     "math_verify",
     "sympy",
 )
-
-
-@dataclass
-class ArchitectureConfig:
-    """The architecture of a model with random weights. Fields have their Hugging Face names.
-
-    Only read if `model.path` is empty. The defaults make a model of 1M parameters.
-    """
-
-    # All families.
-    model_type: str = setting(
-        "qwen2",
-        "Model family, a key of jzero.model.families.FAMILIES. qwen2 has biases on q, k and v; "
-        "qwen3 normalizes q and k instead; llama and mistral do neither; qwen3_5_text mixes "
-        "gated delta nets with attention; qwen3_moe is qwen3 with experts, and qwen3_5_moe_text "
-        "is qwen3_5_text with experts.",
-    )
-    hidden_size: int = setting(128, "Width of the residual stream.", at_least=1)
-    intermediate_size: int = setting(512, "Width of the MLP's hidden layer.", at_least=1)
-    num_hidden_layers: int = setting(4, "Number of layers.", at_least=1, at_most=4096)
-    num_attention_heads: int = setting(4, "Number of query heads.", at_least=1)
-    num_key_value_heads: int = setting(
-        2, "Number of key and value heads, a divisor of num_attention_heads.", at_least=1
-    )
-    head_dim: int = setting(32, "Width of one head, an even number.", at_least=1)
-    tie_word_embeddings: bool = setting(
-        True, "Uses the embedding matrix as the output matrix, too."
-    )
-    rope_theta: float = setting(10000.0, "Base of the rotary position embedding.")
-    rms_norm_eps: float = setting(1e-6, "Epsilon of the RMS norms.")
-
-    # Hybrids of attention and gated delta nets: qwen3_5_text and qwen3_5_moe_text.
-    full_attention_interval: int = setting(
-        4,
-        "For qwen3_5_text: layers from one attention layer to the next; all others are gated delta "
-        "nets.",
-        at_least=2,
-    )
-    partial_rotary_factor: float = setting(
-        0.25, "For qwen3_5_text: share of a head that RoPE rotates.", above=0, at_most=1
-    )
-    linear_num_key_heads: int = setting(
-        4, "For qwen3_5_text: number of query and key heads of a gated delta net.", at_least=1
-    )
-    linear_num_value_heads: int = setting(
-        4,
-        "For qwen3_5_text: number of value heads of a gated delta net, a multiple of "
-        "linear_num_key_heads.",
-        at_least=1,
-    )
-    linear_key_head_dim: int = setting(
-        32, "For qwen3_5_text: width of a query or key head of a gated delta net.", at_least=1
-    )
-    linear_value_head_dim: int = setting(
-        32, "For qwen3_5_text: width of a value head of a gated delta net.", at_least=1
-    )
-    linear_conv_kernel_dim: int = setting(
-        4,
-        "For qwen3_5_text: tokens that the causal convolution of a gated delta net sees.",
-        at_least=2,
-    )
-
-    # MoE families: qwen3_moe and qwen3_5_moe_text.
-    num_experts: int = setting(
-        0,
-        "Number of experts in a layer, for MoE families (qwen3_moe, qwen3_5_moe_text). 0: a "
-        "dense MLP.",
-        at_most=2**15 - 1,  # routes are int16
-    )
-    num_experts_per_tok: int = setting(
-        0, "Number of experts that every token is routed to. 0: no experts."
-    )
-    moe_intermediate_size: int = setting(
-        0, "Width of the hidden layer of one expert. 0: no experts."
-    )
-    norm_topk_prob: bool = setting(
-        False, "Normalizes the router's weights of a token's experts to a sum of 1."
-    )
-    shared_expert_intermediate_size: int = setting(
-        0,
-        "For qwen3_5_moe_text: width of the shared MLP, which processes every token besides its "
-        "experts. 0: other families.",
-    )
 
 
 @dataclass
@@ -171,7 +97,7 @@ class ModelConfig:
     path: str = setting(
         "",
         "Directory or hub id of a model with config.json and safetensors. Empty: random weights "
-        "with the architecture model.arch.",
+        "with the architecture in model.arch.",
     )
     revision: str = setting(
         "",
@@ -183,7 +109,13 @@ class ModelConfig:
         "Directory or hub id of the tokenizer. Empty: model.path or, if that is empty too, "
         "jzero's character tokenizer for countdown.",
     )
-    arch: ArchitectureConfig = field(default_factory=ArchitectureConfig)
+    arch: str = setting(
+        "tiny-qwen2",
+        "Architecture of a model with random weights, if model.path is empty: a name of "
+        "jzero.config.architecture.TINY_MODELS, whose entries can be changed as in "
+        "tiny-qwen2(hidden_size=64,num_hidden_layers=2), or the path of a config.json. The "
+        "vocabulary is the tokenizer's.",
+    )
     max_position_embeddings: int = setting(
         0,
         "Maximum context length in tokens. Runs with longer sequences are refused. 0: the value "
@@ -244,14 +176,13 @@ class ModelConfig:
         return "exact" if self.exact else self.attention
 
 
-@dataclass
-class JudgeConfig:
-    """The judge of the reward "judge": a model with an OpenAI-compatible API."""
+@dataclass(frozen=True)
+class JudgeServer:
+    """A judge behind an OpenAI-compatible API. One request may take task.reward.seconds."""
 
     url: str = setting(
         "",
-        "Address of the judge's API, such as http://localhost:8000/v1. The reward judge "
-        "requires it.",
+        "Address of the judge's API, such as http://localhost:8000/v1.",
     )
     model: str = setting("", "Name of the judge's model on the server.")
     template: str = setting(
@@ -325,7 +256,11 @@ class RewardConfig:
         "all processes that the function starts. 0: no limit.",
         at_most=LARGEST_GIB,
     )
-    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    judge: JudgeServer | None = setting(
+        None,
+        "The model that the reward judge asks, as in judge_server(url='http://...',model='m'). "
+        "none: the reward judge is not used.",
+    )
     unit: str = setting(
         "characters",
         "Unit of lengths in the rewards length and cosine.",
@@ -381,8 +316,8 @@ class ToolsConfig:
 
     names: tuple[str, ...] = setting(
         (),
-        "Tools of the policy: calculator, python and search, or user-defined tools: "
-        "module:function, FILE.py:function, or a class, of which each episode creates an "
+        "Tools of the policy: calculator, python, search(corpus='FILE',results=3), or user-defined "
+        "tools: module:function, FILE.py:function, or a class, of which each episode creates an "
         "instance. Empty: no tools.",
     )
     syntax: str = setting(
@@ -406,12 +341,6 @@ class ToolsConfig:
         above=0,
         at_most=LONGEST_LIMIT,
     )
-    corpus: str = setting(
-        "",
-        "Corpus of the tool search: a .jsonl file with a column text, a text file with one "
-        "passage per line, or a directory of text files.",
-    )
-    search_results: int = setting(3, "Number of passages that a search returns.", at_least=1)
 
 
 @dataclass
@@ -523,25 +452,10 @@ class TaskConfig:
         choices=("exact", "convert"),
     )
     options: tuple[str, ...] = setting(
-        (), "Additional settings of the task, as name=value, with one flag for each.", is_text=True
-    )
-
-    # Countdown.
-    numbers_min: int = setting(
-        3, "Countdown: fewest numbers in a problem.", at_least=1, at_most=MOST_NUMBERS
-    )
-    numbers_max: int = setting(
-        4, "Countdown: most numbers in a problem.", at_least=1, at_most=MOST_NUMBERS
-    )
-    value_max: int = setting(99, "Countdown, guess: largest number. The smallest is 1.")
-    target_max: int = setting(99, "Countdown: largest target. The smallest is 1.")
-    format_score: float = setting(
-        0.1, "Countdown: score of a well-formed but wrong equation.", at_least=None
-    )
-    malformed_score: float = setting(
-        0.0,
-        "Countdown: score of an answer inside its tags that is not an equation. oat uses 0.1.",
-        at_least=None,
+        (),
+        "Settings that only this task has, as name=value, with one flag for each, such as "
+        "value_max=15 of countdown (docs/data-and-rewards.md). They replace those of the recipe.",
+        is_text=True,
     )
 
     # Episodes of several turns.
@@ -1135,28 +1049,18 @@ class HubConfig:
         'Command to run after each push, without a shell, such as "sbatch eval.slurm {repo} '
         '{revision} {step}". Its output is in hub/on_push-<step>.log. Empty: no command.',
     )
-    on_push_minutes: float = setting(
-        60.0, "Time limit of the command on_push in minutes.", above=0, at_most=10_080
-    )
     minutes: float = setting(
-        30.0, "Time limit of one attempt of a push in minutes.", above=0, at_most=10_080
+        30.0,
+        "Time limit in minutes of one attempt of a push, and of the wait of a finished run for "
+        "its pushes and their commands. Running the same command again makes up for missing "
+        "pushes.",
+        above=0,
+        at_most=10_080,
     )
     retries: int = setting(
         3,
         "Maximum retries of a failed push, after 5, 10, 20, ... seconds. 0: no retries.",
         at_most=100,
-    )
-    wait_minutes: float = setting(
-        30.0,
-        "Maximum minutes that a finished run waits for its pushes and their commands. Running "
-        "the same command again makes up for missing pushes.",
-        at_most=10_080,
-    )
-    max_waiting: int = setting(
-        2,
-        "Maximum number of exports that wait for their push. With more, the oldest is given up, "
-        "so that exports do not fill the disk while the hub is down.",
-        at_least=1,
     )
 
 
@@ -1313,55 +1217,168 @@ REPLACED = {
     "train.trackio_project": "set train.trackers='trackio(project=NAME)'",
     "train.trackio_space": "set train.trackers='trackio(project=NAME, space=USER/NAME)'",
     "train.log_completions": "train.trackers sends them unless it has completions=False",
+    "hub.wait_minutes": "set hub.minutes",
+    "hub.on_push_minutes": "a command may take an hour",
+    "hub.max_waiting": "two exports may wait",
     "train.wandb_entity": "set the environment variable WANDB_ENTITY",
     "train.wandb_group": "set the environment variable WANDB_RUN_GROUP",
     "train.wandb_name": "set the environment variable WANDB_NAME",
 }
 
 
+# Flags of earlier versions, and the setting that has the same meaning today.
+MOVED: dict[str, str] = {}
+
+
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a config with its dotted name, such as "rollout.group_size"."""
+    """One setting of a config with its dotted name, such as "rollout.group_size".
+
+    An argument of a part has a `Setting` of its own, after the setting of the part: its name is
+    "algorithm.surrogate.low", and `part` is "algorithm.surrogate".
+    """
 
     name: str
     value: object
     rules: Rules
-    kind: type  # bool, int, float, str or tuple
-    item_kind: type | None = None  # type of a tuple's items: str, int or float
+    type: FieldType
+    part: str = ""  # name of the setting whose value has this argument; "" for other settings
+
+    @property
+    def kind(self) -> type:
+        """Returns bool, int, float, str or tuple; object for a part."""
+        return self.type.kind
+
+    @property
+    def item_kind(self) -> type | None:
+        """Returns the type of a tuple's items: str, int or float."""
+        return self.type.item_kind
 
 
 def list_settings(config: Config) -> list[Setting]:
-    """Returns every setting of a config in the order of the schema."""
+    """Returns every setting of a config in the order of the schema, arguments of parts included."""
     return list(walk(config, ""))
+
+
+def walk(section: object, prefix: str, part: str = "") -> Iterator[Setting]:
+    """Yields the settings of a section or part; their names begin with `prefix`.
+
+    part: dotted name of the setting, if `section` is a part.
+    """
+    assert dataclasses.is_dataclass(section), f"{section=}"
+    kinds = field_types(type(section))
+    for item in dataclasses.fields(section):
+        name = prefix + item.name
+        value = getattr(section, item.name)
+        if dataclasses.is_dataclass(value) and not is_part(value):
+            yield from walk(value, f"{name}.")
+            continue
+        yield Setting(name, value, with_table_keys(name, rules_of(item)), kinds[item.name], part)
+        # A value of a wrong type has no settings; the checks report it.
+        if kinds[item.name].parts and is_part(value):
+            yield from walk(value, f"{name}.", name)
 
 
 def unknown_names(names: Iterable[str]) -> str:
     """Returns a message on the dotted names that are not settings, with the closest settings.
 
     Returns "no field rollout.group_sise; did you mean rollout.group_size?", or "" if all names are
-    settings.
+    settings, or arguments of any part that a setting may have.
     """
-    settings = [setting.name for setting in list_settings(Config())]
+    known = known_names()
     mistakes = []
-    for name in sorted(set(names) - set(settings)):
+    for name in sorted(set(names) - set(known)):
         # A removed setting has better advice than the settings with similar names.
-        advice = REPLACED.get(name) or advise(name, settings)
+        advice = REPLACED.get(name) or advise(name, known)
+        if name in MOVED:
+            advice = f"set {MOVED[name]}"
         mistakes.append(f"no field {name}; {advice}")
     return "; ".join(mistakes)
 
 
-def walk(part: object, prefix: str) -> Iterator[Setting]:
-    """Yields the settings of a config or section; their names begin with `prefix`."""
-    assert dataclasses.is_dataclass(part), f"{part=}"
-    kinds = kinds_of(type(part))
-    for item in dataclasses.fields(part):
-        name = prefix + item.name
-        value = getattr(part, item.name)
-        if dataclasses.is_dataclass(value):
-            yield from walk(value, f"{name}.")
-        else:
-            rules = with_table_keys(name, rules_of(item))
-            yield Setting(name, value, rules, *kinds[item.name])
+@functools.cache
+def known_names() -> tuple[str, ...]:
+    """Returns the names of all settings, and of the arguments of all parts that they may have."""
+    names: dict[str, None] = {}
+    for item in list_settings(Config()):
+        names[item.name] = None
+        names |= dict.fromkeys(names_of_arguments(item.name, item.type))
+    return tuple(names)
+
+
+def names_of_arguments(name: str, kind: FieldType) -> Iterator[str]:
+    """Yields the dotted names of the arguments of every part that a setting may have."""
+    for part in kind.parts:
+        for argument, inner in field_types(part).items() if part else ():
+            yield f"{name}.{argument}"
+            yield from names_of_arguments(f"{name}.{argument}", inner)
+
+
+class Place(typing.NamedTuple):
+    """Where a setting is: the section and its field, and the path of an argument in a part."""
+
+    section: object
+    field: str
+    path: str  # "" for the setting itself, "low" for an argument of its part
+
+
+def find_place(config: Config, name: str) -> Place:
+    """Returns the place of a known setting, or of an argument of a part."""
+    section: object = config
+    first, _, path = name.partition(".")
+    # Sections are mutable; a frozen dataclass or None is the value of a setting.
+    while path and dataclasses.is_dataclass(getattr(section, first)):
+        inner = getattr(section, first)
+        if is_part(inner):
+            break
+        section = inner
+        first, _, path = path.partition(".")
+    return Place(section, first, path)
+
+
+def names_part(name: str) -> bool:
+    """Returns whether a dotted name is a setting with parts, or an argument of a part."""
+    section, field, _ = find_place(Config(), name)
+    return bool(field_types(type(section))[field].parts)
+
+
+def parts_with_argument(name: str) -> list[type]:
+    """Returns the parts that have the argument with this dotted name; [] for a setting."""
+    section, field, path = find_place(Config(), name)
+    kinds = [field_types(type(section))[field]]
+    *outer, argument = path.split(".")
+    for inner in outer:
+        kinds = [field_types(part)[inner] for part in parts_with(inner, kinds)]
+    return parts_with(argument, kinds)
+
+
+def parts_with(argument: str, kinds: Iterable[FieldType]) -> list[type]:
+    """Returns the parts of some fields that have an argument with this name."""
+    parts = [part for kind in kinds for part in kind.parts if part is not None]
+    return [part for part in parts if argument in field_types(part)]
+
+
+def is_boolean_argument(name: str) -> bool:
+    """Returns whether a dotted name is an argument of a part, and True or False."""
+    argument = name.rpartition(".")[2]
+    parts = parts_with_argument(name)
+    return bool(parts) and all(field_types(part)[argument].kind is bool for part in parts)
+
+
+def set_part(config: Config, name: str, text: str) -> None:
+    """Changes a part of a config, or an argument of a part, as the flag `name=text` says.
+
+    Raises UserError if there is no such part or argument, or the text is no value of its type.
+    """
+    section, field, path = find_place(config, name)
+    setting_name = name.removesuffix(f".{path}") if path else name
+    parts = field_types(type(section))[field].parts
+    current = getattr(section, field)
+    if path:
+        changed = replace_argument(setting_name, parts, current, path, text)
+    else:
+        changed = parse_part(setting_name, parts, text, current)
+    setattr(section, field, changed)
 
 
 def read_section(section: type[Section], values: Mapping[str, Any]) -> Section:
@@ -1370,24 +1387,16 @@ def read_section(section: type[Section], values: Mapping[str, Any]) -> Section:
     The values are not checked: this process, or the process that started it, has validated them.
     """
     arguments = {}
-    for name, (kind, _) in kinds_of(section).items():
+    for name, kind in field_types(section).items():
         value = values[name]
-        if dataclasses.is_dataclass(kind):
-            value = read_section(kind, value)
-        elif kind is tuple:
+        if kind.parts:
+            value = part_from_json(name, kind.parts, value)
+        elif dataclasses.is_dataclass(kind.kind):
+            value = read_section(kind.kind, value)
+        elif kind.kind is tuple:
             value = tuple(value)
         arguments[name] = value
     return section(**arguments)
-
-
-@functools.cache
-def kinds_of(section: type) -> dict[str, tuple[type, type | None]]:
-    """Returns the type of every field of a section, and the type of a tuple's items."""
-    kinds = {}
-    for name, hint in typing.get_type_hints(section).items():
-        items = typing.get_args(hint)
-        kinds[name] = (typing.get_origin(hint) or hint, items[0] if items else None)
-    return kinds
 
 
 def with_table_keys(name: str, rules: Rules) -> Rules:

@@ -29,7 +29,7 @@ from jzero.errors import UserError, reason_of, shown
 from jzero.types import JsonValue, Prompt
 
 if TYPE_CHECKING:
-    from jzero.config import JudgeConfig
+    from jzero.config import JudgeServer
 
 JUDGE = "judge"  # the name of the reward in task.reward.functions
 MAX_DIGITS = 400  # of a score; further characters are ignored
@@ -71,10 +71,10 @@ class JudgeError(Exception):
 # -- the settings ----------------------------------------------------------------------------------
 
 
-def check_judge(settings: JudgeConfig) -> None:
+def check_judge(settings: JudgeServer | None) -> None:
     """Raises UserError if the judge cannot be asked with these settings. Sends no request."""
-    if not settings.url or not settings.model:
-        name = "model" if settings.url else "url"
+    if settings is None or not settings.url or not settings.model:
+        name = "model" if settings is not None and settings.url else "url"
         raise UserError(
             f"task.reward.functions names judge, and task.reward.judge.{name} is empty: give the "
             "address of an OpenAI-compatible API, such as http://localhost:8000/v1, and a model"
@@ -105,7 +105,7 @@ def check_judge(settings: JudgeConfig) -> None:
         )
 
 
-def read_rubric(settings: JudgeConfig) -> str:
+def read_rubric(settings: JudgeServer) -> str:
     """Returns the text of the rubric. Raises UserError if its file cannot be read."""
     return _read_file(settings.template) if settings.template else RUBRIC
 
@@ -121,12 +121,12 @@ def _read_file(path: str) -> str:
         ) from None
 
 
-def rubric_names(settings: JudgeConfig) -> set[str]:
+def rubric_names(settings: JudgeServer) -> set[str]:
     """Returns the names in braces that the rubric has a value for, such as response and row.id."""
     return set(_NAME_IN_BRACES.findall(read_rubric(settings)))
 
 
-def asked_for(settings: JudgeConfig) -> frozenset[str]:
+def asked_for(settings: JudgeServer) -> frozenset[str]:
     """Returns the values of an episode that the rubric needs: prompt, messages, row."""
     value_of_name = {"prompt": "prompt", "conversation": "messages"}
     names = rubric_names(settings)
@@ -137,7 +137,7 @@ def asked_for(settings: JudgeConfig) -> frozenset[str]:
 
 
 def fill_rubric(
-    settings: JudgeConfig, response: str, gold: JsonValue, episode: Mapping[str, JsonValue]
+    settings: JudgeServer, response: str, gold: JsonValue, episode: Mapping[str, JsonValue]
 ) -> str:
     """Returns the message to the judge: the rubric with values substituted for the names.
 
@@ -185,7 +185,7 @@ def _as_conversation(prompt: Prompt) -> str:
 # -- replies ---------------------------------------------------------------------------------------
 
 
-def read_score(reply: str, settings: JudgeConfig) -> float:
+def read_score(reply: str, settings: JudgeServer) -> float:
     """Returns the last score in a reply, as a share of `task.reward.judge.scale`.
 
     The whole number is read: if the pattern ends inside of it, as in -1, 1e400 or 7,5, the signs
@@ -232,7 +232,7 @@ def _text_of(reply: JsonValue) -> str:
 # -- the judge -------------------------------------------------------------------------------------
 
 
-def client_of(settings: JudgeConfig, seconds: float) -> http.Client:
+def client_of(settings: JudgeServer, seconds: float) -> http.Client:
     """Returns the client of the judge's server. Raises UserError for a wrong address or key."""
     variable = settings.key_variable
     return http.Client(
@@ -248,7 +248,7 @@ def client_of(settings: JudgeConfig, seconds: float) -> http.Client:
 class Judge:
     """Asks the judge. Any thread may call `score`; `end` cancels requests without an answer."""
 
-    def __init__(self, settings: JudgeConfig, seconds: float, cache: Path | None = None) -> None:
+    def __init__(self, settings: JudgeServer, seconds: float, cache: Path | None = None) -> None:
         """`seconds` limits one exchange. `cache` is a file with the judge's earlier replies."""
         self.settings = settings
         self._client = client_of(settings, seconds)

@@ -46,6 +46,7 @@ from jzero.grading import keeper
 from jzero.grading.event_loop import EventLoop
 from jzero.grading.judge import JUDGE, Judge, JudgeError, fill_rubric
 from jzero.grading.pipe import MAX_MESSAGE, BadMessageError, Pipe
+from jzero.setting import to_values
 from jzero.types import Grade, JsonValue
 
 MAX_BATCH = 32  # items in one message
@@ -365,7 +366,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
                 rewards are added.
         """
         assert not self._closed
-        fields = json.dumps(vars(settings), default=vars)
+        fields = json.dumps(to_values(settings))
         judge_request = self._judge_request(response, gold, settings, episode or {})
         with self._changed:
             number = self._num_submitted
@@ -409,7 +410,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         Any thread may call this, also while another thread polls.
         """
         result: Future[Grade] = Future()
-        fields = json.dumps(vars(settings), default=vars)
+        fields = json.dumps(to_values(settings))
         with self._changed:
             assert not self._closed
             self._calls.append(result)
@@ -544,6 +545,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         rewards = settings.reward
         if JUDGE not in rewards.functions:
             return None
+        assert rewards.judge is not None, "check_rewards has found it"
         with self._changed:
             if self._judge is None:
                 self._judge = Judge(rewards.judge, rewards.seconds, self._judge_cache)

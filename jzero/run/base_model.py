@@ -12,9 +12,11 @@ from jzero.config import (
     positions_of,
     validate,
 )
+from jzero.config.architecture import config_file
 from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.model import adapters, huggingface, peft, qwen, tokenizer
+from jzero.model.directory import read_json
 from jzero.model.families import window_of
 from jzero.model.new_model import check_experts, new_model
 
@@ -37,7 +39,7 @@ class BaseModel(NamedTuple):
 
 
 def read_base_model(config: ModelConfig) -> BaseModel:
-    """Reads the model at `config.path`, or describes a new one with the shape `config.arch`.
+    """Reads the model at `config.path`, or describes a new one with the architecture `config.arch`.
 
     Raises UserError if the path, the model or the tokenizer cannot be used, if the tokenizer has
     ids beyond the model's vocabulary, or if the model does not support the adapter.
@@ -58,7 +60,12 @@ def read_base_model(config: ModelConfig) -> BaseModel:
     adapters.check(model, config.adapter)
     # Rotary embeddings have no last position: the limit describes the architecture, and not the
     # longest episode of one run.
-    positions = config.max_position_embeddings or POSITIONS_FROM_SCRATCH
+    file = config_file(config.arch)
+    positions = (
+        config.max_position_embeddings
+        or (positions_of(read_json(file)) if file else None)
+        or POSITIONS_FROM_SCRATCH
+    )
     return BaseModel(None, model, {POSITIONS: positions}, tok)
 
 

@@ -35,6 +35,11 @@ from jzero.files import JsonObject
 from jzero.run.hub_ledger import Ledger, Push
 
 FOLDER = "hub"  # of the workdir, with the logs
+# A command that submits a job ends in seconds, and one that evaluates a model within the hour.
+COMMAND_MINUTES = 60.0
+# Exports that wait for their push. With more, the oldest is given up, so that exports do not fill
+# the disk while the hub is down.
+MOST_WAITING = 2
 FIRST_PAUSE = 5.0  # seconds between the first two attempts, at most
 POLL_SECONDS = 0.1
 LONGEST_MESSAGE = 1 << 16  # bytes read from a process at once
@@ -80,6 +85,7 @@ class HubPushes:
         workdir: Path,
         resume_step: int | None = None,
         first_pause: float = FIRST_PAUSE,
+        command_minutes: float = COMMAND_MINUTES,
     ) -> None:
         """Starts the threads, and queues the unfinished pushes of earlier processes of the run.
 
@@ -89,6 +95,7 @@ class HubPushes:
         self._settings = settings
         self._workdir = workdir
         self._first_pause = first_pause
+        self._command_minutes = command_minutes
         self._ledger = Ledger(workdir)
         self._is_closing = threading.Event()
         self._changed = threading.Condition()
@@ -122,7 +129,7 @@ class HubPushes:
             self._failed.clear()
             self._waiting[:] = sorted(queued, key=lambda item: item.step)
             # The oldest exports are dropped, so that waiting exports do not fill the disk.
-            while len(self._waiting) > self._settings.max_waiting:
+            while len(self._waiting) > MOST_WAITING:
                 self._drop(self._waiting.pop(0))
             self._changed.notify_all()
 
@@ -207,8 +214,7 @@ class HubPushes:
         self._num_dropped += 1
         self._ledger.note(push, "dropped")
         terminal.say(
-            f"hub: step {push.step} is not pushed, because more than hub.max_waiting="
-            f"{self._settings.max_waiting} exports wait"
+            f"hub: step {push.step} is not pushed, because more than {MOST_WAITING} exports wait"
         )
         _remove(push)
 
@@ -320,9 +326,7 @@ class HubPushes:
                 status = self._run_command(command, log)
                 problem = "" if status == 0 else f"ended with status {status}"
                 if status is None:
-                    problem = (
-                        f"took more than hub.on_push_minutes={self._settings.on_push_minutes:g}"
-                    )
+                    problem = f"took more than {self._command_minutes:g} minutes"
             except OSError as error:
                 status = None
                 problem = f"did not start: {error.strerror}"
@@ -337,7 +341,7 @@ class HubPushes:
 
     def _run_command(self, command: list[str], log: IO[bytes]) -> int | None:
         """Returns the exit status of a command; None if it was stopped at its deadline."""
-        deadline = time.monotonic() + 60 * self._settings.on_push_minutes
+        deadline = time.monotonic() + 60 * self._command_minutes
         with _process(command, log, has_pipes=False) as process:
             while time.monotonic() < deadline and not self._is_closing.is_set():
                 try:

@@ -386,11 +386,11 @@ class RunSession:
         """Waits for the pushes of a finished run; returns their summary.
 
         Every process calls this function. The wait ends early on a signal, or after
-        hub.wait_minutes.
+        hub.minutes.
         """
         if self.config.hub.push == "none":
             return None
-        deadline = time.monotonic() + 60 * self.config.hub.wait_minutes
+        deadline = time.monotonic() + 60 * self.config.hub.minutes
         try:
             while True:
                 # Only the first process has pushes. All processes stay in the loop until it is

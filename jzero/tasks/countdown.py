@@ -15,10 +15,12 @@ import hashlib
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from jzero.errors import UserError
 from jzero.grading.published import VERIFIERS
+from jzero.setting import setting
 from jzero.tasks import problem_sets, row_loader
 from jzero.tasks.countdown_equations import (
     LONGEST_EQUATION,
@@ -27,6 +29,7 @@ from jzero.tasks.countdown_equations import (
     parse_expression,
     unwrapped,
 )
+from jzero.tasks.options import read_options
 from jzero.tasks.prompts import (
     COUNTDOWN_QUESTION,
     COUNTDOWN_TEMPLATES,
@@ -45,9 +48,47 @@ if TYPE_CHECKING:
 # tiny recipe's (3 numbers up to 15), without the 512 distinct held-out problems of an evaluation.
 HELD_OUT_ONE_IN = 4
 LARGEST_INTERMEDIATE = 9999  # limit on intermediate values; a random problem needs none above it
+MOST_NUMBERS = 100  # of a problem
 MOST_DRAWS = 20000  # random draws before we give up finding the right split and range
 PROMPT_VALUES = ("question", "numbers", "spaced", "target")  # placeholders in prompt templates
 MOST_REPEATS = 1000  # consecutive repeated draws after which the problem space counts as exhausted
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings of this task, `task.options=name=value`."""
+
+    numbers_min: int = setting(3, "Fewest numbers in a problem.", at_least=1, at_most=MOST_NUMBERS)
+    numbers_max: int = setting(4, "Most numbers in a problem.", at_least=1, at_most=MOST_NUMBERS)
+    value_max: int = setting(99, "Largest number. The smallest is 1.", at_least=1)
+    target_max: int = setting(99, "Largest target. The smallest is 1.")
+    format_score: float = setting(0.1, "Score of a well-formed but wrong equation.", at_least=None)
+    malformed_score: float = setting(
+        0.0,
+        "Score of an answer inside its tags that is not an equation. oat uses 0.1.",
+        at_least=None,
+    )
+
+
+def options_of(task: TaskConfig) -> Options:
+    """Returns the options of countdown. A countdown suite of another task's run has the defaults.
+
+    Raises UserError for a wrong option.
+    """
+    if task.name != "countdown":
+        return Options()
+    options = read_options(Options, task.options)
+    if options.numbers_min > options.numbers_max:
+        raise UserError(
+            f"task.options=numbers_min={options.numbers_min} is above numbers_max="
+            f"{options.numbers_max}: no problem has so many numbers; raise numbers_max"
+        )
+    return options
+
+
+def check(task: TaskConfig) -> None:
+    """Raises UserError for options that no problem meets."""
+    options_of(task)
 
 
 class Puzzle(NamedTuple):
@@ -123,18 +164,19 @@ def draw_puzzle(task: TaskConfig, rng: random.Random, held_out: bool) -> Puzzle:
     Raises:
         UserError: no such puzzle was found.
     """
-    counts = task.numbers_max - task.numbers_min + 1
+    options = options_of(task)
+    counts = options.numbers_max - options.numbers_min + 1
     for _ in range(MOST_DRAWS):
-        count = task.numbers_min + int(rng.random() * counts)
-        numbers = tuple(1 + int(rng.random() * task.value_max) for _ in range(count))
+        count = options.numbers_min + int(rng.random() * counts)
+        numbers = tuple(1 + int(rng.random() * options.value_max) for _ in range(count))
         # The target is the value of a random expression, so every puzzle has a solution.
         target = random_attempt(numbers, rng, LARGEST_INTERMEDIATE).value
-        if 1 <= target <= task.target_max and is_held_out(numbers, target) == held_out:
+        if 1 <= target <= options.target_max and is_held_out(numbers, target) == held_out:
             return Puzzle(numbers, target)
     raise UserError(
         f"no countdown problem found in {MOST_DRAWS} draws: widen "
-        f"task.numbers_min..numbers_max={task.numbers_min}..{task.numbers_max}, "
-        f"value_max={task.value_max} or target_max={task.target_max}"
+        f"numbers_min..numbers_max={options.numbers_min}..{options.numbers_max}, "
+        f"value_max={options.value_max} or target_max={options.target_max} of task.options"
     )
 
 
@@ -205,7 +247,7 @@ def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
         raise UserError(
             f"eval.problems={count} is more than the {len(puzzles)} distinct held-out problems of "
             f"{task.data or 'task'}: lower it or, without task.data, widen "
-            "task.numbers_min..numbers_max, value_max or target_max"
+            "numbers_min..numbers_max, value_max or target_max of task.options"
         )
     return [
         to_problem(puzzle, task.template, f"countdown/eval/{i}") for i, puzzle in enumerate(puzzles)
@@ -315,7 +357,7 @@ def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
     """Grades the equation of a response.
 
     The score is 1 for an expression that uses each number once and has exactly the value of the
-    target, `task.format_score` for any other expression, `task.malformed_score` for any other
+    target, `format_score` of the options for any other expression, `malformed_score` for any other
     answer in its tags, and 0 without an answer. The answer may also have the form
     "expression = target" or "target = expression", follow a name as in "x = expression", stand in a
     formula, a box, code or bold type, and end with a full stop. `task.verifier=oat_countdown`
@@ -323,12 +365,13 @@ def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
     """
     if task.verifier == "oat_countdown":
         return VERIFIERS[task.verifier].grade(response, gold)
+    options = options_of(task)
     answer = extract_answer(response)
     if answer is None:
         return Grade(0.0, False, "no answer")
     # The limit bounds the work of the parser.
     if len(answer) > LONGEST_EQUATION:
-        return Grade(task.malformed_score, False, "too long")
+        return Grade(options.malformed_score, False, "too long")
 
     # Reduce "x = expression", "expression = target" and "target = expression" to the expression.
     target = str(gold["target"])
@@ -341,10 +384,10 @@ def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
         # A remaining equals sign makes the expression malformed.
         numbers, value = parse_expression("=".join(sides))
     except MalformedEquation:
-        return Grade(task.malformed_score, False, "malformed")
+        return Grade(options.malformed_score, False, "malformed")
 
     if sorted(numbers) != sorted(gold["numbers"]):
-        return Grade(task.format_score, False, "wrong numbers")
+        return Grade(options.format_score, False, "wrong numbers")
     if value != gold["target"]:
-        return Grade(task.format_score, False, "wrong value")
+        return Grade(options.format_score, False, "wrong value")
     return Grade(1.0, True, "correct")

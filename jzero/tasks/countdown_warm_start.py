@@ -26,7 +26,14 @@ import random
 from typing import TYPE_CHECKING
 
 from jzero.errors import UserError
-from jzero.tasks.countdown import Attempt, draw_puzzle, is_held_out, random_attempt, render_prompt
+from jzero.tasks.countdown import (
+    Attempt,
+    draw_puzzle,
+    is_held_out,
+    options_of,
+    random_attempt,
+    render_prompt,
+)
 
 if TYPE_CHECKING:
     from jzero.config import TaskConfig
@@ -58,7 +65,8 @@ def example(task: TaskConfig, seed: int, index: int, tries: float) -> tuple[str,
 
     # A hindsight target changes the puzzle, which must not become a held-out puzzle.
     value = attempts[-1].value
-    is_allowed_target = 1 <= value <= task.target_max and not is_held_out(numbers, value)
+    is_in_range = 1 <= value <= options_of(task).target_max
+    is_allowed_target = is_in_range and not is_held_out(numbers, value)
     if rng.random() < HINDSIGHT and is_allowed_target:
         target = value
 
@@ -105,11 +113,12 @@ def max_tokens(task: TaskConfig, tries: float) -> int:
     The bound holds for jzero's countdown tokenizer: every character is a token, and " yes", " no"
     and every tag are one token each.
     """
-    steps = task.numbers_max - 1
-    largest = max(LARGEST_INTERMEDIATE, task.value_max)
+    options = options_of(task)
+    steps = options.numbers_max - 1
+    largest = max(LARGEST_INTERMEDIATE, options.value_max)
     # The last step of a line has no comma; the verdict, also one token, takes its place.
-    line = steps * len(f"{largest}*{largest}={largest},") + len(f"?{task.target_max}\n")
-    digits = task.numbers_max * len(str(task.value_max))
+    line = steps * len(f"{largest}*{largest}={largest},") + len(f"?{options.target_max}\n")
+    digits = options.numbers_max * len(str(options.value_max))
     parentheses = 2 * max(steps - 1, 0)
     answer = 2 + digits + steps + parentheses  # 2 tags, and one operation per step
     lines = MOST_TRIES if tries > 1 else 1

@@ -1,4 +1,4 @@
-"""Guess a number from 1 to `task.value_max`, with a hint after each wrong guess.
+"""Guess a number from 1 to `value_max`, with a hint after each wrong guess.
 
 The hint is "higher" or "lower". Binary search always finds one of 2^t - 1 numbers in t turns. A
 policy that ignores the hints rarely does, so the task shows whether RL learns over several turns.
@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jzero.setting import setting
 from jzero.tasks import problem_sets
+from jzero.tasks.options import read_options
 from jzero.tasks.prompts import GUESS_TEMPLATES, PLAIN_REPLY, find_template
 from jzero.types import Grade, JsonValue, Problem
 
@@ -26,15 +29,28 @@ HINDSIGHT = 0.5
 _NUMBER = re.compile(r"\s*([0-9]{1,9})\s*")
 
 
+@dataclass(frozen=True)
+class Options:
+    """Settings of this task, `task.options=name=value`."""
+
+    value_max: int = setting(99, "Largest number. The smallest is 1.", at_least=1)
+
+
+def options_of(task: TaskConfig) -> Options:
+    """Returns the options of guess; the defaults if the task of the run is another one."""
+    return read_options(Options, task.options) if task.name == "guess" else Options()
+
+
 # Problems.
 
 
 def _problems(task: TaskConfig, split: str, seed: int, indices: range) -> list[Problem]:
     """Returns the problems of a split with these indices."""
     template = find_template(task.template, GUESS_TEMPLATES)
-    prompt = template.render({"largest": task.value_max})
+    largest = options_of(task).value_max
+    prompt = template.render({"largest": largest})
     return [
-        Problem(f"guess/{split}/{i}", task.name, prompt, _number(task.value_max, split, seed, i))
+        Problem(f"guess/{split}/{i}", task.name, prompt, _number(largest, split, seed, i))
         for i in indices
     ]
 
@@ -100,12 +116,13 @@ def example(task: TaskConfig, seed: int, index: int, tries: float) -> tuple[str,
     random in the others. The examples teach the meaning of hints, but not which number to guess.
     """
     rng = random.Random(f"guess/warm_start/{seed}/{index}")
+    largest = options_of(task).value_max
 
     def draw() -> int:
-        return 1 + int(rng.random() * task.value_max)
+        return 1 + int(rng.random() * largest)
 
     gold = draw()
-    prompt = GUESS_TEMPLATES["plain"].prompt.format(largest=task.value_max)
+    prompt = GUESS_TEMPLATES["plain"].prompt.format(largest=largest)
     for _ in range(int(rng.random() * tries)):
         guess = draw()
         if guess != gold:
@@ -116,4 +133,4 @@ def example(task: TaskConfig, seed: int, index: int, tries: float) -> tuple[str,
 
 def max_tokens(task: TaskConfig, tries: float) -> int:
     """Returns an upper bound on the tokens of a response: its digits and the end of sequence."""
-    return len(str(task.value_max)) + 1
+    return len(str(options_of(task).value_max)) + 1

@@ -17,11 +17,13 @@ replace the options of the recipe. Imports no jax: grader processes load this mo
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import TypeVar, get_type_hints
 
 from jzero.errors import UserError
+from jzero.setting import KEY, bounds_mistake, rules_of
 
 Options = TypeVar("Options")
 
@@ -45,11 +47,12 @@ def read_options(options_type: type[Options], options: Sequence[str]) -> Options
 
     Args:
         options_type: a frozen dataclass with fields of type int, float, bool or str, and defaults.
+            Fields that are written with `jzero.setting.setting` have bounds.
         options: "name=value" texts, `task.options`. A later value of a name replaces an earlier.
 
     Raises:
         UserError: an option is not "name=value", has a name that is no field of `options_type`, or
-            has a value that does not parse as the type of its field.
+            has a value that does not parse as the type of its field or is out of its bounds.
     """
     # Tasks call this function for every response, so the result is cached. Grader processes
     # receive the options as a list, which cannot be a cache's key.
@@ -61,6 +64,12 @@ def _read_options(options_type: type[Options], options: tuple[str, ...]) -> Opti
     types = get_type_hints(options_type)
     for name, kind in types.items():
         assert kind in PARSERS, f"{options_type.__name__}.{name}: {kind} is not in {list(PARSERS)}"
+    assert dataclasses.is_dataclass(options_type), f"{options_type=}"
+    bounds = {
+        field.name: rules_of(field)
+        for field in dataclasses.fields(options_type)
+        if KEY in field.metadata
+    }
     known = ", ".join(f"{name}={kind.__name__}" for name, kind in types.items())
 
     values = {}
@@ -74,4 +83,8 @@ def _read_options(options_type: type[Options], options: tuple[str, ...]) -> Opti
             raise UserError(
                 f"task.options={option!r}: {text!r} is not of type {types[name].__name__}"
             ) from None
+        value, rules = values[name], bounds.get(name)
+        is_bounded = rules is not None and isinstance(value, int | float)
+        if is_bounded and (mistake := bounds_mistake(value, rules)):
+            raise UserError(f"task.options={option!r} {mistake}")
     return options_type(**values)

@@ -338,10 +338,10 @@ def check_rewards(settings: RewardConfig) -> None:
             )
     if JUDGE in settings.functions:
         judge.check_judge(settings.judge)
-    elif settings.judge.url:
+    elif settings.judge is not None:
         raise UserError(
             f"task.reward.judge.url={settings.judge.url} is not used: add judge to "
-            "task.reward.functions, or leave the url empty"
+            "task.reward.functions, or set task.reward.judge=none"
         )
     weights, count = settings.weights, len(settings.functions)
     are_numbers = all(isinstance(weight, int | float) for weight in weights)
@@ -435,7 +435,8 @@ def asked_for(settings: RewardConfig) -> frozenset[str]:
     for name in names:
         check_function(name)
     asked = user_functions.asked_for(names)
-    return asked | judge.asked_for(settings.judge) if JUDGE in settings.functions else asked
+    has_judge = JUDGE in settings.functions and settings.judge is not None
+    return asked | judge.asked_for(settings.judge) if has_judge else asked
 
 
 def episode_values(

@@ -1,7 +1,7 @@
 """What the page shows of a run, read from the files of its workdir."""
 
-import dataclasses
 import functools
+import json
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -169,7 +169,7 @@ def page_state(runs: Sequence[JsonObject]) -> JsonObject:
 
 @functools.cache
 def default_settings() -> JsonObject:
-    return config.flatten(dataclasses.asdict(config.Config()))
+    return config.flatten(json.loads(config.to_json(config.Config())))
 
 
 class Watcher:

@@ -33,7 +33,7 @@ def test_every_case_is_an_exact_run_that_shares_and_preempts(matrix: ModuleType)
         config.validate(settings)
         assert settings.model.exact == case.is_exact
         assert settings.model.dtype == settings.rollout.kv_dtype == case.dtype
-        assert settings.model.arch.model_type == case.model_type
+        assert config.read_architecture(settings.model.arch).model_type == case.model_type
         assert settings.mesh.data * settings.mesh.tensor == case.devices
         assert settings.rollout.group_size > 1
         assert settings.train.packs_per_row > 0

@@ -43,7 +43,7 @@ ENGINE = (
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `model`, as a run exports it, and `data.jsonl`, a set of problems."""
     directory = tmp_path_factory.mktemp("inputs")
-    arch = config.ArchitectureConfig(
+    arch = config.tiny_arch(
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=1,

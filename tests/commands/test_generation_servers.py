@@ -16,7 +16,7 @@ import reference
 from runs import ROOT, rows
 
 from jzero import generate, sft
-from jzero.config import ArchitectureConfig
+from jzero.config import tiny_arch
 from jzero.model import tokenizer
 
 SAMPLES = 2
@@ -250,7 +250,7 @@ def test_what_is_generated_trains(
     with StandIn(1.0) as server:
         call(monkeypatch, command(attack, out, [server.url]))
     template.write_text("{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}")
-    arch = ArchitectureConfig(
+    arch = tiny_arch(
         hidden_size=16,
         intermediate_size=24,
         num_hidden_layers=1,

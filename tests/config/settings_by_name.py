@@ -5,6 +5,7 @@ from pathlib import Path
 from types import ModuleType
 
 from jzero import config
+from jzero.config import old_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
@@ -27,7 +28,10 @@ def changed_config(changes: dict[str, object]) -> config.Config:
     """Returns the default config with some settings changed."""
     settings = config.Config()
     for name, value in changes.items():
-        put(settings, name, value)
+        if name.startswith(tuple(old_flags.REWRITTEN)):
+            old_flags.put_old_value(settings, name, str(value))
+        else:
+            put(settings, name, value)
     return settings
 
 

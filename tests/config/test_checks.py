@@ -260,7 +260,6 @@ def test_impossible_settings_are_refused(changes, message) -> None:
         {"train.pack": "1024,320"},
         {"eval.problems": 0},
         {"mesh.data": -1, "mesh.fsdp": 1},
-        {"task.format_score": -1.0},
         {"rollout.group_size": 1, "algorithm.advantage": "gae"},
         {"rollout.max_episode_tokens": 1280},
     ],

@@ -41,8 +41,8 @@ def test_every_preset_is_possible(recipe, preset) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_preset_is_a_new_config_in_each_call(recipe) -> None:
     module = load_recipe(recipe)
-    module.get_config("tiny").model.arch.hidden_size = -1
-    assert module.get_config("tiny").model.arch.hidden_size > 0
+    module.get_config("tiny").rollout.num_slots = -1
+    assert module.get_config("tiny").rollout.num_slots > 0
 
 
 @pytest.mark.parametrize("name", algorithms.PRESETS)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jzero.config import JudgeConfig, RewardConfig, TaskConfig
+from jzero.config import JudgeServer, RewardConfig, TaskConfig
 from jzero.errors import UserError
 from jzero.grading import judge
 from jzero.grading.pool import Pool
@@ -54,7 +54,7 @@ def served(answer: Answer) -> Iterator[str]:
 
 
 def settings(url: str, **changes: object) -> TaskConfig:
-    asked = JudgeConfig(url=url, model="wise", **changes)
+    asked = JudgeServer(url=url, model="wise", **changes)
     reward = RewardConfig(("accuracy", "judge"), judge=asked)
     rewards.check_rewards(reward)
     return TaskConfig(name="math", answer_mark="answer", reward=reward)
@@ -168,7 +168,7 @@ def test_a_rubric_is_filled_once(tmp_path: Path) -> None:
     rubric.write_text(
         '{"a": {b}} {gold.answer} {row.hint} {response} | {conversation}', encoding="utf-8"
     )
-    asked = JudgeConfig(url="http://here", model="m", template=str(rubric))
+    asked = JudgeServer(url="http://here", model="m", template=str(rubric))
     reward = RewardConfig(("judge",), judge=asked)
     earlier = [("5", Grade(0.0, False, "", reply="no"))]
     response = "{gold.answer} {prompt}"
@@ -200,13 +200,13 @@ def test_a_rubric_is_filled_once(tmp_path: Path) -> None:
     ],
 )
 def test_impossible_settings_of_a_judge_are_refused(changes: dict, message: str) -> None:
-    asked = JudgeConfig(**{"url": "http://here", "model": "m", **changes})
+    asked = JudgeServer(**{"url": "http://here", "model": "m", **changes})
     with pytest.raises(UserError, match=message):
         rewards.check_rewards(RewardConfig(("judge",), judge=asked))
 
 
 def test_a_judge_that_no_reward_asks_is_refused() -> None:
-    asked = JudgeConfig(url="http://here", model="m")
+    asked = JudgeServer(url="http://here", model="m")
     with pytest.raises(UserError, match="add judge to task.reward.functions"):
         rewards.check_rewards(RewardConfig(judge=asked))
 
@@ -214,6 +214,6 @@ def test_a_judge_that_no_reward_asks_is_refused() -> None:
 def test_a_rubric_without_the_response_is_refused(tmp_path: Path) -> None:
     rubric = tmp_path / "rubric.txt"
     rubric.write_text("Is {gold} right?", encoding="utf-8")
-    asked = JudgeConfig(url="http://here", model="m", template=str(rubric))
+    asked = JudgeServer(url="http://here", model="m", template=str(rubric))
     with pytest.raises(UserError, match="does not hold the response"):
         rewards.check_rewards(RewardConfig(("judge",), judge=asked))

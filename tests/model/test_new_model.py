@@ -1,28 +1,36 @@
-"""Models of the settings model.arch, among them the hybrid of a preset."""
+"""Models of the setting model.arch, among them the hybrid of a preset."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from jzero.config.schema import ArchitectureConfig
+from jzero import config
+from jzero.config import TINY_MODELS, tiny_arch
+from jzero.config.architecture import with_entry
 from jzero.errors import UserError
+from jzero.model import tokenizer
 from jzero.model.architecture import ATTENTION, DELTA_NET
-from jzero.model.new_model import new_model
+from jzero.model.huggingface import config_json
+from jzero.model.new_model import check_experts, new_model
+from jzero.run.base_model import read_base_model
 
 
 def test_a_hybrid_has_attention_in_the_last_layer_of_every_interval():
-    arch = ArchitectureConfig(
-        model_type="qwen3_5_text", num_hidden_layers=4, full_attention_interval=2
-    )
+    arch = tiny_arch(model_type="qwen3_5_text", num_hidden_layers=4, full_attention_interval=2)
 
     model = new_model(20, arch)
 
     assert model.layer_types == (DELTA_NET, ATTENTION) * 2
     assert model.rotary_dim == 8
     assert model.delta_net is not None
-    assert model.delta_net.num_value_heads == arch.linear_num_value_heads
+    assert model.delta_net.num_value_heads == 4
 
 
 def test_the_settings_of_a_hybrid_change_no_other_family():
-    model = new_model(20, ArchitectureConfig(model_type="qwen3", partial_rotary_factor=0.5))
+    model = new_model(20, tiny_arch(model_type="qwen3", partial_rotary_factor=0.5))
 
     assert model.rotary_dim == model.head_dim
     assert model.delta_net is None
@@ -32,13 +40,13 @@ def test_the_settings_of_a_hybrid_change_no_other_family():
 @pytest.mark.parametrize(
     ("arch", "message"),
     [
-        (ArchitectureConfig(model_type="qwen3_5"), "set it to qwen3_5_text"),
+        (tiny_arch(model_type="qwen3_5"), "set it to qwen3_5_text"),
         (
-            ArchitectureConfig(model_type="qwen3_5_text", linear_num_key_heads=3),
+            tiny_arch(model_type="qwen3_5_text", linear_num_key_heads=3),
             "linear_num_key_heads=3 does not divide",
         ),
         (
-            ArchitectureConfig(model_type="qwen3_5_text", full_attention_interval=8),
+            tiny_arch(model_type="qwen3_5_text", full_attention_interval=8),
             "only linear_attention",
         ),
     ],
@@ -46,3 +54,54 @@ def test_the_settings_of_a_hybrid_change_no_other_family():
 def test_a_model_that_cannot_be_made_is_refused(arch, message):
     with pytest.raises(UserError, match=message):
         new_model(20, arch)
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_every_tiny_model_can_be_made(name: str) -> None:
+    config.validate(config.Config(model=config.ModelConfig(arch=name)))
+
+    model = new_model(20, name)
+
+    check_experts(model)
+    assert (model.hidden_size, model.num_hidden_layers) == (128, 4)
+
+
+def test_a_config_json_gives_the_architecture_and_the_tokenizer_the_vocabulary(
+    tmp_path: Path,
+) -> None:
+    model = new_model(20, tiny_arch("tiny-qwen3", hidden_size=48, rope_theta=5e5))
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config_json(model, "float32", {"max_position_embeddings": 99})))
+    settings = config.ModelConfig(arch=str(path))
+
+    base = read_base_model(settings)
+
+    num_ids = tokenizer.num_ids(base.tokenizer)
+    assert base.model == replace(model, vocab_size=num_ids)
+    assert num_ids != 20
+    assert base.hf_config == {"max_position_embeddings": 99}
+
+
+def test_an_entry_is_changed_and_the_others_stay() -> None:
+    arch = with_entry("tiny-qwen3-moe(head_dim=16)", "num_experts", "4")
+    assert arch == "tiny-qwen3-moe(head_dim=16,num_experts=4)"
+    assert with_entry(arch, "head_dim", "8") == "tiny-qwen3-moe(head_dim=8,num_experts=4)"
+    assert config.read_architecture(arch).num_experts_per_tok == 2
+
+
+@pytest.mark.parametrize(
+    ("arch", "message"),
+    [
+        ("tiny-qwen9", "is no tiny model: give one of tiny-qwen2"),
+        ("tiny-qwen2(width=3)", "has no entry width"),
+        ("tiny-qwen2(head_dim=1.5)", "head_dim=1.5 is not of type int"),
+        ("tiny-qwen2(head_dim=True)", "head_dim=True is not of type int"),
+        ("tiny-qwen2(head_dim=0)", "model.arch.head_dim=0 must be at least 1"),
+        ("tiny-qwen2(head_dim=4", "cannot be read: write it as"),
+        ("tiny-qwen2(__import__('os'))", "cannot be read: write it as"),
+        ("nowhere/config.json", "model.arch=nowhere/config.json: no such file"),
+    ],
+)
+def test_a_wrong_architecture_is_refused_before_the_run(arch: str, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        config.validate(config.Config(model=config.ModelConfig(arch=arch)))

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 LAYERS, EXPERTS = 2, 4
 # A token goes to one expert, and its weight is divided by itself: so the router only chooses.
-MOE = config.ArchitectureConfig(
+MOE = config.tiny_arch(
     model_type="qwen3_moe",
     hidden_size=32,
     num_hidden_layers=LAYERS,

@@ -53,7 +53,7 @@ class Episode(NamedTuple):
 
 def make_sampler(pool: Pool, task: dict[str, object], **model: str) -> Sampler:
     settings = tiny_settings(
-        model={"arch": config.ArchitectureConfig(
+        model={"arch": config.tiny_arch(
             hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=8), **model},
         task=task,
         rollout={

@@ -571,7 +571,7 @@ def test_tasks_reply_to_wrong_responses() -> None:
 
 
 def test_the_guessing_game_gives_hints() -> None:
-    task = config.TaskConfig(value_max=9, template="plain")
+    task = config.TaskConfig(name="guess", options=("value_max=9",), template="plain")
     grades = [guess.grade(text, 7, task).correct for text in ("7", " 7\n", "07", "7 8", "-7", "")]
     assert grades == [True] * 3 + [False] * 3
 
@@ -582,7 +582,7 @@ def test_the_guessing_game_gives_hints() -> None:
 
 
 def test_the_guessing_game_asks_for_every_number_equally_often() -> None:
-    task = config.TaskConfig(value_max=9, template="plain")
+    task = config.TaskConfig(name="guess", options=("value_max=9",), template="plain")
     golds = [problem.gold for problem in guess.eval_problems(task, 18)]
     assert sorted(golds) == sorted([*range(1, 10)] * 2)
     assert golds[:9] != golds[9:]

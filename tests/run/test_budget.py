@@ -8,13 +8,13 @@ import pytest
 import reference
 
 from jzero import sft
-from jzero.config import ArchitectureConfig, Config
+from jzero.config import Config, tiny_arch
 from jzero.distributed.interrupt import Interrupted
 from jzero.run.budget import TimeBudget
 from jzero.run.memory import SLACK, Growth, MemoryWatch
 
 MIB = 2**20
-SMALLEST = ArchitectureConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, head_dim=8)
+SMALLEST = tiny_arch(hidden_size=16, intermediate_size=16, num_hidden_layers=1, head_dim=8)
 
 
 # -- Time ------------------------------------------------------------------------------------------

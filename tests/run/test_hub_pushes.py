@@ -220,7 +220,7 @@ def test_a_hub_that_is_down_does_not_fill_the_disk(
     exports = sorted(path.name for path in tmp_path.glob("export-*"))
     assert exports == ["export-1", "export-5", "export-6"], "one is being pushed, two wait"
     assert summary["dropped"] == 3
-    assert capsys.readouterr().out.count("because more than hub.max_waiting=2 exports wait") == 3
+    assert capsys.readouterr().out.count("because more than 2 exports wait") == 3
 
 
 # -- Kills and resumed runs ------------------------------------------------------------------------
@@ -338,16 +338,17 @@ def test_the_command_gets_its_values_without_a_shell(tmp_path: Path) -> None:
     ("command", "message"),
     [
         ("false", "the command of step 4 ended with status 1: see "),
-        ("sleep 60", "the command of step 4 took more than hub.on_push_minutes=0.005: see "),
+        ("sleep 60", "the command of step 4 took more than 0.005 minutes: see "),
     ],
 )
 def test_a_command_that_fails_or_hangs_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, message: str
 ) -> None:
-    settings = replace(SETTINGS, on_push=command, on_push_minutes=0.005)
+    settings = replace(SETTINGS, on_push=command)
     note_pushed(tmp_path, 4)
 
-    with open_pushes(tmp_path, settings, resume_step=4) as pushes:
+    hub_pushes = HubPushes(settings, tmp_path, resume_step=4, command_minutes=0.005)
+    with closing(hub_pushes) as pushes:
         assert pushes.wait(30)
         assert pushes.summary()["commands"] == {"ran": 0, "failed": 1}
 

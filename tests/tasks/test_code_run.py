@@ -6,7 +6,7 @@ import pytest
 from runs import rows
 
 from configs import code as recipes
-from jzero.config import ArchitectureConfig
+from jzero.config import tiny_arch
 from jzero.sandbox import levels
 from jzero.train import train
 
@@ -16,7 +16,7 @@ BEST = next(level for level in reversed(levels.LEVELS) if not levels.failure(lev
 @pytest.mark.thorough
 def test_a_run_of_tiny_runs_the_programs_of_its_policy(tmp_path: Path, quick_runs: None) -> None:
     config = recipes.get_config("tiny")
-    config.model.arch = ArchitectureConfig(
+    config.model.arch = tiny_arch(
         num_hidden_layers=2,
         hidden_size=32,
         intermediate_size=64,

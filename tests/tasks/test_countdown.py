@@ -25,8 +25,15 @@ from jzero.tasks.prompts import COUNTDOWN_TEMPLATES
 from jzero.types import Grade, Problem
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = config.TaskConfig(template="plain", value_max=12, target_max=30)
-NO_FORMAT = config.TaskConfig(format_score=0.0)
+
+
+def countdown_task(**options: float) -> config.TaskConfig:
+    """Returns settings of the task with options."""
+    return config.TaskConfig(options=tuple(f"{name}={value}" for name, value in options.items()))
+
+
+SMALL = config.TaskConfig(template="plain", options=("value_max=12", "target_max=30"))
+NO_FORMAT = config.TaskConfig(options=("format_score=0",))
 
 # What makes two puzzles the same: the numbers in order of size, and the target.
 Key = tuple[tuple[int, ...], int]
@@ -64,7 +71,7 @@ def reachable(numbers: tuple[Fraction, ...]) -> set[Fraction]:
 
 
 def test_problems_are_solvable_and_within_the_limits() -> None:
-    task = config.TaskConfig(numbers_min=2, numbers_max=4, value_max=25, target_max=40)
+    task = countdown_task(numbers_min=2, numbers_max=4, value_max=25, target_max=40)
 
     problems = countdown.train_problems(task, seed=3, step=5, count=40)
 
@@ -128,14 +135,14 @@ def test_the_held_out_share_is_as_stated() -> None:
 
 
 def test_too_few_distinct_held_out_problems_are_an_error() -> None:
-    task = config.TaskConfig(numbers_min=2, numbers_max=2, value_max=3, target_max=3)
+    task = countdown_task(numbers_min=2, numbers_max=2, value_max=3, target_max=3)
 
     with pytest.raises(ValueError, match=r"eval.problems=50 is more than the \d+ distinct"):
         countdown.eval_problems(task, 50)
 
 
 def test_limits_that_no_problem_meets_are_an_error() -> None:
-    task = config.TaskConfig(value_max=1, numbers_min=2, numbers_max=2, target_max=0)
+    task = countdown_task(value_max=1, numbers_min=2, numbers_max=2, target_max=0)
 
     with pytest.raises(ValueError, match="no countdown problem found"):
         countdown.train_problems(task, 0, 0, 1)
@@ -312,7 +319,7 @@ def grade(
     ],
 )
 def test_a_response_has_the_score_and_the_reason(response: str, score: float, reason: str) -> None:
-    task = config.TaskConfig(format_score=0.1)
+    task = countdown_task(format_score=0.1)
 
     result = grade(response, [3, 7, 12], 16, task)
 
@@ -333,7 +340,7 @@ def test_a_response_has_the_score_and_the_reason(response: str, score: float, re
     ],
 )
 def test_the_rewards_of_oat_pay_for_any_answer_in_its_tags(response: str, score: float) -> None:
-    task = config.TaskConfig(format_score=0.1, malformed_score=0.1)
+    task = countdown_task(format_score=0.1, malformed_score=0.1)
     assert grade(response, [3, 7, 12], 16, task).score == score
 
 

@@ -14,6 +14,7 @@ import pytest
 from runs import read_jsonl, write_jsonl
 
 from jzero import config, evaluate, setup, train
+from jzero.config.architecture import with_entry
 from jzero.errors import UserError
 from jzero.files import split_commas
 from jzero.model import tokenizer
@@ -700,7 +701,7 @@ def tiny_gsm8k(data: Path) -> config.Config:
     settings = load_recipe("gsm8k").get_config("tiny")
     settings.task.data = str(data / "gsm8k")
     settings.model.tokenizer = str(data / "qwen2_tokenizer")
-    settings.model.arch.num_hidden_layers = 1
+    settings.model.arch = with_entry(settings.model.arch, "num_hidden_layers", "1")
     # The first 8 problems, 4 in a step: a pass over them takes two steps.
     settings.task.max_train = 8
     settings.train = replace(

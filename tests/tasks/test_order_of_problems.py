@@ -37,7 +37,7 @@ def math_sets(tmp_path: Path) -> str:
 
 
 def test_countdown_draws_the_problems_that_it_always_drew() -> None:
-    task = TaskConfig(numbers_min=3, numbers_max=4)
+    task = TaskConfig(options=("numbers_min=3", "numbers_max=4"))
     problems: list[Problem] = []
     for step in (0, 1, 5):
         problems += countdown.train_problems(task, 7, step, 16)

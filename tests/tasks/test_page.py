@@ -12,7 +12,7 @@ import pytest
 from runs import Stand
 from test_asyncio_environments import Episode
 
-from jzero.config import JudgeConfig, RewardConfig, TaskConfig, ToolsConfig
+from jzero.config import JudgeServer, RewardConfig, TaskConfig, ToolsConfig
 from jzero.grading.pool import Pool
 from jzero.tasks import environment as environments
 from jzero.tasks import rewards
@@ -67,7 +67,7 @@ def files(tmp_path: Path) -> Path:
 
 def test_a_turn_is_answered_by_the_tool_or_read_by_environment_and_judge(files: Path) -> None:
     with Judge() as judge:
-        asked = JudgeConfig(url=judge.url, model="wise", template=str(files / "rubric.txt"))
+        asked = JudgeServer(url=judge.url, model="wise", template=str(files / "rubric.txt"))
         task = TaskConfig(
             name="environment",
             environment=f"{files}/rope.py:Rope",

@@ -272,14 +272,14 @@ def test_functions_with_arguments_are_parts_by_their_whole_name() -> None:
 def reward_of_digits(response: str, gold: object, task: TaskConfig) -> float | None:
     """A user's function, which does not apply to a response without a digit."""
     num_digits = sum(character.isdigit() for character in response)
-    return task.format_score * num_digits if num_digits else None
+    return task.grade_seconds * num_digits if num_digits else None
 
 
 def test_the_score_is_the_weighted_sum_of_what_applies() -> None:
     of_user = "test_rewards:reward_of_digits"
     functions = ("accuracy", "tag_count", of_user, "length")
     reward = RewardConfig(functions, weights=(2.0, 1.0, 10.0, 4.0))
-    task = TaskConfig(format_score=0.5, reward=reward)
+    task = TaskConfig(grade_seconds=0.5, reward=reward)
     rewards.check_rewards(reward)
     gold = {"numbers": [1, 2], "target": 3}
     texts = ["<answer>1+2</answer>", "no", GOOD]

@@ -7,7 +7,7 @@ import pytest
 
 from jzero.config import TaskConfig, ToolsConfig
 from jzero.errors import UserError
-from jzero.tasks.tools.search import Search
+from jzero.tasks.tools import toolbox
 
 PASSAGES = [
     "The heron stands in shallow water and waits for fish.",
@@ -19,10 +19,12 @@ PASSAGES = [
 
 
 def search(corpus: Path, query: str, results: int = 2) -> str:
-    tools = ToolsConfig(names=("search",), corpus=str(corpus), search_results=results)
+    tools = ToolsConfig(names=(f"search(corpus={str(corpus)!r}, results={results})",))
     task = TaskConfig(tools=tools)
-    Search.check(task)
-    return Search(task).search(query)
+    toolbox.check_names(task)
+    found = toolbox.make_toolbox(task).tools["search"].function(query=query)
+    assert isinstance(found, str)
+    return found
 
 
 @pytest.fixture

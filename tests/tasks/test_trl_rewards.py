@@ -391,7 +391,7 @@ def math_run(tmp_path: Path, functions: tuple[str, ...], **sections: dict) -> co
     defaults: dict[str, dict] = {
         "model": {
             "tokenizer": str(tmp_path / "tokenizer"),
-            "arch": config.ArchitectureConfig(
+            "arch": config.tiny_arch(
                 hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=8
             ),
         },

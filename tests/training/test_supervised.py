@@ -122,7 +122,7 @@ def warm_start_settings() -> Config:
     use them.
     """
     return reference.settings(
-        task={"template": "plain", "numbers_min": 2, "numbers_max": 2, "value_max": 9},
+        task={"template": "plain", "options": ("numbers_min=2", "numbers_max=2", "value_max=9")},
         rollout={"max_prompt_tokens": 12, "max_new_tokens": 24, "temperature": 0.5},
         train={"microbatch_tokens": 72, "minibatches": 2},
         optimizer={"lr": 1e3, "eps": 1e-4, "weight_decay": 0.1},

@@ -1,6 +1,8 @@
 """The tool `search`: finds the passages of a local corpus that match a query best, by BM25.
 
-The corpus, `task.tools.corpus`, is a .jsonl file, a text file with one passage per line, or a
+    task.tools.names=search(corpus="passages.jsonl", results=3)
+
+The corpus is a .jsonl file, a text file with one passage per line, or a
 directory of text files. Each line of a .jsonl file is an object with the passage in "text" and an
 optional heading in "title". The package rank_bm25 ranks the passages (Robertson and Zaragoza 2009;
 `BM25Okapi`).
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from jzero.errors import UserError
+from jzero.errors import UserError, shown
 
 if TYPE_CHECKING:
     from jzero.config import TaskConfig
@@ -39,11 +41,11 @@ class _Index(NamedTuple):
 
 
 class Search:
-    """The corpus of `task.tools.corpus`, as a tool."""
+    """A corpus as a tool. A search returns at most `results` passages."""
 
-    def __init__(self, task: TaskConfig) -> None:
-        self._path = task.tools.corpus
-        self._num_results = task.tools.search_results
+    def __init__(self, task: TaskConfig, corpus: str, results: int = 3) -> None:
+        self._path = corpus
+        self._num_results = results
 
     def search(self, query: str) -> str:
         """Searches a collection of texts, and returns the passages that fit best.
@@ -65,18 +67,22 @@ class Search:
         return "\n\n".join(f"[{rank}] {text}" for rank, text in enumerate(known, start=1))
 
     @staticmethod
-    def check(task: TaskConfig) -> None:
-        """Raises UserError if the package or the corpus is missing."""
+    def check(task: TaskConfig, corpus: str = "", results: int = 3) -> None:
+        """Raises UserError if the package or the corpus is missing, or an argument is wrong."""
         if importlib.util.find_spec("rank_bm25") is None:
             raise UserError(
                 "task.tools.names=search needs the package rank_bm25: pip install 'jzero[search]'"
             )
-        if not task.tools.corpus:
+        if not isinstance(corpus, str) or not corpus:
             raise UserError(
-                "task.tools.names=search needs task.tools.corpus: a file .jsonl or .txt, or a "
-                "directory of text files"
+                "task.tools.names=search needs a corpus, a file .jsonl or .txt, or a directory of "
+                'text files: write search(corpus="FILE")'
             )
-        _load_index(task.tools.corpus)
+        if type(results) is not int or results < 1:
+            raise UserError(
+                f"task.tools.names=search(results={shown(results)}) must be a whole number above 0"
+            )
+        _load_index(corpus)
 
 
 def _words(text: str) -> list[str]:
@@ -100,7 +106,7 @@ def _load_index(path: str) -> _Index:
 
     passages = [passage for passage in _read_passages(Path(path)) if _words(passage)]
     if not passages:
-        raise UserError(f"task.tools.corpus={path} has no passages")
+        raise UserError(f"task.tools.names=search(corpus={path}) has no passages")
     ranking = rank_bm25.BM25Okapi([_words(passage) for passage in passages])
     return _Index(passages, cast(_Ranking, ranking))
 
@@ -113,7 +119,9 @@ def _read_passages(path: Path) -> list[str]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UserError(f"task.tools.corpus={path} cannot be read: {reason}") from None
+        raise UserError(
+            f"task.tools.names=search(corpus={path}) cannot be read: {reason}"
+        ) from None
     if path.suffix != ".jsonl":
         return lines
     return [_read_row(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
@@ -125,6 +133,6 @@ def _read_row(path: Path, number: int, line: str) -> str:
         return "\n".join(part for part in (row.get("title", ""), row["text"]) if part)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(
-            f"task.tools.corpus={path} line {number} is no JSON object with the text of a passage "
-            'in "text"'
+            f"task.tools.names=search(corpus={path}) line {number} is no JSON object with the text "
+            'of a passage in "text"'
         ) from None

@@ -1,6 +1,6 @@
 """The tools of an episode: functions, and the public methods of the episode's objects.
 
-    task.tools.names=calculator               a key of BUILT_IN
+    task.tools.names=calculator               a key of BUILT_IN, such as search(corpus="FILE")
     task.tools.names=module:function          or FILE.py:function
     task.tools.names=module:Class             or FILE.py:Class
 
@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from jzero.errors import UserError
+from jzero.setting import read_arguments
 from jzero.tasks.tools.calculator import calculator
 from jzero.tasks.tools.interpreter import Python
 from jzero.tasks.tools.schemas import Schema, function_schema
@@ -31,8 +32,9 @@ NO_TOOLS = ("reset", "step", "close")
 class BuiltIn(NamedTuple):
     """A built-in tool."""
 
-    item: Callable[..., object]  # a function, or a class that takes the section `task`
-    check: Callable[[TaskConfig], None]  # raises UserError if the settings rule out the tool
+    item: Callable[..., object]  # a function, or a class: item(task, **arguments)
+    # check(task, **arguments) raises UserError if the settings rule out the tool.
+    check: Callable[..., None]
     limits_itself: bool = False  # whether the tool enforces `task.tools.seconds` itself
 
 
@@ -77,6 +79,28 @@ BUILT_IN: dict[str, BuiltIn] = {
 }
 
 
+def find_built_in(entry: str) -> tuple[BuiltIn | None, dict[str, object]]:
+    """Returns the built-in tool of an entry "NAME" or "NAME(argument=value)", and its arguments.
+
+    The tool is None for a user-defined one. Raises UserError if the arguments cannot be read.
+    """
+    name, bracket, text = entry.partition("(")
+    if name not in BUILT_IN:
+        return None, {}
+    if not bracket:
+        return BUILT_IN[name], {}
+    try:
+        positional, arguments = read_arguments(text.removesuffix(")"))
+    except ValueError:
+        positional, arguments = [text], {}
+    if positional or not text.endswith(")"):
+        raise UserError(
+            f"task.tools.names={entry} cannot be read: write the arguments as in "
+            'search(corpus="FILE", results=3)'
+        )
+    return BUILT_IN[name], arguments
+
+
 def make_toolbox(task: TaskConfig, owner: object = None) -> Toolbox:
     """Creates the tools of an episode.
 
@@ -91,11 +115,11 @@ def make_toolbox(task: TaskConfig, owner: object = None) -> Toolbox:
     tools = _methods_as_tools(owner) if owner is not None else []
     objects = []
     for name in task.tools.names:
-        built_in = BUILT_IN.get(name)
+        built_in, arguments = find_built_in(name)
         limits_itself = built_in is not None and built_in.limits_itself
         item = built_in.item if built_in else find_function(name)
         if inspect.isclass(item):
-            instance = built_in.item(task) if built_in is not None else item()
+            instance = built_in.item(task, **arguments) if built_in is not None else item()
             objects.append(instance)
             tools += _methods_as_tools(instance, limits_itself)
         else:
@@ -109,7 +133,10 @@ def tool_schemas(task: TaskConfig, owner: object = None) -> list[Schema]:
     `owner` is the class of the argument `owner` of `make_toolbox`. Raises like `make_toolbox`.
     """
     names = task.tools.names
-    items = [BUILT_IN[name].item if name in BUILT_IN else find_function(name) for name in names]
+    items = []
+    for name in names:
+        built_in, _ = find_built_in(name)
+        items.append(built_in.item if built_in else find_function(name))
     tools = _methods_as_tools(owner) if owner is not None else []
     for item in items:
         tools += _methods_as_tools(item) if inspect.isclass(item) else [_make_tool(item)]
@@ -154,8 +181,13 @@ def public_methods(kind: type) -> list[str]:
 def check_names(task: TaskConfig) -> None:
     """Raises UserError if an entry of `task.tools.names` is not a tool or cannot work."""
     for name in task.tools.names:
-        if name in BUILT_IN:
-            BUILT_IN[name].check(task)
+        built_in, arguments = find_built_in(name)
+        if built_in is not None:
+            try:
+                inspect.signature(built_in.check).bind(task, **arguments)
+            except TypeError as error:
+                raise UserError(f"task.tools.names={name}: {error}") from None
+            built_in.check(task, **arguments)
             continue
         try:
             find_function(name)

@@ -1,0 +1,204 @@
+"""Architectures of models with random weights: the values of the setting `model.arch`.
+
+    model.arch=tiny-qwen3-moe                                    a name in TINY_MODELS
+    model.arch=tiny-qwen2(hidden_size=64,num_hidden_layers=2)    the same with other entries
+    model.arch=DIRECTORY/config.json                             the architecture of any model
+
+Such models exist for tests and for recipes on a laptop. Their entries have the names of Hugging
+Face's config.json. Imports no jax.
+"""
+
+import ast
+import functools
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from jzero.errors import UserError, shown
+from jzero.setting import setting
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The entries of config.json that describe a model. The defaults make one of 1M parameters."""
+
+    # All families.
+    model_type: str = setting(
+        "qwen2",
+        "Model family, a key of jzero.model.families.FAMILIES. qwen2 has biases on q, k and v; "
+        "qwen3 normalizes q and k instead; llama and mistral do neither; qwen3_5_text mixes "
+        "gated delta nets with attention; qwen3_moe is qwen3 with experts, and qwen3_5_moe_text "
+        "is qwen3_5_text with experts.",
+    )
+    hidden_size: int = setting(128, "Width of the residual stream.", at_least=1)
+    intermediate_size: int = setting(512, "Width of the MLP's hidden layer.", at_least=1)
+    num_hidden_layers: int = setting(4, "Number of layers.", at_least=1, at_most=4096)
+    num_attention_heads: int = setting(4, "Number of query heads.", at_least=1)
+    num_key_value_heads: int = setting(
+        2, "Number of key and value heads, a divisor of num_attention_heads.", at_least=1
+    )
+    head_dim: int = setting(32, "Width of one head, an even number.", at_least=1)
+    tie_word_embeddings: bool = setting(
+        True, "Uses the embedding matrix as the output matrix, too."
+    )
+    rope_theta: float = setting(10000.0, "Base of the rotary position embedding.")
+    rms_norm_eps: float = setting(1e-6, "Epsilon of the RMS norms.")
+
+    # Hybrids of attention and gated delta nets: qwen3_5_text and qwen3_5_moe_text.
+    full_attention_interval: int = setting(
+        4,
+        "For qwen3_5_text: layers from one attention layer to the next; all others are gated delta "
+        "nets.",
+        at_least=2,
+    )
+    partial_rotary_factor: float = setting(
+        0.25, "For qwen3_5_text: share of a head that RoPE rotates.", above=0, at_most=1
+    )
+    linear_num_key_heads: int = setting(
+        4, "For qwen3_5_text: number of query and key heads of a gated delta net.", at_least=1
+    )
+    linear_num_value_heads: int = setting(
+        4,
+        "For qwen3_5_text: number of value heads of a gated delta net, a multiple of "
+        "linear_num_key_heads.",
+        at_least=1,
+    )
+    linear_key_head_dim: int = setting(
+        32, "For qwen3_5_text: width of a query or key head of a gated delta net.", at_least=1
+    )
+    linear_value_head_dim: int = setting(
+        32, "For qwen3_5_text: width of a value head of a gated delta net.", at_least=1
+    )
+    linear_conv_kernel_dim: int = setting(
+        4,
+        "For qwen3_5_text: tokens that the causal convolution of a gated delta net sees.",
+        at_least=2,
+    )
+
+    # MoE families: qwen3_moe and qwen3_5_moe_text.
+    num_experts: int = setting(
+        0,
+        "Number of experts in a layer, for MoE families (qwen3_moe, qwen3_5_moe_text). 0: a "
+        "dense MLP.",
+        at_most=2**15 - 1,  # routes are int16
+    )
+    num_experts_per_tok: int = setting(
+        0, "Number of experts that every token is routed to. 0: no experts."
+    )
+    moe_intermediate_size: int = setting(
+        0, "Width of the hidden layer of one expert. 0: no experts."
+    )
+    norm_topk_prob: bool = setting(
+        False, "Normalizes the router's weights of a token's experts to a sum of 1."
+    )
+    shared_expert_intermediate_size: int = setting(
+        0,
+        "For qwen3_5_moe_text: width of the shared MLP, which processes every token besides its "
+        "experts. 0: other families.",
+    )
+
+
+# The entries of each model that differ from the defaults of `Architecture`.
+TINY_MODELS: dict[str, dict[str, str | int | float | bool]] = {
+    "tiny-qwen2": {},
+    "tiny-qwen3": {"model_type": "qwen3"},
+    "tiny-llama": {"model_type": "llama"},
+    "tiny-qwen3.5": {"model_type": "qwen3_5_text"},
+    # Two of the experts are as wide as the MLP of tiny-qwen2, so that a token costs the same.
+    "tiny-qwen3-moe": {
+        "model_type": "qwen3_moe",
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 256,
+        "norm_topk_prob": True,
+    },
+    "tiny-qwen3.5-moe": {
+        "model_type": "qwen3_5_moe_text",
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 128,
+        "norm_topk_prob": True,
+        "shared_expert_intermediate_size": 256,
+    },
+}
+
+
+def config_file(arch: str) -> Path | None:
+    """Returns the config.json that `model.arch` names, None if it names a tiny model."""
+    return Path(arch).expanduser() if arch.endswith(".json") else None
+
+
+def tiny_arch(name: str = "tiny-qwen2", **entries: str | int | float | bool) -> str:
+    """Returns the value of `model.arch` for a tiny model with other entries.
+
+    tiny_arch(hidden_size=64) is "tiny-qwen2(hidden_size=64)".
+    """
+    arguments = ",".join(f"{key}={value}" for key, value in entries.items())
+    return f"{name}({arguments})" if entries else name
+
+
+@functools.cache
+def read_architecture(arch: str) -> Architecture:
+    """Returns the architecture of "NAME" or "NAME(entry=value,...)", a tiny model.
+
+    Bounds are not checked (`checks.check_architecture`).
+
+    Raises:
+        UserError: there is no such tiny model or entry, or a value has the wrong type.
+    """
+    name, _, arguments = arch.partition("(")
+    if name not in TINY_MODELS:
+        raise UserError(
+            f"model.arch={shown(arch)} is no tiny model: give one of {', '.join(TINY_MODELS)}, or "
+            "the path of a config.json"
+        )
+    entries = TINY_MODELS[name] | (read_entries(arch, arguments) if arguments else {})
+    kinds = {field.name: type(field.default) for field in fields(Architecture)}
+    for key, value in entries.items():
+        if key not in kinds:
+            names = ", ".join(kinds)
+            raise UserError(f"model.arch={shown(arch)} has no entry {key}; there are {names}")
+        is_number = kinds[key] is float and type(value) is int
+        if type(value) is not kinds[key] and not is_number:
+            raise UserError(
+                f"model.arch={shown(arch)}: {key}={shown(value)} is not of type "
+                f"{kinds[key].__name__}"
+            )
+    return replace(Architecture(), **entries)
+
+
+def read_entries(arch: str, arguments: str) -> dict[str, str | int | float | bool]:
+    """Parses "hidden_size=64,model_type=qwen3)": numbers, True or False, and names."""
+    try:
+        call = ast.parse(f"_({arguments}", mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            raise ValueError("no call with named arguments")
+        return dict(read_entry(keyword) for keyword in call.keywords)
+    except (MemoryError, RecursionError, SyntaxError, ValueError):
+        raise UserError(
+            f"model.arch={shown(arch)} cannot be read: write it as "
+            "tiny-qwen2(hidden_size=64,num_hidden_layers=2)"
+        ) from None
+
+
+def read_entry(keyword: ast.keyword) -> tuple[str, str | int | float | bool]:
+    """Returns the name and the value of an argument. Raises ValueError if it has no value."""
+    if keyword.arg is None:  # **dict
+        raise ValueError("two asterisks")
+    match keyword.value:
+        case ast.Name(id=name):
+            return keyword.arg, {"true": True, "false": False}.get(name, name)
+        case value:
+            return keyword.arg, ast.literal_eval(value)
+
+
+def with_entry(arch: str, name: str, text: str) -> str:
+    """Returns `model.arch` with one entry changed, for flags such as model.arch.hidden_size=64.
+
+    Raises UserError if `arch` is a file, which has to be changed itself.
+    """
+    if config_file(arch):
+        raise UserError(f"model.arch.{name}={shown(text)} does not change {arch}: edit the file")
+    model, _, arguments = arch.partition("(")
+    entries = read_entries(arch, arguments) if arguments else {}
+    entries |= read_entries(f"{model}({name}={text})", f"{name}={text})")
+    return tiny_arch(model, **entries)
