@@ -16,8 +16,9 @@ sys.path.insert(0, str(ROOT))  # for benchmarks, which are not part of the packa
 
 from benchmarks.published.settings import RUNS, PublishedRun, Row  # noqa: E402
 from jzero import config  # noqa: E402
+from jzero.config import describe  # noqa: E402
 from jzero.run import metrics  # noqa: E402
-from jzero.setting import LARGEST_FLOAT, LARGEST_INT  # noqa: E402
+from jzero.setting import LARGEST_FLOAT, LARGEST_INT, part_name  # noqa: E402
 
 PAGES = ROOT / "docs" / "reference"
 MADE_BY = "<!-- made by docs/reference.py: change the code and run it again -->\n"
@@ -42,16 +43,40 @@ which settings to choose for a model.
 
 
 def settings_page() -> str:
-    """Returns the page of all settings, with a table for each section."""
+    """Returns the page of all settings, with a table for each section and each part."""
     rows: dict[str, list[str]] = {}
+    parts: dict[str, list[str]] = {}  # the tables of parts, after the table of their section
     for setting in config.list_settings(config.Config()):
+        if setting.part:
+            continue
         section, _, _ = setting.name.rpartition(".")
         rows.setdefault(section, []).append(setting_row(setting))
-    tables = [
-        "\n".join([settings_heading(section), *section_rows])
-        for section, section_rows in rows.items()
-    ]
+        if setting.type.parts:
+            parts.setdefault(section, []).append(parts_table(setting))
+    tables = []
+    for section, section_rows in rows.items():
+        tables.append("\n".join([settings_heading(section), *section_rows]))
+        tables += parts.get(section, [])
     return "\n\n".join([SETTINGS_HEAD, *tables]) + "\n"
+
+
+def parts_table(setting: config.Setting) -> str:
+    """Returns a table of the parts that a setting may have, with their arguments."""
+    lines = [
+        f"### `{setting.name}`",
+        "",
+        "| part | argument | default | meaning |",
+        "|---|---|---|---|",
+    ]
+    for part in setting.type.parts:
+        meaning = (part.__doc__ or "").partition("\n\n")[0] if part else "No part."
+        lines.append(f"| `{part_name(part)}` | | | {cell(' '.join(meaning.split()))} |")
+        for argument in describe.arguments_of_part(setting.name, part) if part else []:
+            name = argument.name.removeprefix(f"{setting.name}.")
+            meaning = " ".join([" ".join(argument.rules.description.split()), *bounds(argument)])
+            default = f"`{shown(argument)}`" if shown(argument) else ""
+            lines.append(f"| | `{name}` | {cell(default)} | {cell(meaning)} |")
+    return "\n".join(lines)
 
 
 def settings_heading(section: str) -> str:
@@ -68,20 +93,22 @@ def settings_heading(section: str) -> str:
 def setting_row(setting: config.Setting) -> str:
     description = " ".join(setting.rules.description.split())
     facts = [description, *bounds(setting)]
-    default = f"`{shown(setting.value)}`" if shown(setting.value) else ""
+    default = f"`{shown(setting)}`" if shown(setting) else ""
     return f"| `{setting.name}` | {cell(default)} | {cell(' '.join(facts))} |"
 
 
-def shown(value: object) -> str:
+def shown(setting: config.Setting) -> str:
     """Returns a default as the command line takes it."""
-    if isinstance(value, tuple):
-        return ", ".join(str(item) for item in value)
-    return str(value)
+    if isinstance(setting.value, tuple):
+        return ", ".join(str(item) for item in setting.value)
+    return describe.shown_default(setting)
 
 
 def bounds(setting: config.Setting) -> Iterator[str]:
     """Yields the choices and the bounds of a setting that its description does not imply."""
     rules = setting.rules
+    if setting.type.parts:
+        yield f"One of {', '.join(f'`{part_name(part)}`' for part in setting.type.parts)}."
     if rules.choices:
         yield f"One of {', '.join(f'`{choice}`' for choice in rules.choices if choice)}."
     if setting.kind not in (int, float):

@@ -21,7 +21,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import jax
 from absl import flags
@@ -147,6 +147,61 @@ def check_setting_names(arguments: Sequence[str]) -> None:
             exit_with_error(f"{argument}: {mistakes}")
 
 
+class SplitFlags(NamedTuple):
+    """The arguments of a command: those that absl parses, and those that choose or change parts."""
+
+    arguments: list[str]
+    parts: list[tuple[str, str]]  # (dotted name, text)
+
+
+def split_flags(arguments: Sequence[str]) -> SplitFlags:
+    """Separates the flags of parts, which absl cannot parse, and completes the other flags.
+
+    Flags of earlier versions get their names of today. A flag that names no setting ends the
+    process.
+    """
+    arguments = [today(argument) for argument in arguments]
+    check_setting_names(arguments)
+    others: list[str] = []
+    parts: list[tuple[str, str]] = []
+    remaining = list(arguments)
+    while remaining:
+        argument = remaining.pop(0)
+        flag = _SETTING_FLAG.match(argument)
+        if flag is None or not config.names_part(flag[1]):
+            others.append(argument)
+            continue
+        _, equals, text = argument.partition("=")
+        if not equals and argument.startswith(("--no", "-no")):
+            text = "False"
+        elif not equals and config.is_boolean_argument(flag[1]):
+            text = "True"
+        elif not equals:
+            # Without "=", the next argument is the value.
+            text = remaining.pop(0) if remaining else ""
+        parts.append((flag[1], text))
+    return SplitFlags(complete_tuples(others), parts)
+
+
+def today(argument: str) -> str:
+    """Returns a flag of an earlier version with the name that its setting has today."""
+    flag = _SETTING_FLAG.match(argument)
+    if flag is None or flag[1] not in config.MOVED:
+        return argument
+    return argument[: flag.start(1)] + config.MOVED[flag[1]] + argument[flag.end(1) :]
+
+
+def set_parts(settings: config.Config, parts: Sequence[tuple[str, str]]) -> None:
+    """Changes the parts of a config as their flags say.
+
+    Parts are chosen before their arguments are changed, in any order of the flags.
+
+    Raises UserError for a part, or an argument of the chosen part, that does not exist.
+    """
+    for name, text in sorted(parts, key=lambda flag: flag[0].count(".")):
+        config.set_part(settings, name, text)
+
+
 def complete_tuples(arguments: Sequence[str]) -> list[str]:
     """Returns the arguments with the values of tuples written as Python literals.
 
@@ -198,21 +253,24 @@ def parse_settings(defaults: config.Config, arguments: Sequence[str]) -> config.
 
     A mistake in the arguments ends the process.
     """
-    check_setting_names(arguments)
-    argv = ["jzero", *complete_tuples(arguments)]
+    given = split_flags(arguments)
+    argv = ["jzero", *given.arguments]
     values = flags.FlagValues()
     holder = config_flags.DEFINE_config_dataclass(
         "config", defaults, flag_values=values, sys_argv=argv
     )
-    settings = parse_config_flag(values, argv, holder)
+    settings = parse_config_flag(values, argv, holder, given.parts)
     assert isinstance(settings, config.Config), f"{settings=}"
     return settings
 
 
 def parse_config_flag(
-    values: flags.FlagValues, argv: Sequence[str], holder: flags.FlagHolder[object]
+    values: flags.FlagValues,
+    argv: Sequence[str],
+    holder: flags.FlagHolder[object],
+    parts: Sequence[tuple[str, str]],
 ) -> object:
-    """Parses `argv` and returns the value of the config flag `holder`.
+    """Parses `argv` and returns the value of the config flag `holder`, with changed `parts`.
 
     The value is None without the flag. A mistake in the arguments, or in the recipe that the flag
     names, ends the process.
@@ -230,6 +288,7 @@ def parse_config_flag(
         )
     if isinstance(holder.value, config.Config):
         with user_errors():
+            set_parts(holder.value, parts)
             config.validate_values(holder.value)
         expand_task_name(holder.value.task)
     return holder.value

@@ -78,15 +78,15 @@ def parse(arguments: list[str]) -> Command:
         with cli.user_errors():
             print(describe.describe(name) if name else usage())
         sys.exit(0)
-    cli.check_setting_names(arguments)
-    argv = ["jzero", *cli.complete_tuples(arguments)]
+    given = cli.split_flags(arguments)
+    argv = ["jzero", *given.arguments]
     values = flags.FlagValues()
     recipe = config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv)
     workdir = flags.DEFINE_string("workdir", None, "", flag_values=values)
     unfinished_status = flags.DEFINE_integer(
         "unfinished_status", 0, "", lower_bound=0, upper_bound=255, flag_values=values
     )
-    settings = cli.parse_config_flag(values, argv, recipe)
+    settings = cli.parse_config_flag(values, argv, recipe, given.parts)
     if not isinstance(settings, config.Config):
         cli.exit_with_error("give a recipe: --config configs/countdown.py")
     return Command(
@@ -112,7 +112,7 @@ def usage() -> str:
         "`--help rollout.stop` one setting:"
     ]
     for setting in config.list_settings(config.Config()):
-        flag = f"--config.{setting.name}={setting.value}"
+        flag = f"--config.{setting.name}={describe.shown_default(setting)}"
         settings.append(f"  {flag:<52}{describe.describe_value(setting)}".rstrip())
 
     return "\n\n".join(

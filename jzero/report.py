@@ -6,7 +6,6 @@ one file that needs no network: report.html next to this module is its template,
 draws the JSON that `render_page` inserts.
 """
 
-import dataclasses
 import json
 import sys
 import time
@@ -40,7 +39,7 @@ def render_page(workdirs: Sequence[Path]) -> str:
         "runs": runs,
         "main": list(STEP_LINE),
         "units": metric_units(name for run in runs for name in metric_names(run)),
-        "defaults": config.flatten(dataclasses.asdict(config.Config())),
+        "defaults": config.flatten(json.loads(config.to_json(config.Config()))),
         "made": time.strftime("%Y-%m-%d %H:%M"),
     }
     template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")

@@ -21,6 +21,7 @@ from jzero.config.presets import (
     with_adapter,
 )
 from jzero.config.schema import (
+    MOVED,
     AdapterConfig,
     ArchitectureConfig,
     Config,
@@ -42,8 +43,11 @@ from jzero.config.schema import (
     ToolsConfig,
     TrainConfig,
     WarmStartConfig,
+    is_boolean_argument,
     list_settings,
+    names_part,
     read_section,
+    set_part,
     unknown_names,
 )
 from jzero.config.serialization import flatten, from_json, to_json

@@ -22,7 +22,14 @@ from jzero import algorithms, http
 from jzero.config.schema import Config, Setting, list_settings
 from jzero.errors import UserError, shown
 from jzero.files import JsonObject, split_revision
-from jzero.setting import LONGEST_LINE, LONGEST_TEXT
+from jzero.setting import (
+    LONGEST_LINE,
+    LONGEST_TEXT,
+    NAMES_OF_KINDS,
+    class_of_part,
+    has_kind,
+    part_name,
+)
 
 SMALLEST_FLOAT = 1.18e-38  # the smallest normal float32
 LONGEST_NAME = 255  # bytes of a file name
@@ -70,17 +77,14 @@ def unusable_values(settings: list[Setting]) -> list[str]:
 
 # Single settings.
 
-NAMES_OF_KINDS = {
-    bool: "True or False",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    tuple: "a list",
-}
-
 
 def check_type(item: Setting) -> Iterator[str]:
     """Yields a message if a value, or an item of a tuple, has the wrong type."""
+    if item.type.parts:
+        if class_of_part(item.value) not in item.type.parts:
+            names = ", ".join(map(part_name, item.type.parts))
+            yield f"{item.name}={shown(item.value)} is not one of {names}"
+        return
     if not has_kind(item.value, item.kind):
         yield f"{item.name}={shown(item.value)} must be {NAMES_OF_KINDS[item.kind]}"
         return
@@ -95,15 +99,6 @@ def check_type(item: Setting) -> Iterator[str]:
                 f"{item.name} has the item {shown(value)}, which must be "
                 f"{NAMES_OF_KINDS[item.item_kind]}{advice}"
             )
-
-
-def has_kind(value: object, kind: type) -> bool:
-    """Returns whether a value is allowed for a setting of this type."""
-    if isinstance(value, bool):
-        return kind is bool
-    if kind is float:
-        return isinstance(value, int | float)
-    return isinstance(value, list | tuple) if kind is tuple else isinstance(value, kind)
 
 
 def values_of(item: Setting) -> list[object]:

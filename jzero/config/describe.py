@@ -4,6 +4,8 @@
 
     $ python -m jzero.main --help rollout
 
+The help on a setting with parts lists every part with its arguments.
+
 All information comes from the schema.
 """
 
@@ -13,9 +15,18 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 
-from jzero.config.schema import Config, Setting, list_settings
+from jzero.config.schema import Config, Setting, known_names, list_settings, parts_with_argument
 from jzero.errors import UserError
-from jzero.setting import LARGEST_FLOAT, LARGEST_INT
+from jzero.setting import (
+    LARGEST_FLOAT,
+    LARGEST_INT,
+    FieldType,
+    field_types,
+    is_part,
+    part_name,
+    rules_of,
+    show_part,
+)
 
 WIDTH = 100  # columns
 NAME_WIDTH = 36  # columns of `name=default`
@@ -32,32 +43,51 @@ def walk_sections(section: object, name: str) -> Iterator[tuple[str, object]]:
     yield name, section
     for item in dataclasses.fields(section):
         value = getattr(section, item.name)
-        if dataclasses.is_dataclass(value):
+        if dataclasses.is_dataclass(value) and not is_part(value):
             yield from walk_sections(value, f"{name}.{item.name}".lstrip("."))
 
 
 def count_settings(section: str = "") -> int:
-    """Returns the number of settings in a section, subsections included."""
+    """Returns the number of settings in a section, subsections included. A part is one setting."""
     return len(settings_of(section))
 
 
 def settings_of(section: str) -> list[Setting]:
-    """Returns the settings of a section, subsections included."""
+    """Returns the settings of a section, subsections included, without arguments of parts."""
     prefix = f"{section}." if section else ""
-    return [item for item in list_settings(Config()) if item.name.startswith(prefix)]
+    return [
+        item for item in list_settings(Config()) if item.name.startswith(prefix) and not item.part
+    ]
+
+
+def count_arguments(section: str = "") -> int:
+    """Returns the number of arguments of all parts that the settings of a section may have."""
+    return sum(len(list(arguments_of(item.type))) for item in settings_of(section))
+
+
+def arguments_of(kind: FieldType) -> Iterator[FieldType]:
+    """Yields the types of the arguments of all parts of a setting."""
+    for part in kind.parts:
+        for argument in field_types(part).values() if part else ():
+            yield argument
+            yield from arguments_of(argument)
 
 
 def count_table() -> str:
-    """Returns a table of the sections with the number of their settings."""
-    lines = ["settings  section"]
+    """Returns a table of the sections with the number of their settings, and of parts' arguments.
+
+    A part counts as one setting.
+    """
+    lines = ["settings  arguments of parts  section"]
     for name in list_sections():
         indent = "  " * name.count(".")
-        lines.append(f"{count_settings(name):8}  {indent}{name or 'all'}")
+        arguments = count_arguments(name)
+        lines.append(f"{count_settings(name):8}  {arguments:18}  {indent}{name or 'all'}")
     return "\n".join(lines)
 
 
 def describe(name: str) -> str:
-    """Returns the help on a setting or a section with this dotted name.
+    """Returns the help on a setting, a section or an argument of a part with this dotted name.
 
     Raises UserError for an unknown name.
     """
@@ -65,11 +95,13 @@ def describe(name: str) -> str:
     sections = list_sections()
     if name in sections:
         return describe_section(name, sections)
-    settings = {setting.name: setting for setting in list_settings(Config())}
+    settings = {item.name: item for item in list_settings(Config()) if not item.part}
     if name in settings:
         return describe_setting(settings[name])
+    names = [*sections, *known_names()]
+    if name in names:
+        return describe_argument(name)
     # Without a similar name, list the top-level sections.
-    names = [*sections, *settings]
     similar = difflib.get_close_matches(name, names) or list(dataclasses.asdict(Config()))
     raise UserError(f"--help {name}: no such section or setting; there are {', '.join(similar)}")
 
@@ -81,7 +113,7 @@ def describe_section(name: str, sections: dict[str, object]) -> str:
     for item in settings_of(name):
         short_name = item.name.removeprefix(prefix)
         if "." not in short_name:
-            left = f"{short_name}={shown_default(item.value)}"
+            left = f"{short_name}={shown_default(item)}"
             lines.append(one_line(left, item.rules.description))
     inner = [other for other in sections if other.startswith(prefix) and other != name]
     for other in inner:
@@ -101,21 +133,63 @@ def one_line(left: str, text: str) -> str:
     return left + textwrap.shorten(text, width, placeholder=" …", break_on_hyphens=False)
 
 
-def shown_default(value: object) -> str:
-    """Returns a default as it is written in a flag."""
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+def shown_default(item: Setting) -> str:
+    """Returns the default of a setting as it is written in a flag."""
+    if item.type.parts:
+        return show_part(item.value)
+    return ",".join(map(str, item.value)) if isinstance(item.value, tuple) else str(item.value)
 
 
 def describe_setting(item: Setting) -> str:
     """Returns the flag of a setting with its default, its description, choices and bounds."""
-    lines = [f"--config.{item.name}={shown_default(item.value)}"]
+    lines = [f"--config.{item.name}={shown_default(item)}"]
     lines += textwrap.wrap(describe_value(item), WIDTH - 4)
-    return "\n    ".join(lines)
+    lines = ["\n    ".join(lines)]
+    for part in item.type.parts:
+        lines += describe_part(item, part)
+    if item.type.parts:
+        lines.append(f"\n--config.{item.name}.NAME=VALUE changes an argument of the chosen part.")
+    return "\n".join(lines)
+
+
+def describe_part(item: Setting, part: type | None) -> list[str]:
+    """Returns a line for a part that a setting may have, and for each of its arguments."""
+    if part is None:
+        return [one_line(part_name(part), "No part.")]
+    lines = [one_line(part_name(part), str(inspect.getdoc(part)).split("\n\n")[0])]
+    for argument in arguments_of_part(item.name, part):
+        left = f"  {argument.name.rpartition('.')[2]}={shown_default(argument)}"
+        lines.append(one_line(left, describe_value(argument)))
+    return lines
+
+
+def arguments_of_part(name: str, part: type) -> list[Setting]:
+    """Returns the arguments of a part with their defaults, as settings below a dotted name."""
+    kinds = field_types(part)
+    return [
+        Setting(f"{name}.{field.name}", field.default, rules_of(field), kinds[field.name], name)
+        for field in dataclasses.fields(part)
+    ]
+
+
+def describe_argument(name: str) -> str:
+    """Returns the help on an argument, for each part that has it."""
+    owner = name.rpartition(".")[0]
+    texts = []
+    for part in parts_with_argument(name):
+        [item] = [item for item in arguments_of_part(owner, part) if item.name == name]
+        lines = [f"--config.{name}={shown_default(item)}, with {owner}={part_name(part)}"]
+        lines += textwrap.wrap(describe_value(item), WIDTH - 4)
+        texts.append("\n    ".join(lines))
+    return "\n".join(texts)
 
 
 def describe_value(item: Setting) -> str:
     """Returns the description of a setting with its choices or bounds, in one line."""
     rules = item.rules
+    if item.type.parts:
+        names = ", ".join(map(part_name, item.type.parts))
+        return f"{rules.description} One of: {names}."
     if rules.choices:
         names = ", ".join(choice or "''" for choice in rules.choices)
         return f"{rules.description} One of: {names}."

@@ -22,7 +22,17 @@ from typing import Any, TypeVar
 
 from jzero import algorithms
 from jzero.errors import UserError
-from jzero.setting import Rules, rules_of, setting
+from jzero.setting import (
+    FieldType,
+    Rules,
+    field_types,
+    is_part,
+    parse_part,
+    part_from_json,
+    replace_argument,
+    rules_of,
+    setting,
+)
 
 Section = TypeVar("Section")  # a dataclass of settings
 
@@ -1287,51 +1297,161 @@ REPLACED = {
 }
 
 
+# Flags of earlier versions, and the setting that has the same meaning today.
+MOVED: dict[str, str] = {}
+
+
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a config with its dotted name, such as "rollout.group_size"."""
+    """One setting of a config with its dotted name, such as "rollout.group_size".
+
+    An argument of a part has a `Setting` of its own, after the setting of the part: its name is
+    "algorithm.surrogate.low", and `part` is "algorithm.surrogate".
+    """
 
     name: str
     value: object
     rules: Rules
-    kind: type  # bool, int, float, str or tuple
-    item_kind: type | None = None  # type of a tuple's items: str, int or float
+    type: FieldType
+    part: str = ""  # name of the setting whose value has this argument; "" for other settings
+
+    @property
+    def kind(self) -> type:
+        """Returns bool, int, float, str or tuple; object for a part."""
+        return self.type.kind
+
+    @property
+    def item_kind(self) -> type | None:
+        """Returns the type of a tuple's items: str, int or float."""
+        return self.type.item_kind
 
 
 def list_settings(config: Config) -> list[Setting]:
-    """Returns every setting of a config in the order of the schema."""
+    """Returns every setting of a config in the order of the schema, arguments of parts included."""
     return list(walk(config, ""))
+
+
+def walk(section: object, prefix: str, part: str = "") -> Iterator[Setting]:
+    """Yields the settings of a section or part; their names begin with `prefix`.
+
+    part: dotted name of the setting, if `section` is a part.
+    """
+    assert dataclasses.is_dataclass(section), f"{section=}"
+    kinds = field_types(type(section))
+    for item in dataclasses.fields(section):
+        name = prefix + item.name
+        value = getattr(section, item.name)
+        if dataclasses.is_dataclass(value) and not is_part(value):
+            yield from walk(value, f"{name}.")
+            continue
+        yield Setting(name, value, with_table_keys(name, rules_of(item)), kinds[item.name], part)
+        # A value of a wrong type has no settings; the checks report it.
+        if kinds[item.name].parts and is_part(value):
+            yield from walk(value, f"{name}.", name)
 
 
 def unknown_names(names: Iterable[str]) -> str:
     """Returns a message on the dotted names that are not settings, with the closest settings.
 
     Returns "no field rollout.group_sise; did you mean rollout.group_size?", or "" if all names are
-    settings.
+    settings, or arguments of any part that a setting may have.
     """
-    settings = [setting.name for setting in list_settings(Config())]
+    known = known_names()
     mistakes = []
-    for name in sorted(set(names) - set(settings)):
-        similar = ", ".join(difflib.get_close_matches(name, settings))
+    for name in sorted(set(names) - set(known)):
+        similar = ", ".join(difflib.get_close_matches(name, known))
         advice = f"did you mean {similar}?" if similar else "--help lists them"
         # A removed setting has better advice than the settings with similar names.
         advice = REPLACED.get(name, advice)
+        if name in MOVED:
+            advice = f"set {MOVED[name]}"
         mistakes.append(f"no field {name}; {advice}")
     return "; ".join(mistakes)
 
 
-def walk(part: object, prefix: str) -> Iterator[Setting]:
-    """Yields the settings of a config or section; their names begin with `prefix`."""
-    assert dataclasses.is_dataclass(part), f"{part=}"
-    kinds = kinds_of(type(part))
-    for item in dataclasses.fields(part):
-        name = prefix + item.name
-        value = getattr(part, item.name)
-        if dataclasses.is_dataclass(value):
-            yield from walk(value, f"{name}.")
-        else:
-            rules = with_table_keys(name, rules_of(item))
-            yield Setting(name, value, rules, *kinds[item.name])
+@functools.cache
+def known_names() -> tuple[str, ...]:
+    """Returns the names of all settings, and of the arguments of all parts that they may have."""
+    names: dict[str, None] = {}
+    for item in list_settings(Config()):
+        names[item.name] = None
+        names |= dict.fromkeys(names_of_arguments(item.name, item.type))
+    return tuple(names)
+
+
+def names_of_arguments(name: str, kind: FieldType) -> Iterator[str]:
+    """Yields the dotted names of the arguments of every part that a setting may have."""
+    for part in kind.parts:
+        for argument, inner in field_types(part).items() if part else ():
+            yield f"{name}.{argument}"
+            yield from names_of_arguments(f"{name}.{argument}", inner)
+
+
+class Place(typing.NamedTuple):
+    """Where a setting is: the section and its field, and the path of an argument in a part."""
+
+    section: object
+    field: str
+    path: str  # "" for the setting itself, "low" for an argument of its part
+
+
+def find_place(config: Config, name: str) -> Place:
+    """Returns the place of a known setting, or of an argument of a part."""
+    section: object = config
+    first, _, path = name.partition(".")
+    # Sections are mutable; a frozen dataclass or None is the value of a setting.
+    while path and dataclasses.is_dataclass(getattr(section, first)):
+        inner = getattr(section, first)
+        if is_part(inner):
+            break
+        section = inner
+        first, _, path = path.partition(".")
+    return Place(section, first, path)
+
+
+def names_part(name: str) -> bool:
+    """Returns whether a dotted name is a setting with parts, or an argument of a part."""
+    section, field, _ = find_place(Config(), name)
+    return bool(field_types(type(section))[field].parts)
+
+
+def parts_with_argument(name: str) -> list[type]:
+    """Returns the parts that have the argument with this dotted name; [] for a setting."""
+    section, field, path = find_place(Config(), name)
+    kinds = [field_types(type(section))[field]]
+    *outer, argument = path.split(".")
+    for inner in outer:
+        kinds = [field_types(part)[inner] for part in parts_with(inner, kinds)]
+    return parts_with(argument, kinds)
+
+
+def parts_with(argument: str, kinds: Iterable[FieldType]) -> list[type]:
+    """Returns the parts of some fields that have an argument with this name."""
+    parts = [part for kind in kinds for part in kind.parts if part is not None]
+    return [part for part in parts if argument in field_types(part)]
+
+
+def is_boolean_argument(name: str) -> bool:
+    """Returns whether a dotted name is an argument of a part, and True or False."""
+    argument = name.rpartition(".")[2]
+    parts = parts_with_argument(name)
+    return bool(parts) and all(field_types(part)[argument].kind is bool for part in parts)
+
+
+def set_part(config: Config, name: str, text: str) -> None:
+    """Changes a part of a config, or an argument of a part, as the flag `name=text` says.
+
+    Raises UserError if there is no such part or argument, or the text is no value of its type.
+    """
+    section, field, path = find_place(config, name)
+    setting_name = name.removesuffix(f".{path}") if path else name
+    parts = field_types(type(section))[field].parts
+    current = getattr(section, field)
+    if path:
+        changed = replace_argument(setting_name, parts, current, path, text)
+    else:
+        changed = parse_part(setting_name, parts, text, current)
+    setattr(section, field, changed)
 
 
 def read_section(section: type[Section], values: Mapping[str, Any]) -> Section:
@@ -1340,24 +1460,16 @@ def read_section(section: type[Section], values: Mapping[str, Any]) -> Section:
     The values are not checked: this process, or the process that started it, has validated them.
     """
     arguments = {}
-    for name, (kind, _) in kinds_of(section).items():
+    for name, kind in field_types(section).items():
         value = values[name]
-        if dataclasses.is_dataclass(kind):
-            value = read_section(kind, value)
-        elif kind is tuple:
+        if kind.parts:
+            value = part_from_json(name, kind.parts, value)
+        elif dataclasses.is_dataclass(kind.kind):
+            value = read_section(kind.kind, value)
+        elif kind.kind is tuple:
             value = tuple(value)
         arguments[name] = value
     return section(**arguments)
-
-
-@functools.cache
-def kinds_of(section: type) -> dict[str, tuple[type, type | None]]:
-    """Returns the type of every field of a section, and the type of a tuple's items."""
-    kinds = {}
-    for name, hint in typing.get_type_hints(section).items():
-        items = typing.get_args(hint)
-        kinds[name] = (typing.get_origin(hint) or hint, items[0] if items else None)
-    return kinds
 
 
 def with_table_keys(name: str, rules: Rules) -> Rules:

@@ -235,7 +235,7 @@ def setting_flags(original: Config, changed: Config) -> list[str]:
     return [
         f"--config.{setting.name}={setting.value}"
         for setting in config.list_settings(changed)
-        if original_values[setting.name] != setting.value
+        if not setting.part and original_values[setting.name] != setting.value
     ]
 
 

@@ -17,7 +17,6 @@ Imports no jax: grader processes load this module.
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import copy
 import functools
@@ -31,6 +30,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, cast
 
+from jzero import setting
 from jzero.errors import UserError
 from jzero.tasks import bounds, trl_rewards
 from jzero.types import JsonValue, Problem, Prompt, Turns
@@ -100,23 +100,13 @@ def read_arguments(name: str, text: str) -> tuple[list[object], dict[str, object
     Raises:
         UserError: an argument is not a literal.
     """
-    # Parse the text as the arguments of a call, and accept only literals: nothing is evaluated.
     try:
-        call = ast.parse(f"_({text})", mode="eval").body
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-            raise ValueError("more than one call")
-        positional = [ast.literal_eval(argument) for argument in call.args]
-        named: dict[str, object] = {}
-        for keyword in call.keywords:
-            if keyword.arg is None:  # **dict
-                raise ValueError("two asterisks")
-            named[keyword.arg] = ast.literal_eval(keyword.value)
-    except (MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
+        return setting.read_arguments(text)
+    except ValueError:
         raise UserError(
             f"task.reward.functions={name}: the arguments of a factory are numbers, texts in "
             "quotes, True, False, None, and lists or dicts of them, as in factory(1, length=2)"
         ) from None
-    return positional, named
 
 
 def _find_attribute(name: str) -> Any:
