@@ -18,7 +18,7 @@ from benchmarks.published.settings import RUNS, PublishedRun, Row  # noqa: E402
 from jzero import config  # noqa: E402
 from jzero.config import describe  # noqa: E402
 from jzero.run import metrics  # noqa: E402
-from jzero.setting import LARGEST_FLOAT, LARGEST_INT, part_name  # noqa: E402
+from jzero.setting import LARGEST_FLOAT, LARGEST_INT, is_part, part_name  # noqa: E402
 
 PAGES = ROOT / "docs" / "reference"
 MADE_BY = "<!-- made by docs/reference.py: change the code and run it again -->\n"
@@ -321,6 +321,8 @@ def note(row: Row) -> str:
 
 
 def as_a_reader_writes(value: object) -> str:
+    if is_part(value):
+        return part_name(type(value))
     if isinstance(value, tuple):
         return ", ".join(repr(item).strip("'") for item in value) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value) or "(its default)"

@@ -79,7 +79,7 @@ def test_a_run_uses_the_reward_of_the_page_and_trains(folder: Path) -> None:
 def test_a_run_uses_the_algorithm_the_kernel_and_the_options_of_the_page(folder: Path) -> None:
     settings = json.loads((folder / "runs/game/config.json").read_text())
     assert settings["algorithm"]["name"] == "clip_higher"
-    assert settings["algorithm"]["advantage"] == "sign"
+    assert settings["algorithm"]["advantage"] == {"name": "sign", "scale": 1.0}
     assert settings["model"]["attention"] == "my_kernel"
     assert settings["task"]["options"] == ["letters=3", "near=0.1"]
 
