@@ -28,7 +28,7 @@ import jax
 import numpy as np
 
 from jzero import cli, setup
-from jzero.algorithms import grpo
+from jzero.algorithms import GroupMeanStd, grpo
 from jzero.config import (
     Config,
     MeshConfig,
@@ -78,7 +78,7 @@ def workload_config(directory: str, dtype: str) -> Config:
             page_size=16,
             decode_steps=32,
         ),
-        algorithm=grpo(std_eps=1e-4),
+        algorithm=grpo(advantage=GroupMeanStd(1e-4)),
         optimizer=OptimizerConfig(lr=1e-5, b1=0.9, b2=0.999),
         train=TrainConfig(
             microbatch_tokens=2 * row_tokens, pack="longest", packs_per_row=GROUP_SIZE

@@ -54,6 +54,7 @@ from jzero.config import (
     TaskConfig,
     TrainConfig,
     WarmStartConfig,
+    schedules,
     tiny_model,
 )
 from jzero.planning.fitting import choose_fitting_preset
@@ -103,13 +104,12 @@ def instruct(preset: str) -> Config:
             max_prompt_tokens=1024,
             max_new_tokens=2048,
         ),
-        algorithm=trl_018(kl_coef=0.01),
+        algorithm=trl_018(kl=algorithms.KL(coef=0.01)),
         optimizer=OptimizerConfig(
             lr=5e-6,
-            schedule="cosine",
+            schedule=schedules.Cosine(min_lr_ratio=0.1),
             warmup_ratio=0.03,
             warmup_from_zero=True,
-            min_lr_ratio=0.1,
             b2=0.999,
         ),
         train=TrainConfig(
@@ -136,7 +136,7 @@ def distilled(preset: str) -> Config:
     config.rollout.max_prompt_tokens = 2048
     config.rollout.max_new_tokens = 16384
     config.rollout.temperature = 0.6
-    config.algorithm = algorithms.grpo(clip_high=0.28)
+    config.algorithm = algorithms.grpo(surrogate=algorithms.Clip(high=0.28))
     config.optimizer = OptimizerConfig(lr=1e-6)
     config.train.seed = 0
     config.train.microbatch_tokens = 8 * (2048 + 16384)

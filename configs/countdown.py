@@ -46,6 +46,7 @@ from jzero.config import (
     TaskConfig,
     TrainConfig,
     WarmStartConfig,
+    schedules,
     with_adapter,
 )
 from jzero.planning.fitting import choose_fitting_preset
@@ -103,7 +104,7 @@ def with_oat_grpo(config: Config) -> Config:
     config.rollout.stop = ("\nUser:", "<|im_end|>", "</s>")
     config.rollout.keep_stop = False
     config.algorithm = oat_v006()
-    config.optimizer.schedule = "cosine"
+    config.optimizer.schedule = schedules.Cosine(min_lr_ratio=0.1)
     config.optimizer.warmup_ratio = 1e-7  # one step, whose rate is 0
     config.optimizer.warmup_from_zero = True
     config.train.minibatches = 8

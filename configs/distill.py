@@ -29,9 +29,9 @@ from jzero.config import (
     OptimizerConfig,
     RolloutConfig,
     TaskConfig,
-    TeacherConfig,
     TrainConfig,
     WarmStartConfig,
+    teachers,
 )
 from jzero.planning.fitting import choose_fitting_preset
 
@@ -57,7 +57,7 @@ def get_config(preset: str = "") -> Config:
     """Returns the config of "preset", "preset,algorithm" or ""."""
     config = choose_fitting_preset(preset, tiny, qwen, HUB, LARGEST_FIRST)
     if not needs_teacher(config.algorithm):
-        config.teacher = TeacherConfig()
+        config.teacher = None
     return config
 
 
@@ -75,7 +75,7 @@ def qwen(preset: str) -> Config:
             max_new_tokens=1024,
         ),
         algorithm=distill(),
-        teacher=TeacherConfig(kind="model", path=TEACHER),
+        teacher=teachers.Model(path=TEACHER),
         optimizer=OptimizerConfig(lr=1e-6),
         train=TrainConfig(
             steps=100,
@@ -86,7 +86,7 @@ def qwen(preset: str) -> Config:
         eval=EvalConfig(problems=1319, samples=0, every=20),
     )
     if is_self:
-        config.teacher = TeacherConfig(kind="policy", prompt=PROMPT_WITH_ANSWER)
+        config.teacher = teachers.Policy(prompt=PROMPT_WITH_ANSWER)
     return config
 
 
@@ -124,7 +124,7 @@ def tiny() -> Config:
             decode_steps=16,
         ),
         algorithm=distill(),
-        teacher=TeacherConfig(kind="model", path=TINY_TEACHER),
+        teacher=teachers.Model(path=TINY_TEACHER),
         optimizer=OptimizerConfig(lr=4e-4, b2=0.99),
         warm_start=WarmStartConfig(steps=1200, batch_size=64, lr=2e-3, tries=1.5),
         train=TrainConfig(

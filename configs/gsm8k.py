@@ -47,6 +47,7 @@ from jzero.config import (
     RolloutConfig,
     TaskConfig,
     TrainConfig,
+    schedules,
     tiny_model_of_qwen_tokens,
     with_adapter,
 )
@@ -111,9 +112,7 @@ def with_oat_ppo(config: Config) -> Config:
     config.train.prompt_epochs = 6.0
     config.critic.lr = 1e-6
     config.optimizer.lr = 1e-6
-    config.optimizer.schedule = "polynomial"
-    config.optimizer.power = 1.0
-    config.optimizer.min_lr_ratio = 0.1
+    config.optimizer.schedule = schedules.Polynomial(power=1.0, min_lr_ratio=0.1)
     config.optimizer.warmup_ratio = 0.03
     config.optimizer.warmup_from_zero = True
     config.eval.samples = 16

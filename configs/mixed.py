@@ -92,7 +92,7 @@ def asynchronous(preset: str) -> Config:
             max_running_groups=16,
         ),
         # Nothing bounds the weights of AReaL's example: no token has a ratio of 10,000.
-        algorithm=decoupled_ppo(correction="token_truncate", correction_high=1e4),
+        algorithm=decoupled_ppo(correction=algorithms.TokenTruncate(high=1e4)),
         optimizer=OptimizerConfig(
             lr=2e-5, warmup_ratio=0.001, b2=0.95, eps=1e-5, weight_decay=0.05
         ),

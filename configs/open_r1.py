@@ -45,6 +45,7 @@ from jzero.config import (
     RolloutConfig,
     TaskConfig,
     TrainConfig,
+    schedules,
     tiny_model_of_qwen_tokens,
 )
 from jzero.planning.fitting import choose_fitting_preset
@@ -94,10 +95,9 @@ def instruct(preset: str) -> Config:
         algorithm=trl_018(),
         optimizer=OptimizerConfig(
             lr=2e-5,
-            schedule="cosine",
+            schedule=schedules.Cosine(min_lr_ratio=0.0),
             warmup_ratio=0.1,
             warmup_from_zero=True,
-            min_lr_ratio=0.0,
             b2=0.999,
         ),
         train=TrainConfig(
@@ -122,7 +122,7 @@ def distilled(preset: str) -> Config:
     config.rollout.max_new_tokens = 2048
     config.rollout.temperature = 0.7
     config.optimizer.lr = 1e-6
-    config.optimizer.min_lr_ratio = 0.1
+    config.optimizer.schedule = schedules.Cosine(min_lr_ratio=0.1)
     config.train.microbatch_tokens = 8 * (512 + 4 * 2048)
     config.train.packs_per_row = 4
     return config

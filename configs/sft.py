@@ -41,6 +41,7 @@ from jzero.config import (
     TaskConfig,
     TrainConfig,
     WarmStartConfig,
+    schedules,
 )
 from jzero.planning.fitting import choose_fitting_preset
 
@@ -66,9 +67,8 @@ def qwen(preset: str) -> Config:
         ),
         optimizer=OptimizerConfig(
             lr=4e-5,
-            schedule="cosine",
+            schedule=schedules.Cosine(min_lr_ratio=0.1),
             warmup_ratio=0.03,
-            min_lr_ratio=0.1,
             b2=0.999,
             clip_norm=0.2,
         ),
@@ -117,7 +117,7 @@ def tiny() -> Config:
             ),
         ),
         rollout=RolloutConfig(max_prompt_tokens=16, max_new_tokens=176),
-        optimizer=OptimizerConfig(lr=2e-3, schedule="cosine", warmup_steps=20, b2=0.99),
+        optimizer=OptimizerConfig(lr=2e-3, schedule=schedules.Cosine(), warmup_steps=20, b2=0.99),
         warm_start=WarmStartConfig(steps=1200, batch_size=64, tries=1.5),
         sft=SftConfig(data="countdown", batch_size=64, pack_length=192),
         train=TrainConfig(microbatch_tokens=4096, checkpoint_every=400),

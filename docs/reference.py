@@ -24,6 +24,7 @@ from jzero.setting import (  # noqa: E402
     LARGEST_FLOAT,
     LARGEST_INT,
     field_types,
+    is_part,
     part_name,
     rules_of,
 )
@@ -352,6 +353,8 @@ def note(row: Row) -> str:
 
 
 def as_a_reader_writes(value: object) -> str:
+    if is_part(value):
+        return part_name(type(value))
     if isinstance(value, tuple):
         return ", ".join(repr(item).strip("'") for item in value) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value) or "(its default)"

@@ -155,6 +155,14 @@ def field_type(hint: object) -> FieldType:
     return FieldType(object, parts=(hint,)) if is_part(hint) else FieldType(hint)
 
 
+def add_part(section: type, field: str, part: type) -> None:
+    """Adds a class to the parts that a field of a section may have, such as a user-defined one."""
+    types_of_section = field_types(section)
+    kind = types_of_section[field]
+    # `field_types` is cached: the dictionary is the one home of the types of a section.
+    types_of_section[field] = kind._replace(parts=(*kind.parts, part))
+
+
 def is_part(value: object) -> bool:
     """Returns whether a value is a part, or a class is a class of parts. None is not a part."""
     return dataclasses.is_dataclass(value) and value.__dataclass_params__.frozen

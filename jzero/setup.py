@@ -47,6 +47,7 @@ from jzero.run.hub_pushes import check_token
 from jzero.run.resume import steps_to_discard
 from jzero.run.trackers import check_trackers
 from jzero.run.workdir import check_workdir
+from jzero.setting import part_name
 from jzero.tasks import (
     check_task_settings,
     evaluated_task,
@@ -92,9 +93,10 @@ def check_task(config: Config) -> None:
         # Raises UserError if a package of the verifier is missing.
         published.load(task.verifier)
         rewards.check_rewards(task.reward)
+        advantage = part_name(type(config.algorithm.advantage))
         if algorithms.needs_parts(config.algorithm) and task.reward != config.task.reward:
             raise UserError(
-                f"task.options={name}.reward...: algorithm.advantage={config.algorithm.advantage} "
+                f"task.options={name}.reward...: algorithm.advantage={advantage} "
                 "reads the same rewards of every row, set task.reward"
             )
 

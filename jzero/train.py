@@ -20,7 +20,7 @@ import jax
 
 import jzero
 from jzero import algorithms, terminal
-from jzero.config import Config
+from jzero.config import Config, teachers
 from jzero.distillation.build import check_teacher, make_teacher
 from jzero.distributed import interrupt, peers, processes
 from jzero.distributed.publish import published_bytes
@@ -176,7 +176,9 @@ def prepare(config: Config, workdir: Path) -> tuple[Config, float | None]:
 
 def needs_reference(config: Config) -> bool:
     """Returns whether the run keeps a reference policy, for its KL term or as its teacher."""
-    return algorithms.needs_reference(config.algorithm) or config.teacher.kind == "reference"
+    return algorithms.needs_reference(config.algorithm) or isinstance(
+        config.teacher, teachers.Reference
+    )
 
 
 def start_state(

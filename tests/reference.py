@@ -15,9 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import descriptions
 import jax
 import jax.numpy as jnp
 import numpy as np
+from descriptions import Description
 
 from jzero import config
 from jzero.algorithms import Algorithm
@@ -55,6 +57,9 @@ def settings(**sections: dict[str, object]) -> config.Config:
         "mesh": {"data": -1, "fsdp": 1},
     }
     for name, fields in [*defaults.items(), *sections.items()]:
+        if name == "algorithm":
+            values.algorithm = descriptions.change(values.algorithm, **fields)
+            continue
         section = getattr(values, name)
         for field, value in fields.items():
             assert hasattr(section, field), f"{name}.{field} is no setting"
@@ -75,8 +80,8 @@ def allow_replies(values: config.Config) -> None:
 
 def name_teacher(settings: config.Config) -> None:
     """Names some teacher for an algorithm that needs one, where the settings name none."""
-    if settings.algorithm.teacher_coef and not settings.teacher.kind:
-        settings.teacher = config.TeacherConfig(kind="model", path="a/teacher")
+    if settings.algorithm.distillation.coef and settings.teacher is None:
+        settings.teacher = config.teachers.Model(path="a/teacher")
 
 
 @dataclass(frozen=True)
@@ -157,8 +162,9 @@ def random_rollouts(
 # Algorithms: one token at a time. Of jzero.algorithms they read nothing but an Algorithm's fields.
 
 
-def score(rollout: Rollout, algorithm: Algorithm, max_new: int) -> float:
+def score(rollout: Rollout, algorithm: Algorithm | Description, max_new: int) -> float:
     """Returns the score of a rollout after penalties for truncation and length."""
+    algorithm = descriptions.describe(algorithm)
     assert rollout.grade is not None
     value = rollout.grade.score
     if rollout.finish_reason == "length":
@@ -196,8 +202,11 @@ def return_to_go(rewards: list[float], gamma: float) -> list[float]:
     return [math.fsum(gamma ** (s - t) * rewards[s] for s in range(t, n)) for t in range(n)]
 
 
-def group_advantage(returns: list[float], i: int, group: list[int], algorithm: Algorithm) -> float:
+def group_advantage(
+    returns: list[float], i: int, group: list[int], algorithm: Algorithm | Description
+) -> float:
     """Returns the advantage of rollout i, with the rollouts of its group as baseline."""
+    algorithm = descriptions.describe(algorithm)
     members = [j for j in range(len(returns)) if group[j] == group[i]]
     peers = [returns[j] for j in members]
     if len(set(peers)) == 1 or algorithm.advantage == "zero":
@@ -220,8 +229,11 @@ def group_advantage(returns: list[float], i: int, group: list[int], algorithm: A
 Parts = list[tuple[float, list[float | None]]]
 
 
-def advantages_of_parts(parts: Parts, group: list[int], algorithm: Algorithm) -> list[float]:
+def advantages_of_parts(
+    parts: Parts, group: list[int], algorithm: Algorithm | Description
+) -> list[float]:
     """Returns the advantage of every rollout by GDPO: each reward is normalized before the sum."""
+    algorithm = descriptions.describe(algorithm)
     sums = [0.0] * len(group)
     for weight, rewards in parts:
         for i, reward in enumerate(rewards):
@@ -237,7 +249,7 @@ def advantages(
     rewards: Lists,
     values: Lists,
     group: list[int],
-    algorithm: Algorithm,
+    algorithm: Algorithm | Description,
     parts: Parts | None = None,
 ) -> tuple[Lists, Lists]:
     """Returns the advantages and the critic's targets of every sampled token of every rollout.
@@ -246,6 +258,7 @@ def advantages(
     of each rollout's prompt. `parts` are the named rewards that the rewards are sums of, None if
     there is one.
     """
+    algorithm = descriptions.describe(algorithm)
     result = []
     returns = [math.fsum(row) for row in rewards]
     of_parts: list[float] = []
@@ -275,7 +288,7 @@ def advantages_of(
     rollouts: list[Rollout],
     old: TokenArrays,
     ref: TokenArrays,
-    algorithm: Algorithm,
+    algorithm: Algorithm | Description,
     group: int,
     max_new: int,
     values: TokenArrays | None = None,
@@ -287,6 +300,7 @@ def advantages_of(
     `group` is the size of a group. The k1 of every token is subtracted from the token's reward, and
     the score comes with the last token. A teacher adds to the advantage of every sampled token.
     """
+    algorithm = descriptions.describe(algorithm)
     values = values or [np.zeros(len(rollout.tokens)) for rollout in rollouts]
     rewards: Lists = []
     sampled_values: Lists = []
@@ -325,7 +339,7 @@ def over_all_tokens(rows: Lists, rollouts: list[Rollout]) -> list[np.ndarray]:
 
 def token_weights(
     rollouts: list[Rollout],
-    algorithm: Algorithm,
+    algorithm: Algorithm | Description,
     max_new: int,
     chosen: Sequence[int] | None = None,
     name: str = "",
@@ -336,6 +350,7 @@ def token_weights(
     `chosen` are the rollouts of the optimizer step; None means all. `name` is a weight in place of
     the algorithm's. With `only_correct` tokens of correct rollouts alone count.
     """
+    algorithm = descriptions.describe(algorithm)
     chosen = range(len(rollouts)) if chosen is None else chosen
     is_trained = []
     for rollout in rollouts:
@@ -367,8 +382,9 @@ def token_weights(
     return weights
 
 
-def is_masked(ratio: float, logp: float, A: float, algorithm: Algorithm) -> bool:
+def is_masked(ratio: float, logp: float, A: float, algorithm: Algorithm | Description) -> bool:
     """Returns whether DPPO or IPO drops a token, whose ratio is pi / mu."""
+    algorithm = descriptions.describe(algorithm)
     pi = math.exp(logp)
     mu = pi / ratio
     low, high = algorithm.clip_low, algorithm.clip_high
@@ -384,12 +400,13 @@ def is_masked(ratio: float, logp: float, A: float, algorithm: Algorithm) -> bool
 
 
 def surrogate(
-    ratio: float, logp: float, A: float, algorithm: Algorithm
+    ratio: float, logp: float, A: float, algorithm: Algorithm | Description
 ) -> tuple[float, float, float]:
     """Returns the loss of a token and two derivatives.
 
     The first is by the ratio; the second is by logp where it does not go through the ratio.
     """
+    algorithm = descriptions.describe(algorithm)
     clipped = min(max(ratio, 1 - algorithm.clip_low), 1 + algorithm.clip_high)
     if algorithm.surrogate in ("dppo_tv", "dppo_kl", "ipo"):
         return (0.0, 0.0, 0.0) if is_masked(ratio, logp, A, algorithm) else (-ratio * A, -A, 0.0)
@@ -414,11 +431,12 @@ def surrogate(
     return -ratio * A, -A, 0.0
 
 
-def correction(gaps: list[float], t: int, algorithm: Algorithm) -> float:
+def correction(gaps: list[float], t: int, algorithm: Algorithm | Description) -> float:
     """Returns the correction of the t-th trained token of a sequence.
 
     `gaps` are log pi_old - log pi_sampler of the sequence's trained tokens.
     """
+    algorithm = descriptions.describe(algorithm)
     low, high, name = algorithm.correction_low, algorithm.correction_high, algorithm.correction
     if name == "":
         return 1.0
@@ -433,8 +451,9 @@ def correction(gaps: list[float], t: int, algorithm: Algorithm) -> float:
     return ratio if low <= ratio <= high else 0.0
 
 
-def kl(logp: float, ref: float, algorithm: Algorithm) -> tuple[float, float]:
+def kl(logp: float, ref: float, algorithm: Algorithm | Description) -> tuple[float, float]:
     """Returns the estimate of a token's KL to the reference policy, and its derivative by logp."""
+    algorithm = descriptions.describe(algorithm)
     d = ref - logp
     if algorithm.kl_estimator == "k2":
         value, slope = d * d / 2, -d
@@ -455,12 +474,13 @@ def sequence_loss(
     sampler: list[float],
     entropy: list[float],
     A: list[float],
-    algorithm: Algorithm,
+    algorithm: Algorithm | Description,
 ) -> tuple[float, list[float]]:
     """Returns the loss of one sequence and its derivative by the sequence's log-probs.
 
     Every argument is a list over the trained tokens of the sequence.
     """
+    algorithm = descriptions.describe(algorithm)
     n = len(weights)
     shifts = [logps[t] - old[t] for t in range(n)]
     gaps = [old[t] - sampler[t] for t in range(n)]
@@ -503,7 +523,7 @@ def policy_loss(
     logps: TokenArrays,
     old: TokenArrays,
     ref: TokenArrays,
-    algorithm: Algorithm,
+    algorithm: Algorithm | Description,
     group: int,
     max_new: int,
     chosen: Sequence[int] | None = None,
@@ -519,6 +539,7 @@ def policy_loss(
     array of `logps`, `old`, `ref` and so on is over the tokens of one rollout. `parts` are those of
     `advantages`.
     """
+    algorithm = descriptions.describe(algorithm)
     zeros = [np.zeros(len(rollout.tokens)) for rollout in rollouts]
     sampler = sampler or [rollout.tokens.logps for rollout in rollouts]
     entropy = entropy or zeros
@@ -582,10 +603,11 @@ def add_environment_loss(
     slopes: list[np.ndarray],
     rollouts: list[Rollout],
     logps: TokenArrays,
-    algorithm: Algorithm,
+    algorithm: Algorithm | Description,
     chosen: Sequence[int] | None,
 ) -> tuple[float, list[np.ndarray]]:
     """Adds the mean cross-entropy of the tokens that an environment replied, times its factor."""
+    algorithm = descriptions.describe(algorithm)
     chosen = range(len(rollouts)) if chosen is None else chosen
     replies = [
         (i, t)
@@ -605,9 +627,10 @@ def numbers_at(array: Sequence[float] | np.ndarray, places: list[int]) -> list[f
 
 
 def value_loss(
-    value: float, old: float, target: float, algorithm: Algorithm
+    value: float, old: float, target: float, algorithm: Algorithm | Description
 ) -> tuple[float, float]:
     """Returns the value loss of one token, and its derivative by the value."""
+    algorithm = descriptions.describe(algorithm)
     clipped = value
     if algorithm.value_clip:
         clipped = min(max(value, old - algorithm.value_clip), old + algorithm.value_clip)

@@ -54,7 +54,9 @@ def test_a_run_with_an_adapter_resumes_to_the_same_numbers(tmp_path: Path) -> No
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
 
     def run(steps: int, workdir: Path) -> Config:
-        ppo = algorithms.PRESETS["ppo"](kl_reward=0.05, kl_coef=0.01, reference_every=2)
+        ppo = algorithms.PRESETS["ppo"](
+            kl_reward=0.05, kl=algorithms.KL(coef=0.01), reference_every=2
+        )
         config = adapter_run(steps, ppo)
         train.train(config, workdir)
         return config

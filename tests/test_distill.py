@@ -12,7 +12,7 @@ from test_train import exported_weights, reproducible_metrics, tiny_run
 
 from jzero import algorithms, export, report, train
 from jzero.algorithms.distillation import distill
-from jzero.config import Config, TeacherConfig
+from jzero.config import Config, teachers
 from jzero.config.architecture import with_entry
 from jzero.export import Options
 from jzero.run import history
@@ -20,7 +20,7 @@ from jzero.run import history
 pytestmark = pytest.mark.usefixtures("quick_runs", "explicit_transfers")
 
 
-def distillation_run(steps: int, teacher: TeacherConfig) -> Config:
+def distillation_run(steps: int, teacher: teachers.Model | teachers.Reference) -> Config:
     config = tiny_run(1, algorithms.grpo())
     config.algorithm = distill()
     config.teacher = teacher
@@ -41,7 +41,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.slow
 def test_a_student_comes_nearer_to_its_teacher(teacher: str, tmp_path: Path) -> None:
     """And its card and its report say that it was distilled, and from whom."""
-    config = distillation_run(20, TeacherConfig(kind="model", path=teacher))
+    config = distillation_run(20, teachers.Model(path=teacher))
     config.optimizer.lr = 4e-3
     config.train.minibatches = 1
     config.name = "pupil"
@@ -73,9 +73,11 @@ def test_a_run_with_its_first_policy_as_teacher_resumes_to_the_same_numbers(
     """A run of rewards and a teacher, behind a prompt of its own, in two optimizer steps."""
 
     def run(steps: int, workdir: Path) -> None:
-        prompt = TeacherConfig(kind="reference", prompt="{target}={prompt}")
+        prompt = teachers.Reference(prompt="{target}={prompt}")
         config = distillation_run(steps, prompt)
-        config.algorithm = algorithms.PRESETS["distill_grpo"](teacher_coef=1.0)
+        config.algorithm = algorithms.PRESETS["distill_grpo"](
+            distillation=algorithms.Distillation(coef=1.0)
+        )
         config.train.microbatch_tokens = 512  # its prompts make longer rows
         train.train(config, workdir)
 
@@ -97,7 +99,7 @@ def test_the_recipe_runs_from_the_export_of_countdown(teacher: str, tmp_path: Pa
     small = distillation_run(1, config.teacher)
     for section in ("model", "rollout", "warm_start", "train", "eval", "task"):
         setattr(config, section, getattr(small, section))
-    config.teacher.path = teacher
+    config.teacher = teachers.Model(path=teacher)
 
     summary = train.train(config, tmp_path / "run")
 
@@ -108,9 +110,9 @@ def test_the_recipe_runs_from_the_export_of_countdown(teacher: str, tmp_path: Pa
 def test_an_algorithm_without_a_teacher_turns_the_recipes_teacher_off() -> None:
     from configs import distill as recipe
 
-    assert recipe.get_config("tiny").teacher.kind == "model"
-    assert recipe.get_config("tiny,grpo").teacher == TeacherConfig()
-    assert recipe.get_config("tiny,distill_grpo").teacher.kind == "model"
+    assert isinstance(recipe.get_config("tiny").teacher, teachers.Model)
+    assert recipe.get_config("tiny,grpo").teacher is None
+    assert isinstance(recipe.get_config("tiny,distill_grpo").teacher, teachers.Model)
 
 
 def test_the_settings_of_a_card_have_no_directory_of_the_teacher(tmp_path: Path) -> None:

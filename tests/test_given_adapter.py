@@ -234,7 +234,7 @@ def test_the_reference_of_rl_is_the_given_adapter(
     """Without an update the policy stays its own reference, after a restart as well."""
 
     def run(steps: int) -> list[dict]:
-        config = tiny_run(steps, algorithms.PRESETS["grpo"](kl_coef=0.1))
+        config = tiny_run(steps, algorithms.PRESETS["grpo"](kl=algorithms.KL(coef=0.1)))
         config.model.path = str(base)
         config.warm_start.steps = 0
         config.optimizer.lr = 0.0

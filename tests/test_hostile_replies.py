@@ -14,7 +14,7 @@ import pytest
 from openenv_server import OpenEnvServer, frame, read_frame
 from runs import Stand
 
-from jzero.config import JudgeServer, TaskConfig, TeacherConfig
+from jzero.config import JudgeServer, TaskConfig, teachers
 from jzero.distillation.server import ScoringClient
 from jzero.errors import UserError
 from jzero.grading.judge import Judge, JudgeError, read_score
@@ -74,7 +74,7 @@ def words(text: str) -> bytes:
 
 
 def ask_teacher(server: Hostile, **changes: object) -> list[float]:
-    settings = TeacherConfig(kind="server", url=server.url, model="m", **changes)
+    settings = teachers.Server(url=server.url, model="m", **changes)
     return ScoringClient(settings).score(IDS).logps.tolist()
 
 

@@ -83,7 +83,9 @@ def test_ppo_with_a_refreshed_reference_resumes_to_the_same_numbers(tmp_path: Pa
     resumed = tmp_path / "resumed"
 
     def run(steps: int, workdir: Path) -> None:
-        ppo = algorithms.PRESETS["ppo"](kl_reward=0.05, kl_coef=0.01, reference_every=1)
+        ppo = algorithms.PRESETS["ppo"](
+            kl_reward=0.05, kl=algorithms.KL(coef=0.01), reference_every=1
+        )
         config = tiny_run(steps, ppo)
         config.train.export_every = 3
         train.train(config, workdir)

@@ -50,7 +50,7 @@ from hostile_http import (
 from hostile_websocket import HANDSHAKES, MESSAGE, over_websocket, websocket_kinds, ws_step
 
 from jzero import config, http, websocket
-from jzero.config import JudgeServer, TeacherConfig
+from jzero.config import JudgeServer, teachers
 from jzero.distillation.server import ScoringClient
 from jzero.errors import UserError
 from jzero.generation import servers as generation_servers
@@ -82,8 +82,8 @@ Call = Callable[[str, float], object]  # address, seconds of an exchange -> the 
 
 
 def ask_teacher(url: str, seconds: float) -> object:
-    settings = TeacherConfig(
-        kind="server", url=url, model="m", seconds=seconds, retries=1, key_variable=KEY_VARIABLE
+    settings = teachers.Server(
+        url=url, model="m", seconds=seconds, retries=1, key_variable=KEY_VARIABLE
     )
     return ScoringClient(settings).score([1, 2, 3, 4]).logps.tolist()
 

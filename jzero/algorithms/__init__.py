@@ -1,9 +1,9 @@
-"""RL algorithms as values: there is one loss, and an `Algorithm` selects its parts by name.
+"""RL algorithms as values: there is one loss, and an `Algorithm` has its parts.
 
     loss = sum_t   w_t [ rl_coef c_t m_t surrogate(rho_t, A_t) - entropy_coef H_t
                          + ratio_penalty log^2 rho_t ]
-                 + u_t ce_coef (-log pi_t)
-                 + v_t kl_coef KL_t
+                 + u_t cross_entropy.coef (-log pi_t)
+                 + v_t kl.coef KL_t
          + sum_e   u_e environment_coef (-log pi_e)
 
 | symbol | part | file | computed |
@@ -22,8 +22,9 @@ weight, so packing, microbatches and sharding cannot change the objective. `dist
 the term that a teacher adds to A_t. `presets.py` has the published algorithms by name;
 docs/algorithms.md explains them.
 
-To add a part, write a function and add a line to the table in its file. Shapes: N rollouts and T
-tokens on the host; packed rows [B, T] in the update.
+To add a part, write a dataclass with its numbers in algorithm.py, a function, and a line in the
+table of the function's file. Shapes: N rollouts and T tokens on the host; packed rows [B, T] in the
+update.
 
 This package has the names and numbers of algorithms, and the functions that run on the host. It
 loads no jax, because settings name algorithms and grader processes read settings. The functions of
@@ -39,7 +40,43 @@ from jzero.algorithms.advantages import (
     needs_parts,
 )
 from jzero.algorithms.algorithm import (
+    CISPO,
+    GAE,
+    IPO,
+    KL,
+    SAPO,
+    VESPO,
     Algorithm,
+    Auto,
+    BatchTokenMean,
+    Clip,
+    Constant,
+    CrossEntropy,
+    Distillation,
+    DppoKL,
+    DppoTV,
+    EachGroupMeanStd,
+    Fixed,
+    Geometric,
+    Grade,
+    GroupMean,
+    GroupMeanBatchStd,
+    GroupMeanOverMean,
+    GroupMeanStd,
+    Ignore,
+    LeaveOneOut,
+    Mask,
+    Reinforce,
+    ReturnToGo,
+    SequenceMask,
+    SequenceMean,
+    SequenceSum,
+    SequenceTruncate,
+    TokenMask,
+    TokenMean,
+    TokenTruncate,
+    Weight,
+    Zero,
     needs_reference,
     resolve_correction,
     shape_score,

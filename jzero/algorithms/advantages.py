@@ -4,18 +4,29 @@ Everything here runs on the host in NumPy and float64, over all rollouts of the 
 that minibatches, packing and sharding cannot change an advantage. `Episodes` has only sampled
 tokens, without the environment's replies.
 
-An advantage function takes `Episodes` and an `Algorithm` and returns f64[N, T], or f64[N, 1] if all
-tokens of a rollout have the same advantage.
+An advantage function takes `Episodes` and its part of the `Algorithm`. It returns f64[N, T], or
+f64[N, 1] if all tokens of a rollout have the same advantage.
 """
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
-from jzero.algorithms.algorithm import Algorithm
+from jzero.algorithms.algorithm import (
+    GAE,
+    Algorithm,
+    EachGroupMeanStd,
+    GroupMean,
+    GroupMeanBatchStd,
+    GroupMeanOverMean,
+    GroupMeanStd,
+    LeaveOneOut,
+    ReturnToGo,
+    Zero,
+)
 
 PerToken: TypeAlias = Float[np.ndarray, "rollouts tokens"]
 PerRollout: TypeAlias = Float[np.ndarray, " rollouts"]
@@ -80,49 +91,51 @@ def is_in_uniform_group(x: PerRollout, group: Groups) -> Bool[np.ndarray, " roll
 # Advantages with a baseline from the group.
 
 
-def group_mean(episodes: Episodes, algorithm: Algorithm) -> Advantages:
-    """A = R - mean(R) over the group (Dr. GRPO, arXiv:2503.20783 eq. 3).
-
-    A group with equal returns gets exactly 0.
-    """
+def centered_returns(episodes: Episodes) -> Advantages:
+    """Returns R - mean(R) over the group. A group with equal returns gets exactly 0."""
     returns = episodes.returns
     # With equal returns `centered` can be a rounding error instead of 0.
     centered = returns - group_means(returns, episodes.group)
     return np.where(is_in_uniform_group(returns, episodes.group), 0.0, centered)[:, None]
 
 
-def group_mean_std(episodes: Episodes, algorithm: Algorithm) -> Advantages:
+def group_mean(episodes: Episodes, part: GroupMean) -> Advantages:
+    """A = R - mean(R) over the group (Dr. GRPO, arXiv:2503.20783 eq. 3)."""
+    return centered_returns(episodes)
+
+
+def group_mean_std(episodes: Episodes, part: GroupMeanStd) -> Advantages:
     """A = (R - mean(R)) / (std(R) + eps) over the group (GRPO, arXiv:2402.03300 §4.1.2).
 
     The standard deviation has G - 1 in its denominator.
     """
-    centered = group_mean(episodes, algorithm)
+    centered = centered_returns(episodes)
     variance = group_means(centered[:, 0] ** 2, episodes.group) * bessel_correction(episodes.group)
-    return centered / (np.sqrt(variance) + algorithm.std_eps)[:, None]
+    return centered / (np.sqrt(variance) + part.eps)[:, None]
 
 
-def group_mean_batch_std(episodes: Episodes, algorithm: Algorithm) -> Advantages:
+def group_mean_batch_std(episodes: Episodes, part: GroupMeanBatchStd) -> Advantages:
     """A = (R - mean(R) over the group) / (std(R) over all rollouts + eps).
 
     Source: arXiv:2508.08221; TRL's scale_rewards="batch".
     """
     returns = episodes.returns
     std = returns.std(ddof=1) if len(returns) > 1 else 0.0
-    return group_mean(episodes, algorithm) / (std + algorithm.std_eps)
+    return centered_returns(episodes) / (std + part.eps)
 
 
-def group_mean_over_mean(episodes: Episodes, algorithm: Algorithm) -> Advantages:
+def group_mean_over_mean(episodes: Episodes, part: GroupMeanOverMean) -> Advantages:
     """A = (R - mean(R)) / mean(R) over the group, and 0 if mean(R) is not positive.
 
     With scores of 0 and 1 the expected gradient is the gradient of the log-likelihood of a correct
     answer, up to an order given by the group size. Source: MaxRL, arXiv:2602.02710.
     """
     means = group_means(episodes.returns, episodes.group)[:, None]
-    centered = group_mean(episodes, algorithm)
+    centered = centered_returns(episodes)
     return np.where(means > 0, centered / np.where(means > 0, means, 1.0), 0.0)
 
 
-def each_group_mean_std(episodes: Episodes, algorithm: Algorithm) -> Advantages:
+def each_group_mean_std(episodes: Episodes, part: EachGroupMeanStd) -> Advantages:
     """A = B / (std(B) + eps), with B = sum_k weight_k (R_k - mean(R_k)) / (std(R_k) + eps).
 
     Means and standard deviations of the named reward R_k are over the rollouts of the group that it
@@ -144,9 +157,9 @@ def each_group_mean_std(episodes: Episodes, algorithm: Algorithm) -> Advantages:
             # Renumber the groups, because `group_means` divides by the size of each number.
             _, group = np.unique(episodes.group[applies], return_inverse=True)
             part_episodes = one_reward_each(returns[applies], group)
-            total[applies] += weight * group_mean_std(part_episodes, algorithm)[:, 0]
+            total[applies] += weight * group_mean_std(part_episodes, GroupMeanStd(part.eps))[:, 0]
     std = total.std(ddof=1) if len(total) > 1 else 0.0
-    return (total / (std + algorithm.std_eps))[:, None]
+    return (total / (std + part.eps))[:, None]
 
 
 def one_reward_each(returns: PerRollout, group: Groups) -> Episodes:
@@ -160,10 +173,10 @@ def one_reward_each(returns: PerRollout, group: Groups) -> Episodes:
     )
 
 
-def leave_one_out(episodes: Episodes, algorithm: Algorithm) -> Advantages:
+def leave_one_out(episodes: Episodes, part: LeaveOneOut) -> Advantages:
     """A = R - mean of the group's other R (RLOO, arXiv:2402.14740 eq. 8)."""
     # This equals the deviation from the mean of the whole group, times G / (G - 1).
-    return group_mean(episodes, algorithm) * bessel_correction(episodes.group)[:, None]
+    return centered_returns(episodes) * bessel_correction(episodes.group)[:, None]
 
 
 # Advantages for each token.
@@ -205,20 +218,20 @@ def discounted_returns(episodes: Episodes, gamma: float) -> PerToken:
     return generalized_advantages(without_critic, gamma, lam=1.0)
 
 
-def gae(episodes: Episodes, algorithm: Algorithm) -> PerToken:
+def gae(episodes: Episodes, part: GAE) -> PerToken:
     """A_t = sum_l (gamma lam)^l delta_{t+l} with a critic (PPO, arXiv:1707.06347 eq. 11)."""
-    return generalized_advantages(episodes, algorithm.gamma, algorithm.lam)
+    return generalized_advantages(episodes, part.gamma, part.lam)
 
 
-def return_to_go(episodes: Episodes, algorithm: Algorithm) -> PerToken:
+def return_to_go(episodes: Episodes, part: ReturnToGo) -> PerToken:
     """A_t = r_t + gamma A_{t+1} (REINFORCE++, arXiv:2501.03262, which also whitens A)."""
-    return discounted_returns(episodes, algorithm.gamma)
+    return discounted_returns(episodes, part.gamma)
 
 
 # For algorithms that learn only from a teacher.
 
 
-def zero(episodes: Episodes, algorithm: Algorithm) -> Advantages:
+def zero(episodes: Episodes, part: Zero) -> Advantages:
     """A = 0: rewards have no effect. The teacher's term is added later (`distillation.py`)."""
     return np.zeros((len(episodes.rewards), 1))
 
@@ -229,7 +242,7 @@ def zero(episodes: Episodes, algorithm: Algorithm) -> Advantages:
 class Advantage(NamedTuple):
     """An advantage function and its requirements."""
 
-    compute: Callable[[Episodes, Algorithm], Advantages]
+    compute: Callable[[Episodes, Any], Advantages]  # the second argument is the part
     min_group_size: int  # smallest group for which the advantage is defined
     needs_critic: bool = False
     needs_parts: bool = False  # reads the named rewards instead of their sum
@@ -240,16 +253,16 @@ class Advantage(NamedTuple):
         return self.min_group_size > 1
 
 
-ADVANTAGES: dict[str, Advantage] = {
-    "group_mean": Advantage(group_mean, min_group_size=2),
-    "group_mean_std": Advantage(group_mean_std, min_group_size=2),
-    "group_mean_batch_std": Advantage(group_mean_batch_std, min_group_size=2),
-    "group_mean_over_mean": Advantage(group_mean_over_mean, min_group_size=2),
-    "each_group_mean_std": Advantage(each_group_mean_std, min_group_size=2, needs_parts=True),
-    "leave_one_out": Advantage(leave_one_out, min_group_size=2),
-    "return_to_go": Advantage(return_to_go, min_group_size=1),
-    "gae": Advantage(gae, min_group_size=1, needs_critic=True),
-    "zero": Advantage(zero, min_group_size=1),
+ADVANTAGES: dict[type, Advantage] = {
+    GroupMean: Advantage(group_mean, min_group_size=2),
+    GroupMeanStd: Advantage(group_mean_std, min_group_size=2),
+    GroupMeanBatchStd: Advantage(group_mean_batch_std, min_group_size=2),
+    GroupMeanOverMean: Advantage(group_mean_over_mean, min_group_size=2),
+    EachGroupMeanStd: Advantage(each_group_mean_std, min_group_size=2, needs_parts=True),
+    LeaveOneOut: Advantage(leave_one_out, min_group_size=2),
+    ReturnToGo: Advantage(return_to_go, min_group_size=1),
+    GAE: Advantage(gae, min_group_size=1, needs_critic=True),
+    Zero: Advantage(zero, min_group_size=1),
 }
 
 
@@ -259,13 +272,13 @@ def compute_advantages(episodes: Episodes, algorithm: Algorithm) -> tuple[PerTok
     Both are f64[N, T], 0 where `episodes.mask` is False. The targets are A + V before whitening.
     Whitening scales the advantages to mean 0 and variance 1 over all sampled tokens.
     """
-    advantage = ADVANTAGES[algorithm.advantage]
+    advantage = ADVANTAGES[type(algorithm.advantage)]
     # With several turns, a turn is compared with the same turn of the group's other rollouts.
     if episodes.turn is not None and advantage.has_group_baseline:
         turns, row_of_token = turns_as_episodes(episodes)
-        advantages = advantage.compute(turns, algorithm)[row_of_token, 0]
+        advantages = advantage.compute(turns, algorithm.advantage)[row_of_token, 0]
     else:
-        advantages = advantage.compute(episodes, algorithm)
+        advantages = advantage.compute(episodes, algorithm.advantage)
     advantages = advantages * episodes.mask
     # Whitening changes the scale of advantages, so the critic's targets are computed first.
     targets = (advantages + episodes.values) * episodes.mask
@@ -344,9 +357,9 @@ def whitened(advantages: PerToken, mask: Bool[np.ndarray, "rollouts tokens"]) ->
 
 def needs_parts(algorithm: Algorithm) -> bool:
     """Returns whether the algorithm's advantage reads the named rewards instead of their sum."""
-    return ADVANTAGES[algorithm.advantage].needs_parts
+    return ADVANTAGES[type(algorithm.advantage)].needs_parts
 
 
 def needs_critic(algorithm: Algorithm) -> bool:
     """Returns whether the algorithm's advantage reads values of a critic."""
-    return ADVANTAGES[algorithm.advantage].needs_critic
+    return ADVANTAGES[type(algorithm.advantage)].needs_critic

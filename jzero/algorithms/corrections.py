@@ -6,7 +6,7 @@ rows [B, T]. From d it computes a ratio, for the token or for its sequence, and 
 factor c of the token's term in the loss. The factor is a constant: no gradient flows through it.
 A factor of 0 drops the token from the sum without a change of the weights' denominators.
 
-`correction_low` and `correction_high` bound the ratio.
+The numbers `low` and `high` of a correction bound the ratio.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,13 @@ from typing import NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 
-from jzero.algorithms.algorithm import Algorithm
+from jzero.algorithms.algorithm import (
+    Geometric,
+    SequenceMask,
+    SequenceTruncate,
+    TokenMask,
+    TokenTruncate,
+)
 from jzero.algorithms.ratios import (
     SequenceSum,
     Tokens,
@@ -24,26 +30,26 @@ from jzero.algorithms.ratios import (
 )
 
 CorrectionRatio: TypeAlias = Callable[[Tokens, SequenceSum], Tokens]
-CorrectionFactor: TypeAlias = Callable[[Tokens, Algorithm], Tokens]
+CorrectionFactor: TypeAlias = Callable[[Tokens, float, float], Tokens]
 
 
-# The factor: (ratio, algorithm) -> c.
+# The factor: (ratio, low, high) -> c.
 
 
-def truncate(ratio: Tokens, algorithm: Algorithm) -> Tokens:
+def truncate(ratio: Tokens, low: float, high: float) -> Tokens:
     """c = min(ratio, high)."""
-    return jnp.minimum(ratio, algorithm.correction_high)
+    return jnp.minimum(ratio, high)
 
 
-def mask(ratio: Tokens, algorithm: Algorithm) -> Tokens:
+def mask(ratio: Tokens, low: float, high: float) -> Tokens:
     """c = ratio if it is in [low, high], else 0."""
-    is_inside = (ratio >= algorithm.correction_low) & (ratio <= algorithm.correction_high)
+    is_inside = (ratio >= low) & (ratio <= high)
     return jnp.where(is_inside, ratio, 0.0)
 
 
-def keep(ratio: Tokens, algorithm: Algorithm) -> Tokens:
+def keep(ratio: Tokens, low: float, high: float) -> Tokens:
     """c = 1 if the ratio is in [low, high], else 0."""
-    return jnp.sign(mask(ratio, algorithm))
+    return jnp.sign(mask(ratio, low, high))
 
 
 class Correction(NamedTuple):
@@ -53,14 +59,14 @@ class Correction(NamedTuple):
     factor: CorrectionFactor
 
 
-CORRECTIONS: dict[str, Correction] = {
+CORRECTIONS: dict[type, Correction] = {
     # Truncated importance sampling (TIS, Yao et al. 2025).
-    "token_truncate": Correction(token_ratio, truncate),
+    TokenTruncate: Correction(token_ratio, truncate),
     # Masked importance sampling (AReaL, arXiv:2505.24298; IcePop, arXiv:2510.18855).
-    "token_mask": Correction(token_ratio, mask),
-    "sequence_truncate": Correction(product_ratio, truncate),
+    TokenMask: Correction(token_ratio, mask),
+    SequenceTruncate: Correction(product_ratio, truncate),
     # TRL's default.
-    "sequence_mask": Correction(product_ratio, mask),
+    SequenceMask: Correction(product_ratio, mask),
     # Rejection by the geometric mean of exp(d) over the token's sequence.
-    "geometric": Correction(sequence_ratio, keep),
+    Geometric: Correction(sequence_ratio, keep),
 }

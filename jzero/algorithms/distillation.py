@@ -2,7 +2,7 @@
 
 The student samples, and the teacher scores the probability of every sampled token:
 
-    A_t = A_t(rewards) + teacher_coef (log pi_teacher(a_t) - log pi_old(a_t))
+    A_t = A_t(rewards) + coef (log pi_teacher(a_t) - log pi_old(a_t))
 
 There is no discount and no baseline. The second term is minus the integrand of the reverse KL from
 the student to the teacher, and its expected policy gradient is the gradient of this KL at one token
@@ -16,42 +16,49 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Float
 
-from jzero.algorithms.algorithm import Algorithm
+from jzero.algorithms.algorithm import Algorithm, CrossEntropy, Distillation, TokenMean, Zero
 
 
 def teacher_advantages(
     old_logps: Float[np.ndarray, " tokens"],
     teacher_logps: Float[np.ndarray, " tokens"],
-    algorithm: Algorithm,
+    part: Distillation,
 ) -> Float[np.ndarray, " tokens"]:
-    """Returns teacher_coef (log pi_teacher - log pi_old), clipped to +-`teacher_max` if not 0.
+    """Returns coef (log pi_teacher - log pi_old), clipped to +-`bound` if it is not 0.
 
     If both log-probs are equal the result is exactly 0.
     """
-    advantages = algorithm.teacher_coef * (teacher_logps - old_logps)
-    if algorithm.teacher_max:
-        return np.clip(advantages, -algorithm.teacher_max, algorithm.teacher_max)
+    advantages = part.coef * (teacher_logps - old_logps)
+    if part.bound:
+        return np.clip(advantages, -part.bound, part.bound)
     return advantages
 
 
 def needs_teacher(algorithm: Algorithm) -> bool:
     """Returns whether the algorithm's advantages read log-probs of a teacher."""
-    return algorithm.teacher_coef > 0
+    return algorithm.distillation.coef > 0
 
 
 def distill(**changes: object) -> Algorithm:
     """Only on-policy distillation: rewards are measured but have no effect."""
-    algorithm = Algorithm(name="distill", advantage="zero", teacher_coef=1.0, weight="token_mean")
+    algorithm = Algorithm(
+        name="distill",
+        advantage=Zero(),
+        distillation=Distillation(coef=1.0),
+        weight=TokenMean(),
+    )
     return replace(algorithm, **changes)
 
 
 def distill_grpo(**changes: object) -> Algorithm:
     """GRPO's advantage from the rewards plus a tenth of the teacher's term."""
-    return replace(Algorithm(name="distill_grpo", teacher_coef=0.1), **changes)
+    return replace(Algorithm(name="distill_grpo", distillation=Distillation(coef=0.1)), **changes)
 
 
 def supervised(**changes: object) -> Algorithm:
     """Supervised fine-tuning: the cross-entropy is the only term of the loss."""
     # Not in PRESETS: RL samples its responses from the policy.
-    algorithm = Algorithm(name="sft", rl_coef=0.0, ce_coef=1.0, weight="token_mean")
+    algorithm = Algorithm(
+        name="sft", rl_coef=0.0, cross_entropy=CrossEntropy(coef=1.0), weight=TokenMean()
+    )
     return replace(algorithm, **changes)

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jzero.algorithms.algorithm import Algorithm
+from jzero.algorithms.algorithm import GAE, Algorithm
 from jzero.algorithms.corrections import CORRECTIONS
 from jzero.algorithms.kl import KL_ESTIMATORS
 from jzero.algorithms.ratios import MAX_LOG_RATIO, RATIOS, SequenceSum, Tokens
@@ -31,10 +31,10 @@ def policy_loss(
 
         loss_t = w_t [ rl_coef c_t m_t surrogate(rho_t, A_t) - entropy_coef H_t
                        + ratio_penalty log^2 rho_t ]
-                 + u_t ce_coef (-log pi_t) + v_t kl_coef KL_t
+                 + u_t cross_entropy.coef (-log pi_t) + v_t kl.coef KL_t
 
     `logps` and `entropy` are the policy's; gradients flow through both. `batch` has `old_logps`,
-    and `ref_logps` if `kl_coef` is not 0. `sequence_sum` sums over the sequence of each token.
+    and `ref_logps` if `kl.coef` is not 0. `sequence_sum` sums over the sequence of each token.
     If `logps` are normalized over the tokens that the sampler kept, `full_logps` are the log-probs
     over the full vocabulary, which the cross-entropy and the KL use (the reference's log-probs are
     over the full vocabulary too). None: both are the same. Terms with a factor of 0 are not
@@ -59,15 +59,15 @@ def policy_loss(
         terms.append(algorithm.ratio_penalty * log_ratio**2)
     if terms:
         parts.append(weights * sum(terms[1:], terms[0]))
-    if algorithm.ce_coef:
+    if algorithm.cross_entropy.coef:
         ce_weights = weights if batch.ce_weights is None else batch.ce_weights
-        parts.append(algorithm.ce_coef * ce_weights * -full_logps)
-    if algorithm.kl_coef:
-        kl = KL_ESTIMATORS[algorithm.kl_estimator](full_logps, present(batch.ref_logps))
-        if algorithm.kl_max:
-            kl = jnp.minimum(kl, algorithm.kl_max)
+        parts.append(algorithm.cross_entropy.coef * ce_weights * -full_logps)
+    if algorithm.kl.coef:
+        kl = KL_ESTIMATORS[algorithm.kl.estimator](full_logps, present(batch.ref_logps))
+        if algorithm.kl.bound:
+            kl = jnp.minimum(kl, algorithm.kl.bound)
         kl_weights = weights if batch.kl_weights is None else batch.kl_weights
-        parts.append(algorithm.kl_coef * kl_weights * kl)
+        parts.append(algorithm.kl.coef * kl_weights * kl)
         stats["kl"] = kl
     assert parts, "the loss has no part"
     return sum(parts[1:], parts[0]), stats
@@ -82,9 +82,9 @@ def surrogate_term(
     """Returns c_t m_t surrogate(rho_t, A_t) of every token, and diagnostics of the ratio."""
     old_logps = present(batch.old_logps)
     ratio = RATIOS[algorithm.ratio](logps - old_logps, sequence_sum)
-    surrogate = SURROGATES[algorithm.surrogate]
+    surrogate = SURROGATES[type(algorithm.surrogate)]
     advantages = present(batch.advantages)
-    term, is_clipped = surrogate.compute(logps, ratio, advantages, algorithm)
+    term, is_clipped = surrogate.compute(logps, ratio, advantages, algorithm.surrogate)
     stats = {
         "clip_fraction": is_clipped.astype(jnp.float32),
         "clip_above": (is_clipped & (ratio > 1)).astype(jnp.float32),
@@ -95,17 +95,19 @@ def surrogate_term(
         is_kept = on_policy_mask(logps, batch, sequence_sum, algorithm)
         term = jnp.where(is_kept, term, 0.0)
         stats["off_policy"] = 1 - is_kept.astype(jnp.float32)
-    if algorithm.correction:
+    if algorithm.correction is not None:
         # The correction is a constant, but old_logps can be the policy's current log-probs, so the
         # gradient has to be stopped.
         gap = jax.lax.stop_gradient(old_logps - present(batch.sampler_logps))
-        correction = CORRECTIONS[algorithm.correction]
+        correction = CORRECTIONS[type(algorithm.correction)]
         correction_ratio = correction.ratio(gap, sequence_sum)
-        factor = correction.factor(correction_ratio, algorithm)
+        # Truncation has no lower bound.
+        low = getattr(algorithm.correction, "low", 0.0)
+        high = algorithm.correction.high
+        factor = correction.factor(correction_ratio, low, high)
         term = factor * term
-        # Truncation has no lower bound: a token counts as below only if its factor is 0.
-        is_above = correction_ratio > algorithm.correction_high
-        is_below = (correction_ratio < algorithm.correction_low) & (factor == 0)
+        is_above = correction_ratio > high
+        is_below = (correction_ratio < low) & (factor == 0)
         stats |= {
             "correction": factor,
             "correction_above": is_above.astype(jnp.float32),
@@ -145,7 +147,7 @@ def environment_loss(logps: Tokens, weights: Tokens, algorithm: Algorithm) -> To
 def value_loss(
     values: Tokens,
     batch: Batch[jax.Array],
-    algorithm: Algorithm,
+    part: GAE,
 ) -> tuple[Tokens, Stats]:
     """Returns the weighted value loss and the diagnostics of every token.
 
@@ -157,14 +159,14 @@ def value_loss(
     old_values = present(batch.old_values)
     targets = present(batch.returns)
     clipped_values = values
-    if algorithm.value_clip:
-        change = jnp.clip(values - old_values, -algorithm.value_clip, algorithm.value_clip)
+    if part.value_clip:
+        change = jnp.clip(values - old_values, -part.value_clip, part.value_clip)
         clipped_values = old_values + change
     error = (values - targets) ** 2
     clipped_error = (clipped_values - targets) ** 2
     # The larger error counts, so the clip never makes the loss smaller.
     worse_error = jnp.maximum(error, clipped_error)
-    loss = 0.5 * algorithm.value_coef * present(batch.weights) * worse_error
+    loss = 0.5 * part.value_coef * present(batch.weights) * worse_error
     stats = {
         "value_loss": 0.5 * error,
         "value_clip_fraction": (clipped_error > error).astype(jnp.float32),

@@ -1,9 +1,9 @@
 """Algorithms by name: each preset is a function that returns an `Algorithm`.
 
-Arguments change single fields: `dapo(clip_high=0.3)`. A preset sets only the fields in which it
-differs from the defaults of `Algorithm`, which are GRPO. The KL to a reference policy is off, as is
-common for reasoning, except in presets that reproduce a published run. Learning rates, minibatches
-and lengths do not belong to an algorithm: they are in the recipes.
+Arguments change single parts: `dapo(surrogate=Clip(high=0.3))`. A preset sets only the
+fields in which it differs from the defaults of `Algorithm`, which are GRPO. The KL to a reference
+policy is off, as is common for reasoning, except in presets that reproduce a published run.
+Learning rates, minibatches and lengths do not belong to an algorithm: they are in the recipes.
 
 To add a preset, write a function and add a line to PRESETS.
 """
@@ -11,7 +11,34 @@ To add a preset, write a function and add a line to PRESETS.
 from collections.abc import Callable
 from dataclasses import replace
 
-from jzero.algorithms.algorithm import Algorithm
+from jzero.algorithms.algorithm import (
+    CISPO,
+    GAE,
+    IPO,
+    KL,
+    SAPO,
+    VESPO,
+    Algorithm,
+    BatchTokenMean,
+    Clip,
+    Constant,
+    DppoKL,
+    DppoTV,
+    EachGroupMeanStd,
+    Fixed,
+    Geometric,
+    GroupMean,
+    GroupMeanOverMean,
+    GroupMeanStd,
+    LeaveOneOut,
+    Reinforce,
+    ReturnToGo,
+    SequenceMask,
+    SequenceSum,
+    TokenMask,
+    TokenMean,
+    TokenTruncate,
+)
 from jzero.algorithms.distillation import distill, distill_grpo
 
 Preset = Callable[..., Algorithm]
@@ -26,26 +53,26 @@ def grpo(**changes: object) -> Algorithm:
 
 def dr_grpo(**changes: object) -> Algorithm:
     """Dr. GRPO (arXiv:2503.20783): no division by the standard deviation or the length."""
-    algorithm = Algorithm(name="dr_grpo", advantage="group_mean", weight="constant")
+    algorithm = Algorithm(name="dr_grpo", advantage=GroupMean(), weight=Constant())
     return replace(algorithm, **changes)
 
 
 def grpo_no_std(**changes: object) -> Algorithm:
     """GRPO with the first of Dr. GRPO's two changes: no division by the standard deviation."""
-    return replace(Algorithm(name="grpo_no_std", advantage="group_mean"), **changes)
+    return replace(Algorithm(name="grpo_no_std", advantage=GroupMean()), **changes)
 
 
 def grpo_no_length(**changes: object) -> Algorithm:
     """GRPO with the second of Dr. GRPO's two changes: no division by a response's length."""
-    return replace(Algorithm(name="grpo_no_length", weight="constant"), **changes)
+    return replace(Algorithm(name="grpo_no_length", weight=Constant()), **changes)
 
 
 def dapo(**changes: object) -> Algorithm:
     """DAPO (arXiv:2503.14476): clip-higher, token mean, overlong penalty, dynamic sampling."""
     algorithm = Algorithm(
         name="dapo",
-        weight="token_mean",
-        clip_high=0.28,
+        weight=TokenMean(),
+        surrogate=Clip(high=0.28),
         overlong_share=0.2,
         dynamic_sampling_rounds=3,
     )
@@ -56,9 +83,9 @@ def rloo(**changes: object) -> Algorithm:
     """REINFORCE leave-one-out (arXiv:2402.14740)."""
     algorithm = Algorithm(
         name="rloo",
-        advantage="leave_one_out",
-        weight="sequence_sum",
-        surrogate="reinforce",
+        advantage=LeaveOneOut(),
+        weight=SequenceSum(),
+        surrogate=Reinforce(),
     )
     return replace(algorithm, **changes)
 
@@ -67,9 +94,9 @@ def reinforce_pp(**changes: object) -> Algorithm:
     """REINFORCE++ (arXiv:2501.03262)."""
     algorithm = Algorithm(
         name="reinforce_pp",
-        advantage="return_to_go",
+        advantage=ReturnToGo(),
         whiten=True,
-        weight="token_mean",
+        weight=TokenMean(),
     )
     return replace(algorithm, **changes)
 
@@ -78,38 +105,36 @@ def reinforce_pp_baseline(**changes: object) -> Algorithm:
     """REINFORCE++ with the group's mean as baseline (arXiv:2501.03262 §3)."""
     algorithm = Algorithm(
         name="reinforce_pp_baseline",
-        advantage="group_mean",
+        advantage=GroupMean(),
         whiten=True,
-        weight="token_mean",
-        kl_estimator="k2",
+        weight=TokenMean(),
+        kl=KL(estimator="k2"),
     )
     return replace(algorithm, **changes)
 
 
 def gspo(**changes: object) -> Algorithm:
     """GSPO (arXiv:2507.18071): a sequence-level ratio with a narrow clip."""
-    algorithm = Algorithm(name="gspo", ratio="sequence", clip_low=3e-4, clip_high=4e-4)
+    algorithm = Algorithm(name="gspo", ratio="sequence", surrogate=Clip(3e-4, 4e-4))
     return replace(algorithm, **changes)
 
 
 def cispo(**changes: object) -> Algorithm:
     """CISPO, MiniMax-M1 (arXiv:2506.13585).
 
-    clip_low = 1 disables the lower bound, because ratios are positive. The upper bound is 5.
+    low = 1 disables the lower bound, because ratios are positive. The upper bound is 5.
     """
     algorithm = Algorithm(
         name="cispo",
-        weight="token_mean",
-        surrogate="cispo",
-        clip_low=1.0,
-        clip_high=4.0,
+        weight=TokenMean(),
+        surrogate=CISPO(low=1.0, high=4.0),
     )
     return replace(algorithm, **changes)
 
 
 def ppo(**changes: object) -> Algorithm:
     """PPO (arXiv:1707.06347) as used for reasoning: gamma = lambda = 1, whitened advantages."""
-    algorithm = Algorithm(name="ppo", advantage="gae", whiten=True, weight="token_mean")
+    algorithm = Algorithm(name="ppo", advantage=GAE(), whiten=True, weight=TokenMean())
     return replace(algorithm, **changes)
 
 
@@ -121,11 +146,10 @@ def decoupled_ppo(**changes: object) -> Algorithm:
     """
     algorithm = Algorithm(
         name="decoupled_ppo",
-        advantage="return_to_go",
+        advantage=ReturnToGo(),
         whiten=True,
-        weight="token_mean",
-        correction="token_mask",
-        correction_high=5.0,
+        weight=TokenMean(),
+        correction=TokenMask(high=5.0),
     )
     return replace(algorithm, **changes)
 
@@ -137,12 +161,10 @@ def dppo_tv(**changes: object) -> Algorithm:
     """
     algorithm = Algorithm(
         name="dppo_tv",
-        advantage="group_mean",
-        weight="token_mean",
+        advantage=GroupMean(),
+        weight=TokenMean(),
         old_policy="sampler",
-        surrogate="dppo_tv",
-        clip_low=0.2,
-        clip_high=0.2,
+        surrogate=DppoTV(0.2, 0.2),
     )
     return replace(algorithm, **changes)
 
@@ -151,12 +173,10 @@ def dppo_kl(**changes: object) -> Algorithm:
     """DPPO (arXiv:2602.04879) with the KL divergence instead of the total variation."""
     algorithm = Algorithm(
         name="dppo_kl",
-        advantage="group_mean",
-        weight="token_mean",
+        advantage=GroupMean(),
+        weight=TokenMean(),
         old_policy="sampler",
-        surrogate="dppo_kl",
-        clip_low=0.05,
-        clip_high=0.05,
+        surrogate=DppoKL(0.05, 0.05),
     )
     return replace(algorithm, **changes)
 
@@ -168,12 +188,10 @@ def ipo(**changes: object) -> Algorithm:
     """
     algorithm = Algorithm(
         name="ipo",
-        advantage="group_mean",
-        weight="token_mean",
+        advantage=GroupMean(),
+        weight=TokenMean(),
         old_policy="sampler",
-        surrogate="ipo",
-        clip_low=0.1,
-        clip_high=0.1,
+        surrogate=IPO(0.1, 0.1),
         ratio_penalty=1e-3,
     )
     return replace(algorithm, **changes)
@@ -186,9 +204,7 @@ def icepop(**changes: object) -> Algorithm:
     """
     algorithm = Algorithm(
         name="icepop",
-        correction="token_mask",
-        correction_low=0.5,
-        correction_high=5.0,
+        correction=TokenMask(0.5, 5.0),
     )
     return replace(algorithm, **changes)
 
@@ -201,16 +217,14 @@ def geometric_rejection(**changes: object) -> Algorithm:
     """
     algorithm = Algorithm(
         name="geometric_rejection",
-        correction="geometric",
-        correction_low=0.999,
-        correction_high=1.001,
+        correction=Geometric(0.999, 1.001),
     )
     return replace(algorithm, **changes)
 
 
 def sapo(**changes: object) -> Algorithm:
     """SAPO (arXiv:2511.20347): a soft gate on the token's ratio replaces the clip."""
-    return replace(Algorithm(name="sapo", surrogate="sapo"), **changes)
+    return replace(Algorithm(name="sapo", surrogate=SAPO()), **changes)
 
 
 def luspo(**changes: object) -> Algorithm:
@@ -220,10 +234,9 @@ def luspo(**changes: object) -> Algorithm:
     """
     algorithm = Algorithm(
         name="luspo",
-        weight="sequence_sum",
+        weight=SequenceSum(),
         ratio="sequence",
-        clip_low=2e-3,
-        clip_high=2.5e-3,
+        surrogate=Clip(2e-3, 2.5e-3),
     )
     return replace(algorithm, **changes)
 
@@ -232,10 +245,10 @@ def vespo(**changes: object) -> Algorithm:
     """VESPO (arXiv:2602.10693): a smooth weight from the sequence's ratio to the sampler."""
     algorithm = Algorithm(
         name="vespo",
-        weight="token_mean",
+        weight=TokenMean(),
         old_policy="sampler",
         ratio="product",
-        surrogate="vespo",
+        surrogate=VESPO(),
     )
     return replace(algorithm, **changes)
 
@@ -247,12 +260,12 @@ def top_entropy(**changes: object) -> Algorithm:
 
 def maxrl(**changes: object) -> Algorithm:
     """MaxRL (arXiv:2602.02710): GRPO with division by the group's mean instead of its std."""
-    return replace(Algorithm(name="maxrl", advantage="group_mean_over_mean"), **changes)
+    return replace(Algorithm(name="maxrl", advantage=GroupMeanOverMean()), **changes)
 
 
 def gdpo(**changes: object) -> Algorithm:
     """GDPO (arXiv:2601.05242): every reward function is normalized before the sum."""
-    algorithm = Algorithm(name="gdpo", advantage="each_group_mean_std", std_eps=1e-4)
+    algorithm = Algorithm(name="gdpo", advantage=EachGroupMeanStd(1e-4))
     return replace(algorithm, **changes)
 
 
@@ -269,10 +282,10 @@ def reinforce_global(**changes: object) -> Algorithm:
     """
     algorithm = Algorithm(
         name="reinforce_global",
-        advantage="return_to_go",
+        advantage=ReturnToGo(),
         whiten=True,
-        weight="token_mean",
-        surrogate="reinforce",
+        weight=TokenMean(),
+        surrogate=Reinforce(),
         kl_reward=0.01,
     )
     return replace(algorithm, **changes)
@@ -283,7 +296,7 @@ def reinforce_global(**changes: object) -> Algorithm:
 
 def deepseek_grpo(**changes: object) -> Algorithm:
     """DeepSeekMath 7B RL (arXiv:2402.03300 §4.2): GRPO with the k3 estimate of the KL."""
-    return replace(Algorithm(name="deepseek_grpo", kl_coef=0.04), **changes)
+    return replace(Algorithm(name="deepseek_grpo", kl=KL(coef=0.04)), **changes)
 
 
 def drgrpo_paper(**changes: object) -> Algorithm:
@@ -294,10 +307,9 @@ def drgrpo_paper(**changes: object) -> Algorithm:
     """
     algorithm = Algorithm(
         name="drgrpo_paper",
-        advantage="group_mean",
-        weight="constant",
-        length_norm=3000,
-        truncated="fixed",
+        advantage=GroupMean(),
+        weight=Constant(length=3000),
+        truncated=Fixed(0.0),
     )
     return replace(algorithm, **changes)
 
@@ -308,17 +320,17 @@ def drgrpo_release(**changes: object) -> Algorithm:
     The gradient is 3,000 times the gradient of `drgrpo_paper`. Nearly every step is thus clipped to
     the maximum norm, so Adam gets gradients of equal norm.
     """
-    return replace(drgrpo_paper(name="drgrpo_release", length_norm=1), **changes)
+    return replace(drgrpo_paper(name="drgrpo_release", weight=Constant(length=1)), **changes)
 
 
 def oat_head(**changes: object) -> Algorithm:
     """The default of oat 0.2.3: Dr. GRPO with truncated importance sampling at 2."""
     algorithm = Algorithm(
         name="oat_head",
-        advantage="group_mean",
-        weight="constant",
-        truncated="fixed",
-        correction="token_truncate",
+        advantage=GroupMean(),
+        weight=Constant(),
+        truncated=Fixed(0.0),
+        correction=TokenTruncate(high=2.0),
     )
     return replace(algorithm, **changes)
 
@@ -330,12 +342,10 @@ def oat_v006(**changes: object) -> Algorithm:
     """
     algorithm = Algorithm(
         name="oat_v006",
-        std_eps=1e-4,
+        advantage=GroupMeanStd(1e-4),
         whiten=True,
         old_policy="sampler",
-        kl_coef=1e-3,
-        kl_max=10.0,
-        kl_weight="sequence_sum",
+        kl=KL(coef=1e-3, bound=10.0, weight=SequenceSum()),
     )
     return replace(algorithm, **changes)
 
@@ -344,19 +354,19 @@ def oat_ppo(**changes: object) -> Algorithm:
     """oat of January 2025, the version of its GSM8K curve: PPO with `oat_v006`'s ratio and KL."""
     algorithm = Algorithm(
         name="oat_ppo",
-        advantage="gae",
+        advantage=GAE(),
         whiten=True,
         old_policy="sampler",
-        kl_coef=1e-4,
-        kl_max=10.0,
-        kl_weight="sequence_sum",
+        kl=KL(coef=1e-4, bound=10.0, weight=SequenceSum()),
     )
     return replace(algorithm, **changes)
 
 
 def trl_018(**changes: object) -> Algorithm:
     """The default of TRL 0.18 (bnpo)."""
-    algorithm = Algorithm(name="trl_018", std_eps=1e-4, weight="token_mean", kl_coef=0.04)
+    algorithm = Algorithm(
+        name="trl_018", advantage=GroupMeanStd(1e-4), weight=TokenMean(), kl=KL(coef=0.04)
+    )
     return replace(algorithm, **changes)
 
 
@@ -364,10 +374,9 @@ def trl_head(**changes: object) -> Algorithm:
     """The default of TRL 1.10 (dapo) with its correction for vLLM."""
     algorithm = Algorithm(
         name="trl_head",
-        std_eps=1e-4,
-        weight="batch_token_mean",
-        correction="sequence_mask",
-        correction_high=3.0,
+        advantage=GroupMeanStd(1e-4),
+        weight=BatchTokenMean(),
+        correction=SequenceMask(high=3.0),
     )
     return replace(algorithm, **changes)
 

@@ -1,7 +1,7 @@
 """Surrogates: the objective of one token, from its ratio and advantage, for packed rows [B, T].
 
-A surrogate function takes the log-probs, the ratios and the advantages of every token, and returns
-the loss of every token and whether its ratio was clipped.
+A surrogate function takes the log-probs, the ratios and the advantages of every token, and its part
+of the `Algorithm`. It returns the loss of every token and whether its ratio was clipped.
 
 The table also marks the surrogates that scale with the advantage: the loss and gradient of a token
 with an advantage of 0 are exactly 0. This holds for all surrogates below. The update can then leave
@@ -10,38 +10,46 @@ an additional term, such as a squared log-ratio, does not scale with the advanta
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from jzero.algorithms.algorithm import Algorithm
+from jzero.algorithms.algorithm import (
+    CISPO,
+    IPO,
+    SAPO,
+    VESPO,
+    Clip,
+    DppoKL,
+    DppoTV,
+    Reinforce,
+)
 from jzero.algorithms.ratios import Tokens
 
 TokenFlags: TypeAlias = Bool[Array, "rows tokens"]
-SurrogateFunction: TypeAlias = Callable[
-    [Tokens, Tokens, Tokens, Algorithm], tuple[Tokens, TokenFlags]
-]
+# The last argument is the part, with its numbers.
+SurrogateFunction: TypeAlias = Callable[[Tokens, Tokens, Tokens, Any], tuple[Tokens, TokenFlags]]
 
 
 def clip(
     logps: Tokens,
     ratio: Tokens,
     advantages: Tokens,
-    algorithm: Algorithm,
+    part: Clip,
 ) -> tuple[Tokens, TokenFlags]:
-    """loss = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) (PPO, arXiv:1707.06347 eq. 7).
+    """loss = -min(rho A, clip(rho, 1 - low, 1 + high) A) (PPO, arXiv:1707.06347 eq. 7).
 
-    With `dual_clip` c the gain is at least c A if A < 0 (arXiv:1912.09729 eq. 5). A token counts as
-    clipped if its gradient is 0 because of the clip.
+    With a bound c in `dual` the gain is at least c A if A < 0 (arXiv:1912.09729 eq. 5). A token
+    counts as clipped if its gradient is 0 because of the clip.
     """
-    clipped_ratio = jnp.clip(ratio, 1 - algorithm.clip_low, 1 + algorithm.clip_high)
+    clipped_ratio = jnp.clip(ratio, 1 - part.low, 1 + part.high)
     gain = jnp.minimum(ratio * advantages, clipped_ratio * advantages)
     is_clipped = clipped_ratio * advantages < ratio * advantages
-    if algorithm.dual_clip:
+    if part.dual:
         # Without this bound the loss of a token with A < 0 grows with its ratio without limit.
-        bound = jnp.where(advantages < 0, algorithm.dual_clip * advantages, -jnp.inf)
+        bound = jnp.where(advantages < 0, part.dual * advantages, -jnp.inf)
         is_clipped = is_clipped | (gain < bound)
         gain = jnp.maximum(gain, bound)
     return -gain, is_clipped
@@ -51,7 +59,7 @@ def reinforce(
     logps: Tokens,
     ratio: Tokens,
     advantages: Tokens,
-    algorithm: Algorithm,
+    part: Reinforce,
 ) -> tuple[Tokens, TokenFlags]:
     """loss = -A log pi, without a ratio (Williams 1992)."""
     return -advantages * logps, jnp.zeros(ratio.shape, bool)
@@ -61,14 +69,14 @@ def cispo(
     logps: Tokens,
     ratio: Tokens,
     advantages: Tokens,
-    algorithm: Algorithm,
+    part: CISPO,
 ) -> tuple[Tokens, TokenFlags]:
     """loss = -stop_gradient(clip(rho)) A log pi: clipped tokens keep a gradient.
 
     Source: MiniMax-M1, arXiv:2506.13585 eq. 4.
     """
     # The clipped ratio is a constant weight of the gradient of log pi.
-    clipped_ratio = jnp.clip(ratio, 1 - algorithm.clip_low, 1 + algorithm.clip_high)
+    clipped_ratio = jnp.clip(ratio, 1 - part.low, 1 + part.high)
     loss = -jax.lax.stop_gradient(clipped_ratio) * advantages * logps
     return loss, clipped_ratio != ratio
 
@@ -95,20 +103,18 @@ def dppo_tv(
     logps: Tokens,
     ratio: Tokens,
     advantages: Tokens,
-    algorithm: Algorithm,
+    part: DppoTV,
 ) -> tuple[Tokens, TokenFlags]:
     """loss = -rho A, and 0 for tokens with too large a change in the direction of the advantage.
 
     The distance is the total variation of two outcomes, this token or any other: a token is masked
-    if A > 0 and pi - mu > clip_high, or if A <= 0 and mu - pi > clip_low.
+    if A > 0 and pi - mu > high, or if A <= 0 and mu - pi > low.
 
     Source: DPPO with the binary TV divergence, arXiv:2602.04879.
     """
     probs, old = old_probs(logps, ratio)
     change = probs - old
-    is_masked = jnp.where(
-        advantages > 0, change > algorithm.clip_high, change < -algorithm.clip_low
-    )
+    is_masked = jnp.where(advantages > 0, change > part.high, change < -part.low)
     return masked_gain(ratio, advantages, is_masked)
 
 
@@ -116,13 +122,13 @@ def dppo_kl(
     logps: Tokens,
     ratio: Tokens,
     advantages: Tokens,
-    algorithm: Algorithm,
+    part: DppoKL,
 ) -> tuple[Tokens, TokenFlags]:
     """loss = -rho A, and 0 for tokens with too large a change in the direction of the advantage.
 
     The distance is the KL divergence of two outcomes, this token or any other:
     KL = mu log(mu / pi) + (1 - mu) log((1 - mu) / (1 - pi)). A token is masked if A > 0, pi > mu
-    and KL > clip_high, or if A <= 0, pi < mu and KL > clip_low.
+    and KL > high, or if A <= 0, pi < mu and KL > low.
 
     Source: DPPO with the binary KL divergence, arXiv:2602.04879.
     """
@@ -131,8 +137,8 @@ def dppo_kl(
     divergence = binary_kl(old, probs)
     is_masked = jnp.where(
         advantages > 0,
-        (divergence > algorithm.clip_high) & (probs > old),
-        (divergence > algorithm.clip_low) & (probs < old),
+        (divergence > part.high) & (probs > old),
+        (divergence > part.low) & (probs < old),
     )
     return masked_gain(ratio, advantages, is_masked)
 
@@ -152,15 +158,15 @@ def ipo(
     logps: Tokens,
     ratio: Tokens,
     advantages: Tokens,
-    algorithm: Algorithm,
+    part: IPO,
 ) -> tuple[Tokens, TokenFlags]:
-    """loss = -rho A, and 0 if pi - mu > clip_high or mu - pi > clip_low, for any A.
+    """loss = -rho A, and 0 if pi - mu > high or mu - pi > low, for any A.
 
     Source: IPO of prime-rl, docs/algorithms.md.
     """
     probs, old = old_probs(logps, ratio)
     change = probs - old
-    is_masked = (change > algorithm.clip_high) | (change < -algorithm.clip_low)
+    is_masked = (change > part.high) | (change < -part.low)
     return masked_gain(ratio, advantages, is_masked)
 
 
@@ -168,17 +174,17 @@ def sapo(
     logps: Tokens,
     ratio: Tokens,
     advantages: Tokens,
-    algorithm: Algorithm,
+    part: SAPO,
 ) -> tuple[Tokens, TokenFlags]:
     """loss = -(4 / tau) sigmoid(tau (rho - 1)) A: a soft gate instead of a clipped ratio.
 
-    tau is `sapo_tau_positive` if A > 0, else `sapo_tau_negative`. The derivative with respect to
+    tau is `tau_positive` if A > 0, else `tau_negative`. The derivative with respect to
     rho is -A at rho = 1 and decays to 0 on both sides, faster for larger tau. No token counts as
     clipped.
 
     Source: SAPO, arXiv:2511.20347, the gate f(rho).
     """
-    tau = jnp.where(advantages > 0, algorithm.sapo_tau_positive, algorithm.sapo_tau_negative)
+    tau = jnp.where(advantages > 0, part.tau_positive, part.tau_negative)
     gate = 4 / tau * jax.nn.sigmoid(tau * (ratio - 1))
     return -gate * advantages, jnp.zeros(ratio.shape, bool)
 
@@ -187,19 +193,19 @@ def vespo(
     logps: Tokens,
     ratio: Tokens,
     advantages: Tokens,
-    algorithm: Algorithm,
+    part: VESPO,
 ) -> tuple[Tokens, TokenFlags]:
     """loss = -stop_gradient(phi(rho)) A log pi, with phi(rho) = rho^k exp(lambda (1 - rho)).
 
     phi is 1 at rho = 1 and 0 at both ends, so sequences with a very small or very large ratio have
-    little weight. k and lambda are `vespo_k_positive` and `vespo_lambda_positive` if A >= 0, else
-    `vespo_k_negative` and `vespo_lambda_negative`. No token counts as clipped.
+    little weight. k and lambda are `k_positive` and `lambda_positive` if A >= 0, else
+    `k_negative` and `lambda_negative`. No token counts as clipped.
 
     Source: VESPO, arXiv:2602.10693, where rho is the ratio of the sequence (ratio=product).
     """
     is_positive = advantages >= 0
-    k = jnp.where(is_positive, algorithm.vespo_k_positive, algorithm.vespo_k_negative)
-    rate = jnp.where(is_positive, algorithm.vespo_lambda_positive, algorithm.vespo_lambda_negative)
+    k = jnp.where(is_positive, part.k_positive, part.k_negative)
+    rate = jnp.where(is_positive, part.lambda_positive, part.lambda_negative)
     # In log space, because the power and the exponential can overflow even if their product does
     # not.
     factor = jnp.exp(k * jnp.log(ratio) + rate * (1 - ratio))
@@ -215,13 +221,13 @@ class Surrogate(NamedTuple):
     needs_token_ratio: bool = False  # computes the old policy's probability from a token's ratio
 
 
-SURROGATES: dict[str, Surrogate] = {
-    "clip": Surrogate(clip, scales_with_advantage=True),
-    "reinforce": Surrogate(reinforce, scales_with_advantage=True),
-    "cispo": Surrogate(cispo, scales_with_advantage=True),
-    "dppo_tv": Surrogate(dppo_tv, scales_with_advantage=True, needs_token_ratio=True),
-    "dppo_kl": Surrogate(dppo_kl, scales_with_advantage=True, needs_token_ratio=True),
-    "ipo": Surrogate(ipo, scales_with_advantage=True, needs_token_ratio=True),
-    "sapo": Surrogate(sapo, scales_with_advantage=True),
-    "vespo": Surrogate(vespo, scales_with_advantage=True),
+SURROGATES: dict[type, Surrogate] = {
+    Clip: Surrogate(clip, scales_with_advantage=True),
+    Reinforce: Surrogate(reinforce, scales_with_advantage=True),
+    CISPO: Surrogate(cispo, scales_with_advantage=True),
+    DppoTV: Surrogate(dppo_tv, scales_with_advantage=True, needs_token_ratio=True),
+    DppoKL: Surrogate(dppo_kl, scales_with_advantage=True, needs_token_ratio=True),
+    IPO: Surrogate(ipo, scales_with_advantage=True, needs_token_ratio=True),
+    SAPO: Surrogate(sapo, scales_with_advantage=True),
+    VESPO: Surrogate(vespo, scales_with_advantage=True),
 }

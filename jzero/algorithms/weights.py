@@ -7,7 +7,7 @@ A weight function takes
     max_length   the configured length of a response (L_max)
 
 and returns f64[n], the weight of every token of each rollout. An untrained rollout (truncated, with
-`algorithm.truncated` mask or ignore) has length 0, but still counts in n.
+`algorithm.truncated` Mask or Ignore) has length 0, but still counts in n.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,17 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Float
 
+from jzero.algorithms.algorithm import (
+    BatchTokenMean,
+    Constant,
+    SequenceMean,
+    SequenceSum,
+    TokenMean,
+)
+
 Lengths: TypeAlias = Float[np.ndarray, " rollouts"]
 AllLengths: TypeAlias = Float[np.ndarray, " all_rollouts"]
-Weight: TypeAlias = Callable[[Lengths, AllLengths, int], Lengths]
+WeightFunction: TypeAlias = Callable[[Lengths, AllLengths, int], Lengths]
 
 
 def sequence_mean(lengths: Lengths, all_lengths: AllLengths, max_length: int) -> Lengths:
@@ -56,10 +64,10 @@ def constant(lengths: Lengths, all_lengths: AllLengths, max_length: int) -> Leng
     return np.full(len(lengths), 1.0 / (len(lengths) * max_length))
 
 
-WEIGHTS: dict[str, Weight] = {
-    "sequence_mean": sequence_mean,
-    "sequence_sum": sequence_sum,
-    "token_mean": token_mean,
-    "batch_token_mean": batch_token_mean,
-    "constant": constant,
+WEIGHTS: dict[type, WeightFunction] = {
+    SequenceMean: sequence_mean,
+    SequenceSum: sequence_sum,
+    TokenMean: token_mean,
+    BatchTokenMean: batch_token_mean,
+    Constant: constant,
 }

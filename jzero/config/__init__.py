@@ -1,5 +1,6 @@
 """The settings of a run: schema, checks before a run, and shared parts of recipes."""
 
+from jzero.config import schedules, teachers
 from jzero.config.architecture import TINY_MODELS, read_architecture, tiny_arch
 from jzero.config.checks import (
     ON_PUSH_FIELDS,
@@ -39,7 +40,6 @@ from jzero.config.schema import (
     Setting,
     SftConfig,
     TaskConfig,
-    TeacherConfig,
     ToolsConfig,
     TrainConfig,
     WarmStartConfig,

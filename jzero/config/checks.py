@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jzero import algorithms, http
-from jzero.config import architecture
+from jzero.config import architecture, teachers
 from jzero.config.schema import Config, Setting, list_settings, walk
 from jzero.errors import UserError, shown
 from jzero.files import JsonObject, split_revision
@@ -29,6 +29,7 @@ from jzero.setting import (
     class_of_part,
     has_kind,
     part_name,
+    show_part,
 )
 
 LONGEST_NAME = 255  # bytes of a file name
@@ -378,19 +379,20 @@ def check_sampling(config: Config) -> Iterator[str]:
 
 def check_group_size(config: Config) -> Iterator[str]:
     """A group baseline requires a minimum group size."""
-    advantage = algorithms.ADVANTAGES.get(config.algorithm.advantage)
+    advantage = config.algorithm.advantage
+    smallest = algorithms.ADVANTAGES[type(advantage)].min_group_size
     group_size = config.rollout.group_size
-    if advantage and group_size < advantage.min_group_size:
+    if group_size < smallest:
         yield (
-            f"rollout.group_size={group_size}: the {config.algorithm.advantage} baseline needs "
-            f"a group of at least {advantage.min_group_size}"
+            f"rollout.group_size={group_size}: the {part_name(type(advantage))} baseline needs "
+            f"a group of at least {smallest}"
         )
 
 
 def divides_by_sampler(config: Config) -> bool:
     """Returns whether the loss divides by the sampler's probabilities."""
     algorithm = algorithms.resolve_correction(config.algorithm, config.rollout.max_staleness)
-    return bool(algorithm.correction) or algorithm.old_policy == "sampler"
+    return algorithm.correction is not None or algorithm.old_policy == "sampler"
 
 
 def num_kept(config: Config) -> int:
@@ -414,12 +416,13 @@ def check_correction(config: Config) -> Iterator[str]:
     rollout = config.rollout
     algorithm = algorithms.resolve_correction(config.algorithm, rollout.max_staleness)
     is_filtered = bool(rollout.top_k or rollout.top_p < 1 or rollout.min_p)
+    correction = part_name(class_of_part(algorithm.correction))
     uses_sampler = algorithm.old_policy == "sampler"
     # The trainer normalizes over the kept tokens, which rollouts store only if top_k bounds them.
     if is_filtered and compares_with_sampler(config) and not rollout.top_k:
         cause = "algorithm.old_policy=sampler divides by"
-        if algorithm.correction:
-            cause = f"algorithm.correction={algorithm.correction} divides by"
+        if algorithm.correction is not None:
+            cause = f"algorithm.correction={correction} divides by"
         elif not uses_sampler:
             cause = f"algorithm.off_policy_bound={algorithm.off_policy_bound} compares with"
         yield (
@@ -434,22 +437,23 @@ def check_correction(config: Config) -> Iterator[str]:
             f"full vocabulary, and rollout.top_k={rollout.top_k} samples from a part of it: set "
             "algorithm.kl_reward=0, or rollout.top_k=0 rollout.top_p=1 rollout.min_p=0"
         )
-    if num_kept(config) and algorithm.teacher_coef:
+    if num_kept(config) and algorithm.distillation.coef:
         yield (
-            f"algorithm.teacher_coef={algorithm.teacher_coef} compares with a teacher over the "
-            f"full vocabulary, and rollout.top_k={rollout.top_k} samples from a part of it: set "
-            "rollout.top_k=0 rollout.top_p=1 rollout.min_p=0"
+            f"algorithm.distillation.coef={algorithm.distillation.coef} compares with a teacher "
+            f"over the full vocabulary, and rollout.top_k={rollout.top_k} samples from a part of "
+            "it: set rollout.top_k=0 rollout.top_p=1 rollout.min_p=0"
         )
     # The correction is the ratio of the old policy to the sampler.
-    if algorithm.correction and uses_sampler:
+    if algorithm.correction is not None and uses_sampler:
         yield (
-            f"algorithm.correction={algorithm.correction} is always 1 with "
+            f"algorithm.correction={correction} is always 1 with "
             "algorithm.old_policy=sampler: turn one of them off"
         )
-    if algorithm.correction_low > algorithm.correction_high:
+    low = getattr(algorithm.correction, "low", 0.0)
+    if algorithm.correction is not None and low > algorithm.correction.high:
         yield (
-            f"algorithm.correction_low={algorithm.correction_low} is above "
-            f"algorithm.correction_high={algorithm.correction_high}"
+            f"algorithm.correction.low={low} is above "
+            f"algorithm.correction.high={algorithm.correction.high}"
         )
 
 
@@ -489,16 +493,17 @@ def check_parts_of_the_algorithm(config: Config) -> Iterator[str]:
     from jzero.algorithms.surrogates import SURROGATES  # loads jax
 
     algorithm, rollout = config.algorithm, config.rollout
-    surrogate = SURROGATES.get(algorithm.surrogate)
-    if surrogate and surrogate.needs_token_ratio and algorithm.ratio != "token":
+    surrogate = SURROGATES[type(algorithm.surrogate)]
+    surrogate_name = part_name(type(algorithm.surrogate))
+    if surrogate.needs_token_ratio and algorithm.ratio != "token":
         yield (
             f"algorithm.ratio={algorithm.ratio} is not the ratio of one token's probabilities, "
-            f"which algorithm.surrogate={algorithm.surrogate} compares: set algorithm.ratio=token"
+            f"which algorithm.surrogate={surrogate_name} compares: set algorithm.ratio=token"
         )
-    if surrogate and algorithm.top_entropy < 1 and not surrogate.scales_with_advantage:
+    if algorithm.top_entropy < 1 and not surrogate.scales_with_advantage:
         yield (
             f"algorithm.top_entropy={algorithm.top_entropy} sets advantages to 0, and "
-            f"algorithm.surrogate={algorithm.surrogate} does not scale with the advantage: set "
+            f"algorithm.surrogate={surrogate_name} does not scale with the advantage: set "
             "algorithm.top_entropy=1, or another surrogate"
         )
     if algorithm.environment_coef and rollout.max_turns == 1:
@@ -513,133 +518,120 @@ def check_parts_of_the_algorithm(config: Config) -> Iterator[str]:
 def named_reward_mistakes(config: Config) -> Iterator[str]:
     """An advantage that normalizes each reward function ignores all other rewards."""
     algorithm = config.algorithm
-    advantage = algorithms.ADVANTAGES.get(algorithm.advantage)
-    if not advantage or not advantage.needs_parts:
+    if not algorithms.needs_parts(algorithm):
         return
+    advantage = part_name(type(algorithm.advantage))
     for name in ("truncated_penalty", "overlong_share", "kl_reward"):
         if value := getattr(algorithm, name):
             yield (
                 f"algorithm.{name}={value} is in no function of "
-                f"task.reward.functions, which algorithm.advantage={algorithm.advantage} "
+                f"task.reward.functions, which algorithm.advantage={advantage} "
                 f"normalizes one by one: set algorithm.{name}=0"
             )
     if config.rollout.max_turns > 1 and config.task.turn_reward == "success":
         yield (
             f"task.turn_reward=success replaces a score, and algorithm.advantage="
-            f"{algorithm.advantage} reads the functions of task.reward.functions one by one: set "
+            f"{advantage} reads the functions of task.reward.functions one by one: set "
             "task.turn_reward=score"
         )
 
 
-def check_algorithm_numbers(config: Config) -> Iterator[str]:
-    """Checks bounds of the algorithm's numbers that depend on other settings."""
-    algorithm = config.algorithm
-    clip_bound = 1 + algorithm.clip_high
-    if 0 < algorithm.dual_clip <= clip_bound:
+def check_dual_clip(config: Config) -> Iterator[str]:
+    """The bound of dual-clip PPO must be above the clip."""
+    surrogate = config.algorithm.surrogate
+    if isinstance(surrogate, algorithms.Clip) and 0 < surrogate.dual <= 1 + surrogate.high:
         yield (
-            f"algorithm.dual_clip={algorithm.dual_clip} must be above "
-            f"1 + clip_high={clip_bound}, or 0"
-        )
-    if algorithm.overlong_share > 1:
-        yield (
-            f"algorithm.overlong_share={algorithm.overlong_share} is a share of "
-            "rollout.max_new_tokens: at most 1"
+            f"algorithm.surrogate.dual={surrogate.dual} must be above 1 + high="
+            f"{1 + surrogate.high}, or 0"
         )
 
 
 def check_parts_of_the_loss(config: Config) -> Iterator[str]:
-    """The loss must have a term, and settings of a term require the term."""
+    """The loss must have a term."""
     algorithm = config.algorithm
-    factors = (algorithm.rl_coef, algorithm.ce_coef, algorithm.kl_coef, algorithm.entropy_coef)
+    factors = (
+        algorithm.rl_coef,
+        algorithm.cross_entropy.coef,
+        algorithm.kl.coef,
+        algorithm.entropy_coef,
+    )
     if not any(factors):
         yield (
             "algorithm.rl_coef=0 leaves no part of the loss: set algorithm.rl_coef, "
-            "algorithm.ce_coef or algorithm.kl_coef"
+            "algorithm.cross_entropy.coef or algorithm.kl.coef"
         )
-    if not algorithm.ce_coef:
-        default = algorithms.Algorithm()
-        for name in ("ce_weight", "ce_tokens"):
-            value = getattr(algorithm, name)
-            if value != getattr(default, name):
-                yield f"algorithm.{name}={value} has no effect without algorithm.ce_coef: set both"
-    if algorithm.teacher_coef and not algorithm.rl_coef:
+    cross_entropy = algorithm.cross_entropy
+    if not cross_entropy.coef and cross_entropy != algorithms.CrossEntropy():
         yield (
-            f"algorithm.teacher_coef={algorithm.teacher_coef} is in the advantages, which "
+            f"algorithm.cross_entropy={show_part(cross_entropy)} has no effect without "
+            "algorithm.cross_entropy.coef: set it"
+        )
+    coef = algorithm.distillation.coef
+    if coef and not algorithm.rl_coef:
+        yield (
+            f"algorithm.distillation.coef={coef} is in the advantages, which "
             "algorithm.rl_coef=0 leaves out of the loss: set one of them"
         )
-    is_blind = algorithm.advantage == "zero" and algorithm.rl_coef and not algorithm.teacher_coef
-    if is_blind and not config.sft.data:
+    is_zero = isinstance(algorithm.advantage, algorithms.Zero)
+    if is_zero and algorithm.rl_coef and not coef and not config.sft.data:
         yield (
-            "algorithm.advantage=zero without algorithm.teacher_coef learns nothing: set "
-            "algorithm.teacher_coef, or another advantage"
+            "algorithm.advantage=zero without algorithm.distillation.coef learns nothing: set "
+            "algorithm.distillation.coef, or another advantage"
         )
-
-
-# Settings of the teacher that only one kind of teacher reads.
-OF_MODEL = ("path", "adapter")
-OF_SERVER = ("url", "model", "request", "concurrency", "seconds", "retries", "key_variable")
 
 
 def check_teacher(config: Config) -> Iterator[str]:
-    """algorithm.teacher_coef and teacher.kind require each other; settings must fit the kind."""
-    teacher, coef = config.teacher, config.algorithm.teacher_coef
-    kind = teacher.kind
+    """algorithm.distillation.coef and the teacher require each other."""
+    teacher, coef = config.teacher, config.algorithm.distillation.coef
+    name = part_name(class_of_part(teacher))
     if config.sft.data:
-        if kind:
-            yield f"teacher.kind={kind} is of RL, and this run has sft.data: set teacher.kind="
+        if teacher is not None:
+            yield f"teacher={name} is of RL, and this run has sft.data: set teacher=none"
         return
-    if coef and not kind:
+    if coef and teacher is None:
         yield (
-            f"algorithm.teacher_coef={coef} needs a teacher: set teacher.kind, and teacher.path "
-            "for kind=model"
+            f"algorithm.distillation.coef={coef} needs a teacher: set teacher, such as "
+            "teacher=model with teacher.path"
         )
-    if kind and not coef:
+    if teacher is None:
+        return
+    if not coef:
         yield (
-            f"teacher.kind={kind} has no effect with algorithm.teacher_coef=0: set "
-            "algorithm.teacher_coef, or teacher.kind="
+            f"teacher={name} has no effect with algorithm.distillation.coef=0: set "
+            "algorithm.distillation.coef, or teacher=none"
         )
-
-    # Report settings that this kind of teacher does not read, if they differ from their defaults.
-    default = type(teacher)()
-    unread = [name for name in OF_MODEL if kind != "model"]
-    unread += [name for name in OF_SERVER if kind != "server"]
-    unread += [] if kind else ["prompt"]
-    unread += [] if kind and teacher.prompt else ["max_prompt_tokens"]
-    for name in unread:
-        value = getattr(teacher, name)
-        if value != getattr(default, name):
-            needed = "server" if name in OF_SERVER else "model"
-            if name in ("prompt", "max_prompt_tokens"):
-                needed = "..." if name == "prompt" else f"{kind or '...'} and teacher.prompt"
-            yield f"teacher.{name}={value} has no effect without teacher.kind={needed}"
-
-    if kind == "model" and not (teacher.path or teacher.adapter):
-        yield "teacher.kind=model needs teacher.path or teacher.adapter"
-    if teacher.adapter and not (teacher.path or config.model.path):
+    if teacher.max_prompt_tokens and not teacher.prompt:
         yield (
-            f"teacher.adapter={teacher.adapter} is of a model in a directory or on the hub: set "
-            "teacher.path, or model.path"
+            f"teacher.max_prompt_tokens={teacher.max_prompt_tokens} has no effect without "
+            "teacher.prompt: set both"
         )
-    if kind == "policy" and not teacher.prompt:
+    if isinstance(teacher, teachers.Model):
+        if not (teacher.path or teacher.adapter):
+            yield "teacher=model needs teacher.path or teacher.adapter"
+        if teacher.adapter and not (teacher.path or config.model.path):
+            yield (
+                f"teacher.adapter={teacher.adapter} is of a model in a directory or on the hub: "
+                "set teacher.path, or model.path"
+            )
+    if isinstance(teacher, teachers.Policy) and not teacher.prompt:
         yield (
-            "teacher.kind=policy without teacher.prompt is the policy itself, which has nothing to "
+            "teacher=policy without teacher.prompt is the policy itself, which has nothing to "
             "teach: set teacher.prompt"
         )
-    if kind == "server":
-        yield from check_teacher_server(config)
+    if isinstance(teacher, teachers.Server):
+        yield from check_teacher_server(teacher.url, config.rollout.temperature)
 
 
-def check_teacher_server(config: Config) -> Iterator[str]:
+def check_teacher_server(url: str, temperature: float) -> Iterator[str]:
     """A teacher server needs a valid URL, and its log-probs are at temperature 1."""
-    url, temperature = config.teacher.url, config.rollout.temperature
     try:
         http.check_url("teacher.url", url)
     except UserError as error:
         yield str(error)
     if temperature != 1:
         yield (
-            f"rollout.temperature={temperature}: the log-probs of teacher.kind=server are at "
-            "temperature 1; set rollout.temperature=1, or use teacher.kind=model"
+            f"rollout.temperature={temperature}: the log-probs of teacher=server are at "
+            "temperature 1; set rollout.temperature=1, or use teacher=model"
         )
 
 
@@ -878,7 +870,7 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_quantized_weights,
     check_offload,
     check_parts_of_the_algorithm,
-    check_algorithm_numbers,
+    check_dual_clip,
     check_parts_of_the_loss,
     check_teacher,
     check_lengths,

@@ -141,12 +141,12 @@ def keep_truncation_rule(
 ) -> algorithms.Algorithm:
     """Returns the chosen algorithm with the recipe's rule for truncated responses.
 
-    Fields of the rule that the chosen algorithm sets itself, to other than their defaults, stay.
+    A rule that the chosen algorithm sets itself, to other than the default, stays.
     """
     default = algorithms.Algorithm()
-    rule: dict[str, object] = {}
     # A value other than the default means that the chosen algorithm sets it.
-    for name in ("truncated", "truncated_score", "truncated_penalty"):
-        if getattr(chosen, name) == getattr(default, name):
-            rule[name] = getattr(recipe, name)
-    return replace(chosen, **rule)
+    if chosen.truncated == default.truncated:
+        chosen = replace(chosen, truncated=recipe.truncated)
+    if chosen.truncated_penalty == default.truncated_penalty:
+        chosen = replace(chosen, truncated_penalty=recipe.truncated_penalty)
+    return chosen

@@ -20,7 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from jzero import algorithms
+from jzero.config import schedules, teachers
 from jzero.config.other_names import advise
+from jzero.config.teachers import LONGEST_LIMIT, MOST_REQUESTS, MOST_RETRIES
 from jzero.errors import UserError
 from jzero.setting import (
     FieldType,
@@ -37,11 +39,8 @@ from jzero.setting import (
 Section = TypeVar("Section")  # a dataclass of settings
 
 DTYPES = ("bfloat16", "float32")
-LONGEST_LIMIT = 604_800.0  # seconds: no limit is longer than a week
 LARGEST_GIB = 2.0**20  # the operating system accepts memory limits below 2^63 bytes
 MOST_PROCESSES = 1024
-MOST_REQUESTS = 4096  # open requests of a host; each has a thread
-MOST_RETRIES = 100
 PACK_LENGTHS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")  # values of train.pack that list numbers
 # "fast" is jzero's grader. The others are the keys of jzero.grading.published.VERIFIERS.
 VERIFIERS = (
@@ -628,38 +627,7 @@ class OptimizerConfig:
 
     # The learning rate.
     lr: float = setting(1e-6, "Peak learning rate.")
-    schedule: str = setting(
-        "constant",
-        "Learning rate after the warm-up. All schedules but constant and inverse_sqrt end at "
-        "min_lr_ratio * lr, and inverse_sqrt does not fall below it. wsd is constant and decays "
-        "only at the end; cosine_restarts starts again at lr in every cycle.",
-        choices=(
-            "constant",
-            "linear",
-            "polynomial",
-            "cosine",
-            "wsd",
-            "inverse_sqrt",
-            "cosine_restarts",
-        ),
-    )
-    decay_ratio: float = setting(
-        0.1,
-        "For wsd: share of the run's optimizer steps, at its end, in which the learning rate "
-        "decays.",
-        at_most=1,
-    )
-    decay_shape: str = setting(
-        "cosine",
-        "For wsd: shape of the decay: linear, cosine, or sqrt (1 - sqrt of the finished share).",
-        choices=("cosine", "linear", "sqrt"),
-    )
-    cycles: int = setting(1, "For cosine_restarts: number of cycles.", at_least=1)
-    timescale: int = setting(
-        0,
-        "For inverse_sqrt: the steps t in lr sqrt(t / (t + steps after the warm-up)). 0: the steps "
-        "of the warm-up, or 10,000 without a warm-up.",
-    )
+    schedule: schedules.Schedule = setting(schedules.Constant(), "Learning rate after the warm-up.")
     warmup_steps: int = setting(
         0, "Optimizer steps in which the learning rate rises linearly from 0. 0: see warmup_ratio."
     )
@@ -674,8 +642,6 @@ class OptimizerConfig:
         "The first step of the warm-up has the learning rate 0, as in transformers. False: it "
         "has lr / steps of the warm-up, because a rate of 0 would waste the step.",
     )
-    min_lr_ratio: float = setting(0.1, "Final learning rate as a share of lr.", at_most=1)
-    power: float = setting(2.0, "Exponent of the polynomial schedule.")
 
     # AdamW.
     b1: float = setting(0.9, "Decay of Adam's first moment.", below=1)
@@ -713,83 +679,6 @@ class CriticConfig:
     )
     warmup_steps: int = setting(0, "RL steps at the start that train only the critic. 0: none.")
     lr: float = setting(1e-5, "Peak learning rate of the critic.")
-
-
-@dataclass
-class TeacherConfig:
-    """The teacher of on-policy distillation, for algorithms with a teacher_coef.
-
-    It scores the tokens that the policy has sampled. See docs/algorithms.md.
-    """
-
-    kind: str = setting(
-        "",
-        "Kind of teacher. Empty: no teacher. model: the model at path, the adapter at adapter, "
-        "or both. policy: the policy before each step's update, with the prompt in prompt. "
-        "reference: the reference policy (algorithm.reference_every), with the prompt in prompt "
-        "if it is set. server: an OpenAI-compatible server at url.",
-        choices=("", "model", "policy", "reference", "server"),
-    )
-    path: str = setting(
-        "",
-        "Directory or hub id of the teacher, a model with the policy's tokenizer. Empty with "
-        "adapter: model.path.",
-    )
-    adapter: str = setting(
-        "",
-        "Directory or hub id of an adapter on the teacher's model, in PEFT's format. Empty: none.",
-    )
-    prompt: str = setting(
-        "",
-        "Prompt of the teacher instead of the policy's: text, or a text file, with the "
-        "placeholders {prompt} and {gold}, or the fields of a gold answer. In a chat it "
-        "replaces the last message. Empty: the policy's prompt.",
-        is_text=True,
-    )
-    max_prompt_tokens: int = setting(
-        0,
-        "Maximum tokens of the filled-in prompt. For a longer prompt the teacher adds nothing "
-        "to the advantages. 0: twice rollout.max_prompt_tokens.",
-    )
-
-    # Only for kind=server.
-    url: str = setting(
-        "", "With kind=server: address of the server's API, such as http://localhost:8000/v1."
-    )
-    model: str = setting(
-        "",
-        "With kind=server: name of the model on the server. Empty: the only model of the server.",
-    )
-    request: str = setting(
-        "echo",
-        "With kind=server: how log-probs are requested. echo: OpenAI's echo=true with logprobs=1. "
-        "prompt_logprobs: vLLM's field prompt_logprobs.",
-        choices=("echo", "prompt_logprobs"),
-    )
-    concurrency: int = setting(
-        16,
-        "With kind=server: maximum open requests of a host.",
-        at_least=1,
-        at_most=MOST_REQUESTS,
-    )
-    seconds: float = setting(
-        120.0,
-        "With kind=server: maximum seconds of one whole exchange, from connecting to the end of "
-        "the reply.",
-        above=0,
-        at_most=LONGEST_LIMIT,
-    )
-    retries: int = setting(
-        4,
-        "With kind=server: maximum retries of a request, after about 1, 2, ... seconds, if the "
-        "server fails. 0: no retries.",
-        at_most=MOST_RETRIES,
-    )
-    key_variable: str = setting(
-        "",
-        "With kind=server: environment variable with the server's API key, such as OPENAI_API_KEY. "
-        "Empty: no key is sent.",
-    )
 
 
 @dataclass
@@ -1181,7 +1070,9 @@ class Config:
     algorithm: algorithms.Algorithm = field(default_factory=algorithms.grpo)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
-    teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    teacher: teachers.Model | teachers.Policy | teachers.Reference | teachers.Server | None = (
+        setting(None, "Teacher of on-policy distillation, for an algorithm with distillation.coef.")
+    )
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     sft: SftConfig = field(default_factory=SftConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -1227,7 +1118,42 @@ REPLACED = {
 
 
 # Flags of earlier versions, and the setting that has the same meaning today.
-MOVED: dict[str, str] = {}
+MOVED: dict[str, str] = {
+    "algorithm.truncated_score": "algorithm.truncated.score",
+    "algorithm.std_eps": "algorithm.advantage.eps",
+    "algorithm.gamma": "algorithm.advantage.gamma",
+    "algorithm.lam": "algorithm.advantage.lam",
+    "algorithm.value_clip": "algorithm.advantage.value_clip",
+    "algorithm.value_coef": "algorithm.advantage.value_coef",
+    "algorithm.length_norm": "algorithm.weight.length",
+    "algorithm.clip_low": "algorithm.surrogate.low",
+    "algorithm.clip_high": "algorithm.surrogate.high",
+    "algorithm.dual_clip": "algorithm.surrogate.dual",
+    "algorithm.sapo_tau_positive": "algorithm.surrogate.tau_positive",
+    "algorithm.sapo_tau_negative": "algorithm.surrogate.tau_negative",
+    "algorithm.vespo_k_positive": "algorithm.surrogate.k_positive",
+    "algorithm.vespo_lambda_positive": "algorithm.surrogate.lambda_positive",
+    "algorithm.vespo_k_negative": "algorithm.surrogate.k_negative",
+    "algorithm.vespo_lambda_negative": "algorithm.surrogate.lambda_negative",
+    "algorithm.correction_low": "algorithm.correction.low",
+    "algorithm.correction_high": "algorithm.correction.high",
+    "algorithm.kl_coef": "algorithm.kl.coef",
+    "algorithm.kl_estimator": "algorithm.kl.estimator",
+    "algorithm.kl_max": "algorithm.kl.bound",
+    "algorithm.kl_weight": "algorithm.kl.weight",
+    "algorithm.ce_coef": "algorithm.cross_entropy.coef",
+    "algorithm.ce_weight": "algorithm.cross_entropy.weight",
+    "algorithm.ce_tokens": "algorithm.cross_entropy.tokens",
+    "algorithm.teacher_coef": "algorithm.distillation.coef",
+    "algorithm.teacher_max": "algorithm.distillation.bound",
+    "optimizer.decay_ratio": "optimizer.schedule.decay_ratio",
+    "optimizer.decay_shape": "optimizer.schedule.shape",
+    "optimizer.cycles": "optimizer.schedule.cycles",
+    "optimizer.timescale": "optimizer.schedule.timescale",
+    "optimizer.min_lr_ratio": "optimizer.schedule.min_lr_ratio",
+    "optimizer.power": "optimizer.schedule.power",
+    "teacher.kind": "teacher",
+}
 
 
 @dataclass(frozen=True)
@@ -1273,7 +1199,7 @@ def walk(section: object, prefix: str, part: str = "") -> Iterator[Setting]:
         if dataclasses.is_dataclass(value) and not is_part(value):
             yield from walk(value, f"{name}.")
             continue
-        yield Setting(name, value, with_table_keys(name, rules_of(item)), kinds[item.name], part)
+        yield Setting(name, value, rules_of(item), kinds[item.name], part)
         # A value of a wrong type has no settings; the checks report it.
         if kinds[item.name].parts and is_part(value):
             yield from walk(value, f"{name}.", name)
@@ -1365,8 +1291,10 @@ def is_boolean_argument(name: str) -> bool:
     return bool(parts) and all(field_types(part)[argument].kind is bool for part in parts)
 
 
-def set_part(config: Config, name: str, text: str) -> None:
+def set_part(config: Config, name: str, text: object) -> None:
     """Changes a part of a config, or an argument of a part, as the flag `name=text` says.
+
+    `text` may also be the value of an argument with its own type.
 
     Raises UserError if there is no such part or argument, or the text is no value of its type.
     """
@@ -1377,7 +1305,7 @@ def set_part(config: Config, name: str, text: str) -> None:
     if path:
         changed = replace_argument(setting_name, parts, current, path, text)
     else:
-        changed = parse_part(setting_name, parts, text, current)
+        changed = parse_part(setting_name, parts, str(text), current)
     setattr(section, field, changed)
 
 
@@ -1397,16 +1325,3 @@ def read_section(section: type[Section], values: Mapping[str, Any]) -> Section:
             value = tuple(value)
         arguments[name] = value
     return section(**arguments)
-
-
-def with_table_keys(name: str, rules: Rules) -> Rules:
-    """Adds the keys of the algorithm tables to the choices of the settings that name a key."""
-    if not name.startswith("algorithm."):
-        return rules
-    from jzero.algorithms.tables import TABLES  # loads jax, which grader processes do without
-
-    table = TABLES.get(name.removeprefix("algorithm."))
-    if table is None:
-        return rules
-    # The field itself lists only the choices outside of the table, such as "".
-    return dataclasses.replace(rules, choices=(*rules.choices, *table))

@@ -11,7 +11,7 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from jzero import algorithms
-from jzero.config import POSITIONS, Config
+from jzero.config import POSITIONS, Config, teachers
 from jzero.distillation.in_process import (
     ModelTeacher,
     Weights,
@@ -38,20 +38,21 @@ from jzero.types import State
 def make_teacher(config: Config, base: BaseModel, trainer: Trainer) -> Teacher | None:
     """Returns the teacher of a run, or None if the algorithm uses no teacher.
 
-    Loads the weights of kind=model onto the mesh of the trainer. Raises UserError if they cannot be
-    read.
+    Loads the weights of teacher=model onto the mesh of the trainer. Raises UserError if they cannot
+    be read.
     """
     if not algorithms.needs_teacher(config.algorithm):
         return None
+    teacher = config.teacher
     prompts = make_prompts(config, base.tokenizer)
-    if config.teacher.kind == "server":
-        return ServerTeacher(ScoringClient(config.teacher), prompts)
+    if isinstance(teacher, teachers.Server):
+        return ServerTeacher(ScoringClient(teacher), prompts)
 
     policy = trainer.policy
     learner = policy
-    if config.teacher.kind == "model":
-        learner, weights = model_weights(config, base, policy)
-    elif config.teacher.kind == "policy":
+    if isinstance(teacher, teachers.Model):
+        learner, weights = model_weights(config, teacher, policy)
+    elif isinstance(teacher, teachers.Policy):
         weights = weights_of_policy(policy)
     else:
         weights = weights_of_reference
@@ -61,7 +62,7 @@ def make_teacher(config: Config, base: BaseModel, trainer: Trainer) -> Teacher |
 
 def make_prompts(config: Config, tok: PreTrainedTokenizerFast) -> TeacherPrompts | None:
     """Returns the builder of the teacher's prompts, or None if it reads the policy's prompts."""
-    if not config.teacher.prompt:
+    if config.teacher is None or not config.teacher.prompt:
         return None
     template = read_template(config.teacher.prompt)
     return TeacherPrompts(template, max_prompt_tokens(config), tok)
@@ -70,14 +71,18 @@ def make_prompts(config: Config, tok: PreTrainedTokenizerFast) -> TeacherPrompts
 def describe_teacher(config: Config) -> str:
     """Returns a short description of the teacher, with its path or address."""
     teacher = config.teacher
-    description = {
-        "model": teacher.path or config.model.path,
-        "policy": "the policy itself",
-        "reference": "the reference policy",
-        "server": f"{teacher.model or 'the model'} at {teacher.url}",
-    }[teacher.kind]
-    if teacher.adapter:
-        description += f" with the adapter {teacher.adapter}"
+    assert teacher is not None, "the run has no teacher"
+    match teacher:
+        case teachers.Model():
+            description = teacher.path or config.model.path
+            if teacher.adapter:
+                description += f" with the adapter {teacher.adapter}"
+        case teachers.Policy():
+            description = "the policy itself"
+        case teachers.Reference():
+            description = "the reference policy"
+        case teachers.Server():
+            description = f"{teacher.model or 'the model'} at {teacher.url}"
     return f"{description} behind another prompt" if teacher.prompt else description
 
 
@@ -95,7 +100,7 @@ def weights_of_policy(policy: Learner) -> Weights:
 
 def weights_of_reference(state: State, reference: qwen.Params | None) -> qwen.Params:
     """Returns the parameters of the reference policy."""
-    assert reference is not None, "teacher.kind=reference needs the reference policy"
+    assert reference is not None, "teacher=reference needs the reference policy"
     return reference
 
 
@@ -108,21 +113,23 @@ def constant_weights(params: qwen.Params) -> Weights:
     return weights
 
 
-def model_weights(config: Config, base: BaseModel, policy: Learner) -> tuple[Learner, Weights]:
-    """Returns the learner of kind=model, and a function that returns its parameters.
+def model_weights(
+    config: Config, teacher: teachers.Model, policy: Learner
+) -> tuple[Learner, Weights]:
+    """Returns the learner of teacher=model, and a function that returns its parameters.
 
     A teacher that is an adapter on the policy's frozen base shares the arrays of the base.
     """
-    directory = teacher_directory(config)
+    directory = teacher_directory(config, teacher)
     model, _ = huggingface.load_config(directory)
     # A teacher with the policy's architecture runs the policy's compiled program.
     learner = policy if model == policy.model else teacher_learner(model, config, policy.mesh)
 
-    if not config.teacher.adapter:
+    if not teacher.adapter:
         return learner, constant_weights(load_teacher(directory, learner))
 
-    adapter, settings = load_adapter(config.teacher.adapter, learner)
-    if not shares_base(config):
+    adapter, settings = load_adapter(teacher.adapter, learner)
+    if not shares_base(config, teacher):
         # Another model than the policy's base: freeze it and join it with the adapter once.
         params = load_teacher(directory, learner)
         frozen = freeze(params, model, learner.mesh, learner.compute.dtype)
@@ -134,17 +141,16 @@ def model_weights(config: Config, base: BaseModel, policy: Learner) -> tuple[Lea
     return learner, weights_on_policy_base
 
 
-def shares_base(config: Config) -> bool:
+def shares_base(config: Config, teacher: teachers.Model) -> bool:
     """Returns whether the teacher is an adapter on the frozen base of the policy."""
-    teacher = config.teacher
     is_same_model = teacher.path in ("", config.model.source)
     is_frozen = bool(config.model.adapter.rank) and not config.warm_start.steps
     return bool(teacher.adapter) and is_same_model and is_frozen
 
 
-def teacher_directory(config: Config) -> Path:
+def teacher_directory(config: Config, teacher: teachers.Model) -> Path:
     """Returns the directory of the teacher's model. Downloads a model from the hub."""
-    path = config.teacher.path or config.model.source
+    path = teacher.path or config.model.source
     try:
         return huggingface.resolve(path)
     except UserError as error:
@@ -163,19 +169,19 @@ def check_teacher(config: Config, base: BaseModel, mesh: Mesh) -> None:
         return
     make_prompts(config, base.tokenizer)  # raises UserError if the template cannot be read
     processes.print_once(f"teacher: {describe_teacher(config)}")
-    kind = config.teacher.kind
+    teacher = config.teacher
     # Of a server only the tokens can be compared.
-    if kind == "server":
-        check_tokens(ScoringClient(config.teacher), base.tokenizer)
+    if isinstance(teacher, teachers.Server):
+        check_tokens(ScoringClient(teacher), base.tokenizer)
         return
     model, hf_config = base.model, base.hf_config
-    if kind == "model":
-        directory = teacher_directory(config)
+    if isinstance(teacher, teachers.Model):
+        directory = teacher_directory(config, teacher)
         model, hf_config = huggingface.load_config(directory)
         check_vocabulary(directory, model, base)
-        check_heads(config, model, mesh)
-        if config.teacher.adapter:
-            peft.read_settings(peft.resolve(config.teacher.adapter), model)
+        check_heads(teacher.path, model, mesh)
+        if teacher.adapter:
+            peft.read_settings(peft.resolve(teacher.adapter), model)
     check_length(config, hf_config.get(POSITIONS))
     own_row_shapes(config, mesh)  # raises UserError if a row exceeds train.microbatch_tokens
 
@@ -210,13 +216,13 @@ def check_tokenizer(
             )
 
 
-def check_heads(config: Config, model: qwen.QwenConfig, mesh: Mesh) -> None:
+def check_heads(path: str, model: qwen.QwenConfig, mesh: Mesh) -> None:
     """Raises UserError if the tensor axis of the mesh cannot split the teacher's heads."""
     tensor, heads = mesh.shape["tensor"], model.num_key_value_heads
     if heads % tensor:
         raise UserError(
             f"mesh.tensor={tensor} does not divide the {heads} key-value heads of "
-            f"teacher.path={config.teacher.path}; set it to one of their divisors"
+            f"teacher.path={path}; set it to one of their divisors"
         )
 
 
@@ -227,7 +233,7 @@ def check_length(config: Config, positions: int | None) -> None:
     """
     # With teacher.prompt the teacher's prompts have another maximum length than the policy's.
     prompt_tokens = config.rollout.max_prompt_tokens
-    if config.teacher.prompt:
+    if config.teacher is not None and config.teacher.prompt:
         prompt_tokens = max_prompt_tokens(config)
     longest = prompt_tokens + config.rollout.longest_continuation
     if positions is not None and longest > positions:

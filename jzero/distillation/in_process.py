@@ -149,12 +149,13 @@ def teacher_learner(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Learn
 
 def max_prompt_tokens(config: Config) -> int:
     """Returns the maximum number of tokens of a teacher's prompt."""
+    assert config.teacher is not None, "the run has no teacher"
     return config.teacher.max_prompt_tokens or 2 * config.rollout.max_prompt_tokens
 
 
 def own_row_shapes(config: Config, mesh: Mesh) -> RowShapes | None:
     """Returns the shapes of rows with the teacher's prompts, or None without teacher.prompt."""
-    if not config.teacher.prompt:
+    if config.teacher is None or not config.teacher.prompt:
         return None
     return row_shapes(config, mesh, max_prompt_tokens(config))
 

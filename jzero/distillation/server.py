@@ -26,7 +26,7 @@ from typing import TypeVar
 import numpy as np
 
 from jzero import http
-from jzero.config import TeacherConfig
+from jzero.config import teachers
 from jzero.distillation.prompts import TeacherPrompts
 from jzero.distributed import collectives
 from jzero.errors import UserError, shown
@@ -62,7 +62,7 @@ class Scored:
 class ScoringClient:
     """Requests the log-probs of token ids from a server."""
 
-    settings: TeacherConfig
+    settings: teachers.Server
 
     @cached_property
     def _client(self) -> http.Client:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import jax
 
 from jzero import config
-from jzero.config import Config
+from jzero.config import Config, teachers
 from jzero.distributed import processes
 from jzero.distributed.context import heads_to_share
 from jzero.distributed.mesh import context_shards, row_shards
@@ -139,8 +139,9 @@ def reason_not_planned(settings: Config) -> str:
     """Returns why a run cannot be planned on the attached devices, or ""."""
     if settings.model.path and not is_known(settings.model.path):
         return f"model.path={settings.model.path} is neither a directory nor a known model"
-    if settings.teacher.path and not is_known(settings.teacher.path):
-        return f"teacher.path={settings.teacher.path} is neither a directory nor a known model"
+    teacher = settings.teacher
+    if isinstance(teacher, teachers.Model) and teacher.path and not is_known(teacher.path):
+        return f"teacher.path={teacher.path} is neither a directory nor a known model"
     # The planner assumes that the same devices train and decode.
     if settings.mesh.decode_devices:
         return f"mesh.decode_devices={settings.mesh.decode_devices} splits the devices"

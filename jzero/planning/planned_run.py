@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from jzero import algorithms, config
 from jzero.attention import QuantizedPool
+from jzero.config import teachers
 from jzero.distillation.build import shares_base
 from jzero.distillation.in_process import (
     abstract_adapted,
@@ -122,7 +123,7 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
     batches = abstract_batches(trainer)
     needs_old = needs_old_logps(trainer.config)
     needs_reference = algorithms.needs_reference(settings.algorithm)
-    keeps_reference = needs_reference or settings.teacher.kind == "reference"
+    keeps_reference = needs_reference or isinstance(settings.teacher, teachers.Reference)
 
     learner_programs = trainer.policy.programs(batches, trainer.layouts)
     batch_arguments = learner_programs["update"][1][1]
@@ -153,7 +154,7 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
     if teacher is not None:
         programs["teacher-score"] = _scoring_program(teacher)
         # Policy and reference are already counted. Another model adds its weights.
-        if settings.teacher.kind == "model":
+        if isinstance(settings.teacher, teachers.Model):
             parts["teacher"] = _unshared_bytes(settings, teacher)
 
     num_scoring_passes = needs_old + needs_reference + (critic is not None) + (teacher is not None)
@@ -162,8 +163,8 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
 
 def _teacher(settings: config.Config, trainer: Trainer) -> PlannedTeacher | None:
     """Returns the teacher as `distillation.build` makes it; None if none is on the mesh."""
-    kind, policy = settings.teacher.kind, trainer.policy
-    if kind in ("", "server"):
+    choice, policy = settings.teacher, trainer.policy
+    if choice is None or isinstance(choice, teachers.Server):
         return None
     shapes, own_rows = own_row_shapes(settings, policy.mesh), ()
     if shapes is None:
@@ -171,19 +172,20 @@ def _teacher(settings: config.Config, trainer: Trainer) -> PlannedTeacher | None
     else:
         own_rows = abstract_scored(shapes, policy.row_sharding)
     # Policy and reference have the same shapes, which are sufficient for a plan.
-    if kind == "policy" or (kind == "reference" and not policy.adapter.rank):
+    is_reference = isinstance(choice, teachers.Reference)
+    if isinstance(choice, teachers.Policy) or (is_reference and not policy.adapter.rank):
         weights = policy.whole(policy.abstract_base(), policy.abstract_state().params)
         return PlannedTeacher(policy, weights, shapes, own_rows)
     # The reference of an adapter is its base without the adapter.
-    if kind == "reference":
+    if isinstance(choice, teachers.Reference):
         return PlannedTeacher(policy, policy.abstract_base(), shapes, own_rows)
 
-    model = architecture(settings.teacher.path or settings.model.path)
+    model = architecture(choice.path or settings.model.path)
     learner = teacher_learner(model, settings, policy.mesh)
     weights = abstract_teacher(learner)
-    if settings.teacher.adapter:
+    if choice.adapter:
         base = abstract_base(model, policy.mesh, learner.compute.dtype)
-        weights = abstract_adapted(base, settings.teacher.adapter, learner)
+        weights = abstract_adapted(base, choice.adapter, learner)
     return PlannedTeacher(learner, weights, shapes, own_rows)
 
 

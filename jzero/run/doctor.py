@@ -317,7 +317,8 @@ REMARKS: dict[str, Remark] = {
     "entropy_collapse": Remark(
         "`policy/entropy` falls below 0.05 nats and a tenth of its first value, before the "
         "problems are solved.",
-        "Lower `optimizer.lr`, set `algorithm.clip_high=0.28`, or set `algorithm.entropy_coef`.",
+        "Lower `optimizer.lr`, set `algorithm.surrogate.high=0.28`, or set "
+        "`algorithm.entropy_coef`.",
         _entropy_collapse,
     ),
     "mismatch": Remark(
@@ -328,7 +329,7 @@ REMARKS: dict[str, Remark] = {
     ),
     "kl": Remark(
         "`policy/kl` is above 1 nat.",
-        "Lower `optimizer.lr`, or raise `algorithm.kl_coef`.",
+        "Lower `optimizer.lr`, or raise `algorithm.kl.coef`.",
         _kl,
     ),
     "nothing_trained": Remark(

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from jzero import algorithms
-from jzero.config import Config, flatten, to_json
+from jzero.config import Config, flatten, teachers, to_json
 from jzero.errors import UserError
 from jzero.files import JsonObject, parse_json, split_commas
 from jzero.model.hub import public_name
@@ -111,7 +111,7 @@ def kind_of(config: Config) -> str:
         return SFT
     has_teacher = algorithms.needs_teacher(config.algorithm)
     # With advantage=zero the rewards have no effect, so the teacher gives the only signal.
-    is_distillation = has_teacher and config.algorithm.advantage == "zero"
+    is_distillation = has_teacher and isinstance(config.algorithm.advantage, algorithms.Zero)
     return DISTILLATION if is_distillation else RL
 
 
@@ -120,15 +120,18 @@ def teacher_names(config: Config) -> list[str]:
     if not algorithms.needs_teacher(config.algorithm):
         return []
     teacher = config.teacher
-    names = {
-        "model": public_name(teacher.path or config.model.source),
-        "policy": "the policy itself",
-        "reference": "its own reference policy",
-        "server": public_name(teacher.model) or "the model of a server",
-    }
-    name = names[teacher.kind]
-    if teacher.adapter:
-        name += f" with the adapter {public_name(teacher.adapter)}"
+    assert teacher is not None, "the algorithm needs a teacher"
+    match teacher:
+        case teachers.Model():
+            name = public_name(teacher.path or config.model.source)
+            if teacher.adapter:
+                name += f" with the adapter {public_name(teacher.adapter)}"
+        case teachers.Policy():
+            name = "the policy itself"
+        case teachers.Reference():
+            name = "its own reference policy"
+        case teachers.Server():
+            name = public_name(teacher.model) or "the model of a server"
     return [f"{name} with another prompt" if teacher.prompt else name]
 
 

@@ -213,12 +213,12 @@ METRICS: dict[str, Metric] = {
     "policy/correction": Metric("Mean weight that `algorithm.correction` gives a token.", ""),
     "policy/correction_above": Metric(
         "Share of tokens that `algorithm.correction` truncates or drops because their ratio is "
-        "above `algorithm.correction_high`.",
+        "above `algorithm.correction.high`.",
         "share",
     ),
     "policy/correction_below": Metric(
         "Share of tokens that `algorithm.correction` drops because their ratio is below "
-        "`algorithm.correction_low`.",
+        "`algorithm.correction.low`.",
         "share",
     ),
     "policy/environment_nll": Metric(
@@ -227,7 +227,7 @@ METRICS: dict[str, Metric] = {
         "nats",
     ),
     "policy/kl": Metric(
-        "Mean estimate of the KL divergence from the reference policy (`algorithm.kl_estimator`).",
+        "Mean estimate of the KL divergence from the reference policy (`algorithm.kl.estimator`).",
         "nats",
         "kl",
         ".4f",

@@ -53,15 +53,15 @@ def training_sequences(
 def token_weights(
     sequences: Sequence[Rollout],
     chosen: Sequence[int],
-    weight: str,
+    weight: algorithms.Weight,
     config: Config,
     only_correct: bool = False,
 ) -> dict[int, np.ndarray]:
     """Returns the weight of every token in the loss of one optimizer step.
 
     `chosen` has the indices of the sequences of this optimizer step; `sequences` has all sequences
-    of the RL step, because some weights are normalized over the RL step. `weight` is a key of
-    algorithms.WEIGHTS. With `only_correct` only tokens of correct sequences are trained.
+    of the RL step, because some weights are normalized over the RL step. `weight` is a part of the
+    algorithm. With `only_correct` only tokens of correct sequences are trained.
 
     Returns f32[T] for each chosen index: the weights of trained tokens, 0 elsewhere.
     """
@@ -74,11 +74,13 @@ def token_weights(
 
     # The maximum response length, for the weight that divides by a constant (Dr. GRPO).
     turns = 1 if config.train.sequence_per_turn else config.rollout.max_turns
-    longest = algorithm.length_norm or turns * config.rollout.max_new_tokens
+    longest = turns * config.rollout.max_new_tokens
+    if isinstance(weight, algorithms.Constant) and weight.length:
+        longest = weight.length
 
     # Sequences without a trained token get the weight 0.
     chosen_counts = counts[list(chosen)]
-    weights = algorithms.WEIGHTS[weight](chosen_counts, counts, longest) * (chosen_counts > 0)
+    weights = algorithms.WEIGHTS[type(weight)](chosen_counts, counts, longest) * (chosen_counts > 0)
     return {
         index: (trained[index] * token_weight).astype(np.float32)
         for index, token_weight in zip(chosen, weights, strict=True)
@@ -149,7 +151,7 @@ def trained_tokens(sequence: Rollout, algorithm: algorithms.Algorithm) -> np.nda
     # Without a grade there is no score, so no token is trained.
     if grade_of(sequence).failed:
         trained[:] = False
-    if algorithm.truncated in ("mask", "ignore"):
+    if isinstance(algorithm.truncated, algorithms.Mask | algorithms.Ignore):
         for turn in sequence.turns:
             if turn.finish_reason == "length":
                 trained[turn.start : turn.end] = False
@@ -187,15 +189,16 @@ def turn_parts(rollout: Rollout, config: Config) -> list[list[float]]:
     of the task's grader. If the algorithm gives truncated turns a fixed score, all rewards of a
     truncated turn are this score.
     """
-    algorithm = config.algorithm
+    rule = config.algorithm.truncated
     names = reward_weights(config)
     parts = []
     for turn in rollout.turns:
         grade = grade_of(turn)
         rewards_by_name = {"accuracy": grade.score} | grade.parts
         rewards = [rewards_by_name.get(name, np.nan) for name in names]
-        if turn.finish_reason == "length" and algorithm.truncated in ("fixed", "ignore"):
-            rewards = [algorithm.truncated_score] * len(rewards)
+        has_fixed_score = isinstance(rule, algorithms.Fixed | algorithms.Ignore)
+        if turn.finish_reason == "length" and has_fixed_score:
+            rewards = [rule.score] * len(rewards)
         parts.append(rewards)
     return parts
 
@@ -215,8 +218,9 @@ def can_have_gradient(
         algorithm does not train on truncated turns. Or:
       - The advantages of all its trained tokens are exactly 0 (for example in a group with equal
         scores), the surrogate scales with the advantage, and the loss has no other term: none of
-        `kl_coef`, `ce_coef`, `entropy_coef` and `ratio_penalty`. With `top_entropy` the sequence
-        has to be computed, because its entropies decide which tokens of others are trained.
+        `kl.coef`, `cross_entropy.coef`, `entropy_coef` and `ratio_penalty`. With `top_entropy` the
+        sequence has to be computed, because its entropies decide which tokens of others are
+        trained.
 
     With `environment_coef` a sequence that has a reply of the environment is always computed.
 
@@ -234,9 +238,12 @@ def can_have_gradient(
     has_reply = np.zeros(len(sequences), bool)
     if algorithm.environment_coef:
         has_reply[:] = [environment_tokens(sequence, config).any() for sequence in sequences]
-    scales_with_advantage = SURROGATES[algorithm.surrogate].scales_with_advantage
+    scales_with_advantage = SURROGATES[type(algorithm.surrogate)].scales_with_advantage
     has_other_term = (
-        algorithm.kl_coef or algorithm.ce_coef or algorithm.entropy_coef or algorithm.ratio_penalty
+        algorithm.kl.coef
+        or algorithm.cross_entropy.coef
+        or algorithm.entropy_coef
+        or algorithm.ratio_penalty
     )
     ranks_entropies = algorithm.top_entropy < 1
     if has_other_term or ranks_entropies or not scales_with_advantage:

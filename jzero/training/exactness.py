@@ -44,7 +44,7 @@ def with_exact_ratio(config: Config) -> Config:
         return config
     # The sampler's log-probs equal the trainer's, so pi_old needs no forward pass, and every
     # correction between sampler and trainer would be 1.
-    algorithm = replace(config.algorithm, old_policy="sampler", correction="none")
+    algorithm = replace(config.algorithm, old_policy="sampler", correction=None)
     return replace(config, algorithm=algorithm)
 
 

@@ -145,6 +145,8 @@ def policy_head(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Head:
 
 def critic_head(algorithm: algorithms.Algorithm) -> Head:
     """Returns the critic's head: the value of the state before each target and the value loss."""
+    part = algorithm.advantage
+    assert isinstance(part, algorithms.GAE), f"{part=} has no numbers of a value loss"
 
     def outputs(
         params: qwen.Params,
@@ -161,7 +163,7 @@ def critic_head(algorithm: algorithms.Algorithm) -> Head:
         is_on_policy: jax.Array,
     ) -> tuple[jax.Array, Stats]:
         (values,) = outputs
-        terms, stats = value_loss(values, batch, algorithm)
+        terms, stats = value_loss(values, batch, part)
         # The critic is not trained on the environment's tokens.
         return jnp.where(trained_targets(batch), terms, 0), stats
 

@@ -6,7 +6,7 @@ passes it to `Learner.update`, so one compiled program serves the whole schedule
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
-from jzero.config import OptimizerConfig
+from jzero.config import OptimizerConfig, schedules
 from jzero.model import qwen
 
 
@@ -54,32 +54,37 @@ class Decay(NamedTuple):
 
     lr: float  # the peak, at the end of the warm-up
     last_lr: float  # in the step after the last step
-    power: float  # exponent of polynomial
     steps: int  # steps after the warm-up, at least 1
-    last_steps: int  # steps in which wsd decays, at most `steps`
-    shape: str  # shape of the decay of wsd, a key of SHAPES
-    cycles: int  # cycles of cosine_restarts
-    timescale: int  # timescale of inverse_sqrt
+    total_steps: int  # optimizer steps of the run
+    warmup: int  # steps of the warm-up
 
 
-def _constant(decay: Decay) -> optax.Schedule:
+def _constant(decay: Decay, part: schedules.Constant) -> optax.Schedule:
     return optax.constant_schedule(decay.lr)
 
 
-def _linear(decay: Decay) -> optax.Schedule:
+def _linear(decay: Decay, part: schedules.Linear) -> optax.Schedule:
+    return _linear_fall(decay)
+
+
+def _linear_fall(decay: Decay) -> optax.Schedule:
     return optax.linear_schedule(decay.lr, decay.last_lr, decay.steps)
 
 
-def _polynomial(decay: Decay) -> optax.Schedule:
-    return optax.polynomial_schedule(decay.lr, decay.last_lr, decay.power, decay.steps)
+def _polynomial(decay: Decay, part: schedules.Polynomial) -> optax.Schedule:
+    return optax.polynomial_schedule(decay.lr, decay.last_lr, part.power, decay.steps)
 
 
-def _cosine(decay: Decay) -> optax.Schedule:
+def _cosine(decay: Decay, part: schedules.Cosine) -> optax.Schedule:
+    return _cosine_fall(decay)
+
+
+def _cosine_fall(decay: Decay) -> optax.Schedule:
     last_share = decay.last_lr / decay.lr if decay.lr else 0.0
     return optax.cosine_decay_schedule(decay.lr, decay.steps, alpha=last_share)
 
 
-def _sqrt(decay: Decay) -> optax.Schedule:
+def _sqrt_fall(decay: Decay) -> optax.Schedule:
     """Decays as 1 - sqrt(done) (Hägele et al. 2024, arXiv:2405.18392)."""
 
     def schedule(step: ArrayLike) -> ArrayLike:
@@ -90,51 +95,54 @@ def _sqrt(decay: Decay) -> optax.Schedule:
 
 
 SHAPES: dict[str, Callable[[Decay], optax.Schedule]] = {
-    "cosine": _cosine,
-    "linear": _linear,
-    "sqrt": _sqrt,
+    "cosine": _cosine_fall,
+    "linear": _linear_fall,
+    "sqrt": _sqrt_fall,
 }
 
 
-def _wsd(decay: Decay) -> optax.Schedule:
+def _wsd(decay: Decay, part: schedules.WSD) -> optax.Schedule:
     """Warm-up, stable, decay (MiniCPM, arXiv:2404.06395): constant until the last steps."""
-    num_stable = decay.steps - decay.last_steps
-    if not decay.last_steps:
-        return _constant(decay)
-    fall = SHAPES[decay.shape](decay._replace(steps=decay.last_steps))
-    return optax.join_schedules([_constant(decay), fall], [num_stable])
+    last_steps = min(decay.steps, int(np.ceil(part.decay_ratio * decay.total_steps)))
+    if not last_steps:
+        return optax.constant_schedule(decay.lr)
+    fall = SHAPES[part.shape](decay._replace(steps=last_steps))
+    stable = optax.constant_schedule(decay.lr)
+    return optax.join_schedules([stable, fall], [decay.steps - last_steps])
 
 
-def _inverse_sqrt(decay: Decay) -> optax.Schedule:
+def _inverse_sqrt(decay: Decay, part: schedules.InverseSqrt) -> optax.Schedule:
     """Decays as 1 / sqrt(step) with the last rate as lower bound."""
+    timescale = part.timescale or decay.warmup or 10_000
 
     def schedule(step: ArrayLike) -> ArrayLike:
-        share = jnp.sqrt(decay.timescale / (decay.timescale + jnp.asarray(step)))
+        share = jnp.sqrt(timescale / (timescale + jnp.asarray(step)))
         return jnp.maximum(decay.lr * share, decay.last_lr)
 
     return schedule
 
 
-def _cosine_restarts(decay: Decay) -> optax.Schedule:
+def _cosine_restarts(decay: Decay, part: schedules.CosineRestarts) -> optax.Schedule:
     """Cosines of equal length, each from the peak to the last rate (arXiv:1608.03983)."""
 
     def schedule(step: ArrayLike) -> ArrayLike:
         done = jnp.asarray(step) / decay.steps
-        done_of_cycle = jnp.where(done < 1, (decay.cycles * done) % 1, 1.0)
+        done_of_cycle = jnp.where(done < 1, (part.cycles * done) % 1, 1.0)
         share = 0.5 * (1 + jnp.cos(jnp.pi * done_of_cycle))
         return decay.last_lr + (decay.lr - decay.last_lr) * share
 
     return schedule
 
 
-SCHEDULES: dict[str, Callable[[Decay], optax.Schedule]] = {
-    "constant": _constant,
-    "linear": _linear,
-    "polynomial": _polynomial,
-    "cosine": _cosine,
-    "wsd": _wsd,
-    "inverse_sqrt": _inverse_sqrt,
-    "cosine_restarts": _cosine_restarts,
+# The second argument of a function is the part, with its numbers.
+SCHEDULES: dict[type, Callable[[Decay, Any], optax.Schedule]] = {
+    schedules.Constant: _constant,
+    schedules.Linear: _linear,
+    schedules.Polynomial: _polynomial,
+    schedules.Cosine: _cosine,
+    schedules.WSD: _wsd,
+    schedules.InverseSqrt: _inverse_sqrt,
+    schedules.CosineRestarts: _cosine_restarts,
 }
 
 
@@ -147,34 +155,34 @@ def learning_rate(settings: OptimizerConfig, step: int, total_steps: int) -> flo
     """
     warmup = settings.warmup_steps or int(np.ceil(settings.warmup_ratio * total_steps))
     steps = max(1, total_steps - warmup)  # a run can end within the warm-up
+    # A constant rate has no last rate.
+    min_lr_ratio = getattr(settings.schedule, "min_lr_ratio", 1.0)
     # The last rate is reached in the step after the last, so the last step still has a higher rate.
     decay = Decay(
         lr=settings.lr,
-        last_lr=settings.min_lr_ratio * settings.lr,
-        power=settings.power,
+        last_lr=min_lr_ratio * settings.lr,
         steps=steps,
-        last_steps=min(steps, int(np.ceil(settings.decay_ratio * total_steps))),
-        shape=settings.decay_shape,
-        cycles=settings.cycles,
-        timescale=settings.timescale or warmup or 10_000,
+        total_steps=total_steps,
+        warmup=warmup,
     )
     # In fp64 the rounding errors of different formulas for a schedule vanish in the fp32 rate. TPUs
     # have no fp64 cosine.
     with jax.enable_x64(jax.default_backend() != "tpu"):
         first = 0 if settings.warmup_from_zero else 1
-        schedule = _compiled_schedule(settings.schedule, decay, warmup, first)
+        schedule = _compiled_schedule(settings.schedule, decay, first)
         return float(jax.device_get(schedule(jax.device_put(np.asarray(step)))))
 
 
 @functools.cache
-def _compiled_schedule(name: str, decay: Decay, warmup: int, first: int) -> optax.Schedule:
-    """Returns the warm-up followed by schedule `name`, as one program.
+def _compiled_schedule(part: schedules.Schedule, decay: Decay, first: int) -> optax.Schedule:
+    """Returns the warm-up followed by a schedule, as one program.
 
     The rate of the warm-up's first step is lr * first / warmup.
     """
-    schedule = SCHEDULES[name](decay)
-    if warmup:
-        schedule = optax.join_schedules([_rise(decay.lr, warmup, first), schedule], [warmup])
+    schedule = SCHEDULES[type(part)](decay, part)
+    if decay.warmup:
+        rise = _rise(decay.lr, decay.warmup, first)
+        schedule = optax.join_schedules([rise, schedule], [decay.warmup])
     return jax.jit(schedule)
 
 

@@ -376,7 +376,9 @@ def assign_credit(
         join_sequences(scores.values, sequences, sources, rollouts),
     )
     if scores.teacher is not None:
-        parts = credit_of_teacher(scores.teacher, scores.old_logps, sequences, algorithm)
+        parts = credit_of_teacher(
+            scores.teacher, scores.old_logps, sequences, algorithm.distillation
+        )
         teacher_parts = join_sequences(parts, sequences, sources, rollouts)
         advantages = [
             advantage + part for advantage, part in zip(advantages, teacher_parts, strict=True)
@@ -397,16 +399,16 @@ def assign_credit(
         if trainer.critic is not None:
             minibatch.set_values(trainer.policy, "returns", sequence_returns)
         # Loss terms with other weights than the RL loss.
-        if algorithm.kl_coef and algorithm.kl_weight:
-            weights = token_weights(sequences, minibatch.members, algorithm.kl_weight, config)
+        if algorithm.kl.coef and algorithm.kl.weight is not None:
+            weights = token_weights(sequences, minibatch.members, algorithm.kl.weight, config)
             minibatch.set_values(trainer.policy, "kl_weights", weights)
         if algorithm.environment_coef:
             weights = environment_weights(sequences, minibatch.members, config)
             minibatch.set_values(trainer.policy, "environment_weights", weights)
         if has_ce_weights(algorithm):
-            name = algorithm.ce_weight or algorithm.weight
-            only_correct = algorithm.ce_tokens == "correct"
-            weights = token_weights(sequences, minibatch.members, name, config, only_correct)
+            weight = algorithm.cross_entropy.weight or algorithm.weight
+            only_correct = algorithm.cross_entropy.tokens == "correct"
+            weights = token_weights(sequences, minibatch.members, weight, config, only_correct)
             minibatch.set_values(trainer.policy, "ce_weights", weights)
 
     return [

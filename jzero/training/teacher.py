@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from jzero import algorithms
-from jzero.algorithms import Algorithm
+from jzero.algorithms import Distillation
 from jzero.model import qwen
 from jzero.types import Rollout, State
 
@@ -52,7 +52,7 @@ def credit_of_teacher(
     scores: TeacherScores,
     old_logps: Sequence[np.ndarray],
     sequences: Sequence[Rollout],
-    algorithm: Algorithm,
+    part: Distillation,
 ) -> list[np.ndarray]:
     """Returns the teacher's additions to the advantages: f32[T] for each sequence.
 
@@ -65,7 +65,7 @@ def credit_of_teacher(
         if scores.is_scored[number]:
             sampled = sequence.tokens.sampled
             advantages[sampled] = algorithms.teacher_advantages(
-                old_logps[number][sampled], scores.logps[number][sampled], algorithm
+                old_logps[number][sampled], scores.logps[number][sampled], part
             )
         credit.append(advantages)
     return credit

@@ -156,8 +156,8 @@ def abstract_scored(
 
 def has_ce_weights(algorithm: algorithms.Algorithm) -> bool:
     """Returns whether the cross-entropy has other token weights than the RL loss."""
-    is_other = bool(algorithm.ce_weight) or algorithm.ce_tokens == "correct"
-    return algorithm.ce_coef > 0 and is_other
+    part = algorithm.cross_entropy
+    return part.coef > 0 and (part.weight is not None or part.tokens == "correct")
 
 
 def abstract_batches(trainer: Trainer) -> tuple[Batch[jax.ShapeDtypeStruct], ...]:
@@ -175,7 +175,7 @@ def abstract_batches(trainer: Trainer) -> tuple[Batch[jax.ShapeDtypeStruct], ...
         float_fields.append("old_logps")
     if algorithms.needs_reference(algorithm):
         float_fields.append("ref_logps")
-    if algorithm.kl_coef and algorithm.kl_weight:
+    if algorithm.kl.coef and algorithm.kl.weight is not None:
         float_fields.append("kl_weights")
     if algorithm.environment_coef:
         float_fields.append("environment_weights")

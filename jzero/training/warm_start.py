@@ -11,7 +11,7 @@ from dataclasses import replace
 import jax
 
 from jzero import terminal
-from jzero.config import AdapterConfig, Config
+from jzero.config import AdapterConfig, Config, schedules
 from jzero.distributed.interrupt import StopCheck
 from jzero.errors import UserError
 from jzero.model import qwen
@@ -43,8 +43,13 @@ def warm_start(
         raise UserError(
             f"task.name={config.task.name} has no warm-start examples; set warm_start.steps=0"
         )
+    # The rate falls to the same share of its peak as the rate of RL.
+    share = getattr(config.optimizer.schedule, "min_lr_ratio", 0.1)
     optimizer = replace(
-        config.optimizer, lr=warm.lr, warmup_steps=warm.warmup_steps, schedule="cosine"
+        config.optimizer,
+        lr=warm.lr,
+        warmup_steps=warm.warmup_steps,
+        schedule=schedules.Cosine(min_lr_ratio=share),
     )
     # Without an adapter and an int8 base the trainer trains the full model.
     model = replace(config.model, adapter=AdapterConfig(), base="native")

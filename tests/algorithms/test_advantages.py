@@ -5,17 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import reference
+from descriptions import algorithm_of, change_advantage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_losses import GROUP_SIZE, NUM_PROMPTS, random_outputs, small_trainer
 
-from jzero.algorithms import ADVANTAGES, PRESETS, Algorithm, Episodes, compute_advantages
+from jzero.algorithms import ADVANTAGES, PRESETS, Episodes, compute_advantages
+from jzero.setting import part_name
 from jzero.tokens import Tokens
 from jzero.training.credit import make_episodes, spread_over_tokens
 from jzero.types import Rollout
 
 WITH_GROUP_BASELINE = [
-    name for name, advantage in ADVANTAGES.items() if advantage.has_group_baseline
+    part_name(part) for part, advantage in ADVANTAGES.items() if advantage.has_group_baseline
 ]
 
 
@@ -47,11 +49,11 @@ def ragged(x: np.ndarray, mask: np.ndarray) -> list[list[float]]:
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("has_reward_for_every_token", [False, True])
 @pytest.mark.parametrize("whiten", [False, True])
-@pytest.mark.parametrize("name", ADVANTAGES)
+@pytest.mark.parametrize("name", list(map(part_name, ADVANTAGES)))
 def test_advantages_are_those_of_the_definition(
     name: str, whiten: bool, has_reward_for_every_token: bool, seed: int
 ) -> None:
-    algorithm = Algorithm(advantage=name, whiten=whiten, gamma=0.95, lam=0.8)
+    algorithm = change_advantage(algorithm_of(advantage=name, whiten=whiten), gamma=0.95, lam=0.8)
     episodes = random_episodes(seed)
     mask = episodes.mask
     if has_reward_for_every_token:
@@ -80,7 +82,7 @@ def test_groups_without_a_difference_get_exactly_zero_and_others_sum_to_zero(
     episodes = random_episodes(seed)
     group = episodes.group
 
-    advantages, _ = compute_advantages(episodes, Algorithm(advantage=name))
+    advantages, _ = compute_advantages(episodes, algorithm_of(advantage=name))
 
     is_alone = np.bincount(group)[group] == 1
     is_uniform = group >= 6
@@ -106,7 +108,7 @@ def test_a_uniform_group_has_no_advantage_beside_one_that_is_not(
         group=np.repeat([0, 1], group_size),
     )
 
-    advantages, _ = compute_advantages(episodes, Algorithm(advantage=name))
+    advantages, _ = compute_advantages(episodes, algorithm_of(advantage=name))
 
     assert not advantages[:group_size].any()
     assert advantages[group_size] > 0
@@ -140,7 +142,7 @@ def insert_environment_tokens(
 @pytest.mark.parametrize("preset", PRESETS)
 def test_environment_tokens_leave_advantages_unchanged_to_the_bit(preset: str) -> None:
     rng = np.random.default_rng(5)
-    algorithm = PRESETS[preset](kl_reward=0.1, gamma=0.9, lam=0.8)
+    algorithm = change_advantage(PRESETS[preset](kl_reward=0.1), gamma=0.9, lam=0.8)
     config = reference.settings(rollout={"num_prompts": NUM_PROMPTS, "group_size": GROUP_SIZE})
     config.algorithm = algorithm
     outputs = random_outputs(5)

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 import reference
+from descriptions import change, describe
 from packed_losses import (
     GROUP_SIZE,
     MAX_NEW_TOKENS,
@@ -18,19 +19,24 @@ from packed_losses import (
 )
 
 from jzero.algorithms import PRESETS, WEIGHTS
-from jzero.algorithms.corrections import CORRECTIONS
+from jzero.setting import part_name
 from jzero.training.step import make_minibatches
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
+HIGH = {"correction_high": 1.25}
 BOUNDS = {"correction_low": 0.8, "correction_high": 1.25}
 NARROW_BOUNDS = {"correction_low": 0.95, "correction_high": 1.05}
+
+TRUNCATIONS = ("token_truncate", "sequence_truncate")
+MASKS = ("token_mask", "sequence_mask", "geometric")
 
 # Name -> preset, and the fields that the case changes.
 CASES: dict[str, tuple[str, dict[str, object]]] = {
     **{name: (name, {}) for name in PRESETS},
-    **{f"weight: {name}": ("grpo", {"weight": name}) for name in WEIGHTS},
-    **{f"correction: {name}": ("grpo", {"correction": name, **BOUNDS}) for name in CORRECTIONS},
+    **{f"weight: {name}": ("grpo", {"weight": name}) for name in map(part_name, WEIGHTS)},
+    **{f"correction: {name}": ("grpo", {"correction": name, **HIGH}) for name in TRUNCATIONS},
+    **{f"correction: {name}": ("grpo", {"correction": name, **BOUNDS}) for name in MASKS},
     "correction: geometric": ("grpo", {"correction": "geometric", **NARROW_BOUNDS}),
     "k1 in the reward, leave one out": ("rloo", {"kl_reward": 0.05}),
     "k1 in the reward, return to go": ("reinforce_pp", {"kl_reward": 0.05}),
@@ -147,7 +153,7 @@ def test_policy_loss_and_slopes_are_those_of_the_definition(
     case, packing, rows, devices, pack
 ) -> None:
     preset, changes = CASES[case]
-    algorithm = PRESETS[preset](**changes)
+    algorithm = change(PRESETS[preset](), **changes)
     group_size = 1 if case.startswith("alone") else GROUP_SIZE
     num_minibatches = 2 if case.startswith("weight") else 1
     trainer = small_trainer(algorithm, packing, rows, devices, num_minibatches, group_size, pack)
@@ -210,7 +216,7 @@ CHANGED_VALUE_LOSS = {"value_clip": 0.0, "value_coef": 0.5, "gamma": 0.9}
     ],
 )
 def test_value_loss_and_slopes_are_those_of_the_definition(packing, rows, devices, changes) -> None:
-    algorithm = PRESETS["ppo"](**changes)
+    algorithm = change(PRESETS["ppo"](), **changes)
     trainer = small_trainer(algorithm, packing, rows, devices)
     assert trainer.critic is not None
     outputs = random_outputs(3)
@@ -246,7 +252,7 @@ def test_value_loss_and_slopes_are_those_of_the_definition(packing, rows, device
     num_clipped = 0
     for i, slope in zip(minibatch.chosen, slopes, strict=True):
         num_clipped += int((slope[outputs.rollouts[i].tokens.sampled] == 0).sum())
-    assert (num_clipped > 0) == (algorithm.value_clip > 0)
+    assert (num_clipped > 0) == (describe(algorithm).value_clip > 0)
 
 
 @pytest.mark.thorough

@@ -17,7 +17,7 @@ from packed_losses import (
     small_trainer,
 )
 
-from jzero.algorithms import PRESETS, Algorithm, Episodes, compute_advantages
+from jzero.algorithms import PRESETS, Algorithm, EachGroupMeanStd, Episodes, compute_advantages
 from jzero.training.credit import make_episodes
 from jzero.types import Rollout, grade_of
 
@@ -110,9 +110,7 @@ def test_a_turn_that_a_function_does_not_apply_to_is_no_peer_of_the_others() -> 
     """The function does not apply to the first turn of rollout 0."""
     episodes = three_episodes()
 
-    advantages, _ = compute_advantages(
-        episodes, Algorithm(advantage="each_group_mean_std", std_eps=1e-12)
-    )
+    advantages, _ = compute_advantages(episodes, Algorithm(advantage=EachGroupMeanStd(1e-12)))
 
     # First turns: only rollouts 1 and 2 have the reward, with returns 1 + 0.5 * 1 and 0 + 0.5 * 3.
     assert advantages[0, 0] == 0

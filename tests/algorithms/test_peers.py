@@ -24,6 +24,7 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
+from descriptions import change, describe
 from packed_losses import (
     GROUP_SIZE,
     MAX_NEW_TOKENS,
@@ -413,7 +414,7 @@ def with_two_rewards(outputs: ModelOutputs) -> ModelOutputs:
 def test_loss_and_slopes_are_those_of_trl(case) -> None:
     pytest.importorskip("trl")
     options, preset, changes, microbatches = CASES.get(case, GDPO)
-    algorithm = PRESETS[preset](**changes)
+    algorithm = change(PRESETS[preset](), **changes)
     trainer = small_trainer(algorithm, "four packs", rows=2)
     for seed in range(2):
         outputs = random_outputs(seed)
@@ -421,7 +422,7 @@ def test_loss_and_slopes_are_those_of_trl(case) -> None:
             outputs = with_two_rewards(outputs)
             trainer.config.task.reward.functions = ("accuracy", "format")
             trainer.config.task.reward.weights = REWARD_WEIGHTS
-        trl_trainer = make_trl_trainer(options, algorithm.correction, microbatches)
+        trl_trainer = make_trl_trainer(options, describe(algorithm).correction, microbatches)
         expected_loss, expected_slopes = trl_loss_and_slopes(trl_trainer, outputs, microbatches)
         [minibatch] = packed_minibatches(trainer, outputs)
 

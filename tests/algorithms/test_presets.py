@@ -1,16 +1,17 @@
 """Presets differ from GRPO in what they are named after, and single fields can be changed."""
 
 import pytest
+from descriptions import describe
 
-from jzero.algorithms import PRESETS, needs_critic
+from jzero.algorithms import PRESETS, Clip, needs_critic
 
 
 def differences(preset: str, other: str) -> dict[str, object]:
     """Returns the fields of `other` that are not as in `preset`, without the name."""
-    fields = vars(PRESETS[preset]())
+    fields = vars(describe(PRESETS[preset]()))
     return {
         name: value
-        for name, value in vars(PRESETS[other]()).items()
+        for name, value in vars(describe(PRESETS[other]())).items()
         if name != "name" and value != fields[name]
     }
 
@@ -28,12 +29,12 @@ def test_gspo_is_grpo_with_another_ratio_and_clip() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_has_its_name_and_takes_changes(name) -> None:
     assert PRESETS[name]().name == name
-    assert PRESETS[name](clip_high=0.35) == PRESETS[name](clip_high=0.35)
-    assert PRESETS[name](clip_high=0.35).clip_high == 0.35
-    with pytest.raises(TypeError, match="clip_hgih"):
-        PRESETS[name](clip_hgih=0.35)
+    assert PRESETS[name](surrogate=Clip(high=0.35)) == PRESETS[name](surrogate=Clip(high=0.35))
+    assert PRESETS[name](surrogate=Clip(high=0.35)).surrogate == Clip(high=0.35)
+    with pytest.raises(TypeError, match="surogate"):
+        PRESETS[name](surogate=Clip(high=0.35))
 
 
 def test_numbers_of_the_papers() -> None:
-    assert PRESETS["dapo"]().clip_high == 0.28
+    assert PRESETS["dapo"]().surrogate == Clip(high=0.28)
     assert [name for name in PRESETS if needs_critic(PRESETS[name]())] == ["ppo", "oat_ppo"]

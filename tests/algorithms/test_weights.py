@@ -10,15 +10,15 @@ from jzero.algorithms import WEIGHTS
 from jzero.training.credit import token_weights
 
 
-@pytest.mark.parametrize("name", WEIGHTS)
-def test_a_step_of_masked_rollouts_alone_has_no_weight(name) -> None:
+@pytest.mark.parametrize("part", WEIGHTS)
+def test_a_step_of_masked_rollouts_alone_has_no_weight(part) -> None:
     rollouts = [
         replace(rollout, turns=(replace(rollout.turns[0], finish_reason="length"),))
         for rollout in reference.random_rollouts(0, 8, 4)
     ]
     settings = reference.settings(algorithm={"truncated": "mask"})
 
-    weights = token_weights(rollouts, list(range(len(rollouts))), name, settings)
+    weights = token_weights(rollouts, list(range(len(rollouts))), part(), settings)
 
     for weight in weights.values():
         assert np.isfinite(weight).all()

@@ -6,6 +6,7 @@ from types import ModuleType
 
 from jzero import config
 from jzero.config import old_flags
+from jzero.setting import class_of_part, is_part, part_name
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
@@ -18,8 +19,20 @@ def get(settings: object, name: str) -> object:
     return settings
 
 
+def shown_value(settings: object, name: str) -> object:
+    """Returns the setting with this dotted name; of a part its name."""
+    value = get(settings, name)
+    is_name_of_part = value is None or is_part(value)
+    return part_name(class_of_part(value)) if is_name_of_part else value
+
+
 def put(settings: object, name: str, value: object) -> None:
-    """Changes the setting with this dotted name."""
+    """Changes the setting, or the argument of a part, with this dotted name."""
+    name = config.MOVED.get(name, name)
+    is_text_of_part = "." in name or isinstance(value, str)
+    if isinstance(settings, config.Config) and is_text_of_part and config.names_part(name):
+        config.set_part(settings, name, value)
+        return
     section, _, field = name.rpartition(".")
     setattr(get(settings, section), field, value)
 

@@ -53,7 +53,10 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     ({"optimizer.b1": 2.0}, "optimizer.b1=2.0 must be below 1"),
     ({"optimizer.b2": 1.0}, "optimizer.b2=1.0 must be below 1"),
     ({"train.seed": 2**32}, "train.seed=4294967296 must be at most 4294967295"),
-    ({"algorithm.gamma": 1.1}, "algorithm.gamma=1.1 must be at most 1"),
+    (
+        {"algorithm.advantage": "gae", "algorithm.gamma": 1.1},
+        "algorithm.advantage.gamma=1.1 must be at most 1",
+    ),
     ({"rollout.kv_dtype": "int4"}, "rollout.kv_dtype='int4'"),
     ({"rollout.weights": "int4"}, "rollout.weights='int4'"),
     (
@@ -91,13 +94,13 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     ),
     (
         {"algorithm.advantage": "gae2"},
-        "algorithm.advantage='gae2' is not one of group_mean, group_mean_std",
+        "algorithm.advantage=gae2 is not one of group_mean, group_mean_std",
     ),
-    ({"algorithm.truncated": "drop"}, "algorithm.truncated='drop'"),
-    ({"algorithm.clip_low": -0.1}, "algorithm.clip_low=-0.1 must be at least 0"),
+    ({"algorithm.truncated": "drop"}, "algorithm.truncated=drop is not one of grade"),
+    ({"algorithm.clip_low": -0.1}, "algorithm.surrogate.low=-0.1 must be at least 0"),
     (
         {"algorithm.correction": "tis"},
-        "algorithm.correction='tis' is not one of '', none, token_truncate, token_mask",
+        "algorithm.correction=tis is not one of auto, token_truncate, token_mask",
     ),
     (
         {"algorithm.correction": "token_mask", "rollout.top_p": 0.9},
@@ -109,8 +112,14 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     ),
     ({"algorithm.top_entropy": 0.0}, "algorithm.top_entropy=0.0 must be above 0"),
     ({"algorithm.top_entropy": 1.5}, "algorithm.top_entropy=1.5 must be at most 1"),
-    ({"algorithm.sapo_tau_positive": 0.0}, "algorithm.sapo_tau_positive=0.0 must be at least 0.01"),
-    ({"algorithm.vespo_k_negative": 20.0}, "algorithm.vespo_k_negative=20.0 must be at most 10"),
+    (
+        {"algorithm.surrogate": "sapo(tau_positive=0.0)"},
+        "algorithm.surrogate.tau_positive=0.0 must be at least 0.01",
+    ),
+    (
+        {"algorithm.surrogate": "vespo", "algorithm.vespo_k_negative": 20.0},
+        "algorithm.surrogate.k_negative=20.0 must be at most 10",
+    ),
     (
         {"algorithm.old_policy": "sampler", "rollout.min_p": 0.1},
         "keep: bound their number with rollout.top_k, such as 512",
@@ -164,8 +173,8 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
         "model.exact=True compares the trainer with a sampler",
     ),
     (
-        {"algorithm.correction_low": 3.0},
-        "algorithm.correction_low=3.0 is above algorithm.correction_high=2.0",
+        {"algorithm.correction": "token_mask(low=3.0)"},
+        "algorithm.correction.low=3.0 is above algorithm.correction.high=2.0",
     ),
     (
         {"algorithm.surrogate": "dppo_tv", "algorithm.ratio": "sequence"},
@@ -191,17 +200,17 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
         {"eval.max_new_tokens": 2000, "rollout.max_episode_tokens": 1500},
         "rollout.max_episode_tokens=1500 is shorter than a prompt and eval.max_new_tokens=2000",
     ),
-    ({"algorithm.dual_clip": 1.1}, "algorithm.dual_clip=1.1 must be above 1 + clip_high=1.2, or 0"),
+    ({"algorithm.dual_clip": 1.1}, "algorithm.surrogate.dual=1.1 must be above 1 + high=1.2, or 0"),
     (
         {"algorithm.overlong_share": 1.5},
-        "algorithm.overlong_share=1.5 is a share of rollout.max_new_tokens: at most 1",
+        "algorithm.overlong_share=1.5 must be at most 1",
     ),
     (
         {"algorithm.advantage": "leave_one_out", "rollout.group_size": 1},
         "the leave_one_out baseline needs a group of at",
     ),
     ({"critic.lr": -1.0}, "critic.lr=-1.0 must be at least 0"),
-    ({"optimizer.schedule": "step"}, "optimizer.schedule='step'"),
+    ({"optimizer.schedule": "step"}, "optimizer.schedule=step is not one of constant, linear"),
     ({"optimizer.clip_norm": -1.0}, "optimizer.clip_norm=-1.0 must be at least 0"),
     (
         {"warm_start.steps": 5, "warm_start.batch_size": 0},

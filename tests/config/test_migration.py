@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from settings_by_name import ROOT, get
+from settings_by_name import ROOT, shown_value
 
 from jzero import config, main
 from jzero.tasks import check_task_settings, rewards
@@ -69,9 +69,9 @@ def test_a_command_has_the_settings_of_its_table(
     listed = rows(system)
     assert len(listed) > 10
     wrong = [
-        f"{name}={get(settings, name)}, and {text} on the page"
+        f"{name}={shown_value(settings, name)}, and {text} on the page"
         for name, text in listed
-        if not is_equal(get(settings, name), text)
+        if not is_equal(shown_value(settings, name), text)
     ]
     assert not wrong
 

@@ -1,6 +1,6 @@
 """The recipes of open-r1 and of AReaL's agent, besides the values in their tables."""
 
-from settings_by_name import get, load_recipe
+from settings_by_name import load_recipe, shown_value
 
 from jzero import config
 from jzero.tasks import check_task_settings, rewards
@@ -30,7 +30,7 @@ def test_the_agent_on_both_tasks_is_the_asynchronous_run_with_the_agents_default
     config.validate(settings)
     check_task_settings(settings.task, settings.rollout.max_turns)
     rewards.check_rewards(settings.task.reward)
-    assert {name: get(settings, name) for name in AREAL} == AREAL
+    assert {name: shown_value(settings, name) for name in AREAL} == AREAL
     assert settings.optimizer == asynchronous.optimizer
     assert settings.algorithm == asynchronous.algorithm
     assert settings.rollout.max_staleness == asynchronous.rollout.max_staleness == 4

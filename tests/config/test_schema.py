@@ -12,13 +12,20 @@ from ml_collections import config_flags
 from settings_by_name import ROOT, get, put
 
 from jzero import config
-from jzero.algorithms.tables import TABLES
-from jzero.setting import to_values
+from jzero.algorithms import ADVANTAGES, KL, WEIGHTS, Algorithm, Auto
+from jzero.algorithms.corrections import CORRECTIONS
+from jzero.algorithms.kl import KL_ESTIMATORS
+from jzero.algorithms.ratios import RATIOS
+from jzero.algorithms.surrogates import SURROGATES
+from jzero.setting import field_types, is_part, rules_of, to_values
 
 # ml_collections loads a recipe that way.
 pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
 
-DEFAULTS = {setting.name: setting.value for setting in config.list_settings(config.Config())}
+SETTINGS = config.list_settings(config.Config())
+# tests/config/test_parts.py has the flags of parts.
+DEFAULTS = {setting.name: setting.value for setting in SETTINGS if setting.kind is not object}
+DEFAULTS = {name: value for name, value in DEFAULTS.items() if not config.names_part(name)}
 TEXTS_OF_A_TUPLE = {
     "</answer>": ("</answer>",),
     "('a', 'b c')": ("a", "b c"),
@@ -79,7 +86,11 @@ def fields_of(section: object, prefix: str = "") -> Iterator[tuple[str, dataclas
     assert dataclasses.is_dataclass(section)
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
-        if dataclasses.is_dataclass(value):
+        if is_part(value) or is_part(section) or prefix + field.name == "teacher":
+            yield prefix + field.name, field, value
+            if is_part(value):
+                yield from fields_of(value, f"{prefix}{field.name}.")
+        elif dataclasses.is_dataclass(value):
             yield from fields_of(value, f"{prefix}{field.name}.")
         else:
             yield prefix + field.name, field, value
@@ -92,7 +103,7 @@ def test_settings_are_listed_in_the_order_of_the_schema() -> None:
 
 def test_settings_have_types_that_a_flag_can_parse() -> None:
     for name, field, value in fields_of(config.Config()):
-        if config.schema.names_part(name):
+        if config.schema.names_part(name) or value is None or is_part(value):
             continue
         assert type(value) in (bool, int, float, str, tuple), name
         # An int as default of a float could not be changed to 0.5.
@@ -110,16 +121,24 @@ def test_every_default_is_allowed() -> None:
     config.validate(config.Config())
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_the_choices_of_an_algorithm_are_the_keys_of_its_table(name) -> None:
-    table = TABLES[name]
-    [setting] = [
-        setting
-        for setting in config.list_settings(config.Config())
-        if setting.name == f"algorithm.{name}"
-    ]
-    assert set(table) <= set(setting.rules.choices)
-    assert set(setting.rules.choices) <= {*table, "", "none"}
+def test_every_part_has_a_function_and_every_function_a_part() -> None:
+    parts = {name: set(field.parts) for name, field in field_types(Algorithm).items()}
+    assert parts["advantage"] == set(ADVANTAGES)
+    assert parts["weight"] == set(WEIGHTS)
+    assert parts["surrogate"] == set(SURROGATES)
+    assert parts["correction"] == {*CORRECTIONS, Auto, None}
+    [ratio] = [field for field in dataclasses.fields(Algorithm) if field.name == "ratio"]
+    assert rules_of(ratio).choices == tuple(RATIOS)
+    [estimator] = [field for field in dataclasses.fields(KL) if field.name == "estimator"]
+    assert rules_of(estimator).choices == tuple(KL_ESTIMATORS)
+
+
+def test_flags_of_earlier_versions_have_a_place() -> None:
+    known = set(config.schema.known_names())
+    for name, place in config.MOVED.items():
+        assert name not in known
+        assert place in known
+        assert config.unknown_names([name]) == f"no field {name}; set {place}"
 
 
 def test_sections_are_not_shared_between_configs() -> None:

@@ -6,7 +6,7 @@ from settings_by_name import changed_config
 from jzero.config import validate
 from jzero.errors import UserError
 
-COEF = {"algorithm.teacher_coef": 1.0}
+COEF = {"algorithm.distillation.coef": 1.0}
 MODEL = COEF | {"teacher.kind": "model", "teacher.path": "a/teacher"}
 MYSELF = COEF | {"teacher.kind": "policy", "teacher.prompt": "{prompt}{gold}"}
 SERVER = COEF | {"teacher.kind": "server", "teacher.url": "http://localhost:8000/v1"}
@@ -33,22 +33,28 @@ def test_a_teacher_with_its_own_settings_is_accepted(settings: dict[str, object]
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (COEF, r"teacher_coef=1.0 needs a teacher: set teacher.kind"),
-        ({"teacher.kind": "model", "teacher.path": "x"}, "no effect with algorithm.teacher_coef=0"),
-        (COEF | {"teacher.kind": "model"}, "teacher.kind=model needs teacher.path or"),
+        (COEF, r"distillation.coef=1.0 needs a teacher: set teacher"),
+        (
+            {"teacher.kind": "model", "teacher.path": "x"},
+            "no effect with algorithm.distillation.coef=0",
+        ),
+        (COEF | {"teacher.kind": "model"}, "teacher=model needs teacher.path or"),
         (COEF | {"teacher.kind": "model", "teacher.adapter": "x"}, "set teacher.path, or model"),
         (COEF | {"teacher.kind": "policy"}, "nothing to teach: set teacher.prompt"),
         (COEF | {"teacher.kind": "server"}, "teacher.url= is no address"),
         (SERVER | {"rollout.temperature": 0.6}, "at temperature 1; set rollout.temperature=1"),
-        (SERVER | {"teacher.path": "x"}, "teacher.path=x has no effect without teacher.kind=model"),
-        (MODEL | {"teacher.url": "x"}, "teacher.url=x has no effect without teacher.kind=server"),
-        (MODEL | {"teacher.max_prompt_tokens": 9}, "no effect without .* teacher.prompt"),
-        ({"teacher.prompt": "{prompt}"}, "teacher.prompt=.* has no effect without teacher.kind"),
-        (MODEL | {"sft.data": "x"}, "teacher.kind=model is of RL, and this run has sft.data"),
+        (SERVER | {"teacher.path": "x"}, "teacher=server has no path: model has it"),
+        (MODEL | {"teacher.url": "x"}, "teacher=model has no url: server has it"),
+        (MODEL | {"teacher.max_prompt_tokens": 9}, "no effect without teacher.prompt"),
+        ({"teacher.prompt": "{prompt}"}, "teacher=none has no prompt: model, policy"),
+        (MODEL | {"sft.data": "x"}, "teacher=model is of RL, and this run has sft.data"),
         (MODEL | {"algorithm.rl_coef": 0.0, "algorithm.ce_coef": 1.0}, "rl_coef=0 leaves out"),
         ({"algorithm.rl_coef": 0.0}, "leaves no part of the loss"),
-        ({"algorithm.ce_tokens": "correct"}, "ce_tokens=correct has no effect without"),
-        ({"algorithm.advantage": "zero"}, "without algorithm.teacher_coef learns nothing"),
+        (
+            {"algorithm.ce_tokens": "correct"},
+            "cross_entropy=.*tokens=.correct.. has no effect without",
+        ),
+        ({"algorithm.advantage": "zero"}, "without algorithm.distillation.coef learns nothing"),
     ],
     ids=str,
 )

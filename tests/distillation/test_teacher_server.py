@@ -10,7 +10,7 @@ from scoring_server import MODEL_NAME, ScoringServer, served
 from test_teachers import MODEL, PARAMS, TOKENIZER
 
 from jzero import http
-from jzero.config import TeacherConfig
+from jzero.config import teachers
 from jzero.distillation.server import ScoringClient, check_tokens
 from jzero.errors import UserError
 
@@ -31,7 +31,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def client_of(url: str, **changes: object) -> ScoringClient:
-    return ScoringClient(TeacherConfig(kind="server", url=url, **changes))
+    return ScoringClient(teachers.Server(url=url, **changes))
 
 
 def reply_with(choice: object):

@@ -8,6 +8,7 @@ from functools import partial
 import jax
 import pytest
 import reference
+from descriptions import algorithm_of
 from tiny import ROW_TOKENS, TOPOLOGY, needs_libtpu, small_settings
 
 from jzero.algorithms import PRESETS, needs_critic, needs_reference
@@ -236,7 +237,7 @@ def test_search_finds_the_largest_that_fits(num_rows, monkeypatch: pytest.Monkey
 def test_abstract_batches_are_what_a_step_makes(name, minibatches, quick_compilation) -> None:
     """They have every field that scoring sets, and no other."""
     presets = PRESETS | {
-        "three parts": partial(PRESETS["grpo"], ce_coef=1.0, ce_tokens="correct", kl_coef=0.1)
+        "three parts": partial(algorithm_of, ce_coef=1.0, ce_tokens="correct", kl_coef=0.1)
     }
     settings = reference.settings(
         algorithm=vars(presets[name]()), train={"minibatches": minibatches}

@@ -9,7 +9,7 @@ import reference
 from tiny import small_settings
 
 from jzero.algorithms.distillation import distill
-from jzero.config import AdapterConfig, Config, TeacherConfig
+from jzero.config import AdapterConfig, Config, teachers
 from jzero.distillation.in_process import abstract_teacher, load_teacher, teacher_learner
 from jzero.distributed.mesh import train_mesh
 from jzero.model import adapters, huggingface, peft, qwen
@@ -21,9 +21,9 @@ from jzero.planning.planned_run import PlannedRun, build
 TEACHER = replace(reference.MODEL, num_hidden_layers=3)
 
 
-def settings_with(teacher: TeacherConfig) -> Config:
+def settings_with(teacher: teachers.Teacher | None) -> Config:
     settings = replace(small_settings(num_rows=16), teacher=teacher)
-    if teacher.kind:
+    if teacher is not None:
         settings.algorithm = distill()
     return settings
 
@@ -53,9 +53,9 @@ def test_the_planned_weights_are_those_that_are_loaded(dtype: str, tmp_path: Pat
 
 def test_a_model_that_teaches_takes_its_weights_in_every_phase(tmp_path: Path) -> None:
     path = save_model(tmp_path / "teacher", TEACHER)
-    alone = totals(bytes_of_phases(planned(settings_with(TeacherConfig()))))
+    alone = totals(bytes_of_phases(planned(settings_with(None))))
 
-    run = planned(settings_with(TeacherConfig(kind="model", path=path)))
+    run = planned(settings_with(teachers.Model(path=path)))
 
     # Two bytes for each parameter, split over 8 devices; norms are not split.
     assert run.parts["teacher"] >= 2 * qwen.num_params(TEACHER) / 8
@@ -68,9 +68,9 @@ def test_a_model_that_teaches_takes_its_weights_in_every_phase(tmp_path: Path) -
 
 
 def test_the_policy_and_a_server_hold_no_weights_of_their_own() -> None:
-    myself = planned(settings_with(TeacherConfig(kind="policy", prompt="{prompt}{gold}")))
-    server = planned(settings_with(TeacherConfig(kind="server", url="http://localhost/v1")))
-    first = planned(settings_with(TeacherConfig(kind="reference")))
+    myself = planned(settings_with(teachers.Policy(prompt="{prompt}{gold}")))
+    server = planned(settings_with(teachers.Server(url="http://localhost/v1")))
+    first = planned(settings_with(teachers.Reference()))
 
     assert "teacher" not in {*myself.parts, *server.parts, *first.parts}
     assert "reference" not in {*myself.parts, *server.parts}
@@ -87,7 +87,7 @@ def test_an_adapter_on_the_base_of_the_policy_takes_its_own_weights_alone(tmp_pa
     path = save_model(tmp_path / "base", TEACHER)
     params = adapters.init(TEACHER, adapter, jax.random.key(0))
     peft.save(tmp_path / "adapter", TEACHER, adapter, params, base=path, dtype="float32")
-    settings = settings_with(TeacherConfig(kind="model", adapter=str(tmp_path / "adapter")))
+    settings = settings_with(teachers.Model(adapter=str(tmp_path / "adapter")))
 
     settings.model.path = path
     of_whole_model = planned(settings)

@@ -153,7 +153,7 @@ def test_policy_critic_reference_and_decoder_share_one_base(base_type: str, tmp_
     """No second copy of any weight: beside the base there is only what the adapters need."""
     settings = reference.settings(
         model={"adapter": ADAPTER, "dtype": "bfloat16", "base": base_type},
-        algorithm=vars(algorithms.PRESETS["ppo"](kl_coef=0.1)),
+        algorithm=vars(algorithms.PRESETS["ppo"](kl=algorithms.KL(coef=0.1))),
         train={"microbatch_tokens": 240},
     )
     run = setup.build(settings, None)

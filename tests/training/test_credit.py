@@ -5,9 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import reference
+from descriptions import algorithm_of
 
 from jzero import algorithms
 from jzero.algorithms import Episodes
+from jzero.setting import part_name
 from jzero.training.credit import (
     advantages_of_graded,
     make_episodes,
@@ -101,13 +103,13 @@ def test_no_token_of_a_failed_rollout_is_trained() -> None:
     assert weights[1].sum() == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("advantage", sorted(algorithms.ADVANTAGES))
+@pytest.mark.parametrize("advantage", sorted(map(part_name, algorithms.ADVANTAGES)))
 def test_a_failed_rollout_is_no_member_of_its_group(advantage: str) -> None:
     """The others get what they would get if the failed ones had not been sampled."""
     returns = np.array([1.0, 0.0, 9.0, 1.0, 9.0, 9.0, 9.0, 9.0, 0.0, 1.0, 0.5, 0.0])
     group = np.repeat([0, 1, 2], 4)
     is_graded = returns < 9  # of the second group none is
-    settings = algorithms.Algorithm(advantage=advantage, whiten=True)
+    settings = algorithm_of(advantage=advantage, whiten=True)
 
     def episodes(chosen: np.ndarray, group: np.ndarray) -> Episodes:
         rewards = returns[chosen][:, None]

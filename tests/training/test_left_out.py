@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from descriptions import change
 
-from jzero.algorithms import PRESETS
+from jzero.algorithms import PRESETS, Clip
 from jzero.algorithms.ratios import bounded_exp
 from jzero.algorithms.surrogates import SURROGATES, Surrogate
 from jzero.config import Config
@@ -90,7 +91,9 @@ LEAVE_OUT = (
 
 
 def config_of(preset: str, train: dict[str, object] | None = None, **changes: object) -> Config:
-    return reference.settings(algorithm=vars(PRESETS[preset](**changes)), train=train or {})
+    return reference.settings(
+        algorithm=vars(change(PRESETS[preset](), **changes)), train=train or {}
+    )
 
 
 def left_out(rollouts: Sequence[Rollout], config: Config) -> set[int]:
@@ -144,7 +147,7 @@ def test_a_surrogate_that_does_not_scale_with_the_advantage_leaves_nothing_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = config_of("grpo")
-    monkeypatch.setitem(SURROGATES, "clip", Surrogate(SURROGATES["clip"].compute))
+    monkeypatch.setitem(SURROGATES, Clip, Surrogate(SURROGATES[Clip].compute))
 
     assert left_out(ROLLOUTS, config) == set()
 
@@ -221,18 +224,18 @@ def test_a_turn_is_left_out_and_the_other_turn_of_its_episode_is_not() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, surrogate in SURROGATES.items() if surrogate.scales_with_advantage]
+    "part", [part for part, surrogate in SURROGATES.items() if surrogate.scales_with_advantage]
 )
 @pytest.mark.parametrize("dual_clip", [0.0, 1.5])
 def test_a_surrogate_that_scales_with_the_advantage_is_0_where_the_advantage_is_0(
-    name: str, dual_clip: float
+    part: type, dual_clip: float
 ) -> None:
-    algorithm = PRESETS["grpo"](surrogate=name, dual_clip=dual_clip)
+    numbers = Clip(dual=dual_clip) if part is Clip else part()
     old_logps = jnp.linspace(-30, 30, 121)[None]
 
     def loss(logps: jax.Array) -> jax.Array:
         ratio = bounded_exp(logps - old_logps)
-        term, _ = SURROGATES[name].compute(logps, ratio, jnp.zeros_like(logps), algorithm)
+        term, _ = SURROGATES[part].compute(logps, ratio, jnp.zeros_like(logps), numbers)
         return term.sum()
 
     value, slopes = jax.value_and_grad(loss)(jnp.full_like(old_logps, -1.0))

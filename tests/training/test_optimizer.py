@@ -10,14 +10,27 @@ import optax
 import pytest
 import reference
 
-from jzero.config import Config, OptimizerConfig, list_settings
+from jzero.config import MOVED, Config, OptimizerConfig, list_settings, names_part, set_part
 from jzero.model import qwen
+from jzero.setting import part_name
 from jzero.training.optimizer import SCHEDULES, SHAPES, learning_rate, optimizer
 
 
 def rate(step: int, total_steps: int = 100, **settings: object) -> float:
     """Returns the learning rate of a step where optimizer.lr is 2."""
-    return learning_rate(OptimizerConfig(lr=2.0, **settings), step, total_steps)
+    return learning_rate(settings_of(lr=2.0, **settings), step, total_steps)
+
+
+def settings_of(**values: object) -> OptimizerConfig:
+    """Returns the settings with these values; numbers of a schedule are beside its name."""
+    settings = Config()
+    for name in sorted(values, key=lambda name: name != "schedule"):
+        today = MOVED.get(f"optimizer.{name}", f"optimizer.{name}")
+        if names_part(today):
+            set_part(settings, today, values[name])
+        else:
+            setattr(settings.optimizer, name, values[name])
+    return settings.optimizer
 
 
 # -- the learning rate -----------------------------------------------------------------------------
@@ -218,17 +231,18 @@ def test_a_warm_up_from_zero_wastes_its_first_step(schedule: str) -> None:
 
 
 def test_every_schedule_has_a_choice() -> None:
-    assert SCHEDULES.keys() == TABLE.keys() | {"wsd", "inverse_sqrt", "cosine_restarts"}
+    names = {part_name(part) for part in SCHEDULES}
+    assert names == TABLE.keys() | {"wsd", "inverse_sqrt", "cosine_restarts"}
     assert set(SHAPES) == {"linear", "cosine", "sqrt"}
-    (choices,) = [
-        item.rules.choices for item in list_settings(Config()) if item.name == "optimizer.schedule"
+    [parts] = [
+        item.type.parts for item in list_settings(Config()) if item.name == "optimizer.schedule"
     ]
-    assert choices == tuple(SCHEDULES)
+    assert parts == tuple(SCHEDULES)
 
 
 def test_the_polynomial_of_hugging_face_ends_at_a_tenth_of_a_millionth() -> None:
     """transformers: (lr - end) (1 - done)^power + end with power 1 and end 1e-7."""
-    settings = OptimizerConfig(
+    settings = settings_of(
         lr=1e-6, schedule="polynomial", power=1.0, min_lr_ratio=0.1, warmup_ratio=0.03
     )
     warmup, total = 30, 1000

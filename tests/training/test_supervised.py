@@ -9,7 +9,7 @@ import pytest
 import reference
 
 from jzero.algorithms import grpo
-from jzero.config import Config
+from jzero.config import Config, schedules
 from jzero.distributed.mesh import train_mesh
 from jzero.model import qwen, tokenizer
 from jzero.tasks import TASKS
@@ -167,7 +167,7 @@ def test_the_warm_start_is_adamw_on_the_mean_negative_log_likelihood() -> None:
     with jax.transfer_guard("disallow"):  # of implicit transfers
         warmed = warm_start(policy, config, TOKENIZER, on_mesh, check_stop)
 
-    schedule = replace(config.optimizer, lr=0.02, warmup_steps=2, schedule="cosine")
+    schedule = replace(config.optimizer, lr=0.02, warmup_steps=2, schedule=schedules.Cosine())
     rates = [learning_rate(schedule, step, STEPS) for step in range(STEPS)]
     gradients = [partial(gradient_of_step, config=config, step=step) for step in range(STEPS)]
     expected = reference.adamw(params, gradients, config.optimizer, rates)

@@ -12,12 +12,14 @@ import numpy as np
 import optax
 import pytest
 import reference
+from descriptions import algorithm_of, change, change_advantage, describe
 from tiny import make_untrained_sampler, tiny_settings
 
 from jzero import algorithms, config
 from jzero.algorithms import ADVANTAGES, Algorithm, Episodes
 from jzero.distributed.mesh import train_mesh
 from jzero.model import qwen
+from jzero.setting import part_name
 from jzero.tokens import Tokens
 from jzero.training.credit import make_episodes, spread_over_tokens, training_sequences
 from jzero.training.step import Minibatch, make_minibatches, score_and_credit
@@ -70,8 +72,8 @@ def slow_group_advantages(episodes: Episodes, algorithm: Algorithm) -> dict[tupl
     peer_groups = [(int(episodes.group[i]), t) for i, t in keys]
     numbers = {peers: number for number, peers in enumerate(sorted(set(peer_groups)))}
     group = [numbers[peers] for peers in peer_groups]
-    normalizes_twice = algorithm.advantage == "each_group_mean_std"
-    within_group = replace(algorithm, advantage="group_mean_std") if normalizes_twice else algorithm
+    normalizes_twice = describe(algorithm).advantage == "each_group_mean_std"
+    within_group = change(algorithm, advantage="group_mean_std") if normalizes_twice else algorithm
     advantages = {}
     for place, key in enumerate(keys):
         is_alone = group.count(group[place]) == 1
@@ -79,7 +81,7 @@ def slow_group_advantages(episodes: Episodes, algorithm: Algorithm) -> dict[tupl
         if not is_alone:
             advantages[key] = reference.group_advantage(values, place, group, within_group)
     if normalizes_twice:
-        deviation = statistics.stdev(advantages.values()) + algorithm.std_eps
+        deviation = statistics.stdev(advantages.values()) + describe(algorithm).std_eps
         advantages = {key: advantage / deviation for key, advantage in advantages.items()}
     return advantages
 
@@ -91,14 +93,15 @@ def slow_token_advantages(
 
     Between two turns gamma is multiplied by the discount of turns.
     """
-    with_critic = algorithm.advantage == "gae"
-    lam = algorithm.lam if with_critic else 1.0
+    description = describe(algorithm)
+    with_critic = description.advantage == "gae"
+    lam = description.lam if with_critic else 1.0
     turns = episodes.turn[i, :num_tokens].tolist()
     advantages = []
     next_advantage = next_value = 0.0
     for j in reversed(range(num_tokens)):
         ends_turn = j + 1 < num_tokens and turns[j + 1] != turns[j]
-        discount = algorithm.gamma * (TURN_DISCOUNT if ends_turn else 1.0)
+        discount = description.gamma * (TURN_DISCOUNT if ends_turn else 1.0)
         value = episodes.values[i, j] if with_critic else 0.0
         delta = episodes.rewards[i, j] + discount * next_value - value
         next_advantage = delta + discount * lam * next_advantage
@@ -110,7 +113,7 @@ def slow_token_advantages(
 def slow_advantages(episodes: Episodes, algorithm: Algorithm) -> list[list[float]]:
     """Returns the advantage of every token of every rollout, in loops."""
     tokens_of_rollouts = episodes.mask.sum(axis=1)
-    if algorithm.advantage in ("return_to_go", "gae"):
+    if describe(algorithm).advantage in ("return_to_go", "gae"):
         return [
             slow_token_advantages(episodes, i, algorithm, num_tokens)
             for i, num_tokens in enumerate(tokens_of_rollouts)
@@ -124,11 +127,11 @@ def slow_advantages(episodes: Episodes, algorithm: Algorithm) -> list[list[float
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("name", ADVANTAGES)
+@pytest.mark.parametrize("name", list(map(part_name, ADVANTAGES)))
 def test_the_peers_of_a_turn_are_the_turns_of_the_same_number_in_its_group(
     name: str, seed: int
 ) -> None:
-    algorithm = Algorithm(advantage=name, gamma=0.9, lam=0.8)
+    algorithm = change_advantage(algorithm_of(advantage=name), gamma=0.9, lam=0.8)
     episodes = random_turns(seed)
     assert episodes.turn.max() >= 3
 
@@ -140,11 +143,11 @@ def test_the_peers_of_a_turn_are_the_turns_of_the_same_number_in_its_group(
         assert not got[len(want) :].any()
 
 
-@pytest.mark.parametrize("name", ADVANTAGES)
+@pytest.mark.parametrize("name", list(map(part_name, ADVANTAGES)))
 def test_one_turn_is_an_episode_without_turns(name: str) -> None:
     without_turns = random_turns(9)._replace(turn=None)
     one_turn = without_turns._replace(turn=np.zeros(without_turns.mask.shape, np.int64))
-    algorithm = Algorithm(advantage=name)
+    algorithm = algorithm_of(advantage=name)
 
     got, _ = algorithms.compute_advantages(one_turn, algorithm)
 
@@ -203,7 +206,7 @@ def rloo_trainer(weight: str = "token_mean", **train: object) -> Trainer:
         rollout={"max_new_tokens": 3, "max_turns": 3, "max_reply_tokens": 2},
         task={"turn_discount": TURN_DISCOUNT},
         train={"microbatch_tokens": 256} | train,
-        algorithm=vars(algorithms.PRESETS["rloo"](weight=weight)),
+        algorithm=vars(change(algorithms.PRESETS["rloo"](), weight=weight)),
     )
     mesh = train_mesh(1, 1, 1, jax.devices()[:1])
     trainer = make_trainer(settings, reference.MODEL, None, mesh)
@@ -368,7 +371,9 @@ def test_sequences_of_turns_are_those_of_areal() -> None:
 
     sequences, sources = training_sequences(group, settings)
     episodes = make_episodes(group, settings, zeros, zeros)
-    advantages_NT, _ = algorithms.compute_advantages(episodes, Algorithm(advantage="return_to_go"))
+    advantages_NT, _ = algorithms.compute_advantages(
+        episodes, Algorithm(advantage=algorithms.ReturnToGo())
+    )
 
     assert sources == [0, 0, 0, 1, 1, 1]
     advantages = spread_over_tokens(advantages_NT, group)[0]

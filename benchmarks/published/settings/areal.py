@@ -73,13 +73,13 @@ AREAL = (
     Row("ppo.use_decoupled_loss", "True", "algorithm.name", "decoupled_ppo"),
     Row("ppo.recompute_logprob", "True", "algorithm.old_policy", "trainer"),
     differing(
-        "ppo.behav_imp_weight_cap", "none", "algorithm.correction_high", 5.0, "the paper's bound"
+        "ppo.behav_imp_weight_cap", "none", "algorithm.correction.high", 5.0, "the paper's bound"
     ),
     Row("ppo.disable_value", "True", "algorithm.advantage", "return_to_go", "no critic"),
     Row("ppo.adv_norm", "True", "algorithm.whiten", True),
-    Row("ppo.discount", "1", "algorithm.gamma", 1.0),
-    Row("ppo.eps_clip", "0.2", "algorithm.clip_low", 0.2),
-    Row("ppo.eps_clip", "0.2", "algorithm.clip_high", 0.2),
+    Row("ppo.discount", "1", "algorithm.advantage.gamma", 1.0),
+    Row("ppo.eps_clip", "0.2", "algorithm.surrogate.low", 0.2),
+    Row("ppo.eps_clip", "0.2", "algorithm.surrogate.high", 0.2),
     Row("ppo.kl_ctl", "0", "algorithm.kl_reward", 0.0),
     Row("ppo.gen.temperature", "1", "rollout.temperature", 1.0),
     Row("ppo.gen.top_p", "1", "rollout.top_p", 1.0),
@@ -170,9 +170,9 @@ ASYNC = (
     Row("ppo.use_decoupled_loss", "True", "algorithm.name", "decoupled_ppo"),
     Row("ppo.disable_value", "True", "algorithm.advantage", "return_to_go", "no critic"),
     Row("ppo.adv_norm", "True", "algorithm.whiten", True),
-    Row("ppo.discount", "1", "algorithm.gamma", 1.0),
-    Row("ppo.eps_clip", "0.2", "algorithm.clip_low", 0.2),
-    Row("ppo.eps_clip", "0.2", "algorithm.clip_high", 0.2),
+    Row("ppo.discount", "1", "algorithm.advantage.gamma", 1.0),
+    Row("ppo.eps_clip", "0.2", "algorithm.surrogate.low", 0.2),
+    Row("ppo.eps_clip", "0.2", "algorithm.surrogate.high", 0.2),
     Row("ppo.kl_ctl", "0", "algorithm.kl_reward", 0.0),
     differing(
         "ppo.early_stop_imp_ratio",

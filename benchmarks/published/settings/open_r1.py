@@ -33,7 +33,7 @@ GRPO = (
     Row("(top_p)", "1", "rollout.top_p", 1.0),
     Row("(top_k)", "none", "rollout.top_k", 0, "no bound"),
     Row("(scale_rewards)", "True", "algorithm.advantage", "group_mean_std"),
-    Row("(added to the deviation)", "1e-4", "algorithm.std_eps", 1e-4),
+    Row("(added to the deviation)", "1e-4", "algorithm.advantage.eps", 1e-4),
     differing(
         "(loss_type)",
         "bnpo",
@@ -41,8 +41,8 @@ GRPO = (
         "token_mean",
         "the mean over tokens is over a microbatch of a device there, over the step here",
     ),
-    Row("(epsilon)", "0.2", "algorithm.clip_low", 0.2),
-    Row("(epsilon_high)", "epsilon", "algorithm.clip_high", 0.2, "0.2"),
+    Row("(epsilon)", "0.2", "algorithm.surrogate.low", 0.2),
+    Row("(epsilon_high)", "epsilon", "algorithm.surrogate.high", 0.2, "0.2"),
     Row("(mask_truncated_completions)", "False", "algorithm.truncated", "grade"),
     Row("(sync_ref_model)", "False", "algorithm.reference_every", 0, "never"),
     Row("(AdamW, first beta)", "0.9", "optimizer.b1", 0.9),
@@ -91,7 +91,7 @@ MATH = (
     Row("num_generations", "16", "rollout.group_size", 16),
     Row("(prompts in a step)", "32", "rollout.num_prompts", 32, "16 * 8 GPUs * 4 / 16"),
     Row("max_prompt_length", "512", "rollout.max_prompt_tokens", 512),
-    Row("(beta)", "0.04", "algorithm.kl_coef", 0.04),
+    Row("(beta)", "0.04", "algorithm.kl.coef", 0.04),
     Row("warmup_ratio", "0.1", "optimizer.warmup_ratio", 0.1),
     Row("max_steps", "-1: one pass", "train.steps", 2929, "93,733 problems, 32 in a step"),
 )
@@ -109,7 +109,7 @@ INSTRUCT = (
     Row("(temperature)", "1", "rollout.temperature", 1.0),
     Row("learning_rate", "2e-5", "optimizer.lr", 2e-5),
     Row("lr_scheduler_type", "cosine", "optimizer.schedule", "cosine"),
-    Row("(last rate)", "0", "optimizer.min_lr_ratio", 0.0),
+    Row("(last rate)", "0", "optimizer.schedule.min_lr_ratio", 0.0),
     *GRPO,
 )
 
@@ -141,7 +141,7 @@ DISTILLED = (
     Row("temperature", "0.7", "rollout.temperature", 0.7),
     Row("learning_rate", "1e-6", "optimizer.lr", 1e-6),
     Row("lr_scheduler_type", "cosine_with_min_lr", "optimizer.schedule", "cosine"),
-    Row("min_lr_rate", "0.1", "optimizer.min_lr_ratio", 0.1),
+    Row("min_lr_rate", "0.1", "optimizer.schedule.min_lr_ratio", 0.1),
     *GRPO,
 )
 
@@ -206,10 +206,10 @@ CODE = (
     Row("max_prompt_length", "1024", "rollout.max_prompt_tokens", 1024),
     Row("max_completion_length", "2048", "rollout.max_new_tokens", 2048),
     Row("temperature", "1", "rollout.temperature", 1.0),
-    Row("beta", "0.01", "algorithm.kl_coef", 0.01),
+    Row("beta", "0.01", "algorithm.kl.coef", 0.01),
     Row("learning_rate", "5e-6", "optimizer.lr", 5e-6),
     Row("lr_scheduler_type", "cosine_with_min_lr", "optimizer.schedule", "cosine"),
-    Row("min_lr_rate", "0.1", "optimizer.min_lr_ratio", 0.1),
+    Row("min_lr_rate", "0.1", "optimizer.schedule.min_lr_ratio", 0.1),
     Row("warmup_ratio", "0.03", "optimizer.warmup_ratio", 0.03),
     Row("max_steps", "500", "train.steps", 500),
     *GRPO,
@@ -256,7 +256,7 @@ SFT = (
     Row("num_train_epochs", "5", "sft.epochs", 5.0),
     Row("learning_rate", "4.0e-5", "optimizer.lr", 4e-5),
     Row("lr_scheduler_type", "cosine_with_min_lr", "optimizer.schedule", "cosine"),
-    Row("min_lr_rate", "0.1", "optimizer.min_lr_ratio", 0.1),
+    Row("min_lr_rate", "0.1", "optimizer.schedule.min_lr_ratio", 0.1),
     Row("warmup_ratio", "0.03", "optimizer.warmup_ratio", 0.03),
     Row("(first rate of the warm-up)", "0", "optimizer.warmup_from_zero", True),
     Row("max_grad_norm", "0.2", "optimizer.clip_norm", 0.2),

@@ -1,0 +1,60 @@
+"""No preset and no recipe has changed its loss since the algorithm was described by flat settings.
+
+loss_descriptions.json was written by that version: for every preset of an algorithm, and for every
+preset of a recipe, the values that were not the default of a setting.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from descriptions import Description, describe
+from settings_by_name import load_recipe
+
+from jzero import config
+from jzero.algorithms import PRESETS
+from jzero.setting import class_of_part, part_name
+
+WRITTEN = json.loads(Path(__file__).with_name("loss_descriptions.json").read_text())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_has_the_loss_that_it_had(name: str) -> None:
+    assert describe(PRESETS[name]()) == Description(**WRITTEN["presets"][name])
+
+
+@pytest.mark.parametrize("name", WRITTEN["recipes"])
+def test_a_recipe_has_the_loss_that_it_had(name: str) -> None:
+    recipe, _, preset = name.partition(":")
+    settings = load_recipe(recipe).get_config(preset)
+    written: dict[str, dict[str, object]] = {"algorithm": {}, "optimizer": {}, "teacher": {}}
+    for key, value in WRITTEN["recipes"][name].items():
+        section, _, field = key.partition(".")
+        written[section][field] = value
+
+    assert describe(settings.algorithm) == Description(**written["algorithm"])
+    assert flat_optimizer(settings.optimizer) == flat_optimizer() | written["optimizer"]
+    assert flat_teacher(settings) == written["teacher"]
+
+
+def flat_optimizer(optimizer: config.OptimizerConfig | None = None) -> dict[str, object]:
+    """Returns the values of an optimizer with the numbers of its schedule beside them."""
+    optimizer = optimizer or config.OptimizerConfig()
+    values = {**vars(optimizer)}
+    schedule = values.pop("schedule")
+    flat = {"min_lr_ratio": 0.1, "power": 2.0, "cycles": 1, "timescale": 0, "decay_ratio": 0.1}
+    return {**values, **flat, "schedule": part_name(type(schedule)), **vars(schedule)}
+
+
+def flat_teacher(settings: config.Config) -> dict[str, object]:
+    """Returns the values of a teacher that are not the default."""
+    teacher = settings.teacher
+    if teacher is None:
+        return {}
+    changed = {
+        field.name: getattr(teacher, field.name)
+        for field in dataclasses.fields(teacher)
+        if getattr(teacher, field.name) != field.default
+    }
+    return {"kind": part_name(class_of_part(teacher)), **changed}
