@@ -321,10 +321,10 @@ def find_column(dataset: datasets.Dataset, kind: str, source: str, wanted: str =
     columns = ", ".join(sorted(dataset.column_names))
     if wanted:
         similar = difflib.get_close_matches(wanted, dataset.column_names, 1)
-        advice = f"did you mean {similar[0]}?" if similar else f"set task.{kind}_column to one"
+        advice = f"did you mean {similar[0]}?" if similar else f"set task.{kind}_column."
         raise UserError(
-            f"task.{kind}_column={wanted}: {source} has the columns {columns}: {advice} "
-            f"(or {source}:{kind}=COLUMN, in task.eval_data or a suite)"
+            f"task.{kind}_column={wanted}: {source} has the columns {columns}: {advice} Or write "
+            f"{source}:{kind}=COLUMN where the set is a suite or task.eval_data"
         )
     if kind == "level":
         advice = "task.level_min=0 task.level_max=0"

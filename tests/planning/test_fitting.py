@@ -87,7 +87,7 @@ def test_where_nothing_fits_the_default_is_tiny_and_says_so() -> None:
     ("asked_for", "advice"),
     [
         ("train.microbatch_tokens=278528", "train.microbatch_tokens="),
-        ("rollout.num_slots=4096", "rollout.num_slots="),
+        ("rollout.num_pages=400000", "rollout.num_pages="),
         ("mesh.data=4", "mesh.data=1"),
     ],
 )

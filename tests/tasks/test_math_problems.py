@@ -501,7 +501,7 @@ def test_the_held_out_set_may_name_its_own_columns(tmp_path: Path) -> None:
     assert [row.question for row in sets.held_out] == [row["input"] for row in EVALUATED_ROWS]
     assert [row.answer for row in sets.held_out] == [row["output"] for row in EVALUATED_ROWS]
     assert [row.answer for row in sets.train[0]] == [row["solution"] for row in train]
-    with pytest.raises(ValueError, match="or write .*ev.jsonl:problem=COLUMN where the set is a"):
+    with pytest.raises(ValueError, match="Or write .*ev.jsonl:problem=COLUMN where the set is a"):
         math_problems.load_sets(replace(task, eval_data=str(tmp_path / "ev.jsonl")))
 
 
