@@ -162,7 +162,10 @@ def compare(old: Path, new: Path) -> Comparison:
     comparison.samples = max(len(old_samples), len(new_samples))
     comparison.other_samples = abs(len(old_samples) - len(new_samples))
     for before, after in zip(old_samples, new_samples, strict=False):
-        comparison.other_samples += before != after
+        # A newer checkout may describe a rollout by more keys.
+        comparison.other_samples += any(
+            key not in after or after[key] != value for key, value in before.items()
+        )
     return comparison
 
 

@@ -16,10 +16,13 @@ sys.path.insert(0, str(ROOT))  # for benchmarks, which are not part of the packa
 
 from benchmarks.published.settings import RUNS, PublishedRun, Row  # noqa: E402
 from jzero import config  # noqa: E402
-from jzero.run import metrics  # noqa: E402
+from jzero.run import doctor, metrics  # noqa: E402
 from jzero.setting import LARGEST_FLOAT, LARGEST_INT  # noqa: E402
 
 PAGES = ROOT / "docs" / "reference"
+TROUBLESHOOTING = ROOT / "docs" / "troubleshooting.md"
+REMARKS_BEGIN = "<!-- made by docs/reference.py from jzero/run/doctor.py -->"
+REMARKS_END = "<!-- end of the made table -->"
 MADE_BY = "<!-- made by docs/reference.py: change the code and run it again -->\n"
 
 
@@ -310,18 +313,29 @@ def pages() -> dict[str, str]:
     }
 
 
+def troubleshooting_page() -> str:
+    """Returns docs/troubleshooting.md with the table of the run doctor's remarks."""
+    page = TROUBLESHOOTING.read_text(encoding="utf-8")
+    before, begin, rest = page.partition(REMARKS_BEGIN)
+    _, end, after = rest.partition(REMARKS_END)
+    assert begin and end, f"{TROUBLESHOOTING} has lost its marks"
+    return f"{before}{begin}\n{doctor.markdown_table()}\n{end}{after}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--check", action="store_true", help="write nothing; fail on a difference")
     args = parser.parse_args()
-    for name, text in pages().items():
-        path = PAGES / name
+    all_pages = {PAGES / name: text for name, text in pages().items()}
+    all_pages[TROUBLESHOOTING] = troubleshooting_page()
+    for path, text in all_pages.items():
         if args.check:
             is_same = path.exists() and path.read_text(encoding="utf-8") == text
             if not is_same:
-                sys.exit(f"docs/reference/{name} differs from the code: python docs/reference.py")
+                name = path.relative_to(ROOT)
+                sys.exit(f"{name} differs from the code: python docs/reference.py")
         else:
             path.write_text(text, encoding="utf-8")
 

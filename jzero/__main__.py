@@ -29,7 +29,8 @@ COMMANDS = {
     "plan": Command("jzero.plan:command", "compute what fits a TPU or a GPU that is not attached"),
     "generate": Command("jzero.generate:main", "write graded responses to a set of problems"),
     "grade": Command("jzero.grade:main", "grade answers that another program produced"),
-    "report": Command("jzero.report:main", "draw runs as one HTML page"),
+    "watch": Command("jzero.watch:main", "show runs as a live page in the browser"),
+    "report": Command("jzero.report:main", "write the page of runs into one HTML file"),
     "filter": Command("jzero.filter:main", "choose the problems that are worth training on"),
     "play": Command("jzero.play:main", "step through an environment without a model"),
 }

@@ -184,3 +184,8 @@ def read_jsonl(path: Path) -> list[JsonObject]:
             for number, line in enumerate(file, 1)
             if line.endswith("\n")
         ]
+
+
+def rotated(samples: Path) -> Path:
+    """Returns the file that keeps the older rollouts of a run with a large samples.jsonl."""
+    return samples.with_name("samples.1.jsonl")

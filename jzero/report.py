@@ -1,153 +1,105 @@
 """`python -m jzero.report WORKDIR [WORKDIR ...] [--out FILE]`: runs as one HTML page.
 
-The page shows curves, evaluations, sampled rollouts, settings and versions. A run may have ended,
-may have been killed, or may still be running; the curves of several runs are overlaid. The page is
-one file that needs no network: report.html next to this module is its template, and a script in it
-draws the JSON that `render_page` inserts.
+The page is the one of `python -m jzero.watch`, frozen into one file that needs no network. A run
+may have ended, may have been killed, or may still be running; the curves of several runs are
+overlaid. The file has the rollouts of the last step, and of evenly spaced earlier steps.
 """
 
-import dataclasses
 import json
+import math
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import jinja2
 import numpy as np
 
-from jzero import cli, config
+from jzero import cli
 from jzero.errors import UserError
-from jzero.files import JsonObject, parse_json, read_jsonl, write_atomic
-from jzero.run import history
-from jzero.run.metrics import STEP_LINE, find_metric
+from jzero.files import JsonObject, write_atomic
+from jzero.watching.rollouts import MAX_ROWS, RolloutIndex, TextTable, add_row, empty_block
+from jzero.watching.runs import WatchedRun, find_runs, page_state
+from jzero.watching.server import render_page
 
-MAX_POINTS = 500  # per curve
 MAX_ROLLOUTS = 300  # on the page, for all runs together
-MAX_ROLLOUT_BYTES = 2_000_000  # of JSON, for all runs together
-MAX_TEXT = 20_000  # characters of a prompt, response or gold answer
+MAX_ROLLOUT_BYTES = 3_000_000  # of JSON, for all runs together
 
-MARK = "<title>jzero report</title>"  # identifies pages of this command
-
-# A point of a curve: first step, last step, mean, minimum and maximum over these steps.
-Point = list[float]
+MARK = "<title>jzero "  # identifies pages of this command
 
 
-def render_page(workdirs: Sequence[Path]) -> str:
-    """Returns the HTML of the page, as ASCII. Characters with a meaning in HTML are escaped."""
-    runs = [read_run(workdir, len(workdirs)) for workdir in workdirs]
+def make_report(workdirs: Sequence[Path]) -> str:
+    """Returns the HTML of the page, as ASCII."""
+    states, rollouts = [], []
+    for workdir in find_runs(workdirs, is_started=True):
+        run = WatchedRun(workdir)
+        run.describe()
+        run.refresh()
+        _, state = run.state()
+        states.append(state)
+        rollouts.append(freeze_rollouts(run.rollouts, len(workdirs)))
     data = {
-        "runs": runs,
-        "main": list(STEP_LINE),
-        "units": metric_units(name for run in runs for name in metric_names(run)),
-        "defaults": config.flatten(dataclasses.asdict(config.Config())),
+        "is_live": False,
         "made": time.strftime("%Y-%m-%d %H:%M"),
+        "state": page_state(states),
+        "rollouts": rollouts,
     }
-    template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
-    return jinja2.Template(template, autoescape=True).render(data=data)
+    return render_page(data)
 
 
-def read_run(workdir: Path, num_runs: int) -> JsonObject:
-    """Returns the data of a workdir for the page, as one of `num_runs` runs."""
-    if not (workdir / "metrics.jsonl").exists():
-        raise UserError(f"{workdir} has no metrics.jsonl: give the --workdir of a run")
-    steps = read_jsonl(workdir / "metrics.jsonl")
-    samples = read_jsonl(workdir / "samples.jsonl")
-    names = dict.fromkeys(name for row in steps for name in row if name != "step")
+def freeze_rollouts(index: RolloutIndex, num_runs: int) -> JsonObject:
+    """Returns some rollouts of one of `num_runs` runs, and the index of these rollouts."""
+    index.index_some(math.inf)
+    lines_by_step: dict[int, list[int]] = {}
+    for block in index.blocks:
+        for number, step in enumerate(block.step, block.start):
+            lines_by_step.setdefault(step, []).append(number)
+    lines_by_step.pop(-1, None)  # damaged lines
+
+    rows = choose_rows(index, lines_by_step, num_runs)
+    block, texts = empty_block(0), TextTable()
+    for number, row in enumerate(rows):
+        add_row(block, row, texts)
+        row["line"] = number
     return {
-        "name": str(workdir),
-        "config": config.flatten(read_json(workdir / "config.json")),
-        "training": describe_training(workdir / "config.json"),
-        "versions": read_json(workdir / "versions.json"),
-        "summary": read_json(workdir / "summary.json"),
-        "curves": {name: make_curve(steps, name) for name in names},
-        "sampled": len(samples),
-        "samples": choose_samples(samples, num_runs),
+        "rows": rows,
+        "blocks": [block.to_json()],
+        "texts": texts.texts,
+        "total": len(index),
     }
 
 
-def describe_training(path: Path) -> str:
-    """Returns the kind of training of a run's config.json, and its teachers."""
-    try:
-        settings = config.from_json(path.read_text(encoding="utf-8"), str(path))
-        stage = history.stage_of(settings, 0)
-    except (OSError, UserError):
-        # Runs of other versions of jzero may have settings with other names.
-        return ""
-    if not stage.teachers:
-        return stage.kind
-    return f"{stage.kind}, teacher: {' and '.join(stage.teachers)}"
-
-
-def read_json(path: Path) -> JsonObject:
-    """Reads a JSON object; {} if the file does not exist (yet)."""
-    return parse_json(path.read_text(encoding="utf-8"), path) if path.exists() else {}
-
-
-def metric_names(run: JsonObject) -> set[str]:
-    """Returns the metrics of a run's steps and of its evaluations before the first step."""
-    evaluations = run["summary"].get("eval_all", {})
-    return set(run["curves"]).union(*evaluations.values())
-
-
-def metric_units(names: Iterable[str]) -> dict[str, str]:
-    """Returns the unit of each metric; "" for a metric of another version of jzero."""
-    units = {}
-    for name in sorted(set(names)):
-        metric = find_metric(name)
-        units[name] = metric.unit if metric else ""
-    return units
-
-
-def make_curve(steps: Sequence[JsonObject], name: str) -> list[Point]:
-    """Returns a metric over the steps of a run, in at most MAX_POINTS points."""
-    steps_and_values = []
-    for row in steps:
-        # A step without a phase spent 0 seconds in it. Other metrics of a step may be missing.
-        if name in row or name.startswith("time/"):
-            steps_and_values.append((row["step"], row.get(name, 0)))
-    points = []
-    # Each point covers an equal share of the steps.
-    for part in np.array_split(np.array(steps_and_values), min(len(steps_and_values), MAX_POINTS)):
-        values = part[:, 1]
-        numbers = (values.mean(), values.min(), values.max())
-        rounded = [float(f"{number:.5g}") for number in numbers]
-        points.append([int(part[0, 0]), int(part[-1, 0]), *rounded])
-    return points
-
-
-def choose_samples(samples: Sequence[JsonObject], num_runs: int) -> list[JsonObject]:
-    """Returns the rollouts of one run for the page, as one of `num_runs` runs.
-
-    Selects the last step, and as many evenly spaced earlier steps as the limits allow.
-    """
-    rows_by_step: dict[int, list[JsonObject]] = {}
-    for row in samples:
-        texts = {name: shorten(row[name]) for name in ("prompt", "response", "gold")}
-        rows_by_step.setdefault(row["step"], []).append(row | texts)
-
-    steps = sorted(rows_by_step)
-    max_rows = MAX_ROLLOUTS // num_runs
+def choose_rows(
+    index: RolloutIndex, lines_by_step: dict[int, list[int]], num_runs: int
+) -> list[JsonObject]:
+    """Returns the rows of the last step, and of as many earlier steps as the limits allow."""
+    max_rows, max_bytes = MAX_ROLLOUTS // num_runs, MAX_ROLLOUT_BYTES // num_runs
+    steps = sorted(lines_by_step)
     kept: list[JsonObject] = []
+    rows_by_step: dict[int, list[JsonObject]] = {}
     # Try fewer and fewer steps until the rollouts fit the limits.
     for count in range(min(len(steps), max_rows), 0, -1):
         # Start at the last step, so that it is always included.
         positions = np.linspace(len(steps) - 1, 0, count)
         chosen = sorted(steps[round(position)] for position in positions)
-        kept = [row for step in chosen for row in rows_by_step[step][:max_rows]]
-        if len(kept) <= max_rows and len(json.dumps(kept)) <= MAX_ROLLOUT_BYTES // num_runs:
+        if sum(len(lines_by_step[step][:max_rows]) for step in chosen) > max_rows and count > 1:
+            continue
+        for step in chosen:
+            if step not in rows_by_step:
+                rows_by_step[step] = read_rows(index, sorted(lines_by_step[step])[:max_rows])
+        kept = [row for step in chosen for row in rows_by_step[step]]
+        if len(json.dumps(kept)) <= max_bytes:
             break
+    while len(kept) > 1 and len(json.dumps(kept)) > max_bytes:
+        kept = kept[: len(kept) // 2]
     return kept
 
 
-def shorten(value: object) -> str:
-    """Returns a prompt, response or gold answer as text, without the middle of a long one."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    if len(text) <= MAX_TEXT:
-        return text
-    half = MAX_TEXT // 2
-    note = f"\n[... {len(text) - MAX_TEXT} characters are left out here ...]\n"
-    return text[:half] + note + text[-half:]
+def read_rows(index: RolloutIndex, lines: Sequence[int]) -> list[JsonObject]:
+    """Returns the shortened rows of any number of lines."""
+    rows: list[JsonObject] = []
+    for start in range(0, len(lines), MAX_ROWS):
+        rows += index.rows(lines[start : start + MAX_ROWS])
+    return rows
 
 
 def is_report(path: Path) -> bool:
@@ -167,7 +119,7 @@ def main() -> None:
     args = parser.parse_args(sys.argv[1:])
     with cli.user_errors():
         out = args.out or args.workdirs[0] / "report.html"
-        page = render_page(args.workdirs)
+        page = make_report(args.workdirs)
         # Only pages of this command may be overwritten.
         if out.exists() and not (out.is_file() and is_report(out)):
             raise UserError(f"--out {out} exists and is no report: give another")

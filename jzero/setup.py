@@ -42,6 +42,7 @@ from jzero.rollout.sampler import (
 )
 from jzero.run.base_model import BaseModel, check_context, read_base_model
 from jzero.run.clock import Clock
+from jzero.run.doctor import stop_names
 from jzero.run.hub_pushes import check_token
 from jzero.run.resume import steps_to_discard
 from jzero.run.trackers import check_trackers
@@ -110,6 +111,7 @@ def check(config: Config, workdir: Path) -> float | None:
         check_warm_start(config)
     check_token(config.hub)
     check_trackers(config.train.trackers)
+    stop_names(config.train.stop_on)
     check_workdir(workdir, to_json(config))
     steps_to_discard(workdir, config.train)
     check_host_memory(config, parts_of_run(config))

@@ -40,7 +40,7 @@ from jzero.run.budget import TimeBudget
 from jzero.run.frozen_base import freeze_model, load_base, load_model, name_base
 from jzero.run.memory import return_freed_memory
 from jzero.run.metrics import nonfinite
-from jzero.run.samples import sample_row, write_responses
+from jzero.run.samples import logged_rows, write_responses
 from jzero.run.session import RunSession
 from jzero.run.trajectories import write_trajectories
 from jzero.setup import (
@@ -313,7 +313,8 @@ def log_rollouts(run: Run, session: RunSession, rollouts: list[Rollout], step: i
     Multi-turn episodes also go to trajectories/. With train.all_trajectories, all of them do.
     """
     logged = rollouts[: run.config.train.logged_rollouts]
-    session.write_samples(step, [sample_row(rollout) for rollout in logged])
+    group_size = run.config.rollout.group_size
+    session.write_samples(step, logged_rows(logged, group_size, step, run.base.tokenizer))
     if run.config.rollout.max_turns > 1 and processes.is_first_process():
         episodes = rollouts if run.config.train.all_trajectories else logged
         write_trajectories(session.workdir, episodes)

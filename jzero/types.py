@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Never, TypeAlias, TypeVar, cast
 
+import numpy as np
+
 from jzero.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -130,6 +132,7 @@ class Rollout:
     turns: tuple[Turn, ...]  # at least one; the first starts where the prompt ends
     grade: Grade | None = None  # verdict on the whole episode
     advantage: float = 0.0  # mean over the sampled tokens; set once an update has computed it
+    advantages: np.ndarray | None = None  # f32[T] of the tokens; None before the update
 
     @property
     def prompt_length(self) -> int:

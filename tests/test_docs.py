@@ -273,6 +273,8 @@ def test_the_reference_is_what_the_code_defines() -> None:
     for name, text in reference.pages().items():
         page = (reference.PAGES / name).read_text(encoding="utf-8")
         assert page == text, f"docs/reference/{name}: run python docs/reference.py"
+    page = reference.TROUBLESHOOTING.read_text(encoding="utf-8")
+    assert page == reference.troubleshooting_page(), "run python docs/reference.py"
 
 
 @pytest.mark.parametrize("recipe", sorted((ROOT / "configs").glob("*.py")), ids=lambda p: p.stem)

@@ -1045,6 +1045,12 @@ class TrainConfig:
         "Writes all episodes of several turns to trajectories/, not only logged_rollouts per step.",
     )
 
+    stop_on: str = setting(
+        "",
+        "Remarks about a run that does not learn which end it, separated by commas, such as "
+        "one_score,nothing_trained. docs/troubleshooting.md has their names. Empty: none.",
+    )
+
     # Resuming from an earlier checkpoint.
     resume_from: int = setting(
         -1,

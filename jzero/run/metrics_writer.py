@@ -15,12 +15,17 @@ from jzero.files import (
     naming_full_disk,
     parse_json,
     read_jsonl,
+    rotated,
     step_of,
     write_atomic,
 )
 from jzero.run.metrics import find_metric
+from jzero.run.samples import TOKEN_COLUMNS
 from jzero.run.tensorboard import TensorBoard
 from jzero.run.trackers import Tracker, start_trackers, writes_tensorboard
+
+# samples.jsonl becomes samples.1.jsonl, in place of an earlier one, once it is this large.
+MAX_SAMPLES_BYTES = 256 * 2**20
 
 
 class MetricsWriter:
@@ -64,7 +69,12 @@ class MetricsWriter:
         for line in _missing_steps(metrics, resume_step or 0):
             terminal.say(line)
         self._metrics = keep_open(_open_after(metrics, last_step))
-        self._samples = keep_open(_open_after(samples, last_step))
+        # The lines of a step are in samples.1.jsonl if the file was rotated after the checkpoint.
+        older = rotated(samples)
+        if older.exists():
+            _drop_after(older, last_step)
+        self._samples = _open_after(samples, last_step)
+        self._files_to_close.callback(self._close_samples)
         # The tracker `tensorboard` writes the same numbers there, and more.
         if not any(map(writes_tensorboard, trackers)):
             self._tensorboard = TensorBoard(workdir / "tensorboard", last_step + 1)
@@ -108,7 +118,12 @@ class MetricsWriter:
         """
         if self._samples is not None:
             _append_rows(self._samples, step, rows)
-        self._completions = rows
+            if self._samples.tell() >= MAX_SAMPLES_BYTES:
+                self._samples = _rotate(self._samples)
+        # A table of completions has a row for each rollout, and no column for its tokens.
+        self._completions = [
+            {name: row[name] for name in row if name not in TOKEN_COLUMNS} for row in rows
+        ]
 
     def finish(self, summary: JsonObject) -> None:
         """Keeps the summary of the run for its trackers, which get it when they are closed."""
@@ -117,8 +132,20 @@ class MetricsWriter:
     def _close_tracker(self, tracker: Tracker) -> None:
         tracker.close(self._summary)
 
+    def _close_samples(self) -> None:
+        if self._samples is not None:
+            self._samples.close()
+
     def close(self) -> None:
         self._files_to_close.close()
+
+
+def _rotate(samples: TextIO) -> TextIO:
+    """Renames a full file of samples, and opens a new one under its name."""
+    path = Path(samples.name)
+    samples.close()
+    path.replace(rotated(path))
+    return path.open("a", encoding="utf-8", newline="\n")
 
 
 def _append_rows(file: TextIO, step: int, rows: Sequence[Mapping[str, object]]) -> None:
@@ -159,6 +186,12 @@ def _open_after(path: Path, last_step: int) -> TextIO:
 
     A last line that a kill truncated is dropped, too.
     """
+    _drop_after(path, last_step)
+    return path.open("a", encoding="utf-8", newline="\n")
+
+
+def _drop_after(path: Path, last_step: int) -> None:
+    """Rewrites a JSON Lines file without the lines of steps after `last_step`."""
     if path.exists():
         # The last line may be truncated within a character, hence errors="replace". A response may
         # contain a lone carriage return, which does not end the line, hence newline="\n".
@@ -169,4 +202,3 @@ def _open_after(path: Path, last_step: int) -> TextIO:
             if step_of(parse_json(line, path, number), path, number) <= last_step:
                 kept.append(line)
         write_atomic(path, "".join(kept))
-    return path.open("a", encoding="utf-8", newline="\n")

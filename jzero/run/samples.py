@@ -1,16 +1,32 @@
-"""Converts rollouts to JSON rows, for samples.jsonl, evaluations and the terminal."""
+"""Converts rollouts to JSON rows, for samples.jsonl, evaluations and the terminal.
+
+A row of samples.jsonl describes a rollout in words, and its first MAX_TOKENS tokens in columns:
+
+    "group": 3                          # the rollouts of a step with this number share a problem
+    "token_texts": ["The", " sum", ...] # texts of the tokens after the prompt, in order
+    "logps": [-0.013, null, ...]        # log-prob under the sampler; null: not sampled
+    "ages": 0 or [0, 1, ...]            # policy versions between sampling and training
+    "token_advantages": 0.5 or [...]    # one number where all sampled tokens have the same
+"""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from transformers import PreTrainedTokenizerFast
 
 from jzero.distributed import processes
 from jzero.files import JsonObject
+from jzero.model.tokenizer import decode
 from jzero.rollout.evaluation import Evaluated
 from jzero.terminal import WIDTH, columns, escaped
-from jzero.types import Rollout, Turn, grade_of
+from jzero.types import JsonValue, Rollout, Turn, grade_of
+
+MAX_TOKENS = 2048  # of a rollout whose log-probs are written
+TOKEN_COLUMNS = ("token_texts", "logps", "ages", "token_advantages")
+MAX_TOKENS_OF_CHARACTER = 8  # tokens that may share one character; more are invalid bytes
+REPLACEMENT = "\ufffd"  # how a decoder shows an incomplete character
 
 # Of a sampled answer on the terminal.
 MARK = "  | "
@@ -39,6 +55,7 @@ def sample_row(rollout: Rollout) -> JsonObject:
         "reason": grade.reason,
         "tokens": rollout.response_length,
         "finish": rollout.finish_reason,
+        "correct": grade.correct,
     }
     if grade.parts:
         row["rewards"] = grade.parts
@@ -52,16 +69,90 @@ def sample_row(rollout: Rollout) -> JsonObject:
     return row
 
 
+def logged_rows(
+    rollouts: Sequence[Rollout], group_size: int, step: int, tokenizer: PreTrainedTokenizerFast
+) -> list[JsonObject]:
+    """Returns the rows of samples.jsonl for the first rollouts of a step.
+
+    `rollouts` start with complete groups of `group_size` rollouts, in order.
+    """
+    rows = []
+    for index, rollout in enumerate(rollouts):
+        tokens = token_columns(rollout, step, tokenizer)
+        rows.append(sample_row(rollout) | {"group": index // group_size} | tokens)
+    return rows
+
+
+def token_columns(
+    rollout: Rollout, step: int, tokenizer: PreTrainedTokenizerFast
+) -> dict[str, JsonValue]:
+    """Returns the columns of the first MAX_TOKENS tokens after the prompt, for step `step`."""
+    shown = slice(rollout.prompt_length, rollout.prompt_length + MAX_TOKENS)
+    sampled = rollout.tokens.sampled[shown]
+    logps: list[float | None] = []
+    for logp, is_sampled in zip(rollout.tokens.logps[shown].tolist(), sampled, strict=True):
+        logps.append(round(logp, 3) if is_sampled else None)
+    columns: dict[str, JsonValue] = {
+        "token_texts": token_texts(tokenizer, rollout.tokens.ids[shown].tolist()),
+        "logps": logps,
+        # The policy of step s has the version s - 1.
+        "ages": _one_or_all(step - 1 - rollout.tokens.versions[shown], sampled),
+    }
+    if rollout.advantages is not None:
+        advantages = np.round(rollout.advantages[shown].astype(float), 4)
+        columns["token_advantages"] = _one_or_all(advantages, sampled)
+    return columns
+
+
+def _one_or_all(values: np.ndarray, sampled: np.ndarray) -> float | list[float]:
+    """Returns the value that all sampled tokens share, or else the values of all tokens.
+
+    Tokens that were not sampled have 0.
+    """
+    distinct = np.unique(values[sampled])
+    if len(distinct) == 1:
+        return distinct[0].item()
+    return np.where(sampled, values, 0).tolist()
+
+
+def token_texts(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> list[str]:
+    """Returns the text of each token; "" for a token that only continues a character.
+
+    The first token of a character that several tokens encode has the text of all of them.
+    """
+    texts: list[str] = []
+    pending: list[int] = []  # tokens of a character that is not complete yet
+    for token in ids:
+        pending.append(token)
+        text = decode(tokenizer, pending)
+        is_complete = not text.endswith(REPLACEMENT) or len(pending) >= MAX_TOKENS_OF_CHARACTER
+        if is_complete:
+            texts += [text] + [""] * (len(pending) - 1)
+            pending = []
+    if pending:
+        texts += [decode(tokenizer, pending)] + [""] * (len(pending) - 1)
+    return texts
+
+
 def turn_row(turn: Turn) -> JsonObject:
     """Returns a graded turn: its response, and the environment's reply."""
     grade = grade_of(turn)
-    return {
+    row: JsonObject = {
         "response": turn.text,
         "score": grade.known_score,
         "reason": grade.reason,
         "tokens": turn.end - turn.start,
         "reply": grade.reply,
     }
+    if grade.parts:
+        row["rewards"] = grade.parts
+    if grade.tool_calls:
+        row["tools"] = {
+            "calls": grade.tool_calls,
+            "failed": grade.failed_tool_calls,
+            "seconds": round(grade.tool_seconds, 3),
+        }
+    return row
 
 
 def write_responses(directory: Path, evaluated: Sequence[Evaluated]) -> None:

@@ -23,11 +23,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from jzero.config import Config, to_json
+from jzero.config import Config, flatten, to_json
 from jzero.distributed import collectives, processes
 from jzero.distributed.interrupt import Interrupted, StopCheck, never_stop
 from jzero.errors import UserError
-from jzero.files import JsonObject, write_atomic
+from jzero.files import JsonObject, read_jsonl, write_atomic
 from jzero.model import adapters, huggingface
 from jzero.model.hub import commit_of
 from jzero.planning.announcement import hours_by_clock
@@ -37,6 +37,7 @@ from jzero.run.budget import TimeBudget
 from jzero.run.checkpoint import Checkpoints
 from jzero.run.clock import Clock, compilation_counter
 from jzero.run.closing import closing_lines, evaluation_lines
+from jzero.run.doctor import Doctor, Finding, stop_names
 from jzero.run.environment import versions
 from jzero.run.export_model import export_adapter, export_model
 from jzero.run.frozen_base import base_directory, name_of_base
@@ -146,6 +147,8 @@ class RunSession:
         self._evaluation_lines: list[str] = []
         self._samples: Sequence[JsonObject] = ()  # the rows of samples.jsonl of the last step
         self._next_sample = 0  # the first step after which a sampled answer is shown
+        self.doctor = Doctor(flatten(json.loads(to_json(config))))
+        self._stop_on = stop_names(config.train.stop_on)
 
         # A second process on the same host would write into the same files. Only the first
         # process of a run locks, because the others share the workdir with it.
@@ -175,6 +178,10 @@ class RunSession:
             self.resume_step,
             config.train,
         )
+        if processes.is_first_process():
+            # A resumed run does not repeat its remarks. The writer has dropped later steps.
+            for row in read_jsonl(workdir / "metrics.jsonl"):
+                self.doctor.check(row["step"], row)
 
     def close(self) -> None:
         """Waits for a running save, and closes the files."""
@@ -302,7 +309,7 @@ class RunSession:
         """Writes the metrics of `step`, then exports and saves `state` if either is due.
 
         Raises UserError, after saving a checkpoint, if device memory keeps growing from step to
-        step.
+        step, or at a remark of train.stop_on.
         """
         self.record.step = step
         self.budget.add("step", values["time/step"])
@@ -313,6 +320,10 @@ class RunSession:
         if self._num_steps == CLOCK_STEP and step < self.schedule.last_step:
             hours = self._total_seconds(values["time/step"]) / 3600
             processes.print_once(hours_by_clock(self.config, hours, step))
+        is_last = step == self.schedule.last_step
+        findings = self.doctor.check(step, values, lambda: self._samples, is_last=is_last)
+        for finding in findings:
+            processes.print_once(str(finding))
         # The export comes first: after a kill between the two, the resumed run repeats the step and
         # skips the existing export. In the other order the export would never be made.
         if self.schedule.export_is_due(step):
@@ -323,6 +334,7 @@ class RunSession:
         if self.schedule.checkpoint_is_due(step):
             self.save(state, wait=False)
         self._stop_if_memory_grows(state)
+        self._stop_at_remark(findings, state)
 
     def _total_seconds(self, step_seconds: float) -> float:
         """Returns the seconds of the whole run, if all further steps take `step_seconds`."""
@@ -407,6 +419,19 @@ class RunSession:
                 "command continues from it: look for code that keeps arrays of every step"
             )
 
+    def _stop_at_remark(self, findings: Sequence[Finding], state: State) -> None:
+        """Raises UserError, after saving a checkpoint, if train.stop_on names one of `findings`."""
+        if not self._stop_on:
+            return
+        reasons = [str(finding) for finding in findings if finding.name in self._stop_on]
+        # Times differ between hosts, so the first host decides for all.
+        if reasons := collectives.gather_json(reasons)[0]:
+            self.save(state)
+            raise UserError(
+                f"{reasons[0]} The run ends here, as train.stop_on={self.config.train.stop_on} "
+                "asks for; a checkpoint is saved"
+            )
+
     def raise_if_time_is_over(self) -> None:
         """Raises Interrupted on all hosts if train.minutes leaves no room for another step."""
         # A finished run needs no time for another step.
@@ -438,6 +463,7 @@ class RunSession:
                 pushes = self._finish_pushes(check_stop)
         self._update_times()
         summary = summarize(self.config, self.record, export)
+        summary["remarks"] = [finding.to_json() for finding in self.doctor.findings]
         if pushes is not None:
             summary["hub"] = pushes
         processes.write_once(self.workdir / "summary.json", json.dumps(summary, indent=1))

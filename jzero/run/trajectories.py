@@ -44,6 +44,7 @@ def describe_episode(rollout: Rollout) -> JsonObject:
         "prompt": rollout.problem.prompt,
         "prompt_length": rollout.prompt_length,
         "answer_length": len(versions),
+        "advantage": rollout.advantage,
         **_describe_grade(grade_of(rollout)),
         "version_head": versions[0],
         "version_tail": versions[-1],
@@ -77,7 +78,10 @@ def _describe_turn(rollout: Rollout, turn: Turn, previous: Turn | None) -> JsonO
 
 
 def _describe_grade(grade: Grade) -> JsonObject:
-    return {"reward": grade.known_score, "success": grade.correct, "reason": grade.reason}
+    row = {"reward": grade.known_score, "success": grade.correct, "reason": grade.reason}
+    if grade.parts:
+        row["rewards"] = grade.parts
+    return row
 
 
 def _reply_text(reply: Prompt) -> str:

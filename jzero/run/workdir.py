@@ -19,6 +19,7 @@ MAY_CHANGE = (
     "train.checkpoint_every",
     "train.export_every",
     "train.all_trajectories",
+    "train.stop_on",
     "train.resume_from",
     "train.discard_later_steps",
     "train.trackers",

@@ -410,7 +410,11 @@ def assign_credit(
             minibatch.set_values(trainer.policy, "ce_weights", weights)
 
     return [
-        replace(rollout, advantage=float(values[rollout.tokens.sampled].mean()))
+        replace(
+            rollout,
+            advantage=float(values[rollout.tokens.sampled].mean()),
+            advantages=values,
+        )
         for rollout, values in zip(rollouts, advantages, strict=True)
     ]
 

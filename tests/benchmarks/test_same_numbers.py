@@ -36,6 +36,15 @@ def test_times_may_differ_and_nothing_else(tmp_path: Path) -> None:
     assert (comparison.steps, comparison.numbers, comparison.samples) == (2, 4, 2)
 
 
+def test_rollouts_may_be_described_by_more_keys_and_not_by_fewer(tmp_path: Path) -> None:
+    old = write_run(tmp_path / "old", METRICS, SAMPLES)
+    more = [row | {"group": 0} for row in SAMPLES]
+    new = write_run(tmp_path / "new", METRICS, more)
+
+    assert same_numbers.compare(old, new).is_equal
+    assert same_numbers.compare(new, old).other_samples == 2
+
+
 @pytest.mark.parametrize(
     ("metrics", "samples", "found"),
     [

@@ -1,19 +1,20 @@
-"""The page of runs: what it holds, its size, text that stays text, and a browser that draws it."""
+"""The page of runs as one file: what it holds, its size, text that stays text, and how it looks."""
 
-import html
 import json
 import os
 import random
 import re
-import shutil
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
+from browser import open_browser
 
 from jzero import config, report
 from jzero.run import metrics
@@ -21,6 +22,8 @@ from jzero.run.metrics_writer import MetricsWriter
 from jzero.run.samples import sample_row
 from jzero.tokens import Tokens
 from jzero.types import Grade, Problem, Rollout, Turn
+from jzero.watching.metric_table import MAX_POINTS, make_curve
+from jzero.watching.rollouts import MAX_TEXT, RolloutIndex, shorten_text
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = [
@@ -118,26 +121,34 @@ def data(page: str) -> dict:
     return json.loads(scripts(page)[0])
 
 
+def rows_of(page: str, run: int = 0) -> list[dict]:
+    return data(page)["rollouts"][run]["rows"]
+
+
 @pytest.mark.parametrize("steps", [1, 499, 500, 501, 2003])
 def test_a_point_is_of_every_step_in_its_bin(steps) -> None:
     chance = random.Random(1)
-    rows = [{"step": step, "a": chance.gauss(0, 1)} for step in range(1, steps + 1)]
-    points = report.make_curve(rows, "a")
-    assert len(points) == min(steps, report.MAX_POINTS)
+    values = {step: chance.gauss(0, 1) for step in range(1, steps + 1)}
+    points = make_curve(np.array([*values]), np.array([*values.values()]))
+    assert len(points) == min(steps, MAX_POINTS)
     covered = []
     for first, last, *numbers in points:
-        inside = [row["a"] for row in rows if first <= row["step"] <= last]
-        covered += range(first, last + 1)
+        inside = [values[step] for step in range(int(first), int(last) + 1)]
+        covered += range(int(first), int(last) + 1)
         assert numbers == pytest.approx(
             [sum(inside) / len(inside), min(inside), max(inside)], rel=1e-4
         )
     assert covered == list(range(1, steps + 1))
 
 
-def test_a_phase_that_did_not_happen_took_no_time_and_an_evaluation_is_no_zero() -> None:
+def test_a_phase_that_did_not_happen_took_no_time_and_an_evaluation_is_no_zero(
+    tmp_path: Path,
+) -> None:
     rows = [{"step": 1, "time/eval": 2.0, "eval/accuracy": 0.5}, {"step": 2}]
-    assert [point[2] for point in report.make_curve(rows, "time/eval")] == [2.0, 0.0]
-    assert report.make_curve(rows, "eval/accuracy") == [[1, 1, 0.5, 0.5, 0.5]]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    [run] = data(report.make_report([tmp_path]))["state"]["runs"]
+    assert [point[2] for point in run["curves"]["time/eval"]] == [2.0, 0.0]
+    assert run["curves"]["eval/accuracy"] == [[1, 1, 0.5, 0.5, 0.5]]
 
 
 def test_a_run_that_goes_on_and_a_line_that_a_kill_cut(tmp_path: Path) -> None:
@@ -147,41 +158,46 @@ def test_a_run_that_goes_on_and_a_line_that_a_kill_cut(tmp_path: Path) -> None:
             file.write('{"step": 6, "é'.encode()[:-1])
     for name in ("config", "versions"):
         (run / f"{name}.json").unlink()
-    (found,) = data(report.render_page([run]))["runs"]
-    assert found["curves"]["reward/mean"][-1][:2] == [5, 5] and found["samples"][-1]["step"] == 5
+    page = data(report.make_report([run]))
+    (found,) = page["state"]["runs"]
+    assert found["curves"]["reward/mean"][-1][:2] == [5, 5]
+    assert page["rollouts"][0]["rows"][-1]["step"] == 5
     assert found["config"] == found["versions"] == found["summary"] == {}
     (run / "metrics.jsonl").write_text("")
-    assert data(report.render_page([run]))["runs"][0]["curves"] == {}  # before the first step
+    assert data(report.make_report([run]))["state"]["runs"][0]["curves"] == {}
 
 
 def test_text_stays_text(tmp_path: Path) -> None:
     run = write(tmp_path / "run", len(HOSTILE), responses=HOSTILE)
-    page = report.render_page([run])
+    page = report.make_report([run])
     assert page.isascii() and "\0" not in page and len(scripts(page)) == 2
-    texts = [row["response"] for row in data(page)["runs"][0]["samples"]]
-    assert sorted(map(report.shorten, HOSTILE * 2)) == sorted(texts)
-    cut = report.shorten(HOSTILE[-1])
-    assert (
-        len(cut) < report.MAX_TEXT + 100
-        and "180000 characters are left out" in cut
-        and cut.endswith("long")
-    )
-    assert data(page)["runs"][0]["samples"][0]["gold"] == '{"target": 1}'
+    rows = rows_of(page)
+    assert sorted(map(shorten_text, HOSTILE * 2)) == sorted(row["response"] for row in rows)
+    cut = shorten_text(HOSTILE[-1])
+    assert len(cut) < MAX_TEXT + 100
+    assert "180000 characters are left out" in cut and cut.endswith("long")
+    assert rows[0]["gold"] == {"target": 1}
 
 
 @pytest.mark.parametrize(("steps", "each"), [(10, 2), (400, 3), (7, 400), (1, 2)])
-def test_samples_are_of_steps_evenly_apart_and_of_the_last(steps, each) -> None:
+def test_samples_are_of_steps_evenly_apart_and_of_the_last(tmp_path: Path, steps, each) -> None:
     row = {"prompt": "p", "response": "r", "gold": 1}
-    kept = report.choose_samples(
-        [row | {"step": step} for step in range(steps) for _ in range(each)], num_runs=2
-    )
+    with (tmp_path / "samples.jsonl").open("w") as file:
+        for step in range(steps):
+            file.writelines(json.dumps({"step": step} | row) + "\n" for _ in range(each))
+    index = RolloutIndex(tmp_path)
+    index.poll()
+    frozen = report.freeze_rollouts(index, num_runs=2)
+    kept = frozen["rows"]
+    assert frozen["total"] == steps * each
+    assert frozen["blocks"][0]["step"] == [row["step"] for row in kept]
+    assert [row["line"] for row in kept] == list(range(len(kept)))
     chosen = sorted({row["step"] for row in kept})
-    assert len(kept) <= report.MAX_ROLLOUTS // 2 and chosen[-1] == steps - 1
+    most = report.MAX_ROLLOUTS // 2
+    assert len(kept) <= most and chosen[-1] == steps - 1
     apart = [b - a for a, b in pairwise(chosen)]
     assert max(apart, default=0) - min(apart, default=0) <= 1
-    assert len(kept) == min(
-        steps * each, report.MAX_ROLLOUTS // 2 // each * each or report.MAX_ROLLOUTS // 2
-    )
+    assert len(kept) == min(steps * each, most // each * each or most)
 
 
 @pytest.mark.parametrize(
@@ -223,14 +239,12 @@ def test_a_run_of_2000_steps_stays_under_5_megabytes(tmp_path: Path, letter, run
                 json.dumps({"step": step} | row) + "\n" for step in range(1, 2001) for _ in range(8)
             )
         written.append(workdir)
-    page = report.render_page(written)
+    page = report.make_report(written)
     assert len(page) < 5e6
-    for found in data(page)["runs"]:
-        assert (
-            found["sampled"] == 16_000
-            and len(found["samples"]) > 100
-            and found["samples"][-1]["step"] == 2000
-        )
+    for frozen in data(page)["rollouts"]:
+        assert frozen["total"] == 16_000 and len(frozen["rows"]) > 100
+        assert frozen["rows"][-1]["step"] == 2000
+    for found in data(page)["state"]["runs"]:
         assert len(found["curves"]) == 45 and {
             len(points) for points in found["curves"].values()
         } == {500}
@@ -250,7 +264,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stdout == f"{one / 'report.html'}: 0.0 MB\n", done.stderr
     done = command(one, two, "--out", tmp_path / "new" / "both.html")
     assert done.returncode == 0 and not (two / "report.html").exists()
-    found = data((tmp_path / "new" / "both.html").read_text())
+    found = data((tmp_path / "new" / "both.html").read_text())["state"]
     assert [run["name"] for run in found["runs"]] == [str(one), str(two)]
     assert [run["config"]["optimizer.lr"] for run in found["runs"]] == [1e-3, 2e-3]
     assert found["defaults"] == json.loads(json.dumps(config.flatten(asdict(config.Config()))))
@@ -262,95 +276,47 @@ def test_the_command(tmp_path: Path) -> None:
         assert done.returncode == 2 and re.fullmatch(f"error: .*{message}.*\n", done.stderr)
 
 
-# -- in a browser ----------------------------------------------------------------------------------
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-
-
-def browse(page: Path, scratch: Path) -> tuple[str, list[str], list[str]]:
-    """Opens a page in a browser without a network.
-
-    Returns the document after its scripts ran, what the console said, and the addresses that the
-    page asked for.
-    """
-    chrome = os.environ.get("CHROME") or next(filter(None, map(shutil.which, BROWSERS)), None)
-    if chrome is None:
-        pytest.skip("no browser: install chromium, or set CHROME to one")
-    log = scratch / "net.json"
-    flags = (
-        "--headless --no-sandbox --disable-gpu --no-first-run --enable-logging=stderr "
-        "--virtual-time-budget=5000"
-    )
-    hosts, profile = (
-        "--host-resolver-rules=MAP * ~NOTFOUND",
-        f"--user-data-dir={scratch / 'profile'}",
-    )
-    full = [
-        chrome,
-        *flags.split(),
-        hosts,
-        profile,
-        f"--log-net-log={log}",
-        "--dump-dom",
-        page.as_uri(),
-    ]
-    done = subprocess.run(full, capture_output=True, timeout=60)
-    said = re.findall(r"CONSOLE[^\n]*", done.stderr.decode(errors="replace"))
-    asked = re.findall(
-        r'"network_isolation_key":"file://.{,400}?"url":"([^"]*)"', log.read_text(errors="replace")
-    )
-    return done.stdout.decode(errors="replace"), said, asked
-
-
-def test_a_browser_draws_it_without_a_network(tmp_path: Path) -> None:
-    control = tmp_path / "control.html"  # that the test would see a request and an error
-    control.write_text(
-        '<p>a</p><script>fetch("http://example.com/a").catch(() => {}); nonsense()</script>'
-    )
-    document, said, asked = browse(control, tmp_path)
-    assert (
-        "<p>a</p>" in document
-        and "http://example.com/a" in asked
-        and "nonsense is not defined" in said[0]
-    )
-
-    one = write(tmp_path / "one", 10, responses=HOSTILE)
-    two = write(tmp_path / "two", 1200, lr=2e-3, ended=False)
-    page = tmp_path / "both.html"
-    page.write_text(report.render_page([one, two]))
-    document, said, asked = browse(page, tmp_path)
-    assert (said, asked) == ([], [])
-    assert (
-        "<title>jzero report</title>" in document
-        and "document.title = 'taken'" in html.unescape(document)
-    )
-    drawn = re.sub(r"<script.*?</script>", "", document, flags=re.DOTALL)
-    text = html.unescape(re.sub(r"<[^>]*>", "|", drawn))
-    captions = re.findall(r"<figcaption>(.*?)<span>(.*?)</span>", drawn)
-    assert ("reward/accuracy", "  %") in captions and ("rollout/length", "  tokens") in captions
-    assert [unit for title, unit in captions if title in (str(one), str(two))] == [
-        "  s",
-        "  s",
-    ]  # stacked phases
-    assert "|10 of 10|" in text and "|1200 of 1200, not ended|" in text
-    assert "|12.5 ± 2.0||" in text and "|step 10 (after)|" in text and "grade/errors = 0" in text
-    assert "a point of a long run is the mean of several steps" in text.lower()
-    assert re.search(r"\|optimizer\.lr\|+0\.000001\|+0\.001\|+0\.002\|", text)
-    assert (
-        "advantage |+0.500|" in text
-        and "advantage |\u22120.500|" in text
-        and "grade |wrong value|" in text
-    )
-    assert not re.search("NaN|undefined|Infinity", drawn)
-
-
 def test_units_are_those_of_the_table(tmp_path: Path) -> None:
     """A count of groups is no share, though its name ends like one: it was drawn in per cent."""
     workdir = write(tmp_path / "run", 2)
     with (workdir / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "async/ready_groups": 2.0, "of/another_version": 1.0}\n')
-    units = data(report.render_page([workdir]))["units"]
+    units = data(report.make_report([workdir]))["state"]["units"]
     assert units["async/ready_groups"] == "groups"
     assert units["reward/accuracy"] == units["eval/accuracy"] == "share"
     assert units["time/sample"] == "seconds"
     assert units["of/another_version"] == ""
+
+
+def test_a_browser_draws_it_without_a_network(tmp_path: Path) -> None:
+    one = write(tmp_path / "one", 10, responses=HOSTILE)
+    two = write(tmp_path / "two", 1200, lr=2e-3, ended=False)
+    page = tmp_path / "both.html"
+    page.write_text(report.make_report([one, two]))
+    with open_browser(tmp_path / "profile") as tab:
+        tab.evaluate("setTimeout(() => { nonsense() })")
+        time.sleep(0.2)
+        tab.evaluate("1")
+        assert "nonsense is not defined" in tab.errors.pop()  # that the test would see an error
+
+        tab.open(page.as_uri())
+        tab.wait_for("document.querySelectorAll('article').length > 0")
+        assert tab.errors == []
+        assert [url for url in tab.requests if not url.startswith("file:")] == []
+        assert tab.evaluate("document.title") == "jzero runs"
+        captions = tab.evaluate(
+            "[...document.querySelectorAll('figcaption')].map(e => e.innerText)"
+        )
+        assert "reward/accuracy %" in captions and "rollout/length tokens" in captions
+        assert f"{one} s" in captions and f"{two} s" in captions  # stacked phases
+        text = tab.evaluate("document.documentElement.textContent")
+        assert "10 of 10" in text and "1200 of 1200, not ended" in text
+        assert "12.5 ± 2.0" in text and "step 10 (after)" in text and "grade/errors = 0" in text
+        assert "a point of a long run is the mean of several steps" in text.lower()
+        shown = tab.evaluate(
+            "[...document.querySelectorAll('article')].map(e => e.innerText).join()"
+        )
+        assert "advantage +0.500" in shown and "advantage \u22120.500" in shown
+        assert "wrong value" in shown
+        drawn = tab.evaluate("document.querySelector('main').innerHTML")
+        assert not re.search("NaN|undefined|Infinity", drawn)

@@ -254,7 +254,12 @@ def test_two_processes_are_one_of_as_many_devices_also_when_stopped_and_killed(
             # mismatch consists of those.
             near = 0.1 if name == "policy/mismatch" else NEAR.get(name.split("/")[0], 1e-9)
             assert got[name] == pytest.approx(want[name], rel=near, abs=1e-6), (want["step"], name)
-    assert rows(tmp_path / "two/samples.jsonl") == rows(tmp_path / "one/samples.jsonl")
+    got_samples, want_samples = (rows(tmp_path / name / "samples.jsonl") for name in ("two", "one"))
+    assert len(got_samples) == len(want_samples) > 0
+    for got, want in zip(got_samples, want_samples, strict=True):
+        # The last digits of a log-prob are chance, too.
+        assert got.pop("logps") == pytest.approx(want.pop("logps"), abs=2e-3)
+        assert got == want
     got_export, want_export = (
         stored_tensors(tmp_path / name / f"export-{NUM_STEPS}") for name in ("two", "one")
     )

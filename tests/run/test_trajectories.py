@@ -8,9 +8,14 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import servers
 
 from jzero import config, train
+from jzero.files import read_jsonl
+from jzero.model import tokenizer
+from jzero.run import metrics_writer, samples
 from jzero.run.metrics_writer import MetricsWriter
+from jzero.run.samples import logged_rows
 from jzero.run.trajectories import write_trajectories
 from jzero.tokens import Tokens
 from jzero.types import Grade, Problem, Prompt, Rollout, Turn, grade_of
@@ -26,7 +31,12 @@ def episode(number: int) -> Rollout:
     return Rollout(
         problem=Problem(f"math/{number}", "math_multiturn", "3 + 4?", {}),
         sample_index=0,
-        tokens=Tokens(np.zeros(len(sampled)), sampled=sampled, versions=versions),
+        tokens=Tokens(
+            np.zeros(len(sampled)),
+            sampled=sampled,
+            logps=np.where(sampled, -0.25, 0.0).astype(np.float32),
+            versions=versions,
+        ),
         turns=turns,
         grade=right,
     )
@@ -40,8 +50,9 @@ def files_after_a_step(workdir: Path, **train_settings: Any) -> list[str]:
         train=config.TrainConfig(logged_rollouts=2, **train_settings),
     )
     writer = MetricsWriter(workdir, None)
-    run = cast(Any, SimpleNamespace(config=settings))
-    session = cast(Any, SimpleNamespace(writer=writer, workdir=workdir))
+    base = SimpleNamespace(tokenizer=tokenizer.load(settings.model.tokenizer))
+    run = cast(Any, SimpleNamespace(config=settings, base=base))
+    session = cast(Any, SimpleNamespace(write_samples=writer.write_samples, workdir=workdir))
     train.log_rollouts(run, session, [episode(i) for i in range(6)], step=1)
     writer.close()
     assert len((workdir / "samples.jsonl").read_text().splitlines()) == 2
@@ -91,3 +102,67 @@ def test_every_form_of_a_reply_is_text_in_the_file(
 
     text = (tmp_path / "trajectories/3/math_0.txt").read_text()
     assert "\n".join(["--- reply", *lines, "--- turn 2"]) in text
+
+
+def test_a_logged_row_has_its_group_and_the_log_prob_of_every_token(tmp_path: Path) -> None:
+    rollout = replace(episode(0), advantages=np.linspace(0, 0.8, 9, dtype=np.float32))
+    vocabulary = servers.byte_tokenizer()
+    text = "é3!€y"  # 2 + 1 + 1 + 3 bytes and one that is missing
+    ids = vocabulary.encode(text)[:7]
+    old = rollout.tokens
+    rollout = replace(
+        rollout,
+        tokens=Tokens([0, 0, *ids], sampled=old.sampled, logps=old.logps, versions=old.versions),
+    )
+
+    rows = logged_rows([rollout] * 3, group_size=2, step=5, tokenizer=vocabulary)
+
+    assert [row["group"] for row in rows] == [0, 0, 1]
+    assert rows[0]["token_texts"] == ["é", "", "3", "!", "€", "", ""]
+    assert rows[0]["logps"] == [-0.25, -0.25, -0.25, None, None, -0.25, -0.25]
+    assert rows[0]["ages"] == [1, 1, 1, 0, 0, 0, -1]
+    assert rows[0]["token_advantages"] == [0.2, 0.3, 0.4, 0, 0, 0.7, 0.8]
+    assert rows[0]["response"] == "seven" and rows[0]["correct"]
+
+
+def test_the_tokens_of_a_logged_row_are_bounded() -> None:
+    length = 3 * samples.MAX_TOKENS
+    sampled = np.arange(length) > 0
+    rollout = replace(
+        episode(0),
+        tokens=Tokens(
+            np.full(length, 65),
+            sampled=sampled,
+            logps=np.full(length, -1.23456),
+            versions=np.where(sampled, 4, -1),
+        ),
+        turns=(Turn(1, length, "long", "length", Grade(0.0, False, "no answer")),),
+    )
+    [row] = logged_rows([rollout], group_size=1, step=5, tokenizer=servers.byte_tokenizer())
+    assert len(row["token_texts"]) == len(row["logps"]) == samples.MAX_TOKENS
+    assert row["logps"][0] == -1.235
+    assert row["ages"] == 0
+    assert "token_advantages" not in row
+
+
+def test_samples_are_rotated_and_a_resumed_run_finds_both_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics_writer, "MAX_SAMPLES_BYTES", 100)
+
+    def steps_of(name: str) -> list[int]:
+        return [row["step"] for row in read_jsonl(tmp_path / name)]
+
+    writer = MetricsWriter(tmp_path, None)
+    for step in range(1, 8):
+        writer.write_samples(step, [{"response": "x" * 20}])
+    writer.close()
+    assert steps_of("samples.1.jsonl") == [4, 5, 6] and steps_of("samples.jsonl") == [7]
+
+    writer = MetricsWriter(tmp_path, 5)
+    writer.write_samples(6, [{"response": "again"}])
+    writer.close()
+    assert steps_of("samples.1.jsonl") == [4, 5] and steps_of("samples.jsonl") == [6]
+
+    MetricsWriter(tmp_path, None).close()
+    assert steps_of("samples.1.jsonl") == steps_of("samples.jsonl") == []

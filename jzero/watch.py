@@ -1,0 +1,64 @@
+"""`python -m jzero.watch RUN [RUN ...] [--port N]`: runs as one live page.
+
+A RUN is a workdir, or a folder of workdirs. The page follows runs that are still writing, shows
+finished ones, and overlays the curves of several. It shows curves, the time of each phase, memory,
+remarks about what is wrong, and the rollouts of every step with their rewards and tokens.
+
+The page is at http://127.0.0.1:8484/ until Ctrl-C. Nothing is written. A run on another machine is
+watched through a tunnel (ssh -L 8484:127.0.0.1:8484 MACHINE), or in a folder that is kept in sync.
+`python -m jzero.report` writes the same page into one file.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from jzero.errors import UserError
+from jzero.watching.runs import Watcher, find_runs
+from jzero.watching.server import LOCAL_NAMES, PageServer
+
+PORT = 8484
+
+
+def main() -> None:
+    # Not `cli.make_parser`: the module cli imports JAX, which takes two seconds and 100 MB.
+    parser = argparse.ArgumentParser(
+        "python -m jzero.watch",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", type=Path, help="workdir of a run, or a folder of them"
+    )
+    parser.add_argument("--port", type=int, default=PORT, help=f"default {PORT}; 0: a free one")
+    parser.add_argument(
+        "--host", default=LOCAL_NAMES[0], help="address to listen at; default 127.0.0.1"
+    )
+    args = parser.parse_args(sys.argv[1:])
+    try:
+        watch(args.runs, args.host, args.port)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)
+
+
+def watch(paths: list[Path], host: str, port: int) -> None:
+    """Serves the page until Ctrl-C."""
+    watcher = Watcher(find_runs(paths, is_started=False))
+    with PageServer(host, port, watcher) as server:
+        if host not in LOCAL_NAMES:
+            print(
+                f"warning: everybody who reaches {host} can read these runs: there is no password. "
+                "ssh -L is safer",
+                file=sys.stderr,
+            )
+        print(f"{server.url} shows {len(watcher.runs)} run(s), until Ctrl-C", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print("stopped", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

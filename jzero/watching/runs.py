@@ -1,0 +1,216 @@
+"""What the page shows of a run, read from the files of its workdir."""
+
+import dataclasses
+import functools
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from jzero import config
+from jzero.errors import UserError
+from jzero.files import JsonObject, parse_json
+from jzero.run.metrics import STEP_LINE, find_metric
+from jzero.watching.metric_table import MetricTable
+from jzero.watching.rollouts import RolloutIndex, shorten
+
+POLL_SECONDS = 1.0  # between two looks at the files
+INDEX_SECONDS = 0.2  # of indexing rollouts between two other tasks
+MAX_JSON_BYTES = 16 * 2**20  # of config.json and of the other files that are read whole
+MAX_RUNS = 20
+
+
+class WatchedRun:
+    """The files of one workdir, as they were at the last `refresh`."""
+
+    def __init__(self, workdir: Path) -> None:
+        self.workdir = workdir
+        self.settings = config.flatten(self._read_json("config.json"))
+        self.metrics = MetricTable(workdir / "metrics.jsonl", self.settings)
+        self.rollouts = RolloutIndex(workdir)
+        self.training = ""  # "grpo", for example; known after `describe`
+        self._lock = threading.Lock()  # of a refresh, and of reading its result
+        self._state: JsonObject = {}
+        self._version = ""
+
+    def _read_json(self, name: str) -> JsonObject:
+        """Returns a JSON object of the workdir; {} if it is not there, or not complete yet."""
+        path = self.workdir / name
+        try:
+            if path.stat().st_size > MAX_JSON_BYTES:
+                return {}
+            return parse_json(path.read_text(encoding="utf-8", errors="replace"), path)
+        except (OSError, UserError):
+            return {}
+
+    def refresh(self) -> None:
+        """Reads what has been written since the last time."""
+        with self._lock:
+            if not self.settings:
+                # The workdir was still empty, or is being copied.
+                settings = config.flatten(self._read_json("config.json"))
+                if settings:
+                    self.settings = settings
+                    self.metrics = MetricTable(self.workdir / "metrics.jsonl", settings)
+            self.rollouts.poll()
+            self.metrics.poll(self.rollouts.rows_of_step)
+            summary = self._stat("summary.json")
+            version = f"{self.metrics.version}.{summary}.{bool(self.settings)}.{self.training}"
+            if version != self._version:
+                self._state = self._make_state()
+                self._version = version
+
+    def _stat(self, name: str) -> int:
+        try:
+            return (self.workdir / name).stat().st_mtime_ns
+        except OSError:
+            return 0
+
+    def describe(self) -> None:
+        """Finds out the kind of training. Its imports take a second."""
+        self.training = describe_training(self.workdir / "config.json")
+
+    def _make_state(self) -> JsonObject:
+        summary = self._read_json("summary.json")
+        findings = [finding.to_json() for finding in self.metrics.doctor.findings]
+        return {
+            "name": str(self.workdir),
+            "config": shorten(self.settings),
+            "training": self.training,
+            "versions": shorten(self._read_json("versions.json")),
+            "summary": shorten({k: v for k, v in summary.items() if k in SUMMARY_KEYS}),
+            "curves": self.metrics.curves(),
+            "axes": self.metrics.axes() if self.metrics.steps else [],
+            "remarks": findings,
+        }
+
+    def state(self) -> tuple[str, JsonObject]:
+        """Returns the version of the state, and the state, as of the last refresh."""
+        return self._version, self._state
+
+    def seconds_since_change(self) -> float | None:
+        """Returns how long ago the run has written a step; None before the first."""
+        changed = self._stat("metrics.jsonl")
+        return max(0.0, time.time() - changed / 1e9) if changed else None
+
+
+SUMMARY_KEYS = (
+    "steps",
+    "seconds",
+    "seconds_by_phase",
+    "peak_rss_bytes",
+    "eval_all",
+    "export",
+    "remarks",
+)
+
+
+def describe_training(path: Path) -> str:
+    """Returns the kind of training of a run's config.json, and its teachers."""
+    from jzero.run import history  # not at the top: its imports take a second
+
+    try:
+        settings = config.from_json(path.read_text(encoding="utf-8"), str(path))
+        stage = history.stage_of(settings, 0)
+    except (OSError, UserError):
+        # Runs of other versions of jzero may have settings with other names.
+        return ""
+    if not stage.teachers:
+        return stage.kind
+    return f"{stage.kind}, teacher: {' and '.join(stage.teachers)}"
+
+
+def find_runs(paths: Sequence[Path], *, is_started: bool) -> list[Path]:
+    """Returns the workdirs in `paths`: runs, or folders of runs, the newest runs last.
+
+    `is_started` asks for a metrics.jsonl; otherwise a config.json is enough. Raises UserError for a
+    path without a run.
+    """
+    marks = ["metrics.jsonl"] if is_started else ["metrics.jsonl", "config.json"]
+    workdirs: list[Path] = []
+    for path in paths:
+        if any((path / mark).exists() for mark in marks):
+            workdirs.append(path)
+            continue
+        inside = [file.parent for file in path.glob("*/metrics.jsonl")]
+        inside.sort(key=lambda workdir: (workdir / "metrics.jsonl").stat().st_mtime)
+        if not inside:
+            raise UserError(f"{path} has no metrics.jsonl: give the --workdir of a run")
+        workdirs += inside
+    if len(workdirs) > MAX_RUNS:
+        raise UserError(f"{len(workdirs)} runs are too many for one page: give up to {MAX_RUNS}")
+    return list(dict.fromkeys(workdirs))
+
+
+def metric_units(names: Iterable[str]) -> dict[str, str]:
+    """Returns the unit of each metric; "" for a metric of another version of jzero."""
+    units = {}
+    for name in sorted(set(names)):
+        metric = find_metric(name)
+        units[name] = metric.unit if metric else ""
+    return units
+
+
+def metric_names(run: JsonObject) -> set[str]:
+    """Returns the metrics of a run's steps and of its evaluations before the first step."""
+    evaluations = run.get("summary", {}).get("eval_all", {})
+    return set(run.get("curves", {})).union(*evaluations.values())
+
+
+def page_state(runs: Sequence[JsonObject]) -> JsonObject:
+    """Returns the part of the page that changes with the metrics of its runs."""
+    return {
+        "runs": list(runs),
+        "main": list(STEP_LINE),
+        "units": metric_units(name for run in runs for name in metric_names(run)),
+        "defaults": default_settings(),
+    }
+
+
+@functools.cache
+def default_settings() -> JsonObject:
+    return config.flatten(dataclasses.asdict(config.Config()))
+
+
+class Watcher:
+    """Follows runs in a thread until `stop`."""
+
+    def __init__(self, workdirs: Sequence[Path]) -> None:
+        self.runs = [WatchedRun(workdir) for workdir in workdirs]
+        self._is_stopped = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        for run in self.runs:
+            run.refresh()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._is_stopped.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        while not self._is_stopped.is_set():
+            started = time.monotonic()
+            for run in self.runs:
+                run.refresh()
+                run.rollouts.index_some(INDEX_SECONDS)
+            is_done = all(run.rollouts.is_done for run in self.runs)
+            spent = time.monotonic() - started
+            if is_done:
+                self._describe_runs()
+                # A large run is looked at less often.
+                self._is_stopped.wait(max(POLL_SECONDS, 4 * spent))
+
+    def _describe_runs(self) -> None:
+        for run in self.runs:
+            if not run.training and run.settings:
+                run.describe()
+
+    def state(self, known_version: str) -> JsonObject:
+        """Returns the state of all runs, without the runs if their version is the known one."""
+        versions_and_runs = [run.state() for run in self.runs]
+        version = "|".join(version for version, _ in versions_and_runs)
+        ages = [run.seconds_since_change() for run in self.runs]
+        status: JsonObject = {"version": version, "seconds_since_change": ages}
+        if version == known_version:
+            return status
+        return status | page_state([state for _, state in versions_and_runs])
