@@ -243,7 +243,7 @@ def test_a_run_says_what_is_wrong_and_stops_where_it_is_asked_to(
     )
     settings.task.reward.functions = ("test_doctor:half", "test_doctor:nothing")
 
-    with pytest.raises(UserError, match=r"every response has the reward .*train.stop_on=constant"):
+    with pytest.raises(UserError, match=r"(?s)every response has the reward.*train.stop_on=const"):
         train.train(settings, tmp_path / "run")
 
     said = capsys.readouterr().out
