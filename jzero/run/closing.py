@@ -68,11 +68,12 @@ def closing_lines(name: str, workdir: Path, record: RunRecord, last_step: int) -
     # Fine-tuning samples nothing.
     if (workdir / "samples.jsonl").exists() and (workdir / "samples.jsonl").stat().st_size:
         rows.append(("samples", str(workdir / "samples.jsonl")))
-    rows.append(("report", f"python -m jzero.report {shlex.quote(str(workdir))}"))
+    run = shlex.quote(str(workdir))
+    rows.append(("watch", f"jzero watch {run}"))
     if not is_complete:
         rows.append(("continue", "the same command continues from the last checkpoint"))
     elif export.is_dir():
-        rows.append(("chat", f"python -m jzero.serve --model {shlex.quote(str(export))}"))
+        rows.append(("chat", f"jzero chat {run}"))
 
     width = max(len(label) for label, _ in rows)
     lines = [f"  {label:<{width}}  {text}" for label, text in rows]

@@ -115,8 +115,8 @@ def test_the_box_says_what_was_reached_and_where_it_is(tmp_path: Path) -> None:
         "model": f"{tmp_path}/export-14",
         "metrics": f"{tmp_path}/metrics.jsonl",
         "samples": f"{tmp_path}/samples.jsonl",
-        "report": f"python -m jzero.report {tmp_path}",
-        "chat": f"python -m jzero.serve --model {tmp_path}/export-14",
+        "watch": f"jzero watch {tmp_path}",
+        "chat": f"jzero chat {tmp_path}",
     }
 
 
