@@ -167,8 +167,6 @@ def all_cases() -> list[Case]:
     ]
     cases = []
     for setting in settings:
-        if setting.type.parts:  # its arguments are attacked
-            continue
         values = list(HOSTILE[setting.kind])
         if isinstance(setting.value, bool):
             values.append(str(not setting.value))

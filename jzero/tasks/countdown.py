@@ -29,7 +29,7 @@ from jzero.tasks.countdown_equations import (
     parse_expression,
     unwrapped,
 )
-from jzero.tasks.options import read_options
+from jzero.tasks.options import read_known_options
 from jzero.tasks.prompts import (
     COUNTDOWN_QUESTION,
     COUNTDOWN_TEMPLATES,
@@ -73,11 +73,9 @@ class Options:
 def options_of(task: TaskConfig) -> Options:
     """Returns the options of countdown. A countdown suite of another task's run has the defaults.
 
-    Raises UserError for a wrong option.
+    Raises UserError for a wrong value.
     """
-    if task.name != "countdown":
-        return Options()
-    options = read_options(Options, task.options)
+    options = read_known_options(Options, task.options)
     if options.numbers_min > options.numbers_max:
         raise UserError(
             f"task.options=numbers_min={options.numbers_min} is above numbers_max="

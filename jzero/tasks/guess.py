@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from jzero.setting import setting
 from jzero.tasks import problem_sets
-from jzero.tasks.options import read_options
+from jzero.tasks.options import read_known_options
 from jzero.tasks.prompts import GUESS_TEMPLATES, PLAIN_REPLY, find_template
 from jzero.types import Grade, JsonValue, Problem
 
@@ -38,7 +38,7 @@ class Options:
 
 def options_of(task: TaskConfig) -> Options:
     """Returns the options of guess; the defaults if the task of the run is another one."""
-    return read_options(Options, task.options) if task.name == "guess" else Options()
+    return read_known_options(Options, task.options)
 
 
 # Problems.

@@ -59,6 +59,22 @@ def read_options(options_type: type[Options], options: Sequence[str]) -> Options
     return _read_options(options_type, tuple(options))
 
 
+def read_known_options(options_type: type[Options], options: Sequence[str]) -> Options:
+    """Returns the same as `read_options`, without options that `options_type` does not have.
+
+    For graders that also grade suites of runs of other tasks. `check_task_settings` has refused
+    options that the run's own task does not have.
+    """
+    return _read_known_options(options_type, tuple(options))
+
+
+@functools.cache
+def _read_known_options(options_type: type[Options], options: tuple[str, ...]) -> Options:
+    names = get_type_hints(options_type)
+    known = tuple(option for option in options if option.partition("=")[0] in names)
+    return _read_options(options_type, known)
+
+
 @functools.cache
 def _read_options(options_type: type[Options], options: tuple[str, ...]) -> Options:
     types = get_type_hints(options_type)

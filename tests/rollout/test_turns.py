@@ -646,7 +646,7 @@ def test_trajectories_hold_every_turn(tmp_path: Path) -> None:
 
 
 def test_a_task_without_replies_is_refused(tmp_path: Path) -> None:
-    settings = tiny_settings(task={"name": "gsm8k", "template": "qwen_math"})
+    settings = tiny_settings(task={"name": "gsm8k", "template": "qwen_math", "options": ()})
     with pytest.raises(ValueError, match="task.name=gsm8k has no replies in"):
         setup.check(settings, tmp_path)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from jzero import cli, config
-from jzero.tasks.options import read_options
+from jzero.tasks.options import read_known_options, read_options
 
 
 @dataclass(frozen=True)
@@ -46,3 +46,10 @@ def test_flags_give_options_one_by_one_and_replace_those_of_the_recipe() -> None
 def test_mistakes_name_the_option_and_its_type(option, message) -> None:
     with pytest.raises(ValueError, match=message):
         read_options(Options, (option,))
+
+
+def test_options_of_another_task_are_left_out_and_wrong_values_are_not() -> None:
+    options = ("reward=all", "largest=9")
+    assert read_known_options(Options, options) == Options(largest=9)
+    with pytest.raises(ValueError, match="'x' is not of type int"):
+        read_known_options(Options, ("reward=all", "largest=x"))
