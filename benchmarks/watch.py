@@ -47,7 +47,7 @@ def write_workdir(workdir: Path, num_rollouts: int, num_steps: int) -> None:
         for number in range(num_rollouts):
             begin = chance.randrange(1000)
             text, score = letters[begin : begin + 1000], float(chance.random() < 0.3)
-            row = {
+            sample: dict[str, object] = {
                 "step": 1 + number * num_steps // num_rollouts,
                 "id": f"train/{number // 8 % 5000}",
                 "sample": number % 8,
@@ -67,7 +67,7 @@ def write_workdir(workdir: Path, num_rollouts: int, num_steps: int) -> None:
                 "ages": 0,
                 "token_advantages": score - 0.3,
             }
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(sample) + "\n")
 
 
 def peak_mib(pid: int) -> float:

@@ -71,8 +71,18 @@ class TextTable:
 
 def empty_block(start: int) -> Block:
     """Returns a block without lines."""
-    numbers = [array("i") for _ in range(4)]  # step to group
-    return Block(start, *numbers, array("d"), array("f"), array("i"), array("B"), array("i"))
+    return Block(
+        start,
+        step=array("i"),
+        problem=array("i"),
+        sample=array("i"),
+        group=array("i"),
+        score=array("d"),
+        advantage=array("f"),
+        tokens=array("i"),
+        flags=array("B"),
+        reason=array("i"),
+    )
 
 
 def add_row(block: Block, row: JsonObject, texts: TextTable) -> None:

@@ -112,7 +112,7 @@ class RequestHandler(http.server.BaseHTTPRequestHandler):
     server_version = "jzero"
     sys_version = ""
     timeout = REQUEST_SECONDS
-    server: PageServer
+    server: PageServer  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def do_GET(self) -> None:
         if not self._is_allowed():
