@@ -60,6 +60,10 @@ def settings(**sections: dict[str, object]) -> config.Config:
         if name == "algorithm":
             values.algorithm = descriptions.change(values.algorithm, **fields)
             continue
+        if name == "teacher":
+            for field, value in fields.items():
+                config.set_part(values, "teacher" if field == "kind" else f"teacher.{field}", value)
+            continue
         section = getattr(values, name)
         for field, value in fields.items():
             assert hasattr(section, field), f"{name}.{field} is no setting"

@@ -155,7 +155,7 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
         programs["teacher-score"] = _scoring_program(teacher)
         # Policy and reference are already counted. Another model adds its weights.
         if isinstance(settings.teacher, teachers.Model):
-            parts["teacher"] = _unshared_bytes(settings, teacher)
+            parts["teacher"] = _unshared_bytes(settings, settings.teacher, teacher)
 
     num_scoring_passes = needs_old + needs_reference + (critic is not None) + (teacher is not None)
     return PlannedRun(trainer, engine, num_hosts, programs, parts, num_scoring_passes, teacher)
@@ -198,9 +198,11 @@ def _scoring_program(teacher: PlannedTeacher) -> Program:
     return learner.score_program, arguments
 
 
-def _unshared_bytes(settings: config.Config, teacher: PlannedTeacher) -> float:
+def _unshared_bytes(
+    settings: config.Config, choice: teachers.Model, teacher: PlannedTeacher
+) -> float:
     """Returns the bytes on a device of the teacher's weights that the policy does not share."""
-    if not shares_base(settings):
+    if not shares_base(settings, choice):
         return device_bytes(teacher.weights)
     _, adapter = adapters.split(teacher.weights)
     return device_bytes(adapter)

@@ -12,6 +12,7 @@ import reference
 from scoring_server import ScoringServer, served
 from transformers import AddedToken
 
+from jzero.algorithms import Distillation
 from jzero.algorithms.distillation import distill
 from jzero.config import AdapterConfig, Config
 from jzero.distillation.build import check_teacher, make_teacher
@@ -60,7 +61,7 @@ ROLLOUTS = rollouts_of_problems()
 
 def settings_of(teacher: dict[str, object], **sections: dict[str, object]) -> Config:
     sections = {
-        "algorithm": vars(distill(teacher_coef=1.0)),
+        "algorithm": vars(distill(distillation=Distillation(coef=1.0))),
         "rollout": {"temperature": 1.0},
         "teacher": teacher,
         **sections,

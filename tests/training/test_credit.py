@@ -27,7 +27,7 @@ def test_token_weights_are_those_of_the_definition(weight: str, truncated: str) 
     config = reference.settings(algorithm={"weight": weight, "truncated": truncated})
     chosen = list(range(16))
 
-    weights = token_weights(ROLLOUTS, chosen, weight, config)
+    weights = token_weights(ROLLOUTS, chosen, config.algorithm.weight, config)
 
     max_new_tokens = config.rollout.max_new_tokens
     expected = reference.token_weights(ROLLOUTS, config.algorithm, max_new_tokens)
@@ -53,7 +53,8 @@ FINISHED = rollout_with("stop", GRADE)
 def test_only_a_truncated_turn_gets_the_score_of_truncated_turns(
     truncated: str, score: float
 ) -> None:
-    config = reference.settings(algorithm={"truncated": truncated, "truncated_score": -0.5})
+    rules = {"fixed": algorithms.Fixed(-0.5), "ignore": algorithms.Ignore(-0.5)}
+    config = reference.settings(algorithm={"truncated": rules.get(truncated, truncated)})
 
     assert turn_rewards(TRUNCATED, config) == [score]
     assert turn_rewards(FINISHED, config) == [0.7]
@@ -68,7 +69,7 @@ def test_an_ignored_response_scores_0_in_its_group_and_is_not_trained_on() -> No
 
     episodes = make_episodes(group, config, nothing, nothing)
     advantages, _ = algorithms.compute_advantages(episodes, config.algorithm)
-    weights = token_weights(group, range(4), "sequence_mean", config)
+    weights = token_weights(group, range(4), algorithms.SequenceMean(), config)
 
     # The 0 counts: the group's mean is 3 / 4.
     np.testing.assert_allclose(advantages[:, 0], [-0.75, 0.25, 0.25, 0.25])
@@ -96,7 +97,7 @@ def test_no_token_of_a_failed_rollout_is_trained() -> None:
     config = reference.settings(algorithm={"weight": "token_mean"})
     failed = replace(ROLLOUTS[0], grade=Grade(0.0, False, "", failed=True))
 
-    weights = token_weights([failed, *ROLLOUTS[1:]], [0, 1], "token_mean", config)
+    weights = token_weights([failed, *ROLLOUTS[1:]], [0, 1], algorithms.TokenMean(), config)
 
     assert not weights[0].any()
     # The mean is over the tokens that are trained.
