@@ -183,17 +183,17 @@ def show(settings: config.Config, arguments: list[str]) -> str:
         sized_settings = with_sizes(settings)
     except UserError:  # the run itself reports its mistakes; its other settings are shown
         sized_settings = settings
-    sized = {item.name: item.value for item in config.list_settings(sized_settings)}
+    given_values = {item.name: item.value for item in config.list_settings(settings)}
     defaults = {item.name: item.value for item in config.list_settings(config.Config())}
     lines = []
-    for item in config.list_settings(settings):
-        origin = "recipe" if item.value != defaults[item.name] else "default"
+    for item in config.list_settings(sized_settings):
+        # A part that the recipe chose has settings that the defaults do not have.
+        origin = "recipe" if item.value != defaults.get(item.name) else "default"
         if item.name in given:
             origin = "flag"
-        value = sized[item.name]
-        if value != item.value:
+        if item.value != given_values[item.name]:
             origin = "chosen by sizing"
-        lines.append(f"{item.name + '=' + describe.shown_default(value):<60}  # {origin}")
+        lines.append(f"{item.name + '=' + describe.shown_default(item):<60}  # {origin}")
     return "\n".join(lines)
 
 

@@ -21,7 +21,7 @@ OTHER_NAMES = {
     "save_steps": "train.checkpoint_every",
     "save_total_limit": "train.keep_checkpoints",
     "eval_steps": "eval.every",
-    "report_to": "train.wandb_project",
+    "report_to": "train.trackers",
     "per_device_train_batch_size": "train.microbatch_tokens",
     "gradient_accumulation_steps": "train.microbatch_tokens",
     "generation_batch_size": "rollout.num_prompts",
@@ -62,7 +62,7 @@ OTHER_NAMES = {
     "lora_rank": "model.adapter.rank",
     "actor_learning_rate": "optimizer.lr",
     "default_local_dir": "--workdir",
-    "project_name": "train.wandb_project",
+    "project_name": "train.trackers",
     "base_output_directory": "--workdir",  # MaxText's
 }
 
