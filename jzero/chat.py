@@ -111,7 +111,7 @@ class Chat:
 
         # The scheduler calls this before every call of the device.
         def look() -> Groups:
-            text = self._decode(sequence.tokens)
+            text = self._decode(sequence.new_tokens)
             if not text.endswith(INCOMPLETE):
                 write_news(text)
             return []

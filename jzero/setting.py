@@ -165,7 +165,8 @@ def add_part(section: type, field: str, part: type) -> None:
 
 def is_part(value: object) -> bool:
     """Returns whether a value is a part, or a class is a class of parts. None is not a part."""
-    return dataclasses.is_dataclass(value) and value.__dataclass_params__.frozen
+    parameters = getattr(value, "__dataclass_params__", None)
+    return parameters is not None and parameters.frozen
 
 
 NAMES_OF_KINDS = {

@@ -10,7 +10,7 @@ an additional term, such as a squared log-ratio, does not scale with the advanta
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from jzero.algorithms.ratios import Tokens
 
 TokenFlags: TypeAlias = Bool[Array, "rows tokens"]
 # The last argument is the part, with its numbers.
-SurrogateFunction: TypeAlias = Callable[[Tokens, Tokens, Tokens, Any], tuple[Tokens, TokenFlags]]
+SurrogateFunction: TypeAlias = Callable[..., tuple[Tokens, TokenFlags]]
 
 
 def clip(

@@ -23,6 +23,7 @@ from jzero.config.presets import (
     with_adapter,
 )
 from jzero.config.schema import (
+    MOST_WAITING_PUSHES,
     MOVED,
     AdapterConfig,
     Config,

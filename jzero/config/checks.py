@@ -146,8 +146,9 @@ def check_choice(item: Setting) -> Iterator[str]:
 def check_bounds(item: Setting) -> Iterator[str]:
     """Yields a message if a number is out of its bounds, infinite, or NaN."""
     for value in values_of(item):
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and (mistake := bounds_mistake(value, item.rules)):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if mistake := bounds_mistake(value, item.rules):
             yield f"{item.name}={shown(value)} {mistake}"
 
 

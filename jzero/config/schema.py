@@ -11,6 +11,7 @@ bound; `at_least=None` allows negative numbers. Without an explicit upper bound,
 feature off unless the description states another meaning.
 """
 
+import builtins
 import dataclasses
 import functools
 import re
@@ -892,6 +893,11 @@ class TrainConfig:
         return tuple(map(int, self.pack.split(",")))
 
 
+# Exports that wait for their push. With more, the oldest is given up, so that exports do not fill
+# the disk while the hub is down.
+MOST_WAITING_PUSHES = 2
+
+
 @dataclass
 class HubConfig:
     """Pushes to the Hugging Face hub, during training and after the last step.
@@ -1171,12 +1177,12 @@ class Setting:
     part: str = ""  # name of the setting whose value has this argument; "" for other settings
 
     @property
-    def kind(self) -> type:
+    def kind(self) -> builtins.type:
         """Returns bool, int, float, str or tuple; object for a part."""
         return self.type.kind
 
     @property
-    def item_kind(self) -> type | None:
+    def item_kind(self) -> builtins.type | None:
         """Returns the type of a tuple's items: str, int or float."""
         return self.type.item_kind
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jzero import algorithms
-from jzero.config import Config
+from jzero.config import MOST_WAITING_PUSHES, Config
 from jzero.errors import UserError
 from jzero.model import adapters, qwen
 from jzero.model.qwen import QwenConfig
@@ -104,7 +104,9 @@ def most_exports(config: Config) -> int:
     if train.export_every:
         number += max(0, train.steps - 1) // train.export_every
     if hub.push == "every_checkpoint":
-        number += hub.max_waiting + 1  # exports that wait for their push, and the one in transfer
+        number += (
+            MOST_WAITING_PUSHES + 1
+        )  # exports that wait for their push, and the one in transfer
     return number
 
 

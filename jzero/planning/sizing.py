@@ -7,7 +7,7 @@ train.microbatch_tokens and rollout.num_slots are chosen here, rollout.num_pages
 because sums over other microbatches differ in the last bits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,9 +80,15 @@ def _with_recorded_sizes(config: Config, workdir: Path) -> Config:
         return config
     # Not `from_json`: an earlier version may have written the file.
     recorded = flatten(parse_json(path.read_text(encoding="utf-8"), path))
-    tokens = config.train.microbatch_tokens or recorded.get("train.microbatch_tokens", 0)
-    slots = config.rollout.num_slots or recorded.get("rollout.num_slots", 0)
+    tokens = config.train.microbatch_tokens or _recorded(recorded, "train.microbatch_tokens")
+    slots = config.rollout.num_slots or _recorded(recorded, "rollout.num_slots")
     return _with(config, tokens, slots)
+
+
+def _recorded(settings: Mapping[str, object], name: str) -> int:
+    """Returns the number of a setting of config.json; 0 if it has none."""
+    value = settings.get(name, 0)
+    return value if isinstance(value, int) else 0
 
 
 def choose_sizes(

@@ -29,7 +29,7 @@ from typing import IO
 import huggingface_hub
 
 from jzero import http, terminal
-from jzero.config import HubConfig
+from jzero.config import MOST_WAITING_PUSHES, HubConfig
 from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.run.hub_ledger import Ledger, Push
@@ -37,9 +37,6 @@ from jzero.run.hub_ledger import Ledger, Push
 FOLDER = "hub"  # of the workdir, with the logs
 # A command that submits a job ends in seconds, and one that evaluates a model within the hour.
 COMMAND_MINUTES = 60.0
-# Exports that wait for their push. With more, the oldest is given up, so that exports do not fill
-# the disk while the hub is down.
-MOST_WAITING = 2
 FIRST_PAUSE = 5.0  # seconds between the first two attempts, at most
 POLL_SECONDS = 0.1
 LONGEST_MESSAGE = 1 << 16  # bytes read from a process at once
@@ -129,7 +126,7 @@ class HubPushes:
             self._failed.clear()
             self._waiting[:] = sorted(queued, key=lambda item: item.step)
             # The oldest exports are dropped, so that waiting exports do not fill the disk.
-            while len(self._waiting) > MOST_WAITING:
+            while len(self._waiting) > MOST_WAITING_PUSHES:
                 self._drop(self._waiting.pop(0))
             self._changed.notify_all()
 
@@ -214,7 +211,7 @@ class HubPushes:
         self._num_dropped += 1
         self._ledger.note(push, "dropped")
         terminal.say(
-            f"hub: step {push.step} is not pushed, because more than {MOST_WAITING} exports wait"
+            f"hub: step {push.step} is not pushed, because more than {MOST_WAITING_PUSHES} exports wait"
         )
         _remove(push)
 

@@ -435,8 +435,9 @@ def asked_for(settings: RewardConfig) -> frozenset[str]:
     for name in names:
         check_function(name)
     asked = user_functions.asked_for(names)
-    has_judge = JUDGE in settings.functions and settings.judge is not None
-    return asked | judge.asked_for(settings.judge) if has_judge else asked
+    if JUDGE not in settings.functions or settings.judge is None:
+        return asked
+    return asked | judge.asked_for(settings.judge)
 
 
 def episode_values(
