@@ -10,7 +10,7 @@ f64[N, 1] if all tokens of a rollout have the same advantage.
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
@@ -242,7 +242,7 @@ def zero(episodes: Episodes, part: Zero) -> Advantages:
 class Advantage(NamedTuple):
     """An advantage function and its requirements."""
 
-    compute: Callable[[Episodes, Any], Advantages]  # the second argument is the part
+    compute: Callable[..., Advantages]  # of Episodes and the part
     min_group_size: int  # smallest group for which the advantage is defined
     needs_critic: bool = False
     needs_parts: bool = False  # reads the named rewards instead of their sum
