@@ -100,7 +100,8 @@ def _read_options(options_type: type[Options], options: tuple[str, ...]) -> Opti
                 f"task.options={option!r}: {text!r} is not of type {types[name].__name__}"
             ) from None
         value, rules = values[name], bounds.get(name)
-        is_bounded = rules is not None and isinstance(value, int | float)
-        if is_bounded and (mistake := bounds_mistake(value, rules)):
+        if rules is None or not isinstance(value, int | float):
+            continue
+        if mistake := bounds_mistake(value, rules):
             raise UserError(f"task.options={option!r} {mistake}")
     return options_type(**values)

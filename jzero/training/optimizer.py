@@ -6,7 +6,7 @@ passes it to `Learner.update`, so one compiled program serves the whole schedule
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -134,8 +134,8 @@ def _cosine_restarts(decay: Decay, part: schedules.CosineRestarts) -> optax.Sche
     return schedule
 
 
-# The second argument of a function is the part, with its numbers.
-SCHEDULES: dict[type, Callable[[Decay, Any], optax.Schedule]] = {
+# The arguments of a function are Decay and the part, with its numbers.
+SCHEDULES: dict[type, Callable[..., optax.Schedule]] = {
     schedules.Constant: _constant,
     schedules.Linear: _linear,
     schedules.Polynomial: _polynomial,

@@ -19,6 +19,7 @@ from jzero.algorithms.ratios import bounded_exp
 from jzero.algorithms.surrogates import SURROGATES, Surrogate
 from jzero.config import Config
 from jzero.distributed.mesh import train_mesh
+from jzero.tokens import Tokens
 from jzero.training.credit import can_have_gradient, training_sequences
 from jzero.training.step import (
     divide_groups,
@@ -197,10 +198,12 @@ def episode(scores: Sequence[float]) -> Rollout:
     sampled[2::2] = True
     return replace(
         ROLLOUTS[0],
-        tokens=np.arange(num_tokens, dtype=np.int32),
-        sampled=sampled,
-        logps=np.zeros(num_tokens, np.float32),
-        versions=np.zeros(num_tokens, np.int32),
+        tokens=Tokens(
+            np.arange(num_tokens, dtype=np.int32),
+            sampled=sampled,
+            logps=np.zeros(num_tokens, np.float32),
+            versions=np.zeros(num_tokens, np.int32),
+        ),
         turns=tuple(turns),
     )
 
