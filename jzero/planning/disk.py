@@ -104,9 +104,8 @@ def most_exports(config: Config) -> int:
     if train.export_every:
         number += max(0, train.steps - 1) // train.export_every
     if hub.push == "every_checkpoint":
-        number += (
-            MOST_WAITING_PUSHES + 1
-        )  # exports that wait for their push, and the one in transfer
+        # Exports that wait for their push, and the one in transfer.
+        number += MOST_WAITING_PUSHES + 1
     return number
 
 

@@ -211,7 +211,8 @@ class HubPushes:
         self._num_dropped += 1
         self._ledger.note(push, "dropped")
         terminal.say(
-            f"hub: step {push.step} is not pushed, because more than {MOST_WAITING_PUSHES} exports wait"
+            f"hub: step {push.step} is not pushed, because more than {MOST_WAITING_PUSHES} "
+            "exports wait"
         )
         _remove(push)
 
