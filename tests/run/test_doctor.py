@@ -124,7 +124,7 @@ ILL: dict[str, Illness] = {
     "mismatch": Illness(
         always(policy__mismatch=0.2), "differ by 0.2 nats", 1, "algorithm.correction"
     ),
-    "kl": Illness(always(policy__kl=2.5), "2.5 nats a token away", 1, "algorithm.kl_coef"),
+    "kl": Illness(always(policy__kl=2.5), "2.5 nats a token away", 1, "algorithm.kl.coef"),
     "nothing_trained": Illness(
         always(optimizer__skipped=1), "nothing was trained in the last 5", 10, "optimizer.skip_norm"
     ),
