@@ -22,15 +22,15 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jzero.config import ModelConfig, RolloutConfig
-from jzero.distributed.mesh import decode_mesh, param_shardings, train_mesh
-from jzero.distributed.publish import bytes_of_one_device, publisher
-from jzero.distributed.side_by_side import joins_weights
+from jzero.decoder.engine import Engine
+from jzero.decoder.scheduler import Scheduler
+from jzero.decoder.sequence import make_groups
 from jzero.model import qwen
 from jzero.planning.chips import Chip
 from jzero.planning.planned_run import kv_bytes_per_token
-from jzero.rollout.engine import Engine
-from jzero.rollout.scheduler import Scheduler
-from jzero.rollout.sequence import make_groups
+from jzero.sharding.mesh import decode_mesh, param_shardings, train_mesh
+from jzero.sharding.publish import bytes_of_one_device, publisher
+from jzero.sharding.side_by_side import joins_weights
 from jzero.types import Params
 
 HEADINGS = [

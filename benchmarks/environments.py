@@ -36,14 +36,14 @@ from jzero.config import (
     TaskConfig,
     tiny_arch,
 )
-from jzero.distributed.mesh import train_mesh
-from jzero.grading.pool import Pool
+from jzero.decoder.sequence import DecodeCounters, Groups, Sequence, make_groups
 from jzero.model import qwen
+from jzero.model.base_model import read_base_model
 from jzero.rollout.sampler import Sampler, make_sampler
-from jzero.rollout.sequence import DecodeCounters, Groups, Sequence, make_groups
-from jzero.run.base_model import read_base_model
+from jzero.sharding.mesh import train_mesh
 from jzero.tasks import find_task
 from jzero.training import learner
+from jzero.workers.pool import Pool
 
 TURNS = 10
 GROUP_SIZE = 8

@@ -33,14 +33,14 @@ import numpy as np
 
 from jzero import cli, setup
 from jzero.config import Config
-from jzero.distributed import interrupt
-from jzero.grading.pool import Pool
+from jzero.hosts import interrupt
 from jzero.model import qwen
-from jzero.run.frozen_base import load_model
 from jzero.train import sample_rollouts
+from jzero.training.frozen_base import load_model
 from jzero.training.step import make_minibatches, update_on_rollouts
 from jzero.training.warm_start import warm_start
 from jzero.types import Rollout
+from jzero.workers.pool import Pool
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADING = (

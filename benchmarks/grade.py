@@ -20,9 +20,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from jzero.answers import verdict
 from jzero.grade import row_settings
-from jzero.grading import verdict
-from jzero.grading.pool import Pool
+from jzero.workers.pool import Pool
 
 REPEAT = 10  # golds and answers recur in RL, where some of their trees are still in a cache
 TIERS = ("core", "must", "policy", "hostile")

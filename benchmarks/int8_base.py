@@ -34,16 +34,16 @@ import numpy as np
 from jzero import algorithms, cli, main, setup
 from jzero.attention import xla
 from jzero.config import Config
-from jzero.distributed import interrupt
-from jzero.distributed.publish import bytes_of_one_device
-from jzero.grading.pool import Pool
+from jzero.hosts import interrupt
 from jzero.model import qwen
 from jzero.rollout.evaluation import evaluate, evaluation_metrics
-from jzero.run.frozen_base import base_directory, freeze_model, is_warm_started, load_model
+from jzero.sharding.publish import bytes_of_one_device
 from jzero.train import sample_rollouts
+from jzero.training.frozen_base import base_directory, freeze_model, is_warm_started, load_model
 from jzero.training.step import update_on_rollouts
 from jzero.training.warm_start import warm_start
 from jzero.types import Rollout, RowLayout
+from jzero.workers.pool import Pool
 
 BASES = ("native", "int8")
 GIB = 2**30

@@ -32,15 +32,15 @@ import jax
 
 from jzero import cli, setup
 from jzero.config import Config
-from jzero.distributed import interrupt
-from jzero.distributed.publish import bytes_of_one_device
-from jzero.grading.pool import Pool
+from jzero.hosts import interrupt
 from jzero.model import qwen
 from jzero.planning.planned_run import kv_bytes_per_token
-from jzero.run.frozen_base import is_warm_started, load_model
+from jzero.sharding.publish import bytes_of_one_device
 from jzero.train import sample_rollouts
+from jzero.training.frozen_base import is_warm_started, load_model
 from jzero.training.step import update_on_rollouts
 from jzero.training.warm_start import warm_start
+from jzero.workers.pool import Pool
 
 METRICS = ("policy/mismatch", "policy/correction")
 

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jzero.distributed.mesh import make_mesh
-from jzero.distributed.tpu_options import tpu_options
 from jzero.planning.chips import CHIPS
 from jzero.planning.compiling import compile_only_devices
+from jzero.sharding.mesh import make_mesh
+from jzero.sharding.tpu_options import tpu_options
 
 LAYERS = 8
 BYTES = 2  # of a number in bfloat16

@@ -37,16 +37,16 @@ from jzero.config import (
     RolloutConfig,
     TrainConfig,
 )
+from jzero.decoder.scheduler import Scheduler
+from jzero.decoder.sequence import Sequence, make_groups
 from jzero.files import JsonObject
-from jzero.grading.pool import Pool
 from jzero.model import huggingface, tokenizer
+from jzero.model.base_model import BaseModel
 from jzero.rollout.sampler import make_seed, to_rollout, with_turn_grades
-from jzero.rollout.scheduler import Scheduler
-from jzero.rollout.sequence import Sequence, make_groups
-from jzero.run.base_model import BaseModel
 from jzero.run.environment import versions
 from jzero.training.step import update_on_rollouts
 from jzero.types import Grade, Problem, Rollout, State
+from jzero.workers.pool import Pool
 
 NUM_PROMPTS = 32
 GROUP_SIZE = 8
@@ -90,7 +90,7 @@ def workload_config(directory: str, dtype: str) -> Config:
 def base_model(directory: str) -> BaseModel:
     """Returns the model of a workload.
 
-    `run.base_model` would refuse it: its end-of-sequence token has no embedding, on purpose, so
+    `model.base_model` would refuse it: its end-of-sequence token has no embedding, on purpose, so
     that no system samples it and all do the same work.
     """
     model, hf_config = huggingface.load_config(Path(directory))

@@ -21,13 +21,13 @@ from dataclasses import replace
 import numpy as np
 
 from jzero import cli, config, setup
-from jzero.grading.pool import Pool
+from jzero.decoder.sequence import EpisodeGroup
 from jzero.rollout.async_stream import RolloutStream
 from jzero.rollout.sampler import Sampler
-from jzero.rollout.sequence import EpisodeGroup
 from jzero.run.environment import versions
 from jzero.train import sample_rollouts
 from jzero.training.step import update_on_rollouts
+from jzero.workers.pool import Pool
 
 SHORT = 16  # tokens of the shortest response
 

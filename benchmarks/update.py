@@ -16,13 +16,13 @@ import numpy as np
 
 from jzero import algorithms
 from jzero.config import Config, MeshConfig, ModelConfig, RolloutConfig, TrainConfig
-from jzero.distributed.mesh import train_mesh
 from jzero.model.qwen import QwenConfig
 from jzero.planning.roofline import (
     FORWARD_AND_BACKWARD,
     attention_flops_per_pair,
     matmul_flops_per_token,
 )
+from jzero.sharding.mesh import train_mesh
 from jzero.tokens import Tokens
 from jzero.training.packing import TrainingSequence, pack
 from jzero.training.step import Minibatch

@@ -49,7 +49,7 @@ from jzero.config import (
     tiny_model_of_qwen_tokens,
 )
 from jzero.planning.fitting import choose_fitting_preset
-from jzero.tasks.prompts import TAGS_ON_LINES
+from jzero.problems.prompts import TAGS_ON_LINES
 
 HUB = {
     "qwen2.5-1.5b-instruct": "Qwen/Qwen2.5-1.5B-Instruct",

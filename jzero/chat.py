@@ -18,15 +18,15 @@ from typing import TextIO
 import numpy as np
 
 from jzero import cli, config
+from jzero.decoder.scheduler import Scheduler
+from jzero.decoder.sequence import Groups, make_groups
 from jzero.errors import UserError
 from jzero.evaluate import defaults, load, settings_of_run
-from jzero.grading.pool import Pool
 from jzero.model import qwen, tokenizer
+from jzero.problems.prompts import BOXED, NO_SYSTEM_PROMPT
 from jzero.rollout.sampler import Sampler, make_seed
-from jzero.rollout.scheduler import Scheduler
-from jzero.rollout.sequence import Groups, make_groups
 from jzero.run.finished import FoundModel, find_model
-from jzero.tasks.prompts import BOXED, NO_SYSTEM_PROMPT
+from jzero.workers.pool import Pool
 
 LONGEST_PROMPT = 2048  # tokens of the conversation, where the model has as many positions
 STREAMED_TOKENS = 4  # tokens of one call of the device, and so of one piece of output

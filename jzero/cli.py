@@ -29,10 +29,10 @@ from ml_collections import config_flags
 
 from jzero import config, files, terminal
 from jzero.config import old_flags, other_names
-from jzero.distributed import peers, processes
-from jzero.distributed.platform import choose_platform
+from jzero.environments import environment, verifiers
 from jzero.errors import UserError
-from jzero.tasks import environment, verifiers
+from jzero.hosts import peers, processes
+from jzero.hosts.platform import choose_platform
 
 HELP_FLAGS = {"-h", "-help", "--help"}
 STATUS_OF_CTRL_C = 128 + signal.SIGINT  # as a shell reports a process that the signal ended

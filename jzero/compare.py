@@ -25,10 +25,10 @@ import numpy as np
 from jaxtyping import Float
 
 from jzero import cli, config
-from jzero.distributed import peers, processes
 from jzero.errors import UserError
 from jzero.evaluate import check, held_out_problems, load_suites, run_on, settings_of_run
 from jzero.files import JsonObject, read_jsonl, split_commas
+from jzero.hosts import peers, processes
 from jzero.run.finished import FoundModel, find_model
 from jzero.types import Problem
 

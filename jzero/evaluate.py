@@ -25,13 +25,12 @@ import numpy as np
 
 import jzero
 from jzero import cli, config
-from jzero.distributed import peers, processes
-from jzero.distributed.mesh import adapter_shardings, configured_mesh, param_shardings
+from jzero.answers import published
 from jzero.errors import UserError
 from jzero.files import split_commas
-from jzero.grading import published
-from jzero.grading.pool import Pool
+from jzero.hosts import peers, processes
 from jzero.model import adapters, huggingface, peft, qwen
+from jzero.model.base_model import check_context, read_base_model, with_given_adapter
 from jzero.planning.host_memory import (
     check_host_memory,
     graders_part,
@@ -39,6 +38,7 @@ from jzero.planning.host_memory import (
     rollouts_part,
 )
 from jzero.planning.kv_pool import size_pool, with_full_pool
+from jzero.rewards import rewards
 from jzero.rollout import multiple_choice
 from jzero.rollout.evaluation import evaluate, evaluation_kinds, print_left_out
 from jzero.rollout.multiple_choice import LikelihoodSummary
@@ -49,15 +49,16 @@ from jzero.rollout.sampler import (
     make_sampler,
     mesh_of_decoder,
 )
-from jzero.run.base_model import check_context, read_base_model, with_given_adapter
 from jzero.run.environment import versions
 from jzero.run.finished import FoundModel, find_model
 from jzero.run.samples import write_responses
 from jzero.setup import with_stop_strings
-from jzero.tasks import evaluated_task, find_task, math_problems, mixed, rewards, suites
+from jzero.sharding.mesh import adapter_shardings, configured_mesh, param_shardings
+from jzero.tasks import evaluated_task, find_task, math_problems, mixed, suites
 from jzero.tasks.votes import MATHEMATICS
 from jzero.training.frozen import load_base
 from jzero.types import Problem
+from jzero.workers.pool import Pool
 
 
 class SuiteSummary(TypedDict):

@@ -17,14 +17,14 @@ import jax
 from jzero import cli, config
 from jzero.errors import UserError
 from jzero.model import adapters, hub, huggingface, peft, qwen
+from jzero.model.base_model import BaseModel, read_base_model
 from jzero.model.hub import is_on_hub
 from jzero.run import history
-from jzero.run.base_model import BaseModel, read_base_model
 from jzero.run.checkpoint import Checkpoints
 from jzero.run.export_model import export_adapter, export_model
-from jzero.run.frozen_base import base_directory, check_base, name_of_base
 from jzero.run.model_card import CardOptions, make_card
 from jzero.run.record import base_of, evaluations_of
+from jzero.training.frozen_base import base_directory, check_base, name_of_base
 
 # The files of an export.
 EXPORTED = (

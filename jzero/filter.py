@@ -17,8 +17,9 @@ from pathlib import Path
 from jzero import cli
 from jzero.errors import UserError
 from jzero.files import check_not_input, check_output, split_commas, write_atomic
-from jzero.tasks import problem_sets, suites
-from jzero.tasks.overlap import word_ngrams
+from jzero.problems import problem_sets
+from jzero.problems.overlap import word_ngrams
+from jzero.tasks import suites
 
 
 def rows_by_rate(rates: dict[int, float], count: int, lowest: float, highest: float) -> set[int]:

@@ -32,7 +32,6 @@ from typing import TypeAlias
 import jax
 
 from jzero import cli, config, http, setup
-from jzero.distributed import processes
 from jzero.errors import UserError
 from jzero.evaluate import defaults as model_defaults
 from jzero.evaluate import load
@@ -42,7 +41,7 @@ from jzero.generation.progress import Progress
 from jzero.generation.rows import Response, RowFile
 from jzero.generation.servers import SAMPLING, Server, ServerOptions
 from jzero.generation.sharing import Generation, Plan
-from jzero.grading.pool import Pool
+from jzero.hosts import processes
 from jzero.model import hub
 from jzero.model.hub import public_name
 from jzero.planning.host_memory import (
@@ -51,11 +50,13 @@ from jzero.planning.host_memory import (
     parts_of_engine,
     rollouts_part,
 )
+from jzero.problems.prompts import MATH_TEMPLATES
+from jzero.rewards import rewards
 from jzero.run.lock import lock_directory
 from jzero.run.workdir import claim_workdir
-from jzero.tasks import find_task, math_problems, mixed, rewards
-from jzero.tasks.prompts import MATH_TEMPLATES
+from jzero.tasks import find_task, math_problems, mixed
 from jzero.types import Problem, Turn
+from jzero.workers.pool import Pool
 
 # Maps the problems of a chunk and its index to n graded responses to each, in order.
 SampleChunk: TypeAlias = Callable[[list[Problem], int], list[Turn]]

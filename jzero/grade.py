@@ -36,12 +36,12 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from jzero import terminal
+from jzero.answers import published
+from jzero.answers.extract import TEMPLATES
 from jzero.config import RewardConfig, TaskConfig
 from jzero.errors import UserError
 from jzero.files import check_not_input, check_output, split_commas
-from jzero.grading import published
-from jzero.grading.extract import TEMPLATES
-from jzero.grading.pool import Pool
+from jzero.workers.pool import Pool
 
 # The default template of each task.
 DEFAULT_TEMPLATES = {"math": "boxed", "gsm8k": "gsm8k", "countdown": "answer"}

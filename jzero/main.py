@@ -20,9 +20,9 @@ from ml_collections import config_flags
 import jzero
 from jzero import cli, config
 from jzero.config import describe, old_flags
-from jzero.distributed import collectives, peers, processes
 from jzero.errors import UserError
 from jzero.files import JsonObject
+from jzero.hosts import collectives, peers, processes
 
 # A wheel has the recipes as jzero.recipes, a clone in the folder configs.
 PACKAGED_RECIPES = Path(__file__).resolve().with_name("recipes")

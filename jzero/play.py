@@ -23,13 +23,14 @@ from typing import TextIO, cast
 
 from jzero import cli
 from jzero.config import TaskConfig
+from jzero.environments import environment
+from jzero.environments.environment import Environment, Instance, Step
+from jzero.environments.episodes import Calls, run_calls
+from jzero.environments.tools import classes
 from jzero.errors import UserError, reason_of
-from jzero.tasks import environment, problem_sets
-from jzero.tasks.bounds import MAX_REPLY_BYTES
-from jzero.tasks.environment import Environment, Instance, Step
-from jzero.tasks.episodes import Calls, run_calls
-from jzero.tasks.tools import classes
-from jzero.tasks.user_functions import find_function
+from jzero.problems import problem_sets
+from jzero.problems.bounds import MAX_REPLY_BYTES
+from jzero.rewards.user_functions import find_function
 from jzero.types import JsonValue, Prompt
 
 QUIT = "/quit"

@@ -24,7 +24,6 @@ from jzero import cli, config
 from jzero.errors import UserError
 from jzero.evaluate import defaults as model_defaults
 from jzero.evaluate import load
-from jzero.grading.pool import Pool
 from jzero.model import qwen
 from jzero.rollout.sampler import Sampler, make_seed
 from jzero.serving import keys, limits, sockets
@@ -35,6 +34,7 @@ from jzero.serving.jetstream import JetStreamEngine, serve_jetstream
 from jzero.serving.limits import Limits
 from jzero.serving.requests import RequestReader
 from jzero.serving.worker import DecodingWorker
+from jzero.workers.pool import Pool
 
 STREAMED_TOKENS = 8  # tokens of one decode call, and so of one event of a stream
 

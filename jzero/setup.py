@@ -18,18 +18,21 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from jzero import algorithms
+from jzero.answers import published
+from jzero.clock import Clock
 from jzero.config import Config, ModelConfig, RolloutConfig, to_json, validate
-from jzero.distributed import collectives, processes
-from jzero.distributed.mesh import configured_mesh, param_shardings, split_devices
+from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
-from jzero.grading import published
-from jzero.grading.pool import Pool
+from jzero.hosts import collectives, processes
 from jzero.model import adapters, huggingface, qwen
+from jzero.model.base_model import BaseModel, check_context, read_base_model
 from jzero.planning.disk import check_disk
 from jzero.planning.fitting import check_memory
 from jzero.planning.host_memory import check_host_memory, parts_of_run
 from jzero.planning.kv_pool import size_pool
 from jzero.planning.sizing import with_sizes_of
+from jzero.problems.prompts import PromptTemplate
+from jzero.rewards import rewards
 from jzero.rollout.async_stream import RolloutStream, ThreadedStream
 from jzero.rollout.evaluation import encode_suites, print_left_out
 from jzero.rollout.sampler import (
@@ -40,28 +43,25 @@ from jzero.rollout.sampler import (
     mesh_of_decoder,
     with_needed_slots,
 )
-from jzero.run.base_model import BaseModel, check_context, read_base_model
-from jzero.run.clock import Clock
 from jzero.run.doctor import stop_names
 from jzero.run.hub_pushes import check_token
 from jzero.run.resume import steps_to_discard
 from jzero.run.trackers import check_trackers
 from jzero.run.workdir import check_workdir
 from jzero.setting import part_name
+from jzero.sharding.mesh import configured_mesh, param_shardings, split_devices
 from jzero.tasks import (
     check_task_settings,
     evaluated_task,
     find_task,
     mixed,
-    rewards,
     stop_strings,
     suites,
 )
-from jzero.tasks.prompts import PromptTemplate
-from jzero.tasks.tools import episodes as tool_episodes
 from jzero.training.learner import Learner
 from jzero.training.trainer import Trainer, make_trainer
 from jzero.types import State
+from jzero.workers.pool import Pool
 
 
 @dataclass(frozen=True)

@@ -22,19 +22,21 @@ import jax
 from jax.sharding import Mesh
 
 from jzero import terminal
+from jzero.clock import Clock
 from jzero.config import Config, SftConfig, to_json, validate
-from jzero.distributed import interrupt, processes
-from jzero.distributed.mesh import configured_mesh
 from jzero.errors import UserError
 from jzero.files import JsonObject
-from jzero.grading.pool import Pool
+from jzero.hosts import interrupt, processes
 from jzero.model import qwen, tokenizer
+from jzero.model.base_model import BaseModel, check_context, read_base_model, with_given_adapter
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.planning.disk import check_disk, require_disk
 from jzero.planning.fitting import check_memory
 from jzero.planning.host_memory import check_host_memory, parts_of_run
 from jzero.planning.kv_pool import size_pool
 from jzero.planning.sizing import with_sizes, with_sizes_of
+from jzero.problems import problem_sets, row_loader
+from jzero.problems.row_loader import Selection
 from jzero.rollout.evaluation import encode_suites, evaluate, evaluation_metrics
 from jzero.rollout.sampler import (
     EncodedProblem,
@@ -44,10 +46,7 @@ from jzero.rollout.sampler import (
     mesh_of_decoder,
     with_needed_slots,
 )
-from jzero.run.base_model import BaseModel, check_context, read_base_model, with_given_adapter
 from jzero.run.budget import TimeBudget
-from jzero.run.clock import Clock
-from jzero.run.frozen_base import load_base, load_model, name_base
 from jzero.run.hub_pushes import check_token
 from jzero.run.metrics import nonfinite
 from jzero.run.resume import steps_to_discard
@@ -55,13 +54,15 @@ from jzero.run.samples import write_responses
 from jzero.run.session import RunSession
 from jzero.run.trackers import check_trackers
 from jzero.run.workdir import check_workdir
-from jzero.tasks import TASKS, draws_examples, problem_sets, row_loader, suites
-from jzero.tasks.row_loader import Selection
+from jzero.sharding.mesh import configured_mesh
+from jzero.tasks import TASKS, draws_examples, suites
 from jzero.training.examples import Example, ExampleRow, encode_row
+from jzero.training.frozen_base import load_base, load_model, name_base
 from jzero.training.heads import Stats, expert_metrics
 from jzero.training.optimizer import learning_rate
 from jzero.training.packing import PackedBatch
 from jzero.training.supervised import SupervisedTrainer
+from jzero.workers.pool import Pool
 
 # The possible columns of an example. A data set is read with the first entry that it has.
 EXAMPLE_COLUMNS = (["messages"], ["prompt", "completion"], ["conversations"], ["text"])

@@ -22,12 +22,11 @@ import jzero
 from jzero import algorithms, terminal
 from jzero.config import Config, teachers
 from jzero.distillation.build import check_teacher, make_teacher
-from jzero.distributed import interrupt, peers, processes
-from jzero.distributed.publish import published_bytes
 from jzero.errors import UserError
 from jzero.files import JsonObject
-from jzero.grading.pool import Pool
+from jzero.hosts import interrupt, peers, processes
 from jzero.model import qwen
+from jzero.model.base_model import with_given_adapter
 from jzero.planning.announcement import announcement
 from jzero.planning.disk import require_disk
 from jzero.planning.sizing import with_sizes
@@ -35,9 +34,7 @@ from jzero.rollout.collect import collect_rollouts, trainer_state
 from jzero.rollout.evaluation import evaluate, evaluation_metrics
 from jzero.rollout.sampler import EncodedProblem
 from jzero.run import kv_pool
-from jzero.run.base_model import with_given_adapter
 from jzero.run.budget import TimeBudget
-from jzero.run.frozen_base import freeze_model, load_base, load_model, name_base
 from jzero.run.memory import return_freed_memory
 from jzero.run.metrics import nonfinite
 from jzero.run.samples import logged_rows, write_responses
@@ -56,11 +53,14 @@ from jzero.setup import (
     with_steps,
     with_stop_strings,
 )
+from jzero.sharding.publish import published_bytes
+from jzero.training.frozen_base import freeze_model, load_base, load_model, name_base
 from jzero.training.offload import at_rest
 from jzero.training.reference import load_reference, reference_step
 from jzero.training.step import UpdateResult, save_batches, update_on_rollouts
 from jzero.training.warm_start import warm_start
 from jzero.types import Rollout, State
+from jzero.workers.pool import Pool
 
 # Name of an evaluation -> its problems. "" is the task's own held-out set.
 HeldOut = dict[str, list[EncodedProblem]]

@@ -9,8 +9,8 @@ and `close`, maximum bytes and frames of a message, and maximum bytes that the s
 yet. As in `jzero.http`, nothing is decompressed, redirects are refused, TLS certificates are
 verified, and the environment's proxies apply.
 
-`ask` has no time limit: the caller has to bound it, as `tasks.asyncio_environments` does with
-task.reward.seconds.
+`ask` has no time limit: the caller has to bound it, as `environments.asyncio_environments` does
+with task.reward.seconds.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ JAXTYPED = (
     "jzero.algorithms.surrogates",
     "jzero.algorithms.weights",
     "jzero.model.layers",
-    "jzero.rollout.sampling",
+    "jzero.decoder.sampling",
 )
 jaxtyping.install_import_hook(JAXTYPED, "beartype.beartype")
 

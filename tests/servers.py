@@ -22,12 +22,11 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
 from jzero import cli, evaluate
-from jzero.grading.pool import Pool
+from jzero.decoder.engine import Engine
+from jzero.decoder.scheduler import Scheduler
+from jzero.decoder.sequence import Sequence
 from jzero.model import huggingface, qwen, tokenizer
-from jzero.rollout.engine import Engine
 from jzero.rollout.sampler import make_seed
-from jzero.rollout.scheduler import Scheduler
-from jzero.rollout.sequence import Sequence
 from jzero.serving import sockets
 from jzero.serving.connections import BoundedConfig
 from jzero.serving.ending import GracefulServer
@@ -35,6 +34,7 @@ from jzero.serving.http import Server, make_app
 from jzero.serving.limits import Limits
 from jzero.serving.requests import RequestReader
 from jzero.serving.worker import DecodingWorker
+from jzero.workers.pool import Pool
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOM = 96  # tokens of a prompt and its answer

@@ -13,7 +13,7 @@ from jzero.generation import rows
 from jzero.generation.progress import Progress
 from jzero.generation.rows import Response, RowFile
 from jzero.generation.servers import is_about_prompt, with_thoughts
-from jzero.tasks import problem_sets
+from jzero.problems import problem_sets
 from jzero.types import Grade, Problem, Turn
 
 IDS = [f"math/train/{i}" for i in range(5)]

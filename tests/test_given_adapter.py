@@ -16,10 +16,10 @@ from test_train import reproducible_metrics, tiny_run
 from jzero import algorithms, evaluate, export, serve, setup, sft, train
 from jzero.config import AdapterConfig, Config, tiny_arch
 from jzero.errors import UserError
-from jzero.grading.pool import Pool
 from jzero.model import adapters, huggingface, peft, qwen, tokenizer
+from jzero.model.base_model import with_given_adapter
 from jzero.model.new_model import new_model
-from jzero.run.base_model import with_given_adapter
+from jzero.workers.pool import Pool
 
 ARCH = tiny_arch(
     hidden_size=16,

@@ -16,11 +16,11 @@ from runs import Stand
 
 from jzero.config import JudgeServer, TaskConfig, teachers
 from jzero.distillation.server import ScoringClient
+from jzero.environments import asyncio_environments, environment, openenv
 from jzero.errors import UserError
-from jzero.grading.judge import Judge, JudgeError, read_score
-from jzero.grading.pool import Pool
-from jzero.tasks import asyncio_environments, environment, openenv
 from jzero.types import Grade, JsonValue
+from jzero.workers.judge import Judge, JudgeError, read_score
+from jzero.workers.pool import Pool
 
 IDS = [3, 1, 4, 1, 5]
 KEY = "sk-0123456789"

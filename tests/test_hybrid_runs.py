@@ -13,8 +13,8 @@ from test_train import tiny_run
 
 from jzero import algorithms, train
 from jzero.config import RewardConfig, tiny_arch
+from jzero.decoder.scoring import Scoring, score_all
 from jzero.model.tokenizer import encode
-from jzero.rollout.scoring import Scoring, score_all
 from jzero.serving.limits import Limits
 
 ENTRIES = {

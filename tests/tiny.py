@@ -22,18 +22,18 @@ from jzero.config import (
     TrainConfig,
     tiny_arch,
 )
-from jzero.distributed.interrupt import never_stop
-from jzero.distributed.mesh import train_mesh
-from jzero.grading.pool import Pool
+from jzero.hosts.interrupt import never_stop
 from jzero.model import delta_net, qwen
 from jzero.model.architecture import QwenConfig
+from jzero.model.base_model import read_base_model
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.rollout.sampler import Sampler, make_sampler
-from jzero.run.base_model import read_base_model
 from jzero.sandbox import levels
+from jzero.sharding.mesh import train_mesh
 from jzero.training import learner
 from jzero.training.warm_start import warm_start
 from jzero.types import RowLayout
+from jzero.workers.pool import Pool
 
 # -- The game of jzero/tasks/guess.py: whole episodes ----------------------------------------------
 

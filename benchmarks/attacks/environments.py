@@ -37,11 +37,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jzero.config import RewardConfig, TaskConfig
+from jzero.environments import asyncio_environments
+from jzero.environments import environment as environments
 from jzero.errors import UserError
-from jzero.grading.pool import Pool
-from jzero.tasks import asyncio_environments, rewards
-from jzero.tasks import environment as environments
+from jzero.rewards import rewards
 from jzero.types import Grade, Problem
+from jzero.workers.pool import Pool
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]

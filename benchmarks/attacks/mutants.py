@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from mutant_rows import Row, rows  # pyright: ignore[reportMissingImports]
 
 from jzero.config import SandboxConfig, TaskConfig
-from jzero.tasks import code_runs, code_tests
+from jzero.programming import code_runs, code_tests
 
 MIN_WRONG = 3000
 DEFAULT_MOST = 5000

@@ -30,7 +30,7 @@ from pathlib import Path
 import neighbors_layout
 from neighbor_kinds import KINDS, Pair, Pairs
 
-from jzero.grading.verdict import grade
+from jzero.answers.verdict import grade
 
 LARGEST_SHARE_REFUSED = 0.03
 SLOWEST_SECONDS = 0.5

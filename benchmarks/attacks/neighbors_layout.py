@@ -26,7 +26,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
-from jzero.grading.verdict import grade
+from jzero.answers.verdict import grade
 
 SEED = 34
 MOST_REFUSED = 0.03  # of the same answers

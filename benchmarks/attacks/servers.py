@@ -52,13 +52,13 @@ from hostile_websocket import HANDSHAKES, MESSAGE, over_websocket, websocket_kin
 from jzero import config, http, websocket
 from jzero.config import JudgeServer, teachers
 from jzero.distillation.server import ScoringClient
+from jzero.environments import openenv
 from jzero.errors import UserError
 from jzero.generation import servers as generation_servers
-from jzero.grading.judge import Judge, JudgeError
 from jzero.sandbox.client import Limits, Program, SandboxError
 from jzero.sandbox.remote import RemoteSandbox
-from jzero.tasks import openenv
 from jzero.types import Problem
+from jzero.workers.judge import Judge, JudgeError
 
 KEY_VARIABLE = "JZERO_ATTACKED_KEY"
 LONGEST_PAUSE = 0.05  # seconds between two tries; a run waits for up to a minute
@@ -129,7 +129,7 @@ ONE_LINE_ERRORS = (UserError, JudgeError, SandboxError)
 
 
 async def play_session(url: str, seconds: float) -> object:
-    """Resets, takes a step and closes, with the limits of `tasks.asyncio_environments`."""
+    """Resets, takes a step and closes, with the limits of `environments.asyncio_environments`."""
     environment = openenv.OpenEnv(url)
     try:
         observation = await asyncio.wait_for(environment.reset({}, 1), seconds)

@@ -228,11 +228,11 @@ def start_run(flags: Sequence[str], workdir: Path) -> "config.Config":
     """Does what `jzero.main` does before its first program, in its order; returns the settings."""
     from jzero import cli, main, sft
     from jzero.distillation.build import check_teacher
-    from jzero.distributed.mesh import configured_mesh
-    from jzero.grading.pool import Pool
-    from jzero.run.base_model import read_base_model
+    from jzero.model.base_model import read_base_model
     from jzero.setup import build, evaluation_problems
+    from jzero.sharding.mesh import configured_mesh
     from jzero.train import prepare
+    from jzero.workers.pool import Pool
 
     settings = main.parse([*flags, f"--workdir={workdir}"]).settings
     with cli.user_errors():

@@ -1,6 +1,6 @@
 r"""Compares jzero's published verifiers with the scores of the original code, row by row.
 
-    python benchmarks/published/agreement.py [tests/grading/published.jsonl.xz] [--only oat_fast]
+    python benchmarks/published/agreement.py [tests/answers/published.jsonl.xz] [--only oat_fast]
 
 Prints for each verifier the number of rows, how many are paid by the original, how many jzero
 scores as the original does, and the rows a second. Prints every row that differs. Exits with 1 if
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from jzero.grading.published import VERIFIERS, load
+from jzero.answers.published import VERIFIERS, load
 
 CORPUS = Path(__file__).parents[2] / "tests" / "grading" / "published.jsonl.xz"
 SHOWN = 30  # differing rows that are printed for each verifier

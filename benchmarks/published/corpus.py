@@ -4,7 +4,7 @@ Three commands, in this order:
 
     python benchmarks/published/corpus.py rows --data DATA --out rows.jsonl
     PYTHON benchmarks/published/corpus.py score --originals FOLDER rows.jsonl --out scored.jsonl
-    python benchmarks/published/corpus.py pack scored.jsonl --out tests/grading/published.jsonl.xz \
+    python benchmarks/published/corpus.py pack scored.jsonl --out tests/answers/published.jsonl.xz \
         --again again.jsonl
 
 `rows` writes responses and golds: the golds of GSM8K, MATH, AIME, AMC and OlympiadBench and the

@@ -33,7 +33,8 @@ from jzero import sft
 from jzero.config import Config
 from jzero.model import tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
-from jzero.tasks import TASKS, template_files
+from jzero.problems import template_files
+from jzero.tasks import TASKS
 from jzero.training.examples import ExampleRow, Message
 
 HASHES = Path(__file__).with_name("prompts.json")

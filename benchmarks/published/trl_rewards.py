@@ -35,12 +35,13 @@ from pathlib import Path
 import numpy as np
 
 from jzero.config import RewardConfig, TaskConfig, tiny_arch
+from jzero.environments import batched_rewards
+from jzero.environments.batched_rewards import Episode
 from jzero.errors import UserError
-from jzero.grading.pool import Pool
-from jzero.tasks import batched_rewards, rewards
-from jzero.tasks.batched_rewards import Episode
-from jzero.tasks.trl_rewards import TrainerState
+from jzero.rewards import rewards
+from jzero.rewards.trl_rewards import TrainerState
 from jzero.types import Grade, JsonValue, Problem
+from jzero.workers.pool import Pool
 
 FUNCTIONS = (
     "accuracy_reward",

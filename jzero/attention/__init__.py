@@ -114,7 +114,7 @@ def split_over_mesh(
     mesh: None inside another shard_map, which provides the mesh.
     parts: mesh axes that split q, k and v further, but not `segments` (context parallelism):
         `kernel` gets a part of the tokens of its rows and fetches the other tokens
-        (`distributed.context`).
+        (`sharding.context`).
     """
 
     def packed(

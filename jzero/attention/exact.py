@@ -31,7 +31,7 @@ from jzero.attention.exact_gradient import Residuals, gradients_of_rows, needed_
 from jzero.attention.pools import decode_kv, from_rows, one_row_per_head
 from jzero.attention.xla import MASKED, OnlineSoftmax
 from jzero.errors import UserError
-from jzero.products import product_in_fp32
+from jzero.numerics.products import product_in_fp32
 from jzero.types import RowLayout
 
 LANES = 128  # numbers in a row of a pool with heads smaller than this

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jzero.products import product_in_fp32
+from jzero.numerics.products import product_in_fp32
 
 NO_SEGMENT = jnp.iinfo(jnp.int32).max  # above every segment
 

@@ -16,7 +16,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Shaped
 
-from jzero.int8 import round_to_int8
+from jzero.numerics.int8 import round_to_int8
 
 
 class QuantizedPool(NamedTuple):

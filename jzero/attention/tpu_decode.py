@@ -39,9 +39,9 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jzero import int8
 from jzero.attention.pools import Pool, QuantizedPool
 from jzero.errors import UserError
+from jzero.numerics import int8
 
 SUBLANES = 8  # rows of fp32 in a vector register
 LANES = 128  # numbers in such a row

@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from jzero.attention.pools import Pool, one_row_per_head, read_rows
-from jzero.products import product_in_fp32
+from jzero.numerics.products import product_in_fp32
 from jzero.types import RowLayout
 
 MASKED = -1e30  # finite, so that a row without any visible key gives no NaN

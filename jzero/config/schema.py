@@ -43,7 +43,7 @@ DTYPES = ("bfloat16", "float32")
 LARGEST_GIB = 2.0**20  # the operating system accepts memory limits below 2^63 bytes
 MOST_PROCESSES = 1024
 PACK_LENGTHS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")  # values of train.pack that list numbers
-# "fast" is jzero's grader. The others are the keys of jzero.grading.published.VERIFIERS.
+# "fast" is jzero's grader. The others are the keys of jzero.answers.published.VERIFIERS.
 VERIFIERS = (
     "fast",
     "last_number",
@@ -224,7 +224,7 @@ class RewardConfig:
 
     functions: tuple[str, ...] = setting(
         ("accuracy",),
-        "Reward functions to sum: names in jzero.tasks.rewards.NAMES, or user-defined "
+        "Reward functions to sum: names in jzero.rewards.rewards.NAMES, or user-defined "
         "functions, module:function or FILE.py:function. The parameters of a function are named "
         "response, gold, task, prompt, messages, row, turns or environment; or responses, "
         "golds, prompts, conversations, rows and episodes for lists of all responses of a "
@@ -417,7 +417,7 @@ class TaskConfig:
     answer_mark: str = setting(
         "",
         "Mathematics: how a response marks its answer, a key of "
-        "jzero.grading.extract.TEMPLATES. Empty: as task.template asks for; the last box if the "
+        "jzero.answers.extract.TEMPLATES. Empty: as task.template asks for; the last box if the "
         "template is a file or a column.",
         choices=(
             "",

@@ -23,11 +23,11 @@ from jzero.distillation.in_process import (
 )
 from jzero.distillation.prompts import TeacherPrompts, read_template
 from jzero.distillation.server import ScoringClient, ServerTeacher, check_tokens
-from jzero.distributed import processes
 from jzero.errors import UserError
+from jzero.hosts import processes
 from jzero.model import adapters, huggingface, peft, qwen, tokenizer
+from jzero.model.base_model import BaseModel
 from jzero.model.tokenizer import PreTrainedTokenizerFast
-from jzero.run.base_model import BaseModel
 from jzero.training.frozen import freeze
 from jzero.training.learner import Learner
 from jzero.training.teacher import Teacher

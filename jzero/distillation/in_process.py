@@ -24,9 +24,9 @@ from jax.sharding import Mesh, NamedSharding
 
 from jzero.config import AdapterConfig, Config
 from jzero.distillation.prompts import TeacherPrompts
-from jzero.distributed import collectives
-from jzero.distributed.mesh import adapter_shardings
+from jzero.hosts import collectives
 from jzero.model import adapters, huggingface, peft, qwen
+from jzero.sharding.mesh import adapter_shardings
 from jzero.tokens import Tokens
 from jzero.training.learner import Learner, policy_learner, scored_fields
 from jzero.training.packing import PackedBatch, TrainingSequence, pack

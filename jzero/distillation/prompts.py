@@ -18,7 +18,7 @@ from jzero.errors import UserError
 from jzero.files import is_file
 from jzero.model import tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
-from jzero.tasks import template_files
+from jzero.problems import template_files
 from jzero.types import JsonValue, Problem, Prompt, Rollout
 
 NAME_IN_BRACES = re.compile(r"\{[A-Za-z_]+\}")

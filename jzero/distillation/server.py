@@ -28,9 +28,9 @@ import numpy as np
 from jzero import http
 from jzero.config import teachers
 from jzero.distillation.prompts import TeacherPrompts
-from jzero.distributed import collectives
 from jzero.errors import UserError, shown
 from jzero.files import JsonObject
+from jzero.hosts import collectives
 from jzero.model import qwen, tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.training.step import Minibatch

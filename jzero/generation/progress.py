@@ -3,7 +3,7 @@
 import time
 from datetime import timedelta
 
-from jzero.distributed import processes
+from jzero.hosts import processes
 
 SECONDS_BETWEEN_LINES = 10.0
 

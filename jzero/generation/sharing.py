@@ -31,16 +31,17 @@ from typing import NamedTuple, cast
 
 from jzero import http
 from jzero.config import Config
+from jzero.environments import asyncio_environments, batched_rewards, environment
 from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.generation import rows
 from jzero.generation.progress import SECONDS_BETWEEN_LINES, Progress
 from jzero.generation.rows import Response, RowFile
 from jzero.generation.servers import Server, is_about_prompt
-from jzero.grading.pool import Pool
+from jzero.rewards import rewards
 from jzero.rollout.sampler import DEFAULT_SLOTS
-from jzero.tasks import asyncio_environments, batched_rewards, environment, rewards
 from jzero.types import Grade, Problem, Turn, grade_of
+from jzero.workers.pool import Pool
 
 MOST_FAILURES = 3  # of consecutive requests to a server, without an answer between them
 FIRST_REST = 30.0  # seconds until an unavailable server is retried; each rest is twice as long

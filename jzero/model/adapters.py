@@ -42,7 +42,7 @@ class Target(NamedTuple):
     stacked: tuple[int, ...]  # [L], the layers that have this weight; [L, X] for experts
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    stacked_axes: tuple[str, ...]  # logical names, see `distributed.mesh.RULES`
+    stacked_axes: tuple[str, ...]  # logical names, see `sharding.mesh.RULES`
     input_axes: tuple[str, ...]
     output_axes: tuple[str, ...]
 

@@ -31,7 +31,7 @@ from jzero.model.linear import (
     FrozenWeight,
 )
 from jzero.model.quantized import QuantizedWeight
-from jzero.products import product_in_fp32, product_over_rows
+from jzero.numerics.products import product_in_fp32, product_over_rows
 
 # (rows [M, inputs], weights [X, inputs, outputs], sizes i32[X], type of the result)
 GroupedProduct = Callable[[jax.Array, jax.Array, jax.Array, DTypeLike], jax.Array]

@@ -11,7 +11,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from jzero.config.checks import is_hub_id
 from jzero.errors import UserError
 from jzero.files import split_revision
-from jzero.tasks.problem_sets import FILE_TYPES
+from jzero.problems.problem_sets import FILE_TYPES
 
 TIMEOUT_SECONDS = 10  # without an answer the hub counts as unreachable
 REFUSALS = (400, 401, 403, 404, 422)  # HTTP statuses of a wrong token or name

@@ -141,7 +141,7 @@ def parameter(
 ) -> nnx.Param[jax.Array]:
     """Returns an fp32 parameter, drawn with the next key of `rngs`.
 
-    `axes` are the logical names of its axes; `distributed.mesh.RULES` maps them to mesh axes.
+    `axes` are the logical names of its axes; `sharding.mesh.RULES` maps them to mesh axes.
     """
     return nnx.Param(initializer(rngs.params(), shape, jnp.float32), axes=axes)
 

@@ -29,7 +29,12 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, PyTree
 
 from jzero.model.quantized import QuantizedWeight, dequantize
-from jzero.products import is_narrow, linear_product, product_in_fp32, product_over_rows
+from jzero.numerics.products import (
+    is_narrow,
+    linear_product,
+    product_in_fp32,
+    product_over_rows,
+)
 
 # Names of values that the backward pass can keep; `qwen.REMAT` maps each setting to its names.
 LOW_RANK_PRODUCT = "low rank product"  # x A [N, R]: narrow, so keeping it is almost free

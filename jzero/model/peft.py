@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from jzero.config import AdapterConfig
-from jzero.distributed import collectives, processes
 from jzero.errors import UserError, shown
 from jzero.files import JsonObject
+from jzero.hosts import collectives, processes
 from jzero.model import adapters, hub
 from jzero.model.architecture import Params, QwenConfig
 from jzero.model.directory import file_in, read_json

@@ -17,7 +17,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jzero.int8 import LARGEST, round_to_int8
+from jzero.numerics.int8 import LARGEST, round_to_int8
 
 
 @jax.tree_util.register_dataclass

@@ -41,7 +41,7 @@ from jzero.model.linear import GROUPED_PRODUCT, LINEAR_OUTPUT, LOW_RANK_PRODUCT
 from jzero.model.quantized import QuantizedWeight, is_quantized
 from jzero.model.softmax import SOFTMAX_STATISTICS
 from jzero.model.traced_once import traced_once
-from jzero.products import linear_product
+from jzero.numerics.products import linear_product
 
 __all__ = [
     "REMAT",

@@ -22,9 +22,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jzero.config import Config
-from jzero.distributed.mesh import context_shards, row_shards, weight_shards
-from jzero.distributed.publish import abstract_decoder_weights
-from jzero.distributed.side_by_side import joins_weights
+from jzero.decoder.engine import Engine
+from jzero.decoder.prefill import prefill_shapes
 from jzero.model import adapters
 from jzero.model.qwen import QwenConfig
 from jzero.planning.compiling import device_bytes
@@ -36,8 +35,9 @@ from jzero.planning.planned_run import (
     prefix_bytes,
     prefix_bytes_per_token,
 )
-from jzero.rollout.engine import Engine
-from jzero.rollout.prefill import prefill_shapes
+from jzero.sharding.mesh import context_shards, row_shards, weight_shards
+from jzero.sharding.publish import abstract_decoder_weights
+from jzero.sharding.side_by_side import joins_weights
 from jzero.training.learner import Learner
 from jzero.types import RowLayout, State
 

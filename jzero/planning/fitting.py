@@ -17,16 +17,16 @@ import jax
 
 from jzero import config
 from jzero.config import Config, teachers
-from jzero.distributed import processes
-from jzero.distributed.context import heads_to_share
-from jzero.distributed.mesh import context_shards, row_shards
 from jzero.errors import UserError
+from jzero.hosts import processes
 from jzero.planning.arithmetic import bytes_of_phases, totals
 from jzero.planning.chips import CHIPS, GIB, DescribedDevice
 from jzero.planning.host_memory import free_bytes, total_bytes
 from jzero.planning.memory import DEFAULT_GPU_SHARE, STATE, row_tokens
 from jzero.planning.models import is_known
 from jzero.planning.planned_run import PlannedRun, build
+from jzero.sharding.context import heads_to_share
+from jzero.sharding.mesh import context_shards, row_shards
 
 GPU_SHARE_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # the share of a GPU that JAX takes
 SMALLEST_SHARE = 1 / 4  # of the KV cache of an accelerator: with less, decoding would crawl

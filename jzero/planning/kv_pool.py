@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 import jax
 
 from jzero.config import Config, RolloutConfig
-from jzero.distributed import collectives, processes
+from jzero.decoder.engine import Engine, divide_up
 from jzero.errors import UserError
+from jzero.hosts import collectives, processes
 from jzero.planning import host_memory
 from jzero.planning.arithmetic import sampling_bytes
 from jzero.planning.chips import GIB
@@ -31,7 +32,6 @@ from jzero.planning.fitting import (
     without_adapter_path,
 )
 from jzero.planning.planned_run import kv_bytes_per_token
-from jzero.rollout.engine import Engine, divide_up
 
 CPU_SHARE = 1 / 8  # of the free memory: trainer, graders and other programs also need memory
 

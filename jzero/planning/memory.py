@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jzero.distributed.mesh import row_shards
 from jzero.planning.chips import GIB
 from jzero.planning.compiling import Measurement
 from jzero.planning.planned_run import PlannedRun
+from jzero.sharding.mesh import row_shards
 
 # JAX's default share of a GPU's memory, without XLA_PYTHON_CLIENT_MEM_FRACTION.
 DEFAULT_GPU_SHARE = 0.75

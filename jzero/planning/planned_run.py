@@ -13,6 +13,10 @@ from jax.sharding import Mesh, NamedSharding
 from jzero import algorithms, config
 from jzero.attention import QuantizedPool
 from jzero.config import teachers
+from jzero.decoder.abstract_calls import abstract_calls, score_calls
+from jzero.decoder.engine import Engine
+from jzero.decoder.prefill import prefill_shape, prefill_shapes
+from jzero.decoder.score_program import MAX_ALTERNATIVES
 from jzero.distillation.build import shares_base
 from jzero.distillation.in_process import (
     abstract_adapted,
@@ -20,14 +24,6 @@ from jzero.distillation.in_process import (
     own_row_shapes,
     teacher_learner,
 )
-from jzero.distributed.mesh import adapter_shardings, configured_mesh, decode_mesh, make_mesh
-from jzero.distributed.publish import (
-    abstract_decoder_weights,
-    gather_adapter_program,
-    gather_program,
-    has_decoder_layout,
-)
-from jzero.distributed.side_by_side import joins_weights
 from jzero.errors import UserError
 from jzero.model import adapters, tokenizer
 from jzero.model.new_model import check_experts, new_model
@@ -35,11 +31,15 @@ from jzero.model.qwen import QwenConfig
 from jzero.planning.chips import CHIPS, HOST_TOPOLOGIES, Chip, DescribedDevice
 from jzero.planning.compiling import Device, Program, compile_only_devices, device_bytes
 from jzero.planning.models import architecture
-from jzero.rollout.abstract_calls import abstract_calls, score_calls
-from jzero.rollout.engine import Engine
-from jzero.rollout.prefill import prefill_shape, prefill_shapes
 from jzero.rollout.sampler import new_engine, with_needed_slots
-from jzero.rollout.score_program import MAX_ALTERNATIVES
+from jzero.sharding.mesh import adapter_shardings, configured_mesh, decode_mesh, make_mesh
+from jzero.sharding.publish import (
+    abstract_decoder_weights,
+    gather_adapter_program,
+    gather_program,
+    has_decoder_layout,
+)
+from jzero.sharding.side_by_side import joins_weights
 from jzero.training.frozen import abstract_base
 from jzero.training.learner import Learner
 from jzero.training.supervised import SupervisedTrainer, power_of_two

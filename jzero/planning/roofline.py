@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from jzero.decoder.prefill import PREFILL_TOKENS
 from jzero.model import qwen
 from jzero.model.qwen import QwenConfig
 from jzero.planning.chips import Chip
 from jzero.planning.planned_run import PlannedRun, kv_bytes_per_token
-from jzero.rollout.prefill import PREFILL_TOKENS
 from jzero.types import RowLayout
 
 FORWARD_AND_BACKWARD = 3  # in forward passes: a backward pass costs two

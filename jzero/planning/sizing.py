@@ -14,8 +14,8 @@ from pathlib import Path
 import jax
 
 from jzero.config import Config, flatten
-from jzero.distributed import collectives
 from jzero.files import parse_json
+from jzero.hosts import collectives
 from jzero.planning.chips import DescribedDevice
 from jzero.planning.fitting import (
     attached_bytes,

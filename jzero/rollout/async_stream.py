@@ -28,12 +28,12 @@ from flax.serialization import msgpack_restore, msgpack_serialize
 from jaxtyping import Int32
 
 from jzero import config
-from jzero.distributed import collectives, interrupt
+from jzero.decoder.sequence import DecodeCounters, EpisodeGroup, Groups, Sequence
+from jzero.decoder.serialization import restore_all, to_plain
 from jzero.errors import UserError
+from jzero.hosts import collectives, interrupt
 from jzero.model import qwen
 from jzero.rollout.sampler import Sampler, to_rollout
-from jzero.rollout.sequence import DecodeCounters, EpisodeGroup, Groups, Sequence
-from jzero.rollout.serialization import restore_all, to_plain
 from jzero.tasks import find_task
 from jzero.types import Problem, Rollout
 

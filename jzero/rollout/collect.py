@@ -7,19 +7,19 @@ arXiv:2503.14476 §3.2). Asynchronous runs take the ready groups of their stream
 
 from collections.abc import Sequence
 
+from jzero.clock import Clock
 from jzero.config import Config
-from jzero.distributed import collectives, interrupt
+from jzero.decoder.sequence import DecodeCounters
+from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
+from jzero.hosts import collectives, interrupt
 from jzero.model import qwen
+from jzero.rewards.trl_rewards import TrainerState
 from jzero.rollout.async_stream import RolloutStream
 from jzero.rollout.failed_gradings import check_gradings
 from jzero.rollout.rollout_metrics import rollout_metrics
 from jzero.rollout.sampler import Sampler
-from jzero.rollout.sequence import DecodeCounters
-from jzero.run.clock import Clock
 from jzero.tasks import find_task, task_metrics
-from jzero.tasks.tools import episodes as tool_episodes
-from jzero.tasks.trl_rewards import TrainerState
 from jzero.types import Rollout, grade_of
 
 # Round r of step s draws the problems of step s + r * ROUND_STRIDE: more steps than any run has.

@@ -18,16 +18,16 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from jzero import config, terminal
-from jzero.distributed import collectives, interrupt, processes
+from jzero.decoder.engine import Samples
 from jzero.errors import UserError
 from jzero.files import split_commas
+from jzero.hosts import collectives, interrupt, processes
 from jzero.model import qwen
-from jzero.rollout.engine import Samples
+from jzero.rewards.trl_rewards import TrainerState
 from jzero.rollout.failed_gradings import check_gradings
 from jzero.rollout.rollout_metrics import by_row_task, named_rewards
 from jzero.rollout.sampler import EncodedProblem, Sampler
 from jzero.tasks import evaluated_task, suites
-from jzero.tasks.trl_rewards import TrainerState
 from jzero.tasks.votes import votes_of_all
 from jzero.types import Problem, Rollout, grade_of
 

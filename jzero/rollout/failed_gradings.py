@@ -9,8 +9,8 @@ because the response itself causes such a failure.
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from jzero.distributed import processes
 from jzero.errors import UserError
+from jzero.hosts import processes
 from jzero.types import Grade, Rollout, grade_of
 
 # Above this share of failed gradings, the terminal shows a line.

@@ -15,13 +15,13 @@ from typing import TypedDict
 import numpy as np
 from jaxtyping import Float64, Int32
 
-from jzero.distributed import collectives
+from jzero.decoder.scoring import Scoring, score_all
 from jzero.errors import UserError
 from jzero.files import parse_json
+from jzero.hosts import collectives
 from jzero.model import qwen, tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.rollout.sampler import Sampler
-from jzero.rollout.scoring import Scoring, score_all
 
 
 @dataclass(frozen=True)

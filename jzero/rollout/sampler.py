@@ -20,17 +20,9 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Int32
 
 from jzero import config, terminal
-from jzero.distributed import collectives, interrupt, peers, processes
-from jzero.distributed.mesh import decode_mesh, make_mesh, split_devices
-from jzero.distributed.publish import publisher
-from jzero.distributed.side_by_side import joins_weights
-from jzero.errors import UserError, reason_of
-from jzero.grading.pool import Pool
-from jzero.model import qwen, tokenizer
-from jzero.model.architecture import track_sizes
-from jzero.rollout.engine import ROLLOUTS, Engine, Samples
-from jzero.rollout.scheduler import Scheduler
-from jzero.rollout.sequence import (
+from jzero.decoder.engine import ROLLOUTS, Engine, Samples
+from jzero.decoder.scheduler import Scheduler
+from jzero.decoder.sequence import (
     AdmitMore,
     DecodeCounters,
     Groups,
@@ -38,15 +30,25 @@ from jzero.rollout.sequence import (
     admit_none,
     make_groups,
 )
-from jzero.rollout.serialization import rollouts_from_bytes, rollouts_to_bytes
+from jzero.decoder.serialization import rollouts_from_bytes, rollouts_to_bytes
+from jzero.environments import batched_rewards
+from jzero.environments.tools import episodes as tool_episodes
+from jzero.environments.tools import parsing
+from jzero.errors import UserError, reason_of
+from jzero.hosts import collectives, interrupt, peers, processes
+from jzero.model import qwen, tokenizer
+from jzero.model.architecture import track_sizes
+from jzero.model.base_model import BaseModel
+from jzero.rewards import rewards
+from jzero.rewards.trl_rewards import TrainerState
 from jzero.rollout.turns import TurnGrader, least_tokens, longest_token
-from jzero.run.base_model import BaseModel
-from jzero.tasks import batched_rewards, mixed, rewards
-from jzero.tasks.tools import episodes as tool_episodes
-from jzero.tasks.tools import parsing
-from jzero.tasks.trl_rewards import TrainerState
+from jzero.sharding.mesh import decode_mesh, make_mesh, split_devices
+from jzero.sharding.publish import publisher
+from jzero.sharding.side_by_side import joins_weights
+from jzero.tasks import mixed
 from jzero.tokens import recorded_tracks
 from jzero.types import Grade, JsonValue, Problem, Rollout, grade_of
+from jzero.workers.pool import Pool
 
 _NOT_TRAINING = TrainerState()
 

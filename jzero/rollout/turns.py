@@ -19,13 +19,15 @@ from dataclasses import dataclass, field, replace
 import jinja2
 
 from jzero import config
+from jzero.decoder.sequence import Reply, Sequence
+from jzero.environments import asyncio_environments, environment
+from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import reason_of
-from jzero.grading.pool import Pool
 from jzero.model import tokenizer
-from jzero.rollout.sequence import Reply, Sequence
-from jzero.tasks import asyncio_environments, environment, find_task, mixed, rewards
-from jzero.tasks.tools import episodes as tool_episodes
+from jzero.rewards import rewards
+from jzero.tasks import find_task, mixed
 from jzero.types import Grade, Problem, Prompt
+from jzero.workers.pool import Pool
 
 
 @dataclass

@@ -12,7 +12,7 @@ longest step, evaluation and checkpoint so far decide whether another step still
 
 import time
 
-from jzero.distributed.interrupt import Interrupted, raise_if_any_host_stopped
+from jzero.hosts.interrupt import Interrupted, raise_if_any_host_stopped
 
 LAST_SAVE = 2.0  # longest save so far -> the last save, which the run waits for
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from jzero.config import AdapterConfig, RolloutConfig
-from jzero.distributed import collectives, processes
 from jzero.files import JsonObject
+from jzero.hosts import collectives, processes
 from jzero.model import huggingface, peft, qwen
+from jzero.model.base_model import BaseModel
 from jzero.model.directory import file_in, read_json
 from jzero.model.tokenizer import GENERATION
 from jzero.run import history
-from jzero.run.base_model import BaseModel
 from jzero.run.history import Stage
 
 # Fields of generation_config.json that change the sampling distribution or the search.

@@ -17,8 +17,8 @@ from jzero.config import Config, flatten, teachers, to_json
 from jzero.errors import UserError
 from jzero.files import JsonObject, parse_json, split_commas
 from jzero.model.hub import public_name
+from jzero.problems.problem_sets import DEFAULT_SETS
 from jzero.tasks import draws_examples
-from jzero.tasks.problem_sets import DEFAULT_SETS
 from jzero.types import JsonValue
 
 FILE = "training_history.json"

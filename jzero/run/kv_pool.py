@@ -8,9 +8,9 @@ run computes the same numbers as an uninterrupted run.
 import json
 from pathlib import Path
 
-from jzero.distributed import processes
 from jzero.errors import UserError, shown
 from jzero.files import parse_json
+from jzero.hosts import processes
 
 NAME = "kv_pool.json"
 PAGES = "pages_per_shard"  # without the page for idle slots

@@ -15,13 +15,14 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jzero import config
 from jzero.files import JsonObject, read_jsonl, split_commas, split_revision
 from jzero.model import adapters, qwen
+from jzero.model.base_model import BaseModel
 from jzero.model.hub import is_on_hub, public_name
+from jzero.problems import problem_sets
 from jzero.rollout.evaluation import evaluation_kinds
 from jzero.run import history
-from jzero.run.base_model import BaseModel
 from jzero.run.history import Stage
 from jzero.run.metrics import METRICS, STEP_LINE
-from jzero.tasks import problem_sets, suites
+from jzero.tasks import suites
 from jzero.types import JsonValue
 
 CURVE_ROWS = 12  # approximate number of steps in the card's table

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterator
 
 from jzero import terminal
-from jzero.distributed import processes
-from jzero.run.clock import Clock, compilation_counter
+from jzero.clock import Clock, compilation_counter
+from jzero.hosts import processes
 
 SLOW_COMPILATION = 1.0  # seconds of compilation per step above which a line is printed
 STEPS_OF_ESTIMATE = 20  # the estimate of the time left is the mean of this many newest steps

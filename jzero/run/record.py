@@ -27,7 +27,7 @@ class RunRecord:
     seconds_by_phase: dict[str, float] = field(default_factory=dict)
     # The unfinished rollouts of every process, as base64, if rollouts are asynchronous.
     streams: list[str] = field(default_factory=list)
-    # {"name", "sha256"} of the frozen base, if the state is an adapter (`run.frozen_base`).
+    # {"name", "sha256"} of the frozen base, if the state is an adapter (`training.frozen_base`).
     base: JsonObject = field(default_factory=dict)
 
     def to_json(self) -> JsonObject:

@@ -9,9 +9,9 @@ import shutil
 from pathlib import Path
 
 from jzero.config import TrainConfig, flatten
-from jzero.distributed import processes
 from jzero.errors import UserError
 from jzero.files import parse_json
+from jzero.hosts import processes
 from jzero.run.hub_ledger import forget_later_steps
 
 

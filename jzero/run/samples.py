@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from jzero.distributed import processes
 from jzero.files import JsonObject
+from jzero.hosts import processes
 from jzero.model.tokenizer import decode
 from jzero.rollout.evaluation import Evaluated
 from jzero.terminal import WIDTH, columns, escaped

@@ -23,24 +23,23 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from jzero.clock import Clock, compilation_counter
 from jzero.config import Config, flatten, to_json
-from jzero.distributed import collectives, processes
-from jzero.distributed.interrupt import Interrupted, StopCheck, never_stop
 from jzero.errors import UserError
 from jzero.files import JsonObject, read_jsonl, write_atomic
+from jzero.hosts import collectives, processes
+from jzero.hosts.interrupt import Interrupted, StopCheck, never_stop
 from jzero.model import adapters, huggingface
+from jzero.model.base_model import BaseModel
 from jzero.model.hub import commit_of
 from jzero.planning.announcement import hours_by_clock
 from jzero.planning.disk import exports_models
-from jzero.run.base_model import BaseModel
 from jzero.run.budget import TimeBudget
 from jzero.run.checkpoint import Checkpoints
-from jzero.run.clock import Clock, compilation_counter
 from jzero.run.closing import closing_lines, evaluation_lines
 from jzero.run.doctor import Doctor, Finding, stop_names
 from jzero.run.environment import versions
 from jzero.run.export_model import export_adapter, export_model
-from jzero.run.frozen_base import base_directory, name_of_base
 from jzero.run.history import history_of
 from jzero.run.hub_ledger import Push
 from jzero.run.hub_pushes import HubPushes, branch_of_step, push_line
@@ -54,6 +53,7 @@ from jzero.run.resume import go_back
 from jzero.run.samples import sample_lines
 from jzero.run.step_table import StepTable
 from jzero.run.workdir import check_history, claim_workdir
+from jzero.training.frozen_base import base_directory, name_of_base
 from jzero.types import State
 
 CLOCK_STEP = 3  # of a process: its first two steps compile, the third one shows its speed

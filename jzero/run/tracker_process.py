@@ -268,7 +268,7 @@ def make_tracker(name: str, arguments: JsonObject, run: JsonObject) -> RunTracke
     """Returns a tracker of TRACKERS, or an instance of a user-defined class."""
     if name in TRACKERS:
         return TRACKERS[name](run, **arguments)
-    from jzero.tasks.user_functions import find_function
+    from jzero.rewards.user_functions import find_function
 
     make = cast(Callable[..., RunTracker], find_function(name))
     return make(run, **arguments)

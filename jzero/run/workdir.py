@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 from jzero import config
-from jzero.distributed import processes
 from jzero.errors import UserError
 from jzero.files import parse_json, read_jsonl, step_of
+from jzero.hosts import processes
 
 # The settings that may change when a run is resumed. Any other difference means another run.
 MAY_CHANGE = (

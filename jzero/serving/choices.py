@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence as SequenceOf
 
+from jzero.decoder.scoring import Scoring
+from jzero.decoder.sequence import Sequence
 from jzero.model import tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
-from jzero.rollout.scoring import Scoring
-from jzero.rollout.sequence import Sequence
 from jzero.serving.scored import LogprobWriter, ReplyOptions, ScoredToken, scored_tokens
 from jzero.serving.worker import Progress
 

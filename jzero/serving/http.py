@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive
 
-from jzero.rollout.sequence import Sequence
+from jzero.decoder.sequence import Sequence
 from jzero.serving.connections import RETRY_SECONDS
 from jzero.serving.keys import KeyCheck
 from jzero.serving.limits import Limits

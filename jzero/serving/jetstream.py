@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from jzero.decoder.decode_state import DecodeState, Prefix
+from jzero.decoder.engine import Engine, Placement
+from jzero.decoder.prefill import prefill_shape
 from jzero.model import qwen, tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
-from jzero.rollout.decode_state import DecodeState, Prefix
-from jzero.rollout.engine import Engine, Placement
-from jzero.rollout.prefill import prefill_shape
 
 PrefixAndLength = tuple[Prefix[jax.Array], int]
 

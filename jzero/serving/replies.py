@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from jzero.rollout.sequence import Sequence
+from jzero.decoder.sequence import Sequence
 from jzero.serving.choices import Choice, ChoiceWriter
 from jzero.serving.requests import RequestReader
 from jzero.serving.scored import ReplyOptions

@@ -9,12 +9,12 @@ import numpy as np
 from pydantic import BaseModel, Field, TypeAdapter
 from starlette.exceptions import HTTPException
 
+from jzero.decoder.engine import Engine
+from jzero.decoder.score_program import MAX_ALTERNATIVES
+from jzero.decoder.sequence import Sequence
 from jzero.errors import UserError, shown
 from jzero.model import tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
-from jzero.rollout.engine import Engine
-from jzero.rollout.score_program import MAX_ALTERNATIVES
-from jzero.rollout.sequence import Sequence
 from jzero.serving.limits import Limits
 from jzero.serving.scored import ReplyOptions
 

@@ -8,9 +8,9 @@ import itertools
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
+from jzero.decoder.scoring import Scoring
+from jzero.decoder.sequence import Sequence
 from jzero.model.tokenizer import PreTrainedTokenizerFast
-from jzero.rollout.scoring import Scoring
-from jzero.rollout.sequence import Sequence
 
 Json = dict[str, object]
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import jax
 
+from jzero.decoder.engine import SCORING_ROWS, Engine
+from jzero.decoder.scheduler import Scheduler
+from jzero.decoder.scoring import Scoring
+from jzero.decoder.sequence import DecodeCounters, Groups, Sequence
 from jzero.model import qwen, tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
-from jzero.rollout.engine import SCORING_ROWS, Engine
-from jzero.rollout.scheduler import Scheduler
-from jzero.rollout.scoring import Scoring
-from jzero.rollout.sequence import DecodeCounters, Groups, Sequence
 from jzero.serving.scored import ReplyOptions, scoring_of
 
 

@@ -30,8 +30,8 @@ from jzero.model import adapters, huggingface, qwen, tokenizer
 from jzero.planning import host_memory
 from jzero.planning.chips import GIB, DescribedDevice
 from jzero.planning.fitting import attached_bytes, attached_devices, fit, with_remedies
+from jzero.problems.prompts import BOXED, MATH_TEMPLATES, NO_SYSTEM_PROMPT
 from jzero.sizing.data import Data
-from jzero.tasks.prompts import BOXED, MATH_TEMPLATES, NO_SYSTEM_PROMPT
 from jzero.types import Prompt
 
 ROUNDED_TO = 64  # tokens; lengths are multiples of it

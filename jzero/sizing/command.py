@@ -29,14 +29,14 @@ from jzero import cli, config
 from jzero import main as jzero_main
 from jzero.config import Config
 from jzero.config.describe import describe as describe_settings
-from jzero.distributed import peers, processes
 from jzero.errors import UserError
+from jzero.hosts import peers, processes
 from jzero.model.hub import public_name
 from jzero.planning.chips import GIB
+from jzero.rewards import rewards
 from jzero.sizing import choices, recipe
 from jzero.sizing.choices import HELD_OUT, Machine, Model, Sheet, Wishes
 from jzero.sizing.data import Data, absolute_source, held_out_rows, read_data
-from jzero.tasks import rewards
 
 HELD_OUT_FILE = "held_out.jsonl"  # in the workdir
 

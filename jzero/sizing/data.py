@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from jzero.config import TaskConfig
 from jzero.errors import UserError
-from jzero.tasks import problem_sets
+from jzero.problems import problem_sets
 from jzero.types import JsonValue, Prompt
 
 if TYPE_CHECKING:

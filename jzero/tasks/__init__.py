@@ -4,8 +4,8 @@
 grader processes import this package.
 """
 
-from jzero.tasks.options import read_options
-from jzero.tasks.prompts import PromptTemplate
+from jzero.problems.options import read_options
+from jzero.problems.prompts import PromptTemplate
 from jzero.tasks.task import (
     TASKS,
     Task,

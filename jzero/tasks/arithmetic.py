@@ -13,9 +13,9 @@ import random
 import re
 from typing import TYPE_CHECKING
 
-from jzero.tasks import problem_sets
-from jzero.tasks.prompts import ARITHMETIC_TEMPLATES, PLAIN_REPLY, find_template
-from jzero.tasks.tools.parsing import BEGIN, END
+from jzero.environments.tools.parsing import BEGIN, END
+from jzero.problems import problem_sets
+from jzero.problems.prompts import ARITHMETIC_TEMPLATES, PLAIN_REPLY, find_template
 from jzero.types import Grade, JsonValue, Problem
 
 if TYPE_CHECKING:

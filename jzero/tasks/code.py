@@ -13,12 +13,14 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from jzero.errors import UserError
+from jzero.problems import problem_sets, row_loader
+from jzero.problems.problem_sets import AskedRow, Source
+from jzero.problems.prompts import CODE_TEMPLATES, find_template
+from jzero.problems.row_loader import Loaded, Selection, Sets
+from jzero.programming import code_feedback, code_runs, code_tests
+from jzero.programming.code_rewards import REWARDS_OF_ALL, options_of, verdict_of
 from jzero.sandbox.client import SandboxError
-from jzero.tasks import code_feedback, code_runs, code_tests, code_toy, problem_sets, row_loader
-from jzero.tasks.code_rewards import REWARDS_OF_ALL, options_of, verdict_of
-from jzero.tasks.problem_sets import AskedRow, Source
-from jzero.tasks.prompts import CODE_TEMPLATES, find_template
-from jzero.tasks.row_loader import Loaded, Selection, Sets
+from jzero.tasks import code_toy
 from jzero.types import Grade, JsonValue, Problem, Prompt
 
 if TYPE_CHECKING:

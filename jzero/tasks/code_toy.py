@@ -16,9 +16,9 @@ import itertools
 import random
 from typing import TYPE_CHECKING, NamedTuple
 
-from jzero.tasks import problem_sets
-from jzero.tasks.code_tests import Test
-from jzero.tasks.prompts import CODE_TEMPLATES, find_template
+from jzero.problems import problem_sets
+from jzero.problems.prompts import CODE_TEMPLATES, find_template
+from jzero.programming.code_tests import Test
 from jzero.types import Problem
 
 if TYPE_CHECKING:

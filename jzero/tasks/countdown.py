@@ -18,10 +18,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from jzero.answers.published import VERIFIERS
 from jzero.errors import UserError
-from jzero.grading.published import VERIFIERS
+from jzero.problems import problem_sets, row_loader
+from jzero.problems.options import read_known_options
+from jzero.problems.prompts import (
+    COUNTDOWN_QUESTION,
+    COUNTDOWN_TEMPLATES,
+    find_template,
+    is_own_template,
+)
+from jzero.problems.row_loader import Selection
 from jzero.setting import setting
-from jzero.tasks import problem_sets, row_loader
 from jzero.tasks.countdown_equations import (
     LONGEST_EQUATION,
     NAME_OF_RESULT,
@@ -29,14 +37,6 @@ from jzero.tasks.countdown_equations import (
     parse_expression,
     unwrapped,
 )
-from jzero.tasks.options import read_known_options
-from jzero.tasks.prompts import (
-    COUNTDOWN_QUESTION,
-    COUNTDOWN_TEMPLATES,
-    find_template,
-    is_own_template,
-)
-from jzero.tasks.row_loader import Selection
 from jzero.types import Grade, JsonValue, Problem, Prompt
 
 if TYPE_CHECKING:

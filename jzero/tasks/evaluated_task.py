@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from jzero.answers import published
+from jzero.environments import environment
 from jzero.errors import UserError
-from jzero.grading import published
-from jzero.tasks import environment, rewards, user_functions
+from jzero.rewards import rewards, user_functions
 from jzero.tasks.votes import MATHEMATICS
 from jzero.types import Problem
 

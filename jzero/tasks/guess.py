@@ -12,10 +12,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jzero.problems import problem_sets
+from jzero.problems.options import read_known_options
+from jzero.problems.prompts import GUESS_TEMPLATES, PLAIN_REPLY, find_template
 from jzero.setting import setting
-from jzero.tasks import problem_sets
-from jzero.tasks.options import read_known_options
-from jzero.tasks.prompts import GUESS_TEMPLATES, PLAIN_REPLY, find_template
 from jzero.types import Grade, JsonValue, Problem
 
 if TYPE_CHECKING:

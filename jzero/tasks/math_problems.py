@@ -2,7 +2,7 @@
 
 A question set is any source of rows with a question and an answer (`task.data`, `problem_sets`).
 Rows are dropped and counted if they are held out or if the grader does not understand their answer.
-`jzero.grading.verdict` grades the responses. Imports no jax: grader processes load this module.
+`jzero.answers.verdict` grades the responses. Imports no jax: grader processes load this module.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from jzero.answers import extract, verdict
+from jzero.answers.published import VERIFIERS
 from jzero.errors import UserError
-from jzero.grading import extract, verdict
-from jzero.grading.published import VERIFIERS
-from jzero.tasks import overlap, problem_sets, rewards, row_loader
-from jzero.tasks.problem_sets import AskedRow, Row, Source
-from jzero.tasks.prompts import (
+from jzero.problems import overlap, problem_sets, row_loader
+from jzero.problems.problem_sets import AskedRow, Row, Source
+from jzero.problems.prompts import (
     BOXED,
     DEFAULT_MATH_TEMPLATE,
     MATH_TEMPLATES,
@@ -25,7 +25,8 @@ from jzero.tasks.prompts import (
     is_file_or_column,
     is_own_template,
 )
-from jzero.tasks.row_loader import Loaded, Selection, Sets
+from jzero.problems.row_loader import Loaded, Selection, Sets
+from jzero.rewards import rewards
 from jzero.types import Grade, JsonValue, Problem
 
 if TYPE_CHECKING:

@@ -30,10 +30,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from jzero.errors import UserError, quoted
 from jzero.files import split_commas
-from jzero.tasks import code, math_problems, problem_sets, row_loader
-from jzero.tasks.options import PARSERS, read_options
-from jzero.tasks.problem_sets import AskedRow, Source
-from jzero.tasks.row_loader import Loaded, Sets
+from jzero.problems import problem_sets, row_loader
+from jzero.problems.options import PARSERS, read_options
+from jzero.problems.problem_sets import AskedRow, Source
+from jzero.problems.row_loader import Loaded, Sets
+from jzero.tasks import code, math_problems
 from jzero.types import Grade, JsonValue, Problem
 
 if TYPE_CHECKING:

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 from jzero.errors import UserError
 from jzero.files import split_commas
-from jzero.tasks import countdown, math_problems, mixed, problem_sets, rewards
-from jzero.tasks.prompts import BOXED, COUNTDOWN_TEMPLATES
+from jzero.problems import problem_sets
+from jzero.problems.prompts import BOXED, COUNTDOWN_TEMPLATES
+from jzero.rewards import rewards
+from jzero.tasks import countdown, math_problems, mixed
 from jzero.types import Grade, JsonValue, Problem
 
 if TYPE_CHECKING:

@@ -14,21 +14,11 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from jzero.environments import environment
+from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
-from jzero.tasks import (
-    arithmetic,
-    code,
-    code_rewards,
-    code_toy,
-    countdown,
-    countdown_warm_start,
-    environment,
-    guess,
-    math_problems,
-    mixed,
-)
-from jzero.tasks.options import read_options
-from jzero.tasks.prompts import (
+from jzero.problems.options import read_options
+from jzero.problems.prompts import (
     ARITHMETIC_TEMPLATES,
     CODE_TEMPLATES,
     COUNTDOWN_TEMPLATES,
@@ -39,7 +29,17 @@ from jzero.tasks.prompts import (
     find_template,
     is_own_template,
 )
-from jzero.tasks.tools import episodes as tool_episodes
+from jzero.programming import code_rewards
+from jzero.tasks import (
+    arithmetic,
+    code,
+    code_toy,
+    countdown,
+    countdown_warm_start,
+    guess,
+    math_problems,
+    mixed,
+)
 from jzero.types import Grade, JsonValue, Problem, Prompt, Rollout, grade_of
 
 if TYPE_CHECKING:

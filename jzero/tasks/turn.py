@@ -18,13 +18,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from jzero.answers import same_answer
+from jzero.environments import batched_rewards, environment
+from jzero.environments.tools import episodes as tool_episodes
+from jzero.environments.tools.calling import ToolUse
+from jzero.environments.tools.episodes import ToolTurn
 from jzero.errors import quoted
-from jzero.grading import same_answer
-from jzero.tasks import batched_rewards, bounds, environment, rewards, user_functions
+from jzero.problems import bounds
+from jzero.rewards import rewards, user_functions
 from jzero.tasks.task import TASKS, find_task
-from jzero.tasks.tools import episodes as tool_episodes
-from jzero.tasks.tools.calling import ToolUse
-from jzero.tasks.tools.episodes import ToolTurn
 from jzero.types import Grade, JsonValue, Prompt
 
 if TYPE_CHECKING:

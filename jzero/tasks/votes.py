@@ -3,7 +3,7 @@
 `vote` returns the answer of a response as text. `count_as_one` merges answers that are written
 differently, such as `\\frac12`, `\\dfrac{1}{2}` and `0.5`, or `1,000` and `1000`, whether they are
 right or wrong: two answers are the same vote if the mathematics grader accepts one of them with the
-other as the gold answer (`grading.same_answer`).
+other as the gold answer (`answers.same_answer`).
 
 This relation need not be transitive, so the order matters. Answers are processed by frequency, the
 most frequent first, and in text order at equal frequency. Each answer is compared with the first
@@ -23,11 +23,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from jzero.grading.extract import LONGEST_ANSWER, last_box, last_number
-from jzero.grading.pool import Pool
-from jzero.grading.same_answer import COMPARER, has_verdict
+from jzero.answers.extract import LONGEST_ANSWER, last_box, last_number
+from jzero.answers.same_answer import COMPARER, has_verdict
 from jzero.tasks import countdown, suites
 from jzero.types import Grade, Rollout
+from jzero.workers.pool import Pool
 
 if TYPE_CHECKING:
     from jzero.config import TaskConfig

@@ -12,10 +12,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jzero.config import Config
-from jzero.distributed.mesh import context_shards
 from jzero.errors import UserError
 from jzero.model.architecture import QwenConfig
 from jzero.model.families import FAMILIES, family_of
+from jzero.sharding.mesh import context_shards
 from jzero.training.packing import PackedBatch
 from jzero.types import Rollout
 

@@ -1,7 +1,7 @@
 """The frozen base of an adapter: the model's parameters, for training and for sampling.
 
 The base is never updated, so it has no fp32 master weights and no optimizer state, and its dtype is
-model.dtype. It has the layout of the decoder's weights (`distributed.publish`): if the meshes of
+model.dtype. It has the layout of the decoder's weights (`sharding.publish`): if the meshes of
 trainer and decoder split it in the same way, the decoder reads the trainer's arrays.
 
 With model.base=int8 the weights of linear layers are int8 (`model.quantized`). They are quantized
@@ -21,12 +21,12 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from jzero.config import ModelConfig
-from jzero.distributed import collectives
-from jzero.distributed.mesh import param_shardings
-from jzero.distributed.publish import abstract_decoder_weights
+from jzero.hosts import collectives
 from jzero.model import adapters, huggingface, qwen
 from jzero.model.architecture import kept_dtype
 from jzero.model.quantized import QuantizedWeight, quantize
+from jzero.sharding.mesh import param_shardings
+from jzero.sharding.publish import abstract_decoder_weights
 
 
 def abstract_base(

@@ -23,10 +23,10 @@ from jzero import algorithms
 from jzero.algorithms.losses import environment_loss, policy_loss, value_loss
 from jzero.algorithms.ratios import MAX_LOG_RATIO, SequenceSum
 from jzero.config import Config
-from jzero.distributed.mesh import weight_shards
 from jzero.model import qwen
 from jzero.model.arithmetic import choose as choose_arithmetic
 from jzero.model.logprobs import token_logps
+from jzero.sharding.mesh import weight_shards
 from jzero.types import Batch, RowLayout
 
 # Sums over trained tokens, by name. See `Learner.update`.

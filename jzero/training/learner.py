@@ -19,7 +19,7 @@ divides them.
 How rows and parameters are split:
   data only         `shard_map`: every device sums the gradient of its rows, and one psum at the end
                     of the step sums over the devices.
-  fsdp, context     rows, or parts of rows (`distributed.context`), are split; the parameters keep
+  fsdp, context     rows, or parts of rows (`sharding.context`), are split; the parameters keep
   or tensor         their shardings, and XLA places the collectives. `shard_map` over only the data
                     axis is not possible here: XLA aborts on a gather inside it while the other axes
                     are automatic.
@@ -40,8 +40,12 @@ from jax.sharding import PartitionSpec as P
 
 from jzero import attention
 from jzero.config import Config, ModelConfig, OptimizerConfig
-from jzero.distributed import collectives, context
-from jzero.distributed.mesh import (
+from jzero.hosts import collectives
+from jzero.model import adapters, experts, huggingface, peft, qwen
+from jzero.model.arithmetic import Arithmetic, choose_for_training
+from jzero.model.run_model import ModelInputs, run_model
+from jzero.sharding import context
+from jzero.sharding.mesh import (
     ROW_AXES,
     ROWS,
     adapter_shardings,
@@ -50,10 +54,7 @@ from jzero.distributed.mesh import (
     row_shards,
     token_axes,
 )
-from jzero.distributed.tpu_options import tpu_options
-from jzero.model import adapters, experts, huggingface, peft, qwen
-from jzero.model.arithmetic import Arithmetic, choose_for_training
-from jzero.model.run_model import ModelInputs, run_model
+from jzero.sharding.tpu_options import tpu_options
 from jzero.training.frozen import abstract_base, freeze, load_base
 from jzero.training.heads import (
     Head,

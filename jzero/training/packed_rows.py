@@ -7,9 +7,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int
 
 from jzero.attention.backend import Packed
-from jzero.distributed import context
 from jzero.model.arithmetic import Recurrence
 from jzero.model.delta_net import DeltaInputs, recur_packed
+from jzero.sharding import context
 from jzero.types import RowLayout
 
 

@@ -18,9 +18,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from jzero.algorithms import Algorithm
-from jzero.distributed import collectives, processes
 from jzero.errors import UserError, reason_of
 from jzero.files import naming_full_disk
+from jzero.hosts import collectives, processes
 from jzero.model import huggingface, qwen
 from jzero.training.learner import Learner
 from jzero.types import State

@@ -21,7 +21,7 @@ import numpy as np
 
 from jzero import algorithms, terminal
 from jzero.config import Config
-from jzero.distributed import collectives, processes
+from jzero.hosts import collectives, processes
 from jzero.model import qwen
 from jzero.training.credit import (
     can_have_gradient,

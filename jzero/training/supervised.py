@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from jzero.algorithms import supervised
 from jzero.config import Config
-from jzero.distributed import collectives
+from jzero.hosts import collectives
 from jzero.model import qwen
 from jzero.tokens import Tokens
 from jzero.training.examples import Example

@@ -12,12 +12,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jzero import algorithms
+from jzero.clock import Clock
 from jzero.config import Config, RolloutConfig, TrainConfig
-from jzero.distributed.mesh import row_shards
 from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.model.architecture import track_sizes
-from jzero.run.clock import Clock
+from jzero.sharding.mesh import row_shards
 from jzero.tokens import TRACKS, TrackShapes, recorded_tracks
 from jzero.training.exactness import check_can_be_exact, with_exact_ratio
 from jzero.training.learner import Learner, critic_learner, policy_learner

@@ -12,8 +12,8 @@ import jax
 
 from jzero import terminal
 from jzero.config import AdapterConfig, Config, schedules
-from jzero.distributed.interrupt import StopCheck
 from jzero.errors import UserError
+from jzero.hosts.interrupt import StopCheck
 from jzero.model import qwen
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.tasks import find_task

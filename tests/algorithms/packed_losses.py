@@ -19,8 +19,8 @@ from jax.sharding import PartitionSpec as P
 
 from jzero import algorithms, config
 from jzero.algorithms import Algorithm
-from jzero.distributed import collectives
-from jzero.distributed.mesh import train_mesh
+from jzero.hosts import collectives
+from jzero.sharding.mesh import train_mesh
 from jzero.training.heads import Head, make_sequence_sum, tokens_with_loss
 from jzero.training.learner import Learner
 from jzero.training.step import Minibatch, make_minibatches, score_and_credit

@@ -15,10 +15,10 @@ from jzero import attention
 from jzero.attention import gpu, tpu
 from jzero.attention.backend import Packed
 from jzero.config import RolloutConfig
-from jzero.distributed.mesh import make_mesh, param_shardings, train_mesh
+from jzero.decoder.abstract_calls import abstract_calls
+from jzero.decoder.engine import Engine
 from jzero.model import qwen
-from jzero.rollout.abstract_calls import abstract_calls
-from jzero.rollout.engine import Engine
+from jzero.sharding.mesh import make_mesh, param_shardings, train_mesh
 from jzero.types import RowLayout
 
 Heads = tuple[int, int, int]  # (query heads, KV heads, head dim)

@@ -19,8 +19,8 @@ from jax.typing import DTypeLike
 from jzero import attention
 from jzero.attention import gpu, tpu, xla
 from jzero.attention.backend import Packed, Paged
-from jzero.distributed.mesh import make_mesh, train_mesh
 from jzero.errors import UserError
+from jzero.sharding.mesh import make_mesh, train_mesh
 from jzero.types import RowLayout
 
 Value = TypeVar("Value")

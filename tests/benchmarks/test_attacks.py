@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jzero.grading import keeper
+from jzero.workers import keeper
 
 ROOT = Path(__file__).resolve().parents[2]
 ATTACKS = ROOT / "benchmarks/attacks"

@@ -17,9 +17,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jzero.attention import xla
-from jzero.distributed.mesh import make_mesh
 from jzero.model import huggingface, qwen
 from jzero.planning.compiling import compile_only_devices
+from jzero.sharding.mesh import make_mesh
 from jzero.types import Params, RowLayout
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jzero.grading.pool import Pool
+from jzero.workers.pool import Pool
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.published import prompts
 from benchmarks.published.prompt_sources import take
 from benchmarks.published.settings import RUNS
-from jzero.tasks.prompts import MATH_TEMPLATES
+from jzero.problems.prompts import MATH_TEMPLATES
 
 HASHES = json.loads(prompts.HASHES.read_text(encoding="utf-8"))
 NEED_NO_TEXT = [run for run, preset in prompts.PUBLISHED_PROMPTS.items() if not preset.text]

@@ -363,8 +363,8 @@ assert sys.argv[1:4] == ["-u", "-m", "jzero.main"], sys.argv
 from jzero import cli, main
 command = main.parse(cli.start_jax(sys.argv[4:]))
 import jax, numpy as np
-from jzero.distributed import collectives
-from jzero.distributed.mesh import train_mesh
+from jzero.hosts import collectives
+from jzero.sharding.mesh import train_mesh
 mesh = train_mesh(-1, 1, 1)
 spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
 numbers = np.arange(1, mesh.size + 1) * 10

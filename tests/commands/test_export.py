@@ -19,8 +19,8 @@ from jzero import algorithms, config, export, setup
 from jzero.errors import UserError
 from jzero.export import Options
 from jzero.model import huggingface, qwen, tokenizer
+from jzero.model.base_model import BaseModel, read_base_model
 from jzero.run import history
-from jzero.run.base_model import BaseModel, read_base_model
 from jzero.run.checkpoint import Checkpoints
 from jzero.run.environment import versions
 from jzero.run.metrics_writer import MetricsWriter

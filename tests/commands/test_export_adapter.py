@@ -16,11 +16,11 @@ from jzero import config, export, setup
 from jzero.errors import UserError
 from jzero.export import Options
 from jzero.model import adapters, huggingface, peft, qwen
-from jzero.run import frozen_base
-from jzero.run.base_model import read_base_model
+from jzero.model.base_model import read_base_model
 from jzero.run.checkpoint import Checkpoints
 from jzero.run.environment import versions
 from jzero.run.workdir import claim_workdir
+from jzero.training import frozen_base
 
 ADAPTER = config.AdapterConfig(rank=2, alpha=3.0, targets=("o", "up"))
 

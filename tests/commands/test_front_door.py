@@ -15,9 +15,9 @@ from runs import ROOT, read_jsonl
 import jzero
 from jzero import chat, compare, evaluate
 from jzero.errors import UserError
-from jzero.grading.pool import Pool
 from jzero.run.finished import find_model
 from jzero.sizing.recipe import FILE
+from jzero.workers.pool import Pool
 
 REWARD = '''
 def digits(response, gold, task):

@@ -24,10 +24,11 @@ import reference
 from runs import ROOT, Hub, Stand, finish, rows, wait_for
 
 from jzero import config, generate
-from jzero.grading.pool import Pool
-from jzero.run.base_model import read_base_model
+from jzero.model.base_model import read_base_model
+from jzero.problems import problem_sets
 from jzero.run.export_model import export_model
-from jzero.tasks import math_problems, problem_sets
+from jzero.tasks import math_problems
+from jzero.workers.pool import Pool
 
 PROBLEMS = 22
 N = 2  # responses to a problem

@@ -11,7 +11,7 @@ from runs import write_jsonl
 
 from jzero import grade
 from jzero.errors import UserError
-from jzero.grading.pool import Pool
+from jzero.workers.pool import Pool
 
 COUNTDOWN = {"numbers": [2, 3, 4], "target": 10}
 # (row, its score, the reason)

@@ -31,8 +31,8 @@ from servers import (
 )
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from jzero.decoder.sequence import Groups, Sequence
 from jzero.model import tokenizer
-from jzero.rollout.sequence import Groups, Sequence
 from jzero.serving import choices, requests
 from jzero.serving import worker as worker_module
 from jzero.serving.limits import Limits

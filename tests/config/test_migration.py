@@ -8,7 +8,8 @@ import pytest
 from settings_by_name import ROOT, shown_value
 
 from jzero import config, main
-from jzero.tasks import check_task_settings, rewards
+from jzero.rewards import rewards
+from jzero.tasks import check_task_settings
 
 PAGE = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
 SYSTEMS = ("TRL", "open-r1", "oat", "verl")

@@ -3,8 +3,9 @@
 from settings_by_name import load_recipe, shown_value
 
 from jzero import config
-from jzero.tasks import check_task_settings, rewards
-from jzero.tasks.prompts import MATH_TEMPLATES
+from jzero.problems.prompts import MATH_TEMPLATES
+from jzero.rewards import rewards
+from jzero.tasks import check_task_settings
 
 # The defaults of realhf/impl/agent/math_multi_turn_agent.py of AReaL.
 AREAL = {

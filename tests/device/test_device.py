@@ -27,13 +27,13 @@ from jzero.attention import gpu, tpu, tpu_decode, xla
 from jzero.attention.backend import Backend, Packed
 from jzero.attention.pools import read
 from jzero.config import Config
-from jzero.distributed.mesh import decode_mesh, train_mesh
-from jzero.distributed.publish import publisher
-from jzero.distributed.side_by_side import joins_weights
+from jzero.decoder.engine import Engine
+from jzero.decoder.scheduler import Scheduler
+from jzero.decoder.sequence import Sequence, make_groups
 from jzero.model import qwen
-from jzero.rollout.engine import Engine
-from jzero.rollout.scheduler import Scheduler
-from jzero.rollout.sequence import Sequence, make_groups
+from jzero.sharding.mesh import decode_mesh, train_mesh
+from jzero.sharding.publish import publisher
+from jzero.sharding.side_by_side import joins_weights
 from jzero.training.packing import TrainingSequence, pack
 from jzero.training.step import divide_groups, make_minibatch, score_and_credit
 from jzero.training.trainer import make_trainer

@@ -16,10 +16,10 @@ from jzero.algorithms import Distillation
 from jzero.algorithms.distillation import distill
 from jzero.config import AdapterConfig, Config
 from jzero.distillation.build import check_teacher, make_teacher
-from jzero.distributed.mesh import train_mesh
 from jzero.errors import UserError
 from jzero.model import adapters, huggingface, peft, qwen, tokenizer
-from jzero.run.base_model import BaseModel
+from jzero.model.base_model import BaseModel
+from jzero.sharding.mesh import train_mesh
 from jzero.tokens import Tokens
 from jzero.training.step import (
     Minibatch,

@@ -14,11 +14,11 @@ import pytest
 import test_qwen
 
 from jzero.config import AdapterConfig
-from jzero.distributed.mesh import RULES
 from jzero.errors import UserError
 from jzero.model import adapters, qwen
 from jzero.model.families import FAMILIES
 from jzero.model.linear import LINEAR_OUTPUT, LOW_RANK_PRODUCT, AdaptedWeight, linear
+from jzero.sharding.mesh import RULES
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

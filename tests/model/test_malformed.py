@@ -19,7 +19,7 @@ from test_qwen import CONFIGS, random_params
 from jzero.config import ModelConfig
 from jzero.errors import UserError
 from jzero.model import huggingface, tokenizer
-from jzero.run.base_model import read_base_model
+from jzero.model.base_model import read_base_model
 
 MODEL = replace(CONFIGS["qwen2-tied"], vocab_size=112)
 NORM = "model.norm.weight"

@@ -13,9 +13,9 @@ from jzero.config.architecture import with_entry
 from jzero.errors import UserError
 from jzero.model import tokenizer
 from jzero.model.architecture import ATTENTION, DELTA_NET
+from jzero.model.base_model import read_base_model
 from jzero.model.huggingface import config_json
 from jzero.model.new_model import check_experts, new_model
-from jzero.run.base_model import read_base_model
 
 
 def test_a_hybrid_has_attention_in_the_last_layer_of_every_interval():

@@ -13,12 +13,12 @@ from jzero.config import Config, ModelConfig, validate
 from jzero.errors import UserError
 from jzero.files import split_revision
 from jzero.model import huggingface
+from jzero.model.base_model import read_base_model
 from jzero.model.hub import commit_of, is_on_hub
 from jzero.planning.models import is_known
-from jzero.run.base_model import read_base_model
+from jzero.problems import problem_sets
 from jzero.run.history import history_of
 from jzero.run.model_card import CardOptions, make_card
-from jzero.tasks import problem_sets
 
 MAIN, OLDER = "1" * 40, "2" * 40
 

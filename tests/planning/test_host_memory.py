@@ -9,11 +9,11 @@ import pytest
 from configs import countdown
 from jzero import config
 from jzero.config import Config
+from jzero.decoder.sequence import make_groups
 from jzero.errors import UserError
 from jzero.planning import host_memory
 from jzero.planning.chips import GIB
 from jzero.rollout.sampler import to_rollout
-from jzero.rollout.sequence import make_groups
 from jzero.types import Problem
 
 HOST = 64.0 * GIB

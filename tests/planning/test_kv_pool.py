@@ -9,16 +9,16 @@ import reference
 
 from jzero import setup
 from jzero.config import Config
-from jzero.distributed.mesh import make_mesh
+from jzero.decoder.engine import Engine
 from jzero.errors import UserError
-from jzero.grading.pool import Pool
+from jzero.model.base_model import read_base_model
 from jzero.planning import fitting, host_memory, kv_pool
 from jzero.planning.chips import GIB, described_devices
 from jzero.planning.planned_run import kv_bytes_per_token
-from jzero.rollout.engine import Engine
 from jzero.rollout.sampler import make_engine
 from jzero.run import kv_pool as record
-from jzero.run.base_model import read_base_model
+from jzero.sharding.mesh import make_mesh
+from jzero.workers.pool import Pool
 
 
 def settings_of(**rollout: object) -> Config:

@@ -12,8 +12,8 @@ import pytest
 import reference
 
 from jzero import config
-from jzero.distributed.mesh import train_mesh
 from jzero.planning import packs
+from jzero.sharding.mesh import train_mesh
 from jzero.training.packing import layouts_of_lengths
 from jzero.training.trainer import row_shapes
 

@@ -13,9 +13,9 @@ from tiny import ROW_TOKENS, TOPOLOGY, needs_libtpu, small_settings
 
 from jzero.algorithms import PRESETS, needs_critic, needs_reference
 from jzero.config import AdapterConfig, Config, EvalConfig, MeshConfig, ModelConfig, SftConfig
-from jzero.distributed.mesh import train_mesh
 from jzero.errors import UserError
 from jzero.model import adapters, qwen
+from jzero.model.base_model import read_base_model
 from jzero.planning import chips
 from jzero.planning.arithmetic import bytes_of_phases, totals
 from jzero.planning.compiling import Measurement, Program, compile_only_devices, measure
@@ -23,7 +23,7 @@ from jzero.planning.models import architecture
 from jzero.planning.planned_run import build, kv_bytes_per_token
 from jzero.planning.roofline import roofline, update_by_layout
 from jzero.planning.search import search
-from jzero.run.base_model import read_base_model
+from jzero.sharding.mesh import train_mesh
 from jzero.training.examples import Example
 from jzero.training.step import make_minibatches, score_and_credit
 from jzero.training.supervised import SupervisedTrainer

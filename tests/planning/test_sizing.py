@@ -8,11 +8,11 @@ import pytest
 
 from configs import countdown
 from jzero.config import Config, RolloutConfig
-from jzero.distributed.mesh import make_mesh
 from jzero.planning import sizing
 from jzero.planning.chips import CHIPS, described_devices
 from jzero.planning.fitting import fit
 from jzero.rollout.sampler import most_sequences, with_needed_slots
+from jzero.sharding.mesh import make_mesh
 from jzero.training.trainer import row_shapes
 
 V5E = float(CHIPS["TPU v5 lite"].hbm_bytes)

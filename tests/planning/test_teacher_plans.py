@@ -11,12 +11,12 @@ from tiny import small_settings
 from jzero.algorithms.distillation import distill
 from jzero.config import AdapterConfig, Config, teachers
 from jzero.distillation.in_process import abstract_teacher, load_teacher, teacher_learner
-from jzero.distributed.mesh import train_mesh
 from jzero.model import adapters, huggingface, peft, qwen
 from jzero.planning import chips
 from jzero.planning.arithmetic import bytes_of_phases, totals
 from jzero.planning.compiling import device_bytes
 from jzero.planning.planned_run import PlannedRun, build
+from jzero.sharding.mesh import train_mesh
 
 TEACHER = replace(reference.MODEL, num_hidden_layers=3)
 

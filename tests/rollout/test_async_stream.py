@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tiny import make_untrained_sampler, tiny_settings
 
 from jzero import config, setup, train
-from jzero.distributed import interrupt
-from jzero.grading.pool import Pool
+from jzero.hosts import interrupt
 from jzero.model import tokenizer
 from jzero.rollout.async_stream import RolloutStream, admission_capacity
 from jzero.rollout.sampler import Sampler
+from jzero.workers.pool import Pool
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 

@@ -6,11 +6,11 @@ import pytest
 from tiny import make_untrained_sampler, tiny_settings, trained_player
 
 from jzero.config import EvalConfig
-from jzero.grading.pool import Pool
 from jzero.rollout.evaluation import Evaluated, evaluate, evaluation_kinds, evaluation_metrics
 from jzero.tasks import guess
 from jzero.tokens import Tokens
 from jzero.types import Grade, Problem, Rollout, Turn
+from jzero.workers.pool import Pool
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 

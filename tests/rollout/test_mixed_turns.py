@@ -17,19 +17,19 @@ import pytest
 from tiny import make_untrained_sampler, mixed_task, tiny_settings, write_set
 
 from jzero.config import RewardConfig
-from jzero.grading.pool import Pool
+from jzero.decoder.sequence import Sequence
+from jzero.decoder.serialization import rollouts_from_bytes, rollouts_to_bytes
 from jzero.model import tokenizer
 from jzero.rollout.evaluation import Evaluated, evaluation_metrics
 from jzero.rollout.rollout_metrics import rollout_metrics
 from jzero.rollout.sampler import Sampler, to_rollout
-from jzero.rollout.sequence import Sequence
-from jzero.rollout.serialization import rollouts_from_bytes, rollouts_to_bytes
 from jzero.rollout.turns import TurnGrader
 from jzero.run.metrics import find_metric
 from jzero.run.samples import problem_rows, sample_row
 from jzero.run.trajectories import describe_episode
 from jzero.tasks import find_task, task_metrics
 from jzero.types import Problem, Rollout, Turn, grade_of
+from jzero.workers.pool import Pool
 
 MAX_TURNS = 3
 

@@ -20,18 +20,18 @@ from tiny import tiny_settings
 
 from jzero import config
 from jzero.algorithms import ADVANTAGES
-from jzero.distributed.mesh import train_mesh
-from jzero.grading.pool import Pool
+from jzero.decoder.engine import Samples
+from jzero.decoder.serialization import rollouts_from_bytes, rollouts_to_bytes
 from jzero.model import qwen
+from jzero.model.base_model import read_base_model
 from jzero.rollout.async_stream import RolloutStream
-from jzero.rollout.engine import Samples
 from jzero.rollout.sampler import Sampler, make_sampler
-from jzero.rollout.serialization import rollouts_from_bytes, rollouts_to_bytes
-from jzero.run.base_model import read_base_model
+from jzero.sharding.mesh import train_mesh
 from jzero.tasks import guess
 from jzero.tokens import TRACKS
 from jzero.training.trainer import make_trainer
 from jzero.types import Rollout
+from jzero.workers.pool import Pool
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "track")
 

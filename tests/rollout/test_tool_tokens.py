@@ -12,18 +12,18 @@ from chat_templates import QWEN3_CODER, QWEN25, QWEN25_TOOLS
 from tiny import make_untrained_sampler, tiny_settings
 
 from jzero import config
+from jzero.decoder.sequence import Sequence
+from jzero.decoder.serialization import rollouts_from_bytes, rollouts_to_bytes
+from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
-from jzero.grading.pool import Pool
 from jzero.model import tokenizer
 from jzero.rollout.rollout_metrics import rollout_metrics
 from jzero.rollout.sampler import Sampler, to_rollout, with_turn_grades
-from jzero.rollout.sequence import Sequence
-from jzero.rollout.serialization import rollouts_from_bytes, rollouts_to_bytes
 from jzero.rollout.turns import TurnGrader
 from jzero.run import trajectories
 from jzero.tasks import arithmetic
-from jzero.tasks.tools import episodes as tool_episodes
 from jzero.types import Problem, Rollout, Turn, grade_of
+from jzero.workers.pool import Pool
 
 
 def in_json(expression: str, name: str = "calculator") -> str:

@@ -21,19 +21,19 @@ from test_engine import PROMPTS, assert_empty, make, new_engine, params_on, seed
 from tiny import make_untrained_sampler, tiny_settings, trained_player
 
 from jzero import config, setup, train
-from jzero.grading.pool import Pool
+from jzero.decoder.abstract_calls import abstract_calls
+from jzero.decoder.engine import Engine
+from jzero.decoder.scheduler import PATIENCE, Scheduler
+from jzero.decoder.sequence import DecodeCounters, Reply, Sequence, make_groups
+from jzero.decoder.serialization import rollouts_from_bytes, rollouts_to_bytes
 from jzero.model import tokenizer
-from jzero.rollout.abstract_calls import abstract_calls
-from jzero.rollout.engine import Engine
 from jzero.rollout.rollout_metrics import rollout_metrics
-from jzero.rollout.scheduler import PATIENCE, Scheduler
-from jzero.rollout.sequence import DecodeCounters, Reply, Sequence, make_groups
-from jzero.rollout.serialization import rollouts_from_bytes, rollouts_to_bytes
 from jzero.rollout.turns import TurnGrader
 from jzero.run import trajectories
 from jzero.tasks import TASKS, find_task, guess
 from jzero.tokens import Tokens
 from jzero.types import Grade, Problem, Rollout, Turn, grade_of
+from jzero.workers.pool import Pool
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 

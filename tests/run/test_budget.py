@@ -9,7 +9,7 @@ import reference
 
 from jzero import sft
 from jzero.config import Config, tiny_arch
-from jzero.distributed.interrupt import Interrupted
+from jzero.hosts.interrupt import Interrupted
 from jzero.run.budget import TimeBudget
 from jzero.run.memory import SLACK, Growth, MemoryWatch
 

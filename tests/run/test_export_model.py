@@ -9,7 +9,7 @@ import reference
 from transformers import GenerationConfig
 
 from jzero.model import huggingface, qwen
-from jzero.run.base_model import BaseModel, read_base_model
+from jzero.model.base_model import BaseModel, read_base_model
 from jzero.run.export_model import export_model
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from runs import read_jsonl
 
+from jzero.clock import Clock
 from jzero.files import write_atomic
 from jzero.run import metrics
-from jzero.run.clock import Clock
 from jzero.run.environment import versions
 from jzero.run.metrics_writer import MetricsWriter
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from jzero import setup
+from jzero.clock import Clock
 from jzero.config import Config, TrainConfig, to_json, validate
 from jzero.errors import UserError
-from jzero.run.base_model import read_base_model
-from jzero.run.clock import Clock
+from jzero.model.base_model import read_base_model
 from jzero.run.resume import go_back, steps_to_discard
 from jzero.run.session import RunSession
 from jzero.run.workdir import claim_workdir

@@ -13,10 +13,10 @@ import reference
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jzero.config import RolloutConfig
-from jzero.distributed.mesh import make_mesh, param_shardings
+from jzero.decoder.engine import Engine
 from jzero.model import tokenizer
-from jzero.rollout.engine import Engine
 from jzero.serving.jetstream import JetStreamEngine
+from jzero.sharding.mesh import make_mesh, param_shardings
 
 if os.environ.get("JZERO_NEEDS_JETSTREAM"):
     from jetstream.engine import engine_api

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from servers import NUM_SLOTS
 
-from jzero.rollout.sequence import Sequence
+from jzero.decoder.sequence import Sequence
 from jzero.serving.limits import Limits
 from jzero.serving.worker import DecodingWorker, Progress, Submission
 

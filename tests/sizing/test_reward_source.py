@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 
 from jzero.errors import UserError
+from jzero.rewards.user_functions import find_function
 from jzero.sizing.reward_source import module_source, name_of_reward
-from jzero.tasks.user_functions import find_function
 
 CELL = '''
 import re as regex

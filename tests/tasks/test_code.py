@@ -9,17 +9,11 @@ import pytest
 from configs import code as recipes
 from jzero.config import RewardConfig, SandboxConfig, TaskConfig
 from jzero.errors import UserError
-from jzero.grading.pool import Pool
+from jzero.programming import code_runs, code_tests
+from jzero.rewards import rewards
 from jzero.sandbox import levels
-from jzero.tasks import (
-    check_task_settings,
-    code,
-    code_runs,
-    code_tests,
-    code_toy,
-    find_task,
-    rewards,
-)
+from jzero.tasks import check_task_settings, code, code_toy, find_task
+from jzero.workers.pool import Pool
 
 BEST = next(level for level in reversed(levels.LEVELS) if not levels.failure(level))
 SANDBOX = SandboxConfig(level=BEST, seconds=1.0)

@@ -7,11 +7,12 @@ import pytest
 
 from jzero.config import SandboxConfig, TaskConfig
 from jzero.errors import UserError
-from jzero.grading.pool import Pool
+from jzero.programming import code_feedback, code_runs, code_tests
+from jzero.programming.code_feedback import MAX_SHOWN
 from jzero.sandbox import levels
-from jzero.tasks import check_task_settings, code_feedback, code_runs, code_tests, find_task
-from jzero.tasks.code_feedback import MAX_SHOWN
+from jzero.tasks import check_task_settings, find_task
 from jzero.types import JsonValue
+from jzero.workers.pool import Pool
 
 BEST = next(level for level in reversed(levels.LEVELS) if not levels.failure(level))
 HIDDEN_INPUT, HIDDEN_OUTPUT = "271828", "314159"

@@ -20,8 +20,8 @@ from runs import read_jsonl
 
 from jzero import config
 from jzero.model import tokenizer
+from jzero.problems.prompts import COUNTDOWN_TEMPLATES
 from jzero.tasks import TASKS, countdown, countdown_equations, countdown_warm_start
-from jzero.tasks.prompts import COUNTDOWN_TEMPLATES
 from jzero.types import Grade, Problem
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -643,7 +643,7 @@ def test_attempts_stay_within_bounds() -> None:
 
 
 def test_tasks_and_graders_import_no_jax() -> None:
-    code = "import sys, jzero.tasks, jzero.grading.pool; sys.exit('jax' in sys.modules)"
+    code = "import sys, jzero.tasks, jzero.workers.pool; sys.exit('jax' in sys.modules)"
 
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT)
 

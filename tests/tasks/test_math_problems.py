@@ -18,8 +18,9 @@ from jzero.config.architecture import with_entry
 from jzero.errors import UserError
 from jzero.files import split_commas
 from jzero.model import tokenizer
-from jzero.tasks import TASKS, countdown, math_problems, problem_sets, suites
-from jzero.tasks.prompts import MATH_TEMPLATES
+from jzero.problems import problem_sets
+from jzero.problems.prompts import MATH_TEMPLATES
+from jzero.tasks import TASKS, countdown, math_problems, suites
 from jzero.types import Problem
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from jzero import config
+from jzero.problems.prompts import BOXED, MATH_TEMPLATES, find_template
 from jzero.tasks import TASKS, PromptTemplate, check_task_settings, find_task
-from jzero.tasks.prompts import BOXED, MATH_TEMPLATES, find_template
 
 MINE = PromptTemplate(prompt="{question} {{}} {instruction}", reply="\n{}\n")
 NO_TEMPLATE = "text"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from jzero.config import TaskConfig
+from jzero.environments.tools.calling import ToolUse
+from jzero.environments.tools.episodes import ToolTurn
 from jzero.tasks import turn
-from jzero.tasks.tools.calling import ToolUse
-from jzero.tasks.tools.episodes import ToolTurn
 from jzero.types import Grade
 
 OWN_TASK = """

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jzero.answers.extract import LONGEST_ANSWER
+from jzero.answers.same_answer import same_answer
 from jzero.config import TaskConfig
-from jzero.grading.extract import LONGEST_ANSWER
-from jzero.grading.pool import Pool
-from jzero.grading.same_answer import same_answer
 from jzero.rollout.evaluation import majority_vote
 from jzero.tasks import suites
 from jzero.tasks.votes import count_as_one, vote, votes_of_all
 from jzero.tokens import Tokens
 from jzero.types import Grade, Problem, Rollout, Turn
+from jzero.workers.pool import Pool
 
 # What a response votes for
 

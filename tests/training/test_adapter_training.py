@@ -14,8 +14,8 @@ import test_learner
 
 from jzero import algorithms, setup
 from jzero.config import AdapterConfig
-from jzero.distributed.publish import published_bytes
 from jzero.model import adapters, qwen
+from jzero.sharding.publish import published_bytes
 from jzero.training.learner import Learner
 from jzero.training.reference import load_reference
 from jzero.types import State

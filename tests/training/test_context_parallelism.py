@@ -18,10 +18,10 @@ import reference
 import test_learner
 from test_hybrid_training import HYBRID
 
-from jzero.distributed.context import to_parts, to_rows
-from jzero.distributed.mesh import train_mesh
 from jzero.errors import UserError
 from jzero.model import qwen
+from jzero.sharding.context import to_parts, to_rows
+from jzero.sharding.mesh import train_mesh
 from jzero.training.heads import Stats
 from jzero.training.trainer import Trainer, abstract_batches
 

@@ -9,7 +9,7 @@ import pytest
 import reference
 
 from jzero.algorithms import PRESETS
-from jzero.distributed.mesh import train_mesh
+from jzero.sharding.mesh import train_mesh
 from jzero.training.credit import environment_weights, training_sequences
 from jzero.training.step import update_on_rollouts
 from jzero.training.trainer import Trainer, make_trainer

@@ -28,19 +28,19 @@ from jzero.config import (
     RolloutConfig,
     TrainConfig,
 )
-from jzero.distributed.mesh import decode_mesh, train_mesh
-from jzero.distributed.publish import publisher
+from jzero.decoder.engine import Engine
+from jzero.decoder.program_settings import ProgramSettings
+from jzero.decoder.scheduler import Scheduler
+from jzero.decoder.scoring import Scoring, score_all
+from jzero.decoder.sequence import Reply, Sequence, make_groups
 from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.model.architecture import ATTENTION, DELTA_NET, DeltaNetConfig
 from jzero.model.arithmetic import EXACT, TPU_PRODUCTS, exact_with
 from jzero.model.families import FAMILIES
-from jzero.rollout.engine import Engine
-from jzero.rollout.program_settings import ProgramSettings
 from jzero.rollout.sampler import to_rollout, with_turn_grades
-from jzero.rollout.scheduler import Scheduler
-from jzero.rollout.scoring import Scoring, score_all
-from jzero.rollout.sequence import Reply, Sequence, make_groups
+from jzero.sharding.mesh import decode_mesh, train_mesh
+from jzero.sharding.publish import publisher
 from jzero.tokens import Tokens
 from jzero.training import exactness
 from jzero.training.exactness import InexactError, check_exact

@@ -17,10 +17,10 @@ from test_expert_training import HYBRID_MOE, MOE
 from test_learner import FAR, PACKINGS, gradient_in, gradient_of, packed_minibatch, trainer_on
 
 from jzero.config import AdapterConfig
-from jzero.distributed.mesh import decode_mesh
-from jzero.distributed.publish import publisher
 from jzero.model import adapters, qwen
 from jzero.model.quantized import QuantizedWeight, dequantize, is_quantized
+from jzero.sharding.mesh import decode_mesh
+from jzero.sharding.publish import publisher
 from jzero.training.learner import Learner, Stats
 from jzero.types import State
 

@@ -11,14 +11,14 @@ import pytest
 import reference
 from test_learner import PACKINGS, gradient_of, packed_minibatch, trainer_on
 
-from jzero.distributed.mesh import decode_mesh
-from jzero.distributed.publish import publisher
 from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.model.architecture import ATTENTION, DELTA_NET, DeltaNetConfig, QwenConfig
 from jzero.model.new_model import check_experts
 from jzero.planning.roofline import matmul_flops_per_token
 from jzero.run.metrics import find_metric
+from jzero.sharding.mesh import decode_mesh
+from jzero.sharding.publish import publisher
 from jzero.training.heads import expert_metrics
 from jzero.training.learner import Stats
 

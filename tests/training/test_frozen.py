@@ -8,10 +8,10 @@ import pytest
 import reference
 from test_adapter_training import ADAPTER, MODEL
 
-from jzero.distributed import collectives
-from jzero.distributed.mesh import train_mesh
+from jzero.hosts import collectives
 from jzero.model import adapters, huggingface, qwen
 from jzero.model.quantized import QuantizedWeight, is_quantized, quantize
+from jzero.sharding.mesh import train_mesh
 from jzero.training.learner import Learner, critic_learner, policy_learner
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

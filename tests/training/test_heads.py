@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 import reference
 
-from jzero.distributed.mesh import train_mesh
 from jzero.model import qwen
-from jzero.run.base_model import read_base_model
+from jzero.model.base_model import read_base_model
+from jzero.sharding.mesh import train_mesh
 from jzero.training.heads import policy_head
 
 ROWS, TOKENS, CHUNK = 8, 32, 16

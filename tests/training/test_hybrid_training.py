@@ -10,11 +10,11 @@ import reference
 from test_learner import gradient_of, packed_minibatch, trainer_on
 
 from jzero.config import AdapterConfig
-from jzero.distributed.mesh import decode_mesh, param_shardings, train_mesh
-from jzero.distributed.publish import publisher
 from jzero.model import adapters, qwen
 from jzero.model.architecture import ATTENTION, DELTA_NET, DeltaNetConfig
 from jzero.model.quantized import is_quantized
+from jzero.sharding.mesh import decode_mesh, param_shardings, train_mesh
+from jzero.sharding.publish import publisher
 from jzero.training.learner import policy_learner
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

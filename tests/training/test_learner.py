@@ -17,8 +17,8 @@ import reference
 
 from jzero.algorithms import Algorithm
 from jzero.config import Config
-from jzero.distributed.mesh import train_mesh
 from jzero.model import qwen
+from jzero.sharding.mesh import train_mesh
 from jzero.training.heads import Stats
 from jzero.training.learner import Batches, Learner
 from jzero.training.step import (

@@ -18,7 +18,7 @@ from jzero.algorithms import PRESETS, Clip
 from jzero.algorithms.ratios import bounded_exp
 from jzero.algorithms.surrogates import SURROGATES, Surrogate
 from jzero.config import Config
-from jzero.distributed.mesh import train_mesh
+from jzero.sharding.mesh import train_mesh
 from jzero.tokens import Tokens
 from jzero.training.credit import can_have_gradient, training_sequences
 from jzero.training.step import (

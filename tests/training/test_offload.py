@@ -10,8 +10,8 @@ import reference
 from test_train import exported_weights, reproducible_metrics, tiny_run
 
 from jzero import algorithms, train
-from jzero.distributed.mesh import train_mesh
 from jzero.run.memory import live_bytes
+from jzero.sharding.mesh import train_mesh
 from jzero.training.learner import policy_learner
 from jzero.training.offload import HOST_MEMORY, at_rest, on_device
 from jzero.training.trainer import make_trainer

@@ -8,7 +8,7 @@ import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jzero.distributed.mesh import train_mesh
+from jzero.sharding.mesh import train_mesh
 from jzero.tokens import Tokens
 from jzero.training.packing import TrainingSequence, pack
 from jzero.training.step import update_metrics

@@ -10,8 +10,8 @@ import reference
 
 from jzero.algorithms import grpo
 from jzero.config import Config, schedules
-from jzero.distributed.mesh import train_mesh
 from jzero.model import qwen, tokenizer
+from jzero.sharding.mesh import train_mesh
 from jzero.tasks import TASKS
 from jzero.training.examples import Example, encode_completion
 from jzero.training.learner import Learner, policy_learner

@@ -11,8 +11,8 @@ from jax.sharding import Sharding
 from safetensors import SafetensorError, safe_open
 
 from jzero.config.checks import is_hub_id, positions_of, read_cached_config
-from jzero.distributed import collectives
 from jzero.errors import UserError, reason_of
+from jzero.hosts import collectives
 from jzero.model import hub
 from jzero.model.architecture import Params, QwenConfig, kept_dtype
 from jzero.model.directory import AGAIN, file_in, read_json

@@ -18,9 +18,9 @@ from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from jzero.distributed import collectives, processes
 from jzero.errors import UserError
 from jzero.files import naming_full_disk
+from jzero.hosts import collectives, processes
 from jzero.model import adapters
 from jzero.model.architecture import Params, QwenConfig
 from jzero.model.families import HuggingFaceConfig, family_of

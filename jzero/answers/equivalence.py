@@ -1,0 +1,519 @@
+"""Whether two parsed answers are the same answer.
+
+`equal` compares units first (`quantities`), then statements by their solutions (`statements`), and
+lists, sets, matrices and ratios by their structure, down to the formulas in them, which `formulas`
+compares.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from jzero.answers.curves import is_same_curve, is_scaled
+from jzero.answers.dates import same_date
+from jzero.answers.evaluation import region, symbol_names, value
+from jzero.answers.expressions import INFINITY, Node, mentions, negative, split_unit
+from jzero.answers.formulas import LENIENT, Rules, is_literal, same_formula
+from jzero.answers.intervals import Pieces, same_number
+from jzero.answers.latex_blocks import is_statement
+from jzero.answers.matrices import rows_of
+from jzero.answers.same_quantity import has_quantity, same_quantity
+from jzero.answers.statements import (
+    Conjunction,
+    Residues,
+    Solution,
+    alternatives,
+    assignment,
+    integer_parameters,
+    is_name,
+    real_set,
+    residues,
+    same_family,
+    settled,
+    solutions,
+)
+from jzero.answers.units import folded
+
+__all__ = ["LENIENT", "Rules", "equal"]
+
+T = TypeVar("T")
+
+
+def equal(prediction: Node, gold: Node, rules: Rules | bool) -> bool:
+    """Returns whether a prediction is the same answer as the gold.
+
+    A unit may be missing on either side, but two units must be the same. True and False are short
+    for `Rules(strict=True)` and `Rules(strict=False)`.
+    """
+    if isinstance(rules, bool):
+        rules = Rules(strict=rules)
+    return prediction == gold or _equal(prediction, gold, rules)
+
+
+@functools.lru_cache(4096)
+def _equal(prediction: Node, gold: Node, rules: Rules) -> bool:
+    if is_statement(prediction) or is_statement(gold):
+        return _same_statement(prediction, gold, rules)
+    if has_quantity(prediction) or has_quantity(gold):
+        return same_quantity(prediction, gold, rules, equal)
+    if not prediction.parts and not gold.parts and prediction.kind == gold.kind == "number":
+        return same_formula(prediction, gold, rules.strict)
+    # A structure in either answer decides; only two plain formulas are compared by value.
+    for kind, compare in _STRUCTURES.items():
+        if kind in (prediction.kind, gold.kind):
+            return compare(prediction, gold, rules)
+    if _has_matrix(prediction) and _has_matrix(gold):
+        return _same_matrix(prediction, gold, rules)
+    return same_formula(prediction, gold, rules.strict)
+
+
+def is_literal_quantity(node: Node) -> bool:
+    return is_literal(split_unit(node)[0])
+
+
+# Structures
+
+
+def _same_parts(prediction: Node, gold: Node, rules: Rules) -> bool:
+    """Compares part by part. Kinds, brackets and operators must be the same."""
+    if prediction.kind != gold.kind or prediction.name != gold.name:
+        return False
+    return _all_equal(prediction.parts, gold.parts, rules)
+
+
+def _all_equal(parts: Sequence[Node], gold_parts: Sequence[Node], rules: Rules) -> bool:
+    if len(parts) != len(gold_parts):
+        return False
+    pairs = zip(parts, gold_parts, strict=True)
+    return all(equal(part, gold_part, rules) for part, gold_part in pairs)
+
+
+def _same_tuple(prediction: Node, gold: Node, rules: Rules) -> bool:
+    """Compares coordinates. With three or more, the kind of brackets does not count."""
+    if _has_matrix(prediction) and _has_matrix(gold) and prediction.kind != gold.kind:
+        return _same_matrix(prediction, gold, rules)
+    is_vector = prediction.kind == gold.kind and len(gold.parts) > 2
+    brackets = {prediction.name, gold.name}
+    # (1, 2, 3) and [1, 2, 3] are the same vector; [0, 1) is another interval than (0, 1).
+    if is_vector and brackets <= {"()", "[]"}:
+        return _all_equal(prediction.parts, gold.parts, rules)
+    return _same_parts(prediction, gold, rules)
+
+
+def _same_members(prediction: Node, gold: Node, rules: Rules) -> bool:
+    """Compares as multisets if the gold is a list that repeats a member, otherwise as sets."""
+    if "ldots" in (part.name for node in (prediction, gold) for part in node.parts):
+        return _same_parts(prediction, gold, rules)
+    members, gold_members = _members(prediction), _members(gold)
+    distinct = _without_repetitions(gold_members)
+    if gold.kind != "list" or len(distinct) == len(gold_members):
+        members, gold_members = _without_repetitions(members), distinct
+    if len(members) != len(gold_members):
+        return False
+    for member in members:
+        count = sum(equal(member, other, rules) for other in gold_members)
+        # Each member must occur as often among the gold's members as among its own.
+        if count == 0 or count != sum(equal(member, other, LENIENT) for other in members):
+            return False
+    return True
+
+
+def _same_sets(prediction: Node, gold: Node, rules: Rules) -> bool:
+    """Compares sets of numbers: (0, 2) ∪ (1, 3) is (0, 3); or sets of letters: A ∩ B is B ∩ A."""
+    numbers, gold_numbers = real_set(prediction), real_set(gold)
+    if numbers is not None and gold_numbers is not None:
+        return _same_pieces(numbers.pieces, gold_numbers.pieces, rules)
+    members, gold_members = region(prediction), region(gold)
+    if members is not None and gold_members is not None:
+        return members == gold_members
+    # The sets have neither numbers nor letters only: compares their structure.
+    if prediction.kind == gold.kind and gold.kind != "union":
+        return _same_parts(prediction, gold, rules)
+    if {prediction.kind, gold.kind} <= {"union", "list"}:
+        return _same_members(prediction, gold, rules)
+    return False
+
+
+def _same_pieces(pieces: Pieces, gold_pieces: Pieces, rules: Rules) -> bool:
+    if len(pieces) != len(gold_pieces):
+        return False
+    for piece, gold_piece in zip(pieces, gold_pieces, strict=True):
+        for end, gold_end in zip(piece, gold_piece, strict=True):
+            if end.is_closed != gold_end.is_closed:
+                return False
+            if end.node is None or gold_end.node is None:
+                if not same_number(end.number, gold_end.number):
+                    return False
+            elif not equal(end.node, gold_end.node, rules):
+                return False
+    return True
+
+
+def _same_ratio(prediction: Node, gold: Node, rules: Rules) -> bool:
+    """Compares the proportions of two ratios, and the parts of two times: 2:15 is not 4:30."""
+    if prediction.kind != gold.kind:
+        has_time = "time" in (prediction.name, gold.name)
+        return not has_time and same_formula(prediction, gold, rules.strict)
+    sides, gold_sides = prediction.parts, gold.parts
+    if len(sides) != len(gold_sides):
+        return False
+    is_time = "time" in (prediction.name, gold.name)
+    if is_time or (_may_be_time(prediction) and _may_be_time(gold)):
+        return _all_equal(sides, gold_sides, rules)
+    if rules.strict and all(map(is_literal, gold_sides)) and not all(map(is_literal, sides)):
+        return False
+    return _are_proportional(sides, gold_sides)
+
+
+def _may_be_time(ratio: Node) -> bool:
+    """Returns whether a ratio can be read as hours, minutes of two digits, and seconds."""
+    hours, *smaller = ratio.parts
+    is_written = all(part.kind == "number" and part.value.denominator == 1 for part in ratio.parts)
+    if not is_written or len(smaller) > 2:
+        return False
+    has_minutes = ratio.name == "time" or all(part.value >= 10 for part in smaller)
+    return has_minutes and hours.value <= 24 and all(part.value < 60 for part in smaller)
+
+
+def _are_proportional(sides: tuple[Node, ...], gold_sides: tuple[Node, ...]) -> bool:
+    """Returns whether two lists of sides are proportional, with zeros at the same places."""
+    pivots = [index for index, side in enumerate(gold_sides) if value(side)]
+    # A ratio with only one non-zero side would be proportional to all such ratios.
+    if len(pivots) < 2:
+        return all(equal(side, gold, LENIENT) for side, gold in zip(sides, gold_sides, strict=True))
+    pivot = pivots[0]
+    if not value(sides[pivot]):
+        return False
+    for side, gold_side in zip(sides, gold_sides, strict=True):
+        product = Node("multiply", (side, gold_sides[pivot]))
+        if not equal(product, Node("multiply", (gold_side, sides[pivot])), LENIENT):
+            return False
+    return True
+
+
+def _members(node: Node) -> tuple[Node, ...]:
+    return node.parts if node.kind in ("list", "set", "union") else (node,)
+
+
+def _without_repetitions(members: tuple[Node, ...]) -> tuple[Node, ...]:
+    distinct = []
+    for index, member in enumerate(members):
+        if not any(equal(member, earlier, LENIENT) for earlier in members[:index]):
+            distinct.append(member)
+    return tuple(distinct)
+
+
+def _same_dates(prediction: Node, gold: Node, rules: Rules) -> bool:
+    return prediction.kind == gold.kind and same_date(prediction.name, gold.name)
+
+
+def _same_text(prediction: Node, gold: Node, rules: Rules) -> bool:
+    letters = _letters(prediction)
+    return letters != "" and letters == _letters(gold)
+
+
+def _letters(node: Node) -> str:
+    """Returns the letters of words or symbols, "" for any other tree.
+
+    A word can be read as a product of symbols: "A B C" is ABC.
+    """
+    if node.kind == "multiply":
+        letters = [_letters(part) for part in node.parts]
+        return folded("".join(letters)) if all(letters) else ""
+    return node.name if node.kind in ("text", "symbol") else ""
+
+
+# Matrices
+
+
+def _has_matrix(node: Node) -> bool:
+    return rows_of(node) is not None
+
+
+def _same_matrix(prediction: Node, gold: Node, rules: Rules) -> bool:
+    rows, gold_rows = rows_of(prediction), rows_of(gold)
+    if rows is None or gold_rows is None or len(rows) != len(gold_rows):
+        return _same_parts(prediction, gold, rules)
+    pairs = zip(rows, gold_rows, strict=True)
+    return all(_all_equal(row, gold_row, rules) for row, gold_row in pairs)
+
+
+# Statements
+
+
+def _same_statement(prediction: Node, gold: Node, rules: Rules) -> bool:
+    """Compares the statements of two answers about their names.
+
+    If only one of them has names, its values are compared with the other: x = 3 with 3, and 0 < x <
+    1 with (0, 1).
+    """
+    if _same_congruence(prediction, gold):
+        return True
+    # Solutions such as x = kπ, k ∈ ℤ, are compared as families.
+    prediction, parameters = integer_parameters(settled(prediction))
+    gold, gold_parameters = integer_parameters(settled(gold))
+    if (parameters or gold_parameters) and _same_families(
+        prediction, parameters, gold, gold_parameters, rules
+    ):
+        return True
+    if parameters != gold_parameters and gold_parameters:
+        return False
+    if not is_statement(prediction) and not is_statement(gold):
+        return equal(prediction, gold, rules)
+    predicted_solutions = solutions(prediction) if is_statement(prediction) else None
+    gold_solutions = solutions(gold) if is_statement(gold) else None
+    if not is_statement(prediction):
+        if gold_solutions is not None:
+            return _same_values(gold_solutions, prediction, rules, is_gold=True)
+    elif not is_statement(gold):
+        if predicted_solutions is not None:
+            return _same_values(predicted_solutions, gold, rules, is_gold=False)
+    elif (
+        predicted_solutions is not None
+        and gold_solutions is not None
+        and _same_solutions(predicted_solutions, gold_solutions, rules)
+    ):
+        return True
+    return _same_relations(prediction, gold, rules)
+
+
+def _same_relations(prediction: Node, gold: Node, rules: Rules) -> bool:
+    numbers, gold_numbers = real_set(prediction), real_set(gold)
+    if numbers is not None and gold_numbers is not None:
+        names_differ = numbers.name != gold_numbers.name and None not in (
+            numbers.name,
+            gold_numbers.name,
+        )
+        if names_differ or numbers.domain != gold_numbers.domain:
+            return False
+        # The gold gives values, so an equation that is still to be solved is no answer.
+        if rules.strict and _has_equation_to_solve(prediction) and solutions(gold) is not None:
+            return False
+        return _same_pieces(numbers.pieces, gold_numbers.pieces, rules)
+    if is_statement(prediction) != is_statement(gold):
+        interval, gold_interval = _symbolic_interval(prediction), _symbolic_interval(gold)
+        are_intervals = not is_statement(interval) and not is_statement(gold_interval)
+        return are_intervals and equal(interval, gold_interval, rules)
+    conjunctions, gold_conjunctions = alternatives(prediction), alternatives(gold)
+    if conjunctions is None or gold_conjunctions is None:
+        return _same_parts(prediction, gold, rules)
+    return _matches(conjunctions, gold_conjunctions, _same_conjunction)
+
+
+def _has_equation_to_solve(statement: Node) -> bool:
+    """Returns whether a statement has an equation that is not solved for a name, such as 2x = 6."""
+    relations = itertools.chain(*(alternatives(statement) or ()))
+    return any(part.name == "=" and assignment(part) is None for part in relations)
+
+
+def _matches(items: Sequence[T], gold_items: Sequence[T], same: Callable[[T, T], bool]) -> bool:
+    """Returns whether items and gold items can be paired, each with an equal one."""
+    if len(items) != len(gold_items):
+        return False
+    unmatched = list(gold_items)
+    for item in items:
+        index = next((index for index, other in enumerate(unmatched) if same(item, other)), None)
+        if index is None:
+            return False
+        del unmatched[index]
+    return True
+
+
+# Solutions
+
+
+def _same_solutions(
+    predicted: tuple[Solution, ...], gold: tuple[Solution, ...], rules: Rules
+) -> bool:
+    def same(solution: Solution, gold_solution: Solution) -> bool:
+        if len(solution) != len(gold_solution):
+            return False
+        for name, number in gold_solution.items():
+            match = next((key for key in solution if key == name or equal(key, name, rules)), None)
+            if match is None or not equal(solution[match], number, rules):
+                return False
+        return True
+
+    return _matches(predicted, gold, same)
+
+
+def _same_values(
+    named_solutions: tuple[Solution, ...], other: Node, rules: Rules, is_gold: bool
+) -> bool:
+    """Compares solutions with an answer without names; `is_gold` is true if the solutions are the
+    gold.
+
+    The values of several names have the order of the names: x=3, y=4 is the tuple (3, 4) and the
+    list 3, 4, but not 4, 3, and not a set.
+    """
+    names = list(named_solutions[0])
+    if any(list(solution) != names for solution in named_solutions):
+        return False
+    if len(names) == 1:
+        values = tuple(solution[names[0]] for solution in named_solutions)
+        node = values[0] if len(values) == 1 else Node("list", values)
+        return equal(other, node, rules) if is_gold else equal(node, other, rules)
+    # Several names: each solution is a tuple.
+    tuples = [Node("tuple", tuple(solution.values()), name="()") for solution in named_solutions]
+    if len(tuples) > 1:
+        node = Node("list", tuple(tuples))
+    else:
+        node = tuples[0]
+        if other.kind == "list":
+            other = other._replace(kind="tuple", name="()")
+    return equal(other, node, rules) if is_gold else equal(node, other, rules)
+
+
+def _same_families(
+    prediction: Node,
+    parameters: frozenset[str],
+    gold: Node,
+    gold_parameters: frozenset[str],
+    rules: Rules,
+) -> bool:
+    """Compares solutions that contain a whole number: x = π/4 + kπ, k ∈ ℤ."""
+    formulas, gold_formulas = _formulas(prediction), _formulas(gold)
+    if not formulas or not gold_formulas:
+        return False
+    names = {name for name, _ in (*formulas, *gold_formulas) if name is not None}
+    # The families must be about the same name.
+    if len(names) > 1:
+        return False
+
+    def same(formula: Node, gold_formula: Node) -> bool:
+        formula_names, gold_names = symbol_names(formula), symbol_names(gold_formula)
+        if not formula_names and not gold_names:
+            return equal(formula, gold_formula, rules)
+        if len(formula_names) != 1 or len(gold_names) != 1:
+            return False
+        (name,), (gold_name,) = formula_names, gold_names
+        # k ∈ ℤ may be declared in one of the answers only.
+        are_parameters = (not parameters or name in parameters) and (
+            not gold_parameters or gold_name in gold_parameters
+        )
+        is_same_name = name == gold_name or (parameters and gold_parameters)
+        if not are_parameters or not is_same_name:
+            return False
+        return same_family(formula, name, gold_formula, gold_name)
+
+    return _matches(
+        [formula for _, formula in formulas], [formula for _, formula in gold_formulas], same
+    )
+
+
+def _formulas(node: Node) -> list[tuple[Node | None, Node]]:
+    if not is_statement(node):
+        parts = node.parts if node.kind in ("list", "set") else (node,)
+        return [(None, part) for part in parts]
+    given_solutions = solutions(node)
+    if given_solutions is None or any(len(solution) != 1 for solution in given_solutions):
+        return []
+    return [next(iter(solution.items())) for solution in given_solutions]
+
+
+# Relations
+
+
+def _same_conjunction(relations: Conjunction, gold: Conjunction) -> bool:
+    return _matches(relations, gold, _same_relation)
+
+
+def _same_relation(relation: Node, gold: Node) -> bool:
+    """Compares side by side. All terms may also be moved to one side and scaled."""
+    if relation.kind != gold.kind or relation.kind != "relation":
+        return relation.kind == gold.kind and _same_parts(relation, gold, LENIENT)
+    relation, gold = _from_left_to_right(relation), _from_left_to_right(gold)
+    operator = relation.name
+    if operator != gold.name:
+        return False
+    if _all_equal(relation.parts, gold.parts, LENIENT):
+        return True
+    # The sides of an equation may be exchanged.
+    if operator in ("=", "≠") and _all_equal(relation.parts[::-1], gold.parts, LENIENT):
+        return True
+    if len(operator) > 1 or operator not in "=≠<≤":
+        return False
+    difference, gold_difference = _left_minus_right(relation), _left_minus_right(gold)
+    if is_scaled(operator, difference, gold_difference):
+        return True
+    return operator in "=≠" and is_same_curve(difference, gold_difference)
+
+
+def _from_left_to_right(relation: Node) -> Node:
+    if relation.name not in (">", "≥"):
+        return relation
+    return Node("relation", relation.parts[::-1], name="<" if relation.name == ">" else "≤")
+
+
+def _left_minus_right(relation: Node) -> Node:
+    left, right = relation.parts
+    return Node("add", (left, negative(right)))
+
+
+def _symbolic_interval(node: Node) -> Node:
+    """Returns the interval [a, b) for a ≤ x < b, and (a, infinity) for a < x; other trees
+    unchanged.
+    """
+    if node.kind != "relation":
+        return node
+    operators, sides = node.name, node.parts
+    if operators == "∈" and sides[0].kind == "symbol":
+        return sides[1]
+    if len(sides) == 2:
+        # x < b is the interval from minus infinity to b.
+        if is_name(sides[0]):
+            operators, sides = "<" + operators, (negative(INFINITY), *sides)
+        else:
+            operators, sides = operators + "<", (*sides, INFINITY)
+    if not set(operators) <= {"<", "≤"}:
+        return node
+    if not is_name(sides[1]) or mentions(sides[0], sides[1]) or mentions(sides[2], sides[1]):
+        return node
+    opening = "[" if operators[0] == "≤" else "("
+    closing = "]" if operators[1] == "≤" else ")"
+    return Node("tuple", (sides[0], sides[2]), name=opening + closing)
+
+
+def _same_congruence(prediction: Node, gold: Node) -> bool:
+    if not _has_congruence(gold) and not _has_congruence(prediction):
+        return False
+    expected = residues(gold)
+    predicted = None if expected is None else residues(prediction)
+    if predicted is None or expected is None or predicted.modulus == 1:
+        return False
+    names_differ = predicted.name != expected.name and None not in (predicted.name, expected.name)
+    return not names_differ and _period(predicted) == _period(expected)
+
+
+def _has_congruence(node: Node) -> bool:
+    return node.kind in ("congruence", "modulo") or any(map(_has_congruence, node.parts))
+
+
+def _period(solved: Residues) -> tuple[int, frozenset[int]]:
+    """Returns the smallest modulus that describes the residues, and the residues modulo it."""
+    for divisor in range(1, solved.modulus + 1):
+        if solved.modulus % divisor:
+            continue
+        reduced = frozenset(member % divisor for member in solved.members)
+        if len(reduced) * (solved.modulus // divisor) == len(solved.members):
+            return divisor, reduced
+    return solved.modulus, solved.members
+
+
+_SETS = ("union", "intersection", "setminus", "complement")
+_PROPOSITIONS = ("and", "or", "not", "implies", "equivalent")
+# The first of these kinds that either answer has decides how both are compared.
+_STRUCTURES: dict[str, Callable[[Node, Node, Rules], bool]] = {
+    "date": _same_dates,
+    "text": _same_text,
+    "matrix": _same_matrix,
+    "rows": _same_parts,
+    "row": _same_parts,
+    "ratio": _same_ratio,
+    **dict.fromkeys((*_SETS, *_PROPOSITIONS), _same_sets),
+    "tuple": _same_tuple,
+    "list": _same_members,
+    "set": _same_members,
+    "domain": _same_parts,
+}

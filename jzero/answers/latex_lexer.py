@@ -1,0 +1,170 @@
+r"""Cuts the LaTeX or plain text of an answer into tokens.
+
+A token is a string: a number ("1.5"; "0.¯6" is 0.666...), a letter ("x"), a word after a quotation
+mark ('"meters'), a command ("\frac"), or one character of mathematics ("+", "≤", "("). All
+spellings of an operation have one token: \cdot, \times and * are all "*".
+"""
+
+import functools
+import re
+
+from jzero.answers.characters import without_last_punctuation, written_out
+from jzero.answers.layout import simplified
+from jzero.answers.names import with_names
+from jzero.answers.numerals import plain_numerals
+from jzero.answers.phrases import with_relation, without_lead_in
+from jzero.answers.units import MULTIPLIERS, UNIT_WORDS
+from jzero.answers.vocabulary import COMMANDS_WITHOUT_BACKSLASH, TOKENS, TYPESETTING, words
+
+# Rewrites of the whole text, before it is cut: a text that must occur, a pattern, a replacement.
+_REWRITES = [
+    (needed, re.compile(pattern), replacement)
+    for needed, pattern, replacement in (
+        ("frac", r"(\\[dtc]?frac)\s*([0-9])\s*([0-9])", r"\1{\2}{\3}"),  # \frac12
+        ("binom", r"(\\[dtc]?binom)\s*([0-9])\s*([0-9])", r"\1{\2}{\3}"),
+        (".", r"(?<![0-9.])\.(?=[0-9¯])", "0."),
+        ("\\circ", r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))", "°"),
+        ("°", r"\^\s*(?:\{\s*°\s*\}|°)", "°"),
+        ("\\prime", r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![A-Za-z]))", "'"),
+        ("\\Delta", r"\\Delta\s*(?=[A-Z]{3}(?![A-Za-z]))", r"\\triangle "),
+        ("per cent", r"\bper cent\b", "percent"),
+        ("\\mathbb", r"\\mathbb\s*(?:\{R\}|R)", "ℝ"),
+        ("\\mathbb", r"\\mathbb\s*(?:\{Z\}|Z)", "ℤ"),
+        ("\\mathbb", r"\\mathbb\s*(?:\{N\}|N)", "ℕ"),
+        ("\\mathbb", r"\\mathbb\s*(?:\{Q\}|Q)", "ℚ"),
+        ("\\mathbb", r"\\mathbb\s*(?:\{C\}|C)", "ℂ"),
+        ("\\begin", r"\\begin\s*\{cases\}", r"\\cases "),
+        ("\\end", r"(?:\\\\\s*)?\\end\s*\{cases\}", r"\\endcases "),
+        ("\\begin", r"\\begin\s*\{vmatrix\}", r"\\vmatrix "),
+        ("\\end", r"(?:\\\\\s*)?\\end\s*\{vmatrix\}", r"\\endvmatrix "),
+        ("\\end", r"(?:\\\\\s*)?\\(begin|end)\s*\{pmatrix\}", r"\\\1 "),
+    )
+]
+
+# `run` is letters, or an abbreviation such as D.N.E.
+_LEXER = re.compile(
+    r"""(?P<space>\s+|\\[,!;:>\s()\[\]]|\ban\s+(?=[a-z]{4}))
+    |\\text\s*\{(?P<text>[^{}]*)\}
+    |(?P<number>[0-9]*\.[0-9]*¯[0-9]+
+        |(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)
+            (?:[eE](?:[0-9]+|[-+][0-9]{2,}|[-+][0-9](?![0-9]|\s*[A-Za-z.^!({\\])))?)
+    |\\(?P<command>[a-zA-Z]+)
+    |(?P<run>(?:[A-Za-z]\.){2,}|[A-Za-z]+)
+    |(?P<other>\{[,:]\}|\\\\|\\[{}%&|$]|\*\*|<=|>=|!=|!!|.)""",
+    re.VERBOSE | re.DOTALL,
+)
+# Longer spaces would make the patterns of announcements take more than linear time.
+_LONG_SPACE = re.compile(r"(\s\s)\s+")
+# ]0,1[ is (0,1), and [0,1[ is [0,1).
+_OPEN_INTERVAL = re.compile(
+    r"(?P<low>\])(?P<inside>\s*[-+\\\w][^][(),;]*[,;][^][(),;]+)(?P<high>[][])"
+    r"|\[(?P<closed>\s*[-+\\\w][^][(),;]*[,;][^][(),;]+)\["
+)
+# Commands after two backslashes, in a text that was escaped twice.
+_ESCAPED_TWICE = re.compile(
+    r"\\\\(?=(?:[A-Za-z]{2,}|[{}%$,;!(]|\[(?!\s*-?[0-9.]+\s*[a-z]{2}\s*\])))"
+)
+
+
+_OPERATORS = words("sgn sign arctg lcm gcd arcsinh arccosh arctanh")
+# Words that may follow a number without a space.
+_WORDS = UNIT_WORDS | MULTIPLIERS.keys()
+
+# 2e-3, which is 2·e - 3 if the answer has Euler's number, and 0.002 otherwise.
+_AMBIGUOUS_NUMBER = re.compile(r"([0-9]+)e([-+])([0-9])")
+
+
+def _with_round_brackets(match: re.Match[str]) -> str:
+    if match["closed"]:
+        return f"[{match['closed']})"
+    return f"({match['inside']}{')' if match['high'] == '[' else ']'}"
+
+
+@functools.lru_cache(4096)
+def simplified_text(text: str) -> str:
+    """Returns a text without layout and announcements, its numbers in digits and a point."""
+    text = _LONG_SPACE.sub(r"\1", written_out(without_last_punctuation(text)))
+    # In a text that was escaped once, two backslashes separate the rows of an environment.
+    if "\\\\" in text and ("\\\\begin" in text or "\\begin" not in text):
+        text = _ESCAPED_TWICE.sub(r"\\", text)
+    text = plain_numerals(simplified(text))
+    if "]" in text or "[" in text:
+        text = _OPEN_INTERVAL.sub(_with_round_brackets, text)
+    return with_relation(without_lead_in(text))
+
+
+@functools.lru_cache(4096)
+def tokenize(text: str) -> list[str]:
+    """Returns the tokens of `text`; the caller must not change the list."""
+    if "\\vec" in text and "\\times" in text:
+        text = text.replace("\\times", "\\cross ")  # between vectors, not the dot product
+    text = simplified_text(text)
+    for needed, pattern, replacement in _REWRITES:
+        if needed in text:
+            text = pattern.sub(replacement, text)
+    tokens = []
+    # Punctuation at the end is not part of an answer.
+    for match in _LEXER.finditer(text.rstrip(" \n.,;:\\")):
+        tokens += _tokens_of_match(match, in_prose=False)
+    return with_names(tokens)
+
+
+def with_euler_number(tokens: list[str]) -> list[str]:
+    """Returns the tokens with 2e-3 as a difference.
+
+    1e-3 and 2.5e-3 are still numbers: the difference would be e-3 or, most likely, 2.5·e - 3.
+    """
+    result = []
+    for token in tokens:
+        match = _AMBIGUOUS_NUMBER.fullmatch(token)
+        is_ambiguous = match is not None and match[1] != "1"
+        result += [match[1], "e", match[2], match[3]] if match and is_ambiguous else [token]
+    return result
+
+
+def _tokens_of_match(match: re.Match[str], in_prose: bool) -> list[str]:
+    r"""Returns the tokens of one match; `in_prose` is true inside \text{...}."""
+    kind = match.lastgroup or ""
+    piece: str = match[kind]
+    if kind == "command" or (piece in COMMANDS_WITHOUT_BACKSLASH and not in_prose):
+        return [] if piece in TYPESETTING else [TOKENS.get(piece, "\\" + piece)]
+    # \text{sin} x is the function.
+    if kind == "text" and _is_operator(match, piece.strip()):
+        return [TOKENS.get(piece.strip(), "\\" + piece.strip())]
+    if kind == "text":
+        tokens = []
+        for inner in _LEXER.finditer(piece):
+            tokens += _tokens_of_match(inner, in_prose=True)
+        return tokens
+    if kind == "run" and piece not in ("and", "or"):
+        return _tokens_of_letters(match, piece, in_prose)
+    if kind == "space" or (in_prose and piece == "."):
+        return []
+    return [TOKENS.get(piece, piece)]
+
+
+def _is_operator(match: re.Match[str], name: str) -> bool:
+    r"""Returns whether \text holds a function's name, the form of \operatorname at this stage."""
+    is_second = name == "sec" and match.string[: match.start()].rstrip()[-1:].isdigit()
+    return not is_second and (name in COMMANDS_WITHOUT_BACKSLASH or name in _OPERATORS)
+
+
+def _tokens_of_letters(match: re.Match[str], letters: str, in_prose: bool) -> list[str]:
+    """Returns a run of letters as one word, or as symbols that are multiplied.
+
+    A run is a word if it is in prose, is a unit, is separated by spaces and has more than three
+    letters, or has more than two letters, all capital: "4 sides" ends with a word, "xyz" is a
+    product, "DNE" is a word.
+    """
+    start = match.start()
+    letters = letters.replace(".", "")
+    # am and pm are words in prose and after a number; elsewhere they are products.
+    is_time = letters in ("AM", "PM", "am", "pm")
+    if is_time and (in_prose or match.string[:start].rstrip()[-1:].isdigit()):
+        return ['"' + letters.lower()]
+    stands_alone = start == 0 or match.string[start - 1] in " \n"
+    is_unit = len(letters) > 1 and letters.removesuffix("s") in _WORDS
+    is_abbreviation = letters in ("mod", "per") or (letters.isupper() and len(letters) > 2)
+    if in_prose or is_unit or is_abbreviation or (stands_alone and len(letters) > 3):
+        return ['"' + letters]
+    return list(letters)

@@ -1,0 +1,105 @@
+"""Matrices and vectors: their entries, and a scalar in front of them.
+
+A vector may be written as a column or in brackets with commas, (1, 2). A row is a different matrix.
+The only operations that may be left to do are a product with a scalar and a transposition.
+"""
+
+from fractions import Fraction
+
+from jzero.answers.evaluation import is_exact, symbol_names, value
+from jzero.answers.expressions import Node, negative
+
+Rows = tuple[tuple[Node, ...], ...]
+_ZERO, _ONE = (Node("number", value=Fraction(number)) for number in (0, 1))
+_UNIT_VECTORS = {name: name for name in "ijk"}
+_UNIT_VECTORS |= {f"hat {name}": name for name in "ijk"} | {"hat imath": "i", "hat jmath": "j"}
+_TRANSPOSED = ("T", "\\top", "t", "top")
+
+
+def rows_of(node: Node) -> Rows | None:
+    """Returns the entries of a matrix or vector, row by row. None for any other tree."""
+    if node.kind == "matrix":
+        return _entries(node)
+    if node.kind == "tuple" and node.name == "()":
+        return tuple((part,) for part in node.parts)
+    if node.kind == "negative":
+        return _scaled(rows_of(node.parts[0]), Node("number", value=Fraction(-1)))
+    if node.kind == "power":
+        base, exponent = node.parts
+        rows = rows_of(base) if exponent.kind == "symbol" and exponent.name in _TRANSPOSED else None
+        return None if rows is None else tuple(zip(*rows, strict=True))
+    if node.kind == "divide":
+        above, below = node.parts
+        return _scaled(rows_of(above), Node("divide", (Node("number", value=Fraction(1)), below)))
+    if node.kind == "add":
+        return _sum(node.parts) or _from_unit_vectors(node)
+    if node.kind == "multiply":
+        # A product of two matrices is not computed.
+        matrices = [part for part in node.parts if rows_of(part) is not None]
+        scalars = tuple(part for part in node.parts if part not in matrices)
+        if len(matrices) != 1 or not scalars:
+            return None
+        scalar = scalars[0] if len(scalars) == 1 else Node("multiply", scalars)
+        return _scaled(rows_of(matrices[0]), scalar)
+    return None
+
+
+def _entries(matrix: Node) -> Rows | None:
+    (inside,) = matrix.parts if len(matrix.parts) == 1 else (None,)
+    if inside is None:
+        return None
+    rows = inside.parts if inside.kind == "rows" else (inside,)
+    entries = tuple(row.parts if row.kind == "row" else (row,) for row in rows)
+    return entries if len(set(map(len, entries))) == 1 else None
+
+
+def _scaled(rows: Rows | None, scalar: Node) -> Rows | None:
+    if rows is None:
+        return None
+    return tuple(tuple(_product(scalar, entry) for entry in row) for row in rows)
+
+
+def _sum(terms: tuple[Node, ...]) -> Rows | None:
+    """Returns the sum of vectors, entry by entry, without adding the numbers."""
+    matrices = [rows_of(term) for term in terms]
+    total = matrices[0]
+    for rows in matrices[1:]:
+        if total is None or rows is None or len(rows) != len(total):
+            return None
+        if len(rows[0]) != len(total[0]):
+            return None
+        pairs = zip(total, rows, strict=True)
+        total = tuple(
+            tuple(Node("add", entries) for entries in zip(*pair, strict=True)) for pair in pairs
+        )
+    return total
+
+
+def _from_unit_vectors(node: Node) -> Rows | None:
+    """Returns (3, 4) for 3i + 4j, if each term has one of i, j and k."""
+    coefficients: dict[str, Node] = {}
+    for term in node.parts:
+        sign, inside = (-1, term.parts[0]) if term.kind == "negative" else (1, term)
+        factors = inside.parts if inside.kind == "multiply" else (inside,)
+        names = [_UNIT_VECTORS[part.name] for part in factors if part.name in _UNIT_VECTORS]
+        scalars = tuple(part for part in factors if part.name not in _UNIT_VECTORS)
+        if len(names) != 1 or names[0] in coefficients:
+            return None
+        coefficient = scalars[0] if len(scalars) == 1 else Node("multiply", scalars)
+        coefficient = coefficient if scalars else _ONE
+        coefficients[names[0]] = coefficient if sign > 0 else negative(coefficient)
+    # i without j and k is the imaginary unit.
+    if not coefficients.keys() & {"j", "k"}:
+        return None
+    size = "ijk" if "k" in coefficients else "ij"
+    return tuple((coefficients.get(name, _ZERO),) for name in size)
+
+
+def _product(scalar: Node, entry: Node) -> Node:
+    """Returns the product, computed if both are rational numbers."""
+    product = Node("multiply", (scalar, entry))
+    number = None if symbol_names(product) else value(product)
+    if number is None or not is_exact(number):
+        return product
+    size = Node("number", value=abs(number))
+    return negative(size) if number < 0 else size

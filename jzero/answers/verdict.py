@@ -1,0 +1,179 @@
+"""The verdict on an answer to a mathematical question: `grade`.
+
+An answer is correct only if the single final answer, at the place that the template requires,
+equals the gold and does not merely repeat the question.
+
+Reasons of a grade:
+- correct
+- wrong value
+- no answer: the response has none at the place that the template requires
+- unparsed: the grammar or its limits refuse the answer, or a word after its number is not a unit
+- echo: the answer equals the gold, but is the question's own formula
+- no gold: there is no gold to compare with
+
+This is the verifier "fast". If the gold is written as a number, only a number is correct. The
+verifiers of published runs are in `jzero.answers.published`.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+from jzero.answers.applications import function_names
+from jzero.answers.echo import is_echo
+from jzero.answers.equivalence import Rules, equal
+from jzero.answers.expressions import Node, unit_names
+from jzero.answers.extract import extract_answer, last_box
+from jzero.answers.latex_lexer import simplified_text, tokenize, with_euler_number
+from jzero.answers.latex_parser import Reading, parse
+from jzero.answers.numerals import other_reading, with_decimal_point
+from jzero.answers.phrases import Choice, number_in_words, number_of_sentence, read_choice
+from jzero.answers.units import MULTIPLIERS, is_unit, singular, unit_name
+from jzero.types import Grade
+
+_WORD = re.compile("[a-z]+")
+# Characters that do not change an answer. Comparing the remaining text decides most correct
+# answers.
+_SPACES_AND_SIGNS = re.compile(
+    r"(?<=[-+*/=(){}^_])[ ]+|[ ]+(?=[-+*/=(){}^_])|(?<!\\)\$|(?<=\\)[dt](?=frac)"
+    r"|\\(?:left|right)(?![A-Za-z.])"
+)
+# Most golds are such numbers, and so are most wrong answers to them.
+_PLAIN_NUMBER = re.compile(r"-?[0-9]{1,100}(?:\.[0-9]{1,100})?")
+_COUNTED = re.compile(r"\bhow many ([a-z]+)")
+
+
+def grade(
+    response: str,
+    gold: object,
+    *,
+    template: str,
+    question: str = "",
+    units: str = "exact",
+) -> Grade:
+    """Grades a response: the score is 1.0 or 0.0.
+
+    `gold` is an answer, or a list of accepted answers. `template` tells how the response marks its
+    answer (`extract.TEMPLATES`). A formula that occurs in `question` does not count, unless it is
+    the gold exactly as written. With units="convert", a quantity may have another unit than the
+    gold.
+    """
+    answer = extract_answer(response, template)
+    if answer is None:
+        return Grade(0.0, False, "no answer")
+    if answer == gold:
+        return Grade(1.0, True, "correct")
+    candidates = gold if isinstance(gold, list) else [gold]
+    golds = [str(item) for item in candidates if item is not None and str(item).strip()]
+    rules = Rules(converts_units=units == "convert")
+    reasons = [_reason(answer, item, question, rules) for item in golds]
+    correct = "correct" in reasons
+    if correct:
+        reason = "correct"
+    else:
+        reason = reasons[0] if reasons else "no gold"
+    return Grade(float(correct), correct, reason)
+
+
+def _reason(answer: str, gold: str, question: str, rules: Rules) -> str:
+    if answer == gold:
+        return "correct"
+    gold = extract_answer(gold, "answer") or ""
+    if "\\boxed" in gold:
+        gold = last_box(gold) or gold
+    # Most answers are decided here, without the parser.
+    if _PLAIN_NUMBER.fullmatch(answer) and _PLAIN_NUMBER.fullmatch(gold):
+        return "correct" if Fraction(answer) == Fraction(gold) else "wrong value"
+    if _SPACES_AND_SIGNS.sub("", answer) == _SPACES_AND_SIGNS.sub("", gold) != "":
+        return "correct"
+
+    def compare(answer: str, gold: str) -> str:
+        return _compared(answer, gold, question, rules)
+
+    # The cheap comparisons of text did not decide: compares the parsed answers.
+    reason = compare(answer, gold)
+    if reason == "correct" or reason == "echo":
+        return reason
+    return "correct" if _is_correct_in_other_reading(answer, gold, reason, compare) else reason
+
+
+def _compared(answer: str, gold: str, question: str, rules: Rules) -> str:
+    if tokenize(answer) and tokenize(answer) == tokenize(gold):
+        return "correct"
+    functions, counted = function_names(answer, gold), _counted_numerals(question)
+    gold_tree = parse(gold, Reading(functions, True, counted))
+    tree = parse(answer, Reading(functions, _has_euler_number(gold), counted))
+    if tree is None:
+        return "unparsed"
+    if gold_tree is None or not equal(tree, gold_tree, rules):
+        return "wrong value"
+    if not _has_known_units(tree, gold, question):
+        return "unparsed"
+    return "echo" if is_echo(answer, tree, gold_tree, question) else "correct"
+
+
+def _is_correct_in_other_reading(
+    answer: str, gold: str, reason: str, compare: Callable[[str, str], str]
+) -> bool:
+    """Returns whether the answer is correct as a choice, as a number with commas, or as a sentence.
+
+    Each of these readings is tried only if the usual one did not give the gold.
+    """
+    text, gold_text = simplified_text(answer), simplified_text(gold)
+    choice, gold_choice = read_choice(text), read_choice(gold_text)
+    if choice or gold_choice:
+        return _is_same_choice(choice, gold_choice, text, gold_text, compare)
+    number, gold_number = other_reading(text), other_reading(gold_text)
+    number = number or with_decimal_point(text, gold_text) or number_in_words(text)
+    gold_number = gold_number or number_in_words(gold_text)
+    # Commas in the other answer mean a list, and then the commas here also separate items.
+    if (number and "," not in gold_text) or (gold_number and "," not in text):
+        return compare(number or text, gold_number or gold_text) == "correct"
+    sentence = number_of_sentence(text) if reason == "unparsed" else ""
+    return sentence != "" and compare(sentence, gold) == "correct"
+
+
+def _is_same_choice(
+    choice: Choice | None,
+    gold_choice: Choice | None,
+    text: str,
+    gold_text: str,
+    compare: Callable[[str, str], str],
+) -> bool:
+    """Compares letters if both sides have one, and values if both sides have one."""
+    if choice and gold_choice:
+        if choice.letter != gold_choice.letter:
+            return False
+        if not choice.value or not gold_choice.value:
+            return True
+        return compare(choice.value, gold_choice.value) == "correct"
+    value = choice.value if choice else text
+    gold_value = gold_choice.value if gold_choice else gold_text
+    return bool(value and gold_value) and compare(value, gold_value) == "correct"
+
+
+def _has_known_units(tree: Node, gold: str, question: str) -> bool:
+    """Returns whether the words after numbers are units, or are nouns of the question or gold."""
+    names = unit_names(tree)
+    if not names:
+        return True
+    nouns = _nouns(gold) | _nouns(question)
+    return all(is_unit(name, nouns) for name in names)
+
+
+@functools.lru_cache(4096)
+def _has_euler_number(gold: str) -> bool:
+    return "e" in with_euler_number(tokenize(gold))
+
+
+@functools.lru_cache(1024)
+def _nouns(text: str) -> frozenset[str]:
+    return frozenset(map(unit_name, _WORD.findall(text.lower())))
+
+
+@functools.lru_cache(1024)
+def _counted_numerals(question: str) -> frozenset[str]:
+    """Returns the numerals that a question counts: "dozen" for "How many dozen eggs ...?"."""
+    words = map(singular, _COUNTED.findall(question.lower()))
+    return frozenset(word for word in words if word in MULTIPLIERS)

@@ -1,0 +1,1 @@
+"""The decoder: a paged KV cache, compiled programs, sampling, and the scheduler of sequences."""

@@ -1,0 +1,417 @@
+"""Where the decoder's programs keep keys, values and recurrent states: one class for each use.
+
+    PromptCache      prefill: prompts attend to themselves; their keys and values are returned
+    PagedCache       decoding: one token of every slot, which attends to the pages of its slot
+    FusedPagedCache  the same, on backends that rotate, write and attend in one kernel
+    ChunkCache       scoring: a chunk of every sequence, after the pages of its earlier tokens
+
+Each is a `run_model.Cache`. Its fields are the same in all layers, except `arrays`, which passes
+from layer to layer as an argument of `attend` and `recur`. All arrays are of one shard.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Float, Int
+
+from jzero import attention
+from jzero.attention import pools
+from jzero.decoder import slot_state
+from jzero.decoder.decode_state import CacheArrays, DecodeState
+from jzero.decoder.pages import SCRATCH_PAGE
+from jzero.decoder.program_settings import ProgramSettings
+from jzero.errors import UserError
+from jzero.model.delta_net import DeltaInputs, DeltaState
+from jzero.model.layers import rotary
+from jzero.types import RowLayout
+
+Function = TypeVar("Function", bound=Callable)
+KeysAndValues = tuple[attention.Pool, attention.Pool]  # of one device
+
+
+def split_over_tensor(
+    settings: ProgramSettings, function: Function, in_specs: tuple, out_specs: object
+) -> Function:
+    """Maps `function` over the devices of a shard, each with its own heads or columns."""
+    # XLA's partitioner can split matrix products, but neither a Pallas kernel nor a write to the
+    # pool.
+    if settings.tensor == 1:
+        return function
+    return jax.shard_map(
+        function, in_specs=in_specs, out_specs=out_specs, axis_names={"tensor"}, check_vma=False
+    )
+
+
+# -- prefill ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PromptCache:
+    """The keys and values of prompts. Its arrays are [L, prompts, T, K, D]."""
+
+    settings: ProgramSettings
+    segments: Int[Array, "prompts T"]  # 1 for a prompt's tokens, 0 for padding
+    arrays: CacheArrays
+    rotates: bool = False
+
+    def attend(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, arrays: CacheArrays
+    ) -> tuple[jax.Array, CacheArrays]:
+        """Attends to the prompt, and stores its keys and values."""
+        settings = self.settings
+        packed = settings.attention.packed
+        if settings.tensor > 1:
+            packed = attention.split_over_mesh(packed, settings.tensor)
+        # Prompts attend to keys and values in the precision that decoding will read from the pool.
+        # The returned ones are not rounded here, because `insert` rounds them.
+        stored_k = attention.as_stored(k, settings.kv_storage, settings.dtype)
+        stored_v = attention.as_stored(v, settings.kv_storage, settings.dtype)
+        width = self.segments.shape[1]
+        out = packed(q, stored_k, stored_v, self.segments, RowLayout(0, 1, width))
+        all_k = lax.dynamic_update_index_in_dim(arrays.k, k, layer, 0)
+        all_v = lax.dynamic_update_index_in_dim(arrays.v, v, layer, 0)
+        return out, arrays._replace(k=all_k, v=all_v)
+
+    def recur(
+        self, inputs: DeltaInputs, layer: jax.Array, arrays: CacheArrays
+    ) -> tuple[jax.Array, CacheArrays]:
+        """Computes the prompts from a state of zeros, and stores their last states."""
+        recurrence = self.settings.arithmetic.recurrence
+        out, layer_states = recurrence.rows(inputs, self.segments)
+        states = slot_state.with_layer(arrays.slot_state, layer, layer_states)
+        return out, arrays._replace(slot_state=states)
+
+
+def prompt_cache(settings: ProgramSettings, segments: Int[Array, "prompts T"]) -> PromptCache:
+    """Returns an empty cache for prompts."""
+    model = settings.model
+    prompts, width = segments.shape
+    kv_shape = (
+        len(model.attention_layers),
+        prompts,
+        width,
+        model.num_key_value_heads,
+        model.head_dim,
+    )
+    empty = jnp.zeros(kv_shape, settings.dtype)
+    arrays = CacheArrays(empty, empty, slot_state.empty_slots(model, prompts))
+    return PromptCache(settings, segments, arrays)
+
+
+# -- decoding --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PagedCache:
+    """The pages and the recurrent states of slots, each of which decodes one token.
+
+    Idle slots write to the scratch page, and keep their recurrent state.
+    """
+
+    settings: ProgramSettings
+    arrays: CacheArrays
+    active: Bool[Array, " slots"]
+    write_page: Int[Array, " slots"]  # the page of each slot's token
+    write_offset: Int[Array, " slots"]  # its place in this page
+    table: Int[Array, "slots pages_per_slot"]
+    lengths: Int[Array, " slots"]  # tokens with the new one; 1 for idle slots
+    shared_pages: Int[Array, " blocks"]
+    rotates: bool = False
+
+    def attend(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, arrays: CacheArrays
+    ) -> tuple[jax.Array, CacheArrays]:
+        """Writes the tokens' keys and values, and attends to the pages of each slot."""
+        settings = self.settings
+        first_row = layer * settings.pages_per_shard
+
+        def write_and_attend(
+            q: jax.Array,
+            k: jax.Array,
+            v: jax.Array,
+            pools: KeysAndValues,
+            write_rows: jax.Array,
+            write_offset: jax.Array,
+            read_rows: jax.Array,
+            lengths: jax.Array,
+            shared_pages: jax.Array,
+        ) -> tuple[jax.Array, KeysAndValues]:
+            # This runs on every device of `tensor`, with the device's heads.
+            k_pool = settings.attention.write(pools[0], k[:, 0], write_rows, write_offset)
+            v_pool = settings.attention.write(pools[1], v[:, 0], write_rows, write_offset)
+            kv_heads = k.shape[2]
+            out = settings.attention.paged(
+                q[:, 0], k_pool, v_pool, read_rows, lengths, shared_pages, kv_heads
+            )
+            return out[:, None], (k_pool, v_pool)
+
+        pool_spec = P(settings.kv_axis)
+        heads_spec = P(None, None, settings.kv_axis)
+        write_and_attend = split_over_tensor(
+            settings,
+            write_and_attend,
+            in_specs=(heads_spec, heads_spec, heads_spec, pool_spec, P(), P(), P(), P(), P()),
+            out_specs=(heads_spec, pool_spec),
+        )
+        out, (k_pool, v_pool) = write_and_attend(
+            q,
+            k,
+            v,
+            (arrays.k, arrays.v),
+            first_row + self.write_page,
+            self.write_offset,
+            first_row + self.table,
+            self.lengths,
+            self.shared_pages,
+        )
+        return out.astype(q.dtype), arrays._replace(k=k_pool, v=v_pool)
+
+    def recur(
+        self, inputs: DeltaInputs, layer: jax.Array, arrays: CacheArrays
+    ) -> tuple[jax.Array, CacheArrays]:
+        """Computes one token of every slot from the slot's state."""
+        return recur_in_slots(self.settings, self.active, inputs, layer, arrays)
+
+
+def recur_in_slots(
+    settings: ProgramSettings,
+    active: Bool[Array, " slots"],
+    inputs: DeltaInputs,
+    layer: jax.Array,
+    arrays: CacheArrays,
+) -> tuple[jax.Array, CacheArrays]:
+    """Computes one token of every slot, and replaces the states of the active slots."""
+    layer_states = slot_state.take_layer(arrays.slot_state, layer)
+    recurrence = settings.arithmetic.recurrence
+    out, next_states = recurrence.slots(inputs, layer_states, active)
+    states = slot_state.with_layer(arrays.slot_state, layer, next_states)
+    return out, arrays._replace(slot_state=states)
+
+
+@dataclass(frozen=True)
+class FusedPagedCache:
+    """A `PagedCache` whose backend rotates, writes and attends in one kernel."""
+
+    settings: ProgramSettings
+    arrays: CacheArrays
+    active: Bool[Array, " slots"]
+    cos: Float[Array, "slots D"]
+    sin: Float[Array, "slots D"]
+    table: Int[Array, "slots pages_per_slot"]
+    lengths: Int[Array, " slots"]
+    shared_pages: Int[Array, " blocks"]
+    owners: Int[Array, " blocks"]  # see attention.backend.Decode
+    rotates: bool = True
+
+    def attend(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, arrays: CacheArrays
+    ) -> tuple[jax.Array, CacheArrays]:
+        """Rotates q and k, writes keys and values, and attends to the pages of each slot."""
+        settings = self.settings
+        assert settings.attention.decode is not None
+        pool_spec = P(settings.kv_axis)
+        heads_spec = P(None, settings.kv_axis)
+        pools_specs = (pool_spec, pool_spec)
+        decode = split_over_tensor(
+            settings,
+            settings.attention.decode,
+            (*[heads_spec] * 3, P(), P(), *pools_specs, *[P()] * 5),
+            (heads_spec, *pools_specs),
+        )
+        out, k_pool, v_pool = decode(
+            q[:, 0],
+            k[:, 0],
+            v[:, 0],
+            self.cos,
+            self.sin,
+            arrays.k,
+            arrays.v,
+            self.table,
+            self.lengths,
+            layer * settings.pages_per_shard,
+            self.shared_pages,
+            self.owners,
+        )
+        return out[:, None].astype(q.dtype), arrays._replace(k=k_pool, v=v_pool)
+
+    def recur(
+        self, inputs: DeltaInputs, layer: jax.Array, arrays: CacheArrays
+    ) -> tuple[jax.Array, CacheArrays]:
+        """Computes one token of every slot from the slot's state."""
+        return recur_in_slots(self.settings, self.active, inputs, layer, arrays)
+
+
+def slot_cache(
+    settings: ProgramSettings,
+    state: DecodeState[jax.Array],
+    table: Int[Array, "slots pages_per_slot"],
+    shared_pages: Int[Array, " blocks"],
+) -> PagedCache | FusedPagedCache:
+    """Returns the cache of one decode step. table, shared_pages: as in `programs.generate`.
+
+    Raises UserError for a fused kernel and a model that rotates only a part of each head.
+    """
+    # These values are the same in every layer, so they are computed once.
+    active, positions = state.active, state.positions
+    arrays = CacheArrays(state.k_pool, state.v_pool, state.slot_state)
+    lengths = jnp.where(active, positions + 1, 1)
+    if settings.attention.decode is None:
+        # The page that holds the position of each slot's input.
+        page_numbers = (positions // settings.page_size)[:, None]
+        page_of_token = jnp.take_along_axis(table, page_numbers, axis=1)
+        return PagedCache(
+            settings,
+            arrays,
+            active,
+            write_page=jnp.where(active, page_of_token[:, 0], SCRATCH_PAGE),
+            write_offset=positions % settings.page_size,
+            table=table,
+            lengths=lengths,
+            shared_pages=shared_pages,
+        )
+    if settings.model.partial_rotary_factor != 1:
+        raise UserError(
+            "model.attention=tpu_fused rotates whole heads, and "
+            f"{settings.model.model_type} a part of each: leave model.attention out"
+        )
+    table = jnp.where(active[:, None], table, SCRATCH_PAGE)
+    shared_pages, owners = shared_pages_and_owners(shared_pages, active)
+    cos, sin = full_rotary(settings, positions)
+    return FusedPagedCache(settings, arrays, active, cos, sin, table, lengths, shared_pages, owners)
+
+
+def shared_pages_and_owners(
+    shared_pages: Int[Array, " blocks"], active: Bool[Array, " slots"]
+) -> tuple[Int[Array, " blocks"], Int[Array, " blocks"]]:
+    """Returns the number of pages that each block's slots share, and its first active slot.
+
+    Slots are numbered within the shard. A block without active slots shares nothing.
+    """
+    # Slots end in the middle of a call, each at its own step. The kernel reads the pages of a block
+    # through the row of its owner, so the owner must be a slot that has not ended.
+    is_active = active.reshape(len(shared_pages), -1)
+    slots_per_block = is_active.shape[1]
+    first_slots = jnp.arange(len(shared_pages), dtype=jnp.int32) * slots_per_block
+    owners = first_slots + jnp.argmax(is_active, axis=1).astype(jnp.int32)
+    return jnp.where(is_active.any(axis=1), shared_pages, 0), owners
+
+
+def full_rotary(
+    settings: ProgramSettings, positions: Int[Array, " slots"]
+) -> tuple[Float[Array, "slots D"], Float[Array, "slots D"]]:
+    """Returns cosines and sines for both halves of a head, as `backend.Decode` requires."""
+    rope = rotary(settings.model, positions[:, None])
+    cos, sin = rope.cos[:, 0, 0], rope.sin[:, 0, 0]
+    return jnp.concatenate([cos, cos], axis=1), jnp.concatenate([-sin, sin], axis=1)
+
+
+# -- scoring ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ChunkCache:
+    """Pages of sequences, each of which computes a chunk of tokens after its earlier pages.
+
+    Attention sees one packed row: the context's tokens, then the chunk's. Padding has segment 0.
+    """
+
+    settings: ProgramSettings
+    arrays: CacheArrays
+    is_token: Bool[Array, "rows T"]
+    segments: Int[Array, "rows S"]  # S tokens: the context pages, then the chunk
+    context_pages: Int[Array, "rows C"]
+    write_pages: Int[Array, "rows W"]  # the pages of the chunk
+    rotates: bool = False
+
+    def attend(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, arrays: CacheArrays
+    ) -> tuple[jax.Array, CacheArrays]:
+        """Writes the chunk's keys and values, and attends to the context and the chunk."""
+        settings, page_size = self.settings, self.settings.page_size
+        rows, width = self.is_token.shape
+        num_context = self.context_pages.shape[1] * page_size
+        layout = RowLayout(num_context, 1, width)
+
+        def write_and_attend(
+            q: jax.Array,
+            k: jax.Array,
+            v: jax.Array,
+            pools_of_layer: KeysAndValues,
+            write_rows: jax.Array,
+            read_rows: jax.Array,
+            segments: jax.Array,
+        ) -> tuple[jax.Array, KeysAndValues]:
+            # This runs on every device of `tensor`, with the device's heads.
+            kv_heads, head_dim = k.shape[2:]
+
+            def join_context(
+                pool: attention.Pool, x: jax.Array
+            ) -> tuple[attention.Pool, jax.Array]:
+                """Writes x into the pool. Returns the pool, and x after the context."""
+                by_page = x.reshape(-1, page_size, kv_heads, head_dim)
+                pool = settings.attention.write(pool, by_page, write_rows)
+                # Attend to keys and values as decoding would read them from the pool.
+                x = attention.as_stored(x, settings.kv_storage, settings.dtype)
+                if not num_context:
+                    return pool, x
+                context = pools.read(pool, read_rows, kv_heads, head_dim, settings.dtype)
+                context = context.reshape(rows, num_context, kv_heads, head_dim)
+                return pool, jnp.concatenate([context, x], axis=1)
+
+            k_pool, k = join_context(pools_of_layer[0], k)
+            v_pool, v = join_context(pools_of_layer[1], v)
+            out = settings.attention.packed(q, k, v, segments, layout)
+            return out, (k_pool, v_pool)
+
+        pool_spec = P(settings.kv_axis)
+        heads_spec = P(None, None, settings.kv_axis)
+        write_and_attend = split_over_tensor(
+            settings,
+            write_and_attend,
+            in_specs=(heads_spec, heads_spec, heads_spec, pool_spec, P(), P(), P()),
+            out_specs=(heads_spec, pool_spec),
+        )
+        first_row = layer * settings.pages_per_shard
+        write_rows = first_row + self.write_pages.ravel()
+        read_rows = first_row + self.context_pages.ravel()
+        out, (k_pool, v_pool) = write_and_attend(
+            q, k, v, (arrays.k, arrays.v), write_rows, read_rows, self.segments
+        )
+        return out, arrays._replace(k=k_pool, v=v_pool)
+
+    def recur(
+        self, inputs: DeltaInputs, layer: jax.Array, arrays: CacheArrays
+    ) -> tuple[jax.Array, CacheArrays]:
+        """Computes the chunks from the rows' states, and stores the states after them."""
+        layer_states = slot_state.take_layer(arrays.slot_state, layer)
+        segments = self.is_token.astype(jnp.int32)
+        recurrence = self.settings.arithmetic.recurrence
+        out, next_states = recurrence.rows(inputs, segments, layer_states)
+        states = slot_state.with_layer(arrays.slot_state, layer, next_states)
+        return out, arrays._replace(slot_state=states)
+
+
+def chunk_cache(
+    settings: ProgramSettings,
+    state: DecodeState[jax.Array],
+    row_states: DeltaState | None,
+    starts: Int[Array, " rows"],
+    is_token: Bool[Array, "rows T"],
+    context_pages: Int[Array, "rows C"],
+    write_pages: Int[Array, "rows W"],
+) -> ChunkCache:
+    """Returns the cache of one chunk of every row.
+
+    row_states: the recurrent states before the chunks, [L, rows, ...].
+    starts, context_pages, write_pages: as in `score_program.ScoreInputs`.
+    """
+    num_context = context_pages.shape[1] * settings.page_size
+    is_context = jnp.arange(num_context)[None] < starts[:, None]
+    segments = jnp.concatenate([is_context, is_token], axis=1).astype(jnp.int32)
+    arrays = CacheArrays(state.k_pool, state.v_pool, row_states)
+    return ChunkCache(settings, arrays, is_token, segments, context_pages, write_pages)

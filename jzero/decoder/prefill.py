@@ -1,0 +1,102 @@
+"""Batches prompts for the engine's prefill: selects the groups of a batch, and pads their arrays.
+
+Widths and numbers of rows are powers of two, so that few programs are compiled.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float32, Int32
+
+from jzero.decoder.engine import Engine, next_power_of_two
+from jzero.decoder.sequence import Groups, Sequence
+
+PREFILL_TOKENS = 8192  # padded prompt tokens of one prefill call, over all shards
+
+
+def prefill_shape(engine: Engine, longest: int) -> tuple[int, int]:
+    """Returns the padded width of a prefill, and its maximum number of rows per shard.
+
+    `longest` is the number of tokens in its longest row.
+    """
+    page_size = engine.settings.page_size
+    num_pages = next_power_of_two(-(-longest // page_size), 1)
+    width = min(num_pages * page_size, engine.max_prefill_length)
+    return width, max(1, PREFILL_TOKENS // (width * engine.num_shards))
+
+
+def prefill_shapes(engine: Engine) -> list[tuple[int, int]]:
+    """Returns (rows per shard, tokens per row) of the largest prefill of every width."""
+    # Widths go up to a complete episode, because a preempted sequence is prefilled with all of its
+    # tokens, unless `chunked_prefill.py` prefills it in chunks.
+    longest = max(engine.longest_prefill(), 2)
+    shapes = {prefill_shape(engine, length) for length in range(1, longest)}
+    most_rows = next_power_of_two(engine.slots_per_shard, 1)
+    return [(min(next_power_of_two(rows, 1), most_rows), width) for width, rows in sorted(shapes)]
+
+
+@dataclass(frozen=True)
+class PrefillRow:
+    """One row of a prefill: the tokens that all sequences of a group share."""
+
+    shard: int
+    row: int  # index over all shards
+    group: list[Sequence]
+
+
+@dataclass(frozen=True)
+class PrefillBatch:
+    """The arrays of one `Engine.prefill_multisampling`, and the groups of their rows."""
+
+    rows: list[PrefillRow]
+    padded_tokens: Int32[np.ndarray, "rows width"]
+    true_length: Int32[np.ndarray, " rows"]  # 1 in padding rows
+    requests: Int32[np.ndarray, "rows group_size"]
+    temperature: Float32[np.ndarray, " rows"]
+
+
+def take_prefill_batch(
+    engine: Engine, groups_by_shard: list[Groups], group_size: int, temperature: float
+) -> PrefillBatch:
+    """Moves groups of similar length from the front of every shard's list into one batch.
+
+    `requests` is `group_size` wide. If `group_size` is 0, it is as wide as the largest group of the
+    batch, rounded up to a power of two. Sequences without their own temperature get `temperature`.
+    """
+    # The first groups in line must fit, so the longest of them decides the width.
+    longest = max(len(groups[0][0]) for groups in groups_by_shard if groups)
+    width, max_rows = prefill_shape(engine, longest)
+    taken = [_take_fitting(groups, width, max_rows) for groups in groups_by_shard]
+
+    rows_per_shard = next_power_of_two(max(len(groups) for groups in taken), 1)
+    num_rows = engine.num_shards * rows_per_shard
+    if not group_size:
+        largest = max(len(group) for groups in taken for group in groups)
+        group_size = next_power_of_two(largest, 1)
+    # Smaller groups, such as a preempted sequence, are padded to group_size: one shape serves all.
+    batch = PrefillBatch(
+        rows=[],
+        padded_tokens=np.zeros((num_rows, width), np.int32),
+        true_length=np.ones(num_rows, np.int32),
+        requests=np.zeros((num_rows, group_size), np.int32),
+        temperature=np.zeros(num_rows, np.float32),
+    )
+    for shard, groups in enumerate(taken):
+        for row, group in enumerate(groups, start=shard * rows_per_shard):
+            first = group[0]
+            tokens = first.tokens.ids
+            batch.rows.append(PrefillRow(shard, row, group))
+            batch.padded_tokens[row, : len(tokens)] = tokens
+            batch.true_length[row] = len(tokens)
+            batch.requests[row, : len(group)] = [sequence.request_id for sequence in group]
+            batch.temperature[row] = first.temperature_or(temperature)
+    return batch
+
+
+def _take_fitting(groups: Groups, width: int, max_rows: int) -> Groups:
+    """Removes and returns up to `max_rows` groups, and stops before one longer than `width`."""
+    too_long = (i for i, group in enumerate(groups) if len(group[0]) > width)
+    count = min(next(too_long, len(groups)), max_rows)
+    taken = groups[:count]
+    del groups[:count]
+    return taken

@@ -1,0 +1,78 @@
+"""Rollouts and carried sequences as bytes: for other hosts and for checkpoints.
+
+The bytes are MessagePack of plain values and arrays (flax.serialization), never pickle: a
+checkpoint or a message cannot run code when it is read.
+"""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import fields, is_dataclass, replace
+from typing import TypeVar, cast
+
+from flax.serialization import msgpack_restore, msgpack_serialize
+
+from jzero.decoder.sequence import EpisodeGroup, Sequence
+from jzero.tokens import Tokens
+from jzero.types import Grade, Problem, Rollout, Turn
+
+T = TypeVar("T")
+
+
+# The fields of each serialized record that hold a record, or a list of records.
+DATACLASS_FIELDS: dict[type, dict[str, type]] = {
+    Problem: {},
+    Grade: {},
+    Turn: {"grade": Grade},
+    Rollout: {"problem": Problem, "tokens": Tokens, "turns": Turn, "grade": Grade},
+    Sequence: {"tokens": Tokens, "turns": Turn},
+    EpisodeGroup: {"sequences": Sequence},
+    Tokens: {},
+}
+
+
+def rollouts_to_bytes(rollouts: list[Rollout]) -> bytes:
+    """Writes rollouts. Their problems must hold plain JSON values."""
+    return msgpack_serialize(to_plain(rollouts))
+
+
+def rollouts_from_bytes(parts: SequenceOf[bytes]) -> list[Rollout]:
+    """Reads the rollouts of several hosts, in the hosts' order."""
+    rollouts: list[Rollout] = []
+    for part in parts:
+        for rollout in restore_all(Rollout, msgpack_restore(part)):
+            # Rollout has a tuple, which MessagePack returned as a list.
+            rollouts.append(replace(rollout, turns=tuple(rollout.turns)))
+    return rollouts
+
+
+def to_plain(value: object) -> object:
+    """Returns records as dicts, and tuples, which MessagePack lacks, as lists."""
+    if isinstance(value, Tokens):
+        return value.to_dict()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {item.name: to_plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, dict):
+        return {name: to_plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    return value
+
+
+def restore_all(kind: type[T], rows: object) -> list[T]:
+    """Returns one `kind` for each row of fields, the inverse of `to_plain`."""
+    assert isinstance(rows, list), f"{type(rows)=}"
+    return [cast(T, _restore(kind, row)) for row in rows]
+
+
+def _restore(kind: type, value: object) -> object:
+    """Rebuilds a dataclass, a list of dataclasses, or None from plain values."""
+    if value is None:
+        return None
+    if isinstance(value, list):
+        return [_restore(kind, item) for item in value]
+    assert isinstance(value, dict), f"{type(value)=}"
+    nested = DATACLASS_FIELDS[kind]
+    values = {
+        name: _restore(nested[name], item) if name in nested else item
+        for name, item in value.items()
+    }
+    return kind(**values)

@@ -1,0 +1,1 @@
+"""Environments, tools and the episodes that run in them. Imports no jax."""

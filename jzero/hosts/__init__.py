@@ -1,0 +1,1 @@
+"""The processes of a run on one or several hosts: joining, collectives, losses, interruption."""

@@ -1,0 +1,1 @@
+"""Matrix products in fp32 and int8."""

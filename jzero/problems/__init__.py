@@ -1,0 +1,1 @@
+"""Rows of data sets, the loader that selects them, and prompt templates. Imports no jax."""

@@ -1,0 +1,695 @@
+"""Problem data sets: loads them, reads their rows, and mixes them with a seed.
+
+A source is a value of `task.data`: a local file or directory, or a data set on the Hugging Face
+hub. `load_split` returns one split of a source, `read_rows` returns the questions and answers of a
+split, and `stream` returns an endless shuffled sequence of rows.
+
+Grader processes load this module. It imports no jax, and imports `datasets` and `grain` inside
+functions, because both are slow to import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import decimal
+import difflib
+import functools
+import json
+import logging
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, cast
+
+from jzero.errors import UserError, quoted
+from jzero.files import split_revision
+from jzero.problems import bounds, json_files
+from jzero.types import JsonValue, Problem, Prompt
+
+if TYPE_CHECKING:
+    import datasets
+
+    from jzero.config import TaskConfig
+
+RowType = TypeVar("RowType")
+
+EVAL_SEED = 20250124  # not the run's seed: runs are compared on the same held-out problems
+
+# The data sets of tasks that have published ones, used if `task.data` is empty.
+DEFAULT_SETS = {
+    "gsm8k": "main@openai/gsm8k",  # 7,473 train rows
+    "math": "RLAIF/math",  # 12,000 train rows: MATH without the problems of MATH-500
+    "math_multiturn": "RLAIF/math",
+}
+
+# Column names in published data sets. The first name that a data set has is used.
+COLUMN_NAMES = {
+    "problem": ("problem", "question", "prompt", "Problem", "Question", "input"),
+    "answer": ("answer", "final_answer", "gt_answer", "Answer"),
+    "level": ("level", "difficulty", "Level"),
+}
+
+MAX_QUESTION = 4 << 20  # characters
+MAX_ANSWER = 1 << 16  # characters of a final answer
+
+FILE_TYPES = (".json", ".jsonl", ".parquet", ".arrow")
+# Files that `save_to_disk` adds to the data of a Dataset or DatasetDict.
+SAVED_TO_DISK = ("state.json", "dataset_dict.json")
+
+
+class Row(NamedTuple):
+    """A question with its answer: text, a number, or a list of accepted answers.
+
+    `prompt` is set if the data set contains complete prompts (task.template=column:NAME).
+    """
+
+    question: str
+    answer: JsonValue
+    prompt: Prompt | None = None
+    columns: dict[str, JsonValue] | None = None  # all columns, if a reward reads them
+
+
+class AskedRow(NamedTuple):
+    """A row of a data set as a problem. The id of the problem is still empty."""
+
+    question: str  # as in the data set, without a template
+    problem: Problem
+
+
+class Stream(Protocol[RowType]):
+    """An endless sequence of rows, a grain.MapDataset: `stream[i]` depends only on i.
+
+    A MapDataset is read by index and keeps no position. A checkpoint therefore needs only the step
+    number, on any number of hosts. A grain.DatasetIterator would have additional state to save.
+    """
+
+    def __getitem__(self, index: int, /) -> RowType: ...
+
+    def batch(
+        self, batch_size: int, *, batch_fn: Callable[[Sequence[Any]], list[Any]]
+    ) -> Stream[list[RowType]]: ...
+
+
+class _Drawn(Generic[RowType]):
+    """A grain data source that computes each row from its index."""
+
+    def __init__(self, draw: Callable[[int], RowType]) -> None:
+        self._draw = draw
+
+    def __len__(self) -> int:
+        # Grain needs a length, and the sequence is endless.
+        return sys.maxsize
+
+    def __getitem__(self, index: int) -> RowType:
+        return self._draw(index)
+
+
+# Sources.
+
+_COLUMN_OF_SOURCE = re.compile(r"(.*):(problem|answer)=([^:]+)", re.DOTALL)
+
+
+class Source(NamedTuple):
+    """A source of rows and its column names; "" selects the usual names in COLUMN_NAMES."""
+
+    data: str
+    problem_column: str = ""
+    answer_column: str = ""
+
+
+def parse_source(text: str) -> Source:
+    """Parses "FILE" or "FILE:problem=input:answer=output".
+
+    Raises:
+        UserError: a column is named twice, or no file or data set precedes the column names.
+    """
+    columns: dict[str, str] = {}
+    data = text
+    # Each match removes the last column name. Any colons that remain belong to the source.
+    while found := _COLUMN_OF_SOURCE.fullmatch(data):
+        data, kind, name = found.groups()
+        if kind in columns:
+            raise UserError(f"data {text} names the column {kind} twice: name it once")
+        columns[kind] = name.strip()
+    if columns and not data.strip():
+        raise UserError(f"data {text} names columns and no set: write FILE:problem=COLUMN")
+    return Source(data, columns.get("problem", ""), columns.get("answer", ""))
+
+
+# Loading.
+
+
+@functools.cache
+def load(source: str) -> Mapping[str, datasets.Dataset]:
+    """Returns the splits of a source by name. A single file has one split, "train".
+
+    A source is one of these:
+
+    - a json, jsonl, parquet or arrow file
+    - a directory of such files, one for each split (train.jsonl, test.jsonl, ...)
+    - a directory written by `save_to_disk`
+    - a hub id, "owner/name" or "config@owner/name", optionally followed by "#revision": a branch,
+      tag or commit
+
+    Raises:
+        UserError: the source cannot be loaded.
+    """
+    try:
+        return _load(source)
+    except UserError:
+        raise
+    except Exception as error:
+        # The network or a file is at fault, and datasets raises many types of exceptions for them.
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"data {source} cannot be loaded ({type(error).__name__}: {reason}): give a json, "
+            "jsonl, parquet or arrow file, a directory of train and test files or of save_to_disk, "
+            "or a hub id (config@id#revision) in reach"
+        ) from None
+
+
+class _Files(Mapping[str, "datasets.Dataset"]):
+    """The splits of a directory of files. Each file is read on the first access to its split."""
+
+    def __init__(self, files: dict[str, Path]) -> None:
+        self._files = files
+        self._splits: dict[str, datasets.Dataset] = {}
+
+    def __getitem__(self, name: str) -> datasets.Dataset:
+        path = self._files[name]
+        if name not in self._splits:
+            try:
+                self._splits[name] = _read_file(path)
+            except UserError:
+                raise
+            except Exception as error:
+                # datasets raises many types of exceptions for damaged files.
+                reason = " ".join(str(error).split())[:200]
+                raise UserError(
+                    f"data {path} cannot be loaded ({type(error).__name__}: {reason})"
+                ) from None
+        return self._splits[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def _load(source: str) -> Mapping[str, datasets.Dataset]:
+    import datasets
+
+    path = Path(source)
+    if path.is_dir():
+        found = [file for file in sorted(path.iterdir()) if file.suffix in FILE_TYPES]
+        files = {file.stem: file for file in found}
+        # `save_to_disk` writes files of these types too: its own loader reads them.
+        if files and not any((path / name).exists() for name in SAVED_TO_DISK):
+            if len(files) < len(found):
+                stems = [file.stem for file in found]
+                twice = next(stem for stem in stems if stems.count(stem) > 1)
+                raise UserError(f"data {source} has two files of the split {twice}: remove one")
+            return _Files(files)
+        return _as_splits(datasets.load_from_disk(source))
+    if path.exists() and path.suffix in FILE_TYPES:
+        return {"train": _read_file(path)}
+
+    name, revision = split_revision(source)
+    config_name, _, repository = name.rpartition("@")
+    # Report a missing file as such, instead of looking for its path on the hub.
+    is_path = repository.count("/") > 1 or repository.startswith(".")
+    if path.is_file():
+        raise UserError(
+            f"data {source} ends in {path.suffix or 'no suffix'}: convert it to one of "
+            f"{', '.join(FILE_TYPES)}, such as a JSON object with its columns on each line"
+        )
+    if path.exists() or path.suffix in FILE_TYPES or is_path:
+        raise FileNotFoundError(f"no such directory, or file ending in {', '.join(FILE_TYPES)}")
+    return _as_splits(datasets.load_dataset(repository, config_name or None, revision=revision))
+
+
+def _as_splits(loaded: object) -> dict[str, datasets.Dataset]:
+    """Returns a Dataset, or a dict of Datasets, as a dict of splits."""
+    import datasets
+
+    if isinstance(loaded, datasets.Dataset):
+        return {"train": loaded}
+    assert isinstance(loaded, dict), f"{type(loaded)=}"
+    return {str(name): dataset for name, dataset in loaded.items()}
+
+
+def _read_file(path: Path) -> datasets.Dataset:
+    import datasets
+    import pyarrow
+
+    json_files.check_is_file(path)
+    if path.suffix == ".parquet":
+        with _without_log("datasets"):
+            return datasets.Dataset.from_parquet(str(path))
+    if path.suffix == ".arrow":
+        return datasets.Dataset.from_file(str(path))
+    columns = json_files.read_columns(path, COLUMN_NAMES["problem"])
+    try:
+        return datasets.Dataset.from_dict(columns)
+    except (pyarrow.ArrowException, TypeError, OverflowError, ValueError):
+        # Arrow's message has no row number. Find the row, for an error that names it.
+        json_files.find_misfit(path, columns, _fits_arrow)
+
+
+def _fits_arrow(values: list[JsonValue]) -> bool:
+    """Returns whether Arrow can store the values in one column."""
+    import datasets
+    import pyarrow
+
+    try:
+        datasets.Dataset.from_dict({"column": values})
+    except (pyarrow.ArrowException, TypeError, OverflowError, ValueError):
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _without_log(name: str) -> Iterator[None]:
+    """Silences the log of a library that both logs and raises its errors."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def load_split(source: str, *names: str) -> datasets.Dataset:
+    """Returns the first split in `names` that the source has, or the source's only split.
+
+    Raises:
+        UserError: the source has several splits, none of them in `names`.
+    """
+    splits = load(source)
+    for name in names:
+        if name in splits:
+            return splits[name]
+    if len(splits) > 1:
+        raise UserError(
+            f"data {source} has splits {', '.join(splits)}: {names[0]} is not among them, name one "
+            "with task.train_split, task.eval_split, sft.train_split or sft.eval_split"
+        )
+    return next(iter(splits.values()))
+
+
+# Rows.
+
+
+def find_column(dataset: datasets.Dataset, kind: str, source: str, wanted: str = "") -> str:
+    """Returns the name of a column: `wanted`, or the first name in COLUMN_NAMES[kind].
+
+    Raises:
+        UserError: the data set has no such column.
+    """
+    names = [wanted] if wanted else COLUMN_NAMES[kind]
+    for name in names:
+        if name in dataset.column_names:
+            return name
+    columns = ", ".join(sorted(dataset.column_names))
+    if wanted:
+        similar = difflib.get_close_matches(wanted, dataset.column_names, 1)
+        advice = f"did you mean {similar[0]}?" if similar else f"set task.{kind}_column."
+        raise UserError(
+            f"task.{kind}_column={wanted}: {source} has the columns {columns}: {advice} Or write "
+            f"{source}:{kind}=COLUMN where the set is a suite or task.eval_data"
+        )
+    if kind == "level":
+        advice = "task.level_min=0 task.level_max=0"
+    else:
+        advice = (
+            f"task.{kind}_column, or write {source}:{kind}=COLUMN where the set is a suite or "
+            "task.eval_data"
+        )
+    raise UserError(f"task.data={source} has columns {columns}: set {advice}")
+
+
+def read_questions(dataset: datasets.Dataset, source: str, problem_column: str = "") -> list[str]:
+    """Returns the questions of a data set without their answers."""
+    column = find_column(dataset, "problem", source, problem_column)
+    return as_questions(dataset[column], column, source)
+
+
+def read_rows(
+    dataset: datasets.Dataset,
+    problem_column: str,
+    answer_column: str,
+    source: str,
+    prompt_column: str = "",
+    *,
+    with_columns: bool = False,
+    with_readable_columns: bool = False,
+) -> list[Row]:
+    """Returns the questions and answers of a data set.
+
+    Args:
+        dataset: the rows.
+        problem_column: the column of questions; "" selects a usual name.
+        answer_column: the column of answers; "" selects a usual name. Dots select a nested value.
+        source: the source of the data set, for error messages.
+        prompt_column: a column of complete prompts, or "". If the data set has prompts but no
+            column of questions, the question is the text of the prompt.
+        with_columns: whether `Row.columns` has all columns.
+        with_readable_columns: whether `Row.columns` has the columns that JSON can represent.
+
+    Raises:
+        UserError: a column is missing, or has values of another type.
+    """
+    # `Row.columns` keeps nested columns as they are, so it is read before `flatten`.
+    if with_columns:
+        columns = read_columns(dataset, source)
+    elif with_readable_columns:
+        columns = read_readable_columns(dataset)
+    else:
+        columns = [None] * len(dataset)
+    if "." in answer_column:
+        # verl's layout is nested: {"reward_model": {"ground_truth": 1}}.
+        dataset = dataset.flatten()
+    rows = read_rows_without_answers(dataset, problem_column, source, prompt_column)
+    answer_name = find_column(dataset, "answer", source, answer_column)
+    answers = []
+    for number, answer in enumerate(dataset[answer_name][:]):
+        place = f"task.data={source} row {number}: the column {answer_name}"
+        answers.append(_read_answer(answer, place))
+    return [
+        Row(row.question, answer, row.prompt, values)
+        for row, answer, values in zip(rows, answers, columns, strict=True)
+    ]
+
+
+def _read_answer(answer: JsonValue, place: str) -> JsonValue:
+    """Returns the final answer of a row: text, a number, a list of these, or None for no answer.
+
+    Raises:
+        UserError: the value has another type, is too long, or is a list with a missing answer.
+    """
+    if isinstance(answer, list) and any(isinstance(item, list) for item in answer):
+        raise UserError(f"{place} holds {quoted(answer)}: a list of answers holds no lists")
+    final = final_answer(answer)
+    items = final if isinstance(final, list) else [final]
+    read = [_read_one_answer(item, place) for item in items if item is not None]
+    if len(read) < len(items) and isinstance(final, list):
+        raise UserError(f"{place} holds {quoted(answer)}: no answer of a list may be missing")
+    if isinstance(final, list):
+        return read
+    return read[0] if read else None
+
+
+def _read_one_answer(answer: object, place: str) -> JsonValue:
+    if isinstance(answer, bool | decimal.Decimal):
+        return str(answer)
+    if isinstance(answer, float) and not math.isfinite(answer):
+        raise UserError(f"{place} holds {answer}: an answer is text or a finite number")
+    if not isinstance(answer, str | int | float):
+        raise UserError(
+            f"{place} holds {quoted(answer)}: an answer is text, a number, or a list of these any "
+            "of which is right"
+        )
+    if isinstance(answer, str) and len(answer) > MAX_ANSWER:
+        raise UserError(
+            f"{place} holds {len(answer):,} characters: an answer has {MAX_ANSWER:,} at most"
+        )
+    return answer
+
+
+def read_columns(dataset: datasets.Dataset, source: str) -> list[dict[str, JsonValue]]:
+    """Returns all columns of each row by name.
+
+    Raises:
+        UserError: JSON cannot represent a value, such as an image or a date.
+    """
+    rows = [dict(row) for row in dataset]
+    for number, row in enumerate(rows):
+        for name, value in row.items():
+            try:
+                json.dumps(value, allow_nan=False)
+            except (TypeError, ValueError, RecursionError):
+                raise UserError(
+                    f"data {source} row {number}: the column {name} holds {quoted(value)}, which "
+                    "is no value of JSON: a reward that asks for row needs a set without that "
+                    "column"
+                ) from None
+    return rows
+
+
+def read_readable_columns(dataset: datasets.Dataset) -> list[dict[str, JsonValue]]:
+    """Returns the columns of each row that JSON can represent, by name.
+
+    Dates and decimals become text, and numbers that are not finite become null. Columns of bytes,
+    images and other objects are omitted.
+    """
+    rows: list[dict[str, JsonValue]] = [{} for _ in range(len(dataset))]
+    for name in dataset.column_names:
+        # Images, audio and video, which would be decoded when they are read.
+        if hasattr(dataset.features[name], "decode_example"):
+            continue
+        try:
+            values = [_as_json(value) for value in dataset[name]]
+        except TypeError:
+            continue
+        for row, value in zip(rows, values, strict=True):
+            row[name] = value
+    return rows
+
+
+def _as_json(value: object) -> JsonValue:
+    """Converts a value of a column to JSON. Raises TypeError if JSON cannot represent it."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        return str(value)
+    if isinstance(value, list):
+        return [_as_json(item) for item in value]
+    if isinstance(value, dict):
+        return {str(name): _as_json(item) for name, item in value.items()}
+    raise TypeError(type(value).__name__)
+
+
+def read_rows_without_answers(
+    dataset: datasets.Dataset, problem_column: str, source: str, prompt_column: str = ""
+) -> list[Row]:
+    """Returns the questions and prompts of a data set as `read_rows` does. Answers are None."""
+    if prompt_column:
+        prompts = read_prompts(dataset, prompt_column, source)
+        questions = _questions_of_prompts(dataset, prompts, problem_column, prompt_column, source)
+        return [
+            Row(question, None, prompt) for question, prompt in zip(questions, prompts, strict=True)
+        ]
+    problem_name = find_column(dataset, "problem", source, problem_column)
+    questions = as_questions(dataset[problem_name][:], problem_name, source)
+    return [Row(question, None) for question in questions]
+
+
+def read_prompts(dataset: datasets.Dataset, column: str, source: str) -> list[Prompt]:
+    """Returns the unchanged prompts of a column: text, or messages with role and content.
+
+    Raises:
+        UserError: the data set has no such column, or a value is no prompt or too long.
+    """
+    if column not in dataset.column_names:
+        raise UserError(
+            f"data {source} has columns {', '.join(sorted(dataset.column_names))}: "
+            f"task.template=column:{column} takes prompts from a column {column}, choose another "
+            "template or another set"
+        )
+    prompts: list[Prompt] = []
+    for number, value in enumerate(dataset[column][:]):
+        messages = value if isinstance(value, list) else []
+        if len(str(value)) > MAX_QUESTION:
+            raise UserError(
+                f"data {source} row {number}: the column {column} holds a prompt of more than "
+                f"{MAX_QUESTION:,} characters: leave the row out"
+            )
+        if isinstance(value, str) and value:
+            prompts.append(value)
+        elif messages and all(bounds.is_message(message) for message in messages):
+            # Arrow gives all messages of a column the same keys. Missing values are None.
+            prompts.append([_without_missing(message) for message in messages])
+        else:
+            raise UserError(
+                f"data {source} row {number}: the column {column} holds {value!r:.80}, and neither "
+                "text nor messages with role and content: task.template=column:NAME needs prompts"
+            )
+    return prompts
+
+
+def _without_missing(message: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    return {key: value for key, value in message.items() if value is not None}
+
+
+def _questions_of_prompts(
+    dataset: datasets.Dataset,
+    prompts: Sequence[Prompt],
+    problem_column: str,
+    prompt_column: str,
+    source: str,
+) -> list[str]:
+    """Returns the question of each row of a data set with complete prompts (see `read_rows`)."""
+    if problem_column and problem_column != prompt_column:
+        name = find_column(dataset, "problem", source, problem_column)
+        return as_questions(dataset[name][:], name, source)
+    # The column of prompts may have a usual name of questions, and others may have no text.
+    for name in COLUMN_NAMES["problem"]:
+        if name != prompt_column and name in dataset.column_names:
+            values = dataset[name][:]
+            if all(isinstance(value, str) for value in values):
+                return values
+    return [_words_of(prompt) for prompt in prompts]
+
+
+def _words_of(prompt: Prompt) -> str:
+    """Returns a text prompt, or the content of the last user message in a list of messages.
+
+    Without a user message it returns the content of the last message.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    user_texts = [message["content"] for message in prompt if message["role"] == "user"]
+    return user_texts[-1] if user_texts else prompt[-1]["content"]
+
+
+def as_questions(values: Sequence[JsonValue], column: str, source: str) -> list[str]:
+    """Returns the values of a column of questions, all of which must be text.
+
+    Raises:
+        UserError: a value is too long or no text. Some data sets have lists of messages there.
+    """
+    for number, value in enumerate(values):
+        if not isinstance(value, str):
+            kind = "a list of messages" if isinstance(value, list) else f"{value!r:.80}"
+            raise UserError(
+                f"task.data={source} row {number}: the column {column} holds {kind}, and no text: "
+                "name a column that holds the question with task.problem_column, and choose the "
+                f"text around it with task.template, or take prompts unchanged from a column with "
+                f"task.template=column:{column}"
+            )
+        if len(value) > MAX_QUESTION:
+            raise UserError(
+                f"task.data={source} row {number}: the column {column} holds {len(value):,} "
+                f"characters: a question has {MAX_QUESTION:,} at most, leave the row out"
+            )
+    return list(values)
+
+
+def final_answer(answer: JsonValue) -> JsonValue:
+    """Returns the text after #### in a worked solution of GSM8K's format.
+
+    Returns other answers unchanged. A list of one answer counts as that answer.
+    """
+    if isinstance(answer, list) and len(answer) == 1:
+        answer = answer[0]
+    if isinstance(answer, str) and "####" in answer:
+        return answer.rpartition("####")[2].strip()
+    return answer
+
+
+def select_levels(
+    dataset: datasets.Dataset, lowest: int, highest: int, source: str
+) -> datasets.Dataset:
+    """Returns the rows with a level in lowest..highest. A level is, for example, "Level 3" or 3.0.
+
+    A bound of 0 is no bound. Without bounds the data set needs no column of levels.
+    """
+    if not lowest and not highest:
+        return dataset
+    return dataset.select(rows_of_levels(dataset, lowest, highest, source))
+
+
+def rows_of_levels(dataset: datasets.Dataset, lowest: int, highest: int, source: str) -> list[int]:
+    """Returns the indices of the rows that `select_levels` selects."""
+    if not lowest and not highest:
+        return list(range(len(dataset)))
+    column = find_column(dataset, "level", source)
+    numbers = []
+    for number, text in enumerate(dataset[column]):
+        # A text without a number counts as level 0.
+        found = re.search(r"\d+\.?\d*", str(text))
+        level = float(found[0]) if found else 0.0
+        if lowest <= level and (not highest or level <= highest):
+            numbers.append(number)
+    return numbers
+
+
+# The loader: grain shuffles, repeats, mixes and batches.
+
+
+def drawn(draw: Callable[[int], RowType]) -> Stream[RowType]:
+    """Returns the endless sequence of rows draw(0), draw(1), ..."""
+    import grain  # imports jax, and grader processes load this module
+
+    return cast(Stream[RowType], grain.MapDataset.source(_Drawn(draw)))
+
+
+def step_indices(step: int, count: int, num_rows: int, task: TaskConfig) -> range:
+    """Returns the indices in `stream` of the `count` rows of a step.
+
+    With `task.drop_last` each pass over the `num_rows` rows starts with a new step, and the last
+    rows of a pass are skipped if they do not fill a step.
+
+    Raises:
+        UserError: the rows do not fill one step, or weights mix passes of different lengths.
+    """
+    if not task.drop_last:
+        return range(step * count, (step + 1) * count)
+    if task.weights:
+        raise UserError(
+            "task.drop_last=True counts passes over all sets, and task.weights mixes passes of "
+            "different lengths: set task.weights= or task.drop_last=False"
+        )
+    steps_of_pass = num_rows // count
+    if not steps_of_pass:
+        raise UserError(
+            f"task.drop_last=True: {num_rows} problems do not fill a step of "
+            f"rollout.num_prompts={count}; lower it, or set task.drop_last=False"
+        )
+    # The steps of a run count from 1, so step 1 begins the first pass.
+    passes, step_of_pass = divmod(max(step - 1, 0), steps_of_pass)
+    first = passes * num_rows + step_of_pass * count
+    return range(first, first + count)
+
+
+def stream(
+    sets: Sequence[Sequence[RowType]], weights: Sequence[float], seed: int
+) -> Stream[RowType]:
+    """Returns an endless shuffled sequence of rows, which depends only on the arguments.
+
+    Each set is reshuffled in each of its epochs. `weights` are the shares of the sets in the
+    sequence. Without weights the sets are shuffled together, like a single set.
+
+    Raises:
+        UserError: `weights` is not one positive number for each set.
+    """
+    import grain  # imports jax, and grader processes load this module
+
+    if weights:
+        are_positive = all(isinstance(item, int | float) and item > 0 for item in weights)
+        if len(weights) != len(sets) or not are_positive:
+            raise UserError(
+                f"{weights=} must be a positive number for each of the {len(sets)} sets"
+            )
+    elif len(sets) > 1:
+        sets = [[row for rows in sets for row in rows]]
+
+    shuffled = [
+        grain.MapDataset.source(rows).seed(seed + i).shuffle().repeat()
+        for i, rows in enumerate(sets)
+    ]
+    mixed = shuffled[0] if len(shuffled) == 1 else grain.MapDataset.mix(shuffled, weights)
+    # Grain's type includes None for rows that a filter removes. There is no filter here.
+    return cast(Stream[RowType], mixed)

@@ -1,0 +1,94 @@
+"""The options of the task `code`, the verdict on a program, and the rewards for programs.
+
+The rewards `code`, `binary_code` and `code_format` are open-r1's (github.com/huggingface/open-r1,
+rewards.py). Imports no jax: grader processes load this module.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jzero.errors import UserError
+from jzero.problems.options import read_options
+from jzero.programming import code_feedback, code_runs
+from jzero.types import JsonValue
+
+if TYPE_CHECKING:
+    from jzero.config import TaskConfig
+
+REWARDS_OF_ALL = "all"
+REWARDS = ("fraction", REWARDS_OF_ALL)
+
+_PASSED = 0.99  # source: open-r1, binary_code_reward
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings of this task, `task.options=name=value`."""
+
+    reward: str = "fraction"  # of tests that pass, or "all": 1 if every test passes, 0 otherwise
+    max_tests: int = 15  # per problem: keeps the tests with the longest inputs; 0 keeps all
+    feedback: str = code_feedback.TEST  # content of the reply to a failed test: see code_feedback
+
+
+def options_of(task: TaskConfig) -> Options:
+    """Reads the settings of this task; raises UserError if one is wrong."""
+    options = read_options(Options, task.options)
+    if options.reward not in REWARDS:
+        raise UserError(f"task.options=reward={options.reward}: use one of {', '.join(REWARDS)}")
+    if options.feedback not in code_feedback.FEEDBACKS:
+        raise UserError(
+            f"task.options=feedback={options.feedback}: use one of "
+            f"{', '.join(code_feedback.FEEDBACKS)}"
+        )
+    if options.max_tests < 0:
+        raise UserError(f"task.options=max_tests={options.max_tests}: use 0 for all, or more")
+    return options
+
+
+def verdict_of(source: str, gold: JsonValue, task: TaskConfig) -> code_runs.Verdict:
+    """Runs a program against the tests of its problem; raises SandboxError if it cannot be run."""
+    # If only passing all tests counts, stop at the first failure. The reward `code` needs the
+    # fraction.
+    run_all = options_of(task).reward != REWARDS_OF_ALL or "code" in task.reward.functions
+    return code_runs.run_tests(source, gold, task, run_all=run_all)
+
+
+# Rewards: (response, gold, settings) -> reward, or None if the problem has no tests.
+
+
+def code_reward(response: str, gold: JsonValue, task: TaskConfig) -> float | None:
+    """Returns the fraction of tests that the last Python block of the response passes.
+
+    Source: open-r1, code_reward. open-r1 compares line by line, up to the end of the shorter
+    output, so a program that prints nothing may pass. Here the outputs must have the same words.
+    """
+    if not _has_tests(gold):
+        return None
+    source = code_runs.extract_program(response)
+    return verdict_of(source, gold, task).fraction if source else 0.0
+
+
+def binary_code_reward(response: str, gold: JsonValue, task: TaskConfig) -> float | None:
+    """Returns 1 if `code_reward` is above 0.99, else 0. Source: open-r1, binary_code_reward."""
+    reward = code_reward(response, gold, task)
+    return None if reward is None else float(reward > _PASSED)
+
+
+def code_format_reward(response: str, gold: JsonValue, task: TaskConfig) -> float:
+    """Returns 1 for a <think> block followed by an <answer> block that contains a code block.
+
+    The code block's language is `gold["language"]`, by default Python. Source: open-r1,
+    get_code_format_reward.
+    """
+    language = code_runs.LANGUAGE
+    if isinstance(gold, dict):
+        language = gold.get("language") or language
+    form = rf"^<think>\n.*?\n</think>\n<answer>\n.*?```{re.escape(language)}.*?```.*?\n</answer>$"
+    return float(re.match(form, response, re.DOTALL | re.MULTILINE) is not None)
+
+
+def _has_tests(gold: JsonValue) -> bool:
+    return isinstance(gold, dict) and bool(gold.get("tests"))

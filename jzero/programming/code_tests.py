@@ -1,0 +1,229 @@
+"""Reads the tests of programming problems from public data sets.
+
+A test is a JSON dict: {"stdin", "expected"} for a complete program, {"function", "arguments",
+"expected"} for a call, {"expression", "check", "expected"} for an assert (`code_asserts`). In the
+last two `expected` is a list of accepted values in the form of `sandbox.program.encode`. A test
+that its data set publishes also has the key PUBLIC, and the policy may see it. `read_tests`
+supports these layouts:
+
+| columns | sets |
+|---|---|
+| `verification_info` | open-r1's verifiable coding problems |
+| `tests` | DeepCoder (agentica-org/DeepCoder-Preview-Dataset) |
+| `input_output` | TACO, APPS |
+| `public_test_cases`, `private_test_cases` | LiveCodeBench |
+| `test_list` | MBPP |
+
+Imports no jax: grader processes load this module.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jzero.programming import code_asserts
+from jzero.types import JsonValue
+
+PUBLIC = "public"  # the key of a test that the policy may see; its value is True
+
+Test = dict[str, JsonValue]
+Row = Mapping[str, Any]  # a row of a data set, by column
+
+
+def read_tests(row: Row) -> list[Test]:
+    """Returns the runnable tests of a row; the list may be empty.
+
+    Skips tests in pickled data, asserts that do not compare with a value, and tests that expect
+    output without any word, which an empty program would pass.
+    """
+    tests: list[Test] = []
+    for column, read in LAYOUTS.items():
+        if row.get(column):
+            try:
+                tests += read(row)
+            except (KeyError, TypeError, ValueError, AttributeError, SyntaxError, RecursionError):
+                continue  # the row does not follow the layout of its data set
+    return [test for test in tests if _says_something(test)]
+
+
+def has_layout(columns: list[str]) -> bool:
+    """Returns whether a data set has a column that `read_tests` supports."""
+    return any(column in columns for column in LAYOUTS)
+
+
+def _says_something(test: Test) -> bool:
+    return "stdin" not in test or bool(test["expected"].split())
+
+
+def longest(tests: list[Test], most: int) -> list[Test]:
+    """Returns the at most `most` tests with the longest inputs, in their original order."""
+    if len(tests) <= most:
+        return tests
+    # Whether a test is public must not influence the choice.
+    sizes = [len(json.dumps(_without_mark(test))) for test in tests]
+    places = sorted(range(len(tests)), key=sizes.__getitem__, reverse=True)[:most]
+    return [tests[place] for place in sorted(places)]
+
+
+def _without_mark(test: Test) -> Test:
+    return {name: value for name, value in test.items() if name != PUBLIC}
+
+
+def _loaded(value: JsonValue) -> JsonValue:
+    """Parses a value that some data sets store as JSON text."""
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def _stdin_test(stdin: JsonValue, expected: JsonValue) -> Test:
+    return {"stdin": _as_text(stdin), "expected": _as_text(expected)}
+
+
+def _as_text(value: JsonValue) -> str:
+    """Returns an input or output as text; some data sets store a list of lines."""
+    if isinstance(value, list):
+        return "\n".join(map(str, value))
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.80} is no text")
+    return value
+
+
+def _call_test(function: str, arguments: list[JsonValue], expected: JsonValue) -> Test:
+    return {"function": function, "arguments": arguments, "expected": [_marked(expected)]}
+
+
+def _marked(value: JsonValue) -> JsonValue:
+    """Returns a JSON value in the form of `program.encode`, which marks dicts."""
+    if isinstance(value, list):
+        return [_marked(item) for item in value]
+    if isinstance(value, dict):
+        return {"dict": [[key, _marked(item)] for key, item in value.items()]}
+    return value
+
+
+def _inputs_and_outputs(found: JsonValue, row: Row) -> list[Test]:
+    """Reads {"inputs": [...], "outputs": [...], "fn_name": ...}, the form of TACO and APPS."""
+    function = found.get("fn_name")
+    pairs = list(zip(found["inputs"], found["outputs"], strict=False))
+    if not function:
+        return [_stdin_test(given, expected) for given, expected in pairs]
+    outputs = _unwrapped(_all_loaded([expected for _, expected in pairs]), row)
+    return [
+        _call_test(function, _loaded_if_json(given), expected)
+        for (given, _), expected in zip(pairs, outputs, strict=True)
+    ]
+
+
+def _all_loaded(values: list[JsonValue]) -> list[JsonValue]:
+    """Returns the outputs of a row, parsed if all of them are JSON text."""
+    if not all(isinstance(value, str) for value in values):
+        return values
+    try:
+        return [json.loads(value) for value in values]
+    except ValueError:  # one output is plain text, so all of them are
+        return values
+
+
+def _unwrapped(outputs: list[JsonValue], row: Row) -> list[JsonValue]:
+    """Returns the outputs of a row without the extra list around each value.
+
+    Some rows wrap every value in a list, `[[9], [16]]` for 9 and 16. The outputs of a row count as
+    wrapped if every output is a list of one item, unless the starter code annotates a return type
+    with lists nested as deep as the outputs. A single test never decides: in a row with the outputs
+    `[1]` and `[1, 2]` both values are lists.
+    """
+    if not all(isinstance(output, list) and len(output) == 1 for output in outputs):
+        return outputs
+    # The annotated return type settles the ambiguity between a list of one item and a wrapped item.
+    annotation = _RETURNS.search(row.get("starter_code") or "")
+    if annotation:
+        depth = len(_LIST.findall(annotation.group(1)))
+        if depth and all(_depth(output) <= depth for output in outputs):
+            return outputs
+    return [output[0] for output in outputs]
+
+
+_RETURNS = re.compile(r"->([^:\n]*)")  # a function's return annotation
+_LIST = re.compile(r"\b[Ll]ist\b")
+
+
+def _depth(value: JsonValue) -> int:
+    """Returns the nesting depth of lists in a value: 2 for [[1], [2]]."""
+    if not isinstance(value, list):
+        return 0
+    return 1 + max((_depth(item) for item in value), default=0)
+
+
+def _loaded_if_json(value: JsonValue) -> JsonValue:
+    try:
+        return _loaded(value)
+    except ValueError:
+        return value
+
+
+def _cases(found: list[JsonValue], row: Row, function: str = "") -> list[Test]:
+    """Reads [{"input", "output", "type" or "testtype"}, ...]."""
+    # Only rows with type=function_call may wrap values in an extra list.
+    outputs = _all_loaded([case["output"] for case in found])
+    if all(case.get("type") == "function_call" for case in found):
+        outputs = _unwrapped(outputs, row)
+    tests = []
+    for case, expected in zip(found, outputs, strict=True):
+        kind = case.get("type") or case.get("testtype") or "stdin"
+        metadata = case.get("metadata") or {}
+        name = case.get("fn_name") or metadata.get("func_name") or function
+        if kind in ("stdin", "stdin_stdout") or not name:
+            tests.append(_stdin_test(case["input"], case["output"]))
+            continue
+        given = case["input"]
+        if isinstance(given, str):  # one argument per line
+            given = [json.loads(line) for line in given.split("\n") if line.strip()]
+        tests.append(_call_test(name, given, expected))
+    return tests
+
+
+def _read_verification_info(row: Row) -> list[Test]:
+    found = _loaded(row["verification_info"])
+    # The sandbox runs only Python.
+    if (found.get("language") or "python") != "python":
+        return []
+    return _cases(_loaded(found["test_cases"]), row)
+
+
+def _read_tests_column(row: Row) -> list[Test]:
+    found = _loaded(row["tests"])
+    return _inputs_and_outputs(found, row) if isinstance(found, dict) else _cases(found, row)
+
+
+def _read_input_output(row: Row) -> list[Test]:
+    return _inputs_and_outputs(_loaded(row["input_output"]), row)
+
+
+def _read_live_code_bench(row: Row) -> list[Test]:
+    metadata = _loaded(row.get("metadata") or "{}")
+    function = metadata.get("func_name") or ""
+    public = _cases(_loaded(row["public_test_cases"]), row, function)
+    tests = [test | {PUBLIC: True} for test in public]
+    # Newer releases pickle the private cases. They are skipped: jzero does not unpickle data.
+    private = _loaded_if_json(row.get("private_test_cases") or [])
+    return tests + (_cases(private, row, function) if isinstance(private, list) else [])
+
+
+def _read_asserts(row: Row) -> list[Test]:
+    return code_asserts.read_asserts(_loaded(row["test_list"]), setup_code(row))
+
+
+def setup_code(row: Row) -> str:
+    """Returns the code of a row that runs before the program, such as MBPP's imports."""
+    lines = row.get("test_imports") or []
+    setup = row.get("test_setup_code") or ""
+    return "\n".join([*lines, setup]).strip()
+
+
+LAYOUTS: dict[str, Callable[[Row], list[Test]]] = {
+    "verification_info": _read_verification_info,
+    "tests": _read_tests_column,
+    "input_output": _read_input_output,
+    "public_test_cases": _read_live_code_bench,
+    "test_list": _read_asserts,
+}

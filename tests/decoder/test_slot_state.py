@@ -1,0 +1,295 @@
+"""The life of a slot's recurrent state: copied, kept, given up, never seen by another sequence.
+
+The model is the hybrid of test_engine.py, which tests its plain decoding. Here its sequences stop
+and go on: between turns, when pages run out, when the weights change. One engine of few slots and
+few pages does all of that. What is right comes from the whole sequence at once, with the gated
+delta nets token by token.
+"""
+
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_engine import (
+    CONFIGS,
+    PROMPTS,
+    SMALL,
+    TEMPERATURE,
+    assert_empty,
+    base,
+    by_key,
+    complete,
+    host_params,
+    make,
+    params_on,
+    seed_on,
+    text_of,
+)
+from test_turns import converse
+
+from jzero.attention import xla
+from jzero.config import RolloutConfig
+from jzero.decoder.abstract_calls import abstract_calls
+from jzero.decoder.engine import Engine
+from jzero.decoder.scheduler import Scheduler
+from jzero.decoder.scoring import Scoring, score_all
+from jzero.decoder.sequence import Groups, Sequence, make_groups
+from jzero.model import logprobs, qwen
+from jzero.model.architecture import ATTENTION, DELTA_NET, DeltaNetConfig
+from jzero.model.delta_net import recur_tokens
+from jzero.sharding.mesh import param_shardings
+from jzero.types import RowLayout
+
+MODEL = CONFIGS["hybrid"]
+ROOM = 68  # tokens of a sequence
+MAX_NEW = 6
+GROUP = 2
+STOP = ("!", "A", "Z", "k")
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+def small_engine() -> Engine:
+    """An engine of 3 slots for 8 sequences, with pages for little more than one whole episode."""
+    return make(
+        "hybrid",
+        max_new_tokens=MAX_NEW,
+        max_turns=3,
+        max_reply_tokens=12,
+        max_episode_tokens=ROOM,
+        num_slots=3,
+        num_pages=6,
+        decode_steps=4,
+    )
+
+
+@cache
+def whole_forward() -> Callable:
+    """Weights, tokens [1, ROOM] and their number -> the log-probs of the next tokens [ROOM]."""
+
+    @jax.jit
+    def forward(params, tokens, length, temperature):
+        segments = (jnp.arange(ROOM)[None] < length).astype(jnp.int32)
+
+        def attend(q, k, v, layer, carry):
+            return xla.packed(q, k, v, segments, RowLayout(0, 1, ROOM)), carry
+
+        def recur(inputs, layer, carry):
+            return recur_tokens(inputs, segments)[0], carry
+
+        hidden, _ = qwen.forward(
+            MODEL,
+            params,
+            tokens,
+            jnp.arange(ROOM)[None],
+            attend,
+            dtype=jnp.float32,
+            recur=recur,
+        )
+        targets = jnp.roll(tokens, -1, axis=1)
+        options = {"temperature": temperature, "chunk": 64, "dtype": jnp.float32}
+        return logprobs.token_logps(MODEL, params, hidden, targets, **options)[0][0]
+
+    return forward
+
+
+def expected_logps(
+    tokens: np.ndarray, temperature: float = TEMPERATURE, params: qwen.Params | None = None
+) -> np.ndarray:
+    """Returns the log-probs of tokens 1, 2, ... of a sequence."""
+    padded = np.zeros((1, ROOM), np.int32)
+    padded[0, : len(tokens)] = tokens
+    weights = host_params("hybrid") if params is None else params
+    logps = whole_forward()(weights, padded, len(tokens), temperature)
+    return np.asarray(logps)[: len(tokens) - 1]
+
+
+def new_scheduler(engine: Engine, params: qwen.Params | None = None) -> Scheduler:
+    """A scheduler whose slots hold the states of somebody else's sequences."""
+    scheduler = Scheduler(engine, params or params_on(engine), text_of)
+    spoiled = jax.tree.map(lambda x: jnp.full_like(x, 7.0), scheduler.state.slot_state)
+    scheduler.state = scheduler.state._replace(slot_state=spoiled)
+    return scheduler
+
+
+def fresh_groups() -> Groups:
+    return make_groups(PROMPTS, GROUP, 3 * MAX_NEW)
+
+
+@cache
+def each_alone() -> dict[tuple[int, int], Sequence]:
+    """Every sequence of `fresh_groups`, decoded without any other."""
+    engine = small_engine()
+    finished = []
+    for sequence in itertools.chain(*fresh_groups()):
+        scheduler = new_scheduler(engine)
+        finished += scheduler.run([[sequence]], GROUP, TEMPERATURE, seed_on(engine))
+    return by_key(finished)
+
+
+# -- the state of one sequence ---------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("stop", [STOP, ()], ids=["strings", "ids"])
+def test_turns_go_on_with_the_state_of_all_tokens_before(stop: tuple[str, ...]) -> None:
+    """Also after a stop string, which the device does not know: the slot decodes on behind it."""
+    engine = small_engine()
+    conversation = converse(engine, stop=stop)
+
+    num_turns = max(len(turns) for turns in conversation.turns.values())
+    assert num_turns == 3 and conversation.counters.preempted > 0
+    for (prompt_id, sample_index), tokens in conversation.tokens.items():
+        prompt = PROMPTS[prompt_id]
+        logps = expected_logps(np.concatenate([prompt, tokens]))
+        is_sampled = np.zeros(len(prompt) + len(tokens), bool)
+        for start, end, _ in conversation.turns[prompt_id, sample_index]:
+            is_sampled[start:end] = True
+        is_sampled = is_sampled[len(prompt) :]
+        want = np.where(is_sampled, logps[len(prompt) - 1 :], 0.0)
+        got = np.where(is_sampled, conversation.logps[prompt_id, sample_index], 0.0)
+        np.testing.assert_allclose(got, want, atol=2e-5)
+
+
+@pytest.mark.thorough
+def test_a_carried_sequence_goes_on_under_new_weights() -> None:
+    """The state of its tokens is that of the new weights, as their keys and values are."""
+    engine = small_engine()
+    first = new_scheduler(engine)
+    groups = fresh_groups()
+    num_looks = 0
+
+    def stop_early() -> Groups | None:
+        nonlocal num_looks
+        num_looks += 1
+        return None if num_looks > 3 else []
+
+    seed = seed_on(engine)
+    finished = list(first.run(groups, GROUP, TEMPERATURE, seed, admit_more=stop_early))
+    first.cancel()
+    unfinished = [sequence for group in groups for sequence in group if not sequence.is_finished]
+    num_old = {id(sequence): sequence.num_new for sequence in unfinished}
+    assert any(num_old.values()) and len(finished) + len(unfinished) == 8
+
+    new_host_params = jax.tree.map(lambda x: 0.9 * x, host_params("hybrid"))
+    new_params = jax.tree.map(lambda x: 0.9 * x, params_on(engine))
+    second = new_scheduler(engine, new_params)
+    list(second.run([[s] for s in unfinished], GROUP, TEMPERATURE, seed, version=1))
+
+    assert_empty(engine)
+    for sequence in unfinished:
+        begin, prompt = num_old[id(sequence)], len(sequence.prompt_tokens)
+        versions = sequence.tokens.versions[prompt:].tolist()
+        assert versions == [0] * begin + [1] * (sequence.num_new - begin)
+        logps = expected_logps(sequence.tokens.ids, params=new_host_params)[prompt - 1 :]
+        np.testing.assert_allclose(sequence.new_logps[begin:], logps[begin:], atol=2e-5)
+
+
+# -- the states of several sequences ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))  # they share their programs
+def test_no_sequence_sees_the_state_of_another(seed: int) -> None:
+    """Whatever the order of admission, the tokens are those of the same sequence alone."""
+    engine = small_engine()
+    order = random.Random(seed)
+    singles = [[sequence] for group in fresh_groups()[:2] for sequence in group]
+    arriving = [*singles, *fresh_groups()[2:]]
+    order.shuffle(arriving)
+
+    def admit_some() -> Groups:
+        return [arriving.pop() for _ in range(min(len(arriving), order.randrange(3)))]
+
+    scheduler = new_scheduler(engine)
+    finished = list(
+        scheduler.run([arriving.pop()], GROUP, TEMPERATURE, seed_on(engine), admit_more=admit_some)
+    )
+
+    # A run ends when nothing is left to do: what would have come later gets a run of its own.
+    rest = new_scheduler(engine)
+    finished += rest.run(arriving, GROUP, TEMPERATURE, seed_on(engine))
+    assert len(finished) == 8
+    assert_empty(engine)
+    for key, sequence in by_key(finished).items():
+        assert sequence.new_tokens == each_alone()[key].new_tokens, key
+        np.testing.assert_allclose(sequence.new_logps, each_alone()[key].new_logps, atol=2e-5)
+
+
+@pytest.mark.thorough  # tests of other models have shards, and this one compiles for long
+def test_shards_and_tensor_parallel_devices_compute_the_same() -> None:
+    engine = make("hybrid", (2, 2))
+
+    got, want = complete(engine)[0], base("hybrid")
+
+    for key, sequence in got.items():
+        assert sequence.new_tokens == want[key].new_tokens, key
+        assert sequence.finish_reason == want[key].finish_reason
+        # Each device adds up half of a product, and a state carries the rounding on from token to
+        # token: the bound is that of the states' other tests.
+        np.testing.assert_allclose(sequence.new_logps, want[key].new_logps, atol=2e-5)
+
+
+# -- scores ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_scores_of_long_sequences_carry_the_state_from_chunk_to_chunk() -> None:
+    """Of sequences that begin alike, too: pages are shared with nobody who lacks the state."""
+    engine = small_engine()
+    engine.score_tokens = 16
+    sequence = np.resize(np.concatenate(PROMPTS), 33)
+    scorings = [Scoring(sequence), Scoring(sequence, first=30, temperature=TEMPERATURE)]
+
+    counters = score_all(engine, params_on(engine), scorings)
+
+    assert counters.score_calls == 4 and counters.shared_tokens == 0
+    assert_empty(engine)
+    for scoring in scorings:
+        want = expected_logps(scoring.tokens, scoring.temperature)[scoring.first - 1 :]
+        np.testing.assert_allclose(scoring.scores.logps, want, atol=2e-5)
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def test_only_layers_with_attention_have_pages() -> None:
+    engine = small_engine()
+    state = engine.abstract_state()
+    assert state.k_pool.shape[1] == 2 * engine.pages_per_shard  # of two layers of four
+    recurrent, convolution = state.slot_state
+    assert recurrent.shape == (2, 3, 4, 8, 8) and recurrent.dtype == jnp.float32
+    assert convolution.shape == (2, 3, 3, 64)
+    assert make("qwen2").abstract_state().slot_state is None
+
+
+@pytest.mark.thorough  # XLA compiles with all of its optimizations
+def test_states_are_planned_as_they_are_and_written_in_place() -> None:
+    """XLA keeps no second copy of the states, and takes what `abstract_calls` describes."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    model = replace(
+        MODEL,
+        num_hidden_layers=32,
+        layer_types=16 * (DELTA_NET, ATTENTION),
+        delta_net=DeltaNetConfig(2, 4, 32, 64, kernel_size=4),
+    )
+    engine = Engine(model, RolloutConfig(**SMALL), small_engine().mesh, (), "float32")
+    weights = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        qwen.abstract(model),
+        param_shardings(model, engine.mesh),
+    )
+    calls = abstract_calls(engine, weights, [(2, 16)])
+    lowered = {name: program.lower(*inputs) for name, (program, inputs) in calls.items()}
+
+    states = jax.tree.leaves(engine.abstract_state().slot_state)
+    num_bytes = sum(x.size * x.dtype.itemsize for x in states)
+    memory = lowered["generate"].compile().memory_analysis()
+    assert memory is not None
+    assert memory.alias_size_in_bytes > num_bytes
+    assert memory.temp_size_in_bytes < num_bytes / 2

@@ -1,0 +1,149 @@
+"""The store of running episodes: what is kept, what is built again, and what is closed."""
+
+import ast
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from jzero.environments.episodes import Calls, Episodes, closed_on_error, run_calls
+
+ROOT = Path(__file__).resolve().parents[2]
+CLOSED: list[str] = []
+
+
+@dataclass
+class Counting:
+    """An episode that counts its steps."""
+
+    name: str
+    responses: list[str] = field(default_factory=list)
+    fails_to_close: bool = False
+
+    def step(self, response: str) -> Calls[int]:
+        yield None
+        if response == "fail":
+            raise ValueError("no such step")
+        self.responses.append(response)
+        return len(self.responses)
+
+    def close(self) -> Calls[None]:
+        yield None
+        CLOSED.append(self.name)
+        if self.fails_to_close:
+            raise OSError("cannot be closed")
+
+
+@pytest.fixture(autouse=True)
+def nothing_closed() -> None:
+    CLOSED.clear()
+
+
+def step(
+    episodes: Episodes[Counting],
+    name: str,
+    earlier: list[str],
+    response: str,
+    built: list[str] | None = None,
+    fails_to_close: bool = False,
+) -> int:
+    def build() -> Calls[Counting]:
+        if built is not None:
+            built.append(name)
+        episode = Counting(name, fails_to_close=fails_to_close)
+
+        def replay() -> Calls[Counting]:
+            for text in earlier:
+                yield from episode.step(text)
+            return episode
+
+        return closed_on_error(episode, replay())
+
+    return run_calls(episodes.step(name, earlier, build, lambda episode: episode.step(response)))
+
+
+def test_an_episode_stays_until_it_ends() -> None:
+    episodes: Episodes[Counting] = Episodes(10)
+    built: list[str] = []
+    assert step(episodes, "a", [], "1", built) == 1
+    assert step(episodes, "b", [], "1", built) == 1
+    assert step(episodes, "a", ["1"], "2", built) == 2
+    assert built == ["a", "b"] and CLOSED == []
+    run_calls(episodes.end("a"))
+    run_calls(episodes.end("a"))
+    assert CLOSED == ["a"]
+    assert step(episodes, "a", ["1", "2"], "3", built) == 3
+    assert built == ["a", "b", "a"]
+
+
+@pytest.mark.parametrize("earlier", [[], ["2"], ["1", "2"]])
+def test_an_episode_that_went_another_way_is_closed_and_built_again(earlier: list[str]) -> None:
+    episodes: Episodes[Counting] = Episodes(10)
+    built: list[str] = []
+    step(episodes, "a", [], "1", built, fails_to_close=True)
+    assert step(episodes, "a", earlier, "3", built) == len(earlier) + 1
+    assert built == ["a", "a"] and CLOSED == ["a"]
+
+
+def test_a_step_that_fails_closes_the_episode_and_tells_its_own_error() -> None:
+    episodes: Episodes[Counting] = Episodes(10)
+    step(episodes, "a", [], "1", fails_to_close=True)
+    with pytest.raises(ValueError, match="no such step"):
+        step(episodes, "a", ["1"], "fail")
+    assert CLOSED == ["a"] and episodes.get("a") is None
+
+
+def test_an_episode_that_cannot_be_built_again_is_closed() -> None:
+    episodes: Episodes[Counting] = Episodes(10)
+    with pytest.raises(ValueError, match="no such step"):
+        step(episodes, "a", ["fail"], "1", fails_to_close=True)
+    assert CLOSED == ["a"] and episodes.get("a") is None
+
+
+def test_the_oldest_of_too_many_is_closed_and_no_other_episode_fails_for_it() -> None:
+    episodes: Episodes[Counting] = Episodes(2)
+    step(episodes, "a", [], "1", fails_to_close=True)
+    step(episodes, "b", [], "1", fails_to_close=True)
+    step(episodes, "a", ["1"], "2")
+    assert step(episodes, "c", [], "1") == 1
+    assert CLOSED == ["b"]
+    assert step(episodes, "b", ["1"], "2") == 2
+    assert CLOSED == ["b", "a"]
+
+
+def test_what_has_long_been_idle_is_closed() -> None:
+    episodes: Episodes[Counting] = Episodes(10, idle_seconds=0.05)
+    step(episodes, "a", [], "1")
+    time.sleep(0.1)
+    step(episodes, "b", [], "1")
+    assert CLOSED == ["a"]
+
+
+def test_all_are_closed_at_the_end() -> None:
+    episodes: Episodes[Counting] = Episodes(10)
+    for name in "abc":
+        step(episodes, name, [], "1", fails_to_close=True)
+    run_calls(episodes.close())
+    assert CLOSED == ["c", "b", "a"] and episodes.get("a") is None
+
+
+def test_no_other_module_of_the_tasks_stores_episodes() -> None:
+    """They would need `OrderedDict` to close the oldest, or `Turns` of their own."""
+    orders, names = set(), set()
+    for path in (ROOT / "jzero").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if "OrderedDict" not in text and "Turns" not in text:
+            continue
+        module = path.relative_to(ROOT / "jzero").as_posix()
+        for node in ast.walk(ast.parse(text)):
+            match node:
+                case ast.alias(name="OrderedDict") if module.startswith(("tasks", "grading")):
+                    orders.add(module)
+                case (
+                    ast.Assign(targets=[ast.Name(id="Turns")])
+                    | ast.AnnAssign(target=ast.Name(id="Turns"))
+                ):
+                    names.add(module)
+    assert orders == {"tasks/episodes.py"}
+    assert names == {"types.py"}
