@@ -187,8 +187,8 @@ def calls_of(function: str) -> dict[str, int]:
 def test_a_model_runs_in_one_way() -> None:
     """Prefill and decoding, scoring, and training call `run_model`, which calls `qwen.forward`."""
     assert calls_of("run_model") == {
-        "rollout.programs": 2,
-        "rollout.score_program": 1,
+        "decoder.programs": 2,
+        "decoder.score_program": 1,
         "training.learner": 1,
     }
     callers = {

@@ -13,7 +13,7 @@ from runs import read_jsonl
 
 from jzero import algorithms, train
 from jzero.algorithms import Algorithm
-from jzero.config import Config, TaskConfig, tiny_arch
+from jzero.config import Config, TaskConfig, schedules, tiny_arch
 from jzero.errors import UserError
 from jzero.rollout.collect import ROUND_STRIDE
 from jzero.tasks import find_task
@@ -45,7 +45,7 @@ def tiny_run(steps: int, algorithm: Algorithm) -> Config:
         },
         algorithm=vars(algorithm),
         warm_start={"steps": 30, "batch_size": 8, "lr": 2e-2, "tries": 1},
-        optimizer={"lr": 1e-3, "schedule": "constant"},
+        optimizer={"lr": 1e-3, "schedule": schedules.Constant()},
         critic={"warmup_steps": 1},
         train={
             "steps": steps,

@@ -9,6 +9,7 @@ import pytest
 import reference
 
 from jzero.algorithms import PRESETS
+from jzero.config import schedules
 from jzero.sharding.mesh import train_mesh
 from jzero.training.credit import environment_weights, training_sequences
 from jzero.training.step import update_on_rollouts
@@ -40,7 +41,7 @@ def test_the_gradient_of_a_step_has_the_cross_entropy_of_the_replies(
 ) -> None:
     trainer = echo_trainer(packs_per_row, devices)
     trainer.config.optimizer.lr = FAR
-    trainer.config.optimizer.schedule = "constant"
+    trainer.config.optimizer.schedule = schedules.Constant()
     trainer.config.optimizer.warmup_steps = 0
     config, params = trainer.config, reference.random_params()
     state = trainer.policy.start(reference.placed(trainer.policy, params))
