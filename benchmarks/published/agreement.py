@@ -17,7 +17,7 @@ from pathlib import Path
 
 from jzero.answers.published import VERIFIERS, load
 
-CORPUS = Path(__file__).parents[2] / "tests" / "grading" / "published.jsonl.xz"
+CORPUS = Path(__file__).parents[2] / "tests" / "answers" / "published.jsonl.xz"
 SHOWN = 30  # differing rows that are printed for each verifier
 
 

@@ -289,7 +289,7 @@ class Guard:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # so that orphans stay below this process
         # Listed before the guard starts, because its start takes a while.
         earlier = descendants(os.getpid())
-        start = f"from jzero.answers import keeper; keeper.guard({os.getpid()}, {earlier})"
+        start = f"from jzero.workers import keeper; keeper.guard({os.getpid()}, {earlier})"
         self._process = subprocess.Popen(
             [sys.executable, "-c", start],
             stdin=subprocess.PIPE,

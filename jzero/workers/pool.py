@@ -153,7 +153,7 @@ class _Worker:
                 [
                     sys.executable,
                     "-c",
-                    f"from jzero.answers import keeper; keeper.keep({arguments})",
+                    f"from jzero.workers import keeper; keeper.keep({arguments})",
                 ],
                 stdin=DEVNULL,
                 stdout=DEVNULL,  # prints of graders arrive as notes; stderr explains failures

@@ -205,7 +205,7 @@ def test_other_systems_end_the_session_of_a_grader() -> None:
     """A system that adopts no orphans ends the processes of the session."""
     ours, theirs = socket.socketpair()
     start = (
-        "from jzero.answers import keeper; keeper.IS_LINUX = False; "
+        "from jzero.workers import keeper; keeper.IS_LINUX = False; "
         f"keeper.keep({theirs.fileno()}, {os.getpid()})"
     )
     process = subprocess.Popen(

@@ -242,7 +242,7 @@ def test_a_worker_whose_pool_has_ended_ends_without_a_word(is_ready: bool) -> No
     """A run that is stopped while its workers start ends with one line of its own."""
     ours, theirs = socket.socketpair()
     arguments = f"{theirs.fileno()}, {os.getpid()}"
-    start = f"from jzero.answers import keeper; keeper.keep({arguments})"
+    start = f"from jzero.workers import keeper; keeper.keep({arguments})"
     process = subprocess.Popen(
         [sys.executable, "-c", start], pass_fds=[theirs.fileno()], stderr=subprocess.PIPE
     )
