@@ -68,7 +68,11 @@ def test_a_name_in_braces_that_the_task_lacks_is_a_mistake(text) -> None:
     "changes, max_turns, message",
     [
         ({"template": "qwen_math"}, 1, "task.template='qwen_math' is not one of r1, qwen_chat"),
-        ({"options": ("a=1",)}, 1, "task.name=countdown has no options of its own"),
+        (
+            {"options": ("a=1",)},
+            1,
+            "task.options='a=1' is not an option of this task: use numbers_min",
+        ),
         ({"name": "gsm8k"}, 2, "task.name=gsm8k has no replies in template r1; .* countdown"),
     ],
 )
