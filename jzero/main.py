@@ -155,10 +155,11 @@ def has_recipe(arguments: list[str]) -> bool:
 def check_recipe(arguments: list[str]) -> None:
     """Ends the process if --config names no file, with the recipes that exist."""
     for index, argument in enumerate(arguments):
-        flag, _, value = argument.partition("=")
+        flag, equals, value = argument.partition("=")
         if flag not in ("--config", "-config"):
             continue
-        value = value or "".join(arguments[index + 1 : index + 2])
+        if not equals:
+            value = "".join(arguments[index + 1 : index + 2])
         path = value.partition(":")[0]
         if not path or Path(path).is_file():
             continue

@@ -103,5 +103,8 @@ def advise(name: str, settings: Sequence[str]) -> str:
     """Returns what to write in place of `name`: "did you mean rollout.group_size?"."""
     if setting := other_name(name):
         return f"it is {setting} here"
+    parent = name.rpartition(".")[0]
+    if parent in settings:  # a part of a setting that has none
+        return f"did you mean {parent}?"
     similar = ", ".join(closest_settings(name, settings))
     return f"did you mean {similar}?" if similar else "--help lists them"

@@ -135,12 +135,12 @@ def _rollout_bytes(config: Config) -> float:
     if config.sft.data:
         return 0.0
     rollout, train = config.rollout, config.train
-    of_step = rollout.num_prompts * rollout.group_size
-    logged = min(train.logged_rollouts, of_step)
+    num_rollouts = rollout.num_prompts * rollout.group_size
+    logged = min(train.logged_rollouts, num_rollouts)
     written = logged
     if rollout.max_turns > 1:
         # A trajectory is written as text and as JSON lines.
-        written += 2 * (of_step if train.all_trajectories else logged)
+        written += 2 * (num_rollouts if train.all_trajectories else logged)
     return train.steps * written * (ROW_BYTES + TEXT_BYTES * rollout.longest_episode)
 
 

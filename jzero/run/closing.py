@@ -55,8 +55,8 @@ def closing_lines(name: str, workdir: Path, record: RunRecord, last_step: int) -
     """
     is_complete = record.step >= last_step
     steps = f"{record.step} steps" if is_complete else f"stopped after step {record.step}"
-    of_steps = "" if is_complete else f" of {last_step}"
-    title = f"\u2500\u2500 {name}: {steps}{of_steps} in {duration(record.seconds)} "
+    limit = "" if is_complete else f" of {last_step}"
+    title = f"\u2500\u2500 {name}: {steps}{limit} in {duration(record.seconds)} "
 
     rows = _results(record)
     export = workdir / f"export-{record.step}"

@@ -344,7 +344,7 @@ MISTAKES = {
         "README.md is a file: give the directory",
     ),
     "unreachable hub": (
-        ["--config.model.path=Qwen/Qwen2.5-0.5B"],
+        ["--config.model.path=Qwen/Qwen2.5-0.5B", "--config.memory.check=False"],
         "the hub is unreachable or has no such model: Q",
     ),
     "missing tokenizer": (
@@ -437,10 +437,10 @@ def test_a_mistake_is_one_line(command, tmp_path: Path, mistake) -> None:
     "recipe, message",
     [
         ([], "give a recipe: --config configs/countdown.py"),
-        (["--config=configs/no.py"], "No such file or directory: 'configs/no.py'"),
+        (["--config=configs/no.py"], "--config configs/no.py: no such file. Recipes are calc"),
         (
             ["--config=configs/no.py", "--config.train.steps=3"],
-            "No such file or directory: 'configs/no.py'",
+            "--config configs/no.py: no such file. Recipes are calc",
         ),
         (["--config=configs"], "configs"),
         (["--config="], "Path to config file is an empty string"),

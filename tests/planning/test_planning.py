@@ -346,7 +346,8 @@ def test_the_planned_batches_of_fine_tuning_are_those_of_a_run() -> None:
     run = build(settings, compile_only_devices(TOPOLOGY))
 
     def shapes(batch: Batch) -> dict[str, tuple[int, ...]]:
-        return {name: x.shape for name, x in vars(batch).items() if x is not None}
+        arrays = vars(batch) | {"tracks": None} | batch.tracks
+        return {name: x.shape for name, x in arrays.items() if x is not None}
 
     [planned] = run.programs["update"][1][1]
     assert shapes(planned) == shapes(packed.batch)
