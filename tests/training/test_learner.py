@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 import reference
+from descriptions import describe
 
 from jzero.algorithms import Algorithm
 from jzero.config import Config
@@ -600,6 +601,7 @@ def slow_critic_step(
 
     Returns the loss per token, its gradient, and the mean advantage of every rollout.
     """
+    numbers = describe(algorithm)
     tokens = reference.padded([rollout.tokens.ids for rollout in ROLLOUTS])
     num_sampled = sum(rollout.tokens.sampled.sum() for rollout in ROLLOUTS)
     loss = 0.0
@@ -616,11 +618,11 @@ def slow_critic_step(
             advantage = 0.0
             total = 0.0
             for t in columns[::-1]:
-                delta = reward + algorithm.gamma * next_value - values[i, t]
-                advantage = delta + algorithm.gamma * algorithm.lam * advantage
+                delta = reward + numbers.gamma * next_value - values[i, t]
+                advantage = delta + numbers.gamma * numbers.lam * advantage
                 total += advantage
                 # The target of the critic is V + A, so V - target is -A.
-                slopes[i, t] = -algorithm.value_coef * advantage / num_sampled
+                slopes[i, t] = -numbers.value_coef * advantage / num_sampled
                 loss += 0.5 * advantage**2 / num_sampled
                 next_value = values[i, t]
                 reward = 0.0
