@@ -34,15 +34,30 @@ terminal.say("the end")
 """
 
 
+# Makes the terminal of stdin the one whose Ctrl-C the program gets, and runs the program.
+IN_A_SESSION = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
+"""
+
+
 def run_on_terminal(program: str, ctrl_c_after: str = "") -> tuple[int, str]:
     """Runs a program on a pseudo-terminal; returns its exit status and what the terminal gets.
 
     Ctrl-C is pressed once the terminal has got the text `ctrl_c_after`.
     """
-    pid, file = pty.fork()
-    if not pid:
-        os.environ |= {"TERM": "xterm", "COLUMNS": "80", "PYTHONPATH": str(ROOT)}
-        os.execv(sys.executable, [sys.executable, "-c", program])
+    file, side_of_program = pty.openpty()
+    # `pty.fork` would fork this process, which JAX has filled with threads.
+    process = subprocess.Popen(
+        [sys.executable, "-c", IN_A_SESSION, program],
+        stdin=side_of_program,
+        stdout=side_of_program,
+        stderr=side_of_program,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "80", "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
+    os.close(side_of_program)
     output = b""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
@@ -54,9 +69,9 @@ def run_on_terminal(program: str, ctrl_c_after: str = "") -> tuple[int, str]:
         if ctrl_c_after and ctrl_c_after.encode() in output:
             os.write(file, b"\x03")
             ctrl_c_after = ""
-    _, status = os.waitpid(pid, 0)
+    status = process.wait(60)
     os.close(file)
-    return os.waitstatus_to_exitcode(status), output.decode()
+    return status, output.decode()
 
 
 def final_screen(output: str) -> list[str]:

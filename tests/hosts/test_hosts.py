@@ -162,6 +162,7 @@ CHANGES = [
     # Rounding to 16 bits now and then makes a large difference of a small one.
     "--config.rollout.kv_dtype=float32",
     "--config.train.microbatch_tokens=640",
+    "--config.train.export_merged=True",  # of runs with an adapter, too
     # As many as a group has, so that both run the same programs.
     "--config.eval.samples=4",
 ]
