@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -261,13 +260,13 @@ def command(*arguments) -> subprocess.CompletedProcess:
 def test_the_command(tmp_path: Path) -> None:
     one, two = write(tmp_path / "one", 3), write(tmp_path / "two", 2, lr=2e-3, ended=False)
     done = command(one)
-    assert done.returncode == 0 and done.stdout == f"{one / 'report.html'}: 0.0 MB\n", done.stderr
+    assert done.returncode == 0 and done.stdout == f"{one / 'report.html'}: 0.1 MB\n", done.stderr
     done = command(one, two, "--out", tmp_path / "new" / "both.html")
     assert done.returncode == 0 and not (two / "report.html").exists()
     found = data((tmp_path / "new" / "both.html").read_text())["state"]
     assert [run["name"] for run in found["runs"]] == [str(one), str(two)]
     assert [run["config"]["optimizer.lr"] for run in found["runs"]] == [1e-3, 2e-3]
-    assert found["defaults"] == json.loads(json.dumps(config.flatten(asdict(config.Config()))))
+    assert found["defaults"] == config.flatten(json.loads(config.to_json(config.Config())))
     for arguments, message in (
         ([tmp_path], "has no metrics.jsonl: give the --workdir"),
         ([], "required: WORKDIR"),

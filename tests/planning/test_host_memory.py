@@ -43,7 +43,6 @@ def changed(**sections: dict[str, object]) -> Config:
         ({"eval": {"samples": 10**9}}, "eval.samples=1000000000"),
         ({"task": {"grade_workers": 10**6}}, "task.grade_workers=1000000"),
         ({"sft": {"data": "countdown", "batch_size": 10**9}}, "sft.batch_size=1000000000"),
-        ({"train": {"packs_per_row": 10**9}}, "train.packs_per_row=1000000000"),
     ],
 )
 def test_a_count_that_the_host_cannot_hold_is_refused_by_name(sections, name) -> None:
