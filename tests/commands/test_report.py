@@ -268,7 +268,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert [run["config"]["optimizer.lr"] for run in found["runs"]] == [1e-3, 2e-3]
     assert found["defaults"] == config.flatten(json.loads(config.to_json(config.Config())))
     for arguments, message in (
-        ([tmp_path], "has no metrics.jsonl: give the --workdir"),
+        ([tmp_path / "new"], "has no metrics.jsonl: give the --workdir"),
         ([], "required: WORKDIR"),
     ):
         done = command(*arguments)
