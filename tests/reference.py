@@ -25,6 +25,7 @@ from jzero import config
 from jzero.algorithms import Algorithm
 from jzero.model import qwen
 from jzero.tokens import Tokens
+from jzero.training.examples import Example
 from jzero.training.learner import Learner
 from jzero.training.step import Minibatch
 from jzero.training.teacher import TeacherScores
@@ -725,14 +726,20 @@ def doubles(params: qwen.Params) -> qwen.Params:
     return jax.tree.map(lambda x: np.asarray(x, np.float64), params)
 
 
+def ids_of(sequence: Rollout | Example) -> np.ndarray:
+    """Returns the token ids of a rollout, or of an example of supervised training."""
+    tokens = sequence.tokens
+    return tokens.ids if isinstance(tokens, Tokens) else np.array(tokens, np.int32)
+
+
 def naive(
     params: qwen.Params,
-    rollouts: list[Rollout],
+    rollouts: Sequence[Rollout] | Sequence[Example],
     temperature: float,
     model: qwen.QwenConfig = MODEL,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Returns log-probs and entropies, for each rollout f64 over its tokens."""
-    tokens = padded([rollout.tokens.ids for rollout in rollouts])
+    tokens = padded([ids_of(rollout) for rollout in rollouts])
     with jax.enable_x64(True):
         logps, entropy = rows_logps(model, doubles(params), tokens, temperature)
 
@@ -745,13 +752,13 @@ def naive(
 
 def naive_gradient(
     params: qwen.Params,
-    rollouts: list[Rollout],
+    rollouts: Sequence[Rollout] | Sequence[Example],
     slopes: TokenArrays,
     temperature: float,
     model: qwen.QwenConfig = MODEL,
 ) -> qwen.Params:
     """Returns sum_t slope_t grad logp_t over every token of every rollout, in float64."""
-    tokens = padded([rollout.tokens.ids for rollout in rollouts])
+    tokens = padded([ids_of(rollout) for rollout in rollouts])
     with jax.enable_x64(True):
         gradient = gradient_of_logps(model, doubles(params), tokens, padded(slopes), temperature)
         return jax.device_get(gradient)

@@ -63,7 +63,7 @@ KINDS = ("refused", "accepted", "busy", *BAD)
 TINY = """
 model.arch.num_hidden_layers=1 model.arch.hidden_size=16 model.arch.intermediate_size=32
 model.arch.num_attention_heads=2 model.arch.num_key_value_heads=1 model.arch.head_dim=8
-task.numbers_min=2 task.numbers_max=2 task.value_max=9 task.format_score=0.3 task.grade_workers=1
+task.options=numbers_min=2 task.options=numbers_max=2 task.options=value_max=9 task.grade_workers=1
 rollout.num_prompts=2 rollout.group_size=4 rollout.max_prompt_tokens=16 rollout.max_new_tokens=24
 rollout.num_slots=8 rollout.page_size=8 warm_start.steps=1 warm_start.lr=2e-2
 warm_start.batch_size=4 warm_start.tries=1 train.microbatch_tokens=256 train.steps=1

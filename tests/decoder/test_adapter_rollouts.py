@@ -64,8 +64,8 @@ def test_an_untrained_adapter_samples_the_base_bit_for_bit(dtype: str) -> None:
     expected = complete(dtype, base_params())
     assert found.keys() == expected.keys()
     for key, sequence in found.items():
-        assert sequence.new_tokens == expected[key].tokens
-        np.testing.assert_array_equal(sequence.new_logps, expected[key].logps)
+        assert sequence.new_tokens == expected[key].new_tokens
+        np.testing.assert_array_equal(sequence.new_logps, expected[key].new_logps)
 
 
 def trained_adapter() -> qwen.Params:

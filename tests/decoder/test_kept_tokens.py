@@ -104,8 +104,8 @@ def test_sampler_and_trainer_have_the_same_probabilities_over_the_kept_tokens() 
     assert result.metrics["policy/correction"] == pytest.approx(1.0, abs=1e-3)
 
     # Over the full vocabulary the same tokens are less probable, by the mass that was kept.
-    without = updated(settings, [without(rollout, "kept") for rollout in rollouts])
-    assert without.metrics["policy/mismatch"] > 0.5
+    unfiltered = updated(settings, [without(rollout, "kept") for rollout in rollouts])
+    assert unfiltered.metrics["policy/mismatch"] > 0.5
 
     # What is not trained on is the same text, without the tokens that were kept.
     assert all(rollout.tokens.get("kept") is None for rollout in not_trained)

@@ -109,7 +109,8 @@ def test_a_logged_row_has_its_group_and_the_log_prob_of_every_token(tmp_path: Pa
     vocabulary = servers.byte_tokenizer()
     text = "é3!€y"  # 2 + 1 + 1 + 3 bytes and one that is missing
     ids = vocabulary.encode(text)[:7]
-    rollout = replace(rollout, tokens=np.array([0, 0, *ids], np.int32))
+    tracks = rollout.tokens.to_dict() | {"ids": np.array([0, 0, *ids], np.int32)}
+    rollout = replace(rollout, tokens=Tokens(**tracks))
 
     rows = logged_rows([rollout] * 3, group_size=2, step=5, tokenizer=vocabulary)
 
@@ -126,10 +127,12 @@ def test_the_tokens_of_a_logged_row_are_bounded() -> None:
     sampled = np.arange(length) > 0
     rollout = replace(
         episode(0),
-        tokens=np.full(length, 65, np.int32),
-        sampled=sampled,
-        logps=np.full(length, -1.23456, np.float32),
-        versions=np.where(sampled, 4, -1),
+        tokens=Tokens(
+            np.full(length, 65, np.int32),
+            sampled=sampled,
+            logps=np.full(length, -1.23456, np.float32),
+            versions=np.where(sampled, 4, -1),
+        ),
         turns=(Turn(1, length, "long", "length", Grade(0.0, False, "no answer")),),
     )
     [row] = logged_rows([rollout], group_size=1, step=5, tokenizer=servers.byte_tokenizer())

@@ -11,6 +11,7 @@ import reference
 from jzero.algorithms import PRESETS
 from jzero.config import schedules
 from jzero.sharding.mesh import train_mesh
+from jzero.tokens import Tokens
 from jzero.training.credit import environment_weights, training_sequences
 from jzero.training.step import update_on_rollouts
 from jzero.training.trainer import Trainer, make_trainer
@@ -77,10 +78,12 @@ def three_turns() -> Rollout:
         sampled[start : start + 2] = True
     return replace(
         ROLLOUTS[0],
-        tokens=np.arange(12, dtype=np.int32),
-        sampled=sampled,
-        logps=np.zeros(12, np.float32),
-        versions=np.where(sampled, 0, -1).astype(np.int32),
+        tokens=Tokens(
+            np.arange(12, dtype=np.int32),
+            sampled=sampled,
+            logps=np.zeros(12, np.float32),
+            versions=np.where(sampled, 0, -1),
+        ),
         turns=tuple(Turn(start, start + 2, "", "stop", grade) for start in starts),
         grade=grade,
     )

@@ -107,7 +107,9 @@ def test_no_device_holds_a_linear_layer_in_more_bits(
 
 
 def test_a_critic_has_the_same_base() -> None:
-    settings = reference.settings(model={"adapter": ADAPTER, "base": "int8"})
+    settings = reference.settings(
+        model={"adapter": ADAPTER, "base": "int8"}, algorithm={"advantage": "gae"}
+    )
     mesh = train_mesh(1, 1, 1, jax.devices()[:1])
     critic = critic_learner(MODEL, settings, mesh)
     policy = policy_learner(MODEL, settings, mesh)
