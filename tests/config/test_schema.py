@@ -23,7 +23,7 @@ from jzero.setting import field_types, is_part, rules_of, to_values
 pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
 
 SETTINGS = config.list_settings(config.Config())
-# tests/config/test_parts.py has the flags of parts.
+# tests/config/test_part_settings.py has the flags of parts.
 DEFAULTS = {setting.name: setting.value for setting in SETTINGS if setting.kind is not object}
 DEFAULTS = {name: value for name, value in DEFAULTS.items() if not config.names_part(name)}
 TEXTS_OF_A_TUPLE = {

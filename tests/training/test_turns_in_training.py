@@ -1,6 +1,6 @@
 """Episodes of several turns in training: the advantages of turns, and which tokens have a gradient.
 
-How such episodes are sampled is tested in tests/rollout/test_turns.py.
+How such episodes are sampled is tested in tests/decoder/test_turns.py.
 """
 
 import statistics
