@@ -36,7 +36,7 @@ from jzero.workers.pool import Pool
 pytestmark = pytest.mark.usefixtures("quick_compilation", "track")
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/extend.md").read_text(encoding="utf-8")
-FILES = ("my_advantages.py", "my_tracks.py")
+FILES = ("my_tracks.py",)
 GROUP = 4
 
 
