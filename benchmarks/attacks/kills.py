@@ -440,7 +440,11 @@ def results(mode: str, workdir: Path) -> dict[str, str]:
                 kept[name] = value
         found[f"metrics {number}"] = json.dumps(kept, sort_keys=True)
     for path in (workdir / "samples.jsonl", *sorted(workdir.glob("export-*/*"))):
-        digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "none"
+        digest = "none"
+        if path.is_file():
+            # An adapter names its base, and the card its run: both may lie in the workdir.
+            content = path.read_bytes().replace(str(workdir).encode(), b"WORKDIR")
+            digest = hashlib.sha256(content).hexdigest()
         found[str(path.relative_to(workdir))] = digest
     return found
 
