@@ -57,6 +57,8 @@ COUNTDOWN = """
 task.numbers_min=2 task.numbers_max=2 task.value_max=9 task.format_score=0.3
 rollout.max_prompt_tokens=16 rollout.max_new_tokens=24 train.microbatch_tokens=256
 """
+# Exact mode wants a KV cache that rounds nothing.
+EXACT = "model.exact=True rollout.kv_dtype=float32"
 # A run of its own that keeps the model of the preset and its lengths.
 OWN_MODEL = """
 rollout.num_prompts=4 rollout.group_size=4 warm_start.steps=20 warm_start.tries=1 train.steps=3
@@ -91,8 +93,8 @@ CASES = {
     "distill": Case("distill.py:tiny", OWN_MODEL, teacher="countdown"),
     "asynchronous": Case("countdown.py:tiny", MODEL + RUN + COUNTDOWN + "rollout.max_staleness=1"),
     "two hosts": Case("countdown.py:tiny", MODEL + RUN + COUNTDOWN, num_processes=2),
-    "exact": Case("countdown.py:tiny", MODEL + RUN + COUNTDOWN + "model.exact=True"),
-    "exact, experts": Case("countdown.py:tiny-moe", OWN_MODEL + "model.exact=True"),
+    "exact": Case("countdown.py:tiny", MODEL + RUN + COUNTDOWN + EXACT),
+    "exact, experts": Case("countdown.py:tiny-moe", OWN_MODEL + EXACT),
 }
 
 
