@@ -57,6 +57,7 @@ def watch(paths: list[Path], host: str, port: int) -> None:
         try:
             server.serve_forever()
         except KeyboardInterrupt:
+            watcher.stop()
             print("stopped", file=sys.stderr)
 
 

@@ -215,6 +215,10 @@ class Tracker:
             # remaining data.
             self._queue.put(None, timeout=self._close_seconds)
             self._process.wait(max(0.0, deadline - time.monotonic()))
+            self._reader.join(1.0)  # its last report says why it has failed
+            # The pipe takes messages even after the process has died.
+            if self._process.returncode:
+                self._fail("the tracker has ended")
         except (queue.Full, subprocess.TimeoutExpired):
             terminal.say(
                 f"{self.name}: not everything was sent within {self._close_seconds:g} seconds"

@@ -373,12 +373,14 @@ def test_wandb_has_the_name_of_its_environment_variable_or_of_the_workdir(
     ],
 )
 @pytest.mark.quick_cases("unreachable", "hangs")
+@pytest.mark.parametrize("num_steps", [1, 2 * LONGEST_QUEUE])
 def test_a_tracker_that_fails_neither_stops_nor_blocks_the_run(
     stand_in: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     behavior: str,
     message: str,
+    num_steps: int,
 ) -> None:
     monkeypatch.setenv("TRACKER", behavior)
     run = {"workdir": str(stand_in), "name": "run", "id": "1", "config": {}, "commit": ""}
@@ -386,7 +388,7 @@ def test_a_tracker_that_fails_neither_stops_nor_blocks_the_run(
 
     tracker = Tracker(parse_tracker("wandb"), run, start_seconds, close_seconds=1.0)
     start = time.monotonic()
-    for step in range(1, 2 * LONGEST_QUEUE):
+    for step in range(1, 1 + num_steps):
         tracker.log(step, {"reward/mean": 1.0})
     assert time.monotonic() - start < 1, "a step waited for the tracker"
     tracker.close({})
