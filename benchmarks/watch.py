@@ -79,7 +79,7 @@ def peak_mib(pid: int) -> float:
 
 def measure_page(url: str) -> float | None:
     """Returns the seconds until a browser has drawn rollouts; None without a browser."""
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests" / "commands"))
     import pytest
     from browser import open_browser  # pyright: ignore[reportMissingImports]
 

@@ -21,8 +21,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import byte_model
 import pytest
+import tiny
 from runs import ROOT, RUN
 
 from docs import reference
@@ -208,7 +208,7 @@ SMALL_SIZES = {"rollout.max_new_tokens": 8, "rollout.num_prompts": 2, "rollout.g
 def test_it_runs_with_a_tiny_model(
     block: Block, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    byte_model.save_model(tmp_path / "tiny")
+    tiny.save_byte_model(tmp_path / "tiny")
     flags = " ".join(f"--config.{name}={value}" for name, value in SMALL_SIZES.items())
     lines = [
         f"{line} {flags}" if line.startswith("jzero train") else line

@@ -1,4 +1,5 @@
-"""Tiny models and runs by name: a game, mixed rows, a hybrid model, and a plan for a slice."""
+"""Tiny models and runs by name: a game, mixed rows, a hybrid model, a plan for a slice, a model on
+disk whose tokens are bytes, and chat templates."""
 
 import importlib.util
 import json
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import reference
+import servers
 
 from jzero import config
 from jzero.attention import xla
@@ -23,7 +25,7 @@ from jzero.config import (
     tiny_arch,
 )
 from jzero.hosts.interrupt import never_stop
-from jzero.model import delta_net, qwen
+from jzero.model import delta_net, huggingface, qwen
 from jzero.model.architecture import QwenConfig
 from jzero.model.base_model import read_base_model
 from jzero.model.tokenizer import PreTrainedTokenizerFast
@@ -231,3 +233,80 @@ def small_settings(num_rows: int = 8, **rollout) -> Config:
         rollout=RolloutConfig(**sizes | rollout),
         train=TrainConfig(microbatch_tokens=num_rows * ROW_TOKENS, pack="longest", packs_per_row=4),
     )
+
+
+# -- A model on disk whose tokens are bytes, and a file of problems --------------------------------
+
+BYTE_TEMPLATE = """{% for message in messages %}<{{ message.role }}>{{ message.content }}
+{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
+
+
+def save_byte_model(path: Path) -> str:
+    """Writes a tiny model whose tokens are bytes. Returns its directory."""
+    tok = servers.byte_tokenizer()
+    arch = qwen.QwenConfig("qwen2", len(tok), 32, 64, 2, 2, 1, 16, True, 10000.0, 1e-6)
+    extra = {"max_position_embeddings": 1024}
+    params = reference.random_params(arch)
+    huggingface.save(path, arch, params, dtype="float32", hf_config_extra=extra)
+    tok.save_pretrained(path)
+    (path / "chat_template.jinja").write_text(BYTE_TEMPLATE, encoding="utf-8")
+    return str(path)
+
+
+def save_sums(path: Path, count: int = 20) -> str:
+    """Writes sums with worked solutions. Returns the file."""
+    rows = []
+    for i in range(count):
+        rows.append({"question": f"What is {i} + 3?", "answer": f"{i}+3\n#### {i + 3}"})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+# -- Chat templates of published models ------------------------------------------------------------
+
+# Qwen2.5-Instruct without tools.
+QWEN25 = """{%- if messages[0]['role'] == 'system' %}{%- set _ = 0 %}
+{%- else %}{{- '<|im_start|>system\\nYou are Qwen, created by Alibaba Cloud.<|im_end|>\\n' }}
+{%- endif %}{%- for message in messages %}{%- if not (message.role == 'system' and loop.first) %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+# What matters here of Qwen2.5's template with tools: where the tools and their answers are.
+QWEN25_TOOLS = """{%- if tools %}{{- '<|im_start|>system\\n' }}
+{%- if messages[0]['role'] == 'system' %}{{- messages[0]['content'] }}
+{%- else %}{{- 'You are Qwen.' }}{%- endif %}
+{{- '\\n\\n# Tools\\n\\n<tools>' }}
+{%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
+{{- '\\n</tools>\\n\\n<tool_call>\\n{"name": <function-name>, "arguments": <args>}\\n' }}
+{{- '</tool_call>' }}
+{{- '<|im_end|>\\n' }}
+{%- elif messages[0]['role'] == 'system' %}
+{{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
+{%- endif %}{%- for message in messages %}
+{%- if message.role == 'user' or message.role == 'assistant' %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+{%- elif message.role == 'tool' %}
+{%- if loop.index0 == 0 or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}
+{%- endif %}{{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+# The same of Qwen3-Coder's, which explains calls in tags and ends each answer with a newline.
+QWEN3_CODER = """{%- if tools %}{{- '<|im_start|>system\\n# Tools\\n\\n<tools>' }}
+{%- for tool in tools %}{{- '\\n<function>\\n<name>' + tool.function.name + '</name>' }}
+{%- for name, field in tool.function.parameters.properties | items %}
+{{- '\\n<parameter>' + name + ': ' + field.description + '</parameter>' }}{%- endfor %}
+{{- '\\n</function>' }}{%- endfor %}
+{{- '\\n</tools>\\n\\n<tool_call>\\n<function=example_function_name>\\n</function>\\n' }}
+{{- '</tool_call>' }}
+{{- '<|im_end|>\\n' }}{%- endif %}{%- for message in messages %}
+{%- if message.role == 'user' or message.role == 'assistant' %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+{%- elif message.role == 'tool' %}
+{%- if loop.previtem and loop.previtem.role != 'tool' %}{{- '<|im_start|>user\\n' }}{%- endif %}
+{{- '<tool_response>\\n' + message.content + '\\n</tool_response>\\n' }}
+{%- if loop.last or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""

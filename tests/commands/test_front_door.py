@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import byte_model
 import pytest
+import tiny
 from runs import ROOT, read_jsonl
 
 import jzero
@@ -52,8 +52,8 @@ def trained(
 ) -> SimpleNamespace:
     """Returns the directory, the flags and the output of a run by `jzero train`."""
     directory = tmp_path_factory.mktemp("door")
-    byte_model.save_model(directory / "model")
-    byte_model.save_problems(directory / "sums.jsonl")
+    tiny.save_byte_model(directory / "model")
+    tiny.save_sums(directory / "sums.jsonl")
     (directory / "my.py").write_text(REWARD)
     flags = ["--model", "model", "--data", "sums.jsonl", "--reward", "my.py:digits"]
     flags += ["--workdir", "run", *SMALL]

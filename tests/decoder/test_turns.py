@@ -16,9 +16,8 @@ import jax
 import numpy as np
 import pytest
 import runs
-from chat_templates import QWEN25
 from test_engine import PROMPTS, assert_empty, make, new_engine, params_on, seed_on, text_of
-from tiny import make_untrained_sampler, tiny_settings, trained_player
+from tiny import QWEN25, make_untrained_sampler, tiny_settings, trained_player
 
 from jzero import config, setup, train
 from jzero.decoder.abstract_calls import abstract_calls

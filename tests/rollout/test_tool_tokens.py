@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from chat_templates import QWEN3_CODER, QWEN25, QWEN25_TOOLS
-from tiny import make_untrained_sampler, tiny_settings
+from tiny import QWEN3_CODER, QWEN25, QWEN25_TOOLS, make_untrained_sampler, tiny_settings
 
 from jzero import config
 from jzero.decoder.sequence import Sequence

@@ -5,8 +5,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import byte_model
 import pytest
+import tiny
 from runs import ROOT
 
 from jzero import config
@@ -27,12 +27,12 @@ DISK = 500e9
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
     path = tmp_path_factory.mktemp("data") / "sums.jsonl"
-    return read_data(byte_model.save_problems(path, 400), config.TaskConfig())
+    return read_data(tiny.save_sums(path, 400), config.TaskConfig())
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    path = byte_model.save_model(tmp_path_factory.mktemp("model"))
+    path = tiny.save_byte_model(tmp_path_factory.mktemp("model"))
     return choices.read_model(Config(model=config.ModelConfig(path=path)))
 
 

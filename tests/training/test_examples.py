@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from chat_templates import QWEN25
+from tiny import QWEN25
 
 from jzero.errors import UserError
 from jzero.model import tokenizer
