@@ -299,7 +299,9 @@ def main() -> None:
         old_name, _, new_name = pair.partition("=")
         renamed[new_name] = old_name
     checkouts = args.old.resolve(), args.new.resolve()
-    names = args.only or list(CASES)
+    only = set(args.only or CASES)
+    only |= {CASES[name].teacher for name in only}  # a teacher is the model of another case
+    names = [name for name in CASES if name in only]
     print(f"{'case':20}{'steps':>6}{'numbers':>9}{'differ':>8}{'missing':>9}{'samples':>12}")
     is_equal = True
     with tempfile.TemporaryDirectory() as temporary:
