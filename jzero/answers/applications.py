@@ -51,6 +51,7 @@ def argument_start(tokens: Sequence[str], position: int, name: str) -> int:
     """
     # x^2(y) is a product, and f^2(x) an application.
     operators = "'_^" if name in CONVENTIONAL else "'_"
+    # The token at the end is empty, and "" is in every text.
     while position < len(tokens) and tokens[position] and tokens[position] in operators:
         is_prime = tokens[position] == "'"
         position += 1

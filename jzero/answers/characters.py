@@ -205,9 +205,11 @@ def written_out_character(character: str) -> str:
 
 
 def _plain(text: str) -> str:
-    return "".join(
-        character if character.isascii() else written_out_character(character) for character in text
-    )
+    return "".join(map(_ascii_or_written_out, text))
+
+
+def _ascii_or_written_out(character: str) -> str:
+    return character if character.isascii() else written_out_character(character)
 
 
 # Punctuation that has a meaning at the end of an answer.
@@ -218,8 +220,7 @@ class _Table(dict[int, str]):
     """A table for str.translate that converts a character when it first occurs."""
 
     def __missing__(self, code_point: int) -> str:
-        character = chr(code_point)
-        written = character if code_point < 128 else written_out_character(character)
+        written = _ascii_or_written_out(chr(code_point))
         self[code_point] = written
         return written
 
@@ -233,6 +234,7 @@ _SMALL_FRACTION = re.compile(r"\^(?:\{([0-9]+)\}|([0-9]))/_(?:\{([0-9]+)\}|([0-9
 
 def _script(match: re.Match[str]) -> str:
     run = match[0]
+    # Each script of the run has four characters, as in ^{1}.
     return f"{run[0]}{{{run[2::4]}}}"
 
 
@@ -243,6 +245,7 @@ def _small_fraction(match: re.Match[str]) -> str:
 
 def _recurring(match: re.Match[str]) -> str:
     run = match[0]
+    # A combining mark follows each digit.
     return f"{_RECURRING[run[1]]}{{{run[::2]}}}"
 
 

@@ -42,6 +42,7 @@ def is_same_curve(difference: Node, gold_difference: Node) -> bool:
     names = symbol_names(gold_difference)
     if len(names) < 2 or symbol_names(difference) != names:
         return False
+    # A place cannot fix the value of an unknown function.
     if any(name.endswith("()") for name in names):
         return False
     both = ((difference, gold_difference), (gold_difference, difference))
@@ -58,10 +59,12 @@ def _zeros_are_zeros(first: Node, second: Node, names: list[str]) -> bool:
             # The zeros of one formula must be zeros of the other one.
             for zero in zeros:
                 residual = value(second, Place(point, ((name, zero),)))
+                # The zero is rounded, and the other formula may enlarge its error.
                 if residual is None or abs(residual) > MP.mpf(10) ** -60:
                     return False
                 num_zeros += 1
         else:
+            # Formulas without real zeros at these points, such as x^2 + y^2 + 1, show nothing.
             if num_zeros >= 4:
                 return True
     return False
@@ -81,6 +84,7 @@ def _zeros(formula: Node, name: str, point: int) -> list[Value] | None:
     small = MP.mpf(10) ** -90 * (1 + max(map(abs, samples)))
     # Three samples define the parabola; the other two check that the formula is one.
     for number, sample in zip((3, -5), checks, strict=True):
+        # At -5 the error of the quadratic coefficient counts 25 times.
         if abs(quadratic * number**2 + linear * number + constant - sample) > 100 * small:
             return None
     if abs(quadratic) > small:

@@ -42,6 +42,7 @@ def date_of(tokens: Sequence[str]) -> Node | None:
     # One month, a day and perhaps a year, in any order of day and month.
     if len(months) != 1 or not 1 <= len(numbers) <= 2:
         return None
+    # In all accepted orders the day comes before the year.
     day, *year = numbers
     if not 1 <= day <= 31:
         return None
@@ -59,4 +60,5 @@ def _month(word: str) -> int:
 def same_date(name: str, other: str) -> bool:
     """Returns whether two dates are the same. The year may be missing on either side."""
     parts, other_parts = name.split("-"), other.split("-")
+    # zip stops where the year is missing.
     return all(one == second for one, second in zip(parts, other_parts, strict=False))

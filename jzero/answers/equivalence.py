@@ -48,6 +48,7 @@ def equal(prediction: Node, gold: Node, rules: Rules | bool) -> bool:
     """
     if isinstance(rules, bool):
         rules = Rules(strict=rules)
+    # Equal trees are one answer under all rules, even where nothing can be evaluated.
     return prediction == gold or _equal(prediction, gold, rules)
 
 
@@ -57,6 +58,7 @@ def _equal(prediction: Node, gold: Node, rules: Rules) -> bool:
         return _same_statement(prediction, gold, rules)
     if has_quantity(prediction) or has_quantity(gold):
         return same_quantity(prediction, gold, rules, equal)
+    # A shortcut: two numbers have neither structure nor matrix.
     if not prediction.parts and not gold.parts and prediction.kind == gold.kind == "number":
         return same_formula(prediction, gold, rules.strict)
     # A structure in either answer decides; only two plain formulas are compared by value.
@@ -103,6 +105,7 @@ def _same_tuple(prediction: Node, gold: Node, rules: Rules) -> bool:
 
 def _same_members(prediction: Node, gold: Node, rules: Rules) -> bool:
     """Compares as multisets if the gold is a list that repeats a member, otherwise as sets."""
+    # The ellipsis of 1, 2, ..., 9 stands for members in order, so the order counts.
     if "ldots" in (part.name for node in (prediction, gold) for part in node.parts):
         return _same_parts(prediction, gold, rules)
     members, gold_members = _members(prediction), _members(gold)
@@ -161,6 +164,7 @@ def _same_ratio(prediction: Node, gold: Node, rules: Rules) -> bool:
     is_time = "time" in (prediction.name, gold.name)
     if is_time or (_may_be_time(prediction) and _may_be_time(gold)):
         return _all_equal(sides, gold_sides, rules)
+    # A side that is still to be computed is not an answer if the gold's sides are written out.
     if rules.strict and all(map(is_literal, gold_sides)) and not all(map(is_literal, sides)):
         return False
     return _are_proportional(sides, gold_sides)
@@ -170,6 +174,7 @@ def _may_be_time(ratio: Node) -> bool:
     """Returns whether a ratio can be read as hours, minutes of two digits, and seconds."""
     hours, *smaller = ratio.parts
     is_written = all(part.kind == "number" and part.value.denominator == 1 for part in ratio.parts)
+    # Three smaller parts would be more than hours, minutes and seconds.
     if not is_written or len(smaller) > 2:
         return False
     has_minutes = ratio.name == "time" or all(part.value >= 10 for part in smaller)
@@ -183,6 +188,7 @@ def _are_proportional(sides: tuple[Node, ...], gold_sides: tuple[Node, ...]) -> 
     if len(pivots) < 2:
         return all(equal(side, gold, LENIENT) for side, gold in zip(sides, gold_sides, strict=True))
     pivot = pivots[0]
+    # Cross-multiplication with a zero pivot would make everything proportional.
     if not value(sides[pivot]):
         return False
     for side, gold_side in zip(sides, gold_sides, strict=True):
@@ -263,6 +269,8 @@ def _same_statement(prediction: Node, gold: Node, rules: Rules) -> bool:
         return equal(prediction, gold, rules)
     predicted_solutions = solutions(prediction) if is_statement(prediction) else None
     gold_solutions = solutions(gold) if is_statement(gold) else None
+    # One side without names is compared with the values of the other; two statements are compared
+    # name by name. What has no solutions falls through to relations and sets.
     if not is_statement(prediction):
         if gold_solutions is not None:
             return _same_values(gold_solutions, prediction, rules, is_gold=True)
@@ -313,6 +321,8 @@ def _matches(items: Sequence[T], gold_items: Sequence[T], same: Callable[[T, T],
         return False
     unmatched = list(gold_items)
     for item in items:
+        # The first match is as good as any other, because equality is transitive: no
+        # backtracking.
         index = next((index for index, other in enumerate(unmatched) if same(item, other)), None)
         if index is None:
             return False
@@ -360,6 +370,7 @@ def _same_values(
         node = Node("list", tuple(tuples))
     else:
         node = tuples[0]
+        # The list 3, 4 in the order of the names is the same as the tuple (3, 4).
         if other.kind == "list":
             other = other._replace(kind="tuple", name="()")
     return equal(other, node, rules) if is_gold else equal(node, other, rules)
@@ -392,6 +403,8 @@ def _same_families(
         are_parameters = (not parameters or name in parameters) and (
             not gold_parameters or gold_name in gold_parameters
         )
+        # Declared parameters may be renamed: kπ, k ∈ ℤ, is nπ, n ∈ ℤ. An undeclared symbol may be
+        # a given quantity, so its name counts.
         is_same_name = name == gold_name or (parameters and gold_parameters)
         if not are_parameters or not is_same_name:
             return False
@@ -432,6 +445,7 @@ def _same_relation(relation: Node, gold: Node) -> bool:
     # The sides of an equation may be exchanged.
     if operator in ("=", "≠") and _all_equal(relation.parts[::-1], gold.parts, LENIENT):
         return True
+    # Chains and memberships have no difference of two sides.
     if len(operator) > 1 or operator not in "=≠<≤":
         return False
     difference, gold_difference = _left_minus_right(relation), _left_minus_right(gold)
@@ -492,6 +506,7 @@ def _has_congruence(node: Node) -> bool:
 
 def _period(solved: Residues) -> tuple[int, frozenset[int]]:
     """Returns the smallest modulus that describes the residues, and the residues modulo it."""
+    # From the smallest divisor on: 1, 3 (mod 4) is first recognized as 1 (mod 2).
     for divisor in range(1, solved.modulus + 1):
         if solved.modulus % divisor:
             continue

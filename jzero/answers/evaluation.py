@@ -30,12 +30,15 @@ LARGEST_FACTORIAL = 450  # larger factorials are not exact
 # A separate context: mpmath's default context is global, and other code may change its precision.
 MP = mpmath.MPContext()
 MP.dps = 140
+# Rounding errors of 140 digits stay below this, and differences between terms whose sizes are up
+# to LARGEST apart stay above it.
 TOLERANCE = 1e-80  # relative
 _ROUNDING_ERROR = 1e-100  # relative; a smaller imaginary part or distance to an integer counts as 0
 _DIGITS_OF_ARGUMENTS = 60  # that distinguish the arguments of an unknown function
 
 Value = Any  # Fraction, MP.mpf or MP.mpc; mpmath makes the classes of a context at run time
 
+# Expansion along a row takes n! products: 120 for five rows.
 MAX_DETERMINANT = 5  # rows
 MAX_TERMS = 2000  # of a computed sum or product, in nodes of all its terms
 MAX_WHOLE_ARGUMENT = 10**40  # of a greatest common divisor
@@ -94,6 +97,8 @@ def _power(base: Value, exponent: Value) -> Value:
     if has_odd_root and is_real(base) and base < 0:
         size = MP.convert(-base) ** MP.convert(exponent)
         return -size if exponent.numerator % 2 else size
+    # Even and irrational roots of negative numbers are complex: mpmath returns the principal
+    # value.
     return MP.convert(base) ** MP.convert(exponent)
 
 
@@ -106,6 +111,8 @@ def _root(degree: Value, radicand: Value) -> Value:
 
 
 def _factorial(n: Value) -> Value:
+    # `in range` is also false for fractions: mpmath extends the factorial to them by the gamma
+    # function.
     if is_exact(n) and n in range(LARGEST_FACTORIAL):
         return Fraction(math.factorial(int(n)))
     return MP.factorial(n)
@@ -210,6 +217,7 @@ _OPERATIONS: dict[str, Callable[..., Value]] = {
     "floor": _floor,
     "ceil": _ceil,
     "abs": _abs,
+    # 90° is the number π/2.
     "degree": MP.radians,
     "root": _root,
     "factorial": _factorial,
@@ -243,6 +251,8 @@ _EXACT_OPERATIONS = frozenset(
 )
 
 
+# A comparison evaluates the same parts at the same points many times: each form of an answer,
+# each scale and each member of a set asks again.
 @functools.lru_cache(8192)
 def value(node: Node, point: int | Place = 0) -> Value | None:
     """Returns the value of a tree at a point.
@@ -301,7 +311,7 @@ def _value_of_application(node: Node, point: int | Place) -> Value | None:
     name, arguments = node.name, node.parts
     # C(n, k) is the number of combinations.
     if name == "C" and len(arguments) == 2:
-        name, arguments = "binomial", arguments
+        name = "binomial"
     values = [_argument(part, point) for part in arguments]
     if any(part is None for part in values):
         return None
@@ -310,6 +320,8 @@ def _value_of_application(node: Node, point: int | Place) -> Value | None:
     if name in _APPLICATIONS:
         return _APPLICATIONS[name](*values)
     written = "; ".join(part if isinstance(part, str) else _written(part) for part in values)
+    # Only the digits that `_written` keeps enter the key, so that f(1/3) and f(2/6) are one
+    # symbol.
     return _random_value(f"{name}({written})", point)
 
 
@@ -329,6 +341,8 @@ def _random_value(key: str, point: int | Place) -> Value:
 
 # Sets and propositions without a value, such as A ∪ B and p → q, are modeled as subsets of
 # NUM_ELEMENTS elements. Each letter has a random half of the elements.
+# With 256 elements each combination of a few letters, such as "in A, not in B, in C", has
+# members, so that formulas that differ in one combination differ in an element.
 NUM_ELEMENTS = 256
 _ALL_ELEMENTS = (1 << NUM_ELEMENTS) - 1
 REGION_KINDS = frozenset(("union", "intersection", "setminus", "complement", "and", "or", "not"))
@@ -415,6 +429,7 @@ def _relation_holds(relation: Node, point: int | Place) -> bool | None:
     pairs = itertools.pairwise(relation.parts)
     for operator_name, (left, right) in zip(relation.name, pairs, strict=True):
         holds = _link_holds(operator_name, left, right, point)
+        # The first link that fails, or is unknown, decides the chain.
         if not holds:
             return holds
     return True
@@ -494,9 +509,13 @@ def _value_of_binder(node: Node, point: int | Place) -> Value | None:
     written = [end if isinstance(end, str) else _written(end) for end in ends]
     if node.kind == "limit":
         key = f"limit {node.name} {written}"
+        # Point 0 for all points: the place depends only on the limit, so that two limits at the
+        # same number agree.
         return value(formula, place(point, bound.name, _random_value(key, 0)))
     sign = 1
     # The integral from b to a is minus the integral from a to b, and from a to a it is 0.
+    # The numbers are compared as texts. Any fixed order will do, because only the sign of an
+    # exchange counts.
     if len(written) == 2 and written[0] > written[1]:
         written, sign = written[::-1], -1
     if len(written) == 2 and written[0] == written[1]:
@@ -508,6 +527,8 @@ def _functional(
     key: str, formula: Node, name: str, point: int | Place, sign: int = 1
 ) -> Value | None:
     total: Value = Fraction(0)
+    # The places and weights depend only on the key, and not on the formula or the point: that
+    # makes the result linear in the formula.
     draw = random.Random(key)
     for _ in range(3):
         number, weight = MP.mpf(draw.uniform(0.3, 3.0)), MP.mpf(draw.uniform(0.3, 3.0))
@@ -579,10 +600,10 @@ def _value_of_power(node: Node, point: int | Place) -> Value | None:
 def _value_of_determinant(node: Node, point: int | Place) -> Value | None:
     (inside,) = node.parts[0].parts
     rows = inside.parts if inside.kind == "rows" else (inside,)
-    entries = [
-        [value(entry, point) for entry in (row.parts if row.kind == "row" else (row,))]
-        for row in rows
-    ]
+    entries = []
+    for row in rows:
+        cells = row.parts if row.kind == "row" else (row,)
+        entries.append([value(cell, point) for cell in cells])
     size = len(entries)
     if size > MAX_DETERMINANT or any(len(row) != size or None in row for row in entries):
         return None
@@ -620,6 +641,9 @@ def is_defined(node: Node, point: int | Place) -> bool:
     number = value(node, point)
     if number is None or not is_real(number):
         return False
+    # The square of \sqrt{x} is real for negative x, but its root is not. Bound symbols have no
+    # value outside of their binder, and only one case of a piecewise formula holds, so these are
+    # judged by their value.
     if not may_be_complex(node) or node.kind in BINDERS or node.kind == "cases":
         return True
     return all(is_defined(part, point) for part in node.parts)

@@ -45,6 +45,7 @@ import functools
 from fractions import Fraction
 from typing import NamedTuple
 
+# Members of lists and sets are compared in pairs, which takes the square of their number.
 MAX_PARTS = 40  # parts of one node
 
 

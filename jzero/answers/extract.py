@@ -109,9 +109,12 @@ def marked_line(text: str) -> str | None:
     _, marker, marked = text.rpartition("####")
     if not marker:
         return None
+    # A response may continue for megabytes after its last ####.
     for line in marked[: 4 * LONGEST_ANSWER].splitlines():
         line = _SPECIAL_TOKEN.split(line, maxsplit=1)[0].strip(" \t:*`")
         if line.rstrip(":.").lower() not in _HEADINGS:
+            # The line is cut above the limit of an answer, so that `extract_answer` refuses a
+            # longer line instead of crediting its beginning.
             return _with_unit(line[: 2 * LONGEST_ANSWER])
     return ""
 

@@ -232,6 +232,8 @@ def _steps(prediction: Node, gold: Node) -> tuple[Place, ...]:
     points = []
     for name in sorted(names for names in symbol_names(gold) if not names.endswith("()")):
         for size in sizes:
+            # At the step and twice the step, a whole number and half a number off it, and at its
+            # mirror image.
             for number in (size, 2 * size, size - 1, -size, size + Fraction(1, 2)):
                 # Letters such as n are sampled at whole numbers only.
                 if number.denominator == 1 or not is_index(name):
@@ -284,6 +286,8 @@ def _approximates(prediction: Node, x: Value, y: Value) -> bool:
     # The decimal has too few digits.
     if abs(x) < 10 ** (LEAST_DIGITS - 1) * place:
         return False
+    # The denominator divides a power of ten. Its factors 2 and 5 occur at most as often as it has
+    # bits.
     if is_exact(y) and 10 ** num_bits(y) % y.denominator == 0:
         return False  # a decimal equals the gold
     # A rounded decimal differs by half a place at most, and one that was cut off by one place.
@@ -299,6 +303,7 @@ def _form(node: Node) -> object:
         return number
     match node.kind:
         case "add":
+            # A set of counts is a multiset that can be hashed.
             return "add", frozenset(Counter(map(_form, node.parts)).items())
         case "multiply":
             return "multiply", frozenset(Counter(map(_form, node.parts)).items())

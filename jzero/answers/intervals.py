@@ -1,5 +1,6 @@
 """Sets of real numbers: unions of intervals and points, normalized so that no two of them touch."""
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -59,7 +60,7 @@ def pieces_of(node: Node) -> Pieces | None:
             return None
         parts.append(pieces)
     if node.kind == "union":
-        return union([piece for pieces in parts for piece in pieces])
+        return union(list(itertools.chain.from_iterable(parts)))
     # A minus B is the intersection of A with the complement of B.
     if node.kind == "setminus":
         parts = [parts[0], *map(complement, parts[1:])]
@@ -91,6 +92,8 @@ def complement(pieces: Pieces) -> Pieces:
     for piece in pieces:
         # A gap contains exactly the ends that its neighbors leave out.
         high = piece.low._replace(is_closed=not piece.low.is_closed)
+        # No number is below a piece that starts at minus infinity: the interval from LOWEST to
+        # LOWEST is empty.
         gaps += interval(low, high if MP.isfinite(high.number) else LOWEST)
         low = piece.high._replace(is_closed=not piece.high.is_closed)
     if not pieces or MP.isfinite(low.number):
@@ -99,8 +102,9 @@ def complement(pieces: Pieces) -> Pieces:
 
 
 def intersection(sets: Sequence[Pieces]) -> Pieces:
-    outside = [piece for pieces in sets for piece in complement(pieces)]
-    return complement(union(outside))
+    # A number is in all sets if it is outside of none.
+    outside = itertools.chain.from_iterable(map(complement, sets))
+    return complement(union(list(outside)))
 
 
 def same_number(a: Value, b: Value) -> bool:
@@ -109,6 +113,7 @@ def same_number(a: Value, b: Value) -> bool:
 
 
 def _place(piece: Piece) -> tuple[Value, bool]:
+    # Of two pieces that start at one number, the closed one comes first.
     return piece.low.number, not piece.low.is_closed
 
 

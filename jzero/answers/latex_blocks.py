@@ -24,6 +24,7 @@ class Blocks(Reader):
     def binder(self, _: Binding) -> Node:
         r"""Reads \sum_{k=1}^{n} and the product that follows; \prod likewise."""
         kind = {"\\sum": "sum", "\\prod": "product"}[self.last_token]
+        # The upper limit may come first: \sum^n_{k=1}.
         high: Node = INFINITY
         if self.accept("^"):
             high = self.expression(Binding.ATOM)
@@ -101,6 +102,7 @@ class Blocks(Reader):
 
         The symbol gets another name, which is neither a constant nor the name of a free symbol.
         """
+        # No token contains "#".
         bound = symbol(name + "#")
         return Node(kind, (replaced(formula, symbol(name), bound), bound, *limits))
 
@@ -112,6 +114,7 @@ class Blocks(Reader):
         if self.tokens[end] != "\\endcases":
             raise Refused("cases that do not end")
         self._separate_conditions(end)
+        # One formula and perhaps one condition; empty cells between them do not count.
         rows = []
         while not self.accept("\\endcases"):
             entries = [self._entry()]

@@ -17,6 +17,8 @@ from jzero.answers.units import MULTIPLIERS, UNIT_WORDS
 from jzero.answers.vocabulary import COMMANDS_WITHOUT_BACKSLASH, TOKENS, TYPESETTING, words
 
 # Rewrites of the whole text, before it is cut: a text that must occur, a pattern, a replacement.
+# Looking for the text first is much cheaper than the pattern, and most answers have none of
+# these.
 _REWRITES = [
     (needed, re.compile(pattern), replacement)
     for needed, pattern, replacement in (
@@ -43,8 +45,12 @@ _REWRITES = [
 
 # `run` is letters, or an abbreviation such as D.N.E.
 _LEXER = re.compile(
-    r"""(?P<space>\s+|\\[,!;:>\s()\[\]]|\ban\s+(?=[a-z]{4}))
+    r"""
+    # A control space, a delimiter of formulas, and the article of "an ellipse" count as spaces.
+    (?P<space>\s+|\\[,!;:>\s()\[\]]|\ban\s+(?=[a-z]{4}))
     |\\text\s*\{(?P<text>[^{}]*)\}
+    # A recurring decimal, or a decimal with an exponent. A digit after a sign may be a term, as in
+    # 2e-3x or 2e-3^n.
     |(?P<number>[0-9]*\.[0-9]*¯[0-9]+
         |(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)
             (?:[eE](?:[0-9]+|[-+][0-9]{2,}|[-+][0-9](?![0-9]|\s*[A-Za-z.^!({\\])))?)

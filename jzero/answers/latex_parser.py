@@ -91,6 +91,7 @@ class Parser(Blocks):
         while self.next_kind() in LETTERS:
             self.position += 1
         words = [folded(token.lstrip('"')) for token in self.tokens[start : self.position]]
+        # Words only form an item if nothing that binds more tightly than a relation follows.
         following = INFIX.get(self.next_kind())
         # Words inside of a formula are units or names of functions.
         item_ends = following is None or following.binding <= Binding.RELATION
@@ -138,6 +139,8 @@ class Parser(Blocks):
     def application(self, name: str) -> Node:
         """Reads the arguments of a function with unknown values."""
         # Re z needs no brackets.
+        # These operators are written like functions, but without brackets they take the next
+        # product.
         if f'"{name}' in OPERATORS and self.next_token != "(":
             return Node("apply", (self.expression(Binding.APPLY),), name=name)
         # \max\{a, b\} has its arguments in braces.
@@ -216,6 +219,7 @@ class Parser(Blocks):
         base = ()
         if name == "log" and self.accept("_"):
             base = (self.expression(Binding.ATOM),)
+        # The exponent stands between the name and the argument: \sin^2 x.
         exponent = self.expression(Binding.POWER) if self.accept("^") else None
         # sin^{-1} is the inverse function.
         if exponent == MINUS_ONE and "a" + name in FUNCTIONS:
@@ -239,6 +243,7 @@ class Parser(Blocks):
         degree = TWO
         if self.accept("["):
             degree = self.group(Binding.ATOM).parts[-1]
+        # The argument is a group or a single token, as in \sqrt2.
         return Node("root", (degree, self.expression(Binding.ATOM)))
 
     def money(self, binding: Binding) -> Node:
@@ -320,6 +325,7 @@ class Parser(Blocks):
         return Node("binomial", (left, self.expression(Binding.SUM)))
 
     def power(self, left: Node) -> Node:
+        # Towers are read from the right: 2^3^2 is 2^(3^2).
         return Node("power", (left, self.expression(Binding.POWER)))
 
     def factorial(self, left: Node) -> Node:
@@ -377,6 +383,7 @@ class Parser(Blocks):
                 power = self.unit_power() if token == "^" else POWERS[noun]
                 if not last:
                     raise Refused("a power of no unit")
+                # The unit's own word has already counted 1.
                 powers[last] += (power - 1) * (1 if powers[last] > 0 else -1)
             elif noun in POWERS:
                 # "3 squared" is the number 9; after a unit, as in "3 feet squared", the unit has
@@ -402,6 +409,7 @@ class Parser(Blocks):
         """Returns whether the next token belongs to a unit. After a unit, single letters may."""
         kind, token = self.next_kind(), self.next_token
         if kind in ("*", "-"):  # N·m, and kilowatt-hours
+            # A * or - before a word joins units; before anything else it is an operation.
             return self.tokens[self.position + 1][:1] == '"'
         is_letter = token != END and token in ascii_letters and named_unit(token) != ""
         may_be_letter = follows_unit or self.last_token == "/"
@@ -430,6 +438,7 @@ class Parser(Blocks):
         while operator := self.accept(*RELATIONS):
             operators += operator
             sides.append(self.expression(Binding.UNIT))
+        # Chains are compared from left to right: 3 > x > 1 is stored as 1 < x < 3.
         if operators[0] in ">≥":
             operators = operators[::-1].translate(str.maketrans("<>≤≥", "><≥≤"))
             sides = sides[::-1]
@@ -471,6 +480,8 @@ def number(token: str) -> Node:
         Refused: The exponent exceeds MAX_EXPONENT, or the token has no digits, or too many.
     """
     written, _, repeated = token.lower().partition("¯")
+    # The appended e0 gives a number without an exponent the exponent 0; after 1e5 it is a third
+    # part, which is ignored.
     mantissa, exponent, *_ = f"{written}e0".split("e")
     num_decimals = len(mantissa.partition(".")[2])
     try:
@@ -478,6 +489,8 @@ def number(token: str) -> Node:
             raise Refused("too large")
         value = Fraction(written)
         # The value of the last decimal place.
+        # The comparison needs it to accept roundings: 0.50 is given to two places, and 0.5 to
+        # one.
         place = Fraction(10) ** (int(exponent) - num_decimals)
         if repeated:
             # n repeating digits d are d / (10^n - 1) of the last place.
@@ -643,6 +656,7 @@ PREFIX: dict[str, Callable[[Parser, Binding], Node]] = {
 
 # Later lines replace earlier ones: "-" starts a value, but after a value it subtracts.
 INFIX: dict[str, Infix] = {
+    # Each token that starts a value is a factor after a value.
     **dict.fromkeys(PREFIX, Infix(Binding.APPLY, Parser.factor)),
     # A bracket or function ends the argument of the previous function: \sin x (y) is sin(x) y.
     **dict.fromkeys(
@@ -699,6 +713,7 @@ def _parse_tokens(tokens: list[str], reading: Reading) -> Node:
 def _parse_both_signs(tokens: list[str], reading: Reading) -> Node:
     items: dict[Node, None] = {}  # a set that keeps the order
     kind = ""
+    # The upper signs are one answer, and the lower signs another.
     for signs in ("+-", "-+"):
         table = str.maketrans("±∓", signs)
         node = _parse_tokens([token.translate(table) for token in tokens], reading)

@@ -22,6 +22,8 @@ from jzero.answers.vocabulary import words
 
 MAX_DEPTH = 60  # nested groups; deeper text is returned unchanged, and does not parse
 
+# A command, a control symbol, a special character, spaces, or other text. A lone backslash is
+# last, because it matches only at the end of the text.
 _PIECE = re.compile(r"\\[A-Za-z]+|\\.|[{}&^_$~]|\s+|[^\\{}&^_$~\s]+|\\", re.DOTALL)
 
 # Commands that vanish.
@@ -172,6 +174,8 @@ _LIKE_LAYOUT = re.compile("[a-z]*(?:skip|break|size|style|penalty|space)")
 _LIKE_KEPT = re.compile("(?:math|sym)(?:bf|it|sf|tt|rm|up|normal|sfit|bfit|bfup)[a-z]*")
 _LIKE_TEXT = re.compile("text[a-z]{2}")
 _OPERATORS_OF_RELATION = ("=", "<", ">", "\\le", "\\ge", "\\ne", "\\approx", "\\Rightarrow")
+# At least two words, one word of four letters, or a choice such as (A). Fewer letters are
+# symbols: \mathbf{AB} is a product, and \mathbf{v} a vector.
 _WORDS = re.compile(
     r"\s*[A-Za-z]+(?:[\s,.'-]+[A-Za-z]+)+[\s.]*|\s*[A-Za-z]{4,}[\s.]*|\s*\(?[A-Z]\)\s*"
 )
@@ -279,6 +283,7 @@ class _Layout:
 
     def command(self, name: str, position: int, end: int, depth: int, rendered: list[str]) -> int:
         """Renders one command, and returns the position after it and its arguments."""
+        # Pieces are shortened in place once a part of them is read, here by the star.
         if name in _STARRED and position < end and self.pieces[position].startswith("*"):
             self.pieces[position] = self.pieces[position][1:]
         if name in ("left", "right"):
@@ -390,6 +395,8 @@ class _Layout:
 
     def skip(self, pattern: re.Pattern[str], position: int) -> int:
         """Drops the match of a pattern at the next few pieces, which have no braces."""
+        # The longest length, " 1em plus 2pt", has six pieces. A longer window would make a text
+        # of many commands quadratic.
         last = min(position + 6, len(self.pieces))
         following = "".join(self.pieces[position:last])
         match = pattern.match(following)
@@ -502,6 +509,7 @@ class _Layout:
                     rendered.append(f"{piece}{{{argument}}}")
                 else:
                     position = self.command(name, position + 1, end, depth, rendered)
+                    # The groups after a command such as \frac are its arguments and not words.
                     while following == "{" and position < end and self.pieces[position] == "{":
                         position = self.character("{", position, depth, rendered)
             elif piece[:1] == "\\" and name[:1] in _SPACE_CHARACTERS | set("()[]#"):
@@ -523,6 +531,7 @@ class _Layout:
         # Skips {name} after \end.
         next_position = end + 4 if self.pieces[end + 1 : end + 2] == ["{"] else end + 1
         start = position + 3
+        # The arguments after the name: the placement [t], or the columns {lcr} of an array.
         signature = {**_ARRANGING, **_MATRICES}.get(name, "")
         for kind in signature:
             if kind == "o":
@@ -542,6 +551,7 @@ class _Layout:
         if name == "array" and self.aligns_relations(start, end):
             return f" {self.rows(start, end, depth + 1, is_aligned=True)} "
         rows = self.render(start, end, depth + 1).strip()
+        # A \\ after the last row opens no other row.
         while rows.endswith("\\\\"):
             rows = rows[:-2].rstrip()
         if name in _CASES:
@@ -591,6 +601,7 @@ def _closing_positions(pieces: list[str]) -> dict[int, int]:
             opened.append(position)
         elif piece in pairs and opened and pieces[opened[-1]] == pairs[piece]:
             closing[opened.pop()] = position
+    # Unbalanced brackets are in no pair. Callers render them as text, which does not parse.
     return closing
 
 

@@ -26,11 +26,13 @@ def rows_of(node: Node) -> Rows | None:
         return _scaled(rows_of(node.parts[0]), Node("number", value=Fraction(-1)))
     if node.kind == "power":
         base, exponent = node.parts
+        # Powers of matrices are not computed: only a letter such as T in the exponent is
+        # understood.
         rows = rows_of(base) if exponent.kind == "symbol" and exponent.name in _TRANSPOSED else None
         return None if rows is None else tuple(zip(*rows, strict=True))
     if node.kind == "divide":
         above, below = node.parts
-        return _scaled(rows_of(above), Node("divide", (Node("number", value=Fraction(1)), below)))
+        return _scaled(rows_of(above), Node("divide", (_ONE, below)))
     if node.kind == "add":
         return _sum(node.parts) or _from_unit_vectors(node)
     if node.kind == "multiply":
@@ -56,7 +58,10 @@ def _entries(matrix: Node) -> Rows | None:
 def _scaled(rows: Rows | None, scalar: Node) -> Rows | None:
     if rows is None:
         return None
-    return tuple(tuple(_product(scalar, entry) for entry in row) for row in rows)
+    scaled = []
+    for row in rows:
+        scaled.append(tuple(_product(scalar, entry) for entry in row))
+    return tuple(scaled)
 
 
 def _sum(terms: tuple[Node, ...]) -> Rows | None:
@@ -68,11 +73,12 @@ def _sum(terms: tuple[Node, ...]) -> Rows | None:
             return None
         if len(rows[0]) != len(total[0]):
             return None
-        pairs = zip(total, rows, strict=True)
-        total = tuple(
-            tuple(Node("add", entries) for entries in zip(*pair, strict=True)) for pair in pairs
-        )
+        total = tuple(map(_sum_of_rows, total, rows))
     return total
+
+
+def _sum_of_rows(row: tuple[Node, ...], other: tuple[Node, ...]) -> tuple[Node, ...]:
+    return tuple(Node("add", entries) for entries in zip(row, other, strict=True))
 
 
 def _from_unit_vectors(node: Node) -> Rows | None:

@@ -48,6 +48,7 @@ def _with_words_below(tokens: list[str]) -> list[str]:
     r"""Returns x_{\text{max}} for x_{\max}: in a subscript, such a command is a word."""
     result = list(tokens)
     for index, token in enumerate(tokens):
+        # A negative start would count from the end of the list.
         preceding = tokens[index - 2 : index] if index > 1 else tokens[:index]
         if token in _WORDS_BELOW and (preceding[-1:] == ["_"] or preceding == ["_", "{"]):
             result[index] = f'"{token[1:]}'
@@ -87,6 +88,7 @@ def _argument(tokens: Sequence[str], position: int) -> tuple[str, int]:
         return tokens[position], position + 1
     if position >= len(tokens) or tokens[position] != "{":
         return "", position
+    # The bound keeps the time linear if many groups stay open.
     for end in range(position + 1, min(position + MAX_LABEL, len(tokens))):
         if tokens[end] == "}":
             return "".join(token.lstrip('"') for token in tokens[position + 1 : end]), end + 1

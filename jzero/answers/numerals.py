@@ -26,12 +26,18 @@ _END = r"(?![0-9])"
 
 _GROUPED = re.compile(
     rf"""{_START}(?P<whole>
+        # 1,234,567.5 and 1{{,}}234. After or before a group of other lengths it is a list.
         (?<![0-9],)[0-9]{{1,3}}(?:(?:,|\{{,\}})[0-9]{{3}}{_END})+(?!,[0-9])(?:\.[0-9]+)?
+        # 1'234'567
         |[0-9]{{1,3}}(?:'[0-9]{{3}}{_END})+(?:\.[0-9]+)?
+        # 1 234 567, with LaTeX's decimal comma or a decimal point
         |[0-9]{{1,3}}(?:[ ][0-9]{{3}}{_END})+
             (?:\{{,\}}(?:[0-9]{{1,2}}|[0-9]{{4,}}){_END}|\.[0-9]+{_END})?
+        # 1.234.567,8
         |[0-9]{{1,3}}(?:\.[0-9]{{3}}{_END}){{2,}}(?:(?:,|\{{,\}})[0-9]+{_END})?
+        # 3{{,}}14, but not 3{{,}}142, which groups thousands
         |[0-9]+\{{,\}}(?:[0-9]{{1,2}}|[0-9]{{4,}}){_END}
+        # 3.141 592 65
         |[0-9]+\.[0-9]{{3}}(?:[ ][0-9]{{3}}{_END})*[ ][0-9]{{1,3}}{_END}
     )(?![0-9])""",
     re.VERBOSE,
@@ -131,6 +137,7 @@ def _repeated(match: re.Match[str]) -> str:
     One or two digits must be written three times, more digits twice.
     """
     integer_part, decimals = match[1] or "0", match[2]
+    # From the shortest period on: 0.333333 repeats 3, and not 33.
     for length in range(1, len(decimals) // 2 + 1):
         times = 3 if length <= 2 else 2
         period = decimals[-length:]

@@ -37,13 +37,18 @@ _NUMBER_WORDS = {word: number for number, word in enumerate(_UNITS_IN_WORDS.spli
 }
 
 _ANNOUNCEMENT = r"""
+    # Signs of a conclusion, and words such as "so" in front of a comma or another word.
     (?:(?:\\therefore|\\Rightarrow|\\Leftrightarrow|\\to)(?![A-Za-z])
     |(?:so|hence|thus|therefore|finally|consequently)\b(?=\s*[,:}]|\s+\S)
+    # We get ...; I conclude that ...
     |(?:we|i)\s+(?:get|have|find|obtain|see|conclude)\b(?:\s+that\b)?
+    # The final answer is ...; Solution: ...
     |(?:(?:the|my|our|your|this)\s+)?(?:(?:final|correct|right|required|desired|exact)\s+)*
         (?:answers?|ans|solutions?|results?)\b\.?\s*\}?\s*(?:is\b|are\b|was\b|equals\b|=|:)(?:\s*:)?
+    # The final answer, and a bare answer in front of a value.
     |(?:(?:the|my|our)\s+)?(?:(?:final|correct|right)\s+)+(?:answer|ans)\b
     |(?:answer|ans)\b\.?(?=\s+[-0-9$(\\]|\s*\})
+    # That is, ...
     |i\.e\.(?=[\s,])|(?:namely|that\s+is|viz\.)(?=[\s,]*\}|,|\s+[-0-9])
     )"""
 _LEAD_IN = re.compile(
@@ -54,9 +59,12 @@ _MAY_HAVE_LEAD_IN = re.compile(r"\s*\{?\s*(?:\\(?:text|there|Right|Left|to)|[A-Z
 
 _CHOICE = re.compile(
     r"""[\s{]*(?:\\text\{[\s{]*)?
+    # The correct option is ...
     (?:(?i:(?:the\s+)?(?:correct\s+|right\s+)?(?P<word>option|choice|letter)\b[\s:]*(?:is\b)?)
         [\s}]*)?
     (?:\\text\{\s*)?
+    # (A), [A] or a bare A. A bare letter needs a mark after it, the end of the text, or a word such
+    # as "option" before it.
     (?:\(\s*(?:\\text\{)?\{?\s*(?P<round>[A-J])\s*\}*\s*\)
     |\[\s*(?P<square>[A-J])\s*\]
     |(?P<bare>[A-J])\s*\}*\s*(?:\\text\{\s*(?=[).:]))?
@@ -178,6 +186,7 @@ def number_of_sentence(text: str) -> str:
     if len(numbers) != 1:
         return ""
     number = numbers[0]
+    # The words on both sides decide whether the sentence states this number.
     text_before, text_after = plain[: number.start()], plain[number.end() :]
     # Signs of arithmetic or further digits mean that the sentence is a calculation.
     if (
@@ -211,6 +220,7 @@ def number_in_words(text: str) -> str:
             value = _NUMBER_WORDS[word]
             below += value
             limit = 10 if 20 <= value < 100 else 1
+        # "and" may only follow "hundred" or a scale, because "twenty and five" are two numbers.
         elif word == "hundred" and 0 < below < 100:
             below *= 100
             limit = 100

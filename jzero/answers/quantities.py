@@ -23,6 +23,9 @@ class Measure(NamedTuple):
 # Each unit is defined by earlier ones, with its symbols and other spellings.
 #
 # name: (symbols; words; size; definition)
+# The gram is a base unit instead of the kilogram, so that prefixes apply to all units in one way.
+# Currencies and temperatures are bases of their own, because no constant factor converts them. A
+# becquerel is one per second, too, but not a hertz.
 _BASE_UNITS = {
     "meter": ("m", "metre"),
     "gram": ("g gm", "gramme"),
@@ -67,6 +70,7 @@ _DERIVED_UNITS = {
     "atmosphere": ("atm", "", 101325000, "gram meter -1 second -2"),
     "torr": ("torr Torr mmHg", "", "101325000/760", "gram meter -1 second -2"),
     "electronvolt": ("eV", "", "1602176634/10000000000000000000000000", "gram meter 2 second -2"),
+    # The thermochemical calorie.
     "calorie": ("cal", "", 4184, "gram meter 2 second -2"),
     "watthour": ("Wh", "watt-hour", 3600000, "gram meter 2 second -2"),
     "ton": ("t", "tonne", 10**6, "gram"),
@@ -77,11 +81,13 @@ _DERIVED_UNITS = {
     "yard": ("yd", "", "9144/10000", "meter"),
     "mile": ("mi", "", "1609344/1000", "meter"),
     "ounce": ("oz", "", "28349523125/1000000000", "gram"),
+    # Measures of the United States where they differ from the imperial ones.
     "pound": ("lb lbs", "", "45359237/100000", "gram"),
     "acre": ("", "", "40468564224/10000000", "meter 2"),
     "gallon": ("gal", "", "3785411784/1000000000000", "meter 3"),
     "quart": ("qt", "", "946352946/1000000000000", "meter 3"),
     "pint": ("pt", "", "473176473/1000000000000", "meter 3"),
+    # An arc, and not a part of a radian: sizes are rational, and π is not.
     "degree": ("deg", "", 1, "arc"),
     "arcminute": ("", "", "1/60", "arc"),
     "cent": ("¢", "", "1/100", "dollar"),
@@ -215,6 +221,7 @@ def unit_of_powers(powers: Mapping[str, int]) -> str:
     for name, power in powers.items():
         for factor, factor_power in powers_of_unit(name).items():
             factors[factor] = factors.get(factor, 0) + factor_power * power
+    # "5 degrees Celsius" is 5 Celsius.
     if factors.keys() & {"celsius", "fahrenheit"}:
         factors.pop("degree", None)
     names = []

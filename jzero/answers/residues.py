@@ -13,14 +13,15 @@ import random
 from jzero.answers.evaluation import is_exact, symbol_names, value
 from jzero.answers.expressions import Node
 
-# Three primes of 128 bits, drawn once. They must not have a special form, such as 2^n - 1: modulo
-# that prime, 2^n is 1.
+# The first primes after the leading 128 bits of pi, e and the golden ratio. They must not have a
+# special form, such as 2^n - 1: modulo that prime, 2^n is 1.
 PRIMES = (
     0xC90FDAA22168C234C4C6628B80DC1DAF,
     0xB7E151628AED2A6ABF7158809CF4F441,
     0x9E3779B97F4A7C15F39CC0605CEDC839,
 )
 MODULUS = math.prod(PRIMES)
+# Factorials are computed in full before their residue is taken.
 LARGEST_FACTORIAL = 20000
 MAX_BITS_OF_EXPONENT = 4096
 

@@ -42,6 +42,7 @@ def same_quantity(
         inside, unit = _with_unit_of_letters(inside, gold_unit)
     if unit and gold_unit and not same_unit(unit, gold_unit):
         return rules.converts_units and _same_after_conversion(inside, unit, gold_inside, gold_unit)
+    # The name of a base starts with "_": 101_2 is not 101, but 15_{10} is 15.
     if unit.startswith("_") and not gold_unit and unit != _BASE_TEN:
         return False
     if _same_percentage(inside, unit, gold_inside, gold_unit):
@@ -85,6 +86,7 @@ def _powers_of_letters(node: Node) -> tuple[Node, list[tuple[str, int]]] | None:
     if node.kind == "divide":
         above = _powers_of_letters(node.parts[0])
         # Units in the denominator have negative powers.
+        # The factor 1 turns a single letter in the denominator into a product.
         below = _powers_of_letters(Node("multiply", (_ONE, node.parts[1])))
         if above is None or below is None:
             return None
@@ -130,6 +132,7 @@ def _same_compound(prediction: Node, gold: Node, rules: Rules) -> bool:
     units = sorted(unit for _, unit in quantities)
     if units != sorted(unit for _, unit in gold_quantities) and not rules.converts_units:
         return False
+    # Totals in the smallest unit of the prediction. Both may name their units in any order.
     smallest = quantities[-1][1]
     totals = _total(quantities, smallest), _total(gold_quantities, smallest)
     return totals[0] is not None and totals[0] == totals[1]
@@ -203,6 +206,7 @@ def _times_of_day(node: Node) -> frozenset[Fraction]:
     if hours.denominator != 1 or not all(0 <= part < 60 for part in smaller):
         return frozenset()
     minutes = Fraction(0)
+    # The minutes, and the seconds as parts of a minute.
     for index, part in enumerate(smaller):
         minutes += part / Fraction(60) ** index
     if half in ("noon", "midnight"):
@@ -210,6 +214,7 @@ def _times_of_day(node: Node) -> frozenset[Fraction]:
     if half:
         if not 1 <= hours <= 12:
             return frozenset()
+        # 12 a.m. is midnight, and 12 p.m. noon.
         start = Fraction(hours % 12 * 60 + (12 * 60 if half == "pm" else 0))
         return frozenset((start + minutes,))
     if not 0 <= hours <= 24:
@@ -218,4 +223,5 @@ def _times_of_day(node: Node) -> frozenset[Fraction]:
     # Without a.m. or p.m., the time may be in either half of the day.
     if 1 <= hours < 12:
         return frozenset((time, time + MINUTES_OF_DAY // 2))
+    # Without a half of the day, 12:00 is noon or midnight.
     return frozenset((time, time - 12 * 60) if hours == 12 else (time,))

@@ -93,6 +93,8 @@ def sample(name: str, point: int) -> Fraction | float:
     # Each small whole number is drawn once.
     if point in _SMALL_WHOLE_POINTS:
         return Fraction(_whole_numbers(name)[point - _SMALL_WHOLE_POINTS.start])
+    # Random seeds itself from the SHA-512 of a text, so all processes draw the same value. hash()
+    # would differ between processes.
     draw = random.Random(f"{name}/{point}")
     if place.parts > 1:
         integer = _whole_numbers(name)[point - PART_POINTS.start]

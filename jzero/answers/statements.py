@@ -56,7 +56,9 @@ from jzero.answers.intervals import (
 from jzero.answers.latex_blocks import is_statement
 from jzero.answers.vocabulary import FUNCTIONS
 
+# The alternatives multiply if "and" joins several "or".
 MAX_ALTERNATIVES = 40
+# Congruences are solved by trying each residue.
 MAX_MODULUS = 2000
 MAX_EVALUATIONS = 6000  # of congruences, one for each residue
 MAX_MEMBERS = 1000  # of an enumerated set of whole numbers
@@ -89,7 +91,7 @@ def _alternatives(node: Node) -> list[Conjunction]:
         return _negation(node.parts[0])
     if node.kind == "or":
         items = [_alternatives(part) for part in _completed(node.parts)]
-        return _limited([conjunction for item in items for conjunction in item])
+        return _limited(list(itertools.chain.from_iterable(items)))
     if node.kind in ("and", "list"):
         parts = _completed(_flat(node))
         items = [_alternatives(part) for part in parts]
@@ -142,6 +144,7 @@ def _completed(items: tuple[Node, ...]) -> list[Node]:
                 raise Refused("a list of names")
             continue
         if not is_statement(item):
+            # In "3, x = 1" the 3 belongs to no name.
             if last is None:
                 raise Refused("a value before its name")
             # A value without a name takes the name and the operator of the last relation.
@@ -154,6 +157,7 @@ def _completed(items: tuple[Node, ...]) -> list[Node]:
 
 def _negation(node: Node) -> list[Conjunction]:
     conjunctions = _alternatives(node)
+    # The negation of "a and b" is "not a or not b". Alternatives would multiply.
     if len(conjunctions) != 1:
         raise Refused("the negation of alternatives")
     negated: list[Conjunction] = []
@@ -171,12 +175,13 @@ def _joined(items: list[list[Conjunction]], is_list: bool) -> list[Conjunction]:
         return _limited(solutions)
     combined: list[Conjunction] = [()]
     for item in items:
-        combined = _limited([(*first, *second) for first in combined for second in item])
+        pairs = itertools.product(combined, item)
+        combined = _limited([(*first, *second) for first, second in pairs])
     if is_list and len(items) > 1 and all(map(_is_inequality, itertools.chain(*combined))):
         pieces = _pieces_of_alternatives(tuple(combined))
         # No number fulfills all inequalities, so the comma means "or".
         if pieces is not None and not pieces[1]:
-            return [conjunction for item in items for conjunction in item]
+            return list(itertools.chain.from_iterable(items))
     return combined
 
 
@@ -264,6 +269,7 @@ def common_value(relation: Node, sides: tuple[Node, ...]) -> Node | None:
 
     After ≈, a decimal must be the first side rounded, or cut off, at the decimal's last place.
     """
+    # `equivalence` imports this module.
     from jzero.answers.equivalence import equal, is_literal_quantity
 
     if "≈" in relation.name:
@@ -284,10 +290,13 @@ def _is_rounded(rounded: Node, exact: Node) -> bool:
     written = inside.parts[0] if inside.kind == "negative" else inside
     if written.kind != "number" or not is_exact(number):
         return False
+    # A whole number is rounded to units.
     place = written.decimal_place or Fraction(1)
     size, gold_size = MP.convert(abs(number)), MP.convert(abs(gold))
     is_cut_off = gold_size > size
     difference = abs(MP.convert(gold) - MP.convert(number)) / MP.convert(place)
+    # A decimal may also be cut off, 3.14 for 3.149, and is then up to a whole place too small. A
+    # whole number must be rounded: 3 is not 3.9.
     return bool(difference <= (1 if is_cut_off and written.decimal_place else 0.5))
 
 
@@ -409,6 +418,8 @@ def _common_name(relations: tuple[Node, ...]) -> Node | None:
         return None
     names = frozenset[str]().union(*map(symbol_names, relations))
     if len(names) == 1:
+        # The brackets mark an unknown function: in f(2) > 3 the name is the whole application,
+        # which the loop below finds.
         (only,) = names
         if not only.endswith("()"):
             return symbol(only)
@@ -443,6 +454,8 @@ def _solved(relation: Node, name: Node) -> Pieces | None:
 
 def _half_line(operator: str, place: End) -> Pieces | None:
     if not MP.isfinite(place.number):
+        # x < ∞ holds for all real numbers. x = ∞ and x > ∞ have no real solution and are no
+        # answer.
         return ALL_REALS if operator in "<>≠" else None
     is_closed = operator in "≤≥"
     if operator in "<≤":
@@ -461,36 +474,28 @@ def _solved_absolute_value(operator: str, inside: Node, bound: Node, name: Node)
         # An absolute value is never negative.
         return () if operator in "<≤=" else ALL_REALS
     # |a| < b means a < b and a > -b.
-    pair = (
-        _solved(Node("relation", (inside, bound), name=operator), name),
-        _solved(
-            Node("relation", (inside, negative(bound)), name=operator.translate(_MIRRORED)), name
-        ),
-    )
+    mirrored = operator.translate(_MIRRORED)
+    upper = Node("relation", (inside, bound), name=operator)
+    lower = Node("relation", (inside, negative(bound)), name=mirrored)
+    pair = (_solved(upper, name), _solved(lower, name))
     sets = [pieces for pieces in pair if pieces is not None]
     if len(sets) < 2:
         return None
+    # |a| < b and |a| ≠ b need both relations; |a| > b and |a| = b need only one.
     if operator in "<≤≠":
         return intersection(sets)
-    return union([piece for pieces in sets for piece in pieces])
+    return union(list(itertools.chain.from_iterable(sets)))
 
 
 def _solved_linear(operator: str, difference: Node, name: Node) -> Pieces | None:
     formula = replaced(difference, name, _UNKNOWN)
     if symbol_names(formula) != {_UNKNOWN.name}:
         return None
-    samples = [
-        value(formula, Place(0, ((_UNKNOWN.name, Fraction(number)),))) for number in (0, 1, 2, -7)
-    ]
-    real_samples = [sample for sample in samples if sample is not None and is_real(sample)]
-    if len(real_samples) < len(samples):
+    line = _line(formula, _UNKNOWN.name)
+    if line is None:
         return None
-    # Two points define the line; the other two check that the formula is linear.
-    at_zero, at_one, at_two, far = real_samples
-    slope = at_one - at_zero
-    if not near(at_two - at_one, slope) or not near(at_zero - 7 * slope, far):
-        return None
-    # The name cancels.
+    at_zero, slope = line
+    # The name cancels: only the rounding error of the samples is left.
     if abs(MP.convert(slope)) < MP.mpf(10) ** -60:
         return None
     root = -at_zero / slope
@@ -545,6 +550,7 @@ def _residues_of_progression(node: Node) -> Residues | None:
     """Returns the residues of x = 5 + 7k, k ∈ ℤ."""
     inside, parameters = integer_parameters(node)
     progression_solutions = solutions(inside) if parameters and is_statement(inside) else None
+    # Several solutions, or several parameters, are no single progression.
     if (
         progression_solutions is None
         or len(progression_solutions) != 1
@@ -572,13 +578,11 @@ def _with_common_modulus(node: Node) -> Node:
         return node  # a system: all congruences must hold
     inside, modulus = last.parts
     completed = _completed((*items, inside))
-    return Node(
-        "or",
-        tuple(
-            item if item.kind == "congruence" else Node("congruence", (item, modulus))
-            for item in completed
-        ),
-    )
+    congruences = []
+    for item in completed:
+        is_complete = item.kind == "congruence"
+        congruences.append(item if is_complete else Node("congruence", (item, modulus)))
+    return Node("or", tuple(congruences))
 
 
 def _residues_of_values(node: Node, modulus_of_other: int) -> Residues | None:
@@ -660,6 +664,7 @@ def same_family(formula: Node, name: str, gold: Node, gold_name: str) -> bool:
     first, other = _start_and_step(formula, name), _start_and_step(gold, gold_name)
     if first is None or other is None:
         return False
+    # The direction of a family does not count, because the parameter takes negative values, too.
     (start, step), (gold_start, gold_step) = first, other
     if not near(abs(step), abs(gold_step)):
         return False
@@ -669,13 +674,22 @@ def same_family(formula: Node, name: str, gold: Node, gold_name: str) -> bool:
 
 
 def _start_and_step(formula: Node, name: str) -> tuple[Value, Value] | None:
-    if symbol_names(formula) != {name}:
-        return None
-    samples = [value(formula, Place(0, ((name, Fraction(number)),))) for number in (0, 1, 2, -7)]
-    real_samples = [sample for sample in samples if sample is not None and is_real(sample)]
-    if len(real_samples) < len(samples):
-        return None
-    start, at_one, at_two, far = real_samples
-    step = at_one - start
-    is_linear = near(at_two - at_one, step) and near(start - 7 * step, far)
-    return (start, step) if is_linear and step else None
+    line = _line(formula, name) if symbol_names(formula) == {name} else None
+    return line if line is not None and line[1] else None
+
+
+def _line(formula: Node, name: str) -> tuple[Value, Value] | None:
+    """Returns the value at 0 and the slope of a formula that is linear in a symbol, None if it is
+    not.
+    """
+    samples = []
+    for number in (0, 1, 2, -7):
+        sample = value(formula, Place(0, ((name, Fraction(number)),)))
+        if sample is None or not is_real(sample):
+            return None
+        samples.append(sample)
+    # Two points define the line; the other two check that the formula is linear.
+    at_zero, at_one, at_two, far = samples
+    slope = at_one - at_zero
+    is_linear = near(at_two - at_one, slope) and near(at_zero - 7 * slope, far)
+    return (at_zero, slope) if is_linear else None

@@ -103,11 +103,13 @@ def _compared(answer: str, gold: str, question: str, rules: Rules) -> str:
         return "correct"
     functions, counted = function_names(answer, gold), _counted_numerals(question)
     gold_tree = parse(gold, Reading(functions, True, counted))
+    # An answer is read like the gold: its 2e-3 is 2·e - 3 only if the gold has Euler's number.
     tree = parse(answer, Reading(functions, _has_euler_number(gold), counted))
     if tree is None:
         return "unparsed"
     if gold_tree is None or not equal(tree, gold_tree, rules):
         return "wrong value"
+    # The words of a unit only matter if the number is right.
     if not _has_known_units(tree, gold, question):
         return "unparsed"
     return "echo" if is_echo(answer, tree, gold_tree, question) else "correct"
@@ -162,6 +164,7 @@ def _has_known_units(tree: Node, gold: str, question: str) -> bool:
     return all(is_unit(name, nouns) for name in names)
 
 
+# A group of responses shares its gold and question, so these are read once.
 @functools.lru_cache(4096)
 def _has_euler_number(gold: str) -> bool:
     return "e" in with_euler_number(tokenize(gold))
