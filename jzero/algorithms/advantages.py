@@ -110,6 +110,7 @@ def group_mean_std(episodes: Episodes, part: GroupMeanStd) -> Advantages:
     The standard deviation has G - 1 in its denominator.
     """
     centered = centered_returns(episodes)
+    # G - 1 as in torch.std, which TRL and oat call.
     variance = group_means(centered[:, 0] ** 2, episodes.group) * bessel_correction(episodes.group)
     return centered / (np.sqrt(variance) + part.eps)[:, None]
 
@@ -132,6 +133,7 @@ def group_mean_over_mean(episodes: Episodes, part: GroupMeanOverMean) -> Advanta
     """
     means = group_means(episodes.returns, episodes.group)[:, None]
     centered = centered_returns(episodes)
+    # The inner `where` only avoids NumPy's warning about a division by zero.
     return np.where(means > 0, centered / np.where(means > 0, means, 1.0), 0.0)
 
 
@@ -299,6 +301,8 @@ def turns_as_episodes(
     """
     turn = episodes.turn
     assert turn is not None, "the episodes have one turn only"
+    # Turns are numbered from 0, so that the prepended -1 makes the first token the start of a
+    # turn.
     is_first_of_turn = episodes.mask & (np.diff(turn, axis=1, prepend=-1) != 0)
     # Within a turn there is no discount; between turns `turn_discount` applies.
     returns = discounted_returns(episodes, gamma=1.0)[is_first_of_turn]
@@ -306,6 +310,8 @@ def turns_as_episodes(
     group_and_turn = episodes.group[:, None] * (turn.max() + 1) + turn
     _, group = np.unique(group_and_turn[is_first_of_turn], return_inverse=True)
     rows = one_reward_each(returns, group)
+    # Boolean indexing and cumsum both run through the array row by row, so that the indices
+    # match. Padding gets the row of an earlier turn, and the mask removes it.
     row_of_token = np.cumsum(is_first_of_turn).reshape(turn.shape) - 1
     if episodes.parts is not None:
         parts = part_returns(episodes, episodes.parts, is_first_of_turn, row_of_token)
@@ -322,6 +328,7 @@ def turn_means(
 ) -> Float[np.ndarray, "turns ..."]:
     """Returns the mean over each turn. `turns` has the number of the turn of each value."""
     sums = np.zeros((turns.max() + 1, *values.shape[1:]))
+    # `sums[turns] += values` would add only one value to each turn.
     np.add.at(sums, turns, values)
     counts = np.bincount(turns).reshape(-1, *(1 for _ in values.shape[1:]))
     return sums / counts
@@ -352,6 +359,7 @@ def whitened(advantages: PerToken, mask: Bool[np.ndarray, "rollouts tokens"]) ->
     """Returns the advantages with mean 0 and variance 1 over the mask, and 0 elsewhere."""
     sampled = advantages[mask]
     variance = sampled.var(ddof=1) if len(sampled) > 1 else 0.0
+    # 1e-8 below the root, and G - 1 above, as in `masked_whiten` of TRL.
     return (advantages - sampled.mean()) / np.sqrt(variance + 1e-8) * mask
 
 

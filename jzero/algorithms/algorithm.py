@@ -148,6 +148,7 @@ TAU_NEGATIVE = "Tau of the gate where the advantage is not positive."
 class Clip:
     """The clipped ratio of PPO."""
 
+    # The bound of PPO's paper.
     low: float = setting(0.2, CLIP_LOW)
     high: float = setting(0.2, CLIP_HIGH)
     dual: float = setting(
@@ -197,6 +198,8 @@ class IPO:
 class SAPO:
     """A soft gate of the ratio instead of a clip."""
 
+    # The numbers of the paper. Its gate closes faster for negative advantages, because their
+    # gradient raises the logits of all other tokens.
     tau_positive: float = setting(1.0, TAU_POSITIVE, at_least=0.01, at_most=100)
     tau_negative: float = setting(1.05, TAU_NEGATIVE, at_least=0.01, at_most=100)
 
@@ -427,6 +430,7 @@ def shape_score(
     from 0 to -1 over the last `overlong_share` of `max_new_tokens` (DAPO, arXiv:2503.14476 eq. 13).
     """
     # The other rules keep the grade.
+    # Before the penalties, so that they also apply to a fixed score.
     if is_truncated and isinstance(algorithm.truncated, Fixed | Ignore):
         score = algorithm.truncated.score
     if is_truncated:

@@ -49,6 +49,7 @@ def mask(ratio: Tokens, low: float, high: float) -> Tokens:
 
 def keep(ratio: Tokens, low: float, high: float) -> Tokens:
     """c = 1 if the ratio is in [low, high], else 0."""
+    # A ratio is positive, so its sign is 1.
     return jnp.sign(mask(ratio, low, high))
 
 

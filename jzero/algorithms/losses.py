@@ -65,6 +65,7 @@ def policy_loss(
     if algorithm.kl.coef:
         kl = KL_ESTIMATORS[algorithm.kl.estimator](full_logps, present(batch.ref_logps))
         if algorithm.kl.bound:
+            # k2 and k3 are never negative, so that a bound from above is enough.
             kl = jnp.minimum(kl, algorithm.kl.bound)
         kl_weights = weights if batch.kl_weights is None else batch.kl_weights
         parts.append(algorithm.kl.coef * kl_weights * kl)
@@ -129,6 +130,7 @@ def on_policy_mask(
     eq. 9.
     """
     gap = jax.lax.stop_gradient(present(batch.sampler_logps) - logps)
+    # A sequence without trained tokens has length 0.
     length = jnp.maximum(sequence_sum(jnp.ones_like(gap)), 1.0)
     is_off_policy = sequence_sum(gap) / length > algorithm.off_policy_bound
     return (present(batch.advantages) >= 0) | ~is_off_policy

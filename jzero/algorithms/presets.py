@@ -73,7 +73,9 @@ def dapo(**changes: object) -> Algorithm:
         name="dapo",
         weight=TokenMean(),
         surrogate=Clip(high=0.28),
+        # The paper allows 20,480 tokens and penalizes the last 4,096.
         overlong_share=0.2,
+        # The paper samples until the batch is full.
         dynamic_sampling_rounds=3,
     )
     return replace(algorithm, **changes)
@@ -108,6 +110,7 @@ def reinforce_pp_baseline(**changes: object) -> Algorithm:
         advantage=GroupMean(),
         whiten=True,
         weight=TokenMean(),
+        # The estimator counts once a run sets kl.coef.
         kl=KL(estimator="k2"),
     )
     return replace(algorithm, **changes)
@@ -115,6 +118,8 @@ def reinforce_pp_baseline(**changes: object) -> Algorithm:
 
 def gspo(**changes: object) -> Algorithm:
     """GSPO (arXiv:2507.18071): a sequence-level ratio with a narrow clip."""
+    # The bounds of section 5.1: a mean over a sequence varies much less than the ratio of a
+    # token.
     algorithm = Algorithm(name="gspo", ratio="sequence", surrogate=Clip(3e-4, 4e-4))
     return replace(algorithm, **changes)
 

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+# The same bound as in verl.
 MAX_LOG_RATIO = 20.0  # log-ratios are clamped to +-20, so that exp stays finite in float32
 
 Tokens: TypeAlias = Float[Array, "rows tokens"]

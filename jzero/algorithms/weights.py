@@ -48,6 +48,7 @@ def token_mean(lengths: Lengths, all_lengths: AllLengths, max_length: int) -> Le
 
     Source: DAPO, arXiv:2503.14476 eq. 8.
     """
+    # If no rollout is trained the weights have no effect, but must be finite.
     return np.full(len(lengths), 1.0 / max(lengths.sum(), 1.0))
 
 
