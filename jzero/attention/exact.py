@@ -71,6 +71,7 @@ def sum_by_halves(x: Float[Array, "*batch n"]) -> Float[Array, "*batch"]:
 
 
 def sum_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # Residuals must be arrays: an empty one holds the length of the axis.
     return sum_by_halves(x), jnp.zeros((0, x.shape[-1]))
 
 
@@ -117,6 +118,7 @@ def products(
     """
     R, K, m, inner = rows.shape
     padded = jnp.pad(rows, ((0, 0), (0, 0), (0, -m % QUERY_ROWS), (0, 0)))
+    # [R, K, m, inner] -> [tiles, R * K, QUERY_ROWS, inner]
     tiles = padded.reshape(R * K, -1, QUERY_ROWS, inner).swapaxes(0, 1)
     tiles, factors = lax.optimization_barrier((tiles, factors.reshape(R * K, *factors.shape[2:])))
 
@@ -146,12 +148,14 @@ def by_kv_head(q: Float[Array, "R N H D"], kv_heads: int) -> Float[Array, "R K m
     """Groups queries by KV head: the m = G * N queries of a KV head become rows of products."""
     R, N, H, D = q.shape
     G = H // kv_heads
+    # [R, N, K, G, D] -> [R, K, G, N, D] -> [R, K, m, D]
     return q.reshape(R, N, kv_heads, G, D).transpose(0, 2, 3, 1, 4).reshape(R, kv_heads, G * N, D)
 
 
 def by_token(rows: Float[Array, "R K m D"], num_tokens: int) -> Float[Array, "R N H D"]:
     """Inverts `by_kv_head` for N = `num_tokens` queries."""
     R, K, m, D = rows.shape
+    # [R, K, m, D] -> [R, K, G, N, D] -> [R, N, H, D]
     by_head = rows.reshape(R, K, m // num_tokens, num_tokens, D)
     return by_head.transpose(0, 3, 1, 2, 4).reshape(R, num_tokens, -1, D)
 

@@ -97,6 +97,7 @@ def gradients_of_rows(
     scale = D**-0.5
 
     def by_tile(x: Float[Array, "R N H width"]) -> Float[Array, "tiles R K m width"]:
+        # [R, N, H, width] -> [tiles, R, K, G, tile, width]
         padded = jnp.pad(x, ((0, 0), (0, -N % tile), (0, 0), (0, 0)))
         split = padded.reshape(R, -1, tile, K, H // K, x.shape[3]).transpose(1, 0, 3, 4, 2, 5)
         return split.reshape(-1, R, K, H // K * tile, x.shape[3])
@@ -160,6 +161,7 @@ def gradients_of_rows(
     )
     (k_grads, v_grads), q_grads = lax.scan(add_tile, zero_grads, inputs)
 
+    # [tiles, R, K, m, D] -> [R, tiles, tile, K, G, D]
     q_grads = q_grads.reshape(-1, R, K, H // K, tile, D).transpose(1, 0, 4, 2, 3, 5)
     q_grads = q_grads.reshape(R, -1, H, D)[:, :N]
     return (

@@ -656,6 +656,7 @@ def check_page_size(k_pool: Pool) -> None:
 
 def tile_tokens(num_bytes: int) -> int:
     """Returns how many tokens are written at once for numbers of `num_bytes` bytes."""
+    # A tile of the memory has 8 rows of 32 bits: 16 tokens of 16 bits, and 32 of 8 bits.
     return 4 * SUBLANES // num_bytes
 
 
@@ -766,6 +767,7 @@ def call(
         input_output_aliases={first_pool + i: 1 + i for i in range(len(pools))},
         interpret=interpret,
         name="decode_attention",
+        # Parts are independent, so that two cores of a device can compute them at the same time.
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel",), disable_bounds_checks=True
         ),
@@ -816,6 +818,7 @@ def slots_of_part(num_slots: int, cores: int, sharing: int) -> int:
 def pages_per_block(pool: jax.Array | jax.ShapeDtypeStruct, max_pages: int) -> int:
     """Returns the number of pages in a block: at most BLOCK_TOKENS tokens and BLOCK_BYTES."""
     rows, _, page_size, width = pool.shape
+    # Keys and values, each in two buffers.
     page_bytes = 2 * 2 * rows * page_size * width * pool.dtype.itemsize
     pages = min(BLOCK_TOKENS // page_size, BLOCK_BYTES // page_bytes, max_pages)
     return max(1, pages)

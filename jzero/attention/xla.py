@@ -201,12 +201,14 @@ def attend_block(
     G = H // K
 
     # The G query heads of a KV head form one matrix product.
+    # [R, N, H, D] -> [R, K, G, N, D]
     queries = q.reshape(R, N, K, G, D).transpose(0, 2, 3, 1, 4)
     queries = queries.reshape(R, K, G * N, D)
     keys = k.transpose(0, 2, 1, 3)
     values = v.transpose(0, 2, 1, 3)
     tokens = BlockTokens(q_segments, k_segments, start)
     out: jax.Array = mix(queries, keys, values, tokens, prefix)
+    # [R, K, G * N, D] -> [R, N, K, G, D]
     out = out.reshape(R, K, G, N, D).transpose(0, 3, 1, 2, 4)
     return out.reshape(R, N, H, D)
 
@@ -374,6 +376,7 @@ def paged(
     def fold_shared_page(carry: PageCarry) -> PageCarry:
         number, softmax = carry
         is_shared = jnp.broadcast_to((number < shared)[:, None], (num_blocks, page_size))
+        # The first row of a block stands for all: the shared pages are the same in every row.
         pages = lax.dynamic_index_in_dim(table[::block], number, 1, keepdims=False)
         keys, values = read(k_pool, pages), read(v_pool, pages)
         return number + 1, fold_page(softmax, block_queries, keys, values, is_shared)

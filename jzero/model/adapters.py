@@ -72,6 +72,7 @@ def linear_layers(config: QwenConfig) -> dict[str, Target]:
         name = leaf.removeprefix("layers.")
         # The table may name more parameters than the family has.
         is_linear = stored.layout in LINEAR_LAYOUTS and stored.is_adaptable
+        # As with PEFT's all-linear, the embedding and the head have no adapter.
         if leaf.startswith("layers.") and name in weights and is_linear:
             shape, names = weights[name].shape, axes[name]
             first_input = LINEAR_LAYOUTS[stored.layout]
@@ -149,6 +150,7 @@ def init(config: QwenConfig, adapter: AdapterConfig, key: jax.Array) -> Params:
     for place, name in enumerate(linear_layers(config)):
         if name in chosen:
             target = chosen[name]
+            # Kaiming's bound is sqrt(6 / ((1 + a^2) inputs)), and a^2 is 5.
             bound = 1 / math.sqrt(math.prod(target.inputs))
             layers[name] = {
                 "a": jax.random.uniform(
@@ -229,6 +231,7 @@ def split(params: Params) -> tuple[Params, Params]:
 
 def scale_of(params: Params) -> float:
     """Returns the scale of the adapter in joined parameters."""
+    # All adapted weights of one adapter have the same alpha / R.
     [scale] = {leaf.scale for leaf in params["layers"].values() if is_adapted(leaf)}
     return scale
 

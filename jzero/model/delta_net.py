@@ -33,7 +33,9 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from jzero.model.architecture import DeltaNetConfig
 from jzero.types import RowLayout
 
+# A power of two, as `inverse_of_unit_lower` requires; also the chunk of `transformers`.
 CHUNK = 64  # tokens that `recur_chunks` computes at once
+# The epsilon of `transformers`.
 NORM_EPS = 1e-6  # in the normalization of q and k
 
 # A TPU would multiply in bf16 by default; the state would lose information that the model has
@@ -101,7 +103,10 @@ def read_segments(segments: Int[Array, "B T"]) -> Segments:
         padding, which is at the end of the row.
     """
     valid = segments > 0
+    # Segments ascend and padding is 0, so the running maximum gives padding the number of the
+    # sequence before it.
     ids = lax.cummax(segments, axis=1)
+    # No segment has the number -1: the first column starts one.
     previous_ids = jnp.pad(ids[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
     columns = jnp.arange(segments.shape[1])
     # The first column of a segment, carried on to all of its tokens.
@@ -125,6 +130,7 @@ def convolve(
     taps = [kernel[:, W - 1 - distance] for distance in range(W)]
 
     out = channels * taps[0]
+    # With fewer tokens than the kernel is wide, the earliest taps see nothing.
     for distance in range(1, min(W, T)):
         earlier = jnp.pad(channels[:, :-distance], ((0, 0), (distance, 0), (0, 0)))
         is_seen = segments.places >= distance
@@ -195,6 +201,7 @@ def split_heads(
     k = convolved[..., width : 2 * width].reshape(B, T, -1, sizes.key_dim)
     v = convolved[..., 2 * width :].reshape(B, T, -1, sizes.value_dim)
 
+    # The scale of attention, applied to unit vectors.
     q = normalize(q) * sizes.key_dim**-0.5
     k = normalize(k)
     values_per_key = sizes.num_value_heads // sizes.num_key_heads
@@ -408,6 +415,7 @@ def advance_chunk(
     weighted = k * strength[..., None]
     overlap = multiply(weighted, jnp.swapaxes(k, -1, -2)) * decay
     overlap = jnp.where(columns[:, None] > columns, overlap, 0)
+    # What remains of each value after the states from before the chunk are read.
     targets = v * strength[..., None] - read(weighted)
     changes = multiply(inverse_of_unit_lower(overlap), targets)
 
@@ -431,6 +439,7 @@ def inverse_of_unit_lower(A: Float[Array, "*batch n n"]) -> Float[Array, "*batch
     Inverses of diagonal blocks are combined into inverses of blocks of twice the size:
     [[P, 0], [C, Q]]^-1 = [[P^-1, 0], [-Q^-1 C P^-1, Q^-1]].
     """
+    # From blocks of size 1, which are the ones of the diagonal.
     *batch, n, _ = A.shape
     # A series in powers of A would take fewer products, but the powers reach 1e18 where a text
     # repeats itself, and fp32 would lose all digits.

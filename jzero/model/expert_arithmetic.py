@@ -111,6 +111,7 @@ def exact_router_probabilities(
     in_fp32 = h.astype(jnp.float32), router.astype(jnp.float32)
     # One shard: this code runs where every device has only its own rows.
     logits: jax.Array = in_tiles(product, 1, *in_fp32)
+    # The maximum cancels in the quotient, so its gradient is not needed.
     masses = jnp.exp(logits - lax.stop_gradient(logits.max(axis=-1, keepdims=True)))
     return masses / sum_by_halves(masses)[..., None]
 

@@ -36,6 +36,8 @@ from jzero.model.expert_arithmetic import ExpertMlps
 from jzero.model.grouped_products import product_of_platform
 from jzero.model.layers import NORMAL, DenseLayer, ForwardPass, parameter
 
+# Routes are stored for every token of a rollout; 16 bits hold all expert numbers and the -1 of
+# router replay.
 ROUTES_DTYPE = jnp.int16  # type of expert numbers in routes
 
 
@@ -331,6 +333,7 @@ def sum_of_experts(
     # Sort the N * k (token, expert) pairs by expert, multiply each group of rows by the weights of
     # its expert, and undo the sort.
     order = jnp.argsort(group)
+    # A scatter of the numbers inverts the permutation without a second sort.
     inverse = jnp.zeros_like(order).at[order].set(jnp.arange(N * k, dtype=order.dtype))
     sizes = count(group, num_experts)
     rows = permuted(jnp.repeat(h, k, axis=0), order, inverse)

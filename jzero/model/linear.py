@@ -173,6 +173,7 @@ def join_outputs(arrays: Sequence[Array], shards: int) -> Array:
     shards must divide the outputs of each array.
     """
     # Concatenating within each shard keeps every device's columns of all weights on that device.
+    # [*rest, outputs] -> [*rest, shards, outputs / shards]
     by_shard = [array.reshape(*array.shape[:-1], shards, -1) for array in arrays]
     joined = jnp.concatenate(by_shard, axis=-1)
     return joined.reshape(*joined.shape[:-2], -1)

@@ -204,6 +204,7 @@ def with_first_tokens(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> lis
 def first_tokens(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
     """Returns the special tokens that the tokenizer puts before a text. Qwen has none."""
     encoding = tokenizer.backend_tokenizer.encode("0", add_special_tokens=True)
+    # The 0 ends the search if every token is special.
     is_special = [*encoding.special_tokens_mask, 0]
     return tuple(encoding.ids[: is_special.index(0)])
 
