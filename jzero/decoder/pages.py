@@ -77,6 +77,7 @@ class PageAllocator:
         if added_pages:
             begin = len(held_pages)
             self.table[slot, begin : begin + len(added_pages)] = added_pages
+            # `+=` counts an index once, and a slot holds no page twice.
             self.reference_counts[added_pages] += 1
             held_pages += added_pages
         return new_pages

@@ -255,7 +255,8 @@ def insert(
     first_tokens = (
         prefix.tracks["ids"].at[arrival.prefix_row, arrival.sample_index].get(mode="clip")
     )
-    goes_on = ~is_stop(settings, first_tokens) & (arrival.length + 1 < arrival.limit)
+    # The sample has one token more than the prefix.
+    continues = ~is_stop(settings, first_tokens) & (arrival.length + 1 < arrival.limit)
     temperatures = jnp.broadcast_to(temperature, arrival.slot.shape)
     states = state.slot_state
     if states is not None:
@@ -268,7 +269,7 @@ def insert(
         limits=set_slots(state.limits, arrival.limit),
         requests=set_slots(state.requests, arrival.request),
         temperature=set_slots(state.temperature, temperatures),
-        active=set_slots(state.active, goes_on),
+        active=set_slots(state.active, continues),
         slot_state=states,
     )
 
@@ -436,6 +437,8 @@ def decode_step(
         # A reply may contain stop tokens (the ends of messages); they do not end the turn.
         token = jnp.where(forced >= 0, forced, token)
         stops = stops & (forced < 0)
+    # The input is at `positions` and the new token after it, so the sequence now has positions +
+    # 2 tokens.
     state = state._replace(
         k_pool=outputs.cache.k,
         v_pool=outputs.cache.v,

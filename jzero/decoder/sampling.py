@@ -310,6 +310,7 @@ def nucleus_threshold(
         is_enough = mass_above >= wanted_mass
         return jnp.where(is_enough, middle, low), jnp.where(is_enough, high, middle)
 
+    # No probability is above 1, so that the mass at or above this number is 0.
     above_one = lax.bitcast_convert_type(jnp.float32(1), jnp.int32) + 1
     low = jnp.zeros((probs.shape[0], 1), jnp.int32)
     low, _ = lax.fori_loop(0, 31, halve, (low, jnp.full_like(low, above_one)))

@@ -405,6 +405,8 @@ class Scheduler:
                         continue
                     break
                 pending.popleft()
+                # A prefix cannot be hashed. `prefixes` keeps it alive, so that no other object
+                # gets its id.
                 prefixes[id(sample.prefix)] = sample.prefix
                 insert_key = id(sample.prefix), sequence.temperature_or(self.temperature)
                 inserts.setdefault(insert_key, []).append((placement, page_copies))

@@ -229,6 +229,7 @@ class Scorer:
                 self.lacks_pages = True
             else:
                 self.queue.popleft()
+        # extendleft reverses the order.
         self.queue.extendleft(reversed(postponed))
 
     def _find_pages(

@@ -104,7 +104,7 @@ def begin_rows(
 
     def take(x: jax.Array) -> jax.Array:
         taken = x.at[:, rows].get(mode="clip")
-        goes_on = (starts > 0).reshape(1, -1, *(1 for _ in x.shape[2:]))
-        return jnp.where(goes_on, taken, 0)
+        continues = (starts > 0).reshape(1, -1, *(1 for _ in x.shape[2:]))
+        return jnp.where(continues, taken, 0)
 
     return jax.tree.map(take, states)
