@@ -92,5 +92,7 @@ def _zeros(formula: Node, name: str, point: int) -> list[Value] | None:
         if discriminant < 0:
             return []
         root = MP.sqrt(discriminant)
-        return [(-linear + root) / (2 * quadratic), (-linear - root) / (2 * quadratic)]
+        larger = (-linear + root) / (2 * quadratic)
+        smaller = (-linear - root) / (2 * quadratic)
+        return [larger, smaller]
     return [-constant / linear] if abs(linear) > small else None

@@ -59,7 +59,8 @@ def effort(node: Node) -> float:
     x/2 are equally simple, and 3/4 is simpler than 6/8.
     """
     if node.kind == "number":
-        return math.log2(max(1, abs(node.value.numerator))) + math.log2(node.value.denominator)
+        numerator = max(1, abs(node.value.numerator))
+        return math.log2(numerator) + math.log2(node.value.denominator)
     inside = sum(map(effort, node.parts))
     is_one_number = is_literal(node) and node.kind in ("divide", "ratio", "negative", "mixed")
     return inside + (0 if is_one_number else 1)

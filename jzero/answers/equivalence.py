@@ -109,6 +109,7 @@ def _same_members(prediction: Node, gold: Node, rules: Rules) -> bool:
     if "ldots" in (part.name for node in (prediction, gold) for part in node.parts):
         return _same_parts(prediction, gold, rules)
     members, gold_members = _members(prediction), _members(gold)
+    # A prediction may repeat one solution of a list, unless the gold itself does.
     distinct = _without_repetitions(gold_members)
     if gold.kind != "list" or len(distinct) == len(gold_members):
         members, gold_members = _without_repetitions(members), distinct
@@ -173,7 +174,7 @@ def _same_ratio(prediction: Node, gold: Node, rules: Rules) -> bool:
 def _may_be_time(ratio: Node) -> bool:
     """Returns whether a ratio can be read as hours, minutes of two digits, and seconds."""
     hours, *smaller = ratio.parts
-    is_written = all(part.kind == "number" and part.value.denominator == 1 for part in ratio.parts)
+    is_written = all(map(_is_whole_number, ratio.parts))
     # Three smaller parts would be more than hours, minutes and seconds.
     if not is_written or len(smaller) > 2:
         return False
@@ -181,19 +182,24 @@ def _may_be_time(ratio: Node) -> bool:
     return has_minutes and hours.value <= 24 and all(part.value < 60 for part in smaller)
 
 
+def _is_whole_number(node: Node) -> bool:
+    return node.kind == "number" and node.value.denominator == 1
+
+
 def _are_proportional(sides: tuple[Node, ...], gold_sides: tuple[Node, ...]) -> bool:
     """Returns whether two lists of sides are proportional, with zeros at the same places."""
     pivots = [index for index, side in enumerate(gold_sides) if value(side)]
     # A ratio with only one non-zero side would be proportional to all such ratios.
     if len(pivots) < 2:
-        return all(equal(side, gold, LENIENT) for side, gold in zip(sides, gold_sides, strict=True))
+        return _all_equal(sides, gold_sides, LENIENT)
     pivot = pivots[0]
     # Cross-multiplication with a zero pivot would make everything proportional.
     if not value(sides[pivot]):
         return False
     for side, gold_side in zip(sides, gold_sides, strict=True):
         product = Node("multiply", (side, gold_sides[pivot]))
-        if not equal(product, Node("multiply", (gold_side, sides[pivot])), LENIENT):
+        gold_product = Node("multiply", (gold_side, sides[pivot]))
+        if not equal(product, gold_product, LENIENT):
             return False
     return True
 
@@ -270,7 +276,7 @@ def _same_statement(prediction: Node, gold: Node, rules: Rules) -> bool:
     predicted_solutions = solutions(prediction) if is_statement(prediction) else None
     gold_solutions = solutions(gold) if is_statement(gold) else None
     # One side without names is compared with the values of the other; two statements are compared
-    # name by name. What has no solutions falls through to relations and sets.
+    # name by name. Statements without solutions fall through to relations and sets.
     if not is_statement(prediction):
         if gold_solutions is not None:
             return _same_values(gold_solutions, prediction, rules, is_gold=True)
@@ -410,9 +416,9 @@ def _same_families(
             return False
         return same_family(formula, name, gold_formula, gold_name)
 
-    return _matches(
-        [formula for _, formula in formulas], [formula for _, formula in gold_formulas], same
-    )
+    items = [formula for _, formula in formulas]
+    gold_items = [formula for _, formula in gold_formulas]
+    return _matches(items, gold_items, same)
 
 
 def _formulas(node: Node) -> list[tuple[Node | None, Node]]:

@@ -24,14 +24,15 @@ from jzero.answers.vocabulary import BINDERS, FUNCTIONS, words
 MAX_BITS = 8192  # of the operands of one exact operation
 # Operands of numeric operations are below this size, and above its inverse: with 140 digits, the
 # small terms of a sum still count then.
+# Without this bound, 2^{10000} + 1 would equal 2^{10000}.
 LARGEST = 1e40
 LARGEST_FACTORIAL = 450  # larger factorials are not exact
 
 # A separate context: mpmath's default context is global, and other code may change its precision.
 MP = mpmath.MPContext()
 MP.dps = 140
-# Rounding errors of 140 digits stay below this, and differences between terms whose sizes are up
-# to LARGEST apart stay above it.
+# Rounding errors of 140 digits stay below this, and differences between terms of sizes up to
+# LARGEST apart stay above it.
 TOLERANCE = 1e-80  # relative
 _ROUNDING_ERROR = 1e-100  # relative; a smaller imaginary part or distance to an integer counts as 0
 _DIGITS_OF_ARGUMENTS = 60  # that distinguish the arguments of an unknown function
@@ -531,7 +532,8 @@ def _functional(
     # makes the result linear in the formula.
     draw = random.Random(key)
     for _ in range(3):
-        number, weight = MP.mpf(draw.uniform(0.3, 3.0)), MP.mpf(draw.uniform(0.3, 3.0))
+        number = MP.mpf(draw.uniform(0.3, 3.0))
+        weight = MP.mpf(draw.uniform(0.3, 3.0))
         term = value(formula, place(point, name, number))
         if term is None:
             return None
@@ -566,7 +568,8 @@ def _finite_sum(
     if low.denominator != 1 or high.denominator != 1:
         return None
     # A sum inside of a sum costs more than its nodes show.
-    size = num_nodes(formula) * (20 if BINDERS & {part.kind for part in nodes(formula)} else 1)
+    has_binder = any(part.kind in BINDERS for part in nodes(formula))
+    size = num_nodes(formula) * (20 if has_binder else 1)
     # high = low - 1 is an empty sum or product.
     if high < low - 1 or (high - low) * size > MAX_TERMS:
         return None
@@ -705,7 +708,8 @@ def near(a: Value, b: Value, tolerance: float = TOLERANCE) -> bool:
     if must_be_exact and tolerance == TOLERANCE:
         return a == b
     a, b = MP.convert(a), MP.convert(b)
-    return bool(abs(a - b) <= tolerance * max(abs(a), abs(b)))
+    larger = max(abs(a), abs(b))
+    return bool(abs(a - b) <= tolerance * larger)
 
 
 def _has_many_bits(value: Value) -> bool:

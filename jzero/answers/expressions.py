@@ -99,14 +99,16 @@ def replaced(node: Node, old: Node, replacement: Node) -> Node:
         return replacement
     if not node.parts:
         return node
-    return node._replace(parts=tuple(replaced(part, old, replacement) for part in node.parts))
+    parts = tuple(replaced(part, old, replacement) for part in node.parts)
+    return node._replace(parts=parts)
 
 
 @functools.lru_cache(4096)
 def unit_names(node: Node) -> frozenset[str]:
     """Returns the names of the units in a tree, without bases."""
     names = frozenset[str]().union(*map(unit_names, node.parts))
-    return names | {node.name} if node.kind == "unit" and node.name[0] != "_" else names
+    is_unit = node.kind == "unit" and node.name[0] != "_"
+    return names | {node.name} if is_unit else names
 
 
 @functools.lru_cache(4096)

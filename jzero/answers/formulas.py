@@ -308,5 +308,6 @@ def _form(node: Node) -> object:
         case "multiply":
             return "multiply", frozenset(Counter(map(_form, node.parts)).items())
         case "negative":
-            return "multiply", frozenset(Counter((Fraction(-1), _form(node.parts[0]))).items())
+            factors = Counter((Fraction(-1), _form(node.parts[0])))
+            return "multiply", frozenset(factors.items())
     return node.kind, node.name, node.value, tuple(map(_form, node.parts))

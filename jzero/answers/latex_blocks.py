@@ -61,7 +61,8 @@ class Blocks(Reader):
             token = self.tokens[index]
             depth += (token in OPENING_BRACKETS) - (token in CLOSING_BRACKETS)
             inner_integrals += token == "\\int"
-            is_letter = self.tokens[index + 1] in ascii_letters or self.tokens[index + 1][0] == "\\"
+            following = self.tokens[index + 1]
+            is_letter = following in ascii_letters or following[0] == "\\"
             if token in ("d", '"d') and depth == 0 and is_letter:
                 # The d of an inner integral belongs to the inner integral.
                 if inner_integrals == 0:

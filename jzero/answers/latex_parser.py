@@ -426,7 +426,9 @@ class Parser(Blocks):
 
     def unit_power(self) -> int:
         node = self.expression(Binding.ATOM)
-        sign, node = (-1, node.parts[0]) if node.kind == "negative" else (1, node)
+        sign = 1
+        if node.kind == "negative":
+            sign, node = -1, node.parts[0]
         if node.kind != "number" or node.value.denominator != 1 or not 0 < node.value < 10:
             raise Refused("prose")
         return sign * int(node.value)

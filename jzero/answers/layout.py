@@ -529,7 +529,8 @@ class _Layout:
             return position
         name = name_pieces[1].rstrip("*")
         # Skips {name} after \end.
-        next_position = end + 4 if self.pieces[end + 1 : end + 2] == ["{"] else end + 1
+        has_name = self.pieces[end + 1 : end + 2] == ["{"]
+        next_position = end + 4 if has_name else end + 1
         start = position + 3
         # The arguments after the name: the placement [t], or the columns {lcr} of an array.
         signature = {**_ARRANGING, **_MATRICES}.get(name, "")
@@ -543,7 +544,8 @@ class _Layout:
         elif name in _MATRICES or name in _DETERMINANTS or name in _CASES:
             rendered.append(self.table(name, start, end, depth))
         else:
-            rendered.append(rf"\begin{{{name}}}{self.render(start, end, depth + 1)}\end{{{name}}}")
+            inside = self.render(start, end, depth + 1)
+            rendered.append(rf"\begin{{{name}}}{inside}\end{{{name}}}")
         return next_position
 
     def table(self, name: str, start: int, end: int, depth: int) -> str:
@@ -655,8 +657,9 @@ def _with_fractions(rendered: list[str]) -> str:
             index = rendered.index(name)
             start = _last_separator(rendered[:index])
             end = index + _first_separator(rendered[index:])
-            above, below = "".join(rendered[start:index]), "".join(rendered[index + 1 : end])
-            rendered[start:end] = [f"{command}{{{above.strip()}}}{{{below.strip()}}}"]
+            above = "".join(rendered[start:index]).strip()
+            below = "".join(rendered[index + 1 : end]).strip()
+            rendered[start:end] = [f"{command}{{{above}}}{{{below}}}"]
     return "".join(rendered)
 
 

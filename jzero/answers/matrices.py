@@ -85,7 +85,8 @@ def _from_unit_vectors(node: Node) -> Rows | None:
     """Returns (3, 4) for 3i + 4j, if each term has one of i, j and k."""
     coefficients: dict[str, Node] = {}
     for term in node.parts:
-        sign, inside = (-1, term.parts[0]) if term.kind == "negative" else (1, term)
+        is_negative = term.kind == "negative"
+        inside = term.parts[0] if is_negative else term
         factors = inside.parts if inside.kind == "multiply" else (inside,)
         names = [_UNIT_VECTORS[part.name] for part in factors if part.name in _UNIT_VECTORS]
         scalars = tuple(part for part in factors if part.name not in _UNIT_VECTORS)
@@ -93,7 +94,7 @@ def _from_unit_vectors(node: Node) -> Rows | None:
             return None
         coefficient = scalars[0] if len(scalars) == 1 else Node("multiply", scalars)
         coefficient = coefficient if scalars else _ONE
-        coefficients[names[0]] = coefficient if sign > 0 else negative(coefficient)
+        coefficients[names[0]] = negative(coefficient) if is_negative else coefficient
     # i without j and k is the imaginary unit.
     if not coefficients.keys() & {"j", "k"}:
         return None

@@ -90,10 +90,13 @@ def _argument(tokens: Sequence[str], position: int) -> tuple[str, int]:
         return "", position
     # The bound keeps the time linear if many groups stay open.
     for end in range(position + 1, min(position + MAX_LABEL, len(tokens))):
-        if tokens[end] == "}":
-            return "".join(token.lstrip('"') for token in tokens[position + 1 : end]), end + 1
-        is_name = tokens[end] in _LETTERS or tokens[end] in _IN_NAMES or tokens[end][0] == '"'
-        if not is_name or (end == position + 1 and tokens[end] in _IN_NAMES):
+        token = tokens[end]
+        if token == "}":
+            letters = (letter.lstrip('"') for letter in tokens[position + 1 : end])
+            return "".join(letters), end + 1
+        is_name = token in _LETTERS or token in _IN_NAMES or token[0] == '"'
+        # A name begins with a letter.
+        if not is_name or (end == position + 1 and token in _IN_NAMES):
             break
     return "", position
 

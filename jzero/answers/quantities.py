@@ -189,7 +189,9 @@ def _product(measures: Mapping[str, Measure], powers: Mapping[str, int]) -> Meas
         size *= factor.size**power
         for base, exponent in factor.dimension:
             dimension[base] = dimension.get(base, 0) + exponent * power
-    return Measure(size, tuple(sorted(item for item in dimension.items() if item[1])))
+    # Bases that cancel are left out, so that equal dimensions are equal tuples.
+    remaining = sorted(item for item in dimension.items() if item[1])
+    return Measure(size, tuple(remaining))
 
 
 _SYMBOLS, _WORDS, _MEASURES = _tables()

@@ -90,7 +90,8 @@ def _powers_of_letters(node: Node) -> tuple[Node, list[tuple[str, int]]] | None:
         below = _powers_of_letters(Node("multiply", (_ONE, node.parts[1])))
         if above is None or below is None:
             return None
-        return above[0], above[1] + [(letter, -power) for letter, power in below[1]]
+        inverted = [(letter, -power) for letter, power in below[1]]
+        return above[0], above[1] + inverted
     if node.kind != "multiply":
         return None
     number, *factors = node.parts

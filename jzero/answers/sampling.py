@@ -61,8 +61,12 @@ _WIDE += [Point(low, high, (-1,)) for low, high in _WIDE_RANGES]
 _WIDE += [Point(low, high, BOTH) for low, high in _WIDE_RANGES]
 _WHOLE = [Point(low, high, BOTH, "all") for low, high in _LARGE_WHOLE_RANGES]
 _WHOLE += [Point(_SMALL_WHOLE[0], _SMALL_WHOLE[-1], BOTH, "all") for _ in _SMALL_WHOLE]
-_INDEX = [Point(low, high, BOTH, "letters") for low, high in _BASIC_RANGES for _ in range(4)]
-_PARTS = [Point(-6, 30, BOTH, parts=parts) for parts in (2, 3, 4, 5) for _ in range(parts + 2)]
+_INDEX: list[Point] = []
+for _low, _high in _BASIC_RANGES:
+    _INDEX += 4 * [Point(_low, _high, BOTH, "letters")]
+_PARTS: list[Point] = []
+for _num_parts in (2, 3, 4, 5):
+    _PARTS += (_num_parts + 2) * [Point(-6, 30, BOTH, parts=_num_parts)]
 
 POINTS = (*_BASIC, *_WIDE, *_WHOLE, *_INDEX, *_PARTS)
 BASIC_POINTS = range(len(_BASIC))
@@ -100,7 +104,8 @@ def sample(name: str, point: int) -> Fraction | float:
         integer = _whole_numbers(name)[point - PART_POINTS.start]
         return integer + Fraction(draw.randint(1, place.parts - 1), place.parts)
     if place.whole == "all":
-        return Fraction(draw.randint(int(place.low), int(place.high)) * draw.choice(place.signs))
+        number = draw.randint(int(place.low), int(place.high))
+        return Fraction(number * draw.choice(place.signs))
     return draw.uniform(place.low, place.high) * draw.choice(place.signs)
 
 

@@ -273,7 +273,8 @@ def common_value(relation: Node, sides: tuple[Node, ...]) -> Node | None:
     from jzero.answers.equivalence import equal, is_literal_quantity
 
     if "≈" in relation.name:
-        return sides[0] if all(_is_rounded(side, sides[0]) for side in sides[1:]) else None
+        exact, *others = sides
+        return exact if all(_is_rounded(side, exact) for side in others) else None
     if not all(equal(side, sides[0], False) for side in sides[1:]):
         return None
     literals = [side for side in sides if is_literal_quantity(side)]
@@ -294,7 +295,8 @@ def _is_rounded(rounded: Node, exact: Node) -> bool:
     place = written.decimal_place or Fraction(1)
     size, gold_size = MP.convert(abs(number)), MP.convert(abs(gold))
     is_cut_off = gold_size > size
-    difference = abs(MP.convert(gold) - MP.convert(number)) / MP.convert(place)
+    distance = abs(MP.convert(gold) - MP.convert(number))
+    difference = distance / MP.convert(place)
     # A decimal may also be cut off, 3.14 for 3.149, and is then up to a whole place too small. A
     # whole number must be rounded: 3 is not 3.9.
     return bool(difference <= (1 if is_cut_off and written.decimal_place else 0.5))
@@ -566,7 +568,9 @@ def _residues_of_progression(node: Node) -> Residues | None:
     start, step = start_and_step
     if start.denominator != 1 or step.denominator != 1 or abs(step) > MAX_MODULUS:
         return None
-    return Residues(name, int(abs(step)), frozenset((int(start) % int(abs(step)),)))
+    modulus = int(abs(step))
+    member = int(start) % modulus
+    return Residues(name, modulus, frozenset((member,)))
 
 
 def _with_common_modulus(node: Node) -> Node:

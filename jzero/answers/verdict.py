@@ -160,6 +160,9 @@ def _has_known_units(tree: Node, gold: str, question: str) -> bool:
     names = unit_names(tree)
     if not names:
         return True
+    # Of 4,725 questions of GSM8K that ask "how many", answers with the noun of the question are
+    # credited for 4,694 with the question at hand, and for 3,821 without (lab/log.md,
+    # 2026-11-22).
     nouns = _nouns(gold) | _nouns(question)
     return all(is_unit(name, nouns) for name in names)
 

@@ -91,6 +91,7 @@ def _without_units(text: str) -> str:
     r"""Removes a last \text{...} and the unit words, unless the text would become empty."""
     shorter = _LAST_TEXT.sub("", text).strip()
     text = shorter or text
+    # Twice, as in the original: removing a word may leave another one at the end.
     for pattern in 2 * _unit_patterns():
         text = pattern.sub(r"\1\2", text) or text
     return text

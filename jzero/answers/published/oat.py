@@ -22,6 +22,7 @@ from jzero.answers.published import hendrycks, two_stage
 from jzero.answers.published.packages import NO_LIMIT
 from jzero.types import Grade, JsonValue
 
+# The original's limits.
 _LONG = 128  # characters; longer answers are checked for repetitions
 _REPETITIVE = 0.2
 FORMAT_SCORE = 0.1  # of an equation that is wrong or malformed
@@ -145,11 +146,11 @@ def _suffix_ranks(text: str) -> list[int]:
     ranks = [ord(char) for char in text]
     width = 1
     while True:
-        keys = [
-            (rank, ranks[start + width] if start + width < len(text) else -1)
-            for start, rank in enumerate(ranks)
-        ]
-        places = {key: place for place, key in enumerate(sorted(set(keys)))}
+        # Pairs of the ranks of two neighboring pieces; a piece beyond the end ranks before all.
+        following = [*ranks[width:], *[-1] * width]
+        keys = list(zip(ranks, following, strict=False))
+        in_order = sorted(set(keys))
+        places = {key: place for place, key in enumerate(in_order)}
         ranks = [places[key] for key in keys]
         if len(places) == len(text):
             return ranks
@@ -185,10 +186,12 @@ def grade_countdown(response: str, gold: JsonValue) -> Grade:
         return Grade(0.0, False, "no answer")
     equation = answers[-1].strip()
     # Each number must be used exactly once.
+    # The digits of 3.5 count as the numbers 3 and 5, as in the original.
     if sorted(int(number) for number in re.findall(r"\d+", equation)) != sorted(problem["numbers"]):
         return Grade(FORMAT_SCORE, False, "wrong numbers")
     try:
         value = _arithmetic_value(equation)
+        # The original's tolerance.
         is_right = abs(value - problem["target"]) < 1e-5
     except Exception:  # malformed, a division by zero, too large, or nested too deeply
         return Grade(FORMAT_SCORE, False, "unparsed")
@@ -201,6 +204,7 @@ def _arithmetic_value(equation: str) -> float:
     """Returns the value of an equation in Python's arithmetic, without evaluating it as Python."""
     if not _ARITHMETIC.match(equation):
         raise ValueError(f"no arithmetic: {equation[:80]!r}")
+    # The original evaluates the text as Python, which ignores spaces and tabs in front.
     return _node_value(ast.parse(equation.lstrip(" \t"), mode="eval").body)
 
 
@@ -249,10 +253,14 @@ def grade_last_number(response: str, gold: object) -> Grade:
     if not numbers:
         return Grade(0.0, False, "no answer")
     candidates = gold if isinstance(gold, list) else [gold]
-    golds = [str(item).strip().lower().replace(",", "") for item in candidates if item is not None]
+    golds = [_number_text(item) for item in candidates if item is not None]
     if not golds:
         return Grade(0.0, False, "no gold")
     # A full stop at the end belongs to the sentence.
     if numbers[-1].rstrip(".") in golds:
         return Grade(1.0, True, "correct")
     return Grade(0.0, False, "wrong value")
+
+
+def _number_text(gold: object) -> str:
+    return str(gold).strip().lower().replace(",", "")

@@ -30,6 +30,7 @@ def grade_open_r1(response: str, gold: JsonValue) -> Grade:
         extraction_config=[math_verify.LatexExtractionConfig()],
         parsing_timeout=NO_LIMIT,
     )
+    # The original skips such rows with a reward of 1.
     if not parsed_gold:
         return Grade(1.0, False, "no gold")
     reading = NormalizationConfig(

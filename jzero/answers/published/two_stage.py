@@ -49,6 +49,7 @@ def is_equal(answer: str, gold: str) -> bool:
     gold_items, items = _items(gold_text), _items(text)
     if len(items) != len(gold_items):
         return False
+    # [0, 1) is another interval than (0, 1).
     if len(gold_items) > 1 and (gold_text[0], gold_text[-1]) != (text[0], text[-1]):
         return False
     return all(map(_is_equal_item, items, gold_items))
@@ -58,7 +59,8 @@ def normalize(text: str) -> str:
     """Returns the text of an answer as the first stage compares it."""
     if enclosed := _ENCLOSED_TEXT.search(text):
         text = enclosed[1]
-    text = text.replace(r"\%", "").replace(r"\$", "").replace("$", "").replace("%", "")
+    for mark in (r"\%", r"\$", "$", "%"):
+        text = text.replace(mark, "")
     text = text.replace(" or ", " , ").replace(" and ", " , ")
     for word, factor in _FACTORS:
         text = text.replace(word, factor)
@@ -140,6 +142,7 @@ def _items(text: str) -> list[str]:
 def _is_equal_item(item: str, gold: str) -> bool:
     if _PLAIN_FRACTION.search(gold) and _PLAIN_FRACTION.search(item):
         return item == gold
+    # 6/2 is not 3: an integer must be written out.
     if _is_integer_text(gold) != _is_integer_text(item):
         return False
     return _is_zero(f"({gold})-({item})")
