@@ -111,7 +111,8 @@ def group_mean_std(episodes: Episodes, part: GroupMeanStd) -> Advantages:
     """
     centered = centered_returns(episodes)
     # G - 1 as in torch.std, which TRL and oat call.
-    variance = group_means(centered[:, 0] ** 2, episodes.group) * bessel_correction(episodes.group)
+    mean_square = group_means(centered[:, 0] ** 2, episodes.group)
+    variance = mean_square * bessel_correction(episodes.group)
     return centered / (np.sqrt(variance) + part.eps)[:, None]
 
 
@@ -159,7 +160,8 @@ def each_group_mean_std(episodes: Episodes, part: EachGroupMeanStd) -> Advantage
             # Renumber the groups, because `group_means` divides by the size of each number.
             _, group = np.unique(episodes.group[applies], return_inverse=True)
             part_episodes = one_reward_each(returns[applies], group)
-            total[applies] += weight * group_mean_std(part_episodes, GroupMeanStd(part.eps))[:, 0]
+            normalized = group_mean_std(part_episodes, GroupMeanStd(part.eps))
+            total[applies] += weight * normalized[:, 0]
     std = total.std(ddof=1) if len(total) > 1 else 0.0
     return (total / (std + part.eps))[:, None]
 

@@ -53,6 +53,8 @@ def grpo(**changes: object) -> Algorithm:
 
 def dr_grpo(**changes: object) -> Algorithm:
     """Dr. GRPO (arXiv:2503.20783): no division by the standard deviation or the length."""
+    # Without the division by the standard deviation gradients are larger, and the learning rate
+    # has to be lower: see lab/log.md, 2026-11-20.
     algorithm = Algorithm(name="dr_grpo", advantage=GroupMean(), weight=Constant())
     return replace(algorithm, **changes)
 

@@ -8,6 +8,7 @@ is the input of the first decode step, which samples the next token with the noi
 The sequence therefore gets the same tokens as without the interruption.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import jax
@@ -77,15 +78,17 @@ def prefill(
     by_shard: list[list[Returning]] = [[] for _ in range(engine.num_shards)]
     for item in returning:
         by_shard[engine.shard_of(item.slot)].append(item)
-    chunks_of_shard = [
-        [chunk for item in items for chunk in split_into_chunks(engine, item)] for items in by_shard
-    ]
+    chunks_of_shard: list[list[tuple[Returning, int, int]]] = []
+    for items in by_shard:
+        chunks = (split_into_chunks(engine, item) for item in items)
+        chunks_of_shard.append(list(itertools.chain.from_iterable(chunks)))
     # Each shard computes one sequence at a time: a sequence may share pages that the previous one
     # has written.
     for number in range(max(map(len, chunks_of_shard))):
-        chunks = [chunks[number : number + 1] for chunks in chunks_of_shard]
-        state = engine.extend(params, state, make_inputs(engine, chunks))
-    return engine.start(state, [make_start(item, temperature) for item in returning], samples)
+        next_chunks = [chunks[number : number + 1] for chunks in chunks_of_shard]
+        state = engine.extend(params, state, make_inputs(engine, next_chunks))
+    starts = [make_start(item, temperature) for item in returning]
+    return engine.start(state, starts, samples)
 
 
 def split_into_chunks(engine: Engine, item: Returning) -> list[tuple[Returning, int, int]]:
@@ -100,7 +103,7 @@ def make_inputs(
 ) -> ScoreInputs[np.ndarray]:
     """Returns the arrays of a call, with one chunk or padding for each shard."""
     page_size, width = engine.settings.page_size, engine.chunk_width
-    most_context = max(start for shard_chunks in chunks for _, start, _ in shard_chunks)
+    most_context = max(start for _, start, _ in itertools.chain.from_iterable(chunks))
     shards, context_pages = engine.num_shards, engine.context_pages(most_context)
     inputs = ScoreInputs(
         tokens=np.zeros((shards, width), np.int32),

@@ -3,6 +3,7 @@
 Widths and numbers of rows are powers of two, so that few programs are compiled.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from jaxtyping import Float32, Int32
 from jzero.decoder.engine import Engine, next_power_of_two
 from jzero.decoder.sequence import Groups, Sequence
 
+# Bounds the memory of a prefill. A single longer prompt is still prefilled at once.
 PREFILL_TOKENS = 8192  # padded prompt tokens of one prefill call, over all shards
 
 
@@ -71,7 +73,7 @@ def take_prefill_batch(
     rows_per_shard = next_power_of_two(max(len(groups) for groups in taken), 1)
     num_rows = engine.num_shards * rows_per_shard
     if not group_size:
-        largest = max(len(group) for groups in taken for group in groups)
+        largest = max(map(len, itertools.chain.from_iterable(taken)))
         group_size = next_power_of_two(largest, 1)
     # Smaller groups, such as a preempted sequence, are padded to group_size: one shape serves all.
     batch = PrefillBatch(

@@ -34,7 +34,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jzero.model.softmax import exact_logps
 
 BLOCK = 128  # tokens of a block: the lanes of a TPU's vector register
-# Tokens of a part, if logits are computed in parts: a third of Qwen's vocabulary
+# Tokens of a part, if logits are computed in parts: a third of Qwen's vocabulary. Five parts would
+# save memory, and take more time by XLA's estimate (lab/log.md, 2026-11-21).
 PART = 396 * BLOCK
 
 # (hidden states [rows, E], part of the vocabulary) -> fp32 logits [slots, tokens of the part].

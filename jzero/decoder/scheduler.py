@@ -18,6 +18,7 @@ tokens each. Two properties need care:
   tokens are the same.
 """
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -158,7 +159,8 @@ class Scheduler:
         no sequence waits for a reply.
         """
         assert not self.engine.placements, "the engine is busy: an unfinished run was not cancelled"
-        longest = max((s.length_limit for group in groups for s in group), default=0)
+        sequences = itertools.chain.from_iterable(groups)
+        longest = max((sequence.length_limit for sequence in sequences), default=0)
         room = self.engine.max_sequence_tokens
         assert longest <= room, f"{longest=} prompt and response exceed {room=} tokens"
         self.group_size = group_size
@@ -497,7 +499,8 @@ class Scheduler:
                 # The input at each position predicts the next token: the last one the first sample.
                 inputs = take(prefix.input_tracks, (sample.row, slice(len(sequence))))
                 sequence.tokens.fill(1, take(inputs, slice(-1)))
-                sampled = take(prefix.tracks, (sample.row, slice(sample.column, sample.column + 1)))
+                column = slice(sample.column, sample.column + 1)
+                sampled = take(prefix.tracks, (sample.row, column))
                 yield from self._append_tokens(slot, sampled | take(inputs, slice(-1, None)))
 
         result = jax.device_get(call.result)
@@ -514,7 +517,8 @@ class Scheduler:
             # The reply's tokens have only tracks of inputs.
             inputs = {name: result.tracks[name] for name in self.engine.input_tracks(self.samples)}
             replies = self.decoding[slot].tokens
-            replies.fill(len(replies) - start, take(inputs, (slot, slice(min(start, end)))))
+            start_of_reply = len(replies) - start
+            replies.fill(start_of_reply, take(inputs, (slot, slice(min(start, end)))))
             if end > start:
                 yield from self._append_tokens(slot, take(result.tracks, (slot, slice(start, end))))
 

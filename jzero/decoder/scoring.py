@@ -14,6 +14,7 @@ Sequences with a common beginning compute it once, except for tokens with reques
 with recurrent layers (`slot_state.py`) share nothing: pages do not hold their states.
 """
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -89,6 +90,11 @@ class ScoredRow:
     def num_inputs(self) -> int:
         """Returns the number of tokens to compute: the last token predicts no other."""
         return len(self.scoring.tokens) - 1
+
+
+def running(rows: Iterable[ScoredRow]) -> list[ScoredRow]:
+    """Returns the rows that have chunks left to dispatch."""
+    return [row for row in rows if not row.has_ended]
 
 
 @dataclass(frozen=True)
@@ -204,7 +210,7 @@ class Scorer:
     # -- pages -------------------------------------------------------------------------------------
 
     def _running(self) -> Iterable[ScoredRow]:
-        return (row for rows in self.rows for row in rows if not row.has_ended)
+        return itertools.chain.from_iterable(map(running, self.rows))
 
     def _begin(self, in_slots: Mapping[int, Sequence], make_room: Callable[[int], bool]) -> None:
         """Assigns rows and pages to the next sequences of the queue."""
@@ -247,7 +253,7 @@ class Scorer:
         def count_pages(tokens: Int32[np.ndarray, " tokens"]) -> int:
             return min(most_pages, count_common(scoring.tokens, tokens) // page_size)
 
-        num_running = [sum(not row.has_ended for row in rows) for rows in self.rows]
+        num_running = [len(running(rows)) for rows in self.rows]
         shard, best = int(np.argmin(num_running)), []
         # Pages without the recurrent state at their end cannot be shared.
         if not most_pages or engine.has_slot_state:
@@ -260,7 +266,7 @@ class Scorer:
                 best = engine.pages_of(shard, slot % engine.slots_per_shard)[:count]
         most_coming = 0
         used: ScoredRow | None = None
-        for row in (row for rows in self.rows for row in rows):
+        for row in itertools.chain.from_iterable(self.rows):
             if (count := count_pages(row.scoring.tokens[: row.position])) > len(best):
                 used, shard = row, row.shard
                 best = engine.pages_of(shard, engine.slots_per_shard + row.row)[:count]
@@ -330,14 +336,14 @@ class Scorer:
         """Returns the next chunk of the sequences of every shard, as the arrays of a call."""
         engine = self.engine
         page_size = engine.settings.page_size
-        by_shard = [[row for row in rows if not row.has_ended] for rows in self.rows]
+        by_shard = list(map(running, self.rows))
         # The first sequence of a shard decides the chunk width; as many others as fit join the
         # call.
         width = max(self._chunk_width(rows[0]) for rows in by_shard if rows)
         most_rows = max(1, engine.score_tokens // width)
         by_shard = [rows[:most_rows] for rows in by_shard]
         rows_per_shard = next_power_of_two(max(len(rows) for rows in by_shard), 1)
-        most_context = max(row.position for rows in by_shard for row in rows)
+        most_context = max(row.position for row in itertools.chain.from_iterable(by_shard))
 
         num_rows = engine.num_shards * rows_per_shard
         context_pages = engine.context_pages(most_context)
