@@ -81,6 +81,8 @@ def choose(name: str, mesh: Mesh) -> Backend:
     The devices of the mesh need not be attached: `jzero.plan` compiles for described devices.
     Raises UserError if `name` is unknown or its kernels are for another platform.
     """
+    # By the mesh, and not by `lax.platform_dependent` inside of the programs: that traces every
+    # branch, so that tiny CPU shapes would have to pass the checks of all kernels.
     platform = mesh.devices.flat[0].platform
     default = PLATFORMS.get(platform, "xla")
     if not name:

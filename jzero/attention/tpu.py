@@ -22,7 +22,8 @@ from jzero.types import RowLayout
 
 LANES = 128  # numbers in a row of a TPU's vector registers
 # Block sizes of splash for queries and keys, fastest first. 2048 does not fit into the scratch
-# memory of a core.
+# memory of a core. Small blocks pad less, but take more turns of the kernel (lab/log.md,
+# 2026-11-24).
 BLOCKS = (512, 384, 256, 128)
 COMPUTE_TOKENS = 512  # tokens that paged attention reads at a time
 
@@ -107,6 +108,9 @@ def splash_kernel(
             block_q_dq=block,
             block_kv_dq=block,
         )
+        # The output is not kept for the backward pass (`residual_checkpoint_name`): by XLA's
+        # estimate for v6e, the copies into and out of the stack of all layers cost more than
+        # computing it again (lab/log.md, 2026-11-23).
         kernel = splash.make_splash_mha(
             mask, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret
         )

@@ -341,6 +341,8 @@ def kernel(
     def start_reading(pages: Pages, buffer: jax.Array) -> None:
         def start_page(number: jax.Array, _: None) -> None:
             source = page_of(pages.slot, pages.first + number)
+            # Starting and awaiting the copy of a page takes 21 bundles of instructions, whatever
+            # its size: large pages are cheaper (lab/log.md, 2026-11-24).
             for pool, target in zip(sources, targets, strict=True):
                 pltpu.make_async_copy(
                     pool.at[:, source], target.at[buffer, :, number], scratch.read.at[buffer]

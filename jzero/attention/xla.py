@@ -20,7 +20,9 @@ MASKED = -1e30  # finite, so that a row without any visible key gives no NaN
 # Checkpoint name of the arrays that are saved for the backward pass with every model.remat.
 ATTENTION_OUTPUT = "attention output"
 pool_rows = one_row_per_head
-QUERY_BLOCK = 512  # queries per block; the scores of one block exist at a time
+# Queries per block; the scores of one block exist at a time. Blocks of 64 skip a sixth of the pairs
+# of query and key, and were not faster on CPUs (lab/log.md, 2026-11-24).
+QUERY_BLOCK = 512
 KEY_RANGES = 8  # maximum ranges of queries with different numbers of keys; each is compiled
 
 
@@ -386,6 +388,8 @@ def paged(
         total=jnp.zeros(block_queries.shape[:3]),
         out=jnp.zeros(block_queries.shape),
     )
+    # One page of every slot at a time. Several pages or fewer slots at a time, or products over
+    # slots, were not faster on CPUs (lab/log.md, 2026-11-20).
     start: PageCarry = (0, empty)
     _, by_block = lax.while_loop(has_shared_page, fold_shared_page, start)
 

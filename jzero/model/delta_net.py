@@ -415,7 +415,7 @@ def advance_chunk(
     weighted = k * strength[..., None]
     overlap = multiply(weighted, jnp.swapaxes(k, -1, -2)) * decay
     overlap = jnp.where(columns[:, None] > columns, overlap, 0)
-    # What remains of each value after the states from before the chunk are read.
+    # The rest of each value after the states from before the chunk are read.
     targets = v * strength[..., None] - read(weighted)
     changes = multiply(inverse_of_unit_lower(overlap), targets)
 

@@ -17,6 +17,7 @@ them when it loads the adapter. A directory is validated completely before anyth
 and settings that jzero would compute differently from `peft` are refused.
 """
 
+import itertools
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -207,18 +208,15 @@ def module_endings(config: QwenConfig, targets: Collection[str]) -> list[str]:
     """
     names = modules(config)
     # Endings that would also match a module without an adapter.
-    others = {
-        ending
-        for name, layer_modules in names.items()
-        if name not in targets
-        for module in layer_modules
-        for ending in endings(module)
-    }
+    others: set[str] = set()
+    for name in names.keys() - set(targets):
+        others = others.union(*map(endings, names[name]))
     chosen = {}  # an ordered set
     for name in targets:
         for module in names[name]:
             shortest_first = sorted(endings(module), key=len)
-            chosen[next(ending for ending in shortest_first if ending not in others)] = None
+            shortest = next(ending for ending in shortest_first if ending not in others)
+            chosen[shortest] = None
     return list(chosen)
 
 
@@ -344,9 +342,8 @@ def read_targets(file: Path, target_modules: object, config: QwenConfig) -> tupl
     }
     # Every name has to match some module, and a layer has to be matched in all of its modules or in
     # none, because our adapter of a layer type is one stacked array.
-    matched_endings = {
-        ending for module in flatten_lists(chosen.values()) for ending in endings(module)
-    }
+    matched_modules = flatten_lists(chosen.values())
+    matched_endings = set[str]().union(*map(endings, matched_modules))
     if unknown := requested - matched_endings:
         last_parts = [layer_modules[0].rpartition(".")[2] for layer_modules in names.values()]
         raise UserError(
@@ -370,7 +367,7 @@ def endings(module: str) -> set[str]:
 
 def flatten_lists(lists: Iterable[list[Item]]) -> list[Item]:
     """Returns the items of all lists, in their order."""
-    return [item for items in lists for item in items]
+    return list(itertools.chain.from_iterable(lists))
 
 
 def load(

@@ -1,5 +1,6 @@
 """Reads a Hugging Face checkpoint: config.json, and safetensors in one file or in several."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -232,7 +233,8 @@ def check_tensors(
     tensors: Mapping[str, list[Tensor]],
 ) -> None:
     """Raises UserError unless the checkpoint holds exactly the tensors of the model."""
-    expected = {tensor.name: tensor for layers in tensors.values() for tensor in layers}
+    all_tensors = itertools.chain.from_iterable(tensors.values())
+    expected = {tensor.name: tensor for tensor in all_tensors}
     embedding = tensors["embed"][0].name
     # Some checkpoints of tied models repeat the embedding as the head.
     redundant = {HEAD} if config.tie_word_embeddings else set()
@@ -294,7 +296,8 @@ def check_finite(array: np.ndarray, file: Path, name: str) -> None:
 
 def open_files(stored: Mapping[str, HeaderEntry]) -> dict[Path, TensorFile]:
     """Returns the open files of all tensors."""
-    return {file: open_file(file) for file in {tensor.file for tensor in stored.values()}}
+    files = {tensor.file for tensor in stored.values()}
+    return {file: open_file(file) for file in files}
 
 
 def open_file(file: Path) -> TensorFile:

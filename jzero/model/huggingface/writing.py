@@ -196,7 +196,8 @@ def write_weights(
             stored = []
             for leaf, tensor in tensors[name]:
                 host = fetch(leaf)  # a collective: every host has to call it
-                stored.append(tensor.to_stored(tensor.of(host).astype(stored_dtypes[name])))
+                ours = tensor.of(host).astype(stored_dtypes[name])
+                stored.append(tensor.to_stored(ours))
             # Parameters that share a tensor [experts, outputs, inputs] each hold some of its
             # outputs.
             block[name] = stored[0] if len(stored) == 1 else np.concatenate(stored, axis=1)
