@@ -61,7 +61,10 @@ def check_shared(path: Path) -> None:
 def sum_over_hosts(counts: Mapping[str, float]) -> dict[str, float]:
     """Returns the sum of each count over hosts, which must pass the same names. A collective."""
     counts_of_hosts = gather_json(dict(counts))
-    return {name: sum(counts[name] for counts in counts_of_hosts) for name in counts}
+    totals = {}
+    for name in counts:
+        totals[name] = sum(counts_of_host[name] for counts_of_host in counts_of_hosts)
+    return totals
 
 
 def put_global(x: np.ndarray | np.generic, sharding: Sharding) -> jax.Array:

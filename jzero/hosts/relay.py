@@ -28,6 +28,8 @@ def start_relay(host: str, port: int) -> int:
 
     The relay ends with this process, however this process ends.
     """
+    # Of JAX's options, `missed_heartbeat_callback` ends in a C++ exception, and
+    # `jax_enable_recoverability` has no effect (lab/log.md, 2026-11-22).
     process = subprocess.Popen(
         [sys.executable, "-I", str(Path(__file__).resolve()), host, str(port)],
         stdin=subprocess.PIPE,

@@ -68,7 +68,8 @@ def to_parts(x: jax.Array, mesh: Mesh) -> jax.Array:
     """
     context, shards = context_shards(mesh), row_shards(mesh)
     B, T, *trailing = x.shape
-    padding = [(0, 0), (0, -T % context)] + [(0, 0)] * len(trailing)
+    missing = -T % context
+    padding = [(0, 0), (0, missing)] + [(0, 0)] * len(trailing)
     # [shards, b, c, part] -> [shards, c, b, part]: the parts of one device become neighbors.
     parts = jnp.pad(x, padding).reshape(shards, B // shards, context, -1, *trailing)
     parts = parts.swapaxes(1, 2).reshape(B * context, -1, *trailing)
@@ -97,7 +98,8 @@ def tokens_for_heads(x: jax.Array, tokens: int) -> jax.Array:
 
 def heads_for_tokens(x: jax.Array, part: int, context: int) -> jax.Array:
     """Sends tokens and receives heads: [b, tokens, heads / c, D] -> [b, part, heads, D]."""
-    padding = [(0, 0), (0, context * part - x.shape[1])] + [(0, 0)] * (x.ndim - 2)
+    missing = context * part - x.shape[1]
+    padding = [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2)
     return lax.all_to_all(jnp.pad(x, padding), "context", split_axis=1, concat_axis=2, tiled=True)
 
 

@@ -75,7 +75,8 @@ def train_mesh(
     sizes = {"data": data, "fsdp": fsdp, "context": context, "tensor": tensor}
     if context == 1:
         del sizes["context"]
-    settings = "mesh " + " ".join(f"{name}={size}" for name, size in sizes.items())
+    size_texts = (f"{name}={size}" for name, size in sizes.items())
+    settings = f"mesh {' '.join(size_texts)}"
 
     num_open = sum(size == -1 for size in sizes.values())
     if num_open > 1 or any(size == 0 or size < -1 for size in sizes.values()):

@@ -58,14 +58,11 @@ def neighbors(config: qwen.QwenConfig, mesh: Mesh) -> list[Neighbors]:
         # with the split queries.
         if len(split_by) == 1:
             [axis] = split_by
-            groups.append(
-                Neighbors(
-                    names=names,
-                    biases=tuple(f"{name}_bias" for name in names if f"{name}_bias" in places),
-                    sizes=tuple(math.prod(linear_layers[name].outputs) for name in names),
-                    shards=mesh.shape[axis] if axis else 1,
-                )
-            )
+            all_biases = (f"{name}_bias" for name in names)
+            biases = tuple(bias for bias in all_biases if bias in places)
+            sizes = tuple(math.prod(linear_layers[name].outputs) for name in names)
+            shards = mesh.shape[axis] if axis else 1
+            groups.append(Neighbors(names, biases, sizes, shards))
     return groups
 
 
@@ -80,7 +77,10 @@ def join_layers(layers: qwen.Params, together: Sequence[Neighbors]) -> dict[str,
         def side_by_side(*arrays: jax.Array, shards: int = shards) -> jax.Array:
             return join_outputs(arrays, shards)
 
-        flat_biases = [layers[name].reshape(*layers[name].shape[:-2], -1) for name in biases]
+        flat_biases = []
+        for name in biases:
+            bias = layers[name]
+            flat_biases.append(bias.reshape(*bias.shape[:-2], -1))
         # The first name holds the fused weight. The other names are placeholders.
         joined |= dict.fromkeys([*names, *biases], PartOfJoined())
         joined[names[0]] = JoinedWeight(
