@@ -99,6 +99,7 @@ def _run_cell(
     try:
         # The limit is for one cell: earlier cells do not count.
         used_before = processes.cpu_seconds(interpreter.pid)
+        # A line of the pipe is a cell, and JSON has no line breaks.
         content = json.dumps({"source": cell["source"]}).encode() + b"\n"
         # The pipe is empty, because the interpreter has read all earlier cells.
         if os.write(interpreter.cells, content) < len(content):

@@ -53,6 +53,8 @@ def restrict_to_reading(paths: Sequence[str]) -> None:
     Requires `no_new_privs`. Raises OSError if the kernel has no Landlock.
     """
     landlock_version = system_calls.check(version() or -1, "landlock")
+    # The kernel refuses a set with kinds of access that it does not know. Versions after the
+    # table know at least these 16.
     rules = _Rules(files=(1 << _KINDS_OF_ACCESS.get(landlock_version, 16)) - 1)
     size = 8
     if landlock_version >= _VERSION_WITH_NETWORK:

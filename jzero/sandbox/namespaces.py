@@ -128,6 +128,7 @@ def _build_root(paths: Sequence[str]) -> None:
     """Builds a read-only root directory in memory that contains `paths`."""
     # Mounts in this namespace must not propagate to the machine.
     system_calls.mount("none", "/", None, MS_REC | MS_SLAVE)
+    # Any directory can carry the new root; /tmp exists everywhere.
     system_calls.mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID, "size=1m,mode=755")
     os.chdir("/tmp")
     os.mkdir(_OLD)

@@ -19,6 +19,7 @@ def cpu_seconds(pid: int) -> float:
 def end_descendants() -> None:
     """Kills all processes that a program of the level none did not end."""
     path = f"/proc/self/task/{os.getpid()}/children"
+    # The children of a killed process become children of this one, so look again.
     while True:
         with open(path, encoding="ascii") as file:
             children = [int(word) for word in file.read().split()]

@@ -168,6 +168,7 @@ def give_up_rights(rights: Rights) -> None:
     """
     if rights.becomes_nobody:
         os.setgroups([])
+        # The groups first: an unprivileged user may not change them.
         os.setresgid(namespaces.NOBODY, namespaces.NOBODY, namespaces.NOBODY)
         os.setresuid(namespaces.NOBODY, namespaces.NOBODY, namespaces.NOBODY)
     # If the watcher is killed, no process enforces the limits, so the kernel ends the program. A
@@ -231,6 +232,7 @@ def _run_and_answer(request: dict[str, Any]) -> int:
     except BaseException:  # also KeyboardInterrupt and MemoryError
         status = 1
         _print_error()
+    # The process ends with os._exit, which does not call these functions.
     atexit._run_exitfuncs()
     for file in (sys.stdout, sys.stderr):
         try:

@@ -113,6 +113,7 @@ class RemoteSandbox:
             )
         except http.RemoteError as error:
             raise SandboxError(str(error)) from None
+        # The last mark counts: the answer is written after all output of the program.
         stdout, has_mark, result = ended.stdout.rpartition(mark)
         if not has_mark:  # no value was requested, or the program ended before its answer
             stdout, result = ended.stdout, ""

@@ -59,6 +59,7 @@ def main(descriptor: int, settings: str) -> None:
     values = json.loads(settings)
     try:
         rights = _confine(values["level"], values["packages"])
+        # Imported once here, so that the programs, which are forks, share the memory.
         for name in values["packages"]:
             importlib.import_module(name)
         # Programs of the same user must not read or trace the server.
@@ -157,7 +158,9 @@ def _confine(level: str, packages: Sequence[str]) -> program.Rights:
 def readable_paths(packages: Sequence[str]) -> tuple[str, ...]:
     """Returns the files and directories that programs may read: Python and its libraries."""
     libraries = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo"]
-    interpreter = [os.path.join(os.path.realpath(sys.base_prefix), "lib"), f"{sys.base_prefix}/lib"]
+    # The interpreter may be installed through a link, and uses both paths.
+    real_prefix = os.path.realpath(sys.base_prefix)
+    interpreter = [os.path.join(real_prefix, "lib"), f"{sys.base_prefix}/lib"]
     devices = ["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"]
     candidates = [*libraries, *interpreter, *_package_paths(packages), *devices]
     return tuple(path for path in dict.fromkeys(candidates) if os.path.exists(path))

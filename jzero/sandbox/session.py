@@ -45,6 +45,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self._max_reply = max_reply_bytes(limits)
         _allow_many_sockets()
         session_limits = {
+            # The kernel's limit covers all cells; the watcher enforces the limit of each.
             "seconds": limits.seconds * max_cells,
             "memory": int(limits.memory_gib * 2**30),
             "files": int(limits.files_mib * 2**20),

@@ -59,6 +59,7 @@ def system_call(number: int, *arguments: object) -> int:
 
 def prctl(option: int, *values: int | ctypes.c_void_p) -> None:
     """Changes a property of this process."""
+    # prctl takes four values, and some options require the unused ones to be 0.
     padded = [*values, 0, 0, 0, 0][:4]
     arguments = [
         value if isinstance(value, ctypes.c_void_p) else ctypes.c_ulong(value) for value in padded
