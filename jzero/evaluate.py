@@ -432,7 +432,8 @@ def table(summary: Mapping[str, SuiteSummary]) -> str:
     first_suite = next(iter(summary.values()))
     for kind in first_suite["kinds"]:
         accuracies = [suite["kinds"][kind]["accuracy"] for suite in summary.values()]
-        lines.append(f"{'average':27}{kind:9}{100 * float(np.mean(accuracies)):14.1f}")
+        average = 100 * float(np.mean(accuracies))
+        lines.append(f"{'average':27}{kind:9}{average:14.1f}")
     lines += further_lines(summary)
     suites_by_grader: dict[str, list[str]] = {}
     for name, suite in summary.items():

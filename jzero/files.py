@@ -70,6 +70,7 @@ def _whole_text(error: BaseException) -> str:
     """Returns the texts of an error and of its causes."""
     texts = []
     cause: BaseException | None = error
+    # Causes can form a cycle.
     while cause is not None and len(texts) < 10:
         texts.append(str(cause))
         cause = cause.__cause__ or cause.__context__
@@ -101,7 +102,7 @@ def write_atomic(path: str | os.PathLike[str], text: str) -> None:
 
 def split_commas(*lists: str) -> list[str]:
     """Returns the parts of comma-separated lists: "aime24,math500=FILE" has two."""
-    parts = [part.strip() for text in lists for part in text.split(",")]
+    parts = [part.strip() for part in ",".join(lists).split(",")]
     return [part for part in parts if part]
 
 

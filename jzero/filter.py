@@ -49,7 +49,10 @@ def rows_without_overlap(
 
     A suite question with fewer than n words is compared as a whole.
     """
-    suite_ngrams = {ngram for text in suite_questions for ngram in word_ngrams(text, n)}
+    suite_ngrams: set[tuple[str, ...]] = set()
+    for text in suite_questions:
+        suite_ngrams |= word_ngrams(text, n)
+    # Only n-grams of equal length can be equal.
     sizes = {len(ngram) for ngram in suite_ngrams}  # n, and the lengths of shorter suite questions
     rows = set()
     for i, text in enumerate(problems):
@@ -92,6 +95,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max", type=float, default=0.9, help="drop rows of this rate or more")
     known_suites = ", ".join(suites.SUITES)
     parser.add_argument("--against", help=f"comma-separated: {known_suites}, or name=FILE")
+    # 8 words also catch stock phrases: they drop 1,387 of MATH-12k's 11,974 problems against
+    # MATH-500, and 13 words drop 242 (lab/log.md, 2026-11-20).
     parser.add_argument(
         "--ngram", type=int, default=8, help="words in a row that must not be shared"
     )

@@ -406,7 +406,8 @@ def write_chunks(
                     file.flush()
                     # Flush to the disk, so that a finished chunk survives a crash of the machine.
                     os.fsync(file.fileno())
-            progress.add(len(chunk), sum(turn.end - turn.start for turn in turns))
+            num_tokens = sum(turn.end - turn.start for turn in turns)
+            progress.add(len(chunk), num_tokens)
 
 
 def chunk_rows(options: Options, chunk: list[Problem], turns: list[Turn]) -> list[rows.JsonObject]:

@@ -155,12 +155,14 @@ def grade_lines(
 ) -> Iterator[str]:
     """Yields a line of output for every line of input, in order. Holds CHUNK rows at a time."""
     while chunk := list(itertools.islice(lines, CHUNK)):
+        # A chunk is graded in any order; its rows are written in the order of the input.
         ids = {where: submit(pool, where, line, verifiers) for where, line in chunk}
         grades = dict(pool.drain())
         for where, row_id in ids.items():
             row_grades = {verifier: grades.get((where, verifier)) for verifier in verifiers}
             # The first verifier decides the score.
             grade = row_grades[verifiers[0]]
+            # Without a grade, the first verifier does not grade this task.
             result: dict[str, object] = {"id": row_id, "score": None, "reason": "another task"}
             if grade is not None:
                 result["score"], result["reason"] = grade.score, grade.reason

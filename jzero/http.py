@@ -58,8 +58,10 @@ MAX_DIGITS = 300  # of an integer; longer ones do not fit a float64
 PARTS_AT_ONCE = 64  # chunks of a reply that are read before other exchanges get their turn
 HIDDEN_KEY = "[API key]"
 
+# Time-out, conflict, too early, too many requests: the same request may succeed later.
 _TRANSIENT_STATUSES = (408, 409, 425, 429)  # besides all statuses >= 500
 _KEY = re.compile(r"[\x21-\x7e]+")
+# Possessive repetitions: a string without its end fails at once instead of backtracking.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _NOT_A_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 _KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number"}
@@ -112,6 +114,7 @@ def parse_json(content: bytes, key: str = "") -> JsonValue:
 
     # Count containers and nesting before parsing, because the parser would build all of them.
     brackets = _STRING.sub(b"", content).translate(None, _NOT_A_BRACKET)
+    # A container has two brackets.
     if len(brackets) > 2 * MAX_CONTAINERS:
         raise ValueError(f"more than {MAX_CONTAINERS} lists and objects")
     # Strings are removed, so every bracket opens or closes a container.
@@ -280,9 +283,8 @@ async def _exchange(request: httpx.Request, limits: _Limits, use_proxies: bool) 
                 if len(content) > limit:
                     break
                 num_parts += 1
-                if (
-                    num_parts % PARTS_AT_ONCE == 0
-                ):  # many tiny chunks must not block other exchanges
+                # Many tiny chunks must not block other exchanges.
+                if num_parts % PARTS_AT_ONCE == 0:
                     await asyncio.sleep(0)
         finally:
             await reply.aclose()
@@ -311,8 +313,9 @@ def check_url(setting: str, url: str, schemes: tuple[str, ...] = ("http", "https
             "the key in an environment variable"
         )
     if not is_valid:
+        address = shown(url) if url else ""
         raise UserError(
-            f"{setting}={shown(url) if url else ''} is no address of a server: write {schemes[0]}://HOST:PORT"
+            f"{setting}={address} is no address of a server: write {schemes[0]}://HOST:PORT"
         )
 
 
@@ -483,6 +486,8 @@ class Client:
         """Waits for an exchange in the network thread."""
         self._in_flight.add(future)
         try:
+            # Checked after the future is in the set: either `close` cancels it, or this line sees
+            # the close.
             if self._is_closed.is_set():
                 raise CancelledError
             return future.result(seconds + GRACE_SECONDS)

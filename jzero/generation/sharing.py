@@ -20,6 +20,7 @@ all servers are unavailable. Every request has a deadline, so each of these deci
 """
 
 import contextlib
+import itertools
 import queue
 import threading
 import time
@@ -181,7 +182,7 @@ class Generation:
     def _joint_unit(self, numbers: range) -> Unit:
         """Returns a unit whose samples are written together."""
         samples = range(self._plan.num_samples)
-        keys = {(number, sample_index) for number in numbers for sample_index in samples}
+        keys = set(itertools.product(numbers, samples))
         missing = {key for key in keys if self._is_missing(key)}
         if not missing:
             return Unit(numbers, set())
