@@ -383,7 +383,8 @@ def likelihood_table(summary: Mapping[str, LikelihoodSummary]) -> str:
             f"{100 * values['accuracy_per_character']:.1f} ± "
             f"{100 * values['stderr_per_character']:.1f}"
         )
-        lines.append(f"{name:16}{values['problems']:9d}{by_sum:>14}{per_character:>16}")
+        num_problems = values["problems"]
+        lines.append(f"{name:16}{num_problems:9d}{by_sum:>14}{per_character:>16}")
     return "\n".join(lines)
 
 

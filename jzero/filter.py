@@ -134,7 +134,8 @@ def main() -> None:
 
     # A row must pass every filter. The output keeps the order of the set.
     kept = sorted(set.intersection(*passed.values()))
-    lines = [json.dumps(row, ensure_ascii=False, default=str) for row in dataset.select(kept)]
+    rows_kept = dataset.select(kept)
+    lines = [json.dumps(row, ensure_ascii=False, default=str) for row in rows_kept]
     write_atomic(arguments.out, "".join(f"{line}\n" for line in lines))
 
     dropped = [f"{count - len(rows)} {reason}" for reason, rows in passed.items()]

@@ -201,7 +201,8 @@ def generate_on_servers(
             generation = Generation(plan, settings, pool, servers, file)
             generation.run()
             file.sort()
-            print(f"{options.out}: {len(file.places):,} rows{errors_note(file)}", flush=True)
+            num_rows = len(file.places)
+            print(f"{options.out}: {num_rows:,} rows{errors_note(file)}", flush=True)
 
 
 def errors_note(file: RowFile) -> str:

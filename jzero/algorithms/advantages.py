@@ -332,8 +332,9 @@ def turn_means(
     sums = np.zeros((turns.max() + 1, *values.shape[1:]))
     # `sums[turns] += values` would add only one value to each turn.
     np.add.at(sums, turns, values)
-    counts = np.bincount(turns).reshape(-1, *(1 for _ in values.shape[1:]))
-    return sums / counts
+    counts = np.bincount(turns)
+    trailing = [1] * (values.ndim - 1)
+    return sums / counts.reshape(-1, *trailing)
 
 
 def part_returns(

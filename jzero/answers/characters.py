@@ -153,7 +153,8 @@ def _decomposition(character: str) -> tuple[str, str]:
     kind, *code_points = unicodedata.decomposition(character).split() or [""]
     if not kind.startswith("<"):
         return "", ""
-    return kind, "".join(chr(int(code_point, 16)) for code_point in code_points)
+    characters = [chr(int(code_point, 16)) for code_point in code_points]
+    return kind, "".join(characters)
 
 
 def _greek(character: str) -> str:

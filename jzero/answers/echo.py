@@ -48,7 +48,8 @@ def _is_choice(answer: str, question: str) -> bool:
 def _written(text: str) -> str:
     # Spaces around each token let a formula match whole tokens only: 12 is not in 123. Without
     # the braces x^{2} is written like x^2.
-    return "".join(f" {token} " for token in tokenize(text) if token not in "{}")
+    tokens = [token for token in tokenize(text) if token not in "{}"]
+    return "".join(f" {token} " for token in tokens)
 
 
 @functools.lru_cache(4096)

@@ -346,7 +346,8 @@ def _same_solutions(
         if len(solution) != len(gold_solution):
             return False
         for name, number in gold_solution.items():
-            match = next((key for key in solution if key == name or equal(key, name, rules)), None)
+            matches = (key for key in solution if key == name or equal(key, name, rules))
+            match = next(matches, None)
             if match is None or not equal(solution[match], number, rules):
                 return False
         return True

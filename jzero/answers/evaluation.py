@@ -320,7 +320,8 @@ def _value_of_application(node: Node, point: int | Place) -> Value | None:
         return _numeric_result(MP.binomial, values)
     if name in _APPLICATIONS:
         return _APPLICATIONS[name](*values)
-    written = "; ".join(part if isinstance(part, str) else _written(part) for part in values)
+    texts = [part if isinstance(part, str) else _written(part) for part in values]
+    written = "; ".join(texts)
     # Only the digits that `_written` keeps enter the key, so that f(1/3) and f(2/6) are one
     # symbol.
     return _random_value(f"{name}({written})", point)

@@ -46,7 +46,9 @@ def pieces_of(node: Node) -> Pieces | None:
     """
     if node.kind == "set":
         ends = [end(point, is_closed=True) for point in node.parts]
-        return None if None in ends else union([Piece(x, x) for x in ends if x is not None])
+        if None in ends:
+            return None
+        return union([Piece(x, x) for x in ends if x is not None])
     if node.kind == "tuple" and len(node.parts) == 2:
         low = end(node.parts[0], node.name[0] == "[")
         high = end(node.parts[1], node.name[1] == "]")

@@ -166,10 +166,12 @@ class Blocks(Reader):
                 return [*row[:index], "&", *condition]
         # Without such a word, the last comma before the first relation separates the condition.
         relations = [index for index, token in enumerate(row) if token in ("<", ">", "≤", "≥")]
-        if relations and "," in row[: relations[0]]:
-            comma = relations[0] - row[: relations[0]][::-1].index(",") - 1
-            return [*row[:comma], "&", *row[comma + 1 :]]
-        return row
+        if not relations:
+            return row
+        commas = [index for index, token in enumerate(row[: relations[0]]) if token == ","]
+        if not commas:
+            return row
+        return [*row[: commas[-1]], "&", *row[commas[-1] + 1 :]]
 
     def _entry(self) -> Node:
         """Reads the formula or the condition of a row, without a comma at its end."""

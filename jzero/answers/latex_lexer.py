@@ -123,8 +123,10 @@ def with_euler_number(tokens: list[str]) -> list[str]:
     result = []
     for token in tokens:
         match = _AMBIGUOUS_NUMBER.fullmatch(token)
-        is_ambiguous = match is not None and match[1] != "1"
-        result += [match[1], "e", match[2], match[3]] if match and is_ambiguous else [token]
+        if match is not None and match[1] != "1":
+            result += [match[1], "e", match[2], match[3]]
+        else:
+            result.append(token)
     return result
 
 
@@ -151,7 +153,9 @@ def _tokens_of_match(match: re.Match[str], in_prose: bool) -> list[str]:
 
 def _is_operator(match: re.Match[str], name: str) -> bool:
     r"""Returns whether \text holds a function's name, the form of \operatorname at this stage."""
-    is_second = name == "sec" and match.string[: match.start()].rstrip()[-1:].isdigit()
+    # 5 \text{sec} is a time.
+    before = match.string[: match.start()].rstrip()
+    is_second = name == "sec" and before[-1:].isdigit()
     return not is_second and (name in COMMANDS_WITHOUT_BACKSLASH or name in _OPERATORS)
 
 

@@ -270,7 +270,8 @@ def tile_tokens(num_tokens: int) -> int:
 def split_tokens(x: Shaped[Array, "R N ..."], tile: int) -> Shaped[Array, "tiles R tile ..."]:
     """Cuts rows into tiles and pads the last tile with zeros."""
     R, N, *trailing = x.shape
-    padded = jnp.pad(x, [(0, 0), (0, -N % tile)] + [(0, 0)] * len(trailing))
+    missing = -N % tile
+    padded = jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * len(trailing))
     return padded.reshape(R, -1, tile, *trailing).swapaxes(0, 1)
 
 

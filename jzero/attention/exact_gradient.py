@@ -93,17 +93,20 @@ def gradients_of_rows(
     """
     R, N, H, D = residuals.q.shape
     M, K = residuals.k.shape[1:3]
+    G = H // K  # query heads of a KV head
     prefix, tile = M - N, residuals.tile
     scale = D**-0.5
 
     def by_tile(x: Float[Array, "R N H width"]) -> Float[Array, "tiles R K m width"]:
         # [R, N, H, width] -> [tiles, R, K, G, tile, width]
         padded = jnp.pad(x, ((0, 0), (0, -N % tile), (0, 0), (0, 0)))
-        split = padded.reshape(R, -1, tile, K, H // K, x.shape[3]).transpose(1, 0, 3, 4, 2, 5)
-        return split.reshape(-1, R, K, H // K * tile, x.shape[3])
+        split = padded.reshape(R, -1, tile, K, G, x.shape[3])
+        by_group = split.transpose(1, 0, 3, 4, 2, 5)
+        return by_group.reshape(-1, R, K, G * tile, x.shape[3])
 
     def keys_by_head(x: Float[Array, "R M K D"]) -> Float[Array, "R K padded D"]:
-        return jnp.pad(x, ((0, 0), (0, -M % tile), (0, 0), (0, 0))).swapaxes(1, 2)
+        padded = jnp.pad(x, ((0, 0), (0, -M % tile), (0, 0), (0, 0)))
+        return padded.swapaxes(1, 2)
 
     keys, values = keys_by_head(residuals.k), keys_by_head(residuals.v)
     k_segments = by_block(residuals.k_segments, tile)
@@ -127,7 +130,7 @@ def gradients_of_rows(
             segments = lax.dynamic_index_in_dim(k_segments, block, 1, keepdims=False)
             key = block * tile + jnp.arange(tile) - prefix  # below 0: a shared key
             is_visible = visible_in_block(q_segments, segments, number * tile, key)
-            is_visible = jnp.tile(is_visible, (1, H // K, 1))[:, None]  # [R, 1, m, tile]
+            is_visible = jnp.tile(is_visible, (1, G, 1))[:, None]  # [R, 1, m, tile]
 
             # With weights p, output o and the gradient g of o, the gradient of a score is
             # p (g v - g o).
@@ -162,7 +165,7 @@ def gradients_of_rows(
     (k_grads, v_grads), q_grads = lax.scan(add_tile, zero_grads, inputs)
 
     # [tiles, R, K, m, D] -> [R, tiles, tile, K, G, D]
-    q_grads = q_grads.reshape(-1, R, K, H // K, tile, D).transpose(1, 0, 4, 2, 3, 5)
+    q_grads = q_grads.reshape(-1, R, K, G, tile, D).transpose(1, 0, 4, 2, 3, 5)
     q_grads = q_grads.reshape(R, -1, H, D)[:, :N]
     return (
         q_grads.astype(residuals.q.dtype),

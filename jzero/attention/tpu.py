@@ -157,11 +157,14 @@ def packed(
         )
 
     def by_head(x: Float[Array, "B tokens heads D"]) -> Float[Array, "B heads length D"]:
-        return jnp.pad(x, ((0, 0), (0, -x.shape[1] % block), (0, 0), (0, 0))).swapaxes(1, 2)
+        missing = -x.shape[1] % block
+        padded = jnp.pad(x, ((0, 0), (0, missing), (0, 0), (0, 0)))
+        return padded.swapaxes(1, 2)
 
     def take_queries(x: Int[Array, "B length"]) -> Int[Array, "B queries"]:
         x = x[:, first_query:]
-        return jnp.pad(x, ((0, 0), (0, max(0, queries - x.shape[1]))))[:, :queries]
+        missing = max(0, queries - x.shape[1])
+        return jnp.pad(x, ((0, 0), (0, missing)))[:, :queries]
 
     # Rows are padded to full blocks. Padding has segment 0.
     segments = jnp.pad(segments, ((0, 0), (0, length - T)))
@@ -243,7 +246,8 @@ def paged(
 
     # The table is padded to a whole number of blocks.
     pages_per_block = min(table.shape[1], max(1, COMPUTE_TOKENS // page_size))
-    table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % pages_per_block)))
+    missing_pages = -table.shape[1] % pages_per_block
+    table = jnp.pad(table, ((0, 0), (0, missing_pages)))
     out = paged_attention(
         jnp.stack(widened, axis=2).reshape(S, rows * n * G, width),
         k_pool,

@@ -188,7 +188,8 @@ def lay_out_queries(q: Ref, cos: jax.Array, sin: jax.Array, scratch: Scratch, si
     if sizes.heads < sizes.rows * sizes.queries_per_row:
         scratch.q[...] = jnp.zeros_like(scratch.q)
     for first in range(0, sizes.heads, n):
-        row = q[:, first // n * width : (first // n + 1) * width]
+        start = first // n * width
+        row = q[:, start : start + width]
         # Rotated in fp32, then rounded to the layer's dtype as the layer itself would.
         row = rotate(row.astype(jnp.float32), cos, sin, sizes).astype(q.dtype)
         row = row.astype(jnp.float32)
@@ -213,7 +214,8 @@ def write_out(out: Ref, scratch: Scratch, sizes: Sizes) -> None:
             x = move_head(x, part, head - first, sizes)
             row = x if row is None else jnp.where(in_part(head - first, x.shape, sizes), x, row)
         assert row is not None
-        out[:, first // n * width : (first // n + 1) * width] = row.astype(out.dtype)
+        start = first // n * width
+        out[:, start : start + width] = row.astype(out.dtype)
 
 
 def store_new(which: int, row: int, x: jax.Array, scratch: Scratch, sizes: Sizes) -> None:
@@ -793,7 +795,8 @@ def slots_that_read_together(sizes: Sizes) -> int:
     # These slots have to be in one part, and the softmax of all their queries has to fit in VMEM.
     max_neighbors = max(1, MOST_QUERIES // (sizes.rows * sizes.queries_per_row))
     divisible = math.gcd(sizes.sharing, sizes.slots)
-    return max(n for n in range(1, divisible + 1) if divisible % n == 0 and n <= max_neighbors)
+    divisors = [n for n in range(1, divisible + 1) if divisible % n == 0]
+    return max(n for n in divisors if n <= max_neighbors)
 
 
 def slots_of_part(num_slots: int, cores: int, sharing: int) -> int:

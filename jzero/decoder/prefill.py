@@ -90,7 +90,8 @@ def take_prefill_batch(
             batch.rows.append(PrefillRow(shard, row, group))
             batch.padded_tokens[row, : len(tokens)] = tokens
             batch.true_length[row] = len(tokens)
-            batch.requests[row, : len(group)] = [sequence.request_id for sequence in group]
+            request_ids = [sequence.request_id for sequence in group]
+            batch.requests[row, : len(group)] = request_ids
             batch.temperature[row] = first.temperature_or(temperature)
     return batch
 

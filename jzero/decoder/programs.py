@@ -327,7 +327,8 @@ def generate(
     params = with_flat_outputs(qwen.cast(params, settings.dtype))
     state = state._replace(active=state.active & keep)
     if resume_points is not None:
-        state = resume_slots(state, ResumePoint(*(resume_points[:, i] for i in range(3))))
+        points = ResumePoint(*(resume_points[:, i] for i in range(3)))
+        state = resume_slots(state, points)
 
     def is_step_due(active: jax.Array) -> jax.Array:
         if settings.tensor == 1:
@@ -376,7 +377,8 @@ def with_flat_outputs(params: qwen.Params) -> qwen.Params:
     weight = layers.get("o")
     if isinstance(weight, QuantizedWeight):
         L, H, D, E = weight.values.shape
-        values, scale = weight.values.reshape(L, H * D, E), weight.scale.reshape(L, 1, E)
+        values = weight.values.reshape(L, H * D, E)
+        scale = weight.scale.reshape(L, 1, E)
         return params | {"layers": layers | {"o": QuantizedWeight(values, scale)}}
     if not isinstance(weight, jax.Array):  # an adapter's weight, or None
         return params

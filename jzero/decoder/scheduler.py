@@ -518,7 +518,8 @@ class Scheduler:
             inputs = {name: result.tracks[name] for name in self.engine.input_tracks(self.samples)}
             replies = self.decoding[slot].tokens
             start_of_reply = len(replies) - start
-            replies.fill(start_of_reply, take(inputs, (slot, slice(min(start, end)))))
+            of_reply = slice(min(start, end))
+            replies.fill(start_of_reply, take(inputs, (slot, of_reply)))
             if end > start:
                 yield from self._append_tokens(slot, take(result.tracks, (slot, slice(start, end))))
 

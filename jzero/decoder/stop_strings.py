@@ -36,7 +36,8 @@ def num_tokens_to_keep(
     # Most calls end here, after one search of all new tokens.
     if not completes_before(len(tokens)):
         return None
-    return next(end for end in range(first_new + 1, len(tokens) + 1) if completes_before(end))
+    ends = range(first_new + 1, len(tokens) + 1)
+    return next(end for end in ends if completes_before(end))
 
 
 def text_before_stop(text: str, stop_strings: Sequence[str]) -> str:

@@ -33,7 +33,8 @@ def gather_bytes(data: bytes) -> list[bytes]:
     """Returns the bytes of every host, in the order of hosts. A collective."""
     if not has_peers():
         return [data]
-    sizes = multihost_utils.process_allgather(np.array([len(data)], np.int32)).ravel()
+    size = np.array([len(data)], np.int32)
+    sizes = multihost_utils.process_allgather(size).ravel()
     # All hosts must pass arrays of the same shape. Rounding up to a power of two limits the number
     # of gathering programs that are compiled.
     longest = int(sizes.max())
@@ -45,7 +46,8 @@ def gather_bytes(data: bytes) -> list[bytes]:
 
 def gather_json(value: JsonValue) -> list[JsonValue]:
     """Returns the JSON value of every host, in the order of hosts. A collective."""
-    return [json.loads(data) for data in gather_bytes(json.dumps(value).encode())]
+    texts = gather_bytes(json.dumps(value).encode())
+    return [json.loads(text) for text in texts]
 
 
 def check_shared(path: Path) -> None:

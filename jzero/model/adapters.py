@@ -190,7 +190,8 @@ def logical_axes(config: QwenConfig, adapter: AdapterConfig) -> Params:
 
 def num_params(config: QwenConfig, adapter: AdapterConfig) -> int:
     """Returns the number of trained parameters."""
-    return sum(leaf.size for leaf in jax.tree.leaves(abstract(config, adapter)))
+    leaves = jax.tree.leaves(abstract(config, adapter))
+    return sum(leaf.size for leaf in leaves)
 
 
 # -- base and adapter combined ---------------------------------------------------------------------

@@ -40,6 +40,8 @@ from jzero.model.softmax import exact_logps, plain_logps
 # On a TPU the default product of a row depends on the number of rows; this algorithm's does not.
 TPU_PRODUCTS = "BF16_BF16_F32"
 
+Multiply = Callable[[jax.Array, jax.Array], jax.Array]  # (hidden states, weight) -> logits
+
 
 class Recurrence(NamedTuple):
     """The functions of a gated delta net (`delta_net.py`)."""
@@ -78,7 +80,7 @@ class Arithmetic:
 
     product: Callable[..., jax.Array]
     single_output: Callable[..., jax.Array]
-    head: Callable[[Callable[[jax.Array, jax.Array], jax.Array], jax.Array, jax.Array], jax.Array]
+    head: Callable[[Multiply, jax.Array, jax.Array], jax.Array]
     sum: Callable[[jax.Array], jax.Array]
     norm: Callable[[jax.Array, jax.Array, float], jax.Array]
     unfused: Callable[[jax.Array], jax.Array]
@@ -124,9 +126,7 @@ def unchanged(x: jax.Array) -> jax.Array:
     return x
 
 
-def apply(
-    multiply: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, weight: jax.Array
-) -> jax.Array:
+def apply(multiply: Multiply, x: jax.Array, weight: jax.Array) -> jax.Array:
     """Multiplies all rows at once."""
     return multiply(x, weight)
 

@@ -91,7 +91,8 @@ def tiled_product(
 
 def pad_rows(shards: int, x: Shaped[Array, "rows ..."]) -> Shaped[Array, "padded ..."]:
     """Appends rows of zeros until every shard has complete tiles."""
-    return jnp.pad(x, [(0, -len(x) % (shards * ROW_TILE))] + [(0, 0)] * (x.ndim - 1))
+    missing = -len(x) % (shards * ROW_TILE)
+    return jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))
 
 
 def product_of_any_rows(

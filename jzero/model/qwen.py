@@ -100,7 +100,8 @@ def init(config: QwenConfig, key: jax.Array) -> Params:
 
     The initializers are the ones of Hugging Face: weights normal(0.02), norms 1 and biases 0.
     """
-    return nnx.to_pure_dict(nnx.state(Qwen(config, nnx.Rngs(params=key))))
+    model = Qwen(config, nnx.Rngs(params=key))
+    return nnx.to_pure_dict(nnx.state(model))
 
 
 @traced_once
@@ -112,7 +113,8 @@ def abstract(config: QwenConfig) -> Params:
 @traced_once
 def logical_axes(config: QwenConfig) -> Params:
     """Returns the tree of `init` with a tuple of logical axis names at every leaf."""
-    state = nnx.state(nnx.eval_shape(lambda: Qwen(config, nnx.Rngs(0))))
+    model = nnx.eval_shape(lambda: Qwen(config, nnx.Rngs(0)))
+    state = nnx.state(model)
 
     def axes_of(leaf: nnx.Param) -> tuple[str, ...]:
         return leaf.get_metadata()["axes"]
@@ -152,7 +154,8 @@ def side_by_side(config: QwenConfig) -> tuple[tuple[str, ...], ...]:
 
 def num_params(config: QwenConfig) -> int:
     """Returns the number of the model's parameters."""
-    return sum(leaf.size for leaf in jax.tree.leaves(abstract(config)))
+    leaves = jax.tree.leaves(abstract(config))
+    return sum(leaf.size for leaf in leaves)
 
 
 def cast(tree: Params, dtype: DTypeLike) -> Params:

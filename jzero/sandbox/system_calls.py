@@ -128,4 +128,5 @@ class _CapabilitySets(ctypes.Structure):
 def drop_capabilities() -> None:
     """Gives up all capabilities of this process, which are the privileges of root."""
     header = _CapabilityHeader(_CAPABILITY_VERSION_3, 0)
-    check(_LIBC.capset(ctypes.byref(header), ctypes.byref(_CapabilitySets())), "capset")
+    none = _CapabilitySets()
+    check(_LIBC.capset(ctypes.byref(header), ctypes.byref(none)), "capset")

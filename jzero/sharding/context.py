@@ -173,9 +173,12 @@ def recur_over_all_tokens(
         # The kernel is replicated, so each device takes the part for its heads. All other inputs
         # are exchanged.
         T = layout.tokens
+        parts = [tokens_for_heads(x, T) for x in in_heads(channels)]
+        local_channels = in_channels(parts)
+        taps = [local_heads(x) for x in in_heads(kernel.T)]
         local = DeltaInputs(
-            channels=in_channels([tokens_for_heads(x, T) for x in in_heads(channels)]),
-            kernel=in_channels([local_heads(x) for x in in_heads(kernel.T)]).T,
+            channels=local_channels,
+            kernel=in_channels(taps).T,
             log_decay=tokens_for_heads(log_decay, T),
             strength=tokens_for_heads(strength, T),
             sizes=local_sizes,

@@ -63,7 +63,8 @@ def quantized_places(place: NamedSharding, target: adapters.Target) -> Quantized
     The values are split like the weight, the scales like its stacked axes and outputs.
     """
     num_stacked, num_inputs = len(target.stacked), len(target.inputs)
-    stacked_axes, output_axes = place.spec[:num_stacked], place.spec[num_stacked + num_inputs :]
+    stacked_axes = place.spec[:num_stacked]
+    output_axes = place.spec[num_stacked + num_inputs :]
     spec = P(*stacked_axes, *[None] * num_inputs, *output_axes)
     return QuantizedWeight(place, NamedSharding(place.mesh, spec))
 

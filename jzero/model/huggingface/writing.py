@@ -200,7 +200,8 @@ def write_weights(
                 stored.append(tensor.to_stored(ours))
             # Parameters that share a tensor [experts, outputs, inputs] each hold some of its
             # outputs.
-            block[name] = stored[0] if len(stored) == 1 else np.concatenate(stored, axis=1)
+            is_shared = len(stored) > 1
+            block[name] = np.concatenate(stored, axis=1) if is_shared else stored[0]
         if processes.is_first_process():
             write_tensors(path / file, block)
     if plan.is_sharded:
