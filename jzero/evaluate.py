@@ -76,6 +76,8 @@ def defaults(model: str = "") -> config.Config:
     These are the settings of published tables. `model` is the directory or hub id of a model. For a
     model with fewer positions the lengths are shorter, and a line reports them.
     """
+    # 3,000 tokens, and below the template qwen_math, are the settings of understand-r1-zero
+    # (docs/start.md).
     max_prompt_tokens, max_new_tokens = 2048, 3000
     positions = huggingface.read_positions(model) if model else None
     # The prompt length gives way first, down to a quarter of the positions.
@@ -277,6 +279,7 @@ def check(settings: config.Config) -> None:
 def load_suites(specs: list[str], settings: config.Config) -> dict[str, list[Problem]]:
     """Returns the problems of suites by name. Raises UserError if a suite is given twice."""
     seed = settings.train.seed
+    # A suite that is given twice is one entry.
     problem_sets = dict(
         suites.load_suite(spec, settings.task, settings.eval.limit, seed) for spec in specs
     )

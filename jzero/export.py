@@ -87,6 +87,7 @@ def run(options: Options) -> str:
         check_base(settings, base_directory(settings, base, options.workdir), expected_base)
 
     # The export is written under a temporary name and renamed once it is complete.
+    # Next to `out`, because a rename cannot cross file systems.
     unfinished = options.out.with_name(f".{options.out.name}.partial")
     shutil.rmtree(unfinished, ignore_errors=True)
     stages = history.history_of(settings, step, base.directory)

@@ -429,8 +429,8 @@ def shape_score(
     `score` is the grader's, `length` counts the sampled tokens. The overlong penalty falls linearly
     from 0 to -1 over the last `overlong_share` of `max_new_tokens` (DAPO, arXiv:2503.14476 eq. 13).
     """
-    # The other rules keep the grade.
-    # Before the penalties, so that they also apply to a fixed score.
+    # Before the penalties, so that they also apply to a fixed score. The other rules keep the
+    # grade.
     if is_truncated and isinstance(algorithm.truncated, Fixed | Ignore):
         score = algorithm.truncated.score
     if is_truncated:

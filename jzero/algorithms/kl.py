@@ -27,6 +27,7 @@ def k3(logps: Tokens, ref_logps: Tokens) -> Tokens:
     k3 is never negative, and its expectation is the KL.
     """
     d = jnp.clip(ref_logps - logps, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    # Near d = 0 the difference exp(d) - 1 would lose its digits.
     return jnp.expm1(d) - d
 
 

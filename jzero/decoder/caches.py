@@ -259,6 +259,7 @@ def slot_cache(
     # These values are the same in every layer, so they are computed once.
     active, positions = state.active, state.positions
     arrays = CacheArrays(state.k_pool, state.v_pool, state.slot_state)
+    # Softmax needs a token: an idle slot attends to one, whose output is unused.
     lengths = jnp.where(active, positions + 1, 1)
     if settings.attention.decode is None:
         # The page that holds the position of each slot's input.
@@ -279,6 +280,8 @@ def slot_cache(
             "model.attention=tpu_fused rotates whole heads, and "
             f"{settings.model.model_type} a part of each: leave model.attention out"
         )
+    # The kernel writes an idle slot's token as well, at the start of its first page, which may
+    # hold a prompt that other slots read.
     table = jnp.where(active[:, None], table, SCRATCH_PAGE)
     shared_pages, owners = shared_pages_and_owners(shared_pages, active)
     cos, sin = full_rotary(settings, positions)

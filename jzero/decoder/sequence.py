@@ -22,6 +22,7 @@ Reply = tuple[
 PollReplies = Callable[[bool], list[Reply]]  # see Scheduler.run
 
 
+# By identity: two samples of a prompt may be equal, and arrays have no single truth value.
 @dataclass(eq=False)
 class Sequence:
     """One sample: its tokens so far, and the state that the scheduler needs to continue it."""

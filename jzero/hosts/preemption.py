@@ -50,6 +50,8 @@ def is_preempted() -> bool:
         max_bytes=MAX_ANSWER_BYTES,
         use_proxies=False,  # a proxy cannot reach this machine's metadata server
     )
+    # The server refuses a query without this header, so that a forwarded request reads no
+    # metadata.
     return client.get_text(PATH, {"Metadata-Flavor": "Google"}).strip() == "TRUE"
 
 

@@ -30,6 +30,7 @@ def file_in(directory: Path, name: str) -> Path | None:
             f"{directory} names the file {shown(name)}, which is not a plain file name: {AGAIN}"
         )
     path = Path(directory, name)
+    # Not `exists`, which is false for a dangling link: `check_inside` reports it.
     if not os.path.lexists(path):
         return None
     check_inside(path, directory)

@@ -367,6 +367,7 @@ FAMILIES: dict[str, Family] = {
         tensors=EXPERT_TENSORS,
         refusals=qwen3_moe_refusals,
         defaults=expert_entries.DEFAULTS,
+        # Every layer has experts, and none a dense MLP.
         written={"use_sliding_window": False, "mlp_only_layers": [], "decoder_sparse_step": 1},
         known_models=QWEN3_MOE_MODELS,
         has_experts=True,
@@ -388,6 +389,7 @@ FAMILIES: dict[str, Family] = {
         tensors=DENSE_TENSORS,
         refusals=llama_refusals,
         defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+        # Without this entry `transformers` would limit attention to the window of `defaults`.
         written={"sliding_window": None},
         window=sliding_window,
         is_exact=True,
@@ -401,6 +403,7 @@ FAMILIES: dict[str, Family] = {
         defaults=hybrid_config.DEFAULTS,
         extra_fields=hybrid_config.extra_fields,
         extra_entries=hybrid_config.extra_entries,
+        # The head for multi-token prediction, which `transformers` does not read either.
         skipped=("mtp.",),
         exact_names=hybrid.EXACT_NAMES,
         is_exact=True,

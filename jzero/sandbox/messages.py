@@ -17,6 +17,7 @@ PROGRAM, SESSION = b"p", b"s"
 MAX_BYTES = 1 << 32  # of a message, if the receiver has no smaller bound
 
 _LENGTH = struct.Struct("!Q")
+# `recv` allocates all the bytes that it is asked for, before any have arrived.
 _CHUNK = 1 << 20
 
 Message = dict[str, Any]  # a JSON object

@@ -157,7 +157,7 @@ def _piston_request(source: str, stdin: str, seconds: float, limits: Limits) -> 
     milliseconds = int(seconds * 1000)
     return {
         "language": "python",
-        "version": "*",
+        "version": "*",  # the newest that is installed
         "files": [{"name": "main.py", "content": source}],
         "stdin": stdin,
         "run_timeout": milliseconds,
@@ -168,7 +168,7 @@ def _piston_request(source: str, stdin: str, seconds: float, limits: Limits) -> 
 
 def _read_piston(reply: JsonValue) -> _Ended:
     run = http.member(reply, ("run",), dict)
-    is_late = http.optional_member(run, ("status",), str, "") == "TO"
+    is_late = http.optional_member(run, ("status",), str, "") == "TO"  # Piston's code of a timeout
     signal = http.optional_member(run, ("signal",), str, "")
     end = "wall" if is_late else "signal" if signal else "exit"
     status = _status_of(run, ("code",))

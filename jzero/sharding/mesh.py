@@ -23,6 +23,7 @@ from jzero.model import adapters, qwen
 # Logical axis of a parameter -> the mesh axes that split it; None: never split.
 RULES: dict[str, str | tuple[str, ...] | None] = {
     "vocab": "tensor",
+    # The devices of a context group compute with the same weights, so "context" splits them, too.
     "embed": ("fsdp", "context"),
     "mlp": "tensor",
     "experts": "tensor",  # expert parallelism: the columns of an expert are not split

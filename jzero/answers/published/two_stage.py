@@ -30,8 +30,11 @@ _FACTORS = (("million", "*10^6"), ("billion", "*10^9"), ("trillion", "*10^12"))
 _UNITS = (
     "degree|cm|centimeter|meter|mile|second|minute|hour|day|week|month|year|foot|feet|inch|yard"
 )
+# In this order and without word boundaries, as in the original: a unit is also removed inside of
+# a word.
 _UNIT_PATTERNS = [re.compile(rf"{unit}(es)?(s)? *(\^[0-9]+)?") for unit in _UNITS.split("|")]
 _GROUPED_DIGITS = re.compile(r"(\d)(,)(\d\d\d)($|\D)")
+# The dots match any character, as in the original.
 _PLAIN_FRACTION = re.compile(r"^-?[0-9]+.?/0*[1-9][0-9]*.?$")
 _HARD_POWERS = re.compile(r"\^\{|\^\(|\^[0-9]+\^|\^[0-9][0-9]+")
 _BRACKETS = "()[]"
@@ -59,6 +62,7 @@ def normalize(text: str) -> str:
     """Returns the text of an answer as the first stage compares it."""
     if enclosed := _ENCLOSED_TEXT.search(text):
         text = enclosed[1]
+    # First the escaped marks: without its % a \% would leave a backslash.
     for mark in (r"\%", r"\$", "$", "%"):
         text = text.replace(mark, "")
     text = text.replace(" or ", " , ").replace(" and ", " , ")
@@ -69,6 +73,7 @@ def normalize(text: str) -> str:
     text = re.sub(r"\^ *\\circ", "", text)
     if text.startswith("{") and text.endswith("}"):
         text = text[1:-1]
+    # LaTeX sets the comma of 1,\!000 without a space after it.
     text = re.sub(r",\\! *", "", text)
     # Numbers close to an integer become that integer.
     number = _float(text)
@@ -105,6 +110,7 @@ def _is_integer_text(text: str) -> bool:
 
 def _without_group_commas(text: str) -> str:
     """Removes the commas of 1,234,567 but not those between the items of a tuple."""
+    # A match takes the character after its group, so the group after it needs another pass.
     while True:
         shorter = _GROUPED_DIGITS.sub(r"\1\3\4", text)
         if shorter == text:
@@ -170,6 +176,7 @@ def _sympy_names() -> dict[str, object]:
 
     import sympy
 
+    # The table that sympy's `parse_expr` builds.
     names: dict[str, object] = {name: getattr(sympy, name) for name in sympy.__all__}
     for name, value in vars(builtins).items():
         if isinstance(value, types.BuiltinFunctionType):
@@ -231,7 +238,8 @@ def _value(node: ast.expr) -> "sympy.Expr":
         arguments = list(map(_value, node.args))
         if function in _FUNCTIONS:
             return getattr(sympy, function)(*arguments)
-        # Larger factorials take too long.
+        # Larger factorials take too long. The comparison of a symbol raises TypeError, so its
+        # factorial equals no answer.
         if function in _FACTORIALS and all(item < _LARGEST_FACTORIAL for item in arguments):
             return getattr(sympy, function)(*arguments)
     raise ValueError(f"no formula: {ast.dump(node)[:80]}")

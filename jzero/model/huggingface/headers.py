@@ -93,6 +93,7 @@ def read_header(file: Path) -> dict[str, HeaderEntry]:
 
     # Every byte has to belong to exactly one tensor: no gaps, no overlaps, no missing bytes.
     position = 0
+    # By (begin, end), so that an empty tensor comes before the one that begins at the same byte.
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1][3:]):
         if tensor.begin != position or tensor.end > data_bytes:
             raise UserError(
