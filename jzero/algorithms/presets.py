@@ -88,6 +88,8 @@ def rloo(**changes: object) -> Algorithm:
     algorithm = Algorithm(
         name="rloo",
         advantage=LeaveOneOut(),
+        # The paper treats a response as one action, whose log-probability is the sum over its
+        # tokens.
         weight=SequenceSum(),
         surrogate=Reinforce(),
     )

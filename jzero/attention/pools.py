@@ -127,6 +127,7 @@ def read_rows(
         return decode_kv(pool[:, pages], dtype)
     values = pool.values[:, pages]
     scales = pool.scales[:, pages].swapaxes(2, 3)  # [rows, W, page, heads of a row]
+    # [rows, W, page, width] -> [rows, W, page, heads of a row, D]
     heads = values.reshape(*scales.shape, -1)
     return (heads * scales[..., None]).astype(dtype).reshape(values.shape)
 
@@ -186,6 +187,7 @@ def write_entries(
     entries_per_row = len(flat) // rows
     index = jnp.arange(rows)[:, None] * entries_per_row + index_in_row[None]
     entries = by_row.reshape(-1, *entry_shape)
+    # Page tables name only pages of the pool, so the scatter needs no check of its indices.
     written = flat.at[index.ravel()].set(entries, mode="promise_in_bounds")
     return written.reshape(pool.shape)
 

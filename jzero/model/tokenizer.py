@@ -115,7 +115,6 @@ def damaged_file(directory: Path, names: set[str]) -> Path:
 
     The vocabulary is loaded by itself first. If that works, the settings file is the damaged one.
     """
-    # A vocabulary that loads by itself leaves only the settings as the cause.
     vocabulary = directory / ("tokenizer.json" if "tokenizer.json" in names else "vocab.json")
     try:
         if vocabulary.name == "tokenizer.json":

@@ -177,6 +177,8 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
         self.num_starts += 1
         self._connection, server_end = socket.socketpair()
         settings = json.dumps({"level": self.level, "packages": self._packages})
+        # The server has a copy of its end. If this one stayed open, the end of the server would
+        # go unnoticed.
         with server_end:
             descriptor = server_end.fileno()
             start = [_START, str(_PACKAGE_ROOT), str(descriptor), settings]
@@ -228,6 +230,7 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
         content = {"source": program.source, "question": _question(program)}
         # The watcher enforces the limit, so the client waits a little longer.
         seconds = wall_seconds + _GRACE_SECONDS
+        # Input from JSON may have lone surrogates, which strict UTF-8 refuses.
         stdin = program.stdin.encode("utf-8", "surrogatepass")
         contents = [watcher_limits, content, stdin]
         with self._begin(messages.PROGRAM, contents, seconds) as connection:

@@ -287,6 +287,7 @@ def read_tensor(handle: TensorFile, file: Path, name: str) -> np.ndarray:
 
 def check_finite(array: np.ndarray, file: Path, name: str) -> None:
     """Raises UserError if an array holds NaN or infinity. Copies nothing."""
+    # The minimum and the maximum are NaN if any number is.
     if not np.isfinite(array.min()) or not np.isfinite(array.max()):
         raise UserError(
             f"{file}: {name} holds NaN or infinite numbers: the weights are of a run that failed, "
