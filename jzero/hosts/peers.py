@@ -95,8 +95,8 @@ def start_watching(
     global LINK
     LINK = Link(index, num_processes, connections, silence)
     atexit.register(_leave, LINK)
-    # JAX's own list of live processes is of no use: it comes from the same
-    # heartbeats, and JAX aborts the process when they stop (lab/log.md, 2026-11-20).
+    # JAX's own list of live processes is of no use: it comes from the same heartbeats, and JAX
+    # aborts the process when they stop (lab/log.md, 2026-11-20).
     threading.Thread(target=watch_peers, args=(LINK,), daemon=True).start()
 
 
