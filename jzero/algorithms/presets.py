@@ -88,8 +88,7 @@ def rloo(**changes: object) -> Algorithm:
     algorithm = Algorithm(
         name="rloo",
         advantage=LeaveOneOut(),
-        # The paper treats a response as one action, whose log-probability is the sum over its
-        # tokens.
+        # The paper treats a response as one action: the log-probs of its tokens add up.
         weight=SequenceSum(),
         surrogate=Reinforce(),
     )

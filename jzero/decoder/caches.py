@@ -259,7 +259,7 @@ def slot_cache(
     # These values are the same in every layer, so they are computed once.
     active, positions = state.active, state.positions
     arrays = CacheArrays(state.k_pool, state.v_pool, state.slot_state)
-    # Softmax needs a token: an idle slot attends to one, whose output is unused.
+    # Softmax needs a token: an idle slot attends to one, and its output is unused.
     lengths = jnp.where(active, positions + 1, 1)
     if settings.attention.decode is None:
         # The page that holds the position of each slot's input.
