@@ -20,24 +20,37 @@ from jax.sharding import Mesh, NamedSharding
 from jzero import algorithms
 from jzero.answers import published
 from jzero.clock import Clock
-from jzero.config import Config, ModelConfig, RolloutConfig, to_json, validate
+from jzero.config import (
+    AdapterConfig,
+    Config,
+    ModelConfig,
+    context_mistakes,
+    positions_of,
+    to_json,
+    validate,
+)
 from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
 from jzero.hosts import collectives, processes
-from jzero.model import adapters, huggingface, qwen
-from jzero.model.base_model import BaseModel, check_context, read_base_model
+from jzero.hosts.interrupt import StopCheck
+from jzero.model import adapters, huggingface, peft, qwen
+from jzero.model.base_model import BaseModel, read_base_model
+from jzero.model.families import window_of
+from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.planning.disk import check_disk
-from jzero.planning.fitting import check_memory
+from jzero.planning.fitting import check_memory, fitting_pages
 from jzero.planning.host_memory import check_host_memory, parts_of_run
-from jzero.planning.kv_pool import size_pool
-from jzero.planning.sizing import with_sizes_of
+from jzero.planning.kv_pool import room_in_run, size_pool
+from jzero.planning.sizing import with_sizes, with_sizes_of
 from jzero.problems.prompts import PromptTemplate
 from jzero.rewards import rewards
-from jzero.rollout.async_stream import RolloutStream, ThreadedStream
+from jzero.rollout.async_stream import RolloutStream, ThreadedStream, TrainingProblems
+from jzero.rollout.collect import Collection
 from jzero.rollout.evaluation import encode_suites, print_left_out
 from jzero.rollout.sampler import (
     EncodedProblem,
     Sampler,
+    decoder_settings,
     make_engine,
     make_sampler,
     mesh_of_decoder,
@@ -58,8 +71,12 @@ from jzero.tasks import (
     stop_strings,
     suites,
 )
+from jzero.training.examples import Example, encode_completion
+from jzero.training.frozen_base import InitialWeights
 from jzero.training.learner import Learner
+from jzero.training.supervised import SupervisedTrainer
 from jzero.training.trainer import Trainer, make_trainer
+from jzero.training.warm_start import warm_start
 from jzero.types import State
 from jzero.workers.pool import Pool
 
@@ -74,6 +91,13 @@ class Run:
     sampler: Sampler
     publish: Callable[[qwen.Params], qwen.Params]  # the trainer's parameters -> the sampler's
     stream: RolloutStream | None  # None if rollout.max_staleness=0: every step samples its rollouts
+
+    @property
+    def collection(self) -> Collection:
+        """The settings that collect the rollouts of a step."""
+        config = self.config
+        rounds = config.algorithm.dynamic_sampling_rounds
+        return Collection(training_problems(config), config.rollout, rounds, config.train.steps)
 
     @property
     def clock(self) -> Clock:
@@ -136,6 +160,22 @@ def check_warm_start(config: Config) -> None:
 # -- computed settings -----------------------------------------------------------------------------
 
 
+def resolve(config: Config, workdir: Path | None = None) -> Config:
+    """Returns the config of a run, with the settings that follow from others or from the devices.
+
+    They are the stop strings of the template, the rank and targets of an initial adapter, and the
+    sizes that are 0. Two settings follow later: train.steps, which depends on the problems
+    (`with_steps`), and the sizes for a model that is not downloaded yet (`build`).
+
+    workdir: of a run that may be resumed; it keeps its sizes.
+    Raises UserError if the settings do not fit together.
+    """
+    # Fine-tuning reads conversations, which have no template of a task.
+    if not config.sft.data:
+        config = with_stop_strings(config)
+    return with_sizes(with_given_adapter(config), workdir)
+
+
 def with_stop_strings(config: Config, template: PromptTemplate | None = None) -> Config:
     """Returns the config with the stop strings of its template, unless rollout.stop is set.
 
@@ -180,6 +220,30 @@ def with_steps(config: Config) -> Config:
     return replace(config, train=replace(train, steps=steps))
 
 
+def with_given_adapter(config: Config) -> Config:
+    """Returns the config with rank, alpha and targets of the initial adapter (model.adapter.path).
+
+    Only config.json of the model is read. Raises UserError if the settings are inconsistent, or the
+    adapter cannot be read.
+    """
+    given = config.model.adapter
+    if not given.path:
+        return config
+    validate(config)
+    directory = huggingface.resolve(config.model.source, ("config.json",))
+    model, _ = huggingface.load_config(directory)
+    adapter = peft.with_path(given, model)
+    return replace(config, model=replace(config.model, adapter=adapter))
+
+
+def check_context(config: Config, base: BaseModel) -> None:
+    """Raises UserError if the run's sequences may be longer than the model allows."""
+    positions = config.model.max_position_embeddings or positions_of(base.hf_config)
+    mistakes = list(context_mistakes(config, positions, window_of(base.hf_config)))
+    if mistakes:
+        raise UserError("; ".join(mistakes))
+
+
 # -- building --------------------------------------------------------------------------------------
 
 
@@ -202,24 +266,33 @@ def build(
     if critic is not None:
         check_tensor_axis(mesh, critic)
 
-    # Only the sampler gets the computed number of pages; the Run keeps the given config.
-    rollout = sized_rollout(config, base, mesh, recorded_pages)
-    sampler, publish = make_sampler(replace(config, rollout=rollout), base, mesh, pool)
+    sampler, publish = build_sampler(config, base, mesh, pool, recorded_pages)
     trainer = make_trainer(config, base.model, critic, mesh)
     stream = make_stream(config, sampler)
     processes.print_once(describe(base.model, config.model, mesh))
     return Run(config, base, trainer, sampler, publish, stream)
 
 
-def sized_rollout(
-    config: Config, base: BaseModel, mesh: Mesh, recorded_pages: int = 0
-) -> RolloutConfig:
-    """Returns the rollout settings with the number of KV cache pages that fit into memory."""
-    planned = config = with_needed_slots(config)
+def build_sampler(
+    config: Config, base: BaseModel, mesh: Mesh, pool: Pool, recorded_pages: int = 0
+) -> tuple[Sampler, Callable[[qwen.Params], qwen.Params]]:
+    """Returns the sampler of a training run, with the KV cache pages that fit into memory.
+
+    Also returns `publish`, which converts the trainer's weights for the sampler.
+    """
+    rollout = with_needed_slots(config.rollout, config.eval, bool(config.sft.data))
+    decoder = decoder_settings(config.model, rollout, config.algorithm, config.eval)
+    decoder_mesh = mesh_of_decoder(config.mesh.decode_devices, mesh)
+    planned = config
     if base.directory:  # the model is downloaded now, and the planner reads directories
         planned = replace(config, model=replace(config.model, path=str(base.directory)))
-    engine = make_engine(config, base, mesh_of_decoder(config, mesh))
-    return size_pool(planned, engine, is_trained=True, recorded_pages=recorded_pages)
+    engine = make_engine(decoder, base, decoder_mesh)
+    room = room_in_run(config.memory, engine, lambda: fitting_pages(planned))
+    # Only the sampler gets the number of pages: it depends on the memory that is free right now.
+    rollout = size_pool(rollout, engine, room, recorded_pages)
+    return make_sampler(
+        replace(decoder, rollout=rollout), config.task, base, mesh, decoder_mesh, pool
+    )
 
 
 def read_critic(config: Config, policy: qwen.QwenConfig) -> qwen.QwenConfig | None:
@@ -253,9 +326,15 @@ def make_stream(config: Config, sampler: Sampler) -> RolloutStream | None:
     """Returns the stream of asynchronous rollouts, or None in a synchronous run."""
     if config.rollout.max_staleness == 0:
         return None
+    problems = training_problems(config)
     if config.mesh.decode_devices:
-        return ThreadedStream(sampler, config)
-    return RolloutStream(sampler, config)
+        return ThreadedStream(sampler, problems, config.rollout)
+    return RolloutStream(sampler, problems, config.rollout)
+
+
+def training_problems(config: Config) -> TrainingProblems:
+    """Returns the source of the problems that a run trains on."""
+    return TrainingProblems(config.task, config.train.seed, config.rollout.num_prompts)
 
 
 def describe(model: qwen.QwenConfig, settings: ModelConfig, mesh: Mesh) -> str:
@@ -287,14 +366,56 @@ def evaluation_problems(run: Run) -> dict[str, list[EncodedProblem]]:
         processes.print_once(note)
 
     held_out = task.eval_problems(config.task, config.eval.problems)
-    print_left_out("held out", held_out, config)
+    if config.eval.rewards:
+        print_left_out("held out", held_out, config.task)
     encoded = run.sampler.encode_problems(held_out, "held out")
     # Without held-out problems there is no evaluation with the name "".
     problems = {"": encoded} if encoded else {}
-    return problems | encode_suites(run.sampler, config)
+    return problems | encode_suites(run.sampler, config.task, config.eval, config.train.seed)
 
 
 # -- state -----------------------------------------------------------------------------------------
+
+
+def initial_weights(config: Config, base: BaseModel, workdir: Path) -> InitialWeights:
+    """Returns the weights that a run starts from."""
+    return InitialWeights(config.model, base, workdir, config.is_warm_started)
+
+
+def warm_started(
+    config: Config,
+    policy: Learner,
+    tok: PreTrainedTokenizerFast,
+    params: qwen.Params,
+    check_stop: StopCheck,
+) -> qwen.Params:
+    """Returns `params` after the supervised steps of the warm start. `params` are donated.
+
+    The steps train the full model, even if RL trains an adapter. `check_stop` is called before each
+    step. Raises UserError if the task has no warm-start examples, or if the loss is not finite.
+    """
+    warm, seed = config.warm_start, config.train.seed
+    draw = find_task(config.task.name).warm_start
+    if draw is None:
+        raise UserError(
+            f"task.name={config.task.name} has no warm-start examples; set warm_start.steps=0"
+        )
+
+    def make_example(index: int) -> Example:
+        prompt, completion = draw(config.task, seed, index, warm.tries)
+        return encode_completion(tok, prompt, completion)
+
+    trainer = SupervisedTrainer(
+        policy.model,
+        policy.mesh,
+        # Without an adapter and an int8 base the trainer trains the full model.
+        replace(config.model, adapter=AdapterConfig(), base="native"),
+        config.optimizer,
+        config.train,
+        row_tokens=config.rollout.longest_episode,
+        most_rows=config.sft.batch_size,
+    )
+    return warm_start(trainer, warm, config.optimizer, make_example, params, check_stop)
 
 
 def initial_state(run: Run, params: qwen.Params) -> State:

@@ -17,7 +17,7 @@ import reference
 from descriptions import describe
 
 from jzero.algorithms import Algorithm
-from jzero.config import Config
+from jzero.config import Config, schedules
 from jzero.model import qwen
 from jzero.sharding.mesh import train_mesh
 from jzero.training.heads import Stats
@@ -94,7 +94,9 @@ def packed_minibatch(trainer: Trainer, groups: list[list[int]] | None = None) ->
     `groups` are the indices of the rollouts, in another order than that of ROLLOUTS.
     """
     if groups is None:
-        [groups] = divide_groups(trainer.config, range(len(ROLLOUTS)), 1)
+        [groups] = divide_groups(
+            trainer.updates, trainer.credit.group_size, range(len(ROLLOUTS)), 1
+        )
     minibatch = make_minibatch(trainer, ROLLOUTS, groups)
     # Nothing is scored, because the first optimizer step is on policy. So no parameters are read.
     score_and_credit(trainer, trainer.policy.abstract_state(), [minibatch], ROLLOUTS)
@@ -404,7 +406,7 @@ def test_stats_are_sums_over_trained_tokens() -> None:
 
     _, stats = gradient_of(trainer, packed_minibatch(trainer))
 
-    logps, entropy = reference.naive(PARAMS, ROLLOUTS, trainer.config.rollout.temperature)
+    logps, entropy = reference.naive(PARAMS, ROLLOUTS, trainer.objective.temperature)
     mismatch = [
         np.abs(x - rollout.tokens.logps) for x, rollout in zip(logps, ROLLOUTS, strict=True)
     ]
@@ -542,7 +544,7 @@ def test_minibatches_and_epochs_are_clipped_steps_of_adamw() -> None:
             "clip_norm": 0.3,
             "weight_decay": 0.1,
             "eps": 1e-3,
-            "warmup_steps": 10,
+            "warmup": schedules.Steps(10),
         },
     )
     trainer = trainer_on(config, ONE_DEVICE)
@@ -654,7 +656,9 @@ def test_values_and_their_loss_are_those_of_each_sequence_alone() -> None:
     trainer = trainer_on(config, (2, 2, 2), critic_model=model)
     assert trainer.critic is not None
     trainer.critic.optimizer = optax.identity()
-    config.critic.lr = FAR
+    critic_optimizer = replace(trainer.updates.critic, lr=FAR)
+    trainer = replace(trainer, updates=replace(trainer.updates, critic=critic_optimizer))
+    assert trainer.critic is not None
 
     def start(learner: Learner, params: qwen.Params) -> State:
         return learner.start(reference.placed(learner, params))

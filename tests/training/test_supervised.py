@@ -7,18 +7,18 @@ import jax
 import numpy as np
 import pytest
 import reference
+from tiny import policy_learner, supervised_trainer
 
 from jzero.algorithms import grpo
 from jzero.config import Config, schedules
 from jzero.model import qwen, tokenizer
+from jzero.setup import warm_started
 from jzero.sharding.mesh import train_mesh
 from jzero.tasks import TASKS
 from jzero.training.examples import Example, encode_completion
-from jzero.training.learner import Learner, policy_learner
+from jzero.training.learner import Learner
 from jzero.training.optimizer import learning_rate
 from jzero.training.packing import PackedBatch
-from jzero.training.supervised import SupervisedTrainer
-from jzero.training.warm_start import warm_start
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -45,7 +45,7 @@ def test_packed_losses_are_those_of_examples_alone(num_devices: int) -> None:
     """The losses of single tokens and their mean. Packed examples do not see each other."""
     mesh = train_mesh(num_devices, 1, 1, jax.devices()[:num_devices])
     config = reference.settings(train={"microbatch_tokens": 64 * num_devices})
-    trainer = SupervisedTrainer(MODEL, mesh, config, row_tokens=32)
+    trainer = supervised_trainer(MODEL, mesh, config, row_tokens=32)
     learner = trainer.learner
     params = reference.random_params(MODEL)
     examples = random_examples()
@@ -74,8 +74,10 @@ def test_the_cross_entropy_has_the_gradient_of_a_surrogate_with_advantage_1() ->
     The two are other programs to XLA, whose sums may differ in the last digits.
     """
     mesh = train_mesh(1, 1, 1, jax.devices()[:1])
-    trainer = SupervisedTrainer(MODEL, mesh, reference.settings(), row_tokens=32)
-    surrogate = policy_learner(MODEL, replace(trainer.objective, algorithm=grpo()), mesh)
+    trainer = supervised_trainer(MODEL, mesh, reference.settings(), row_tokens=32)
+    # Supervised steps have temperature 1.
+    settings = reference.settings(algorithm=vars(grpo()), rollout={"temperature": 1.0})
+    surrogate = policy_learner(MODEL, settings, mesh)
     packed = trainer.pack(random_examples())
     ones = np.ones_like(packed.batch.weights)
     with_advantages = replace(packed, batch=replace(packed.batch, advantages=ones))
@@ -100,7 +102,7 @@ def test_fine_tuning_has_no_correction_for_stale_samples() -> None:
 
     def gradient_norm(max_staleness: int) -> float:
         config = reference.settings(rollout={"max_staleness": max_staleness})
-        trainer = SupervisedTrainer(MODEL, mesh, config, row_tokens=32)
+        trainer = supervised_trainer(MODEL, mesh, config, row_tokens=32)
         learner = trainer.learner
         state = learner.start(reference.placed(learner, reference.random_params(MODEL)))
         _, stats = trainer.step(state, trainer.pack(random_examples()), 0.0)
@@ -165,9 +167,11 @@ def test_the_warm_start_is_adamw_on_the_mean_negative_log_likelihood() -> None:
 
     on_mesh = reference.placed(policy, params)
     with jax.transfer_guard("disallow"):  # of implicit transfers
-        warmed = warm_start(policy, config, TOKENIZER, on_mesh, check_stop)
+        warmed = warm_started(config, policy, TOKENIZER, on_mesh, check_stop)
 
-    schedule = replace(config.optimizer, lr=0.02, warmup_steps=2, schedule=schedules.Cosine())
+    schedule = replace(
+        config.optimizer, lr=0.02, warmup=schedules.Steps(2), schedule=schedules.Cosine()
+    )
     rates = [learning_rate(schedule, step, STEPS) for step in range(STEPS)]
     gradients = [partial(gradient_of_step, config=config, step=step) for step in range(STEPS)]
     expected = reference.adamw(params, gradients, config.optimizer, rates)
@@ -190,7 +194,7 @@ def test_the_warm_start_can_be_interrupted() -> None:
     params = reference.placed(policy, reference.random_params(MODEL))
 
     with pytest.raises(KeyboardInterrupt):
-        warm_start(policy, config, TOKENIZER, params, interrupt)
+        warm_started(config, policy, TOKENIZER, params, interrupt)
 
 
 def test_a_task_without_examples_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,4 +205,4 @@ def test_a_task_without_examples_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
     message = "task.name=countdown has no warm-start examples; set warm_start.steps=0"
     with pytest.raises(ValueError, match=message):
-        warm_start(policy, config, TOKENIZER, {}, interrupt)
+        warm_started(config, policy, TOKENIZER, {}, interrupt)
