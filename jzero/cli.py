@@ -28,7 +28,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from jzero import config, files, terminal
-from jzero.config import old_flags, other_names
+from jzero.config import old_settings, other_names
 from jzero.environments import environment, verifiers
 from jzero.errors import UserError
 from jzero.hosts import peers, processes
@@ -171,10 +171,8 @@ class SplitFlags(NamedTuple):
 def split_flags(arguments: Sequence[str]) -> SplitFlags:
     """Separates the flags of parts, which absl cannot parse, and completes the other flags.
 
-    Flags of earlier versions get their names of today. A flag that names no setting ends the
-    process.
+    A flag that names no setting ends the process.
     """
-    arguments = [today(argument) for argument in arguments]
     check_setting_names(arguments)
     others: list[str] = []
     parts: list[tuple[str, str]] = []
@@ -195,14 +193,6 @@ def split_flags(arguments: Sequence[str]) -> SplitFlags:
             text = remaining.pop(0) if remaining else ""
         parts.append((flag[1], text))
     return SplitFlags(complete_tuples(others), parts)
-
-
-def today(argument: str) -> str:
-    """Returns a flag of an earlier version with the name that its setting has today."""
-    flag = _SETTING_FLAG.match(argument)
-    if flag is None or flag[1] not in config.MOVED:
-        return argument
-    return argument[: flag.start(1)] + config.MOVED[flag[1]] + argument[flag.end(1) :]
 
 
 def set_parts(settings: config.Config, parts: Sequence[tuple[str, str]]) -> None:
@@ -274,7 +264,7 @@ def parse_settings(defaults: config.Config, arguments: Sequence[str]) -> config.
 
     A mistake in the arguments ends the process.
     """
-    arguments, old_values = old_flags.take_old_flags(arguments)
+    arguments, old_values = old_settings.take_old_flags(arguments)
     given = split_flags(arguments)
     argv = ["jzero", *given.arguments]
     values = flags.FlagValues()
@@ -291,7 +281,7 @@ def parse_config_flag(
     argv: Sequence[str],
     holder: flags.FlagHolder[object],
     parts: Sequence[tuple[str, str]],
-    old_values: Sequence[old_flags.OldValue],
+    old_values: Sequence[old_settings.OldValue],
 ) -> object:
     """Parses `argv` and returns the value of the config flag `holder`, with changed `parts`.
 
@@ -320,7 +310,7 @@ def parse_config_flag(
         with user_errors():
             set_parts(holder.value, parts)
             for name, text in old_values:
-                old_flags.put_old_value(holder.value, name, text)
+                old_settings.put_old_value(holder.value, name, text)
             config.validate_values(holder.value)
         expand_task_name(holder.value.task)
     return holder.value

@@ -19,7 +19,7 @@ from ml_collections import config_flags
 
 import jzero
 from jzero import cli, config
-from jzero.config import describe, old_flags
+from jzero.config import describe, old_settings
 from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.hosts import collectives, peers, processes
@@ -121,7 +121,7 @@ def parse(arguments: list[str]) -> Command:
     check_recipe(arguments)
     if cli.given_settings(arguments) and not has_recipe(arguments):
         cli.exit_with_error(NO_RECIPE)
-    arguments, old_values = old_flags.take_old_flags(arguments)
+    arguments, old_values = old_settings.take_old_flags(arguments)
     given = cli.split_flags(arguments)
     argv = ["jzero", *given.arguments]
     values = flags.FlagValues()

@@ -125,7 +125,7 @@ def write_set(folder: Path) -> Path:
     return folder
 
 
-def mixed_task(data: Path, *options: str, **changes: object) -> TaskConfig:
+def mixed_task(data: Path | str, *options: str, **changes: object) -> TaskConfig:
     """Returns settings with a plain template for each task."""
     return TaskConfig(
         name="mixed",

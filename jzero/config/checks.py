@@ -18,6 +18,7 @@ from pathlib import Path
 
 from jzero import algorithms, http
 from jzero.config import architecture, teachers
+from jzero.config.data_sources import read_sources
 from jzero.config.schema import Config, Setting, list_settings, walk
 from jzero.errors import UserError, shown
 from jzero.files import JsonObject, split_revision
@@ -695,14 +696,18 @@ def check_length_of_the_run(config: Config) -> Iterator[str]:
         )
 
 
-def check_ranges_of_the_task(config: Config) -> Iterator[str]:
-    """The lower bound of a range must not be above the upper bound."""
-    task = config.task
-    if 0 < task.level_max < task.level_min:
-        yield (
-            f"task.level_min={task.level_min} is above task.level_max={task.level_max}: no problem "
-            "has such a level; raise task.level_max"
-        )
+def check_data_sources(config: Config) -> Iterator[str]:
+    """The data sources must be written correctly, and their numbers in bounds."""
+    for name, text in (
+        ("task.data", config.task.data),
+        ("task.eval_data", config.task.eval_data),
+        ("sft.data", config.sft.data),
+        ("sft.eval_data", config.sft.eval_data),
+    ):
+        try:
+            read_sources(name, text)
+        except UserError as error:
+            yield str(error)
 
 
 def check_evaluation(config: Config) -> Iterator[str]:
@@ -878,7 +883,7 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_context,
     check_schedule_of_a_step,
     check_length_of_the_run,
-    check_ranges_of_the_task,
+    check_data_sources,
     check_evaluation,
 )
 # Additional checks for reinforcement learning.

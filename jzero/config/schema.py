@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 
 from jzero import algorithms
 from jzero.config import schedules, teachers
-from jzero.config.other_names import advise
 from jzero.config.teachers import LONGEST_LIMIT, MOST_REQUESTS, MOST_RETRIES
 from jzero.errors import UserError
 from jzero.setting import (
@@ -372,39 +371,21 @@ class TaskConfig:
     # Data sets.
     data: str = setting(
         "",
-        "Data sets, separated by commas: hub id, config@id, local file or directory. Empty: the "
-        "default of the task (countdown generates its problems).",
-    )
-    weights: tuple[float, ...] = setting(
-        (), "Share of each data set in task.data. Empty: the sets are treated as one."
+        "Data sets, separated by commas: hub id, config@id, local file or directory, or rows(...), "
+        "which chooses rows: rows('FILE',split='train_hard',problem='question',answer='answer',"
+        "level_min=3,limit=1000,weight=2); docs/data-and-rewards.md explains them. Empty: the "
+        "default set of the task (countdown generates its problems).",
     )
     eval_data: str = setting(
         "",
-        "Held-out data set. It may name its columns: FILE:problem=input:answer=output. Empty: a "
-        "split of task.data.",
-    )
-    train_split: str = setting(
-        "", "Split of task.data for training, such as train_hard. Empty: train, or the only split."
-    )
-    eval_split: str = setting(
-        "", "Held-out split, such as validation. Empty: test, if there is one."
-    )
-    problem_column: str = setting(
-        "", "Column with the problem. Empty: the first of the usual names that the set has."
-    )
-    answer_column: str = setting(
-        "", "Column with the answer. Empty: the first of the usual names that the set has."
-    )
-    max_train: int = setting(
-        0, "Maximum training rows of each data set, taken from its beginning. 0: all rows."
+        "Held-out data sets, in the notation of task.data. rows(split='validation') is that split "
+        "of task.data. Empty: the split test of task.data, if there is one.",
     )
     drop_last: bool = setting(
         False,
         "Drops the last problems of a pass that are too few for a step. False: problems of the "
         "next pass complete the step.",
     )
-    level_min: int = setting(0, "Lowest level of difficulty, for sets with levels. 0: no limit.")
-    level_max: int = setting(0, "Highest level of difficulty, for sets with levels. 0: no limit.")
 
     # Prompts and the grading of answers.
     template: str = setting(
@@ -708,15 +689,10 @@ class SftConfig:
         "completion, or a column conversations or text; or the name of a task, for its "
         "warm-start examples. Empty: the run does RL.",
     )
-    weights: tuple[float, ...] = setting(
-        (), "Share of each data set in sft.data. Empty: the sets are treated as one."
-    )
-    eval_data: str = setting("", "Held-out data set. Empty: splits of sft.data.")
-    train_split: str = setting(
-        "", "Split of sft.data for training, such as train_hard. Empty: train, or the only split."
-    )
-    eval_split: str = setting(
-        "", "Held-out split, such as validation. Empty: test, if there is one."
+    eval_data: str = setting(
+        "",
+        "Held-out data sets, in the notation of task.data. rows(split='validation') is that split "
+        "of sft.data. Empty: the split test of sft.data, if there is one.",
     )
     chat_template: str = setting(
         "", "File with a Jinja chat template. Empty: the tokenizer's template."
@@ -982,7 +958,8 @@ class EvalConfig:
     # Test sets and graders.
     suites: tuple[str, ...] = setting(
         (),
-        "Additional test sets: keys of jzero.tasks.suites.SUITES, or name=path of a local set.",
+        "Additional test sets: keys of jzero.tasks.suites.SUITES, or NAME=FILE or NAME=rows(...), "
+        "a data set in the notation of task.data.",
     )
     limit: int = setting(0, "Maximum problems of a suite. 0: all.")
     verifier: str = setting(
@@ -1093,75 +1070,6 @@ class Config:
         return dataclasses.replace(self.optimizer, lr=self.critic.lr)
 
 
-# Removed flags of earlier recipes and documentation, with the advice for an error message.
-REPLACED = {
-    "train.pack_length": "set train.pack",
-    "train.pack_buckets": "set train.pack",
-    "train.pack_lengths": "set train.pack",
-    "critic.optimizer.lr": "set critic.lr",
-    "memory.max_growth": "every run has this check",
-    "memory.growth_steps": "every run has this check",
-    "model.adapter.init": "every adapter begins as it was",
-    **{
-        f"task.reward.{name}": f"write it as an argument in task.reward.functions={function}"
-        for name, function in (
-            ("repetition_max", "repetition_penalty(most=-1.0)"),
-            ("cosine_length", "cosine(length=1000)"),
-            ("overlong_length", "soft_overlong(length=16384)"),
-        )
-    },
-    "train.wandb_project": "set train.trackers='wandb(project=NAME)'",
-    "train.trackio_project": "set train.trackers='trackio(project=NAME)'",
-    "train.trackio_space": "set train.trackers='trackio(project=NAME, space=USER/NAME)'",
-    "train.log_completions": "train.trackers sends them unless it has completions=False",
-    "hub.wait_minutes": "set hub.minutes",
-    "hub.on_push_minutes": "a command may take an hour",
-    "hub.max_waiting": "two exports may wait",
-    "train.wandb_entity": "set the environment variable WANDB_ENTITY",
-    "train.wandb_group": "set the environment variable WANDB_RUN_GROUP",
-    "train.wandb_name": "set the environment variable WANDB_NAME",
-}
-
-
-# Flags of earlier versions, and the setting that has the same meaning today.
-MOVED: dict[str, str] = {
-    "algorithm.truncated_score": "algorithm.truncated.score",
-    "algorithm.std_eps": "algorithm.advantage.eps",
-    "algorithm.gamma": "algorithm.advantage.gamma",
-    "algorithm.lam": "algorithm.advantage.lam",
-    "algorithm.value_clip": "algorithm.advantage.value_clip",
-    "algorithm.value_coef": "algorithm.advantage.value_coef",
-    "algorithm.length_norm": "algorithm.weight.length",
-    "algorithm.clip_low": "algorithm.surrogate.low",
-    "algorithm.clip_high": "algorithm.surrogate.high",
-    "algorithm.dual_clip": "algorithm.surrogate.dual",
-    "algorithm.sapo_tau_positive": "algorithm.surrogate.tau_positive",
-    "algorithm.sapo_tau_negative": "algorithm.surrogate.tau_negative",
-    "algorithm.vespo_k_positive": "algorithm.surrogate.k_positive",
-    "algorithm.vespo_lambda_positive": "algorithm.surrogate.lambda_positive",
-    "algorithm.vespo_k_negative": "algorithm.surrogate.k_negative",
-    "algorithm.vespo_lambda_negative": "algorithm.surrogate.lambda_negative",
-    "algorithm.correction_low": "algorithm.correction.low",
-    "algorithm.correction_high": "algorithm.correction.high",
-    "algorithm.kl_coef": "algorithm.kl.coef",
-    "algorithm.kl_estimator": "algorithm.kl.estimator",
-    "algorithm.kl_max": "algorithm.kl.bound",
-    "algorithm.kl_weight": "algorithm.kl.weight",
-    "algorithm.ce_coef": "algorithm.cross_entropy.coef",
-    "algorithm.ce_weight": "algorithm.cross_entropy.weight",
-    "algorithm.ce_tokens": "algorithm.cross_entropy.tokens",
-    "algorithm.teacher_coef": "algorithm.distillation.coef",
-    "algorithm.teacher_max": "algorithm.distillation.bound",
-    "optimizer.decay_ratio": "optimizer.schedule.decay_ratio",
-    "optimizer.decay_shape": "optimizer.schedule.shape",
-    "optimizer.cycles": "optimizer.schedule.cycles",
-    "optimizer.timescale": "optimizer.schedule.timescale",
-    "optimizer.min_lr_ratio": "optimizer.schedule.min_lr_ratio",
-    "optimizer.power": "optimizer.schedule.power",
-    "teacher.kind": "teacher",
-}
-
-
 @dataclass(frozen=True)
 class Setting:
     """One setting of a config with its dotted name, such as "rollout.group_size".
@@ -1209,23 +1117,6 @@ def walk(section: object, prefix: str, part: str = "") -> Iterator[Setting]:
         # A value of a wrong type has no settings; the checks report it.
         if kinds[item.name].parts and is_part(value):
             yield from walk(value, f"{name}.", name)
-
-
-def unknown_names(names: Iterable[str]) -> str:
-    """Returns a message on the dotted names that are not settings, with the closest settings.
-
-    Returns "no field rollout.group_sise; did you mean rollout.group_size?", or "" if all names are
-    settings, or arguments of any part that a setting may have.
-    """
-    known = known_names()
-    mistakes = []
-    for name in sorted(set(names) - set(known)):
-        # A removed setting has better advice than the settings with similar names.
-        advice = REPLACED.get(name) or advise(name, known)
-        if name in MOVED:
-            advice = f"set {MOVED[name]}"
-        mistakes.append(f"no field {name}; {advice}")
-    return "; ".join(mistakes)
 
 
 @functools.cache

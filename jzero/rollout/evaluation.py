@@ -18,9 +18,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from jzero import config, terminal
+from jzero.config.data_sources import split_sources
 from jzero.decoder.engine import Samples
 from jzero.errors import UserError
-from jzero.files import split_commas
 from jzero.hosts import collectives, interrupt, processes
 from jzero.model import qwen
 from jzero.rewards.trl_rewards import TrainerState
@@ -188,7 +188,7 @@ def encode_suites(sampler: Sampler, settings: config.Config) -> dict[str, list[E
     Prints how many problems of a suite were dropped. Raises UserError if all of them were.
     """
     problems: dict[str, list[EncodedProblem]] = {}
-    for spec in split_commas(*settings.eval.suites):
+    for spec in split_sources(*settings.eval.suites):
         name, suite_problems = suites.load_suite(
             spec, settings.task, settings.eval.limit, settings.train.seed
         )

@@ -1,5 +1,6 @@
 """Guards a workdir: it belongs to one run, with the settings in its config.json."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -127,6 +128,12 @@ def _check_same_run(path: Path, config_json: str) -> None:
 
 
 def _flat_values(config_json: str, path: Path) -> dict[str, str]:
-    """Returns {"section.field": value as JSON} of the config in the file `path`."""
-    fields = config.flatten(parse_json(config_json, path))
+    """Returns {"section.field": value as JSON} of the config in the file `path`.
+
+    Settings of an earlier version have the names and values of today.
+    """
+    values = parse_json(config_json, path)
+    with contextlib.suppress(UserError):  # a version that this one cannot read: compared as it is
+        values = parse_json(config.to_json(config.from_json(config_json, str(path))), path)
+    fields = config.flatten(values)
     return {name: json.dumps(value) for name, value in fields.items()}

@@ -162,10 +162,10 @@ def test_settings_that_cannot_work_are_one_line(
 GOOD = '{"question": "1+1?", "answer": "2"}\n'
 DATA = [
     ({"data": GOOD}, ["task.problem_column=questoin"], "did you mean question?"),
-    ({"data": GOOD}, ["task.answer_column=gold"], "task.answer_column=gold: "),
+    ({"data": GOOD}, ["task.answer_column=gold"], "answer=gold: "),
     ({"data": ""}, [], "train.jsonl is empty: it needs a row"),
     ({"data": GOOD + GOOD + "{\n"}, [], "line 3"),
-    ({"data": '{"text": "a"}\n'}, [], "has columns text: set task.problem_column"),
+    ({"data": '{"text": "a"}\n'}, [], "has columns text: name one, as in rows("),
     ({"data": GOOD, "eval": GOOD}, [], "all of its 1 problems are held out"),
     ({"csv": "question,answer\n1,2\n"}, [], "train.csv ends in .csv: convert it to one of .json"),
     ({}, [], "train.jsonl"),

@@ -10,7 +10,8 @@ import optax
 import pytest
 import reference
 
-from jzero.config import MOVED, Config, OptimizerConfig, list_settings, names_part, set_part
+from jzero.config import Config, OptimizerConfig, list_settings, names_part, set_part
+from jzero.config.old_settings import Moved, old_setting
 from jzero.model import qwen
 from jzero.setting import part_name
 from jzero.training.optimizer import SCHEDULES, SHAPES, learning_rate, optimizer
@@ -25,7 +26,8 @@ def settings_of(**values: object) -> OptimizerConfig:
     """Returns the settings with these values; numbers of a schedule are beside its name."""
     settings = Config()
     for name in sorted(values, key=lambda name: name != "schedule"):
-        today = MOVED.get(f"optimizer.{name}", f"optimizer.{name}")
+        entry = old_setting(f"optimizer.{name}")
+        today = entry.to if isinstance(entry, Moved) else f"optimizer.{name}"
         if names_part(today):
             set_part(settings, today, values[name])
         else:
