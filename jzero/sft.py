@@ -104,7 +104,7 @@ def prepare(config: Config, workdir: Path) -> tuple[Config, float | None]:
     validate(config)
     config = with_sizes(config, workdir)
     suites.check_suites(config.eval.suites)
-    check_token(config.hub)
+    check_token(config.hub.push)
     check_trackers(config.train.trackers)
     check_workdir(workdir, to_json(config))
     steps_to_discard(workdir, config.train)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from jzero.config.architecture import Architecture, with_entry
 from jzero.config.data_sources import Rows, read_sources, show_sources
 from jzero.config.other_names import advise
-from jzero.config.schema import Config, TaskConfig, known_names
+from jzero.config.schema import Config, Push, TaskConfig, known_names
 from jzero.errors import UserError, shown
 from jzero.setting import field_types, parse_value, read_arguments, read_tuple
 
@@ -266,7 +266,8 @@ OLD_SETTINGS: dict[str, Moved | Merged | Removed] = {
     "memory.max_growth": Removed("every run has this check"),
     "memory.growth_steps": Removed("every run has this check"),
     # The hub.
-    "hub.wait_minutes": Removed("set hub.minutes"),
+    **{f"hub.{field.name}": Moved(f"hub.push.{field.name}") for field in dataclasses.fields(Push)},
+    "hub.wait_minutes": Removed("set hub.push.minutes"),
     "hub.on_push_minutes": Removed("a command may take an hour"),
     "hub.max_waiting": Removed("two exports may wait"),
 }

@@ -874,19 +874,13 @@ class TrainConfig:
 MOST_WAITING_PUSHES = 2
 
 
-@dataclass
-class HubConfig:
-    """Pushes to the Hugging Face hub, during training and after the last step.
+@dataclass(frozen=True)
+class Push:
+    """The settings of every push to the hub.
 
     Pushes run in the background: a hub that fails, hangs or refuses never stops the run.
     """
 
-    push: str = setting(
-        "none",
-        "Models to push to the hub. none: no model. end: the final model. every_checkpoint: "
-        "also the model of every step of train.checkpoint_every.",
-        choices=("none", "end", "every_checkpoint"),
-    )
     repo: str = setting(
         "", "USER/NAME of the model on the hub. It is created if it does not exist."
     )
@@ -904,17 +898,6 @@ class HubConfig:
         False,
         "Replaces existing branches that this run did not create. main is always replaced.",
     )
-
-    # The model card.
-    tags: tuple[str, ...] = setting(
-        (), "Tags of the model card, in addition to those of the recipe."
-    )
-    language: tuple[str, ...] = setting((), "Languages of the model card, such as en.")
-    license: str = setting(
-        "unknown", "License of the model card as the hub names it, such as apache-2.0."
-    )
-
-    # The command after a push, time limits and retries.
     on_push: str = setting(
         "",
         'Command to run after each push, without a shell, such as "sbatch eval.slurm {repo} '
@@ -932,6 +915,34 @@ class HubConfig:
         3,
         "Maximum retries of a failed push, after 5, 10, 20, ... seconds. 0: no retries.",
         at_most=100,
+    )
+
+
+@dataclass(frozen=True)
+class End(Push):
+    """The final model is pushed."""
+
+
+@dataclass(frozen=True)
+class EveryCheckpoint(Push):
+    """The model of every step of train.checkpoint_every is pushed, and the final model."""
+
+
+@dataclass
+class HubConfig:
+    """Pushes to the Hugging Face hub, and the model card of exports."""
+
+    push: End | EveryCheckpoint | None = setting(
+        None,
+        "Models to push to the hub during the run and after the last step, as in "
+        "end(repo='USER/NAME').",
+    )
+    tags: tuple[str, ...] = setting(
+        (), "Tags of the model card, in addition to those of the recipe."
+    )
+    language: tuple[str, ...] = setting((), "Languages of the model card, such as en.")
+    license: str = setting(
+        "unknown", "License of the model card as the hub names it, such as apache-2.0."
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jzero import algorithms
-from jzero.config import MOST_WAITING_PUSHES, Config
+from jzero.config import MOST_WAITING_PUSHES, Config, EveryCheckpoint
 from jzero.errors import UserError
 from jzero.model import adapters, qwen
 from jzero.model.qwen import QwenConfig
@@ -71,7 +71,7 @@ def export_bytes(config: Config, model: QwenConfig) -> float:
 
 def exports_models(config: Config) -> bool:
     """Returns whether exports are complete models, and not adapters."""
-    is_asked_for = config.train.export_merged or config.hub.push != "none"
+    is_asked_for = config.train.export_merged or config.hub.push is not None
     return not config.model.adapter.rank or is_asked_for
 
 
@@ -103,7 +103,7 @@ def most_exports(config: Config) -> int:
     number = 1
     if train.export_every:
         number += max(0, train.steps - 1) // train.export_every
-    if hub.push == "every_checkpoint":
+    if isinstance(hub.push, EveryCheckpoint):
         # Exports that wait for their push, and the one in transfer.
         number += MOST_WAITING_PUSHES + 1
     return number

@@ -1,7 +1,6 @@
 """Guards a workdir: it belongs to one run, with the settings in its config.json."""
 
 import contextlib
-import dataclasses
 import json
 import os
 import re
@@ -34,7 +33,10 @@ MAY_CHANGE = (
     "memory.check",
     "memory.device_gib",
     "memory.disk_gb",
-    *(f"hub.{field.name}" for field in dataclasses.fields(config.HubConfig)),
+    "hub.push",
+    "hub.tags",
+    "hub.language",
+    "hub.license",
 )
 
 MOST_CHANGES = 3  # settings of another run that its message names
@@ -113,7 +115,9 @@ def _check_same_run(path: Path, config_json: str) -> None:
     values = _flat_values(config_json, path)
     changes = []
     for name in sorted(written_values.keys() | values.keys()):
-        if name not in MAY_CHANGE and written_values.get(name) != values.get(name):
+        # hub.push.repo is an argument of hub.push.
+        is_free = any(name == free or name.startswith(f"{free}.") for free in MAY_CHANGE)
+        if not is_free and written_values.get(name) != values.get(name):
             changes.append(
                 f"{name}: {written_values.get(name, '(absent)')} -> {values.get(name, '(absent)')}"
             )

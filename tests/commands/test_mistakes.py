@@ -138,7 +138,8 @@ SETTINGS = [
     (["train.minibatches=3"], "train.minibatches=3"),
     (["train.pack=long"], "train.pack=long is not auto, longest or lengths"),
     (["eval.suites=gms8k"], "gms8k"),
-    (["hub.push=end"], "hub.repo"),
+    (["hub.push=end"], "hub.push.repo"),
+    (["hub.repo=me/x"], "hub.push=none has no repo: end, every_checkpoint have it"),
     (["model.adapter.targets=q"], "has no effect without model.adapter.rank"),
 ]
 
