@@ -162,25 +162,38 @@ def check_setting_names(arguments: Sequence[str]) -> None:
 
 
 class SplitFlags(NamedTuple):
-    """The arguments of a command: those that absl parses, and those that choose or change parts."""
+    """The arguments of a command: those that absl parses, and those that change its result."""
 
     arguments: list[str]
-    parts: list[tuple[str, str]]  # (dotted name, text)
+    parts: list[tuple[str, str]]  # (dotted name, text) of flags that choose or change parts
+    old_values: list[old_settings.OldValue]  # of settings that are part of another one today
+    task: str | None  # the value of task.name, None without this flag
+
+    @property
+    def argv(self) -> list[str]:
+        """Returns the arguments as absl takes them."""
+        return ["jzero", *self.arguments]
+
+
+TASK_NAME = "task.name"
 
 
 def split_flags(arguments: Sequence[str]) -> SplitFlags:
-    """Separates the flags of parts, which absl cannot parse, and completes the other flags.
+    """Separates the flags that absl cannot parse, and completes the other flags.
 
-    A flag that names no setting ends the process.
+    Flags of earlier versions are among them. A flag that names no setting ends the process.
     """
+    arguments, old_values = old_settings.take_old_flags(arguments)
     check_setting_names(arguments)
     others: list[str] = []
     parts: list[tuple[str, str]] = []
+    task = None
     remaining = list(arguments)
     while remaining:
         argument = remaining.pop(0)
         flag = _SETTING_FLAG.match(argument)
-        if flag is None or not config.names_part(flag[1]):
+        is_task = flag is not None and flag[1] == TASK_NAME
+        if flag is None or not (is_task or config.names_part(flag[1])):
             others.append(argument)
             continue
         _, equals, text = argument.partition("=")
@@ -191,8 +204,11 @@ def split_flags(arguments: Sequence[str]) -> SplitFlags:
         elif not equals:
             # Without "=", the next argument is the value.
             text = remaining.pop(0) if remaining else ""
-        parts.append((flag[1], text))
-    return SplitFlags(complete_tuples(others), parts)
+        if is_task:
+            task = text
+        else:
+            parts.append((flag[1], text))
+    return SplitFlags(complete_tuples(others), parts, old_values, task)
 
 
 def set_parts(settings: config.Config, parts: Sequence[tuple[str, str]]) -> None:
@@ -264,34 +280,26 @@ def parse_settings(defaults: config.Config, arguments: Sequence[str]) -> config.
 
     A mistake in the arguments ends the process.
     """
-    arguments, old_values = old_settings.take_old_flags(arguments)
     given = split_flags(arguments)
-    argv = ["jzero", *given.arguments]
     values = flags.FlagValues()
     holder = config_flags.DEFINE_config_dataclass(
-        "config", defaults, flag_values=values, sys_argv=argv
+        "config", defaults, flag_values=values, sys_argv=given.argv
     )
-    settings = parse_config_flag(values, argv, holder, given.parts, old_values)
+    settings = parse_config_flag(values, given, holder)
     assert isinstance(settings, config.Config), f"{settings=}"
     return settings
 
 
 def parse_config_flag(
-    values: flags.FlagValues,
-    argv: Sequence[str],
-    holder: flags.FlagHolder[object],
-    parts: Sequence[tuple[str, str]],
-    old_values: Sequence[old_settings.OldValue],
+    values: flags.FlagValues, given: SplitFlags, holder: flags.FlagHolder[object]
 ) -> object:
-    """Parses `argv` and returns the value of the config flag `holder`, with changed `parts`.
-
-    `old_values` are the values of flags of settings that have moved.
+    """Parses the arguments and returns the value of the config flag `holder`, changed by them.
 
     The value is None without the flag. A mistake in the arguments, or in the recipe that the flag
     names, ends the process.
     """
     try:
-        unknown = values(argv)[1:]
+        unknown = values(given.argv)[1:]
         # absl raises the error of an unreadable recipe when the flag's value is first used.
         getattr(holder.value, "name", "")
     except (flags.Error, OSError) as error:
@@ -308,12 +316,23 @@ def parse_config_flag(
         )
     if isinstance(holder.value, config.Config):
         with user_errors():
-            set_parts(holder.value, parts)
-            for name, text in old_values:
+            change_task(holder.value.task, given)
+            set_parts(holder.value, given.parts)
+            for name, text in given.old_values:
                 old_settings.put_old_value(holder.value, name, text)
+            old_settings.rename_options(holder.value.task)
             config.validate_values(holder.value)
         expand_task_name(holder.value.task)
     return holder.value
+
+
+def change_task(task: config.TaskConfig, given: SplitFlags) -> None:
+    """Sets the task of the flag task.name. Options of the recipe's other task are dropped."""
+    if given.task is None:
+        return
+    if given.task != task.name and "task.options" not in given_settings(given.arguments):
+        task.options = ()
+    task.name = given.task
 
 
 def expand_task_name(task: config.TaskConfig) -> None:

@@ -174,3 +174,28 @@ def test_an_old_run_continues_with_the_settings_of_today(name: str, tmp_path: Pa
     settings.optimizer.lr *= 2
     with pytest.raises(UserError, match="is of another run"):
         workdir.check_workdir(tmp_path, config.to_json(settings))
+
+
+# -- The task --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "options"),
+    [
+        ((), ("value_max=15",)),
+        (("task.name=countdown",), ("value_max=15",)),
+        (("task.name=guess",), ()),
+        (("task.name=guess", "task.options=largest=9"), ("largest=9",)),
+    ],
+)
+def test_options_of_a_recipe_go_with_its_task(flags, options) -> None:
+    recipe = Config(task=config.TaskConfig(options=("value_max=15",)))
+    settings = cli.parse_settings(recipe, [f"--config.{flag}" for flag in flags])
+    assert settings.task.options == options
+
+
+def test_old_options_of_mixed_rows_are_columns_of_their_data() -> None:
+    settings = parse(
+        "task.name=mixed", "task.options=math.answer_column=out", "task.options=math.level_min=2"
+    )
+    assert settings.task.options == ("math.data=rows(answer='out',level_min=2)",)
