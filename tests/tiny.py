@@ -17,9 +17,9 @@ from jzero import config
 from jzero.attention import xla
 from jzero.config import (
     Config,
+    Local,
     ModelConfig,
     RolloutConfig,
-    SandboxConfig,
     TaskConfig,
     TrainConfig,
     tiny_arch,
@@ -131,7 +131,7 @@ def mixed_task(data: Path | str, *options: str, **changes: object) -> TaskConfig
         name="mixed",
         data=str(data),
         options=("math.template=no", "code.template=plain", *options),
-        sandbox=SandboxConfig(level=BEST, seconds=1.0),
+        sandbox=Local(level=BEST, seconds=1.0),
         **changes,
     )
 

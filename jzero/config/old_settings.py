@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from jzero.config.architecture import Architecture, with_entry
 from jzero.config.data_sources import Rows, read_sources, show_sources
 from jzero.config.other_names import advise
-from jzero.config.schema import Config, Push, TaskConfig, known_names
+from jzero.config.schema import Config, Local, Push, Remote, TaskConfig, known_names
 from jzero.errors import UserError, shown
 from jzero.setting import field_types, parse_value, read_arguments, read_tuple
 
@@ -160,6 +160,14 @@ def rename_options(task: TaskConfig) -> None:
     task.options = tuple(options)
 
 
+def change_sandbox(config: Config, name: str, text: str) -> None:
+    """Changes the remote sandbox, or chooses it: task.sandbox.url=URL. The limits stay."""
+    sandbox = config.task.sandbox
+    if isinstance(sandbox, Local):
+        sandbox = Remote(sandbox.seconds, sandbox.memory_gib, sandbox.output_mib)
+    config.task.sandbox = replace(sandbox, **{name.rpartition(".")[2]: text})
+
+
 # -- The table -------------------------------------------------------------------------------------
 
 COUNTDOWN_OPTIONS = {
@@ -233,6 +241,8 @@ OLD_SETTINGS: dict[str, Moved | Merged | Removed] = {
         f"task.{field}": Merged(f"task.{to}", change_rows, getattr(Rows(), to.partition(".")[2]))
         for field, to in ROW_ARGUMENTS.items()
     },
+    "task.sandbox.url": Merged("task.sandbox", change_sandbox),
+    "task.sandbox.protocol": Merged("task.sandbox", change_sandbox, "piston"),
     "task.weights": Merged("task.data", change_weights),
     "task.tools.corpus": Merged("task.tools.names", change_search),
     "task.tools.search_results": Merged("task.tools.names", change_search, 3),
@@ -275,11 +285,11 @@ OLD_SETTINGS: dict[str, Moved | Merged | Removed] = {
 
 def old_setting(name: str) -> Moved | Merged | Removed | None:
     """Returns the entry of an old setting, None for any other name."""
-    if name in known_names():
-        return None
     entry = OLD_SETTINGS.get(name)
     if entry is not None:
         return entry
+    if name in known_names():
+        return None
     beginnings = [key for key in OLD_SETTINGS if key[-1] in "._" and name.startswith(key)]
     return OLD_SETTINGS[max(beginnings, key=len)] if beginnings else None
 

@@ -267,17 +267,10 @@ class RewardConfig:
     )
 
 
-@dataclass
-class SandboxConfig:
-    """The sandbox that runs programs of responses, and the limits of one run."""
+@dataclass(frozen=True)
+class SandboxLimits:
+    """The limits of one run of a program."""
 
-    level: str = setting(
-        "auto",
-        "Isolation of programs. auto: the stronger of namespaces and landlock that the machine "
-        "supports; without either the run is refused. seccomp and none isolate less and are "
-        "never chosen automatically (docs/environments.md).",
-        choices=("auto", "namespaces", "landlock", "seccomp", "none"),
-    )
     seconds: float = setting(
         5.0,
         "Maximum CPU seconds of one run of a program. The limit of wall-clock time is three "
@@ -294,17 +287,34 @@ class SandboxConfig:
         above=0,
         at_most=LARGEST_GIB,
     )
+
+
+@dataclass(frozen=True)
+class Local(SandboxLimits):
+    """Programs run on this machine."""
+
+    level: str = setting(
+        "auto",
+        "Isolation of programs. auto: the stronger of namespaces and landlock that the machine "
+        "supports; without either the run is refused. seccomp and none isolate less and are "
+        "never chosen automatically (docs/environments.md).",
+        choices=("auto", "namespaces", "landlock", "seccomp", "none"),
+    )
     packages: tuple[str, ...] = setting(
         (),
         "Modules that programs may import besides the standard library, such as numpy. They are "
         "imported once, before the first program. Empty: only the standard library.",
     )
-    url: str = setting(
-        "", "Address of a server that runs the programs. Empty: this machine runs them."
-    )
+
+
+@dataclass(frozen=True)
+class Remote(SandboxLimits):
+    """A server runs the programs."""
+
+    url: str = setting("", "Address of the server, such as http://localhost:2000.")
     protocol: str = setting(
         "piston",
-        "API of task.sandbox.url: piston, sandbox_fusion, or e2b, the API of open-r1's router.",
+        "API of the server: piston, sandbox_fusion, or e2b, the API of open-r1's router.",
         choices=("piston", "sandbox_fusion", "e2b"),
     )
 
@@ -465,7 +475,10 @@ class TaskConfig:
         is_text=True,
     )
 
-    # Limits of grader processes.
+    # Limits of grader processes, and of programs.
+    sandbox: Local | Remote = setting(
+        Local(), "The sandbox that runs programs of responses, with the limits of one run."
+    )
     grade_seconds: float = setting(
         5.0,
         "Maximum seconds of one grading. A longer grading is killed with its process and scores "
@@ -492,7 +505,6 @@ class TaskConfig:
     )
 
     reward: RewardConfig = field(default_factory=RewardConfig)
-    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     tools: ToolsConfig = field(default_factory=ToolsConfig)
 
 

@@ -38,6 +38,7 @@ from jzero.problems import problem_sets, row_loader
 from jzero.problems.options import PARSERS, read_options
 from jzero.problems.problem_sets import AskedRow
 from jzero.problems.row_loader import Loaded, Sets
+from jzero.setting import field_types, parse_part, replace_argument
 from jzero.tasks import code, math_problems
 from jzero.types import Grade, JsonValue, Problem
 
@@ -177,6 +178,15 @@ def _with_value(section: Section, setting: str, texts: Sequence[str], flag: str)
     """
     name, dot, rest = setting.partition(".")
     hints = typing.get_type_hints(type(section))
+    kind = field_types(type(section)).get(name)
+    if kind is not None and kind.parts:
+        part = getattr(section, name)
+        changed = (
+            replace_argument(name, kind.parts, part, rest, texts[-1])
+            if dot
+            else parse_part(name, kind.parts, texts[-1], part)
+        )
+        return replace(section, **{name: changed})
     # `reward.functions` needs a section `reward`, and a section cannot be set without a dot.
     if name not in hints or bool(dot) != dataclasses.is_dataclass(hints[name]):
         raise UserError(f"{flag}: the section task has no setting {setting}")

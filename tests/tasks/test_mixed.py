@@ -190,7 +190,7 @@ def test_an_option_without_items_empties_a_tuple(data: Path) -> None:
         (("code.tempalte=no",), "the section task has no setting tempalte"),
         (("code.reward=x",), "the section task has no setting reward"),
         (("code.template.x=no",), "the section task has no setting template.x"),
-        (("code.sandbox.seconds=fast",), "'fast' is not of type float"),
+        (("code.sandbox.seconds=fast",), "sandbox.seconds=fast must be a number"),
         (("code.sandbox.level=best",), r"task\.sandbox\.level='best' is not one of auto"),
         (("code.sandbox.seconds=-1",), r"task\.sandbox\.seconds=-1.* must be at least 0"),
         (("math.verifier=oat",), "task.verifier='oat' is not one of"),
