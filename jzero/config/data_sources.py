@@ -15,6 +15,9 @@ from dataclasses import dataclass, fields, replace
 from jzero.errors import UserError, shown
 from jzero.setting import bounds_mistake, make_part, read_arguments, rules_of, setting
 
+# The settings that name data sources.
+DATA_SETTINGS = ("task.data", "task.eval_data", "sft.data", "sft.eval_data")
+
 
 @dataclass(frozen=True)
 class Rows:

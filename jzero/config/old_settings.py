@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from jzero.config.architecture import Architecture, with_entry
-from jzero.config.data_sources import Rows, read_sources, show_sources
+from jzero.config.data_sources import DATA_SETTINGS, Rows, read_sources, show_sources
 from jzero.config.other_names import advise
 from jzero.config.schema import Config, Local, Push, Remote, TaskConfig, known_names
 from jzero.errors import UserError, shown
@@ -259,7 +259,7 @@ OLD_SETTINGS: dict[str, Moved | Merged | Removed] = {
     # Flags of one argument of all data sets.
     **{
         f"{setting}.{argument}": Merged(setting, change_rows)
-        for setting in ("task.data", "task.eval_data", "sft.data", "sft.eval_data")
+        for setting in DATA_SETTINGS
         for argument in field_types(Rows)
     },
     # The training loop.

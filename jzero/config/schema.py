@@ -381,9 +381,8 @@ class TaskConfig:
     # Data sets.
     data: str = setting(
         "",
-        "Data sets, separated by commas: hub id, config@id, local file or directory, or rows(...), "
-        "which chooses rows: rows('FILE',split='train_hard',problem='question',answer='answer',"
-        "level_min=3,limit=1000,weight=2); docs/data-and-rewards.md explains them. Empty: the "
+        "Data sets, separated by commas: hub id, config@id, local file or directory; or rows(...), "
+        "which also chooses columns and rows: rows('FILE',split='hard',limit=1000). Empty: the "
         "default set of the task (countdown generates its problems).",
     )
     eval_data: str = setting(

@@ -103,7 +103,7 @@ def put_recorded_value(config: Config, name: str, value: object) -> None:
     if isinstance(entry, Removed) or (isinstance(entry, Merged) and value == entry.default):
         return
     if isinstance(entry, Merged):
-        if text:  # no setting had a default other than empty, and an empty value with a meaning
+        if text:  # "" was no value for any of these settings
             entry.put(config, name, text)
         return
     name = entry.to if isinstance(entry, Moved) else name
