@@ -78,11 +78,12 @@ def selection_of(task: TaskConfig) -> Selection:
     """Returns the sources of a task. Sources without a path have the default set of the task.
 
     Raises:
-        UserError: a source has no path, and the task no default set.
+        UserError: a source has no path, and the task no default set; or there is no source.
     """
     default = problem_sets.DEFAULT_SETS.get(task.name, "")
     train = read_sources("task.data", task.data or default)
-    if not default and any(not rows.path for rows in train):
+    has_unnamed = any(not rows.path for rows in train) and not default
+    if has_unnamed or (task.data and not train):
         raise UserError(
             f"task.data={task.data} names no set, and task.name={task.name} has no set of its own: "
             "write rows('FILE',...)"

@@ -18,6 +18,7 @@ from jzero.config import (
 from jzero.config.old_settings import Merged, Moved, Removed
 from jzero.errors import UserError
 from jzero.run import workdir
+from jzero.run.finished import find_model
 from jzero.tasks import countdown
 
 # config.json of runs of earlier versions: of version 0.2, and of the commit before data sources.
@@ -179,6 +180,8 @@ def test_an_old_run_continues_with_the_settings_of_today(name: str, tmp_path: Pa
     workdir.claim_workdir(tmp_path, config.to_json(settings))
 
     assert (tmp_path / "config.json").read_text() == written
+    (tmp_path / "export-3").mkdir()
+    assert find_model(str(tmp_path)).settings == settings
     settings.optimizer.lr *= 2
     with pytest.raises(UserError, match="is of another run"):
         workdir.check_workdir(tmp_path, config.to_json(settings))

@@ -412,7 +412,7 @@ def test_an_episode_of_trl_is_built_again_where_its_process_ended(file: str) -> 
             ["python"],
             {"sandbox": Remote(url="http://x")},
             2,
-            "task.tools.names=python does not run at",
+            "task.tools.names=python does not run with task.sandbox=remote",
         ),
     ],
 )

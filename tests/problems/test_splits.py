@@ -175,3 +175,9 @@ def test_passes_that_cannot_drop_their_last_problems_are_refused(
     task = config.TaskConfig(drop_last=True)
     with pytest.raises(UserError, match=message):
         problem_sets.step_indices(1, 3, 2, task, weights)
+
+
+@pytest.mark.parametrize("data", [",", "rows(limit=3)"])
+def test_data_without_a_set_is_refused(data: str) -> None:
+    with pytest.raises(UserError, match="names no set"):
+        countdown.train_problems(config.TaskConfig(data=data), 0, 0, 1)
