@@ -33,6 +33,7 @@ from jzero.environments import environment, verifiers
 from jzero.errors import UserError
 from jzero.hosts import peers, processes
 from jzero.hosts.platform import choose_platform
+from jzero.setting import read_tuple
 
 HELP_FLAGS = {"-h", "-help", "--help"}
 STATUS_OF_CTRL_C = 128 + signal.SIGINT  # as a shell reports a process that the signal ended
@@ -214,12 +215,19 @@ def split_flags(arguments: Sequence[str]) -> SplitFlags:
 def set_parts(settings: config.Config, parts: Sequence[tuple[str, str]]) -> None:
     """Changes the parts of a config as their flags say.
 
-    Parts are chosen before their arguments are changed, in any order of the flags.
+    Parts are chosen before their arguments are changed, in any order of the flags. A repeated flag
+    of a list adds an item; a flag without a value empties the list.
 
     Raises UserError for a part, or an argument of the chosen part, that does not exist.
     """
+    items: dict[str, tuple[object, ...]] = {}  # of the lists
     for name, text in sorted(parts, key=lambda flag: flag[0].count(".")):
-        config.set_part(settings, name, text)
+        value: object = text
+        if config.is_tuple_argument(name):
+            added = read_tuple(as_tuple(text, str), str)
+            items[name] = (*items.get(name, ()), *added) if added else ()
+            value = items[name]
+        config.set_part(settings, name, value)
 
 
 def complete_tuples(arguments: Sequence[str]) -> list[str]:

@@ -51,6 +51,7 @@ from jzero.config.schema import (
     TrainConfig,
     WarmStartConfig,
     is_boolean_argument,
+    is_tuple_argument,
     list_settings,
     names_part,
     read_section,

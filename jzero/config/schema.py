@@ -1205,9 +1205,19 @@ def parts_with(argument: str, kinds: Iterable[FieldType]) -> list[type]:
 
 def is_boolean_argument(name: str) -> bool:
     """Returns whether a dotted name is an argument of a part, and True or False."""
+    return is_argument_of_kind(name, bool)
+
+
+def is_tuple_argument(name: str) -> bool:
+    """Returns whether a dotted name is an argument of a part, and a list."""
+    return is_argument_of_kind(name, tuple)
+
+
+def is_argument_of_kind(name: str, kind: type) -> bool:
+    """Returns whether a dotted name is an argument of a part with this type."""
     argument = name.rpartition(".")[2]
     parts = parts_with_argument(name)
-    return bool(parts) and all(field_types(part)[argument].kind is bool for part in parts)
+    return bool(parts) and all(field_types(part)[argument].kind is kind for part in parts)
 
 
 def set_part(config: Config, name: str, text: object) -> None:
