@@ -148,7 +148,7 @@ def check_setting_names(arguments: Sequence[str]) -> None:
     Settings without `config.`, such as --optimizer.lr or TRL's --num_generations, are told apart
     from other unknown flags.
     """
-    names = [setting.name for setting in config.list_settings(config.Config())]
+    names = config.known_names()
     for argument in arguments:
         bare = re.match(r"--([a-z][\w.]*)(=?.*)", argument, re.DOTALL)
         if bare is not None and not bare[1].startswith("config"):

@@ -52,6 +52,7 @@ from jzero.config.schema import (
     WarmStartConfig,
     is_boolean_argument,
     is_tuple_argument,
+    known_names,
     list_settings,
     names_part,
     read_section,
