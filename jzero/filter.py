@@ -108,12 +108,12 @@ def main() -> None:
         raise UserError(f"--ngram={arguments.ngram} must be at least 1")
 
     # The output must not overwrite an input.
-    check_not_input(arguments.out, Path(arguments.data), "--data")
+    rows = read_source("--data", arguments.data)
+    check_not_input(arguments.out, Path(rows.path), "--data")
     if arguments.rates:
         check_not_input(arguments.out, Path(arguments.rates), "--rates")
     check_output(arguments.out, arguments.force)
 
-    rows = read_source("--data", arguments.data)
     dataset = row_loader.open_rows(rows, "train", "--data")
     count = len(dataset)
 
