@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from runs import Hub
 
-from jzero.config import HubConfig
+from jzero.config import EveryCheckpoint
 from jzero.run.hub_ledger import Ledger, Push
 from jzero.run.hub_pushes import HubPushes
 
-SETTINGS = HubConfig(push="every_checkpoint", repo="me/tiny", retries=1)
+SETTINGS = EveryCheckpoint(repo="me/tiny", retries=1)
 LONGEST_WAIT = 0.5  # seconds that a step may wait for the hub
 WAIT_SECONDS = 240.0  # for the pushes of one case
 STEPS = (2, 4)
@@ -61,7 +61,7 @@ def make_push(workdir: Path, step: int) -> Push:
     return Push(step, f"main-step-{step}", directory, is_temporary=True)
 
 
-def push_steps(workdir: Path, hub: Hub, settings: HubConfig, seconds: float) -> Result:
+def push_steps(workdir: Path, hub: Hub, settings: EveryCheckpoint, seconds: float) -> Result:
     """Pushes STEPS as a run does; waits for the hub for at most `seconds` at the end."""
     pushes = HubPushes(settings, workdir, first_pause=0.1)
     with contextlib.closing(pushes):

@@ -45,6 +45,7 @@ from jzero.config import (
     OptimizerConfig,
     RewardConfig,
     RolloutConfig,
+    Rows,
     TaskConfig,
     TrainConfig,
     schedules,
@@ -126,9 +127,7 @@ def as_published(config: Config) -> Config:
     config.task.system_prompt = "none"
     config.rollout.stop = ("\n\nQuestion", "\n\nProblem")
     config.rollout.keep_stop = False
-    config.task.data = "lkevinzc/gsm8k"
-    config.task.problem_column = "question"
-    config.task.answer_column = "final_answer"
+    config.task.data = str(Rows("lkevinzc/gsm8k", problem="question", answer="final_answer"))
     config.task.drop_last = True
     config.rollout.max_prompt_tokens = 1000
     config.train.microbatch_tokens = 8 * (1000 + 4 * 1024)

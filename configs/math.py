@@ -40,6 +40,8 @@ differs:
 - (metrics of an evaluation): docs/reference/metrics.md has the names of jzero's.
 """
 
+from dataclasses import replace
+
 from jzero import algorithms
 from jzero.algorithms.presets import drgrpo_paper
 from jzero.config import (
@@ -51,6 +53,7 @@ from jzero.config import (
     OptimizerConfig,
     RewardConfig,
     RolloutConfig,
+    Rows,
     TaskConfig,
     TrainConfig,
     tiny_model_of_qwen_tokens,
@@ -68,6 +71,7 @@ HUB = {
     "oat-zero-7b-r1": "Qwen/Qwen2.5-Math-7B",
 } | QWEN3_ADAPTER_HUB_IDS
 SUITES = ("aime24", "amc", "math500", "minerva", "olympiad_bench")
+HARDER = str(Rows(level_min=3, level_max=5))  # of MATH, the default set of the task
 # Without a preset, an accelerator gets the first of these that its memory holds.
 LARGEST_FIRST = ("qwen2.5-math-7b", "qwen2.5-math-1.5b", "qwen3-4b-lora", "qwen3-1.7b-lora")
 
@@ -82,7 +86,7 @@ def qwen(preset: str) -> Config:
     config = Config(
         name=f"math-{preset}",
         model=ModelConfig(path=HUB[preset]),
-        task=TaskConfig(name="math", template="qwen_math", level_min=3, level_max=5),
+        task=TaskConfig(name="math", template="qwen_math", data=HARDER),
         rollout=RolloutConfig(
             num_prompts=128,
             group_size=8,
@@ -113,19 +117,17 @@ def as_published(config: Config, preset: str) -> Config:
     """Changes a config to a run of understand-r1-zero and returns it."""
     is_small = preset.startswith(("oat-zero-1.5b", "oat-zero-3b"))
     template = "r1" if preset == "oat-zero-3b" or preset.endswith("-r1") else "qwen_math"
+    rows = Rows("lkevinzc/math-12k", problem="problem", answer="answer")
+    if not is_small:
+        rows = replace(rows, path="RLAIF/math", level_min=3, level_max=5)
     task = TaskConfig(
         name="math",
-        data="lkevinzc/math-12k" if is_small else "RLAIF/math",
-        problem_column="problem",
-        answer_column="answer",
+        data=str(rows),
         template=template,
         verifier=published_verifier(template, is_small),
         grade_seconds=1.0,
     )
     task.drop_last = True
-    if not is_small:
-        task.level_min = 3
-        task.level_max = 5
     config.task = task
     if template == "r1":
         config.rollout.stop = ("</answer>",)
@@ -150,8 +152,7 @@ def tiny() -> Config:
         task=TaskConfig(
             name="math",
             template="qwen_math",
-            level_min=3,
-            level_max=5,
+            data=HARDER,
             # No answer of a random model is right, so only the lengths of its responses differ.
             reward=RewardConfig(functions=("accuracy", "length")),
         ),

@@ -55,6 +55,7 @@ from jzero.config import (
     ModelConfig,
     OptimizerConfig,
     RolloutConfig,
+    Rows,
     TaskConfig,
     TrainConfig,
     tiny_model_of_qwen_tokens,
@@ -67,6 +68,7 @@ HUB = {
     "areal-qwen2.5-1.5b-instruct": "Qwen/Qwen2.5-1.5B-Instruct",
 }
 SUITES = ("aime24", "amc", "math500", "minerva", "olympiad_bench")
+HARDER = str(Rows(level_min=3, level_max=5))  # of MATH, the default set of the task
 # Without a preset, an accelerator gets the first of these that its memory holds.
 LARGEST_FIRST = ("qwen2.5-math-7b", "qwen2.5-math-1.5b")
 
@@ -89,8 +91,7 @@ def qwen(preset: str) -> Config:
         task=TaskConfig(
             name="math_multiturn",
             template="qwen_math",
-            level_min=3,
-            level_max=5,
+            data=HARDER,
             turn_discount=0.9,
         ),
         rollout=RolloutConfig(
@@ -137,7 +138,7 @@ def tiny() -> Config:
     return Config(
         name="math-multiturn-tiny",
         model=tiny_model_of_qwen_tokens(),
-        task=TaskConfig(name="math_multiturn", template="qwen_math", level_min=3, level_max=5),
+        task=TaskConfig(name="math_multiturn", template="qwen_math", data=HARDER),
         rollout=RolloutConfig(
             num_prompts=4,
             group_size=4,

@@ -48,6 +48,7 @@ from jzero.config import (
     ModelConfig,
     OptimizerConfig,
     RolloutConfig,
+    Rows,
     TaskConfig,
     TrainConfig,
     schedules,
@@ -81,7 +82,7 @@ def asynchronous(preset: str) -> Config:
         task=TaskConfig(
             name="mixed",
             template="column:prompt",
-            options=("math.answer_column=solutions", "code.options=reward=all"),
+            options=(f"math.data={Rows(answer='solutions')}", "code.options=reward=all"),
             grade_workers=16,
         ),
         rollout=RolloutConfig(

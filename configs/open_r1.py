@@ -43,6 +43,7 @@ from jzero.config import (
     OptimizerConfig,
     RewardConfig,
     RolloutConfig,
+    Rows,
     TaskConfig,
     TrainConfig,
     schedules,
@@ -77,9 +78,7 @@ def instruct(preset: str) -> Config:
         model=ModelConfig(path=HUB[preset]),
         task=TaskConfig(
             name="math",
-            data="open-r1/OpenR1-Math-220k",
-            problem_column="problem",
-            answer_column="solution",
+            data=str(Rows("open-r1/OpenR1-Math-220k", problem="problem", answer="solution")),
             template="chat",
             system_prompt=TAGS_ON_LINES,
             answer_mark="final_answer",  # of the suites: the verifier finds answers by itself

@@ -312,7 +312,11 @@ def preset_config(recipe: str, preset: str) -> config.Config:
 
 
 def find(settings: object, name: str) -> object:
-    """Returns the setting with a dotted name."""
+    """Returns the setting with a dotted name, of data sources the argument of the first one."""
+    setting, _, argument = name.rpartition(".")
+    if setting.endswith("data"):
+        [first, *_] = config.read_sources(setting, str(find(settings, setting)))
+        return getattr(first, argument)
     for part in name.split("."):
         settings = getattr(settings, part)
     return settings

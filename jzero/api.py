@@ -21,6 +21,7 @@ from pathlib import Path
 
 from jzero import cli
 from jzero.config import Config, Setting, list_settings, unknown_names, validate
+from jzero.config.data_sources import split_sources
 from jzero.errors import UserError
 from jzero.evaluate import (
     SuiteSummary,
@@ -31,7 +32,7 @@ from jzero.evaluate import (
     run_on,
     settings_of_run,
 )
-from jzero.files import JsonObject, split_commas, write_atomic
+from jzero.files import JsonObject, write_atomic
 from jzero.main import default_workdir, start
 from jzero.run.finished import find_model
 from jzero.sizing import recipe
@@ -156,7 +157,7 @@ def evaluate(
     check_names(values)
     config = with_values(config, values)
     check(config)
-    specs = split_commas(suite)
+    specs = split_sources(suite)
     problem_sets = load_suites(specs, config) if specs else held_out_problems(config)
     directory = Path(out or f"runs/eval-{time.strftime('%Y%m%d-%H%M%S')}")
     return run_on(problem_sets, directory, config)

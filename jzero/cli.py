@@ -28,11 +28,12 @@ from absl import flags
 from ml_collections import config_flags
 
 from jzero import config, files, terminal
-from jzero.config import old_flags, other_names
+from jzero.config import old_settings, other_names
 from jzero.environments import environment, verifiers
 from jzero.errors import UserError
 from jzero.hosts import peers, processes
 from jzero.hosts.platform import choose_platform
+from jzero.setting import read_tuple
 
 HELP_FLAGS = {"-h", "-help", "--help"}
 STATUS_OF_CTRL_C = 128 + signal.SIGINT  # as a shell reports a process that the signal ended
@@ -147,7 +148,7 @@ def check_setting_names(arguments: Sequence[str]) -> None:
     Settings without `config.`, such as --optimizer.lr or TRL's --num_generations, are told apart
     from other unknown flags.
     """
-    names = [setting.name for setting in config.list_settings(config.Config())]
+    names = config.known_names()
     for argument in arguments:
         bare = re.match(r"--([a-z][\w.]*)(=?.*)", argument, re.DOTALL)
         if bare is not None and not bare[1].startswith("config"):
@@ -162,27 +163,38 @@ def check_setting_names(arguments: Sequence[str]) -> None:
 
 
 class SplitFlags(NamedTuple):
-    """The arguments of a command: those that absl parses, and those that choose or change parts."""
+    """The arguments of a command: those that absl parses, and those that change its result."""
 
     arguments: list[str]
-    parts: list[tuple[str, str]]  # (dotted name, text)
+    parts: list[tuple[str, str]]  # (dotted name, text) of flags that choose or change parts
+    old_values: list[old_settings.OldValue]  # of settings that are part of another one today
+    task: str | None  # the value of task.name, None without this flag
+
+    @property
+    def argv(self) -> list[str]:
+        """Returns the arguments as absl takes them."""
+        return ["jzero", *self.arguments]
+
+
+TASK_NAME = "task.name"
 
 
 def split_flags(arguments: Sequence[str]) -> SplitFlags:
-    """Separates the flags of parts, which absl cannot parse, and completes the other flags.
+    """Separates the flags that absl cannot parse, and completes the other flags.
 
-    Flags of earlier versions get their names of today. A flag that names no setting ends the
-    process.
+    Flags of earlier versions are among them. A flag that names no setting ends the process.
     """
-    arguments = [today(argument) for argument in arguments]
+    arguments, old_values = old_settings.take_old_flags(arguments)
     check_setting_names(arguments)
     others: list[str] = []
     parts: list[tuple[str, str]] = []
+    task = None
     remaining = list(arguments)
     while remaining:
         argument = remaining.pop(0)
         flag = _SETTING_FLAG.match(argument)
-        if flag is None or not config.names_part(flag[1]):
+        is_task = flag is not None and flag[1] == TASK_NAME
+        if flag is None or not (is_task or config.names_part(flag[1])):
             others.append(argument)
             continue
         _, equals, text = argument.partition("=")
@@ -193,27 +205,29 @@ def split_flags(arguments: Sequence[str]) -> SplitFlags:
         elif not equals:
             # Without "=", the next argument is the value.
             text = remaining.pop(0) if remaining else ""
-        parts.append((flag[1], text))
-    return SplitFlags(complete_tuples(others), parts)
-
-
-def today(argument: str) -> str:
-    """Returns a flag of an earlier version with the name that its setting has today."""
-    flag = _SETTING_FLAG.match(argument)
-    if flag is None or flag[1] not in config.MOVED:
-        return argument
-    return argument[: flag.start(1)] + config.MOVED[flag[1]] + argument[flag.end(1) :]
+        if is_task:
+            task = text
+        else:
+            parts.append((flag[1], text))
+    return SplitFlags(complete_tuples(others), parts, old_values, task)
 
 
 def set_parts(settings: config.Config, parts: Sequence[tuple[str, str]]) -> None:
     """Changes the parts of a config as their flags say.
 
-    Parts are chosen before their arguments are changed, in any order of the flags.
+    Parts are chosen before their arguments are changed, in any order of the flags. A repeated flag
+    of a list adds an item; a flag without a value empties the list.
 
     Raises UserError for a part, or an argument of the chosen part, that does not exist.
     """
+    items: dict[str, tuple[object, ...]] = {}  # of the lists
     for name, text in sorted(parts, key=lambda flag: flag[0].count(".")):
-        config.set_part(settings, name, text)
+        value: object = text
+        if config.is_tuple_argument(name):
+            added = read_tuple(as_tuple(text, str), str)
+            items[name] = (*items.get(name, ()), *added) if added else ()
+            value = items[name]
+        config.set_part(settings, name, value)
 
 
 def complete_tuples(arguments: Sequence[str]) -> list[str]:
@@ -274,34 +288,26 @@ def parse_settings(defaults: config.Config, arguments: Sequence[str]) -> config.
 
     A mistake in the arguments ends the process.
     """
-    arguments, old_values = old_flags.take_old_flags(arguments)
     given = split_flags(arguments)
-    argv = ["jzero", *given.arguments]
     values = flags.FlagValues()
     holder = config_flags.DEFINE_config_dataclass(
-        "config", defaults, flag_values=values, sys_argv=argv
+        "config", defaults, flag_values=values, sys_argv=given.argv
     )
-    settings = parse_config_flag(values, argv, holder, given.parts, old_values)
+    settings = parse_config_flag(values, given, holder)
     assert isinstance(settings, config.Config), f"{settings=}"
     return settings
 
 
 def parse_config_flag(
-    values: flags.FlagValues,
-    argv: Sequence[str],
-    holder: flags.FlagHolder[object],
-    parts: Sequence[tuple[str, str]],
-    old_values: Sequence[old_flags.OldValue],
+    values: flags.FlagValues, given: SplitFlags, holder: flags.FlagHolder[object]
 ) -> object:
-    """Parses `argv` and returns the value of the config flag `holder`, with changed `parts`.
-
-    `old_values` are the values of flags of settings that have moved.
+    """Parses the arguments and returns the value of the config flag `holder`, changed by them.
 
     The value is None without the flag. A mistake in the arguments, or in the recipe that the flag
     names, ends the process.
     """
     try:
-        unknown = values(argv)[1:]
+        unknown = values(given.argv)[1:]
         # absl raises the error of an unreadable recipe when the flag's value is first used.
         getattr(holder.value, "name", "")
     except (flags.Error, OSError) as error:
@@ -318,12 +324,23 @@ def parse_config_flag(
         )
     if isinstance(holder.value, config.Config):
         with user_errors():
-            set_parts(holder.value, parts)
-            for name, text in old_values:
-                old_flags.put_old_value(holder.value, name, text)
+            change_task(holder.value.task, given)
+            set_parts(holder.value, given.parts)
+            for name, text in given.old_values:
+                old_settings.put_old_value(holder.value, name, text)
+            old_settings.rename_options(holder.value.task)
             config.validate_values(holder.value)
         expand_task_name(holder.value.task)
     return holder.value
+
+
+def change_task(task: config.TaskConfig, given: SplitFlags) -> None:
+    """Sets the task of the flag task.name. Options of the recipe's other task are dropped."""
+    if given.task is None:
+        return
+    if given.task != task.name and "task.options" not in given_settings(given.arguments):
+        task.options = ()
+    task.name = given.task
 
 
 def expand_task_name(task: config.TaskConfig) -> None:

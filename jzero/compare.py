@@ -25,9 +25,10 @@ import numpy as np
 from jaxtyping import Float
 
 from jzero import cli, config
+from jzero.config.data_sources import split_sources
 from jzero.errors import UserError
 from jzero.evaluate import check, held_out_problems, load_suites, run_on, settings_of_run
-from jzero.files import JsonObject, read_jsonl, split_commas
+from jzero.files import JsonObject, read_jsonl
 from jzero.hosts import peers, processes
 from jzero.run.finished import FoundModel, find_model
 from jzero.types import Problem
@@ -114,7 +115,7 @@ def parse(arguments: Sequence[str]) -> Command:
     evaluation = replace(settings.eval, samples=0, greedy=True, verifiers=())
     settings = cli.parse_settings(replace(settings, eval=evaluation), config_flags)
     out = Path(args.out or f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}")
-    return Command(base, run, settings, split_commas(args.suite), out, args.show)
+    return Command(base, run, settings, split_sources(args.suite), out, args.show)
 
 
 def compare(command: Command) -> str:

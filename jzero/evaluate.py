@@ -26,8 +26,8 @@ import numpy as np
 import jzero
 from jzero import cli, config
 from jzero.answers import published
+from jzero.config.data_sources import split_sources
 from jzero.errors import UserError
-from jzero.files import split_commas
 from jzero.hosts import peers, processes
 from jzero.model import adapters, huggingface, peft, qwen
 from jzero.model.base_model import read_base_model
@@ -151,7 +151,7 @@ def parse(arguments: Sequence[str]) -> Command:
         template = math_problems.math_template(settings.task.template)
     settings = with_stop_strings(settings, template)
     questions = [Path(path) for path in given.loglikelihood]
-    return Command(split_commas(given.suite), out_directory(given.out), settings, questions)
+    return Command(split_sources(given.suite), out_directory(given.out), settings, questions)
 
 
 def parse_run(arguments: Sequence[str]) -> Command:
@@ -168,7 +168,7 @@ def parse_run(arguments: Sequence[str]) -> Command:
             "--suite NAME"
         )
     settings = cli.parse_settings(settings_of_run(found, found.settings), config_flags)
-    return Command(split_commas(given.suite), out_directory(given.out), settings, [])
+    return Command(split_sources(given.suite), out_directory(given.out), settings, [])
 
 
 def settings_of_run(found: FoundModel, settings: config.Config) -> config.Config:

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jzero import cli
+from jzero.config.data_sources import read_source, split_sources
 from jzero.errors import UserError
-from jzero.files import check_not_input, check_output, split_commas, write_atomic
-from jzero.problems import problem_sets
+from jzero.files import check_not_input, check_output, write_atomic
+from jzero.problems import problem_sets, row_loader
 from jzero.problems.overlap import word_ngrams
 from jzero.tasks import suites
 
@@ -112,12 +113,13 @@ def main() -> None:
         raise UserError(f"--ngram={arguments.ngram} must be at least 1")
 
     # The output must not overwrite an input.
-    check_not_input(arguments.out, Path(arguments.data), "--data")
+    rows = read_source("--data", arguments.data)
+    check_not_input(arguments.out, Path(rows.path), "--data")
     if arguments.rates:
         check_not_input(arguments.out, Path(arguments.rates), "--rates")
     check_output(arguments.out, arguments.force)
 
-    dataset = problem_sets.load_split(arguments.data, "train", "test")
+    dataset = row_loader.open_rows(rows, "train", "--data")
     count = len(dataset)
 
     # The rows that pass each filter, keyed by the reason for dropping the others.
@@ -127,9 +129,9 @@ def main() -> None:
         passed["too easy or too hard"] = rows_by_rate(rates, count, arguments.min, arguments.max)
     if arguments.against:
         suite_questions = []
-        for spec in split_commas(arguments.against):
+        for spec in split_sources(arguments.against):
             suite_questions += suites.load_questions(spec)
-        questions = problem_sets.read_questions(dataset, arguments.data)
+        questions = problem_sets.read_questions(dataset, rows.path, rows.problem)
         passed["in a suite"] = rows_without_overlap(questions, suite_questions, arguments.ngram)
 
     # A row must pass every filter. The output keeps the order of the set.

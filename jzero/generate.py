@@ -32,6 +32,7 @@ from typing import TypeAlias
 import jax
 
 from jzero import cli, config, http, setup
+from jzero.config.data_sources import read_sources
 from jzero.errors import UserError
 from jzero.evaluate import defaults as model_defaults
 from jzero.evaluate import load
@@ -120,8 +121,8 @@ def run(options: Options, settings: config.Config) -> None:
 
 def describe(options: Options, settings: config.Config) -> str:
     """Returns the card of the data set, which reveals no local directory."""
-    sources = settings.task.data or settings.task.name
-    data = ", ".join(public_name(source) for source in split_commas(sources))
+    sources = read_sources("task.data", settings.task.data or settings.task.name)
+    data = ", ".join(public_name(rows.path) for rows in sources)
     adapter = settings.model.adapter.path
     model = options.shown_name
     if adapter:

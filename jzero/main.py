@@ -19,7 +19,7 @@ from ml_collections import config_flags
 
 import jzero
 from jzero import cli, config
-from jzero.config import describe, old_flags
+from jzero.config import describe
 from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.hosts import collectives, peers, processes
@@ -121,16 +121,14 @@ def parse(arguments: list[str]) -> Command:
     check_recipe(arguments)
     if cli.given_settings(arguments) and not has_recipe(arguments):
         cli.exit_with_error(NO_RECIPE)
-    arguments, old_values = old_flags.take_old_flags(arguments)
     given = cli.split_flags(arguments)
-    argv = ["jzero", *given.arguments]
     values = flags.FlagValues()
-    recipe = config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv)
+    recipe = config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=given.argv)
     workdir = flags.DEFINE_string("workdir", None, "", flag_values=values)
     unfinished_status = flags.DEFINE_integer(
         "unfinished_status", 0, "", lower_bound=0, upper_bound=255, flag_values=values
     )
-    settings = cli.parse_config_flag(values, argv, recipe, given.parts, old_values)
+    settings = cli.parse_config_flag(values, given, recipe)
     if not isinstance(settings, config.Config):
         cli.exit_with_error(NO_RECIPE)
     if shows:

@@ -217,14 +217,21 @@ def show_part(value: object) -> str:
     return f"{name}({','.join(arguments)})" if arguments else name
 
 
-def read_arguments(text: str) -> tuple[list[object], dict[str, object]]:
+# In the arguments of a call: text in quotes, or the rest of an argument after its name.
+_QUOTED_OR_VALUE = re.compile(r"""("[^"]*"|'[^']*')|(?<==)([^,()'"]+)""")
+
+
+def read_arguments(text: str, *, bare_text: bool = False) -> tuple[list[object], dict[str, object]]:
     """Returns the positional and the keyword arguments of a call.
 
-    `text` is the text between the brackets, such as "1, length=2000". Nothing is evaluated.
+    `text` is the text between the brackets, such as "1, length=2000". Nothing is evaluated. With
+    `bare_text` a keyword argument that is no literal is a text without quotes: project=my-run.
 
     Raises:
         ValueError: an argument is not a literal.
     """
+    if bare_text:
+        text = _QUOTED_OR_VALUE.sub(lambda found: found[1] or _quote(found[2]), text)
     try:
         call = ast.parse(f"_({text})", mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
@@ -238,6 +245,15 @@ def read_arguments(text: str) -> tuple[list[object], dict[str, object]]:
     except (MemoryError, RecursionError, SyntaxError, TypeError) as error:
         raise ValueError(str(error)) from None
     return positional, named
+
+
+def _quote(value: str) -> str:
+    """Returns an argument that is a literal as it is, and any other text in quotes."""
+    try:
+        ast.literal_eval(value.strip())
+    except (MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
+        return repr(value.strip())
+    return value
 
 
 def parse_part(
@@ -325,6 +341,15 @@ def checked_argument(name: str, field: FieldType, value: object) -> object:
     return float(value) if field.kind is float and isinstance(value, int) else value
 
 
+def only_part_with(parts: tuple[type | None, ...], argument: str) -> object:
+    """Returns the part with an argument if it is the only one, with its defaults; otherwise None.
+
+    An argument of a setting that is "none" so chooses the part: hub.repo=USER/NAME.
+    """
+    owners = [part for part in parts if part is not None and argument in field_types(part)]
+    return owners[0]() if len(owners) == 1 else None
+
+
 def replace_argument(
     name: str, parts: tuple[type | None, ...], part: object, path: str, value: object
 ) -> object:
@@ -333,7 +358,7 @@ def replace_argument(
     Args:
         name: dotted name of the setting.
         parts: the classes that the setting may have.
-        part: the current part.
+        part: the current part. None becomes the only part that has the argument.
         path: name of the argument; dotted for an argument of a part inside the part.
         value: the value, or its text from a flag.
 
@@ -341,6 +366,8 @@ def replace_argument(
         UserError: the part does not have the argument, or the value has the wrong type.
     """
     argument, _, inner_path = path.partition(".")
+    if part is None:
+        part = only_part_with(parts, argument)
     fields = {} if part is None else field_types(type(part))
     if argument not in fields:
         owners = [

@@ -135,7 +135,7 @@ def check(config: Config, workdir: Path) -> float | None:
     evaluated_task.check_verifiers(config.eval)
     if config.warm_start.steps:
         check_warm_start(config)
-    check_token(config.hub)
+    check_token(config.hub.push)
     check_trackers(config.train.trackers)
     stop_names(config.train.stop_on)
     check_workdir(workdir, to_json(config))

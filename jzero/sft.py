@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 
 from jzero import terminal
 from jzero.clock import Clock
-from jzero.config import Config, SftConfig, to_json, validate
+from jzero.config import Config, Rows, SftConfig, read_sources, to_json, validate
 from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.hosts import interrupt, processes
@@ -96,7 +96,7 @@ def prepare(config: Config, workdir: Path) -> tuple[Config, float | None]:
     config = resolve(config, workdir)
     validate(config)
     suites.check_suites(config.eval.suites)
-    check_token(config.hub)
+    check_token(config.hub.push)
     check_trackers(config.train.trackers)
     check_workdir(workdir, to_json(config))
     steps_to_discard(workdir, config.train)
@@ -236,28 +236,23 @@ def read_data(config: Config) -> SftData:
     """Reads the data sets of sft.data, and held-out rows from sft.eval_data or their splits."""
     sft = config.sft
     selection = selection_of(sft)
-    sources = selection.sources
-    if not sources:
+    sources = selection.train
+    if not all(source.path for source in sources) or not sources:
         raise UserError(f"sft.data={sft.data} names no set: give one, or several with commas")
     sets = [read_rows(source, config, is_held_out=False) for source in sources]
     for source, found in zip(sources, sets, strict=True):
-        check_system_prompt(source, found, sft.system_prompt)
+        check_system_prompt(source.path, found, sft.system_prompt)
     held_out: list[ExampleRow] = []
     for source in find_held_out_sources(selection):
         held_out += read_rows(source, config, is_held_out=True)
-    rows = problem_sets.stream(sets, sft.weights, config.train.seed)
+    rows = problem_sets.stream(sets, selection.weights, config.train.seed)
     return SftData(rows, sum(map(len, sets)), held_out)
 
 
 def selection_of(sft: SftConfig) -> Selection:
     """Returns the settings that choose the rows of fine-tuning."""
     return Selection(
-        data=sft.data,
-        eval_data=sft.eval_data,
-        train_split=sft.train_split,
-        eval_split=sft.eval_split,
-        train_setting="sft.train_split",
-        eval_setting="sft.eval_split",
+        read_sources("sft.data", sft.data), read_sources("sft.eval_data", sft.eval_data), "sft"
     )
 
 
@@ -271,27 +266,27 @@ def check_system_prompt(source: str, rows: Sequence[ExampleRow], system_prompt: 
         )
 
 
-def find_held_out_sources(selection: Selection) -> list[str]:
+def find_held_out_sources(selection: Selection) -> list[Rows]:
     """Returns the sources of held-out rows. A task draws as many rows as are asked for.
 
-    Raises UserError if no data set has the split sft.eval_split.
+    Raises UserError if no data set has the held-out split of sft.eval_data.
     """
-    if selection.eval_data:
-        return [selection.eval_data]
-    sources = selection.sources
-    tasks = [source for source in sources if draws_examples(source)]
-    sets = [source for source in sources if source not in tasks]
-    without_tasks = selection._replace(data=",".join(sets))
-    held_out = list(tasks)
+    if any(rows.path for rows in selection.held_out):
+        return row_loader.held_out_sources(selection)
+    # Held-out rows of a task are examples with another seed.
+    sets = tuple(rows for rows in selection.train if not draws_examples(rows.path))
+    without_tasks = selection._replace(train=sets)
+    held_out = [rows for rows in selection.train if draws_examples(rows.path)]
     if sets:
         held_out += row_loader.held_out_sources(without_tasks)
     if not held_out:
         for note in row_loader.notes_on_unused_splits(without_tasks):
             processes.print_once(note)
-    return [source for source in sources if source in held_out]
+    paths = [rows.path for rows in selection.train]
+    return sorted(held_out, key=lambda rows: paths.index(rows.path))
 
 
-def read_rows(source: str, config: Config, *, is_held_out: bool) -> Sequence[ExampleRow]:
+def read_rows(source: Rows, config: Config, *, is_held_out: bool) -> Sequence[ExampleRow]:
     """Returns the rows of a set to train on, or its held-out rows.
 
     If `source` is a task, they are warm-start examples. Rows that lack a value, such as a
@@ -299,10 +294,10 @@ def read_rows(source: str, config: Config, *, is_held_out: bool) -> Sequence[Exa
 
     Raises UserError if the data set has none of EXAMPLE_COLUMNS.
     """
-    if draws_examples(source):
-        return draw_task_rows(source, config, is_held_out=is_held_out)
-    open_set = row_loader.open_held_out if is_held_out else row_loader.open_train
-    dataset = open_set(selection_of(config.sft), source)
+    if draws_examples(source.path):
+        return draw_task_rows(source.path, config, is_held_out=is_held_out)
+    usual, setting = ("test", "sft.eval_data") if is_held_out else ("train", "sft.data")
+    dataset = row_loader.open_rows(source, usual, setting)
     for columns in EXAMPLE_COLUMNS:
         if set(columns) <= set(dataset.column_names):
             examples = dataset.select_columns(columns)
@@ -310,12 +305,14 @@ def read_rows(source: str, config: Config, *, is_held_out: bool) -> Sequence[Exa
                 # An example with a missing value cannot be trained on.
                 complete = [i for i, row in enumerate(examples) if None not in dict(row).values()]
                 count = len(examples) - len(complete)
-                processes.print_once(f"{source}: {count} rows without {columns[-1]} are left out")
+                processes.print_once(
+                    f"{source.path}: {count} rows without {columns[-1]} are left out"
+                )
                 examples = examples.select(complete)
             # A Dataset indexes and iterates as a sequence of rows, but does not declare it.
             return cast(Sequence[ExampleRow], examples)
     raise UserError(
-        f"sft.data={source} has columns {', '.join(dataset.column_names)}: "
+        f"sft.data={source.path} has columns {', '.join(dataset.column_names)}: "
         "it needs messages, prompt and completion, conversations, or text"
     )
 

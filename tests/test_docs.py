@@ -30,7 +30,7 @@ from jzero import cli
 from jzero.algorithms import PRESETS, Algorithm
 from jzero.algorithms.kl import KL_ESTIMATORS
 from jzero.algorithms.ratios import RATIOS
-from jzero.config import Config, list_settings, old_flags
+from jzero.config import Config, list_settings, take_old_flags
 from jzero.errors import UserError
 from jzero.run.workdir import MAY_CHANGE
 from jzero.setting import field_types, part_name
@@ -131,7 +131,7 @@ def test_links_to_headings_exist(page: Path) -> None:
 @pytest.mark.parametrize("block", BLOCKS, ids=block_name)
 def test_every_setting_of_a_block_exists(block: Block) -> None:
     given = [f"{flag}=1" for flag in re.findall(r"--config\.[a-z_.0-9]+", block.text)]
-    settings, _ = old_flags.take_old_flags(given)  # such as an entry of model.arch
+    settings, _ = take_old_flags(given)  # such as an entry of model.arch
     cli.check_setting_names(settings)  # exits with the first name that does not exist
 
 

@@ -110,7 +110,7 @@ CONFIG_MODULES = {
     "main",
     "cli",
     "config.checks",
-    "config.old_flags",
+    "config.old_settings",
     "config.presets",
     "config.schema",
     "config.serialization",

@@ -16,7 +16,7 @@ from tiny import BEST, code_row, math_row, write_rows
 
 from configs import mixed as recipe
 from jzero import evaluate, train
-from jzero.config import Config, tiny_arch
+from jzero.config import Config, Local, tiny_arch
 from jzero.errors import UserError
 
 # The default suite has the same turns and metrics without a policy: rollout/test_mixed_turns.py.
@@ -47,7 +47,7 @@ def tiny(data: Path, **changes: object) -> Config:
     settings.task.data = str(data)
     settings.task.options = (*settings.task.options, "math.verifier=last_number")
     settings.task.feedback_wrong = "No."
-    settings.task.sandbox.level = BEST
+    settings.task.sandbox = Local(level=BEST)
     settings.rollout.max_prompt_tokens = 16
     settings.rollout.max_reply_tokens = 80
     settings.rollout.temperature = 1.5

@@ -213,7 +213,10 @@ def test_a_run_that_is_done_is_not_done_again(
 
 def test_weights_say_how_often_examples_of_each_set_are_drawn(tmp_path: Path) -> None:
     """Three of four examples are of the second set, whose answers are shorter."""
-    sft.train(mixed_sets(tmp_path, weights=(1.0, 3.0), epochs=2), tmp_path / "run")
+    config = mixed_sets(tmp_path, epochs=2)
+    first, second = config.sft.data.split(",")
+    config.sft.data = f"rows('{first}',weight=1),rows('{second}',weight=3)"
+    sft.train(config, tmp_path / "run")
 
     num_tokens = sum(row["sft/tokens"] for row in read_metrics(tmp_path / "run"))
     num_examples = 2 * 30
@@ -296,8 +299,8 @@ def test_suites_that_cannot_work_are_refused_before_anything_is_written(
     ("setting", "value", "message"),
     [
         ("data", "nowhere.jsonl", "nowhere.jsonl cannot be loaded"),
-        ("weights", (1.0,), "a positive number for each of the 2 sets"),
-        ("weights", (1.0, 0.0), "a positive number for each of the 2 sets"),
+        ("data", "rows(a.jsonl,weight=1),b.jsonl", "some of the sets have a weight"),
+        ("data", "rows(a.jsonl,limit=-1)", "limit=-1 must be at least 0"),
         ("chat_template", "nowhere.jinja", "sft.chat_template=nowhere.jinja"),
         ("loss", "user", "sft.loss='user' is not one of assistant, all"),
         ("system_prompt", "Be brief.", "sft.system_prompt='Be brief.' is for messages, and .*two"),

@@ -19,9 +19,9 @@ from jzero import config
 from jzero.attention import xla
 from jzero.config import (
     Config,
+    Local,
     ModelConfig,
     RolloutConfig,
-    SandboxConfig,
     TaskConfig,
     TrainConfig,
     tiny_arch,
@@ -182,13 +182,13 @@ def write_set(folder: Path) -> Path:
     return folder
 
 
-def mixed_task(data: Path, *options: str, **changes: object) -> TaskConfig:
+def mixed_task(data: Path | str, *options: str, **changes: object) -> TaskConfig:
     """Returns settings with a plain template for each task."""
     return TaskConfig(
         name="mixed",
         data=str(data),
         options=("math.template=no", "code.template=plain", *options),
-        sandbox=SandboxConfig(level=BEST, seconds=1.0),
+        sandbox=Local(level=BEST, seconds=1.0),
         **changes,
     )
 

@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from mutant_rows import Row, rows  # pyright: ignore[reportMissingImports]
 
-from jzero.config import SandboxConfig, TaskConfig
+from jzero.config import Local, TaskConfig
 from jzero.programming import code_runs, code_tests
 
 MIN_WRONG = 3000
@@ -368,7 +368,7 @@ def mbpp_rows(path: Path) -> Iterator[Row]:
 
 def run(chosen: list[tuple[Row, Mutant]], oracle: Oracle) -> dict[tuple[str, str], Count]:
     """Returns counts by kind of mutant and layout."""
-    task = TaskConfig(name="code", sandbox=SandboxConfig(seconds=SANDBOX_SECONDS))
+    task = TaskConfig(name="code", sandbox=Local(seconds=SANDBOX_SECONDS))
     counts: dict[tuple[str, str], Count] = defaultdict(lambda: Count(0, 0, [], []))
     golds: dict[int, dict[str, Any]] = {}
     for number, (row, mutant) in enumerate(chosen):

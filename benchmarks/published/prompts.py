@@ -282,7 +282,7 @@ def jzero_ids(run: str, path: str, folder: Path, texts: Path | None = None) -> l
         rows: list[ExampleRow] = [{"messages": conversation(problem)} for problem in PROBLEMS]
         return [example.tokens for example in sft.encode_rows(tok, rows, config)]
     data = write_problems(config.task.name, folder)
-    task = replace(config.task, data=str(data), answer_column="")
+    task = replace(config.task, data=str(data))
     problems = TASKS[task.name].train_problems(task, 0, 1, len(PROBLEMS))
     return [tokenizer.prompt_ids(tok, problem.prompt) for problem in problems]
 

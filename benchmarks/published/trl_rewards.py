@@ -34,7 +34,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jzero.config import RewardConfig, TaskConfig, tiny_arch
+from jzero.config import RewardConfig, Rows, TaskConfig, tiny_arch
 from jzero.environments import batched_rewards
 from jzero.environments.batched_rewards import Episode
 from jzero.errors import UserError
@@ -186,8 +186,7 @@ def run(file: Path, names: Sequence[str], directory: Path) -> dict[str, list[Bat
         ),
         task=TaskConfig(
             name="math",
-            data=str(directory / "train.jsonl"),
-            answer_column="solution",
+            data=str(Rows(str(directory / "train.jsonl"), answer="solution")),
             template="chat",
             system_prompt="none",
             verifier="open_r1",

@@ -11,6 +11,8 @@ from jzero.config.checks import (
     validate,
     validate_values,
 )
+from jzero.config.data_sources import Rows, read_sources
+from jzero.config.old_settings import put_old_value, take_old_flags, unknown_names
 from jzero.config.presets import (
     ADAPTER_LR_FACTOR,
     ADAPTER_RANK,
@@ -24,20 +26,24 @@ from jzero.config.presets import (
 )
 from jzero.config.schema import (
     MOST_WAITING_PUSHES,
-    MOVED,
     AdapterConfig,
     Config,
     CriticConfig,
+    End,
     EvalConfig,
+    EveryCheckpoint,
     HubConfig,
     JudgeServer,
+    Local,
     MemoryConfig,
     MeshConfig,
     ModelConfig,
     OptimizerConfig,
+    Push,
+    Remote,
     RewardConfig,
     RolloutConfig,
-    SandboxConfig,
+    SandboxLimits,
     Setting,
     SftConfig,
     TaskConfig,
@@ -45,10 +51,11 @@ from jzero.config.schema import (
     TrainConfig,
     WarmStartConfig,
     is_boolean_argument,
+    is_tuple_argument,
+    known_names,
     list_settings,
     names_part,
     read_section,
     set_part,
-    unknown_names,
 )
 from jzero.config.serialization import flatten, from_json, to_json

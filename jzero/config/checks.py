@@ -18,6 +18,7 @@ from pathlib import Path
 
 from jzero import algorithms, http
 from jzero.config import architecture, teachers
+from jzero.config.data_sources import read_sources
 from jzero.config.schema import Config, RolloutConfig, Setting, list_settings, walk
 from jzero.errors import UserError, shown
 from jzero.files import JsonObject, split_revision
@@ -34,7 +35,7 @@ from jzero.setting import (
 
 LONGEST_NAME = 255  # bytes of a file name
 EXACT_BLOCK = 64  # = attention.exact.KEY_BLOCK; not imported, because attention imports config
-# Placeholders of the command after a push (hub.on_push).
+# Placeholders of the command after a push (hub.push.on_push).
 ON_PUSH_FIELDS = ("repo", "revision", "step")
 BRANCH_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 POSITIONS = "max_position_embeddings"  # key in the config.json of a model
@@ -308,21 +309,21 @@ def check_adapter(config: Config) -> Iterator[str]:
 
 
 def check_hub(config: Config) -> Iterator[str]:
-    """A push requires hub.repo, and other hub settings require a push."""
-    hub = config.hub
-    if hub.push == "none":
-        for name in ("repo", "on_push"):
-            if value := getattr(hub, name):
-                yield f"hub.{name}={value} has no effect without hub.push: set hub.push=end"
+    """A push requires the model on the hub, and a name of a branch."""
+    push = config.hub.push
+    if push is None:
         return
-    if not is_hub_id(hub.repo):
-        yield f"hub.push={hub.push} needs the model that it pushes to: set hub.repo=USER/NAME"
-    if not BRANCH_NAME.fullmatch(hub.revision):
+    if not is_hub_id(push.repo):
         yield (
-            f"hub.revision={hub.revision} is no name of a branch: use letters, digits, dots, "
+            f"hub.push={part_name(type(push))} needs the model that it pushes to: set "
+            "hub.push.repo=USER/NAME"
+        )
+    if not BRANCH_NAME.fullmatch(push.revision):
+        yield (
+            f"hub.push.revision={push.revision} is no name of a branch: use letters, digits, dots, "
             "hyphens and underscores"
         )
-    yield from check_on_push(hub.on_push)
+    yield from check_on_push(push.on_push)
 
 
 def check_on_push(command: str) -> Iterator[str]:
@@ -331,17 +332,17 @@ def check_on_push(command: str) -> Iterator[str]:
         arguments = shlex.split(command)
         fields = [field for _, *field in string.Formatter().parse(command)]
     except ValueError as error:
-        yield f"hub.on_push={command} is no command ({error}): quote it as in a shell"
+        yield f"hub.push.on_push={command} is no command ({error}): quote it as in a shell"
         return
     # {repo:>10} or {repo!r} would not be filled in: only plain placeholders are allowed.
     for name, form, conversion in fields:
         if name is not None and (name not in ON_PUSH_FIELDS or form or conversion):
             yield (
-                f"hub.on_push={command} has {{{name}}}: only "
+                f"hub.push.on_push={command} has {{{name}}}: only "
                 f"{', '.join(f'{{{field}}}' for field in ON_PUSH_FIELDS)} have a value"
             )
     if arguments and shutil.which(arguments[0]) is None:
-        yield f"hub.on_push={command}: there is no program {arguments[0]}: install it"
+        yield f"hub.push.on_push={command}: there is no program {arguments[0]}: install it"
 
 
 def check_revision(config: Config) -> Iterator[str]:
@@ -699,14 +700,18 @@ def check_length_of_the_run(config: Config) -> Iterator[str]:
         )
 
 
-def check_ranges_of_the_task(config: Config) -> Iterator[str]:
-    """The lower bound of a range must not be above the upper bound."""
-    task = config.task
-    if 0 < task.level_max < task.level_min:
-        yield (
-            f"task.level_min={task.level_min} is above task.level_max={task.level_max}: no problem "
-            "has such a level; raise task.level_max"
-        )
+def check_data_sources(config: Config) -> Iterator[str]:
+    """The data sources must be written correctly, and their numbers in bounds."""
+    for name, text in (
+        ("task.data", config.task.data),
+        ("task.eval_data", config.task.eval_data),
+        ("sft.data", config.sft.data),
+        ("sft.eval_data", config.sft.eval_data),
+    ):
+        try:
+            read_sources(name, text)
+        except UserError as error:
+            yield str(error)
 
 
 def check_evaluation(config: Config) -> Iterator[str]:
@@ -882,7 +887,7 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_context,
     check_schedule_of_a_step,
     check_length_of_the_run,
-    check_ranges_of_the_task,
+    check_data_sources,
     check_evaluation,
 )
 # Additional checks for reinforcement learning.

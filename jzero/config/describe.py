@@ -15,6 +15,7 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 
+from jzero.config.data_sources import DATA_SETTINGS, Rows
 from jzero.config.schema import Config, Setting, known_names, list_settings, parts_with_argument
 from jzero.errors import UserError
 from jzero.setting import (
@@ -147,6 +148,9 @@ def describe_setting(item: Setting) -> str:
     lines = ["\n    ".join(lines)]
     for part in item.type.parts:
         lines += describe_part(item, part)
+    if item.name in DATA_SETTINGS:
+        lines += describe_part(item, Rows)
+        lines.append(f"\n--config.{item.name}.NAME=VALUE changes an argument of every set.")
     if item.type.parts:
         lines.append(f"\n--config.{item.name}.NAME=VALUE changes an argument of the chosen part.")
     return "\n".join(lines)

@@ -36,7 +36,7 @@ OTHER_NAMES = {
     "lora_target_modules": "model.adapter.targets",
     "gradient_checkpointing": "model.remat",
     "output_dir": "--workdir",
-    "hub_model_id": "hub.repo",
+    "hub_model_id": "hub.push.repo",
     "push_to_hub": "hub.push",
     # verl and OpenRLHF.
     "n_samples_per_prompt": "rollout.group_size",

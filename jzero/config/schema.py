@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 
 from jzero import algorithms
 from jzero.config import schedules, teachers
-from jzero.config.other_names import advise
 from jzero.config.teachers import LONGEST_LIMIT, MOST_REQUESTS, MOST_RETRIES
 from jzero.errors import UserError
 from jzero.setting import (
@@ -268,17 +267,10 @@ class RewardConfig:
     )
 
 
-@dataclass
-class SandboxConfig:
-    """The sandbox that runs programs of responses, and the limits of one run."""
+@dataclass(frozen=True)
+class SandboxLimits:
+    """The limits of one run of a program."""
 
-    level: str = setting(
-        "auto",
-        "Isolation of programs. auto: the stronger of namespaces and landlock that the machine "
-        "supports; without either the run is refused. seccomp and none isolate less and are "
-        "never chosen automatically (docs/environments.md).",
-        choices=("auto", "namespaces", "landlock", "seccomp", "none"),
-    )
     seconds: float = setting(
         5.0,
         "Maximum CPU seconds of one run of a program. The limit of wall-clock time is three "
@@ -295,17 +287,34 @@ class SandboxConfig:
         above=0,
         at_most=LARGEST_GIB,
     )
+
+
+@dataclass(frozen=True)
+class Local(SandboxLimits):
+    """Programs run on this machine."""
+
+    level: str = setting(
+        "auto",
+        "Isolation of programs. auto: the stronger of namespaces and landlock that the machine "
+        "supports; without either the run is refused. seccomp and none isolate less and are "
+        "never chosen automatically (docs/environments.md).",
+        choices=("auto", "namespaces", "landlock", "seccomp", "none"),
+    )
     packages: tuple[str, ...] = setting(
         (),
         "Modules that programs may import besides the standard library, such as numpy. They are "
         "imported once, before the first program. Empty: only the standard library.",
     )
-    url: str = setting(
-        "", "Address of a server that runs the programs. Empty: this machine runs them."
-    )
+
+
+@dataclass(frozen=True)
+class Remote(SandboxLimits):
+    """A server runs the programs."""
+
+    url: str = setting("", "Address of the server, such as http://localhost:2000.")
     protocol: str = setting(
         "piston",
-        "API of task.sandbox.url: piston, sandbox_fusion, or e2b, the API of open-r1's router.",
+        "API of the server: piston, sandbox_fusion, or e2b, the API of open-r1's router.",
         choices=("piston", "sandbox_fusion", "e2b"),
     )
 
@@ -372,39 +381,20 @@ class TaskConfig:
     # Data sets.
     data: str = setting(
         "",
-        "Data sets, separated by commas: hub id, config@id, local file or directory. Empty: the "
-        "default of the task (countdown generates its problems).",
-    )
-    weights: tuple[float, ...] = setting(
-        (), "Share of each data set in task.data. Empty: the sets are treated as one."
+        "Data sets, separated by commas: hub id, config@id, local file or directory; or rows(...), "
+        "which also chooses columns and rows: rows('FILE',split='hard',limit=1000). Empty: the "
+        "default set of the task (countdown generates its problems).",
     )
     eval_data: str = setting(
         "",
-        "Held-out data set. It may name its columns: FILE:problem=input:answer=output. Empty: a "
-        "split of task.data.",
-    )
-    train_split: str = setting(
-        "", "Split of task.data for training, such as train_hard. Empty: train, or the only split."
-    )
-    eval_split: str = setting(
-        "", "Held-out split, such as validation. Empty: test, if there is one."
-    )
-    problem_column: str = setting(
-        "", "Column with the problem. Empty: the first of the usual names that the set has."
-    )
-    answer_column: str = setting(
-        "", "Column with the answer. Empty: the first of the usual names that the set has."
-    )
-    max_train: int = setting(
-        0, "Maximum training rows of each data set, taken from its beginning. 0: all rows."
+        "Held-out data sets, in the notation of task.data. rows(split='validation') is that split "
+        "of task.data. Empty: the split test of task.data, if there is one.",
     )
     drop_last: bool = setting(
         False,
         "Drops the last problems of a pass that are too few for a step. False: problems of the "
         "next pass complete the step.",
     )
-    level_min: int = setting(0, "Lowest level of difficulty, for sets with levels. 0: no limit.")
-    level_max: int = setting(0, "Highest level of difficulty, for sets with levels. 0: no limit.")
 
     # Prompts and the grading of answers.
     template: str = setting(
@@ -484,7 +474,10 @@ class TaskConfig:
         is_text=True,
     )
 
-    # Limits of grader processes.
+    # Limits of grader processes, and of programs.
+    sandbox: Local | Remote = setting(
+        Local(), "The sandbox that runs programs of responses, with the limits of one run."
+    )
     grade_seconds: float = setting(
         5.0,
         "Maximum seconds of one grading. A longer grading is killed with its process and scores "
@@ -511,7 +504,6 @@ class TaskConfig:
     )
 
     reward: RewardConfig = field(default_factory=RewardConfig)
-    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     tools: ToolsConfig = field(default_factory=ToolsConfig)
 
 
@@ -697,15 +689,10 @@ class SftConfig:
         "completion, or a column conversations or text; or the name of a task, for its "
         "warm-start examples. Empty: the run does RL.",
     )
-    weights: tuple[float, ...] = setting(
-        (), "Share of each data set in sft.data. Empty: the sets are treated as one."
-    )
-    eval_data: str = setting("", "Held-out data set. Empty: splits of sft.data.")
-    train_split: str = setting(
-        "", "Split of sft.data for training, such as train_hard. Empty: train, or the only split."
-    )
-    eval_split: str = setting(
-        "", "Held-out split, such as validation. Empty: test, if there is one."
+    eval_data: str = setting(
+        "",
+        "Held-out data sets, in the notation of task.data. rows(split='validation') is that split "
+        "of sft.data. Empty: the split test of sft.data, if there is one.",
     )
     chat_template: str = setting(
         "", "File with a Jinja chat template. Empty: the tokenizer's template."
@@ -887,19 +874,13 @@ class TrainConfig:
 MOST_WAITING_PUSHES = 2
 
 
-@dataclass
-class HubConfig:
-    """Pushes to the Hugging Face hub, during training and after the last step.
+@dataclass(frozen=True)
+class Push:
+    """The settings of every push to the hub.
 
     Pushes run in the background: a hub that fails, hangs or refuses never stops the run.
     """
 
-    push: str = setting(
-        "none",
-        "Models to push to the hub. none: no model. end: the final model. every_checkpoint: "
-        "also the model of every step of train.checkpoint_every.",
-        choices=("none", "end", "every_checkpoint"),
-    )
     repo: str = setting(
         "", "USER/NAME of the model on the hub. It is created if it does not exist."
     )
@@ -917,17 +898,6 @@ class HubConfig:
         False,
         "Replaces existing branches that this run did not create. main is always replaced.",
     )
-
-    # The model card.
-    tags: tuple[str, ...] = setting(
-        (), "Tags of the model card, in addition to those of the recipe."
-    )
-    language: tuple[str, ...] = setting((), "Languages of the model card, such as en.")
-    license: str = setting(
-        "unknown", "License of the model card as the hub names it, such as apache-2.0."
-    )
-
-    # The command after a push, time limits and retries.
     on_push: str = setting(
         "",
         'Command to run after each push, without a shell, such as "sbatch eval.slurm {repo} '
@@ -945,6 +915,34 @@ class HubConfig:
         3,
         "Maximum retries of a failed push, after 5, 10, 20, ... seconds. 0: no retries.",
         at_most=100,
+    )
+
+
+@dataclass(frozen=True)
+class End(Push):
+    """The final model is pushed."""
+
+
+@dataclass(frozen=True)
+class EveryCheckpoint(Push):
+    """The model of every step of train.checkpoint_every is pushed, and the final model."""
+
+
+@dataclass
+class HubConfig:
+    """Pushes to the Hugging Face hub, and the model card of exports."""
+
+    push: End | EveryCheckpoint | None = setting(
+        None,
+        "Models to push to the hub during the run and after the last step, as in "
+        "end(repo='USER/NAME').",
+    )
+    tags: tuple[str, ...] = setting(
+        (), "Tags of the model card, in addition to those of the recipe."
+    )
+    language: tuple[str, ...] = setting((), "Languages of the model card, such as en.")
+    license: str = setting(
+        "unknown", "License of the model card as the hub names it, such as apache-2.0."
     )
 
 
@@ -971,7 +969,8 @@ class EvalConfig:
     # Test sets and graders.
     suites: tuple[str, ...] = setting(
         (),
-        "Additional test sets: keys of jzero.tasks.suites.SUITES, or name=path of a local set.",
+        "Additional test sets: keys of jzero.tasks.suites.SUITES, or NAME=FILE or NAME=rows(...), "
+        "a data set in the notation of task.data.",
     )
     limit: int = setting(0, "Maximum problems of a suite. 0: all.")
     verifier: str = setting(
@@ -1087,75 +1086,6 @@ class Config:
         return dataclasses.replace(self.optimizer, lr=self.critic.lr)
 
 
-# Removed flags of earlier recipes and documentation, with the advice for an error message.
-REPLACED = {
-    "train.pack_length": "set train.pack",
-    "train.pack_buckets": "set train.pack",
-    "train.pack_lengths": "set train.pack",
-    "critic.optimizer.lr": "set critic.lr",
-    "memory.max_growth": "every run has this check",
-    "memory.growth_steps": "every run has this check",
-    "model.adapter.init": "every adapter begins as it was",
-    **{
-        f"task.reward.{name}": f"write it as an argument in task.reward.functions={function}"
-        for name, function in (
-            ("repetition_max", "repetition_penalty(most=-1.0)"),
-            ("cosine_length", "cosine(length=1000)"),
-            ("overlong_length", "soft_overlong(length=16384)"),
-        )
-    },
-    "train.wandb_project": "set train.trackers='wandb(project=NAME)'",
-    "train.trackio_project": "set train.trackers='trackio(project=NAME)'",
-    "train.trackio_space": "set train.trackers='trackio(project=NAME, space=USER/NAME)'",
-    "train.log_completions": "train.trackers sends them unless it has completions=False",
-    "hub.wait_minutes": "set hub.minutes",
-    "hub.on_push_minutes": "a command may take an hour",
-    "hub.max_waiting": "two exports may wait",
-    "train.wandb_entity": "set the environment variable WANDB_ENTITY",
-    "train.wandb_group": "set the environment variable WANDB_RUN_GROUP",
-    "train.wandb_name": "set the environment variable WANDB_NAME",
-}
-
-
-# Flags of earlier versions, and the setting that has the same meaning today.
-MOVED: dict[str, str] = {
-    "algorithm.truncated_score": "algorithm.truncated.score",
-    "algorithm.std_eps": "algorithm.advantage.eps",
-    "algorithm.gamma": "algorithm.advantage.gamma",
-    "algorithm.lam": "algorithm.advantage.lam",
-    "algorithm.value_clip": "algorithm.advantage.value_clip",
-    "algorithm.value_coef": "algorithm.advantage.value_coef",
-    "algorithm.length_norm": "algorithm.weight.length",
-    "algorithm.clip_low": "algorithm.surrogate.low",
-    "algorithm.clip_high": "algorithm.surrogate.high",
-    "algorithm.dual_clip": "algorithm.surrogate.dual",
-    "algorithm.sapo_tau_positive": "algorithm.surrogate.tau_positive",
-    "algorithm.sapo_tau_negative": "algorithm.surrogate.tau_negative",
-    "algorithm.vespo_k_positive": "algorithm.surrogate.k_positive",
-    "algorithm.vespo_lambda_positive": "algorithm.surrogate.lambda_positive",
-    "algorithm.vespo_k_negative": "algorithm.surrogate.k_negative",
-    "algorithm.vespo_lambda_negative": "algorithm.surrogate.lambda_negative",
-    "algorithm.correction_low": "algorithm.correction.low",
-    "algorithm.correction_high": "algorithm.correction.high",
-    "algorithm.kl_coef": "algorithm.kl.coef",
-    "algorithm.kl_estimator": "algorithm.kl.estimator",
-    "algorithm.kl_max": "algorithm.kl.bound",
-    "algorithm.kl_weight": "algorithm.kl.weight",
-    "algorithm.ce_coef": "algorithm.cross_entropy.coef",
-    "algorithm.ce_weight": "algorithm.cross_entropy.weight",
-    "algorithm.ce_tokens": "algorithm.cross_entropy.tokens",
-    "algorithm.teacher_coef": "algorithm.distillation.coef",
-    "algorithm.teacher_max": "algorithm.distillation.bound",
-    "optimizer.decay_ratio": "optimizer.schedule.decay_ratio",
-    "optimizer.decay_shape": "optimizer.schedule.shape",
-    "optimizer.cycles": "optimizer.schedule.cycles",
-    "optimizer.timescale": "optimizer.schedule.timescale",
-    "optimizer.min_lr_ratio": "optimizer.schedule.min_lr_ratio",
-    "optimizer.power": "optimizer.schedule.power",
-    "teacher.kind": "teacher",
-}
-
-
 @dataclass(frozen=True)
 class Setting:
     """One setting of a config with its dotted name, such as "rollout.group_size".
@@ -1203,23 +1133,6 @@ def walk(section: object, prefix: str, part: str = "") -> Iterator[Setting]:
         # A value of a wrong type has no settings; the checks report it.
         if kinds[item.name].parts and is_part(value):
             yield from walk(value, f"{name}.", name)
-
-
-def unknown_names(names: Iterable[str]) -> str:
-    """Returns a message on the dotted names that are not settings, with the closest settings.
-
-    Returns "no field rollout.group_sise; did you mean rollout.group_size?", or "" if all names are
-    settings, or arguments of any part that a setting may have.
-    """
-    known = known_names()
-    mistakes = []
-    for name in sorted(set(names) - set(known)):
-        # A removed setting has better advice than the settings with similar names.
-        advice = REPLACED.get(name) or advise(name, known)
-        if name in MOVED:
-            advice = f"set {MOVED[name]}"
-        mistakes.append(f"no field {name}; {advice}")
-    return "; ".join(mistakes)
 
 
 @functools.cache
@@ -1286,9 +1199,19 @@ def parts_with(argument: str, kinds: Iterable[FieldType]) -> list[type]:
 
 def is_boolean_argument(name: str) -> bool:
     """Returns whether a dotted name is an argument of a part, and True or False."""
+    return is_argument_of_kind(name, bool)
+
+
+def is_tuple_argument(name: str) -> bool:
+    """Returns whether a dotted name is an argument of a part, and a list."""
+    return is_argument_of_kind(name, tuple)
+
+
+def is_argument_of_kind(name: str, kind: type) -> bool:
+    """Returns whether a dotted name is an argument of a part with this type."""
     argument = name.rpartition(".")[2]
     parts = parts_with_argument(name)
-    return bool(parts) and all(field_types(part)[argument].kind is bool for part in parts)
+    return bool(parts) and all(field_types(part)[argument].kind is kind for part in parts)
 
 
 def set_part(config: Config, name: str, text: object) -> None:

@@ -4,7 +4,15 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 
-from jzero.config.schema import Config, unknown_names
+from jzero.config.old_settings import (
+    Merged,
+    Moved,
+    Removed,
+    old_setting,
+    rename_options,
+    unknown_names,
+)
+from jzero.config.schema import Config, known_names, names_part, parts_with_argument, set_part
 from jzero.errors import UserError
 from jzero.setting import field_types, part_from_json, to_values
 
@@ -17,6 +25,9 @@ def to_json(config: Config) -> str:
 def from_json(text: str, source: str) -> Config:
     """Parses the text of a run's config.json. Settings that the text lacks have their defaults.
 
+    Settings of earlier versions have the meaning that they had (`old_settings`). Removed settings
+    are left out.
+
     Raises a UserError, with `source` as the name of the file, if a setting is unknown or has a
     value of the wrong type.
     """
@@ -26,8 +37,10 @@ def from_json(text: str, source: str) -> Config:
         raise UserError(f"{source} is no JSON: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{source} is no config: it holds no JSON object")
+    today, old_values = split_old_values(Config, values)
     # pydantic would ignore unknown settings.
-    if mistakes := unknown_names(setting_names(Config, values)):
+    unknown = [name for name in setting_names(Config, today)]
+    if mistakes := unknown_names(unknown):
         raise UserError(
             f"{source} has settings that this version of jzero does not have: {mistakes}. "
             "Use the version that wrote the file, or remove them"
@@ -35,9 +48,89 @@ def from_json(text: str, source: str) -> Config:
     from pydantic import TypeAdapter  # not at the top: it takes a tenth of a second
 
     try:
-        return TypeAdapter(Config).validate_python(with_parts(Config, values))
+        config = TypeAdapter(Config).validate_python(with_parts(Config, today))
+        for name, value in old_values:
+            put_recorded_value(config, name, value)
+        rename_options(config.task)
+        return config
     except ValueError as error:
         raise UserError(f"{source} holds a wrong value: {error}") from None
+
+
+def split_old_values(
+    section: type, values: Mapping[str, object], prefix: str = ""
+) -> tuple[dict[str, object], list[tuple[str, object]]]:
+    """Separates the settings of earlier versions from the JSON values of a section.
+
+    Returns the values without them, and the old settings by dotted name. The arguments of a part
+    that was a section are among the old ones.
+    """
+    fields = field_types(section)
+    today: dict[str, object] = {}
+    old: list[tuple[str, object]] = []
+    for name, value in values.items():
+        full_name = prefix + name
+        if name in fields and isinstance(value, Mapping):
+            inner = fields[name].kind
+            if dataclasses.is_dataclass(inner):
+                today[name], inner_old = split_old_values(inner, value, f"{full_name}.")
+                old += inner_old
+                continue
+            if "name" not in value:
+                old += [(f"{full_name}.{key}", item) for key, item in value.items()]
+                continue
+        elif isinstance(value, Mapping) and old_setting(f"{full_name}."):
+            old += [(f"{full_name}.{key}", item) for key, item in value.items()]
+            continue
+        is_name_of_part = name in fields and fields[name].parts and isinstance(value, str)
+        if is_name_of_part or (name not in fields and old_setting(full_name)):
+            old.append((full_name, value))
+        else:
+            today[name] = value
+    # The parts first: the others are their arguments.
+    old.sort(key=lambda item: item[0] not in known_names() or item[0].count("."))
+    return today, old
+
+
+def put_recorded_value(config: Config, name: str, value: object) -> None:
+    """Changes a config as an earlier version with this setting in its config.json meant.
+
+    A value that had no effect changes nothing: the default, or a number of a part that was not
+    chosen.
+    """
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    entry = old_setting(name)
+    if isinstance(entry, Removed) or (isinstance(entry, Merged) and value == entry.default):
+        return
+    if isinstance(entry, Merged):
+        if text:  # "" was no value for any of these settings
+            entry.put(config, name, text)
+        return
+    name = entry.to if isinstance(entry, Moved) else name
+    if not names_part(name):
+        section, _, field = name.rpartition(".")
+        setattr(get_setting(config, section), field, value)
+        return
+    parts = parts_with_argument(name)
+    if not parts:  # the name of a part, "" for none
+        if text:
+            set_part(config, name, text)
+        return
+    owner, _, argument = name.rpartition(".")
+    chosen = get_setting(config, owner)
+    if field_types(parts[0])[argument].parts:
+        text = text or "none"
+    is_default = [getattr(part(), argument) for part in parts] == [value]
+    if type(chosen) in parts or (chosen is None and len(parts) == 1 and not is_default):
+        set_part(config, name, text)
+
+
+def get_setting(config: Config, name: str) -> object:
+    """Returns the setting with a dotted name."""
+    value: object = config
+    for field in name.split("."):
+        value = getattr(value, field)
+    return value
 
 
 def setting_names(section: type, values: Mapping[str, object], prefix: str = "") -> Iterator[str]:

@@ -436,10 +436,11 @@ def _problems(
 @functools.cache
 def _read_sets(selection: Selection, *, is_held_out: bool) -> list[list[dict[str, JsonValue]]]:
     """Returns the selected rows of each data set, with all columns."""
-    open_set = row_loader.open_held_out if is_held_out else row_loader.open_train
+    usual, setting = ("test", "task.eval_data") if is_held_out else ("train", "task.data")
+    sources = row_loader.held_out_sources(selection) if is_held_out else selection.train
     return [
-        problem_sets.read_columns(open_set(selection, source), source)
-        for source in selection.sources
+        problem_sets.read_columns(row_loader.open_rows(rows, usual, setting), rows.path)
+        for rows in sources
     ]
 
 
@@ -458,8 +459,9 @@ def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[P
     indices = range(step * count, (step + 1) * count)
     sets = _train_sets(task)
     if sets is not None:
-        rows = problem_sets.stream(sets, task.weights if task.data else (), seed)
-        indices = problem_sets.step_indices(step, count, sum(map(len, sets)), task)
+        weights = row_loader.selection_of(task).weights
+        rows = problem_sets.stream(sets, weights, seed)
+        indices = problem_sets.step_indices(step, count, sum(map(len, sets)), task, weights)
         chosen = [rows[index] for index in indices]
     elif task.environment.startswith(verifiers.PREFIX):
         chosen = verifiers.endless_train_rows(_foreign_name(task), indices)
@@ -471,10 +473,9 @@ def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[P
 def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
     """Returns at most `count` held-out problems, the same in every run.
 
-    The problems are the first rows of `task.eval_data` or of the split `task.eval_split`. Without
-    `task.data` they differ from the training problems in their seeds. With `task.data`, but neither
-    `task.eval_data` nor `task.eval_split`, there are no held-out problems. For verifiers every
-    tenth task is held out.
+    The problems are the first rows of `task.eval_data`. Without `task.data` they differ from the
+    training problems in their seeds. With `task.data`, but without `task.eval_data`, there are no
+    held-out problems. For verifiers every tenth task is held out.
     """
     seed = problem_sets.EVAL_SEED
     if task.environment.startswith(verifiers.PREFIX):
@@ -482,10 +483,9 @@ def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
         return _problems(task, "eval", seed, list(enumerate(held_out)))
     if not task.data:
         return _problems(task, "eval", seed, [(index, {}) for index in range(count)])
-    if not task.eval_data and not task.eval_split:
+    if not task.eval_data:
         return []
-    selection = row_loader.selection_of(task)._replace(data=task.eval_data or task.data)
-    sets = _read_sets(selection, is_held_out=True)
+    sets = _read_sets(row_loader.selection_of(task), is_held_out=True)
     rows = [row for rows_of_set in sets for row in rows_of_set]
     return _problems(task, "eval", seed, list(enumerate(rows))[:count])
 

@@ -19,6 +19,7 @@ from jzero.config import (
     AdapterConfig,
     Config,
     EvalConfig,
+    EveryCheckpoint,
     HubConfig,
     MemoryConfig,
     ModelConfig,
@@ -81,7 +82,7 @@ def export_bytes(config: Config, model: QwenConfig) -> float:
 
 def exports_models(model: ModelConfig, train: TrainConfig, hub: HubConfig) -> bool:
     """Returns whether exports are complete models, and not adapters."""
-    is_asked_for = train.export_merged or hub.push != "none"
+    is_asked_for = train.export_merged or hub.push is not None
     return not model.adapter.rank or is_asked_for
 
 
@@ -113,7 +114,7 @@ def most_exports(config: Config) -> int:
     number = 1
     if train.export_every:
         number += max(0, train.steps - 1) // train.export_every
-    if hub.push == "every_checkpoint":
+    if isinstance(hub.push, EveryCheckpoint):
         # Exports that wait for their push, and the one in transfer.
         number += MOST_WAITING_PUSHES + 1
     return number

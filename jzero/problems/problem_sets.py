@@ -107,38 +107,6 @@ class _Drawn(Generic[RowType]):
         return self._draw(index)
 
 
-# Sources.
-
-_COLUMN_OF_SOURCE = re.compile(r"(.*):(problem|answer)=([^:]+)", re.DOTALL)
-
-
-class Source(NamedTuple):
-    """A source of rows and its column names; "" selects the usual names in COLUMN_NAMES."""
-
-    data: str
-    problem_column: str = ""
-    answer_column: str = ""
-
-
-def parse_source(text: str) -> Source:
-    """Parses "FILE" or "FILE:problem=input:answer=output".
-
-    Raises:
-        UserError: a column is named twice, or no file or data set precedes the column names.
-    """
-    columns: dict[str, str] = {}
-    data = text
-    # Each match removes the last column name. Any colons that remain belong to the source.
-    while found := _COLUMN_OF_SOURCE.fullmatch(data):
-        data, kind, name = found.groups()
-        if kind in columns:
-            raise UserError(f"data {text} names the column {kind} twice: name it once")
-        columns[kind] = name.strip()
-    if columns and not data.strip():
-        raise UserError(f"data {text} names columns and no set: write FILE:problem=COLUMN")
-    return Source(data, columns.get("problem", ""), columns.get("answer", ""))
-
-
 # Loading.
 
 
@@ -300,7 +268,7 @@ def load_split(source: str, *names: str) -> datasets.Dataset:
     if len(splits) > 1:
         raise UserError(
             f"data {source} has splits {', '.join(splits)}: {names[0]} is not among them, name one "
-            "with task.train_split, task.eval_split, sft.train_split or sft.eval_split"
+            f"as in rows('{source}',split='{next(iter(splits))}')"
         )
     return next(iter(splits.values()))
 
@@ -321,19 +289,13 @@ def find_column(dataset: datasets.Dataset, kind: str, source: str, wanted: str =
     columns = ", ".join(sorted(dataset.column_names))
     if wanted:
         similar = difflib.get_close_matches(wanted, dataset.column_names, 1)
-        advice = f"did you mean {similar[0]}?" if similar else f"set task.{kind}_column."
-        raise UserError(
-            f"task.{kind}_column={wanted}: {source} has the columns {columns}: {advice} Or write "
-            f"{source}:{kind}=COLUMN where the set is a suite or task.eval_data"
-        )
+        advice = f"did you mean {similar[0]}?" if similar else "name one of them"
+        raise UserError(f"{kind}={wanted}: {source} has the columns {columns}: {advice}")
     if kind == "level":
-        advice = "task.level_min=0 task.level_max=0"
+        advice = "leave level_min and level_max out of its rows(...)"
     else:
-        advice = (
-            f"task.{kind}_column, or write {source}:{kind}=COLUMN where the set is a suite or "
-            "task.eval_data"
-        )
-    raise UserError(f"task.data={source} has columns {columns}: set {advice}")
+        advice = f"name one, as in rows('{source}',{kind}='COLUMN')"
+    raise UserError(f"data {source} has columns {columns}: {advice}")
 
 
 def read_questions(dataset: datasets.Dataset, source: str, problem_column: str = "") -> list[str]:
@@ -575,9 +537,9 @@ def as_questions(values: Sequence[JsonValue], column: str, source: str) -> list[
             kind = "a list of messages" if isinstance(value, list) else f"{value!r:.80}"
             raise UserError(
                 f"task.data={source} row {number}: the column {column} holds {kind}, and no text: "
-                "name a column that holds the question with task.problem_column, and choose the "
-                f"text around it with task.template, or take prompts unchanged from a column with "
-                f"task.template=column:{column}"
+                f"name a column that holds the question, rows('{source}',problem='COLUMN'), and "
+                "choose the text around it with task.template, or take prompts unchanged from a "
+                f"column with task.template=column:{column}"
             )
         if len(value) > MAX_QUESTION:
             raise UserError(
@@ -636,21 +598,23 @@ def drawn(draw: Callable[[int], RowType]) -> Stream[RowType]:
     return cast(Stream[RowType], grain.MapDataset.source(_Drawn(draw)))
 
 
-def step_indices(step: int, count: int, num_rows: int, task: TaskConfig) -> range:
+def step_indices(
+    step: int, count: int, num_rows: int, task: TaskConfig, weights: Sequence[float] = ()
+) -> range:
     """Returns the indices in `stream` of the `count` rows of a step.
 
     With `task.drop_last` each pass over the `num_rows` rows starts with a new step, and the last
-    rows of a pass are skipped if they do not fill a step.
+    rows of a pass are skipped if they do not fill a step. `weights` are the arguments of `stream`.
 
     Raises:
         UserError: the rows do not fill one step, or weights mix passes of different lengths.
     """
     if not task.drop_last:
         return range(step * count, (step + 1) * count)
-    if task.weights:
+    if weights:
         raise UserError(
-            "task.drop_last=True counts passes over all sets, and task.weights mixes passes of "
-            "different lengths: set task.weights= or task.drop_last=False"
+            "task.drop_last=True counts passes over all sets, and weights mix passes of different "
+            "lengths: leave weight out of task.data, or set task.drop_last=False"
         )
     steps_of_pass = num_rows // count
     if not steps_of_pass:
@@ -671,19 +635,11 @@ def stream(
 
     Each set is reshuffled in each of its epochs. `weights` are the shares of the sets in the
     sequence. Without weights the sets are shuffled together, like a single set.
-
-    Raises:
-        UserError: `weights` is not one positive number for each set.
     """
     import grain  # imports jax, and grader processes load this module
 
-    if weights:
-        are_positive = all(isinstance(item, int | float) and item > 0 for item in weights)
-        if len(weights) != len(sets) or not are_positive:
-            raise UserError(
-                f"{weights=} must be a positive number for each of the {len(sets)} sets"
-            )
-    elif len(sets) > 1:
+    assert not weights or len(weights) == len(sets), f"{weights=} {len(sets)=}"
+    if not weights and len(sets) > 1:
         sets = [[row for rows in sets for row in rows]]
 
     shuffled = [

@@ -1,7 +1,7 @@
 """The common loader of data-set rows: selects the rows to train on and the held-out rows.
 
-    selection = selection_of(task)                    # the settings that select the rows
-    dataset = open_train(selection, source)           # the selected rows of one set
+    selection = selection_of(task)                    # the sources of a task
+    dataset = open_rows(rows, "train", "task.data")   # the selected rows of one source
     sets = load_sets(selection, read, notes_on)       # the rows of all sets, as the task reads them
 
 `problem_sets` loads a source and reads its columns. Each task provides a function that reads the
@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
+from jzero.config.data_sources import Rows, read_sources
 from jzero.errors import UserError
-from jzero.files import split_commas
 from jzero.problems import overlap, problem_sets
-from jzero.problems.problem_sets import Source
 
 if TYPE_CHECKING:
     import datasets
@@ -36,21 +36,17 @@ RowType = TypeVar("RowType", bound=Asked)
 
 
 class Selection(NamedTuple):
-    """The settings that select rows."""
+    """The sources of a run."""
 
-    data: str  # sources, separated by commas
-    eval_data: str = ""
-    train_split: str = ""  # "": train, or the only split
-    eval_split: str = ""  # "": test
-    max_train: int = 0  # rows of each set; 0 for all
-    level_min: int = 0  # 0 for no bound
-    level_max: int = 0
-    train_setting: str = "task.train_split"  # for error messages
-    eval_setting: str = "task.eval_split"
+    train: tuple[Rows, ...]
+    held_out: tuple[Rows, ...] = ()  # (): the split test of the sources to train on
+    section: str = "task"  # the section of their settings, for error messages
 
     @property
-    def sources(self) -> list[str]:
-        return split_commas(self.data)
+    def weights(self) -> tuple[float, ...]:
+        """Returns the share of each source to train on, () if they are treated as one."""
+        weights = tuple(rows.weight for rows in self.train)
+        return weights if any(weights) else ()
 
 
 class Sets(NamedTuple, Generic[RowType]):
@@ -61,9 +57,9 @@ class Sets(NamedTuple, Generic[RowType]):
     notes: list[str]  # lines about loaded and dropped rows
 
 
-# read(dataset, source, is_held_out) returns the task's row for each row of a split, or None for a
+# read(dataset, rows, is_held_out) returns the task's row for each row of a source, or None for a
 # row that the task cannot use.
-Read = Callable[["datasets.Dataset", Source, bool], Sequence[RowType | None]]
+Read = Callable[["datasets.Dataset", Rows, bool], Sequence[RowType | None]]
 
 
 class Loaded(NamedTuple, Generic[RowType]):
@@ -79,103 +75,126 @@ NotesOn = Callable[[Loaded[RowType]], list[str]]
 
 
 def selection_of(task: TaskConfig) -> Selection:
-    """Returns the settings of a task that select rows."""
-    return Selection(
-        data=task.data or problem_sets.DEFAULT_SETS.get(task.name, ""),
-        eval_data=task.eval_data,
-        train_split=task.train_split,
-        eval_split=task.eval_split,
-        max_train=task.max_train,
-        level_min=task.level_min,
-        level_max=task.level_max,
-    )
+    """Returns the sources of a task. Sources without a path have the default set of the task.
+
+    Raises:
+        UserError: a source has no path, and the task no default set; or there is no source.
+    """
+    default = problem_sets.DEFAULT_SETS.get(task.name, "")
+    train = read_sources("task.data", task.data or default)
+    has_unnamed = any(not rows.path for rows in train) and not default
+    if has_unnamed or (task.data and not train):
+        raise UserError(
+            f"task.data={task.data} names no set, and task.name={task.name} has no set of its own: "
+            "write rows('FILE',...)"
+        )
+    train = tuple(replace(rows, path=rows.path or default) for rows in train)
+    return Selection(train, read_sources("task.eval_data", task.eval_data))
 
 
 # -- One set ---------------------------------------------------------------------------------------
 
 
-def open_train(selection: Selection, source: str) -> datasets.Dataset:
-    """Returns the first `max_train` rows with selected levels in the training split of a set.
+def open_rows(rows: Rows, usual_split: str, setting: str) -> datasets.Dataset:
+    """Returns the first rows with the selected levels in the split of a source.
+
+    Args:
+        rows: the source.
+        usual_split: the split of a source that names none, if the set has several.
+        setting: the setting with the source, for error messages.
 
     Raises:
         UserError: the set cannot be loaded, or lacks the split or a column of levels.
     """
-    dataset = choose_split(source, selection.train_split, "train", selection.train_setting)
-    lowest, highest = selection.level_min, selection.level_max
-    dataset = problem_sets.select_levels(dataset, lowest, highest, source)
-    if 0 < selection.max_train < len(dataset):
-        dataset = dataset.select(range(selection.max_train))
+    dataset = choose_split(rows, usual_split, setting)
+    dataset = problem_sets.select_levels(dataset, rows.level_min, rows.level_max, rows.path)
+    if 0 < rows.limit < len(dataset):
+        dataset = dataset.select(range(rows.limit))
     return dataset
 
 
-def open_held_out(selection: Selection, source: str) -> datasets.Dataset:
-    """Returns the held-out split of a set.
+def choose_split(rows: Rows, usual: str, setting: str) -> datasets.Dataset:
+    """Returns the split of a source. If it names none: the split `usual`, or the only split.
+
+    `setting` is the name of the setting with the source, for error messages.
 
     Raises:
-        UserError: the set cannot be loaded, or lacks the split.
+        UserError: the set has no such split.
     """
-    return choose_split(source, selection.eval_split, "test", selection.eval_setting)
-
-
-def choose_split(source: str, wanted: str, usual: str, setting: str) -> datasets.Dataset:
-    """Returns the split `wanted` of a source. If that is "": the split `usual`, or the only split.
-
-    `setting` is the name of the setting with the value `wanted`, for error messages.
-
-    Raises:
-        UserError: the source has no such split.
-    """
-    if not wanted:
-        return problem_sets.load_split(source, usual)
-    splits = problem_sets.load(source)
-    if wanted not in splits:
+    if not rows.split:
+        return problem_sets.load_split(rows.path, usual)
+    splits = problem_sets.load(rows.path)
+    if rows.split not in splits:
         raise UserError(
-            f"{setting}={wanted}: data {source} has the splits {', '.join(splits)}: {wanted} is "
-            "not among them"
+            f"{setting}={rows}: data {rows.path} has the splits {', '.join(splits)}: {rows.split} "
+            "is not among them"
         )
-    return splits[wanted]
+    return splits[rows.split]
 
 
 # -- Held-out rows ---------------------------------------------------------------------------------
 
 
-def held_out_sources(selection: Selection) -> list[str]:
-    """Returns the sources of held-out rows: `eval_data`, or the sets that have the held-out split.
+def held_out_sources(selection: Selection) -> list[Rows]:
+    """Returns the sources of held-out rows: those of the selection, or the splits test of its sets.
+
+    A held-out source without a path stands for each set to train on that has its split. Columns
+    that a source does not name are those of the first set to train on.
 
     Raises:
-        UserError: no set has the split `eval_split`, or the run trains on that split.
+        UserError: no set has the split, or the run trains on that split.
     """
-    if selection.eval_data:
-        return [selection.eval_data]
-    wanted, setting = selection.eval_split, selection.eval_setting
-    if wanted and wanted == (selection.train_split or "train"):
-        raise UserError(f"{setting}={wanted} is the split that is trained on: name another")
-    name = wanted or "test"
-    sources = selection.sources
+    columns = selection.train[0] if selection.train else Rows()
+    sources = []
+    for rows in selection.held_out or (Rows(),):
+        named = replace(
+            rows, problem=rows.problem or columns.problem, answer=rows.answer or columns.answer
+        )
+        sources += [named] if rows.path else held_out_splits(selection, rows)
+    return sources
+
+
+def held_out_splits(selection: Selection, wanted: Rows) -> list[Rows]:
+    """Returns the sets to train on, with the held-out split that the source `wanted` names.
+
+    Raises:
+        UserError: no set has the split, or the run trains on that split.
+    """
+    name = wanted.split or "test"
+    setting = f"{selection.section}.eval_data={wanted}"
+    if wanted.split and all(name == (rows.split or "train") for rows in selection.train):
+        raise UserError(f"{setting}: {name} is the split that is trained on: name another")
     # A run may train on the split test, which is then not held out.
     found = [
-        source
-        for source in sources
-        if name != selection.train_split and name in problem_sets.load(source)
+        replace(
+            wanted,
+            path=rows.path,
+            split=name,
+            problem=wanted.problem or rows.problem,
+            answer=wanted.answer or rows.answer,
+        )
+        for rows in selection.train
+        if name != (rows.split or "train") and name in problem_sets.load(rows.path)
     ]
-    if wanted and not found:
+    if wanted.split and not found:
         splits = [
-            f"{source} has the splits {', '.join(problem_sets.load(source))}" for source in sources
+            f"{rows.path} has the splits {', '.join(problem_sets.load(rows.path))}"
+            for rows in selection.train
         ]
-        raise UserError(f"{setting}={wanted}: {'; '.join(splits)}")
+        raise UserError(f"{setting}: {'; '.join(splits)}")
     return found
 
 
 def notes_on_unused_splits(selection: Selection) -> list[str]:
     """Returns a line for each set with splits that are neither trained on nor held out."""
     notes = []
-    for source in selection.sources:
-        splits = problem_sets.load(source)
-        others = [name for name in splits if name != (selection.train_split or "train")]
+    for rows in selection.train:
+        splits = problem_sets.load(rows.path)
+        others = [name for name in splits if name != (rows.split or "train")]
         if len(splits) > 1 and others:
             notes.append(
-                f"{source}: nothing is held out; its split {', '.join(others)} is held out if "
-                f"{selection.eval_setting} names it"
+                f"{rows.path}: nothing is held out; its split {', '.join(others)} is held out with "
+                f"{selection.section}.eval_data=rows(split='{others[0]}')"
             )
     return notes
 
@@ -194,39 +213,39 @@ def load_sets(
 ) -> Sets[RowType]:
     """Loads the sets of a task, and removes held-out questions from the training rows.
 
-    `eval_data` may name the columns of its set: "FILE:problem=COLUMN:answer=COLUMN".
-
     Raises:
         UserError: a set cannot be loaded, or has no rows left to train on.
     """
     held_out: list[RowType] = []
     sources_held_out = held_out_sources(selection)
-    for text in sources_held_out:
-        source = problem_sets.parse_source(text)
-        rows = read(open_held_out(selection, source.data), source, True)
+    for source in sources_held_out:
+        rows = read(open_rows(source, "test", "task.eval_data"), source, True)
         held_out += [row for row in rows if row is not None]
     # Digests ignore case, white space and punctuation, in which copies of a question often differ.
     digests = {overlap.digest(row.question) for row in held_out}
 
     train: list[list[RowType]] = []
     notes = [] if sources_held_out else notes_on_unused_splits(selection)
-    for name in selection.sources:
-        dataset = open_train(selection, name)
-        rows = read(dataset, Source(name), False)
+    for source in selection.train:
+        dataset = open_rows(source, "train", "task.data")
+        rows = read(dataset, source, False)
         usable = [row for row in rows if row is not None]
         trainable = [row for row in usable if overlap.digest(row.question) not in digests]
         if usable and not trainable:
-            held_out_name = selection.eval_data or f"its split {selection.eval_split or 'test'}"
+            where = ", ".join(
+                f"the split {rows.split} of {rows.path}" if rows.split else rows.path
+                for rows in sources_held_out
+            )
             raise UserError(
-                f"task.data={name}: all of its {len(usable)} problems are held out, as they are "
-                f"also in {held_out_name}: give another task.eval_data"
+                f"task.data={source}: all of its {len(usable)} problems are held out, as they are "
+                f"also in {where}: give another task.eval_data"
             )
         if not trainable:
             raise UserError(
-                f"task.data={name}: none of {len(dataset)} rows is left to train on: give a set "
-                "with others, or widen task.level_min..level_max"
+                f"task.data={source}: none of {len(dataset)} rows is left to train on: give a set "
+                "with others, or widen its level_min..level_max"
             )
-        notes += notes_on(Loaded(name, dataset, usable, trainable))
+        notes += notes_on(Loaded(source.path, dataset, usable, trainable))
         train.append(trainable)
     return Sets(train, held_out, notes)
 

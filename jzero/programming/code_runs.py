@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from jzero import http
+from jzero.config import Local, Remote, SandboxLimits
 from jzero.programming import code_asserts
 from jzero.programming.code_feedback import FailedTest
 from jzero.sandbox import client, comparison, levels, remote
@@ -25,7 +26,7 @@ from jzero.types import JsonValue
 from jzero.workers.pool import WALL_SECONDS_PER_CPU_SECOND
 
 if TYPE_CHECKING:
-    from jzero.config import SandboxConfig, TaskConfig
+    from jzero.config import TaskConfig
 
 LANGUAGE = "python"
 # The pool kills a grader process that exceeds its wall limit. Programs may use this share of it.
@@ -197,7 +198,7 @@ def _is_right(outcome: Outcome, test: dict[str, JsonValue]) -> bool:
     )
 
 
-def limits_of(settings: SandboxConfig, wall_seconds_left: float) -> Limits:
+def limits_of(settings: SandboxLimits, wall_seconds_left: float) -> Limits:
     """Returns the limits of one run, which may take at most `wall_seconds_left` of wall time."""
     most = settings.seconds * client.WALL_SECONDS_PER_CPU_SECOND
     return Limits(
@@ -208,14 +209,14 @@ def limits_of(settings: SandboxConfig, wall_seconds_left: float) -> Limits:
     )
 
 
-def find_sandbox(settings: SandboxConfig) -> levels.Executor:
+def find_sandbox(settings: Local | Remote) -> levels.Executor:
     """Returns the executor of this process's programs: a local sandbox or a remote server.
 
     Raises:
         UserError: this machine does not support the required protection level.
         SandboxError: the sandbox does not start.
     """
-    if settings.url:
+    if isinstance(settings, Remote):
         return _remote(settings.url, settings.protocol)
     level = levels.reached_level(settings.level)
     return shared_sandbox(level, tuple(settings.packages))
@@ -229,7 +230,7 @@ def _remote(url: str, protocol: str) -> remote.RemoteSandbox:
 def check(task: TaskConfig) -> None:
     """Raises UserError if programs cannot run with these settings."""
     settings = task.sandbox
-    if settings.url:
+    if isinstance(settings, Remote):
         http.check_url("task.sandbox.url", settings.url)
         return
     levels.reached_level(settings.level)
@@ -238,7 +239,7 @@ def check(task: TaskConfig) -> None:
 def describe(task: TaskConfig) -> str:
     """Returns a line with the place where programs run and its protection level."""
     settings = task.sandbox
-    if settings.url:
+    if isinstance(settings, Remote):
         return f"sandbox: programs run at {settings.url} ({settings.protocol})"
     level = levels.reached_level(settings.level)
     line = f"sandbox: level {level}"
@@ -247,6 +248,6 @@ def describe(task: TaskConfig) -> str:
 
 def level_number(task: TaskConfig) -> int:
     """Returns the value of the metric sandbox/level."""
-    if task.sandbox.url:
+    if isinstance(task.sandbox, Remote):
         return levels.REMOTE
     return levels.LEVELS.index(levels.reached_level(task.sandbox.level))

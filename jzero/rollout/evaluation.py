@@ -18,9 +18,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from jzero import config, terminal
+from jzero.config.data_sources import split_sources
 from jzero.decoder.engine import Samples
 from jzero.errors import UserError
-from jzero.files import split_commas
 from jzero.hosts import collectives, interrupt, processes
 from jzero.model import qwen
 from jzero.rewards.trl_rewards import TrainerState
@@ -190,7 +190,7 @@ def encode_suites(
     Prints how many problems of a suite were dropped. Raises UserError if all of them were.
     """
     problems: dict[str, list[EncodedProblem]] = {}
-    for spec in split_commas(*settings.suites):
+    for spec in split_sources(*settings.suites):
         name, suite_problems = suites.load_suite(spec, task, settings.limit, seed)
         if settings.rewards:
             print_left_out(name, suite_problems, task)

@@ -299,8 +299,9 @@ REMARKS: dict[str, Remark] = {
     ),
     "one_score": Remark(
         "`reward/zero_variance_groups` is 1 for three steps: no group has two different scores.",
-        "Filter the problems with `python -m jzero.filter`, choose them with `task.level_min` and "
-        "`task.level_max`, raise `rollout.group_size`, or set `algorithm.dynamic_sampling_rounds`.",
+        "Filter the problems with `python -m jzero.filter`, choose them with `task.data.level_min` "
+        "and `task.data.level_max`, raise `rollout.group_size`, or set "
+        "`algorithm.dynamic_sampling_rounds`.",
         _one_score,
     ),
     "truncated": Remark(

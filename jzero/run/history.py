@@ -8,16 +8,18 @@ their path: the file contains no directory of the machine that trained the model
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from jzero import algorithms
 from jzero.config import Config, flatten, teachers, to_json
+from jzero.config.data_sources import read_source, read_sources, split_sources
 from jzero.errors import UserError
-from jzero.files import JsonObject, parse_json, split_commas
+from jzero.files import JsonObject, parse_json
 from jzero.model.hub import public_name
-from jzero.problems.problem_sets import DEFAULT_SETS
+from jzero.problems import row_loader
 from jzero.tasks import draws_examples
 from jzero.types import JsonValue
 
@@ -84,10 +86,10 @@ def stage_of(config: Config, step: int) -> Stage:
     is_sft = kind == SFT
     # The sources of an SFT run can be data sets and tasks that generate examples.
     if is_sft:
-        sources = split_commas(config.sft.data)
+        sources = [rows.path for rows in read_sources("sft.data", config.sft.data)]
         task = next((source for source in sources if draws_examples(source)), "")
     else:
-        sources = split_commas(config.task.data or DEFAULT_SETS.get(config.task.name, ""))
+        sources = [rows.path for rows in row_loader.selection_of(config.task).train]
         task = config.task.name
     sets = [source for source in sources if not is_sft or not draws_examples(source)]
     return Stage(
@@ -185,11 +187,25 @@ def public_value(value: JsonValue) -> JsonValue:
     return value
 
 
+def public_source(item: str) -> str:
+    """Returns rows(...), or NAME=rows(...), with a public name instead of its path."""
+    name, equals, source = item.partition("=")
+    if item.startswith("rows(") or not equals:
+        name, equals, source = "", "", item
+    rows = read_source("a data set", source)
+    return f"{name}{equals}{replace(rows, path=public_name(rows.path))}"
+
+
 def public_text(value: str) -> str:
     """Returns a setting's text with public names instead of the paths of a list of sources.
 
     A source may have a name in front of its path, as in `eval.suites=sums=FILE`.
     """
+    if re.search(r"(^|[,=]\s*)rows\(", value):
+        try:
+            return ",".join(map(public_source, split_sources(value)))
+        except UserError:  # a prompt
+            pass
     parts = value.split(",")
     # Text with spaces may contain commas without being a list of paths.
     is_text = any(character.isspace() for character in value)  # such as a system prompt

@@ -5,7 +5,7 @@ Each line is {"step", "branch", "event", ...}. The events of a step, in their or
     queued   its export is complete, in "directory"; with "is_temporary" it is only for the push
     claimed  the branch was free, and is now this run's own
     pushed   the hub has the files, at "address"
-    started  the command hub.on_push was started
+    started  the command hub.push.on_push was started
     ended    that command has ended, with "status" (null: it was stopped)
     dropped  the push was given up, because too many were waiting
 

@@ -1,12 +1,12 @@
 """Pushes the models of a run to the Hugging Face hub in the background: `hub.push`.
 
-    pushes = HubPushes(config.hub, workdir, resume_step)    # finishes interrupted pushes
+    pushes = HubPushes(config.hub.push, workdir, resume_step)    # finishes interrupted pushes
     pushes.add(Push(step, branch, directory))               # returns at once
     while not pushes.wait(1.0): ...                         # after the last step
     pushes.close()                                          # stops running pushes
 
 Two threads serve two queues. The first pushes, with one process per attempt (`run.push_process`),
-which is killed at its deadline. The second runs the command `hub.on_push` for each pushed
+which is killed at its deadline. The second runs the command `hub.push.on_push` for each pushed
 checkpoint, also with a deadline. Neither thread ever raises into the run: a failure prints one line
 and is counted in summary.json. `run.hub_ledger` records finished work.
 """
@@ -29,10 +29,12 @@ from typing import IO
 import huggingface_hub
 
 from jzero import http, terminal
-from jzero.config import MOST_WAITING_PUSHES, HubConfig
+from jzero.config import MOST_WAITING_PUSHES
+from jzero.config import Push as PushSettings
 from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.run.hub_ledger import Ledger, Push
+from jzero.setting import part_name
 
 FOLDER = "hub"  # of the workdir, with the logs
 # A command that submits a job ends in seconds, and one that evaluates a model within the hour.
@@ -43,16 +45,16 @@ LONGEST_MESSAGE = 1 << 16  # bytes read from a process at once
 LONGEST_REASON = 200  # characters of a reason that are printed
 
 
-def check_token(settings: HubConfig) -> None:
+def check_token(settings: PushSettings | None) -> None:
     """Raises UserError if the run pushes to the hub and there is no hub token."""
-    if settings.push != "none" and not huggingface_hub.get_token():
+    if settings is not None and not huggingface_hub.get_token():
         raise UserError(
-            f"hub.push={settings.push} needs a token of the hub: run `hf auth login`, or set "
-            "HF_TOKEN"
+            f"hub.push={part_name(type(settings))} needs a token of the hub: run `hf auth login`, "
+            "or set HF_TOKEN"
         )
 
 
-def branch_of_step(settings: HubConfig, step: int) -> str:
+def branch_of_step(settings: PushSettings, step: int) -> str:
     """Returns the branch of a checkpoint, as opposed to the finished model."""
     return f"{settings.revision}-step-{step}"
 
@@ -78,7 +80,7 @@ class HubPushes:
 
     def __init__(
         self,
-        settings: HubConfig,
+        settings: PushSettings,
         workdir: Path,
         resume_step: int | None = None,
         first_pause: float = FIRST_PAUSE,
@@ -289,7 +291,7 @@ class HubPushes:
                 return failure | {"reason": "the run has ended"}
             if time.monotonic() >= deadline:
                 minutes = self._settings.minutes
-                return failure | {"reason": f"no answer within hub.minutes={minutes:g}"}
+                return failure | {"reason": f"no answer within hub.push.minutes={minutes:g}"}
             return failure | {"reason": f"the process of the push ended: see {log.name}"}
 
     def _messages(self, pipe: IO[bytes], deadline: float) -> Iterator[JsonObject]:

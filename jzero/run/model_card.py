@@ -13,11 +13,12 @@ from pathlib import Path
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from jzero import config
+from jzero.config.data_sources import split_sources
 from jzero.files import JsonObject, read_jsonl, split_commas, split_revision
 from jzero.model import adapters, qwen
 from jzero.model.base_model import BaseModel
 from jzero.model.hub import is_on_hub, public_name
-from jzero.problems import problem_sets
+from jzero.problems import problem_sets, row_loader
 from jzero.rollout.evaluation import evaluation_kinds
 from jzero.run import history
 from jzero.run.history import Stage
@@ -333,7 +334,7 @@ def last_accuracies(
         return []
     # Metrics have the names "kind/accuracy" and, for suites, "kind/suite/accuracy".
     last = list(evaluations.values())[-1]
-    chosen = dict(suites.parse_suite(spec) for spec in split_commas(*settings.suites))
+    chosen = dict(suites.parse_suite(spec) for spec in split_sources(*settings.suites))
     kinds = evaluation_kinds(settings, temperature)
     measured = []
     for name, value in last.items():
@@ -346,11 +347,11 @@ def last_accuracies(
         count = last.get(f"{prefix}problems")
         hub_id, split, subject = "", None, held_out
         if suite_names:
-            source = history.without_config(suite.data) if suite else ""
+            source = history.without_config(suite.rows.path) if suite else ""
             subject = suite_names[0]
             # Only an unchanged entry of SUITES is the published test set.
             if suite and suites.SUITES.get(subject) == suite and is_on_hub(source):
-                hub_id, split = split_revision(source)[0], suite.split
+                hub_id, split = split_revision(source)[0], suite.rows.split or "test"
             elif source:
                 subject = f"{subject} ({public_name(source)})"
         measured.append(
@@ -372,8 +373,9 @@ def last_accuracies(
 
 def held_out_subject(task: config.TaskConfig) -> str:
     """Returns a description of the held-out problems of a run's task."""
-    data = task.eval_data or task.data or problem_sets.DEFAULT_SETS.get(task.name, "")
-    names = [public_name(history.without_config(name)) for name in split_commas(data)]
+    selection = row_loader.selection_of(task)
+    held_out = [rows for rows in selection.held_out if rows.path] or selection.train
+    names = [public_name(history.without_config(rows.path)) for rows in held_out]
     return f"held-out problems of {', '.join(names) or task.name}"
 
 

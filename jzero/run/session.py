@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jzero.clock import Clock, compilation_counter
-from jzero.config import Config, TrainConfig, flatten, to_json
+from jzero.config import Config, EveryCheckpoint, TrainConfig, flatten, to_json
 from jzero.errors import UserError
 from jzero.files import JsonObject, read_jsonl, write_atomic
 from jzero.hosts import collectives, processes
@@ -171,8 +171,8 @@ class RunSession:
         )
         self.resume_step = self.checkpoints.latest()  # None for a new run
         self.pushes: HubPushes | None = None  # only on the first process
-        if config.hub.push != "none" and processes.is_first_process():
-            self.pushes = HubPushes(config.hub, workdir, self.resume_step)
+        if config.hub.push is not None and processes.is_first_process():
+            self.pushes = HubPushes(config.hub.push, workdir, self.resume_step)
             self._cleanup.callback(self.pushes.close)
         self.writer = MetricsWriter(
             workdir if processes.is_first_process() else None,
@@ -329,8 +329,9 @@ class RunSession:
         # skips the existing export. In the other order the export would never be made.
         if self.schedule.export_is_due(step):
             self.export(state)
-        if self._push_is_due(step):
-            branch = branch_of_step(self.config.hub, step)
+        push = self.config.hub.push
+        if push is not None and self._push_is_due(step):
+            branch = branch_of_step(push, step)
             self._push(state, branch, is_temporary=not self.schedule.export_is_due(step))
         if self.schedule.checkpoint_is_due(step):
             self.save(state, wait=False)
@@ -350,7 +351,8 @@ class RunSession:
     def _push_is_due(self, step: int) -> bool:
         """Returns whether the model after `step` goes to the hub."""
         # `finish` pushes the model of the last step.
-        if self.config.hub.push != "every_checkpoint" or step == self.schedule.last_step:
+        is_asked_for = isinstance(self.config.hub.push, EveryCheckpoint)
+        if not is_asked_for or step == self.schedule.last_step:
             return False
         return self.schedule.checkpoint_is_due(step)
 
@@ -387,11 +389,12 @@ class RunSession:
         """Waits for the pushes of a finished run; returns their summary.
 
         Every process calls this function. The wait ends early on a signal, or after
-        hub.minutes.
+        hub.push.minutes.
         """
-        if self.config.hub.push == "none":
+        settings = self.config.hub.push
+        if settings is None:
             return None
-        deadline = time.monotonic() + 60 * self.config.hub.minutes
+        deadline = time.monotonic() + 60 * settings.minutes
         try:
             while True:
                 # Only the first process has pushes. All processes stay in the loop until it is
@@ -459,8 +462,8 @@ class RunSession:
                 self.save(state)
             if is_complete:
                 export = self.export(state)
-                if self.config.hub.push != "none":
-                    self._push(state, self.config.hub.revision, is_temporary=False)
+                if (settings := self.config.hub.push) is not None:
+                    self._push(state, settings.revision, is_temporary=False)
                 pushes = self._finish_pushes(check_stop)
         self._update_times()
         summary = summarize(

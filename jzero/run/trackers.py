@@ -14,13 +14,11 @@ process (`run.tracker_process`), and every wait has a deadline. Each kind of fai
 line. Only a user mistake that is detected at the start, such as a missing key, is an error.
 """
 
-import ast
 import contextlib
 import importlib.util
 import json
 import os
 import queue
-import re
 import subprocess
 import sys
 import threading
@@ -33,6 +31,7 @@ from jzero import terminal
 from jzero.errors import UserError, shown
 from jzero.files import JsonObject, write_atomic
 from jzero.run.tracker_process import CLOSE_SECONDS, TABLE
+from jzero.setting import read_arguments
 
 START_SECONDS = 30.0  # maximum wait for a tracker before the first step
 LONGEST_QUEUE = 1000  # waiting messages; further messages are lost
@@ -53,9 +52,6 @@ PACKAGES = {
     "mlflow": ("mlflow", "mlflow-skinny"),
 }
 COMPLETIONS = "completions"  # the argument of every tracker that sends the table, or not
-
-# One argument in the brackets: a name, and a number, True, False or text, with or without quotes.
-_ARGUMENT = re.compile(r"""\s*(\w+)\s*=\s*("[^"]*"|'[^']*'|[^,()'"]*)\s*(?:,|$)""")
 
 
 class TrackerSpec(NamedTuple):
@@ -101,19 +97,13 @@ def parse_tracker(text: str) -> TrackerSpec:
 
 
 def _parse_arguments(where: str, text: str) -> JsonObject:
-    arguments: JsonObject = {}
-    position = 0
-    while text[position:].strip():
-        argument = _ARGUMENT.match(text, position)
-        if argument is None:
-            raise UserError(f"{where}: write each argument as NAME=VALUE, with commas in between")
-        name, value = argument.groups()
-        try:
-            arguments[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):  # a text without quotes
-            arguments[name] = value.strip()
-        position = argument.end()
-    return arguments
+    try:
+        positional, named = read_arguments(text, bare_text=True)
+    except ValueError:
+        positional, named = [text], {}
+    if positional:
+        raise UserError(f"{where}: write each argument as NAME=VALUE, with commas in between")
+    return named
 
 
 def check_trackers(specs: Sequence[str]) -> None:

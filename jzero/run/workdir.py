@@ -1,6 +1,6 @@
 """Guards a workdir: it belongs to one run, with the settings in its config.json."""
 
-import dataclasses
+import contextlib
 import json
 import os
 import re
@@ -33,7 +33,10 @@ MAY_CHANGE = (
     "memory.check",
     "memory.device_gib",
     "memory.disk_gb",
-    *(f"hub.{field.name}" for field in dataclasses.fields(config.HubConfig)),
+    "hub.push",
+    "hub.tags",
+    "hub.language",
+    "hub.license",
 )
 
 MOST_CHANGES = 3  # settings of another run that its message names
@@ -112,7 +115,9 @@ def _check_same_run(path: Path, config_json: str) -> None:
     values = _flat_values(config_json, path)
     changes = []
     for name in sorted(written_values.keys() | values.keys()):
-        if name not in MAY_CHANGE and written_values.get(name) != values.get(name):
+        # hub.push.repo is an argument of hub.push.
+        is_free = any(name == free or name.startswith(f"{free}.") for free in MAY_CHANGE)
+        if not is_free and written_values.get(name) != values.get(name):
             changes.append(
                 f"{name}: {written_values.get(name, '(absent)')} -> {values.get(name, '(absent)')}"
             )
@@ -127,6 +132,12 @@ def _check_same_run(path: Path, config_json: str) -> None:
 
 
 def _flat_values(config_json: str, path: Path) -> dict[str, str]:
-    """Returns {"section.field": value as JSON} of the config in the file `path`."""
-    fields = config.flatten(parse_json(config_json, path))
+    """Returns {"section.field": value as JSON} of the config in the file `path`.
+
+    Settings of an earlier version have the names and values of today.
+    """
+    values = parse_json(config_json, path)
+    with contextlib.suppress(UserError):  # a version that this one cannot read: compared as it is
+        values = parse_json(config.to_json(config.from_json(config_json, str(path))), path)
+    fields = config.flatten(values)
     return {name: json.dumps(value) for name, value in fields.items()}

@@ -63,7 +63,9 @@ def reached_level(requested: str) -> str:
         if not reason:
             return level
         failures.append(f"{level}: {reason}")
-    advice = "use a machine that allows user namespaces, or a server with task.sandbox.url"
+    advice = (
+        "use a machine that allows user namespaces, or a server with task.sandbox=remote(url=URL)"
+    )
     if requested == AUTO:
         # Levels that only the user may choose, by name.
         weaker = [level for level in ("seccomp",) if not failure(level)]

@@ -201,12 +201,12 @@ def _choose_task(sheet: Sheet, wishes: Wishes, data: Data, held_out: str) -> Non
         raise UserError(
             f"data {data.source} has the columns {', '.join(data.columns)}, and none with answers "
             "that a grader could compare: give --reward FILE.py:FUNCTION, or name the column with "
-            "--config.task.answer_column=COLUMN"
+            f"--data \"rows('{data.source}',answer='COLUMN')\""
         )
-    sheet.set("task.data", data.source, f"--data: {data.num_rows:,} rows")
-    sheet.set("task.problem_column", data.problem_column, data.problem_reason)
+    reasons = [f"--data: {data.num_rows:,} rows", f"problem: {data.problem_reason}"]
     if data.answer_column:
-        sheet.set("task.answer_column", data.answer_column, data.answer_reason)
+        reasons.append(f"answer: {data.answer_reason}")
+    sheet.set("task.data", str(data.rows), "; ".join(reasons))
     if wishes.reward:
         sheet.set("task.reward.functions", (wishes.reward,), "--reward")
     else:

@@ -28,6 +28,7 @@ from pathlib import Path
 from jzero import cli, config
 from jzero import main as jzero_main
 from jzero.config import Config
+from jzero.config.data_sources import read_source
 from jzero.config.describe import describe as describe_settings
 from jzero.errors import UserError
 from jzero.hosts import peers, processes
@@ -167,7 +168,7 @@ def prepare(request: Request) -> tuple[Config, Path]:
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         processes.write_once(Path(held_out), "".join(lines))
     path = workdir / recipe.FILE
-    title = f"{public_name(wishes.model)} on {public_name(wishes.data)}."
+    title = f"{public_name(wishes.model)} on {public_name(path_of(wishes.data))}."
     processes.write_once(path, recipe.recipe_source(sheet.settings, sheet.choices, title, path))
     processes.print_once(f"recipe {path}")
     return sheet.settings, workdir
@@ -183,12 +184,17 @@ def resume(request: Request, wishes: Wishes, workdir: Path) -> Config:
     settings.train.minutes = wishes.minutes or settings.train.minutes
     for name, was, asked in (
         ("--model", settings.model.path, wishes.model),
-        ("--data", settings.task.data, wishes.data),
+        ("--data", path_of(settings.task.data), path_of(wishes.data)),
     ):
         if was != asked:
             raise UserError(f"{name}={asked}: {path} is a run with {was}; choose another --workdir")
     processes.print_once(f"continues with {path}, which is not chosen again")
     return settings
+
+
+def path_of(source: str) -> str:
+    """Returns the path of a data source."""
+    return read_source("--data", source).path
 
 
 def config_of_model(settings: Config, wishes: Wishes) -> Config:
@@ -215,7 +221,7 @@ def with_absolute_paths(wishes: Wishes) -> Wishes:
 
 def run_name(wishes: Wishes) -> str:
     """Returns the name of a run: MODEL-DATA, with -lora for an adapter."""
-    parts = [Path(wishes.model).name, Path(wishes.data.partition("#")[0]).stem]
+    parts = [Path(wishes.model).name, Path(path_of(wishes.data).partition("#")[0]).stem]
     if wishes.lora:
         parts.append("lora")
     return re.sub(r"[^a-z0-9.]+", "-", "-".join(parts).lower()).strip("-.")

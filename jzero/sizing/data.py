@@ -3,11 +3,12 @@
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jzero.config import TaskConfig
+from jzero.config.data_sources import Rows, read_source, read_sources
 from jzero.errors import UserError
 from jzero.problems import problem_sets
 from jzero.types import JsonValue, Prompt
@@ -27,51 +28,73 @@ HELD_OUT_SHARE = 10  # one row in this many is held out
 class Data:
     """What `jzero train` needs to know about a data set."""
 
-    source: str  # as in task.data
+    rows: Rows  # the source, with its columns
     columns: tuple[str, ...]
     num_rows: int
     split: str  # the split to train on
     has_test_split: bool
-    problem_column: str
     problem_reason: str
-    answer_column: str  # "": the set has no answers
     answer_reason: str
     has_messages: bool  # the column of problems holds lists of messages
     prompts: list[Prompt]  # of at most SAMPLED_ROWS rows, as they are in the set
     solutions: list[str]  # worked solutions of these rows; empty without such a column
     has_only_numbers: bool  # every answer is a number
 
+    @property
+    def source(self) -> str:
+        """Returns the path of the set."""
+        return self.rows.path
 
-def read_data(source: str, task: TaskConfig) -> Data:
+    @property
+    def problem_column(self) -> str:
+        """Returns the column of problems."""
+        return self.rows.problem
+
+    @property
+    def answer_column(self) -> str:
+        """Returns the column of answers, "" if the set has none."""
+        return self.rows.answer
+
+
+def read_data(text: str, task: TaskConfig) -> Data:
     """Reads the columns and the texts of a data set.
 
-    source: a file, a directory or a hub id, as in task.data.
-    task: its columns and splits take precedence over the usual names.
+    text: a data source, as in task.data.
+    task: the columns and the split of its data, which may have no path, take precedence over the
+        usual names.
 
     Raises UserError if the set cannot be read or has no column of problems. The message names the
     columns.
     """
-    splits = problem_sets.load(source)
-    split = task.train_split or ("train" if "train" in splits else next(iter(splits)))
-    if split not in splits:
-        raise UserError(
-            f"task.train_split={split}: data {source} has the splits {', '.join(splits)}"
+    rows = read_source("--data", text)
+    if given := read_sources("task.data", task.data):
+        rows = replace(
+            given[0],
+            path=rows.path,
+            split=given[0].split or rows.split,
+            problem=given[0].problem or rows.problem,
+            answer=given[0].answer or rows.answer,
         )
+    source = rows.path
+    splits = problem_sets.load(source)
+    split = rows.split or ("train" if "train" in splits else next(iter(splits)))
+    if split not in splits:
+        raise UserError(f"--data {rows}: data {source} has the splits {', '.join(splits)}")
     dataset = splits[split]
     if not len(dataset):
         raise UserError(f"data {source} has no rows")
     columns = tuple(dataset.column_names)
     problem_column, problem_reason = _find(
-        source, columns, "problem", task.problem_column, problem_sets.COLUMN_NAMES["problem"]
+        source, columns, "problem", rows.problem, problem_sets.COLUMN_NAMES["problem"]
     )
     if not problem_column:
         raise UserError(
             f"data {source} has the columns {', '.join(columns)}, and none of "
             f"{', '.join(problem_sets.COLUMN_NAMES['problem'])}: name the column of questions with "
-            "--config.task.problem_column=COLUMN"
+            f"--data \"rows('{source}',problem='COLUMN')\""
         )
     names = (*problem_sets.COLUMN_NAMES["answer"], *MORE_ANSWERS)
-    answer_column, answer_reason = _find(source, columns, "answer", task.answer_column, names)
+    answer_column, answer_reason = _find(source, columns, "answer", rows.answer, names)
 
     sample = dataset.select(range(min(SAMPLED_ROWS, len(dataset))))
     prompts = list(sample[problem_column])
@@ -80,14 +103,12 @@ def read_data(source: str, task: TaskConfig) -> Data:
         problem_sets.as_questions(prompts, problem_column, source)
     answers = _answers(sample, answer_column)
     return Data(
-        source=source,
+        rows=replace(rows, problem=problem_column, answer=answer_column),
         columns=columns,
         num_rows=len(dataset),
         split=split,
         has_test_split="test" in splits and split != "test",
-        problem_column=problem_column,
         problem_reason=problem_reason,
-        answer_column=answer_column,
         answer_reason=answer_reason,
         has_messages=has_messages,
         prompts=prompts,
@@ -105,9 +126,7 @@ def _find(
     """
     if wanted:
         if wanted.partition(".")[0] not in columns:
-            raise UserError(
-                f"task.{kind}_column={wanted}: data {source} has the columns {', '.join(columns)}"
-            )
+            raise UserError(f"{kind}={wanted}: data {source} has the columns {', '.join(columns)}")
         return wanted, "from the command line"
     for name in names:
         if name in columns:
@@ -153,5 +172,6 @@ def held_out_rows(data: Data, most: int) -> list[dict[str, JsonValue]]:
 
 def absolute_source(source: str) -> str:
     """Returns a local file or directory with its absolute path, and other sources as they are."""
-    path = Path(source).expanduser()
-    return str(path.resolve()) if path.exists() else source
+    rows = read_source("--data", source)
+    path = Path(rows.path).expanduser()
+    return str(replace(rows, path=str(path.resolve()))) if path.exists() else source

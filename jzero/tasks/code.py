@@ -12,9 +12,10 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from jzero.config.data_sources import Rows
 from jzero.errors import UserError
 from jzero.problems import problem_sets, row_loader
-from jzero.problems.problem_sets import AskedRow, Source
+from jzero.problems.problem_sets import AskedRow
 from jzero.problems.prompts import CODE_TEMPLATES, find_template
 from jzero.problems.row_loader import Loaded, Selection, Sets
 from jzero.programming import code_feedback, code_runs, code_tests
@@ -64,7 +65,6 @@ class Exercise(NamedTuple):
 class Reading(NamedTuple):
     """Settings for reading the rows of a data set."""
 
-    problem_column: str
     prompt_column: str
     max_tests: int
 
@@ -72,20 +72,18 @@ class Reading(NamedTuple):
 def reading_of(task: TaskConfig) -> Reading:
     """Returns the settings with which a task reads rows."""
     return Reading(
-        problem_column=task.problem_column,
         prompt_column=find_template(task.template, CODE_TEMPLATES).column,
         max_tests=options_of(task).max_tests,
     )
 
 
 def load_sets(task: TaskConfig) -> Sets[Exercise]:
-    """Loads the data sets of `task.data` with all levels.
+    """Loads the data sets of `task.data`.
 
     Raises:
         UserError: a data set cannot be loaded, or has no problem with runnable tests.
     """
-    selection = row_loader.selection_of(task)._replace(level_min=0, level_max=0)
-    return _load_sets(selection, reading_of(task))
+    return _load_sets(row_loader.selection_of(task), reading_of(task))
 
 
 @functools.cache
@@ -97,10 +95,10 @@ def _load_sets(selection: Selection, reading: Reading) -> Sets[Exercise]:
 
 
 def read_set(
-    task: TaskConfig, dataset: datasets.Dataset, source: str, is_held_out: bool
+    task: TaskConfig, dataset: datasets.Dataset, source: Rows, is_held_out: bool
 ) -> list[AskedRow | None]:
     """Returns rows in the form that `task.name=mixed` takes, None for each row without tests."""
-    exercises = _read(reading_of(task), dataset, Source(source), is_held_out)
+    exercises = _read(reading_of(task), dataset, source, is_held_out)
     return [
         None if item is None else AskedRow(item.question, _problem(task, "", item))
         for item in exercises
@@ -108,25 +106,24 @@ def read_set(
 
 
 def _read(
-    reading: Reading, dataset: datasets.Dataset, source: Source, is_held_out: bool
+    reading: Reading, dataset: datasets.Dataset, source: Rows, is_held_out: bool
 ) -> list[Exercise | None]:
     """Returns the problem of each row of a split, None for each row without tests."""
-    problem_column = source.problem_column or reading.problem_column
     # The problem column is optional if the template reads prompts from a column.
     columns = list(dataset.column_names)
-    names = [problem_column] if problem_column else _PROBLEM_COLUMNS
+    names = [source.problem] if source.problem else _PROBLEM_COLUMNS
     column = next((name for name in names if name in columns), None)
     if (column is None and not reading.prompt_column) or not code_tests.has_layout(columns):
         raise UserError(
-            f"task.data={source.data} has columns {', '.join(sorted(columns))}: the task code "
-            "needs a column of problems (task.problem_column, or "
+            f"task.data={source.path} has columns {', '.join(sorted(columns))}: the task code "
+            f"needs a column of problems (rows('{source.path}',problem='COLUMN'), or "
             f"{', '.join(_PROBLEM_COLUMNS)}) and one of tests ({', '.join(code_tests.LAYOUTS)})"
         )
     prompts: list[Prompt | None] = [None] * len(dataset)
     questions = dataset[column][:] if column else []
     if reading.prompt_column:
         asked = problem_sets.read_rows_without_answers(
-            dataset, problem_column, source.data, reading.prompt_column
+            dataset, source.problem, source.path, reading.prompt_column
         )
         prompts = [row.prompt for row in asked]
         questions = [row.question for row in asked]
@@ -172,8 +169,9 @@ def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[P
     if not task.data:
         return code_toy.train_problems(task, seed, step, count)
     sets = load_sets(task).train
-    exercises = problem_sets.stream(sets, task.weights, seed)
-    indices = problem_sets.step_indices(step, count, sum(map(len, sets)), task)
+    weights = row_loader.selection_of(task).weights
+    exercises = problem_sets.stream(sets, weights, seed)
+    indices = problem_sets.step_indices(step, count, sum(map(len, sets)), task, weights)
     return [_problem(task, f"{task.name}/train/{index}", exercises[index]) for index in indices]
 
 

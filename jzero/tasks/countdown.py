@@ -15,10 +15,11 @@ import hashlib
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from jzero.answers.published import VERIFIERS
+from jzero.config.data_sources import show_sources
 from jzero.errors import UserError
 from jzero.problems import problem_sets, row_loader
 from jzero.problems.options import read_known_options
@@ -212,7 +213,7 @@ def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[P
         return draw_puzzle(task, rng, held_out=False)
 
     if task.data:
-        train, _ = _published_splits(_selection_of(task))
+        train, _ = _published_splits(row_loader.selection_of(task))
         indices = problem_sets.step_indices(step, count, len(train), task)
         puzzles = problem_sets.stream([train], (), seed)
     else:
@@ -225,7 +226,7 @@ def num_train_problems(task: TaskConfig) -> int | None:
     """Returns the number of training problems, None if the problems are drawn endlessly."""
     if not task.data:
         return None
-    train, _ = _published_splits(_selection_of(task))
+    train, _ = _published_splits(row_loader.selection_of(task))
     return len(train)
 
 
@@ -236,7 +237,7 @@ def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
         UserError: there are fewer than `count`.
     """
     if task.data:
-        _, held_out = _published_splits(_selection_of(task))
+        _, held_out = _published_splits(row_loader.selection_of(task))
         rng = random.Random(problem_sets.EVAL_SEED)
         puzzles = rng.sample(held_out, min(count, len(held_out)))
     else:
@@ -270,29 +271,34 @@ def _draw_distinct(task: TaskConfig, count: int) -> list[Puzzle]:
 # Published sets.
 
 
-def _selection_of(task: TaskConfig) -> Selection:
-    """Returns the settings that select rows of a published data set; countdown has no levels."""
-    return row_loader.selection_of(task)._replace(eval_data="", level_min=0, level_max=0)
-
-
 @functools.cache
 def _published_splits(selection: Selection) -> tuple[list[Puzzle], list[Puzzle]]:
     """Returns the training puzzles and the held-out puzzles of a published data set.
 
-    The held-out puzzles are the distinct puzzles of the split `eval_split`, or of "test" if
-    `eval_split` is "". If the data set has no such split, the hash of each puzzle decides
-    (`is_held_out`). Training puzzles exclude all held-out puzzles.
+    The held-out puzzles are the distinct puzzles of `task.eval_data`, or of the split "test". If
+    the data set has no such split, the hash of each puzzle decides (`is_held_out`). Training
+    puzzles exclude all held-out puzzles.
+
+    Raises:
+        UserError: there are several sets, or no puzzle is left to train on.
     """
-    source, max_train = selection.data, selection.max_train
-    # Read all rows, not only the first max_train: the hash may hold out any of them.
-    every_row = selection._replace(max_train=0)
-    puzzles = read_puzzles(row_loader.open_train(every_row, source), source)
-    if row_loader.held_out_sources(selection):
-        held_out = read_puzzles(row_loader.open_held_out(selection, source), source)
-    else:
+    if len(selection.train) > 1:
+        raise UserError(
+            f"task.data={show_sources(selection.train)}: countdown trains on one set, name one"
+        )
+    [rows] = selection.train
+    source = rows.path
+    # Read all rows, not only the first ones: the hash may hold out any of them.
+    every_row = replace(rows, limit=0)
+    puzzles = read_puzzles(row_loader.open_rows(every_row, "train", "task.data"), source)
+    held_out: list[Puzzle] = []
+    held_out_sources = row_loader.held_out_sources(selection)
+    for other in held_out_sources:
+        held_out += read_puzzles(row_loader.open_rows(other, "test", "task.eval_data"), other.path)
+    if not held_out_sources:
         held_out = [puzzle for puzzle in puzzles if is_held_out(*puzzle.key)]
     distinct = {puzzle.key: puzzle for puzzle in held_out}
-    first = puzzles[:max_train] if max_train else puzzles
+    first = puzzles[: rows.limit] if rows.limit else puzzles
     train = [puzzle for puzzle in first if puzzle.key not in distinct]
     if not train:
         raise UserError(

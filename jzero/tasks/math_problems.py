@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from jzero.answers import extract, verdict
 from jzero.answers.published import VERIFIERS
+from jzero.config.data_sources import Rows
 from jzero.errors import UserError
 from jzero.problems import overlap, problem_sets, row_loader
-from jzero.problems.problem_sets import AskedRow, Row, Source
+from jzero.problems.problem_sets import AskedRow, Row
 from jzero.problems.prompts import (
     BOXED,
     DEFAULT_MATH_TEMPLATE,
@@ -77,8 +79,6 @@ def to_problem(
 class Reading(NamedTuple):
     """The settings for reading the rows of a data set."""
 
-    problem_column: str
-    answer_column: str
     prompt_column: str
     verifier: str
     with_columns: bool
@@ -93,8 +93,6 @@ def reading_of(task: TaskConfig, keep_columns: bool = False) -> Reading:
     reads them.
     """
     return Reading(
-        problem_column=task.problem_column,
-        answer_column=task.answer_column,
         prompt_column=math_template(task.template).column,
         verifier=task.verifier,
         with_columns=rewards.need_columns(task.reward),
@@ -123,7 +121,7 @@ def _load_sets(selection: Selection, reading: Reading) -> Sets[Row]:
 
 
 def _read(
-    reading: Reading, dataset: datasets.Dataset, source: Source, is_held_out: bool
+    reading: Reading, dataset: datasets.Dataset, source: Rows, is_held_out: bool
 ) -> Sequence[Row | None]:
     """Returns a Row for each row of a split, None for a row that cannot be trained on."""
     # Held-out rows are never dropped. They have columns only if a reward reads them.
@@ -133,7 +131,7 @@ def _read(
     # Copies of GSM8K on the hub have test questions in their train split: see `overlap`.
     if overlap.has_gsm8k_test_questions([row.question for row in rows]):
         raise UserError(
-            f"task.data={source.data} holds GSM8K's test questions among its {len(rows)} rows: "
+            f"task.data={source.path} holds GSM8K's test questions among its {len(rows)} rows: "
             f"train on the 7,473 of its train split, {problem_sets.DEFAULT_SETS['gsm8k']}"
         )
     if not reading.has_answers:
@@ -141,19 +139,18 @@ def _read(
     return [row if grades_itself(row.answer, reading.verifier) else None for row in rows]
 
 
-def _read_rows(reading: Reading, dataset: datasets.Dataset, source: Source) -> list[Row]:
+def _read_rows(reading: Reading, dataset: datasets.Dataset, source: Rows) -> list[Row]:
     if not reading.has_answers:
-        column = source.problem_column or reading.problem_column
         rows = problem_sets.read_rows_without_answers(
-            dataset, column, source.data, reading.prompt_column
+            dataset, source.problem, source.path, reading.prompt_column
         )
         columns = problem_sets.read_readable_columns(dataset)
         return [row._replace(columns=own) for row, own in zip(rows, columns, strict=True)]
     return problem_sets.read_rows(
         dataset,
-        source.problem_column or reading.problem_column,
-        source.answer_column or reading.answer_column,
-        source.data,
+        source.problem,
+        source.answer,
+        source.path,
         reading.prompt_column,
         with_columns=reading.with_columns,
         with_readable_columns=reading.with_readable_columns,
@@ -161,20 +158,23 @@ def _read_rows(reading: Reading, dataset: datasets.Dataset, source: Source) -> l
 
 
 def read_set(
-    task: TaskConfig, dataset: datasets.Dataset, source: str, is_held_out: bool
+    task: TaskConfig, dataset: datasets.Dataset, source: Rows, is_held_out: bool
 ) -> list[AskedRow | None]:
     """Returns the rows of a mixed data set that name this task, None for unusable rows.
 
     A training row is usable if its level is selected and its answer grades 1 against itself.
+    `source` names the columns and the levels.
 
     Raises:
         UserError: a column is missing or has values of another type, or the rows are GSM8K's test
             questions.
     """
-    rows = _read(reading_of(task), dataset, Source(source), is_held_out)
+    rows = _read(reading_of(task), dataset, source, is_held_out)
     usable = set(range(len(rows)))
     if not is_held_out:
-        usable = set(problem_sets.rows_of_levels(dataset, task.level_min, task.level_max, source))
+        usable = set(
+            problem_sets.rows_of_levels(dataset, source.level_min, source.level_max, source.path)
+        )
     return [
         AskedRow(row.question, to_problem(task, task.name, "", row))
         if row is not None and i in usable
@@ -218,21 +218,20 @@ def split_problems(task: TaskConfig, split: str, *, with_gold: bool) -> list[Pro
         UserError: a data set cannot be loaded, or lacks the split or a column.
     """
     reading = reading_of(task, keep_columns=True)
-    selection = row_loader.selection_of(task)
-    selection = selection._replace(train_split=split, train_setting="--split", max_train=0)
     problems = []
-    for source in selection.sources:
-        dataset = row_loader.open_train(selection, source)
+    for source in row_loader.selection_of(task).train:
+        source = replace(source, split=split, limit=0)
+        dataset = row_loader.open_rows(source, split, "--split, task.data")
         if with_gold:
-            rows = _read_rows(reading, dataset, Source(source))
+            rows = _read_rows(reading, dataset, source)
             rows = [row for row in rows if grades_itself(row.answer, task.verifier)]
         else:
             rows = problem_sets.read_rows_without_answers(
-                dataset, task.problem_column, source, reading.prompt_column
+                dataset, source.problem, source.path, reading.prompt_column
             )
             columns = problem_sets.read_readable_columns(dataset)
             rows = [
-                row._replace(answer=_known_answer(values, task), columns=values)
+                row._replace(answer=_known_answer(values, source.answer), columns=values)
                 for row, values in zip(rows, columns, strict=True)
             ]
         for row in rows:
@@ -242,9 +241,12 @@ def split_problems(task: TaskConfig, split: str, *, with_gold: bool) -> list[Pro
     return problems
 
 
-def _known_answer(columns: Mapping[str, JsonValue], task: TaskConfig) -> JsonValue:
-    """Returns the gold answer in the columns of an ungraded row, or None."""
-    names = [task.answer_column] if task.answer_column else problem_sets.COLUMN_NAMES["answer"]
+def _known_answer(columns: Mapping[str, JsonValue], wanted: str) -> JsonValue:
+    """Returns the gold answer in the columns of an ungraded row, or None.
+
+    wanted: the column of answers; "" for the usual names.
+    """
+    names = [wanted] if wanted else problem_sets.COLUMN_NAMES["answer"]
     answers = [columns[name] for name in names if columns.get(name) is not None]
     return problem_sets.final_answer(answers[0]) if answers else None
 
@@ -271,11 +273,12 @@ def train_problems(
 ) -> list[Problem]:
     """Returns the problems of one step.
 
-    Each data set is reshuffled in each of its epochs. Several sets are mixed by `task.weights`.
+    Each data set is reshuffled in each of its epochs. Several sets are mixed by their weights.
     With `keep_columns` problems have the columns of their rows.
     """
-    rows = problem_sets.stream(load_sets(task, keep_columns).train, task.weights, seed)
-    indices = problem_sets.step_indices(step, count, num_train_problems(task), task)
+    weights = row_loader.selection_of(task).weights
+    rows = problem_sets.stream(load_sets(task, keep_columns).train, weights, seed)
+    indices = problem_sets.step_indices(step, count, num_train_problems(task), task, weights)
     return [to_problem(task, task.name, f"{task.name}/train/{i}", rows[i]) for i in indices]
 
 

@@ -12,6 +12,9 @@ overrides a setting for the rows of one task:
 
     task.options=code.template=chat task.options=code.reward.functions=binary_code
 
+The option `math.data=rows(answer='solutions',level_min=3)` names columns and levels for the rows of
+one task. It has no path: the rows of all tasks are in `task.data`.
+
 `problem.task` is the grader of a row, and `problem.row_task` is the task name in the row. The names
 of metrics per task end with `row_task`, as in `reward/mean/code`. Imports no jax: grader processes
 load this module.
@@ -28,12 +31,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from jzero.config.data_sources import Rows, read_source
 from jzero.errors import UserError, quoted
 from jzero.files import split_commas
 from jzero.problems import problem_sets, row_loader
 from jzero.problems.options import PARSERS, read_options
-from jzero.problems.problem_sets import AskedRow, Source
+from jzero.problems.problem_sets import AskedRow
 from jzero.problems.row_loader import Loaded, Sets
+from jzero.setting import field_types, parse_part, replace_argument
 from jzero.tasks import code, math_problems
 from jzero.types import Grade, JsonValue, Problem
 
@@ -53,12 +58,7 @@ RUN_SETTINGS = (
     "name",
     "environment",
     "environment_mode",
-    "data",
-    "weights",
     "eval_data",
-    "train_split",
-    "eval_split",
-    "max_train",
     "turn_discount",
     "grade_workers",
     "max_failed_share",
@@ -80,7 +80,7 @@ class RowTask(NamedTuple):
     task: str  # the key of TASKS that grades and replies
     # read(settings, rows, source, is_held_out) returns a problem for each row, or None for a row
     # that the task cannot use.
-    read: Callable[[TaskConfig, datasets.Dataset, str, bool], Sequence[AskedRow | None]]
+    read: Callable[[TaskConfig, datasets.Dataset, Rows, bool], Sequence[AskedRow | None]]
 
 
 _MATHEMATICS = RowTask("math_multiturn", math_problems.read_set)
@@ -142,7 +142,9 @@ def settings_of_row_task(task: TaskConfig, name: str) -> TaskConfig:
     Raises:
         UserError: an option names an unknown setting, or a value has the wrong type.
     """
-    own = replace(task, name=ROW_TASKS[name].task, options=())
+    # `data` of a row task names columns and levels (`own_rows`).
+    # `data` of a row task names columns and levels (`own_rows`).
+    own = replace(task, name=ROW_TASKS[name].task, data="", options=())
     values: dict[str, list[str]] = {}
     # A repeated option adds items to a tuple, so all values of a setting are collected first.
     for option in task.options:
@@ -176,6 +178,15 @@ def _with_value(section: Section, setting: str, texts: Sequence[str], flag: str)
     """
     name, dot, rest = setting.partition(".")
     hints = typing.get_type_hints(type(section))
+    kind = field_types(type(section)).get(name)
+    if kind is not None and kind.parts:
+        part = getattr(section, name)
+        changed = (
+            replace_argument(name, kind.parts, part, rest, texts[-1])
+            if dot
+            else parse_part(name, kind.parts, texts[-1], part)
+        )
+        return replace(section, **{name: changed})
     # `reward.functions` needs a section `reward`, and a section cannot be set without a dot.
     if name not in hints or bool(dot) != dataclasses.is_dataclass(hints[name]):
         raise UserError(f"{flag}: the section task has no setting {setting}")
@@ -223,6 +234,7 @@ def check(task: TaskConfig) -> None:
             "them out"
         )
     for name, own in all_settings(task).items():
+        own_rows(name, own, Rows())
         settings = list(schema.walk(own, "task."))
         mistakes = [message for item in settings for message in checks.check_choice(item)]
         mistakes += checks.unusable_values(settings)
@@ -245,17 +257,16 @@ def load_sets(task: TaskConfig) -> Sets[AskedRow]:
     # TaskConfig is a mutable dataclass without a hash, so its JSON is the key.
     key = json.dumps(vars(task), default=vars)
     if key not in _LOADED:
-        # Row tasks may have different levels, so `math_problems.read_set` selects levels instead.
-        selection = row_loader.selection_of(task)._replace(level_min=0, level_max=0)
+        selection = row_loader.selection_of(task)
         notes_on = functools.partial(_notes_on, task)
         _LOADED[key] = row_loader.load_sets(selection, functools.partial(_read, task), notes_on)
     return _LOADED[key]
 
 
 def _read(
-    task: TaskConfig, dataset: datasets.Dataset, source: Source, is_held_out: bool
+    task: TaskConfig, dataset: datasets.Dataset, source: Rows, is_held_out: bool
 ) -> list[AskedRow]:
-    return read_rows(task, dataset, source.data, is_held_out=is_held_out)
+    return read_rows(task, dataset, source, is_held_out=is_held_out)
 
 
 def _notes_on(task: TaskConfig, loaded: Loaded[AskedRow]) -> list[str]:
@@ -283,9 +294,9 @@ def has_row_tasks(task: TaskConfig, dataset: datasets.Dataset) -> bool:
 
 
 def read_rows(
-    task: TaskConfig, dataset: datasets.Dataset, source: str, *, is_held_out: bool
+    task: TaskConfig, dataset: datasets.Dataset, source: Rows, *, is_held_out: bool
 ) -> list[AskedRow]:
-    """Returns the usable rows of a data set, in their order.
+    """Returns the usable rows of a data set, in their order. `source` names its path and columns.
 
     Raises:
         UserError: a row does not name one of the tasks, or is invalid for its task.
@@ -294,7 +305,7 @@ def read_rows(
     names = row_tasks(task)
     if column not in dataset.column_names:
         raise UserError(
-            f"task.data={source} has columns {', '.join(sorted(dataset.column_names))}: "
+            f"task.data={source.path} has columns {', '.join(sorted(dataset.column_names))}: "
             f"task.name={NAME} needs one that names the task of each row, "
             "task.options=column=NAME"
         )
@@ -302,9 +313,9 @@ def read_rows(
     for number, name in enumerate(dataset[column][:]):
         if not isinstance(name, str) or name not in places:
             raise UserError(
-                f"task.data={source} row {number}: the column {column} holds {quoted(name)}, which "
-                f"is not one of {', '.join(names)}; task.options=tasks=... says which tasks of "
-                f"{', '.join(ROW_TASKS)} rows may name"
+                f"task.data={source.path} row {number}: the column {column} holds {quoted(name)}, "
+                f"which is not one of {', '.join(names)}; task.options=tasks=... says which tasks "
+                f"of {', '.join(ROW_TASKS)} rows may name"
             )
         places[name].append(number)
 
@@ -316,12 +327,42 @@ def read_rows(
         own = settings_of_row_task(task, name)
         task_rows = dataset.select(numbers)
         # Row numbers in messages count only the rows of this task.
-        label = f"{source} (rows of {name})"
-        asked = ROW_TASKS[name].read(own, task_rows, label, is_held_out)
+        rows_of_task = replace(own_rows(name, own, source), path=f"{source.path} (rows of {name})")
+        asked = ROW_TASKS[name].read(own, task_rows, rows_of_task, is_held_out)
         for number, row in zip(numbers, asked, strict=True):
             if row is not None:
                 rows[number] = row._replace(problem=replace(row.problem, row_task=name))
     return [rows[number] for number in sorted(rows)]
+
+
+def own_rows(name: str, own: TaskConfig, source: Rows) -> Rows:
+    """Returns the columns and levels of the rows of one task in a source.
+
+    Args:
+        name: the task name of the rows.
+        own: the settings of the row task. Its `data` names columns and levels, or is "" for the
+            columns of the source.
+        source: the data set with the rows of all tasks.
+
+    Raises:
+        UserError: `data` has a path, or selects rows by more than their level.
+    """
+    if not own.data:
+        return replace(source, level_min=0, level_max=0)  # the whole set has these levels
+    rows = read_source(f"task.options={name}.data", own.data)
+    if rows != Rows(
+        problem=rows.problem,
+        answer=rows.answer,
+        level_min=rows.level_min,
+        level_max=rows.level_max,
+    ):
+        raise UserError(
+            f"task.options={name}.data={own.data}: the rows of all tasks are in task.data; give "
+            "only problem, answer, level_min and level_max here"
+        )
+    return replace(
+        rows, problem=rows.problem or source.problem, answer=rows.answer or source.answer
+    )
 
 
 # The functions of the task.
@@ -329,8 +370,9 @@ def read_rows(
 
 def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[Problem]:
     """Returns the problems of one step. Each data set is reshuffled in each of its epochs."""
-    rows = problem_sets.stream(load_sets(task).train, task.weights, seed)
-    indices = problem_sets.step_indices(step, count, num_train_problems(task), task)
+    weights = row_loader.selection_of(task).weights
+    rows = problem_sets.stream(load_sets(task).train, weights, seed)
+    indices = problem_sets.step_indices(step, count, num_train_problems(task), task, weights)
     return [replace(rows[index].problem, id=f"{NAME}/train/{index}") for index in indices]
 
 

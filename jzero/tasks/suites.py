@@ -13,15 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from jzero.config.data_sources import Rows, read_source, split_sources
 from jzero.errors import UserError
-from jzero.files import split_commas
-from jzero.problems import problem_sets
+from jzero.problems import problem_sets, row_loader
 from jzero.problems.prompts import BOXED, COUNTDOWN_TEMPLATES
 from jzero.rewards import rewards
 from jzero.tasks import countdown, math_problems, mixed
 from jzero.types import Grade, JsonValue, Problem
 
 if TYPE_CHECKING:
+    import datasets
+
     from jzero.config import TaskConfig
 
 
@@ -29,12 +31,10 @@ if TYPE_CHECKING:
 class Suite:
     """The data set of a suite, its instruction and its grader."""
 
-    data: str  # a source as in `task.data`; "" for random countdown problems
-    split: str = "test"
+    rows: Rows  # without a path: random countdown problems
     kind: str = "math"  # `problem.task`: a key of TASKS, or "module:function" of a grader
     instruction: str = BOXED  # the instruction in templates of questions
-    problem_column: str = ""  # "": the usual names
-    answer_column: str = ""
+    usual_split: str = "test"  # of a user-defined set whose rows name no split
 
 
 MULTIPLE_CHOICE = "jzero.tasks.suites:grade_choice"
@@ -45,24 +45,25 @@ ANSWER_LINE = (
 )
 
 SUITES: dict[str, Suite] = {
-    "aime24": Suite("lkevinzc/math-eval", split="aime"),
-    "aime25": Suite("math-ai/aime25"),
-    "aime25:part1": Suite("open-r1/aime_2025_1", split="train"),
-    "aime25:part2": Suite("AIME2025-II@opencompass/AIME2025"),
-    "amc": Suite("lkevinzc/math-eval", split="amc"),
-    "math500": Suite("lkevinzc/math-eval", split="math"),
-    "minerva": Suite("lkevinzc/math-eval", split="minerva"),
-    "olympiad_bench": Suite("lkevinzc/math-eval", split="olympiad_bench"),
-    "gsm8k": Suite("main@openai/gsm8k", kind="gsm8k"),
-    "gpqa_diamond": Suite("gpqa_diamond@Idavidrein/gpqa", split="train", kind=MULTIPLE_CHOICE),
+    "aime24": Suite(Rows("lkevinzc/math-eval", split="aime")),
+    "aime25": Suite(Rows("math-ai/aime25")),
+    "aime25:part1": Suite(Rows("open-r1/aime_2025_1", split="train")),
+    "aime25:part2": Suite(Rows("AIME2025-II@opencompass/AIME2025")),
+    "amc": Suite(Rows("lkevinzc/math-eval", split="amc")),
+    "math500": Suite(Rows("lkevinzc/math-eval", split="math")),
+    "minerva": Suite(Rows("lkevinzc/math-eval", split="minerva")),
+    "olympiad_bench": Suite(Rows("lkevinzc/math-eval", split="olympiad_bench")),
+    "gsm8k": Suite(Rows("main@openai/gsm8k"), kind="gsm8k"),
+    "gpqa_diamond": Suite(
+        Rows("gpqa_diamond@Idavidrein/gpqa", split="train"), kind=MULTIPLE_CHOICE
+    ),
     # The same questions in the format of the published evaluations: a last line instead of a box.
     "gpqa_diamond_line": Suite(
-        "gpqa_diamond@Idavidrein/gpqa",
-        split="train",
+        Rows("gpqa_diamond@Idavidrein/gpqa", split="train"),
         kind=MULTIPLE_CHOICE,
         instruction=ANSWER_LINE,
     ),
-    "countdown": Suite("", kind="countdown"),
+    "countdown": Suite(Rows(), kind="countdown"),
 }
 
 RANDOM_COUNTDOWN_PROBLEMS = 512  # of the suite countdown, if there is no limit
@@ -83,37 +84,49 @@ _LETTER = re.compile(
 def parse_suite(spec: str) -> tuple[str, Suite]:
     """Parses "math500" or "math500=FILE", and returns the name and the suite.
 
-    "any-name=FILE" is a user-defined suite of math problems. Column names may follow the file, as
-    in "any-name=FILE:problem=input:answer=output".
+    "any-name=FILE" is a user-defined suite of math problems. The file may be rows(...), as in
+    "any-name=rows('FILE',problem='input',answer='output')".
 
     Raises:
         UserError: the name is unknown and there is no file, or the suite has no columns to name.
     """
     name, _, source = spec.partition("=")
-    path, problem_column, answer_column = problem_sets.parse_source(source.strip())
     name = name.strip()
-    if not name or (name not in SUITES and not path):
+    rows = read_source(f"suite {name}", source)
+    if not name or (name not in SUITES and not rows.path):
         raise UserError(
             f"no suite {name!r}: there are {', '.join(SUITES)}, or name=FILE for a set of your own"
         )
-    suite = SUITES.get(name, Suite(path))
+    if name not in SUITES:
+        return name, Suite(rows)
+    suite = SUITES[name]
     # Countdown's rows hold numbers, and rows of multiple choice hold one column for each choice.
-    if (problem_column or answer_column) and suite.kind in ("countdown", MULTIPLE_CHOICE):
+    if (rows.problem or rows.answer) and suite.kind in ("countdown", MULTIPLE_CHOICE):
         raise UserError(
             f"suite {spec} names columns of questions with one answer, and rows of {name} have "
             "other columns: leave them out"
         )
-    return name, replace(
-        suite,
-        data=path or suite.data,
-        problem_column=problem_column,
-        answer_column=answer_column,
-    )
+    if rows.path:
+        return name, replace(suite, rows=rows, usual_split=suite.rows.split or suite.usual_split)
+    rows = replace(rows, path=suite.rows.path, split=rows.split or suite.rows.split)
+    return name, replace(suite, rows=rows)
+
+
+def open_suite(suite: Suite) -> datasets.Dataset:
+    """Returns the rows of a suite with a data set.
+
+    Raises:
+        UserError: the set cannot be loaded, or lacks the split.
+    """
+    rows = suite.rows
+    if not rows.split and suite.usual_split in problem_sets.load(rows.path):
+        rows = replace(rows, split=suite.usual_split)
+    return row_loader.open_rows(rows, "test", "eval.suites")
 
 
 def check_suites(specs: Sequence[str]) -> None:
     """Raises UserError if `eval.suites` names an unknown suite, or a suite twice."""
-    names = [parse_suite(spec)[0] for spec in split_commas(*specs)]
+    names = [parse_suite(spec)[0] for spec in split_sources(*specs)]
     for name, count in Counter(names).items():
         if count > 1:
             raise UserError(f"eval.suites names {name} {count} times: name it once")
@@ -137,19 +150,19 @@ def load_suite(spec: str, task: TaskConfig, limit: int, seed: int) -> tuple[str,
     task = mixed.settings_of_questions(task)
     # A template for questions, such as a user-defined one, does not fit countdown.
     countdown_template = task.template if task.template in COUNTDOWN_TEMPLATES else "r1"
-    if not suite.data:
+    if not suite.rows.path:
         settings = type(task)(template=countdown_template)
         return name, countdown.eval_problems(settings, limit or RANDOM_COUNTDOWN_PROBLEMS)
 
-    dataset = problem_sets.load_split(suite.data, suite.split, "test")
+    dataset = open_suite(suite)
     # A user-defined suite may name the task of each row, as the training data of mixed tasks does.
     if name not in SUITES and mixed.has_row_tasks(run_task, dataset):
-        rows = mixed.read_rows(run_task, dataset, suite.data, is_held_out=True)
+        rows = mixed.read_rows(run_task, dataset, suite.rows, is_held_out=True)
         problems = [replace(row.problem, id=f"{name}/{i}") for i, row in enumerate(rows)]
     elif suite.kind == "countdown":
         problems = [
             countdown.to_problem(puzzle, countdown_template, f"{name}/{i}")
-            for i, puzzle in enumerate(countdown.read_puzzles(dataset, suite.data))
+            for i, puzzle in enumerate(countdown.read_puzzles(dataset, suite.rows.path))
         ]
     elif suite.kind == MULTIPLE_CHOICE:
         problems = [
@@ -160,9 +173,9 @@ def load_suite(spec: str, task: TaskConfig, limit: int, seed: int) -> tuple[str,
         prompt_column = math_problems.math_template(task.template).column
         rows = problem_sets.read_rows(
             dataset,
-            suite.problem_column,
-            suite.answer_column,
-            suite.data,
+            suite.rows.problem,
+            suite.rows.answer,
+            suite.rows.path,
             prompt_column,
             with_columns=rewards.need_columns(task.reward),
         )
@@ -182,8 +195,7 @@ def load_questions(spec: str) -> list[str]:
     name, suite = parse_suite(spec)
     if suite.kind == "countdown":
         raise UserError(f"suite {name} has numbers, no questions: leave it out")
-    dataset = problem_sets.load_split(suite.data, suite.split, "test")
-    return problem_sets.read_questions(dataset, suite.data, suite.problem_column)
+    return problem_sets.read_questions(open_suite(suite), suite.rows.path, suite.rows.problem)
 
 
 # Multiple choice.

@@ -26,7 +26,10 @@ def with_items(item: Setting) -> config.Config:
     for name in sections:
         section = getattr(section, name)
     assert item.item_kind is not None
-    setattr(section, field, ITEMS[item.item_kind])
+    if item.part:
+        config.set_part(settings, item.name, ITEMS[item.item_kind])
+    else:
+        setattr(section, field, ITEMS[item.item_kind])
     return settings
 
 

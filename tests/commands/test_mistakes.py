@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jzero import main, setup
-from jzero.config import Config, unknown_names
+from jzero.config import Config, known_names, unknown_names
 from jzero.config.other_names import OTHER_NAMES
 from jzero.config.schema import list_settings
 from jzero.errors import UserError
@@ -138,7 +138,8 @@ SETTINGS = [
     (["train.minibatches=3"], "train.minibatches=3"),
     (["train.pack=long"], "train.pack=long is not auto, longest or lengths"),
     (["eval.suites=gms8k"], "gms8k"),
-    (["hub.push=end"], "hub.repo"),
+    (["hub.push=end"], "hub.push.repo"),
+    (["hub.repo=me/x"], "hub.push=none has no repo: end, every_checkpoint have it"),
     (["model.adapter.targets=q"], "has no effect without model.adapter.rank"),
 ]
 
@@ -162,10 +163,10 @@ def test_settings_that_cannot_work_are_one_line(
 GOOD = '{"question": "1+1?", "answer": "2"}\n'
 DATA = [
     ({"data": GOOD}, ["task.problem_column=questoin"], "did you mean question?"),
-    ({"data": GOOD}, ["task.answer_column=gold"], "task.answer_column=gold: "),
+    ({"data": GOOD}, ["task.answer_column=gold"], "answer=gold: "),
     ({"data": ""}, [], "train.jsonl is empty: it needs a row"),
     ({"data": GOOD + GOOD + "{\n"}, [], "line 3"),
-    ({"data": '{"text": "a"}\n'}, [], "has columns text: set task.problem_column"),
+    ({"data": '{"text": "a"}\n'}, [], "has columns text: name one, as in rows("),
     ({"data": GOOD, "eval": GOOD}, [], "all of its 1 problems are held out"),
     ({"csv": "question,answer\n1,2\n"}, [], "train.csv ends in .csv: convert it to one of .json"),
     ({}, [], "train.jsonl"),
@@ -224,7 +225,7 @@ def test_every_other_name_leads_to_a_setting() -> None:
     settings = {setting.name for setting in list_settings(Config())}
     last_parts = {name.rpartition(".")[2] for name in settings}
     for name, setting in OTHER_NAMES.items():
-        assert setting == "--workdir" or setting in settings, name
+        assert setting == "--workdir" or setting in known_names(), name
         assert name not in last_parts, name  # it would hide the setting
     assert unknown_names(["num_generations"]) == (
         "no field num_generations; it is rollout.group_size here"
@@ -244,4 +245,4 @@ def test_show_prints_where_each_value_comes_from(capsys: pytest.CaptureFixture[s
     assert origins["train.price=2.5"] == "flag"
     assert origins["task.name=gsm8k"] == "recipe"
     assert origins["model.remat=full"] == "default"
-    assert len(origins) > 200
+    assert len(origins) > 150

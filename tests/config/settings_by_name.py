@@ -5,7 +5,7 @@ from pathlib import Path
 from types import ModuleType
 
 from jzero import config
-from jzero.config import old_flags
+from jzero.config import old_settings
 from jzero.setting import class_of_part, is_part, part_name
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +20,16 @@ def get(settings: object, name: str) -> object:
 
 
 def shown_value(settings: object, name: str) -> object:
-    """Returns the setting with this dotted name; of a part its name."""
+    """Returns the setting with this dotted name; of a part its name.
+
+    task.data is shown as its paths; task.data.problem is an argument of the first data source.
+    """
+    setting, _, argument = name.rpartition(".")
+    if setting.endswith("data"):
+        [first, *_] = config.read_sources(setting, str(get(settings, setting)))
+        return getattr(first, argument)
+    if name.endswith(".data"):
+        return ",".join(rows.path for rows in config.read_sources(name, str(get(settings, name))))
     value = get(settings, name)
     is_name_of_part = value is None or is_part(value)
     return part_name(class_of_part(value)) if is_name_of_part else value
@@ -28,7 +37,8 @@ def shown_value(settings: object, name: str) -> object:
 
 def put(settings: object, name: str, value: object) -> None:
     """Changes the setting, or the argument of a part, with this dotted name."""
-    name = config.MOVED.get(name, name)
+    entry = old_settings.old_setting(name)
+    name = entry.to if isinstance(entry, old_settings.Moved) else name
     is_text_of_part = "." in name or isinstance(value, str)
     if isinstance(settings, config.Config) and is_text_of_part and config.names_part(name):
         config.set_part(settings, name, value)
@@ -41,8 +51,8 @@ def changed_config(changes: dict[str, object]) -> config.Config:
     """Returns the default config with some settings changed."""
     settings = config.Config()
     for name, value in changes.items():
-        if name.startswith(tuple(old_flags.REWRITTEN)):
-            old_flags.put_old_value(settings, name, str(value))
+        if isinstance(old_settings.old_setting(name), old_settings.Merged):
+            config.put_old_value(settings, name, str(value))
         else:
             put(settings, name, value)
     return settings

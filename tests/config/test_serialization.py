@@ -14,7 +14,7 @@ def test_a_config_is_read_as_it_was_written() -> None:
     settings = changed_config(
         {
             "rollout.stop": ("</answer>",),
-            "task.weights": (0.5, 2.0),
+            "eval.suites": ("aime24", "math500"),
             "optimizer.lr": 1.0,
             "critic.lr": 1e-4,
         }

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from jzero.config import RewardConfig, SandboxConfig, TaskConfig, ToolsConfig
+from jzero.config import Local, Remote, RewardConfig, TaskConfig, ToolsConfig
 from jzero.environments import batched_rewards
 from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
@@ -272,7 +272,7 @@ def test_an_episode_is_built_again_where_its_process_ended(file: str) -> None:
 
 def test_python_keeps_its_variables_and_ends_with_its_episode() -> None:
     level = next((name for name in levels.AUTO_LEVELS if not levels.failure(name)), "none")
-    sandbox = SandboxConfig(level=level)
+    sandbox = Local(level=level)
     task = settings("python", sandbox=sandbox, tools={"seconds": 1.0})
     episode: Episode = []
     with Pool(1) as pool:
@@ -410,9 +410,9 @@ def test_an_episode_of_trl_is_built_again_where_its_process_ended(file: str) -> 
         (["search"], {}, 2, "task.tools.(corpus|names)"),
         (
             ["python"],
-            {"sandbox": SandboxConfig(url="http://x")},
+            {"sandbox": Remote(url="http://x")},
             2,
-            "task.tools.names=python does not run at",
+            "task.tools.names=python does not run with task.sandbox=remote",
         ),
     ],
 )
@@ -433,6 +433,6 @@ def test_a_run_says_which_tools_there_are(file: str) -> None:
     [line] = tool_episodes.notes(settings("calculator", f"{file}:Memory"))
     assert line == "tools: calculator, remember (at most 16 calls of an episode)"
     assert tool_episodes.notes(settings()) == [] and tool_episodes.metrics(settings()) == {}
-    task = settings("python", sandbox=SandboxConfig(level="none"))
+    task = settings("python", sandbox=Local(level="none"))
     assert tool_episodes.notes(task)[1].startswith("sandbox: level none")
     assert tool_episodes.metrics(task) == {"sandbox/level": 0.0}

@@ -3,12 +3,13 @@
 import hashlib
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import grain
 import pytest
 
-from jzero.config import TaskConfig
+from jzero.config import TaskConfig, read_sources
 from jzero.problems import problem_sets
 from jzero.tasks import countdown, math_problems
 from jzero.types import Problem
@@ -59,13 +60,20 @@ def test_a_published_countdown_set_keeps_its_order(tmp_path: Path) -> None:
     assert digest([problem.prompt for problem in problems]) == "175e21270470fa0a"
 
 
+def with_weights(sets: str, weights: tuple[float, ...]) -> str:
+    """Returns the sources with these weights; () for none."""
+    sources = read_sources("task.data", sets)
+    pairs = zip(sources, weights or (0.0,) * len(sources), strict=True)
+    return ",".join(str(replace(rows, weight=weight)) for rows, weight in pairs)
+
+
 @pytest.mark.parametrize(
     ("weights", "expected"), [((), "60f4bc95024fe8e1"), ((0.7, 0.3), "7b57dd781481d7c2")]
 )
 def test_shuffled_and_mixed_sets_keep_their_order(
     math_sets: str, weights: tuple[float, ...], expected: str
 ) -> None:
-    task = TaskConfig(name="math", data=math_sets, weights=weights)
+    task = TaskConfig(name="math", data=with_weights(math_sets, weights))
     problems: list[Problem] = []
     for step in (0, 3, 20):
         problems += math_problems.train_problems(task, 7, step, 16)
@@ -77,7 +85,7 @@ def test_shuffled_and_mixed_sets_keep_their_order(
 def test_a_step_is_read_without_the_steps_before_it(
     math_sets: str, weights: tuple[float, ...]
 ) -> None:
-    task = TaskConfig(name="math", data=math_sets, weights=weights)
+    task = TaskConfig(name="math", data=with_weights(math_sets, weights))
     golds = []
     for step in range(20):
         golds += [p.gold for p in math_problems.train_problems(task, 7, step, 4)]

@@ -115,6 +115,7 @@ def all_problems(task: TaskConfig) -> list[JsonValue]:
     return values
 
 
+LEVELS = "level_min=2,level_max=4,limit=15"
 MATH = TaskConfig(name="math")
 CODE = TaskConfig(name="code", template="plain")
 BOARD = TaskConfig(name="environment", template="plain", turn_reward="score", grade_workers=1)
@@ -124,24 +125,30 @@ CASES: dict[str, tuple[TaskConfig, str]] = {
     "one file": (replace(MATH, data="{one}"), "11a8e5856addbb68"),
     "a test split": (replace(MATH, data="{two}"), "e16566412107f219"),
     "several sets": (replace(MATH, data=" {one}, {two},,"), "1a80dc93930a6a44"),
-    "weights": (replace(MATH, data="{one},{two}", weights=(0.25, 0.75)), "4cf0cc1c77ca5a5e"),
+    "weights": (
+        replace(MATH, data="rows('{one}',weight=0.25),rows('{two}',weight=0.75)"),
+        "4cf0cc1c77ca5a5e",
+    ),
     "gsm8k": (replace(MATH, name="gsm8k", data="{two}", template="chat"), "a0bb2f9fdd3d4448"),
     "several turns": (
-        replace(MATH, name="math_multiturn", data="{two}", max_train=12),
+        replace(MATH, name="math_multiturn", data="rows('{two}',limit=12)"),
         "ec2792d69483bac4",
     ),
     "levels": (
-        replace(MATH, data="{one},{two}", level_min=2, level_max=4, max_train=15),
+        replace(MATH, data=",".join(f"rows('{name}',{LEVELS})" for name in ("{one}", "{two}"))),
         "339150d79a006ec9",
     ),
-    "splits": (replace(MATH, data="{two},{one}", eval_split="hard"), "94ce98785215edb6"),
-    "another split": (replace(MATH, data="{two}", train_split="hard"), "8a994483f0ce3532"),
+    "splits": (
+        replace(MATH, data="{two},{one}", eval_data="rows(split='hard')"),
+        "94ce98785215edb6",
+    ),
+    "another split": (replace(MATH, data="rows('{two}',split='hard')"), "8a994483f0ce3532"),
     "eval_data": (
         replace(MATH, data="{two}", eval_data="{named}:problem=ask:answer=say"),
         "25295ac20f9f9020",
     ),
     "columns": (
-        replace(MATH, data="{named}", problem_column="ask", answer_column="say"),
+        replace(MATH, data="rows('{named}',problem='ask',answer='say')"),
         "1a9517a07982553a",
     ),
     "a published verifier": (
@@ -156,27 +163,27 @@ CASES: dict[str, tuple[TaskConfig, str]] = {
     ),
     "code": (replace(CODE, data="{code},{more code}"), "afb63ed993e1a5f0"),
     "code, one test": (
-        replace(CODE, data="{code}", options=("max_tests=1",), max_train=11),
+        replace(CODE, data="rows('{code}',limit=11)", options=("max_tests=1",)),
         "605d5561909638ed",
     ),
     "code, eval_data": (replace(CODE, data="{code}", eval_data="{more code}"), "040e1ebc57a48624"),
     "code, prompts": (replace(CODE, data="{code}", template="column:chat"), "76a3540c82998f27"),
     "mixed": (mixed_task(Path("{mixture}")), "a4ae7e85476c8e7d"),
     "mixed, few": (
-        mixed_task(Path("{mixture}"), max_train=9, eval_data="{mixture}"),
+        mixed_task("rows('{mixture}',limit=9)", eval_data="{mixture}"),
         "168cd37b2e808ed9",
     ),
     "board": (replace(BOARD, environment="{board}", data="{one}, {two}"), "e7ace32d8ee45b1d"),
     "board, levels": (
-        replace(BOARD, environment="{board}", data="{two}", level_min=4, max_train=6),
+        replace(BOARD, environment="{board}", data="rows('{two}',level_min=4,limit=6)"),
         "f3fdb33e312ca352",
     ),
     "board, splits": (
-        replace(BOARD, environment="{board}", data="{two},{two}", eval_split="hard"),
+        replace(BOARD, environment="{board}", data="{two},{two}", eval_data="rows(split='hard')"),
         "898012d69550fbd9",
     ),
     "board, eval_data": (
-        replace(BOARD, environment="{board}", data="{two}", eval_data="{one}", weights=(1.0,)),
+        replace(BOARD, environment="{board}", data="rows('{two}',weight=1)", eval_data="{one}"),
         "de487c0646566013",
     ),
 }
@@ -210,7 +217,7 @@ def test_problems_of_tasks_stay_as_they_are(case: str, sets: dict[str, str]) -> 
     ("settings", "with_gold", "expected"),
     [
         (replace(MATH, data="{two},{one}"), True, "17cfc90501033a60"),
-        (replace(MATH, data="{two}", level_min=3), False, "cad98877c9cfc027"),
+        (replace(MATH, data="rows('{two}',level_min=3)"), False, "cad98877c9cfc027"),
         (replace(MATH, data="{prompts}", template="column:chat"), False, "b896ad2506659c06"),
     ],
 )
@@ -227,8 +234,11 @@ def test_problems_to_generate_responses_to_stay_as_they_are(
     ("changes", "expected"),
     [
         ({"data": "{texts}, {tests}"}, "dbcdabd62aa2397e"),
-        ({"data": "{tests}", "eval_split": "late", "train_split": "early"}, "3a3189ff39450b3f"),
-        ({"data": "{tests},countdown", "weights": (0.5, 0.5)}, "74346e3e52f1fd24"),
+        (
+            {"data": "rows('{tests}',split=early)", "eval_data": "rows(split=late)"},
+            "3a3189ff39450b3f",
+        ),
+        ({"data": "rows('{tests}',weight=1),rows(countdown,weight=1)"}, "74346e3e52f1fd24"),
         ({"data": "{texts}", "eval_data": "{tests}"}, "23a108b522af33ce"),
     ],
 )
@@ -278,8 +288,7 @@ def test_one_module_chooses_the_rows_of_runs() -> None:
     assert users == {
         "row_loader.py": {"load", "load_split", "select_levels"},
         "problem_sets.py": {"load_dataset", "load_from_disk"},  # where sources are read
-        "suites.py": {"load_split"},  # published sets as a whole
-        "filter.py": {"load_split"},
+        "suites.py": {"load"},  # whether a user-defined set has the usual split
         "data.py": {"load"},  # `jzero train` looks at the columns of a set
         "play.py": {"load_split"},  # one row for an environment that is played by hand
     }

@@ -37,16 +37,25 @@ def names_of(prompts: list[str]) -> set[str]:
     return {prompt.split()[0] for prompt in prompts}
 
 
+def data_of(source: str, train: str = "", held_out: str = "") -> dict[str, str]:
+    """Returns the settings with these splits of a source; "" for the usual split."""
+    eval_data = str(config.Rows(split=held_out))
+    return {
+        "data": str(config.Rows(source, split=train)),
+        "eval_data": eval_data if held_out else "",
+    }
+
+
 def math_prompts(source: str, **splits: str) -> tuple[set[str], set[str]]:
     """Returns the names of the splits that are trained on, and that are held out."""
-    task = config.TaskConfig(name="math", data=source, template="no", **splits)
+    task = config.TaskConfig(name="math", template="no", **data_of(source, **splits))
     train = [str(problem.prompt) for problem in math_problems.train_problems(task, 0, 0, 3)]
     held_out = [str(problem.prompt) for problem in math_problems.eval_problems(task, 100)]
     return names_of(train), names_of(held_out)
 
 
 def sft_prompts(source: str, **splits: str) -> tuple[set[str], set[str]]:
-    settings = config.Config(sft=config.SftConfig(data=source, **splits))
+    settings = config.Config(sft=config.SftConfig(**data_of(source, **splits)))
     data = sft.read_data(settings)
     train = [str(data.rows[i]["prompt"]) for i in range(3)]
     return names_of(train), names_of([str(row["prompt"]) for row in data.held_out])
@@ -54,7 +63,7 @@ def sft_prompts(source: str, **splits: str) -> tuple[set[str], set[str]]:
 
 @pytest.mark.parametrize("prompts_of", [math_prompts, sft_prompts])
 def test_splits_are_chosen_by_name(prompts_of, source: str) -> None:
-    hard = prompts_of(source, train_split="train_hard", eval_split="validation")
+    hard = prompts_of(source, train="train_hard", held_out="validation")
     assert hard == ({"train_hard"}, {"validation"})
     # Without names nothing but the split called test is held out, and this set has none.
     assert prompts_of(source) == ({"train"}, set())
@@ -63,9 +72,18 @@ def test_splits_are_chosen_by_name(prompts_of, source: str) -> None:
 @pytest.mark.parametrize(
     ("splits", "message"),
     [
-        ({"train_split": "hard"}, "train_split=hard: .* has the splits broken, train, train_hard"),
-        ({"eval_split": "test"}, "eval_split=test: .* has the splits broken, train, train_hard"),
-        ({"eval_split": "train"}, "eval_split=train is the split that is trained on"),
+        (
+            {"train": "hard"},
+            r"data=rows\(.*split='hard'\): .* has the splits broken, train, tr",
+        ),
+        (
+            {"held_out": "test"},
+            r"eval_data=rows\(split='test'\): .* has the splits broken, train, tr",
+        ),
+        (
+            {"held_out": "train"},
+            r"eval_data=rows\(split='train'\): train is the split that is trained on",
+        ),
     ],
 )
 @pytest.mark.parametrize("prompts_of", [math_prompts, sft_prompts])
@@ -77,7 +95,7 @@ def test_a_split_that_is_not_there_is_refused(
 
 
 def test_splits_of_a_countdown_set_are_chosen_by_name(source: str) -> None:
-    task = config.TaskConfig(data=source, train_split="train_hard", eval_split="validation")
+    task = config.TaskConfig(**data_of(source, "train_hard", "validation"))
     trained = countdown.train_problems(task, 0, 0, 6)
     held_out = countdown.eval_problems(task, 3)
     assert {problem.gold["target"] for problem in trained} == {12, 14, 16}
@@ -92,12 +110,12 @@ def test_splits_that_nobody_names_are_pointed_out(
         "nothing is held out; its split broken, train_hard, validation" in capsys.readouterr().out
     )
     task = config.TaskConfig(name="math", data=source, template="no")
-    assert "is held out if task.eval_split names it" in math_problems.notes(task)[0]
+    assert "is held out with task.eval_data=rows(split='broken')" in math_problems.notes(task)[0]
 
 
 def test_a_split_that_cannot_be_read_is_an_error_with_its_file(source: str) -> None:
     with pytest.raises(UserError, match=r"broken\.jsonl line 1 is no JSON"):
-        row_loader.choose_split(source, "broken", "train", "task.train_split")
+        row_loader.choose_split(config.Rows(source, split="broken"), "train", "task.data")
 
 
 # Passes over the problems.
@@ -154,6 +172,12 @@ def test_every_pass_that_drops_its_last_problems_has_each_problem_once(
 def test_passes_that_cannot_drop_their_last_problems_are_refused(
     weights: tuple[float, ...], message: str
 ) -> None:
-    task = config.TaskConfig(drop_last=True, weights=weights)
+    task = config.TaskConfig(drop_last=True)
     with pytest.raises(UserError, match=message):
-        problem_sets.step_indices(1, 3, 2, task)
+        problem_sets.step_indices(1, 3, 2, task, weights)
+
+
+@pytest.mark.parametrize("data", [",", "rows(limit=3)"])
+def test_data_without_a_set_is_refused(data: str) -> None:
+    with pytest.raises(UserError, match="names no set"):
+        countdown.train_problems(config.TaskConfig(data=data), 0, 0, 1)

@@ -213,7 +213,8 @@ def data_set(folder: Path, rows: list[dict[str, Any]]) -> str:
 
 
 def column_problems(data: str, column: str, **changes: Any) -> list[Problem]:
-    task = config.TaskConfig(name="math", data=data, template=f"column:{column}", **changes)
+    rows = str(config.Rows(data, **changes))
+    task = config.TaskConfig(name="math", data=rows, template=f"column:{column}")
     check_task_settings(task, 1)
     return math_problems.train_problems(task, 0, 0, 1)
 
@@ -242,7 +243,7 @@ def test_the_answer_of_a_set_in_verls_layout_is_read(tmp_path: Path) -> None:
     answer = {"ground_truth": "7", "style": "rule"}
     data = data_set(tmp_path, [{"prompt": MESSAGES, "reward_model": answer}])
 
-    [problem] = column_problems(data, "prompt", answer_column="reward_model.ground_truth")
+    [problem] = column_problems(data, "prompt", answer="reward_model.ground_truth")
 
     assert problem.prompt == MESSAGES
     assert problem.gold["answer"] == "7"

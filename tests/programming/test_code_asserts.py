@@ -3,13 +3,13 @@
 
 import pytest
 
-from jzero.config import SandboxConfig, TaskConfig
+from jzero.config import Local, TaskConfig
 from jzero.programming import code_asserts, code_tests
 from jzero.sandbox import levels
 from jzero.tasks import code
 
 BEST = next(level for level in reversed(levels.LEVELS) if not levels.failure(level))
-TASK = TaskConfig(name="code", sandbox=SandboxConfig(level=BEST, seconds=1.0))
+TASK = TaskConfig(name="code", sandbox=Local(level=BEST, seconds=1.0))
 
 
 def fraction(source: str, *asserts: str, **columns: object) -> float:

@@ -6,7 +6,7 @@ import pytest
 from runs import rows
 
 from configs import code as recipes
-from jzero.config import tiny_arch
+from jzero.config import Local, tiny_arch
 from jzero.sandbox import levels
 from jzero.train import train
 
@@ -24,7 +24,7 @@ def test_a_run_of_tiny_runs_the_programs_of_its_policy(tmp_path: Path, quick_run
         num_key_value_heads=1,
         head_dim=16,
     )
-    config.task.sandbox.level = BEST
+    config.task.sandbox = Local(level=BEST)
     config.task.reward.functions = ("accuracy", "code")
     config.rollout.num_prompts, config.rollout.group_size = 4, 2
     config.rollout.num_slots = 16

@@ -15,14 +15,14 @@ import pytest
 from huggingface_hub import ModelCard
 from runs import ROOT, Hub, finish, launch, read_jsonl, timeless, wait_for
 
-from jzero.config import Config, HubConfig, TrainConfig, validate
+from jzero.config import Config, End, EveryCheckpoint, HubConfig, TrainConfig, validate
 from jzero.errors import UserError
 from jzero.run import hub_pushes
 from jzero.run.hub_ledger import Ledger, Push
 from jzero.run.hub_pushes import HubPushes, check_token, push_line
 from jzero.run.resume import go_back
 
-SETTINGS = HubConfig(push="every_checkpoint", repo="me/tiny", retries=2)
+SETTINGS = EveryCheckpoint(repo="me/tiny", retries=2)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def note_pushed(workdir: Path, step: int) -> None:
 
 
 def open_pushes(
-    workdir: Path, settings: HubConfig = SETTINGS, resume_step: int | None = None
+    workdir: Path, settings: EveryCheckpoint = SETTINGS, resume_step: int | None = None
 ) -> closing[HubPushes]:
     return closing(HubPushes(settings, workdir, resume_step, first_pause=0.01))
 
@@ -201,7 +201,7 @@ def test_an_attempt_ends_at_its_deadline(
         pushes.add(make_push(tmp_path, 4))
         assert pushes.wait(30)
 
-    assert "no answer within hub.minutes=0.001" in capsys.readouterr().out
+    assert "no answer within hub.push.minutes=0.001" in capsys.readouterr().out
 
 
 @pytest.mark.thorough
@@ -379,20 +379,18 @@ def test_a_command_that_a_kill_interrupted_is_not_started_twice(
 @pytest.mark.parametrize(
     ("hub_settings", "message"),
     [
-        ({"push": "end"}, "hub.push=end needs the model that it pushes to: set hub.repo=USER/NAME"),
-        ({"repo": "me/tiny"}, "hub.repo=me/tiny has no effect without hub.push"),
-        ({"on_push": "true"}, "hub.on_push=true has no effect without hub.push"),
-        ({"push": "end", "repo": "me/x", "revision": "a/b"}, "hub.revision=a/b is no name of a"),
-        ({"push": "end", "repo": "me/x", "on_push": "true {stop}"}, "has {stop}: only {repo}, "),
-        ({"push": "end", "repo": "me/x", "on_push": "true {step!r}"}, "has {step}: only {repo}, "),
-        ({"push": "end", "repo": "me/x", "on_push": "true 'a"}, "is no command (No closing quo"),
-        ({"push": "end", "repo": "me/x", "on_push": "true {"}, "is no command ("),
-        ({"push": "end", "repo": "me/x", "on_push": "nosuch 1"}, "there is no program nosuch"),
+        ({}, "hub.push=end needs the model that it pushes to: set hub.push.repo=USER/NAME"),
+        ({"repo": "me/x", "revision": "a/b"}, "hub.push.revision=a/b is no name of a"),
+        ({"repo": "me/x", "on_push": "true {stop}"}, "has {stop}: only {repo}, "),
+        ({"repo": "me/x", "on_push": "true {step!r}"}, "has {step}: only {repo}, "),
+        ({"repo": "me/x", "on_push": "true 'a"}, "is no command (No closing quo"),
+        ({"repo": "me/x", "on_push": "true {"}, "is no command ("),
+        ({"repo": "me/x", "on_push": "nosuch 1"}, "there is no program nosuch"),
     ],
 )
 def test_a_mistake_is_found_before_the_run(hub_settings: dict, message: str) -> None:
     with pytest.raises(UserError) as error:
-        validate(Config(hub=HubConfig(**hub_settings)))
+        validate(Config(hub=HubConfig(push=End(**hub_settings))))
 
     assert message in str(error.value)
 
@@ -400,7 +398,7 @@ def test_a_mistake_is_found_before_the_run(hub_settings: dict, message: str) -> 
 def test_a_run_without_a_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_pushes.huggingface_hub, "get_token", lambda: None)
 
-    check_token(HubConfig())
+    check_token(None)
     with pytest.raises(UserError, match="hub.push=every_checkpoint needs a token of the hub"):
         check_token(SETTINGS)
 
@@ -412,7 +410,7 @@ PUSHED = (
     "--config.hub.repo=me/tiny",
     "--config.hub.tags=mine",
     "--config.hub.language=en",
-    "--config.hub.on_push=echo {repo} {revision} {step}",
+    "--config.hub.push.on_push=echo {repo} {revision} {step}",
     "--config.train.steps=6",
     "--config.train.checkpoint_every=2",
     "--config.eval.every=0",

@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "benchmarks/attacks"))
 import escapes  # noqa: E402
 from escape_tries import PRELUDE, REQUESTS, SCAN  # noqa: E402
 
-from jzero.config import SandboxConfig, TaskConfig  # noqa: E402
+from jzero.config import Local, TaskConfig  # noqa: E402
 from jzero.sandbox import levels  # noqa: E402
 from jzero.sandbox.client import Limits, Program, Sandbox  # noqa: E402
 from jzero.sandbox.session import Session  # noqa: E402
@@ -166,7 +166,7 @@ HONEST = {
 @pytest.mark.parametrize("size", [0, 400, 1500, 6000])
 def test_a_plagiarist_gets_no_credit(size: int) -> None:
     """24 problems, over all sizes, of which an earlier response of the same group is right."""
-    task = TaskConfig(name="code", sandbox=SandboxConfig(seconds=3.0))
+    task = TaskConfig(name="code", sandbox=Local(seconds=3.0))
     credited = []
     for name, body in HONEST.items():
         source = f"def {name}(n):\n    # {'an honest comment ' * (size // 18)}\n    {body}\n"

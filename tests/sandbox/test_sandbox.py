@@ -135,7 +135,9 @@ def test_a_level_that_the_machine_lacks_is_refused_with_what_to_do(
         return "" if level == "seccomp" else "not here"
 
     monkeypatch.setattr(levels, "failure", failure)
-    with pytest.raises(UserError, match=r"task\.sandbox\.level=auto.*task\.sandbox\.url") as error:
+    with pytest.raises(
+        UserError, match=r"task\.sandbox\.level=auto.*task\.sandbox=remote"
+    ) as error:
         levels.reached_level("auto")
     assert "task.sandbox.level=seccomp or task.sandbox.level=none" in str(error.value)
     with pytest.raises(UserError, match="namespaces: not here"):

@@ -106,7 +106,7 @@ def test_a_microbatch_is_never_larger_than_the_step(data: Data, model: Model) ->
 def test_without_reward_the_grader_scores_and_without_answers_a_reward_is_needed(
     data: Data, model: Model
 ) -> None:
-    bare = replace(data, answer_column="", has_only_numbers=False)
+    bare = replace(data, rows=replace(data.rows, answer=""), has_only_numbers=False)
 
     assert choose(data, model, cpu(16)).settings.task.reward.functions == ("accuracy",)
     with pytest.raises(UserError, match="has the columns question, answer, and none with answers"):

@@ -27,7 +27,7 @@ def test_columns_are_found_by_their_names_with_a_reason(tmp_path: Path) -> None:
 def test_given_columns_take_precedence(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"question": "x", "q2": "1+1?", "answer": "2", "a2": "3"}])
 
-    data = read_data(path, TaskConfig(problem_column="q2", answer_column="a2"))
+    data = read_data(path, TaskConfig(data="rows(problem=q2,answer=a2)"))
 
     assert (data.problem_column, data.answer_column) == ("q2", "a2")
 
@@ -37,8 +37,8 @@ def test_a_set_without_questions_is_refused_with_its_columns(tmp_path: Path) -> 
 
     with pytest.raises(UserError, match=r"has the columns text, label, and none of problem"):
         read_data(path, TaskConfig())
-    with pytest.raises(UserError, match=r"task.answer_column=no: data .* columns text, label"):
-        read_data(path, TaskConfig(problem_column="text", answer_column="no"))
+    with pytest.raises(UserError, match=r"answer=no: data .* columns text, label"):
+        read_data(path, TaskConfig(data="rows(problem=text,answer=no)"))
 
 
 @pytest.mark.parametrize("answer", ["72", "-3.5", "$1,200", "10%", 7, 2.5, " 4 "])

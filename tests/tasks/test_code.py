@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs import code as recipes
-from jzero.config import RewardConfig, SandboxConfig, TaskConfig
+from jzero.config import Local, Remote, RewardConfig, TaskConfig
 from jzero.errors import UserError
 from jzero.programming import code_runs, code_tests
 from jzero.rewards import rewards
@@ -16,7 +16,7 @@ from jzero.tasks import check_task_settings, code, code_toy, find_task
 from jzero.workers.pool import Pool
 
 BEST = next(level for level in reversed(levels.LEVELS) if not levels.failure(level))
-SANDBOX = SandboxConfig(level=BEST, seconds=1.0)
+SANDBOX = Local(level=BEST, seconds=1.0)
 SQUARES = {
     "tests": [{"stdin": str(n), "expected": str(n * n)} for n in (3, 4, 5, 6)],
     "setup": "",
@@ -28,7 +28,7 @@ def fenced(source: str) -> str:
 
 
 def make_task(**changes: object) -> TaskConfig:
-    return TaskConfig(name="code", template="plain", sandbox=SANDBOX, **changes)
+    return TaskConfig(name="code", template="plain", **({"sandbox": SANDBOX} | changes))
 
 
 # Scores
@@ -69,7 +69,7 @@ def test_programs_score_what_they_are_worth_and_the_pool_stays_whole() -> None:
 
 def test_a_slow_program_scores_0_within_its_time() -> None:
     task = make_task()
-    task.sandbox = SandboxConfig(level=BEST, seconds=0.2)
+    task.sandbox = Local(level=BEST, seconds=0.2)
     grade = code.grade(fenced("while True: pass"), SQUARES, task)
     assert (grade.score, grade.reason) == (0.0, "test 1 of 4: too slow")
 
@@ -84,7 +84,7 @@ def test_only_all_tests_count_if_the_options_say_so() -> None:
 
 def test_a_sandbox_that_fails_is_no_score_of_0() -> None:
     task = make_task(reward=RewardConfig(functions=("code",)))
-    task.sandbox = SandboxConfig(url="http://127.0.0.1:9", protocol="piston")
+    task.sandbox = Remote(url="http://127.0.0.1:9", protocol="piston")
     grade = code.grade(fenced("print(1)"), SQUARES, task)
     assert grade.failed
     assert grade.reason.startswith(
@@ -99,24 +99,20 @@ def test_a_sandbox_that_fails_is_no_score_of_0() -> None:
         ({"options": ("reward=most",)}, "use one of fraction, all"),
         ({"options": ("max_tests=-1",)}, "max_tests=-1"),
         ({"options": ("language=c",)}, "is not an option of this task"),
-        ({"url": "localhost:2000"}, r"task\.sandbox\.url=localhost:2000"),
+        ({"sandbox": Remote(url="localhost:2000")}, r"task\.sandbox\.url=localhost:2000"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_the_run(changes, message) -> None:
-    task = make_task(options=changes.get("options", ()))
-    task.sandbox.url = changes.get("url", "")
-    try:
-        with pytest.raises(UserError, match=message):
-            check_task_settings(task, 1)
-    finally:
-        task.sandbox.url = ""
+    task = make_task(**changes)
+    with pytest.raises(UserError, match=message):
+        check_task_settings(task, 1)
 
 
 def test_the_run_says_which_level_it_reached() -> None:
     task = make_task()
     assert find_task("code").notes(task) == [f"sandbox: level {BEST}"]
     assert find_task("code").metrics(task, [])["sandbox/level"] == levels.LEVELS.index(BEST)
-    task.sandbox = SandboxConfig(level="none")
+    task.sandbox = Local(level="none")
     [line] = find_task("code").notes(task)
     assert line == "sandbox: level none: nothing keeps programs from what this user may do"
 

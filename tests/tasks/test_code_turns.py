@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jzero.config import SandboxConfig, TaskConfig
+from jzero.config import Local, Remote, TaskConfig
 from jzero.errors import UserError
 from jzero.programming import code_feedback, code_runs, code_tests
 from jzero.programming.code_feedback import MAX_SHOWN
@@ -29,7 +29,7 @@ def fenced(source: str) -> str:
 
 
 def make_task(*options: str, **changes: object) -> TaskConfig:
-    sandbox = SandboxConfig(level=BEST, seconds=0.3, output_mib=0.1)
+    sandbox = Local(level=BEST, seconds=0.3, output_mib=0.1)
     words = {"feedback_right": "It is right.", "feedback_wrong": WRONG}
     return TaskConfig(
         name="code", template="plain", sandbox=sandbox, options=options, **words, **changes
@@ -150,7 +150,7 @@ def test_what_a_program_writes_is_shown_cut_and_without_control_characters(feedb
 
 def test_an_episode_whose_program_could_not_be_run_is_over() -> None:
     task = make_task()
-    task.sandbox = SandboxConfig(url="http://127.0.0.1:9", protocol="piston")
+    task.sandbox = Remote(url="http://127.0.0.1:9", protocol="piston")
     response = fenced("print(1)")
     code = find_task("code")
     grade = code.grade(response, HIDDEN, task)

@@ -247,7 +247,7 @@ def test_a_published_set_is_split_and_shuffled(
 def test_the_rows_to_train_on_can_be_chosen_and_counted(
     tmp_path: Path, datasets_cache: None
 ) -> None:
-    task = config.TaskConfig(data=str(write_splits(tmp_path / "set")), max_train=10)
+    task = config.TaskConfig(data=f"rows('{write_splits(tmp_path / 'set')}',limit=10)")
     first_ten = keys_of_rows(TRAIN_ROWS[:10]) - keys_of_rows(TEST_ROWS)
 
     trained = keys_of(countdown.train_problems(task, 0, 0, 100))

@@ -14,6 +14,7 @@ import pytest
 from runs import read_jsonl, write_jsonl
 
 from jzero import config, evaluate, setup, train
+from jzero.config import Rows
 from jzero.config.architecture import with_entry
 from jzero.errors import UserError
 from jzero.files import split_commas
@@ -217,16 +218,18 @@ def test_sets_without_weights_are_joined(two_sets: str) -> None:
 
 
 def test_sets_are_mixed_by_their_weights(two_sets: str) -> None:
-    task = math_task(two_sets, weights=(0.25, 0.75))
+    first, second = two_sets.split(",")
+    task = math_task(f"rows('{first}',weight=1),rows('{second}',weight=3)")
 
     assert count_by_set(task, 400) == {"a": 100, "b": 300}
     assert math_problems.train_problems(task, 3, 5, 8) == steps_of_one_problem(task, 3, 40, 48)
 
 
 def test_every_set_needs_a_weight(two_sets: str) -> None:
-    task = math_task(two_sets, weights=(1.0,))
+    first, second = two_sets.split(",")
+    task = math_task(f"rows('{first}',weight=1),{second}")
 
-    message = r"weights=\(1.0,\) must be a positive number for each of the 2 sets"
+    message = "some of the sets have a weight: give each of them one, or none"
     with pytest.raises(ValueError, match=message):
         math_problems.train_problems(task, 3, 0, 1)
 
@@ -246,11 +249,7 @@ def named_otherwise(tmp_path: Path) -> str:
 
 def test_columns_and_levels_are_those_of_the_settings(named_otherwise: str) -> None:
     task = math_task(
-        named_otherwise,
-        problem_column="Q",
-        answer_column="gold",
-        level_min=4,
-        level_max=5,
+        str(Rows(named_otherwise, problem="Q", answer="gold", level_min=4, level_max=5))
     )
 
     problems = math_problems.train_problems(task, 0, 0, 8)
@@ -260,7 +259,7 @@ def test_columns_and_levels_are_those_of_the_settings(named_otherwise: str) -> N
 
 
 def test_columns_of_another_name_are_an_error(named_otherwise: str) -> None:
-    message = "has columns Q, difficulty, gold: set task.problem_column"
+    message = r"has columns Q, difficulty, gold: name one, as in rows\(.*,problem='COLUMN'"
     with pytest.raises(ValueError, match=message):
         math_problems.train_problems(math_task(named_otherwise), 0, 0, 1)
 
@@ -268,8 +267,8 @@ def test_columns_of_another_name_are_an_error(named_otherwise: str) -> None:
 def test_levels_of_a_set_without_levels_are_an_error(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "b.jsonl", [{"problem": "p", "answer": "1"}])
 
-    with pytest.raises(ValueError, match="has columns answer, problem: set task.level_min=0"):
-        math_problems.train_problems(math_task(path, level_min=3), 0, 0, 1)
+    with pytest.raises(ValueError, match="has columns answer, problem: leave level_min and"):
+        math_problems.train_problems(math_task(str(Rows(path, level_min=3))), 0, 0, 1)
 
 
 def three_splits(folder: Path) -> str:
@@ -282,9 +281,9 @@ def three_splits(folder: Path) -> str:
 
 def test_the_split_and_the_rows_to_train_on_can_be_chosen(tmp_path: Path) -> None:
     source = three_splits(tmp_path)
-    hard = math_task(source, train_split="train_hard")
-    few = math_task(source, max_train=4)
-    few_of_a_level = math_task(source, max_train=1, level_min=2, level_max=2)
+    hard = math_task(str(Rows(source, split="train_hard")))
+    few = math_task(str(Rows(source, limit=4)))
+    few_of_a_level = math_task(str(Rows(source, limit=1, level_min=2, level_max=2)))
 
     def trained(task: config.TaskConfig) -> set[str]:
         return set(prompts_of(math_problems.train_problems(task, 0, 0, 60)))
@@ -299,13 +298,13 @@ def test_the_split_and_the_rows_to_train_on_can_be_chosen(tmp_path: Path) -> Non
 
 def test_a_split_that_a_set_does_not_have_is_an_error(tmp_path: Path) -> None:
     source = three_splits(tmp_path)
-    message = "task.train_split=train_easy: .* has the splits train, test, train_hard"
+    message = "split='train_easy'.: .* has the splits train, test, train_hard"
     with pytest.raises(UserError, match=message):
-        math_problems.train_problems(math_task(source, train_split="train_easy"), 0, 0, 1)
+        math_problems.train_problems(math_task(str(Rows(source, split="train_easy"))), 0, 0, 1)
 
     lone_file = write_jsonl(tmp_path / "lone.jsonl", TRAIN_ROWS)
     with pytest.raises(UserError, match="has the splits train"):
-        math_problems.train_problems(math_task(lone_file, train_split="hard"), 0, 0, 1)
+        math_problems.train_problems(math_task(str(Rows(lone_file, split="hard"))), 0, 0, 1)
 
 
 def test_dropped_rows_are_counted(tmp_path: Path) -> None:
@@ -457,7 +456,7 @@ def test_names_of_suites_are_split_at_commas() -> None:
         ("math501", "no suite 'math501': there are aime24, "),
         ("=x", "no suite ''"),
         ("mine", "or name=FILE for a set"),
-        ("mine=:problem=x", "data :problem=x names columns and no set"),
+        ("mine=:problem=x", "suite mine=:problem=x names columns and no set"),
         ("mine=f:answer=x:answer=y", "names the column answer twice"),
         ("gpqa_diamond=f:answer=x", "rows of gpqa_diamond have other columns"),
         ("countdown=f:problem=x", "rows of countdown have other columns"),
@@ -471,18 +470,27 @@ def test_a_suite_that_does_not_exist_is_an_error(spec: str, message: str) -> Non
 EVALUATED_ROWS = [{"input": f"{i}+1?", "output": str(i + 1), "answer": "?"} for i in range(5)]
 
 
-@pytest.mark.parametrize("names", [":problem=input:answer=output", ":answer=output:problem=input"])
-def test_a_suite_may_name_its_own_columns(names: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{}:problem=input:answer=output",
+        "{}:answer=output:problem=input",
+        "rows('{}',problem='input',answer='output')",
+    ],
+)
+def test_a_suite_may_name_its_own_columns(source: str, tmp_path: Path) -> None:
     """The columns of the training set have other names."""
     file = write_jsonl(tmp_path / "ev:1.jsonl", EVALUATED_ROWS)
-    task = config.TaskConfig(template="no", problem_column="question", answer_column="solution")
+    data = str(Rows("train.jsonl", problem="question", answer="solution"))
+    task = config.TaskConfig(template="no", data=data)
+    spec = f"mine={source.format(file)}"
 
-    name, problems = suites.load_suite(f"mine={file}{names}", task, 0, 0)
+    name, problems = suites.load_suite(spec, task, 0, 0)
 
     assert name == "mine"
     golds = [{"question": row["input"], "answer": row["output"]} for row in EVALUATED_ROWS]
     assert [problem.gold for problem in problems] == golds
-    assert suites.load_questions(f"mine={file}{names}") == [gold["question"] for gold in golds]
+    assert suites.load_questions(spec) == [gold["question"] for gold in golds]
 
 
 def test_the_held_out_set_may_name_its_own_columns(tmp_path: Path) -> None:
@@ -490,11 +498,18 @@ def test_the_held_out_set_may_name_its_own_columns(tmp_path: Path) -> None:
     task = config.TaskConfig(
         name="math",
         template="no",
-        data=write_jsonl(tmp_path / "train.jsonl", train),
-        eval_data=write_jsonl(tmp_path / "ev.jsonl", EVALUATED_ROWS)
-        + ":problem=input:answer=output",
-        problem_column="question",
-        answer_column="solution",
+        data=str(
+            Rows(
+                write_jsonl(tmp_path / "train.jsonl", train), problem="question", answer="solution"
+            )
+        ),
+        eval_data=str(
+            Rows(
+                write_jsonl(tmp_path / "ev.jsonl", EVALUATED_ROWS),
+                problem="input",
+                answer="output",
+            )
+        ),
     )
 
     sets = math_problems.load_sets(task)
@@ -502,13 +517,15 @@ def test_the_held_out_set_may_name_its_own_columns(tmp_path: Path) -> None:
     assert [row.question for row in sets.held_out] == [row["input"] for row in EVALUATED_ROWS]
     assert [row.answer for row in sets.held_out] == [row["output"] for row in EVALUATED_ROWS]
     assert [row.answer for row in sets.train[0]] == [row["solution"] for row in train]
-    with pytest.raises(ValueError, match="Or write .*ev.jsonl:problem=COLUMN where the set is a"):
+    with pytest.raises(
+        ValueError, match="problem=question: .*ev.jsonl has the columns answer, inp"
+    ):
         math_problems.load_sets(replace(task, eval_data=str(tmp_path / "ev.jsonl")))
 
 
 def test_the_parts_of_aime25_are_suites(tmp_path: Path) -> None:
     parts = {name: suite for name, suite in suites.SUITES.items() if name.startswith("aime25:")}
-    assert {name: suite.data for name, suite in parts.items()} == {
+    assert {name: suite.rows.path for name, suite in parts.items()} == {
         "aime25:part1": "open-r1/aime_2025_1",
         "aime25:part2": "AIME2025-II@opencompass/AIME2025",
     }
@@ -700,11 +717,10 @@ def test_a_preset_that_does_not_exist_is_an_error(name: str, preset: str, messag
 def tiny_gsm8k(data: Path) -> config.Config:
     """Returns the recipe's settings for a run of two steps of a tiny model."""
     settings = load_recipe("gsm8k").get_config("tiny")
-    settings.task.data = str(data / "gsm8k")
+    # The first 8 problems, 4 in a step: a pass over them takes two steps.
+    settings.task.data = str(Rows(str(data / "gsm8k"), limit=8))
     settings.model.tokenizer = str(data / "qwen2_tokenizer")
     settings.model.arch = with_entry(settings.model.arch, "num_hidden_layers", "1")
-    # The first 8 problems, 4 in a step: a pass over them takes two steps.
-    settings.task.max_train = 8
     settings.train = replace(
         settings.train, steps=0, prompt_epochs=1.0, microbatch_tokens=1280, packs_per_row=2
     )

@@ -100,8 +100,8 @@ def test_the_layout_of_areal_is_read_as_it_is(tmp_path: Path) -> None:
         template="column:prompt",
         options=(
             "tasks=math,stem,code",
-            "math.answer_column=solutions",
-            "stem.answer_column=solutions",
+            "math.data=rows(answer='solutions')",
+            "stem.data=rows(answer='solutions')",
             "code.options=feedback=words",
         ),
     )
@@ -169,7 +169,7 @@ def test_an_option_is_for_the_rows_of_one_task(data: Path) -> None:
     # Everything else is as it was given, also in the settings that were copied.
     assert task == mixed_task(data, *task.options[2:], reward=task.reward)
     for own in (code, math):
-        for name in ("data", "grade_workers", "tools", "feedback_right", "max_reply_bytes"):
+        for name in ("grade_workers", "tools", "feedback_right", "max_reply_bytes"):
             assert getattr(own, name) == getattr(task, name)
 
 
@@ -190,7 +190,7 @@ def test_an_option_without_items_empties_a_tuple(data: Path) -> None:
         (("code.tempalte=no",), "the section task has no setting tempalte"),
         (("code.reward=x",), "the section task has no setting reward"),
         (("code.template.x=no",), "the section task has no setting template.x"),
-        (("code.sandbox.seconds=fast",), "'fast' is not of type float"),
+        (("code.sandbox.seconds=fast",), "sandbox.seconds=fast must be a number"),
         (("code.sandbox.level=best",), r"task\.sandbox\.level='best' is not one of auto"),
         (("code.sandbox.seconds=-1",), r"task\.sandbox\.seconds=-1.* must be at least 0"),
         (("math.verifier=oat",), "task.verifier='oat' is not one of"),

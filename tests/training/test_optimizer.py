@@ -10,8 +10,8 @@ import optax
 import pytest
 import reference
 
-from jzero.config import MOVED, Config, OptimizerConfig, list_settings, names_part, set_part
-from jzero.config.old_flags import put_old_value
+from jzero.config import Config, OptimizerConfig, list_settings, names_part, set_part
+from jzero.config.old_settings import Moved, old_setting, put_old_value
 from jzero.model import qwen
 from jzero.setting import part_name
 from jzero.training.optimizer import SCHEDULES, SHAPES, learning_rate, optimizer
@@ -30,7 +30,8 @@ def settings_of(**values: object) -> OptimizerConfig:
             put_old_value(settings, f"optimizer.{name}", str(values[name]))
         values.pop(name, None)
     for name in sorted(values, key=lambda name: name != "schedule"):
-        today = MOVED.get(f"optimizer.{name}", f"optimizer.{name}")
+        entry = old_setting(f"optimizer.{name}")
+        today = entry.to if isinstance(entry, Moved) else f"optimizer.{name}"
         if names_part(today):
             set_part(settings, today, values[name])
         else:

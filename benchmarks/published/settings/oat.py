@@ -8,8 +8,8 @@ from benchmarks.published.settings.row import PublishedRun, Row, differing
 
 # What all commands of oat leave at its default, and what the runs have in common.
 OAT = (
-    Row("train_split", "train", "task.train_split", "", "the default is train"),
-    Row("max-train", "9999999", "task.max_train", 0, "0 is all rows"),
+    Row("train_split", "train", "task.data.split", "", "the default is train"),
+    Row("max-train", "9999999", "task.data.limit", 0, "0 is all rows"),
     Row("learning_rate", "1e-6", "optimizer.lr", 1e-6),
     Row("(AdamW, first beta)", "0.9", "optimizer.b1", 0.9),
     Row("(AdamW, second beta)", "0.95", "optimizer.b2", 0.95),
@@ -123,8 +123,8 @@ LLAMA_3B = (
 )
 MATH_12K = (
     Row("prompt_data", "math_12k", "task.data", "lkevinzc/math-12k"),
-    Row("input_key", "problem", "task.problem_column", "problem"),
-    Row("output_key", "answer", "task.answer_column", "answer"),
+    Row("input_key", "problem", "task.data.problem", "problem"),
+    Row("output_key", "answer", "task.data.answer", "answer"),
 )
 RIGHT_OR_WRONG = Row(
     "(reward values)",
@@ -160,10 +160,10 @@ MATH_LEVELS_3_TO_5 = (
         "the published set is a directory of the repository, which task.data takes; here are the "
         "levels 3 to 5 of MATH without MATH-500",
     ),
-    Row("(lowest level)", "3", "task.level_min", 3),
-    Row("(highest level)", "5", "task.level_max", 5),
-    Row("input_key", "problem", "task.problem_column", "problem"),
-    Row("output_key", "answer", "task.answer_column", "answer"),
+    Row("(lowest level)", "3", "task.data.level_min", 3),
+    Row("(highest level)", "5", "task.data.level_max", 5),
+    Row("input_key", "problem", "task.data.problem", "problem"),
+    Row("output_key", "answer", "task.data.answer", "answer"),
 )
 OAT_ZERO_1_5B = "sail-sg/understand-r1-zero, examples/qwen2.5-math-1.5b.sh"
 OAT_ZERO_3B = "sail-sg/understand-r1-zero, examples/llama3.2-3b-numinaqa.sh"
@@ -216,8 +216,8 @@ OAT_GSM8K = (
         "a prompt begins with <s> only where the chat template writes it",
     ),
     Row("prompt_data", "lkevinzc/gsm8k", "task.data", "lkevinzc/gsm8k"),
-    Row("input_key", "question", "task.problem_column", "question"),
-    Row("output_key", "final_answer", "task.answer_column", "final_answer"),
+    Row("input_key", "question", "task.data.problem", "question"),
+    Row("output_key", "final_answer", "task.data.answer", "final_answer"),
     Row("oracle", "gsm8k", "task.verifier", "last_number", topic="verifier"),
     RIGHT_OR_WRONG,
     Row("(reward_scale)", "1", "task.reward.weights", (), "one reward with the weight 1"),

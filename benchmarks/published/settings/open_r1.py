@@ -55,7 +55,7 @@ GRPO = (
 
 MATH = (
     Row("dataset_name", "open-r1/OpenR1-Math-220k", "task.data", "open-r1/OpenR1-Math-220k"),
-    Row("dataset_prompt_column", "problem", "task.problem_column", "problem"),
+    Row("dataset_prompt_column", "problem", "task.data.problem", "problem"),
     Row(
         "reward_funcs",
         "accuracy, format, tag_count",

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from jzero.config import Local
 from jzero.errors import UserError
 from jzero.sandbox import levels
 from jzero.sandbox.client import Limits, shared_sandbox
 from jzero.sandbox.session import Session
+from jzero.setting import show_part
 
 if TYPE_CHECKING:
     from jzero.config import TaskConfig
@@ -31,6 +33,7 @@ class Python:
     """The interpreter of an episode, as a tool."""
 
     def __init__(self, task: TaskConfig) -> None:
+        assert isinstance(task.sandbox, Local), f"{task.sandbox=}"
         self._settings = task.sandbox
         self._seconds = task.tools.seconds
         self._max_calls = task.tools.max_calls
@@ -75,9 +78,10 @@ class Python:
     @staticmethod
     def check(task: TaskConfig) -> None:
         """Raises UserError if no interpreter can run with these settings."""
-        if task.sandbox.url:
+        if not isinstance(task.sandbox, Local):
             raise UserError(
-                f"task.tools.names=python does not run at task.sandbox.url={task.sandbox.url}: a "
-                "server elsewhere keeps no variables. Set task.sandbox.url="
+                f"task.tools.names=python does not run with task.sandbox="
+                f"{show_part(task.sandbox)}: a server elsewhere keeps no variables. Set "
+                "task.sandbox=local"
             )
         levels.reached_level(task.sandbox.level)
