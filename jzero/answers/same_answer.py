@@ -3,8 +3,6 @@
 from jzero.answers import verdict
 from jzero.types import Grade
 
-COMPARER = "jzero.answers.same_answer:same_answer"  # the name of `same_answer` in a pool
-
 # With these reasons the grader has reached a verdict, but not with others such as "unparsed" and
 # "timeout".
 _VERDICTS = ("correct", "wrong value", "echo")

@@ -3,13 +3,14 @@
     task.reward.functions=module:function        a module that can be imported where the run starts
     task.reward.functions=FILE.py:function       a file
     task.reward.functions=FILE.py:factory(x=1)   the function that factory(x=1) returns
+    task.reward.functions=trl:module:function    the same with the signature of a function of TRL
 
 The names of a function's parameters decide how it is called:
 
 - Names in ARGUMENTS: one response at a time. The trainer process sends the values in FROM_EPISODE
   to a grader process only if a function has such a parameter.
 - Names in PLURALS, or TRL's form (`trl_rewards`): lists of all responses of a batch
-  (`batched_rewards`).
+  (`batched_rewards`). TRL's form is recognized by its names; the prefix "trl:" requests it.
 - Other names: (response, gold, task) by position.
 
 Imports no jax: grader processes load this module.
@@ -28,11 +29,12 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from jzero import setting
 from jzero.errors import UserError
 from jzero.problems import bounds
+from jzero.problems.bounds import Reward
 from jzero.rewards import trl_rewards
 from jzero.types import JsonValue, Problem, Prompt, Turns
 
@@ -52,17 +54,9 @@ PLURALS = {
     "rows": "row",
     "episodes": "turns",
 }
-# If a result has a part of this name, this part is the reward and the other parts are metrics.
-SCORE = "score"
+TRL = "trl:"  # prefix of a function with TRL's signature
 # "module:factory(arguments)". The path may contain brackets, too.
 _FACTORY = re.compile(r"(.+?:[A-Za-z_][\w.]*)\((.*)\)", re.DOTALL)
-
-
-class Reward(NamedTuple):
-    """The result of a function: the reward, and its named parts if the function returned a dict."""
-
-    value: float
-    parts: dict[str, float]
 
 
 # Finding a function.
@@ -81,6 +75,8 @@ def find_function(name: str) -> Callable[..., object]:
         TypeError: the result cannot be called.
         Exception: any exception from importing the user's module.
     """
+    if _requests_trl(name):
+        name = name.removeprefix(TRL)
     if factory := _FACTORY.fullmatch(name):
         positional, named = read_arguments(name, factory[2])
         function = _find_attribute(factory[1])(*positional, **named)
@@ -164,7 +160,7 @@ def parameter_names(name: str) -> tuple[str, ...] | None:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some functions written in C have no signature
         return None
-    if _is_of_trl(signature):
+    if _requests_trl(name) or _is_of_trl(signature):
         each = trl_rewards.needs_instances(signature)
         return trl_rewards.ASKED if each else trl_rewards.ASKED_IN_LISTS
     # Collect parameters with known names, and required parameters with other names.
@@ -207,6 +203,11 @@ def parameter_names(name: str) -> tuple[str, ...] | None:
             "all responses of a step"
         )
     return None
+
+
+def _requests_trl(name: str) -> bool:
+    # "trl:function" is a function of the module trl.
+    return name.startswith(TRL) and ":" in name.removeprefix(TRL)
 
 
 def _is_of_trl(signature: inspect.Signature) -> bool:
@@ -337,7 +338,7 @@ def call_function(name: str, values: Mapping[str, object]) -> Reward | None:
     result = invoke(name, values)
     if inspect.isawaitable(result):
         result = asyncio.run(wait_for(result))
-    return None if result is None else read_result(result)
+    return None if result is None else bounds.read_reward(result)
 
 
 def _call_for_episode(name: str, values: Mapping[str, object]) -> Reward | None:
@@ -349,7 +350,7 @@ def _call_for_episode(name: str, values: Mapping[str, object]) -> Reward | None:
     result = trl_rewards.only_entry(result)
     if result is None:
         return None
-    reward = read_result(result)
+    reward = bounds.read_reward(result)
     return reward._replace(parts=reward.parts | logs.metrics)
 
 
@@ -375,21 +376,3 @@ def _copied(argument: str, values: Mapping[str, object]) -> object:
 async def wait_for(result: Awaitable[object]) -> object:
     """Awaits any awaitable. `asyncio.run` accepts only coroutines."""
     return await result
-
-
-def read_result(result: object) -> Reward:
-    """Converts the result of a function to a reward.
-
-    A number is the reward. A dict holds named parts: the reward is the part "score" if there is
-    one, else the sum of the parts.
-
-    Raises:
-        TypeError, ValueError: `result` is neither, or a number or a name is out of its bounds.
-    """
-    if not isinstance(result, Mapping):
-        return Reward(bounds.read_number(result), {})
-    parts = bounds.read_parts(result)
-    if not parts:
-        raise TypeError("returned an empty dict: a dict has the named parts of a reward")
-    value = parts[SCORE] if SCORE in parts else bounds.read_number(sum(parts.values()))
-    return Reward(value, parts)

@@ -15,7 +15,7 @@ import pytest
 from jzero.config import RewardConfig, TaskConfig
 from jzero.types import Grade
 from jzero.workers import keeper
-from jzero.workers.pipe import Pipe
+from jzero.workers.pipe import Pipe, TurnRequest, write_request
 from jzero.workers.pool import Pool
 
 TOKEN = "JZERO_TEST_OF_KEEPER"  # a variable that all processes of a test inherit
@@ -27,7 +27,7 @@ import os, signal, subprocess, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a test in the background ignores it
 from jzero.config import RewardConfig, TaskConfig
 from jzero.workers.pool import Pool
-from jzero.environments import asyncio_environments, environment
+from jzero.rollout.turns import make_request
 from jzero.types import Problem
 
 mode, end, file = sys.argv[1:]
@@ -38,9 +38,7 @@ task = TaskConfig(
 gold = {"row": {}, "seed": 0, "observation": "begin"}
 problem = Problem("1", "environment", "begin", gold)
 pool = Pool(1 if mode == "processes" else 0)
-values = environment.episode_values(problem, 0, [])
-stepping = asyncio_environments.stepping(pool, problem, 0, "x", [], task, is_last=False)
-pool.submit(0, "environment", "x", gold, task, [], values, stepping)
+pool.step(0, make_request(problem, 0, "x", [], task, is_last=False))
 [(_, grade)] = pool.poll(wait=True)
 assert not grade.failed, grade
 time.sleep(1.0)
@@ -145,7 +143,7 @@ def graded(function: str, max_processes: int = 100) -> Grade:
     gold = {"numbers": [3, 7, 12], "target": 16}
     with Pool(1, max_processes=max_processes) as pool:
         task = TaskConfig(reward=rewards)
-        pool.submit(0, "countdown", "<answer>12+7-3</answer>", gold, task)
+        pool.step(0, TurnRequest("countdown", "<answer>12+7-3</answer>", gold, task))
         [(_, grade)] = pool.drain()
     return grade
 
@@ -217,9 +215,8 @@ def test_other_systems_end_the_session_of_a_grader() -> None:
     pipe = Pipe(ours)
     assert b"ready" in pipe.receive(60)
     task = TaskConfig(reward=RewardConfig(functions=("users_functions:leave_child",)))
-    fields = json.dumps(vars(task), default=vars)
-    gold = {"numbers": [3, 7, 12], "target": 16}
-    pipe.send(json.dumps([[0, "countdown", "12", gold, fields, None, {}]]).encode())
+    request = TurnRequest("countdown", "12", {"numbers": [3, 7, 12], "target": 16}, task)
+    pipe.send(f"[{write_request(0, request)}]".encode())
     while True:
         kind, *content = json.loads(pipe.receive(60))
         if kind == "answer":

@@ -1,6 +1,7 @@
 """The grader pool: the grades of a direct call, and nothing left behind."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from jzero import config
+from jzero.config import RewardConfig, TaskConfig
 from jzero.tasks import countdown
-from jzero.workers.pipe import Pipe
-from jzero.workers.pool import Pool
+from jzero.workers.pipe import Pipe, TurnRequest
+from jzero.workers.pool import CallError, Pool
 
 TASK = config.TaskConfig(grade_seconds=5.0)
 BRIEF = config.TaskConfig(grade_seconds=0.2)
@@ -48,7 +50,7 @@ def responses(count: int) -> list[Response]:
 
 def submit_all(pool: Pool, items: list[Response]) -> None:
     for key, response, gold in items:
-        pool.submit(key, "countdown", response, gold, TASK)
+        pool.step(key, TurnRequest("countdown", response, gold, TASK))
 
 
 def changes(pool: Pool, before: dict[str, int]) -> dict[str, int]:
@@ -81,7 +83,7 @@ def test_pool_grades_as_a_direct_call_does() -> None:
 
 
 def test_poll_does_not_wait(one_worker) -> None:
-    one_worker.submit("slow", "hostile_graders:sleep", "1", None, TASK)
+    one_worker.step("slow", TurnRequest("hostile_graders:sleep", "1", None, TASK))
     assert one_worker.poll() == []  # had it waited, it would have the grade
 
     [(key, grade)] = one_worker.poll(wait=True)
@@ -109,7 +111,7 @@ def test_a_hostile_item_costs_its_own_score_and_a_bounded_time(
     before = dict(two_workers.counters)
 
     submit_all(two_workers, items[:100])
-    two_workers.submit("hostile", f"hostile_graders:{function}", "", None, BRIEF)
+    two_workers.step("hostile", TurnRequest(f"hostile_graders:{function}", "", None, BRIEF))
     submit_all(two_workers, items[100:])
     start = time.monotonic()
     grades = dict(two_workers.drain())
@@ -126,14 +128,42 @@ def test_a_hostile_item_costs_its_own_score_and_a_bounded_time(
 
 def test_memory_is_bounded(one_worker) -> None:
     much_time = config.TaskConfig(grade_seconds=30.0)
-    one_worker.submit("grow", "hostile_graders:grow", "", None, much_time)
+    one_worker.step("grow", TurnRequest("hostile_graders:grow", "", None, much_time))
     [(_, grade)] = one_worker.drain()
     assert (grade.score, grade.reason) == (0.0, "killed")
 
 
+def test_a_call_returns_what_the_function_returns_as_json(one_worker: Pool) -> None:
+    before = dict(one_worker.counters)
+    returned = one_worker.call("hostile_graders:twice", "a", {"b": [1.5, None]}, task=TASK)
+    assert returned == [TASK.name, ["a", "a"], {"b": [1.5, None]}]
+    assert one_worker.counters == before  # calls are not graded responses
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "user_code", "reason"),
+    [
+        ("twice", ["a"], "", "error: TypeError: twice() missing 1 required positional argument"),
+        ("twice", ["a"], "mine:f", "error: mine:f: TypeError: twice() missing"),
+        ("make_set", [], "", "error: TypeError: Object of type set is not JSON serializable"),
+        ("exit_in_call", [], "", "killed"),
+        ("exit_in_call", [], "mine:f", "killed: mine:f"),
+        ("sleep_in_call", [], "mine:f", "timeout: mine:f took more than task.reward.seconds=0.2"),
+    ],
+)
+def test_a_call_that_fails_raises_its_reason(
+    one_worker: Pool, function: str, arguments: list[str], user_code: str, reason: str
+) -> None:
+    task = TaskConfig(reward=RewardConfig(seconds=0.2)) if "sleep" in function else TASK
+    with pytest.raises(CallError, match=re.escape(reason)):
+        one_worker.call(f"hostile_graders:{function}", *arguments, task=task, user_code=user_code)
+
+
 def test_an_item_that_dies_by_chance_is_tried_again(one_worker, tmp_path: Path) -> None:
     before = dict(one_worker.counters)
-    one_worker.submit("once", "hostile_graders:die_once", str(tmp_path / "seen"), None, TASK)
+    one_worker.step(
+        "once", TurnRequest("hostile_graders:die_once", str(tmp_path / "seen"), None, TASK)
+    )
     [(_, grade)] = one_worker.drain()
     assert grade.score == 1.0
     assert changes(one_worker, before) == {"graded": 1, "killed": 1, "restarted": 1}
@@ -142,7 +172,7 @@ def test_an_item_that_dies_by_chance_is_tried_again(one_worker, tmp_path: Path) 
 def test_a_grader_that_raises_scores_zero_and_is_counted(one_worker) -> None:
     before = dict(one_worker.counters)
     for name in ("hostile_graders:fail", "hostile_graders:absent", "absent"):
-        one_worker.submit(name, name, "", None, TASK)
+        one_worker.step(name, TurnRequest(name, "", None, TASK))
     grades = dict(one_worker.drain())
 
     assert changes(one_worker, before) == {"graded": 3, "errors": 3}
@@ -156,7 +186,7 @@ def test_time_in_the_queue_does_not_count(one_worker) -> None:
     settings = config.TaskConfig(grade_seconds=0.4)  # the wall limit is 5 times that
     before = dict(one_worker.counters)
     for index in range(6):
-        one_worker.submit(index, "hostile_graders:sleep", "0.4", None, settings)
+        one_worker.step(index, TurnRequest("hostile_graders:sleep", "0.4", None, settings))
     grades = dict(one_worker.drain())
     assert all(grade.correct for grade in grades.values())
     assert changes(one_worker, before) == {"graded": 6}
@@ -167,8 +197,8 @@ def test_closing_does_not_wait_for_a_hanging_item() -> None:
     _, response, gold = responses(1)[0]
     others = children_of(os.getpid())  # workers of other pools
     pool = Pool(2)
-    pool.submit("hang", "hostile_graders:hang", "", None, endless)
-    pool.submit("fine", "countdown", response, gold, TASK)
+    pool.step("hang", TurnRequest("hostile_graders:hang", "", None, endless))
+    pool.step("fine", TurnRequest("countdown", response, gold, TASK))
     pool.poll(wait=True)
 
     start = time.monotonic()
@@ -205,14 +235,14 @@ PARENT = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from jzero.config import TaskConfig
-from jzero.workers.pipe import Pipe
+from jzero.workers.pipe import TurnRequest
 from jzero.workers.pool import Pool
 task = TaskConfig(grade_seconds=1000.0)
 pool = Pool(2)
-pool.submit("hang", "hostile_graders:hang", "", None, task)
-pool.submit("spin", "hostile_graders:spin", "", None, task)
+pool.step("hang", TurnRequest("hostile_graders:hang", "", None, task))
+pool.step("spin", TurnRequest("hostile_graders:spin", "", None, task))
 for i in range(3):
-    pool.submit(i, "hostile_graders:right", "1", "1", task)
+    pool.step(i, TurnRequest("hostile_graders:right", "1", "1", task))
 time.sleep(1000)
 """
 

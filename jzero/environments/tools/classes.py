@@ -46,7 +46,7 @@ def tool_class(name: str) -> type | None:
         return None
     try:
         found = find_function(name)
-    except Exception:  # any error of the user's module; `environment.check` reports it
+    except Exception:  # any error of the user's module; `environment_task.check` reports it
         return None
     # A class with `step` is an environment that takes responses itself.
     if not inspect.isclass(found) or not callable(getattr(found, "reset", None)):
@@ -56,13 +56,14 @@ def tool_class(name: str) -> type | None:
     return found
 
 
+@functools.cache
 def is_tool_class(name: str) -> bool:
     """Returns whether `task.environment=name` is a class with methods as tools."""
     return tool_class(name) is not None
 
 
 class Resetting:
-    """Adapts an instance to `jzero.environments.environment`, which resets it for a prompt."""
+    """Gives an instance the methods of a user-defined environment, to reset it for a prompt."""
 
     def __init__(self, instance: object) -> None:
         self._instance = instance
