@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float32, Int32
 
 from jzero.decoder.engine import Engine, next_power_of_two
+from jzero.decoder.sampling import Filters
 from jzero.decoder.sequence import Groups, Sequence
 
 PREFILL_TOKENS = 8192  # padded prompt tokens of one prefill call, over all shards
@@ -53,6 +54,7 @@ class PrefillBatch:
     true_length: Int32[np.ndarray, " rows"]  # 1 in padding rows
     requests: Int32[np.ndarray, "rows group_size"]
     temperature: Float32[np.ndarray, " rows"]
+    filters: list[Filters | None]  # of the rows; None: the engine's
 
 
 def take_prefill_batch(
@@ -80,6 +82,7 @@ def take_prefill_batch(
         true_length=np.ones(num_rows, np.int32),
         requests=np.zeros((num_rows, group_size), np.int32),
         temperature=np.zeros(num_rows, np.float32),
+        filters=[None] * num_rows,
     )
     for shard, groups in enumerate(taken):
         for row, group in enumerate(groups, start=shard * rows_per_shard):
@@ -89,6 +92,7 @@ def take_prefill_batch(
             batch.padded_tokens[row, : len(tokens)] = tokens
             batch.true_length[row] = len(tokens)
             batch.requests[row, : len(group)] = [sequence.request_id for sequence in group]
+            batch.filters[row] = first.filters
             batch.temperature[row] = first.temperature_or(temperature)
     return batch
 
