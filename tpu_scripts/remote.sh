@@ -3,13 +3,15 @@
 #
 #   remote.sh setup EXTRA [COMMAND]   COMMAND, then uv, a Python and jzero[EXTRA] in ~/.jzero/venv
 #   remote.sh idle                    fails where a run is on
-#   remote.sh start WORKDIR ARGS...   python -m jzero.main in the background
+#   remote.sh start WORKDIR ARGS...   python -m jzero.main, or jzero train, in the background
 #   remote.sh status                  none, running, finished, stopped, interrupted or failed
 #   remote.sh watch                   the log, until the run ends
 #   remote.sh stop SECONDS            SIGTERM, and SIGKILL after SECONDS
 #   remote.sh bench ARGS...           benchmarks/step.py with ~/.jzero/workload
+#   remote.sh pack CHECKPOINTS        the files of the run's workdir in ~/.jzero/results.tar.gz
+#   remote.sh view PORT               the page of jzero.watch on 127.0.0.1
 #
-# ~/.jzero holds checkout/, venv/, lock (held while a run is active), and of the last run: log, pid,
+# ~/.jzero holds checkout/, files/ (the user's, checkout/files is a link to it), venv/, lock (held while a run is active), and of the last run: log, pid,
 # workdir, code (its exit status) and stopped.
 
 set -euo pipefail
@@ -41,6 +43,7 @@ setup() {
 
 start() {
   idle
+  if [[ -d files ]]; then ln -sfn "$HOME/.jzero/files" "$checkout/files"; fi
   rm -f pid code stopped
   setsid flock -w 5 -o lock bash "$checkout/tpu_scripts/remote.sh" supervise "$@" </dev/null >/dev/null 2>&1 &
   for _ in {1..100}; do if [[ -s pid ]]; then break; else sleep 0.1; fi; done
@@ -52,11 +55,13 @@ supervise() {
   local workdir=$1 code=0
   [[ $workdir == /* ]] || workdir=$HOME/$workdir
   exec >>log 2>&1
-  echo "== $(date) python -m jzero.main --workdir $workdir ${*:2}"
+  local module=(jzero.main) arguments=("${@:2}")
+  if [[ ${2:-} == train ]]; then module=(jzero train) arguments=("${@:3}"); fi
+  echo "== $(date) python -m ${module[*]} --workdir $workdir ${arguments[*]}"
   echo "$workdir" >workdir
   # shellcheck source=/dev/null
   if [[ -e secrets.env ]]; then . ./secrets.env; fi
-  (cd "$checkout" && exec "$python" -u -m jzero.main --workdir "$workdir" "${@:2}") &
+  (cd "$checkout" && exec "$python" -u -m "${module[@]}" --workdir "$workdir" ${arguments[@]+"${arguments[@]}"}) &
   echo $! >pid
   wait $! || code=$?
   echo $code >code
@@ -97,6 +102,20 @@ stop() {
     flock -w 60 lock true
   fi
   tail -n 3 log
+}
+
+pack() {
+  local leave_out=(--exclude=./programs --exclude=./lock "--exclude=*.orbax-checkpoint-tmp*")
+  [[ -s workdir && -d $(cat workdir) ]] || die "no run was started here"
+  [[ $1 == 1 ]] || leave_out+=(--exclude=./checkpoints)
+  cp log "$(cat workdir)/log.txt"
+  # Status 1: a file has grown while it was read. What was complete before is in the archive.
+  tar -czf results.tar.gz "${leave_out[@]}" -C "$(cat workdir)" . || (($? == 1))
+}
+
+view() {
+  [[ -s workdir ]] || die "no run was started here"
+  JAX_PLATFORMS=cpu exec "$python" -m jzero.watch "$(cat workdir)" --port "$1"
 }
 
 bench() {
