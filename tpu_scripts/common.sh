@@ -103,13 +103,14 @@ state() {
 
 # install_jzero EXTRA: copies the committed checkout to the workers and installs jzero[EXTRA] there.
 install_jzero() {
-  local file=$CACHE/$NAME.tar.gz busy="{ echo error: a run is on, stop it first >&2; exit 1; }"
+  local file=$CACHE/$NAME.tar.gz packages=() busy="{ echo error: a run is on, stop it first >&2; exit 1; }"
+  case ${WORKDIR:-} in gs://*) packages=(gcsfs) ;; s3://*) packages=(s3fs) ;; esac
   git -C "$ROOT" diff --quiet HEAD || echo "note: changes that are not committed are not copied" >&2
   run mkdir -p "$CACHE"
   run git -C "$ROOT" archive --format=tar.gz -o "$file" HEAD
   copy "$file" jzero.tar.gz
   remote "mkdir -p -m 700 .jzero && { flock -n .jzero/lock true || $busy; } && rm -rf .jzero/checkout && \
-mkdir .jzero/checkout && tar -xzf jzero.tar.gz -C .jzero/checkout && $REMOTE setup $(quote "$1" ${MOUNT:+"$MOUNT"})"
+mkdir .jzero/checkout && tar -xzf jzero.tar.gz -C .jzero/checkout && $REMOTE setup $(quote "$1" "$MOUNT" ${packages[@]+"${packages[@]}"})"
 }
 
 # copy_files: copies the files and directories of FILES to files/ of every worker.

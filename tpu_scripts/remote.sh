@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs on a worker, from the checkout that the other scripts copied there.
 #
-#   remote.sh setup EXTRA [COMMAND]   COMMAND, then uv, a Python and jzero[EXTRA] in ~/.jzero/venv
+#   remote.sh setup EXTRA COMMAND PACKAGES...
+#                                     COMMAND, then uv, a Python, jzero[EXTRA] and PACKAGES in ~/.jzero/venv
 #   remote.sh idle                    fails where a run is on
 #   remote.sh start WORKDIR ARGS...   python -m jzero.main, or jzero train, in the background
 #   remote.sh status                  none, running, finished, stopped, interrupted or failed
@@ -25,6 +26,17 @@ die() {
   exit 1
 }
 busy() { ! flock -n lock true; }
+# The directory of the run: for gs://bucket/run the one in which the run works (jzero/run/buckets.py).
+directory() {
+  local workdir
+  workdir=$(cat workdir)
+  if [[ $workdir == *://* ]]; then
+    local name=${workdir#*://}
+    name=${name%/}
+    workdir=${XDG_CACHE_HOME:-$HOME/.cache}/jzero/workdirs/${workdir%%://*}/${name//\//+}
+  fi
+  echo "$workdir"
+}
 idle() {
   ! busy || die "a run is on already, in $(cat workdir): stop it first"
   [[ -x $python ]] || die "jzero is not installed: setup first"
@@ -36,7 +48,7 @@ setup() {
   export PATH=$HOME/.local/bin:$PATH
   command -v uv >/dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh
   [[ -x $python ]] || uv venv --python '>=3.11,<3.13' "$HOME/.jzero/venv"
-  uv pip install -q --python "$python" -c "$checkout/constraints.txt" -e "${checkout}[$extra]"
+  uv pip install -q --python "$python" -c "$checkout/constraints.txt" -e "${checkout}[$extra]" "${@:3}"
   # Fails where JAX does not see the accelerator. All the workers of a slice do this together.
   JAX_PLATFORMS=${extra%%[0-9]*} timeout 300 "$python" -c 'import jax; print(jax.__version__, jax.local_devices())'
 }
@@ -53,7 +65,7 @@ start() {
 
 supervise() {
   local workdir=$1 code=0
-  [[ $workdir == /* ]] || workdir=$HOME/$workdir
+  [[ $workdir == /* || $workdir == *://* ]] || workdir=$HOME/$workdir
   exec >>log 2>&1
   local module=(jzero.main) arguments=("${@:2}")
   if [[ ${2:-} == train ]]; then module=(jzero train) arguments=("${@:3}"); fi
@@ -75,7 +87,7 @@ status() {
     echo running
   elif [[ ! -s pid ]]; then
     echo none
-  elif [[ $code == 0 ]] && grep -q '^ "export": "' "$(cat workdir)/summary.json" 2>/dev/null; then
+  elif [[ $code == 0 ]] && grep -q '^ "export": "' "$(directory)/summary.json" 2>/dev/null; then
     echo finished # a run that SIGTERM ended exits with 0 too, without an export
   elif [[ -e stopped ]]; then
     echo stopped
@@ -106,16 +118,16 @@ stop() {
 
 pack() {
   local leave_out=(--exclude=./programs --exclude=./lock "--exclude=*.orbax-checkpoint-tmp*")
-  [[ -s workdir && -d $(cat workdir) ]] || die "no run was started here"
+  [[ -s workdir && -d $(directory) ]] || die "no run was started here"
   [[ $1 == 1 ]] || leave_out+=(--exclude=./checkpoints)
-  cp log "$(cat workdir)/log.txt"
+  cp log "$(directory)/log.txt"
   # Status 1: a file has grown while it was read. What was complete before is in the archive.
-  tar -czf results.tar.gz "${leave_out[@]}" -C "$(cat workdir)" . || (($? == 1))
+  tar -czf results.tar.gz "${leave_out[@]}" -C "$(directory)" . || (($? == 1))
 }
 
 view() {
   [[ -s workdir ]] || die "no run was started here"
-  JAX_PLATFORMS=cpu exec "$python" -m jzero.watch "$(cat workdir)" --port "$1"
+  JAX_PLATFORMS=cpu exec "$python" -m jzero.watch "$(directory)" --port "$1"
 }
 
 bench() {

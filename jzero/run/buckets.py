@@ -130,13 +130,6 @@ class Bucket:
         """Returns the error of an operation."""
         return UserError(f"{self.address} {problem} ({type(error).__name__}: {reason_of(error)})")
 
-    def mirror(self, kind: str) -> Path:
-        """Returns the local directory of this address for a `kind` of process."""
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-        scheme, _, rest = self.address.partition("://")
-        # One folder an address: the mirror of gs://bucket/a does not contain that of gs://bucket/a/b.
-        return cache / "jzero" / kind / scheme / rest.strip("/").replace("/", "+")
-
     def path(self, name: str) -> str:
         """Returns the path of a file of the workdir for `self.files`."""
         return f"{self.root}/{name}"
@@ -225,6 +218,15 @@ class Bucket:
         return True
 
 
+def mirror_of(address: str, kind: str) -> Path:
+    """Returns the local directory of an address for a `kind` of process."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    scheme, _, rest = address.partition("://")
+    # One folder an address: the mirror of gs://bucket/a does not contain that of gs://bucket/a/b.
+    # tpu_scripts/remote.sh has the same rule.
+    return cache / "jzero" / kind / scheme / rest.strip("/").replace("/", "+")
+
+
 # -- the mirror ------------------------------------------------------------------------------------
 
 
@@ -305,7 +307,7 @@ def open_workdir(workdir: Path, copy_seconds: float = COPY_SECONDS) -> Iterator[
             f"--workdir {bucket.address}: the hosts of a run share one directory: give a directory "
             "on a file system that all of them see, such as NFS or Filestore"
         )
-    mirror = bucket.mirror("workdirs")
+    mirror = mirror_of(bucket.address, "workdirs")
     # The run locks its workdir later: hold a lock of the mirror's parent meanwhile.
     with lock.lock_directory(mirror.with_name(mirror.name + ".mirror"), f"--workdir {workdir}"):
         bucket.download(mirror)
@@ -392,7 +394,8 @@ def fetch_run(
         return run
     bucket = Bucket(run)
     # Readers of different files have different mirrors, and none of them is a run's.
-    mirror = bucket.mirror("readers" + "".join(f"-without-{name}" for name in leave_out))
+    kind = "readers" + "".join(f"-without-{name}" for name in leave_out)
+    mirror = mirror_of(bucket.address, kind)
     bucket.download(mirror, leave_out)
     if not (mirror / "config.json").exists():
         shutil.rmtree(mirror, ignore_errors=True)

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from jzero.run.buckets import mirror_of
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "tpu_scripts"
 COMMANDS = [
@@ -515,6 +517,23 @@ def test_own_files_travel_and_results_come_back(ready, tmp_path: Path) -> None:
     assert (out / "metrics.jsonl").read_text() == "1\n2\n"
     assert (out / "checkpoints/4/params").exists() and not (out / "programs").exists()
     (ready.worker / "finish").write_text("0")
+
+
+def test_a_workdir_in_a_bucket(cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of the run are in the mirror, where `jzero.run.buckets` puts them."""
+    address = "gs://bucket/my/run"
+    cloud.run("setup", WORKDIR=address)
+    installed = (cloud.worker / "uv").read_text().splitlines()[-1]
+    assert shlex.split(installed)[-1] == "gcsfs"
+    cloud.run("run", "--", "--config", "c.py", WORKDIR=address)
+    wait_for(cloud.worker / "arguments")
+    assert (cloud.worker / "arguments").read_text().splitlines()[2] == address
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cloud.worker / ".cache"))
+    mirror = mirror_of(address, "workdirs")
+    mirror.mkdir(parents=True)
+    (mirror / "metrics.jsonl").write_text("1\n")
+    cloud.run("fetch", "--out", str(tmp_path / "out"))
+    assert (tmp_path / "out" / "metrics.jsonl").read_text() == "1\n"
 
 
 def test_missing_files_and_runs_are_named(ready) -> None:
