@@ -11,9 +11,10 @@ shards; inside a program they count one shard.
 
 from typing import Generic, NamedTuple, TypeVar
 
+import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Int, PyTree
+from jaxtyping import PyTree
 
 from jzero.decoder.sampling import SlotFilters
 
@@ -106,7 +107,9 @@ class Choices(NamedTuple):
     """What requests to a server choose for one call of `generate`."""
 
     filters: SlotFilters  # of every slot
-    num_steps: Int[np.ndarray, " shards"]  # of the call, at most `decode_steps`; the same number
+    num_steps: (
+        jax.Array | np.ndarray
+    )  # i32[shards] of the call, at most `decode_steps`; the same for all shards
 
 
 # How the values are split over the slot shards. Only the axis "slots" is manual in the programs, so

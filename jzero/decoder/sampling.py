@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -59,9 +60,9 @@ class Filters(NamedTuple):
 class SlotFilters(NamedTuple):
     """The filters of every slot, as arrays: one program serves all values."""
 
-    top_k: Int[Array, " slots"]
-    top_p: Float[Array, " slots"]
-    min_p: Float[Array, " slots"]
+    top_k: jax.Array | np.ndarray  # i32[slots]
+    top_p: jax.Array | np.ndarray  # f32[slots]
+    min_p: jax.Array | np.ndarray  # f32[slots]
 
 
 class Draw(NamedTuple):
@@ -311,7 +312,7 @@ def restrict_slots(
 
     A slot gets the same masses, bit for bit, as from a `Filters` with its values.
     """
-    top_k, top_p, min_p = (column[:, None] for column in filters)
+    top_k, top_p, min_p = (jnp.asarray(column)[:, None] for column in filters)
     vocab_size = probs.shape[-1]
 
     def cut(
