@@ -257,13 +257,11 @@ class Engine:
         """Returns the filters of the settings."""
         return self.program_settings.filters
 
-    def slot_filters(self, filters: SequenceOf[Filters | None]) -> SlotFilters:
-        """Returns filters as arrays; None becomes the engine's."""
+    def filter_columns(self, filters: SequenceOf[Filters | None]) -> list[np.ndarray]:
+        """Returns the arrays of `SlotFilters`; None becomes the engine's filters."""
         columns = zip(*(item or self.filters for item in filters), strict=True)
         top_k, top_p, min_p = map(np.array, columns)
-        return SlotFilters(
-            top_k.astype(np.int32), top_p.astype(np.float32), min_p.astype(np.float32)
-        )
+        return [top_k.astype(np.int32), top_p.astype(np.float32), min_p.astype(np.float32)]
 
     def input_tracks(self, samples: Samples = ROLLOUTS) -> list[str]:
         """Returns the names of the recorded tracks of inputs."""
@@ -499,7 +497,7 @@ class Engine:
         """
         arrays = self._to_device(padded_tokens, true_length, requests, temperature)
         if samples.has_choices:
-            columns = self._to_device(*self.slot_filters(filters))
+            columns = self._to_device(*self.filter_columns(filters))
             return self.programs(samples).prefill(params, seed, *arrays, SlotFilters(*columns))
         return self.programs(samples).prefill(params, seed, *arrays)
 
@@ -747,7 +745,7 @@ class Engine:
         for slot, placement in self.placements.items():
             by_slot[slot] = placement.filters
         num_steps = np.full(self.num_shards, self.call_steps, np.int32)
-        *columns, num_steps = self._to_device(*self.slot_filters(by_slot), num_steps)
+        *columns, num_steps = self._to_device(*self.filter_columns(by_slot), num_steps)
         return Choices(SlotFilters(*columns), num_steps)
 
     def _take_turn_inputs(self) -> list[np.ndarray]:
