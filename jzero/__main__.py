@@ -5,11 +5,15 @@ Each subcommand is a line of COMMANDS. Its module is imported when the subcomman
 """
 
 import difflib
+import os
 import pkgutil
+import select
 import sys
 from typing import NamedTuple
 
 import jzero
+
+STATUS_OF_BROKEN_PIPE = 141  # as a shell reports a program that SIGPIPE has ended
 
 
 class Command(NamedTuple):
@@ -53,6 +57,22 @@ def usage() -> str:
 
 def main() -> None:
     """Runs the subcommand in sys.argv."""
+    try:
+        try:
+            run_command()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        output = select.poll()
+        output.register(sys.stdout.fileno(), 0)
+        if not output.poll(0):
+            raise  # another pipe
+        # The reader of the output, such as `head`, has ended. Nothing is left to flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(STATUS_OF_BROKEN_PIPE)
+
+
+def run_command() -> None:
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help", "help"):
         print(usage())

@@ -34,6 +34,7 @@ from jzero.evaluate import (
 )
 from jzero.files import JsonObject, write_atomic
 from jzero.main import default_workdir, start
+from jzero.run import buckets
 from jzero.run.finished import find_model
 from jzero.sizing import recipe
 from jzero.sizing.choices import Wishes
@@ -81,7 +82,8 @@ def train(
         eval_data: held-out problems. "": the split test of `data`, or a tenth of its rows.
         lora: trains a LoRA adapter instead of the whole model.
         minutes: ends the run before so many minutes, with a checkpoint. 0: no limit.
-        workdir: directory of the run. None: runs/MODEL-DATA-TIME.
+        workdir: directory of the run, or an address such as gs://bucket/run, whose local directory
+            is then in the result. None: runs/MODEL-DATA-TIME.
         settings: further settings by name, such as {"train.steps": 50}. They take precedence over
             the choices.
 
@@ -96,24 +98,26 @@ def train(
     directory = Path(workdir) if workdir is not None else None
     if directory is None:
         directory = default_workdir(run_name(Wishes(model=str(model), data=source, lora=lora)))
-    if not isinstance(data, str | Path):
-        source = str(write_rows(data, directory))
-    if reward is not None and not isinstance(reward, str):
-        reward = name_of_reward(reward, directory)
-    wishes = Wishes(
-        model=str(model),
-        data=source,
-        reward=reward or "",
-        eval_data=str(eval_data),
-        lora=lora,
-        minutes=minutes,
-    )
 
     def apply(config: Config) -> Config:
         return with_values(config, values)
 
-    chosen, directory = prepare(Request(wishes, directory, frozenset(values), apply))
-    summary = start(chosen, directory)
+    with buckets.open_workdir(directory) as directory:
+        if not isinstance(data, str | Path):
+            source = str(write_rows(data, directory))
+        if reward is not None and not isinstance(reward, str):
+            reward = name_of_reward(reward, directory)
+        wishes = Wishes(
+            model=str(model),
+            data=source,
+            reward=reward or "",
+            eval_data=str(eval_data),
+            lora=lora,
+            minutes=minutes,
+        )
+        request = Request(wishes, directory, frozenset(values), apply)
+        chosen = prepare(request, directory)
+        summary = start(chosen, directory)
     exported = summary["export"]
     return Run(
         workdir=directory,

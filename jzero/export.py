@@ -8,7 +8,7 @@ no accelerator, and it may read the workdir while the run continues.
 
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from jzero.errors import UserError
 from jzero.model import adapters, hub, huggingface, peft, qwen
 from jzero.model.base_model import BaseModel, read_base_model
 from jzero.model.hub import is_on_hub
-from jzero.run import history
+from jzero.run import buckets, history
 from jzero.run.checkpoint import Checkpoints
 from jzero.run.export_model import export_adapter, export_model
 from jzero.run.model_card import CardOptions, make_card
@@ -66,6 +66,7 @@ class Options:
 def run(options: Options) -> str:
     """Exports a checkpoint. Returns the directory, or the address on the hub after a push."""
     check(options)
+    options = replace(options, workdir=Path(buckets.fetch_run(options.workdir, leave_out=())))
     settings, checkpoints = open_workdir(options.workdir)
     steps = checkpoints.steps()
     if not steps or options.step not in (None, *steps):

@@ -23,6 +23,7 @@ from jzero.config import describe
 from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.hosts import collectives, peers, processes
+from jzero.run import buckets
 
 # A wheel has the recipes as jzero.recipes, a clone in the folder configs.
 PACKAGED_RECIPES = Path(__file__).resolve().with_name("recipes")
@@ -55,7 +56,8 @@ def run_arguments(arguments: list[str]) -> None:
     with cli.user_errors():
         peers.check_same_start(start_values(command.settings, command.workdir))
         workdir = command.workdir or default_workdir(command.settings.name)
-        summary = start(command.settings, workdir)
+        with buckets.open_workdir(workdir) as directory:
+            summary = start(command.settings, directory)
         # Only a run that finished all of its steps has an export.
         if summary["export"] is None:
             sys.exit(command.unfinished_status)

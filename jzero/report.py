@@ -17,6 +17,8 @@ import numpy as np
 from jzero import cli
 from jzero.errors import UserError
 from jzero.files import JsonObject, write_atomic
+from jzero.run import buckets
+from jzero.run.buckets import PAGE_LEAVES_OUT
 from jzero.watching.rollouts import MAX_ROWS, RolloutIndex, TextTable, add_row, empty_block
 from jzero.watching.runs import WatchedRun, find_runs, page_state
 from jzero.watching.server import render_page
@@ -119,7 +121,11 @@ def main() -> None:
     args = parser.parse_args(sys.argv[1:])
     with cli.user_errors():
         out = args.out or args.workdirs[0] / "report.html"
-        page = make_report(args.workdirs)
+        if buckets.is_address(out):
+            raise UserError(f"--out {out}: give a file on this machine")
+        page = make_report(
+            [Path(buckets.fetch_run(path, PAGE_LEAVES_OUT)) for path in args.workdirs]
+        )
         # Only pages of this command may be overwritten.
         if out.exists() and not (out.is_file() and is_report(out)):
             raise UserError(f"--out {out} exists and is no report: give another")

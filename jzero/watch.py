@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from jzero.errors import UserError
+from jzero.run import buckets
 from jzero.watching.runs import Watcher, find_runs
 from jzero.watching.server import LOCAL_NAMES, PageServer
 
@@ -45,7 +46,8 @@ def main() -> None:
 
 def watch(paths: list[Path], host: str, port: int) -> None:
     """Serves the page until Ctrl-C."""
-    watcher = Watcher(find_runs(paths, is_started=False))
+    directories = [buckets.follow_run(path) for path in paths]
+    watcher = Watcher(find_runs(directories, is_started=False))
     with PageServer(host, port, watcher) as server:
         if host not in LOCAL_NAMES:
             print(

@@ -103,21 +103,40 @@ state() {
 
 # install_jzero EXTRA: copies the committed checkout to the workers and installs jzero[EXTRA] there.
 install_jzero() {
-  local file=$CACHE/$NAME.tar.gz busy="{ echo error: a run is on, stop it first >&2; exit 1; }"
+  local file=$CACHE/$NAME.tar.gz packages=() busy="{ echo error: a run is on, stop it first >&2; exit 1; }"
+  case ${WORKDIR:-} in gs://*) packages=(gcsfs) ;; s3://*) packages=(s3fs) ;; esac
   git -C "$ROOT" diff --quiet HEAD || echo "note: changes that are not committed are not copied" >&2
   run mkdir -p "$CACHE"
   run git -C "$ROOT" archive --format=tar.gz -o "$file" HEAD
   copy "$file" jzero.tar.gz
   remote "mkdir -p -m 700 .jzero && { flock -n .jzero/lock true || $busy; } && rm -rf .jzero/checkout && \
-mkdir .jzero/checkout && tar -xzf jzero.tar.gz -C .jzero/checkout && $REMOTE setup $(quote "$1" ${MOUNT:+"$MOUNT"})"
+mkdir .jzero/checkout && tar -xzf jzero.tar.gz -C .jzero/checkout && $REMOTE setup $(quote "$1" "$MOUNT" ${packages[@]+"${packages[@]}"})"
 }
 
-# start_run: starts jzero.main with the arguments REST, or else RUN, on every worker that is idle.
+# copy_files: copies the files and directories of FILES to files/ of every worker.
+copy_files() {
+  local file=$CACHE/$NAME.files.tar.gz path words=()
+  split "$FILES"
+  ((${#WORDS[@]})) || return 0
+  for path in "${WORDS[@]}"; do
+    [[ -e $path ]] || die "FILES: $path does not exist"
+    words+=(-C "$(cd "$(dirname "$path")" && pwd)" "$(basename "$path")")
+  done
+  run mkdir -p "$CACHE"
+  run tar -czf "$file" "${words[@]}"
+  copy "$file" .jzero/files.tar.gz
+  run rm -f "$file"
+  remote "rm -rf .jzero/files && mkdir .jzero/files && tar -xzf .jzero/files.tar.gz -C .jzero/files"
+}
+
+# start_run: starts jzero.main with the arguments REST, or else RUN, on every worker that is idle. If the
+# first argument is train, it starts jzero train with the others.
 start_run() {
   local file=$CACHE/$NAME.secrets name secrets=
   if ((${#REST[@]} == 0)); then split "$RUN" && REST=(${WORDS[@]+"${WORDS[@]}"}); fi
   case " ${REST[*]-} " in *" -workdir"* | *" --workdir"*) die "set WORKDIR instead of giving --workdir" ;; esac
   remote "$REMOTE idle"
+  copy_files
   for name in HF_TOKEN WANDB_API_KEY; do [[ -z ${!name:-} ]] || { export "${name?}" && secrets+=" $name"; }; done
   if [[ $secrets ]]; then # in a file: a command line is seen by every user of a machine
     [[ $DRY_RUN ]] || trap 'rm -f "$CACHE/$NAME.secrets"' EXIT

@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
 # Runs on a worker, from the checkout that the other scripts copied there.
 #
-#   remote.sh setup EXTRA [COMMAND]   COMMAND, then uv, a Python and jzero[EXTRA] in ~/.jzero/venv
+#   remote.sh setup EXTRA COMMAND PACKAGES...
+#                                     COMMAND, then uv, a Python, jzero[EXTRA] and PACKAGES in ~/.jzero/venv
 #   remote.sh idle                    fails where a run is on
-#   remote.sh start WORKDIR ARGS...   python -m jzero.main in the background
+#   remote.sh start WORKDIR ARGS...   python -m jzero.main, or jzero train, in the background
 #   remote.sh status                  none, running, finished, stopped, interrupted or failed
 #   remote.sh watch                   the log, until the run ends
 #   remote.sh stop SECONDS            SIGTERM, and SIGKILL after SECONDS
 #   remote.sh bench ARGS...           benchmarks/step.py with ~/.jzero/workload
+#   remote.sh pack CHECKPOINTS        the files of the run's workdir in ~/.jzero/results.tar.gz
+#   remote.sh view PORT               the page of jzero.watch on 127.0.0.1
 #
-# ~/.jzero holds checkout/, venv/, lock (held while a run is active), and of the last run: log, pid,
+# ~/.jzero holds checkout/, files/ (the user's, checkout/files is a link to it), venv/, lock (held while a run is active), and of the last run: log, pid,
 # workdir, code (its exit status) and stopped.
 
 set -euo pipefail
@@ -23,6 +26,17 @@ die() {
   exit 1
 }
 busy() { ! flock -n lock true; }
+# The directory of the run: for gs://bucket/run the one in which the run works (jzero/run/buckets.py).
+directory() {
+  local workdir
+  workdir=$(cat workdir)
+  if [[ $workdir == *://* ]]; then
+    local name=${workdir#*://}
+    name=${name%/}
+    workdir=${XDG_CACHE_HOME:-$HOME/.cache}/jzero/workdirs/${workdir%%://*}/${name//\//+}
+  fi
+  echo "$workdir"
+}
 idle() {
   ! busy || die "a run is on already, in $(cat workdir): stop it first"
   [[ -x $python ]] || die "jzero is not installed: setup first"
@@ -34,13 +48,14 @@ setup() {
   export PATH=$HOME/.local/bin:$PATH
   command -v uv >/dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh
   [[ -x $python ]] || uv venv --python '>=3.11,<3.13' "$HOME/.jzero/venv"
-  uv pip install -q --python "$python" -c "$checkout/constraints.txt" -e "${checkout}[$extra]"
+  uv pip install -q --python "$python" -c "$checkout/constraints.txt" -e "${checkout}[$extra]" "${@:3}"
   # Fails where JAX does not see the accelerator. All the workers of a slice do this together.
   JAX_PLATFORMS=${extra%%[0-9]*} timeout 300 "$python" -c 'import jax; print(jax.__version__, jax.local_devices())'
 }
 
 start() {
   idle
+  if [[ -d files ]]; then ln -sfn "$HOME/.jzero/files" "$checkout/files"; fi
   rm -f pid code stopped
   setsid flock -w 5 -o lock bash "$checkout/tpu_scripts/remote.sh" supervise "$@" </dev/null >/dev/null 2>&1 &
   for _ in {1..100}; do if [[ -s pid ]]; then break; else sleep 0.1; fi; done
@@ -50,13 +65,15 @@ start() {
 
 supervise() {
   local workdir=$1 code=0
-  [[ $workdir == /* ]] || workdir=$HOME/$workdir
+  [[ $workdir == /* || $workdir == *://* ]] || workdir=$HOME/$workdir
   exec >>log 2>&1
-  echo "== $(date) python -m jzero.main --workdir $workdir ${*:2}"
+  local module=(jzero.main) arguments=("${@:2}")
+  if [[ ${2:-} == train ]]; then module=(jzero train) arguments=("${@:3}"); fi
+  echo "== $(date) python -m ${module[*]} --workdir $workdir ${arguments[*]}"
   echo "$workdir" >workdir
   # shellcheck source=/dev/null
   if [[ -e secrets.env ]]; then . ./secrets.env; fi
-  (cd "$checkout" && exec "$python" -u -m jzero.main --workdir "$workdir" "${@:2}") &
+  (cd "$checkout" && exec "$python" -u -m "${module[@]}" --workdir "$workdir" ${arguments[@]+"${arguments[@]}"}) &
   echo $! >pid
   wait $! || code=$?
   echo $code >code
@@ -70,7 +87,7 @@ status() {
     echo running
   elif [[ ! -s pid ]]; then
     echo none
-  elif [[ $code == 0 ]] && grep -q '^ "export": "' "$(cat workdir)/summary.json" 2>/dev/null; then
+  elif [[ $code == 0 ]] && grep -q '^ "export": "' "$(directory)/summary.json" 2>/dev/null; then
     echo finished # a run that SIGTERM ended exits with 0 too, without an export
   elif [[ -e stopped ]]; then
     echo stopped
@@ -97,6 +114,20 @@ stop() {
     flock -w 60 lock true
   fi
   tail -n 3 log
+}
+
+pack() {
+  local leave_out=(--exclude=./programs --exclude=./lock "--exclude=*.orbax-checkpoint-tmp*")
+  [[ -s workdir && -d $(directory) ]] || die "no run was started here"
+  [[ $1 == 1 ]] || leave_out+=(--exclude=./checkpoints)
+  cp log "$(directory)/log.txt"
+  # Status 1: a file has grown while it was read. What was complete before is in the archive.
+  tar -czf results.tar.gz "${leave_out[@]}" -C "$(directory)" . || (($? == 1))
+}
+
+view() {
+  [[ -s workdir ]] || die "no run was started here"
+  JAX_PLATFORMS=cpu exec "$python" -m jzero.watch "$(directory)" --port "$1"
 }
 
 bench() {

@@ -3,6 +3,8 @@
 # refuses to start while a run is active. The same command resumes a run that was stopped.
 #
 #   tpu_scripts/run.sh [--dry-run] [-- --config configs/countdown.py:qwen2.5-3b --config.train.steps=100 ...]
+#   FILES="sums.jsonl my.py" tpu_scripts/run.sh -- train --model Qwen/Qwen2.5-3B --data files/sums.jsonl \
+#     --reward files/my.py:f
 
 . "$(dirname "$0")/common.sh"
 parse "" "$@"

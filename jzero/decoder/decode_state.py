@@ -11,8 +11,12 @@ shards; inside a program they count one shard.
 
 from typing import Generic, NamedTuple, TypeVar
 
+import jax
+import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import PyTree
+
+from jzero.decoder.sampling import SlotFilters
 
 Leaf = TypeVar("Leaf")
 """A jax.Array, or what describes one: its PartitionSpec, its sharding, its ShapeDtypeStruct."""
@@ -97,6 +101,15 @@ class ResumePoint(NamedTuple, Generic[Leaf]):
     token: Leaf  # the input of the next step
     position: Leaf  # the position of `token`
     limit: Leaf  # the number of tokens at which the next turn ends
+
+
+class Choices(NamedTuple):
+    """What requests to a server choose for one call of `generate`."""
+
+    filters: SlotFilters  # of every slot
+    num_steps: (
+        jax.Array | np.ndarray
+    )  # i32[shards] of the call, at most `decode_steps`; the same for all shards
 
 
 # How the values are split over the slot shards. Only the axis "slots" is manual in the programs, so

@@ -23,6 +23,7 @@ independent decoder with its own slots and pages.
 
 import math
 from collections.abc import Hashable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -40,6 +41,7 @@ from jzero.config import RolloutConfig
 from jzero.decoder import slot_state
 from jzero.decoder.decode_state import (
     Arrival,
+    Choices,
     DecodeState,
     Prefix,
     ResultTokens,
@@ -47,8 +49,9 @@ from jzero.decoder.decode_state import (
     Start,
 )
 from jzero.decoder.pages import PageAllocator
-from jzero.decoder.program_settings import make_program_settings, with_top_p
+from jzero.decoder.program_settings import make_program_settings, with_choices, with_top_p
 from jzero.decoder.programs import Programs, compile_programs
+from jzero.decoder.sampling import Filters, SlotFilters
 from jzero.decoder.score_program import ScoreInputs, TokenScores, compile_extend, compile_score
 from jzero.errors import UserError
 from jzero.model import qwen
@@ -82,6 +85,7 @@ class Placement:
     request: int  # keys the sample's noise
     group: Hashable  # samples with the same group share the full pages
     shared_tokens: int  # of their first `shared_tokens` tokens
+    filters: Filters | None = None  # of a request to a server; None: the engine's
     reserved_tokens: int = 0  # tokens whose KV the calls dispatched so far may have written
     is_paused: bool = False  # between two turns: the slot keeps its pages and does not decode
     resume_point: ResumePoint[int] | None = None  # for the next call, after a pause
@@ -96,6 +100,8 @@ class Samples:
     top_p: float = 0.0  # 0: rollout.top_p. Another value compiles separate programs.
     max_new_tokens: int = 0  # 0: rollout.max_new_tokens
     is_trained: bool = True  # if not, no optional track is recorded
+    # Requests to a server: every sequence may have its own filters, and a call fewer steps.
+    has_choices: bool = False
 
     def settings(self, rollout: RolloutConfig) -> RolloutConfig:
         """Returns the settings of the episodes."""
@@ -195,8 +201,11 @@ class Engine:
         self.score_tokens = SCORE_TOKENS
         self.chunk_tokens = CHUNK_TOKENS
         self.placements: dict[int, Placement] = {}
-        # Keyed by top_p and by the tracks that are returned, which the programs have compiled in.
-        self._programs: dict[tuple[float, TrackShapes], Programs] = {}
+        # Steps of the next call, at most `rollout.decode_steps`. Fewer need Samples.has_choices.
+        self.call_steps = settings.decode_steps
+        # Keyed by what the programs have compiled in: top_p, the tracks that are returned, and
+        # whether filters are data.
+        self._programs: dict[tuple[float, TrackShapes, bool], Programs] = {}
         self._score_programs: dict[int, jax.stages.Wrapped] = {}  # keyed by number of alternatives
 
     @cached_property
@@ -233,12 +242,26 @@ class Engine:
         """
         tracks = self.recorded_tracks(samples)
         top_p = samples.top_p or self.settings.top_p
-        if (top_p, tracks) not in self._programs:
+        key = top_p, tracks, samples.has_choices
+        if key not in self._programs:
             settings = replace(self.program_settings, tracks=tracks)
-            if top_p != self.settings.top_p:
+            if samples.has_choices:
+                settings = with_choices(settings, self.mesh)
+            elif top_p != self.settings.top_p:
                 settings = with_top_p(settings, top_p, self.settings, self.mesh)
-            self._programs[top_p, tracks] = compile_programs(settings, self.mesh)
-        return self._programs[top_p, tracks]
+            self._programs[key] = compile_programs(settings, self.mesh)
+        return self._programs[key]
+
+    @property
+    def filters(self) -> Filters:
+        """Returns the filters of the settings."""
+        return self.program_settings.filters
+
+    def filter_columns(self, filters: SequenceOf[Filters | None]) -> list[np.ndarray]:
+        """Returns the arrays of `SlotFilters`; None becomes the engine's filters."""
+        columns = zip(*(item or self.filters for item in filters), strict=True)
+        top_k, top_p, min_p = map(np.array, columns)
+        return [top_k.astype(np.int32), top_p.astype(np.float32), min_p.astype(np.float32)]
 
     def input_tracks(self, samples: Samples = ROLLOUTS) -> list[str]:
         """Returns the names of the recorded tracks of inputs."""
@@ -382,7 +405,7 @@ class Engine:
         # Sharing is safe because a sample writes only after its prompt: it never modifies a full
         # page of the prompt.
         shared_pages = self._shared_pages(placement)
-        first_call_end = placement.length + self.settings.decode_steps
+        first_call_end = placement.length + self.call_steps
         # Reserve the first call's pages as well: a sample that is placed can decode at least one
         # call.
         new_pages = self.page_allocators[shard].reserve(
@@ -419,7 +442,7 @@ class Engine:
         """
         shard, local_slot = divmod(slot, self.slots_per_shard)
         placement = self.placements[slot]
-        call_end = placement.reserved_tokens + self.settings.decode_steps
+        call_end = placement.reserved_tokens + self.call_steps
         call_end = min(call_end, placement.limit)
         self.page_allocators[shard].reserve(local_slot, call_end)
         return call_end
@@ -460,6 +483,7 @@ class Engine:
         temperature: Float[np.ndarray, " prompts"],
         seed: jax.Array,
         samples: Samples = ROLLOUTS,
+        filters: SequenceOf[Filters | None] = (),
     ) -> Prefix[jax.Array]:
         """Prefills prompts and samples the first token of each of their samples.
 
@@ -469,8 +493,12 @@ class Engine:
             true_length: tokens of each prompt.
             requests: the number that keys the noise of each sample.
             seed: a PRNG key.
+            filters: of the prompts, if `samples` has choices; None: the engine's.
         """
         arrays = self._to_device(padded_tokens, true_length, requests, temperature)
+        if samples.has_choices:
+            columns = self._to_device(*self.filter_columns(filters))
+            return self.programs(samples).prefill(params, seed, *arrays, SlotFilters(*columns))
         return self.programs(samples).prefill(params, seed, *arrays)
 
     def prefill(
@@ -563,7 +591,7 @@ class Engine:
         seed: jax.Array,
         samples: Samples = ROLLOUTS,
     ) -> tuple[DecodeState[jax.Array], ResultTokens[jax.Array]]:
-        """Decodes up to `decode_steps` tokens for every slot that is neither free nor paused.
+        """Decodes up to `call_steps` tokens for every slot that is neither free nor paused.
 
         Slots that were freed since the last call stop here. Raises OutOfPages before any slot
         decodes; a prior `reserve` of every slot rules this out.
@@ -578,8 +606,13 @@ class Engine:
         keep = np.zeros(self.max_concurrent_decodes, np.bool_)
         keep[running] = True
         shared_pages = self._count_shared_pages(table, keep)
-        arrays = self._to_device(table, keep, shared_pages, *self._take_turn_inputs())
-        return self.programs(samples).generate(params, decode_state, seed, *arrays)
+        arrays = self._to_device(table, keep, shared_pages)
+        if samples.has_choices:
+            inputs: list[jax.Array] | list[Choices] = [self._choices()]
+        else:
+            assert self.call_steps == self.settings.decode_steps, f"{self.call_steps=}"
+            inputs = self._to_device(*self._take_turn_inputs())
+        return self.programs(samples).generate(params, decode_state, seed, *arrays, *inputs)
 
     @cached_property
     def extend_program(self) -> jax.stages.Wrapped:
@@ -705,6 +738,15 @@ class Engine:
             lengths[slot] = placement.length
         shortest = lengths.reshape(-1, self.slots_per_block).min(axis=1)
         return np.minimum(common_pages, shortest // self.settings.page_size).astype(np.int32)
+
+    def _choices(self) -> Choices:
+        """Returns the filters of the sequences in the slots, and the steps of the next call."""
+        by_slot: list[Filters | None] = [None] * self.max_concurrent_decodes
+        for slot, placement in self.placements.items():
+            by_slot[slot] = placement.filters
+        num_steps = np.full(self.num_shards, self.call_steps, np.int32)
+        *columns, num_steps = self._to_device(*self.filter_columns(by_slot), num_steps)
+        return Choices(SlotFilters(*columns), num_steps)
 
     def _take_turn_inputs(self) -> list[np.ndarray]:
         """Returns the inputs of the next call for slots between turns, and clears them.

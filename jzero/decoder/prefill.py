@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float32, Int32
 
 from jzero.decoder.engine import Engine, next_power_of_two
+from jzero.decoder.sampling import Filters
 from jzero.decoder.sequence import Groups, Sequence
 
 # Bounds the memory of a prefill. A single longer prompt is still prefilled at once.
@@ -55,6 +56,7 @@ class PrefillBatch:
     true_length: Int32[np.ndarray, " rows"]  # 1 in padding rows
     requests: Int32[np.ndarray, "rows group_size"]
     temperature: Float32[np.ndarray, " rows"]
+    filters: list[Filters | None]  # of the rows; None: the engine's
 
 
 def take_prefill_batch(
@@ -82,6 +84,7 @@ def take_prefill_batch(
         true_length=np.ones(num_rows, np.int32),
         requests=np.zeros((num_rows, group_size), np.int32),
         temperature=np.zeros(num_rows, np.float32),
+        filters=[None] * num_rows,
     )
     for shard, groups in enumerate(taken):
         for row, group in enumerate(groups, start=shard * rows_per_shard):
@@ -92,6 +95,7 @@ def take_prefill_batch(
             batch.true_length[row] = len(tokens)
             request_ids = [sequence.request_id for sequence in group]
             batch.requests[row, : len(group)] = request_ids
+            batch.filters[row] = first.filters
             batch.temperature[row] = first.temperature_or(temperature)
     return batch
 

@@ -35,6 +35,9 @@ class ProgramSettings:
     logits_axis: str  # the mesh axis that logits are split over while sampling; "": none
     vocabulary_parts: tuple[slice, ...]  # logits are computed for one part after the other
     filters: sampling.Filters
+    # Whether every slot has its own filters, and a call its own number of steps, as data
+    # (`decode_state.Choices`). `filters` is then not used.
+    has_choices: bool
     stop_ids: tuple[int, ...]  # tokens that end a response
     max_turns: int
     slots_per_shard: int
@@ -113,6 +116,7 @@ def make_program_settings(
         logits_axis=logits_axis,
         vocabulary_parts=vocabulary_parts,
         filters=filters,
+        has_choices=False,
         stop_ids=tuple(stop_ids),
         max_turns=settings.max_turns,
         slots_per_shard=slots_per_shard,
@@ -125,6 +129,12 @@ def make_program_settings(
         arithmetic=choose_arithmetic(exact, mesh),
         sample=sampling.sample_exactly if exact else sampling.sample,
     )
+
+
+def with_choices(program_settings: ProgramSettings, mesh: Mesh) -> ProgramSettings:
+    """Returns the program settings of the same decoder with filters as data."""
+    axis, parts = split_logits(False, program_settings.model.vocab_size, mesh)
+    return replace(program_settings, has_choices=True, logits_axis=axis, vocabulary_parts=parts)
 
 
 def may_split_logits(filters: sampling.Filters, tracks: TrackShapes, exact: bool) -> bool:

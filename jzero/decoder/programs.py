@@ -25,6 +25,7 @@ from jzero.decoder.decode_state import (
     PREFIX_SPECS,
     STATE_SPECS,
     Arrival,
+    Choices,
     DecodeState,
     Prefix,
     ResultTokens,
@@ -67,10 +68,15 @@ def compile_programs(settings: ProgramSettings, mesh: Mesh) -> Programs:
     prefix_specs = PREFIX_SPECS._replace(slot_state=slot_state.specs_of(settings.model))
     # Resume points and forced tokens, which `generate` takes only if episodes have several turns.
     turn_inputs = (by_slot, by_slot) if settings.max_turns > 1 else ()
+    filters: tuple[P, ...] = ()
+    decode: Callable = generate
+    if settings.has_choices:
+        # Requests to a server have one turn.
+        decode, turn_inputs, filters = generate_as_chosen, (by_slot,), (by_slot,)
     return Programs(
         prefill=program(
             prefill,
-            in_specs=(everywhere, everywhere, by_slot, by_slot, by_slot, by_slot),
+            in_specs=(everywhere, everywhere, by_slot, by_slot, by_slot, by_slot, *filters),
             out_specs=prefix_specs,
         ),
         insert=program(
@@ -86,7 +92,7 @@ def compile_programs(settings: ProgramSettings, mesh: Mesh) -> Programs:
             donate=(0,),
         ),
         generate=program(
-            generate,
+            decode,
             in_specs=(everywhere, state_specs, everywhere, by_slot, by_slot, by_slot, *turn_inputs),
             out_specs=(state_specs, by_slot),
             donate=(1,),
@@ -144,6 +150,7 @@ def prefill(
     lengths: Int[Array, " prompts"],
     requests: Int[Array, "prompts G"],
     temperature: Float[Array, " prompts"],
+    filters: sampling.SlotFilters | None = None,
 ) -> Prefix[jax.Array]:
     """Computes the keys and values of prompts, and samples the first token of each sample.
 
@@ -151,6 +158,7 @@ def prefill(
         tokens: prompts, padded at their end to whole pages.
         lengths: tokens of each prompt, at least 1.
         requests: the number that keys the noise of each sample.
+        filters: of the prompts, if `settings.has_choices`.
     """
     prompts, width = tokens.shape
     samples = requests.shape[1]
@@ -182,6 +190,7 @@ def prefill(
         requests.ravel(),
         for_each_sample(lengths),
         for_each_sample(temperature),
+        jax.tree.map(for_each_sample, filters),
         expand_logits=for_each_sample,
     )
 
@@ -311,6 +320,7 @@ def generate(
     shared_pages: Int[Array, " blocks"],
     resume_points: Int[Array, "slots 3"] | None = None,
     forced_tokens: Int[Array, "slots decode_steps"] | None = None,
+    choices: Choices | None = None,
 ) -> tuple[DecodeState[jax.Array], ResultTokens[jax.Array]]:
     """Decodes up to `decode_steps` tokens for every active slot.
 
@@ -322,6 +332,7 @@ def generate(
         resume_points: the fields of `ResumePoint`, for episodes of several turns.
         forced_tokens: tokens that a slot takes instead of sampled ones, by step; -1 samples. The
             environment's reply enters the sequence this way.
+        choices: the filters of the slots and the number of steps, if `settings.has_choices`.
     """
     # Cast and reshape once per call, outside of the loop over steps and layers.
     params = with_flat_outputs(qwen.cast(params, settings.dtype))
@@ -338,9 +349,12 @@ def generate(
         # its loop early would block the others forever.
         return lax.psum(active.any().astype(jnp.int32), "slots") > 0
 
+    num_steps = settings.decode_steps if choices is None else choices.num_steps[0]
+    filters = None if choices is None else choices.filters
+
     def has_next_step(carry: LoopCarry) -> jax.Array:
         step, is_due, _, _ = carry
-        return (step < settings.decode_steps) & is_due
+        return (step < num_steps) & is_due
 
     def loop_body(carry: LoopCarry) -> LoopCarry:
         step, _, state, result = carry
@@ -348,7 +362,9 @@ def generate(
         # a call.
         counts = result.counts + state.active
         forced = None if forced_tokens is None else forced_tokens[:, step]
-        state, sampled = decode_step(settings, params, state, seed, table, shared_pages, forced)
+        state, sampled = decode_step(
+            settings, params, state, seed, table, shared_pages, forced, filters
+        )
 
         def write(column: jax.Array, columns: jax.Array) -> jax.Array:
             return lax.dynamic_update_index_in_dim(columns, column, step, 1)
@@ -367,6 +383,20 @@ def generate(
     start = (0, is_step_due(state.active), state, empty_result)
     _, _, state, result = lax.while_loop(has_next_step, loop_body, start)
     return state, result
+
+
+def generate_as_chosen(
+    settings: ProgramSettings,
+    params: qwen.Params,
+    state: DecodeState[jax.Array],
+    seed: Seed,
+    table: Int[Array, "slots pages_per_slot"],
+    keep: Bool[Array, " slots"],
+    shared_pages: Int[Array, " blocks"],
+    choices: Choices,
+) -> tuple[DecodeState[jax.Array], ResultTokens[jax.Array]]:
+    """`generate` for requests to a server, whose choices are data."""
+    return generate(settings, params, state, seed, table, keep, shared_pages, choices=choices)
 
 
 def with_flat_outputs(params: qwen.Params) -> qwen.Params:
@@ -407,6 +437,7 @@ def decode_step(
     table: Int[Array, "slots pages_per_slot"],
     shared_pages: Int[Array, " blocks"],
     forced: Int[Array, " slots"] | None,
+    filters: sampling.SlotFilters | None,
 ) -> tuple[DecodeState[jax.Array], dict[str, jax.Array]]:
     """Computes one token for every slot, active or not, and returns its tracks.
 
@@ -432,6 +463,7 @@ def decode_step(
         state.requests,
         positions + 1,
         state.temperature,
+        filters,
     )
     token = sampled["ids"]
     stops = is_stop(settings, token)
@@ -460,6 +492,7 @@ def sample_tokens(
     requests: Int[Array, " slots"],
     positions: Int[Array, " slots"],
     temperature: Float[Array, " slots"],
+    filters: sampling.SlotFilters | None = None,
     expand_logits: Callable[[jax.Array], jax.Array] = lambda logits: logits,
 ) -> dict[str, jax.Array]:
     """Samples the token at `positions` of each request.
@@ -467,8 +500,11 @@ def sample_tokens(
     Returns the tracks of the tokens, [slots, *shape]: "ids", "logps", and the tracks of
     `settings.tracks` that do not belong to inputs.
 
-    expand_logits: maps the logits of `rows` hidden states to the logits of `slots` slots.
+    Args:
+        filters: of the slots; None: those of the settings.
+        expand_logits: maps the logits of `rows` hidden states to the logits of `slots` slots.
     """
+    slot_filters = settings.filters if filters is None else filters
     # Prefill computes the logits of a prompt once and expands them to all of its samples.
     if settings.model.tie_word_embeddings:
         name, weight_spec = "embed", P("tensor")
@@ -505,7 +541,7 @@ def sample_tokens(
                 hidden,
                 noise,
                 temperature,
-                settings.filters,
+                slot_filters,
                 settings.logits_axis,
             )
         for track, measure in settings.measures.items():

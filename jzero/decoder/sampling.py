@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -43,7 +44,10 @@ Head = Callable[[jax.Array, slice], jax.Array]
 
 
 class Filters(NamedTuple):
-    """Restricts the tokens that may be drawn. The defaults allow every token."""
+    """Restricts the tokens that may be drawn. The defaults allow every token.
+
+    The values are compiled into a program. `SlotFilters` are data instead.
+    """
 
     top_k: int = 0  # the k most probable tokens; 0: all
     top_p: float = 1.0  # the most probable tokens that hold this share of the mass
@@ -52,6 +56,14 @@ class Filters(NamedTuple):
     @property
     def allow_all(self) -> bool:
         return self == Filters()
+
+
+class SlotFilters(NamedTuple):
+    """The filters of every slot, as arrays: one program serves all values."""
+
+    top_k: jax.Array | np.ndarray  # i32[slots]
+    top_p: jax.Array | np.ndarray  # f32[slots]
+    min_p: jax.Array | np.ndarray  # f32[slots]
 
 
 class Draw(NamedTuple):
@@ -89,7 +101,7 @@ def sample(
     hidden: Float[Array, "rows E"],
     noise: Float[Array, "slots parts"],
     temperature: Float[Array, " slots"],
-    filters: Filters,
+    filters: Filters | SlotFilters,
     axis: str = "",
 ) -> tuple[Int[Array, " slots"], Float[Array, " slots"]]:
     """Draws a token for every slot.
@@ -140,7 +152,7 @@ def sample_exactly(
     hidden: Float[Array, "rows E"],
     noise: Float[Array, "slots 1"],
     temperature: Float[Array, " slots"],
-    filters: Filters,
+    filters: Filters | SlotFilters,
     axis: str = "",
 ) -> tuple[Int[Array, " slots"], Float[Array, " slots"]]:
     """Draws a token for every slot, with log-probabilities bit-identical to the trainer's.
@@ -168,7 +180,7 @@ def draw_from_part(
     uniform: Float[Array, " slots"],
     is_greedy: Bool[Array, " slots"],
     scale: Float[Array, " slots"],
-    filters: Filters,
+    filters: Filters | SlotFilters,
     axis: str,
     device: int | Int[Array, ""],
 ) -> Draw:
@@ -275,13 +287,15 @@ def sample_kept(
 
 
 def restrict(
-    probs: Float[Array, "slots vocabulary"], filters: Filters
+    probs: Float[Array, "slots vocabulary"], filters: Filters | SlotFilters
 ) -> Float[Array, "slots vocabulary"]:
     """Sets the mass of the tokens that top-k, then top-p, then min-p exclude to zero.
 
     `probs` need not sum to 1, but the largest of a row must be 1. Tokens of the same mass are kept
     or excluded together, so slightly more than `top_k` tokens may remain.
     """
+    if isinstance(filters, SlotFilters):
+        return restrict_slots(probs, filters)
     if 0 < filters.top_k < probs.shape[-1]:
         smallest = lax.top_k(probs, filters.top_k)[0][:, -1:]
         probs = jnp.where(probs >= smallest, probs, 0)
@@ -292,28 +306,82 @@ def restrict(
     return probs
 
 
+def restrict_slots(
+    probs: Float[Array, "slots vocabulary"], filters: SlotFilters
+) -> Float[Array, "slots vocabulary"]:
+    """Restricts every row by the filters of its slot. See `restrict`.
+
+    A slot gets the same masses, bit for bit, as from a `Filters` with its values.
+    """
+    top_k, top_p, min_p = (jnp.asarray(column)[:, None] for column in filters)
+    vocab_size = probs.shape[-1]
+
+    def cut(
+        probs: jax.Array, is_used: jax.Array, threshold_of: Callable[[jax.Array], jax.Array]
+    ) -> jax.Array:
+        """Sets what is below the threshold to zero, in the slots that use the filter."""
+
+        def drop(probs: jax.Array) -> jax.Array:
+            return jnp.where(is_used & (probs < threshold_of(probs)), 0, probs)
+
+        # A filter that no slot uses costs no time.
+        return lax.cond(is_used.any(), drop, lambda probs: probs, probs)
+
+    uses_top_k = (top_k > 0) & (top_k < vocab_size)
+    probs = cut(probs, uses_top_k, lambda probs: kth_largest(probs, top_k))
+    probs = cut(probs, top_p < 1, lambda probs: nucleus_threshold(probs, top_p))
+    return cut(probs, min_p > 0, lambda probs: min_p)
+
+
 def nucleus_threshold(
-    probs: Float[Array, "slots vocabulary"], top_p: float
+    probs: Float[Array, "slots vocabulary"], top_p: float | Float[Array, "slots 1"]
 ) -> Float[Array, "slots 1"]:
     """Returns the largest threshold such that the tokens at or above it hold `top_p` of the mass.
 
-    Nucleus sampling (Holtzman et al. 2020) is usually computed by a sort. This is a bisection: the
-    bits of non-negative fp32 numbers, read as integers, have the same order as the numbers, so 31
-    halvings find the exact threshold. Each of them reads the probabilities once.
+    Nucleus sampling: Holtzman et al. 2020.
     """
     wanted_mass = top_p * probs.sum(axis=-1, keepdims=True)
+
+    def holds_enough(threshold: jax.Array) -> jax.Array:
+        mass_above = jnp.where(probs >= threshold, probs, 0).sum(axis=-1, keepdims=True)
+        return mass_above >= wanted_mass
+
+    return largest_threshold(holds_enough, len(probs))
+
+
+def kth_largest(
+    probs: Float[Array, "slots vocabulary"], count: Int[Array, "slots 1"]
+) -> Float[Array, "slots 1"]:
+    """Returns the `count`-th largest probability of every row."""
+
+    def holds_enough(threshold: jax.Array) -> jax.Array:
+        return (probs >= threshold).sum(axis=-1, keepdims=True) >= count
+
+    return largest_threshold(holds_enough, len(probs))
+
+
+def largest_threshold(
+    holds_enough: Callable[[jax.Array], jax.Array], num_slots: int
+) -> Float[Array, "slots 1"]:
+    """Returns the largest number in [0, 1] of every row for which `holds_enough` is true.
+
+    Such thresholds are usually found by a sort. This is a bisection: the bits of non-negative fp32
+    numbers, read as integers, have the same order as the numbers, so 31 halvings find the exact
+    threshold. Each of them reads the probabilities once.
+
+    holds_enough: maps thresholds [slots, 1] to booleans [slots, 1]; true for 0, and false above
+        a row's threshold.
+    """
 
     def halve(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = bounds
         middle = low + (high - low) // 2
-        threshold = lax.bitcast_convert_type(middle, jnp.float32)
-        mass_above = jnp.where(probs >= threshold, probs, 0).sum(axis=-1, keepdims=True)
-        is_enough = mass_above >= wanted_mass
+        is_enough = holds_enough(lax.bitcast_convert_type(middle, jnp.float32))
         return jnp.where(is_enough, middle, low), jnp.where(is_enough, high, middle)
 
     # No probability is above 1, so that the mass at or above this number is 0.
     above_one = lax.bitcast_convert_type(jnp.float32(1), jnp.int32) + 1
-    low = jnp.zeros((probs.shape[0], 1), jnp.int32)
+    low = jnp.zeros((num_slots, 1), jnp.int32)
     low, _ = lax.fori_loop(0, 31, halve, (low, jnp.full_like(low, above_one)))
     return lax.bitcast_convert_type(low, jnp.float32)
 

@@ -369,6 +369,7 @@ class Scheduler:
             temperature=batch.temperature,
             seed=self.seed,
             samples=self.samples,
+            filters=batch.filters,
         )
         for item in batch.rows:
             self.counters.prefills += 1
@@ -398,6 +399,7 @@ class Scheduler:
                     request=sequence.request_id,
                     group=sequence.prompt_id,
                     shared_tokens=len(sequence.prompt_tokens),
+                    filters=sequence.filters,
                 )
                 try:
                     # OutOfPages leaves the sequence first in line, so no later one overtakes it.

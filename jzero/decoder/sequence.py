@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from jzero.config import RolloutConfig
+from jzero.decoder.sampling import Filters
 from jzero.tokens import Tokens
 from jzero.types import Turn
 
@@ -42,6 +43,7 @@ class Sequence:
     admission_number: int = 0  # counts placements into slots; the largest number is preempted first
     temperature: float | None = None  # None: the temperature of the run
     stop_strings: list[str] = field(default_factory=list)  # end a turn, besides rollout.stop
+    filters: Filters | None = None  # of a request to a server; None: those of the settings
 
     def __post_init__(self) -> None:
         if not len(self.tokens):

@@ -42,7 +42,7 @@ from jzero.generation.servers import Server, is_about_prompt
 from jzero.rewards import rewards
 from jzero.rollout.sampler import DEFAULT_SLOTS
 from jzero.rollout.turns import make_request
-from jzero.types import Grade, Problem, Turn, grade_of
+from jzero.types import Grade, JsonValue, Problem, Turn, grade_of
 from jzero.workers.pool import Pool
 
 MOST_FAILURES = 3  # of consecutive requests to a server, without an answer between them
@@ -445,25 +445,37 @@ class Generation:
         self._file.append(flat_rows)
 
     def _add_batch_rewards(self, unit: Unit) -> None:
-        """Adds the rewards that compare the responses of a unit, and sums up all rewards."""
-        answered = {
-            key: response.turn for key, response in sorted(unit.responses.items()) if response.turn
-        }
-        turns = list(answered.values())
-        grades = [grade_of(turn) for turn in turns]
-        if turns and rewards.batched(self._task.reward):
+        """Adds the rewards that compare the responses of a batch, and sums up all rewards.
+
+        As in training, a batch is a unit, or with task.reward.batch=group the responses to one
+        problem.
+        """
+        batches: dict[int, dict[rows.Key, Turn]] = {}
+        for key, response in sorted(unit.responses.items()):
+            if response.turn:
+                number, _ = key
+                batch = number if self._task.reward.batch == "group" else 0
+                batches.setdefault(batch, {})[key] = response.turn
+        results: list[dict[str, JsonValue]] = [{} for _ in batches]
+        if batches and rewards.batched(self._task.reward):
             episodes = [
-                batched_rewards.Episode(self._plan.problems[number], [(turn.text, grade_of(turn))])
-                for (number, _), turn in answered.items()
+                [
+                    batched_rewards.Episode(
+                        self._plan.problems[number], [(turn.text, grade_of(turn))]
+                    )
+                    for (number, _), turn in batch.items()
+                ]
+                for batch in batches.values()
             ]
-            [results] = batched_rewards.call_all(self._pool, self._task, [episodes])
-            grades = batched_rewards.add(grades, results)
-        grades = rewards.add_batch_rewards(
-            grades,
-            [len(turn.text) for turn in turns],
-            [turn.end for turn in turns],
-            self._task.reward,
-        )
-        for (key, turn), grade in zip(answered.items(), grades, strict=True):
-            graded = replace(turn, grade=grade)
-            unit.responses[key] = replace(unit.responses[key], turn=graded)
+            results = batched_rewards.call_all(self._pool, self._task, episodes)
+        for batch, values in zip(batches.values(), results, strict=True):
+            turns = list(batch.values())
+            grades = rewards.add_batch_rewards(
+                batched_rewards.add([grade_of(turn) for turn in turns], values),
+                [len(turn.text) for turn in turns],
+                [turn.end for turn in turns],
+                self._task.reward,
+            )
+            for (key, turn), grade in zip(batch.items(), grades, strict=True):
+                graded = replace(turn, grade=grade)
+                unit.responses[key] = replace(unit.responses[key], turn=graded)

@@ -23,6 +23,7 @@ import numpy as np
 
 from jzero.errors import UserError
 from jzero.files import JsonObject, split_commas
+from jzero.rollout.rollout_metrics import short_names
 from jzero.types import JsonValue
 
 FIRST_CHECKS = (1, 3, 10)  # steps, and every tenth step after them
@@ -128,10 +129,11 @@ def _reward_none(evidence: Evidence) -> str | None:
     functions = evidence.settings.get("task.reward.functions", ())
     if not isinstance(functions, list | tuple) or not evidence.last:
         return None
-    for name in functions:
+    for name in map(str, functions):
+        # A metric has the function's folder only if two names of a step are equal without it.
         # reward/accuracy is the grader's verdict, and exists without the function.
-        metric = f"reward/{str(name).replace(':', '.')}"
-        if name != "accuracy" and not any(metric in row for row in evidence.last[-WINDOW:]):
+        metrics = {f"reward/{short_names([name])[name]}", f"reward/{name.replace(':', '.')}"}
+        if name != "accuracy" and not any(metrics & row.keys() for row in evidence.last[-WINDOW:]):
             return f"the reward function {name} has returned None for every response"
     return None
 

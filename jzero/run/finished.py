@@ -12,6 +12,7 @@ from jzero.config import Config
 from jzero.errors import UserError
 from jzero.files import parse_json
 from jzero.model import peft
+from jzero.run import buckets
 
 EXPORT = "export-"  # the beginning of the name of an export in a workdir
 
@@ -47,7 +48,7 @@ def find_model(name: str) -> FoundModel:
 
     Raises UserError if a run has no export, or its files cannot be read.
     """
-    workdir = Path(name).expanduser()
+    workdir = Path(buckets.fetch_run(name)).expanduser()
     settings = run_settings(workdir)
     if settings is None:
         return FoundModel(name, name)

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter
 from starlette.exceptions import HTTPException
 
 from jzero.decoder.engine import Engine
+from jzero.decoder.sampling import Filters
 from jzero.decoder.score_program import MAX_ALTERNATIVES
 from jzero.decoder.sequence import Sequence
 from jzero.errors import UserError, shown
@@ -21,36 +22,30 @@ from jzero.serving.scored import ReplyOptions
 MAX_CHOICES = 128  # per prompt
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 1000  # of one stop string
+MAX_CONTENT_PARTS = 256  # of a message
 MAX_OBJECT_FIELDS = 16  # of a message, and of stream_options
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default; a chat uses all remaining tokens
 
 # Options that are accepted with any value, because they only label the request.
 LABELS = ("user", "metadata", "store")
 
-# Options that are accepted only with a neutral value, or with the server's setting.
-NEUTRAL_VALUES: dict[str, object] = {
-    "top_p": 1,
-    "suffix": "",
-    "logit_bias": {},
-    "tools": [],
-    "response_format": {"type": "text"},
-    "top_k": 0,
-    "min_p": 0,
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
+# Options that are accepted only with a value that changes nothing, or with the server's setting.
+NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
+    "suffix": ("",),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),  # without tools
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
 }
 
 NO_OPTION = "this server does not take the option from a request, leave it out"
 PENALTY = "this server samples without penalties, as training does: leave it out"
-FILTER = (
-    "this server does not take the option from a request, leave it out. Filters are set at its "
-    "start, as --config.rollout.top_p=0.9."
-)
 # Why an option is refused, and what to do instead.
 REASONS = {
-    "top_p": FILTER,
-    "top_k": FILTER,
-    "min_p": FILTER,
     "frequency_penalty": PENALTY,
     "presence_penalty": PENALTY,
     "repetition_penalty": PENALTY,
@@ -66,8 +61,29 @@ REASONS = {
 }
 
 Text = Annotated[str, Field(min_length=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+TopK = Annotated[int, Field(ge=-1, lt=2**31)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
-Message = Annotated[dict[Literal["role", "content"], Text], Field(min_length=2)]
+
+
+def join_text_parts(content: object) -> object:
+    """Returns the text of a message whose content is a list of parts. Raises UserError."""
+    if not isinstance(content, list):
+        return content
+    texts: list[str] = []
+    for part in content[: MAX_CONTENT_PARTS + 1]:
+        text = part.get("text") if isinstance(part, dict) else None
+        if not isinstance(text, str) or part.get("type") != "text":
+            kind = part.get("type") if isinstance(part, dict) else part
+            raise UserError(f"content part {shown(kind)}: this server reads only parts of text")
+        texts.append(text)
+    if len(texts) > MAX_CONTENT_PARTS:
+        raise UserError(f"content has {len(content)} parts: send at most {MAX_CONTENT_PARTS}")
+    return "\n".join(texts)  # as vLLM does
+
+
+Content = Annotated[Text, BeforeValidator(join_text_parts)]
+Message = Annotated[dict[Literal["role", "content"], Content], Field(min_length=2)]
 
 # Stop at the first error: reporting the errors of a long list takes far longer than the list
 # itself.
@@ -93,6 +109,10 @@ class CompletionRequest(BaseModel, strict=True, extra="allow"):
     max_tokens: int | None = Field(None, ge=0)
     max_completion_tokens: int | None = Field(None, ge=0)  # the newer name of max_tokens
     temperature: float = Field(1.0, ge=0, le=2)
+    # Filters. Without a value the server's setting holds.
+    top_p: Share | None = None  # 0: only the most probable tokens
+    top_k: TopK | None = None  # 0, and -1 as in vLLM: all tokens
+    min_p: Share | None = None
     stop: StopString | StopStrings = []
     seed: int | None = None
     # In a completion, the number of alternatives. In a chat, a boolean; top_logprobs has the
@@ -122,6 +142,17 @@ class CompletionRequest(BaseModel, strict=True, extra="allow"):
         if texts or token_lists:
             return [*texts, *token_lists]
         return [[item for item in prompt if isinstance(item, int)]]
+
+    def filters(self, defaults: Filters) -> Filters:
+        """Returns the request's filters. Values that it does not set come from `defaults`."""
+        top_k, top_p, min_p = defaults
+        if self.top_k is not None:
+            top_k = max(self.top_k, 0)
+        if self.top_p is not None:
+            top_p = self.top_p
+        if self.min_p is not None:
+            min_p = self.min_p
+        return Filters(top_k, top_p, min_p)
 
     def count_sequences(self, is_chat: bool) -> int:
         """Returns the number of sequences that the request needs: `n` for each prompt."""
@@ -256,7 +287,7 @@ class RequestReader:
         for name, value in (request.model_extra or {}).items():
             # A client may repeat the server's setting, since this changes nothing.
             server_value = getattr(settings, name, None)
-            if name not in LABELS and value not in (NEUTRAL_VALUES.get(name), server_value):
+            if name not in LABELS and value not in (*NEUTRAL_VALUES.get(name, ()), server_value):
                 raise UserError(f"{name}={shown(value)}: {REASONS.get(name, NO_OPTION)}")
         if request.model != self.model_name:
             message = f"there is no model {request.model}, only {self.model_name}"
@@ -322,6 +353,7 @@ class RequestReader:
         tokenized; once it returns false, no further sequences are made.
         """
         sequences: list[Sequence] = []
+        filters = request.filters(self.engine.filters)
         options = request.reply_options(is_chat)
         num_logprobs = 0
         # A chat is one prompt; a completion request may have several.
@@ -348,6 +380,7 @@ class RequestReader:
                     length_limit=len(ids) + num_new,
                     temperature=request.temperature,
                     stop_strings=request.stop_strings,
+                    filters=filters,
                 )
                 sequences.append(sequence)
         return sequences

@@ -3,19 +3,46 @@
 import queue
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import jax
 
-from jzero.decoder.engine import SCORING_ROWS, Engine
+from jzero.decoder.engine import SCORING_ROWS, Engine, Samples
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.scoring import Scoring
 from jzero.decoder.sequence import DecodeCounters, Groups, Sequence
 from jzero.model import qwen, tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.serving.scored import ReplyOptions, scoring_of
+
+# Requests choose their own filters, and calls are shorter while an answer is streamed.
+REQUESTS = Samples(is_trained=False, has_choices=True)
+STREAM_SECONDS = 0.05  # target for the time between two events of a stream
+STEP_SECONDS_WEIGHT = 0.1  # weight of a slower call in the average
+
+
+class StepClock:
+    """Estimates the seconds of a decode step.
+
+    The estimate follows a faster call at once and a slower call slowly, because a prefill or a
+    compilation in between makes a call look slow.
+    """
+
+    def __init__(self) -> None:
+        self.step_seconds = float("inf")  # before the first call
+
+    def add(self, num_steps: float, seconds: float) -> None:
+        """Adds a call of `num_steps` steps."""
+        latest = seconds / num_steps
+        slower = self.step_seconds + STEP_SECONDS_WEIGHT * (latest - self.step_seconds)
+        self.step_seconds = latest if latest < self.step_seconds else slower
+
+    def steps_within(self, seconds: float, most_steps: int) -> int:
+        """Returns how many steps take `seconds`, from 1 to `most_steps`."""
+        return max(1, min(most_steps, int(seconds / self.step_seconds)))
 
 
 @dataclass(frozen=True)
@@ -90,6 +117,8 @@ class DecodingWorker:
         # Keep enough sequences in the scorer to fill its rows, and leave the others here, where
         # they can be dropped.
         self.most_scoring = max(self.num_slots, SCORING_ROWS * engine.num_shards)
+        self.clock = StepClock()
+        self.last_admission = (0.0, 0)  # monotonic time, and `DecodeCounters.slot_steps` by then
         self.has_ended = False  # the thread has ended: no sequence will be decoded any more
 
         # Reservations cover sequences in slots and waiting ones.
@@ -127,7 +156,7 @@ class DecodingWorker:
 
     def run(self, params: qwen.Params, seed: jax.Array) -> None:
         """Decodes until an error. The end of this thread ends the process."""
-        self.scheduler = Scheduler(self.engine, params, self.decode_text)
+        self.scheduler = Scheduler(self.engine, params, self.decode_text, REQUESTS)
         try:
             for sequence in self.scheduler.run(
                 [], group_size=0, temperature=1.0, seed=seed, admit_more=self.admit_more
@@ -175,6 +204,7 @@ class DecodingWorker:
 
         Blocks while there is nothing to decode. See `Scheduler.run`.
         """
+        self.time_calls()
         self.report_scored()
         # Only streams get intermediate reports; other replies are written at the end.
         for sequence, submission in self.live.items():
@@ -187,7 +217,24 @@ class DecodingWorker:
             # All may be empty after a scoring request for a prompt of one token, which has no
             # score.
             if groups or self.live or self.scoring:
+                self.choose_call_steps()
                 return groups
+
+    def time_calls(self) -> None:
+        """Measures the calls that the scheduler has read since `choose_call_steps`."""
+        started, slot_steps = self.last_admission
+        num_steps = (self.counters.slot_steps - slot_steps) / self.num_slots
+        if num_steps:
+            self.clock.add(num_steps, time.monotonic() - started)
+
+    def choose_call_steps(self) -> None:
+        """Sets the steps of the next call: as few as make a stream smooth."""
+        # Fewer steps per call cost the host more time, so only streams get them.
+        num_steps = self.engine.settings.decode_steps
+        if any(submission.is_streamed for submission in self.live.values()):
+            num_steps = self.clock.steps_within(STREAM_SECONDS, num_steps)
+        self.engine.call_steps = num_steps
+        self.last_admission = time.monotonic(), self.counters.slot_steps
 
     def take_submissions(self) -> None:
         """Moves submissions to the waiting sequences. Blocks while there is no work at all."""

@@ -260,6 +260,12 @@ def _choose_lengths(sheet: Sheet, data: Data, model: Model, machine: Machine) ->
     covered = longest if longest <= 2 * usual else usual
     reason = f"99 % of prompts have at most {usual} tokens, the longest {longest}"
     sheet.set("rollout.max_prompt_tokens", _rounded(covered), reason)
+    limit, shortest = settings.rollout.max_prompt_tokens, int(lengths.min())
+    if shortest > limit:
+        raise UserError(
+            f"rollout.max_prompt_tokens={limit}: every prompt of the data is longer, the shortest "
+            f"has {shortest} tokens: {reason}; set {_rounded(covered)}"
+        )
 
     if data.solutions:
         solutions = [len(tokenizer.encode(model.tokenizer, text)) for text in data.solutions]

@@ -35,6 +35,7 @@ from jzero.hosts import peers, processes
 from jzero.model.hub import public_name
 from jzero.planning.chips import GIB
 from jzero.rewards import rewards
+from jzero.run import buckets
 from jzero.sizing import choices, recipe
 from jzero.sizing.choices import HELD_OUT, Machine, Model, Sheet, Wishes
 from jzero.sizing.data import Data, absolute_source, held_out_rows, read_data
@@ -63,9 +64,12 @@ def main() -> None:
     request = parse(arguments)
     with cli.user_errors():
         peers.check_same_start({"the command": " ".join(arguments)})
-        settings, workdir = prepare(request)
-        if not request.is_dry:
-            jzero_main.start(settings, workdir)
+        name = run_name(with_absolute_paths(request.wishes))
+        workdir = request.workdir or jzero_main.default_workdir(name)
+        with buckets.open_workdir(workdir) as directory:
+            settings = prepare(request, directory)
+            if not request.is_dry:
+                jzero_main.start(settings, directory)
 
 
 def recipe_arguments(arguments: list[str]) -> list[str]:
@@ -135,17 +139,15 @@ def parse(arguments: list[str]) -> Request:
     return Request(wishes, args.workdir, given, apply, args.dry_run)
 
 
-def prepare(request: Request) -> tuple[Config, Path]:
+def prepare(request: Request, workdir: Path) -> Config:
     """Chooses the settings of a run, prints them, and writes its recipe.
 
-    In a workdir that has a recipe already, the run continues with that recipe.
-
-    Returns the settings and the workdir. Raises UserError for a mistake.
+    In a workdir that has a recipe already, the run continues with that recipe. Raises UserError for
+    a mistake.
     """
     wishes = with_absolute_paths(request.wishes)
-    workdir = request.workdir or jzero_main.default_workdir(run_name(wishes))
     if (workdir / recipe.FILE).exists():
-        return resume(request, wishes, workdir), workdir
+        return resume(request, wishes, workdir)
     settings = request.apply(Config(name=run_name(wishes)))
     given = request.given
     if wishes.reward:
@@ -171,7 +173,7 @@ def prepare(request: Request) -> tuple[Config, Path]:
     title = f"{public_name(wishes.model)} on {public_name(path_of(wishes.data))}."
     processes.write_once(path, recipe.recipe_source(sheet.settings, sheet.choices, title, path))
     processes.print_once(f"recipe {path}")
-    return sheet.settings, workdir
+    return sheet.settings
 
 
 def resume(request: Request, wishes: Wishes, workdir: Path) -> Config:

@@ -26,6 +26,8 @@ MAX_REPLY_BYTES = 4_000_000
 MAX_TOKEN_TEXT = 100  # characters of one token
 MAX_ITEMS = 4096  # of a list in a row
 MAX_DEPTH = 6  # of values within a row
+MAX_PARTS = 8  # parts of a reward that the index has of a row
+MAX_PART_NAME = 100  # characters
 MAX_FOUND = 500  # lines that a search returns
 SEARCH_SECONDS = 3.0
 STEP_ROWS = 64  # rows of one step that the doctor reads
@@ -35,7 +37,11 @@ CORRECT, CUT, FAILED = 1, 2, 4  # bits of `flags`
 
 
 class Block(NamedTuple):
-    """The index of neighboring lines; the numbers of a line are at one place of all lists."""
+    """The index of neighboring lines; the numbers of a line are at one place of all lists.
+
+    The parts of rewards are separate, because most lines have none: entry i of the three lists says
+    that a line of the block has a part with this name and value.
+    """
 
     start: int  # number of the first line
     step: "array[int]"  # -1: the line is damaged or too long
@@ -47,6 +53,9 @@ class Block(NamedTuple):
     tokens: "array[int]"
     flags: "array[int]"
     reason: "array[int]"  # index into a TextTable
+    part_row: "array[int]"  # place of the line in the block
+    part_name: "array[int]"  # index into a TextTable
+    part_value: "array[float]"
 
     def to_json(self) -> JsonObject:
         columns: JsonObject = {name: list(getattr(self, name)) for name in self._fields[1:]}
@@ -82,6 +91,9 @@ def empty_block(start: int) -> Block:
         tokens=array("i"),
         flags=array("B"),
         reason=array("i"),
+        part_row=array("i"),
+        part_name=array("i"),
+        part_value=array("d"),
     )
 
 
@@ -99,6 +111,13 @@ def add_row(block: Block, row: JsonObject, texts: TextTable) -> None:
     block.tokens.append(_integer(row.get("tokens"), 0))
     block.flags.append(flags)
     block.reason.append(texts.number(reason))
+    parts = row.get("rewards")
+    for name, value in list(parts.items())[:MAX_PARTS] if isinstance(parts, dict) else ():
+        number = _finite(value, math.nan)
+        if not math.isnan(number):
+            block.part_row.append(len(block.step) - 1)
+            block.part_name.append(texts.number(name[:MAX_PART_NAME]))
+            block.part_value.append(number)
 
 
 class RolloutIndex:

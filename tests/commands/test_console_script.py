@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from runs import ROOT
 
-from jzero.__main__ import COMMANDS
+from jzero.__main__ import COMMANDS, STATUS_OF_BROKEN_PIPE
 
 EMPTY = {"PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu"}
 
@@ -37,6 +37,20 @@ def test_help_lists_every_command_and_loads_no_jax() -> None:
     assert {line.split()[0] for line in done.stdout.splitlines() if line[:3].strip()} >= {"jzero"}
     assert all(f"  {name} " in done.stdout for name in COMMANDS)
     assert len(done.stdout.splitlines()) <= 24
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["watch", "--help"]])
+def test_a_reader_that_ends_early_sees_no_traceback(arguments: list[str]) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "jzero", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout and process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode in (0, STATUS_OF_BROKEN_PIPE)
 
 
 def test_unknown_commands_are_one_line() -> None:

@@ -231,6 +231,32 @@ def test_rewards_that_compare_responses_see_whole_chunks(
             assert row["score"] == pytest.approx(reward if row["correct"] else min(0.0, reward))
 
 
+COUNT = """
+def count(responses, golds):
+    return [len(responses)] * len(responses)
+"""
+
+
+@pytest.mark.parametrize(("batch", "count"), [("group", 2), ("step", 8)])
+def test_a_batched_function_sees_the_responses_of_its_batch(
+    attack: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: str, count: int
+) -> None:
+    from stand_in_server import StandIn
+
+    monkeypatch.setattr("stand_in_server.KINDS", ("plain",))
+    out = tmp_path / "out.jsonl"
+    attack.write_problems(tmp_path / "data.jsonl", 8)
+    (tmp_path / "count.py").write_text(COUNT)
+    flags = [
+        f"--config.task.reward.functions={tmp_path / 'count.py'}:count",
+        f"--config.task.reward.batch={batch}",
+        "--config.rollout.num_prompts=4",
+    ]
+    with StandIn(1.0) as server:
+        call(monkeypatch, command(attack, out, [server.url], *flags))
+    assert [row["score"] for row in rows(out)] == [count] * 16
+
+
 @pytest.mark.parametrize(
     "trains", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["encoded", "trained"]
 )

@@ -89,7 +89,7 @@ def complete(client, model) -> Ask:
 @pytest.fixture(scope="module")
 def chat(client, model) -> Ask:
     def ask(**options):
-        return client.chat.completions.create(model=model, messages=GREETING, **options)
+        return client.chat.completions.create(**{"model": model, "messages": GREETING} | options)
 
     return ask
 
@@ -239,7 +239,9 @@ def test_options_that_change_nothing_are_accepted(complete) -> None:
         "echo": False,
         "logit_bias": {},
         "extra_body": {
-            "repetition_penalty": None,
+            "repetition_penalty": 1.0,
+            "tool_choice": "auto",
+            "parallel_tool_calls": True,
             "top_k": 0,
             "min_p": 0,
             "metadata": {"a": "b"},
@@ -247,6 +249,25 @@ def test_options_that_change_nothing_are_accepted(complete) -> None:
     }
     with_options = complete("a", temperature=0, **options)
     assert with_options.choices == complete("a", temperature=0).choices
+
+
+def test_filters_of_a_request(complete) -> None:
+    greedy = complete("a", temperature=0).choices[0].text
+    for filters in ({"top_p": 0}, {"extra_body": {"top_k": 1}}, {"extra_body": {"min_p": 1}}):
+        assert complete("a", temperature=2, **filters).choices[0].text == greedy
+    unfiltered = complete("a", temperature=2, seed=3).choices[0].text
+    assert unfiltered != greedy
+    all_tokens = {"top_p": 1, "extra_body": {"top_k": -1, "min_p": 0}}
+    assert complete("a", temperature=2, seed=3, **all_tokens).choices[0].text == unfiltered
+
+
+def test_a_message_in_parts(chat) -> None:
+    parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+    answers = [
+        chat(messages=[{"role": "user", "content": content}], temperature=0)
+        for content in (parts, "hel\nlo")
+    ]
+    assert answers[0].choices == answers[1].choices
 
 
 @pytest.mark.thorough
@@ -304,8 +325,11 @@ BAD_COMPLETIONS = {
     "cold": {"prompt": "a", "temperature": -1},
     "not a number": b'{"model": "MODEL", "prompt": "a", "temperature": NaN}',
     "an empty stop string": {"prompt": "a", "stop": ["b", ""]},
-    "top_p": {"prompt": "a", "top_p": 0.5},
-    "top_k": {"prompt": "a", "top_k": 4},
+    "top_p": {"prompt": "a", "top_p": 1.5},
+    "top_k": {"prompt": "a", "top_k": -2},
+    "half a top_k": {"prompt": "a", "top_k": 1.5},
+    "min_p": {"prompt": "a", "min_p": -0.1},
+    "a top_p that is no number": b'{"model": "MODEL", "prompt": "a", "top_p": NaN}',
     "a streamed echo with logprobs": {"prompt": "a", "echo": True, "logprobs": 0, "stream": True},
     "best of": {"prompt": "a", "best_of": 4},
     "an unknown option": {"prompt": "a", "colour": "red"},
@@ -320,6 +344,11 @@ BAD_CHATS = {
     "text for messages": {"messages": "hello"},
     "no content": {"messages": [{"role": "user"}]},
     "a name": {"messages": [{"role": "user", "content": "hello", "name": "me"}]},
+    "an image": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+    "no part": {"messages": [{"role": "user", "content": []}]},
+    "many parts": {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 300}]
+    },
     "what the template refuses": {"messages": [{"role": "system", "content": "hello"}]},
     "top logprobs alone": {"messages": GREETING, "top_logprobs": 3},
     "tools": {"messages": GREETING, "tools": [{"type": "function", "function": {"name": "f"}}]},
@@ -332,13 +361,14 @@ BAD_CHATS = {
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "writes no tool calls"),
         ({"response_format": {"type": "json_object"}}, "cannot force a format: ask for JSON"),
         ({"presence_penalty": 0.5}, "samples without penalties, as training does"),
-        ({"top_p": 0.5}, "set at its start, as --config.rollout.top_p"),
+        ({"extra_body": {"repetition_penalty": 1.1}}, "repetition_penalty=1.1: this server sampl"),
     ],
 )
 def test_an_option_is_refused_by_name_with_the_reason(chat, option, reason) -> None:
     with pytest.raises(openai.BadRequestError, match=reason) as refused:
         chat(**option)
-    assert f"{next(iter(option))}=" in str(refused.value)
+    [name] = option.get("extra_body", option)
+    assert f"{name}=" in str(refused.value)
 
 
 @pytest.mark.thorough

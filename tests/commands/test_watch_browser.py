@@ -130,6 +130,33 @@ def test_two_runs_filters_and_search(tmp_path: Path, tab: Tab) -> None:
         tab.wait_for(f"{STEP} === 'step 3'")
 
 
+def test_rollouts_by_a_single_part_of_the_reward(tmp_path: Path, tab: Tab) -> None:
+    run = write_run(tmp_path / "one", 1)
+    hostile = "</option><script>window.taken = 1</script>"
+    all_parts = [{"format": 0.5, "short": 1}, {"format": 1}, {"short": 2, hostile: 3}, {}]
+    with (run / "samples.jsonl").open("a") as file:
+        for number, parts in enumerate(all_parts):
+            row = {"step": 2, "id": f"p/{number}", "sample": 0, "prompt": "Q?", "response": "A."}
+            row |= {"gold": 1, "score": 0.0, "reason": "wrong", "finish": "stop", "tokens": 9}
+            file.write(json.dumps(row | {"group": number, "rewards": parts}) + "\n")
+
+    with served(run) as url:
+        tab.open(url)
+        tab.wait_for(f"{ARTICLES} === 4")
+        for order, count, first in (
+            ("highest part format", 2, "format 1"),
+            ("lowest part format", 2, "format 0.5"),
+            ("lowest part short", 2, "short 1"),
+            (f"highest part {hostile}", 1, "short 2"),
+        ):
+            choose(tab, "order", order)
+            tab.wait_for(f"{ARTICLES} === {count}")
+            tab.wait_for(f"document.querySelector('article').innerText.includes('{first}')")
+        choose(tab, "order", "group")
+        tab.wait_for(f"{ARTICLES} === 4")
+        assert tab.evaluate("window.taken === undefined")
+
+
 HOSTILE = [
     "</script><script>document.title = 'taken'; window.taken = 1</script>",
     "<img src=x onerror=\"window.taken = 1\"><svg onload='window.taken = 1'>",

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from jzero.decoder import sampling
-from jzero.decoder.sampling import Filters
+from jzero.decoder.sampling import Filters, SlotFilters
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -18,6 +18,7 @@ ALLOW_ALL = Filters()
 
 uniforms = jax.jit(sampling.uniforms, static_argnums=3)
 restrict = jax.jit(sampling.restrict, static_argnums=1)
+restrict_slots = jax.jit(sampling.restrict)
 
 
 def thorough(*values: object) -> object:
@@ -204,6 +205,36 @@ def test_restrict_equals_sorting(filters: Filters) -> None:
 
     is_kept = np.stack([sorted_filters(row.astype(np.float64), filters) for row in probs])
     np.testing.assert_array_equal(restricted, np.where(is_kept, probs, 0))
+
+
+SLOT_FILTERS = [
+    Filters(),
+    Filters(top_k=1),
+    Filters(top_k=7, min_p=0.02),
+    Filters(top_p=0.9),
+    Filters(top_p=0.5, min_p=0.001),
+    Filters(top_k=VOCABULARY + 1, top_p=1e-6),
+    Filters(min_p=0.05),
+    Filters(top_k=20, top_p=0.8, min_p=0.02),
+]
+
+
+@pytest.mark.parametrize("filters", [SLOT_FILTERS, [Filters()] * len(SLOT_FILTERS)])
+def test_filters_of_slots_equal_sorting_and_the_filters_of_a_program(filters) -> None:
+    """One compiled function serves all values."""
+    logits = np.random.default_rng(0).normal(0, 3, (len(filters), VOCABULARY)).astype(np.float32)
+    probs = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    columns = zip(*filters, strict=True)
+    dtypes = (np.int32, np.float32, np.float32)
+    arrays = [np.array(column, dtype) for column, dtype in zip(columns, dtypes, strict=True)]
+
+    restricted = np.asarray(restrict_slots(probs, SlotFilters(*arrays)))
+
+    for row, item in enumerate(filters):
+        one = probs[row : row + 1]
+        is_kept = sorted_filters(probs[row].astype(np.float64), item)
+        np.testing.assert_array_equal(restricted[row : row + 1], np.where(is_kept, one, 0))
+        np.testing.assert_array_equal(restricted[row : row + 1], restrict(one, item))
 
 
 @pytest.mark.quick_cases("0.7-Filters(top_k=30, top_p=0.8, min_p=0.0)")

@@ -185,6 +185,23 @@ def test_tiny_recipes_get_no_remark(recipe: str) -> None:
     assert len(run["metrics"]) >= 10
 
 
+@pytest.mark.parametrize(
+    ("functions", "metric", "num_remarks"),
+    [
+        (["/home/me/rewards.py:short"], "reward/rewards.py.short", 0),
+        (["/a/my.py:f", "/b/my.py:f"], "reward//a/my.py.f", 1),
+        (["/a/my.py:f", "/b/my.py:f"], "reward/my.py.f", 0),  # of one of them
+        (["/a/my.py:f"], "reward/other", 1),
+    ],
+)
+def test_a_reward_with_a_folder_is_found_by_its_metric(
+    functions: list[str], metric: str, num_remarks: int
+) -> None:
+    checked = Doctor(SETTINGS | {"task.reward.functions": functions})
+    checked.check(1, WELL | {metric: 0.1})
+    assert [finding.name for finding in checked.findings] == ["reward_none"] * num_remarks
+
+
 def test_a_solved_task_is_no_collapse() -> None:
     solved = {"reward/accuracy": 1.0, "reward/mean": 1.0, "policy/entropy": 0.001}
     solved |= {"rollout/length": 9.0}

@@ -93,6 +93,12 @@ def test_settings_of_the_user_are_kept_and_the_others_fit_them(data: Data, model
     assert settings.train.microbatch_tokens % (2 * row) == 0
 
 
+def test_prompts_that_are_all_too_long_are_refused(data: Data, model: Model) -> None:
+    message = r"rollout.max_prompt_tokens=8: every prompt of the data is longer, the shortest has"
+    with pytest.raises(UserError, match=message):
+        choose(data, model, cpu(16), {"rollout.max_prompt_tokens": 8})
+
+
 def test_a_microbatch_is_never_larger_than_the_step(data: Data, model: Model) -> None:
     given = {"rollout.num_prompts": 2, "rollout.group_size": 2, "rollout.max_new_tokens": 8}
 

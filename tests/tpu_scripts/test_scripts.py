@@ -17,9 +17,14 @@ from pathlib import Path
 
 import pytest
 
+from jzero.run.buckets import mirror_of
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "tpu_scripts"
-COMMANDS = ["create", "setup", "run", "watch", "stop", "resume", "bench", "delete", "gpu"]
+COMMANDS = [
+    *("create", "setup", "run", "watch", "view", "fetch", "stop"),
+    *("resume", "bench", "delete", "gpu"),
+]
 FILES = sorted(SCRIPTS.glob("*.sh"))
 NEEDED_ARGUMENTS = {
     "bench": ["--workload", "/data/my workload"],
@@ -48,8 +53,7 @@ worker() {
   bash -c "$1"
 }
 answer() { if [[ -e statuses ]]; then "$@"; else worker "$COMMAND"; fi; }
-COMMAND=${!#}
-COMMAND=${COMMAND##--command=}
+for word; do [[ $word != --command=* ]] || COMMAND=${word#--command=}; done
 copied() {
   local from=${1#*:} to=${2#*:}
   cd worker && if [[ $1 == *:* ]]; then cp -r "$from" "$to"; else cp -r -p "$from" "$to"; fi
@@ -78,6 +82,7 @@ PYTHON = r"""#!/usr/bin/env bash
 case "$*" in
   *step.py*) echo '{"step_s": 1.5}'; ls "$3" >&2; exit ;;
   *jzero.main*) ;;
+  *"-m jzero train"*) shift ;;
   *) echo "$JAX_PLATFORMS $*" >>~/checks; exit ;;
 esac
 mkdir -p "$5"
@@ -225,6 +230,8 @@ EXPECTED = {
     "setup": ["mkdir", "git", f"{TPU} scp", f"{TPU} ssh"],
     "run": [f"{TPU} ssh", f"{TPU} ssh"],
     "watch": [f"{TPU} ssh"],
+    "view": [f"{TPU} ssh"],
+    "fetch": [f"{TPU} ssh", "mkdir", f"{TPU} scp", "tar", "rm"],
     "stop": [f"{TPU} ssh"],
     "bench": [f"{TPU} ssh", f"{TPU} scp", f"{TPU} ssh", f"{TPU} scp"],
     "delete": [f"{QUEUE} delete"],
@@ -334,6 +341,7 @@ def test_gcloud_is_missing(cloud, tmp_path: Path) -> None:
         (["delete", "yes"], "unknown argument yes"),
         (["run", "--config", "x"], "unknown argument --config, see run.sh --help"),
         (["run", "--", "--workdir=x"], "set WORKDIR"),
+        (["view", "--port", "x"], "--port x is no number"),
         (["bench"], "give --workload DIR"),
         (["bench", "--workload", "none"], "none is no directory"),
         (["gpu", "dance"], "setup, run, watch or stop, not dance"),
@@ -476,6 +484,76 @@ def test_a_run_that_does_not_stop_is_killed(ready) -> None:
     wait_for(ready.worker / "arguments")
     assert "not stopped after 0 s: killed" in ready.run("stop", STOP_SECONDS="0")
     assert "no run is on: stopped" in ready.run("stop")
+
+
+def test_own_files_travel_and_results_come_back(ready, tmp_path: Path) -> None:
+    data, code = tmp_path / "my data.jsonl", tmp_path / "code"
+    data.write_text("{}\n")
+    code.mkdir()
+    (code / "my.py").write_text("x = 1\n")
+    arguments = ["train", "--model", "m", "--data", "files/my data.jsonl", AWKWARD_ARGUMENT]
+    ready.run("run", "--", *arguments, FILES=f"'{data}' {code}")
+    wait_for(ready.worker / "arguments")
+    workdir = ready.worker / "runs" / "t"
+    assert (ready.worker / "arguments").read_text().splitlines() == [
+        *("train", "--workdir", str(workdir)),
+        *arguments[1:],
+    ]
+    files = ready.worker / ".jzero/checkout/files"
+    assert (files / "my data.jsonl").read_text() == "{}\n"
+    assert (files / "code/my.py").read_text() == "x = 1\n"
+
+    for name in ("metrics.jsonl", "checkpoints/4/params", "programs/x", "export-4/config.json"):
+        (workdir / name).parent.mkdir(parents=True, exist_ok=True)
+        (workdir / name).write_text("1\n")
+    out = tmp_path / "out"
+    ready.run("fetch", "--out", str(out))
+    copied = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
+    assert copied == {"metrics.jsonl", "export-4/config.json", "log.txt"}
+    assert "step 1" in (out / "log.txt").read_text()
+
+    (workdir / "metrics.jsonl").write_text("1\n2\n")
+    ready.run("fetch", "--out", str(out), "--checkpoints")
+    assert (out / "metrics.jsonl").read_text() == "1\n2\n"
+    assert (out / "checkpoints/4/params").exists() and not (out / "programs").exists()
+    (ready.worker / "finish").write_text("0")
+
+
+def test_a_workdir_in_a_bucket(cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of the run are in the mirror, where `jzero.run.buckets` puts them."""
+    address = "gs://bucket/my/run"
+    cloud.run("setup", WORKDIR=address)
+    installed = (cloud.worker / "uv").read_text().splitlines()[-1]
+    assert shlex.split(installed)[-1] == "gcsfs"
+    cloud.run("run", "--", "--config", "c.py", WORKDIR=address)
+    wait_for(cloud.worker / "arguments")
+    assert (cloud.worker / "arguments").read_text().splitlines()[2] == address
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cloud.worker / ".cache"))
+    mirror = mirror_of(address, "workdirs")
+    mirror.mkdir(parents=True)
+    (mirror / "metrics.jsonl").write_text("1\n")
+    cloud.run("fetch", "--out", str(tmp_path / "out"))
+    assert (tmp_path / "out" / "metrics.jsonl").read_text() == "1\n"
+
+
+def test_missing_files_and_runs_are_named(ready) -> None:
+    assert "FILES: none.jsonl does not exist" in ready.run("run", fails=True, FILES="none.jsonl")
+    for script in ("fetch", "view"):
+        assert "no run was started here" in ready.run(script, fails=True)
+
+
+def test_the_page_of_a_run_is_behind_a_tunnel(ready) -> None:
+    ready.run("run", "--", "--config", "c.py")
+    wait_for(ready.worker / "arguments")
+    output = ready.run("view", "--port", "9000")
+    assert "http://127.0.0.1:9000" in output and "-L 9000:127.0.0.1:9000" in output
+    workdir = ready.worker / "runs" / "t"
+    [check] = [
+        line
+        for line in (ready.worker / "checks").read_text().splitlines()
+        if line.startswith("cpu -m jzero.watch")
+    ]
+    assert check == f"cpu -m jzero.watch {workdir} --port 9000"
 
 
 def test_bench_copies_its_line_back(ready, tmp_path: Path) -> None:
