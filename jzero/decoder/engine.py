@@ -47,8 +47,9 @@ from jzero.decoder.decode_state import (
     Start,
 )
 from jzero.decoder.pages import PageAllocator
-from jzero.decoder.program_settings import make_program_settings, with_top_p
+from jzero.decoder.program_settings import make_program_settings, with_filters
 from jzero.decoder.programs import Programs, compile_programs
+from jzero.decoder.sampling import Filters
 from jzero.decoder.score_program import ScoreInputs, TokenScores, compile_extend, compile_score
 from jzero.errors import UserError
 from jzero.model import qwen
@@ -93,7 +94,9 @@ class Placement:
 class Samples:
     """How the samples of one run of the scheduler differ from rollouts for training."""
 
-    top_p: float = 0.0  # 0: rollout.top_p. Another value compiles separate programs.
+    # 0: rollout.top_p and rollout.top_k. Other values compile separate programs.
+    top_p: float = 0.0
+    top_k: int = 0
     max_new_tokens: int = 0  # 0: rollout.max_new_tokens
     is_trained: bool = True  # if not, no optional track is recorded
 
@@ -195,8 +198,8 @@ class Engine:
         self.score_tokens = SCORE_TOKENS
         self.chunk_tokens = CHUNK_TOKENS
         self.placements: dict[int, Placement] = {}
-        # Keyed by top_p and by the tracks that are returned, which the programs have compiled in.
-        self._programs: dict[tuple[float, TrackShapes], Programs] = {}
+        # Keyed by top_p, top_k and the tracks that are returned, which are compiled in.
+        self._programs: dict[tuple[float, int, TrackShapes], Programs] = {}
         self._score_programs: dict[int, jax.stages.Wrapped] = {}  # keyed by number of alternatives
 
     @cached_property
@@ -233,12 +236,15 @@ class Engine:
         """
         tracks = self.recorded_tracks(samples)
         top_p = samples.top_p or self.settings.top_p
-        if (top_p, tracks) not in self._programs:
+        top_k = samples.top_k or self.settings.top_k
+        key = top_p, top_k, tracks
+        if key not in self._programs:
             settings = replace(self.program_settings, tracks=tracks)
-            if top_p != self.settings.top_p:
-                settings = with_top_p(settings, top_p, self.settings, self.mesh)
-            self._programs[top_p, tracks] = compile_programs(settings, self.mesh)
-        return self._programs[top_p, tracks]
+            if (top_p, top_k) != (self.settings.top_p, self.settings.top_k):
+                filters = Filters(top_k, top_p, self.settings.min_p)
+                settings = with_filters(settings, filters, self.mesh)
+            self._programs[key] = compile_programs(settings, self.mesh)
+        return self._programs[key]
 
     def input_tracks(self, samples: Samples = ROLLOUTS) -> list[str]:
         """Returns the names of the recorded tracks of inputs."""

@@ -41,6 +41,7 @@ class Sequence:
     admission_number: int = 0  # counts placements into slots; the largest number is preempted first
     temperature: float | None = None  # None: the temperature of the run
     stop_strings: list[str] = field(default_factory=list)  # end a turn, besides rollout.stop
+    stop_ids: tuple[int, ...] = ()  # end a turn, besides those of the engine
 
     def __post_init__(self) -> None:
         if not len(self.tokens):
