@@ -25,8 +25,7 @@ import uvicorn
 
 from jzero import cli, config
 from jzero.errors import UserError
-from jzero.evaluate import defaults as model_defaults
-from jzero.model import tokenizer
+from jzero.model import huggingface, tokenizer
 from jzero.model.base_model import check_context, read_base_model
 from jzero.planning.kv_pool import size_pool
 from jzero.rollout.sampler import make_seed, mesh_of_decoder, new_engine
@@ -48,6 +47,7 @@ from jzero.training.frozen import load_base
 
 POOL_SHARE = 0.5  # of the memory that sampling could have on an accelerator; training has the rest
 DEFAULT_CONTEXT = 4096
+DEFAULT_SLOTS = 64
 DECODE_STEPS = 8  # tokens of one decode call
 
 
@@ -109,17 +109,22 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
     for flag in ("adapters", "resident", "max_rank"):
         if getattr(options, flag) < 1:
             raise UserError(f"{limits.flag_name(flag)}={getattr(options, flag)}: give 1 or more")
-    # The length of the context is split in two halves only because the settings have two fields.
-    base = model_defaults(options.model)
-    longest = base.rollout.max_prompt_tokens + base.rollout.max_new_tokens
-    context = options.context or min(longest, DEFAULT_CONTEXT)
+    context = options.context
+    if not context:
+        context = min(huggingface.read_positions(options.model) or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     if context < 2:
         raise UserError(f"--context={context}: give 2 or more")
-    base.rollout.max_prompt_tokens = context - context // 2
-    base.rollout.max_new_tokens = context // 2
-    base.rollout.decode_steps = DECODE_STEPS
-    base.rollout.temperature = 1.0
-    settings = cli.parse_settings(base, config_flags)
+    defaults = config.Config(
+        rollout=config.RolloutConfig(
+            # Only their sum counts here.
+            max_prompt_tokens=context - context // 2,
+            max_new_tokens=context // 2,
+            decode_steps=DECODE_STEPS,
+            num_slots=DEFAULT_SLOTS,
+            temperature=1.0,
+        )
+    )
+    settings = cli.parse_settings(defaults, config_flags)
     settings.model.path = options.model
     if options.exact:
         settings.model.exact = True

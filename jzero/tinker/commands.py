@@ -164,7 +164,8 @@ class CommandLog:
 
     def consume(self, number: int) -> None:
         """Counts the number of a refused call as done, so that the commands after it start."""
-        if number >= self.next_number:
+        # No honest client is further ahead than the window.
+        if self.next_number <= number < self.next_number + self.most_pending:
             self.consumed.add(number)
             self.advance()
 

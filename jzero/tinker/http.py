@@ -8,6 +8,7 @@
 """
 
 import asyncio
+import itertools
 import json
 import zlib
 from collections.abc import Awaitable, Callable
@@ -27,6 +28,7 @@ from jzero.tinker.sessions import Keys
 
 PREFIX = "/api/v1"
 HOUSEKEEPING_SECONDS = 1.0
+SWEEP_EVERY = 60  # housekeepings: expired checkpoints are hidden at once, and removed later
 MOST_LISTED = 1000  # entries of a page
 
 AnyBody = TypeVar("AnyBody", bound=BaseModel)
@@ -91,7 +93,7 @@ class Api:
             body = await self.body(request, kind)
             try:
                 return JSONResponse(answer(owner_of(request), body))
-            except UserError:
+            except (UserError, NotFoundError):
                 self.consume(request, body.model_dump())
                 raise
 
@@ -317,10 +319,11 @@ class Api:
 
     async def keep_house(self) -> None:
         """Runs the housekeeping until it is cancelled."""
-        while True:
+        for second in itertools.count():
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
             self.service.keep_house()
-            await asyncio.to_thread(self.service.store.sweep)
+            if second % SWEEP_EVERY == 0:
+                await asyncio.to_thread(self.service.store.sweep)
 
 
 def make_app(api: Api) -> Starlette:

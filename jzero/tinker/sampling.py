@@ -95,7 +95,9 @@ class Snapshots:
         self.mesh = mesh
         self.dtype = jnp.dtype(dtype)
         self.resident = resident
-        self.by_key: OrderedDict[str, Snapshot] = OrderedDict()
+        self.by_key: OrderedDict[str, Snapshot] = OrderedDict()  # by their last use
+        # Snapshots of checkpoints are read when they are used. Any thread may add an entry.
+        self.readers: dict[str, Callable[[], tuple[Shape, qwen.Params]]] = {}
 
     def take(self, key: str, shape: Shape, params: qwen.Params) -> None:
         """Copies an adapter as the snapshot `key`."""
@@ -105,16 +107,23 @@ class Snapshots:
     def _put(self, shape: Shape, adapter: qwen.Params) -> qwen.Params:
         return jax.device_put(adapter, adapter_shardings(self.model, shape.settings, self.mesh))
 
-    def drop(self, key: str) -> None:
-        """Forgets a snapshot."""
+    def evict(self, key: str) -> None:
+        """Drops a snapshot. One of a checkpoint is read again if it is used again."""
         self.by_key.pop(key, None)
+
+    def drop(self, key: str) -> None:
+        """Forgets a snapshot for ever."""
+        self.evict(key)
+        self.readers.pop(key, None)
 
     def weights(self, key: str) -> qwen.Params:
         """Returns the decoder's weights of a snapshot. Raises UserError if it is gone."""
         if key == BASE:
             return self.base
         if key not in self.by_key:
-            raise UserError("the weights of this sampling client are gone: make a new client")
+            if key not in self.readers:
+                raise UserError("the weights of this sampling client are gone: make a new client")
+            self.take(key, *self.readers[key]())
         snapshot = self.by_key[key]
         self.by_key.move_to_end(key)
         if not snapshot.is_resident:
@@ -215,6 +224,9 @@ class Sampling:
                 self.finish_sequence(scheduler, sequence)
             self.take_scored(scheduler)
         except Exception as error:
+            # Without any live request the failure is not theirs: the next attempt would repeat it.
+            if not (self.live or self.scoring):
+                self.fail_waiting(program, error)
             self.fail_live(error)
             raise
         finally:

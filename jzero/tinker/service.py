@@ -152,6 +152,14 @@ class Service:
             raise NotFoundError(f"there is no model {model_id}")
         return model
 
+    def check_open(self, session: Session) -> None:
+        """Raises UserError if a session has ended. Called by the worker before it adds to one.
+
+        What a job adds before the session ends is freed by the job of `end_session`.
+        """
+        if session.session_id not in self.sessions.by_id:
+            raise UserError("the session has ended")
+
     def end_session(self, session: Session) -> None:
         """Frees everything that belongs to a session. Checkpoints stay."""
         self.sessions.by_id.pop(session.session_id, None)
@@ -204,6 +212,7 @@ class Service:
         model_id = f"{session.session_id}:train:{body.model_seq_id}"
 
         def compute() -> Result:
+            self.check_open(session)
             self.tenants.create(model_id, shape, seed % 2**32)
             return {"type": "create_model", "model_id": model_id}
 
@@ -384,6 +393,7 @@ class Service:
         sampler = f"{session.session_id}:sample:{body.sampling_session_seq_id}"
 
         def take() -> Result:
+            self.check_open(session)
             tenant = self.tenants.tenant(model.model_id)
             self.sampling.snapshots.take(sampler, shape, tenant.state.params)
             return {"type": "save_weights_for_sampler", "sampling_session_id": sampler}
@@ -399,8 +409,8 @@ class Service:
         self.snapshots[key] = owner
         while len(self.snapshots) > self.limits.max_snapshots:
             oldest, _ = self.snapshots.popitem(last=False)
-            drop = partial(self.sampling.snapshots.drop, oldest)
-            self.worker.submit(Job(oldest, drop, lambda error: None))
+            evict = partial(self.sampling.snapshots.evict, oldest)
+            self.worker.submit(Job(oldest, evict, lambda error: None))
 
     def load_weights(self, owner: str, body: bodies.LoadWeights) -> Answer:
         record = self.find_record(owner, body.path)
@@ -426,6 +436,7 @@ class Service:
         model_id = f"{session.session_id}:train:{body.model_seq_id}"
 
         def load() -> Result:
+            self.check_open(session)
             self.tenants.load(model_id, record, directory, body.optimizer)
             return {"type": "load_weights", "path": record.path, "model_id": model_id}
 
@@ -565,24 +576,14 @@ class Service:
                 )
         else:
             record = self.find_record(owner, body.model_path)
-            # The session has a copy, so that a checkpoint that is deleted or expires later
-            # changes nothing.
             key = sampler
-            self.load_snapshot(key, record)
+            directory = self.store.directory(record.path)
+            self.sampling.snapshots.readers[key] = partial(
+                self.tenants.read_adapter, record, directory
+            )
             self.add_snapshot(key, owner)
         session.samplers[sampler] = SamplerSession(sampler, owner, key, body.model_path)
         return answer
-
-    def load_snapshot(self, key: str, record: Record) -> None:
-        """Queues the loading of a checkpoint as a snapshot."""
-        directory = self.store.directory(record.path)
-
-        def load() -> None:
-            shape, params = self.tenants.read_adapter(record, directory)
-            self.sampling.snapshots.take(key, shape, params)
-
-        # If it fails, requests report that the weights are gone; the log has the reason.
-        self.worker.submit(Job(record.run, load, lambda error: None))
 
     def get_sampler(self, owner: str, sampler_id: str) -> Answer:
         sampler = self.sampler(owner, sampler_id)
