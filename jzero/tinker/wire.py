@@ -164,7 +164,9 @@ def decode_fields(fields: tuple[Field, ...], data: memoryview, depth: int) -> Me
             assert isinstance(raw, memoryview)
             append(message, field.name, *packed_integers(raw))
             continue
-        if wire_type != WIRE_TYPES.get(field.kind, BYTES):
+        # The entries of a map are messages, whatever their values are.
+        expected = BYTES if field.form == "map" else WIRE_TYPES.get(field.kind, BYTES)
+        if wire_type != expected:
             raise WireError(f"the field {field.name} has wire type {wire_type}")
         if field.form == "map":
             assert isinstance(raw, memoryview)

@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tinker_client import NAME, SETTINGS, Client, datum
+from tinker_client import NAME, SETTINGS, Client, datum, sdk_pythons
 
 from jzero.errors import UserError
 from jzero.tinker import __main__ as command
 from jzero.tinker.sessions import Keys
 
 HERE = Path(__file__).parent
-SDK_PYTHONS = "TINKER_SDK_PYTHONS"  # interpreters with the SDK, separated by colons
 DATA = [datum([72, 101, 108, 108, 111, 32, 119])]
 
 
@@ -88,11 +87,9 @@ def test_a_killed_server_resumes_from_its_store(model, tmp_path) -> None:
 
 def test_the_sdk_makes_its_tour(model, tmp_path) -> None:
     """Every interpreter of the environment variable drives the server with its SDK."""
-    pythons = os.environ.get(SDK_PYTHONS, "")
-    if not pythons:
-        pytest.skip(f"{SDK_PYTHONS} is not set: interpreters with the Tinker SDK")
+    pythons = sdk_pythons()
     with process(model, tmp_path) as (_, url):
-        for python in pythons.split(":"):
+        for python in pythons:
             tour = subprocess.run(
                 [python, HERE / "sdk_tour.py", url],
                 capture_output=True,

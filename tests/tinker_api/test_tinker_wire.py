@@ -1,12 +1,16 @@
 """The protobuf messages: bytes of the SDK's own, tensors, and whatever a hostile client sends."""
 
 import gzip
+import json
+import subprocess
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tinker_client import sdk_pythons
 
 from jzero.tinker import wire
 from jzero.tinker.http import BodyError, decompress
@@ -134,6 +138,16 @@ def test_a_sparse_tensor_is_the_dense_one() -> None:
 def test_a_wrong_tensor_is_refused(tensor: wire.Message, reason: str) -> None:
     with pytest.raises(wire.WireError, match=reason):
         wire.dense("x", tensor)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_messages_of_the_sdk_have_the_same_bytes_here(seed: int) -> None:
+    for python in sdk_pythons():
+        command = [python, Path(__file__).parent / "sdk_messages.py", str(seed)]
+        written = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        for line in written.splitlines():
+            name, data = json.loads(line)["name"], bytes.fromhex(json.loads(line)["hex"])
+            assert wire.encode(name, wire.decode(name, data)) == data, line
 
 
 # -- compressed bodies -----------------------------------------------------------------------------
