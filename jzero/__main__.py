@@ -29,6 +29,7 @@ COMMANDS = {
     "chat": Command("jzero.chat:main", "talk to a model in the terminal"),
     "compare": Command("jzero.compare:main", "compare two models on the same problems"),
     "serve": Command("jzero.serve:main", "serve a model over OpenAI's HTTP API"),
+    "tinker": Command("jzero.tinker.__main__:main", "serve the Tinker API: train and sample"),
     "export": Command("jzero.export:main", "write a checkpoint as a Hugging Face directory"),
     "plan": Command("jzero.plan:command", "compute what fits a TPU or a GPU that is not attached"),
     "generate": Command("jzero.generate:main", "write graded responses to a set of problems"),

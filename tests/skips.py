@@ -48,7 +48,7 @@ ALLOWED_SKIPS = [
     ),
     AllowedSkip(
         "could not import "
-        "'(peft|trl|lm_eval|verifiers|math_verify|wandb|trackio|mlflow|jetstream|grpc|dockerfile_parse)"
+        "'(peft|trl|lm_eval|verifiers|math_verify|wandb|trackio|mlflow|jetstream|grpc|dockerfile_parse|zstandard)"
         "[a-z0-9_.]*'.*",
         "these packages belong to other extras than dev: each is large or has a conflict",
     ),
@@ -70,6 +70,10 @@ ALLOWED_SKIPS = [
     AllowedSkip(
         "OPENENV_PYTHON is not set: .*",
         "OpenEnv's server needs eighty packages that jzero does not",
+    ),
+    AllowedSkip(
+        "TINKER_SDK_PYTHONS is not set: .*",
+        "the SDK of Tinker belongs to its clients, and every version is tried in its own place",
     ),
     AllowedSkip("no browser: .*", "a browser is no Python package"),
     AllowedSkip(r"needs flock \(util-linux\)", "macOS does not have the program flock"),

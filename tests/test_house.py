@@ -38,7 +38,7 @@ LAYERS = [
     ("main", "generation", "serving"),
     ("sizing",),
     ("api", "chat", "compare", "export", "filter", "generate", "grade", "plan", "play", "report"),
-    ("serve", "watch"),
+    ("serve", "tinker", "watch"),
     ("__main__",),
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}

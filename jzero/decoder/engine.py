@@ -49,7 +49,7 @@ from jzero.decoder.decode_state import (
     Start,
 )
 from jzero.decoder.pages import PageAllocator
-from jzero.decoder.program_settings import make_program_settings, with_choices, with_top_p
+from jzero.decoder.program_settings import make_program_settings, with_choices, with_filters
 from jzero.decoder.programs import Programs, compile_programs
 from jzero.decoder.sampling import Filters, SlotFilters
 from jzero.decoder.score_program import ScoreInputs, TokenScores, compile_extend, compile_score
@@ -97,7 +97,9 @@ class Placement:
 class Samples:
     """How the samples of one run of the scheduler differ from rollouts for training."""
 
-    top_p: float = 0.0  # 0: rollout.top_p. Another value compiles separate programs.
+    # 0: rollout.top_p and rollout.top_k. Other values compile separate programs.
+    top_p: float = 0.0
+    top_k: int = 0
     max_new_tokens: int = 0  # 0: rollout.max_new_tokens
     is_trained: bool = True  # if not, no optional track is recorded
     # Requests to a server: every sequence may have its own filters, and a call fewer steps.
@@ -203,9 +205,9 @@ class Engine:
         self.placements: dict[int, Placement] = {}
         # Steps of the next call, at most `rollout.decode_steps`. Fewer need Samples.has_choices.
         self.call_steps = settings.decode_steps
-        # Keyed by what the programs have compiled in: top_p, the tracks that are returned, and
-        # whether filters are data.
-        self._programs: dict[tuple[float, TrackShapes, bool], Programs] = {}
+        # Keyed by what the programs have compiled in: top_p, top_k, the tracks that are returned,
+        # and whether filters are data.
+        self._programs: dict[tuple[float, int, TrackShapes, bool], Programs] = {}
         self._score_programs: dict[int, jax.stages.Wrapped] = {}  # keyed by number of alternatives
 
     @cached_property
@@ -242,13 +244,15 @@ class Engine:
         """
         tracks = self.recorded_tracks(samples)
         top_p = samples.top_p or self.settings.top_p
-        key = top_p, tracks, samples.has_choices
+        top_k = samples.top_k or self.settings.top_k
+        key = top_p, top_k, tracks, samples.has_choices
         if key not in self._programs:
             settings = replace(self.program_settings, tracks=tracks)
             if samples.has_choices:
                 settings = with_choices(settings, self.mesh)
-            elif top_p != self.settings.top_p:
-                settings = with_top_p(settings, top_p, self.settings, self.mesh)
+            elif (top_p, top_k) != (self.settings.top_p, self.settings.top_k):
+                filters = Filters(top_k, top_p, self.settings.min_p)
+                settings = with_filters(settings, filters, self.mesh)
             self._programs[key] = compile_programs(settings, self.mesh)
         return self._programs[key]
 

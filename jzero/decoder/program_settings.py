@@ -156,12 +156,11 @@ def split_logits(may_split: bool, vocab_size: int, mesh: Mesh) -> tuple[str, tup
     return "tensor" if splits_logits else "", tuple(map(slice, part_starts, part_ends))
 
 
-def with_top_p(
-    program_settings: ProgramSettings, top_p: float, settings: RolloutConfig, mesh: Mesh
+def with_filters(
+    program_settings: ProgramSettings, filters: sampling.Filters, mesh: Mesh
 ) -> ProgramSettings:
-    """Returns the program settings of the same decoder with another top_p."""
-    # The decoder's state does not depend on top_p, so both programs can work on one state.
-    filters = sampling.Filters(settings.top_k, top_p, settings.min_p)
+    """Returns the program settings of the same decoder with other filters."""
+    # The decoder's state does not depend on the filters, so both programs can work on one state.
     exact = program_settings.arithmetic.is_exact
     may_split = may_split_logits(filters, program_settings.tracks, exact)
     axis, parts = split_logits(may_split, program_settings.model.vocab_size, mesh)

@@ -538,12 +538,16 @@ class Scheduler:
         first_new = len(sequence)
         sequence.tokens.append(**sampled, sampled=True, versions=self.version)
 
-        # The device checks end-of-sequence tokens but not stop strings: drop the tokens after one
-        # here.
+        # The device checks the engine's end tokens, but neither stop strings nor the stop ids of
+        # one sequence: drop the tokens after one here.
         all_stop_strings = (*self.settings.stop, *sequence.stop_strings)
         stopped_length = stop_strings.num_tokens_to_keep(
             self.decode, sequence.tokens.ids, sequence.turn_start, first_new, all_stop_strings
         )
+        if sequence.stop_ids:
+            is_stop = np.isin(sequence.tokens.ids[first_new:stopped_length], sequence.stop_ids)
+            if is_stop.any():
+                stopped_length = first_new + int(is_stop.argmax()) + 1
         if stopped_length is not None:
             sequence.tokens.cut(stopped_length)
 

@@ -44,6 +44,7 @@ class Sequence:
     temperature: float | None = None  # None: the temperature of the run
     stop_strings: list[str] = field(default_factory=list)  # end a turn, besides rollout.stop
     filters: Filters | None = None  # of a request to a server; None: those of the settings
+    stop_ids: tuple[int, ...] = ()  # end a turn, besides those of the engine
 
     def __post_init__(self) -> None:
         if not len(self.tokens):

@@ -415,7 +415,16 @@ class Learner:
         The prefix is left out because no position in it predicts a trained token: the prompt's last
         token is an input of every response.
         """
+        hidden, parts, layer_stats = self._hidden(params, batch, layout)
+        return self._head_outputs(params, hidden, parts, layout), layer_stats
 
+    def _hidden(
+        self, params: qwen.Params, batch: Batch[jax.Array], layout: RowLayout
+    ) -> tuple[jax.Array, Batch[jax.Array], Stats]:
+        """Returns hidden states [B, T, E], the fields that the head reads, and layer stats.
+
+        With context parallelism hidden states and fields have parts of rows, as in `_parts`.
+        """
         # Without router replay the model's router chooses the experts.
         if not self.replays_routes:
             batch = batch.without_track("routes")
@@ -446,7 +455,7 @@ class Learner:
             rows = NamedSharding(self.mesh, P(token_axes(self.mesh)))
             hidden = lax.with_sharding_constraint(hidden, rows)
         layer_stats = {} if load is None else {"expert_load": load.astype(jnp.float32)}
-        return self._head_outputs(params, hidden, parts, layout), layer_stats
+        return hidden, parts, layer_stats
 
     def _parts(self, batch: Batch[jax.Array]) -> Batch[jax.Array]:
         """Returns the fields that the model and the head read, split for context parallelism.

@@ -1,0 +1,273 @@
+"""Serves the Tinker API: clients of the Tinker SDK train and sample adapters of one model.
+
+    python -m jzero.tinker --model DIR_OR_ID [--name Qwen/Qwen3-8B-Base] [--exact]
+    TINKER_BASE_URL=http://127.0.0.1:8000 TINKER_API_KEY=tml-local python my_loop.py
+
+One thread trains and samples, another one serves HTTP. Clients name the model by --name, which also
+tells the cookbook which renderer and tokenizer to use. With --exact the log-probs that `sample`
+reports and those that `forward` computes are the same bits. Checkpoints are in --store. Without
+--keys only this machine is answered, and every key is accepted.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import ipaddress
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import uvicorn
+
+from jzero import cli, config
+from jzero.errors import UserError
+from jzero.model import huggingface, tokenizer
+from jzero.model.base_model import check_context, read_base_model
+from jzero.planning.kv_pool import size_pool
+from jzero.rollout.sampler import make_seed, mesh_of_decoder, new_engine
+from jzero.serving import sockets
+from jzero.serving.connections import BoundedConfig
+from jzero.serving.limits import Limits
+from jzero.sharding.mesh import configured_mesh
+from jzero.sharding.publish import publisher
+from jzero.tinker import limits
+from jzero.tinker.http import Api, make_app
+from jzero.tinker.limits import TinkerLimits
+from jzero.tinker.sampling import Sampling, Snapshots
+from jzero.tinker.service import Served, Service
+from jzero.tinker.sessions import Keys, read_keys
+from jzero.tinker.store import Store
+from jzero.tinker.tenants import Tenants
+from jzero.tinker.worker import Worker
+from jzero.training.frozen import load_base
+
+POOL_SHARE = 0.5  # of the memory that sampling could have on an accelerator; training has the rest
+DEFAULT_CONTEXT = 4096
+DEFAULT_SLOTS = 64
+DECODE_STEPS = 8  # tokens of one decode call
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the server trains, and for how many."""
+
+    name: str  # of the model, in requests
+    store: Path
+    adapters: int  # tenants
+    resident: int  # of them on the device
+    max_rank: int
+    limits: TinkerLimits
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command's own options."""
+    parser = cli.make_parser("jzero.tinker", __doc__)
+    parser.add_argument("--model", required=True, help="directory or hub id of the base model")
+    parser.add_argument(
+        "--name", default="", help="name of the model in requests (default: --model)"
+    )
+    parser.add_argument(
+        "--adapters", type=int, default=4, metavar="N", help="adapters in training (default 4)"
+    )
+    parser.add_argument(
+        "--resident",
+        type=int,
+        default=2,
+        metavar="N",
+        help="adapters whose optimizer states are on the device; the others wait on the host "
+        "(default 2)",
+    )
+    parser.add_argument(
+        "--max-rank", type=int, default=64, metavar="R", help="largest rank (default 64)"
+    )
+    parser.add_argument(
+        "--context",
+        type=int,
+        default=0,
+        metavar="TOKENS",
+        help=f"tokens of a prompt and its sample, and of a datum (default: the model's positions, "
+        f"at most {DEFAULT_CONTEXT})",
+    )
+    parser.add_argument("--exact", action="store_true", help="sampler and trainer agree to the bit")
+    parser.add_argument(
+        "--store", default="tinker-store", metavar="DIR", help="checkpoints (default tinker-store)"
+    )
+    parser.add_argument("--keys", default="", metavar="FILE", help="lines of NAME tml-KEY")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=8000, help="port, 0 for any (default 8000)")
+    limits.add_flags(parser)
+    return parser
+
+
+def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
+    """Returns the options of the command, and the settings."""
+    options, config_flags = make_parser().parse_known_args(arguments)
+    for flag in ("adapters", "resident", "max_rank"):
+        if getattr(options, flag) < 1:
+            raise UserError(f"{limits.flag_name(flag)}={getattr(options, flag)}: give 1 or more")
+    context = options.context
+    if not context:
+        context = min(huggingface.read_positions(options.model) or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    if context < 2:
+        raise UserError(f"--context={context}: give 2 or more")
+    defaults = config.Config(
+        rollout=config.RolloutConfig(
+            # Only their sum counts here.
+            max_prompt_tokens=context - context // 2,
+            max_new_tokens=context // 2,
+            decode_steps=DECODE_STEPS,
+            num_slots=DEFAULT_SLOTS,
+            temperature=1.0,
+        )
+    )
+    settings = cli.parse_settings(defaults, config_flags)
+    settings.model.path = options.model
+    if options.exact:
+        settings.model.exact = True
+    check_settings(settings)
+    return options, settings
+
+
+def check_settings(settings: config.Config) -> None:
+    """Raises UserError for settings that this server does not have."""
+    if settings.model.adapter.rank or settings.model.adapter.path:
+        raise UserError("model.adapter: clients choose the shape of their adapters: leave it out")
+    if settings.mesh.decode_devices:
+        raise UserError("mesh.decode_devices: training and sampling share the devices: leave it 0")
+    if settings.rollout.max_turns > 1:
+        raise UserError("rollout.max_turns: clients write the turns: leave it out")
+    config.validate(settings)
+
+
+def make_service(settings: config.Config, options: Options) -> Service:
+    """Loads the model, and returns the server's state. Nothing runs yet."""
+    if jax.process_count() > 1:
+        raise UserError("jzero.tinker runs on one host: start one process")
+    base = read_base_model(settings.model)
+    check_context(settings, base)
+    assert base.directory is not None, "--model is required"
+    mesh = configured_mesh(settings.mesh)
+    if mesh.shape.get("context", 1) > 1:
+        raise UserError("mesh.context is not served here: set it to 1")
+    decoding_mesh = mesh_of_decoder(settings, mesh)
+    # Samples end at the stops of their requests, which the host checks: no token ends a slot.
+    engine = new_engine(settings, base.model, decoding_mesh, (), 1)
+    rollout = size_pool(settings, engine, is_trained=False)
+    if decoding_mesh.devices.flat[0].platform != "cpu" and not settings.rollout.num_pages:
+        least = engine.pages_per_slot * engine.num_shards
+        rollout = replace(rollout, num_pages=max(least, int(rollout.num_pages * POOL_SHARE)))
+    settings = replace(settings, rollout=rollout)
+    engine = new_engine(settings, base.model, decoding_mesh, (), 1)
+
+    frozen = load_base(base.directory, base.model, mesh, settings.model)
+    publish = publisher(base.model, mesh, decoding_mesh, settings.model.dtype)
+    snapshots = Snapshots(
+        base.model,
+        publish(frozen),
+        decoding_mesh,
+        settings.model.dtype,
+        options.limits.resident_snapshots,
+    )
+    tenants = Tenants(
+        config=settings,
+        base=base,
+        mesh=mesh,
+        frozen=frozen,
+        longest=engine.max_sequence_tokens,
+        most=options.adapters,
+        max_rank=options.max_rank,
+        resident=options.resident,
+    )
+
+    def decode(ids: list[int]) -> str:
+        return tokenizer.decode(base.tokenizer, ids)
+
+    sampling = Sampling(engine, snapshots, make_seed(engine, (settings.train.seed, 0)), decode)
+    served = Served(options.name, base.model.model_type, base.stop_tokens)
+    store = Store(options.store)
+    return Service(served, tenants, sampling, Worker(sampling), store, options.limits)
+
+
+class TinkerServer(uvicorn.Server):
+    """A uvicorn server that keeps the service's house, and announces its address."""
+
+    def __init__(
+        self, configuration: uvicorn.Config, api: Api, announce: Callable[[], None]
+    ) -> None:
+        super().__init__(configuration)
+        self.api = api
+        self.announce = announce
+        self.housekeeping: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts accepting connections."""
+        await super().startup(sockets)
+        self.housekeeping = asyncio.create_task(self.api.keep_house())
+        self.announce()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Closes the connections. Clients repeat their polls, so none has to be waited for."""
+        if self.housekeeping is not None:
+            self.housekeeping.cancel()
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await super().shutdown(sockets)
+
+
+def make_server(
+    service: Service, keys: Keys, announce: Callable[[], None] = lambda: None
+) -> TinkerServer:
+    """Returns the HTTP server of a service."""
+    # Connections are bounded as those of jzero.serve; bodies are bounded by the handlers.
+    allowed = sockets.allow_connections(Limits().max_connections)
+    connection_limits = replace(Limits(), max_connections=allowed)
+    api = Api(service, keys)
+    return TinkerServer(BoundedConfig(make_app(api), connection_limits), api, announce)
+
+
+def check_host(host: str, keys: Keys) -> None:
+    """Raises UserError for an address that others can reach, without keys."""
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(host).is_loopback:
+            return
+    if host != "localhost" and not keys.owners:
+        raise UserError(f"--host={host}: others could train here: give --keys, or serve 127.0.0.1")
+
+
+def main() -> None:
+    """Runs the command."""
+    with cli.user_errors():
+        given, settings = parse(cli.start_jax(sys.argv[1:]))
+        keys = read_keys(given.keys)
+        check_host(given.host, keys)
+        options = Options(
+            name=given.name or given.model,
+            store=Path(given.store),
+            adapters=given.adapters,
+            resident=given.resident,
+            max_rank=given.max_rank,
+            limits=limits.read_flags(given),
+        )
+        # The port is bound before the model is loaded, so that a port in use is reported at once.
+        bound = sockets.bind(given.host, given.port)
+        service = make_service(settings, options)
+        sockets.listen(given.host, given.port, bound)
+
+    def announce() -> None:
+        addresses = " and ".join(sockets.url(opened) for opened in bound)
+        print(f"{options.name}: TINKER_BASE_URL={addresses} until Ctrl-C", flush=True)
+
+    service.worker.thread.start()
+    # uvicorn raises the signal that ended it once more.
+    with contextlib.suppress(KeyboardInterrupt):
+        make_server(service, keys, announce).run(bound)
+    # An orderly exit would wait for the thread, which may be in the middle of a call.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,316 @@
+"""Training examples: from the protobuf of forward_backward to packed rows, and results back.
+
+    batch = read_batch(request, vocabulary=V, longest=2048, limits=limits)   # UserError if refused
+    packed = pack(batch.data, row_lengths, microbatch_tokens, shards)
+    results = packed.from_rows(logps)                                        # one array per datum
+
+Unlike the sequences of jzero's own runs, a datum has its own targets: position t of the input
+predicts `target_tokens[t]`, which need not be the next token, or K targets with weights.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float32, Int32
+
+from jzero.errors import UserError, shown
+from jzero.tinker import losses, wire
+from jzero.tinker.limits import TinkerLimits
+from jzero.training.accumulation import Examples
+from jzero.training.packing import best_fit
+from jzero.types import Batch
+
+# The fields of a position's loss besides its target: read if the loss has them.
+RATIO_FIELDS = ("logprobs", "advantages")
+INPUTS: Mapping[str, tuple[str, ...]] = {
+    "cross_entropy": ("weights",),
+    "importance_sampling": RATIO_FIELDS,
+    "ppo": (*RATIO_FIELDS, "clip_low_threshold", "clip_high_threshold"),
+    "cispo": (*RATIO_FIELDS, "clip_low_threshold", "clip_high_threshold"),
+    "dro": RATIO_FIELDS,
+}
+CONFIG: Mapping[str, tuple[str, ...]] = {
+    "ppo": ("clip_low_threshold", "clip_high_threshold"),
+    "cispo": ("clip_low_threshold", "clip_high_threshold"),
+    "dro": ("beta",),
+}
+ROWS_MOST = 512  # rows of a microbatch
+
+
+@dataclass(frozen=True)
+class Datum:
+    """One sequence of N inputs, with K targets for each."""
+
+    tokens: Int32[np.ndarray, " N"]
+    targets: Int32[np.ndarray, "N K"]
+    weights: Float32[np.ndarray, "N K"]
+    logprobs: Float32[np.ndarray, " N"]
+    advantages: Float32[np.ndarray, " N"]
+    low: Float32[np.ndarray, " N"]
+    high: Float32[np.ndarray, " N"]
+    is_matrix: bool  # whether the targets were sent as [N, K], so that the answer is [N, K]
+
+
+@dataclass(frozen=True)
+class FwdBwd:
+    """A forward_backward call."""
+
+    model_id: str
+    seq_id: int
+    kind: int  # index of losses.KINDS
+    beta: float
+    is_forward_only: bool
+    data: list[Datum]
+
+
+def read_batch(
+    request: wire.Message, *, vocabulary: int, longest: int, limits: TinkerLimits
+) -> FwdBwd:
+    """Returns the call that a decoded ForwardBackwardRequest describes.
+
+    longest: the maximum number of inputs of a datum.
+    Raises UserError or WireError for whatever is not served, by name.
+    """
+    loss = text_of(request, "loss_fn")
+    if loss in losses.REFUSED:
+        raise UserError(f"loss_fn={loss} is not served: {losses.REFUSED[loss]}")
+    if loss not in losses.KINDS:
+        raise UserError(
+            f"loss_fn={shown(loss)} is not served: choose one of {', '.join(losses.KINDS)}"
+        )
+    config = read_config(request, loss)
+    sent = request.get("data", [])
+    assert isinstance(sent, list)
+    if not 1 <= len(sent) <= limits.max_datums:
+        raise UserError(f"{len(sent)} datums in one call: send 1 to {limits.max_datums}")
+    data = []
+    for index, datum in enumerate(sent):
+        assert isinstance(datum, dict)
+        data.append(read_datum(f"datum {index}", datum, loss, config, limits.max_targets))
+        check_tokens(f"datum {index}", data[-1], vocabulary, longest)
+    return FwdBwd(
+        model_id=text_of(request, "model_id"),
+        seq_id=number_of(request, "seq_id"),
+        kind=losses.KINDS.index(loss),
+        beta=config.get("beta", losses.DEFAULT_BETA),
+        is_forward_only=bool(request.get("forward_only", False)),
+        data=data,
+    )
+
+
+def text_of(message: wire.Message, name: str) -> str:
+    """Returns a text field."""
+    value = message.get(name, "")
+    assert isinstance(value, str)
+    return value
+
+
+def number_of(message: wire.Message, name: str) -> int:
+    """Returns an integer field."""
+    value = message.get(name, 0)
+    assert isinstance(value, int)
+    return value
+
+
+def read_config(request: wire.Message, loss: str) -> dict[str, float]:
+    """Returns the numbers of loss_fn_config. Raises UserError for a name the loss does not have."""
+    config: dict[str, float] = {}
+    for field in ("loss_fn_config", "loss_fn_config_v2"):
+        entries = request.get(field, {})
+        assert isinstance(entries, dict)
+        for name, value in entries.items():
+            number = value.get("number") if isinstance(value, dict) else value
+            if name not in CONFIG.get(loss, ()):
+                raise UserError(f"loss_fn_config.{shown(name)} is not served with loss_fn={loss}")
+            if not isinstance(number, float) or not np.isfinite(number):
+                raise UserError(f"loss_fn_config.{name}: send a finite number")
+            config[name] = number
+    return config
+
+
+def read_datum(
+    name: str, datum: wire.Message, loss: str, config: Mapping[str, float], max_targets: int
+) -> Datum:
+    """Returns one datum. Raises UserError or WireError for an input that the loss does not have."""
+    tokens = read_tokens(name, datum)
+    sent = datum.get("loss_fn_inputs", {})
+    assert isinstance(sent, dict)
+    inputs = {}
+    for field, tensor in sent.items():
+        if field != "target_tokens" and field not in INPUTS[loss]:
+            raise UserError(f"{name}: loss_fn_inputs.{shown(field)} is not an input of {loss}")
+        assert isinstance(tensor, dict)
+        inputs[field] = wire.dense(f"{name}.{field}", tensor)
+    targets = inputs.pop("target_tokens", None)
+    if targets is None:
+        raise UserError(f"{name}: loss_fn_inputs.target_tokens is missing")
+    is_matrix = targets.ndim == 2
+    if targets.ndim not in (1, 2) or len(targets) != len(tokens):
+        raise UserError(
+            f"{name}: target_tokens has shape {targets.shape} and the input {len(tokens)} tokens"
+        )
+    if is_matrix and (loss != "cross_entropy" or not 1 <= targets.shape[1] <= max_targets):
+        raise UserError(
+            f"{name}: target_tokens of shape {targets.shape}: several targets of a position are "
+            f"served with loss_fn=cross_entropy, up to {max_targets}"
+        )
+    for field, values in inputs.items():
+        shape = targets.shape if field == "weights" else targets.shape[:1]
+        if values.shape != shape or values.dtype != np.float32:
+            raise UserError(
+                f"{name}: {field} is {values.dtype.name}{list(values.shape)}, and float32"
+                f"{list(shape)} is needed"
+            )
+        if not np.isfinite(values).all():
+            raise UserError(f"{name}: {field} has a value that is not finite")
+    missing = [field for field in RATIO_FIELDS if field in INPUTS[loss] and field not in inputs]
+    if missing:
+        raise UserError(f"{name}: loss_fn={loss} needs loss_fn_inputs.{missing[0]}")
+
+    def full(value: float) -> np.ndarray:
+        return np.full(len(tokens), value, np.float32)
+
+    def field_or(field: str, value: float) -> np.ndarray:
+        return inputs.get(field, full(value))
+
+    ids = targets.reshape(len(tokens), -1)
+    if ids.dtype == np.float32:
+        raise UserError(f"{name}: target_tokens are float32: send integers")
+    return Datum(
+        tokens=tokens,
+        targets=ids,
+        weights=inputs.get("weights", np.ones(targets.shape, np.float32)).reshape(ids.shape),
+        logprobs=field_or("logprobs", 0),
+        advantages=field_or("advantages", 0),
+        low=field_or("clip_low_threshold", config.get("clip_low_threshold", losses.DEFAULT_LOW)),
+        high=field_or(
+            "clip_high_threshold", config.get("clip_high_threshold", losses.DEFAULT_HIGH)
+        ),
+        is_matrix=is_matrix,
+    )
+
+
+def read_tokens(name: str, datum: wire.Message) -> Int32[np.ndarray, " N"]:
+    """Returns the input of a datum, whose chunks are concatenated."""
+    chunks = datum.get("model_input", [])
+    assert isinstance(chunks, list)
+    parts = []
+    for chunk in chunks:
+        assert isinstance(chunk, dict)
+        text = chunk.get("encoded_text")
+        if not isinstance(text, dict):
+            raise UserError(f"{name}: only encoded_text is served: no images, no sound")
+        parts.append(wire.integers(name, text.get("tokens")))
+    return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+
+
+def check_tokens(name: str, datum: Datum, vocabulary: int, longest: int) -> None:
+    """Raises UserError for an empty or too long input, or a token outside of the vocabulary."""
+    if not 1 <= len(datum.tokens) <= longest:
+        raise UserError(f"{name} has {len(datum.tokens)} tokens: send 1 to {longest}")
+    for field, ids in (("model_input", datum.tokens), ("target_tokens", datum.targets)):
+        if ids.min() < 0 or ids.max() >= vocabulary:
+            raise UserError(f"{name}: {field} has a token outside of 0 to {vocabulary - 1}")
+
+
+# -- packing ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The rows of a call."""
+
+    examples: Examples[np.ndarray]
+    microbatches: int  # those that are not empty
+    places: list[tuple[int, int]]  # (row, column) of each datum
+    data: list[Datum]
+
+    def from_rows(self, rows: Float32[np.ndarray, "M B T K"]) -> list[np.ndarray]:
+        """Returns the values of each datum, f32[N] or f32[N, K], as its targets were sent."""
+        flat = rows.reshape(-1, *rows.shape[2:])
+        results = []
+        for (row, column), datum in zip(self.places, self.data, strict=True):
+            count = datum.targets.shape[1]
+            values = flat[row, column : column + len(datum.tokens), :count]
+            results.append(values if datum.is_matrix else values[:, 0])
+        return results
+
+
+def row_lengths(longest: int, shortest: int = 256) -> list[int]:
+    """Returns the lengths of rows, one of which a call uses: powers of two, and the longest."""
+    lengths = []
+    while shortest < longest:
+        lengths.append(shortest)
+        shortest *= 2
+    return [*lengths, longest]
+
+
+def pack(
+    data: Sequence[Datum], beta: float, lengths: Sequence[int], microbatch_tokens: int, shards: int
+) -> Packed:
+    """Packs data into rows of one of `lengths`, in microbatches of about `microbatch_tokens`.
+
+    shards: devices that split the rows of a microbatch. The numbers of microbatches and targets
+    are rounded up to powers of two, so that few shapes are compiled.
+    """
+    sizes = [len(datum.tokens) for datum in data]
+    longest, total = max(sizes), sum(sizes)
+    # The shortest rows that hold the longest datum, or longer ones if many data share them.
+    wanted = max(longest, min(total, lengths[min(1, len(lengths) - 1)]))
+    width = next((length for length in lengths if length >= wanted), lengths[-1])
+    bins = best_fit(sizes, width)
+    per_microbatch = min(max(1, microbatch_tokens // (width * shards)), ROWS_MOST) * shards
+    used = -(-len(bins) // per_microbatch)
+    targets = power_of_two(max(datum.targets.shape[1] for datum in data))
+    shape = (power_of_two(used), per_microbatch, width)
+
+    def zeros(dtype: type[np.generic], *trailing: int) -> np.ndarray:
+        return np.zeros((shape[0] * shape[1], width, *trailing), dtype)
+
+    fields = {name: zeros(np.int32) for name in ("tokens", "segments", "positions")}
+    ids, weights = zeros(np.int32, targets), zeros(np.float32, targets)
+    logps, advantages, low, high = (zeros(np.float32) for _ in range(4))
+    places = [(0, 0)] * len(data)
+    for row, members in enumerate(bins):
+        column = 0
+        for segment, index in enumerate(members, start=1):
+            datum = data[index]
+            count = len(datum.tokens)
+            span = (row, slice(column, column + count))
+            fields["tokens"][span] = datum.tokens
+            fields["segments"][span] = segment
+            fields["positions"][span] = np.arange(count)
+            width_of_targets = slice(datum.targets.shape[1])
+            ids[(*span, width_of_targets)] = datum.targets
+            weights[(*span, width_of_targets)] = datum.weights
+            logps[span], advantages[span] = datum.logprobs, datum.advantages
+            low[span], high[span] = datum.low, datum.high
+            places[index] = row, column
+            column += count
+
+    def split(rows: np.ndarray) -> np.ndarray:
+        return rows.reshape(*shape[:2], *rows.shape[1:])
+
+    batch = Batch(
+        tokens=split(fields["tokens"]),
+        targets=split(zeros(np.int32)),
+        segments=split(fields["segments"]),
+        positions=split(fields["positions"]),
+    )
+    examples = Examples(
+        rows=batch,
+        targets=split(ids),
+        weights=split(weights),
+        sampler_logps=split(logps),
+        advantages=split(advantages),
+        low=split(low),
+        high=split(high),
+        beta=np.full(shape, beta, np.float32),
+    )
+    return Packed(examples, used, places, list(data))
+
+
+def power_of_two(count: int) -> int:
+    """Returns the smallest power of two that is at least `count`."""
+    return 1 << (count - 1).bit_length()

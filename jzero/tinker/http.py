@@ -1,0 +1,390 @@
+"""The routes of the Tinker API: authentication, bounded bodies, and errors as the SDK reads them.
+
+400, 404, 413, 422  refused at once; the client goes on with the next command
+401                 the key is missing or wrong
+408                 a poll without a result so far: the client polls again
+410                 the promise of a sample is gone: the client sends it anew
+429                 too busy: the client sends the same call again, later
+"""
+
+import asyncio
+import itertools
+import json
+import zlib
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from jzero.errors import UserError
+from jzero.tinker import bodies, wire
+from jzero.tinker.commands import PROTOBUF, Failure, TooBusyError
+from jzero.tinker.service import SAMPLE_PREFIX, Answer, NotFoundError, Service
+from jzero.tinker.sessions import Keys
+
+PREFIX = "/api/v1"
+HOUSEKEEPING_SECONDS = 1.0
+SWEEP_EVERY = 60  # housekeepings: expired checkpoints are hidden at once, and removed later
+MOST_LISTED = 1000  # entries of a page
+
+AnyBody = TypeVar("AnyBody", bound=BaseModel)
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class BodyError(Exception):
+    """A body that is refused, with a status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Api:
+    """The handlers of the routes."""
+
+    def __init__(self, service: Service, keys: Keys) -> None:
+        self.service = service
+        self.keys = keys
+
+    # -- bodies ----------------------------------------------------------------------------------
+
+    async def read(self, request: Request) -> bytes:
+        """Returns the decompressed body. Raises BodyError if it is too large."""
+        most = self.service.limits.max_body_bytes
+        data = bytearray()
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > most:
+                raise BodyError(413, f"the body has more than {most} bytes (--max-body-bytes)")
+        encoding = request.headers.get("content-encoding", "identity")
+        return decompress(bytes(data), encoding, most)
+
+    async def body(self, request: Request, kind: type[AnyBody]) -> AnyBody:
+        """Returns the JSON body as an object. Raises BodyError or ValidationError."""
+        raw = await self.read(request)
+        try:
+            fields = json.loads(raw or b"{}")
+        except (ValueError, RecursionError):
+            raise BodyError(400, "the body is no JSON") from None
+        if not isinstance(fields, dict):
+            raise BodyError(422, "the body is no JSON object")
+        try:
+            return kind.model_validate(fields)
+        except ValidationError:
+            self.consume(request, fields)
+            raise
+
+    def consume(self, request: Request, fields: dict[str, object]) -> None:
+        """Counts the number of a refused command as used, if it has one."""
+        model_id, number = fields.get("model_id"), fields.get("seq_id")
+        if isinstance(model_id, str) and isinstance(number, int):
+            self.service.refuse(owner_of(request), model_id, number)
+
+    # -- handlers --------------------------------------------------------------------------------
+
+    def json_call(self, kind: type[AnyBody], answer: Callable[[str, AnyBody], Answer]) -> Handler:
+        """Returns the handler of a call with a JSON body."""
+
+        async def handle(request: Request) -> Response:
+            body = await self.body(request, kind)
+            try:
+                return JSONResponse(answer(owner_of(request), body))
+            except (UserError, NotFoundError):
+                self.consume(request, body.model_dump())
+                raise
+
+        return handle
+
+    def listing(self, answer: Callable[[Request, str, int, int], Answer]) -> Handler:
+        """Returns the handler of a list with offset and limit."""
+
+        async def handle(request: Request) -> Response:
+            offset, limit = (
+                query_number(request, name, default)
+                for name, default in (("offset", 0), ("limit", 100))
+            )
+            limit = min(limit, MOST_LISTED)
+            return JSONResponse(answer(request, owner_of(request), offset, limit))
+
+        return handle
+
+    async def forward_backward(self, request: Request) -> Response:
+        """Answers POST forward_backward, the one call with a protobuf body."""
+        if PROTOBUF not in request.headers.get("content-type", ""):
+            raise BodyError(400, f"forward_backward has a body of {PROTOBUF}: update the SDK")
+        message = wire.decode("ForwardBackwardRequest", await self.read(request))
+        return JSONResponse(self.service.forward_backward(owner_of(request), message))
+
+    async def retrieve_future(self, request: Request) -> Response:
+        """Answers a poll, which waits for the result for a while."""
+        body = await self.body(request, bodies.RetrieveFuture)
+        futures = self.service.futures
+        future = futures.by_id.get(body.request_id)
+        if future is None or future.owner != owner_of(request):
+            is_sample = body.request_id.startswith(SAMPLE_PREFIX)
+            status = 410 if is_sample else 404
+            return JSONResponse({"detail": f"there is no request {body.request_id}"}, status)
+        result = await futures.wait(future, self.service.limits.poll_seconds)
+        if result is None:
+            waiting = {"type": "try_again", "request_id": body.request_id, "queue_state": "active"}
+            return JSONResponse(waiting, 408)
+        if isinstance(result, bytes):
+            return Response(result, media_type=PROTOBUF)
+        return JSONResponse(result.body if isinstance(result, Failure) else result)
+
+    async def config(self, request: Request) -> Response:
+        """Answers the flags by which the server bounds its clients."""
+        await self.read(request)
+        limits = self.service.limits
+        return JSONResponse(
+            {
+                "fwdbwd_max_chunk_len": limits.max_datums,
+                "fwdbwd_max_chunk_bytes_count": min(5_000_000, limits.max_body_bytes // 2),
+                "sample_max_concurrent_requests": min(2000, limits.max_waiting_sequences),
+            }
+        )
+
+    async def no_dynamic_config(self, request: Request) -> Response:
+        """There are no dynamic flags; clients expect this status."""
+        return JSONResponse({"detail": "not served"}, 404)
+
+    async def telemetry(self, request: Request) -> Response:
+        """Drops what clients report."""
+        await self.read(request)
+        return JSONResponse({"status": "accepted"})
+
+    async def health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def capabilities(self, request: Request) -> Response:
+        return JSONResponse(self.service.capabilities())
+
+    async def finish_session(self, request: Request) -> Response:
+        await self.read(request)
+        owner = owner_of(request)
+        self.service.end_session(self.service.session(owner, request.path_params["session"]))
+        return JSONResponse({})
+
+    async def get_session(self, request: Request) -> Response:
+        session = request.path_params["session"]
+        return JSONResponse(self.service.get_session(owner_of(request), session))
+
+    async def get_sampler(self, request: Request) -> Response:
+        sampler = request.path_params["sampler"]
+        return JSONResponse(self.service.get_sampler(owner_of(request), sampler))
+
+    async def training_run(self, request: Request) -> Response:
+        run = request.path_params["run"]
+        return JSONResponse(self.service.training_run(owner_of(request), run))
+
+    async def set_lifetime(self, request: Request) -> Response:
+        body = await self.body(request, bodies.Lifetime)
+        path = checkpoint_path(request)
+        return JSONResponse(self.service.set_lifetime(owner_of(request), path, body))
+
+    async def delete(self, request: Request) -> Response:
+        self.service.delete(owner_of(request), checkpoint_path(request))
+        return JSONResponse(None)
+
+    async def links(self, request: Request) -> Response:
+        path, base = checkpoint_path(request), str(request.base_url)
+        return JSONResponse(self.service.links_of(owner_of(request), path, base))
+
+    async def file(self, request: Request) -> Response:
+        names = request.path_params
+        return FileResponse(self.service.linked_file(names["secret"], names["name"]))
+
+    async def not_served(self, request: Request) -> Response:
+        """Answers every other path."""
+        return JSONResponse({"detail": f"{request.url.path} is not served"}, 404)
+
+    # -- the application ---------------------------------------------------------------------------
+
+    def routes(self) -> list[Route]:
+        """Returns all routes."""
+        service = self.service
+
+        def post(path: str, handler: Handler) -> Route:
+            return Route(f"{PREFIX}/{path}", self.checked(handler), methods=["POST"])
+
+        def get(path: str, handler: Handler, method: str = "GET") -> Route:
+            return Route(f"{PREFIX}/{path}", self.checked(handler), methods=[method])
+
+        checkpoint = "training_runs/{run}/checkpoints/{kind}/{name}"
+        runs = self.listing(lambda _, owner, *page: service.training_runs(owner, *page))
+        sessions = self.listing(lambda _, owner, *page: service.list_sessions(owner, *page))
+        all_checkpoints = self.listing(
+            lambda _, owner, *page: service.checkpoints(owner, "", *page)
+        )
+        checkpoints = self.listing(
+            lambda request, owner, *page: service.checkpoints(
+                owner, request.path_params["run"], *page
+            )
+        )
+
+        def heartbeat(owner: str, body: bodies.SessionId) -> Answer:
+            service.session(owner, body.session_id)
+            return {"type": "session_heartbeat"}
+
+        def save(owner: str, body: bodies.SaveWeights) -> Answer:
+            return service.save_weights(owner, body, "weights")
+
+        def save_external(owner: str, body: bodies.SaveWeights) -> Answer:
+            return service.save_weights(owner, body, "external_weights")
+
+        return [
+            post("client/config", self.config),
+            post("client/dynamic_config", self.no_dynamic_config),
+            post("telemetry", self.telemetry),
+            post("create_session", self.json_call(bodies.CreateSession, service.create_session)),
+            post("session_heartbeat", self.json_call(bodies.SessionId, heartbeat)),
+            post("sessions/{session}/finish", self.finish_session),
+            get("sessions/{session}", self.get_session),
+            get("sessions", sessions),
+            post("create_model", self.json_call(bodies.CreateModel, service.create_model)),
+            post("get_info", self.json_call(bodies.ModelId, service.get_info)),
+            post("forward_backward", self.forward_backward),
+            post("optim_step", self.json_call(bodies.OptimStep, service.optim_step)),
+            post("save_weights", self.json_call(bodies.SaveWeights, save)),
+            post("save_weights_external", self.json_call(bodies.SaveWeights, save_external)),
+            post(
+                "save_weights_for_sampler",
+                self.json_call(bodies.SaveForSampler, service.save_for_sampler),
+            ),
+            post("load_weights", self.json_call(bodies.LoadWeights, service.load_weights)),
+            post(
+                "create_sampling_session",
+                self.json_call(bodies.CreateSampler, service.create_sampler),
+            ),
+            get("samplers/{sampler}", self.get_sampler),
+            post("asample", self.json_call(bodies.Sample, service.sample)),
+            post("retrieve_future", self.retrieve_future),
+            post("weights_info", self.json_call(bodies.TinkerPath, service.weights_info)),
+            get("get_server_capabilities", self.capabilities),
+            get("training_runs", runs),
+            get("training_runs/{run}", self.training_run),
+            get("training_runs/{run}/checkpoints", checkpoints),
+            get("checkpoints", all_checkpoints),
+            get(f"{checkpoint}/external_weights_urls", self.links),
+            get(f"{checkpoint}/ttl", self.set_lifetime, "PUT"),
+            get(checkpoint, self.delete, "DELETE"),
+            # Without a key: probes, and links whose secret is the key.
+            Route(f"{PREFIX}/healthz", self.answered(self.health)),
+            Route(f"{PREFIX}/files/{{secret}}/{{name}}", self.answered(self.file)),
+            Route("/{path:path}", self.not_served, methods=["GET", "POST", "PUT", "DELETE"]),
+        ]
+
+    def checked(self, handler: Handler) -> Handler:
+        """Returns a handler that checks the key first."""
+
+        async def handle(request: Request) -> Response:
+            key = request.headers.get("x-api-key", "")
+            scheme, _, token = request.headers.get("authorization", "").partition(" ")
+            if not key and scheme.lower() == "bearer":
+                key = token.strip()
+            owner = self.keys.owner_of(key)
+            if owner is None:
+                return JSONResponse({"detail": "the API key is missing or wrong"}, 401)
+            request.state.owner = owner
+            self.service.loop = asyncio.get_running_loop()
+            return await handler(request)
+
+        return self.answered(handle)
+
+    def answered(self, handler: Handler) -> Handler:
+        """Returns a handler that turns exceptions into answers."""
+
+        async def handle(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except NotFoundError as error:
+                return JSONResponse({"detail": str(error)}, 404)
+            except TooBusyError as error:
+                headers = {"X-Tinker-Sampling-Backpressure": "1", "Retry-After": "1"}
+                return JSONResponse({"detail": str(error)}, 429, headers)
+            except BodyError as error:
+                return JSONResponse({"detail": str(error)}, error.status)
+            except ValidationError as error:
+                return JSONResponse({"detail": validation_message(error)}, 422)
+            except (UserError, wire.WireError) as error:
+                return JSONResponse({"detail": str(error)}, 400)
+            except ClientDisconnect:
+                return Response(status_code=400)
+
+        return handle
+
+    async def keep_house(self) -> None:
+        """Runs the housekeeping until it is cancelled."""
+        for second in itertools.count():
+            await asyncio.sleep(HOUSEKEEPING_SECONDS)
+            self.service.keep_house()
+            if second % SWEEP_EVERY == 0:
+                await asyncio.to_thread(self.service.store.sweep)
+
+
+def make_app(api: Api) -> Starlette:
+    """Returns the application."""
+    return Starlette(routes=api.routes())
+
+
+def owner_of(request: Request) -> str:
+    """Returns the owner of the request's key."""
+    owner = request.state.owner
+    assert isinstance(owner, str)
+    return owner
+
+
+def checkpoint_path(request: Request) -> str:
+    """Returns the address of the checkpoint in the URL."""
+    names = request.path_params
+    return f"tinker://{names['run']}/{names['kind']}/{names['name']}"
+
+
+def query_number(request: Request, name: str, default: int) -> int:
+    """Returns a number of the query. Raises BodyError if it is none."""
+    text = request.query_params.get(name, str(default))
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise BodyError(422, f"{name}={text!r} is no number")
+    return int(text)
+
+
+def validation_message(error: ValidationError) -> str:
+    """Returns the first mistake of a body."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+def decompress(data: bytes, encoding: str, most: int) -> bytes:
+    """Returns a body without its Content-Encoding. Raises BodyError if it is longer than `most`."""
+    too_large = BodyError(413, f"the body has more than {most} bytes when it is decompressed")
+    if encoding == "identity":
+        return data
+    if encoding == "gzip":
+        stream = zlib.decompressobj(wbits=31)
+        try:
+            plain = stream.decompress(data, most + 1)
+        except zlib.error:
+            raise BodyError(400, "the body is no gzip") from None
+        if len(plain) > most:
+            raise too_large
+        if not stream.eof:
+            raise BodyError(400, "the body is truncated gzip")
+        return plain
+    if encoding == "zstd":
+        try:
+            import zstandard  # of the extra tinker; clients send zstd only if the server asks
+        except ImportError:
+            raise BodyError(415, "zstd needs the package zstandard on the server") from None
+        try:
+            with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(data) as reader:
+                plain = reader.read(most + 1)
+        except zstandard.ZstdError:
+            raise BodyError(400, "the body is no zstd") from None
+        if len(plain) > most:
+            raise too_large
+        return plain
+    raise BodyError(415, f"Content-Encoding {encoding} is not served: send gzip")

@@ -1,0 +1,391 @@
+"""Snapshots of adapters, and the requests that are sampled from them. Runs in the worker's thread.
+
+A snapshot is a copy of an adapter, which training does not change. Requests for one snapshot with
+the same filters are decoded together (continuous batching), and a request joins at the next call of
+the device. The KV cache belongs to one run of the scheduler, and so to one snapshot: keys and
+values of different weights never meet.
+"""
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Float32, Int32
+
+from jzero.decoder.engine import Engine, Samples
+from jzero.decoder.scheduler import Scheduler
+from jzero.decoder.score_program import MAX_ALTERNATIVES
+from jzero.decoder.scoring import Scoring
+from jzero.decoder.sequence import Groups, Sequence
+from jzero.errors import UserError
+from jzero.hosts import collectives
+from jzero.model import adapters, qwen
+from jzero.sharding.mesh import adapter_shardings
+from jzero.tinker import wire
+from jzero.tinker.tenants import Shape
+
+BASE = "base"  # key of the model without an adapter
+COALESCE_SECONDS = 0.01  # clients send equal prompts one by one: a group shares one prefill
+SWITCH_SECONDS = 1.0  # of decoding one snapshot, if others wait
+NO_LOGPROB = -99999.0  # of an empty cell
+
+
+@dataclass(frozen=True)
+class Request:
+    """One asample call."""
+
+    snapshot: str
+    prompt: tuple[int, ...]
+    num_samples: int
+    max_tokens: int
+    temperature: float
+    top_k: int  # 0: all tokens
+    top_p: float
+    stop_ids: tuple[int, ...]
+    stop_strings: tuple[str, ...]
+    noise: tuple[int, ...]  # keys the noise of each sample
+    has_prompt_logprobs: bool
+    topk_prompt: int
+    topk_sampled: int
+    owner_session: str
+    done: Callable[[bytes | BaseException], None]  # called once, in the worker's thread
+
+    @property
+    def program(self) -> tuple[str, int, float]:
+        """Requests with the same snapshot and filters are decoded together."""
+        return self.snapshot, self.top_k, self.top_p
+
+
+@dataclass(eq=False)
+class Live:
+    """A request that is being decoded or scored."""
+
+    request: Request
+    sequences: list[Sequence] = field(default_factory=list)
+    num_finished: int = 0
+    prompt_scoring: Scoring | None = None
+    sampled_scorings: list[Scoring] = field(default_factory=list)
+    num_to_score: int = 0
+
+
+@dataclass(eq=False)
+class Snapshot:
+    """A copy of an adapter for sampling."""
+
+    shape: Shape
+    adapter: qwen.Params  # on the device, or of NumPy on the host
+    is_resident: bool = True
+
+
+class Snapshots:
+    """The snapshots of all sessions. The least recently used ones are on the host."""
+
+    def __init__(
+        self, model: qwen.QwenConfig, base: qwen.Params, mesh: Mesh, dtype: str, resident: int
+    ) -> None:
+        """base: the decoder's weights of the base model. mesh: the decoder's."""
+        self.model = model
+        self.base = base
+        self.mesh = mesh
+        self.dtype = jnp.dtype(dtype)
+        self.resident = resident
+        self.by_key: OrderedDict[str, Snapshot] = OrderedDict()  # by their last use
+        # Snapshots of checkpoints are read when they are used. Any thread may add an entry.
+        self.readers: dict[str, Callable[[], tuple[Shape, qwen.Params]]] = {}
+
+    def take(self, key: str, shape: Shape, params: qwen.Params) -> None:
+        """Copies an adapter as the snapshot `key`."""
+        self.by_key[key] = Snapshot(shape, self._put(shape, copy_as(params, self.dtype)))
+        self._make_room(key)
+
+    def _put(self, shape: Shape, adapter: qwen.Params) -> qwen.Params:
+        return jax.device_put(adapter, adapter_shardings(self.model, shape.settings, self.mesh))
+
+    def evict(self, key: str) -> None:
+        """Drops a snapshot. One of a checkpoint is read again if it is used again."""
+        self.by_key.pop(key, None)
+
+    def drop(self, key: str) -> None:
+        """Forgets a snapshot for ever."""
+        self.evict(key)
+        self.readers.pop(key, None)
+
+    def weights(self, key: str) -> qwen.Params:
+        """Returns the decoder's weights of a snapshot. Raises UserError if it is gone."""
+        if key == BASE:
+            return self.base
+        if key not in self.by_key:
+            if key not in self.readers:
+                raise UserError("the weights of this sampling client are gone: make a new client")
+            self.take(key, *self.readers[key]())
+        snapshot = self.by_key[key]
+        self.by_key.move_to_end(key)
+        if not snapshot.is_resident:
+            snapshot.adapter = self._put(snapshot.shape, snapshot.adapter)
+            snapshot.is_resident = True
+        self._make_room(key)
+        return adapters.join(self.base, snapshot.adapter, snapshot.shape.settings.scale)
+
+    def _make_room(self, used: str) -> None:
+        """Moves the least recently used snapshots to the host."""
+        resident = [key for key, snapshot in self.by_key.items() if snapshot.is_resident]
+        for key in resident[: max(0, len(resident) - self.resident)]:
+            if key != used:
+                snapshot = self.by_key[key]
+                snapshot.adapter = jax.tree.map(collectives.fetch_global, snapshot.adapter)
+                snapshot.is_resident = False
+
+
+@partial(jax.jit, static_argnums=1)
+def copy_as(params: qwen.Params, dtype: jnp.dtype) -> qwen.Params:
+    """Returns a copy of an adapter in `dtype`."""
+    # Without the barrier jit would return the arrays themselves if the types are equal, and the
+    # next optimizer step donates them.
+    return jax.tree.map(lambda x: jax.lax.optimization_barrier(x).astype(dtype).copy(), params)
+
+
+class Sampling:
+    """Decodes the waiting requests, one snapshot after the other."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        snapshots: Snapshots,
+        seed: jax.Array,
+        decode: Callable[[list[int]], str],
+    ) -> None:
+        """decode: returns the text of token ids."""
+        self.engine = engine
+        self.snapshots = snapshots
+        self.seed = seed
+        self.decode = decode
+        self.waiting: deque[Request] = deque()
+        self.live: dict[Sequence, Live] = {}
+        self.scoring: dict[Scoring, Live] = {}
+        self.num_prompts = 0  # numbers the groups that share pages
+        self.prefills = 0
+
+    def check(self, request: Request) -> None:
+        """Raises UserError if a request cannot be served. Any thread may call this."""
+        room = self.engine.max_sequence_tokens
+        if not request.prompt:
+            raise UserError("the prompt is empty: send at least one token")
+        if max(request.prompt) >= self.engine.model.vocab_size:
+            raise UserError(
+                f"the prompt has a token outside of 0 to {self.engine.model.vocab_size - 1}"
+            )
+        if len(request.prompt) + request.max_tokens > room:
+            raise UserError(
+                f"the prompt has {len(request.prompt)} tokens and asks for {request.max_tokens} "
+                f"more: there is room for {room} in all (--context)"
+            )
+        if max(request.topk_prompt, request.topk_sampled) > MAX_ALTERNATIVES:
+            raise UserError(f"top-k log-probs: k is at most {MAX_ALTERNATIVES}")
+
+    def run(self, between_calls: Callable[[], None]) -> None:
+        """Decodes the requests of the first waiting one's snapshot, and those that join them.
+
+        between_calls: is called before every device call; it may add waiting requests.
+        """
+        time.sleep(COALESCE_SECONDS)
+        between_calls()
+        if not self.waiting:
+            return
+        program = self.waiting[0].program
+        snapshot, top_k, top_p = program
+        try:
+            params = self.snapshots.weights(snapshot)
+        except UserError as error:
+            self.fail_waiting(program, error)
+            return
+        samples = Samples(top_p=top_p, top_k=top_k, is_trained=False)
+        scheduler = Scheduler(self.engine, params, self.decode, samples)
+        started = time.monotonic()
+
+        def admit_more() -> Groups:
+            between_calls()
+            self.take_scored(scheduler)
+            others_wait = any(request.program != program for request in self.waiting)
+            if others_wait and time.monotonic() - started > SWITCH_SECONDS:
+                return []
+            return self.admit(scheduler, program)
+
+        try:
+            # Scoring may outlast the last sequence; the scheduler ends once both are done.
+            for sequence in scheduler.run(
+                [], group_size=0, temperature=1.0, seed=self.seed, admit_more=admit_more
+            ):
+                self.finish_sequence(scheduler, sequence)
+            self.take_scored(scheduler)
+        except Exception as error:
+            # Without any live request the failure is not theirs: the next attempt would repeat it.
+            if not (self.live or self.scoring):
+                self.fail_waiting(program, error)
+            self.fail_live(error)
+            raise
+        finally:
+            scheduler.cancel()
+            self.prefills += scheduler.counters.prefills
+
+    def admit(self, scheduler: Scheduler, program: tuple[str, int, float]) -> Groups:
+        """Moves requests of a program into the scheduler, as many as there are free slots."""
+        groups: dict[tuple[tuple[int, ...], float], list[Sequence]] = {}
+        others: deque[Request] = deque()
+        while self.waiting:
+            request = self.waiting.popleft()
+            has_room = len(self.live) + request.num_samples <= self.engine.max_concurrent_decodes
+            if request.program != program or (self.live and not has_room):
+                others.append(request)
+                continue
+            live = Live(request)
+            # Equal prompts share one prefill, whichever requests they are of.
+            group = groups.setdefault((request.prompt, request.temperature), [])
+            if not group:
+                self.num_prompts += 1
+            for index, noise in enumerate(request.noise):
+                sequence = Sequence(
+                    prompt_id=self.num_prompts,
+                    sample_index=index,
+                    request_id=noise,
+                    prompt_tokens=np.array(request.prompt, np.int32),
+                    length_limit=len(request.prompt) + request.max_tokens,
+                    temperature=request.temperature,
+                    stop_strings=list(request.stop_strings),
+                    stop_ids=request.stop_ids,
+                )
+                if group:
+                    sequence.prompt_id = group[0].prompt_id
+                group.append(sequence)
+                live.sequences.append(sequence)
+                self.live[sequence] = live
+            self.score_prompt(scheduler, live)
+        self.waiting = others
+        return list(groups.values())
+
+    def score_prompt(self, scheduler: Scheduler, live: Live) -> None:
+        """Submits the prompt of a request to the scorer, if its log-probs are wanted."""
+        request = live.request
+        if not (request.has_prompt_logprobs or request.topk_prompt):
+            return
+        live.prompt_scoring = Scoring(
+            np.array(request.prompt, np.int32), 1, alternatives=request.topk_prompt
+        )
+        self.submit_scoring(scheduler, live, live.prompt_scoring)
+
+    def submit_scoring(self, scheduler: Scheduler, live: Live, scoring: Scoring) -> None:
+        """Submits a sequence to the scorer, unless it has nothing to score."""
+        if scoring.is_finished:
+            return
+        live.num_to_score += 1
+        self.scoring[scoring] = live
+        scheduler.scorer.submit(scoring)
+
+    def finish_sequence(self, scheduler: Scheduler, sequence: Sequence) -> None:
+        """Counts a finished sequence, and answers its request if it was the last one."""
+        live = self.live.pop(sequence)
+        live.num_finished += 1
+        if live.request.topk_sampled:
+            scoring = Scoring(
+                sequence.tokens.ids.copy(),
+                len(sequence.prompt_tokens),
+                alternatives=live.request.topk_sampled,
+            )
+            live.sampled_scorings.append(scoring)
+            self.submit_scoring(scheduler, live, scoring)
+        self.answer_if_done(live)
+
+    def take_scored(self, scheduler: Scheduler) -> None:
+        """Counts the scored sequences, and answers the requests that are done."""
+        for scoring in scheduler.scorer.take_finished():
+            live = self.scoring.pop(scoring)
+            live.num_to_score -= 1
+            self.answer_if_done(live)
+
+    def answer_if_done(self, live: Live) -> None:
+        """Answers a request once everything it asks for is computed."""
+        if live.num_finished == len(live.sequences) and not live.num_to_score:
+            live.request.done(response_of(live))
+
+    # -- requests that end early -----------------------------------------------------------------
+
+    def fail_waiting(self, program: tuple[str, int, float], error: BaseException) -> None:
+        """Fails the waiting requests of a program."""
+        failed = [request for request in self.waiting if request.program == program]
+        self.waiting = deque(request for request in self.waiting if request.program != program)
+        for request in failed:
+            request.done(error)
+
+    def fail_live(self, error: BaseException) -> None:
+        """Fails every request that has begun."""
+        failed = {id(live): live for live in (*self.live.values(), *self.scoring.values())}
+        self.live.clear()
+        self.scoring.clear()
+        for live in failed.values():
+            live.request.done(error)
+
+    def cancel(self, session: str) -> None:
+        """Drops the requests of a session: waiting ones at once, live ones at their next token."""
+        for request in [one for one in self.waiting if one.owner_session == session]:
+            self.waiting.remove(request)
+            request.done(UserError("the session has ended"))
+        for sequence, live in self.live.items():
+            if live.request.owner_session == session:
+                # The scheduler ends a sequence that has reached its limit.
+                sequence.length_limit = 0
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+def response_of(live: Live) -> bytes:
+    """Returns the SampleResponse of a request."""
+    request = live.request
+    sequences: list[wire.Value] = []
+    by_tokens = {id(scoring): scoring for scoring in live.sampled_scorings}
+    for sequence in live.sequences:
+        tokens = np.asarray(sequence.new_tokens, "<i4")
+        answer: wire.Message = {
+            "stop_reason": wire.STOP if sequence.finish_reason == "stop" else wire.LENGTH,
+            "tokens": tokens.tobytes(),
+            "logprobs": np.asarray(sequence.new_logps, "<f4").tobytes(),
+        }
+        scoring = next(
+            (one for one in by_tokens.values() if np.array_equal(one.tokens, sequence.tokens.ids)),
+            None,
+        )
+        if scoring is not None:
+            answer["topk_sampled_logprobs"] = topk_message(scoring, request.topk_sampled, 0)
+        sequences.append(answer)
+    response: wire.Message = {"sequences": sequences}
+    if live.prompt_scoring is not None:
+        if request.has_prompt_logprobs:
+            logps: Float32[np.ndarray, " prompt"] = np.concatenate(
+                [np.array([np.nan], np.float32), live.prompt_scoring.scores.logps]
+            )
+            response["prompt_logprobs"] = logps.astype("<f4").tobytes()
+        if request.topk_prompt:
+            response["topk_prompt_logprobs"] = topk_message(
+                live.prompt_scoring, request.topk_prompt, 1
+            )
+    return wire.encode("SampleResponse", response)
+
+
+def topk_message(scoring: Scoring, k: int, num_empty: int) -> wire.Message:
+    """Returns the k most probable tokens of every scored one, after `num_empty` empty rows."""
+    tokens: Int32[np.ndarray, "scored k"] = scoring.scores.top_tokens[:, :k]
+    logps: Float32[np.ndarray, "scored k"] = scoring.scores.top_logps[:, :k]
+    empty_tokens = np.zeros((num_empty, k), np.int32)
+    empty_logps = np.full((num_empty, k), NO_LOGPROB, np.float32)
+    all_tokens = np.concatenate([empty_tokens, tokens])
+    return {
+        "token_ids": all_tokens.astype("<i4").tobytes(),
+        "logprobs": np.concatenate([empty_logps, logps]).astype("<f4").tobytes(),
+        "k": k,
+        "length": len(all_tokens),
+    }

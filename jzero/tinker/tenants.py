@@ -1,0 +1,256 @@
+"""The trained adapters of all clients over one frozen base. Only the worker's thread uses them.
+
+A tenant is an adapter with its optimizer state. The base is an argument of every program, so it is
+in memory once. The programs depend only on the shape of the adapter: its rank and its targets. As
+many states as `resident` are on the device; the least recently used others wait on the host.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jzero.config import AdapterConfig, Config
+from jzero.errors import UserError
+from jzero.hosts import collectives
+from jzero.model import adapters, peft, qwen
+from jzero.model.base_model import BaseModel
+from jzero.model.huggingface.tensors import flatten, unflatten
+from jzero.tinker import datums, losses, store
+from jzero.tinker.datums import FwdBwd
+from jzero.training.accumulation import AccumulatingLearner, AdamW, AdapterState
+
+ALPHA = 32.0  # as the API's own adapters: the output is multiplied by 32 / rank
+MLP_PARTS = ("gate", "up", "down")  # the other linear layers mix tokens
+
+
+class Shape(NamedTuple):
+    """The shape of an adapter. Each compiles its own programs."""
+
+    rank: int
+    targets: tuple[str, ...]
+
+    @property
+    def settings(self) -> AdapterConfig:
+        """Returns the settings of such an adapter."""
+        return AdapterConfig(rank=self.rank, alpha=ALPHA, targets=self.targets)
+
+
+@dataclass(eq=False)
+class Tenant:
+    """One trained adapter."""
+
+    shape: Shape
+    seed: int
+    state: AdapterState  # arrays of the device, or of NumPy while it waits on the host
+    is_resident: bool = True
+    has_gradient: bool = False
+
+
+@dataclass(frozen=True)
+class FwdBwdResult:
+    """The results of forward_backward, one array for each datum."""
+
+    logprobs: list[np.ndarray]
+    loss: float
+
+
+@dataclass(eq=False)
+class Tenants:
+    """All tenants, and the programs that train them."""
+
+    config: Config
+    base: BaseModel
+    mesh: Mesh
+    frozen: qwen.Params  # the base
+    longest: int  # inputs of a datum
+    most: int  # tenants
+    max_rank: int
+    resident: int  # tenants on the device
+    by_id: OrderedDict[str, Tenant] = field(default_factory=OrderedDict)  # by their last use
+    learners: dict[Shape, AccumulatingLearner] = field(default_factory=dict)
+
+    @cached_property
+    def base_hash(self) -> str:
+        """The SHA-256 of the base."""
+        assert self.base.directory is not None, "a server loads its model"
+        return store.hash_of_model(self.base.directory)
+
+    def shape_of(self, rank: int, train_mlp: bool, train_attn: bool) -> Shape:
+        """Returns the shape that a client asks for. Raises UserError if it is not served."""
+        if rank > self.max_rank:
+            raise UserError(f"lora_config.rank={rank}: this server has --max-rank={self.max_rank}")
+        wanted = []
+        for name in adapters.linear_layers(self.base.model):
+            is_mlp = name.rpartition("_")[2] in MLP_PARTS
+            if train_mlp if is_mlp else train_attn:
+                wanted.append(name)
+        if not wanted:
+            raise UserError("lora_config trains nothing: set train_mlp or train_attn")
+        shape = Shape(rank, tuple(wanted))
+        try:
+            adapters.check(self.base.model, shape.settings)
+        except UserError as error:
+            raise UserError(f"lora_config.rank={rank} does not fit the model: {error}") from None
+        return shape
+
+    def learner(self, shape: Shape) -> AccumulatingLearner:
+        """Returns the programs of a shape."""
+        if shape not in self.learners:
+            model = replace(self.config.model, adapter=shape.settings)
+            config = replace(self.config, model=model)
+            self.learners[shape] = AccumulatingLearner(
+                self.base.model, config, self.mesh, losses.token_loss
+            )
+        return self.learners[shape]
+
+    # -- tenants ---------------------------------------------------------------------------------
+
+    def create(self, model_id: str, shape: Shape, seed: int) -> None:
+        """Adds a tenant with a new adapter. Raises UserError if there are too many."""
+        self._add(model_id, Tenant(shape, seed, self.learner(shape).begin(seed)))
+
+    def _add(self, model_id: str, tenant: Tenant) -> None:
+        if len(self.by_id) >= self.most and model_id not in self.by_id:
+            raise UserError(
+                f"{self.most} adapters are trained already: end a session, or start the server "
+                "with a larger --adapters"
+            )
+        self.by_id[model_id] = tenant
+        self._make_room(tenant)
+
+    def remove(self, model_id: str) -> None:
+        """Forgets a tenant."""
+        self.by_id.pop(model_id, None)
+
+    def tenant(self, model_id: str) -> Tenant:
+        """Returns a tenant, with its state on the device. Raises UserError if it is gone."""
+        if model_id not in self.by_id:
+            raise UserError(f"the model {model_id} does not exist any more: its session has ended")
+        tenant = self.by_id[model_id]
+        self.by_id.move_to_end(model_id)
+        if not tenant.is_resident:
+            tenant.state = self.learner(tenant.shape).put_state(tenant.state)
+            tenant.is_resident = True
+        self._make_room(tenant)
+        return tenant
+
+    def _make_room(self, used: Tenant) -> None:
+        """Moves the least recently used states to the host."""
+        resident = [tenant for tenant in self.by_id.values() if tenant.is_resident]
+        for tenant in resident[: max(0, len(resident) - self.resident)]:
+            if tenant is not used:
+                tenant.state = jax.tree.map(collectives.fetch_global, tenant.state)
+                tenant.is_resident = False
+
+    # -- training --------------------------------------------------------------------------------
+
+    def forward_backward(self, call: FwdBwd) -> FwdBwdResult:
+        """Adds the gradient of a call's loss, unless it is only a forward pass."""
+        tenant = self.tenant(call.model_id)
+        learner = self.learner(tenant.shape)
+        shards = self.mesh.size // self.mesh.shape["tensor"]
+        packed = datums.pack(
+            call.data,
+            call.beta,
+            datums.row_lengths(self.longest),
+            self.config.train.microbatch_tokens,
+            shards,
+        )
+        arguments = (self.frozen, packed.examples, packed.microbatches, call.kind)
+        if call.is_forward_only:
+            terms, logps = learner.evaluate(tenant.state, *arguments)
+        else:
+            tenant.state, terms, logps = learner.add_gradient(tenant.state, *arguments)
+            tenant.has_gradient = True
+        # The padding has terms of 0. The host sums in float64.
+        return FwdBwdResult(packed.from_rows(logps), float(terms.sum(dtype=np.float64)))
+
+    def optim_step(self, model_id: str, settings: AdamW) -> dict[str, float]:
+        """Makes one optimizer step. Returns its metrics."""
+        tenant = self.tenant(model_id)
+        tenant.state, norms = self.learner(tenant.shape).step(tenant.state, settings)
+        tenant.has_gradient = False
+        return {f"{name}:mean": value for name, value in norms.items()}
+
+    # -- checkpoints -----------------------------------------------------------------------------
+
+    def write(self, model_id: str, directory: Path, has_optimizer: bool, base_name: str) -> int:
+        """Writes the files of a checkpoint into a directory. Returns the number of steps."""
+        tenant = self.tenant(model_id)
+        write_adapter(self.base.model, tenant.shape, tenant.state.params, directory, base_name)
+        if has_optimizer:
+            moments = {}
+            for prefix, tree in (("mu", tenant.state.mu), ("nu", tenant.state.nu)):
+                for name, leaf in flatten(tree).items():
+                    moments[f"{prefix}.{name}"] = collectives.fetch_global(leaf)
+            store.write_moments(directory, moments)
+        return int(tenant.state.step)
+
+    def load(
+        self, model_id: str, record: store.Record, directory: Path, has_optimizer: bool
+    ) -> None:
+        """Replaces or adds a tenant with the adapter of a checkpoint.
+
+        Without the optimizer, the moments and the step count begin at 0. Raises UserError if the
+        checkpoint is of another base.
+        """
+        shape, params = self.read_adapter(record, directory)
+        learner = self.learner(shape)
+        state = learner.begin_on(params)
+        if has_optimizer:
+            moments = store.read_moments(directory)
+            state = state._replace(
+                mu=put_moments(moments, "mu", learner),
+                nu=put_moments(moments, "nu", learner),
+                step=collectives.put_global(np.int32(record.step), learner.replicated),
+            )
+        self._add(model_id, Tenant(shape, record.seed, state))
+
+    def read_adapter(self, record: store.Record, directory: Path) -> tuple[Shape, qwen.Params]:
+        """Returns the adapter of a checkpoint. Raises UserError if it is of another base."""
+        self.check_base(record)
+        shape = Shape(record.rank, record.targets)
+        learner = self.learner(shape)
+        return shape, peft.load(directory, self.base.model, shape.settings, learner.shardings)
+
+    def check_base(self, record: store.Record) -> None:
+        """Raises UserError if a checkpoint is of another base."""
+        if record.base_hash != self.base_hash:
+            raise UserError(
+                f"{record.path} is an adapter of {record.base_model} with other weights than this "
+                "server's: start the server with that model"
+            )
+
+
+def write_adapter(
+    model: qwen.QwenConfig, shape: Shape, params: qwen.Params, directory: Path, base_name: str
+) -> None:
+    """Writes an adapter in PEFT's format into an existing directory."""
+    written = directory / "adapter"
+    peft.save(written, model, shape.settings, params, base=base_name, dtype="float32")
+    for file in written.iterdir():
+        file.rename(directory / file.name)
+    written.rmdir()
+
+
+def put_moments(
+    moments: Mapping[str, np.ndarray], prefix: str, learner: AccumulatingLearner
+) -> qwen.Params:
+    """Returns the moments of a checkpoint on the mesh."""
+    names = flatten(learner.shardings)
+    missing = [name for name in names if f"{prefix}.{name}" not in moments]
+    if missing:
+        raise UserError(f"{store.OPTIMIZER} lacks {prefix}.{missing[0]}: the checkpoint is damaged")
+    return unflatten(
+        {
+            name: collectives.put_global(moments[f"{prefix}.{name}"], sharding)
+            for name, sharding in names.items()
+        }
+    )

@@ -1,0 +1,109 @@
+"""The one thread that computes: it alternates between training calls and decode calls.
+
+Commands of a model run in their order; models take turns. While requests are sampled, at most one
+training call runs between two decode calls, and only if sampling has had `SAMPLING_SECONDS` since
+the last one. So neither kind of work starves the other.
+"""
+
+import queue
+import threading
+import time
+import traceback
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jzero.errors import UserError
+from jzero.tinker.sampling import Request, Sampling
+
+SAMPLING_SECONDS = 0.25  # of decoding between two training calls, while both kinds wait
+
+
+@dataclass(frozen=True)
+class Job:
+    """A call that needs the device: a training command, or a change of snapshots."""
+
+    queue: str  # jobs of one queue run in order: the id of a model
+    run: Callable[[], None]  # reports its result itself
+    fail: Callable[[BaseException], None]
+
+
+class Worker:
+    """Runs jobs and samples. `submit` and `sample` may be called by any thread."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self.sampling = sampling
+        self.inbox: queue.SimpleQueue[Job | Request | None] = queue.SimpleQueue()
+        self.jobs: OrderedDict[str, deque[Job]] = OrderedDict()  # models take turns
+        self.last_job = 0.0  # when the last job ended
+        self.is_stopping = False
+        self.thread = threading.Thread(target=self.run, name="tinker", daemon=True)
+
+    # -- any thread --------------------------------------------------------------------------------
+
+    def submit(self, job: Job) -> None:
+        """Queues a job."""
+        self.inbox.put(job)
+
+    def sample(self, request: Request) -> None:
+        """Queues a request."""
+        self.inbox.put(request)
+
+    def stop(self) -> None:
+        """Ends the thread once it has done what is queued."""
+        self.inbox.put(None)
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Works until `stop`."""
+        while not (self.is_stopping and not self.jobs and not self.sampling.waiting):
+            self.take(must_wait=not (self.jobs or self.sampling.waiting))
+            if self.jobs:
+                self.run_job()
+            if self.sampling.waiting:
+                self.run_sampling()
+
+    def take(self, must_wait: bool) -> None:
+        """Moves what has arrived to its queue. Blocks if there is nothing else to do."""
+        while must_wait or not self.inbox.empty():
+            item = self.inbox.get()
+            must_wait = False
+            if item is None:
+                self.is_stopping = True
+            elif isinstance(item, Request):
+                self.sampling.waiting.append(item)
+            else:
+                self.jobs.setdefault(item.queue, deque()).append(item)
+
+    def run_job(self) -> None:
+        """Runs the first job of the model whose turn it is."""
+        name, jobs = next(iter(self.jobs.items()))
+        job = jobs.popleft()
+        # The model goes to the end of the line.
+        del self.jobs[name]
+        if jobs:
+            self.jobs[name] = jobs
+        try:
+            job.run()
+        except UserError as error:
+            job.fail(error)
+        except Exception as error:
+            # One client's failure must not end the server. Its log has the reason.
+            traceback.print_exc()
+            job.fail(error)
+        self.last_job = time.monotonic()
+
+    def run_sampling(self) -> None:
+        """Samples the requests of one snapshot."""
+        try:
+            self.sampling.run(self.between_calls)
+        except Exception:
+            # The requests have failed with this error already.
+            traceback.print_exc()
+
+    def between_calls(self) -> None:
+        """Runs one job between two decode calls, if it is training's turn."""
+        self.take(must_wait=False)
+        if self.jobs and time.monotonic() - self.last_job > SAMPLING_SECONDS:
+            self.run_job()

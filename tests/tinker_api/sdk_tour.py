@@ -1,0 +1,96 @@
+"""Drives a server with the Tinker SDK, whose version may be old: python sdk_tour.py URL.
+
+The last line is a JSON object of facts that all have to be true. Runs in an environment with
+`tinker` and without jzero.
+"""
+
+import json
+import sys
+import warnings
+
+import numpy as np
+import tinker
+from tinker import types
+
+warnings.simplefilter("ignore")
+NAME = "Qwen/Qwen3-8B-Base"
+PROMPT = types.ModelInput.from_ints([72, 101, 108, 108, 111])
+ADAM = types.AdamParams(learning_rate=1e-2)
+
+
+def waited(value):
+    """Returns a client, which newer versions hand out as a future."""
+    return value.result() if hasattr(value, "result") else value
+
+
+def datum(ids, **inputs):
+    inputs = inputs or {"weights": [1.0] * (len(ids) - 1)}
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(ids[:-1]),
+        loss_fn_inputs={"target_tokens": ids[1:], **inputs},
+    )
+
+
+DATA = [datum(list(range(30, 50))), datum([5, 6, 7, 8])]
+
+
+def logps(client, data):
+    outputs = client.forward(data, "cross_entropy").result().loss_fn_outputs
+    return np.concatenate([np.array(one["logprobs"].data, np.float32) for one in outputs])
+
+
+def main(url):
+    facts = {"version": tinker.__version__}
+    service = tinker.ServiceClient(base_url=url, api_key="tml-local")
+    facts["capabilities"] = service.get_server_capabilities().supported_models[0].model_name == NAME
+    train = waited(service.create_lora_training_client(base_model=NAME, rank=4, seed=1))
+    facts["info"] = train.get_info().model_data.model_name == NAME
+    before = logps(train, DATA)
+    gradient = train.forward_backward(DATA, "cross_entropy")
+    step = train.optim_step(ADAM)
+    facts["loss is a sum"] = bool(
+        np.isclose(gradient.result().metrics["loss:sum"], -before.sum(), rtol=1e-4)
+    )
+    facts["step"] = step.result().metrics["grad_norm:mean"] > 0
+    facts["trained"] = logps(train, DATA).sum() > before.sum()
+
+    ratios = {"logprobs": [-1.0] * 3, "advantages": [1.0] * 3}
+    for loss in ("importance_sampling", "ppo", "cispo", "dro"):
+        result = train.forward_backward([datum([5, 6, 7, 8], **ratios)], loss).result()
+        facts[loss] = bool(np.isfinite(result.metrics["loss:sum"]))
+    train.optim_step(ADAM).result()
+    try:
+        train.forward_backward(DATA, "nonsense").result()
+        facts["refused"] = False
+    except Exception as error:
+        facts["refused"] = "nonsense" in str(error) or "loss_fn" in str(error)
+
+    sampler = waited(train.save_weights_and_get_sampling_client(name="s"))
+    params = types.SamplingParams(max_tokens=8, seed=3)
+    first = sampler.sample(PROMPT, 2, params).result()
+    facts["same seed"] = [s.tokens for s in first.sequences] == [
+        s.tokens for s in sampler.sample(PROMPT, 2, params).result().sequences
+    ]
+    ids = PROMPT.to_ints() + list(first.sequences[0].tokens)
+    sampled = np.array(first.sequences[0].logprobs, np.float32)
+    facts["exact"] = bool((logps(train, [datum(ids)])[-len(sampled) :] == sampled).all())
+    scored = sampler.compute_logprobs(types.ModelInput.from_ints(ids)).result()
+    facts["scored"] = bool((np.array(scored[-len(sampled) :], np.float32) == sampled).all())
+    base = waited(service.create_sampling_client(base_model=NAME))
+    facts["base"] = len(base.sample(PROMPT, 1, params).result().sequences) == 1
+
+    path = train.save_state("a").result().path
+    resumed = waited(service.create_training_client_from_state_with_optimizer(path))
+    facts["resumed"] = bool((logps(resumed, DATA) == logps(train, DATA)).all())
+    for one in (train, resumed):
+        one.forward_backward(DATA, "cross_entropy")
+        one.optim_step(ADAM).result()
+    facts["resumed optimizer"] = bool((logps(resumed, DATA) == logps(train, DATA)).all())
+    rest = service.create_rest_client()
+    listed = rest.list_checkpoints(train.model_id).result().checkpoints
+    facts["listed"] = path in [one.tinker_path for one in listed]
+    print(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

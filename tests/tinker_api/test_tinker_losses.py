@@ -1,0 +1,328 @@
+"""Every loss against float64: its terms as a Python loop, its gradient through a naive model."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+import torch
+
+from jzero.config import AdapterConfig
+from jzero.errors import UserError
+from jzero.model import adapters
+from jzero.sharding.mesh import train_mesh
+from jzero.tinker import datums, losses, wire
+from jzero.tinker.datums import Datum
+from jzero.tinker.limits import TinkerLimits
+from jzero.training.accumulation import AccumulatingLearner, AdamW, AdapterState
+
+ADAPTER = AdapterConfig(rank=3, alpha=32.0)
+LENGTHS = (5, 17, 9, 30, 1)
+ROW_LENGTHS = (32,)
+LOW, HIGH, BETA = 0.7, 1.4, 0.3
+
+
+class Tiny:
+    """A frozen base of random weights, and the programs that train adapters on it."""
+
+    def __init__(self) -> None:
+        config = reference.settings(rollout={"temperature": 0.7})
+        config = replace(config, model=replace(config.model, adapter=ADAPTER))
+        mesh = train_mesh(1, 1, 1, jax.devices()[:1])
+        self.learner = AccumulatingLearner(reference.MODEL, config, mesh, losses.token_loss)
+        self.base = reference.random_params()
+        self.frozen = self.learner.freeze(jax.tree.map(jnp.array, self.base))
+
+    def begin(self, seed: int = 0) -> AdapterState:
+        """Returns an adapter whose B is not 0, so that every factor has a gradient."""
+        state = self.learner.begin(seed)
+        noise = np.random.default_rng(seed)
+        layers = {
+            name: {"a": leaf["a"], "b": jnp.array(noise.normal(0, 0.1, leaf["b"].shape), "float32")}
+            for name, leaf in state.params["layers"].items()
+        }
+        return state._replace(params={"layers": layers})
+
+    def pack(self, data: list[Datum]) -> datums.Packed:
+        return datums.pack(data, BETA, ROW_LENGTHS, microbatch_tokens=64, shards=1)
+
+    def add(self, state: AdapterState, data: list[Datum], loss: str) -> tuple[AdapterState, float]:
+        packed = self.pack(data)
+        kind = losses.KINDS.index(loss)
+        state, terms, _ = self.learner.add_gradient(
+            state, self.frozen, packed.examples, packed.microbatches, kind
+        )
+        return state, float(terms.sum(dtype=np.float64))
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Tiny:
+    return Tiny()
+
+
+def random_data(num_targets: int = 1, seed: int = 0) -> list[Datum]:
+    """Returns data with negative weights, advantages of 0, and ratios on both sides of the clip."""
+    rng = np.random.default_rng(seed)
+    data = []
+    for length in LENGTHS:
+        advantages = rng.normal(0, 1, length) * (rng.random(length) < 0.8)
+        data.append(
+            Datum(
+                tokens=rng.integers(0, reference.VOCAB, length).astype(np.int32),
+                targets=rng.integers(0, reference.VOCAB, (length, num_targets)),
+                weights=rng.normal(0, 1, (length, num_targets)).astype(np.float32),
+                logprobs=rng.normal(-4.2, 0.6, length).astype(np.float32),
+                advantages=advantages.astype(np.float32),
+                low=np.full(length, LOW, np.float32),
+                high=np.full(length, HIGH, np.float32),
+                is_matrix=num_targets > 1,
+            )
+        )
+    return data
+
+
+def term(loss: str, logp: np.ndarray, datum: Datum, t: int) -> tuple[float, np.ndarray]:
+    """Returns the loss term of one position and its slope by the log-probs of its targets."""
+    A, old, p = float(datum.advantages[t]), float(datum.logprobs[t]), float(logp[0])
+    ratio = math.exp(p - old)
+    clipped = min(max(ratio, LOW), HIGH)
+    if loss == "cross_entropy":
+        weights = datum.weights[t].astype(np.float64)
+        return -float(weights @ logp), -weights
+    if loss == "importance_sampling":
+        return -ratio * A, np.array([-ratio * A])
+    if loss == "ppo":
+        is_inside = ratio * A <= clipped * A
+        return -min(ratio * A, clipped * A), np.array([-ratio * A if is_inside else 0.0])
+    if loss == "cispo":
+        return -clipped * A * p, np.array([-clipped * A])
+    assert loss == "dro"
+    if A == 0:
+        return 0.0, np.array([0.0])
+    return -(A * p - BETA / 2 * (p - old) ** 2), np.array([-(A - BETA * (p - old))])
+
+
+def with_adapter(base: dict, adapter: dict) -> dict:
+    """Returns W + alpha / R * A B in float64."""
+    layers = dict(base["layers"])
+    for name, leaf in adapter["layers"].items():
+        weight, a, b = layers[name], leaf["a"], leaf["b"]
+        change = jnp.einsum("lir,lro->lio", a.reshape(len(a), -1, 3), b.reshape(len(b), 3, -1))
+        layers[name] = weight + ADAPTER.alpha / 3 * change.reshape(weight.shape)
+    return base | {"layers": layers}
+
+
+def naive(
+    tiny: Tiny, state: AdapterState, data: list[Datum], loss: str
+) -> tuple[float, dict, list[np.ndarray]]:
+    """Returns the loss, its gradient by the adapter, and the log-probs, all in float64."""
+    tokens = reference.padded([datum.tokens for datum in data])
+    targets = np.zeros((*tokens.shape, data[0].targets.shape[1]), np.int32)
+    for row, datum in enumerate(data):
+        targets[row, : len(datum.tokens)] = datum.targets
+    base = reference.doubles(tiny.base)
+    with jax.enable_x64(True):
+
+        def logps_of(adapter: dict) -> jax.Array:
+            logits = reference.forward(reference.MODEL, with_adapter(base, adapter), tokens)
+            return jnp.take_along_axis(jax.nn.log_softmax(logits), targets, axis=-1)
+
+        adapter = jax.tree.map(jnp.asarray, reference.doubles(state.params))
+        logps, backward = jax.vjp(jax.jit(logps_of), adapter)
+        logps = np.asarray(logps)
+        slopes, total = np.zeros(targets.shape), 0.0
+        for row, datum in enumerate(data):
+            for t in range(len(datum.tokens)):
+                value, slope = term(loss, logps[row, t], datum, t)
+                total += value
+                slopes[row, t] = slope
+        (gradient,) = backward(jnp.asarray(slopes))
+        rows = [logps[row, : len(datum.tokens)] for row, datum in enumerate(data)]
+        return total, jax.device_get(gradient), rows
+
+
+CASES = [(loss, 1) for loss in losses.KINDS] + [("cross_entropy", 3)]
+
+
+@pytest.mark.parametrize(("loss", "num_targets"), CASES)
+def test_the_loss_and_its_gradient_are_those_of_float64(tiny, loss, num_targets) -> None:
+    data, state = random_data(num_targets), tiny.begin()
+
+    found, total = tiny.add(state, data, loss)
+
+    wanted_total, wanted, _ = naive(tiny, state, data, loss)
+    assert total == pytest.approx(wanted_total, rel=2e-6, abs=2e-5)
+    assert reference.difference(found.gradient, wanted) < 2e-5
+
+
+def test_log_probs_come_back_in_the_order_and_shape_of_the_data(tiny) -> None:
+    data, state = random_data(3), tiny.begin()
+    packed = tiny.pack(data)
+    _, rows = tiny.learner.evaluate(state, tiny.frozen, packed.examples, packed.microbatches, 0)
+    _, _, wanted = naive(tiny, state, data, "cross_entropy")
+    for found, expected in zip(packed.from_rows(rows), wanted, strict=True):
+        np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def test_several_calls_accumulate_to_one(tiny) -> None:
+    data, state = random_data(), tiny.begin()
+    whole, _ = tiny.add(state, data, "ppo")
+    parts = state
+    for datum in data:
+        parts, _ = tiny.add(parts, [datum], "ppo")
+    assert reference.difference(parts.gradient, whole.gradient) < 1e-5
+
+
+def test_the_sum_is_not_a_mean(tiny) -> None:
+    state, data = tiny.begin(), random_data()
+    once, first = tiny.add(state, data, "importance_sampling")
+    twice, second = tiny.add(state, [*data, *data], "importance_sampling")
+    assert second == pytest.approx(2 * first, rel=1e-5)
+    doubled = jax.tree.map(lambda x: 2 * x, once.gradient)
+    assert reference.difference(twice.gradient, doubled) < 1e-5
+
+
+SETTINGS = [
+    AdamW(1e-2),
+    AdamW(1e-2, beta1=0.8, beta2=0.99, eps=1e-6, weight_decay=0.1),
+    AdamW(3e-3, weight_decay=0.3, clip_norm=0.5),
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_steps_are_those_of_torch(tiny, settings) -> None:
+    """Five steps with AdamW of torch, the third without any gradient since the second."""
+    state = tiny.begin()
+    leaves = [
+        torch.nn.Parameter(torch.tensor(np.asarray(leaf, np.float64)))
+        for leaf in jax.tree.leaves(state.params)
+    ]
+    adam = torch.optim.AdamW(
+        leaves,
+        lr=settings.learning_rate,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+    )
+    for number in range(5):
+        if number != 2:
+            state, _ = tiny.add(state, random_data(seed=number), "cross_entropy")
+        gradient = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(state.gradient)]
+        norm = math.sqrt(sum((leaf**2).sum() for leaf in gradient))
+        factor = 1.0
+        if settings.clip_norm and norm > settings.clip_norm:
+            factor = settings.clip_norm / norm
+        for leaf, values in zip(leaves, gradient, strict=True):
+            leaf.grad = torch.tensor(factor * values)
+        adam.step()
+
+        state, norms = tiny.learner.step(state, settings)
+
+        assert norms["grad_norm"] == pytest.approx(norm, rel=1e-5)
+        for found, wanted in zip(jax.tree.leaves(state.params), leaves, strict=True):
+            np.testing.assert_allclose(found, wanted.detach().numpy(), atol=2e-6 * (number + 1))
+        assert all(not np.any(leaf) for leaf in jax.tree.leaves(state.gradient))
+
+
+def test_a_failed_call_leaves_the_gradient_as_it_was(tiny) -> None:
+    state, _ = tiny.add(tiny.begin(), random_data(), "ppo")
+    packed = tiny.pack(random_data())
+    wrong = packed.examples._replace(weights=packed.examples.weights[..., 0])
+    with pytest.raises((TypeError, ValueError)):
+        tiny.learner.add_gradient(state, tiny.frozen, wrong, packed.microbatches, 0)
+    again, _ = tiny.add(state, random_data(), "ppo")  # nothing was donated
+    doubled = jax.tree.map(lambda x: 2 * x, state.gradient)
+    assert reference.difference(again.gradient, doubled) < 1e-5
+
+
+def test_only_one_program_serves_all_losses_and_settings(tiny) -> None:
+    state = tiny.begin()
+    state, _ = tiny.add(state, random_data(), "ppo")
+    before = tiny.learner.gradient_program._cache_size()
+    for loss in losses.KINDS:
+        state, _ = tiny.add(state, random_data(seed=4), loss)
+    assert tiny.learner.gradient_program._cache_size() == before
+
+
+def test_adapters_of_one_seed_are_equal(tiny) -> None:
+    reference.assert_equal(tiny.learner.begin(7).params, tiny.learner.begin(7).params)
+    assert adapters.num_params(reference.MODEL, ADAPTER) > 0
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+def tensor(values: object, dtype: str) -> wire.Message:
+    array = np.asarray(values, dtype)
+    code = {"<f4": wire.FLOAT32, "<i8": wire.INT64}[dtype]
+    return {"dense": array.tobytes(), "dtype": code, "shape": [*array.shape]}
+
+
+def request(loss: str = "cross_entropy", **changes: wire.Value) -> wire.Message:
+    """Returns a request of one datum; `changes` are of its loss_fn_inputs, None to leave out."""
+    inputs: dict[str, wire.Value | None] = {"target_tokens": tensor([1, 2], "<i8")}
+    if loss != "cross_entropy":
+        inputs |= {"logprobs": tensor([0, 0], "<f4"), "advantages": tensor([0, 0], "<f4")}
+    inputs |= changes
+    sent = {name: value for name, value in inputs.items() if value is not None}
+    tokens = np.array([1, 2], "<i4").tobytes()
+    datum = {"model_input": [{"encoded_text": {"tokens": tokens}}], "loss_fn_inputs": sent}
+    return {"model_id": "m", "seq_id": 1, "data": [datum], "loss_fn": loss}
+
+
+def read(message: wire.Message) -> datums.FwdBwd:
+    return datums.read_batch(message, vocabulary=10, longest=4, limits=TinkerLimits())
+
+
+def test_a_request_is_read_with_its_defaults() -> None:
+    (datum,) = read(request()).data
+    np.testing.assert_array_equal(datum.weights, [[1], [1]])
+    call = read(request("ppo") | {"loss_fn_config": {"clip_high_threshold": 1.3}})
+    np.testing.assert_allclose(call.data[0].high, 1.3)
+    np.testing.assert_allclose(call.data[0].low, losses.DEFAULT_LOW)
+    assert read(request("dro") | {"loss_fn_config": {"beta": 0.5}}).beta == 0.5
+
+
+def changed(change: Callable[[wire.Message], None], loss: str = "ppo") -> wire.Message:
+    message = request(loss)
+    change(message)
+    return message
+
+
+REFUSED = [
+    (request() | {"loss_fn": "stable_reinforce"}, "not published: set loss_fn=importance_sampling"),
+    (request() | {"loss_fn": "gspo"}, "sequence_ratio_mask"),
+    (request() | {"loss_fn": "nonsense"}, "choose one of"),
+    (request() | {"loss_fn_config": {"beta": 1.0}}, "loss_fn_config.beta is not served"),
+    (request("dro") | {"loss_fn_config": {"beta": math.nan}}, "finite"),
+    (request() | {"data": []}, "0 datums"),
+    (request(target_tokens=None), "target_tokens is missing"),
+    (request(target_tokens=tensor([1], "<i8")), "shape"),
+    (request(target_tokens=tensor([1, 10], "<i8")), "outside of 0 to 9"),
+    (request(target_tokens=tensor([1, -1], "<i8")), "outside of 0 to 9"),
+    (request("ppo", target_tokens=tensor([[1], [2]], "<i8")), "several targets"),
+    (request(weights=tensor([1, math.inf], "<f4")), "not finite"),
+    (request(weights=tensor([1, 2], "<i8")), "float32"),
+    (request(mask=tensor([1, 2], "<f4")), "mask is not an input"),
+    (request("ppo", logprobs=None), "needs loss_fn_inputs.logprobs"),
+    (changed(lambda m: m["data"][0].update(model_input=[{"image": {}}])), "no images"),
+    (changed(lambda m: m["data"][0].update(model_input=[])), "shape"),
+]
+
+
+@pytest.mark.parametrize(("message", "reason"), REFUSED, ids=[reason for _, reason in REFUSED])
+def test_what_is_not_served_is_refused_by_name(message, reason) -> None:
+    with pytest.raises((UserError, wire.WireError), match=reason):
+        read(message)
+
+
+def test_a_datum_that_is_too_long_is_refused() -> None:
+    message = request(target_tokens=tensor([1] * 5, "<i8"))
+    tokens = np.array([1] * 5, "<i4").tobytes()
+    message["data"][0]["model_input"] = [{"encoded_text": {"tokens": tokens}}]
+    with pytest.raises(UserError, match="has 5 tokens: send 1 to 4"):
+        read(message)

@@ -1,0 +1,419 @@
+"""The server over HTTP: training, sampling, checkpoints, faults, tenants and limits."""
+
+import gzip
+import threading
+import time
+
+import httpx
+import numpy as np
+import pytest
+from tinker_client import CONTEXT, NAME, Client, datum, logprobs_of, loss_of, sampled_of, tensor
+
+from jzero.model import peft, tokenizer
+from jzero.tinker import wire
+from jzero.tinker.service import Service
+
+PROMPT = [72, 101, 108, 108, 111]
+TEXTS = [[72, 101, 108, 108, 111, 32, 119], list(range(30, 60)), [9, 8, 7]]
+DATA = [datum(ids) for ids in TEXTS]
+
+
+def same(left: list[np.ndarray], right: list[np.ndarray]) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+# -- exactness -------------------------------------------------------------------------------------
+
+
+def test_sample_forward_and_prompt_log_probs_are_the_same_bits(client) -> None:
+    client.train(DATA)
+    sampler = client.snapshot()
+
+    sampled = client.sample(sampler, PROMPT, num_samples=3, max_tokens=12)
+
+    for tokens, logps in zip(sampled.tokens, sampled.logprobs, strict=True):
+        ids = [*PROMPT, *tokens]
+        (forward,) = client.forward([datum(ids)])
+        np.testing.assert_array_equal(forward[-len(tokens) :], logps)
+        scored = client.sample(sampler, ids, max_tokens=1, prompt_logprobs=True)
+        prompt = np.frombuffer(scored.message["prompt_logprobs"], "<f4")
+        assert np.isnan(prompt[0])
+        np.testing.assert_array_equal(prompt[1:], forward)
+        # The gradient's program computes them, too.
+        (again,) = logprobs_of(client.result(client.send([datum(ids)])))
+        np.testing.assert_array_equal(again, forward)
+
+
+def test_training_does_not_change_a_snapshot_and_neither_does_its_place(client) -> None:
+    sampler = client.snapshot()
+    before = client.sample(sampler, PROMPT, num_samples=2)
+    for _ in range(3):
+        client.train(DATA)
+    others = [client.snapshot() for _ in range(3)]  # two fit: the first goes to the host
+    for other in others:
+        assert client.sample(other, PROMPT).tokens
+    after = client.sample(sampler, PROMPT, num_samples=2)
+
+    assert after.tokens == before.tokens and same(after.logprobs, before.logprobs)
+    assert not same(client.sample(others[0], PROMPT, num_samples=2).logprobs, before.logprobs)
+
+
+def test_two_tenants_are_as_they_are_alone(url) -> None:
+    """Ranks 4 and 8 train and sample at the same time; one state is on the device at a time."""
+
+    def live(client: Client, rank: int, results: dict[int, tuple]) -> None:
+        client.begin(rank=rank, seed=rank)
+        logps = [client.train(DATA) for _ in range(2)]
+        sampler = client.snapshot()
+        sampled = client.sample(sampler, PROMPT, num_samples=2)
+        results[rank] = logps, sampled.tokens, sampled.logprobs
+        client.http.post(f"sessions/{client.session}/finish", json={})
+
+    alone: dict[int, tuple] = {}
+    together: dict[int, tuple] = {}
+    for rank in (4, 8):
+        live(Client(url), rank, alone)
+    threads = [
+        threading.Thread(target=live, args=(Client(url, key), rank, together))
+        for rank, key in ((4, "tml-ann"), (8, "tml-bob"))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    for rank in (4, 8):
+        for left, right in zip(alone[rank][0], together[rank][0], strict=True):
+            assert same(left, right)
+        assert alone[rank][1] == together[rank][1]
+        assert same(alone[rank][2], together[rank][2])
+
+
+# -- sampling --------------------------------------------------------------------------------------
+
+
+def test_a_seed_gives_the_same_tokens_and_no_seed_others(client) -> None:
+    sampler = client.sampler(base_model=NAME)
+    first = client.sample(sampler, PROMPT, num_samples=3)
+    assert first.tokens == client.sample(sampler, PROMPT, num_samples=3).tokens
+    assert first.tokens[0] != first.tokens[1]
+    without = [client.sample(sampler, PROMPT, seed=None).tokens for _ in range(2)]
+    assert without[0] != without[1]
+
+
+def test_stops_end_a_sample_and_belong_to_it(client, service) -> None:
+    sampler = client.sampler(base_model=NAME)
+    (free,) = client.sample(sampler, PROMPT, stop=[]).tokens
+    assert len(free) == 8
+    by_id = client.sample(sampler, PROMPT, stop=[free[3]])
+    assert by_id.tokens == [free[: free.index(free[3]) + 1]] and by_id.stops == [wire.STOP]
+    text = tokenizer.decode(service.tenants.base.tokenizer, free[:4])
+    by_text = client.sample(sampler, PROMPT, stop=[text])
+    assert by_text.tokens[0] == free[:4] and by_text.stops == [wire.STOP]
+
+
+def test_filters_belong_to_a_request(client) -> None:
+    sampler = client.sampler(base_model=NAME)
+    greedy = client.sample(sampler, PROMPT, temperature=0)
+    only_one = client.sample(sampler, PROMPT, top_k=1)
+    assert greedy.tokens == only_one.tokens
+
+
+def test_top_log_probs_are_those_of_the_tokens(client) -> None:
+    sampler = client.sampler(base_model=NAME)
+    sampled = client.sample(
+        sampler, PROMPT, temperature=0, topk_prompt_logprobs=3, topk_sample_logprobs=2
+    )
+    prompt = sampled.message["topk_prompt_logprobs"]
+    assert (prompt["k"], prompt["length"]) == (3, len(PROMPT))
+    assert np.frombuffer(prompt["logprobs"], "<f4")[:3].tolist() == [-99999.0] * 3
+    (sequence,) = sampled.message["sequences"]
+    top = sequence["topk_sampled_logprobs"]
+    best = np.frombuffer(top["token_ids"], "<i4").reshape(-1, 2)[:, 0]
+    assert best.tolist() == sampled.tokens[0]
+    logps = np.frombuffer(top["logprobs"], "<f4").reshape(-1, 2)[:, 0]
+    np.testing.assert_allclose(logps, sampled.logprobs[0], rtol=1e-5)
+
+
+# -- checkpoints -----------------------------------------------------------------------------------
+
+
+def test_a_loaded_checkpoint_goes_on_to_the_bit(client) -> None:
+    client.train(DATA)
+    promise = client.post(
+        "save_weights",
+        model_id=client.model,
+        seq_id=client.next(),
+        path="a",
+        user_metadata={"x": "y"},
+    )
+    path = client.done(promise)["path"]
+    assert path == f"tinker://{client.model}/weights/a"
+    loaded = Client(client.url)
+    loaded.session = client.session
+    promise = loaded.post(
+        "load_weights", session_id=client.session, model_seq_id=1, path=path, optimizer=True
+    )
+    loaded.model = loaded.done(promise)["model_id"]
+
+    for _ in range(2):
+        assert same(client.train(DATA), loaded.train(DATA))
+    assert same(client.forward(DATA), loaded.forward(DATA))
+
+    # Into an existing model, and without the optimizer: the weights of then, and a first step.
+    promise = loaded.post(
+        "load_weights", model_id=loaded.model, seq_id=loaded.next(), path=path, optimizer=False
+    )
+    loaded.done(promise)
+    assert not same(client.forward(DATA), loaded.forward(DATA))
+    record = client.http.get(f"training_runs/{client.model}?access_scope=owned").json()
+    assert record["last_checkpoint"]["user_metadata"] == {"x": "y"}
+
+
+def test_weights_for_samplers_are_sampled_by_path_and_load_as_peft(
+    client, service, tmp_path
+) -> None:
+    client.train(DATA)
+    snapshot = client.snapshot()
+    promise = client.post(
+        "save_weights_for_sampler", model_id=client.model, seq_id=client.next(), path="s"
+    )
+    path = client.done(promise)["path"]
+    by_path = client.sampler(model_path=path)
+
+    found, expected = (client.sample(one, PROMPT, num_samples=2) for one in (by_path, snapshot))
+
+    assert found.tokens == expected.tokens and same(found.logprobs, expected.logprobs)
+    info = client.post("weights_info", tinker_path=path).json()
+    assert (info["lora_rank"], info["train_unembed"], info["train_mlp"]) == (4, False, True)
+    promise = client.post(
+        "save_weights_external", model_id=client.model, seq_id=client.next(), path="e"
+    )
+    external = client.done(promise)
+    assert external["size_bytes"] > 0
+    links = client.http.get(
+        f"training_runs/{client.model}/checkpoints/external_weights/e/external_weights_urls"
+    ).json()
+    for name, link in links["urls"].items():
+        (tmp_path / name).write_bytes(httpx.get(link).content)
+    settings = peft.read_settings(tmp_path, service.tenants.base.model)
+    assert settings.rank == 4
+    peft.load(tmp_path, service.tenants.base.model, settings)
+
+
+def test_checkpoints_are_listed_expire_and_are_deleted(client) -> None:
+    promise = client.post(
+        "save_weights", model_id=client.model, seq_id=client.next(), path="a", ttl_seconds=3600
+    )
+    client.done(promise)
+    run = f"training_runs/{client.model}/checkpoints"
+    (listed,) = client.http.get(run).json()["checkpoints"]
+    assert listed["checkpoint_id"] == "weights/a" and listed["expires_at"]
+    assert client.http.put(f"{run}/weights/a/ttl", json={"ttl_seconds": None}).status_code == 200
+    assert client.http.get(run).json()["checkpoints"][0]["expires_at"] is None
+    again = client.post("save_weights", model_id=client.model, seq_id=client.next(), path="a")
+    assert client.result(again).json()["category"] == "user"
+    assert client.http.delete(f"{run}/weights/a").status_code == 200
+    assert client.http.get(run).json()["checkpoints"] == []
+    assert client.http.delete(f"{run}/weights/a").status_code == 404
+
+
+# -- faults ----------------------------------------------------------------------------------------
+
+
+def test_reordered_and_repeated_commands_run_once_in_order(url) -> None:
+    def train(client: Client, order: list[int], repeats: int) -> list[np.ndarray]:
+        """Two gradients and a step, sent in an order, each `repeats` times."""
+        client.begin()
+        promises: dict[int, str] = {}
+        for number in order:
+            for _ in range(repeats):
+                if number == 3:
+                    answer = client.step(seq_id=3)
+                else:
+                    answer = client.send([DATA[number]], seq_id=number)
+                found = answer.json()["request_id"]
+                assert promises.setdefault(number, found) == found
+        client.seq_id = 3
+        logps = client.forward(DATA)
+        client.http.post(f"sessions/{client.session}/finish", json={})
+        return logps
+
+    expected = train(Client(url), [1, 2, 3], 1)
+    assert same(train(Client(url), [2, 3, 1], 1), expected)
+    assert same(train(Client(url), [3, 2, 1], 3), expected)
+
+
+def test_a_refused_command_is_no_hole(client) -> None:
+    before = client.forward(DATA)
+    assert client.send(DATA, loss_fn="stable_reinforce").status_code == 400
+    assert client.send([datum([1, 10**6])]).status_code == 400
+    wrong = client.post("optim_step", model_id=client.model, seq_id=client.next(), adam_params=3)
+    assert wrong.status_code == 422
+    dimuon = client.post("optim_step", model_id=client.model, seq_id=client.next())
+    assert dimuon.status_code == 400
+    assert same(client.forward(DATA), before)
+
+
+def test_a_lost_command_fails_those_that_wait_for_it_and_no_others(client) -> None:
+    before = client.forward(DATA)
+    client.next()  # never sent
+    orphan = client.result(client.step())
+    assert orphan.json()["category"] == "server" and "never arrived" in orphan.json()["error"]
+    assert same(client.forward(DATA), before)
+
+
+def test_a_failed_command_leaves_the_model_usable(client) -> None:
+    before = client.forward(DATA)
+    promise = client.post(
+        "load_weights",
+        model_id=client.model,
+        seq_id=client.next(),
+        path=f"tinker://{client.model}/weights/none",
+    )
+    assert promise.status_code == 404
+    assert same(client.forward(DATA), before)
+
+
+def test_a_repeated_sample_has_the_first_promise(client) -> None:
+    sampler = client.sampler(base_model=NAME)
+    first, second = (client.ask(sampler, PROMPT, 1).json() for _ in range(2))
+    assert first == second
+    assert first["sample_sequence_ids"] == [f"{sampler}:1:0"]
+    gone = client.post("retrieve_future", request_id="sample-gone")
+    assert gone.status_code == 410
+    assert client.post("retrieve_future", request_id="gone").status_code == 404
+
+
+def test_a_poll_is_held(client, service: Service) -> None:
+    model = service.sessions.model("ann", client.model)
+    assert model is not None
+    promise = client.send(DATA, seq_id=client.seq_id + 2)  # waits for the one before
+    started = time.monotonic()
+    thread = threading.Thread(target=lambda: (time.sleep(0.5), client.step(seq_id=1)))
+    thread.start()
+    assert logprobs_of(client.result(promise))
+    assert time.monotonic() - started > 0.4
+    thread.join()
+
+
+# -- owners and limits -----------------------------------------------------------------------------
+
+
+def test_nothing_of_another_key_is_there(client, url) -> None:
+    promise = client.post("save_weights", model_id=client.model, seq_id=client.next(), path="a")
+    path = client.done(promise)["path"]
+    sampler = client.sampler(base_model=NAME)
+    request = client.ask(sampler, PROMPT, 1).json()["request_id"]
+    other = Client(url, "tml-bob").begin()
+    calls = [
+        other.post("get_info", model_id=client.model),
+        other.post("optim_step", model_id=client.model, seq_id=1, adam_params={}),
+        other.post("weights_info", tinker_path=path),
+        other.post("load_weights", session_id=other.session, model_seq_id=9, path=path),
+        other.post("session_heartbeat", session_id=client.session),
+        other.post(
+            "create_sampling_session",
+            session_id=other.session,
+            sampling_session_seq_id=9,
+            model_path=path,
+        ),
+        other.ask(sampler, PROMPT, 2),
+        other.http.get(f"training_runs/{client.model}"),
+        other.http.delete(f"training_runs/{client.model}/checkpoints/weights/a"),
+        other.http.post(f"sessions/{client.session}/finish", json={}),
+    ]
+    assert [call.status_code for call in calls] == [404] * len(calls)
+    assert other.post("retrieve_future", request_id=request).status_code == 410
+    other.http.post(f"sessions/{other.session}/finish", json={})
+    for key in ("", "tml-eve"):
+        assert Client(url, key).post("create_session").status_code == 401
+    assert httpx.get(f"{url}/api/v1/healthz").json() == {"status": "ok"}
+
+
+def test_every_limit_has_its_refusal(client) -> None:
+    sampler = client.sampler(base_model=NAME)
+    too_long = client.ask(sampler, [1] * CONTEXT, 1)
+    assert too_long.status_code == 400 and "--context" in too_long.text
+    assert client.ask(sampler, PROMPT, 2, num_samples=9).status_code == 400
+    assert client.ask(sampler, [], 3).status_code == 400
+    assert client.ask(sampler, [10**6], 4).status_code == 400
+    assert client.ask(sampler, PROMPT, 5, topk_prompt_logprobs=21).status_code == 400
+    assert client.ask(sampler, PROMPT, 6, max_tokens=0).status_code == 422
+    assert client.send([datum([1, 2])] * 65).status_code == 400
+    wide = datum([1, 2])
+    wide["loss_fn_inputs"] = {"target_tokens": tensor([[1] * 5], "<i8")}
+    assert client.send([wide]).status_code == 400
+    headers = {"Content-Type": "application/x-protobuf"}
+    large = client.http.post("forward_backward", content=bytes(300_000), headers=headers)
+    assert large.status_code == 413
+    bomb = gzip.compress(bytes(10**7))
+    packed = headers | {"Content-Encoding": "gzip"}
+    assert client.http.post("forward_backward", content=bomb, headers=packed).status_code == 413
+    broken = client.http.post("forward_backward", content=b"\xff" * 9, headers=headers)
+    assert broken.status_code == 400
+    rank = client.post(
+        "create_model",
+        session_id=client.session,
+        model_seq_id=7,
+        base_model=NAME,
+        lora_config={"rank": 17},
+    )
+    assert rank.status_code == 400 and "--max-rank" in rank.text
+    other = client.post(
+        "create_model",
+        session_id=client.session,
+        model_seq_id=8,
+        base_model="other",
+        lora_config={"rank": 4},
+    )
+    assert other.status_code == 400 and NAME in other.text
+
+
+def test_one_adapter_too_many_is_refused_and_room_comes_back(client) -> None:
+    for number in (1, 2):
+        client.begin(number)
+    promise = client.post(
+        "create_model",
+        session_id=client.session,
+        model_seq_id=3,
+        base_model=NAME,
+        lora_config={"rank": 4},
+    )
+    assert "--adapters" in client.result(promise).json()["error"]
+    client.http.post(f"sessions/{client.session}/finish", json={})
+    client.session = ""
+    client.begin()
+
+
+def test_too_many_samples_come_again_later(client) -> None:
+    """A storm: every request is answered in the end, and no more than the limit wait."""
+    sampler = client.sampler(base_model=NAME)
+    pending, refused = {}, 0
+    for number in range(100):
+        while (answer := client.ask(sampler, PROMPT, number, max_tokens=4)).status_code == 429:
+            assert answer.headers["X-Tinker-Sampling-Backpressure"] == "1"
+            refused += 1
+            time.sleep(0.05)
+        pending[number] = answer
+    results = [sampled_of(client.result(answer)).tokens for answer in pending.values()]
+    assert len(results) == 100 and all(tokens == results[0] for tokens in results)
+
+
+def test_negative_weights_and_several_targets_train(client) -> None:
+    ids = TEXTS[0]
+    (alone,) = client.forward([datum(ids)])
+    weights = np.array([-1, 2, 0, 0.5, 1, 1], np.float32)
+    weighted = client.result(client.send([datum(ids, weights=tensor(weights))], forward_only=True))
+    assert loss_of(weighted) == pytest.approx(-float(weights @ alone), rel=1e-5)
+    targets = np.stack([ids[1:], [1] * 6], axis=1)
+    both = datum(ids)
+    both["loss_fn_inputs"] = {
+        "target_tokens": tensor(targets, "<i8"),
+        "weights": tensor(np.stack([weights, np.zeros(6)], axis=1)),
+    }
+    answer = client.result(client.send([both, datum(ids)], forward_only=True))
+    first, second = logprobs_of(answer)
+    assert first.shape == (6, 2) and second.shape == (6,)
+    np.testing.assert_allclose(first[:, 0], alone, rtol=1e-6)
+    assert loss_of(answer) == pytest.approx(-float(weights @ alone) - alone.sum(), rel=1e-5)
