@@ -171,7 +171,7 @@ def layer_types(hf_config: HuggingFaceConfig) -> tuple[str, ...]:
 
 def extra_fields(hf_config: HuggingFaceConfig) -> JsonObject:
     """Returns the fields of `QwenConfig` that only Gemma has."""
-    scale = hf_config["query_pre_attn_scalar"]
+    scale = hf_config.get("query_pre_attn_scalar") or hf_config["head_dim"]
     return {
         "layer_types": layer_types(hf_config),
         "sliding_window": hf_config["sliding_window"],
