@@ -152,20 +152,22 @@ def split_over_mesh(
             k: jax.Array,
             v: jax.Array,
             segments: jax.Array,
-            window: Window | None,
+            *window: jax.Array,
         ) -> jax.Array:
-            return kernel(q, k, v, segments, layout, *given(window))
+            in_rows = Window(*window) if window else None
+            return kernel(q, k, v, segments, layout, *given(in_rows))
 
         spec = P((*rows, *parts) or None, None, heads)
         row_spec = P(rows or None)
-        window_spec = None if window is None else Window(P(), row_spec)
+        window_arrays = () if window is None else tuple(window)
+        window_specs = (P(), row_spec)[: len(window_arrays)]
         return jax.shard_map(
             on_device,
             mesh=mesh,
-            in_specs=(spec, spec, spec, row_spec, window_spec),
+            in_specs=(spec, spec, spec, row_spec, *window_specs),
             out_specs=spec,
             axis_names={*rows, *parts, "tensor"},
             check_vma=False,
-        )(q, k, v, segments, window)
+        )(q, k, v, segments, *window_arrays)
 
     return packed

@@ -60,7 +60,6 @@ class AttendRows(Protocol):
         v: Float[Array, "R M K D"],
         q_segments: Int[Array, "R N"],
         k_segments: Int[Array, "R M"],
-        window: RowWindow = ...,
         /,
     ) -> Float[Array, "R N H D"]: ...
 
@@ -79,8 +78,6 @@ def packed(
     Every slot becomes a separate row for `attend`, with the keys of its prefix before the keys of
     the slot. The prefix attends only to itself. Kernels pass another `attend`, without a window.
     """
-    if attend is None:
-        attend = attend_in_blocks
     prefix, num_slots, slot_tokens = layout
     B, _, H, D = q.shape
 
@@ -95,33 +92,46 @@ def packed(
         repeated = jnp.repeat(x[:, :prefix], num_slots, axis=0)
         return jnp.concatenate([repeated, to_slots(x)], axis=1)
 
-    body_window = head_window = ()
+    def attend_to_keys(
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        q_segments: jax.Array,
+        k_segments: jax.Array,
+        window: RowWindow | None,
+    ) -> jax.Array:
+        if attend is None:
+            return attend_in_blocks(q, k, v, q_segments, k_segments, window)
+        assert window is None, "only `attend_in_blocks` has windows"
+        return attend(q, k, v, q_segments, k_segments)
+
+    body_window = head_window = None
     if window is not None:
         size, positions = window
         prefix_positions = positions[:, :prefix]
-        body_window = (RowWindow(size, to_slots(positions), with_prefix(positions)),)
-        head_window = (RowWindow(size, prefix_positions, prefix_positions),)
+        body_window = RowWindow(size, to_slots(positions), with_prefix(positions))
+        head_window = RowWindow(size, prefix_positions, prefix_positions)
 
-    body = attend(
+    body = attend_to_keys(
         to_slots(q),
         with_prefix(k),
         with_prefix(v),
         to_slots(segments),
         with_prefix(segments),
-        *body_window,
+        body_window,
     )
     body_tokens = num_slots * slot_tokens
     body = body.reshape(B, body_tokens, H, D)
     if q.shape[1] == body_tokens:  # no prefix, or a prefix without queries
         return body
     # The prefix is a causal sequence without shared keys.
-    head = attend(
+    head = attend_to_keys(
         q[:, :prefix],
         k[:, :prefix],
         v[:, :prefix],
         segments[:, :prefix],
         segments[:, :prefix],
-        *head_window,
+        head_window,
     )
     return jnp.concatenate([head, body], axis=1)
 
