@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jzero.attention.backend import Backend, Packed
+from jzero.attention.backend import Backend, Packed, Window, given
 from jzero.attention.pools import (
     Pool,
     QuantizedPool,
@@ -43,9 +43,14 @@ def shipped(module: str) -> Callable[[], Backend]:
 
     def load() -> Backend:
         kernels = importlib.import_module(f"jzero.attention.{module}")
-        reads_int8 = module == "xla"
+        is_reference = module == "xla"
         return Backend(
-            kernels.packed, kernels.paged, kernels.pool_rows, write, reads_int8=reads_int8
+            kernels.packed,
+            kernels.paged,
+            kernels.pool_rows,
+            write,
+            reads_int8=is_reference,
+            has_windows=is_reference,
         )
 
     return load
@@ -75,29 +80,38 @@ PLATFORMS = {"tpu": "tpu", "gpu": "gpu", "cuda": "gpu"}
 SAME_PLATFORM = {"tpu": "tpu", "gpu": "gpu", "tpu_fused": "tpu"}
 
 
-def choose(name: str, mesh: Mesh) -> Backend:
+def choose(name: str, mesh: Mesh, *, needs_windows: bool = False) -> Backend:
     """Returns the backend called `name`, or the default of the mesh's platform if `name` is "".
 
     The devices of the mesh need not be attached: `jzero.plan` compiles for described devices.
-    Raises UserError if `name` is unknown or its kernels are for another platform.
+    Raises UserError if `name` is unknown, if its kernels are for another platform, or if the model
+    needs sliding windows and the kernels have none.
     """
     # By the mesh, and not by `lax.platform_dependent` inside of the programs: that traces every
     # branch, so that tiny CPU shapes would have to pass the checks of all kernels.
     platform = mesh.devices.flat[0].platform
     default = PLATFORMS.get(platform, "xla")
-    if not name:
-        return BACKENDS[default]()
-    if name not in BACKENDS:
+    _check_name(name, platform, default)
+    backend = BACKENDS[name or default]()
+    if needs_windows and not backend.has_windows:
+        raise UserError(
+            f"the attention kernels of model.attention={name or default} have no sliding windows, "
+            "which this model needs: set model.attention=xla"
+        )
+    return backend
+
+
+def _check_name(name: str, platform: str, default: str) -> None:
+    if name and name not in BACKENDS:
         raise UserError(
             f"model.attention={name!r} is not one of {', '.join(BACKENDS)}: "
             'choose one of these, or "" for the kernels of the platform'
         )
-    if SAME_PLATFORM.get(name, default) != default:
+    if name and SAME_PLATFORM.get(name, default) != default:
         raise UserError(
             f"model.attention={name} does not run on a device of platform {platform}: "
             'set model.attention=xla, or "" for the kernels of the platform'
         )
-    return BACKENDS[name]()
 
 
 def split_over_mesh(
@@ -120,7 +134,12 @@ def split_over_mesh(
     """
 
     def packed(
-        q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, layout: RowLayout
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        segments: jax.Array,
+        layout: RowLayout,
+        window: Window | None = None,
     ) -> jax.Array:
         H, K = q.shape[2], k.shape[2]
         heads = "tensor" if H % tensor == 0 else None
@@ -130,17 +149,27 @@ def split_over_mesh(
             k = jnp.repeat(k, repeats, axis=2)
             v = jnp.repeat(v, repeats, axis=2)
 
-        def on_device(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
-            return kernel(q, k, v, segments, layout)
+        def on_device(
+            q: jax.Array,
+            k: jax.Array,
+            v: jax.Array,
+            segments: jax.Array,
+            *window: jax.Array,
+        ) -> jax.Array:
+            in_rows = Window(*window) if window else None
+            return kernel(q, k, v, segments, layout, *given(in_rows))
 
         spec = P((*rows, *parts) or None, None, heads)
+        row_spec = P(rows or None)
+        window_arrays = () if window is None else tuple(window)
+        window_specs = (P(), row_spec)[: len(window_arrays)]
         return jax.shard_map(
             on_device,
             mesh=mesh,
-            in_specs=(spec, spec, spec, P(rows or None)),
+            in_specs=(spec, spec, spec, row_spec, *window_specs),
             out_specs=spec,
             axis_names={*rows, *parts, "tensor"},
             check_vma=False,
-        )(q, k, v, segments)
+        )(q, k, v, segments, *window_arrays)
 
     return packed

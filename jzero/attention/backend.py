@@ -14,6 +14,25 @@ from jzero.attention.pools import Pool
 from jzero.types import RowLayout
 
 
+class Window(NamedTuple):
+    """A sliding window: a token sees only keys that are less than `size` positions before it.
+
+    size: of one layer. A layer without a window has one that no sequence fills.
+    positions: of every token of a row in its sequence.
+    """
+
+    size: Int[Array, ""]
+    positions: Int[Array, "B T"]
+
+
+def given(window: Window | jax.Array | None) -> tuple:
+    """Returns the last argument of `Packed` and `Paged`, or none for a model without windows.
+
+    A kernel that has no windows does not take the argument.
+    """
+    return () if window is None else (window,)
+
+
 class Packed(Protocol):
     """Attention of training, scoring and prefill, on rows of several packed sequences.
 
@@ -25,6 +44,8 @@ class Packed(Protocol):
 
     q has N = T queries, or N = T - prefix if the prefix is left out. Gradients are needed only with
     N = T.
+
+    window: only for a backend that `has_windows`.
     """
 
     def __call__(
@@ -34,6 +55,7 @@ class Packed(Protocol):
         v: Float[Array, "B T K D"],
         segments: Int[Array, "B T"],
         layout: RowLayout,
+        window: Window | None = None,
         /,
     ) -> Float[Array, "B N H D"]: ...
 
@@ -47,6 +69,7 @@ class Paged(Protocol):
     shared: prefix sharing: for each block of neighboring slots, the number of first pages that are
         full and identical. A backend can read these pages once for the block, or ignore `shared`.
     kv_heads: K, which does not always follow from the shape of a pool.
+    window: the newest tokens of each slot that are visible, for a backend that `has_windows`.
     """
 
     def __call__(
@@ -58,6 +81,7 @@ class Paged(Protocol):
         lengths: Int[Array, " S"],
         shared: Int[Array, " blocks"],
         kv_heads: int,
+        window: Int[Array, ""] | None = None,
         /,
     ) -> Float[Array, "S H D"]: ...
 
@@ -125,3 +149,5 @@ class Backend(NamedTuple):
     # Whether decoding (`decode` if present, else `paged`) supports an int8 KV cache
     # (`pools.QuantizedPool`).
     reads_int8: bool = False
+    # Whether `packed` and `paged` support sliding windows, and decoding uses them.
+    has_windows: bool = False

@@ -181,7 +181,7 @@ def packed(
     ) -> jax.Array:
         return attend_rows(q, k, v, q_segments, k_segments, key_block)
 
-    return xla.packed(q, k, v, segments, layout, attend)
+    return xla.packed(q, k, v, segments, layout, attend=attend)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(5,))

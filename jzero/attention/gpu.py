@@ -63,7 +63,7 @@ def packed(
     fits_cudnn = q.dtype in (jnp.bfloat16, jnp.float16) and D % 8 == 0 and D <= 128
     if implementation == "cudnn" and not fits_cudnn:
         return xla.packed(q, k, v, segments, layout)
-    return xla.packed(q, k, v, segments, layout, attend)
+    return xla.packed(q, k, v, segments, layout, attend=attend)
 
 
 def paged(

@@ -12,6 +12,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
+from jzero.attention.backend import Window
 from jzero.attention.pools import Pool, one_row_per_head, read_rows
 from jzero.numerics.products import product_in_fp32
 from jzero.types import RowLayout
@@ -27,6 +28,23 @@ KEY_RANGES = 8  # maximum ranges of queries with different numbers of keys; each
 
 
 # -- packed rows -----------------------------------------------------------------------------------
+
+
+class RowWindow(NamedTuple):
+    """A `backend.Window` with the positions of the queries and of the keys of R rows."""
+
+    size: Int[Array, ""]
+    q_positions: Int[Array, "R N"]
+    k_positions: Int[Array, "R M"]
+
+
+class BlockTokens(NamedTuple):
+    """The segments, positions and window of a block's queries and keys."""
+
+    q_segments: Int[Array, "R N"]
+    k_segments: Int[Array, "R M"]
+    start: int | Int[Array, ""]  # index of the first query in its slot
+    window: RowWindow | None
 
 
 @runtime_checkable  # so that tests check annotations
@@ -54,15 +72,14 @@ def packed(
     v: Float[Array, "B T K D"],
     segments: Int[Array, "B T"],
     layout: RowLayout,
+    window: Window | None = None,
     attend: AttendRows | None = None,
 ) -> Float[Array, "B N H D"]:
     """Computes causal attention within segments; slots also see their row's prefix.
 
     Every slot becomes a separate row for `attend`, with the keys of its prefix before the keys of
-    the slot. The prefix attends only to itself. Kernels pass another `attend`.
+    the slot. The prefix attends only to itself. Kernels pass another `attend`, without a window.
     """
-    if attend is None:
-        attend = attend_in_blocks
     prefix, num_slots, slot_tokens = layout
     B, _, H, D = q.shape
 
@@ -77,24 +94,46 @@ def packed(
         repeated = jnp.repeat(x[:, :prefix], num_slots, axis=0)
         return jnp.concatenate([repeated, to_slots(x)], axis=1)
 
-    body = attend(
+    def attend_to_keys(
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        q_segments: jax.Array,
+        k_segments: jax.Array,
+        window: RowWindow | None,
+    ) -> jax.Array:
+        if attend is None:
+            return attend_in_blocks(q, k, v, q_segments, k_segments, window)
+        assert window is None, "only `attend_in_blocks` has windows"
+        return attend(q, k, v, q_segments, k_segments)
+
+    body_window = head_window = None
+    if window is not None:
+        size, positions = window
+        prefix_positions = positions[:, :prefix]
+        body_window = RowWindow(size, to_slots(positions), with_prefix(positions))
+        head_window = RowWindow(size, prefix_positions, prefix_positions)
+
+    body = attend_to_keys(
         to_slots(q),
         with_prefix(k),
         with_prefix(v),
         to_slots(segments),
         with_prefix(segments),
+        body_window,
     )
     body_tokens = num_slots * slot_tokens
     body = body.reshape(B, body_tokens, H, D)
     if q.shape[1] == body_tokens:  # no prefix, or a prefix without queries
         return body
     # The prefix is a causal sequence without shared keys.
-    head = attend(
+    head = attend_to_keys(
         q[:, :prefix],
         k[:, :prefix],
         v[:, :prefix],
         segments[:, :prefix],
         segments[:, :prefix],
+        head_window,
     )
     return jnp.concatenate([head, body], axis=1)
 
@@ -127,6 +166,7 @@ def attend_in_blocks(
     v: Float[Array, "R M K D"],
     q_segments: Int[Array, "R N"],
     k_segments: Int[Array, "R M"],
+    window: RowWindow | None = None,
 ) -> Float[Array, "R N H D"]:
     """Computes `AttendRows` for QUERY_BLOCK queries at a time; the last block can have fewer.
 
@@ -136,7 +176,7 @@ def attend_in_blocks(
     N = q.shape[1]
     prefix = k.shape[1] - N
     if N <= QUERY_BLOCK:
-        return attend_block(q, k, v, q_segments, k_segments, prefix, 0)
+        return attend_block(q, k, v, BlockTokens(q_segments, k_segments, 0, window), prefix)
 
     # The queries of a range skip all keys after the range: up to KEY_RANGES ranges leave out almost
     # half of all pairs.
@@ -149,15 +189,18 @@ def attend_in_blocks(
         starts.append(end_of_blocks)
     outputs = []
     for start, end in zip(starts, [*starts[1:], N], strict=True):
-        keys = slice(prefix + end)
+        queries, keys = slice(start, end), slice(prefix + end)
+        range_window = None
+        if window is not None:
+            range_window = RowWindow(
+                window.size, window.q_positions[:, queries], window.k_positions[:, keys]
+            )
         out = attend_range(
-            q[:, start:end],
+            q[:, queries],
             k[:, keys],
             v[:, keys],
-            q_segments[:, start:end],
-            k_segments[:, keys],
+            BlockTokens(q_segments[:, queries], k_segments[:, keys], start, range_window),
             prefix,
-            start,
         )
         outputs.append(out)
     return jnp.concatenate(outputs, axis=1)
@@ -167,23 +210,33 @@ def attend_range(
     q: Float[Array, "R N H D"],
     k: Float[Array, "R M K D"],
     v: Float[Array, "R M K D"],
-    q_segments: Int[Array, "R N"],
-    k_segments: Int[Array, "R M"],
+    tokens: BlockTokens,
     prefix: int,
-    start: int,
 ) -> Float[Array, "R N H D"]:
     """Computes queries start..start + N of the slots, at most QUERY_BLOCK at a time."""
     R, N, H, D = q.shape
     block = min(N, QUERY_BLOCK)
+    q_positions = None if tokens.window is None else tokens.window.q_positions
 
     def split(x: jax.Array) -> jax.Array:  # [R, N, ...] -> [blocks, R, block, ...]
         return x.reshape(R, N // block, block, *x.shape[2:]).swapaxes(0, 1)
 
-    def attend_from(block_inputs: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        q, q_segments, start = block_inputs
-        return attend_block(q, k, v, q_segments, k_segments, prefix, start)
+    def attend_from(
+        block_inputs: tuple[jax.Array, jax.Array, jax.Array | None, jax.Array],
+    ) -> jax.Array:
+        q, q_segments, q_positions, start = block_inputs
+        window = tokens.window
+        if window is not None and q_positions is not None:
+            window = window._replace(q_positions=q_positions)
+        of_block = BlockTokens(q_segments, tokens.k_segments, start, window)
+        return attend_block(q, k, v, of_block, prefix)
 
-    blocks = split(q), split(q_segments), start + jnp.arange(0, N, block)
+    blocks = (
+        split(q),
+        split(tokens.q_segments),
+        None if q_positions is None else split(q_positions),
+        tokens.start + jnp.arange(0, N, block),
+    )
     out = lax.map(attend_from, blocks)
     return out.swapaxes(0, 1).reshape(R, N, H, D)
 
@@ -192,10 +245,8 @@ def attend_block(
     q: Float[Array, "R N H D"],
     k: Float[Array, "R M K D"],
     v: Float[Array, "R M K D"],
-    q_segments: Int[Array, "R N"],
-    k_segments: Int[Array, "R M"],
+    tokens: BlockTokens,
     prefix: int,
-    start: int | Int[Array, ""],
 ) -> Float[Array, "R N H D"]:
     """Computes queries start..start + N of the slots against every key, with an fp32 softmax."""
     R, N, H, D = q.shape
@@ -208,19 +259,10 @@ def attend_block(
     queries = queries.reshape(R, K, G * N, D)
     keys = k.transpose(0, 2, 1, 3)
     values = v.transpose(0, 2, 1, 3)
-    tokens = BlockTokens(q_segments, k_segments, start)
     out: jax.Array = mix(queries, keys, values, tokens, prefix)
     # [R, K, G * N, D] -> [R, N, K, G, D]
     out = out.reshape(R, K, G, N, D).transpose(0, 3, 1, 2, 4)
     return out.reshape(R, N, H, D)
-
-
-class BlockTokens(NamedTuple):
-    """The segments and position of a block's queries and keys, as `visible` takes them."""
-
-    q_segments: Int[Array, "R N"]
-    k_segments: Int[Array, "R M"]
-    start: int | Int[Array, ""]  # position of the first query in its slot
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -249,11 +291,16 @@ def masked_scores(
 ) -> Float[Array, "R K GN M"]:
     """Returns the scores of all queries and keys in fp32."""
     R, K, GN, D = queries.shape
-    q_segments, k_segments, start = tokens
+    q_segments, k_segments, start, window = tokens
     N, M = q_segments.shape[1], k_segments.shape[1]
     scores = product_in_fp32("rknd,rkmd->rknm", queries, keys)
     scores = scores.reshape(R, K, GN // N, N, M) * D**-0.5
-    is_visible = visible(q_segments, k_segments, prefix, start)[:, None, None]
+    is_visible = visible(q_segments, k_segments, prefix, start)
+    if window is not None:
+        # A token is in its own window, so a row without a visible key does not arise.
+        distances = window.q_positions[:, :, None] - window.k_positions[:, None]
+        is_visible &= distances < window.size
+    is_visible = is_visible[:, None, None]
     return jnp.where(is_visible, scores, MASKED).reshape(R, K, GN, M)
 
 
@@ -322,10 +369,12 @@ def fold_page(
     q: Float[Array, "R K m D"],
     keys: Float[Array, "K R page D"],
     values: Float[Array, "K R page D"],
-    is_visible: Bool[Array, "R page"],
+    is_visible: Bool[Array, "R page"] | Bool[Array, "R m page"],
 ) -> OnlineSoftmax:
     scores = jnp.einsum("nkmd,knpd->nkmp", q, keys)
-    scores = jnp.where(is_visible[:, None, None], scores, MASKED)
+    if is_visible.ndim == 2:  # the same for all queries
+        is_visible = is_visible[:, None]
+    scores = jnp.where(is_visible[:, None], scores, MASKED)
     largest = jnp.maximum(softmax.largest, scores.max(-1))
     weights = jnp.exp(scores - largest[..., None])
     # The earlier sums are relative to the earlier largest score.
@@ -343,6 +392,7 @@ def paged(
     lengths: Int[Array, " S"],
     shared: Int[Array, " blocks"],
     kv_heads: int = 0,
+    window: Int[Array, ""] | None = None,
 ) -> Float[Array, "S H D"]:
     """Computes the attention of decoding in fp32, one page of every slot at a time.
 
@@ -357,6 +407,8 @@ def paged(
     num_blocks = shared.shape[0]
     block = S // num_blocks
     max_pages = table.shape[1]
+    # The query is the newest token, at position lengths - 1.
+    first_visible = None if window is None else jnp.maximum(lengths - window, 0)
 
     def read(pool: Pool, pages: jax.Array) -> jax.Array:  # [R] -> [K, R, page, D]
         return read_rows(pool, pages, jnp.float32)
@@ -378,6 +430,13 @@ def paged(
     def fold_shared_page(carry: PageCarry) -> PageCarry:
         number, softmax = carry
         is_shared = jnp.broadcast_to((number < shared)[:, None], (num_blocks, page_size))
+        if first_visible is not None:
+            # The slots of a block have different windows, each for its G queries of a KV head.
+            position = number * page_size + jnp.arange(page_size)
+            is_recent = position >= first_visible[:, None]
+            is_recent = is_recent.reshape(num_blocks, block, 1, page_size)
+            is_recent = jnp.broadcast_to(is_recent, (num_blocks, block, G, page_size))
+            is_shared = is_shared[:, None] & is_recent.reshape(num_blocks, block * G, page_size)
         # The first row of a block stands for all: the shared pages are the same in every row.
         pages = lax.dynamic_index_in_dim(table[::block], number, 1, keepdims=False)
         keys, values = read(k_pool, pages), read(v_pool, pages)
@@ -409,6 +468,8 @@ def paged(
         pages = jnp.take_along_axis(table, place_in_table[:, None], axis=1)[:, 0]
         position = place[:, None] * page_size + jnp.arange(page_size)[None]
         is_visible = position < lengths[:, None]
+        if first_visible is not None:
+            is_visible &= position >= first_visible[:, None]
         keys, values = read(k_pool, pages), read(v_pool, pages)
         return number + 1, fold_page(softmax, slot_queries, keys, values, is_visible)
 

@@ -26,8 +26,8 @@ class Architecture:
         "qwen2",
         "Model family, a key of jzero.model.families.FAMILIES. qwen2 has biases on q, k and v; "
         "qwen3 normalizes q and k instead; llama and mistral do neither; qwen3_5_text mixes "
-        "gated delta nets with attention; qwen3_moe is qwen3 with experts, and qwen3_5_moe_text "
-        "is qwen3_5_text with experts.",
+        "gated delta nets with attention; gemma3_text has sliding windows; qwen3_moe is qwen3 "
+        "with experts, and qwen3_5_moe_text is qwen3_5_text with experts.",
     )
     hidden_size: int = setting(128, "Width of the residual stream.", at_least=1)
     intermediate_size: int = setting(512, "Width of the MLP's hidden layer.", at_least=1)
@@ -74,6 +74,23 @@ class Architecture:
         at_least=2,
     )
 
+    # Sliding windows: gemma3_text.
+    sliding_window: int = setting(
+        0,
+        "For gemma3_text: tokens that a layer with a sliding window attends to, with the token "
+        "itself. 0: other families.",
+    )
+    sliding_window_pattern: int = setting(
+        6,
+        "For gemma3_text: layers from one with full attention to the next; all others have a "
+        "sliding window.",
+        at_least=1,
+    )
+    rope_local_base_freq: float = setting(
+        10000.0,
+        "For gemma3_text: base of the rotary position embedding in layers with a sliding window.",
+    )
+
     # MoE families: qwen3_moe and qwen3_5_moe_text.
     num_experts: int = setting(
         0,
@@ -103,6 +120,12 @@ TINY_MODELS: dict[str, dict[str, str | int | float | bool]] = {
     "tiny-qwen3": {"model_type": "qwen3"},
     "tiny-llama": {"model_type": "llama"},
     "tiny-qwen3.5": {"model_type": "qwen3_5_text"},
+    "tiny-gemma3": {
+        "model_type": "gemma3_text",
+        "sliding_window": 32,
+        "sliding_window_pattern": 2,
+        "rope_theta": 1000000.0,
+    },
     # Two of the experts are as wide as the MLP of tiny-qwen2, so that a token costs the same.
     "tiny-qwen3-moe": {
         "model_type": "qwen3_moe",

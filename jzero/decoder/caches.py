@@ -27,7 +27,7 @@ from jzero.decoder.pages import SCRATCH_PAGE
 from jzero.decoder.program_settings import ProgramSettings
 from jzero.errors import UserError
 from jzero.model.delta_net import DeltaInputs, DeltaState
-from jzero.model.layers import rotary
+from jzero.model.layers import rotary, window_in_rows, window_of_layer
 from jzero.types import RowLayout
 
 Function = TypeVar("Function", bound=Callable)
@@ -72,7 +72,10 @@ class PromptCache:
         stored_k = attention.as_stored(k, settings.kv_storage, settings.dtype)
         stored_v = attention.as_stored(v, settings.kv_storage, settings.dtype)
         width = self.segments.shape[1]
-        out = packed(q, stored_k, stored_v, self.segments, RowLayout(0, 1, width))
+        layout = RowLayout(0, 1, width)
+        positions = jnp.broadcast_to(jnp.arange(width), self.segments.shape)
+        window = attention.given(window_in_rows(settings.model, layer, positions))
+        out = packed(q, stored_k, stored_v, self.segments, layout, *window)
         all_k = lax.dynamic_update_index_in_dim(arrays.k, k, layer, 0)
         all_v = lax.dynamic_update_index_in_dim(arrays.v, v, layer, 0)
         return out, arrays._replace(k=all_k, v=all_v)
@@ -140,13 +143,21 @@ class PagedCache:
             read_rows: jax.Array,
             lengths: jax.Array,
             shared_pages: jax.Array,
+            window: jax.Array | None,
         ) -> tuple[jax.Array, KeysAndValues]:
             # This runs on every device of `tensor`, with the device's heads.
             k_pool = settings.attention.write(pools[0], k[:, 0], write_rows, write_offset)
             v_pool = settings.attention.write(pools[1], v[:, 0], write_rows, write_offset)
             kv_heads = k.shape[2]
             out = settings.attention.paged(
-                q[:, 0], k_pool, v_pool, read_rows, lengths, shared_pages, kv_heads
+                q[:, 0],
+                k_pool,
+                v_pool,
+                read_rows,
+                lengths,
+                shared_pages,
+                kv_heads,
+                *attention.given(window),
             )
             return out[:, None], (k_pool, v_pool)
 
@@ -155,7 +166,7 @@ class PagedCache:
         write_and_attend = split_over_tensor(
             settings,
             write_and_attend,
-            in_specs=(heads_spec, heads_spec, heads_spec, pool_spec, P(), P(), P(), P(), P()),
+            in_specs=(heads_spec, heads_spec, heads_spec, pool_spec, *[P()] * 6),
             out_specs=(heads_spec, pool_spec),
         )
         out, (k_pool, v_pool) = write_and_attend(
@@ -168,6 +179,7 @@ class PagedCache:
             first_row + self.table,
             self.lengths,
             self.shared_pages,
+            window_of_layer(settings.model, layer),
         )
         return out.astype(q.dtype), arrays._replace(k=k_pool, v=v_pool)
 
@@ -327,6 +339,7 @@ class ChunkCache:
     arrays: CacheArrays
     is_token: Bool[Array, "rows T"]
     segments: Int[Array, "rows S"]  # S tokens: the context pages, then the chunk
+    positions: Int[Array, "rows S"]  # of the same tokens in their sequences
     context_pages: Int[Array, "rows C"]
     write_pages: Int[Array, "rows W"]  # the pages of the chunk
     rotates: bool = False
@@ -348,6 +361,7 @@ class ChunkCache:
             write_rows: jax.Array,
             read_rows: jax.Array,
             segments: jax.Array,
+            window: attention.Window | None,
         ) -> tuple[jax.Array, KeysAndValues]:
             # This runs on every device of `tensor`, with the device's heads.
             kv_heads, head_dim = k.shape[2:]
@@ -368,7 +382,7 @@ class ChunkCache:
 
             k_pool, k = join_context(pools_of_layer[0], k)
             v_pool, v = join_context(pools_of_layer[1], v)
-            out = settings.attention.packed(q, k, v, segments, layout)
+            out = settings.attention.packed(q, k, v, segments, layout, *attention.given(window))
             return out, (k_pool, v_pool)
 
         pool_spec = P(settings.kv_axis)
@@ -376,14 +390,15 @@ class ChunkCache:
         write_and_attend = split_over_tensor(
             settings,
             write_and_attend,
-            in_specs=(heads_spec, heads_spec, heads_spec, pool_spec, P(), P(), P()),
+            in_specs=(heads_spec, heads_spec, heads_spec, pool_spec, P(), P(), P(), P()),
             out_specs=(heads_spec, pool_spec),
         )
         first_row = layer * settings.pages_per_shard
         write_rows = first_row + self.write_pages.ravel()
         read_rows = first_row + self.context_pages.ravel()
+        window = window_in_rows(settings.model, layer, self.positions)
         out, (k_pool, v_pool) = write_and_attend(
-            q, k, v, (arrays.k, arrays.v), write_rows, read_rows, self.segments
+            q, k, v, (arrays.k, arrays.v), write_rows, read_rows, self.segments, window
         )
         return out, arrays._replace(k=k_pool, v=v_pool)
 
@@ -413,8 +428,10 @@ def chunk_cache(
     row_states: the recurrent states before the chunks, [L, rows, ...].
     starts, context_pages, write_pages: as in `score_program.ScoreInputs`.
     """
+    rows, width = is_token.shape
     num_context = context_pages.shape[1] * settings.page_size
-    is_context = jnp.arange(num_context)[None] < starts[:, None]
-    segments = jnp.concatenate([is_context, is_token], axis=1).astype(jnp.int32)
+    context = jnp.broadcast_to(jnp.arange(num_context), (rows, num_context))
+    segments = jnp.concatenate([context < starts[:, None], is_token], axis=1).astype(jnp.int32)
+    positions = jnp.concatenate([context, starts[:, None] + jnp.arange(width)], axis=1)
     arrays = CacheArrays(state.k_pool, state.v_pool, row_states)
-    return ChunkCache(settings, arrays, is_token, segments, context_pages, write_pages)
+    return ChunkCache(settings, arrays, is_token, segments, positions, context_pages, write_pages)

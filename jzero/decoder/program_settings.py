@@ -99,7 +99,8 @@ def make_program_settings(
     # KV heads are split as the weights are: replicated if `tensor` does not divide them.
     splits_heads = model.num_key_value_heads % tensor == 0
 
-    backend = attention.choose(attention_name, mesh)
+    needs_windows = bool(model.sliding_window)
+    backend = attention.choose(attention_name, mesh, needs_windows=needs_windows)
     if settings.kv_dtype == "int8" and not backend.reads_int8:
         raise UserError(
             f"rollout.kv_dtype=int8: the attention kernels of platform {device.platform} do not "

@@ -22,7 +22,10 @@ Params = dict[str, PyTree]
 
 # The values of `QwenConfig.layer_types`, as in config.json.
 ATTENTION = "full_attention"
+SLIDING = "sliding_attention"  # attention to the newest `sliding_window` tokens
 DELTA_NET = "linear_attention"
+
+NO_WINDOW = 2**30  # the window of a layer that attends to all tokens: no sequence fills it
 
 # Parameters that stay in fp32 when the others are cast: the gates of a gated delta net are
 # exponentials of exponentials, and bf16 would change the decay rate of the state by a percent.
@@ -83,6 +86,12 @@ class QwenConfig:
     layer_types: tuple[str, ...] | None = None
     delta_net: DeltaNetConfig | None = None
     partial_rotary_factor: float = 1.0
+    # For models with sliding windows: tokens in the window of a SLIDING layer, with the token
+    # itself, and the base of its rotary frequencies, which are not scaled.
+    sliding_window: int = 0
+    local_rope_theta: float = 0.0
+    # Scores are divided by the square root of this number. 0: of head_dim.
+    query_scale: int = 0
     # For MoE (`experts.py`): experts of a layer, experts per token, the width of one expert, and
     # whether the weights of a token's experts are divided by their sum. 0 experts: a dense MLP.
     num_experts: int = 0
@@ -108,7 +117,17 @@ class QwenConfig:
     @property
     def attention_layers(self) -> tuple[int, ...]:
         """The numbers of the layers with attention, which need a KV cache."""
-        return self.layers_of(ATTENTION)
+        return tuple(sorted(self.layers_of(ATTENTION) + self.layers_of(SLIDING)))
+
+    @property
+    def window_sizes(self) -> tuple[int, ...]:
+        """The window of every layer in tokens; empty for a model without sliding windows."""
+        if not self.sliding_window:
+            return ()
+        assert self.layer_types is not None
+        return tuple(
+            self.sliding_window if kind == SLIDING else NO_WINDOW for kind in self.layer_types
+        )
 
     @property
     def delta_layers(self) -> tuple[int, ...]:

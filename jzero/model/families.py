@@ -23,11 +23,13 @@ from jaxtyping import PyTree
 
 from jzero.errors import UserError, shown
 from jzero.files import JsonObject
-from jzero.model import expert_entries, hybrid, hybrid_config
+from jzero.model import expert_entries, gemma, hybrid, hybrid_config
 from jzero.model.architecture import QwenConfig
 from jzero.model.arithmetic import Arithmetic
 from jzero.model.experts import ExpertLayer
 from jzero.model.known_models import (
+    GEMMA3_MODELS,
+    GEMMA3_TEXT_MODELS,
     LLAMA_MODELS,
     QWEN2_MODELS,
     QWEN3_5_MODELS,
@@ -36,7 +38,14 @@ from jzero.model.known_models import (
     QWEN3_MOE_MODELS,
     KnownModels,
 )
-from jzero.model.layers import ZEROS, DenseLayer, ForwardPass
+from jzero.model.layers import (
+    ONES,
+    ZEROS,
+    DenseLayer,
+    ForwardPass,
+    plain_norm,
+    zero_centered_norm,
+)
 from jzero.model.rope_entries import HuggingFaceConfig, rope_refusals
 
 
@@ -83,16 +92,11 @@ class Stack(NamedTuple):
     forward           computes all layers; see `hybrid.forward`.
     layer_numbers     returns the numbers of the layers that have a parameter, in the order of its
                       stack.
-    norm              the norm after the last layer: arithmetic, x [N, E], weight [E], eps ->
-                      [N, E].
-    norm_initializer  the initializer of that norm's weight.
     """
 
     layers: Callable[[QwenConfig, nnx.Rngs], nnx.Module]
     forward: Callable[..., tuple[jax.Array, PyTree]]
     layer_numbers: Callable[[QwenConfig, str], tuple[int, ...]]
-    norm: Callable[[Arithmetic, jax.Array, jax.Array, float], jax.Array]
-    norm_initializer: Initializer
 
 
 def no_limit(hf_config: HuggingFaceConfig) -> int | None:
@@ -142,6 +146,9 @@ class Family:
                   refused.
     known_models  the sizes that can be planned without a download.
     stack         the layers of a family that mixes several kinds of layers; `layer` is None then.
+    norm          the norm after the last layer: arithmetic, x [N, E], weight [E], eps -> [N, E].
+    norm_initializer  the initializer of that norm's weight.
+    scales_embedding  the embedding is multiplied by the square root of its width.
     extra_fields  returns the fields of `QwenConfig` that only this family reads.
     extra_entries  returns the entries of a config.json that only this family has; the second
                   argument holds the entries of the config.json that the model came from.
@@ -164,6 +171,9 @@ class Family:
     window: Callable[[HuggingFaceConfig], int | None] = no_limit
     known_models: KnownModels = field(default_factory=dict)
     stack: Stack | None = None
+    norm: Callable[[Arithmetic, jax.Array, jax.Array, float], jax.Array] = plain_norm
+    norm_initializer: Initializer = ONES
+    scales_embedding: bool = False
     extra_fields: Callable[[HuggingFaceConfig], JsonObject] = no_fields
     extra_entries: Callable[[QwenConfig, HuggingFaceConfig], JsonObject] = no_entries
     flat: Callable[[HuggingFaceConfig], HuggingFaceConfig] = unchanged
@@ -214,13 +224,22 @@ HYBRID_TENSORS = DENSE_TENSORS | {
 }
 
 
-def below_language_model(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+GEMMA_TENSORS = DENSE_TENSORS | {
+    "layers.attn_out_norm": StoredTensor("model.layers.{}.post_attention_layernorm.weight"),
+    "layers.mlp_norm": StoredTensor("model.layers.{}.pre_feedforward_layernorm.weight"),
+    "layers.mlp_out_norm": StoredTensor("model.layers.{}.post_feedforward_layernorm.weight"),
+}
+
+
+def below_language_model(
+    tensors: Mapping[str, StoredTensor], prefix: str = "model.language_model."
+) -> dict[str, StoredTensor]:
     """Returns the table of a checkpoint that holds a vision tower next to its language model."""
     below = {}
     for leaf, stored in tensors.items():
         name = stored.name
         if name.startswith("model."):
-            name = f"model.language_model.{name.removeprefix('model.')}"
+            name = f"{prefix}{name.removeprefix('model.')}"
         below[leaf] = stored._replace(name=name)
     return below
 
@@ -336,8 +355,6 @@ HYBRID_STACK = Stack(
     layers=hybrid.HybridLayers,
     forward=hybrid.forward,
     layer_numbers=hybrid.layer_numbers,
-    norm=hybrid.zero_centered_norm,
-    norm_initializer=ZEROS,
 )
 
 plain_layer = partial(DenseLayer, attention_bias=False, query_key_norm=False)
@@ -398,6 +415,8 @@ FAMILIES: dict[str, Family] = {
         architecture="Qwen3_5ForCausalLM",
         layer=None,
         stack=HYBRID_STACK,
+        norm=zero_centered_norm,
+        norm_initializer=ZEROS,
         tensors=HYBRID_TENSORS,
         refusals=hybrid_config.refusals,
         defaults=hybrid_config.DEFAULTS,
@@ -441,6 +460,30 @@ FAMILIES["qwen3_5"] = with_vision(
 )
 FAMILIES["qwen3_5_moe"] = with_vision(
     FAMILIES["qwen3_5_moe_text"], "Qwen3_5MoeForConditionalGeneration", QWEN3_5_MOE_MODELS
+)
+
+
+FAMILIES["gemma3_text"] = Family(  # the text models of Gemma 3: 270M and 1B
+    architecture="Gemma3ForCausalLM",
+    layer=gemma.GemmaLayer,
+    tensors=GEMMA_TENSORS,
+    refusals=gemma.refusals,
+    defaults=gemma.DEFAULTS,
+    norm=zero_centered_norm,
+    norm_initializer=ZEROS,
+    scales_embedding=True,
+    known_models=GEMMA3_TEXT_MODELS,
+    extra_fields=gemma.extra_fields,
+    extra_entries=gemma.extra_entries,
+    flat=gemma.flat,
+)
+FAMILIES["gemma3"] = replace(  # with a vision tower: 4B, 12B and 27B
+    FAMILIES["gemma3_text"],
+    architecture="Gemma3ForConditionalGeneration",
+    tensors=below_language_model(GEMMA_TENSORS, "language_model.model."),
+    known_models=GEMMA3_MODELS,
+    nested=hybrid_config.nested,
+    skipped=("vision_tower.", "multi_modal_projector."),
 )
 
 

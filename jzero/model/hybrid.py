@@ -61,6 +61,7 @@ from jzero.model.layers import (
     project,
     rotate,
     unrolls_layers,
+    zero_centered_norm,
 )
 
 ATTENTION_NAMES = frozenset({"q", "k", "v", "o", "q_norm", "k_norm"})
@@ -71,16 +72,6 @@ SLOWEST_DECAY = 0.01
 
 
 # -- parameters ------------------------------------------------------------------------------------
-
-
-def zero_centered_norm(
-    arithmetic: Arithmetic,
-    x: Float[Array, "*batch width"],
-    weight: Float[Array, " width"],
-    eps: float,
-) -> Float[Array, "*batch width"]:
-    """Divides x by its root mean square over the last axis and multiplies by 1 + weight."""
-    return arithmetic.norm(x, 1 + weight.astype(jnp.float32), eps)
 
 
 def log_of_decay(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:

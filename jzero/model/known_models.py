@@ -7,8 +7,14 @@ module; `planning.models` looks up a model in all of them.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jzero.model.architecture import ATTENTION, DELTA_NET, DeltaNetConfig, QwenConfig
-from jzero.model.rope import Llama3Scaling
+from jzero.model.architecture import (
+    ATTENTION,
+    DELTA_NET,
+    SLIDING,
+    DeltaNetConfig,
+    QwenConfig,
+)
+from jzero.model.rope import LinearScaling, Llama3Scaling
 
 KnownModels = Mapping[str, QwenConfig]  # hub id -> architecture
 
@@ -308,3 +314,59 @@ QWEN3_5_MOE_MODELS = {
     "Qwen/Qwen3.5-35B-A3B": QWEN3_5_35B_A3B,
     "Qwen/Qwen3.6-35B-A3B": QWEN3_5_35B_A3B,
 }
+
+
+def gemma3(
+    hidden_size: int,
+    intermediate_size: int,
+    num_hidden_layers: int,
+    num_attention_heads: int,
+    num_key_value_heads: int,
+    *,
+    is_text: bool = False,
+    head_dim: int = 256,
+    query_scale: int = 0,
+) -> QwenConfig:
+    """Returns a model of Gemma 3: every sixth layer has full attention.
+
+    The text models have a window of 512 tokens, and a context that is not stretched.
+    """
+    numbers = range(1, num_hidden_layers + 1)
+    return QwenConfig(
+        model_type="gemma3_text" if is_text else "gemma3",
+        vocab_size=262_144 if is_text else 262_208,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_hidden_layers=num_hidden_layers,
+        num_attention_heads=num_attention_heads,
+        num_key_value_heads=num_key_value_heads,
+        head_dim=head_dim,
+        tie_word_embeddings=True,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+        rope_scaling=None if is_text else LinearScaling(factor=8.0),
+        layer_types=tuple(SLIDING if number % 6 else ATTENTION for number in numbers),
+        sliding_window=512 if is_text else 1024,
+        local_rope_theta=1e4,
+        query_scale=query_scale,
+    )
+
+
+def with_instruct(models: KnownModels) -> KnownModels:
+    """Returns the models under their ids, and under those of their instruct models."""
+    return {**models, **{f"{name.removesuffix('-pt')}-it": model for name, model in models.items()}}
+
+
+GEMMA3_TEXT_MODELS = with_instruct(
+    {
+        "google/gemma-3-270m": gemma3(640, 2048, 18, 4, 1, is_text=True),
+        "google/gemma-3-1b-pt": gemma3(1152, 6912, 26, 4, 1, is_text=True),
+    }
+)
+GEMMA3_MODELS = with_instruct(
+    {
+        "google/gemma-3-4b-pt": gemma3(2560, 10_240, 34, 8, 4),
+        "google/gemma-3-12b-pt": gemma3(3840, 15_360, 48, 16, 8),
+        "google/gemma-3-27b-pt": gemma3(5376, 21_504, 62, 32, 16, head_dim=128, query_scale=168),
+    }
+)

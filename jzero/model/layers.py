@@ -5,6 +5,7 @@ receives its attention as a function, so the same layer serves packed training r
 prompts and paged decoding. See `architecture.py` for the dimension letters.
 """
 
+from dataclasses import replace
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -15,6 +16,7 @@ from jax.nn import initializers
 from jax.nn.initializers import Initializer
 from jaxtyping import Array, Float, Int, PyTree
 
+from jzero.attention.backend import Window
 from jzero.model.architecture import QwenConfig
 from jzero.model.arithmetic import Arithmetic
 from jzero.model.delta_net import Recur
@@ -68,6 +70,30 @@ def rotary(config: QwenConfig, positions: Int[Array, "B T"]) -> Rotary:
     return Rotary(scaling.amplitude * jnp.cos(angles), scaling.amplitude * jnp.sin(angles))
 
 
+def local_rotary(config: QwenConfig, positions: Int[Array, "B T"]) -> Rotary | None:
+    """Computes the angles of layers with a sliding window, or None for a model without them.
+
+    Their frequencies have a base of their own, and are not scaled: a window is never longer than
+    the context of pretraining.
+    """
+    if not config.sliding_window:
+        return None
+    return rotary(replace(config, rope_theta=config.local_rope_theta, rope_scaling=None), positions)
+
+
+def window_of_layer(config: QwenConfig, layer: Int[Array, ""]) -> Int[Array, ""] | None:
+    """Returns the window of a layer in tokens, or None for a model without sliding windows."""
+    return jnp.asarray(config.window_sizes)[layer] if config.sliding_window else None
+
+
+def window_in_rows(
+    config: QwenConfig, layer: Int[Array, ""], positions: Int[Array, "B T"]
+) -> Window | None:
+    """Returns the window of a layer for rows of tokens with these positions."""
+    size = window_of_layer(config, layer)
+    return None if size is None else Window(size, positions)
+
+
 def rotate(x: Float[Array, "B T heads D"], rope: Rotary) -> Float[Array, "B T heads D"]:
     """Rotates the heads of q or k by their positions, in fp32.
 
@@ -116,6 +142,7 @@ class ForwardPass(NamedTuple):
     attend: Attend
     recur: Recur | None  # None in a model without gated delta nets
     arithmetic: Arithmetic
+    local_rope: Rotary | None = None  # of layers with a sliding window
 
 
 def project(
@@ -144,6 +171,26 @@ def parameter(
     `axes` are the logical names of its axes; `sharding.mesh.RULES` maps them to mesh axes.
     """
     return nnx.Param(initializer(rngs.params(), shape, jnp.float32), axes=axes)
+
+
+def plain_norm(
+    arithmetic: Arithmetic,
+    x: Float[Array, "*batch width"],
+    weight: Float[Array, " width"],
+    eps: float,
+) -> Float[Array, "*batch width"]:
+    """Divides x by its root mean square over the last axis and multiplies by the weight."""
+    return arithmetic.norm(x, weight, eps)
+
+
+def zero_centered_norm(
+    arithmetic: Arithmetic,
+    x: Float[Array, "*batch width"],
+    weight: Float[Array, " width"],
+    eps: float,
+) -> Float[Array, "*batch width"]:
+    """Divides x by its root mean square over the last axis and multiplies by 1 + weight."""
+    return arithmetic.norm(x, 1 + weight.astype(jnp.float32), eps)
 
 
 class DenseLayer(nnx.Module):
@@ -247,11 +294,18 @@ class DenseLayer(nnx.Module):
             k = plus_bias(k, self.k_bias.get_value())
             v = plus_bias(v, self.v_bias.get_value())
         if self.query_key_norm:
-            q = arithmetic.norm(q, self.q_norm.get_value(), self.norm_eps)
-            k = arithmetic.norm(k, self.k_norm.get_value(), self.norm_eps)
+            q, k = self.normed_heads(arithmetic, q, k)
         q = rotate(q.reshape(B, T, -1, D), rope)
         k = rotate(k.reshape(B, T, -1, D), rope)
         return q, k, v.reshape(B, T, -1, D)
+
+    def normed_heads(
+        self, arithmetic: Arithmetic, q: jax.Array, k: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the heads of q and k [N, heads, D] after their norms."""
+        q = arithmetic.norm(q, self.q_norm.get_value(), self.norm_eps)
+        k = arithmetic.norm(k, self.k_norm.get_value(), self.norm_eps)
+        return q, k
 
 
 def unrolls_layers() -> bool:

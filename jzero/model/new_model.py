@@ -6,7 +6,7 @@ from jzero.config.architecture import config_file, read_architecture
 from jzero.errors import UserError
 from jzero.model.architecture import QwenConfig
 from jzero.model.directory import read_json
-from jzero.model.families import FAMILIES, Family, family_of, unchanged
+from jzero.model.families import FAMILIES, Family, family_of, keep_entries
 from jzero.model.huggingface import parse_config
 
 
@@ -38,7 +38,7 @@ def new_model(vocab_size: int, arch: str) -> QwenConfig:
 def check_family(model_type: str) -> Family:
     """Returns the family of a new model. Raises UserError if models of it cannot be new."""
     family = family_of(model_type)
-    if family.flat is not unchanged:
+    if family.nested is not keep_entries:
         raise UserError(
             f"model.arch has model_type={model_type}, which has a vision tower that jzero does not "
             f"make: set it to {model_type}_text, which is its language model"

@@ -30,9 +30,9 @@ from jzero.model.delta_net import DeltaInputs, Recur
 from jzero.model.families import Layer, family_of
 from jzero.model.layers import (
     NORMAL,
-    ONES,
     Attend,
     ForwardPass,
+    local_rotary,
     parameter,
     rotary,
     unrolls_layers,
@@ -85,8 +85,7 @@ class Qwen(nnx.Module):
             self.layers = stack(rngs.split(config.num_hidden_layers))
         else:
             self.layers = family.stack.layers(config, nnx.Rngs(params=rngs.params()))
-        norm_init = ONES if family.stack is None else family.stack.norm_initializer
-        self.norm = parameter(rngs, (E,), ("norm",), norm_init)
+        self.norm = parameter(rngs, (E,), ("norm",), family.norm_initializer)
         if config.value_head:
             # The initializer of the value head in OpenRLHF.
             as_openrlhf = initializers.normal(1 / (E + 1))
@@ -278,20 +277,24 @@ def forward(
     with arithmetic.products():
         tokens = rows.enter(tokens)
         # The angles are the same in all layers, so they are computed once.
-        rope = rotary(config, rows.enter(arithmetic.unfolded(positions)))._replace(
+        row_positions = rows.enter(arithmetic.unfolded(positions))
+        rope = rotary(config, row_positions)._replace(
             is_left_to_attention=attention_rotates, by_product=arithmetic.rotates_by_product
         )
-        forward_pass = ForwardPass(rope, attend_to_rows, recur_over_rows, arithmetic)
+        local_rope = local_rotary(config, row_positions)
+        forward_pass = ForwardPass(rope, attend_to_rows, recur_over_rows, arithmetic, local_rope)
         # The cast happens once and before the loop, so that a sharded stack is gathered in `dtype`.
         layers = cast(params["layers"], dtype)
         x = params["embed"][tokens.ravel()].astype(dtype)
-        stack = family_of(config.model_type).stack
-        # A family with several kinds of layers has its own loop over them, and its own norm.
-        loop = loop_over_layers if stack is None else stack.forward
-        norm = arithmetic.norm if stack is None else partial(stack.norm, arithmetic)
+        family = family_of(config.model_type)
+        if family.scales_embedding:
+            # transformers rounds the factor to the type of the embedding.
+            x = x * jnp.asarray(config.hidden_size**0.5, dtype)
+        # A family with several kinds of layers has its own loop over them.
+        loop = loop_over_layers if family.stack is None else family.stack.forward
         x, carry = loop(config, layers, x, forward_pass, carry, REMAT[remat])
         scale = jax.lax.convert_element_type(params["norm"], dtype)
-        x = norm(x, scale, config.rms_norm_eps)
+        x = family.norm(arithmetic, x, scale, config.rms_norm_eps)
         return rows.leave(x.reshape(*tokens.shape, -1)), carry
 
 

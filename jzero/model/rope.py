@@ -25,6 +25,27 @@ def plain_frequencies(theta: float, head_dim: int) -> Float32[np.ndarray, " half
 
 
 @dataclass(frozen=True)
+class LinearScaling:
+    """Position interpolation (Chen et al. 2023, arXiv:2306.15595): every frequency is divided."""
+
+    kind: ClassVar[str] = "linear"
+    factor: float
+
+    @property
+    def amplitude(self) -> float:
+        """Returns the factor of cosines and sines."""
+        return 1.0
+
+    def mistakes(self, theta: float) -> Iterator[str]:
+        """Yields nothing: every factor is possible."""
+        yield from ()
+
+    def frequencies(self, theta: float, head_dim: int) -> Float32[np.ndarray, " half"]:
+        """Returns the frequency of every pair of a head."""
+        return (plain_frequencies(theta, head_dim) / np.float32(self.factor)).astype(np.float32)
+
+
+@dataclass(frozen=True)
 class Llama3Scaling:
     """The scaling of Llama 3.1, 3.2 and 3.3: only slow rotations are slowed down further.
 
@@ -133,9 +154,9 @@ class YarnScaling:
         return head_dim * math.log(wavelength / (2 * math.pi)) / (2 * math.log(theta))
 
 
-RopeScaling: TypeAlias = Llama3Scaling | YarnScaling
+RopeScaling: TypeAlias = LinearScaling | Llama3Scaling | YarnScaling
 
 # rope_type -> class. The kind "default" has no scaling.
-SCALINGS: dict[str, type[Llama3Scaling] | type[YarnScaling]] = {
-    scaling.kind: scaling for scaling in (Llama3Scaling, YarnScaling)
+SCALINGS: dict[str, type[LinearScaling] | type[Llama3Scaling] | type[YarnScaling]] = {
+    scaling.kind: scaling for scaling in (LinearScaling, Llama3Scaling, YarnScaling)
 }

@@ -52,10 +52,12 @@ def rope_of(hf_config: HuggingFaceConfig, rope: Mapping[str, Any]) -> Rope:
     if kind not in SCALINGS or missing_entries(hf_config, rope, kind):
         return Rope(kind, theta)
     # The original context may be at the top level; all other entries are in `rope`.
-    values: dict[str, Any] = {ORIGINAL: original_context(hf_config, rope)}
+    values: dict[str, Any] = {}
     for field in fields(SCALINGS[kind]):
         value = rope.get(field.name)
-        if field.name != ORIGINAL and value is not None:
+        if field.name == ORIGINAL:
+            values[ORIGINAL] = original_context(hf_config, rope)
+        elif value is not None:
             values[field.name] = value if isinstance(value, bool) else float(value)
     return Rope(kind, theta, SCALINGS[kind](**values))
 

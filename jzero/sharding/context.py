@@ -27,7 +27,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int
 
-from jzero.attention.backend import Packed
+from jzero.attention.backend import Packed, Window, given
 from jzero.errors import UserError
 from jzero.model.architecture import QwenConfig
 from jzero.model.delta_net import DeltaInputs, recur_packed
@@ -106,7 +106,7 @@ def heads_for_tokens(x: jax.Array, part: int, context: int) -> jax.Array:
 def attend_to_all_tokens(kernel: Packed, context: int) -> Packed:
     """Returns packed attention over parts of rows, from a `kernel` for full rows.
 
-    q, k and v are [b, part, heads, D]; `segments` and the layout describe full rows.
+    q, k and v are [b, part, heads, D]; `segments`, the layout and the window describe full rows.
     """
 
     def packed(
@@ -115,13 +115,15 @@ def attend_to_all_tokens(kernel: Packed, context: int) -> Packed:
         v: jax.Array,
         segments: Int[Array, "b T"],
         layout: RowLayout,
+        window: Window | None = None,
     ) -> jax.Array:
         part, K = k.shape[1:3]
         # KV heads are repeated until every device has at least one.
         repeats = math.lcm(K, context) // K
         k, v = (jnp.repeat(x, repeats, axis=2) for x in (k, v))
         q, k, v = (tokens_for_heads(x, layout.tokens) for x in (q, k, v))
-        return heads_for_tokens(kernel(q, k, v, segments, layout), part, context)
+        out = kernel(q, k, v, segments, layout, *given(window))
+        return heads_for_tokens(out, part, context)
 
     return packed
 

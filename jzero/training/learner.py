@@ -115,7 +115,8 @@ class Learner:
         context.check_context_axis(mesh, model)
         self.expert_placement = experts.training_placement(mesh)
 
-        self.packed_attention = attention.choose(compute.kernels, mesh).packed
+        backend = attention.choose(compute.kernels, mesh, needs_windows=bool(model.sliding_window))
+        self.packed_attention = backend.packed
         if not self.is_data_parallel:
             # XLA cannot partition a kernel by itself.
             kernel, parts = self.packed_attention, ()
@@ -432,9 +433,11 @@ class Learner:
         # each part of a row as a row.
         parts = self._parts(batch)
         cache = PackedRows(
+            self.model,
             self.packed_attention,
             self.arithmetic.recurrence,
             batch.segments,
+            batch.positions,
             layout,
             self.mesh if self.context > 1 else None,
         )

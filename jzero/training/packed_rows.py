@@ -6,9 +6,11 @@ import jax
 from jax.sharding import Mesh
 from jaxtyping import Array, Int
 
-from jzero.attention.backend import Packed
+from jzero.attention.backend import Packed, given
+from jzero.model.architecture import QwenConfig
 from jzero.model.arithmetic import Recurrence
 from jzero.model.delta_net import DeltaInputs, recur_packed
+from jzero.model.layers import window_in_rows
 from jzero.sharding import context
 from jzero.types import RowLayout
 
@@ -19,12 +21,15 @@ class PackedRows:
 
     attention     of complete rows.
     segments      the number of each token's sequence in its row, 0 for padding.
+    positions     of each token in its sequence.
     context_mesh  the mesh, if devices share the tokens of a row (context parallelism); else None.
     """
 
+    model: QwenConfig
     attention: Packed
     recurrence: Recurrence
     segments: Int[Array, "B T"]
+    positions: Int[Array, "B T"]
     layout: RowLayout
     context_mesh: Mesh | None
     arrays: None = None
@@ -34,7 +39,8 @@ class PackedRows:
         self, q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, arrays: None
     ) -> tuple[jax.Array, None]:
         """Attends to the tokens of each sequence and to the prefix of its row."""
-        return self.attention(q, k, v, self.segments, self.layout), arrays
+        window = given(window_in_rows(self.model, layer, self.positions))
+        return self.attention(q, k, v, self.segments, self.layout, *window), arrays
 
     def recur(self, inputs: DeltaInputs, layer: jax.Array, arrays: None) -> tuple[jax.Array, None]:
         """Computes each sequence from the state after the prefix of its row."""

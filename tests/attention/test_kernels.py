@@ -480,7 +480,12 @@ def test_a_mesh_of_cpus_chooses_xla(name: str) -> None:
     backend = attention.choose(name, one_device_mesh())
 
     assert backend == attention.Backend(
-        xla.packed, xla.paged, xla.pool_rows, attention.write, reads_int8=True
+        xla.packed,
+        xla.paged,
+        xla.pool_rows,
+        attention.write,
+        reads_int8=True,
+        has_windows=True,
     )
     assert backend.decode is None
 

@@ -28,9 +28,10 @@ from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import Groups, Sequence, make_groups
 from jzero.errors import UserError
 from jzero.model import logprobs, qwen
-from jzero.model.architecture import ATTENTION, DELTA_NET, DeltaNetConfig
+from jzero.model.architecture import ATTENTION, DELTA_NET, SLIDING, DeltaNetConfig
 from jzero.model.delta_net import recur_tokens
-from jzero.model.rope import Llama3Scaling
+from jzero.model.layers import window_in_rows
+from jzero.model.rope import LinearScaling, Llama3Scaling
 from jzero.sharding.mesh import make_mesh, param_shardings
 from jzero.types import RowLayout
 
@@ -86,6 +87,26 @@ CONFIGS = {
         norm_topk_prob=True,
     ),
 }
+# Two layers with a window of 12 tokens, less than a page and less than most prompts, then one
+# without.
+CONFIGS["gemma3"] = qwen.QwenConfig(
+    "gemma3_text",
+    96,
+    64,
+    96,
+    3,
+    4,
+    2,
+    16,
+    True,
+    10000.0,
+    1e-6,
+    rope_scaling=LinearScaling(8.0),
+    layer_types=(SLIDING, SLIDING, ATTENTION),
+    sliding_window=12,
+    local_rope_theta=100.0,
+    query_scale=20,
+)
 CONFIGS["hybrid_moe"] = replace(
     CONFIGS["hybrid"],
     model_type="qwen3_5_moe_text",
@@ -134,14 +155,15 @@ def host_params(name: str) -> qwen.Params:
     """Every leaf is random, norms around 1, so that each of them matters.
 
     The norms of a hybrid are 1 plus their weights, but for that of its gated delta nets, which
-    forget half of what they hold in 20 tokens or so.
+    forget half of what they hold in 20 tokens or so. Those of Gemma are 1 plus their weights, too.
     """
+    adds_one = name in ("hybrid", "hybrid_moe", "gemma3")
     centers = {"delta_norm": 1.0, "delta_decay": -3.0}
     rng = np.random.default_rng(1)
 
     def random_leaf(path: tuple, x: jax.ShapeDtypeStruct) -> np.ndarray:
         leaf = path[-1].key
-        of_norm = 1.0 if "norm" in leaf and CONFIGS[name].delta_net is None else 0.0
+        of_norm = 1.0 if "norm" in leaf and not adds_one else 0.0
         center = centers.get(leaf, of_norm)
         return (center + 0.12 * rng.standard_normal(x.shape)).astype(np.float32)
 
@@ -269,14 +291,15 @@ def scorer(name: str) -> Callable:
     @jax.jit
     def score(params, tokens, lengths, temperature):
         segments = (jnp.arange(TOTAL)[None] < lengths[:, None]).astype(jnp.int32)
+        positions = jnp.broadcast_to(jnp.arange(TOTAL), tokens.shape)
 
         def attend(q, k, v, layer, carry):
-            return xla.packed(q, k, v, segments, RowLayout(0, 1, TOTAL)), carry
+            window = window_in_rows(config, layer, positions)
+            return xla.packed(q, k, v, segments, RowLayout(0, 1, TOTAL), window), carry
 
         def recur(inputs, layer, carry):
             return recur_tokens(inputs, segments)[0], carry
 
-        positions = jnp.broadcast_to(jnp.arange(TOTAL), tokens.shape)
         hidden, _ = qwen.forward(
             config, params, tokens, positions, attend, dtype=jnp.float32, recur=recur
         )
@@ -303,7 +326,7 @@ def scored(
 
 
 @pytest.mark.quick_cases("qwen2")
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", thorough("llama")])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "gemma3", thorough("llama")])
 def test_greedy_is_the_argmax_of_the_full_forward(name) -> None:
     completions = base(name, 0.0)
     for sequence, logits, logps in scored(make(name), completions, 1.0):
@@ -414,7 +437,7 @@ def test_kernels_that_read_no_int8_pages_refuse_them() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["qwen2", slow("qwen3")])
+@pytest.mark.parametrize("name", ["qwen2", thorough("gemma3"), slow("qwen3")])
 def test_logits_may_be_made_in_parts(name) -> None:
     """As where VMEM is small. Greedy tokens stay; sampled ones are others of the distribution."""
     engine = new_engine(name)
@@ -619,7 +642,7 @@ def test_one_kernel_may_rotate_write_and_attend(shape, monkeypatch: pytest.Monke
 # -- the compiled programs ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["qwen2", slow("qwen3")])
+@pytest.mark.parametrize("name", ["qwen2", thorough("gemma3"), slow("qwen3")])
 def test_no_device_gathers_the_logits(name) -> None:
     """Of a vocabulary that is split over tensor, less is gathered than one slot's logits each."""
     engine = make(name, shape=(1, 2))

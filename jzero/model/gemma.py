@@ -1,0 +1,228 @@
+"""Gemma 3: its layer, and the entries of its config.json.
+
+A layer differs from `DenseLayer` in four points. Norms multiply by 1 + weight, and the outputs of
+attention and MLP pass through a norm of their own before they are added. The MLP has a GELU. Five
+of six layers attend to a sliding window, with another base of RoPE. The embedding is multiplied by
+the square root of its width (`Family.scales_embedding`).
+
+Sources: Gemma 3 Technical Report (arXiv:2503.19786), sections 2 and 2.1; Gemma3TextModel in
+transformers.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, PyTree
+
+from jzero.errors import shown
+from jzero.files import JsonObject
+from jzero.model.architecture import ATTENTION, NO_WINDOW, SLIDING, QwenConfig
+from jzero.model.arithmetic import Arithmetic
+from jzero.model.layers import (
+    ZEROS,
+    DenseLayer,
+    ForwardPass,
+    Rotary,
+    parameter,
+    window_of_layer,
+    zero_centered_norm,
+)
+from jzero.model.linear import products
+from jzero.model.rope import LinearScaling
+from jzero.model.rope_entries import HuggingFaceConfig, rope_refusals
+
+ACTIVATION = "gelu_pytorch_tanh"
+LOCAL_BASE = 10_000.0  # of the layers with a window, the default of transformers
+PATTERN = 6  # layers from one with full attention to the next
+
+DEFAULTS: HuggingFaceConfig = {  # the defaults of `transformers`
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": LOCAL_BASE,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+    "hidden_activation": ACTIVATION,
+    "max_position_embeddings": 131_072,
+}
+
+
+class GemmaLayer(DenseLayer):
+    """A layer with full attention or with a sliding window; its number decides."""
+
+    def __init__(self, config: QwenConfig, rngs: nnx.Rngs) -> None:
+        super().__init__(config, rngs, attention_bias=False, query_key_norm=True)
+        E, D = config.hidden_size, config.head_dim
+        self.config = config
+        # 1 + 0: the norms of a new model multiply by 1.
+        self.attn_norm = parameter(rngs, (E,), ("norm",), ZEROS)
+        self.mlp_norm = parameter(rngs, (E,), ("norm",), ZEROS)
+        self.q_norm = parameter(rngs, (D,), ("norm",), ZEROS)
+        self.k_norm = parameter(rngs, (D,), ("norm",), ZEROS)
+        self.attn_out_norm = parameter(rngs, (E,), ("norm",), ZEROS)
+        self.mlp_out_norm = parameter(rngs, (E,), ("norm",), ZEROS)
+
+    def __call__(
+        self,
+        x: Float[Array, "N E"],
+        forward_pass: ForwardPass,
+        layer: Int[Array, ""],
+        carry: PyTree,
+    ) -> tuple[Float[Array, "N E"], PyTree]:
+        """Returns the hidden states after the layer, and the `carry` of its attention."""
+        arithmetic = forward_pass.arithmetic
+
+        def norm(x: jax.Array, weight: nnx.Param[jax.Array]) -> jax.Array:
+            return zero_centered_norm(arithmetic, x, weight.get_value(), self.norm_eps)
+
+        h = norm(x, self.attn_norm)
+        rope = rope_of_layer(self.config, forward_pass, layer)
+        q, k, v = self.queries_keys_values(h, rope, arithmetic)
+        mixed, carry = forward_pass.attend(q, k, v, layer, carry)
+        attended = arithmetic.product(mixed.reshape(len(x), -1), self.o.get_value())
+        x = x + norm(attended, self.attn_out_norm)
+
+        h = norm(x, self.mlp_norm)
+        gate_and_up = [self.gate.get_value(), self.up.get_value()]
+        gate, up = products(h, gate_and_up, arithmetic.product)
+        activated = jax.nn.gelu(gate, approximate=True)
+        out = arithmetic.product(activated * up, self.down.get_value())
+        return x + norm(out, self.mlp_out_norm), carry
+
+    def normed_heads(
+        self, arithmetic: Arithmetic, q: jax.Array, k: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the heads of q and k after their norms, with q in the scale of attention."""
+        # Attention divides scores by the root of head_dim. The factor is exact in the fp32 of the
+        # norm, where bf16 queries would be rounded once more.
+        factor = 1.0
+        if self.config.query_scale:
+            factor = math.sqrt(self.head_dim / self.config.query_scale)
+        q_scale = factor * (1 + self.q_norm.get_value().astype(jnp.float32))
+        q = arithmetic.norm(q, q_scale, self.norm_eps)
+        k = zero_centered_norm(arithmetic, k, self.k_norm.get_value(), self.norm_eps)
+        return q, k
+
+
+def rope_of_layer(config: QwenConfig, forward_pass: ForwardPass, layer: Int[Array, ""]) -> Rotary:
+    """Returns the angles of a layer: those of its window, or of full attention."""
+    rope, local = forward_pass.rope, forward_pass.local_rope
+    window = window_of_layer(config, layer)
+    if window is None or local is None:
+        return rope
+    # All layers are one loop, so the number of a layer, and with it its kind, is not known when the
+    # loop is compiled.
+    is_local = window < NO_WINDOW
+    return rope._replace(
+        cos=jnp.where(is_local, local.cos, rope.cos), sin=jnp.where(is_local, local.sin, rope.sin)
+    )
+
+
+# -- config.json -----------------------------------------------------------------------------------
+
+
+def flat(hf_config: HuggingFaceConfig) -> HuggingFaceConfig:
+    """Returns a config.json with the entries of text_config at the top level, in version 4 form.
+
+    transformers 5 writes rope_parameters with an object for each kind of layer; version 4 writes
+    rope_theta and rope_scaling for full attention, and rope_local_base_freq for windows.
+    """
+    text = hf_config.get("text_config")
+    if isinstance(text, Mapping):
+        top_level = {name: value for name, value in hf_config.items() if name != "text_config"}
+        hf_config = {**DEFAULTS, **text, **top_level}
+    ropes = hf_config.get("rope_parameters")
+    if not isinstance(ropes, Mapping) or not ropes.keys() & {ATTENTION, SLIDING}:
+        return hf_config
+    entries = {name: value for name, value in hf_config.items() if name != "rope_parameters"}
+    full, local = ropes.get(ATTENTION), ropes.get(SLIDING)
+    if isinstance(full, Mapping):
+        entries["rope_theta"] = full.get("rope_theta", entries.get("rope_theta"))
+        scaling = {name: value for name, value in full.items() if name != "rope_theta"}
+        entries["rope_scaling"] = None if is_plain(scaling) else scaling
+    if isinstance(local, Mapping):
+        default = entries.get("rope_local_base_freq")
+        entries["rope_local_base_freq"] = local.get("rope_theta", default)
+    return entries
+
+
+def is_plain(scaling: Mapping[str, Any]) -> bool:
+    """Returns whether an object of RoPE entries scales nothing."""
+    return scaling.get("rope_type", "default") == "default"
+
+
+def layer_types(hf_config: HuggingFaceConfig) -> tuple[str, ...]:
+    """Returns the kind of every layer, as `transformers` reads them."""
+    listed = hf_config.get("layer_types")
+    if listed is not None:
+        return tuple(listed)
+    pattern = hf_config.get("_sliding_window_pattern") or hf_config.get("sliding_window_pattern")
+    numbers = range(1, hf_config["num_hidden_layers"] + 1)
+    return tuple(SLIDING if number % (pattern or PATTERN) else ATTENTION for number in numbers)
+
+
+def extra_fields(hf_config: HuggingFaceConfig) -> JsonObject:
+    """Returns the fields of `QwenConfig` that only Gemma has."""
+    scale = hf_config.get("query_pre_attn_scalar") or hf_config["head_dim"]
+    return {
+        "layer_types": layer_types(hf_config),
+        "sliding_window": hf_config["sliding_window"],
+        "local_rope_theta": float(hf_config["rope_local_base_freq"]),
+        "query_scale": 0 if scale == hf_config["head_dim"] else scale,
+    }
+
+
+def extra_entries(config: QwenConfig, extra: HuggingFaceConfig) -> JsonObject:
+    """Returns the entries of config.json that only Gemma has, for transformers 4 and 5."""
+    assert config.layer_types is not None
+    scaling: JsonObject = {"rope_type": "default"}
+    if config.rope_scaling is not None:
+        assert isinstance(config.rope_scaling, LinearScaling)
+        scaling = {"rope_type": "linear", "factor": config.rope_scaling.factor}
+    ropes = {
+        ATTENTION: {**scaling, "rope_theta": config.rope_theta},
+        SLIDING: {"rope_type": "default", "rope_theta": config.local_rope_theta},
+    }
+    return {
+        "layer_types": list(config.layer_types),
+        "sliding_window": config.sliding_window,
+        "query_pre_attn_scalar": config.query_scale or config.head_dim,
+        "hidden_activation": ACTIVATION,
+        "hidden_act": ACTIVATION,
+        "rope_parameters": ropes,
+        "rope_scaling": scaling if config.rope_scaling is not None else None,
+        "rope_local_base_freq": config.local_rope_theta,
+    }
+
+
+def refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
+    """Yields the settings that `GemmaLayer` would compute differently from `transformers`."""
+    yield from rope_refusals(hf_config)
+    scaling = hf_config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind not in ("default", "linear"):
+        yield f"rope_scaling with rope_type={shown(kind)} on gemma3: only linear is implemented"
+    if (activation := hf_config.get("hidden_activation")) != ACTIVATION:
+        yield f"hidden_activation={shown(activation)}: only {ACTIVATION} is implemented"
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if hf_config.get(name):
+            yield f"{name}={shown(hf_config[name])}: soft caps are not implemented"
+    for name in ("attention_bias", "use_bidirectional_attention"):
+        if hf_config.get(name):
+            yield f"{name}=true on gemma3: only false is implemented"
+    if other := set(layer_types(hf_config)) - {ATTENTION, SLIDING}:
+        yield f"layer_types with {shown(min(other))}: only {ATTENTION} and {SLIDING}"
+    if not hf_config.get("sliding_window"):
+        yield "no sliding_window: a model of gemma3 has layers with a window"
+    if hf_config.get("quantization_config"):
+        yield "quantization_config: load the unquantized checkpoint"
+    if hf_config.get("auto_map"):
+        yield "auto_map: the model needs Python code from its directory, which jzero does not run"
