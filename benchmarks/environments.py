@@ -39,10 +39,11 @@ from jzero.config import (
 from jzero.decoder.sequence import DecodeCounters, Groups, Sequence, make_groups
 from jzero.model import qwen
 from jzero.model.base_model import read_base_model
-from jzero.rollout.sampler import Sampler, make_sampler
+from jzero.rollout.sampler import Sampler, decoder_settings, make_sampler, mesh_of_decoder
 from jzero.sharding.mesh import train_mesh
 from jzero.tasks import find_task
 from jzero.training import learner
+from jzero.training.heads import rl_objective
 from jzero.workers.pool import Pool
 
 TURNS = 10
@@ -145,8 +146,12 @@ def make_player(settings: Config, pool: Pool) -> tuple[Sampler, qwen.Params]:
     """Returns a sampler of a model with random weights, and the weights."""
     base = read_base_model(settings.model)
     mesh = train_mesh(1, 1, 1, jax.devices()[:1])
-    sampler, publish = make_sampler(settings, base, mesh, pool)
-    policy = learner.policy_learner(base.model, settings, mesh)
+    decoder = decoder_settings(settings.model, settings.rollout, settings.algorithm, settings.eval)
+    sampler, publish = make_sampler(
+        decoder, settings.task, base, mesh, mesh_of_decoder(0, mesh), pool
+    )
+    objective = rl_objective(settings.algorithm, settings.rollout)
+    policy = learner.policy_learner(base.model, settings.model, settings.optimizer, objective, mesh)
     return sampler, publish(policy.init_params(0))
 
 

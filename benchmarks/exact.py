@@ -88,7 +88,8 @@ def first_params(config: Config, steps: int) -> qwen.Params:
     with Pool(0) as pool, TemporaryDirectory() as workdir:
         run = setup.build(config, pool)
         policy = run.trainer.policy
-        params = load_model(config, run.base, Path(workdir), policy)
+        weights = setup.initial_weights(config, run.base, Path(workdir))
+        params = load_model(weights, policy, config.train.seed)
         if steps:
             params = warm_start(policy, config, run.base.tokenizer, params, interrupt.never_stop)
         return jax.device_get(params)

@@ -39,7 +39,7 @@ from jzero.model import qwen
 from jzero.rollout.evaluation import evaluate, evaluation_metrics
 from jzero.sharding.publish import bytes_of_one_device
 from jzero.train import sample_rollouts
-from jzero.training.frozen_base import base_directory, freeze_model, is_warm_started, load_model
+from jzero.training.frozen_base import freeze_model, load_model
 from jzero.training.step import update_on_rollouts
 from jzero.training.warm_start import warm_start
 from jzero.types import Rollout, RowLayout
@@ -87,13 +87,14 @@ def measure(settings: Config, steps: int) -> list[Result]:
 def frozen_base(run: setup.Run, workdir: Path, is_first: bool) -> qwen.Params:
     """Returns the base. The first one makes the weights, if no directory has them."""
     config, policy = run.config, run.trainer.policy
+    weights = setup.initial_weights(config, run.base, workdir)
     if not is_first:
-        return policy.load_base(base_directory(config, run.base, workdir))
-    params = load_model(config, run.base, workdir, policy)
-    if not is_warm_started(config):
+        return policy.load_base(weights.directory)
+    params = load_model(weights, policy, config.train.seed)
+    if not weights.is_warm_started:
         return params
     params = warm_start(policy, config, run.base.tokenizer, params, interrupt.never_stop)
-    return freeze_model(config, workdir, policy, params)
+    return freeze_model(weights, policy, params)
 
 
 def held_out_accuracies(

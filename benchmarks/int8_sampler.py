@@ -37,7 +37,7 @@ from jzero.model import qwen
 from jzero.planning.planned_run import kv_bytes_per_token
 from jzero.sharding.publish import bytes_of_one_device
 from jzero.train import sample_rollouts
-from jzero.training.frozen_base import is_warm_started, load_model
+from jzero.training.frozen_base import load_model
 from jzero.training.step import update_on_rollouts
 from jzero.training.warm_start import warm_start
 from jzero.workers.pool import Pool
@@ -87,8 +87,9 @@ def measure(settings: Config, steps: int) -> list[Result]:
 def trained_model(run: setup.Run, workdir: Path) -> qwen.Params:
     """Returns the model that all samplers start from."""
     config, policy = run.config, run.trainer.policy
-    params = load_model(config, run.base, workdir, policy)
-    if not is_warm_started(config):
+    weights = setup.initial_weights(config, run.base, workdir)
+    params = load_model(weights, policy, config.train.seed)
+    if not weights.is_warm_started:
         return params
     return warm_start(policy, config, run.base.tokenizer, params, interrupt.never_stop)
 

@@ -65,7 +65,7 @@ class HeavyTailStream(RolloutStream):
     """A stream whose responses end at the length that is drawn for them, and nowhere else."""
 
     def __init__(self, sampler: Sampler, settings: config.Config, alpha: float) -> None:
-        super().__init__(sampler, settings)
+        super().__init__(sampler, setup.training_problems(settings), settings.rollout)
         self.alpha = alpha
 
     def admit(self, version: int) -> list[EpisodeGroup]:

@@ -30,14 +30,14 @@ from jzero.errors import UserError
 from jzero.files import split_commas
 from jzero.hosts import peers, processes
 from jzero.model import adapters, huggingface, peft, qwen
-from jzero.model.base_model import check_context, read_base_model, with_given_adapter
+from jzero.model.base_model import read_base_model
 from jzero.planning.host_memory import (
     check_host_memory,
     graders_part,
     parts_of_engine,
     rollouts_part,
 )
-from jzero.planning.kv_pool import size_pool, with_full_pool
+from jzero.planning.kv_pool import room_of_decoder, size_pool, with_full_pool
 from jzero.rewards import rewards
 from jzero.rollout import multiple_choice
 from jzero.rollout.evaluation import evaluate, evaluation_kinds, print_left_out
@@ -45,6 +45,7 @@ from jzero.rollout.multiple_choice import LikelihoodSummary
 from jzero.rollout.sampler import (
     EncodedProblem,
     Sampler,
+    decoder_settings,
     make_engine,
     make_sampler,
     mesh_of_decoder,
@@ -52,7 +53,7 @@ from jzero.rollout.sampler import (
 from jzero.run.environment import versions
 from jzero.run.finished import FoundModel, find_model
 from jzero.run.samples import write_responses
-from jzero.setup import with_stop_strings
+from jzero.setup import check_context, with_given_adapter, with_stop_strings
 from jzero.sharding.mesh import adapter_shardings, configured_mesh, param_shardings
 from jzero.tasks import evaluated_task, find_task, math_problems, mixed, suites
 from jzero.tasks.votes import MATHEMATICS
@@ -218,17 +219,19 @@ def load(
     settings = with_given_adapter(settings)
     # Check memory before the weights are read: a process that runs out of memory is killed without
     # a message.
-    check_host_memory(settings, parts_of_engine(settings))
+    check_host_memory(settings, parts_of_engine(settings.rollout))
     base = read_base_model(settings.model)
     check_context(settings, base)
     assert base.directory, "settings.model.path is empty"
     mesh = configured_mesh(settings.mesh)
     # This engine only serves to size the KV cache. It has no device state, so it costs no memory.
-    engine = make_engine(settings, base, mesh_of_decoder(settings, mesh))
-    if has_full_cache:
-        settings = with_full_pool(settings, engine)
-    settings = replace(settings, rollout=size_pool(settings, engine, is_trained=False))
-    sampler, publish = make_sampler(settings, base, mesh, pool)
+    decoder = decoder_settings(settings.model, settings.rollout, settings.algorithm, settings.eval)
+    decoder_mesh = mesh_of_decoder(settings.mesh.decode_devices, mesh)
+    engine = make_engine(decoder, base, decoder_mesh)
+    rollout = with_full_pool(settings.rollout, engine) if has_full_cache else settings.rollout
+    room = room_of_decoder(settings.memory, engine, settings.model)
+    decoder = replace(decoder, rollout=size_pool(rollout, engine, room))
+    sampler, publish = make_sampler(decoder, settings.task, base, mesh, decoder_mesh, pool)
     adapter = settings.model.adapter
     if not adapter.rank:
         params = huggingface.load(base.directory, base.model, param_shardings(base.model, mesh))
@@ -251,8 +254,9 @@ def check_responses(settings: config.Config, name: str, num_problems: int) -> No
         "eval.samples": settings.eval.samples + settings.eval.greedy,
     }
     longest = settings.eval.longest_episode(settings.rollout)
-    responses = rollouts_part(settings, counts, longest, f"the responses to {name}")
-    parts = [graders_part(settings), responses, *parts_of_engine(settings)]
+    kept = config.num_kept(settings.algorithm, settings.rollout)
+    responses = rollouts_part(counts, longest, f"the responses to {name}", kept)
+    parts = [graders_part(settings.task), responses, *parts_of_engine(settings.rollout)]
     check_host_memory(settings, parts)
 
 
@@ -303,7 +307,8 @@ def run_on(
     with Pool(settings.task.grade_workers) as pool:
         sampler, params = load(settings, pool)
         for name, problems in problem_sets.items():
-            print_left_out(name, problems, settings)
+            if settings.eval.rewards:
+                print_left_out(name, problems, settings.task)
             fitting = sampler.encode_problems(problems, name)
             if not fitting:
                 raise UserError(

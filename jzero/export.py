@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jax
 
-from jzero import cli, config
+from jzero import cli, config, setup
 from jzero.errors import UserError
 from jzero.model import adapters, hub, huggingface, peft, qwen
 from jzero.model.base_model import BaseModel, read_base_model
@@ -24,7 +24,7 @@ from jzero.run.checkpoint import Checkpoints
 from jzero.run.export_model import export_adapter, export_model
 from jzero.run.model_card import CardOptions, make_card
 from jzero.run.record import base_of, evaluations_of
-from jzero.training.frozen_base import base_directory, check_base, name_of_base
+from jzero.training.frozen_base import check_base
 
 # The files of an export.
 EXPORTED = (
@@ -84,7 +84,7 @@ def run(options: Options) -> str:
         raise checkpoints.damaged(step, error) from None
     # An adapter is only valid with the weights that it was trained on.
     if settings.model.adapter.rank:
-        check_base(settings, base_directory(settings, base, options.workdir), expected_base)
+        check_base(setup.initial_weights(settings, base, options.workdir), expected_base)
 
     # The export is written under a temporary name and renamed once it is complete.
     # Next to `out`, because a rename cannot cross file systems.
@@ -161,7 +161,7 @@ def merged_params(
     if not adapter.rank:
         return trained
     # The base gets the dtype of the run's computation, so that the export equals the trained model.
-    directory = base_directory(settings, base, workdir)
+    directory = setup.initial_weights(settings, base, workdir).directory
     frozen = huggingface.load(directory, base.model, dtype=settings.model.dtype)
     return adapters.join(frozen, trained, adapter.scale)
 
@@ -176,7 +176,7 @@ def check_adapter(options: Options, settings: config.Config, base: BaseModel) ->
         raise UserError(
             f"--adapter: the run in {options.workdir} trains the whole model: leave out --adapter"
         )
-    name = name_of_base(settings, base, options.workdir)
+    name = setup.initial_weights(settings, base, options.workdir).name
     if options.push_to_hub and not is_on_hub(name):
         raise UserError(
             f"--adapter: the base is the directory {name}, which is not on the hub: leave out "

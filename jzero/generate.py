@@ -245,14 +245,15 @@ def check(options: Options, settings: config.Config) -> None:
     if options.n < 1:
         raise UserError(f"--n={options.n} must be at least 1")
     # Estimate the memory of the host: graders, responses that are held together, and the engine.
-    parts = [graders_part(settings)]
+    parts = [graders_part(settings.task)]
     if not options.urls or rewards.compare_responses(settings.task.reward):
         counts = {"rollout.num_prompts": settings.rollout.num_prompts, "--n": options.n}
         longest = settings.rollout.longest_episode
+        kept = config.num_kept(settings.algorithm, settings.rollout)
         label = f"the responses of a chunk with --n={options.n}"
-        parts.append(rollouts_part(settings, counts, longest, label))
+        parts.append(rollouts_part(counts, longest, label, kept))
     if not options.urls:
-        parts += parts_of_engine(settings)
+        parts += parts_of_engine(settings.rollout)
     check_host_memory(settings, parts)
     if options.greedy and options.n > 1:
         raise UserError(

@@ -20,24 +20,34 @@ from jax.sharding import Mesh, NamedSharding
 from jzero import algorithms
 from jzero.answers import published
 from jzero.clock import Clock
-from jzero.config import Config, ModelConfig, RolloutConfig, to_json, validate
+from jzero.config import (
+    Config,
+    ModelConfig,
+    context_mistakes,
+    positions_of,
+    to_json,
+    validate,
+)
 from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
 from jzero.hosts import collectives, processes
-from jzero.model import adapters, huggingface, qwen
-from jzero.model.base_model import BaseModel, check_context, read_base_model
+from jzero.model import adapters, huggingface, peft, qwen
+from jzero.model.base_model import BaseModel, read_base_model
+from jzero.model.families import window_of
 from jzero.planning.disk import check_disk
-from jzero.planning.fitting import check_memory
+from jzero.planning.fitting import check_memory, fitting_pages
 from jzero.planning.host_memory import check_host_memory, parts_of_run
-from jzero.planning.kv_pool import size_pool
+from jzero.planning.kv_pool import room_in_run, size_pool
 from jzero.planning.sizing import with_sizes_of
 from jzero.problems.prompts import PromptTemplate
 from jzero.rewards import rewards
-from jzero.rollout.async_stream import RolloutStream, ThreadedStream
+from jzero.rollout.async_stream import RolloutStream, ThreadedStream, TrainingProblems
+from jzero.rollout.collect import Collection
 from jzero.rollout.evaluation import encode_suites, print_left_out
 from jzero.rollout.sampler import (
     EncodedProblem,
     Sampler,
+    decoder_settings,
     make_engine,
     make_sampler,
     mesh_of_decoder,
@@ -58,6 +68,7 @@ from jzero.tasks import (
     stop_strings,
     suites,
 )
+from jzero.training.frozen_base import InitialWeights
 from jzero.training.learner import Learner
 from jzero.training.trainer import Trainer, make_trainer
 from jzero.types import State
@@ -74,6 +85,13 @@ class Run:
     sampler: Sampler
     publish: Callable[[qwen.Params], qwen.Params]  # the trainer's parameters -> the sampler's
     stream: RolloutStream | None  # None if rollout.max_staleness=0: every step samples its rollouts
+
+    @property
+    def collection(self) -> Collection:
+        """The settings that collect the rollouts of a step."""
+        config = self.config
+        rounds = config.algorithm.dynamic_sampling_rounds
+        return Collection(training_problems(config), config.rollout, rounds, config.train.steps)
 
     @property
     def clock(self) -> Clock:
@@ -180,6 +198,30 @@ def with_steps(config: Config) -> Config:
     return replace(config, train=replace(train, steps=steps))
 
 
+def with_given_adapter(config: Config) -> Config:
+    """Returns the config with rank, alpha and targets of the initial adapter (model.adapter.path).
+
+    Only config.json of the model is read. Raises UserError if the settings are inconsistent, or the
+    adapter cannot be read.
+    """
+    given = config.model.adapter
+    if not given.path:
+        return config
+    validate(config)
+    directory = huggingface.resolve(config.model.source, ("config.json",))
+    model, _ = huggingface.load_config(directory)
+    adapter = peft.with_path(given, model)
+    return replace(config, model=replace(config.model, adapter=adapter))
+
+
+def check_context(config: Config, base: BaseModel) -> None:
+    """Raises UserError if the run's sequences may be longer than the model allows."""
+    positions = config.model.max_position_embeddings or positions_of(base.hf_config)
+    mistakes = list(context_mistakes(config, positions, window_of(base.hf_config)))
+    if mistakes:
+        raise UserError("; ".join(mistakes))
+
+
 # -- building --------------------------------------------------------------------------------------
 
 
@@ -202,24 +244,33 @@ def build(
     if critic is not None:
         check_tensor_axis(mesh, critic)
 
-    # Only the sampler gets the computed number of pages; the Run keeps the given config.
-    rollout = sized_rollout(config, base, mesh, recorded_pages)
-    sampler, publish = make_sampler(replace(config, rollout=rollout), base, mesh, pool)
+    sampler, publish = build_sampler(config, base, mesh, pool, recorded_pages)
     trainer = make_trainer(config, base.model, critic, mesh)
     stream = make_stream(config, sampler)
     processes.print_once(describe(base.model, config.model, mesh))
     return Run(config, base, trainer, sampler, publish, stream)
 
 
-def sized_rollout(
-    config: Config, base: BaseModel, mesh: Mesh, recorded_pages: int = 0
-) -> RolloutConfig:
-    """Returns the rollout settings with the number of KV cache pages that fit into memory."""
-    planned = config = with_needed_slots(config)
+def build_sampler(
+    config: Config, base: BaseModel, mesh: Mesh, pool: Pool, recorded_pages: int = 0
+) -> tuple[Sampler, Callable[[qwen.Params], qwen.Params]]:
+    """Returns the sampler of a training run, with the KV cache pages that fit into memory.
+
+    Also returns `publish`, which converts the trainer's weights for the sampler.
+    """
+    rollout = with_needed_slots(config.rollout, config.eval, bool(config.sft.data))
+    decoder = decoder_settings(config.model, rollout, config.algorithm, config.eval)
+    decoder_mesh = mesh_of_decoder(config.mesh.decode_devices, mesh)
+    planned = config
     if base.directory:  # the model is downloaded now, and the planner reads directories
         planned = replace(config, model=replace(config.model, path=str(base.directory)))
-    engine = make_engine(config, base, mesh_of_decoder(config, mesh))
-    return size_pool(planned, engine, is_trained=True, recorded_pages=recorded_pages)
+    engine = make_engine(decoder, base, decoder_mesh)
+    room = room_in_run(config.memory, engine, lambda: fitting_pages(planned))
+    # Only the sampler gets the number of pages: it depends on the memory that is free right now.
+    rollout = size_pool(rollout, engine, room, recorded_pages)
+    return make_sampler(
+        replace(decoder, rollout=rollout), config.task, base, mesh, decoder_mesh, pool
+    )
 
 
 def read_critic(config: Config, policy: qwen.QwenConfig) -> qwen.QwenConfig | None:
@@ -253,9 +304,15 @@ def make_stream(config: Config, sampler: Sampler) -> RolloutStream | None:
     """Returns the stream of asynchronous rollouts, or None in a synchronous run."""
     if config.rollout.max_staleness == 0:
         return None
+    problems = training_problems(config)
     if config.mesh.decode_devices:
-        return ThreadedStream(sampler, config)
-    return RolloutStream(sampler, config)
+        return ThreadedStream(sampler, problems, config.rollout)
+    return RolloutStream(sampler, problems, config.rollout)
+
+
+def training_problems(config: Config) -> TrainingProblems:
+    """Returns the source of the problems that a run trains on."""
+    return TrainingProblems(config.task, config.train.seed, config.rollout.num_prompts)
 
 
 def describe(model: qwen.QwenConfig, settings: ModelConfig, mesh: Mesh) -> str:
@@ -287,14 +344,20 @@ def evaluation_problems(run: Run) -> dict[str, list[EncodedProblem]]:
         processes.print_once(note)
 
     held_out = task.eval_problems(config.task, config.eval.problems)
-    print_left_out("held out", held_out, config)
+    if config.eval.rewards:
+        print_left_out("held out", held_out, config.task)
     encoded = run.sampler.encode_problems(held_out, "held out")
     # Without held-out problems there is no evaluation with the name "".
     problems = {"": encoded} if encoded else {}
-    return problems | encode_suites(run.sampler, config)
+    return problems | encode_suites(run.sampler, config.task, config.eval, config.train.seed)
 
 
 # -- state -----------------------------------------------------------------------------------------
+
+
+def initial_weights(config: Config, base: BaseModel, workdir: Path) -> InitialWeights:
+    """Returns the weights that a run starts from."""
+    return InitialWeights(config.model, base, workdir, config.trains_before_adapter)
 
 
 def initial_state(run: Run, params: qwen.Params) -> State:

@@ -28,24 +28,16 @@ from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.hosts import interrupt, processes
 from jzero.model import qwen, tokenizer
-from jzero.model.base_model import BaseModel, check_context, read_base_model, with_given_adapter
+from jzero.model.base_model import BaseModel, read_base_model
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.planning.disk import check_disk, require_disk
 from jzero.planning.fitting import check_memory
 from jzero.planning.host_memory import check_host_memory, parts_of_run
-from jzero.planning.kv_pool import size_pool
 from jzero.planning.sizing import with_sizes, with_sizes_of
 from jzero.problems import problem_sets, row_loader
 from jzero.problems.row_loader import Selection
 from jzero.rollout.evaluation import encode_suites, evaluate, evaluation_metrics
-from jzero.rollout.sampler import (
-    EncodedProblem,
-    Sampler,
-    make_engine,
-    make_sampler,
-    mesh_of_decoder,
-    with_needed_slots,
-)
+from jzero.rollout.sampler import EncodedProblem, Sampler
 from jzero.run.budget import TimeBudget
 from jzero.run.hub_pushes import check_token
 from jzero.run.metrics import nonfinite
@@ -54,6 +46,7 @@ from jzero.run.samples import write_responses
 from jzero.run.session import RunSession
 from jzero.run.trackers import check_trackers
 from jzero.run.workdir import check_workdir
+from jzero.setup import build_sampler, check_context, with_given_adapter
 from jzero.sharding.mesh import configured_mesh
 from jzero.tasks import TASKS, draws_examples, suites
 from jzero.training.examples import Example, ExampleRow, encode_row
@@ -159,14 +152,14 @@ def train(config: Config, workdir: Path) -> JsonObject:
 
         if session.resume_step is None:
             with terminal.phase("load the model"):
-                params = load_model(config, base, workdir, learner)
-            session.record.base = name_base(config, base, workdir)
+                params = load_model(session.weights, learner, config.train.seed)
+            session.record.base = name_base(session.weights)
             state = learner.start_on(params, config.train.seed)
             evaluate_model(trainer, session, test, "before", learner.weights(state))
         else:
             with terminal.phase("restore the checkpoint"):
                 state = session.restore(learner.abstract_state())
-                frozen = load_base(config, base, workdir, learner, session.record.base)
+                frozen = load_base(session.weights, learner, session.record.base)
                 state = replace(state, base=frozen)
 
         # ------------------------------------------------------------------------------------------
@@ -228,7 +221,16 @@ def make_trainer(config: Config, base: BaseModel, mesh: Mesh) -> SupervisedTrain
     """Returns the trainer of a run, and sets the run's chat template on the tokenizer of `base`."""
     check_context(config, base)
     set_chat_template(base.tokenizer, config.sft.chat_template)
-    return SupervisedTrainer(base.model, mesh, config, config.sft.pack_length)
+    sft = config.sft
+    return SupervisedTrainer(
+        base.model,
+        mesh,
+        config.model,
+        config.optimizer,
+        config.train,
+        sft.pack_length,
+        sft.batch_size,
+    )
 
 
 def read_data(config: Config) -> SftData:
@@ -390,11 +392,9 @@ def make_suites(config: Config, base: BaseModel, mesh: Mesh, pool: Pool) -> Suit
     """Returns the suites of eval.suites with a sampler for them; None without suites."""
     if not config.eval.suites:
         return None
-    config = with_needed_slots(config)
-    engine = make_engine(config, base, mesh_of_decoder(config, mesh))
-    rollout = size_pool(config, engine, is_trained=True)
-    sampler, publish = make_sampler(replace(config, rollout=rollout), base, mesh, pool)
-    return Suites(sampler, publish, encode_suites(sampler, config))
+    sampler, publish = build_sampler(config, base, mesh, pool)
+    problems = encode_suites(sampler, config.task, config.eval, config.train.seed)
+    return Suites(sampler, publish, problems)
 
 
 def evaluate_model(

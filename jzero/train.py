@@ -21,14 +21,14 @@ import jax
 import jzero
 from jzero import algorithms, terminal
 from jzero.config import Config, teachers
-from jzero.distillation.build import check_teacher, make_teacher
+from jzero.distillation.build import check_teacher, make_teacher, teacher_settings
 from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.hosts import interrupt, peers, processes
 from jzero.model import qwen
-from jzero.model.base_model import with_given_adapter
-from jzero.planning.announcement import announcement
+from jzero.planning.announcement import announcement, planned_hours
 from jzero.planning.disk import require_disk
+from jzero.planning.fitting import attached_run
 from jzero.planning.sizing import with_sizes
 from jzero.rollout.collect import collect_rollouts, trainer_state
 from jzero.rollout.evaluation import evaluate, evaluation_metrics
@@ -50,6 +50,7 @@ from jzero.setup import (
     restore_stream,
     stream_states,
     with_base,
+    with_given_adapter,
     with_steps,
     with_stop_strings,
 )
@@ -86,9 +87,13 @@ def train(config: Config, workdir: Path) -> JsonObject:
         with terminal.phase("set up", has_bar=False):
             run = build(config, pool, recorded_pages=kv_pool.read_pages(workdir))
         config = run.config  # the sizes of an unknown model are chosen when it is read
-        require_disk(config, run.base.model, workdir)
-        processes.print_once(announcement(config, run.base.model, workdir, planned_bytes))
-        check_teacher(config, run.base, run.trainer.policy.mesh)
+        disk = require_disk(config, run.base.model, workdir)
+        hours = planned_hours(attached_run(config), config.train.steps)
+        processes.print_once(
+            announcement(config.memory, disk, planned_bytes, hours, config.train.price)
+        )
+        teaching = teacher_settings(config)
+        check_teacher(teaching, run.base, run.trainer.policy.mesh)
         if run.stream is not None:
             cleanup.callback(run.stream.halt)
         held_out = evaluation_problems(run)
@@ -112,12 +117,11 @@ def train(config: Config, workdir: Path) -> JsonObject:
             else:
                 with terminal.phase("restore the checkpoint"):
                     state = session.restore(abstract_state(run))
-                    policy, base_record = run.trainer.policy, session.record.base
-                    base = load_base(config, run.base, workdir, policy, base_record)
+                    base = load_base(session.weights, run.trainer.policy, session.record.base)
                     state = at_rest(run.trainer, with_base(state, base))
                     restore_stream(run, session.record.streams)
             reference = None
-            teacher = make_teacher(config, run.base, run.trainer)
+            teacher = make_teacher(teaching, run.base, run.trainer)
             if needs_reference(config):
                 reference = current_reference(run, session, session.record.step, state)
 
@@ -133,7 +137,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
                 result = update_on_rollouts(run.trainer, state, rollouts, step, reference, teacher)
                 state = result.state
                 metrics |= result.metrics
-                check_finite(metrics, result, config, step, workdir)
+                check_finite(metrics, result, config.optimizer.lr, step, workdir)
                 metrics |= progress.step_metrics()
                 metrics |= speed_metrics(metrics)
 
@@ -198,16 +202,16 @@ def start_state(
     # An adapter's base is frozen as soon as no later step changes it: here without a warm start,
     # otherwise after it.
     with terminal.phase("load the model"):
-        params = load_model(config, run.base, session.workdir, policy)
+        params = load_model(session.weights, policy, config.train.seed)
     evaluate_policy(run, session, held_out, "before", params, check_stop)
     if config.warm_start.steps:
         with run.clock("warm_start"):
             params = warm_start(
                 policy, config, run.base.tokenizer, params, check_stop_in_warm_start
             )
-            params = freeze_model(config, session.workdir, policy, params)
+            params = freeze_model(session.weights, policy, params)
         evaluate_policy(run, session, held_out, "after_warm_start", params, check_stop)
-    session.record.base = name_base(config, run.base, session.workdir)
+    session.record.base = name_base(session.weights)
     state = at_rest(run.trainer, initial_state(run, params))
     if session.schedule.checkpoint_is_due(0):
         session.save(state)
@@ -228,7 +232,7 @@ def sample_rollouts(
     with run.clock("publish"):
         weights = jax.block_until_ready(run.publish(params))
     rollouts, metrics = collect_rollouts(
-        run.sampler, run.stream, run.config, weights, step, run.clock, check_stop
+        run.sampler, run.stream, run.collection, weights, step, run.clock, check_stop
     )
     metrics["publish/bytes"] = published_bytes(weights)
     del weights
@@ -237,14 +241,14 @@ def sample_rollouts(
 
 
 def check_finite(
-    metrics: dict[str, float], result: UpdateResult, config: Config, step: int, workdir: Path
+    metrics: dict[str, float], result: UpdateResult, lr: float, step: int, workdir: Path
 ) -> None:
     """Raises UserError if a metric is not finite, after saving the batches of the step."""
     if names := nonfinite(metrics):
         path = workdir / f"nonfinite_step_{step}.npz"
         save_batches(path, result.batches)
         raise UserError(
-            f"step {step}: {', '.join(names)} not finite, with optimizer.lr={config.optimizer.lr}; "
+            f"step {step}: {', '.join(names)} not finite, with optimizer.lr={lr}; "
             f"its batch is in {path}: start again in another --workdir, with a lower optimizer.lr, "
             "or smaller rewards and factors of the loss"
         )
@@ -285,7 +289,7 @@ def evaluate_policy(
             run.config.eval,
             temperature,
             check_stop,
-            state=trainer_state(run.config, steps_done),
+            state=trainer_state(run.collection.problems, run.collection.steps, steps_done),
         )
         metrics = evaluation_metrics(evaluated)
     if run.config.eval.save_responses:

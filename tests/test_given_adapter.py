@@ -17,8 +17,8 @@ from jzero import algorithms, evaluate, export, serve, setup, sft, train
 from jzero.config import AdapterConfig, Config, tiny_arch
 from jzero.errors import UserError
 from jzero.model import adapters, huggingface, peft, qwen, tokenizer
-from jzero.model.base_model import with_given_adapter
 from jzero.model.new_model import new_model
+from jzero.setup import with_given_adapter
 from jzero.workers.pool import Pool
 
 ARCH = tiny_arch(

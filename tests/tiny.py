@@ -3,6 +3,7 @@ disk whose tokens are bytes, and chat templates."""
 
 import importlib.util
 import json
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import pytest
 import reference
 import servers
+from jax.sharding import Mesh
 
 from jzero import config
 from jzero.attention import xla
@@ -27,12 +29,22 @@ from jzero.config import (
 from jzero.hosts.interrupt import never_stop
 from jzero.model import delta_net, huggingface, qwen
 from jzero.model.architecture import QwenConfig
-from jzero.model.base_model import read_base_model
+from jzero.model.base_model import BaseModel, read_base_model
 from jzero.model.tokenizer import PreTrainedTokenizerFast
-from jzero.rollout.sampler import Sampler, make_sampler
+from jzero.rollout.async_stream import RolloutStream
+from jzero.rollout.sampler import (
+    DecoderSettings,
+    Sampler,
+    decoder_settings,
+    make_sampler,
+    mesh_of_decoder,
+)
 from jzero.sandbox import levels
+from jzero.setup import training_problems
 from jzero.sharding.mesh import train_mesh
 from jzero.training import learner
+from jzero.training.heads import rl_objective
+from jzero.training.supervised import SupervisedTrainer
 from jzero.training.warm_start import warm_start
 from jzero.types import RowLayout
 from jzero.workers.pool import Pool
@@ -68,10 +80,56 @@ def tiny_settings(**sections: dict[str, object]) -> config.Config:
     return reference.settings(**merged)
 
 
+def policy_learner(model: qwen.QwenConfig, settings: Config, mesh: Mesh) -> learner.Learner:
+    """Returns the policy's learner of a run with these settings."""
+    objective = rl_objective(settings.algorithm, settings.rollout)
+    return learner.policy_learner(model, settings.model, settings.optimizer, objective, mesh)
+
+
+def critic_learner(model: qwen.QwenConfig, settings: Config, mesh: Mesh) -> learner.Learner:
+    """Returns the critic's learner of a run with these settings."""
+    optimizer = settings.critic_optimizer
+    return learner.critic_learner(model, settings.model, optimizer, settings.algorithm, mesh)
+
+
+def supervised_trainer(
+    model: qwen.QwenConfig, mesh: Mesh, settings: Config, row_tokens: int
+) -> SupervisedTrainer:
+    """Returns the trainer of supervised steps with these settings."""
+    return SupervisedTrainer(
+        model,
+        mesh,
+        settings.model,
+        settings.optimizer,
+        settings.train,
+        row_tokens,
+        settings.sft.batch_size,
+    )
+
+
+def decoder_of(settings: Config) -> DecoderSettings:
+    """Returns the decoder's settings of a run."""
+    return decoder_settings(settings.model, settings.rollout, settings.algorithm, settings.eval)
+
+
+def sampler_and_publish(
+    settings: Config, base: BaseModel, mesh: Mesh, pool: Pool
+) -> tuple[Sampler, Callable[[qwen.Params], qwen.Params]]:
+    """Returns what `make_sampler` does, with the number of slots and pages in the settings."""
+    decoder_mesh = mesh_of_decoder(settings.mesh.decode_devices, mesh)
+    return make_sampler(decoder_of(settings), settings.task, base, mesh, decoder_mesh, pool)
+
+
+def stream_of(sampler: Sampler, settings: Config) -> RolloutStream:
+    """Returns the asynchronous stream of a run with these settings."""
+    return RolloutStream(sampler, training_problems(settings), settings.rollout)
+
+
 def make_untrained_sampler(settings: config.Config, pool: Pool | None = None) -> Sampler:
     """Returns a sampler on one device. Nothing is compiled before it samples."""
     mesh = train_mesh(1, 1, 1, jax.devices()[:1])
-    sampler, _ = make_sampler(settings, read_base_model(settings.model), mesh, pool or Pool(0))
+    base = read_base_model(settings.model)
+    sampler, _ = sampler_and_publish(settings, base, mesh, pool or Pool(0))
     return sampler
 
 
@@ -89,8 +147,8 @@ def trained_player() -> Player:
     settings = tiny_settings()
     base = read_base_model(settings.model)
     mesh = train_mesh(1, 1, 1, jax.devices()[:1])
-    sampler, publish = make_sampler(settings, base, mesh, Pool(0))
-    policy = learner.policy_learner(base.model, settings, mesh)
+    sampler, publish = sampler_and_publish(settings, base, mesh, Pool(0))
+    policy = policy_learner(base.model, settings, mesh)
     params = warm_start(policy, settings, base.tokenizer, policy.init_params(0), never_stop)
     return Player(base.tokenizer, sampler, publish(params))
 

@@ -227,7 +227,7 @@ def outcome_of_exit(code: object, errors: str) -> Outcome:
 def start_run(flags: Sequence[str], workdir: Path) -> "config.Config":
     """Does what `jzero.main` does before its first program, in its order; returns the settings."""
     from jzero import cli, main, sft
-    from jzero.distillation.build import check_teacher
+    from jzero.distillation.build import check_teacher, teacher_settings
     from jzero.model.base_model import read_base_model
     from jzero.setup import build, evaluation_problems
     from jzero.sharding.mesh import configured_mesh
@@ -245,7 +245,7 @@ def start_run(flags: Sequence[str], workdir: Path) -> "config.Config":
         settings, _ = prepare(settings, workdir)
         with Pool(0) as pool:
             run = build(settings, pool)
-            check_teacher(settings, run.base, run.trainer.policy.mesh)
+            check_teacher(teacher_settings(settings), run.base, run.trainer.policy.mesh)
             evaluation_problems(run)
     return settings
 

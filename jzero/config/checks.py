@@ -18,7 +18,7 @@ from pathlib import Path
 
 from jzero import algorithms, http
 from jzero.config import architecture, teachers
-from jzero.config.schema import Config, Setting, list_settings, walk
+from jzero.config.schema import Config, RolloutConfig, Setting, list_settings, walk
 from jzero.errors import UserError, shown
 from jzero.files import JsonObject, split_revision
 from jzero.setting import (
@@ -195,7 +195,7 @@ def check_exact(config: Config) -> Iterator[str]:
             "rollout.routing_replay=True: with model.exact the trainer's router chooses what the "
             "sampler's did; set it to False"
         )
-    if num_kept(config):
+    if num_kept(config.algorithm, config.rollout):
         yield (
             f"rollout.top_k={rollout.top_k}: ratios over the tokens that it keeps are not exact; "
             "with model.exact set algorithm.old_policy=trainer algorithm.correction=none "
@@ -390,23 +390,23 @@ def check_group_size(config: Config) -> Iterator[str]:
         )
 
 
-def divides_by_sampler(config: Config) -> bool:
+def divides_by_sampler(algorithm: algorithms.Algorithm, rollout: RolloutConfig) -> bool:
     """Returns whether the loss divides by the sampler's probabilities."""
-    algorithm = algorithms.resolve_correction(config.algorithm, config.rollout.max_staleness)
+    algorithm = algorithms.resolve_correction(algorithm, rollout.max_staleness)
     return algorithm.correction is not None or algorithm.old_policy == "sampler"
 
 
-def num_kept(config: Config) -> int:
+def num_kept(algorithm: algorithms.Algorithm, rollout: RolloutConfig) -> int:
     """Returns how many tokens kept by the sampler's filters rollouts store for each sampled token.
 
     The probabilities in ratios to the sampler are normalized over these tokens. 0: not stored.
     """
-    return config.rollout.top_k if compares_with_sampler(config) else 0
+    return rollout.top_k if compares_with_sampler(algorithm, rollout) else 0
 
 
-def compares_with_sampler(config: Config) -> bool:
+def compares_with_sampler(algorithm: algorithms.Algorithm, rollout: RolloutConfig) -> bool:
     """Returns whether the loss divides by the sampler's probabilities, or masks with them."""
-    return divides_by_sampler(config) or config.algorithm.off_policy_bound > 0
+    return divides_by_sampler(algorithm, rollout) or algorithm.off_policy_bound > 0
 
 
 def check_correction(config: Config) -> Iterator[str]:
@@ -420,7 +420,11 @@ def check_correction(config: Config) -> Iterator[str]:
     correction = part_name(class_of_part(algorithm.correction))
     uses_sampler = algorithm.old_policy == "sampler"
     # The trainer normalizes over the kept tokens, which rollouts store only if top_k bounds them.
-    if is_filtered and compares_with_sampler(config) and not rollout.top_k:
+    if (
+        is_filtered
+        and compares_with_sampler(config.algorithm, config.rollout)
+        and not rollout.top_k
+    ):
         cause = "algorithm.old_policy=sampler divides by"
         if algorithm.correction is not None:
             cause = f"algorithm.correction={correction} divides by"
@@ -432,13 +436,13 @@ def check_correction(config: Config) -> Iterator[str]:
             "rollout.top_k, such as 512, or set rollout.top_p=1 rollout.min_p=0"
         )
     # Log-probs over the kept tokens cannot be compared with log-probs over the full vocabulary.
-    if num_kept(config) and algorithm.kl_reward:
+    if num_kept(config.algorithm, config.rollout) and algorithm.kl_reward:
         yield (
             f"algorithm.kl_reward={algorithm.kl_reward} compares with a reference policy over the "
             f"full vocabulary, and rollout.top_k={rollout.top_k} samples from a part of it: set "
             "algorithm.kl_reward=0, or rollout.top_k=0 rollout.top_p=1 rollout.min_p=0"
         )
-    if num_kept(config) and algorithm.distillation.coef:
+    if num_kept(config.algorithm, config.rollout) and algorithm.distillation.coef:
         yield (
             f"algorithm.distillation.coef={algorithm.distillation.coef} compares with a teacher "
             f"over the full vocabulary, and rollout.top_k={rollout.top_k} samples from a part of "
@@ -462,7 +466,7 @@ def check_corrected_sampler(config: Config) -> Iterator[str]:
     """An int8 sampler requires a correction, or the sampler's log-probs as the old policy."""
     rollout = config.rollout
     for name, value in (("weights", rollout.weights), ("kv_dtype", rollout.kv_dtype)):
-        if value == "int8" and not divides_by_sampler(config):
+        if value == "int8" and not divides_by_sampler(config.algorithm, config.rollout):
             yield (
                 f"rollout.{name}=int8 samples from another distribution than the trainer's: set "
                 "algorithm.correction=token_truncate (truncated importance sampling), or "

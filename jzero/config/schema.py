@@ -1088,6 +1088,11 @@ class Config:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
 
     @property
+    def trains_before_adapter(self) -> bool:
+        """Returns whether a warm start trains the full model before RL trains an adapter on it."""
+        return bool(self.warm_start.steps) and not self.sft.data
+
+    @property
     def critic_optimizer(self) -> OptimizerConfig:
         """Returns the critic's optimizer: the policy's, with the learning rate `critic.lr`."""
         return dataclasses.replace(self.optimizer, lr=self.critic.lr)

@@ -1,7 +1,8 @@
 """Builds the teacher of `config.teacher`, and checks that it fits the policy.
 
-    check_teacher(config, base, mesh)               # fast and early: reads no weights
-    teacher = make_teacher(config, base, trainer)   # after the policy is built
+    settings = teacher_settings(config)
+    check_teacher(settings, base, mesh)               # fast and early: reads no weights
+    teacher = make_teacher(settings, base, trainer)   # after the policy is built
 
 Every process of a run calls both.
 """
@@ -11,13 +12,13 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from jzero import algorithms
-from jzero.config import POSITIONS, Config, teachers
+from jzero.config import POSITIONS, Config, ModelConfig, teachers
 from jzero.distillation.in_process import (
     ModelTeacher,
+    TeacherSettings,
     Weights,
     load_adapter,
     load_teacher,
-    max_prompt_tokens,
     own_row_shapes,
     teacher_learner,
 )
@@ -35,46 +36,57 @@ from jzero.training.trainer import Trainer
 from jzero.types import State
 
 
-def make_teacher(config: Config, base: BaseModel, trainer: Trainer) -> Teacher | None:
+def teacher_settings(config: Config) -> TeacherSettings | None:
+    """Returns the settings of a run's teacher, or None if the algorithm uses no teacher."""
+    if config.teacher is None or not algorithms.needs_teacher(config.algorithm):
+        return None
+    is_base_frozen = bool(config.model.adapter.rank) and not config.warm_start.steps
+    return TeacherSettings(
+        config.teacher, config.model, config.rollout, config.train, is_base_frozen
+    )
+
+
+def make_teacher(
+    settings: TeacherSettings | None, base: BaseModel, trainer: Trainer
+) -> Teacher | None:
     """Returns the teacher of a run, or None if the algorithm uses no teacher.
 
     Loads the weights of teacher=model onto the mesh of the trainer. Raises UserError if they cannot
     be read.
     """
-    if not algorithms.needs_teacher(config.algorithm):
+    if settings is None:
         return None
-    teacher = config.teacher
-    prompts = make_prompts(config, base.tokenizer)
+    teacher = settings.choice
+    prompts = make_prompts(settings, base.tokenizer)
     if isinstance(teacher, teachers.Server):
         return ServerTeacher(ScoringClient(teacher), prompts)
 
     policy = trainer.policy
     learner = policy
     if isinstance(teacher, teachers.Model):
-        learner, weights = model_weights(config, teacher, policy)
+        learner, weights = model_weights(settings, teacher, trainer)
     elif isinstance(teacher, teachers.Policy):
         weights = weights_of_policy(policy)
     else:
         weights = weights_of_reference
-    own_rows = own_row_shapes(config, policy.mesh)
+    own_rows = own_row_shapes(settings, policy.mesh)
     return ModelTeacher(trainer, learner, weights, prompts, own_rows)
 
 
-def make_prompts(config: Config, tok: PreTrainedTokenizerFast) -> TeacherPrompts | None:
+def make_prompts(settings: TeacherSettings, tok: PreTrainedTokenizerFast) -> TeacherPrompts | None:
     """Returns the builder of the teacher's prompts, or None if it reads the policy's prompts."""
-    if config.teacher is None or not config.teacher.prompt:
+    if not settings.choice.prompt:
         return None
-    template = read_template(config.teacher.prompt)
-    return TeacherPrompts(template, max_prompt_tokens(config), tok)
+    template = read_template(settings.choice.prompt)
+    return TeacherPrompts(template, settings.max_prompt_tokens, tok)
 
 
-def describe_teacher(config: Config) -> str:
+def describe_teacher(settings: TeacherSettings) -> str:
     """Returns a short description of the teacher, with its path or address."""
-    teacher = config.teacher
-    assert teacher is not None, "the run has no teacher"
+    teacher = settings.choice
     match teacher:
         case teachers.Model():
-            description = teacher.path or config.model.path
+            description = teacher.path or settings.policy.path
             if teacher.adapter:
                 description += f" with the adapter {teacher.adapter}"
         case teachers.Policy():
@@ -114,43 +126,37 @@ def constant_weights(params: qwen.Params) -> Weights:
 
 
 def model_weights(
-    config: Config, teacher: teachers.Model, policy: Learner
+    settings: TeacherSettings, teacher: teachers.Model, trainer: Trainer
 ) -> tuple[Learner, Weights]:
     """Returns the learner of teacher=model, and a function that returns its parameters.
 
     A teacher that is an adapter on the policy's frozen base shares the arrays of the base.
     """
-    directory = teacher_directory(config, teacher)
+    policy = trainer.policy
+    directory = teacher_directory(settings.policy, teacher)
     model, _ = huggingface.load_config(directory)
     # A teacher with the policy's architecture runs the policy's compiled program.
-    learner = policy if model == policy.model else teacher_learner(model, config, policy.mesh)
+    learner = policy if model == policy.model else teacher_learner(model, trainer)
 
     if not teacher.adapter:
         return learner, constant_weights(load_teacher(directory, learner))
 
-    adapter, settings = load_adapter(teacher.adapter, learner)
-    if not shares_base(config, teacher):
+    adapter, adapter_settings = load_adapter(teacher.adapter, learner)
+    if not settings.shares_base:
         # Another model than the policy's base: freeze it and join it with the adapter once.
         params = load_teacher(directory, learner)
         frozen = freeze(params, model, learner.mesh, learner.compute.dtype)
-        return learner, constant_weights(adapters.join(frozen, adapter, settings.scale))
+        return learner, constant_weights(adapters.join(frozen, adapter, adapter_settings.scale))
 
     def weights_on_policy_base(state: State, reference: qwen.Params | None) -> qwen.Params:
-        return adapters.join(state.base, adapter, settings.scale)
+        return adapters.join(state.base, adapter, adapter_settings.scale)
 
     return learner, weights_on_policy_base
 
 
-def shares_base(config: Config, teacher: teachers.Model) -> bool:
-    """Returns whether the teacher is an adapter on the frozen base of the policy."""
-    is_same_model = teacher.path in ("", config.model.source)
-    is_frozen = bool(config.model.adapter.rank) and not config.warm_start.steps
-    return bool(teacher.adapter) and is_same_model and is_frozen
-
-
-def teacher_directory(config: Config, teacher: teachers.Model) -> Path:
+def teacher_directory(policy: ModelConfig, teacher: teachers.Model) -> Path:
     """Returns the directory of the teacher's model. Downloads a model from the hub."""
-    path = teacher.path or config.model.source
+    path = teacher.path or policy.source
     try:
         return huggingface.resolve(path)
     except UserError as error:
@@ -160,30 +166,30 @@ def teacher_directory(config: Config, teacher: teachers.Model) -> Path:
 # -- checks ----------------------------------------------------------------------------------------
 
 
-def check_teacher(config: Config, base: BaseModel, mesh: Mesh) -> None:
+def check_teacher(settings: TeacherSettings | None, base: BaseModel, mesh: Mesh) -> None:
     """Raises UserError if the teacher cannot be reached, or does not fit the policy.
 
     Reads no weights. Prints a description of the teacher.
     """
-    if not algorithms.needs_teacher(config.algorithm):
+    if settings is None:
         return
-    make_prompts(config, base.tokenizer)  # raises UserError if the template cannot be read
-    processes.print_once(f"teacher: {describe_teacher(config)}")
-    teacher = config.teacher
+    make_prompts(settings, base.tokenizer)  # raises UserError if the template cannot be read
+    processes.print_once(f"teacher: {describe_teacher(settings)}")
+    teacher = settings.choice
     # Of a server only the tokens can be compared.
     if isinstance(teacher, teachers.Server):
         check_tokens(ScoringClient(teacher), base.tokenizer)
         return
     model, hf_config = base.model, base.hf_config
     if isinstance(teacher, teachers.Model):
-        directory = teacher_directory(config, teacher)
+        directory = teacher_directory(settings.policy, teacher)
         model, hf_config = huggingface.load_config(directory)
         check_vocabulary(directory, model, base)
         check_heads(teacher.path, model, mesh)
         if teacher.adapter:
             peft.read_settings(peft.resolve(teacher.adapter), model)
-    check_length(config, hf_config.get(POSITIONS))
-    own_row_shapes(config, mesh)  # raises UserError if a row exceeds train.microbatch_tokens
+    check_length(settings, hf_config.get(POSITIONS))
+    own_row_shapes(settings, mesh)  # raises UserError if a row exceeds train.microbatch_tokens
 
 
 def check_vocabulary(directory: Path, model: qwen.QwenConfig, base: BaseModel) -> None:
@@ -226,16 +232,13 @@ def check_heads(path: str, model: qwen.QwenConfig, mesh: Mesh) -> None:
         )
 
 
-def check_length(config: Config, positions: int | None) -> None:
+def check_length(settings: TeacherSettings, positions: int | None) -> None:
     """Raises UserError if the longest possible input of the teacher exceeds its positions.
 
     `positions` is max_position_embeddings of the teacher's model, or None if it is not specified.
     """
     # With teacher.prompt the teacher's prompts have another maximum length than the policy's.
-    prompt_tokens = config.rollout.max_prompt_tokens
-    if config.teacher is not None and config.teacher.prompt:
-        prompt_tokens = max_prompt_tokens(config)
-    longest = prompt_tokens + config.rollout.longest_continuation
+    longest = settings.max_prompt_tokens + settings.rollout.longest_continuation
     if positions is not None and longest > positions:
         raise UserError(
             f"the teacher's inputs have up to {longest} tokens, but its model has "

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jzero.config import AdapterConfig, Config
+from jzero.config import AdapterConfig, ModelConfig, RolloutConfig, TrainConfig, teachers
 from jzero.distillation.prompts import TeacherPrompts
 from jzero.hosts import collectives
 from jzero.model import adapters, huggingface, peft, qwen
@@ -140,24 +140,45 @@ def scored_sequence(tokens: np.ndarray, prompt_length: int) -> TrainingSequence:
 # -- what the planner needs of a teacher as well ---------------------------------------------------
 
 
-def teacher_learner(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Learner:
+@dataclass(frozen=True)
+class TeacherSettings:
+    """The teacher of a run, and the settings of the policy that it depends on."""
+
+    choice: teachers.Model | teachers.Policy | teachers.Reference | teachers.Server
+    policy: ModelConfig
+    rollout: RolloutConfig
+    train: TrainConfig
+    is_base_frozen: bool  # the policy trains an adapter, and no step changes the adapter's base
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The maximum number of tokens of the teacher's prompt."""
+        if not self.choice.prompt:
+            return self.rollout.max_prompt_tokens
+        return self.choice.max_prompt_tokens or 2 * self.rollout.max_prompt_tokens
+
+    @property
+    def shares_base(self) -> bool:
+        """Whether the teacher is an adapter on the frozen base of the policy."""
+        if not isinstance(self.choice, teachers.Model) or not self.choice.adapter:
+            return False
+        return self.is_base_frozen and self.choice.path in ("", self.policy.source)
+
+
+def teacher_learner(model: qwen.QwenConfig, trainer: Trainer) -> Learner:
     """Returns a learner to run the score program of a teacher with architecture `model`."""
-    # The teacher is not trained, so the learner needs no adapter: the config's is the policy's.
-    plain = replace(config, model=replace(config.model, adapter=AdapterConfig()))
-    return policy_learner(model, plain, mesh)
+    # The teacher is not trained, so the learner needs no adapter: the compute settings have the
+    # policy's.
+    policy = trainer.policy
+    compute = replace(policy.compute, adapter=AdapterConfig())
+    return policy_learner(model, compute, policy.settings, trainer.objective, policy.mesh)
 
 
-def max_prompt_tokens(config: Config) -> int:
-    """Returns the maximum number of tokens of a teacher's prompt."""
-    assert config.teacher is not None, "the run has no teacher"
-    return config.teacher.max_prompt_tokens or 2 * config.rollout.max_prompt_tokens
-
-
-def own_row_shapes(config: Config, mesh: Mesh) -> RowShapes | None:
+def own_row_shapes(settings: TeacherSettings, mesh: Mesh) -> RowShapes | None:
     """Returns the shapes of rows with the teacher's prompts, or None without teacher.prompt."""
-    if config.teacher is None or not config.teacher.prompt:
+    if not settings.choice.prompt:
         return None
-    return row_shapes(config, mesh, max_prompt_tokens(config))
+    return row_shapes(settings.train, settings.rollout, mesh, settings.max_prompt_tokens)
 
 
 # -- the weights of kind=model ---------------------------------------------------------------------

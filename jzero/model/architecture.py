@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from jaxtyping import PyTree
 
-from jzero.config import Config, num_kept
 from jzero.model.rope import RopeScaling
 
 # A nested dict of arrays: {"embed", "layers": {"q", "k", ...}, "norm"}, with "lm_head" if the
@@ -132,14 +131,14 @@ EXPERT_FIELDS = (
 )
 
 
-def track_sizes(config: Config, model: QwenConfig) -> dict[str, int]:
+def track_sizes(model: QwenConfig, kept: int, replays_routes: bool) -> dict[str, int]:
     """Returns the sizes that entries of `tokens.TRACKS` name; 0: a run does not record the track.
 
-    kept is the number K of tokens that the sampler's filters keep, and routes the number L * k of
-    experts that one token passes in all layers.
+    kept: the number K of tokens that the sampler's filters keep, or 0 (`config.num_kept`). Routes
+    are the number L * k of experts that one token passes in all layers.
     """
     num_routes = model.num_hidden_layers * model.num_experts_per_tok
     return {
-        "kept": min(num_kept(config), model.vocab_size),
-        "routes": num_routes if config.rollout.routing_replay else 0,
+        "kept": min(kept, model.vocab_size),
+        "routes": num_routes if replays_routes else 0,
     }

@@ -1,23 +1,14 @@
 """Reads the model from which a run starts: its configuration and its tokenizer."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from jzero.config import (
-    POSITIONS,
-    Config,
-    ModelConfig,
-    context_mistakes,
-    positions_of,
-    validate,
-)
+from jzero.config import POSITIONS, ModelConfig, positions_of
 from jzero.config.architecture import config_file
 from jzero.errors import UserError
 from jzero.files import JsonObject
-from jzero.model import adapters, huggingface, peft, qwen, tokenizer
+from jzero.model import adapters, huggingface, qwen, tokenizer
 from jzero.model.directory import read_json
-from jzero.model.families import window_of
 from jzero.model.new_model import check_experts, new_model
 
 POSITIONS_FROM_SCRATCH = 32768  # max_position_embeddings of a randomly initialized model
@@ -67,30 +58,6 @@ def read_base_model(config: ModelConfig) -> BaseModel:
         or POSITIONS_FROM_SCRATCH
     )
     return BaseModel(None, model, {POSITIONS: positions}, tok)
-
-
-def with_given_adapter(config: Config) -> Config:
-    """Returns the config with rank, alpha and targets of the initial adapter (model.adapter.path).
-
-    Only config.json of the model is read. Raises UserError if the settings are inconsistent, or the
-    adapter cannot be read.
-    """
-    given = config.model.adapter
-    if not given.path:
-        return config
-    validate(config)
-    directory = huggingface.resolve(config.model.source, ("config.json",))
-    model, _ = huggingface.load_config(directory)
-    adapter = peft.with_path(given, model)
-    return replace(config, model=replace(config.model, adapter=adapter))
-
-
-def check_context(config: Config, base: BaseModel) -> None:
-    """Raises UserError if the run's sequences may be longer than the model allows."""
-    positions = config.model.max_position_embeddings or positions_of(base.hf_config)
-    mistakes = list(context_mistakes(config, positions, window_of(base.hf_config)))
-    if mistakes:
-        raise UserError("; ".join(mistakes))
 
 
 def check_vocabulary(

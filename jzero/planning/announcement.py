@@ -6,22 +6,12 @@ The hours follow from the roofline of the devices; no roofline is known for CPUs
 step a run announces its hours again, from the clock (`hours_by_clock`).
 """
 
-from pathlib import Path
-
-from jzero.config import Config
-from jzero.errors import UserError
-from jzero.model.qwen import QwenConfig
-from jzero.planning.chips import CHIPS, GIB
-from jzero.planning.disk import GB, disk_need
-from jzero.planning.fitting import (
-    PROCESS_BYTES,
-    attached_bytes,
-    attached_devices,
-    reason_not_planned,
-    without_adapter_path,
-)
+from jzero.config import MemoryConfig
+from jzero.planning.chips import GIB
+from jzero.planning.disk import GB, DiskNeed
+from jzero.planning.fitting import PROCESS_BYTES, attached_bytes, attached_devices
 from jzero.planning.host_memory import total_bytes
-from jzero.planning.planned_run import build
+from jzero.planning.planned_run import PlannedRun
 from jzero.planning.roofline import roofline
 
 ROOFLINE_SHARE = 0.4  # of the roofline's speed that a step reaches: a typical value, no measurement
@@ -29,50 +19,48 @@ SECONDS_OF_HOUR = 3600.0
 
 
 def announcement(
-    config: Config, model: QwenConfig, workdir: Path, planned_bytes: float | None
+    memory: MemoryConfig,
+    disk: DiskNeed,
+    planned_bytes: float | None,
+    hours: float | None,
+    price: float,
 ) -> str:
     """Returns the line that a run prints before it starts.
 
     planned_bytes: the planner's estimate for a device; None if it is unknown, or if
     memory.check=False.
+    hours: of the run's steps (`planned_hours`); None if they are unknown.
+    price: dollars an hour; 0 if unknown.
     """
     needs = []
     if planned_bytes is not None:
-        available, number = attached_bytes(config.memory), len(attached_devices())
+        available, number = attached_bytes(memory), len(attached_devices())
         if available is None:
             # CPU devices share the memory of the machine.
             planned_bytes = number * planned_bytes + PROCESS_BYTES
             available, number = total_bytes(), 1
         devices = f" on each of {number} devices" if number > 1 else ""
         needs.append(f"{planned_bytes / GIB:.1f} of {available / GIB:.1f} GiB memory{devices}")
-    disk = disk_need(config, model, workdir)
     needs.append(f"at most {disk.needed / GB:.1f} of {disk.available / GB:.1f} GB disk")
-    hours = planned_hours(config)
     needs.append(
-        "the hours that its third step will tell" if hours is None else _time(config, hours)
+        "the hours that its third step will tell" if hours is None else _time(hours, price)
     )
     return f"this run needs {', '.join(needs)}"
 
 
-def planned_hours(config: Config) -> float | None:
-    """Returns the hours of a run's steps by arithmetic; None on devices without a roofline."""
-    devices = attached_devices()
-    if devices[0].device_kind not in CHIPS or reason_not_planned(config):
-        return None
-    try:
-        run = build(without_adapter_path(config), devices)
-    except UserError:  # for example, suites in fine-tuning: the run itself reports its mistakes
+def planned_hours(run: PlannedRun | None, steps: int) -> float | None:
+    """Returns the hours of a run's steps by arithmetic; None without a plan on known devices."""
+    if run is None:
         return None
     seconds = sum(cost.seconds for cost in roofline(run).values()) / ROOFLINE_SHARE
-    return config.train.steps * seconds / SECONDS_OF_HOUR
+    return steps * seconds / SECONDS_OF_HOUR
 
 
-def hours_by_clock(config: Config, hours: float, step: int) -> str:
+def hours_by_clock(hours: float, price: float, step: int) -> str:
     """Returns the line that corrects the announced hours after some steps."""
-    return f"after {step} steps: {_time(config, hours)} in all, by the clock"
+    return f"after {step} steps: {_time(hours, price)} in all, by the clock"
 
 
-def _time(config: Config, hours: float) -> str:
+def _time(hours: float, price: float) -> str:
     time = f"about {hours:.1f} hours" if hours >= 1 else f"about {60 * hours:.0f} minutes"
-    price = config.train.price
     return f"{time} (${price * hours:.2f} at ${price:g} an hour)" if price else time

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jzero.config import Config
+from jzero.config import ModelConfig
 from jzero.decoder.engine import Engine
 from jzero.decoder.prefill import prefill_shapes
 from jzero.model import adapters
@@ -112,10 +112,10 @@ def _publish_bytes(run: PlannedRun, policy: Learner, state: State) -> float:
 # -- rollout ---------------------------------------------------------------------------------------
 
 
-def sampling_bytes(settings: Config, engine: Engine) -> float:
+def sampling_bytes(compute: ModelConfig, engine: Engine) -> float:
     """Returns the bytes on a device of a decoder without training, excluding its KV cache."""
-    model, joins = engine.model, joins_weights(settings.model, engine.mesh)
-    quantizes = settings.rollout.quantizes_weights or settings.model.is_base_quantized
+    model, joins = engine.model, joins_weights(compute, engine.mesh)
+    quantizes = engine.settings.quantizes_weights or compute.is_base_quantized
     weights = abstract_decoder_weights(model, engine.mesh, engine.dtype, quantizes, joins)
     work = max(_prefill_bytes(engine), _decode_bytes(engine))
     return device_bytes(weights) + prefix_bytes(engine) + work

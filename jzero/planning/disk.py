@@ -14,7 +14,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jzero import algorithms
-from jzero.config import MOST_WAITING_PUSHES, Config
+from jzero.config import (
+    MOST_WAITING_PUSHES,
+    AdapterConfig,
+    Config,
+    EvalConfig,
+    HubConfig,
+    MemoryConfig,
+    ModelConfig,
+    RolloutConfig,
+    TrainConfig,
+)
 from jzero.errors import UserError
 from jzero.model import adapters, qwen
 from jzero.model.qwen import QwenConfig
@@ -52,7 +62,7 @@ class DiskNeed:
 
 def checkpoint_bytes(config: Config, model: QwenConfig) -> float:
     """Returns the bytes of one checkpoint: parameters in fp32, and Adam's moments if saved."""
-    trained = _trained_parameters(config, model)
+    trained = _trained_parameters(config.model.adapter, model)
     if algorithms.needs_critic(config.algorithm) and not config.sft.data:
         trained *= 2  # the critic's backbone, or its adapter, is as large as the policy's
     moments = 0
@@ -64,20 +74,20 @@ def checkpoint_bytes(config: Config, model: QwenConfig) -> float:
 def export_bytes(config: Config, model: QwenConfig) -> float:
     """Returns the bytes of one export: a complete model, or an adapter."""
     number = qwen.num_params(model)
-    if not exports_models(config):
-        number = _trained_parameters(config, model)
+    if not exports_models(config.model, config.train, config.hub):
+        number = _trained_parameters(config.model.adapter, model)
     return number * BYTES_OF_DTYPE[config.model.dtype]
 
 
-def exports_models(config: Config) -> bool:
+def exports_models(model: ModelConfig, train: TrainConfig, hub: HubConfig) -> bool:
     """Returns whether exports are complete models, and not adapters."""
-    is_asked_for = config.train.export_merged or config.hub.push != "none"
-    return not config.model.adapter.rank or is_asked_for
+    is_asked_for = train.export_merged or hub.push != "none"
+    return not model.adapter.rank or is_asked_for
 
 
-def _trained_parameters(config: Config, model: QwenConfig) -> int:
-    if config.model.adapter.rank:
-        return adapters.num_params(model, config.model.adapter)
+def _trained_parameters(adapter: AdapterConfig, model: QwenConfig) -> int:
+    if adapter.rank:
+        return adapters.num_params(model, adapter)
     return qwen.num_params(model)
 
 
@@ -123,18 +133,17 @@ def parts_of_workdir(config: Config, model: QwenConfig) -> dict[str, float]:
         parts["the base"] = qwen.num_params(model) * compute_bytes
     if algorithms.needs_reference(config.algorithm) and config.algorithm.reference_every:
         # A second reference is written before the first is removed.
-        parts["2 references"] = 2 * _trained_parameters(config, model) * FP32
-    parts["rollouts"] = _rollout_bytes(config)
-    parts["evaluations"] = _evaluation_bytes(config)
+        parts["2 references"] = 2 * _trained_parameters(config.model.adapter, model) * FP32
+    if not config.sft.data:
+        rollout, train = config.rollout, config.train
+        parts["rollouts"] = _rollout_bytes(rollout, train)
+        parts["evaluations"] = _evaluation_bytes(config.eval, rollout, train.steps, is_warm_started)
     parts["metrics and programs"] = config.train.steps * METRICS_BYTES + FIXED_BYTES
     return {name: size for name, size in parts.items() if size}
 
 
-def _rollout_bytes(config: Config) -> float:
+def _rollout_bytes(rollout: RolloutConfig, train: TrainConfig) -> float:
     """Returns the bytes of samples.jsonl and trajectories/."""
-    if config.sft.data:
-        return 0.0
-    rollout, train = config.rollout, config.train
     num_rollouts = rollout.num_prompts * rollout.group_size
     logged = min(train.logged_rollouts, num_rollouts)
     written = logged
@@ -144,29 +153,30 @@ def _rollout_bytes(config: Config) -> float:
     return train.steps * written * (ROW_BYTES + TEXT_BYTES * rollout.longest_episode)
 
 
-def _evaluation_bytes(config: Config) -> float:
+def _evaluation_bytes(
+    settings: EvalConfig, rollout: RolloutConfig, steps: int, is_warm_started: bool
+) -> float:
     """Returns the bytes of evaluations/, for the task's own problems."""
-    settings, train = config.eval, config.train
-    if not settings.save_responses or config.sft.data:
+    if not settings.save_responses:
         return 0.0
-    evaluations = 2 + bool(config.warm_start.steps)
+    evaluations = 2 + is_warm_started
     if settings.every:
-        evaluations += max(0, train.steps - 1) // settings.every
+        evaluations += max(0, steps - 1) // settings.every
     responses = settings.problems * (settings.samples + settings.greedy)
-    longest = settings.longest_episode(config.rollout)
+    longest = settings.longest_episode(rollout)
     return evaluations * responses * (ROW_BYTES + TEXT_BYTES * longest)
 
 
 # -- the disk --------------------------------------------------------------------------------------
 
 
-def available_bytes(config: Config, workdir: Path) -> float:
+def available_bytes(memory: MemoryConfig, workdir: Path) -> float:
     """Returns the bytes that the run may have in `workdir`, which need not exist.
 
     They are memory.disk_gb, or the free bytes of the file system and what the workdir already has.
     """
-    if config.memory.disk_gb:
-        return config.memory.disk_gb * GB
+    if memory.disk_gb:
+        return memory.disk_gb * GB
     parents = (workdir.absolute(), *workdir.absolute().parents)
     existing = next(path for path in parents if path.exists())
     return shutil.disk_usage(existing).free + used_bytes(workdir)
@@ -186,7 +196,7 @@ def used_bytes(workdir: Path) -> float:
 
 def disk_need(config: Config, model: QwenConfig, workdir: Path) -> DiskNeed:
     """Returns the bytes that a run of `model` needs in `workdir`, and the bytes that it may use."""
-    return DiskNeed(parts_of_workdir(config, model), available_bytes(config, workdir))
+    return DiskNeed(parts_of_workdir(config, model), available_bytes(config.memory, workdir))
 
 
 def check_disk(config: Config, workdir: Path) -> None:

@@ -81,6 +81,7 @@ def usable_bytes(device_kind: str, platform: str) -> float | None:
 class Fit:
     """The bytes that a run needs on a device, and the bytes that the device has."""
 
+    settings: Config  # of the run
     run: PlannedRun
     phases: dict[str, float]  # bytes on a device at the peak of every phase
     available: float  # bytes on a device
@@ -110,7 +111,7 @@ def fit(settings: Config, devices: Sequence[DescribedDevice], available: float) 
         UserError: The settings do not fit together, or the model is unknown.
     """
     run = build(settings, devices)
-    return Fit(run, totals(bytes_of_phases(run)), available)
+    return Fit(settings, run, totals(bytes_of_phases(run)), available)
 
 
 def check_memory(settings: Config) -> float | None:
@@ -146,6 +147,20 @@ def reason_not_planned(settings: Config) -> str:
     if settings.mesh.decode_devices:
         return f"mesh.decode_devices={settings.mesh.decode_devices} splits the devices"
     return ""
+
+
+def attached_run(settings: Config) -> PlannedRun | None:
+    """Returns the plan of a run on the attached devices; None if they are in no table of chips.
+
+    None as well if the run cannot be planned: the run itself reports its mistakes.
+    """
+    devices = attached_devices()
+    if devices[0].device_kind not in CHIPS or reason_not_planned(settings):
+        return None
+    try:
+        return build(without_adapter_path(settings), devices)
+    except UserError:  # for example, suites in fine-tuning
+        return None
 
 
 def without_adapter_path(settings: Config) -> Config:
@@ -191,7 +206,7 @@ def saved_bytes(run: PlannedRun) -> float:
     On CPUs a second copy of them exists while a checkpoint is being written.
     """
     parts = ["weights", "critic weights"]
-    if run.trainer.config.train.save == "full":
+    if run.workload.saves_moments:
         parts += ["optimizer", "critic optimizer"]
     return sum(run.parts.get(part, 0.0) for part in parts)
 
@@ -218,6 +233,18 @@ def shrink_pool(
     if kept_share < smallest_share or pages < engine.pages_per_slot:
         return settings
     return _with_rollout(settings, num_pages=pages * engine.num_shards * run.num_hosts)
+
+
+def fitting_pages(settings: Config) -> int | None:
+    """Returns the rollout.num_pages with which a run fits the attached devices; 0 for all pages.
+
+    None if the memory of a device is unknown, or the run cannot be planned.
+    """
+    available = attached_bytes(settings.memory)
+    if available is None or reason_not_planned(settings):
+        return None
+    fitting = shrink_pool(without_adapter_path(settings), attached_devices(), available)
+    return fitting.rollout.num_pages
 
 
 def require_fit(settings: Config, devices: Sequence[DescribedDevice], available: float) -> float:

@@ -14,7 +14,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jzero.config import Config, Setting, list_settings, num_kept
+from jzero.config import (
+    Config,
+    EvalConfig,
+    RolloutConfig,
+    Setting,
+    SftConfig,
+    TaskConfig,
+    TrainConfig,
+    WarmStartConfig,
+    list_settings,
+    num_kept,
+)
 from jzero.errors import UserError
 from jzero.planning.chips import GIB
 from jzero.training.packing import INTEGER_FIELDS, num_rows
@@ -117,25 +128,25 @@ class Part:
 def parts_of_run(config: Config) -> list[Part]:
     """Returns the host memory parts of a run of `jzero.main`."""
     if config.sft.data:
-        parts = [_sft_batch(config)]
+        parts = [_sft_batch(config.sft)]
         if config.eval.suites:
-            parts += [graders_part(config), *parts_of_engine(config)]
+            parts += [graders_part(config.task), *parts_of_engine(config.rollout)]
         return parts
+    kept = num_kept(config.algorithm, config.rollout)
     parts = [
-        graders_part(config),
-        _rollouts(config),
-        _packed_rows(config),
-        _evaluation(config),
-        *parts_of_engine(config),
+        graders_part(config.task),
+        _rollouts(config.rollout, kept),
+        _packed_rows(config.rollout, config.train),
+        _evaluation(config.eval, config.rollout, kept),
+        *parts_of_engine(config.rollout),
     ]
     if config.warm_start.steps:
-        parts.append(_warm_start(config))
+        parts.append(_warm_start(config.warm_start, config.rollout.longest_episode))
     return parts
 
 
-def parts_of_engine(config: Config) -> list[Part]:
+def parts_of_engine(rollout: RolloutConfig) -> list[Part]:
     """Returns the host memory of the decoder's tables of slots and pages."""
-    rollout = config.rollout
     pages_per_slot = -(-rollout.longest_episode // rollout.page_size)
     num_pages = rollout.num_pages or rollout.num_slots * pages_per_slot
     result = (8 + FIELD_BYTES) * rollout.decode_steps  # tokens, log-probs and forced tokens
@@ -153,29 +164,28 @@ def parts_of_engine(config: Config) -> list[Part]:
     ]
 
 
-def rollouts_part(config: Config, counts: dict[str, int], longest: int, meaning: str) -> Part:
+def rollouts_part(counts: dict[str, int], longest: int, meaning: str, kept: int = 0) -> Part:
     """Returns the memory of as many rollouts as the product of `counts`.
 
-    longest: the maximum tokens of a rollout.
+    longest: the maximum tokens of a rollout. kept: see `config.num_kept`.
     """
     number = 1
     for count in counts.values():
         number *= count
     token = TOKEN_BYTES
     # Ratios to the sampler need the tokens that its filters kept.
-    token += FIELD_BYTES * num_kept(config)
+    token += FIELD_BYTES * kept
     bytes_of_tokens = BUFFER_FACTOR * longest * token
     return Part((*counts, *LENGTHS), meaning, number * (ROLLOUT_BYTES + bytes_of_tokens))
 
 
-def graders_part(config: Config) -> Part:
+def graders_part(task: TaskConfig) -> Part:
     """Returns the memory of the grader processes."""
-    workers = config.task.grade_workers
+    workers = task.grade_workers
     return Part(("task.grade_workers",), "the grader processes", workers * GRADER_BYTES)
 
 
-def _rollouts(config: Config) -> Part:
-    rollout = config.rollout
+def _rollouts(rollout: RolloutConfig, kept: int) -> Part:
     counts = {"rollout.num_prompts": rollout.num_prompts, "rollout.group_size": rollout.group_size}
     if rollout.max_staleness and rollout.max_running_groups:
         counts = {
@@ -185,13 +195,12 @@ def _rollouts(config: Config) -> Part:
     elif rollout.max_staleness:
         # This many steps can be in an asynchronous stream at the same time.
         counts["rollout.max_staleness"] = rollout.max_staleness + 2
-    part = rollouts_part(config, counts, rollout.longest_episode, "the rollouts of a step")
+    part = rollouts_part(counts, rollout.longest_episode, "the rollouts of a step", kept)
     return Part(part.settings, part.meaning, part.bytes + rollout.num_prompts * PROBLEM_BYTES)
 
 
-def _packed_rows(config: Config) -> Part:
+def _packed_rows(rollout: RolloutConfig, train: TrainConfig) -> Part:
     """Returns the memory of the packed rows of a step, for the maximum number of packs."""
-    rollout, train = config.rollout, config.train
     # With train.sequence_per_turn, each turn of a rollout is a separate sequence.
     sequences = rollout.group_size * (rollout.max_turns if train.sequence_per_turn else 1)
     fields = len(INTEGER_FIELDS) + FLOAT_FIELDS
@@ -207,12 +216,11 @@ def _packed_rows(config: Config) -> Part:
     )
 
 
-def _evaluation(config: Config) -> Part:
-    settings = config.eval
+def _evaluation(settings: EvalConfig, rollout: RolloutConfig, kept: int) -> Part:
     kinds = settings.samples + settings.greedy
     counts = {"eval.problems": settings.problems, "eval.samples": kinds}
-    longest = settings.longest_episode(config.rollout)
-    part = rollouts_part(config, counts, longest, "the responses of an evaluation")
+    longest = settings.longest_episode(rollout)
+    part = rollouts_part(counts, longest, "the responses of an evaluation", kept)
     return Part(
         (*part.settings, "eval.max_new_tokens"),
         part.meaning,
@@ -220,8 +228,8 @@ def _evaluation(config: Config) -> Part:
     )
 
 
-def _warm_start(config: Config) -> Part:
-    size, longest = config.warm_start.batch_size, config.rollout.longest_episode
+def _warm_start(settings: WarmStartConfig, longest: int) -> Part:
+    size = settings.batch_size
     fields = len(INTEGER_FIELDS) + 1
     return Part(
         ("warm_start.batch_size", *LENGTHS),
@@ -230,8 +238,8 @@ def _warm_start(config: Config) -> Part:
     )
 
 
-def _sft_batch(config: Config) -> Part:
-    size, longest = config.sft.batch_size, config.sft.pack_length
+def _sft_batch(settings: SftConfig) -> Part:
+    size, longest = settings.batch_size, settings.pack_length
     fields = len(INTEGER_FIELDS) + 1
     return Part(
         ("sft.batch_size", "sft.pack_length"),

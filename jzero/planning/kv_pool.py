@@ -13,24 +13,19 @@ rollout.num_pages overrides the number of pages. A resumed run keeps its origina
 prefill may differ from decoding in the last bit.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import jax
 
-from jzero.config import Config, RolloutConfig
+from jzero.config import MemoryConfig, ModelConfig, RolloutConfig
 from jzero.decoder.engine import Engine, divide_up
 from jzero.errors import UserError
 from jzero.hosts import collectives, processes
 from jzero.planning import host_memory
 from jzero.planning.arithmetic import sampling_bytes
 from jzero.planning.chips import GIB
-from jzero.planning.fitting import (
-    attached_bytes,
-    attached_devices,
-    reason_not_planned,
-    shrink_pool,
-    without_adapter_path,
-)
+from jzero.planning.fitting import attached_bytes
 from jzero.planning.planned_run import kv_bytes_per_token
 
 CPU_SHARE = 1 / 8  # of the free memory: trainer, graders and other programs also need memory
@@ -46,7 +41,7 @@ class Room:
 
 
 def size_pool(
-    settings: Config, engine: Engine, is_trained: bool, recorded_pages: int = 0
+    rollout: RolloutConfig, engine: Engine, room: Room | None, recorded_pages: int = 0
 ) -> RolloutConfig:
     """Returns the rollout settings with the final rollout.num_pages, and prints a line about them.
 
@@ -54,8 +49,8 @@ def size_pool(
     memory.
 
     Args:
-        engine: the decoder with the pages that `settings` request. It has no device state.
-        is_trained: whether the devices also hold the arrays that training needs.
+        engine: the decoder with the pages that `rollout` requests. It has no device state.
+        room: `room_in_run` or `room_of_decoder`.
         recorded_pages: the pages per shard with which the run started; 0 for a new run.
 
     Raises:
@@ -63,14 +58,13 @@ def size_pool(
     """
     page_bytes = kv_bytes_per_token(engine) * engine.settings.page_size
     full = engine.pages_per_shard - 1  # one page is for idle slots
-    room = _room(settings, engine, is_trained)
     if room is None:
         pages, reason = full, "the memory of a device is not known"
-    elif settings.rollout.num_pages:
+    elif rollout.num_pages:
         # An explicit rollout.num_pages is used as it is, or rejected.
         if (full + 1) * page_bytes > room.most_bytes:
             raise UserError(
-                f"rollout.num_pages={settings.rollout.num_pages} takes "
+                f"rollout.num_pages={rollout.num_pages} takes "
                 f"{(full + 1) * page_bytes / GIB:.1f} GiB on a device, and there are "
                 f"{room.most_bytes / GIB:.1f} GiB: set it to at most "
                 f"{_all_pages(engine, int(room.most_bytes / page_bytes) - 1)}, or to 0"
@@ -82,7 +76,7 @@ def size_pool(
         reason = room.reason
         if (pages + 1) * page_bytes > room.most_bytes:
             raise UserError(
-                f"rollout.max_new_tokens={settings.rollout.max_new_tokens}: the KV cache of one "
+                f"rollout.max_new_tokens={rollout.max_new_tokens}: the KV cache of one "
                 f"sequence of {engine.max_sequence_tokens} tokens takes "
                 f"{(pages + 1) * page_bytes / GIB:.1f} GiB on a device, and there are "
                 f"{room.most_bytes / GIB:.1f} GiB: lower it"
@@ -93,17 +87,17 @@ def size_pool(
     # All hosts use the size of the host with the least memory.
     pages = min(collectives.gather_json(pages))
     processes.print_once(describe(engine, pages, page_bytes, reason))
-    return replace(settings.rollout, num_pages=_all_pages(engine, pages))
+    return replace(rollout, num_pages=_all_pages(engine, pages))
 
 
-def with_full_pool(settings: Config, engine: Engine) -> Config:
-    """Returns settings with pages for every slot at full length, for a decoder without preemption.
+def with_full_pool(rollout: RolloutConfig, engine: Engine) -> RolloutConfig:
+    """Returns settings with pages for every slot at full length: a decoder without preemption.
 
     engine: the decoder of the settings with rollout.num_pages=0.
     """
-    assert not settings.rollout.num_pages, f"{settings.rollout.num_pages=}"
+    assert not rollout.num_pages, f"{rollout.num_pages=}"
     num_pages = _all_pages(engine, engine.pages_per_shard - 1)
-    return replace(settings, rollout=replace(settings.rollout, num_pages=num_pages))
+    return replace(rollout, num_pages=num_pages)
 
 
 def _all_pages(engine: Engine, pages: int) -> int:
@@ -133,27 +127,48 @@ def describe(engine: Engine, pages: int, page_bytes: float, reason: str) -> str:
     )
 
 
-def _room(settings: Config, engine: Engine, is_trained: bool) -> Room | None:
-    """Returns the bytes for the KV cache on a device; None if the device memory is unknown."""
-    available = attached_bytes(settings.memory)
-    is_cpu = engine.mesh.devices.flat[0].platform == "cpu"
-    # CPU devices share the free memory of the host.
-    if is_cpu and available is None:
-        devices = len(jax.local_devices())
-        free = host_memory.free_bytes()
-        reason = f"{CPU_SHARE:g} of the {free / GIB:.1f} GiB that are free"
-        return Room(CPU_SHARE * free / devices, reason, host_memory.total_bytes() / devices)
-    if available is None or (is_trained and reason_not_planned(settings)):
+def room_in_run(
+    memory: MemoryConfig, engine: Engine, fitting_pages: Callable[[], int | None]
+) -> Room | None:
+    """Returns the room for the KV cache of a training run; None if the device memory is unknown.
+
+    fitting_pages: the rollout.num_pages with which the planned run fits (`fitting.fitting_pages`).
+    """
+    available = attached_bytes(memory)
+    if _shares_host_memory(engine, available):
+        return _room_on_host()
+    num_pages = fitting_pages()
+    if available is None or num_pages is None:
         return None
+    # The plan covers sampling and training together.
+    shards = engine.num_shards * jax.process_count()
+    pages = divide_up(num_pages, shards) or engine.pages_per_shard - 1
     page_bytes = kv_bytes_per_token(engine) * engine.settings.page_size
-    if is_trained:
-        # The plan covers sampling and training together.
-        fitting = shrink_pool(without_adapter_path(settings), attached_devices(), available)
-        shards = engine.num_shards * jax.process_count()
-        pages = divide_up(fitting.rollout.num_pages, shards) or engine.pages_per_shard - 1
-        size = (pages + 1) * page_bytes
-    else:
-        # Without training, the weights and the temporaries of sampling are the only other arrays.
-        size = available - sampling_bytes(settings, engine)
-    reason = f"the plan leaves {size / GIB:.1f} of {available / GIB:.1f} GiB"
-    return Room(size, reason, size)
+    return _planned_room((pages + 1) * page_bytes, available)
+
+
+def room_of_decoder(memory: MemoryConfig, engine: Engine, compute: ModelConfig) -> Room | None:
+    """Returns the room for the KV cache of a command that does not train; None if unknown."""
+    available = attached_bytes(memory)
+    if _shares_host_memory(engine, available):
+        return _room_on_host()
+    if available is None:
+        return None
+    # The weights and the temporaries of sampling are the only other arrays.
+    return _planned_room(available - sampling_bytes(compute, engine), available)
+
+
+def _shares_host_memory(engine: Engine, available: float | None) -> bool:
+    return available is None and engine.mesh.devices.flat[0].platform == "cpu"
+
+
+def _room_on_host() -> Room:
+    # CPU devices share the free memory of the host.
+    devices = len(jax.local_devices())
+    free = host_memory.free_bytes()
+    reason = f"{CPU_SHARE:g} of the {free / GIB:.1f} GiB that are free"
+    return Room(CPU_SHARE * free / devices, reason, host_memory.total_bytes() / devices)
+
+
+def _planned_room(size: float, available: float) -> Room:
+    return Room(size, f"the plan leaves {size / GIB:.1f} of {available / GIB:.1f} GiB", size)

@@ -14,6 +14,7 @@ from jzero.model import qwen
 from jzero.planning.chips import CHIPS, GIB, DescribedDevice
 from jzero.planning.fitting import Fit, fit, setting_flags, split_layers
 from jzero.planning.models import KNOWN_MODELS
+from jzero.rollout.sampler import with_needed_slots
 
 RESPONSE_TOKENS = (1024, 8192)
 GPU_SHARE = 0.95  # of a GPU's memory, as with XLA_PYTHON_CLIENT_MEM_FRACTION=.95
@@ -66,7 +67,9 @@ def largest_models(
             cell = Largest(method, response_tokens)
             for hub_id in models_by_size():
                 if verdict := fit_model(changed, hub_id, devices, available):
-                    flags = setting_flags(settings, verdict.run.trainer.config)
+                    found = verdict.settings
+                    needed = with_needed_slots(found.rollout, found.eval, bool(found.sft.data))
+                    flags = setting_flags(settings, replace(found, rollout=needed))
                     cell = replace(
                         cell, model=hub_id, needed_bytes=verdict.needed, flags=tuple(flags)
                     )

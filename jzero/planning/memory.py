@@ -43,10 +43,9 @@ PHASES = {
 
 def parts_on_device(run: PlannedRun, phase: str) -> dict[str, float]:
     """Returns the bytes of each part that is on a device throughout a phase."""
-    settings = run.trainer.config
     # With optimizer.offload, Adam's moments are on the device only during updates.
     offloaded = []
-    if settings.optimizer.offload:
+    if run.trainer.policy.settings.offload:
         offloaded += ["optimizer", "critic optimizer"]
     parts = (*STATE, *PHASES[phase].parts)
     return {
@@ -99,9 +98,9 @@ def suggestions(
     # The decoder weights are on the device in these two phases.
     if "rollout" in over or "publish" in over:
         lines += _for_decoder_weights(run)
-    settings = run.trainer.config
     # Offloaded moments are on the host in every phase except updates.
-    if over.keys() - {"update"} and not (settings.optimizer.offload or settings.sft.data):
+    can_offload = not (run.trainer.policy.settings.offload or run.workload.is_fine_tuning)
+    if over.keys() - {"update"} and can_offload:
         lines.append(_saving("optimizer.offload=True", run.parts["optimizer"]))
     if "score" in over or "update" in over:
         lines += _for_update(run, measured)
@@ -130,10 +129,9 @@ def _for_rollout(run: PlannedRun, excess: float) -> list[str]:
     if pages >= engine.pages_per_slot:
         saved = (1 - (pages + 1) / engine.pages_per_shard) * pool
         lines.append(_saving(f"rollout.num_pages={pages * num_shards}", saved))
-    rollout = run.trainer.config.rollout
     # Without rollout.num_pages, the pool's size is proportional to the slots.
-    if engine.slots_per_shard > 1 and not rollout.num_pages:
-        lines.append(_saving(f"rollout.num_slots={rollout.num_slots // 2}", pool / 2))
+    if engine.slots_per_shard > 1 and not run.workload.num_pages:
+        lines.append(_saving(f"rollout.num_slots={run.workload.num_slots // 2}", pool / 2))
     return lines
 
 
@@ -147,14 +145,13 @@ def _for_decoder_weights(run: PlannedRun) -> list[str]:
 
 
 def _for_update(run: PlannedRun, measured: Mapping[str, Measurement]) -> list[str]:
-    settings = run.trainer.config
     lines = []
-    if settings.model.remat != "full":
+    if run.trainer.policy.compute.remat != "full":
         lines.append(
             "--config.model.remat=full: saves only the inputs of layers for the backward pass"
         )
     least = row_tokens(run)
-    tokens = settings.train.microbatch_tokens
+    tokens = run.workload.microbatch_tokens
     fewer = tokens // least // 2 * least
     if fewer:
         # The gradient and its reduction take about twice the weights; the remaining temporaries
@@ -162,9 +159,9 @@ def _for_update(run: PlannedRun, measured: Mapping[str, Measurement]) -> list[st
         activations = max(0.0, measured["update"].temp_bytes - 2 * run.parts["weights"])
         saved = (1 - fewer / tokens) * activations
         lines.append(_saving(f"train.microbatch_tokens={fewer}", saved))
-    elif settings.train.packs_per_row > 1:
+    elif run.workload.packs_per_row > 1:
         lines.append(
-            f"--config.train.packs_per_row={settings.train.packs_per_row // 2}: shorter rows, "
+            f"--config.train.packs_per_row={run.workload.packs_per_row // 2}: shorter rows, "
             f"of which train.microbatch_tokens={least} may hold half as many tokens"
         )
     return lines

@@ -17,8 +17,9 @@ from jzero.decoder.abstract_calls import abstract_calls, score_calls
 from jzero.decoder.engine import Engine
 from jzero.decoder.prefill import prefill_shape, prefill_shapes
 from jzero.decoder.score_program import MAX_ALTERNATIVES
-from jzero.distillation.build import shares_base
+from jzero.distillation.build import teacher_settings
 from jzero.distillation.in_process import (
+    TeacherSettings,
     abstract_adapted,
     abstract_teacher,
     own_row_shapes,
@@ -31,7 +32,7 @@ from jzero.model.qwen import QwenConfig
 from jzero.planning.chips import CHIPS, HOST_TOPOLOGIES, Chip, DescribedDevice
 from jzero.planning.compiling import Device, Program, compile_only_devices, device_bytes
 from jzero.planning.models import architecture
-from jzero.rollout.sampler import new_engine, with_needed_slots
+from jzero.rollout.sampler import decoder_settings, new_engine, with_needed_slots
 from jzero.sharding.mesh import adapter_shardings, configured_mesh, decode_mesh, make_mesh
 from jzero.sharding.publish import (
     abstract_decoder_weights,
@@ -40,16 +41,18 @@ from jzero.sharding.publish import (
     has_decoder_layout,
 )
 from jzero.sharding.side_by_side import joins_weights
+from jzero.training.credit import CreditSettings
 from jzero.training.frozen import abstract_base
+from jzero.training.heads import Objective
 from jzero.training.learner import Learner
 from jzero.training.supervised import SupervisedTrainer, power_of_two
 from jzero.training.trainer import (
     RowShapes,
     Trainer,
+    UpdateSettings,
     abstract_batches,
     abstract_scored,
     make_trainer,
-    needs_old_logps,
 )
 from jzero.types import Batch, Params
 
@@ -69,9 +72,47 @@ class PlannedTeacher:
 
 
 @dataclass(frozen=True)
+class Workload:
+    """The sizes of a run's step, from its settings, and the bytes that a checkpoint holds."""
+
+    num_prompts: int
+    group_size: int
+    prompt_tokens: int  # of the longest prompt
+    response_tokens: int  # of the longest response, with the replies of its turns
+    num_examples: int  # of a step of supervised fine-tuning; 0 for RL
+    microbatch_tokens: int  # 0: the rows of a step
+    packs_per_row: int
+    num_slots: int  # of all hosts
+    num_pages: int  # of all hosts; 0: enough for every slot
+    saves_moments: bool  # in checkpoints
+
+    @property
+    def is_fine_tuning(self) -> bool:
+        return self.num_examples > 0
+
+
+def workload(settings: config.Config) -> Workload:
+    """Returns the sizes of a step of a training run."""
+    rollout = with_needed_slots(settings.rollout, settings.eval, bool(settings.sft.data))
+    return Workload(
+        num_prompts=rollout.num_prompts,
+        group_size=rollout.group_size,
+        prompt_tokens=rollout.max_prompt_tokens,
+        response_tokens=rollout.longest_continuation,
+        num_examples=settings.sft.batch_size if settings.sft.data else 0,
+        microbatch_tokens=settings.train.microbatch_tokens,
+        packs_per_row=settings.train.packs_per_row,
+        num_slots=rollout.num_slots,
+        num_pages=rollout.num_pages,
+        saves_moments=settings.train.save == "full",
+    )
+
+
+@dataclass(frozen=True)
 class PlannedRun:
     """A run on its devices, before anything is compiled."""
 
+    workload: Workload
     trainer: Trainer
     sampling: Engine | None  # of one host; None for fine-tuning without suites
     num_hosts: int
@@ -106,7 +147,6 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
         UserError: The settings do not fit together, or do not fit the devices.
     """
     config.validate(settings)
-    settings = with_needed_slots(settings)
     if settings.model.adapter.path:
         raise UserError(
             f"model.adapter.path={settings.model.adapter.path}: the planner reads no adapters; "
@@ -115,13 +155,18 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
     model, critic = architectures(settings)
     mesh = configured_mesh(settings.mesh, devices)
     host_mesh, num_hosts = _host_mesh(mesh)
+    rollout = with_needed_slots(settings.rollout, settings.eval, bool(settings.sft.data))
+    decoder = decoder_settings(settings.model, rollout, settings.algorithm, settings.eval)
+    engine = None
+    if not settings.sft.data or settings.eval.suites:
+        engine = new_engine(decoder, model, host_mesh, STOP_IDS, num_hosts)
     if settings.sft.data:
-        return _build_fine_tuning(settings, model, mesh, host_mesh, num_hosts)
+        return _build_fine_tuning(settings, model, mesh, engine, num_hosts)
 
-    engine = new_engine(settings, model, host_mesh, STOP_IDS, num_hosts)
+    assert engine is not None, "an RL run samples"
     trainer = make_trainer(settings, model, critic, mesh)
     batches = abstract_batches(trainer)
-    needs_old = needs_old_logps(trainer.config)
+    needs_old = trainer.needs_old_logps
     needs_reference = algorithms.needs_reference(settings.algorithm)
     keeps_reference = needs_reference or isinstance(settings.teacher, teachers.Reference)
 
@@ -150,21 +195,31 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
         parts["critic weights"] = device_bytes(critic_state.params)
         parts["critic optimizer"] = device_bytes(critic_state.opt_state)
 
-    teacher = _teacher(settings, trainer)
-    if teacher is not None:
+    teaching = teacher_settings(settings)
+    teacher = _teacher(teaching, trainer) if teaching else None
+    if teaching is not None and teacher is not None:
         programs["teacher-score"] = _scoring_program(teacher)
         # Policy and reference are already counted. Another model adds its weights.
-        if isinstance(settings.teacher, teachers.Model):
-            parts["teacher"] = _unshared_bytes(settings, settings.teacher, teacher)
+        if isinstance(teaching.choice, teachers.Model):
+            parts["teacher"] = _unshared_bytes(teaching, teacher)
 
     num_scoring_passes = needs_old + needs_reference + (critic is not None) + (teacher is not None)
-    return PlannedRun(trainer, engine, num_hosts, programs, parts, num_scoring_passes, teacher)
+    return PlannedRun(
+        workload(settings),
+        trainer,
+        engine,
+        num_hosts,
+        programs,
+        parts,
+        num_scoring_passes,
+        teacher,
+    )
 
 
-def _teacher(settings: config.Config, trainer: Trainer) -> PlannedTeacher | None:
+def _teacher(settings: TeacherSettings, trainer: Trainer) -> PlannedTeacher | None:
     """Returns the teacher as `distillation.build` makes it; None if none is on the mesh."""
-    choice, policy = settings.teacher, trainer.policy
-    if choice is None or isinstance(choice, teachers.Server):
+    choice, policy = settings.choice, trainer.policy
+    if isinstance(choice, teachers.Server):
         return None
     shapes, own_rows = own_row_shapes(settings, policy.mesh), ()
     if shapes is None:
@@ -180,8 +235,8 @@ def _teacher(settings: config.Config, trainer: Trainer) -> PlannedTeacher | None
     if isinstance(choice, teachers.Reference):
         return PlannedTeacher(policy, policy.abstract_base(), shapes, own_rows)
 
-    model = architecture(choice.path or settings.model.path)
-    learner = teacher_learner(model, settings, policy.mesh)
+    model = architecture(choice.path or settings.policy.path)
+    learner = teacher_learner(model, trainer)
     weights = abstract_teacher(learner)
     if choice.adapter:
         base = abstract_base(model, policy.mesh, learner.compute.dtype)
@@ -198,11 +253,9 @@ def _scoring_program(teacher: PlannedTeacher) -> Program:
     return learner.score_program, arguments
 
 
-def _unshared_bytes(
-    settings: config.Config, choice: teachers.Model, teacher: PlannedTeacher
-) -> float:
+def _unshared_bytes(settings: TeacherSettings, teacher: PlannedTeacher) -> float:
     """Returns the bytes on a device of the teacher's weights that the policy does not share."""
-    if not shares_base(settings, choice):
+    if not settings.shares_base:
         return device_bytes(teacher.weights)
     _, adapter = adapters.split(teacher.weights)
     return device_bytes(adapter)
@@ -288,7 +341,7 @@ def _build_fine_tuning(
     settings: config.Config,
     model: QwenConfig,
     mesh: Mesh,
-    host_mesh: Mesh,
+    engine: Engine | None,
     num_hosts: int,
 ) -> PlannedRun:
     """Plans a supervised fine-tuning run as `sft.train` sets it up.
@@ -296,28 +349,45 @@ def _build_fine_tuning(
     The batch is the largest possible: every example fills a row. Nothing is sampled unless
     `eval.suites` names suites.
     """
-    supervised = SupervisedTrainer(model, mesh, settings, settings.sft.pack_length)
-    num_rows = -(-settings.sft.batch_size // supervised.rows)
-    trainer = Trainer(
-        # A step of fine-tuning is one optimizer step on one minibatch.
-        replace(supervised.objective, train=replace(settings.train, minibatches=1, epochs=1)),
-        supervised.learner,
-        None,
-        [supervised.layout],
-        [supervised.rows],
-        [power_of_two(num_rows)],
+    sft = settings.sft
+    supervised = SupervisedTrainer(
+        model,
+        mesh,
+        settings.model,
+        settings.optimizer,
+        settings.train,
+        sft.pack_length,
+        sft.batch_size,
     )
+    num_rows = -(-sft.batch_size // supervised.rows)
+    trainer = supervised_trainer(supervised, power_of_two(num_rows))
     learner_programs = trainer.policy.programs(abstract_batches(trainer), trainer.layouts)
     programs: dict[str, Program] = {**learner_programs}
     parts = _state_parts(trainer.policy)
-    engine = None
-    if settings.eval.suites:
-        engine = new_engine(settings, model, host_mesh, STOP_IDS, num_hosts)
+    if engine is not None:
         sampling_programs, sampling_parts = _sampling(engine, trainer.policy)
         programs = sampling_programs | programs
         parts |= sampling_parts
     parts["batches"] = device_bytes(learner_programs["update"][1][1])
-    return PlannedRun(trainer, engine, num_hosts, programs, parts, num_scoring_passes=0)
+    return PlannedRun(
+        workload(settings), trainer, engine, num_hosts, programs, parts, num_scoring_passes=0
+    )
+
+
+def supervised_trainer(supervised: SupervisedTrainer, microbatches: int) -> Trainer:
+    """Returns the trainer of a step of fine-tuning: one optimizer step on one minibatch."""
+    learner = supervised.learner
+    algorithm = algorithms.supervised()
+    return Trainer(
+        credit=CreditSettings(algorithm, group_size=1, max_turns=1, max_new_tokens=1),
+        updates=UpdateSettings(policy=learner.settings, critic=learner.settings),
+        objective=Objective(algorithm),
+        policy=learner,
+        critic=None,
+        layouts=[supervised.layout],
+        rows=[supervised.rows],
+        microbatches=[microbatches],
+    )
 
 
 def architectures(settings: config.Config) -> tuple[QwenConfig, QwenConfig | None]:

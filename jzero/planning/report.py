@@ -71,7 +71,9 @@ def make_report(
     totals = phase_totals(run, measured)
     costs = roofline(run)
     largest = (
-        search(run, lambda program: measure(program, topology, cache)) if with_search else None
+        search(settings, run, lambda program: measure(program, topology, cache))
+        if with_search
+        else None
     )
     return Report(
         config=settings.name,

@@ -53,13 +53,13 @@ def roofline(run: PlannedRun) -> dict[str, PhaseCost]:
     the cost of the update for shorter responses. A fine-tuning step has one phase, and its examples
     fill their rows.
     """
-    settings = run.trainer.config
-    if settings.sft.data:
+    sizes = run.workload
+    if sizes.is_fine_tuning:
         return {"update": _fine_tuning_cost(run)}
-    rollout, engine = settings.rollout, run.engine
-    prompt, response = rollout.max_prompt_tokens, rollout.longest_continuation
-    num_rollouts = rollout.num_prompts * rollout.group_size
-    num_prompt_tokens = rollout.num_prompts * prompt
+    engine = run.engine
+    prompt, response = sizes.prompt_tokens, sizes.response_tokens
+    num_rollouts = sizes.num_prompts * sizes.group_size
+    num_prompt_tokens = sizes.num_prompts * prompt
     matmul = matmul_flops_per_token(engine.model)
 
     # Bytes on one device. Each call of a program reads the weights once.
@@ -70,7 +70,7 @@ def roofline(run: PlannedRun) -> dict[str, PhaseCost]:
     num_decode_steps = response * num_rounds
     # On average over a response, half of it is in the KV cache.
     cache = engine.slots_per_shard * (prompt + response / 2) * kv_bytes_per_token(engine)
-    num_calls = run.trainer.microbatches[0] * settings.train.minibatches
+    num_calls = run.trainer.microbatches[0] * run.trainer.updates.minibatches
 
     flops_and_bytes = {
         "prefill": (num_prompt_tokens * matmul, decoder_weights * num_prefills),
@@ -98,7 +98,7 @@ def update_by_layout(run: PlannedRun) -> dict[int, PhaseCost]:
     weighted by its rows of each. The keys are the tokens of a row, from the longest layout (the
     worst case) to the shortest. Fine-tuning has one layout.
     """
-    if run.trainer.config.sft.data:
+    if run.workload.is_fine_tuning:
         return {run.trainer.layouts[0].tokens: _fine_tuning_cost(run)}
     return {
         layout.tokens: _update_cost(run, number)
@@ -108,10 +108,9 @@ def update_by_layout(run: PlannedRun) -> dict[int, PhaseCost]:
 
 def _update_cost(run: PlannedRun, number: int) -> PhaseCost:
     """Returns the cost of the update if every response exactly fills a slot of layout `number`."""
-    settings = run.trainer.config
-    train = settings.train
-    recomputed = RECOMPUTATION if settings.model.remat == "full" else 0
-    num_passes = (FORWARD_AND_BACKWARD + recomputed) * train.epochs
+    updates = run.trainer.updates
+    recomputed = RECOMPUTATION if run.trainer.policy.compute.remat == "full" else 0
+    num_passes = (FORWARD_AND_BACKWARD + recomputed) * updates.epochs
     # A critic has the cost of a second policy.
     num_models = 2 if run.trainer.critic else 1
     flops = num_models * num_passes * _forward_flops(run, run.trainer.layouts[number])
@@ -120,9 +119,9 @@ def _update_cost(run: PlannedRun, number: int) -> PhaseCost:
     # gradient.
     weights = run.parts["weights"]
     state = weights + run.parts["optimizer"]
-    num_calls = run.trainer.microbatches[number] * train.minibatches
+    num_calls = run.trainer.microbatches[number] * updates.minibatches
     gradient_bytes = num_calls * (3 * weights + num_passes * run.parts["decoder weights"])
-    moved = num_models * train.epochs * (2 * state * train.minibatches + gradient_bytes)
+    moved = num_models * updates.epochs * (2 * state * updates.minibatches + gradient_bytes)
     return _cost(run.chip, flops / run.mesh.size, float(moved))
 
 
@@ -133,13 +132,13 @@ def _forward_flops(run: PlannedRun, layout: RowLayout) -> float:
     once for its group. Without it, each slot has its own prompt, and a slot that is shorter than
     the longest prompt has a shorter prompt and one response token.
     """
-    rollout, model = run.trainer.config.rollout, run.engine.model
-    num_rollouts = rollout.num_prompts * rollout.group_size
-    prompt, longest = rollout.max_prompt_tokens, rollout.longest_continuation
+    sizes, model = run.workload, run.engine.model
+    num_rollouts = sizes.num_prompts * sizes.group_size
+    prompt, longest = sizes.prompt_tokens, sizes.response_tokens
     if layout.prefix:
         # With prefix sharing, a slot holds only a response.
         response = min(layout.slot, longest)
-        num_prompts = rollout.num_prompts
+        num_prompts = sizes.num_prompts
     else:
         # Without prefix sharing, a slot holds a prompt and its response.
         prompt = min(prompt, layout.slot - 1)
@@ -159,19 +158,19 @@ def _response_flops(model: QwenConfig, prompt: int, response: int) -> float:
 
 def _fine_tuning_cost(run: PlannedRun) -> PhaseCost:
     """Returns the cost of an optimizer step on examples that fill their rows."""
-    settings, [layout] = run.trainer.config, run.trainer.layouts
-    model = run.trainer.policy.model
-    num_tokens = settings.sft.batch_size * layout.tokens
+    [layout], policy = run.trainer.layouts, run.trainer.policy
+    model = policy.model
+    num_tokens = run.workload.num_examples * layout.tokens
     pairs = attention_flops_per_pair(model) * layout.tokens / 2
-    recomputed = RECOMPUTATION if settings.model.remat == "full" else 0
+    recomputed = RECOMPUTATION if policy.compute.remat == "full" else 0
     num_passes = FORWARD_AND_BACKWARD + recomputed
     flops = num_passes * num_tokens * (matmul_flops_per_token(model) + pairs)
 
     # Each microbatch reads the weights in every pass, and accumulates the gradient.
     weights = run.parts["weights"]
-    itemsize = jnp.dtype(settings.model.dtype).itemsize
+    itemsize = jnp.dtype(policy.compute.dtype).itemsize
     gathered = qwen.num_params(model) * itemsize / run.mesh.shape["tensor"]
-    num_calls = -(-settings.sft.batch_size // run.trainer.rows[0])
+    num_calls = -(-run.workload.num_examples // run.trainer.rows[0])
     moved = 2 * (weights + run.parts["optimizer"]) + num_calls * (
         3 * weights + num_passes * gathered
     )

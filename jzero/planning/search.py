@@ -13,20 +13,21 @@ from jzero.planning.planned_run import PlannedRun, build
 Measure = Callable[[Program], Measurement]
 
 
-def search(run: PlannedRun, measure: Measure) -> dict[str, int]:
+def search(settings: config.Config, run: PlannedRun, measure: Measure) -> dict[str, int]:
     """Returns the largest train.microbatch_tokens and rollout.num_pages that fit; 0 if none fits.
 
-    `measure` compiles a program for the devices of `run`. A run that samples nothing has no pages.
+    `run` is the plan of `settings`, and `measure` compiles a program for its devices. A run that
+    samples nothing has no pages.
     """
-    largest = {"train.microbatch_tokens": _largest_microbatch(run, measure)}
+    largest = {"train.microbatch_tokens": _largest_microbatch(settings, run, measure)}
     if run.sampling is not None:
-        largest["rollout.num_pages"] = _largest_pool(run, measure)
+        largest["rollout.num_pages"] = _largest_pool(settings, run, measure)
     return largest
 
 
-def _largest_microbatch(run: PlannedRun, measure: Measure) -> int:
+def _largest_microbatch(settings: config.Config, run: PlannedRun, measure: Measure) -> int:
     """Bisects over microbatches from one row per device to the batch of a full step."""
-    settings, trainer = run.trainer.config, run.trainer
+    trainer = run.trainer
     # A microbatch consists of one or more rows per device.
     unit = row_tokens(run)
     # A microbatch never needs to be larger than the batch of a step.
@@ -46,9 +47,9 @@ def _largest_microbatch(run: PlannedRun, measure: Measure) -> int:
     return unit * bisect_left(candidates, True, key=is_too_large)
 
 
-def _largest_pool(run: PlannedRun, measure: Measure) -> int:
+def _largest_pool(settings: config.Config, run: PlannedRun, measure: Measure) -> int:
     """Returns the largest rollout.num_pages with which sampling fits; 0 if none does."""
-    settings, engine = run.trainer.config, run.engine
+    engine = run.engine
     num_shards = engine.num_shards * run.num_hosts
     page = run.parts["KV pool"] / engine.pages_per_shard
     generate = measure(run.programs["generate"])

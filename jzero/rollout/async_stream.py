@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypedDict, cast
 
 import numpy as np
@@ -69,13 +69,34 @@ class SavedStream(TypedDict):
     groups: object  # a list of each EpisodeGroup as a dictionary
 
 
+@dataclass(frozen=True)
+class TrainingProblems:
+    """The problems of a run's steps: a function of the task, the seed and the step."""
+
+    task: config.TaskConfig
+    seed: int
+    num_prompts: int  # problems of a step
+
+    def draw(self, step: int) -> list[Problem]:
+        """Returns the problems of a step."""
+        draw = find_task(self.task.name).train_problems
+        return draw(self.task, self.seed, step, self.num_prompts)
+
+    @property
+    def number(self) -> int | None:
+        """The number of problems of one pass; None if the task generates them without an end."""
+        return find_task(self.task.name).num_train_problems(self.task)
+
+
 class RolloutStream:
     """This host's groups, from admission to their training step."""
 
-    def __init__(self, sampler: Sampler, settings: config.Config) -> None:
+    def __init__(
+        self, sampler: Sampler, problems: TrainingProblems, rollout: config.RolloutConfig
+    ) -> None:
         self.sampler = sampler
-        self.settings = settings
-        self.rollout = settings.rollout
+        self.rollout = rollout
+        self.seed = problems.seed
         share = collectives.local_share(self.rollout.num_prompts)
         # Index of this host's first prompt among the prompts of a step
         self.first_prompt = share.start
@@ -91,7 +112,7 @@ class RolloutStream:
         # Each step's problems are drawn once and cached while any of its groups may be in the
         # stream.
         steps_in_stream = self.rollout.max_staleness + 2
-        self._problems_of_step = functools.lru_cache(steps_in_stream)(self._draw_problems)
+        self._problems_of_step = functools.lru_cache(steps_in_stream)(problems.draw)
         self._saved = self.to_bytes()
 
     def _max_running_groups(self) -> int:
@@ -100,11 +121,6 @@ class RolloutStream:
         all_hosts = self.rollout.max_running_groups or default
         share = collectives.local_share(all_hosts)
         return max(1, share.stop - share.start)
-
-    def _draw_problems(self, step: int) -> list[Problem]:
-        task = self.settings.task
-        draw = find_task(task.name).train_problems
-        return draw(task, self.settings.train.seed, step, self.rollout.num_prompts)
 
     def problem_of(self, number: int) -> Problem:
         """Returns the problem with index `number` among the problems of all steps and hosts."""
@@ -152,7 +168,7 @@ class RolloutStream:
             group_size=self.rollout.group_size,
             problem_of=self.problem_of,
             temperature=self.rollout.temperature,
-            key=(self.settings.train.seed, version + 1),
+            key=(self.seed, version + 1),
             version=version,
             admit_more=admit_more,
             check_stop=check_stop,
@@ -340,8 +356,10 @@ class ThreadedStream(RolloutStream):
     the engine; the next `collect` resumes decoding.
     """
 
-    def __init__(self, sampler: Sampler, settings: config.Config) -> None:
-        super().__init__(sampler, settings)
+    def __init__(
+        self, sampler: Sampler, problems: TrainingProblems, rollout: config.RolloutConfig
+    ) -> None:
+        super().__init__(sampler, problems, rollout)
         self._thread = ThreadPoolExecutor(1)
         # The first is running, the others are queued
         self._phases: list[Future[DecodeCounters]] = []

@@ -6,20 +6,21 @@ arXiv:2503.14476 §3.2). Asynchronous runs take the ready groups of their stream
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from jzero.clock import Clock
-from jzero.config import Config
+from jzero.config import RolloutConfig
 from jzero.decoder.sequence import DecodeCounters
 from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
 from jzero.hosts import collectives, interrupt
 from jzero.model import qwen
 from jzero.rewards.trl_rewards import TrainerState
-from jzero.rollout.async_stream import RolloutStream
+from jzero.rollout.async_stream import RolloutStream, TrainingProblems
 from jzero.rollout.failed_gradings import check_gradings
 from jzero.rollout.rollout_metrics import rollout_metrics
 from jzero.rollout.sampler import Sampler
-from jzero.tasks import find_task, task_metrics
+from jzero.tasks import task_metrics
 from jzero.types import Rollout, grade_of
 
 # Round r of step s draws the problems of step s + r * ROUND_STRIDE: more steps than any run has.
@@ -29,10 +30,20 @@ ROUND_STRIDE = 10**6
 Group = list[Rollout]
 
 
+@dataclass(frozen=True)
+class Collection:
+    """The settings that collect the rollouts of a run's steps."""
+
+    problems: TrainingProblems
+    rollout: RolloutConfig
+    extra_rounds: int  # algorithm.dynamic_sampling_rounds
+    steps: int  # of the run
+
+
 def collect_rollouts(
     sampler: Sampler,
     stream: RolloutStream | None,
-    config: Config,
+    settings: Collection,
     weights: qwen.Params,
     step: int,
     clock: Clock,
@@ -49,10 +60,10 @@ def collect_rollouts(
     If the rounds run out before enough groups have differing rewards, uniform groups fill up the
     batch, so that the number of groups and the shapes of the programs stay the same.
     """
-    num_prompts, group_size = config.rollout.num_prompts, config.rollout.group_size
-    rounds = config.algorithm.dynamic_sampling_rounds
+    num_prompts, group_size = settings.rollout.num_prompts, settings.rollout.group_size
+    task, rounds = settings.problems.task, settings.extra_rounds
     grading_at_start = dict(sampler.pool.counters)
-    state = trainer_state(config, step - 1)
+    state = trainer_state(settings.problems, settings.steps, step - 1)
     counters = DecodeCounters()
 
     # Sample until enough groups have differing rewards.
@@ -61,7 +72,7 @@ def collect_rollouts(
     while num_rounds <= rounds and count_mixed(groups) < num_prompts:
         with clock("sample"):
             rollouts, round_counters = sample_round(
-                sampler, stream, config, weights, step, num_rounds, check_stop
+                sampler, stream, settings, weights, step, num_rounds, check_stop
             )
         # Waiting for grades without anything to decode counts as grading time, not sampling time.
         clock.move(round_counters.grading_seconds, "sample", "grade")
@@ -76,15 +87,15 @@ def collect_rollouts(
     metrics = rollout_metrics(sampled, group_size)
     if stream is not None:
         metrics |= stream.metrics(sampled, step - 1, counters)
-    metrics |= task_metrics(config.task, sampled)
-    metrics |= tool_episodes.metrics(config.task)
+    metrics |= task_metrics(task, sampled)
+    metrics |= tool_episodes.metrics(task)
     metrics["rollout/dropped_prompts"] = num_rounds * num_prompts - len(groups)
     grading = {
         f"grade/{name}": count - grading_at_start[name]
         for name, count in sampler.pool.counters.items()
     }
     metrics |= host_metrics(counters, grading)
-    check_gradings(f"step {step}", sampled, config.task.max_failed_share)
+    check_gradings(f"step {step}", sampled, task.max_failed_share)
 
     # Groups with differing rewards come first; the sort is stable, so their order is kept.
     if rounds:
@@ -93,19 +104,21 @@ def collect_rollouts(
     return [rollout for group in groups for rollout in group], metrics
 
 
-def trainer_state(config: Config, steps_done: int) -> TrainerState:
-    """Returns the trainer state for reward functions in TRL's form, after `steps_done` RL steps."""
+def trainer_state(problems: TrainingProblems, steps: int, steps_done: int) -> TrainerState:
+    """Returns the trainer state for reward functions in TRL's form.
+
+    steps_done: RL steps of the `steps` of the run.
+    """
     epoch = None
-    num_problems = find_task(config.task.name).num_train_problems(config.task)
-    if num_problems:
-        epoch = steps_done * config.rollout.num_prompts / num_problems
-    return TrainerState(steps_done, config.train.steps, epoch)
+    if problems.number:
+        epoch = steps_done * problems.num_prompts / problems.number
+    return TrainerState(steps_done, steps, epoch)
 
 
 def sample_round(
     sampler: Sampler,
     stream: RolloutStream | None,
-    config: Config,
+    settings: Collection,
     weights: qwen.Params,
     step: int,
     round_number: int,
@@ -119,11 +132,10 @@ def sample_round(
     if stream is not None:
         return stream.collect(weights, version, check_stop)
 
-    task, rollout = find_task(config.task.name), config.rollout
+    rollout = settings.rollout
     # Each round draws different problems and different noise.
-    key = (config.train.seed, step + round_number * ROUND_STRIDE)
-    problems = task.train_problems(config.task, *key, rollout.num_prompts)
-    encoded = sampler.encode_problems(problems)
+    source = step + round_number * ROUND_STRIDE
+    encoded = sampler.encode_problems(settings.problems.draw(source))
     if not encoded:
         raise UserError(
             f"step {step}: every prompt is longer than "
@@ -134,7 +146,7 @@ def sample_round(
         encoded,
         group_size=rollout.group_size,
         temperature=rollout.temperature,
-        key=key,
+        key=(settings.problems.seed, source),
         version=version,
         check_stop=check_stop,
     )

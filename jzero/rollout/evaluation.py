@@ -182,31 +182,31 @@ class Evaluated(NamedTuple):
         return "greedy" if self.kind == "eval_greedy" else f"avg@{self.num_samples}"
 
 
-def encode_suites(sampler: Sampler, settings: config.Config) -> dict[str, list[EncodedProblem]]:
+def encode_suites(
+    sampler: Sampler, task: config.TaskConfig, settings: config.EvalConfig, seed: int
+) -> dict[str, list[EncodedProblem]]:
     """Returns the problems of eval.suites with short enough prompts, by name of the suite.
 
     Prints how many problems of a suite were dropped. Raises UserError if all of them were.
     """
     problems: dict[str, list[EncodedProblem]] = {}
-    for spec in split_commas(*settings.eval.suites):
-        name, suite_problems = suites.load_suite(
-            spec, settings.task, settings.eval.limit, settings.train.seed
-        )
-        print_left_out(name, suite_problems, settings)
+    for spec in split_commas(*settings.suites):
+        name, suite_problems = suites.load_suite(spec, task, settings.limit, seed)
+        if settings.rewards:
+            print_left_out(name, suite_problems, task)
         problems[name] = sampler.encode_problems(suite_problems, name)
         if not problems[name]:
+            longest = sampler.engine.settings.max_prompt_tokens
             raise UserError(
-                f"rollout.max_prompt_tokens={settings.rollout.max_prompt_tokens}: all prompts of "
+                f"rollout.max_prompt_tokens={longest}: all prompts of "
                 f"suite {name} are longer; raise it, or take the suite out of eval.suites"
             )
     return problems
 
 
-def print_left_out(name: str, problems: Sequence[Problem], settings: config.Config) -> None:
+def print_left_out(name: str, problems: Sequence[Problem], task: config.TaskConfig) -> None:
     """Prints which reward functions are not called for a problem set, and the reasons."""
-    if not settings.eval.rewards:
-        return
-    for function, reason in evaluated_task.left_out(settings.task, problems).items():
+    for function, reason in evaluated_task.left_out(task, problems).items():
         processes.print_once(f"{name}: {function} is not called in evaluations, {reason}")
 
 

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Int32
 
 from jzero import config, terminal
+from jzero.algorithms import Algorithm
 from jzero.decoder.engine import ROLLOUTS, Engine, Samples
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import (
@@ -347,13 +348,34 @@ def with_turn_grades(rollout: Rollout, grades: list[Grade]) -> Rollout:
     return replace(rollout, turns=turns, grade=episode)
 
 
-def mesh_of_decoder(settings: config.Config, mesh: Mesh) -> Mesh:
+@dataclass(frozen=True)
+class DecoderSettings:
+    """The settings of the decoder of a run or a command."""
+
+    rollout: config.RolloutConfig
+    compute: config.ModelConfig
+    longest_evaluation: int  # tokens of the longest episode of an evaluation
+    kept: int  # recorded tokens that the sampler's filters keep; 0: not recorded
+
+
+def decoder_settings(
+    compute: config.ModelConfig,
+    rollout: config.RolloutConfig,
+    algorithm: Algorithm,
+    evaluation: config.EvalConfig,
+) -> DecoderSettings:
+    """Returns the settings of the decoder of a run, from the sections that it depends on."""
+    longest = evaluation.longest_episode(rollout)
+    return DecoderSettings(rollout, compute, longest, config.num_kept(algorithm, rollout))
+
+
+def mesh_of_decoder(num_devices: int, mesh: Mesh) -> Mesh:
     """Returns the mesh that a sampler decodes on.
 
-    It has the devices of the training mesh `mesh`, or, if mesh.decode_devices is set, the devices
-    of this host that are not in the training mesh.
+    It has the devices of the training mesh `mesh`, or, if mesh.decode_devices (`num_devices`) is
+    set, the devices of this host that are not in the training mesh.
     """
-    num_devices, tensor = settings.mesh.decode_devices, mesh.shape["tensor"]
+    tensor = mesh.shape["tensor"]
     if not num_devices:
         return decode_mesh(mesh)
     if num_devices % tensor:
@@ -365,7 +387,7 @@ def mesh_of_decoder(settings: config.Config, mesh: Mesh) -> Mesh:
     return make_mesh(free_devices, {"slots": -1, "tensor": tensor})
 
 
-def make_engine(settings: config.Config, base: BaseModel, mesh_for_decoding: Mesh) -> Engine:
+def make_engine(settings: DecoderSettings, base: BaseModel, mesh_for_decoding: Mesh) -> Engine:
     """Returns the decoder of this host, without device state."""
     return new_engine(
         settings, base.model, mesh_for_decoding, base.stop_tokens, jax.process_count()
@@ -373,7 +395,7 @@ def make_engine(settings: config.Config, base: BaseModel, mesh_for_decoding: Mes
 
 
 def new_engine(
-    settings: config.Config,
+    settings: DecoderSettings,
     model: qwen.QwenConfig,
     mesh_for_decoding: Mesh,
     stop_ids: tuple[int, ...],
@@ -385,61 +407,67 @@ def new_engine(
         per_host_settings(settings.rollout, num_hosts),
         mesh_for_decoding,
         stop_ids,
-        settings.model.dtype,
-        settings.model.kernels,
-        longest_evaluation=settings.eval.longest_episode(settings.rollout),
-        exact=settings.model.exact,
-        tracks=recorded_tracks(track_sizes(settings, model)),
+        settings.compute.dtype,
+        settings.compute.kernels,
+        longest_evaluation=settings.longest_evaluation,
+        exact=settings.compute.exact,
+        tracks=recorded_tracks(track_sizes(model, settings.kept, settings.rollout.routing_replay)),
     )
 
 
 def make_sampler(
-    settings: config.Config, base: BaseModel, mesh: Mesh, pool: Pool
+    settings: DecoderSettings,
+    task: config.TaskConfig,
+    base: BaseModel,
+    mesh: Mesh,
+    mesh_for_decoding: Mesh,
+    pool: Pool,
 ) -> tuple[Sampler, Callable[[qwen.Params], qwen.Params]]:
     """Returns a sampler and `publish`, which converts the trainer's weights for the sampler."""
-    mesh_for_decoding = mesh_of_decoder(settings, mesh)
     engine = make_engine(settings, base, mesh_for_decoding)
     # The chat template determines how the model writes tool calls, unless the task sets a syntax.
-    syntax = settings.task.tools.syntax or parsing.syntax_of(base.tokenizer.chat_template)
-    task = replace(settings.task, tools=replace(settings.task.tools, syntax=syntax))
+    syntax = task.tools.syntax or parsing.syntax_of(base.tokenizer.chat_template)
+    task = replace(task, tools=replace(task.tools, syntax=syntax))
     sampler = Sampler(engine, base.tokenizer, pool, task)
     publish = publisher(
         base.model,
         mesh,
         mesh_for_decoding,
-        settings.model.dtype,
-        settings.model.adapter,
+        settings.compute.dtype,
+        settings.compute.adapter,
         settings.rollout.quantizes_weights,
-        joins_weights(settings.model, mesh_for_decoding),
+        joins_weights(settings.compute, mesh_for_decoding),
     )
     return sampler, publish
 
 
-def most_sequences(settings: config.Config) -> int:
+def most_sequences(
+    rollout: config.RolloutConfig, evaluation: config.EvalConfig, is_fine_tuning: bool
+) -> int:
     """Returns how many sequences a training run can decode at the same time, over all hosts.
 
     Suites (eval.suites) have any number of problems, and count as rollout.num_slots.
     """
-    rollout, evaluation = settings.rollout, settings.eval
     groups = rollout.num_prompts
     if rollout.max_staleness:
         groups = rollout.max_running_groups or (rollout.max_staleness + 1) * rollout.num_prompts
-    sequences = 0 if settings.sft.data else groups * rollout.group_size
+    sequences = 0 if is_fine_tuning else groups * rollout.group_size
     if evaluation.suites:
         sequences = max(sequences, rollout.num_slots or DEFAULT_SLOTS)
-    if settings.sft.data:
+    if is_fine_tuning:
         return max(sequences, 1)
     return max(sequences, evaluation.problems * max(evaluation.samples, evaluation.greedy))
 
 
-def with_needed_slots(settings: config.Config) -> config.Config:
+def with_needed_slots(
+    rollout: config.RolloutConfig, evaluation: config.EvalConfig, is_fine_tuning: bool = False
+) -> config.RolloutConfig:
     """Returns the settings of a training run without slots that no sequence would ever use.
 
     With rollout.num_slots=0 every sequence has a slot.
     """
-    most = most_sequences(settings)
-    num_slots = min(settings.rollout.num_slots or most, most)
-    return replace(settings, rollout=replace(settings.rollout, num_slots=num_slots))
+    most = most_sequences(rollout, evaluation, is_fine_tuning)
+    return replace(rollout, num_slots=min(rollout.num_slots or most, most))
 
 
 def per_host_settings(rollout: config.RolloutConfig, num_hosts: int) -> config.RolloutConfig:

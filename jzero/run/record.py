@@ -1,9 +1,7 @@
 """The record of a run: what a checkpoint holds besides the training state, and summary.json."""
 
-import json
 from dataclasses import asdict, dataclass, field
 
-from jzero.config import Config, to_json
 from jzero.errors import shown
 from jzero.files import JsonObject
 from jzero.run.environment import peak_rss_bytes, versions
@@ -69,16 +67,19 @@ def evaluations_of(values: JsonObject) -> dict[str, dict[str, float]]:
     return evaluations
 
 
-def summarize(config: Config, record: RunRecord, export: str | None) -> JsonObject:
-    """Returns the content of summary.json. `export` is the exported model's directory, if any."""
+def summarize(settings: JsonObject, task: str, record: RunRecord, export: str | None) -> JsonObject:
+    """Returns the content of summary.json.
+
+    settings: the content of config.json. export: the exported model's directory, if any.
+    """
     return {
-        "config": json.loads(to_json(config)),
+        "config": settings,
         "steps": record.step,
         "seconds": record.seconds,
         "seconds_by_phase": record.seconds_by_phase,
         "peak_rss_bytes": peak_rss_bytes(),
-        "eval": {config.task.name: _by_stage(record, "eval/accuracy")},
-        "eval_greedy": {config.task.name: _by_stage(record, "eval_greedy/accuracy")},
+        "eval": {task: _by_stage(record, "eval/accuracy")},
+        "eval_greedy": {task: _by_stage(record, "eval_greedy/accuracy")},
         "eval_all": record.evaluations,
         "export": export,
         "versions": versions(),

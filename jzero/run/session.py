@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jzero.clock import Clock, compilation_counter
-from jzero.config import Config, flatten, to_json
+from jzero.config import Config, TrainConfig, flatten, to_json
 from jzero.errors import UserError
 from jzero.files import JsonObject, read_jsonl, write_atomic
 from jzero.hosts import collectives, processes
@@ -53,7 +53,7 @@ from jzero.run.resume import go_back
 from jzero.run.samples import sample_lines
 from jzero.run.step_table import StepTable
 from jzero.run.workdir import check_history, claim_workdir
-from jzero.training.frozen_base import base_directory, name_of_base
+from jzero.training.frozen_base import InitialWeights
 from jzero.types import State
 
 CLOCK_STEP = 3  # of a process: its first two steps compile, the third one shows its speed
@@ -71,12 +71,12 @@ class Schedule:
     checkpoint_every: int  # -1: not even at the start and at the end
 
     @classmethod
-    def from_config(cls, config: Config, last_step: int) -> "Schedule":
+    def of_run(cls, train: TrainConfig, evaluate_every: int, last_step: int) -> "Schedule":
         return cls(
             last_step=last_step,
-            evaluate_every=config.eval.every,
-            export_every=config.train.export_every,
-            checkpoint_every=config.train.checkpoint_every,
+            evaluate_every=evaluate_every,
+            export_every=train.export_every,
+            checkpoint_every=train.checkpoint_every,
         )
 
     def evaluation_after(self, step: int) -> str | None:
@@ -130,8 +130,9 @@ class RunSession:
         self.config = config
         self.workdir = workdir
         self.base = base
+        self.weights = InitialWeights(config.model, base, workdir, config.trains_before_adapter)
         self.clock = clock
-        self.schedule = Schedule.from_config(config, last_step)
+        self.schedule = Schedule.of_run(config.train, config.eval.every, last_step)
         self.record = RunRecord()
         self._stream_states = stream_states
         self._started = time.time()
@@ -235,21 +236,21 @@ class RunSession:
         """
         model = self.config.model
         stages = history_of(self.config, self.record.step, self.base.directory)
-        if not exports_models(self.config):
+        if not exports_models(model, self.config.train, self.config.hub):
             with self.clock("export"):
                 return export_adapter(
                     self.workdir / f"export-{self.record.step}",
                     self.base,
                     model.adapter,
                     state.params,
-                    name_of_base(self.config, self.base, self.workdir),
+                    self.weights.name,
                     model.dtype,
                     stages,
                 )
         read_original = None
         if model.is_base_quantized:
             # An export has the original weights, from before quantization.
-            directory = base_directory(self.config, self.base, self.workdir)
+            directory = self.weights.directory
             read_original = huggingface.reader(directory, self.base.model, model.dtype)
         with self.clock("export"):
             return export_model(
@@ -323,7 +324,7 @@ class RunSession:
         self._num_steps += 1
         if self._num_steps == CLOCK_STEP and not is_last:
             hours = self._total_seconds(values["time/step"]) / 3600
-            processes.print_once(hours_by_clock(self.config, hours, step))
+            processes.print_once(hours_by_clock(hours, self.config.train.price, step))
         # The export comes first: after a kill between the two, the resumed run repeats the step and
         # skips the existing export. In the other order the export would never be made.
         if self.schedule.export_is_due(step):
@@ -462,7 +463,9 @@ class RunSession:
                     self._push(state, self.config.hub.revision, is_temporary=False)
                 pushes = self._finish_pushes(check_stop)
         self._update_times()
-        summary = summarize(self.config, self.record, export)
+        summary = summarize(
+            json.loads(to_json(self.config)), self.config.task.name, self.record, export
+        )
         summary["remarks"] = [finding.to_json() for finding in self.doctor.findings]
         if pushes is not None:
             summary["hub"] = pushes

@@ -9,27 +9,39 @@ microbatch and device cannot change its advantage or its weight.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from jzero import algorithms
 from jzero.algorithms import Episodes
 from jzero.algorithms.surrogates import SURROGATES
-from jzero.config import Config
 from jzero.tokens import TRACKS
 from jzero.types import Rollout, grade_of
 
 
+@dataclass(frozen=True)
+class CreditSettings:
+    """The settings that turn graded rollouts into advantages and token weights."""
+
+    algorithm: algorithms.Algorithm
+    group_size: int
+    max_turns: int
+    max_new_tokens: int  # the longest response of a turn
+    sequence_per_turn: bool = False  # a training sequence for every turn of a rollout
+    turn_discount: float = 1.0
+    reward_weights: dict[str, float] = field(default_factory=dict)  # of every named reward
+
+
 def training_sequences(
-    rollouts: Sequence[Rollout], config: Config
+    rollouts: Sequence[Rollout], sequence_per_turn: bool
 ) -> tuple[list[Rollout], list[int]]:
     """Returns the sequences to train on, and the index of the rollout that each is taken from.
 
     By default the sequences are the rollouts. With train.sequence_per_turn there is one sequence
     for each turn: the rollout up to the end of the turn, in which only this turn counts as sampled.
     """
-    if not config.train.sequence_per_turn:
+    if not sequence_per_turn:
         return list(rollouts), list(range(len(rollouts)))
 
     sequences = []
@@ -54,7 +66,7 @@ def token_weights(
     sequences: Sequence[Rollout],
     chosen: Sequence[int],
     weight: algorithms.Weight,
-    config: Config,
+    settings: CreditSettings,
     only_correct: bool = False,
 ) -> dict[int, np.ndarray]:
     """Returns the weight of every token in the loss of one optimizer step.
@@ -65,7 +77,7 @@ def token_weights(
 
     Returns f32[T] for each chosen index: the weights of trained tokens, 0 elsewhere.
     """
-    algorithm = config.algorithm
+    algorithm = settings.algorithm
     trained = [trained_tokens(sequence, algorithm) for sequence in sequences]
     if only_correct:
         for mask, sequence in zip(trained, sequences, strict=True):
@@ -73,8 +85,8 @@ def token_weights(
     counts = np.array([mask.sum() for mask in trained], np.float64)
 
     # The maximum response length, for the weight that divides by a constant (Dr. GRPO).
-    turns = 1 if config.train.sequence_per_turn else config.rollout.max_turns
-    longest = turns * config.rollout.max_new_tokens
+    turns = 1 if settings.sequence_per_turn else settings.max_turns
+    longest = turns * settings.max_new_tokens
     if isinstance(weight, algorithms.Constant) and weight.length:
         longest = weight.length
 
@@ -91,7 +103,7 @@ def has_top_entropy(
     sequences: Sequence[Rollout],
     chosen: Sequence[int],
     entropies: Sequence[np.ndarray],
-    config: Config,
+    algorithm: algorithms.Algorithm,
 ) -> dict[int, np.ndarray]:
     """Returns a mask of the trained tokens with the highest entropy in an optimizer step.
 
@@ -102,7 +114,6 @@ def has_top_entropy(
 
     Source: "Beyond the 80/20 Rule", arXiv:2506.01939.
     """
-    algorithm = config.algorithm
     trained = {index: trained_tokens(sequences[index], algorithm) for index in chosen}
     all_entropies = np.concatenate([entropies[index][mask] for index, mask in trained.items()])
     # Without a trained token there is no quantile.
@@ -113,21 +124,21 @@ def has_top_entropy(
 
 
 def environment_weights(
-    sequences: Sequence[Rollout], chosen: Sequence[int], config: Config
+    sequences: Sequence[Rollout], chosen: Sequence[int], sequence_per_turn: bool
 ) -> dict[int, np.ndarray]:
     """Returns the weight of every token in the cross-entropy on the environment's replies.
 
     `chosen` has the indices of the sequences of one optimizer step. Returns f32[T] for each chosen
     index: 1 / (reply tokens of the optimizer step) for tokens of replies, 0 for other tokens.
     """
-    replies = {index: environment_tokens(sequences[index], config) for index in chosen}
+    replies = {index: environment_tokens(sequences[index], sequence_per_turn) for index in chosen}
     num_tokens = sum(int(mask.sum()) for mask in replies.values())
     return {
         index: (mask / max(num_tokens, 1)).astype(np.float32) for index, mask in replies.items()
     }
 
 
-def environment_tokens(sequence: Rollout, config: Config) -> np.ndarray:
+def environment_tokens(sequence: Rollout, sequence_per_turn: bool) -> np.ndarray:
     """Returns bool[T]: the tokens after the prompt that the policy did not sample.
 
     These are the environment's replies, including the chat template's text around them. If the
@@ -136,7 +147,7 @@ def environment_tokens(sequence: Rollout, config: Config) -> np.ndarray:
     start = sequence.prompt_length
     # With train.sequence_per_turn only the reply before the last turn counts: earlier replies count
     # in the sequences of earlier turns.
-    if config.train.sequence_per_turn and len(sequence.turns) > 1:
+    if sequence_per_turn and len(sequence.turns) > 1:
         start = sequence.turns[-2].end
     is_reply = ~sequence.tokens.sampled & (np.arange(len(sequence.tokens)) >= start)
     return is_reply & (not grade_of(sequence).failed)
@@ -158,7 +169,7 @@ def trained_tokens(sequence: Rollout, algorithm: algorithms.Algorithm) -> np.nda
     return trained
 
 
-def turn_rewards(rollout: Rollout, config: Config) -> list[float]:
+def turn_rewards(rollout: Rollout, settings: CreditSettings) -> list[float]:
     """Returns the reward of each turn of `rollout`: the grader's score, shaped by the algorithm.
 
     `algorithms.shape_score` applies the penalties for length and truncation.
@@ -169,28 +180,21 @@ def turn_rewards(rollout: Rollout, config: Config) -> list[float]:
         length = int(rollout.tokens.sampled[turn.start : turn.end].sum())
         is_truncated = turn.finish_reason == "length"
         reward = algorithms.shape_score(
-            score, length, is_truncated, config.algorithm, config.rollout.max_new_tokens
+            score, length, is_truncated, settings.algorithm, settings.max_new_tokens
         )
         rewards.append(reward)
     return rewards
 
 
-def reward_weights(config: Config) -> dict[str, float]:
-    """Returns the weight of each of `task.reward.functions`."""
-    settings = config.task.reward
-    weights = settings.weights or (1.0,) * len(settings.functions)
-    return dict(zip(settings.functions, weights, strict=True))
-
-
-def turn_parts(rollout: Rollout, config: Config) -> list[list[float]]:
+def turn_parts(rollout: Rollout, settings: CreditSettings) -> list[list[float]]:
     """Returns the named rewards of each turn, one for each of `task.reward.functions`.
 
     A reward is NaN if its function does not apply to the turn. The reward `accuracy` is the score
     of the task's grader. If the algorithm gives truncated turns a fixed score, all rewards of a
     truncated turn are this score.
     """
-    rule = config.algorithm.truncated
-    names = reward_weights(config)
+    rule = settings.algorithm.truncated
+    names = settings.reward_weights
     parts = []
     for turn in rollout.turns:
         grade = grade_of(turn)
@@ -207,7 +211,7 @@ def can_have_gradient(
     rollouts: Sequence[Rollout],
     sequences: Sequence[Rollout],
     sources: Sequence[int],
-    config: Config,
+    settings: CreditSettings,
 ) -> np.ndarray:
     """Returns bool[S]: whether the update has to compute each of the S sequences.
 
@@ -226,7 +230,7 @@ def can_have_gradient(
 
     The result depends only on rollouts and settings, so all hosts compute the same result.
     """
-    algorithm = config.algorithm
+    algorithm = settings.algorithm
     # If advantages depend on scores, they are unknown before the rows are packed and scored, and
     # they can also read scores of untrained tokens. Only sequences with failed grading can be left
     # out, because no advantage reads their scores. This case includes algorithms with a critic,
@@ -237,7 +241,9 @@ def can_have_gradient(
     trained = [trained_tokens(sequence, algorithm) for sequence in sequences]
     has_reply = np.zeros(len(sequences), bool)
     if algorithm.environment_coef:
-        has_reply[:] = [environment_tokens(sequence, config).any() for sequence in sequences]
+        has_reply[:] = [
+            environment_tokens(sequence, settings.sequence_per_turn).any() for sequence in sequences
+        ]
     scales_with_advantage = SURROGATES[type(algorithm.surrogate)].scales_with_advantage
     has_other_term = (
         algorithm.kl.coef
@@ -251,7 +257,7 @@ def can_have_gradient(
 
     # Here advantages depend on no penalty and no value, so zeros serve for both.
     zeros = zeros_like_tokens(rollouts)
-    advantages, _ = compute_credit(rollouts, config, penalties=zeros, values=zeros)
+    advantages, _ = compute_credit(rollouts, settings, penalties=zeros, values=zeros)
     has_advantage = np.array(
         [
             advantages[source][: len(mask)][mask].any()
@@ -269,7 +275,7 @@ def credit_reads_scores(algorithm: algorithms.Algorithm) -> bool:
 
 def compute_credit(
     rollouts: Sequence[Rollout],
-    config: Config,
+    settings: CreditSettings,
     penalties: Sequence[np.ndarray],
     values: Sequence[np.ndarray],
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -278,9 +284,9 @@ def compute_credit(
     Both are f32[T] for each rollout, 0 for tokens that were not sampled. `make_episodes` describes
     `penalties` and `values`.
     """
-    episodes = make_episodes(rollouts, config, penalties, values)
+    episodes = make_episodes(rollouts, settings, penalties, values)
     is_graded = np.array([not grade_of(rollout).failed for rollout in rollouts])
-    advantages_NT, targets_NT = advantages_of_graded(episodes, is_graded, config.algorithm)
+    advantages_NT, targets_NT = advantages_of_graded(episodes, is_graded, settings.algorithm)
     return spread_over_tokens(advantages_NT, rollouts), spread_over_tokens(targets_NT, rollouts)
 
 
@@ -291,7 +297,7 @@ def zeros_like_tokens(rollouts: Sequence[Rollout]) -> list[np.ndarray]:
 
 def make_episodes(
     rollouts: Sequence[Rollout],
-    config: Config,
+    settings: CreditSettings,
     penalties: Sequence[np.ndarray],
     values: Sequence[np.ndarray],
 ) -> Episodes:
@@ -314,7 +320,7 @@ def make_episodes(
 
         # Number of sampled tokens up to the end of each turn.
         ends = [int(rollout.tokens.sampled[: turn.end].sum()) for turn in rollout.turns]
-        for end, reward in zip(ends, turn_rewards(rollout, config), strict=True):
+        for end, reward in zip(ends, turn_rewards(rollout, settings), strict=True):
             rewards_NT[i, end - 1] += reward
         # Tokens after the last turn are padding and keep its number.
         for number, end in enumerate(ends[:-1], start=1):
@@ -324,13 +330,13 @@ def make_episodes(
         rewards=rewards_NT,
         values=values_NT,
         mask=mask,
-        group=np.arange(len(rollouts)) // config.rollout.group_size,
+        group=np.arange(len(rollouts)) // settings.group_size,
         turn=turns_NT if turns_NT.any() else None,
-        turn_discount=config.task.turn_discount,
+        turn_discount=settings.turn_discount,
         tracks=measured_tracks(rollouts, mask),
     )
-    if algorithms.needs_parts(config.algorithm):
-        return with_parts(episodes, rollouts, config)
+    if algorithms.needs_parts(settings.algorithm):
+        return with_parts(episodes, rollouts, settings)
     return episodes
 
 
@@ -349,15 +355,17 @@ def measured_tracks(rollouts: Sequence[Rollout], mask: np.ndarray) -> dict[str, 
     return tracks
 
 
-def with_parts(episodes: Episodes, rollouts: Sequence[Rollout], config: Config) -> Episodes:
+def with_parts(
+    episodes: Episodes, rollouts: Sequence[Rollout], settings: CreditSettings
+) -> Episodes:
     """Adds the named rewards of each turn to the episodes, on the turn's last token.
 
     A reward is NaN if its function does not apply to the turn.
     """
-    weights = reward_weights(config)
+    weights = settings.reward_weights
     parts_NTK = np.zeros((*episodes.mask.shape, len(weights)))
     for i, rollout in enumerate(rollouts):
-        for turn, parts in zip(rollout.turns, turn_parts(rollout, config), strict=True):
+        for turn, parts in zip(rollout.turns, turn_parts(rollout, settings), strict=True):
             end = int(rollout.tokens.sampled[: turn.end].sum())
             parts_NTK[i, end - 1] = parts
     return episodes._replace(parts=parts_NTK, part_weights=tuple(weights.values()))

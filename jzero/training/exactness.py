@@ -11,7 +11,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jzero.config import Config
+from jzero.algorithms import Algorithm
+from jzero.config import ModelConfig, RolloutConfig
 from jzero.errors import UserError
 from jzero.model.architecture import QwenConfig
 from jzero.model.families import FAMILIES, family_of
@@ -34,18 +35,19 @@ class Difference:
     trained: np.float32
 
 
-def with_exact_ratio(config: Config) -> Config:
-    """Returns the trainer's config: in exact mode the sampler's log-probs serve as pi_old.
+def with_exact_ratio(
+    algorithm: Algorithm, compute: ModelConfig, rollout: RolloutConfig
+) -> Algorithm:
+    """Returns the trainer's algorithm: in exact mode the sampler's log-probs serve as pi_old.
 
-    With rollout.max_staleness the config is unchanged, because rollouts can be older than the
+    With rollout.max_staleness the algorithm is unchanged, because rollouts can be older than the
     policy.
     """
-    if not config.model.exact or config.rollout.max_staleness:
-        return config
+    if not compute.exact or rollout.max_staleness:
+        return algorithm
     # The sampler's log-probs equal the trainer's, so pi_old needs no forward pass, and every
     # correction between sampler and trainer would be 1.
-    algorithm = replace(config.algorithm, old_policy="sampler", correction=None)
-    return replace(config, algorithm=algorithm)
+    return replace(algorithm, old_policy="sampler", correction=None)
 
 
 # Since this JAX version, XLA:CPU rounds gated delta nets differently in the update and in the
@@ -53,9 +55,9 @@ def with_exact_ratio(config: Config) -> Config:
 NO_EXACT_DELTA_NETS = (0, 12)
 
 
-def check_can_be_exact(config: Config, model: QwenConfig, mesh: Mesh) -> None:
+def check_can_be_exact(compute: ModelConfig, model: QwenConfig, mesh: Mesh) -> None:
     """Raises UserError if model.exact cannot hold for `model` or on the devices of `mesh`."""
-    if not config.model.exact:
+    if not compute.exact:
         return
     if not family_of(model.model_type).is_exact:
         families = ", ".join(name for name, family in FAMILIES.items() if family.is_exact)
@@ -83,9 +85,9 @@ def check_can_be_exact(config: Config, model: QwenConfig, mesh: Mesh) -> None:
             f"mesh.tensor={mesh.shape['tensor']}: the order of a sum over more than two devices is "
             "not fixed; with model.exact set mesh.tensor to 1 or 2"
         )
-    if mesh.devices.flat[0].platform == "tpu" and config.model.dtype != "bfloat16":
+    if mesh.devices.flat[0].platform == "tpu" and compute.dtype != "bfloat16":
         raise UserError(
-            f"model.dtype={config.model.dtype}: the products of model.exact on a TPU take "
+            f"model.dtype={compute.dtype}: the products of model.exact on a TPU take "
             "bfloat16; set model.dtype=bfloat16, or model.exact=false"
         )
 

@@ -13,9 +13,10 @@ The hash is the SHA-256 of the bytes of all *.safetensors files, in the order of
 
 import hashlib
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
-from jzero.config import Config
+from jzero.config import ModelConfig
 from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.hosts import collectives, processes
@@ -28,104 +29,104 @@ FOLDER = "base"  # in the workdir
 SHOWN_DIGITS = 12  # of a hash in messages
 
 
-def is_warm_started(config: Config) -> bool:
-    """Returns whether the run trains the full model before its adapter."""
-    return bool(config.warm_start.steps) and not config.sft.data
+@dataclass(frozen=True)
+class InitialWeights:
+    """The weights that a run starts from, and the directory that has them."""
+
+    model: ModelConfig
+    base: BaseModel
+    workdir: Path
+    is_warm_started: bool  # the run trains the full model before its adapter
+
+    @property
+    def is_in_workdir(self) -> bool:
+        """Whether the workdir stores the base, because no other directory has its weights."""
+        return not self.model.path or self.is_warm_started
+
+    @property
+    def directory(self) -> Path:
+        """The directory with the weights of the base."""
+        if self.is_in_workdir:
+            return self.workdir / FOLDER
+        assert self.base.directory is not None, f"{self.model.path=}"
+        return self.base.directory
+
+    @property
+    def name(self) -> str:
+        """The name of the base for adapter_config.json: a hub id, or a directory."""
+        # PEFT and vLLM download the base by this name.
+        if is_on_hub(self.model.path) and not self.is_in_workdir:
+            return self.model.path
+        return str(self.directory.absolute())
 
 
-def is_in_workdir(config: Config) -> bool:
-    """Returns whether the workdir stores the base, because no other directory has its weights."""
-    return not config.model.path or is_warm_started(config)
-
-
-def base_directory(config: Config, base: BaseModel, workdir: Path) -> Path:
-    """Returns the directory with the weights of the base."""
-    if is_in_workdir(config):
-        return workdir / FOLDER
-    assert base.directory is not None, f"{config.model.path=}"
-    return base.directory
-
-
-def name_of_base(config: Config, base: BaseModel, workdir: Path) -> str:
-    """Returns the name of the base for adapter_config.json: a hub id, or a directory."""
-    # PEFT and vLLM download the base by this name.
-    if is_on_hub(config.model.path) and not is_in_workdir(config):
-        return config.model.path
-    return str(base_directory(config, base, workdir).absolute())
-
-
-def load_model(config: Config, base: BaseModel, workdir: Path, policy: Learner) -> qwen.Params:
+def load_model(weights: InitialWeights, policy: Learner, seed: int) -> qwen.Params:
     """Returns the model that a run starts from, frozen if no later step changes it.
 
-    Every process calls this function.
+    seed: of random parameters. Every process calls this function.
     """
+    directory = weights.base.directory
     # The warm start still trains the full model; `freeze_model` freezes it afterwards.
-    if not config.model.adapter.rank or is_warm_started(config):
-        return policy.load_params(base.directory, config.train.seed)
-    if base.directory is None:
-        return freeze_model(config, workdir, policy, policy.init_params(config.train.seed))
-    return policy.load_base(base.directory)
+    if not weights.model.adapter.rank or weights.is_warm_started:
+        return policy.load_params(directory, seed)
+    if directory is None:
+        return freeze_model(weights, policy, policy.init_params(seed))
+    return policy.load_base(directory)
 
 
-def freeze_model(
-    config: Config, workdir: Path, policy: Learner, params: qwen.Params
-) -> qwen.Params:
+def freeze_model(weights: InitialWeights, policy: Learner, params: qwen.Params) -> qwen.Params:
     """Freezes the model that the run's first steps made, as the base of an adapter.
 
     `params` are consumed. They are stored in the workdir first, because no other copy exists.
     Without an adapter, `params` are returned unchanged. Every process calls this function.
     """
-    if not config.model.adapter.rank:
+    if not weights.model.adapter.rank:
         return params
-    directory = workdir / FOLDER
+    directory = weights.workdir / FOLDER
     if processes.is_first_process():  # left by a run killed before its first checkpoint
         shutil.rmtree(directory, ignore_errors=True)
-    huggingface.save(directory, policy.model, params, dtype=config.model.dtype, hf_config_extra={})
+    huggingface.save(directory, policy.model, params, dtype=weights.model.dtype, hf_config_extra={})
     return policy.freeze(params)
 
 
-def name_base(config: Config, base: BaseModel, workdir: Path) -> JsonObject:
+def name_base(weights: InitialWeights) -> JsonObject:
     """Returns the entry for the base in a checkpoint; {} for a run that trains the full model.
 
     Every process calls this function.
     """
-    if not config.model.adapter.rank:
-        return {}
-    return describe_base(config, base_directory(config, base, workdir))
+    return describe_base(weights) if weights.model.adapter.rank else {}
 
 
-def load_base(
-    config: Config, base: BaseModel, workdir: Path, policy: Learner, expected: JsonObject
-) -> qwen.Params:
+def load_base(weights: InitialWeights, policy: Learner, expected: JsonObject) -> qwen.Params:
     """Returns the frozen base of a resumed run; {} for a run that trains the full model.
 
     `expected` is the entry for the base in the checkpoint. Raises UserError, before weights are
     loaded, if the base is a different one.
     """
-    if not config.model.adapter.rank:
+    if not weights.model.adapter.rank:
         return {}
-    directory = base_directory(config, base, workdir)
-    check_base(config, directory, expected)
-    return policy.load_base(directory)
+    check_base(weights, expected)
+    return policy.load_base(weights.directory)
 
 
-def check_base(config: Config, directory: Path, expected: JsonObject) -> None:
-    """Raises UserError unless the weights in `directory` are the base that a checkpoint names."""
-    actual = describe_base(config, directory)
+def check_base(weights: InitialWeights, expected: JsonObject) -> None:
+    """Raises UserError unless the weights of the base are those that a checkpoint names."""
+    actual = describe_base(weights)
     if actual != expected:
         raise UserError(
-            f"{directory} holds other weights (SHA-256 {shown_hash(actual)}) than the base of this "
-            f"adapter, {expected.get('name')} ({shown_hash(expected)}): bring that base back, or "
-            "use another workdir"
+            f"{weights.directory} holds other weights (SHA-256 {shown_hash(actual)}) than the base "
+            f"of this adapter, {expected.get('name')} ({shown_hash(expected)}): bring that base "
+            "back, or use another workdir"
         )
 
 
-def describe_base(config: Config, directory: Path) -> JsonObject:
+def describe_base(weights: InitialWeights) -> JsonObject:
     """Returns the name and the hash of the base. Every process calls this function."""
     # Hashing reads all weights, so only the first process does it.
-    digest = hash_weights(directory) if processes.is_first_process() else None
+    digest = hash_weights(weights.directory) if processes.is_first_process() else None
     [digest, *_] = collectives.gather_json(digest)
-    return {"name": FOLDER if is_in_workdir(config) else config.model.path, "sha256": digest}
+    name = FOLDER if weights.is_in_workdir else weights.model.path
+    return {"name": name, "sha256": digest}
 
 
 def shown_hash(description: JsonObject) -> str:

@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jzero import algorithms
 from jzero.algorithms.losses import environment_loss, policy_loss, value_loss
 from jzero.algorithms.ratios import MAX_LOG_RATIO, SequenceSum
-from jzero.config import Config
+from jzero.config import ModelConfig, RolloutConfig
 from jzero.model import qwen
 from jzero.model.arithmetic import choose as choose_arithmetic
 from jzero.model.logprobs import token_logps
@@ -47,10 +47,26 @@ class Head(NamedTuple):
     ]
 
 
-def policy_head(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Head:
-    """Returns the policy's head: log-probs at the rollouts' temperature and the policy loss."""
-    dtype = jnp.dtype(config.model.dtype)
-    algorithm = algorithms.resolve_correction(config.algorithm, config.rollout.max_staleness)
+class Objective(NamedTuple):
+    """The loss of a policy, and the distribution whose log-probabilities it reads."""
+
+    algorithm: algorithms.Algorithm  # its correction is resolved
+    temperature: float = 1.0
+    replays_routes: bool = False  # router replay: tokens go to the experts in `Batch.routes`
+
+
+def rl_objective(algorithm: algorithms.Algorithm, rollout: RolloutConfig) -> Objective:
+    """Returns the objective of RL on rollouts that are sampled with these settings."""
+    resolved = algorithms.resolve_correction(algorithm, rollout.max_staleness)
+    return Objective(resolved, rollout.temperature, rollout.routing_replay)
+
+
+def policy_head(
+    model: qwen.QwenConfig, compute: ModelConfig, objective: Objective, mesh: Mesh
+) -> Head:
+    """Returns the policy's head: log-probs at the objective's temperature and the policy loss."""
+    dtype = jnp.dtype(compute.dtype)
+    algorithm = objective.algorithm
 
     # If fsdp splits the weight of the head, the head splits it by vocabulary, and every device
     # computes the tokens of all devices in a chunk. A chunk has few tokens. The alternative is to
@@ -71,7 +87,7 @@ def policy_head(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Head:
     # Under shard_map (data parallelism only) every device sees only its rows.
     is_data_parallel = mesh.shape["data"] == mesh.size
     row_shards = 1 if is_data_parallel else token_shards
-    arithmetic = choose_arithmetic(config.model.exact, mesh, row_shards)
+    arithmetic = choose_arithmetic(compute.exact, mesh, row_shards)
 
     def constrain(x: jax.Array, spec: P) -> jax.Array:
         return lax.with_sharding_constraint(x, NamedSharding(mesh, spec)) if is_split else x
@@ -98,8 +114,8 @@ def policy_head(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Head:
             params | {weight_name: weight},
             hidden,
             targets,
-            temperature=config.rollout.temperature,
-            chunk=config.model.logit_chunk * token_shards,
+            temperature=objective.temperature,
+            chunk=compute.logit_chunk * token_shards,
             dtype=dtype,
             place=place_hidden,
             place_logits=place_logits,

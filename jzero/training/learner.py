@@ -39,7 +39,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jzero import attention
-from jzero.config import Config, ModelConfig, OptimizerConfig
+from jzero.algorithms import Algorithm
+from jzero.config import ModelConfig, OptimizerConfig
 from jzero.hosts import collectives
 from jzero.model import adapters, experts, huggingface, peft, qwen
 from jzero.model.arithmetic import Arithmetic, choose_for_training
@@ -58,6 +59,7 @@ from jzero.sharding.tpu_options import tpu_options
 from jzero.training.frozen import abstract_base, freeze, load_base
 from jzero.training.heads import (
     Head,
+    Objective,
     Stats,
     combine_stats,
     combine_stats_over,
@@ -647,21 +649,31 @@ class Learner:
         )
 
 
-def policy_learner(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Learner:
+def policy_learner(
+    model: qwen.QwenConfig,
+    compute: ModelConfig,
+    optimizer: OptimizerConfig,
+    objective: Objective,
+    mesh: Mesh,
+) -> Learner:
     """Returns the policy's learner. Its `score` returns log-probabilities of the targets."""
-    head = policy_head(model, config, mesh)
-    replays_routes = config.rollout.routing_replay
-    return Learner(model, config.model, config.optimizer, head, mesh, replays_routes)
+    head = policy_head(model, compute, objective, mesh)
+    return Learner(model, compute, optimizer, head, mesh, objective.replays_routes)
 
 
-def critic_learner(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Learner:
+def critic_learner(
+    model: qwen.QwenConfig,
+    compute: ModelConfig,
+    optimizer: OptimizerConfig,
+    algorithm: Algorithm,
+    mesh: Mesh,
+) -> Learner:
     """Returns the critic's learner. Its `score` returns values of the states before targets."""
-    head = critic_head(config.algorithm)
+    head = critic_head(algorithm)
     # The critic has the policy's architecture with a value head.
     with_value = replace(model, value_head=True)
     # The critic is never sampled, so it need not match a sampler exactly.
-    compute = replace(config.model, exact=False)
-    return Learner(with_value, compute, config.critic_optimizer, head, mesh)
+    return Learner(with_value, replace(compute, exact=False), optimizer, head, mesh)
 
 
 def training_options(mesh: Mesh, arithmetic: Arithmetic) -> dict[str, bool | str] | None:

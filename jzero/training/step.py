@@ -20,7 +20,6 @@ import jax
 import numpy as np
 
 from jzero import algorithms, terminal
-from jzero.config import Config
 from jzero.hosts import collectives, processes
 from jzero.model import qwen
 from jzero.training.credit import (
@@ -39,7 +38,7 @@ from jzero.training.offload import at_rest, on_device
 from jzero.training.optimizer import learning_rate
 from jzero.training.packing import PackedBatch, TrainingSequence, pack
 from jzero.training.teacher import Teacher, TeacherScores, credit_of_teacher, teacher_metrics
-from jzero.training.trainer import Trainer, has_ce_weights, needs_old_logps
+from jzero.training.trainer import Trainer, UpdateSettings, has_ce_weights
 from jzero.types import Batch, Rollout, State
 
 # Stats whose metric is a mean over the trained tokens of all optimizer steps.
@@ -186,21 +185,22 @@ def make_minibatches(trainer: Trainer, rollouts: list[Rollout], step: int) -> li
 
     Sequences that cannot have a gradient are left out of the rows.
     """
-    sequences, sources = training_sequences(rollouts, trainer.config)
-    is_packed = can_have_gradient(rollouts, sequences, sources, trainer.config)
+    sequences, sources = training_sequences(rollouts, trainer.credit.sequence_per_turn)
+    is_packed = can_have_gradient(rollouts, sequences, sources, trainer.credit)
     return [
         make_minibatch(trainer, sequences, groups, is_packed)
-        for groups in divide_groups(trainer.config, sources, step)
+        for groups in divide_groups(trainer.updates, trainer.credit.group_size, sources, step)
     ]
 
 
-def divide_groups(config: Config, sources: Sequence[int], step: int) -> list[list[list[int]]]:
+def divide_groups(
+    updates: UpdateSettings, group_size: int, sources: Sequence[int], step: int
+) -> list[list[list[int]]]:
     """Returns the groups of each minibatch. A group is a list of indices of sequences.
 
     `sources` has the index of the rollout that each sequence is taken from. Rollouts come in whole
     groups.
     """
-    train, group_size = config.train, config.rollout.group_size
     num_groups = (max(sources) + 1) // group_size
     group_members: list[list[int]] = [[] for _ in range(num_groups)]
     for index, source in enumerate(sources):
@@ -208,11 +208,11 @@ def divide_groups(config: Config, sources: Sequence[int], step: int) -> list[lis
 
     # The order depends only on seed and step, so all hosts and a resumed run draw the same one.
     order = np.arange(num_groups)
-    if train.minibatches > 1:
-        order = np.random.default_rng((train.seed, step)).permutation(order)
+    if updates.minibatches > 1:
+        order = np.random.default_rng((updates.seed, step)).permutation(order)
     return [
         [group_members[group] for group in groups]
-        for groups in np.array_split(order, train.minibatches)
+        for groups in np.array_split(order, updates.minibatches)
     ]
 
 
@@ -230,7 +230,7 @@ def make_minibatch(
     # Weights are computed before the members without a gradient are left out: leaving them out
     # must not change the weights of the others.
     members = [index for group in groups for index in group]
-    weights = token_weights(sequences, members, trainer.config.algorithm.weight, trainer.config)
+    weights = token_weights(sequences, members, trainer.algorithm.weight, trainer.credit)
     if is_packed is not None:
         groups = [[index for index in group if is_packed[index]] for group in groups]
         groups = [group for group in groups if group]
@@ -271,10 +271,10 @@ def score_and_credit(
     All scores are computed before the first optimizer step. Returns the rollouts with their
     advantages.
     """
-    sequences, sources = training_sequences(rollouts, trainer.config)
+    sequences, sources = training_sequences(rollouts, trainer.credit.sequence_per_turn)
     scores = score_minibatches(trainer, state, minibatches, sequences, reference)
     metrics: dict[str, float] = {}
-    if algorithms.needs_teacher(trainer.config.algorithm):
+    if algorithms.needs_teacher(trainer.algorithm):
         assert teacher is not None, "the algorithm needs a teacher"
         start = time.perf_counter()
         teacher_scores = teacher.score(state, reference, minibatches, sequences)
@@ -299,7 +299,7 @@ def score_minibatches(
 
     Returns the scores that `assign_credit` reads on the host.
     """
-    config = trainer.config
+    algorithm = trainer.algorithm
     scores = Scores(
         old_logps=zeros_like_tokens(sequences),
         ref_logps=zeros_like_tokens(sequences),
@@ -322,12 +322,12 @@ def score_minibatches(
 
     for minibatch in minibatches:
         # The sampler's log-probs are already packed and need no forward pass.
-        if config.algorithm.old_policy == "sampler":
+        if algorithm.old_policy == "sampler":
             sampler_logps = [batch.sampler_logps for batch in minibatch.batches]
             minibatch.set_rows("old_logps", sampler_logps)
-        elif needs_old_logps(config):
+        elif trainer.needs_old_logps:
             minibatch.set_rows("old_logps", score_policy(minibatch))
-        if algorithms.needs_reference(config.algorithm):
+        if algorithms.needs_reference(algorithm):
             assert reference is not None, "the algorithm needs a reference policy"
             minibatch.set_rows("ref_logps", score(trainer.policy, reference, minibatch))
         if trainer.critic is not None and state.critic is not None:
@@ -335,13 +335,13 @@ def score_minibatches(
             minibatch.set_rows("old_values", values)
 
         # Copies to the host wait for the devices, so only what credit needs is copied.
-        if config.algorithm.kl_reward or algorithms.needs_teacher(config.algorithm):
+        if algorithm.kl_reward or algorithms.needs_teacher(algorithm):
             minibatch.get_values("old_logps", scores.old_logps)
-        if config.algorithm.kl_reward:
+        if algorithm.kl_reward:
             minibatch.get_values("ref_logps", scores.ref_logps)
         if trainer.critic is not None:
             minibatch.get_values("old_values", scores.values)
-        if config.algorithm.top_entropy < 1:
+        if algorithm.top_entropy < 1:
             weights = trainer.policy.weights(state)
             data = minibatch.batches, minibatch.counts, trainer.layouts
             minibatch.copy_rows(trainer.policy.entropies(weights, *data), scores.entropies)
@@ -360,7 +360,7 @@ def assign_credit(
 
     Returns the rollouts with the mean of their advantages.
     """
-    config, algorithm = trainer.config, trainer.config.algorithm
+    algorithm, settings = trainer.algorithm, trainer.credit
 
     # The KL penalty is the estimator k1, log pi_old - log pi_ref.
     penalties = [
@@ -371,7 +371,7 @@ def assign_credit(
     # train.sequence_per_turn a rollout has several sequences.
     advantages, returns = compute_credit(
         rollouts,
-        config,
+        settings,
         join_sequences(penalties, sequences, sources, rollouts),
         join_sequences(scores.values, sequences, sources, rollouts),
     )
@@ -389,7 +389,7 @@ def assign_credit(
     for minibatch in minibatches:
         if algorithm.rl_coef and algorithm.top_entropy < 1:
             # An advantage of 0 removes a token: its loss and gradient are then 0.
-            is_top = has_top_entropy(sequences, minibatch.members, scores.entropies, config)
+            is_top = has_top_entropy(sequences, minibatch.members, scores.entropies, algorithm)
             top_advantages = {
                 index: sequence_advantages[index] * mask for index, mask in is_top.items()
             }
@@ -400,15 +400,15 @@ def assign_credit(
             minibatch.set_values(trainer.policy, "returns", sequence_returns)
         # Loss terms with other weights than the RL loss.
         if algorithm.kl.coef and algorithm.kl.weight is not None:
-            weights = token_weights(sequences, minibatch.members, algorithm.kl.weight, config)
+            weights = token_weights(sequences, minibatch.members, algorithm.kl.weight, settings)
             minibatch.set_values(trainer.policy, "kl_weights", weights)
         if algorithm.environment_coef:
-            weights = environment_weights(sequences, minibatch.members, config)
+            weights = environment_weights(sequences, minibatch.members, settings.sequence_per_turn)
             minibatch.set_values(trainer.policy, "environment_weights", weights)
         if has_ce_weights(algorithm):
             weight = algorithm.cross_entropy.weight or algorithm.weight
             only_correct = algorithm.cross_entropy.tokens == "correct"
-            weights = token_weights(sequences, minibatch.members, weight, config, only_correct)
+            weights = token_weights(sequences, minibatch.members, weight, settings, only_correct)
             minibatch.set_values(trainer.policy, "ce_weights", weights)
 
     return [
@@ -469,9 +469,8 @@ def run_optimizer_steps(
     Raises:
         InexactError: with model.exact, a log-probability differs from the sampler's.
     """
-    config, train = trainer.config, trainer.config.train
-    trains_policy = trainer.critic is None or step > config.critic.warmup_steps
-    total_steps = train.steps * train.epochs * train.minibatches
+    updates = trainer.updates
+    trains_policy = trainer.critic is None or step > updates.critic_warmup
 
     # Each learner updates, and donates, only its part of the state.
     policy_state, critic_state = replace(state, critic=None), state.critic
@@ -479,17 +478,17 @@ def run_optimizer_steps(
     critic_stats: list[Stats] = []
     policy_lr = 0.0
     first_logps: list[jax.Array | None] = []
-    for epoch in range(train.epochs):
+    for epoch in range(updates.epochs):
         for number, minibatch in enumerate(minibatches):
             data = minibatch.batches, minibatch.counts, trainer.layouts
             # Learning rates depend on the number of optimizer steps since the start of the run.
-            optimizer_step = ((step - 1) * train.epochs + epoch) * train.minibatches + number
+            optimizer_step = ((step - 1) * updates.epochs + epoch) * updates.minibatches + number
 
             if trains_policy:
-                policy_lr = learning_rate(config.optimizer, optimizer_step, total_steps)
+                policy_lr = learning_rate(updates.policy, optimizer_step, updates.total_steps)
                 is_first = epoch == 0 and number == 0
                 # The sampler's log-probs differ from the trainer's, even before the first step.
-                is_on_policy = is_first and config.algorithm.old_policy == "trainer"
+                is_on_policy = is_first and trainer.algorithm.old_policy == "trainer"
                 policy_state, stats, logps = trainer.policy.update_with_logps(
                     policy_state, *data, policy_lr, is_on_policy
                 )
@@ -497,7 +496,7 @@ def run_optimizer_steps(
                 first_logps = first_logps or logps
 
             if trainer.critic is not None and critic_state is not None:
-                critic_lr = learning_rate(config.critic_optimizer, optimizer_step, total_steps)
+                critic_lr = learning_rate(updates.critic, optimizer_step, updates.total_steps)
                 critic_state, stats = trainer.critic.update(critic_state, *data, critic_lr)
                 critic_stats.append(stats)
 
@@ -509,13 +508,13 @@ def run_optimizer_steps(
             phase.advance()
     host_stats = jax.device_get((policy_stats, critic_stats))
     metrics = update_metrics(*host_stats) | {"optimizer/lr": policy_lr}
-    if config.model.exact and rollouts is not None and first_logps:
-        metrics |= compare_with_sampler(config, minibatches[0], first_logps, rollouts, step)
+    if updates.is_exact and rollouts is not None and first_logps:
+        metrics |= compare_with_sampler(trainer, minibatches[0], first_logps, rollouts, step)
     return replace(policy_state, critic=critic_state), metrics
 
 
 def compare_with_sampler(
-    config: Config,
+    trainer: Trainer,
     minibatch: Minibatch,
     logps: Sequence[jax.Array | None],
     rollouts: list[Rollout],
@@ -526,7 +525,7 @@ def compare_with_sampler(
     Returns the number of compared tokens as a metric. Raises InexactError if any token differs.
     """
     rows = [collectives.fetch_global(part) for part in logps if part is not None]
-    sequences, _ = training_sequences(rollouts, config)
+    sequences, _ = training_sequences(rollouts, trainer.credit.sequence_per_turn)
     compared = check_exact(minibatch.packed, rows, minibatch.chosen, sequences, step)
     return {"policy/exact_tokens": compared}
 

@@ -5,18 +5,17 @@ the cross-entropy term.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from jax.sharding import Mesh
 
 from jzero.algorithms import supervised
-from jzero.config import Config
+from jzero.config import ModelConfig, OptimizerConfig, TrainConfig
 from jzero.hosts import collectives
 from jzero.model import qwen
 from jzero.tokens import Tokens
 from jzero.training.examples import Example
-from jzero.training.heads import Stats
+from jzero.training.heads import Objective, Stats
 from jzero.training.learner import policy_learner
 from jzero.training.packing import PackedBatch, TrainingSequence, best_fit, pack
 from jzero.training.trainer import microbatch_rows
@@ -35,19 +34,16 @@ class SupervisedTrainer:
         self,
         model: qwen.QwenConfig,
         mesh: Mesh,
-        config: Config,
+        compute: ModelConfig,
+        optimizer: OptimizerConfig,
+        train: TrainConfig,
         row_tokens: int,
+        most_rows: int,
     ) -> None:
-        # The config's algorithm and temperature are RL's, so they are replaced.
-        self.objective = replace(
-            config,
-            algorithm=supervised(),
-            rollout=replace(config.rollout, temperature=1.0),
-        )
-        self.learner = policy_learner(model, self.objective, mesh)
+        """most_rows: rows that an optimizer step may have; a microbatch has no more."""
+        self.learner = policy_learner(model, compute, optimizer, Objective(supervised()), mesh)
         self.layout = RowLayout(prefix=0, slots=1, slot=row_tokens)
-        # Every example may need a row.
-        self.rows = microbatch_rows(config.train, mesh, self.layout, config.sft.batch_size)
+        self.rows = microbatch_rows(train, mesh, self.layout, most_rows)
 
     def pack(self, examples: Sequence[Example]) -> PackedBatch:
         """Packs examples. At least one example must have a trained token.

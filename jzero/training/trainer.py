@@ -13,13 +13,15 @@ from jax.sharding import Mesh, NamedSharding
 
 from jzero import algorithms
 from jzero.clock import Clock
-from jzero.config import Config, RolloutConfig, TrainConfig
+from jzero.config import Config, OptimizerConfig, RolloutConfig, TrainConfig, num_kept
 from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.model.architecture import track_sizes
 from jzero.sharding.mesh import row_shards
 from jzero.tokens import TRACKS, TrackShapes, recorded_tracks
+from jzero.training.credit import CreditSettings
 from jzero.training.exactness import check_can_be_exact, with_exact_ratio
+from jzero.training.heads import Objective, rl_objective
 from jzero.training.learner import Learner, critic_learner, policy_learner
 from jzero.training.packing import INTEGER_FIELDS, layouts_of_lengths, make_layouts, num_rows
 from jzero.types import Batch, RowLayout
@@ -34,10 +36,26 @@ class RowShapes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Trainer:
-    """The constant context of all training steps: config, learners and row shapes."""
+class UpdateSettings:
+    """The optimizer steps of a run."""
 
-    config: Config
+    policy: OptimizerConfig
+    critic: OptimizerConfig
+    minibatches: int = 1  # of every pass over the rollouts of an RL step
+    epochs: int = 1  # passes over the rollouts of an RL step
+    total_steps: int = 1  # optimizer steps of the run, for the learning rate
+    seed: int = 0  # of the order of groups
+    critic_warmup: int = 0  # RL steps that train only the critic
+    is_exact: bool = False  # the trainer's log-probs must equal the sampler's
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """The constant context of all training steps: settings, learners and row shapes."""
+
+    credit: CreditSettings
+    updates: UpdateSettings
+    objective: Objective  # of the policy
     policy: Learner
     critic: Learner | None  # None if the algorithm's advantage needs no critic
     layouts: list[RowLayout]
@@ -45,6 +63,21 @@ class Trainer:
     microbatches: list[int]  # maximum microbatches of an optimizer step (M), for each layout
     tracks: TrackShapes = ()  # the optional tracks of rollouts
     clock: Clock = field(default_factory=Clock)
+
+    @property
+    def algorithm(self) -> algorithms.Algorithm:
+        """The algorithm as this run trains: in exact mode without a correction."""
+        return self.credit.algorithm
+
+    @property
+    def needs_old_logps(self) -> bool:
+        """Whether the log-probs under pi_old are computed before the first optimizer step."""
+        # With a single optimizer step the policy is identical to pi_old, and the loss needs no old
+        # log-probs. A KL penalty in the reward and a teacher always need them.
+        algorithm = self.algorithm
+        has_several_steps = self.updates.minibatches * self.updates.epochs > 1
+        credit_needs_them = algorithm.kl_reward > 0 or algorithms.needs_teacher(algorithm)
+        return algorithm.old_policy == "trainer" and (has_several_steps or credit_needs_them)
 
 
 def make_trainer(
@@ -58,27 +91,67 @@ def make_trainer(
     Raises UserError if train.microbatch_tokens is less than one row for each device, if model.exact
     is not supported for this model or mesh, or if router replay is on for a model without routes.
     """
-    check_can_be_exact(config, model, mesh)
+    check_can_be_exact(config.model, model, mesh)
     check_routing_replay(model, config.rollout.routing_replay)
-    shapes = row_shapes(config, mesh, config.rollout.max_prompt_tokens)
-    config = with_exact_ratio(config)
+    shapes = row_shapes(config.train, config.rollout, mesh, config.rollout.max_prompt_tokens)
+    credit = credit_settings(config)
+    objective = rl_objective(credit.algorithm, config.rollout)
     return Trainer(
-        config=config,
-        policy=policy_learner(model, config, mesh),
-        critic=critic_learner(critic, config, mesh) if critic else None,
+        credit=credit,
+        updates=update_settings(config),
+        objective=objective,
+        policy=policy_learner(model, config.model, config.optimizer, objective, mesh),
+        critic=critic_learner(critic, config.model, config.critic_optimizer, config.algorithm, mesh)
+        if critic
+        else None,
         layouts=shapes.layouts,
         rows=shapes.rows,
         microbatches=shapes.microbatches,
-        tracks=recorded_tracks(track_sizes(config, model)),
+        tracks=recorded_tracks(
+            track_sizes(
+                model, num_kept(config.algorithm, config.rollout), config.rollout.routing_replay
+            )
+        ),
     )
 
 
-def row_shapes(config: Config, mesh: Mesh, max_prompt_tokens: int) -> RowShapes:
+def credit_settings(config: Config) -> CreditSettings:
+    """Returns the settings of credit assignment of a run."""
+    rewards = config.task.reward
+    weights = rewards.weights or (1.0,) * len(rewards.functions)
+    return CreditSettings(
+        algorithm=with_exact_ratio(config.algorithm, config.model, config.rollout),
+        group_size=config.rollout.group_size,
+        max_turns=config.rollout.max_turns,
+        max_new_tokens=config.rollout.max_new_tokens,
+        sequence_per_turn=config.train.sequence_per_turn,
+        turn_discount=config.task.turn_discount,
+        reward_weights=dict(zip(rewards.functions, weights, strict=True)),
+    )
+
+
+def update_settings(config: Config) -> UpdateSettings:
+    """Returns the optimizer steps of a run."""
+    train = config.train
+    return UpdateSettings(
+        policy=config.optimizer,
+        critic=config.critic_optimizer,
+        minibatches=train.minibatches,
+        epochs=train.epochs,
+        total_steps=train.steps * train.epochs * train.minibatches,
+        seed=train.seed,
+        critic_warmup=config.critic.warmup_steps,
+        is_exact=config.model.exact,
+    )
+
+
+def row_shapes(
+    train: TrainConfig, rollout: RolloutConfig, mesh: Mesh, max_prompt_tokens: int
+) -> RowShapes:
     """Returns the shapes of the rows of an optimizer step for prompts of `max_prompt_tokens`.
 
     Raises UserError if train.microbatch_tokens is less than one row for each device.
     """
-    train, rollout = config.train, config.rollout
     layouts = row_layouts(train, rollout, max_prompt_tokens)
     # The worst case of packing: every sequence needs a separate slot.
     groups = rollout.num_prompts // train.minibatches
@@ -132,16 +205,6 @@ def microbatch_rows(train: TrainConfig, mesh: Mesh, layout: RowLayout, most: int
     return rows
 
 
-def needs_old_logps(config: Config) -> bool:
-    """Returns whether the log-probs under pi_old are computed before the first optimizer step."""
-    # With a single optimizer step the policy is identical to pi_old, and the loss needs no old
-    # log-probs. A KL penalty in the reward and a teacher always need them.
-    algorithm, train = config.algorithm, config.train
-    has_several_steps = train.minibatches * train.epochs > 1
-    credit_needs_them = algorithm.kl_reward > 0 or algorithms.needs_teacher(algorithm)
-    return algorithm.old_policy == "trainer" and (has_several_steps or credit_needs_them)
-
-
 def abstract_scored(
     shapes: RowShapes, sharding: NamedSharding
 ) -> tuple[Batch[jax.ShapeDtypeStruct], ...]:
@@ -167,11 +230,11 @@ def abstract_batches(trainer: Trainer) -> tuple[Batch[jax.ShapeDtypeStruct], ...
     """
     # The fields that are None are part of a program's signature: they must be the same as in a
     # step, or the step compiles another program.
-    algorithm = trainer.config.algorithm
+    algorithm = trainer.algorithm
     float_fields = ["weights", "sampler_logps"]
     if algorithm.rl_coef:
         float_fields.append("advantages")
-    if algorithm.old_policy == "sampler" or needs_old_logps(trainer.config):
+    if algorithm.old_policy == "sampler" or trainer.needs_old_logps:
         float_fields.append("old_logps")
     if algorithms.needs_reference(algorithm):
         float_fields.append("ref_logps")

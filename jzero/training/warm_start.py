@@ -53,9 +53,15 @@ def warm_start(
     )
     # Without an adapter and an int8 base the trainer trains the full model.
     model = replace(config.model, adapter=AdapterConfig(), base="native")
-    whole_model = replace(config, model=model)
-    longest = config.rollout.longest_episode
-    trainer = SupervisedTrainer(policy.model, policy.mesh, whole_model, longest)
+    trainer = SupervisedTrainer(
+        policy.model,
+        policy.mesh,
+        model,
+        config.optimizer,
+        config.train,
+        row_tokens=config.rollout.longest_episode,
+        most_rows=config.sft.batch_size,
+    )
 
     state = trainer.learner.start(params)
     with terminal.phase("warm start", total=warm.steps) as phase:

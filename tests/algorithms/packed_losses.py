@@ -153,7 +153,7 @@ def packed_minibatches(trainer: Trainer, outputs: ModelOutputs) -> list[Minibatc
 
     trainer.policy.score = score
     trainer.policy.entropies = entropies
-    needs_reference = algorithms.needs_reference(trainer.config.algorithm)
+    needs_reference = algorithms.needs_reference(trainer.algorithm)
     ref_logps = outputs.ref_logps if needs_reference else None
     if trainer.critic is not None:
         trainer.critic.score = score

@@ -14,6 +14,7 @@ from jzero.algorithms import ADVANTAGES, PRESETS, Episodes, compute_advantages
 from jzero.setting import part_name
 from jzero.tokens import Tokens
 from jzero.training.credit import make_episodes, spread_over_tokens
+from jzero.training.trainer import credit_settings
 from jzero.types import Rollout
 
 WITH_GROUP_BASELINE = [
@@ -164,7 +165,7 @@ def test_environment_tokens_leave_advantages_unchanged_to_the_bit(preset: str) -
         rollouts: list[Rollout], penalties: list[np.ndarray], values: list[np.ndarray]
     ) -> list[list[np.ndarray]]:
         """Returns both, for each rollout an array over its tokens."""
-        episodes = make_episodes(rollouts, config, penalties, values)
+        episodes = make_episodes(rollouts, credit_settings(config), penalties, values)
         return [spread_over_tokens(x, rollouts) for x in compute_advantages(episodes, algorithm)]
 
     penalties = [
@@ -188,7 +189,7 @@ def test_the_penalty_in_the_reward_is_k1_of_every_sampled_token() -> None:
         0.5 * (old - ref) for old, ref in zip(outputs.old_logps, outputs.ref_logps, strict=True)
     ]
 
-    episodes = make_episodes(outputs.rollouts, trainer.config, penalties, outputs.old_values)
+    episodes = make_episodes(outputs.rollouts, trainer.credit, penalties, outputs.old_values)
 
     for i, rollout in enumerate(outputs.rollouts):
         k1 = (outputs.old_logps[i] - outputs.ref_logps[i])[rollout.tokens.sampled]

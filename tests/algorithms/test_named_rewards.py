@@ -19,6 +19,7 @@ from packed_losses import (
 
 from jzero.algorithms import PRESETS, Algorithm, EachGroupMeanStd, Episodes, compute_advantages
 from jzero.training.credit import make_episodes
+from jzero.training.trainer import credit_settings
 from jzero.types import Rollout, grade_of
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -55,8 +56,8 @@ def outputs_with_parts(seed: int) -> tuple[ModelOutputs, reference.Parts]:
 def test_loss_and_slopes_are_those_of_the_definition(packing: str) -> None:
     algorithm = PRESETS["gdpo"]()
     trainer = small_trainer(algorithm, packing, rows=2)
-    trainer.config.task.reward.functions = FUNCTIONS
-    trainer.config.task.reward.weights = WEIGHTS
+    credit = replace(trainer.credit, reward_weights=dict(zip(FUNCTIONS, WEIGHTS, strict=True)))
+    trainer = replace(trainer, credit=credit)
     outputs, parts = outputs_with_parts(0)
     [minibatch] = packed_minibatches(trainer, outputs)
 
@@ -94,7 +95,7 @@ def test_a_reward_of_large_numbers_weighs_no_more_than_one_of_small_numbers() ->
             algorithm={"advantage": name, "std_eps": 0.0},
         )
         zeros = [np.zeros(len(rollout.tokens)) for rollout in group]
-        episodes = make_episodes(group, settings, zeros, zeros)
+        episodes = make_episodes(group, credit_settings(settings), zeros, zeros)
         return compute_advantages(episodes, settings.algorithm)[0][:, 0]
 
     # The second reward is 0.5 of 100 in the sum, and hides the first.

@@ -420,8 +420,8 @@ def test_loss_and_slopes_are_those_of_trl(case) -> None:
         outputs = random_outputs(seed)
         if case == "gdpo":
             outputs = with_two_rewards(outputs)
-            trainer.config.task.reward.functions = ("accuracy", "format")
-            trainer.config.task.reward.weights = REWARD_WEIGHTS
+            weights = dict(zip(("accuracy", "format"), REWARD_WEIGHTS, strict=True))
+            trainer = replace(trainer, credit=replace(trainer.credit, reward_weights=weights))
         trl_trainer = make_trl_trainer(options, describe(algorithm).correction, microbatches)
         expected_loss, expected_slopes = trl_loss_and_slopes(trl_trainer, outputs, microbatches)
         [minibatch] = packed_minibatches(trainer, outputs)

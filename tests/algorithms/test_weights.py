@@ -8,6 +8,7 @@ import reference
 
 from jzero.algorithms import WEIGHTS
 from jzero.training.credit import token_weights
+from jzero.training.trainer import credit_settings
 
 
 @pytest.mark.parametrize("part", WEIGHTS)
@@ -18,7 +19,7 @@ def test_a_step_of_masked_rollouts_alone_has_no_weight(part) -> None:
     ]
     settings = reference.settings(algorithm={"truncated": "mask"})
 
-    weights = token_weights(rollouts, list(range(len(rollouts))), part(), settings)
+    weights = token_weights(rollouts, list(range(len(rollouts))), part(), credit_settings(settings))
 
     for weight in weights.values():
         assert np.isfinite(weight).all()

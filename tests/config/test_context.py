@@ -10,7 +10,8 @@ from jzero import config, evaluate
 from jzero.config import context_mistakes
 from jzero.errors import UserError
 from jzero.model import qwen, tokenizer
-from jzero.model.base_model import BaseModel, check_context, read_base_model
+from jzero.model.base_model import BaseModel, read_base_model
+from jzero.setup import check_context
 
 MODEL = qwen.QwenConfig("mistral", 112, 64, 96, 2, 4, 2, 16, False, 10000.0, 1e-5)
 

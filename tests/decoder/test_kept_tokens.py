@@ -5,14 +5,14 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from tiny import tiny_settings
+from tiny import sampler_and_publish, tiny_settings
 
 from jzero import config
 from jzero.decoder.engine import Samples
 from jzero.decoder.serialization import rollouts_from_bytes, rollouts_to_bytes
 from jzero.model import logprobs, qwen
 from jzero.model.base_model import read_base_model
-from jzero.rollout.sampler import Sampler, make_sampler
+from jzero.rollout.sampler import Sampler
 from jzero.sharding.mesh import train_mesh
 from jzero.tasks import guess
 from jzero.training.step import UpdateResult, update_on_rollouts
@@ -49,7 +49,7 @@ def rollouts_of(settings: config.Config) -> tuple[list[Rollout], list[Rollout]]:
     base = read_base_model(settings.model)
     mesh = train_mesh(1, 1, 1, jax.devices()[:1])
     with Pool(1) as pool:
-        sampler, publish = make_sampler(settings, base, mesh, pool)
+        sampler, publish = sampler_and_publish(settings, base, mesh, pool)
         weights = publish(make_trainer(settings, base.model, None, mesh).policy.init_params(0))
         problems = sampler.encode_problems(guess.train_problems(settings.task, 0, 1, 2))
 

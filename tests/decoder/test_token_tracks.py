@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import reference
 from test_kept_tokens import updated
-from tiny import tiny_settings
+from tiny import sampler_and_publish, stream_of, tiny_settings
 
 from jzero import config
 from jzero.algorithms import ADVANTAGES
@@ -24,8 +24,7 @@ from jzero.decoder.engine import Samples
 from jzero.decoder.serialization import rollouts_from_bytes, rollouts_to_bytes
 from jzero.model import qwen
 from jzero.model.base_model import read_base_model
-from jzero.rollout.async_stream import RolloutStream
-from jzero.rollout.sampler import Sampler, make_sampler
+from jzero.rollout.sampler import Sampler
 from jzero.sharding.mesh import train_mesh
 from jzero.tasks import guess
 from jzero.tokens import TRACKS
@@ -90,7 +89,7 @@ class Played(NamedTuple):
 def play(settings: config.Config, pool: Pool) -> Played:
     base = read_base_model(settings.model)
     mesh = train_mesh(1, 1, 1, jax.devices()[:1])
-    sampler, publish = make_sampler(settings, base, mesh, pool)
+    sampler, publish = sampler_and_publish(settings, base, mesh, pool)
     params = make_trainer(settings, base.model, None, mesh).policy.init_params(0)
     return Played(sampler, publish(params), base.model, params)
 
@@ -178,9 +177,9 @@ def test_a_track_survives_a_checkpoint_between_two_steps() -> None:
     settings = settings_of_track(max_staleness=1, num_slots=3)
     with Pool(1) as pool:
         played = play(settings, pool)
-        first = RolloutStream(played.sampler, settings)
+        first = stream_of(played.sampler, settings)
         rollouts, _ = first.collect(played.weights, 0)
-        resumed = RolloutStream(played.sampler, settings)
+        resumed = stream_of(played.sampler, settings)
         resumed.restore(first.state())
         carried = [s for group in resumed.groups for s in group.sequences if s.num_new]
         later, _ = resumed.collect(played.weights, 1)

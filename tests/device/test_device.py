@@ -459,7 +459,7 @@ def gradient(config: Config, shapes: Shapes) -> tuple[qwen.Params, float]:
     policy = trainer.policy
     policy.optimizer = optax.identity()
     rollouts = reference.random_rollouts(0, 4, GROUP_SIZE, shapes.max_prompt, shapes.max_new)
-    [groups] = divide_groups(config, range(len(rollouts)), 1)
+    [groups] = divide_groups(trainer.updates, trainer.credit.group_size, range(len(rollouts)), 1)
     minibatch = make_minibatch(trainer, rollouts, groups)
     score_and_credit(trainer, policy.abstract_state(), [minibatch], rollouts)
     state = policy.start(reference.placed(policy, reference.random_params(shapes.model)))

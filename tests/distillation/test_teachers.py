@@ -15,7 +15,7 @@ from transformers import AddedToken
 from jzero.algorithms import Distillation
 from jzero.algorithms.distillation import distill
 from jzero.config import AdapterConfig, Config
-from jzero.distillation.build import check_teacher, make_teacher
+from jzero.distillation.build import check_teacher, make_teacher, teacher_settings
 from jzero.errors import UserError
 from jzero.model import adapters, huggingface, peft, qwen, tokenizer
 from jzero.model.base_model import BaseModel
@@ -89,8 +89,8 @@ def scores_of(
 ) -> TeacherScores:
     """Returns what the teacher of `config` says of ROLLOUTS."""
     trainer = trainer_of(config, sizes)
-    check_teacher(config, BASE, trainer.policy.mesh)
-    teacher = make_teacher(config, BASE, trainer)
+    check_teacher(teacher_settings(config), BASE, trainer.policy.mesh)
+    teacher = make_teacher(teacher_settings(config), BASE, trainer)
     assert teacher is not None
     minibatches = make_minibatches(trainer, ROLLOUTS, 1)
     return teacher.score(state or first_state(trainer), None, minibatches, ROLLOUTS)
@@ -107,7 +107,7 @@ def assert_scores(scores: TeacherScores, expected: Sequence[np.ndarray]) -> None
 
 def run_step(config: Config, sizes: tuple[int, int, int] = (1, 1, 1)) -> UpdateResult:
     trainer = trainer_of(config, sizes)
-    teacher = make_teacher(config, BASE, trainer)
+    teacher = make_teacher(teacher_settings(config), BASE, trainer)
     return update_on_rollouts(trainer, first_state(trainer), ROLLOUTS, 1, None, teacher)
 
 
@@ -115,7 +115,7 @@ def packed_advantages(config: Config) -> np.ndarray:
     """Returns the advantages of all cells of the packed rows that a step would train on."""
     trainer = trainer_of(config)
     minibatches = make_minibatches(trainer, ROLLOUTS, 1)
-    teacher = make_teacher(config, BASE, trainer)
+    teacher = make_teacher(teacher_settings(config), BASE, trainer)
     score_and_credit(trainer, first_state(trainer), minibatches, ROLLOUTS, None, teacher)
     advantages = []
     for minibatch in minibatches:
@@ -152,7 +152,7 @@ def test_a_teacher_equal_to_the_policy_gives_exactly_no_gradient(
 def test_the_first_policy_as_the_reference_teaches_nothing_in_the_first_step() -> None:
     config = settings_of({"kind": "reference"})
     trainer = trainer_of(config)
-    teacher = make_teacher(config, BASE, trainer)
+    teacher = make_teacher(teacher_settings(config), BASE, trainer)
     reference_policy = reference.placed(trainer.policy, PARAMS)
 
     result = update_on_rollouts(
@@ -238,7 +238,7 @@ def test_self_distillation_is_its_definition(packs_per_row: int) -> None:
         minibatches,
         ROLLOUTS,
         None,
-        make_teacher(config, BASE, trainer),
+        make_teacher(teacher_settings(config), BASE, trainer),
     )
 
     got = advantages_of_rollouts(minibatches)
@@ -304,7 +304,7 @@ def test_a_server_gives_the_advantages_of_the_same_model_on_the_mesh(
 def refused(teacher: dict[str, object], match: str, **sections: dict[str, object]) -> None:
     config = settings_of(teacher, **sections)
     with pytest.raises(UserError, match=match):
-        check_teacher(config, BASE, train_mesh(1, 1, 1, jax.devices()[:1]))
+        check_teacher(teacher_settings(config), BASE, train_mesh(1, 1, 1, jax.devices()[:1]))
 
 
 def test_another_vocabulary_is_refused_with_a_token_that_differs(tmp_path: Path) -> None:
@@ -323,9 +323,8 @@ def test_a_teacher_with_more_tokens_is_no_other_vocabulary(tmp_path: Path) -> No
     larger.add_tokens([AddedToken("<tool>", special=True)])
     larger.save_pretrained(path)
 
-    check_teacher(
-        settings_of({"kind": "model", "path": path}), BASE, train_mesh(1, 1, 1, jax.devices()[:1])
-    )
+    settings = teacher_settings(settings_of({"kind": "model", "path": path}))
+    check_teacher(settings, BASE, train_mesh(1, 1, 1, jax.devices()[:1]))
 
 
 def test_what_a_teacher_lacks_is_one_line(tmp_path: Path) -> None:

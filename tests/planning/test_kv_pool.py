@@ -6,14 +6,16 @@ from pathlib import Path
 import jax
 import pytest
 import reference
+from tiny import decoder_of
 
 from jzero import setup
-from jzero.config import Config
+from jzero.config import Config, RolloutConfig
 from jzero.decoder.engine import Engine
 from jzero.errors import UserError
 from jzero.model.base_model import read_base_model
 from jzero.planning import fitting, host_memory, kv_pool
 from jzero.planning.chips import GIB, described_devices
+from jzero.planning.fitting import fitting_pages
 from jzero.planning.planned_run import kv_bytes_per_token
 from jzero.rollout.sampler import make_engine
 from jzero.run import kv_pool as record
@@ -29,7 +31,13 @@ def settings_of(**rollout: object) -> Config:
 
 def engine_of(settings: Config, shards: int = 1) -> Engine:
     mesh = make_mesh(jax.devices()[:shards], {"slots": shards, "tensor": 1})
-    return make_engine(settings, read_base_model(settings.model), mesh)
+    return make_engine(decoder_of(settings), read_base_model(settings.model), mesh)
+
+
+def sized_in_run(settings: Config, engine: Engine) -> RolloutConfig:
+    """Returns the rollout settings of a training run with the pages that fit."""
+    room = kv_pool.room_in_run(settings.memory, engine, lambda: fitting_pages(settings))
+    return kv_pool.size_pool(settings.rollout, engine, room)
 
 
 def page_bytes(engine: Engine) -> float:
@@ -49,7 +57,7 @@ def free_pages(monkeypatch: pytest.MonkeyPatch, engine: Engine, pages: float) ->
 def test_a_cache_that_fits_has_every_slot_at_full_length(shards, capsys) -> None:
     settings = settings_of()
     engine = engine_of(settings, shards)
-    sized = kv_pool.size_pool(settings, engine, is_trained=True)
+    sized = sized_in_run(settings, engine)
     assert sized.num_pages == 8 * 5
     again = engine_of(replace(settings, rollout=sized), shards)
     assert again.pages_per_shard == engine.pages_per_shard
@@ -64,7 +72,11 @@ def test_a_cache_has_the_pages_that_a_share_of_the_free_memory_holds(
     settings = settings_of()
     engine = engine_of(settings, shards)
     free_pages(monkeypatch, engine, 13.5)
-    sized = kv_pool.size_pool(settings, engine, is_trained=False)
+    sized = kv_pool.size_pool(
+        settings.rollout,
+        engine,
+        kv_pool.room_of_decoder(settings.memory, engine, settings.model),
+    )
     assert sized.num_pages == 13 * shards
     assert engine_of(replace(settings, rollout=sized), shards).pages_per_shard == 13 + 1
     printed = capsys.readouterr().out
@@ -78,19 +90,19 @@ def test_a_cache_holds_at_least_one_sequence(monkeypatch) -> None:
     settings = settings_of()
     engine = engine_of(settings)
     free_pages(monkeypatch, engine, 0)
-    assert kv_pool.size_pool(settings, engine, is_trained=True).num_pages == 5
+    assert sized_in_run(settings, engine).num_pages == 5
 
 
 def test_pages_that_are_asked_for_are_kept_or_refused(monkeypatch) -> None:
     settings = settings_of(num_pages=20)
     engine = engine_of(settings)
     free_pages(monkeypatch, engine, 3)
-    assert kv_pool.size_pool(settings, engine, is_trained=True).num_pages == 20
+    assert sized_in_run(settings, engine).num_pages == 20
 
     total = 11 * page_bytes(engine) * len(jax.local_devices())
     monkeypatch.setattr(host_memory, "total_bytes", lambda: total)
     with pytest.raises(UserError, match=r"rollout\.num_pages=20 takes .* set it to at most 10, or"):
-        kv_pool.size_pool(settings, engine, is_trained=True)
+        sized_in_run(settings, engine)
 
 
 def test_a_sequence_that_cannot_fit_is_refused(monkeypatch) -> None:
@@ -102,7 +114,7 @@ def test_a_sequence_that_cannot_fit_is_refused(monkeypatch) -> None:
     with pytest.raises(
         UserError, match=r"rollout\.max_new_tokens=24: the KV cache of one sequence"
     ):
-        kv_pool.size_pool(settings, engine, is_trained=True)
+        sized_in_run(settings, engine)
 
 
 def test_a_run_keeps_the_pages_that_it_began_with(monkeypatch, tmp_path: Path, capsys) -> None:
@@ -124,7 +136,7 @@ def test_a_run_keeps_the_pages_that_it_began_with(monkeypatch, tmp_path: Path, c
 
 def test_without_preemption_every_slot_has_its_pages() -> None:
     settings = settings_of()
-    assert kv_pool.with_full_pool(settings, engine_of(settings, 2)).rollout.num_pages == 40
+    assert kv_pool.with_full_pool(settings.rollout, engine_of(settings, 2)).num_pages == 40
 
 
 def test_on_an_accelerator_the_cache_takes_what_the_plan_leaves() -> None:

@@ -53,7 +53,7 @@ def test_training_has_rows_of_the_lengths_that_are_set() -> None:
     )
     mesh = train_mesh(1, 1, 1, jax.devices()[:1])
 
-    shapes = row_shapes(settings, mesh, 16)
+    shapes = row_shapes(settings.train, settings.rollout, mesh, 16)
 
     assert [(layout.prefix, layout.slots, layout.slot) for layout in shapes.layouts] == [
         (16, 2, 96),

@@ -9,7 +9,7 @@ import jax
 import pytest
 import reference
 from descriptions import algorithm_of
-from tiny import ROW_TOKENS, TOPOLOGY, needs_libtpu, small_settings
+from tiny import ROW_TOKENS, TOPOLOGY, needs_libtpu, small_settings, supervised_trainer
 
 from jzero.algorithms import PRESETS, needs_critic, needs_reference
 from jzero.config import AdapterConfig, Config, EvalConfig, MeshConfig, ModelConfig, SftConfig
@@ -26,7 +26,6 @@ from jzero.planning.search import search
 from jzero.sharding.mesh import train_mesh
 from jzero.training.examples import Example
 from jzero.training.step import make_minibatches, score_and_credit
-from jzero.training.supervised import SupervisedTrainer
 from jzero.training.trainer import abstract_batches, make_trainer
 from jzero.types import Batch
 
@@ -214,7 +213,7 @@ def test_search_finds_the_largest_that_fits(num_rows, monkeypatch: pytest.Monkey
         return Measurement(argument_bytes=0, temp_bytes=0, peak_bytes=peak_bytes, compile_s=0)
 
     settings = small_settings(num_prompts=256, kv_dtype="float32")
-    largest = search(build(settings, jax.devices()), measure_by_rows)
+    largest = search(settings, build(settings, jax.devices()), measure_by_rows)
 
     assert largest == {
         "train.microbatch_tokens": num_rows * 8 * ROW_TOKENS,
@@ -337,7 +336,7 @@ def test_the_plan_of_fine_tuning_has_its_programs_and_no_others() -> None:
 def test_the_planned_batches_of_fine_tuning_are_those_of_a_run() -> None:
     settings = fine_tuning_settings()
     model = read_base_model(settings.model).model
-    supervised = SupervisedTrainer(model, train_mesh(1, 8, 1), settings, ROW_TOKENS)
+    supervised = supervised_trainer(model, train_mesh(1, 8, 1), settings, ROW_TOKENS)
     example = Example(
         tokens=[1] * (ROW_TOKENS + 1), trained=[False] + [True] * ROW_TOKENS
     )  # it fills a row

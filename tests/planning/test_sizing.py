@@ -47,6 +47,10 @@ def test_chosen_sizes_fit_and_are_nearly_the_largest() -> None:
     assert unknown.rollout.num_slots == len(devices)
 
 
+def needed_slots(config: Config) -> int:
+    return with_needed_slots(config.rollout, config.eval).num_slots
+
+
 def test_a_recipe_s_padded_sizes_do_not_stay_in_a_toy_run() -> None:
     """4 x 4 answers of 32 tokens, with sizes for 8 devices and 8 packs of 1,024 tokens."""
     config = Config()
@@ -54,24 +58,24 @@ def test_a_recipe_s_padded_sizes_do_not_stay_in_a_toy_run() -> None:
     config.train.microbatch_tokens, config.eval.problems, config.eval.samples = 36_864, 8, 0
     mesh = make_mesh(described_devices("v5e:1x1"), {"data": 1, "fsdp": 1, "tensor": 1})
 
-    shapes = row_shapes(config, mesh, config.rollout.max_prompt_tokens)
+    shapes = row_shapes(config.train, config.rollout, mesh, config.rollout.max_prompt_tokens)
 
     assert shapes.layouts[0].slots == 4  # not 8 packs
     assert shapes.rows[0] == 4
     assert shapes.rows[0] * shapes.layouts[0].tokens == 4 * (256 + 4 * 32)
-    assert most_sequences(config) == 16
-    assert with_needed_slots(config).rollout.num_slots == 16
+    assert most_sequences(config.rollout, config.eval, bool(config.sft.data)) == 16
+    assert needed_slots(config) == 16
     config.rollout.num_slots = 4
-    assert with_needed_slots(config).rollout.num_slots == 4
+    assert needed_slots(config) == 4
 
 
 def test_suites_may_use_every_slot() -> None:
     config = Config()
     config.rollout = RolloutConfig(num_prompts=1, group_size=2, num_slots=64)
     config.eval.problems = 0
-    assert with_needed_slots(config).rollout.num_slots == 2
+    assert needed_slots(config) == 2
     config.eval.suites = ("math500",)
-    assert with_needed_slots(config).rollout.num_slots == 64
+    assert needed_slots(config) == 64
 
 
 def test_a_resumed_run_keeps_its_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from jzero.planning.arithmetic import bytes_of_phases, totals
 from jzero.planning.compiling import device_bytes
 from jzero.planning.planned_run import PlannedRun, build
 from jzero.sharding.mesh import train_mesh
+from jzero.training.trainer import make_trainer
 
 TEACHER = replace(reference.MODEL, num_hidden_layers=3)
 
@@ -41,7 +42,8 @@ def save_model(directory: Path, model: qwen.QwenConfig) -> str:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_planned_weights_are_those_that_are_loaded(dtype: str, tmp_path: Path) -> None:
     settings = reference.settings(model={"dtype": dtype})
-    learner = teacher_learner(TEACHER, settings, train_mesh(2, 2, 2, jax.devices()[:8]))
+    mesh = train_mesh(2, 2, 2, jax.devices()[:8])
+    learner = teacher_learner(TEACHER, make_trainer(settings, reference.MODEL, None, mesh))
 
     loaded = load_teacher(Path(save_model(tmp_path / "teacher", TEACHER)), learner)
 

@@ -9,12 +9,12 @@ import runs
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from tiny import make_untrained_sampler, tiny_settings
+from tiny import make_untrained_sampler, stream_of, tiny_settings
 
 from jzero import config, setup, train
 from jzero.hosts import interrupt
 from jzero.model import tokenizer
-from jzero.rollout.async_stream import RolloutStream, admission_capacity
+from jzero.rollout.async_stream import admission_capacity
 from jzero.rollout.sampler import Sampler
 from jzero.workers.pool import Pool
 
@@ -45,12 +45,12 @@ def test_no_group_is_too_old_and_none_waits_forever(
             "num_slots": 4,
         }
     )
-    stream = RolloutStream(sampler, settings)
+    stream = stream_of(sampler, settings)
     seen: list[int] = []
     for version in range(data.draw(st.integers(1, 6), "steps")):
         if data.draw(st.booleans(), "killed"):
             saved = stream.to_bytes()
-            stream = RolloutStream(sampler, settings)
+            stream = stream_of(sampler, settings)
             stream.restore(saved)
 
         num_looks = 0
@@ -113,10 +113,10 @@ def test_admission_tokenizes_each_prompt_once(
 
     monkeypatch.setattr(tokenizer, "encode", record)
     settings = tiny_settings(rollout={"max_staleness": 2, "max_turns": 1})
-    stream = RolloutStream(sampler, settings)
+    stream = stream_of(sampler, settings)
     for version in range(2):
         stream.admit(version)
-    resumed = RolloutStream(sampler, settings)
+    resumed = stream_of(sampler, settings)
     resumed.restore(stream.to_bytes())
     resumed.admit(1)
 
@@ -170,7 +170,7 @@ def test_without_staleness_it_is_the_synchronous_run(
 
     def build_with_stream(settings: config.Config, pool: Pool, **options: int) -> setup.Run:
         run = build(settings, pool, **options)
-        return replace(run, stream=RolloutStream(run.sampler, settings))
+        return replace(run, stream=stream_of(run.sampler, settings))
 
     monkeypatch.setattr(train, "build", build_with_stream)
     train.train(settings, tmp_path / "stream")

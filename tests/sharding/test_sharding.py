@@ -10,6 +10,7 @@ import pytest
 import reference
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from tiny import policy_learner
 
 from jzero.config import AdapterConfig, OptimizerConfig
 from jzero.model import adapters, qwen
@@ -22,7 +23,6 @@ from jzero.sharding.mesh import (
     train_mesh,
 )
 from jzero.sharding.publish import decoder_shardings, gather_program, publisher
-from jzero.training import learner
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -157,7 +157,7 @@ def test_moments_lie_where_their_parameters_do(sizes: Sizes) -> None:
     _, fsdp, tensor = sizes
     config = reference.settings()
     config.optimizer = OptimizerConfig(weight_decay=0.1, clip_norm=1.0)
-    policy = learner.policy_learner(reference.MODEL, config, mesh_of(sizes))
+    policy = policy_learner(reference.MODEL, config, mesh_of(sizes))
 
     state = policy.start(reference.placed(policy, reference.random_params()))
 
@@ -173,7 +173,7 @@ def test_moments_lie_where_their_parameters_do(sizes: Sizes) -> None:
 def test_the_abstract_state_describes_the_state(sizes: Sizes) -> None:
     config = reference.settings()
     config.optimizer = OptimizerConfig(weight_decay=0.1, clip_norm=1.0)
-    policy = learner.policy_learner(reference.MODEL, config, mesh_of(sizes))
+    policy = policy_learner(reference.MODEL, config, mesh_of(sizes))
 
     state = policy.start(reference.placed(policy, reference.random_params()))
 
@@ -188,7 +188,7 @@ def test_the_abstract_state_describes_the_state(sizes: Sizes) -> None:
 @slow
 def test_init_does_not_depend_on_the_mesh() -> None:
     def init_on(sizes: Sizes) -> qwen.Params:
-        policy = learner.policy_learner(reference.MODEL, reference.settings(), mesh_of(sizes))
+        policy = policy_learner(reference.MODEL, reference.settings(), mesh_of(sizes))
         return policy.init_params(3)
 
     on_one, on_eight = init_on((1, 1, 1)), init_on((2, 2, 2))
@@ -220,7 +220,7 @@ def test_publish_casts_and_keeps_values(sizes: Sizes, dtype: str) -> None:
     _, _, tensor = sizes
     train = mesh_of(sizes)
     decode = decode_mesh(train)
-    policy = learner.policy_learner(reference.MODEL, reference.settings(), train)
+    policy = policy_learner(reference.MODEL, reference.settings(), train)
     params = reference.placed(policy, reference.random_params())
 
     published = publisher(reference.MODEL, train, decode, dtype)(params)
@@ -272,7 +272,7 @@ def test_publish_may_round_linear_layers_to_8_bits(sizes: Sizes, name: str) -> N
 
 def test_devices_gather_integers_of_8_bits() -> None:
     train = mesh_of((1, 4, 1))
-    policy = learner.policy_learner(reference.MODEL, reference.settings(), train)
+    policy = policy_learner(reference.MODEL, reference.settings(), train)
     program = gather_program(reference.MODEL, train, "bfloat16", quantizes=True)
     text = program.lower(policy.abstract_state().params).compile().as_text()
     assert text is not None
@@ -293,7 +293,7 @@ def test_a_base_is_published_once_and_its_adapter_every_time(
     train = mesh_of(sizes)
     decode = decode_mesh(train)
     config = reference.settings(model={"adapter": settings, "base": base_type})
-    policy = learner.policy_learner(reference.MODEL, config, train)
+    policy = policy_learner(reference.MODEL, config, train)
     full = jax.tree.map(
         jax.device_put, reference.random_params(), param_shardings(reference.MODEL, train)
     )

@@ -16,6 +16,7 @@ from jzero.training.credit import (
     token_weights,
     turn_rewards,
 )
+from jzero.training.trainer import credit_settings
 from jzero.types import Grade, Rollout
 
 ROLLOUTS = reference.random_rollouts(1, 4, 4)
@@ -27,7 +28,7 @@ def test_token_weights_are_those_of_the_definition(weight: str, truncated: str) 
     config = reference.settings(algorithm={"weight": weight, "truncated": truncated})
     chosen = list(range(16))
 
-    weights = token_weights(ROLLOUTS, chosen, config.algorithm.weight, config)
+    weights = token_weights(ROLLOUTS, chosen, config.algorithm.weight, credit_settings(config))
 
     max_new_tokens = config.rollout.max_new_tokens
     expected = reference.token_weights(ROLLOUTS, config.algorithm, max_new_tokens)
@@ -56,8 +57,8 @@ def test_only_a_truncated_turn_gets_the_score_of_truncated_turns(
     rules = {"fixed": algorithms.Fixed(-0.5), "ignore": algorithms.Ignore(-0.5)}
     config = reference.settings(algorithm={"truncated": rules.get(truncated, truncated)})
 
-    assert turn_rewards(TRUNCATED, config) == [score]
-    assert turn_rewards(FINISHED, config) == [0.7]
+    assert turn_rewards(TRUNCATED, credit_settings(config)) == [score]
+    assert turn_rewards(FINISHED, credit_settings(config)) == [0.7]
 
 
 def test_an_ignored_response_scores_0_in_its_group_and_is_not_trained_on() -> None:
@@ -67,9 +68,9 @@ def test_an_ignored_response_scores_0_in_its_group_and_is_not_trained_on() -> No
     group = [rollout_with("length", right), *[rollout_with("stop", right)] * 3]
     nothing = [np.zeros(len(rollout.tokens)) for rollout in group]
 
-    episodes = make_episodes(group, config, nothing, nothing)
+    episodes = make_episodes(group, credit_settings(config), nothing, nothing)
     advantages, _ = algorithms.compute_advantages(episodes, config.algorithm)
-    weights = token_weights(group, range(4), algorithms.SequenceMean(), config)
+    weights = token_weights(group, range(4), algorithms.SequenceMean(), credit_settings(config))
 
     # The 0 counts: the group's mean is 3 / 4.
     np.testing.assert_allclose(advantages[:, 0], [-0.75, 0.25, 0.25, 0.25])
@@ -82,22 +83,24 @@ def test_an_ignored_response_scores_0_in_its_group_and_is_not_trained_on() -> No
 def test_only_a_truncated_turn_gets_the_penalty() -> None:
     config = reference.settings(algorithm={"truncated_penalty": 0.5})
 
-    assert turn_rewards(TRUNCATED, config) == pytest.approx([0.2])
-    assert turn_rewards(FINISHED, config) == [0.7]
+    assert turn_rewards(TRUNCATED, credit_settings(config)) == pytest.approx([0.2])
+    assert turn_rewards(FINISHED, credit_settings(config)) == [0.7]
 
 
 def test_a_turn_without_a_grade_has_no_reward() -> None:
     config = reference.settings(algorithm={"truncated_penalty": 0.5})
 
     with pytest.raises(AssertionError, match="was not graded"):
-        turn_rewards(rollout_with("stop", grade=None), config)
+        turn_rewards(rollout_with("stop", grade=None), credit_settings(config))
 
 
 def test_no_token_of_a_failed_rollout_is_trained() -> None:
     config = reference.settings(algorithm={"weight": "token_mean"})
     failed = replace(ROLLOUTS[0], grade=Grade(0.0, False, "", failed=True))
 
-    weights = token_weights([failed, *ROLLOUTS[1:]], [0, 1], algorithms.TokenMean(), config)
+    weights = token_weights(
+        [failed, *ROLLOUTS[1:]], [0, 1], algorithms.TokenMean(), credit_settings(config)
+    )
 
     assert not weights[0].any()
     # The mean is over the tokens that are trained.

@@ -94,9 +94,11 @@ def test_every_token_of_a_reply_counts_once(sequence_per_turn: bool) -> None:
     settings = reference.settings(
         algorithm=vars(PRESETS["echo"]()), train={"sequence_per_turn": sequence_per_turn}
     )
-    sequences, _ = training_sequences([three_turns()], settings)
+    sequences, _ = training_sequences([three_turns()], settings.train.sequence_per_turn)
 
-    weights = environment_weights(sequences, range(len(sequences)), settings)
+    weights = environment_weights(
+        sequences, range(len(sequences)), settings.train.sequence_per_turn
+    )
 
     counts = np.zeros(12)
     for values in weights.values():
@@ -110,7 +112,7 @@ def test_a_rollout_without_a_score_trains_on_no_reply() -> None:
     failed = replace(three_turns(), grade=Grade(0.0, False, "", failed=True))
     settings = reference.settings(algorithm=vars(PRESETS["echo"]()))
 
-    weights = environment_weights([failed, three_turns()], [0, 1], settings)
+    weights = environment_weights([failed, three_turns()], [0, 1], settings.train.sequence_per_turn)
 
     assert not weights[0].any()
     assert weights[1].sum() == pytest.approx(1.0)

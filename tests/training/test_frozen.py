@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import reference
 from test_adapter_training import ADAPTER, MODEL
+from tiny import critic_learner, policy_learner
 
 from jzero.hosts import collectives
 from jzero.model import adapters, huggingface, qwen
 from jzero.model.quantized import QuantizedWeight, is_quantized, quantize
 from jzero.sharding.mesh import train_mesh
-from jzero.training.learner import Learner, critic_learner, policy_learner
+from jzero.training.learner import Learner
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

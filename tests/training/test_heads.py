@@ -10,7 +10,7 @@ import reference
 from jzero.model import qwen
 from jzero.model.base_model import read_base_model
 from jzero.sharding.mesh import train_mesh
-from jzero.training.heads import policy_head
+from jzero.training.heads import policy_head, rl_objective
 
 ROWS, TOKENS, CHUNK = 8, 32, 16
 
@@ -22,7 +22,9 @@ def test_a_device_has_the_logits_of_one_chunk_whatever_the_mesh(
     settings = reference.settings(model={"logit_chunk": CHUNK})
     model = read_base_model(settings.model).model
     mesh = train_mesh(data, fsdp, 1, jax.devices()[: data * fsdp])
-    head = policy_head(model, settings, mesh)
+    head = policy_head(
+        model, settings.model, rl_objective(settings.algorithm, settings.rollout), mesh
+    )
     params = jax.eval_shape(lambda: qwen.init(model, jax.random.key(0)))
     hidden = jax.ShapeDtypeStruct((ROWS, TOKENS, model.hidden_size), jnp.float32)
     targets = jax.ShapeDtypeStruct((ROWS, TOKENS), jnp.int32)

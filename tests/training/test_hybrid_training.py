@@ -8,6 +8,7 @@ import optax
 import pytest
 import reference
 from test_learner import gradient_of, packed_minibatch, trainer_on
+from tiny import policy_learner
 
 from jzero.config import AdapterConfig
 from jzero.model import adapters, qwen
@@ -15,7 +16,6 @@ from jzero.model.architecture import ATTENTION, DELTA_NET, DeltaNetConfig
 from jzero.model.quantized import is_quantized
 from jzero.sharding.mesh import decode_mesh, param_shardings, train_mesh
 from jzero.sharding.publish import publisher
-from jzero.training.learner import policy_learner
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

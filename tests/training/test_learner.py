@@ -94,7 +94,9 @@ def packed_minibatch(trainer: Trainer, groups: list[list[int]] | None = None) ->
     `groups` are the indices of the rollouts, in another order than that of ROLLOUTS.
     """
     if groups is None:
-        [groups] = divide_groups(trainer.config, range(len(ROLLOUTS)), 1)
+        [groups] = divide_groups(
+            trainer.updates, trainer.credit.group_size, range(len(ROLLOUTS)), 1
+        )
     minibatch = make_minibatch(trainer, ROLLOUTS, groups)
     # Nothing is scored, because the first optimizer step is on policy. So no parameters are read.
     score_and_credit(trainer, trainer.policy.abstract_state(), [minibatch], ROLLOUTS)
@@ -404,7 +406,7 @@ def test_stats_are_sums_over_trained_tokens() -> None:
 
     _, stats = gradient_of(trainer, packed_minibatch(trainer))
 
-    logps, entropy = reference.naive(PARAMS, ROLLOUTS, trainer.config.rollout.temperature)
+    logps, entropy = reference.naive(PARAMS, ROLLOUTS, trainer.objective.temperature)
     mismatch = [
         np.abs(x - rollout.tokens.logps) for x, rollout in zip(logps, ROLLOUTS, strict=True)
     ]

@@ -29,7 +29,7 @@ from jzero.training.step import (
     score_and_credit,
     update_on_rollouts,
 )
-from jzero.training.trainer import Trainer, make_trainer
+from jzero.training.trainer import Trainer, credit_settings, make_trainer
 from jzero.types import Grade, Rollout, State, Turn
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -99,8 +99,12 @@ def config_of(preset: str, train: dict[str, object] | None = None, **changes: ob
 
 def left_out(rollouts: Sequence[Rollout], config: Config) -> set[int]:
     """Returns the indices of the sequences of the rollouts that are left out."""
-    sequences, sources = training_sequences(rollouts, config)
-    return set(np.flatnonzero(~can_have_gradient(rollouts, sequences, sources, config)).tolist())
+    sequences, sources = training_sequences(rollouts, config.train.sequence_per_turn)
+    return set(
+        np.flatnonzero(
+            ~can_have_gradient(rollouts, sequences, sources, credit_settings(config))
+        ).tolist()
+    )
 
 
 # -- which sequences -------------------------------------------------------------------------------
@@ -277,7 +281,9 @@ def update_on_all(
     """Does what `update_on_rollouts` does, and leaves nothing out."""
     minibatches = [
         make_minibatch(trainer, rollouts, groups)
-        for groups in divide_groups(trainer.config, range(len(rollouts)), step)
+        for groups in divide_groups(
+            trainer.updates, trainer.credit.group_size, range(len(rollouts)), step
+        )
     ]
     score_and_credit(trainer, state, minibatches, rollouts)
     return run_optimizer_steps(trainer, state, minibatches, step)

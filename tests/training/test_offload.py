@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import reference
 from test_train import exported_weights, reproducible_metrics, tiny_run
+from tiny import policy_learner
 
 from jzero import algorithms, train
 from jzero.run.memory import live_bytes
 from jzero.sharding.mesh import train_mesh
-from jzero.training.learner import policy_learner
 from jzero.training.offload import HOST_MEMORY, at_rest, on_device
 from jzero.training.trainer import make_trainer
 from jzero.types import State

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 import reference
+from tiny import policy_learner, supervised_trainer
 
 from jzero.algorithms import grpo
 from jzero.config import Config, schedules
@@ -14,10 +15,9 @@ from jzero.model import qwen, tokenizer
 from jzero.sharding.mesh import train_mesh
 from jzero.tasks import TASKS
 from jzero.training.examples import Example, encode_completion
-from jzero.training.learner import Learner, policy_learner
+from jzero.training.learner import Learner
 from jzero.training.optimizer import learning_rate
 from jzero.training.packing import PackedBatch
-from jzero.training.supervised import SupervisedTrainer
 from jzero.training.warm_start import warm_start
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -45,7 +45,7 @@ def test_packed_losses_are_those_of_examples_alone(num_devices: int) -> None:
     """The losses of single tokens and their mean. Packed examples do not see each other."""
     mesh = train_mesh(num_devices, 1, 1, jax.devices()[:num_devices])
     config = reference.settings(train={"microbatch_tokens": 64 * num_devices})
-    trainer = SupervisedTrainer(MODEL, mesh, config, row_tokens=32)
+    trainer = supervised_trainer(MODEL, mesh, config, row_tokens=32)
     learner = trainer.learner
     params = reference.random_params(MODEL)
     examples = random_examples()
@@ -74,8 +74,8 @@ def test_the_cross_entropy_has_the_gradient_of_a_surrogate_with_advantage_1() ->
     The two are other programs to XLA, whose sums may differ in the last digits.
     """
     mesh = train_mesh(1, 1, 1, jax.devices()[:1])
-    trainer = SupervisedTrainer(MODEL, mesh, reference.settings(), row_tokens=32)
-    surrogate = policy_learner(MODEL, replace(trainer.objective, algorithm=grpo()), mesh)
+    trainer = supervised_trainer(MODEL, mesh, reference.settings(), row_tokens=32)
+    surrogate = policy_learner(MODEL, reference.settings(algorithm=vars(grpo())), mesh)
     packed = trainer.pack(random_examples())
     ones = np.ones_like(packed.batch.weights)
     with_advantages = replace(packed, batch=replace(packed.batch, advantages=ones))
@@ -100,7 +100,7 @@ def test_fine_tuning_has_no_correction_for_stale_samples() -> None:
 
     def gradient_norm(max_staleness: int) -> float:
         config = reference.settings(rollout={"max_staleness": max_staleness})
-        trainer = SupervisedTrainer(MODEL, mesh, config, row_tokens=32)
+        trainer = supervised_trainer(MODEL, mesh, config, row_tokens=32)
         learner = trainer.learner
         state = learner.start(reference.placed(learner, reference.random_params(MODEL)))
         _, stats = trainer.step(state, trainer.pack(random_examples()), 0.0)

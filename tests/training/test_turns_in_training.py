@@ -23,7 +23,7 @@ from jzero.sharding.mesh import train_mesh
 from jzero.tokens import Tokens
 from jzero.training.credit import make_episodes, spread_over_tokens, training_sequences
 from jzero.training.step import Minibatch, make_minibatches, score_and_credit
-from jzero.training.trainer import Trainer, make_trainer
+from jzero.training.trainer import Trainer, credit_settings, make_trainer
 from jzero.types import Grade, Problem, Rollout, Turn
 
 # Programs that several tests build anew are compiled once.
@@ -369,8 +369,8 @@ def test_sequences_of_turns_are_those_of_areal() -> None:
     )
     zeros = [np.zeros(len(rollout.tokens))] * 2
 
-    sequences, sources = training_sequences(group, settings)
-    episodes = make_episodes(group, settings, zeros, zeros)
+    sequences, sources = training_sequences(group, settings.train.sequence_per_turn)
+    episodes = make_episodes(group, credit_settings(settings), zeros, zeros)
     advantages_NT, _ = algorithms.compute_advantages(
         episodes, Algorithm(advantage=algorithms.ReturnToGo())
     )
