@@ -38,7 +38,6 @@ from jzero.model import qwen
 from jzero.train import sample_rollouts
 from jzero.training.frozen_base import load_model
 from jzero.training.step import make_minibatches, update_on_rollouts
-from jzero.training.warm_start import warm_start
 from jzero.types import Rollout
 from jzero.workers.pool import Pool
 
@@ -91,7 +90,9 @@ def first_params(config: Config, steps: int) -> qwen.Params:
         weights = setup.initial_weights(config, run.base, Path(workdir))
         params = load_model(weights, policy, config.train.seed)
         if steps:
-            params = warm_start(policy, config, run.base.tokenizer, params, interrupt.never_stop)
+            params = setup.warm_started(
+                config, policy, run.base.tokenizer, params, interrupt.never_stop
+            )
         return jax.device_get(params)
 
 

@@ -41,7 +41,6 @@ from jzero.sharding.publish import bytes_of_one_device
 from jzero.train import sample_rollouts
 from jzero.training.frozen_base import freeze_model, load_model
 from jzero.training.step import update_on_rollouts
-from jzero.training.warm_start import warm_start
 from jzero.types import Rollout, RowLayout
 from jzero.workers.pool import Pool
 
@@ -93,7 +92,7 @@ def frozen_base(run: setup.Run, workdir: Path, is_first: bool) -> qwen.Params:
     params = load_model(weights, policy, config.train.seed)
     if not weights.is_warm_started:
         return params
-    params = warm_start(policy, config, run.base.tokenizer, params, interrupt.never_stop)
+    params = setup.warm_started(config, policy, run.base.tokenizer, params, interrupt.never_stop)
     return freeze_model(weights, policy, params)
 
 

@@ -39,7 +39,6 @@ from jzero.sharding.publish import bytes_of_one_device
 from jzero.train import sample_rollouts
 from jzero.training.frozen_base import load_model
 from jzero.training.step import update_on_rollouts
-from jzero.training.warm_start import warm_start
 from jzero.workers.pool import Pool
 
 METRICS = ("policy/mismatch", "policy/correction")
@@ -91,7 +90,7 @@ def trained_model(run: setup.Run, workdir: Path) -> qwen.Params:
     params = load_model(weights, policy, config.train.seed)
     if not weights.is_warm_started:
         return params
-    return warm_start(policy, config, run.base.tokenizer, params, interrupt.never_stop)
+    return setup.warm_started(config, policy, run.base.tokenizer, params, interrupt.never_stop)
 
 
 def metrics_of(run: setup.Run, params: qwen.Params, steps: int) -> list[dict[str, float]]:

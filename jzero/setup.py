@@ -21,6 +21,7 @@ from jzero import algorithms
 from jzero.answers import published
 from jzero.clock import Clock
 from jzero.config import (
+    AdapterConfig,
     Config,
     ModelConfig,
     context_mistakes,
@@ -31,9 +32,11 @@ from jzero.config import (
 from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
 from jzero.hosts import collectives, processes
+from jzero.hosts.interrupt import StopCheck
 from jzero.model import adapters, huggingface, peft, qwen
 from jzero.model.base_model import BaseModel, read_base_model
 from jzero.model.families import window_of
+from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.planning.disk import check_disk
 from jzero.planning.fitting import check_memory, fitting_pages
 from jzero.planning.host_memory import check_host_memory, parts_of_run
@@ -68,9 +71,12 @@ from jzero.tasks import (
     stop_strings,
     suites,
 )
+from jzero.training.examples import Example, encode_completion
 from jzero.training.frozen_base import InitialWeights
 from jzero.training.learner import Learner
+from jzero.training.supervised import SupervisedTrainer
 from jzero.training.trainer import Trainer, make_trainer
+from jzero.training.warm_start import warm_start
 from jzero.types import State
 from jzero.workers.pool import Pool
 
@@ -358,6 +364,42 @@ def evaluation_problems(run: Run) -> dict[str, list[EncodedProblem]]:
 def initial_weights(config: Config, base: BaseModel, workdir: Path) -> InitialWeights:
     """Returns the weights that a run starts from."""
     return InitialWeights(config.model, base, workdir, config.trains_before_adapter)
+
+
+def warm_started(
+    config: Config,
+    policy: Learner,
+    tok: PreTrainedTokenizerFast,
+    params: qwen.Params,
+    check_stop: StopCheck,
+) -> qwen.Params:
+    """Returns `params` after the supervised steps of the warm start. `params` are donated.
+
+    The steps train the full model, even if RL trains an adapter. `check_stop` is called before each
+    step. Raises UserError if the task has no warm-start examples, or if the loss is not finite.
+    """
+    warm, seed = config.warm_start, config.train.seed
+    draw = find_task(config.task.name).warm_start
+    if draw is None:
+        raise UserError(
+            f"task.name={config.task.name} has no warm-start examples; set warm_start.steps=0"
+        )
+
+    def make_example(index: int) -> Example:
+        prompt, completion = draw(config.task, seed, index, warm.tries)
+        return encode_completion(tok, prompt, completion)
+
+    trainer = SupervisedTrainer(
+        policy.model,
+        policy.mesh,
+        # Without an adapter and an int8 base the trainer trains the full model.
+        replace(config.model, adapter=AdapterConfig(), base="native"),
+        config.optimizer,
+        config.train,
+        row_tokens=config.rollout.longest_episode,
+        most_rows=config.sft.batch_size,
+    )
+    return warm_start(trainer, warm, config.optimizer, make_example, params, check_stop)
 
 
 def initial_state(run: Run, params: qwen.Params) -> State:

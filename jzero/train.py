@@ -49,6 +49,7 @@ from jzero.setup import (
     initial_state,
     restore_stream,
     stream_states,
+    warm_started,
     with_base,
     with_given_adapter,
     with_steps,
@@ -59,7 +60,6 @@ from jzero.training.frozen_base import freeze_model, load_base, load_model, name
 from jzero.training.offload import at_rest
 from jzero.training.reference import load_reference, reference_step
 from jzero.training.step import UpdateResult, save_batches, update_on_rollouts
-from jzero.training.warm_start import warm_start
 from jzero.types import Rollout, State
 from jzero.workers.pool import Pool
 
@@ -206,8 +206,8 @@ def start_state(
     evaluate_policy(run, session, held_out, "before", params, check_stop)
     if config.warm_start.steps:
         with run.clock("warm_start"):
-            params = warm_start(
-                policy, config, run.base.tokenizer, params, check_stop_in_warm_start
+            params = warm_started(
+                config, policy, run.base.tokenizer, params, check_stop_in_warm_start
             )
             params = freeze_model(session.weights, policy, params)
         evaluate_policy(run, session, held_out, "after_warm_start", params, check_stop)

@@ -103,6 +103,90 @@ def test_imports_point_one_way(path) -> None:
         assert LAYER[there] < LAYER[here], f"{name} must not import {other}"
 
 
+# The modules on the path of a training run whose functions or values hold the whole Config. All
+# other modules take the sections or the values that they read. The list may get shorter.
+CONFIG_MODULES = {
+    # The command line, and the config itself.
+    "main",
+    "cli",
+    "config.checks",
+    "config.old_flags",
+    "config.presets",
+    "config.schema",
+    "config.serialization",
+    # The loops, their set-up, and the files of a run.
+    "train",
+    "sft",
+    "setup",
+    "run.session",
+    "run.history",  # the settings that differ from the defaults
+    "run.model_card",
+    # One function each turns settings into the values that the rest of the folder reads.
+    "training.trainer",
+    "distillation.build",
+    # The planner compares settings, and suggests others.
+    "planning.planned_run",
+    "planning.fitting",
+    "planning.sizing",
+    "planning.disk",
+    "planning.host_memory",
+}
+MOST_CONFIG_MODULES = 20
+
+
+def modules_of_a_run() -> set[str]:
+    """Returns the modules that a training run imports, at their top or inside a function."""
+    paths = {module_name(path): path for path in FILES}
+    reached: set[str] = set()
+    remaining = ["main", "train"]
+    while remaining:
+        name = remaining.pop()
+        if name in reached or name not in paths:
+            continue
+        reached.add(name)
+        remaining += imported_modules(paths[name])
+        # An import of a module runs the __init__.py of its folders.
+        remaining += name.split(".")[:1]
+    return reached
+
+
+def holds_config(node: ast.AST) -> bool:
+    """Returns whether a node is a parameter or a field with the type Config, or a type with it."""
+    if not isinstance(node, ast.arg | ast.AnnAssign) or node.annotation is None:
+        return False
+    names = {part.id for part in ast.walk(node.annotation) if isinstance(part, ast.Name)}
+    attributes = {
+        part.attr for part in ast.walk(node.annotation) if isinstance(part, ast.Attribute)
+    }
+    return "Config" in names | attributes
+
+
+def test_a_run_passes_its_config_through_few_modules() -> None:
+    run = modules_of_a_run()
+    holders = {
+        name
+        for path in FILES
+        if (name := module_name(path)) in run and any(map(holds_config, ast.walk(parse(path))))
+    }
+    print(*sorted(holders), sep="\n")
+    assert holders == CONFIG_MODULES
+    assert len(CONFIG_MODULES) <= MOST_CONFIG_MODULES
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("def f(settings: config.Config) -> None: ...", True),
+        ("def f(make: Callable[[str], Config]) -> None: ...", True),
+        ("settings: Config | None = None", True),
+        ("def f(rollout: config.RolloutConfig) -> Config: ...", False),
+        ("def f(model: QwenConfig) -> None: ...", False),
+    ],
+)
+def test_only_the_whole_config_counts(source: str, expected: bool) -> None:
+    assert any(map(holds_config, ast.walk(ast.parse(source)))) == expected
+
+
 def test_open_types_are_few() -> None:
     uses = {
         module_name(path): sum(

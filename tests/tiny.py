@@ -40,12 +40,11 @@ from jzero.rollout.sampler import (
     mesh_of_decoder,
 )
 from jzero.sandbox import levels
-from jzero.setup import training_problems
+from jzero.setup import training_problems, warm_started
 from jzero.sharding.mesh import train_mesh
 from jzero.training import learner
 from jzero.training.heads import rl_objective
 from jzero.training.supervised import SupervisedTrainer
-from jzero.training.warm_start import warm_start
 from jzero.types import RowLayout
 from jzero.workers.pool import Pool
 
@@ -149,7 +148,7 @@ def trained_player() -> Player:
     mesh = train_mesh(1, 1, 1, jax.devices()[:1])
     sampler, publish = sampler_and_publish(settings, base, mesh, Pool(0))
     policy = policy_learner(base.model, settings, mesh)
-    params = warm_start(policy, settings, base.tokenizer, policy.init_params(0), never_stop)
+    params = warm_started(settings, policy, base.tokenizer, policy.init_params(0), never_stop)
     return Player(base.tokenizer, sampler, publish(params))
 
 

@@ -508,7 +508,7 @@ def run_optimizer_steps(
             phase.advance()
     host_stats = jax.device_get((policy_stats, critic_stats))
     metrics = update_metrics(*host_stats) | {"optimizer/lr": policy_lr}
-    if updates.is_exact and rollouts is not None and first_logps:
+    if updates.checks_logps and rollouts is not None and first_logps:
         metrics |= compare_with_sampler(trainer, minibatches[0], first_logps, rollouts, step)
     return replace(policy_state, critic=critic_state), metrics
 

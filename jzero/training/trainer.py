@@ -46,7 +46,7 @@ class UpdateSettings:
     total_steps: int = 1  # optimizer steps of the run, for the learning rate
     seed: int = 0  # of the order of groups
     critic_warmup: int = 0  # RL steps that train only the critic
-    is_exact: bool = False  # the trainer's log-probs must equal the sampler's
+    checks_logps: bool = False  # model.exact: log-probs must equal the sampler's
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def update_settings(config: Config) -> UpdateSettings:
         total_steps=train.steps * train.epochs * train.minibatches,
         seed=train.seed,
         critic_warmup=config.critic.warmup_steps,
-        is_exact=config.model.exact,
+        checks_logps=config.model.exact,
     )
 
 

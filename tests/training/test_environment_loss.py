@@ -41,10 +41,11 @@ def test_the_gradient_of_a_step_has_the_cross_entropy_of_the_replies(
     packs_per_row: int, devices: int
 ) -> None:
     trainer = echo_trainer(packs_per_row, devices)
-    trainer.config.optimizer.lr = FAR
-    trainer.config.optimizer.schedule = schedules.Constant()
-    trainer.config.optimizer.warmup_steps = 0
-    config, params = trainer.config, reference.random_params()
+    optimizer = replace(
+        trainer.updates.policy, lr=FAR, schedule=schedules.Constant(), warmup_steps=0
+    )
+    trainer = replace(trainer, updates=replace(trainer.updates, policy=optimizer))
+    params = reference.random_params()
     state = trainer.policy.start(reference.placed(trainer.policy, params))
 
     result = update_on_rollouts(trainer, state, ROLLOUTS, step=1)
@@ -54,11 +55,11 @@ def test_the_gradient_of_a_step_has_the_cross_entropy_of_the_replies(
         params,
         jax.device_get(result.state.params),
     )
-    logps, _ = reference.naive(params, ROLLOUTS, config.rollout.temperature)
+    logps, _ = reference.naive(params, ROLLOUTS, trainer.objective.temperature)
     _, slopes = reference.policy_loss(
-        ROLLOUTS, logps, logps, logps, config.algorithm, 4, config.rollout.max_new_tokens
+        ROLLOUTS, logps, logps, logps, trainer.algorithm, 4, trainer.credit.max_new_tokens
     )
-    expected = reference.naive_gradient(params, ROLLOUTS, slopes, config.rollout.temperature)
+    expected = reference.naive_gradient(params, ROLLOUTS, slopes, trainer.objective.temperature)
     assert reference.difference(gradient, expected) < 1e-4
     replies = [
         -logps[i][t]

@@ -12,13 +12,13 @@ from tiny import policy_learner, supervised_trainer
 from jzero.algorithms import grpo
 from jzero.config import Config, schedules
 from jzero.model import qwen, tokenizer
+from jzero.setup import warm_started
 from jzero.sharding.mesh import train_mesh
 from jzero.tasks import TASKS
 from jzero.training.examples import Example, encode_completion
 from jzero.training.learner import Learner
 from jzero.training.optimizer import learning_rate
 from jzero.training.packing import PackedBatch
-from jzero.training.warm_start import warm_start
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -165,7 +165,7 @@ def test_the_warm_start_is_adamw_on_the_mean_negative_log_likelihood() -> None:
 
     on_mesh = reference.placed(policy, params)
     with jax.transfer_guard("disallow"):  # of implicit transfers
-        warmed = warm_start(policy, config, TOKENIZER, on_mesh, check_stop)
+        warmed = warm_started(config, policy, TOKENIZER, on_mesh, check_stop)
 
     schedule = replace(config.optimizer, lr=0.02, warmup_steps=2, schedule=schedules.Cosine())
     rates = [learning_rate(schedule, step, STEPS) for step in range(STEPS)]
@@ -190,7 +190,7 @@ def test_the_warm_start_can_be_interrupted() -> None:
     params = reference.placed(policy, reference.random_params(MODEL))
 
     with pytest.raises(KeyboardInterrupt):
-        warm_start(policy, config, TOKENIZER, params, interrupt)
+        warm_started(config, policy, TOKENIZER, params, interrupt)
 
 
 def test_a_task_without_examples_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,4 +201,4 @@ def test_a_task_without_examples_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
     message = "task.name=countdown has no warm-start examples; set warm_start.steps=0"
     with pytest.raises(ValueError, match=message):
-        warm_start(policy, config, TOKENIZER, {}, interrupt)
+        warm_started(config, policy, TOKENIZER, {}, interrupt)
