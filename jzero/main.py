@@ -175,25 +175,26 @@ def check_recipe(arguments: list[str]) -> None:
 def show(settings: config.Config, arguments: list[str]) -> str:
     """Returns every setting of a run, with the place that its value comes from.
 
-    The places are the schema (default), the recipe, a flag, and the sizing of sizes that are 0.
+    The places are the schema (default), the recipe, a flag, and `setup.resolve` (computed), which
+    fills in what follows from other settings and from the devices.
     """
-    from jzero.planning.sizing import with_sizes  # not at the top: it takes seconds
+    from jzero.setup import resolve  # not at the top: it takes seconds
 
     given = set(cli.given_settings(arguments))
     try:
-        sized_settings = with_sizes(settings)
+        resolved = resolve(settings)
     except UserError:  # the run itself reports its mistakes; its other settings are shown
-        sized_settings = settings
+        resolved = settings
     given_values = {item.name: item.value for item in config.list_settings(settings)}
     defaults = {item.name: item.value for item in config.list_settings(config.Config())}
     lines = []
-    for item in config.list_settings(sized_settings):
+    for item in config.list_settings(resolved):
         # A part that the recipe chose has settings that the defaults do not have.
         origin = "recipe" if item.value != defaults.get(item.name) else "default"
         if item.name in given:
             origin = "flag"
         if item.value != given_values[item.name]:
-            origin = "chosen by sizing"
+            origin = "computed"
         lines.append(f"{item.name + '=' + describe.shown_default(item):<60}  # {origin}")
     return "\n".join(lines)
 

@@ -41,7 +41,7 @@ from jzero.planning.disk import check_disk
 from jzero.planning.fitting import check_memory, fitting_pages
 from jzero.planning.host_memory import check_host_memory, parts_of_run
 from jzero.planning.kv_pool import room_in_run, size_pool
-from jzero.planning.sizing import with_sizes_of
+from jzero.planning.sizing import with_sizes, with_sizes_of
 from jzero.problems.prompts import PromptTemplate
 from jzero.rewards import rewards
 from jzero.rollout.async_stream import RolloutStream, ThreadedStream, TrainingProblems
@@ -158,6 +158,22 @@ def check_warm_start(config: Config) -> None:
 
 
 # -- computed settings -----------------------------------------------------------------------------
+
+
+def resolve(config: Config, workdir: Path | None = None) -> Config:
+    """Returns the config of a run, with the settings that follow from others or from the devices.
+
+    They are the stop strings of the template, the rank and targets of an initial adapter, and the
+    sizes that are 0. Two settings follow later: train.steps, which depends on the problems
+    (`with_steps`), and the sizes for a model that is not downloaded yet (`build`).
+
+    workdir: of a run that may be resumed; it keeps its sizes.
+    Raises UserError if the settings do not fit together.
+    """
+    # Fine-tuning reads conversations, which have no template of a task.
+    if not config.sft.data:
+        config = with_stop_strings(config)
+    return with_sizes(with_given_adapter(config), workdir)
 
 
 def with_stop_strings(config: Config, template: PromptTemplate | None = None) -> Config:

@@ -33,7 +33,7 @@ from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.planning.disk import check_disk, require_disk
 from jzero.planning.fitting import check_memory
 from jzero.planning.host_memory import check_host_memory, parts_of_run
-from jzero.planning.sizing import with_sizes, with_sizes_of
+from jzero.planning.sizing import with_sizes_of
 from jzero.problems import problem_sets, row_loader
 from jzero.problems.row_loader import Selection
 from jzero.rollout.evaluation import encode_suites, evaluate, evaluation_metrics
@@ -46,7 +46,7 @@ from jzero.run.samples import write_responses
 from jzero.run.session import RunSession
 from jzero.run.trackers import check_trackers
 from jzero.run.workdir import check_workdir
-from jzero.setup import build_sampler, check_context, with_given_adapter
+from jzero.setup import build_sampler, check_context, resolve
 from jzero.sharding.mesh import configured_mesh
 from jzero.tasks import TASKS, draws_examples, suites
 from jzero.training.examples import Example, ExampleRow, encode_row
@@ -93,9 +93,8 @@ def prepare(config: Config, workdir: Path) -> tuple[Config, float | None]:
     Raises UserError if the run cannot work. Nothing is downloaded, compiled or written. The bytes
     are None if they are unknown.
     """
-    config = with_given_adapter(config)
+    config = resolve(config, workdir)
     validate(config)
-    config = with_sizes(config, workdir)
     suites.check_suites(config.eval.suites)
     check_token(config.hub)
     check_trackers(config.train.trackers)

@@ -29,7 +29,6 @@ from jzero.model import qwen
 from jzero.planning.announcement import announcement, planned_hours
 from jzero.planning.disk import require_disk
 from jzero.planning.fitting import attached_run
-from jzero.planning.sizing import with_sizes
 from jzero.rollout.collect import collect_rollouts, trainer_state
 from jzero.rollout.evaluation import evaluate, evaluation_metrics
 from jzero.rollout.sampler import EncodedProblem
@@ -47,13 +46,12 @@ from jzero.setup import (
     check,
     evaluation_problems,
     initial_state,
+    resolve,
     restore_stream,
     stream_states,
     warm_started,
     with_base,
-    with_given_adapter,
     with_steps,
-    with_stop_strings,
 )
 from jzero.sharding.publish import published_bytes
 from jzero.training.frozen_base import freeze_model, load_base, load_model, name_base
@@ -172,7 +170,7 @@ def prepare(config: Config, workdir: Path) -> tuple[Config, float | None]:
     Raises UserError if the run cannot work. Nothing is downloaded, compiled or written. The bytes
     are None if they are unknown.
     """
-    config = with_sizes(with_given_adapter(with_stop_strings(config)), workdir)
+    config = resolve(config, workdir)
     with terminal.phase("check the memory"):
         planned_bytes = check(config, workdir)
     return with_steps(config), planned_bytes
