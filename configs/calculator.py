@@ -68,7 +68,7 @@ def tiny() -> Config:
             decode_steps=8,
         ),
         algorithm=algorithms.dr_grpo(),
-        optimizer=OptimizerConfig(lr=1e-3, schedule=schedules.Linear(), warmup_steps=5),
+        optimizer=OptimizerConfig(lr=1e-3, schedule=schedules.Linear(), warmup=schedules.Steps(5)),
         warm_start=WarmStartConfig(steps=1000, batch_size=32, lr=3e-3),
         train=TrainConfig(
             steps=40,

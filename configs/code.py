@@ -108,8 +108,7 @@ def instruct(preset: str) -> Config:
         optimizer=OptimizerConfig(
             lr=5e-6,
             schedule=schedules.Cosine(min_lr_ratio=0.1),
-            warmup_ratio=0.03,
-            warmup_from_zero=True,
+            warmup=schedules.Share(0.03, from_zero=True),
             b2=0.999,
         ),
         train=TrainConfig(

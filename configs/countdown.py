@@ -105,8 +105,8 @@ def with_oat_grpo(config: Config) -> Config:
     config.rollout.keep_stop = False
     config.algorithm = oat_v006()
     config.optimizer.schedule = schedules.Cosine(min_lr_ratio=0.1)
-    config.optimizer.warmup_ratio = 1e-7  # one step, whose rate is 0
-    config.optimizer.warmup_from_zero = True
+    # One step, whose rate is 0.
+    config.optimizer.warmup = schedules.Share(1e-7, from_zero=True)
     config.train.minibatches = 8
     config.train.steps = 0  # as many as a pass over the problems takes
     config.train.prompt_epochs = 1.0

@@ -113,8 +113,7 @@ def with_oat_ppo(config: Config) -> Config:
     config.critic.lr = 1e-6
     config.optimizer.lr = 1e-6
     config.optimizer.schedule = schedules.Polynomial(power=1.0, min_lr_ratio=0.1)
-    config.optimizer.warmup_ratio = 0.03
-    config.optimizer.warmup_from_zero = True
+    config.optimizer.warmup = schedules.Share(0.03, from_zero=True)
     config.eval.samples = 16
     config.eval.temperature = 0.35
     config.eval.top_p = 0.9

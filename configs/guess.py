@@ -94,7 +94,7 @@ def tiny() -> Config:
             decode_steps=4,
         ),
         algorithm=algorithms.dr_grpo(entropy_coef=0.01),
-        optimizer=OptimizerConfig(lr=2e-3, schedule=schedules.Linear(), warmup_steps=10),
+        optimizer=OptimizerConfig(lr=2e-3, schedule=schedules.Linear(), warmup=schedules.Steps(10)),
         warm_start=WarmStartConfig(steps=500, batch_size=64, lr=3e-3, tries=3.0),
         train=TrainConfig(
             steps=200,

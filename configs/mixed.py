@@ -50,6 +50,7 @@ from jzero.config import (
     RolloutConfig,
     TaskConfig,
     TrainConfig,
+    schedules,
     tiny_model,
 )
 from jzero.planning.fitting import choose_fitting_preset
@@ -94,7 +95,7 @@ def asynchronous(preset: str) -> Config:
         # Nothing bounds the weights of AReaL's example: no token has a ratio of 10,000.
         algorithm=decoupled_ppo(correction=algorithms.TokenTruncate(high=1e4)),
         optimizer=OptimizerConfig(
-            lr=2e-5, warmup_ratio=0.001, b2=0.95, eps=1e-5, weight_decay=0.05
+            lr=2e-5, warmup=schedules.Share(0.001), b2=0.95, eps=1e-5, weight_decay=0.05
         ),
         train=TrainConfig(
             steps=0,

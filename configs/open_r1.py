@@ -96,8 +96,7 @@ def instruct(preset: str) -> Config:
         optimizer=OptimizerConfig(
             lr=2e-5,
             schedule=schedules.Cosine(min_lr_ratio=0.0),
-            warmup_ratio=0.1,
-            warmup_from_zero=True,
+            warmup=schedules.Share(0.1, from_zero=True),
             b2=0.999,
         ),
         train=TrainConfig(

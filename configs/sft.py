@@ -68,7 +68,7 @@ def qwen(preset: str) -> Config:
         optimizer=OptimizerConfig(
             lr=4e-5,
             schedule=schedules.Cosine(min_lr_ratio=0.1),
-            warmup_ratio=0.03,
+            warmup=schedules.Share(0.03),
             b2=0.999,
             clip_norm=0.2,
         ),
@@ -89,7 +89,7 @@ def as_published(config: Config) -> Config:
     config.sft.loss = "all"
     config.sft.long_examples = "cut"
     config.train.seed = 42
-    config.optimizer.warmup_from_zero = True
+    config.optimizer.warmup = schedules.Share(0.03, from_zero=True)
     return config
 
 
@@ -117,7 +117,9 @@ def tiny() -> Config:
             ),
         ),
         rollout=RolloutConfig(max_prompt_tokens=16, max_new_tokens=176),
-        optimizer=OptimizerConfig(lr=2e-3, schedule=schedules.Cosine(), warmup_steps=20, b2=0.99),
+        optimizer=OptimizerConfig(
+            lr=2e-3, schedule=schedules.Cosine(), warmup=schedules.Steps(20), b2=0.99
+        ),
         warm_start=WarmStartConfig(steps=1200, batch_size=64, tries=1.5),
         sft=SftConfig(data="countdown", batch_size=64, pack_length=192),
         train=TrainConfig(microbatch_tokens=4096, checkpoint_every=400),

@@ -58,6 +58,20 @@ def with_argument(tool: str, argument: str) -> str:
     return f"search({arguments},{argument})" if arguments else f"search({argument})"
 
 
+def change_warmup(config: Config, name: str, text: str) -> None:
+    """Sets the warm-up of the learning rate: optimizer.warmup_ratio=0.03."""
+    argument = name.removeprefix("optimizer.warmup_")
+    if argument == "from_zero":
+        set_part(config, "optimizer.warmup.from_zero", text)
+        return
+    part = {"steps": f"steps(number={text})", "ratio": f"share(ratio={text})"}[argument]
+    is_none = text.strip() in ("0", "0.0")
+    warmup = config.optimizer.warmup
+    set_part(config, "optimizer.warmup", "none" if is_none else part)
+    if warmup is not None and warmup.from_zero and not is_none:
+        set_part(config, "optimizer.warmup.from_zero", True)
+
+
 COUNTDOWN_OPTIONS = (
     "numbers_min",
     "numbers_max",
@@ -70,6 +84,9 @@ COUNTDOWN_OPTIONS = (
 # Prefix of the name of an old setting -> the function that applies its value to a config.
 REWRITTEN: dict[str, Callable[[Config, str, str], None]] = {
     "model.arch.": change_architecture,
+    "optimizer.warmup_steps": change_warmup,
+    "optimizer.warmup_ratio": change_warmup,
+    "optimizer.warmup_from_zero": change_warmup,
     "task.reward.judge.": change_judge,
     "task.tools.corpus": change_search,
     "task.tools.search_results": change_search,

@@ -1,6 +1,6 @@
-"""Learning rate schedules: the parts of the setting `optimizer.schedule`.
+"""Learning rate schedules: the parts of the settings `optimizer.warmup` and `optimizer.schedule`.
 
-They describe the learning rate after the warm-up. `training.optimizer` computes it.
+`training.optimizer` computes the learning rate of a step from them.
 """
 
 from dataclasses import dataclass
@@ -8,6 +8,36 @@ from dataclasses import dataclass
 from jzero.setting import setting
 
 MIN_LR_RATIO = "Final learning rate as a share of lr."
+
+
+FROM_ZERO = (
+    "The first step of the warm-up has the learning rate 0, as in transformers. False: it has lr / "
+    "steps of the warm-up, because a rate of 0 would waste the step."
+)
+
+
+# -- the warm-up -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The learning rate rises linearly over a number of optimizer steps."""
+
+    number: int = setting(10, "Optimizer steps.", at_least=1)
+    from_zero: bool = setting(False, FROM_ZERO)
+
+
+@dataclass(frozen=True)
+class Share:
+    """The learning rate rises linearly over a share of the run's optimizer steps, rounded up."""
+
+    ratio: float = setting(0.03, "Share of the optimizer steps.", above=0, at_most=1)
+    from_zero: bool = setting(False, FROM_ZERO)
+
+
+Warmup = Steps | Share
+
+# -- after the warm-up -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -629,19 +629,8 @@ class OptimizerConfig:
     # The learning rate.
     lr: float = setting(1e-6, "Peak learning rate.")
     schedule: schedules.Schedule = setting(schedules.Constant(), "Learning rate after the warm-up.")
-    warmup_steps: int = setting(
-        0, "Optimizer steps in which the learning rate rises linearly from 0. 0: see warmup_ratio."
-    )
-    warmup_ratio: float = setting(
-        0.0,
-        "Length of the warm-up as a share of the run's optimizer steps, if warmup_steps is 0. "
-        "0: no warm-up.",
-        at_most=1,
-    )
-    warmup_from_zero: bool = setting(
-        False,
-        "The first step of the warm-up has the learning rate 0, as in transformers. False: it "
-        "has lr / steps of the warm-up, because a rate of 0 would waste the step.",
+    warmup: schedules.Warmup | None = setting(
+        None, "Warm-up: optimizer steps in which the learning rate rises from 0 to lr."
     )
 
     # AdamW.

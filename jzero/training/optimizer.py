@@ -153,7 +153,7 @@ def learning_rate(settings: OptimizerConfig, step: int, total_steps: int) -> flo
     reach min_lr_ratio * lr in the step after the last step. inverse_sqrt does not depend on the
     last step.
     """
-    warmup = settings.warmup_steps or int(np.ceil(settings.warmup_ratio * total_steps))
+    warmup = warmup_steps(settings.warmup, total_steps)
     steps = max(1, total_steps - warmup)  # a run can end within the warm-up
     # A constant rate has no last rate.
     min_lr_ratio = getattr(settings.schedule, "min_lr_ratio", 1.0)
@@ -168,9 +168,19 @@ def learning_rate(settings: OptimizerConfig, step: int, total_steps: int) -> flo
     # In fp64 the rounding errors of different formulas for a schedule vanish in the fp32 rate. TPUs
     # have no fp64 cosine.
     with jax.enable_x64(jax.default_backend() != "tpu"):
-        first = 0 if settings.warmup_from_zero else 1
+        first = 0 if settings.warmup is not None and settings.warmup.from_zero else 1
         schedule = _compiled_schedule(settings.schedule, decay, first)
         return float(jax.device_get(schedule(jax.device_put(np.asarray(step)))))
+
+
+def warmup_steps(warmup: schedules.Warmup | None, total_steps: int) -> int:
+    """Returns the optimizer steps of the warm-up of a run of `total_steps`."""
+    match warmup:
+        case schedules.Steps():
+            return warmup.number
+        case schedules.Share():
+            return int(np.ceil(warmup.ratio * total_steps))
+    return 0
 
 
 @functools.cache

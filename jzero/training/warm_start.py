@@ -43,7 +43,7 @@ def warm_start(
     own_optimizer = replace(
         optimizer,
         lr=settings.lr,
-        warmup_steps=settings.warmup_steps,
+        warmup=schedules.Steps(settings.warmup_steps) if settings.warmup_steps else None,
         schedule=schedules.Cosine(min_lr_ratio=share),
     )
     state = trainer.learner.start(params)

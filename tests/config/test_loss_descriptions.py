@@ -39,10 +39,15 @@ def test_a_recipe_has_the_loss_that_it_had(name: str) -> None:
 
 
 def flat_optimizer(optimizer: config.OptimizerConfig | None = None) -> dict[str, object]:
-    """Returns the values of an optimizer with the numbers of its schedule beside them."""
+    """Returns the values of an optimizer with the numbers of its parts beside them."""
     optimizer = optimizer or config.OptimizerConfig()
     values = {**vars(optimizer)}
-    schedule = values.pop("schedule")
+    schedule, warmup = values.pop("schedule"), values.pop("warmup")
+    values |= {
+        "warmup_steps": getattr(warmup, "number", 0),
+        "warmup_ratio": getattr(warmup, "ratio", 0.0),
+        "warmup_from_zero": getattr(warmup, "from_zero", False),
+    }
     flat = {"min_lr_ratio": 0.1, "power": 2.0, "cycles": 1, "timescale": 0, "decay_ratio": 0.1}
     return {**values, **flat, "schedule": part_name(type(schedule)), **vars(schedule)}
 

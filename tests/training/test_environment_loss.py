@@ -41,9 +41,7 @@ def test_the_gradient_of_a_step_has_the_cross_entropy_of_the_replies(
     packs_per_row: int, devices: int
 ) -> None:
     trainer = echo_trainer(packs_per_row, devices)
-    optimizer = replace(
-        trainer.updates.policy, lr=FAR, schedule=schedules.Constant(), warmup_steps=0
-    )
+    optimizer = replace(trainer.updates.policy, lr=FAR, schedule=schedules.Constant(), warmup=None)
     trainer = replace(trainer, updates=replace(trainer.updates, policy=optimizer))
     params = reference.random_params()
     state = trainer.policy.start(reference.placed(trainer.policy, params))

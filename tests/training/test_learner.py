@@ -17,7 +17,7 @@ import reference
 from descriptions import describe
 
 from jzero.algorithms import Algorithm
-from jzero.config import Config
+from jzero.config import Config, schedules
 from jzero.model import qwen
 from jzero.sharding.mesh import train_mesh
 from jzero.training.heads import Stats
@@ -544,7 +544,7 @@ def test_minibatches_and_epochs_are_clipped_steps_of_adamw() -> None:
             "clip_norm": 0.3,
             "weight_decay": 0.1,
             "eps": 1e-3,
-            "warmup_steps": 10,
+            "warmup": schedules.Steps(10),
         },
     )
     trainer = trainer_on(config, ONE_DEVICE)

@@ -265,7 +265,7 @@ def adam_trainer(preset: str) -> Trainer:
     """
     train = {"minibatches": 2, "epochs": 2, "packs_per_row": 2, "microbatch_tokens": 60}
     config = config_of(preset, train, **WIDE_BOUNDS.get(preset, {}))
-    config.optimizer = replace(config.optimizer, lr=0.05, eps=1e-3, warmup_steps=0)
+    config.optimizer = replace(config.optimizer, lr=0.05, eps=1e-3, warmup=None)
     mesh = train_mesh(1, 1, 1, jax.devices()[:1])
     return make_trainer(config, reference.MODEL, None, mesh)
 

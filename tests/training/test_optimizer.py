@@ -11,6 +11,7 @@ import pytest
 import reference
 
 from jzero.config import MOVED, Config, OptimizerConfig, list_settings, names_part, set_part
+from jzero.config.old_flags import put_old_value
 from jzero.model import qwen
 from jzero.setting import part_name
 from jzero.training.optimizer import SCHEDULES, SHAPES, learning_rate, optimizer
@@ -22,8 +23,12 @@ def rate(step: int, total_steps: int = 100, **settings: object) -> float:
 
 
 def settings_of(**values: object) -> OptimizerConfig:
-    """Returns the settings with these values; numbers of a schedule are beside its name."""
+    """Returns the settings with these values; numbers of a part are beside its name."""
     settings = Config()
+    for name in ("warmup_steps", "warmup_ratio", "warmup_from_zero"):
+        if values.get(name):
+            put_old_value(settings, f"optimizer.{name}", str(values[name]))
+        values.pop(name, None)
     for name in sorted(values, key=lambda name: name != "schedule"):
         today = MOVED.get(f"optimizer.{name}", f"optimizer.{name}")
         if names_part(today):

@@ -167,7 +167,9 @@ def test_the_warm_start_is_adamw_on_the_mean_negative_log_likelihood() -> None:
     with jax.transfer_guard("disallow"):  # of implicit transfers
         warmed = warm_started(config, policy, TOKENIZER, on_mesh, check_stop)
 
-    schedule = replace(config.optimizer, lr=0.02, warmup_steps=2, schedule=schedules.Cosine())
+    schedule = replace(
+        config.optimizer, lr=0.02, warmup=schedules.Steps(2), schedule=schedules.Cosine()
+    )
     rates = [learning_rate(schedule, step, STEPS) for step in range(STEPS)]
     gradients = [partial(gradient_of_step, config=config, step=step) for step in range(STEPS)]
     expected = reference.adamw(params, gradients, config.optimizer, rates)

@@ -50,7 +50,7 @@ GRPO = (
     Row("(AdamW, epsilon)", "1e-8", "optimizer.eps", 1e-8),
     Row("(weight_decay)", "0", "optimizer.weight_decay", 0.0),
     Row("(max_grad_norm)", "1", "optimizer.clip_norm", 1.0),
-    Row("(first rate of the warm-up)", "0", "optimizer.warmup_from_zero", True),
+    Row("(first rate of the warm-up)", "0", "optimizer.warmup.from_zero", True),
 )
 
 MATH = (
@@ -92,7 +92,7 @@ MATH = (
     Row("(prompts in a step)", "32", "rollout.num_prompts", 32, "16 * 8 GPUs * 4 / 16"),
     Row("max_prompt_length", "512", "rollout.max_prompt_tokens", 512),
     Row("(beta)", "0.04", "algorithm.kl.coef", 0.04),
-    Row("warmup_ratio", "0.1", "optimizer.warmup_ratio", 0.1),
+    Row("warmup_ratio", "0.1", "optimizer.warmup.ratio", 0.1),
     Row("max_steps", "-1: one pass", "train.steps", 2929, "93,733 problems, 32 in a step"),
 )
 
@@ -210,7 +210,7 @@ CODE = (
     Row("learning_rate", "5e-6", "optimizer.lr", 5e-6),
     Row("lr_scheduler_type", "cosine_with_min_lr", "optimizer.schedule", "cosine"),
     Row("min_lr_rate", "0.1", "optimizer.schedule.min_lr_ratio", 0.1),
-    Row("warmup_ratio", "0.03", "optimizer.warmup_ratio", 0.03),
+    Row("warmup_ratio", "0.03", "optimizer.warmup.ratio", 0.03),
     Row("max_steps", "500", "train.steps", 500),
     *GRPO,
 )
@@ -257,8 +257,8 @@ SFT = (
     Row("learning_rate", "4.0e-5", "optimizer.lr", 4e-5),
     Row("lr_scheduler_type", "cosine_with_min_lr", "optimizer.schedule", "cosine"),
     Row("min_lr_rate", "0.1", "optimizer.schedule.min_lr_ratio", 0.1),
-    Row("warmup_ratio", "0.03", "optimizer.warmup_ratio", 0.03),
-    Row("(first rate of the warm-up)", "0", "optimizer.warmup_from_zero", True),
+    Row("warmup_ratio", "0.03", "optimizer.warmup.ratio", 0.03),
+    Row("(first rate of the warm-up)", "0", "optimizer.warmup.from_zero", True),
     Row("max_grad_norm", "0.2", "optimizer.clip_norm", 0.2),
     Row("(AdamW, first beta)", "0.9", "optimizer.b1", 0.9),
     Row("(AdamW, second beta)", "0.999", "optimizer.b2", 0.999),
