@@ -379,7 +379,7 @@ def evaluation_problems(run: Run) -> dict[str, list[EncodedProblem]]:
 
 def initial_weights(config: Config, base: BaseModel, workdir: Path) -> InitialWeights:
     """Returns the weights that a run starts from."""
-    return InitialWeights(config.model, base, workdir, config.trains_before_adapter)
+    return InitialWeights(config.model, base, workdir, config.is_warm_started)
 
 
 def warm_started(

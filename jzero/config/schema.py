@@ -1077,8 +1077,8 @@ class Config:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
 
     @property
-    def trains_before_adapter(self) -> bool:
-        """Returns whether a warm start trains the full model before RL trains an adapter on it."""
+    def is_warm_started(self) -> bool:
+        """Returns whether a warm start trains the full model before RL."""
         return bool(self.warm_start.steps) and not self.sft.data
 
     @property

@@ -128,8 +128,7 @@ def parts_of_workdir(config: Config, model: QwenConfig) -> dict[str, float]:
     }
     compute_bytes = BYTES_OF_DTYPE[config.model.dtype]
     # An adapter's base that no other directory has is stored once.
-    is_warm_started = bool(config.warm_start.steps) and not config.sft.data
-    if config.model.adapter.rank and (not config.model.path or is_warm_started):
+    if config.model.adapter.rank and (not config.model.path or config.is_warm_started):
         parts["the base"] = qwen.num_params(model) * compute_bytes
     if algorithms.needs_reference(config.algorithm) and config.algorithm.reference_every:
         # A second reference is written before the first is removed.
@@ -137,7 +136,9 @@ def parts_of_workdir(config: Config, model: QwenConfig) -> dict[str, float]:
     if not config.sft.data:
         rollout, train = config.rollout, config.train
         parts["rollouts"] = _rollout_bytes(rollout, train)
-        parts["evaluations"] = _evaluation_bytes(config.eval, rollout, train.steps, is_warm_started)
+        parts["evaluations"] = _evaluation_bytes(
+            config.eval, rollout, train.steps, config.is_warm_started
+        )
     parts["metrics and programs"] = config.train.steps * METRICS_BYTES + FIXED_BYTES
     return {name: size for name, size in parts.items() if size}
 

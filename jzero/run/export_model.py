@@ -117,8 +117,8 @@ def export_adapter(
 ) -> str:
     """Exports an adapter in PEFT's format with the tokenizer of `base`; returns the directory.
 
-    `name_of_base` is the hub id or the directory of the base (`frozen_base.name_of_base`). Every
-    process calls this function. The training history is written last: if it exists, an earlier
+    `name_of_base` is the hub id or the directory of the base (`InitialWeights.name`). Every process
+    calls this function. The training history is written last: if it exists, an earlier
     process of this run has completed the same export, and nothing is done.
     """
     last_file = directory / history.FILE

@@ -130,7 +130,7 @@ class RunSession:
         self.config = config
         self.workdir = workdir
         self.base = base
-        self.weights = InitialWeights(config.model, base, workdir, config.trains_before_adapter)
+        self.weights = InitialWeights(config.model, base, workdir, config.is_warm_started)
         self.clock = clock
         self.schedule = Schedule.of_run(config.train, config.eval.every, last_step)
         self.record = RunRecord()

@@ -3,6 +3,7 @@
 import pytest
 
 from jzero import cli, config
+from jzero.config import schedules
 from jzero.tasks import countdown
 
 
@@ -36,12 +37,39 @@ def test_arguments_of_search_are_written_into_the_tool() -> None:
 
 
 @pytest.mark.parametrize(
+    ("flags", "warmup"),
+    [
+        (["optimizer.warmup_steps=5"], schedules.Steps(5)),
+        (["optimizer.warmup_ratio=0.1"], schedules.Share(0.1)),
+        (
+            ["optimizer.warmup_ratio=0.1", "optimizer.warmup_from_zero=True"],
+            schedules.Share(0.1, from_zero=True),
+        ),
+        (["optimizer.warmup_ratio=0.1", "optimizer.warmup_steps=0"], None),
+    ],
+)
+def test_the_warm_up_is_a_number_of_steps_or_a_share(
+    flags: list[str], warmup: schedules.Warmup | None
+) -> None:
+    assert parse(*flags).optimizer.warmup == warmup
+
+
+def test_another_length_of_the_warm_up_keeps_its_first_rate() -> None:
+    defaults = config.Config()
+    defaults.optimizer.warmup = schedules.Share(0.1, from_zero=True)
+    settings = cli.parse_settings(defaults, ["--config.optimizer.warmup_steps=5"])
+    assert settings.optimizer.warmup == schedules.Steps(5, from_zero=True)
+
+
+@pytest.mark.parametrize(
     ("flag", "message"),
     [
         ("model.arch.width=3", "has no entry width"),
         ("model.arch.head_dim=x", "head_dim=x is not of type int"),
         ("task.tools.corpus=a.txt", "is of the tool search: add it to task.tools.names"),
         ("task.reward.judge.shade=3", "has no shade"),
+        ("optimizer.warmup_from_zero=True", "optimizer.warmup=none has no from_zero"),
+        ("optimizer.warmup_ratio=x", "optimizer.warmup=share(ratio=x): the arguments are numbers"),
         ("hub.wait_minutes=3", "no field hub.wait_minutes; set hub.minutes"),
     ],
 )
