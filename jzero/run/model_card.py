@@ -81,22 +81,27 @@ def make_card(
 ) -> ModelCard:
     """Returns the model card of the checkpoint `step`, with the `evaluations` up to that step."""
     stages = history.history_of(settings, step, base.directory)
-    header = card_header(settings, step, evaluations, stages, options)
+    subject = "held-out problems" if settings.sft.data else held_out_subject(settings.task)
+    verifier = settings.eval.verifier or settings.task.verifier
+    accuracies = last_accuracies(
+        evaluations, settings.eval, settings.rollout.temperature, subject, verifier
+    )
+    header = card_header(step, accuracies, stages, options)
     rows = read_jsonl(options.workdir / "metrics.jsonl")
     versions_json = (options.workdir / "versions.json").read_text(encoding="utf-8")
     license_note = ": the publisher of this model decides on it"
     values = CardValues(
         header=header.to_yaml(),
         model_name=str(header.model_name),
-        subject=describe_weights(settings, base, options),
+        subject=describe_weights(settings.model.adapter, base, options),
         base_model=stages[0].start or "random weights",
-        stages=stages_list(stages, settings),
+        stages=stages_list(stages, settings.train.steps),
         template=template_sentence(stages[-1], base),
         dtype=options.dtype,
         stop_tokens=" or ".join(str(token) for token in base.stop_tokens),
         data=data_section(stages),
         recipe=recipe_section(stages),
-        evaluations=evaluations_section(settings, evaluations),
+        evaluations=evaluations_section(evaluations, accuracies),
         # The run may have continued after this checkpoint.
         curve=curve_table([row for row in rows if row["step"] <= step]),
         versions=table(["", ""], json.loads(versions_json).items()),
@@ -106,28 +111,26 @@ def make_card(
     return ModelCard(text.format(**vars(values)))
 
 
-def describe_weights(settings: config.Config, base: BaseModel, options: CardOptions) -> str:
+def describe_weights(adapter: config.AdapterConfig, base: BaseModel, options: CardOptions) -> str:
     """Returns a description of the weights that serves as the subject of a sentence."""
     millions = qwen.num_params(base.model) / 1e6
     model = f"a {base.model.model_type} model of {millions:.4g}M parameters"
     # The description starts the sentence.
     if not options.adapter:
         return f"A{model.removeprefix('a')}"
-    adapter = settings.model.adapter
     millions = adapters.num_params(base.model, adapter) / 1e6
     return f"A LoRA adapter of rank {adapter.rank} with {millions:.4g}M parameters for {model}"
 
 
 def card_header(
-    settings: config.Config,
     step: int,
-    evaluations: Evaluations,
+    accuracies: Sequence["Measured"],
     stages: Sequence[Stage],
     options: CardOptions,
 ) -> ModelCardData:
     """Returns the metadata of the card, which the hub parses."""
     results = []
-    for measured in last_accuracies(settings, evaluations):
+    for measured in accuracies:
         # Only published test sets have a hub id. Readers take the name of a data set in the
         # metadata for the benchmark, so accuracies on local files and on held-out problems are only
         # in the text of the card.
@@ -210,14 +213,14 @@ def unique(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def stages_list(stages: Sequence[Stage], settings: config.Config) -> str:
+def stages_list(stages: Sequence[Stage], num_steps: int) -> str:
     """Returns a numbered list of the training stages, the last one with the run's total steps."""
     lines = []
     for number, stage in enumerate(stages, start=1):
         steps = str(stage.steps)
         # train.steps counts RL steps. It does not apply to SFT.
         if number == len(stages) and stage.kind != history.SFT:
-            steps += f" of {settings.train.steps}"
+            steps += f" of {num_steps}"
         lines.append(f"{number}. {describe_stage(stage, steps)}")
     return "\n".join(lines)
 
@@ -314,24 +317,34 @@ class Measured:
         }
 
 
-def last_accuracies(settings: config.Config, evaluations: Evaluations) -> list[Measured]:
-    """Returns the accuracies of the last evaluation, one for each problem set and decoding."""
+def last_accuracies(
+    evaluations: Evaluations,
+    settings: config.EvalConfig,
+    temperature: float,
+    held_out: str,
+    verifier: str,
+) -> list[Measured]:
+    """Returns the accuracies of the last evaluation, one for each problem set and decoding.
+
+    temperature: of the rollouts. held_out: a description of the run's held-out problems. verifier:
+    the grader of evaluations.
+    """
     if not evaluations:
         return []
     # Metrics have the names "kind/accuracy" and, for suites, "kind/suite/accuracy".
     last = list(evaluations.values())[-1]
-    chosen = dict(suites.parse_suite(spec) for spec in split_commas(*settings.eval.suites))
-    kinds = evaluation_kinds(settings.eval, settings.rollout.temperature)
+    chosen = dict(suites.parse_suite(spec) for spec in split_commas(*settings.suites))
+    kinds = evaluation_kinds(settings, temperature)
     measured = []
     for name, value in last.items():
         kind, *suite_names, metric = name.split("/")
         if metric != "accuracy" or kind not in kinds or len(suite_names) > 1:
             continue
-        samples, temperature = kinds[kind]
+        samples, kind_temperature = kinds[kind]
         suite = chosen.get(suite_names[0]) if suite_names else None
         prefix = name.removesuffix("accuracy")
         count = last.get(f"{prefix}problems")
-        hub_id, split, subject = "", None, held_out_subject(settings)
+        hub_id, split, subject = "", None, held_out
         if suite_names:
             source = history.without_config(suite.data) if suite else ""
             subject = suite_names[0]
@@ -347,9 +360,9 @@ def last_accuracies(settings: config.Config, evaluations: Evaluations) -> list[M
                 stderr=last.get(f"{prefix}stderr"),
                 num_problems=None if count is None else int(count),
                 samples=samples,
-                temperature=temperature,
+                temperature=kind_temperature,
                 subject=subject,
-                verifier=settings.eval.verifier or settings.task.verifier,
+                verifier=verifier,
                 hub_id=hub_id,
                 split=split,
             )
@@ -357,21 +370,17 @@ def last_accuracies(settings: config.Config, evaluations: Evaluations) -> list[M
     return measured
 
 
-def held_out_subject(settings: config.Config) -> str:
+def held_out_subject(task: config.TaskConfig) -> str:
     """Returns a description of the held-out problems of a run's task."""
-    task = settings.task
-    if settings.sft.data:
-        return "held-out problems"
     data = task.eval_data or task.data or problem_sets.DEFAULT_SETS.get(task.name, "")
     names = [public_name(history.without_config(name)) for name in split_commas(data)]
     return f"held-out problems of {', '.join(names) or task.name}"
 
 
-def evaluations_section(settings: config.Config, evaluations: Evaluations) -> str:
+def evaluations_section(evaluations: Evaluations, accuracies: Sequence[Measured]) -> str:
     """Returns a note with the accuracies and losses of all evaluations; "" without evaluations."""
     if not evaluations:
         return ""
-    accuracies = last_accuracies(settings, evaluations)
     losses = [name for name in list(evaluations.values())[-1] if name == "eval/loss"]
     rows = []
     for evaluation, values in evaluations.items():
