@@ -109,9 +109,8 @@ def trainer_state(problems: TrainingProblems, steps: int, steps_done: int) -> Tr
 
     steps_done: RL steps of the `steps` of the run.
     """
-    epoch = None
-    if problems.number:
-        epoch = steps_done * problems.num_prompts / problems.number
+    number = problems.number
+    epoch = steps_done * problems.num_prompts / number if number else None
     return TrainerState(steps_done, steps, epoch)
 
 

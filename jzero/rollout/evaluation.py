@@ -198,8 +198,8 @@ def encode_suites(
         if not problems[name]:
             longest = sampler.engine.settings.max_prompt_tokens
             raise UserError(
-                f"rollout.max_prompt_tokens={longest}: all prompts of "
-                f"suite {name} are longer; raise it, or take the suite out of eval.suites"
+                f"rollout.max_prompt_tokens={longest}: all prompts of suite {name} are longer; "
+                "raise it, or take the suite out of eval.suites"
             )
     return problems
 

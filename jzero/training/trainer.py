@@ -109,7 +109,7 @@ def make_trainer(
         microbatches=shapes.microbatches,
         tracks=recorded_tracks(
             track_sizes(
-                model, num_kept(config.algorithm, config.rollout), config.rollout.routing_replay
+                model, num_kept(credit.algorithm, config.rollout), config.rollout.routing_replay
             )
         ),
     )
