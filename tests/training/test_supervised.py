@@ -75,7 +75,9 @@ def test_the_cross_entropy_has_the_gradient_of_a_surrogate_with_advantage_1() ->
     """
     mesh = train_mesh(1, 1, 1, jax.devices()[:1])
     trainer = supervised_trainer(MODEL, mesh, reference.settings(), row_tokens=32)
-    surrogate = policy_learner(MODEL, reference.settings(algorithm=vars(grpo())), mesh)
+    # Supervised steps have temperature 1.
+    settings = reference.settings(algorithm=vars(grpo()), rollout={"temperature": 1.0})
+    surrogate = policy_learner(MODEL, settings, mesh)
     packed = trainer.pack(random_examples())
     ones = np.ones_like(packed.batch.weights)
     with_advantages = replace(packed, batch=replace(packed.batch, advantages=ones))
