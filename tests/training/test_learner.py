@@ -656,7 +656,9 @@ def test_values_and_their_loss_are_those_of_each_sequence_alone() -> None:
     trainer = trainer_on(config, (2, 2, 2), critic_model=model)
     assert trainer.critic is not None
     trainer.critic.optimizer = optax.identity()
-    config.critic.lr = FAR
+    critic_optimizer = replace(trainer.updates.critic, lr=FAR)
+    trainer = replace(trainer, updates=replace(trainer.updates, critic=critic_optimizer))
+    assert trainer.critic is not None
 
     def start(learner: Learner, params: qwen.Params) -> State:
         return learner.start(reference.placed(learner, params))
