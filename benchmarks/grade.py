@@ -22,6 +22,7 @@ import numpy as np
 
 from jzero.answers import verdict
 from jzero.grade import row_settings
+from jzero.workers.pipe import TurnRequest
 from jzero.workers.pool import Pool
 
 REPEAT = 10  # golds and answers recur in RL, where some of their trees are still in a cache
@@ -128,11 +129,11 @@ def pool_speed(pairs: list[Pair]) -> dict[str, float]:
     settings = row_settings(template="boxed", verifier="fast")
     with Pool(1) as pool:
         start = time.perf_counter()
-        pool.submit(-1, "math", "", {"answer": "1", "question": ""}, settings)
+        pool.step(-1, TurnRequest("math", "", {"answer": "1", "question": ""}, settings))
         pool.drain()
         ready = time.perf_counter()
         for key, (text, gold) in enumerate(pairs):
-            pool.submit(key, "math", text, {"answer": gold, "question": ""}, settings)
+            pool.step(key, TurnRequest("math", text, {"answer": gold, "question": ""}, settings))
         pool.drain()
         done = time.perf_counter()
     return {"per_second": round(len(pairs) / (done - ready)), "start_s": round(ready - start, 2)}

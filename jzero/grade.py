@@ -41,6 +41,7 @@ from jzero.answers.extract import TEMPLATES
 from jzero.config import RewardConfig, TaskConfig
 from jzero.errors import UserError
 from jzero.files import check_not_input, check_output, split_commas
+from jzero.workers.pipe import TurnRequest
 from jzero.workers.pool import Pool
 
 # The default template of each task.
@@ -114,7 +115,8 @@ def submit(pool: Pool, where: str, line: bytes, verifiers: Sequence[str]) -> obj
     for verifier in verifiers:
         if published.grades(verifier, row.task):
             settings = row_settings(row.template, verifier)
-            pool.submit((where, verifier), row.task, row.prediction, row.gold, settings)
+            request = TurnRequest(row.task, row.prediction, row.gold, settings)
+            pool.step((where, verifier), request)
     return row.id
 
 

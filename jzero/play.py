@@ -16,84 +16,82 @@ The class runs in this process with your rights, and is the same class as task.e
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO, cast
+from typing import NamedTuple, TextIO, TypeVar
 
 from jzero import cli
 from jzero.config import TaskConfig
-from jzero.environments import environment
-from jzero.environments.environment import Environment, Instance, Step
-from jzero.environments.episodes import Calls, run_calls
+from jzero.environments import environment, environment_task
+from jzero.environments.environment import Observation, Step, UserEnvironment
 from jzero.environments.tools import classes
 from jzero.errors import UserError, reason_of
 from jzero.problems import problem_sets
 from jzero.problems.bounds import MAX_REPLY_BYTES
-from jzero.rewards.user_functions import find_function
 from jzero.types import JsonValue, Prompt
 
+T = TypeVar("T")
+
 QUIT = "/quit"
+
+
+class Start(NamedTuple):
+    """The arguments of `reset`."""
+
+    row: dict[str, JsonValue]
+    seed: int
 
 
 @dataclass(frozen=True)
 class Episode:
     """What an instance of the environment has returned."""
 
-    observation: Prompt
-    tools: list[JsonValue]
+    observation: Observation
     steps: list[Step]
-    is_over: bool
 
 
-def make(name: str) -> Instance:
+def make(name: str) -> UserEnvironment:
     """Returns a new instance of an environment.
 
     Raises UserError if there is no such class, or it is no environment.
     """
-    environment.check(TaskConfig(name=environment.NAME, environment=name))
+    environment_task.check(TaskConfig(name=environment.NAME, environment=name))
     if classes.is_tool_class(name):
         raise UserError(
             f"{name} has tools as methods, which a chat template has to show to a model: `jzero "
             "play` steps through classes with reset(row, seed) and step(response)"
         )
-    return Instance(cast(Environment, find_function(name)()), MAX_REPLY_BYTES)  # type: ignore
+    return environment.make_environment(name, MAX_REPLY_BYTES)
 
 
-def call(what: str, calls: Calls[object]) -> object:
+def call(what: str, coroutine: Coroutine[None, None, T]) -> T:
     """Returns the result of a method of the environment.
 
     Raises UserError, with the method and the reason, if the method fails.
     """
     try:
-        return run_calls(calls)
+        return environment.run(coroutine)
     except Exception as error:  # the class is the user's: it may raise anything
         raise UserError(f"{what} failed ({type(error).__name__}: {reason_of(error)})") from error
 
 
-def gold_of(row: dict[str, JsonValue], seed: int) -> dict[str, JsonValue]:
-    """Returns what an episode starts from."""
-    return {"row": row, "seed": seed}
-
-
-def replay(name: str, gold: dict[str, JsonValue], responses: Sequence[str]) -> Episode:
+def replay(name: str, start: Start, responses: Sequence[str]) -> Episode:
     """Returns what a new instance answers to the same responses."""
     instance = make(name)
-    observation = cast(Prompt, call("reset", instance.reset(gold)))
-    tools = instance.tools()
-    steps = []
-    for response in responses:
-        steps.append(cast(Step, call("step", instance.step(response))))
+    observation = call("reset", instance.reset(*start))
+    steps = [call("step", instance.step(response)) for response in responses]
     call("close", instance.close())
-    return Episode(observation, tools, steps, bool(steps) and steps[-1].reply is None)
+    return Episode(observation, steps)
 
 
 def difference(first: Episode, second: Episode) -> str:
     """Returns the first difference between two episodes with the same responses, or ""."""
-    if first.observation != second.observation:
+    prompt, other_prompt = first.observation.prompt, second.observation.prompt
+    if prompt != other_prompt:
         return (
-            f"reset is not a function of row and seed: it returned {shown(first.observation)}, "
-            f"then {shown(second.observation)}"
+            f"reset is not a function of row and seed: it returned {shown(prompt)}, "
+            f"then {shown(other_prompt)}"
         )
     for number, (old, new) in enumerate(zip(first.steps, second.steps, strict=True), 1):
         if old != new:
@@ -103,7 +101,7 @@ def difference(first: Episode, second: Episode) -> str:
 
 def play(
     name: str,
-    gold: dict[str, JsonValue],
+    start: Start,
     answers: Iterator[str],
     target: TextIO,
 ) -> bool:
@@ -112,11 +110,11 @@ def play(
     Raises UserError if a method of the environment fails or returns a wrong value.
     """
     instance = make(name)
-    observation = cast(Prompt, call("reset", instance.reset(gold)))
-    first = Episode(observation, instance.tools(), [], False)
-    again = replay(name, gold, [])
-    print(f"observation\n{indented(observation)}", file=target)
-    for tool in first.tools:
+    observation = call("reset", instance.reset(*start))
+    first = Episode(observation, [])
+    again = replay(name, start, [])
+    print(f"observation\n{indented(observation.prompt)}", file=target)
+    for tool in observation.tools:
         print(f"tool {json.dumps(tool)}", file=target)
     if reason := difference(first, again):
         print(f"not deterministic: {reason}", file=target)
@@ -127,29 +125,28 @@ def play(
     steps: list[Step] = []
     for response in answers:
         responses.append(response)
-        step = cast(Step, call(f"step {len(responses)}", instance.step(response)))
+        step = call(f"step {len(responses)}", instance.step(response))
         steps.append(step)
         print(f"\nstep {len(steps)}: {shown(response)}", file=target)
         print(describe(step), file=target, flush=True)
-        if step.reply is None:
+        if step.done:
             break
     call("close", instance.close())
-    total = sum(step.reward.value for step in steps)
-    is_over = bool(steps) and steps[-1].reply is None
-    end = "over" if is_over else "not over"
+    total = sum(step.rewards.value for step in steps)
+    end = "over" if steps and steps[-1].done else "not over"
     print(f"\n{len(steps)} steps, total reward {total:g}, {end}", file=target)
 
-    second = replay(name, gold, responses)
-    reason = difference(Episode(observation, first.tools, steps, is_over), second)
+    second = replay(name, start, responses)
+    reason = difference(Episode(observation, steps), second)
     print(f"not deterministic: {reason}" if reason else "played again: the same", file=target)
     return not reason
 
 
 def describe(step: Step) -> str:
     """Returns the reward, its parts, and the reply of a step."""
-    parts = "".join(f", {name} {value:g}" for name, value in step.reward.parts.items())
+    parts = "".join(f", {name} {value:g}" for name, value in step.rewards.parts.items())
     solved = ", correct" if step.is_correct else ""
-    line = f"  reward {step.reward.value:g}{parts}{solved}, done {step.reply is None}"
+    line = f"  reward {step.rewards.value:g}{parts}{solved}, done {step.done}"
     return line if step.reply is None else f"{line}\n{indented(step.reply)}"
 
 
@@ -206,14 +203,14 @@ def main() -> None:
     args = parser.parse_args()
     with cli.user_errors():
         row = read_row(args.data, args.row) if args.data else {}
-        gold = gold_of(row, args.seed)
+        start = Start(row, args.seed)
         if args.answers is None:
             answers = read_answers(sys.stdin, sys.stdout if sys.stdin.isatty() else None)
-            is_same = play(args.environment, gold, answers, sys.stdout)
+            is_same = play(args.environment, start, answers, sys.stdout)
         else:
             try:
                 with args.answers.open(encoding="utf-8") as file:
-                    is_same = play(args.environment, gold, read_answers(file, None), sys.stdout)
+                    is_same = play(args.environment, start, read_answers(file, None), sys.stdout)
             except OSError as error:
                 raise UserError(f"--answers {args.answers}: {error.strerror}") from None
     sys.exit(0 if is_same else 1)

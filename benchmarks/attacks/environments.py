@@ -37,10 +37,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jzero.config import RewardConfig, TaskConfig
-from jzero.environments import asyncio_environments
-from jzero.environments import environment as environments
 from jzero.errors import UserError
-from jzero.rewards import rewards
+from jzero.rollout.turns import make_request
 from jzero.types import Grade, Problem
 from jzero.workers.pool import Pool
 
@@ -124,12 +122,7 @@ def submit(pool: Pool, task: TaskConfig, key: str, earlier: list[tuple[str, Grad
     row = {"kind": key}
     gold = {"row": row, "seed": 0, "observation": hostile.OBSERVATION}
     problem = Problem(key, "environment", hostile.OBSERVATION, gold, row)
-    values = rewards.episode_values(problem, "a response", earlier, task.reward)
-    values |= environments.episode_values(problem, 0, earlier)
-    stepping = asyncio_environments.stepping(
-        pool, problem, 0, "a response", earlier, task, is_last=False
-    )
-    pool.submit(key, "environment", "a response", gold, task, earlier, values, stepping)
+    pool.step(key, make_request(problem, 0, "a response", earlier, task, is_last=False))
 
 
 def poll(pool: Pool, count: int, limit: float) -> dict[str, Grade]:

@@ -32,7 +32,7 @@ from jzero.problems import bounds
 from jzero.rewards import rewards, trl_rewards, user_functions
 from jzero.rewards.trl_rewards import TrainerState
 from jzero.types import Grade, JsonValue, Problem, Rollout, grade_of
-from jzero.workers.pool import Pool
+from jzero.workers.pool import CallError, Pool
 
 if TYPE_CHECKING:
     from jzero.config import TaskConfig
@@ -89,9 +89,11 @@ def call_all(
     calls = list(itertools.product(range(len(batches)), rewards.batched(task.reward)))
 
     def call(number: int, name: str) -> JsonValue:
-        gold = {"function": name, "lists": _lists(name, batches[number], state)}
-        grade = pool.call(CALLER, gold, task)
-        return grade.reason if grade.failed else grade.parts
+        lists = _lists(name, batches[number], state)
+        try:
+            return pool.call(CALLER, name, lists, task=task, user_code=name)
+        except CallError as error:
+            return str(error)
 
     # The threads only wait for grader processes.
     results: list[dict[str, JsonValue]] = [{} for _ in batches]
@@ -186,8 +188,10 @@ def _lists_of_trl(episodes: Sequence[Episode], state: TrainerState) -> dict[str,
 # In a grader process.
 
 
-def call_in_worker(name: str, lists: Mapping[str, list[JsonValue]], task: TaskConfig) -> Grade:
-    """Calls a function and returns a grade with parts that map the number of a turn to its reward.
+def call_in_worker(
+    task: TaskConfig, name: str, lists: Mapping[str, list[JsonValue]]
+) -> dict[str, JsonValue]:
+    """Calls a function and returns a dict from the number of a turn to its reward (`_read`).
 
     Raises:
         TypeError: the function did not return one reward for each response.
@@ -203,25 +207,24 @@ def call_in_worker(name: str, lists: Mapping[str, list[JsonValue]], task: TaskCo
     # All lists have the same length: one entry for each turn.
     count = len(next(iter(lists.values())))
     entries = _entries(user_functions.invoke(name, values), count)
-    parts = {str(i): _read(name, i, reward) for i, reward in enumerate(entries)}
-    return Grade(0.0, False, "", parts=parts)
+    return {str(i): _read(name, i, reward) for i, reward in enumerate(entries)}
 
 
-def _call_of_trl(name: str, lists: Mapping[str, list[JsonValue]]) -> Grade:
+def _call_of_trl(name: str, lists: Mapping[str, list[JsonValue]]) -> dict[str, JsonValue]:
     """Calls a function of TRL's form. Each episode's reward goes to the episode's last turn."""
     places = lists["places"]
     logs = trl_rewards.Logs()
     function = user_functions.find_function(name)
     entries = _entries(function(**trl_rewards.arguments(function, lists, logs)), len(places))
     # Earlier turns have no reward.
-    parts: dict[str, JsonValue] = dict.fromkeys(map(str, range(places[-1] + 1)))
+    read_rewards: dict[str, JsonValue] = dict.fromkeys(map(str, range(places[-1] + 1)))
     for i, (place, reward) in enumerate(zip(places, entries, strict=True)):
         read = _read(name, i, reward)
         if isinstance(read, list):
             value, named = read
             read = [value, named | logs.metrics]
-        parts[str(place)] = read
-    return Grade(0.0, False, "", parts=parts)
+        read_rewards[str(place)] = read
+    return read_rewards
 
 
 def _entries(returned: object, count: int) -> list[object]:
@@ -250,6 +253,6 @@ def _read(name: str, i: int, reward: object) -> JsonValue:
     if reward is None:
         return None
     try:
-        return list(user_functions.read_result(reward))
+        return list(bounds.read_reward(reward))
     except (TypeError, ValueError) as error:
         return bounds.one_line(f"error: {name}: {type(error).__name__}: entry {i} {error}")

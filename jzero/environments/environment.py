@@ -1,123 +1,245 @@
-"""The task `environment`: multi-turn episodes in a user-defined, stateful environment.
+"""Environments: the protocol, the adapter of user-defined classes, and the store of episodes.
 
     task.name=environment task.environment=module:Class      or FILE.py:Class, openenv:URL, or
                                                              verifiers:ENV
 
-The class implements `Environment`; docs/environments.md describes its arguments and return values.
-Every episode has a separate instance, which is constructed without arguments in a grader process
-and stays in that process. `reset` must be deterministic in `row` and `seed`: one reset produces the
-prompt of a group, and every episode of the group starts with another reset.
+`UserEnvironment` turns an instance of a user-defined class, synchronous or async, into an
+`Environment`; docs/environments.md describes the class. Every episode has a separate instance,
+which is constructed without arguments and stays in one process: a grader process, or the event loop
+of the pool (`asyncio_environments`). `Episodes` stores the running episodes there.
 
-If the grader process of an episode has ended, or the run has resumed from a checkpoint, the episode
-is rebuilt: a new instance is reset and steps through the previous responses. The rebuilt instance
-must return the same replies; any difference raises an error, so that no episode changes silently.
-Imports no jax: grader processes load this module.
+`reset` must be deterministic in `row` and `seed`: one reset produces the prompt of a group, and
+every episode of the group starts with another reset. If the process of an episode has ended, or the
+run has resumed from a checkpoint, the episode is rebuilt: a new instance is reset and steps through
+the previous responses. The rebuilt instance must return the same replies; any difference raises an
+error, so that no episode changes silently.
+
+Imports no jax: grader processes load this module. `environment_task` is the trainer's side.
 """
 
 from __future__ import annotations
 
-import atexit
+import asyncio
+import contextlib
 import copy
 import functools
 import inspect
-import json
-import random
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+import math
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, cast
 
-from jzero.environments import episodes, openenv, verifiers
-from jzero.environments.episodes import Calls, Episodes, closed_on_error, run_calls
+from jzero.environments import openenv, verifiers
 from jzero.environments.tools import classes
-from jzero.errors import UserError, quoted
-from jzero.problems import bounds, problem_sets, row_loader
-from jzero.problems.prompts import ENVIRONMENT_TEMPLATES, find_template
-from jzero.problems.row_loader import Selection
-from jzero.rewards.user_functions import Reward, find_function, read_result
-from jzero.types import Grade, JsonValue, Problem, Prompt, Turns
-from jzero.workers.pool import Pool
+from jzero.errors import quoted
+from jzero.problems import bounds
+from jzero.problems.bounds import Reward
+from jzero.rewards import user_functions
+from jzero.types import Grade, JsonValue, Prompt, Turns
+from jzero.workers.pipe import TurnRequest
 
 if TYPE_CHECKING:
     from jzero.config import TaskConfig
+
+T = TypeVar("T")
 
 NAME = "environment"  # the task's name
 CORRECT = "correct"  # the reward part that marks the episode as solved
 # Per grader process. The oldest instances are closed, and rebuilt if their episodes continue.
 MAX_INSTANCES = 4096
-RESETTER = "jzero.environments.environment:reset_for_prompt"
-
-# The return value of `step`: the reply, the reward or its named parts, and whether the episode is
-# over.
-Result = tuple[Prompt | None, float | dict[str, float], bool]
 
 
-class Environment(Protocol):
-    """The interface of a user-defined environment. Methods may be async, and `close` is optional.
+# The protocol.
 
-    If the instance has an attribute `tools` after `reset`, the prompt quotes it. `tools` is a list
-    of tool schemas; the environment itself answers the calls of these tools.
-    """
 
-    def reset(self, row: dict[str, JsonValue], seed: int) -> Prompt | Awaitable[Prompt]:
-        """Starts an episode and returns the first observation: text, or chat messages."""
-        ...
+class Observation(NamedTuple):
+    """The result of a reset."""
 
-    def step(self, response: str) -> Result | Awaitable[Result]:
-        """Applies a response of the policy and returns (reply, reward, done)."""
-        ...
+    prompt: Prompt
+    tools: list[JsonValue]  # schemas of the tools that the environment itself answers
 
 
 class Step(NamedTuple):
-    """The environment's result for one response."""
+    """The result of a step, for one response."""
 
-    reply: Prompt | None  # None: the episode is over
-    reward: Reward
+    reply: Prompt | None  # what the policy reads next; None if the episode is over
+    rewards: Reward
     is_correct: bool
 
+    @property
+    def done(self) -> bool:
+        """Whether the episode is over."""
+        return self.reply is None
 
-# Instances.
+
+class Environment(Protocol):
+    """An environment of one episode."""
+
+    async def reset(self, row: dict[str, JsonValue], seed: int) -> Observation:
+        """Starts the episode."""
+        ...
+
+    async def step(self, response: str) -> Step:
+        """Applies a response of the policy."""
+        ...
+
+    async def close(self) -> None:
+        """Releases the state of the episode."""
+        ...
+
+
+# Calls of user-defined code. This is the only place that tells synchronous from async code.
+
+
+async def call(function: Callable[..., object], *arguments: object) -> object:
+    """Calls a function that may be synchronous or async, and returns its result."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*arguments)
+    with outside_of_loop():
+        returned = function(*arguments)
+    return await returned if inspect.isawaitable(returned) else returned
+
+
+@contextlib.contextmanager
+def outside_of_loop() -> Iterator[None]:
+    """Hides the running event loop from synchronous code within a coroutine.
+
+    Synchronous code may start an event loop itself, for example with `asyncio.run`, which refuses
+    to run inside of another one.
+    """
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None, "a coroutine runs in a task"
+    asyncio._leave_task(loop, task)
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(loop)
+        asyncio._enter_task(loop, task)
+
+
+@functools.cache
+def _process_loop() -> asyncio.AbstractEventLoop:
+    # `asyncio.run` would close its loop, and an instance may keep connections that belong to it.
+    return asyncio.new_event_loop()
+
+
+def run(coroutine: Coroutine[None, None, T]) -> T:
+    """Runs a coroutine in the event loop of this process, which all calls share.
+
+    Between two calls no event loop runs, because the process waits for messages.
+    """
+    task = _process_loop().create_task(coroutine)
+    try:
+        return _process_loop().run_until_complete(task)
+    except BaseException:
+        # SystemExit in a task that user-defined code has started leaves the coroutine unfinished.
+        if not task.done():
+            task.cancel()
+        elif not task.cancelled():
+            task.exception()  # marks it as read
+        raise
+
+
+class TookTooLong(Exception):
+    """User-defined code exceeded its time limit."""
+
+
+class RaisedExit(Exception):
+    """User-defined code raised SystemExit or the like, which would end the event loop or the run.
+
+    The message describes the original exception, which is `__cause__`.
+    """
+
+
+async def limited(seconds: float, function: Callable[..., object], *arguments: object) -> object:
+    """Calls a function that may be async, and waits for at most `seconds` for its result.
+
+    The caller does not wait for a coroutine that ignores its cancellation.
+
+    Raises:
+        TookTooLong: the result was not ready. The coroutine is cancelled.
+        RaisedExit: the code raised a BaseException that is not an Exception.
+        Exception: any exception of the function.
+    """
+    try:
+        returned = function(*arguments)
+    except Exception:
+        raise
+    except BaseException as error:
+        raise RaisedExit(bounds.describe(error)) from error
+    if not inspect.isawaitable(returned):
+        return returned
+    # asyncio.wait_for would wait until a cancelled task ends, and a hostile task may never end.
+    task = asyncio.ensure_future(_contained(returned))
+    try:
+        await asyncio.wait([task], timeout=seconds)
+        if not task.done():
+            raise TookTooLong(f"took more than {seconds:g} seconds")
+    finally:
+        task.cancel()  # no effect on a finished task
+    if task.cancelled():
+        raise RaisedExit("CancelledError: the task cancelled itself")
+    error = task.exception()
+    if isinstance(error, GeneratorExit):  # user-defined code raised it
+        raise RaisedExit(bounds.describe(error)) from error
+    return task.result()
+
+
+async def _contained(returned: Awaitable[object]) -> object:
+    """Awaits an awaitable from user-defined code and turns exits into RaisedExit.
+
+    SystemExit in a task would end the event loop.
+    """
+    try:
+        return await returned
+    except (Exception, GeneratorExit):
+        raise
+    except asyncio.CancelledError:
+        # Distinguish a real cancellation from a CancelledError that user-defined code raised.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise RaisedExit("CancelledError") from None
+    except BaseException as error:
+        raise RaisedExit(bounds.describe(error)) from error
+
+
+# The adapter of user-defined classes.
+
+
+# Calls a method of the class: call(method, *arguments).
+Call = Callable[..., Awaitable[object]]
 
 
 @dataclass
-class Instance:
-    """An environment in the middle of an episode (`episodes.Episode`)."""
+class UserEnvironment:
+    """An instance of a user-defined class as an `Environment` and as an `Episode`.
 
-    environment: Environment
+    Checks every value that the instance returns.
+    """
+
+    instance: object
     most_bytes: int  # limit on an observation or a reply
+    call: Call = call  # with limits of time in an event loop
     responses: list[str] = field(default_factory=list)  # the responses that it has received
     is_over: bool = False  # True after the last step
 
-    def reset(self, gold: JsonValue) -> Calls[Prompt]:
+    async def reset(self, row: dict[str, JsonValue], seed: int) -> Observation:
         """Starts an episode and returns the first observation."""
         # The environment may change its row, and in an event loop the group shares one row object.
-        row = copy.deepcopy(gold["row"])
-        returned = yield self.environment.reset(row, gold["seed"])
-        observation = bounds.read_prompt(returned, self.most_bytes, "the observation of reset")
-        if observation is None:
+        returned = await self._call("reset", copy.deepcopy(row), seed)
+        prompt = bounds.read_prompt(returned, self.most_bytes, "the observation of reset")
+        if prompt is None:
             raise TypeError(
                 f"reset returned {quoted(returned)}: it has to be text or chat messages"
             )
-        return observation
+        return Observation(prompt, self._tools())
 
-    def replay(self, gold: JsonValue, earlier: Turns) -> Calls[Instance]:
-        """Resets the environment, steps through the earlier turns, and returns the instance.
-
-        Raises:
-            ValueError: the observation or a reply differs from the original episode.
-        """
-        observation = yield from self.reset(gold)
-        if observation != gold["observation"]:
-            raise ValueError(
-                f"reset has to be a function of row and seed: it said {quoted(observation)}, "
-                f"and before {quoted(gold['observation'])}"
-            )
-        for response, grade in earlier:
-            result = yield from self.step(response)
-            if grade is not None:
-                episodes.check_same("step", result.reply, grade.reply)
-        return self
-
-    def step(self, response: str) -> Calls[Step]:
+    async def step(self, response: str) -> Step:
         """Sends a response to the environment and returns the validated result.
 
         Raises:
@@ -126,7 +248,7 @@ class Instance:
             ValueError: the reply or the reward is out of bounds.
             Exception: any exception of the user-defined method.
         """
-        result = yield self.environment.step(response)
+        result = await self._call("step", response)
         self.responses.append(response)
         if not isinstance(result, tuple | list) or len(result) != 3:
             raise TypeError(f"step returned {quoted(result)}: it has to be (reply, reward, done)")
@@ -148,154 +270,55 @@ class Instance:
         if isinstance(reward, dict) and CORRECT in reward:
             is_correct = bool(reward[CORRECT])
             reward = {name: part for name, part in reward.items() if name != CORRECT} or 0.0
-        read = read_result(reward)
+        read = bounds.read_reward(reward)
         return Step(reply, read, read.value > 0 if is_correct is None else is_correct)
 
-    def tools(self) -> list[JsonValue]:
-        """Returns the schemas of the tools that the environment itself answers."""
-        tools = getattr(self.environment, "tools", None) or []
+    async def replay(self, gold: JsonValue, earlier: Turns) -> None:
+        """Resets the environment and steps through the earlier turns.
+
+        Raises:
+            ValueError: the observation or a reply differs from the original episode.
+        """
+        prompt, _ = await self.reset(gold["row"], gold["seed"])
+        if prompt != gold["observation"]:
+            raise ValueError(
+                f"reset has to be a function of row and seed: it said {quoted(prompt)}, "
+                f"and before {quoted(gold['observation'])}"
+            )
+        for response, grade in earlier:
+            result = await self.step(response)
+            if grade is not None:
+                check_same("step", result.reply, grade.reply)
+
+    async def close(self) -> None:
+        """Calls the environment's `close` method, if it has one."""
+        close = getattr(self.instance, "close", None)
+        if close is not None:
+            await self.call(close)
+
+    async def _call(self, method: str, *arguments: object) -> object:
+        return await self.call(getattr(self.instance, method), *arguments)
+
+    def _tools(self) -> list[JsonValue]:
+        tools = getattr(self.instance, "tools", None) or []
         if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
             raise TypeError(f"tools is {quoted(tools)}: it has to be a list of schemas")
         return bounds.read_json(tools, self.most_bytes, "the attribute tools")
 
-    def close(self) -> Calls[None]:
-        """Calls the environment's `close` method, if it has one."""
-        close = getattr(self.environment, "close", None)
-        if close is not None:
-            yield close()
 
-
-_INSTANCES: Episodes[Instance] = Episodes(MAX_INSTANCES)  # running in this grader process
-
-
-def step(
-    name: str,
-    episode: str,
-    gold: JsonValue,
-    earlier: Turns,
-    response: str,
-    *,
-    is_last: bool = False,
-    most_bytes: int = bounds.MAX_REPLY_BYTES,
-) -> Step:
-    """Runs `step_calls` to completion in this grader process."""
-    return run_calls(
-        step_calls(name, _INSTANCES, episode, gold, earlier, response, is_last, most_bytes)
-    )
-
-
-def instance_of(episode: str) -> Environment:
-    """Returns the environment of an episode that has just taken a step in this process."""
-    instance = _INSTANCES.get(episode)
-    assert instance is not None, f"{episode=}"
-    return instance.environment
-
-
-def end(episode: str) -> None:
-    """Closes this process's instance of an episode if the episode is over."""
-    run_calls(end_calls(_INSTANCES, episode))
-
-
-def step_calls(
-    name: str,
-    instances: Episodes[Instance],
-    episode: str,
-    gold: JsonValue,
-    earlier: Turns,
-    response: str,
-    is_last: bool,
-    most_bytes: int,
-) -> Calls[Step]:
-    """Takes one step of an episode in the environment `name` and returns its result.
-
-    The instance stays in `instances` even if the episode is over, because rewards may still read
-    it; `end_calls` then closes it. An instance that fails is closed and removed.
-
-    Args:
-        name: "module:Class", "FILE.py:Class" or "openenv:URL".
-        instances: the environments of the running episodes.
-        episode: a name that is unique among the running episodes.
-        gold: the problem's gold: the row, the seed, and the first observation.
-        earlier: the earlier turns; their grades hold the replies that the policy received.
-        response: the response of this turn.
-        is_last: ends the episode after this turn, even if the environment would continue it.
-        most_bytes: the limit on an observation or a reply.
+def make_environment(name: str, most_bytes: int, call: Call = call) -> UserEnvironment:
+    """Returns an environment of `task.environment=name`, before its reset.
 
     Raises:
-        TypeError, ValueError: a method returned an invalid value, or a rebuilt episode returned
-            another value than the original.
-        Exception: any exception of the user-defined class.
+        Exception: any exception from importing or constructing the user-defined class.
     """
-
-    def build() -> Calls[Instance]:
-        instance = _make(name, most_bytes)
-        return closed_on_error(instance, instance.replay(gold, earlier))
-
-    def take(instance: Instance) -> Calls[Step]:
-        result = yield from instance.step(response)
-        # No reply ends the episode.
-        if is_last:
-            result = result._replace(reply=None)
-        instance.is_over = result.reply is None
-        return result
-
-    responses = [text for text, _ in earlier]
-    return instances.step(episode, responses, build, take)
+    instance = find_class(name)()
+    # The methods of a class without `step` are tools.
+    adapted = instance if hasattr(instance, "step") else classes.Resetting(instance)
+    return UserEnvironment(adapted, most_bytes, call)
 
 
-def end_calls(instances: Episodes[Instance], episode: str) -> Calls[None]:
-    """Closes and removes the instance of an episode if the episode is over."""
-    instance = instances.get(episode)
-    if instance is not None and instance.is_over:
-        yield from instances.end(episode)
-
-
-def reset_calls(name: str, gold: JsonValue, most_bytes: int) -> Calls[Grade]:
-    """Resets an environment to obtain a prompt; the grade's reply is a `Beginning` in JSON."""
-    instance = _make(name, most_bytes)
-
-    def begin() -> Calls[Beginning]:
-        observation = yield from instance.reset(gold)
-        return Beginning(observation, instance.tools())
-
-    beginning = yield from closed_on_error(instance, begin())
-    # Only the prompt is needed here: every episode of the group resets another instance.
-    yield from instance.close()
-    return Grade(0.0, False, "", reply=json.dumps(beginning))
-
-
-class Beginning(NamedTuple):
-    """The result of a reset: the first observation, and the schemas of the environment's tools."""
-
-    observation: Prompt
-    tools: list[JsonValue]
-
-
-def _make(name: str, most_bytes: int) -> Instance:
-    environment = cast(Environment, classes.adapt(_find_class(name)()))
-    return Instance(environment, most_bytes)
-
-
-# The task.
-
-
-def episode_values(problem: Problem, sample_index: int, earlier: Turns) -> dict[str, JsonValue]:
-    """Returns the values besides the response that a grader process needs for a turn."""
-    if problem.task != NAME:
-        return {}
-    return episodes.values_for_worker(problem, sample_index, earlier)
-
-
-def mode(task: TaskConfig) -> str:
-    """Returns where the instances live: in grader "processes", or in one event loop, "asyncio"."""
-    if task.environment_mode != "auto":
-        return task.environment_mode
-    # OpenEnv waits for a server, and programs of verifiers wait for the policy.
-    waits = task.environment.startswith((openenv.PREFIX, verifiers.PREFIX))
-    return "asyncio" if waits else "processes"
-
-
-def _find_class(name: str) -> Callable[[], Environment]:
+def find_class(name: str) -> Callable[[], object]:
     """Returns the constructor of `task.environment=name`.
 
     Raises:
@@ -306,214 +329,216 @@ def _find_class(name: str) -> Callable[[], Environment]:
         return functools.partial(openenv.OpenEnv, name.removeprefix(openenv.PREFIX))
     if name.startswith(verifiers.PREFIX):
         return functools.partial(verifiers.VerifiersEpisode, name.removeprefix(verifiers.PREFIX))
-    return cast(Callable[[], Environment], find_function(name))
+    return cast(Callable[[], object], user_functions.find_function(name))
 
 
-def check(task: TaskConfig) -> None:
-    """Raises UserError if the class does not exist or lacks a method."""
-    if not task.environment:
-        raise UserError(
-            "task.name=environment needs task.environment=module:Class or FILE.py:Class"
-        )
-    if task.environment.startswith((openenv.PREFIX, verifiers.PREFIX)):
-        _check_foreign(task)
-        return
+# The store of running episodes.
+
+
+class Episode(Protocol):
+    """The state of an episode, such as an environment or an interpreter."""
+
+    responses: list[str]  # the responses that it has received
+
+    async def close(self) -> None:
+        """Releases the state of the episode."""
+        ...
+
+
+EpisodeType = TypeVar("EpisodeType", bound=Episode)
+
+
+class _Stored(NamedTuple, Generic[EpisodeType]):
+    episode: EpisodeType
+    last_used: float  # by time.monotonic
+
+
+class Episodes(Generic[EpisodeType]):
+    """The running episodes of a process or an event loop by name, least recently used first.
+
+        episodes = Episodes(max_episodes=4096)
+        result = await episodes.step(name, responses, build, take)
+        await episodes.end(name)
+
+    An episode that is missing is rebuilt: its process has ended, or the run has resumed from a
+    checkpoint. A grader process has a store for environments and a store for tools, and an event
+    loop has a store for environments.
+    """
+
+    def __init__(self, max_episodes: int, idle_seconds: float = math.inf) -> None:
+        """Makes an empty store.
+
+        The store closes the least recently used episodes above `max_episodes`, and episodes that
+        are unused for `idle_seconds`. A closed episode is rebuilt if it continues.
+        """
+        self._max_episodes = max_episodes
+        self._idle_seconds = idle_seconds
+        self._stored: OrderedDict[str, _Stored[EpisodeType]] = OrderedDict()
+
+    def get(self, name: str) -> EpisodeType | None:
+        """Returns an episode, None if it is not in the store."""
+        stored = self._stored.get(name)
+        return stored.episode if stored is not None else None
+
+    async def step(
+        self,
+        name: str,
+        responses: Sequence[str],
+        build: Callable[[], Awaitable[EpisodeType]],
+        take: Callable[[EpisodeType], Awaitable[T]],
+    ) -> T:
+        """Takes a step of an episode. The episode stays in the store until `end` or an error.
+
+        Args:
+            name: unique among the running episodes.
+            responses: the responses that the episode has received before this step.
+            build: makes an episode that has received `responses`.
+            take: takes the step.
+
+        Raises:
+            Exception: any exception of `build` or `take`. The episode is closed and removed.
+        """
+        await self._close_oldest(time.monotonic() - self._idle_seconds)
+        # Reuse the episode only if it has received exactly the earlier responses. The first step
+        # always builds a new episode. The episode is out of the store during the step: it returns
+        # to the end of the order, and stays out if the step fails.
+        stored = self._stored.pop(name, None)
+        if stored is not None and responses and stored.episode.responses == list(responses):
+            episode = stored.episode
+        else:
+            if stored is not None:
+                await close_quietly(stored.episode)
+            episode = await build()
+        async with closed_on_error(episode):
+            result = await take(episode)
+        self._stored[name] = _Stored(episode, time.monotonic())
+        await self._close_oldest()
+        return result
+
+    async def end(self, name: str) -> None:
+        """Closes an episode and removes it from the store, if it is in the store."""
+        stored = self._stored.pop(name, None)
+        if stored is not None:
+            await stored.episode.close()
+
+    async def close(self) -> None:
+        """Closes all episodes."""
+        while self._stored:
+            _, stored = self._stored.popitem()
+            await close_quietly(stored.episode)
+
+    async def _close_oldest(self, used_before: float = -math.inf) -> None:
+        """Closes the episodes above the maximum number, or last used before `used_before`."""
+        while self._stored:
+            # The first episode is the least recently used: if it stays, all others stay.
+            name, stored = next(iter(self._stored.items()))
+            if stored.last_used >= used_before and len(self._stored) <= self._max_episodes:
+                return
+            del self._stored[name]
+            # The error of another episode must not fail the current step.
+            await close_quietly(stored.episode)
+
+
+async def close_quietly(episode: Episode) -> None:
+    """Closes an episode and ignores errors."""
+    with contextlib.suppress(Exception):
+        await episode.close()
+
+
+@contextlib.asynccontextmanager
+async def closed_on_error(episode: Episode) -> AsyncIterator[None]:
+    """Closes an episode if the block fails. An error of closing is ignored."""
     try:
-        environment = find_function(task.environment)
-    except Exception as error:  # the module is the user's: its import may raise anything
-        raise UserError(
-            f"task.environment={task.environment} is no module:Class or FILE.py:Class "
-            f"({type(error).__name__}: {error})"
-        ) from None
-    if mode(task) == "asyncio" and task.tools.names:
-        raise UserError(
-            f"task.environment_mode=asyncio: {task.environment} is awaited in the run's own "
-            "process, and task.tools.names run in grader processes. Leave one of them out"
+        yield
+    except (Exception, asyncio.CancelledError):  # cancelled: the run ends in the middle of a step
+        await close_quietly(episode)
+        raise
+
+
+def check_same(who: str, reply: JsonValue, earlier_reply: JsonValue) -> None:
+    """Raises ValueError if the reply of a rebuilt episode differs from the original reply."""
+    if reply != earlier_reply:
+        raise ValueError(
+            f"an episode that is built again has to go the same way: {who} said {quoted(reply)}, "
+            f"and before {quoted(earlier_reply)}"
         )
-    if classes.is_tool_class(task.environment):
-        if mode(task) == "asyncio":
-            raise UserError(
-                f"task.environment_mode=asyncio: the methods of {task.environment} are tools, "
-                "which run in grader processes. Leave the mode out"
-            )
-        return
-    for method in ("reset", "step"):
-        function = getattr(environment, method, None)
-        if not callable(function):
-            raise UserError(
-                f"task.environment={task.environment} has no method {method}: an environment has "
-                "reset(row, seed) and step(response)"
-            )
-        if mode(task) == "asyncio" and not inspect.iscoroutinefunction(function):
-            raise UserError(
-                f"task.environment_mode=asyncio: {task.environment} has a method {method} that "
-                "would hold up all other episodes: write `async def`, or set "
-                "task.environment_mode=processes"
-            )
 
 
-def _foreign_name(task: TaskConfig) -> str:
-    """Returns the name after the prefix "openenv:" or "verifiers:"."""
-    _, _, name = task.environment.partition(":")
-    return name
+# Turns of an environment.
 
 
-def _check_foreign(task: TaskConfig) -> None:
-    """Raises UserError if the settings of an OpenEnv or verifiers environment are wrong."""
-    if mode(task) != "asyncio":
-        raise UserError(
-            f"task.environment={task.environment} waits for others: set task.environment_mode=auto"
-        )
-    if task.environment.startswith(openenv.PREFIX):
-        openenv.check_url(_foreign_name(task))
-        return
-    if task.data:
-        raise UserError(
-            f"task.data={task.data}: {task.environment} has tasks of its own, set task.data="
-        )
-    verifiers.check(_foreign_name(task))
+async def reset_once(
+    task: TaskConfig,
+    row: dict[str, JsonValue],
+    seed: int,
+    call: Call = call,
+) -> Observation:
+    """Resets an environment to obtain a prompt, and closes it.
 
-
-def reset_for_prompt(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
-    """Resets an environment in a grader process; the grade's reply is a `Beginning` in JSON."""
-    return run_calls(reset_calls(task.environment, gold, bounds.reply_bytes(task)))
-
-
-@functools.cache
-def _resetters(workers: int) -> Pool:
-    """Returns the pool that resets environments for prompts. It lives until this process ends."""
-    pool = Pool(workers)
-    atexit.register(pool.close)
-    return pool
-
-
-def _problems(
-    task: TaskConfig, split: str, seed: int, rows: Sequence[tuple[int, JsonValue]]
-) -> list[Problem]:
-    """Returns a problem for each pair of an index and a row."""
-    template = find_template(task.template, ENVIRONMENT_TEMPLATES)
-    # Imported here because asyncio_environments imports this module.
-    from jzero.environments import asyncio_environments
-
-    # Disable the rewards: a reset has no response that a reward function or a judge could read.
-    unrewarded = replace(task, reward=replace(task.reward, functions=()))
-    pool = _resetters(0 if mode(task) == "asyncio" else task.grade_workers)
-    # Submit all resets first, so that they run in parallel.
-    starts: dict[int, dict[str, JsonValue]] = {}
-    for index, row in rows:
-        rng = random.Random(f"environment/{split}/{seed}/{index}")
-        starts[index] = {"row": row, "seed": rng.getrandbits(31)}
-        stepping = None
-        if mode(task) == "asyncio":
-            stepping = asyncio_environments.resetting(pool, starts[index], task)
-        pool.submit(index, RESETTER, "", starts[index], unrewarded, stepping=stepping)
-    problems = []
-    grades = dict(pool.drain())
-    for index, start in starts.items():
-        grade = grades[index]
-        if grade.reply is None:
-            raise UserError(
-                f"task.environment={task.environment}: reset(row, seed={start['seed']}) failed "
-                f"({grade.reason}): mend it"
-            )
-        assert isinstance(grade.reply, str), "a reset returns JSON"
-        observation, tools = Beginning(*json.loads(grade.reply))
-        prompt = observation
-        if isinstance(observation, str):
-            prompt = template.render({"observation": observation}, task.system_prompt)
-        elif not template.chat:
-            raise UserError(
-                f"task.environment={task.environment}: reset returned messages, and task.template="
-                f"{task.template} is plain text: set task.template=chat, or return text"
-            )
-        # The observation is part of the gold: every episode's reset is compared with it.
-        gold = start | {"observation": observation}
-        name = f"{NAME}/{split}/{index}"
-        problems.append(Problem(name, NAME, prompt, gold, start["row"], tools or None))
-    return problems
-
-
-@functools.cache
-def _read_sets(selection: Selection, *, is_held_out: bool) -> list[list[dict[str, JsonValue]]]:
-    """Returns the selected rows of each data set, with all columns."""
-    open_set = row_loader.open_held_out if is_held_out else row_loader.open_train
-    return [
-        problem_sets.read_columns(open_set(selection, source), source)
-        for source in selection.sources
-    ]
-
-
-def _train_sets(task: TaskConfig) -> list[list[dict[str, JsonValue]]] | None:
-    """Returns the training rows of each data set, None without a finite data set."""
-    if task.environment.startswith(verifiers.PREFIX):
-        rows = verifiers.train_rows(_foreign_name(task))
-        return None if rows is None else [rows]
-    if not task.data:
-        return None
-    return _read_sets(row_loader.selection_of(task), is_held_out=False)
-
-
-def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[Problem]:
-    """Returns the problems of one step. Without `task.data` every row is empty."""
-    indices = range(step * count, (step + 1) * count)
-    sets = _train_sets(task)
-    if sets is not None:
-        rows = problem_sets.stream(sets, task.weights if task.data else (), seed)
-        indices = problem_sets.step_indices(step, count, sum(map(len, sets)), task)
-        chosen = [rows[index] for index in indices]
-    elif task.environment.startswith(verifiers.PREFIX):
-        chosen = verifiers.endless_train_rows(_foreign_name(task), indices)
-    else:
-        chosen = [{} for _ in indices]
-    return _problems(task, "train", seed, list(zip(indices, chosen, strict=True)))
-
-
-def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
-    """Returns at most `count` held-out problems, the same in every run.
-
-    The problems are the first rows of `task.eval_data` or of the split `task.eval_split`. Without
-    `task.data` they differ from the training problems in their seeds. With `task.data`, but neither
-    `task.eval_data` nor `task.eval_split`, there are no held-out problems. For verifiers every
-    tenth task is held out.
+    Every episode of the group resets another instance.
     """
-    seed = problem_sets.EVAL_SEED
-    if task.environment.startswith(verifiers.PREFIX):
-        held_out = verifiers.eval_rows(_foreign_name(task), count)
-        return _problems(task, "eval", seed, list(enumerate(held_out)))
-    if not task.data:
-        return _problems(task, "eval", seed, [(index, {}) for index in range(count)])
-    if not task.eval_data and not task.eval_split:
-        return []
-    selection = row_loader.selection_of(task)._replace(data=task.eval_data or task.data)
-    sets = _read_sets(selection, is_held_out=True)
-    rows = [row for rows_of_set in sets for row in rows_of_set]
-    return _problems(task, "eval", seed, list(enumerate(rows))[:count])
+    environment = make_environment(task.environment, bounds.reply_bytes(task), call)
+    async with closed_on_error(environment):
+        observation = await environment.reset(row, seed)
+    await environment.close()
+    return observation
 
 
-def num_train_problems(task: TaskConfig) -> int | None:
-    """Returns the number of training rows, None for an endless stream of problems."""
-    sets = _train_sets(task)
-    return None if sets is None else sum(map(len, sets))
+async def take_step(
+    episodes: Episodes[UserEnvironment],
+    request: TurnRequest,
+    call: Call = call,
+) -> Grade:
+    """Takes the step of a turn in a user-defined environment and returns its grade.
 
+    The environment stays in `episodes` even if the episode is over, because rewards may still read
+    it; `end_step` then closes it. An environment that fails is closed and removed.
 
-def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
-    """Grades a response as the only turn of an episode.
-
-    For episodes with several turns the worker calls `step` with the earlier turns instead.
+    Raises:
+        TypeError, ValueError: a method returned an invalid value, or a rebuilt episode returned
+            another value than the original.
+        Exception: any exception of the user-defined class.
     """
-    result = step(task.environment, "", gold, (), response, is_last=True)
-    end("")
-    return to_grade(result)
+    # Tools answered these turns, so the environment took no step for them.
+    earlier = [turn for turn in request.earlier if turn[1] is None or not turn[1].tool_calls]
+
+    async def build() -> UserEnvironment:
+        task = request.task
+        environment = make_environment(task.environment, bounds.reply_bytes(task), call)
+        async with closed_on_error(environment):
+            await environment.replay(request.gold, earlier)
+        return environment
+
+    async def take(environment: UserEnvironment) -> Step:
+        step = await environment.step(request.response)
+        # No reply ends the episode.
+        if request.is_last:
+            step = step._replace(reply=None)
+        environment.is_over = step.done
+        return step
+
+    responses = [text for text, _ in earlier]
+    return to_grade(await episodes.step(request.episode, responses, build, take))
 
 
-def to_grade(result: Step) -> Grade:
+async def end_step(episodes: Episodes[UserEnvironment], episode: str) -> None:
+    """Closes and removes the environment of an episode if the episode is over."""
+    environment = episodes.get(episode)
+    if environment is not None and environment.is_over:
+        await episodes.end(episode)
+
+
+def to_grade(step: Step) -> Grade:
     """Returns a step's reward as a grade. Its named parts become metrics environment.<part>."""
-    parts = {f"{NAME}.{name}": value for name, value in result.reward.parts.items()}
-    reason = "correct" if result.is_correct else "stepped"
-    return Grade(result.reward.value, result.is_correct, reason, parts=parts, reply=result.reply)
+    parts = {f"{NAME}.{name}": value for name, value in step.rewards.parts.items()}
+    reason = "correct" if step.is_correct else "stepped"
+    return Grade(step.rewards.value, step.is_correct, reason, parts=parts, reply=step.reply)
 
 
-def reply(gold: JsonValue, turns: list[tuple[str, Grade]], task: TaskConfig) -> Prompt | None:
-    """Returns the reply that `step` returned with its reward."""
-    _, last_grade = turns[-1]
-    return last_grade.reply
+def mode(task: TaskConfig) -> str:
+    """Returns where the instances live: in grader "processes", or in one event loop, "asyncio"."""
+    if task.environment_mode != "auto":
+        return task.environment_mode
+    # OpenEnv waits for a server, and programs of verifiers wait for the policy.
+    waits = task.environment.startswith((openenv.PREFIX, verifiers.PREFIX))
+    return "asyncio" if waits else "processes"

@@ -32,7 +32,7 @@ from typing import NamedTuple, cast
 
 from jzero import http
 from jzero.config import Config
-from jzero.environments import asyncio_environments, batched_rewards, environment
+from jzero.environments import batched_rewards
 from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.generation import rows
@@ -41,6 +41,7 @@ from jzero.generation.rows import Response, RowFile
 from jzero.generation.servers import Server, is_about_prompt
 from jzero.rewards import rewards
 from jzero.rollout.sampler import DEFAULT_SLOTS
+from jzero.rollout.turns import make_request
 from jzero.types import Grade, Problem, Turn, grade_of
 from jzero.workers.pool import Pool
 
@@ -402,19 +403,8 @@ class Generation:
         """Submits a response for grading."""
         number, sample_index = request.key
         problem, task = self._plan.problems[number], self._task
-        episode = rewards.episode_values(problem, turn.text, (), task.reward)
-        episode |= environment.episode_values(problem, sample_index, ())
-        stepping = asyncio_environments.stepping(
-            self._pool, problem, sample_index, turn.text, (), task, is_last=True
-        )
-        self._pool.submit(
-            request.key,
-            problem.task,
-            turn.text,
-            problem.gold,
-            task,
-            episode=episode,
-            stepping=stepping,
+        self._pool.step(
+            request.key, make_request(problem, sample_index, turn.text, (), task, is_last=True)
         )
         self._units_by_key[request.key] = request.unit
 

@@ -16,7 +16,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from jzero.errors import quoted
 from jzero.types import Grade, JsonValue, Prompt
@@ -191,6 +191,34 @@ class _JsonReader:
 
 
 # Rewards.
+
+# If a result has a part of this name, this part is the reward and the other parts are metrics.
+SCORE = "score"
+
+
+class Reward(NamedTuple):
+    """The result of a function: the reward, and its named parts if the function returned a dict."""
+
+    value: float
+    parts: dict[str, float]
+
+
+def read_reward(result: object) -> Reward:
+    """Converts the result of a reward function or of an environment to a reward.
+
+    A number is the reward. A dict holds named parts: the reward is the part "score" if there is
+    one, else the sum of the parts.
+
+    Raises:
+        TypeError, ValueError: `result` is neither, or a number or a name is out of its bounds.
+    """
+    if not isinstance(result, Mapping):
+        return Reward(read_number(result), {})
+    parts = read_parts(result)
+    if not parts:
+        raise TypeError("returned an empty dict: a dict has the named parts of a reward")
+    value = parts[SCORE] if SCORE in parts else read_number(sum(parts.values()))
+    return Reward(value, parts)
 
 
 def read_number(value: object) -> float:

@@ -34,12 +34,12 @@ from jaxtyping import Bool, Float, Real
 
 from jzero.errors import UserError
 from jzero.problems import bounds
+from jzero.problems.bounds import Reward
 from jzero.programming import code_rewards
 from jzero.rewards import user_functions
-from jzero.rewards.user_functions import Reward
 from jzero.sandbox.client import SandboxError
 from jzero.setting import LARGEST_FLOAT
-from jzero.types import Grade, JsonValue, Problem, Turns
+from jzero.types import Grade, JsonValue
 from jzero.workers import judge
 from jzero.workers.judge import JUDGE
 
@@ -266,6 +266,7 @@ _COMPARING = ("length",)
 _ALWAYS_IN_TOKENS = ("soft_overlong",)
 
 NAMES = ("accuracy", *RESPONSE_REWARDS, *PROBLEM_REWARDS, *BATCH_REWARDS, JUDGE)
+DEFAULT = ("accuracy",)  # task.reward.functions: the grader's score is the score
 LEAST_ARGUMENTS = {"length": 1, "ngram": 1, "cache": 0}  # others have no lower bound
 
 
@@ -442,16 +443,6 @@ def asked_for(settings: RewardConfig) -> frozenset[str]:
     return asked | judge.asked_for(settings.judge)
 
 
-def episode_values(
-    problem: Problem, response: str, earlier: Turns, settings: RewardConfig
-) -> dict[str, JsonValue]:
-    """Returns the values of an episode that the rewards read, besides the response and the gold.
-
-    Calls `user_functions.episode_values`, which describes the arguments.
-    """
-    return user_functions.episode_values(problem, response, earlier, asked_for(settings))
-
-
 # The weighted sum.
 
 
@@ -528,7 +519,7 @@ def add_batch_rewards(
         settings: the section `task.reward` of the config.
     """
     # With the default settings the score is the grader's score, and needs no parts.
-    if tuple(settings.functions) == ("accuracy",) and not settings.weights:
+    if tuple(settings.functions) == DEFAULT and not settings.weights:
         return list(grades)
     weights = dict.fromkeys(settings.functions, 1.0)
     if settings.weights:

@@ -28,11 +28,12 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from jzero import setting
 from jzero.errors import UserError
 from jzero.problems import bounds
+from jzero.problems.bounds import Reward
 from jzero.rewards import trl_rewards
 from jzero.types import JsonValue, Problem, Prompt, Turns
 
@@ -52,17 +53,8 @@ PLURALS = {
     "rows": "row",
     "episodes": "turns",
 }
-# If a result has a part of this name, this part is the reward and the other parts are metrics.
-SCORE = "score"
 # "module:factory(arguments)". The path may contain brackets, too.
 _FACTORY = re.compile(r"(.+?:[A-Za-z_][\w.]*)\((.*)\)", re.DOTALL)
-
-
-class Reward(NamedTuple):
-    """The result of a function: the reward, and its named parts if the function returned a dict."""
-
-    value: float
-    parts: dict[str, float]
 
 
 # Finding a function.
@@ -337,7 +329,7 @@ def call_function(name: str, values: Mapping[str, object]) -> Reward | None:
     result = invoke(name, values)
     if inspect.isawaitable(result):
         result = asyncio.run(wait_for(result))
-    return None if result is None else read_result(result)
+    return None if result is None else bounds.read_reward(result)
 
 
 def _call_for_episode(name: str, values: Mapping[str, object]) -> Reward | None:
@@ -349,7 +341,7 @@ def _call_for_episode(name: str, values: Mapping[str, object]) -> Reward | None:
     result = trl_rewards.only_entry(result)
     if result is None:
         return None
-    reward = read_result(result)
+    reward = bounds.read_reward(result)
     return reward._replace(parts=reward.parts | logs.metrics)
 
 
@@ -375,21 +367,3 @@ def _copied(argument: str, values: Mapping[str, object]) -> object:
 async def wait_for(result: Awaitable[object]) -> object:
     """Awaits any awaitable. `asyncio.run` accepts only coroutines."""
     return await result
-
-
-def read_result(result: object) -> Reward:
-    """Converts the result of a function to a reward.
-
-    A number is the reward. A dict holds named parts: the reward is the part "score" if there is
-    one, else the sum of the parts.
-
-    Raises:
-        TypeError, ValueError: `result` is neither, or a number or a name is out of its bounds.
-    """
-    if not isinstance(result, Mapping):
-        return Reward(bounds.read_number(result), {})
-    parts = bounds.read_parts(result)
-    if not parts:
-        raise TypeError("returned an empty dict: a dict has the named parts of a reward")
-    value = parts[SCORE] if SCORE in parts else bounds.read_number(sum(parts.values()))
-    return Reward(value, parts)

@@ -30,6 +30,7 @@ from jzero.rollout.sampler import EncodedProblem, Sampler
 from jzero.tasks import evaluated_task, suites
 from jzero.tasks.votes import votes_of_all
 from jzero.types import Problem, Rollout, grade_of
+from jzero.workers.pipe import TurnRequest
 
 _NOT_TRAINING = TrainerState()
 # Averages over suites: the metric of a suite, and the name of its mean.
@@ -278,7 +279,8 @@ def ask_verifier(sampler: Sampler, rollouts: list[Rollout], verifier: str) -> li
     for i in share:
         problem = rollouts[i].problem
         for number, turn in enumerate(rollouts[i].turns):
-            sampler.pool.submit((i, number), problem.task, turn.text, problem.gold, task)
+            request = TurnRequest(problem.task, turn.text, problem.gold, task)
+            sampler.pool.step((i, number), request)
     correct = dict.fromkeys(share, False)
     failures = []
     for key, grade in sampler.pool.drain():

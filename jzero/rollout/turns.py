@@ -21,13 +21,60 @@ import jinja2
 from jzero import config
 from jzero.decoder.sequence import Reply, Sequence
 from jzero.environments import asyncio_environments, environment
-from jzero.environments.tools import episodes as tool_episodes
+from jzero.environments.tools import classes
 from jzero.errors import reason_of
 from jzero.model import tokenizer
-from jzero.rewards import rewards
+from jzero.rewards import rewards, user_functions
 from jzero.tasks import find_task, mixed
-from jzero.types import Grade, Problem, Prompt
+from jzero.types import Grade, JsonValue, Problem, Prompt, Turns
+from jzero.workers.pipe import TurnRequest
 from jzero.workers.pool import Pool
+
+
+def make_request(
+    problem: Problem,
+    sample_index: int,
+    response: str,
+    earlier: Turns,
+    task: config.TaskConfig,
+    *,
+    is_last: bool,
+    with_tools: bool = False,
+) -> TurnRequest:
+    """Returns the request to the pool for a turn of an episode of any task.
+
+    Args:
+        problem: the problem of the episode.
+        sample_index: its number among the episodes of the problem.
+        response: the response of the policy.
+        earlier: the earlier turns.
+        task: the settings for the problem.
+        is_last: no reply is needed, because no further turn fits.
+        with_tools: executes the calls of tools in the response, if the settings have tools.
+    """
+    values: dict[str, JsonValue] = {}
+    # The default reward reads nothing besides the response and the gold answer.
+    if tuple(task.reward.functions) != rewards.DEFAULT:
+        # The earlier turns are part of every request.
+        asked = rewards.asked_for(task.reward) - {"turns"}
+        values = user_functions.episode_values(problem, response, earlier, asked)
+    # Problems of a suite may belong to another task, which has no tools.
+    may_call = with_tools and problem.task == task.name
+    has_tools = may_call and bool(task.tools.names or classes.is_tool_class(task.environment))
+    is_user_environment = problem.task == environment.NAME
+    has_state = has_tools or is_user_environment
+    return TurnRequest(
+        problem.task,
+        response,
+        problem.gold,
+        task,
+        tuple(earlier),
+        is_last=is_last,
+        episode=f"{problem.id}/{sample_index}" if has_state else "",
+        has_tools=has_tools,
+        in_event_loop=is_user_environment and environment.mode(task) == "asyncio",
+        values=values,
+    )
 
 
 @dataclass
@@ -47,32 +94,25 @@ class TurnGrader:
         """Submits the turn that just ended, for a grade and, if a turn may follow, for a reply."""
         problem = self.problem_of(sequence.prompt_id)
         past_turns = [(turn.text, turn.grade) for turn in sequence.turns[:-1]]
-        earlier_turns = None
         # A suite may contain problems of another task. The settings do not belong to that task, so
         # such a problem gets a single turn.
-        task = mixed.settings_of(self.task, problem)
-        is_own_problem = problem.task == task.name
-        if is_own_problem and len(sequence.turns) < self.settings.max_turns:
-            earlier_turns = past_turns
+        task = self.task
+        if task.name == mixed.NAME:
+            task = mixed.settings_of(task, problem)
+        has_room = problem.task == task.name and len(sequence.turns) < self.settings.max_turns
         # A sequence has at most one turn in grading, so its number identifies the turn.
         key = sequence.prompt_id, sequence.sample_index
         self.in_grading[key] = sequence
-        text = sequence.turn_text
-        episode = rewards.episode_values(problem, text, past_turns, task.reward)
-        episode |= environment.episode_values(problem, sequence.sample_index, past_turns)
-        episode |= tool_episodes.episode_values(problem, sequence.sample_index, past_turns, task)
-        stepping = asyncio_environments.stepping(
-            self.pool,
+        request = make_request(
             problem,
             sequence.sample_index,
-            text,
+            sequence.turn_text,
             past_turns,
             task,
-            is_last=earlier_turns is None,
+            is_last=not has_room,
+            with_tools=True,
         )
-        self.pool.submit(
-            key, problem.task, text, problem.gold, task, earlier_turns, episode, stepping
-        )
+        self.pool.step(key, request)
 
     def poll_replies(self, wait: bool) -> list[Reply]:
         """Stores the grades that have arrived, and returns the replies (see `Scheduler.run`)."""

@@ -14,7 +14,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from jzero.environments import environment
+from jzero.environments import environment, environment_task
 from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
 from jzero.problems.options import read_options
@@ -214,13 +214,13 @@ TASKS: dict[str, Task] = {
         prompt_values=("question", "instruction"),
     ),
     environment.NAME: Task(
-        train_problems=environment.train_problems,
-        eval_problems=environment.eval_problems,
-        grade=environment.grade,
+        train_problems=environment_task.train_problems,
+        eval_problems=environment_task.eval_problems,
+        grade=environment_task.grade,
         templates=ENVIRONMENT_TEMPLATES,
-        num_train_problems=environment.num_train_problems,
-        reply=environment.reply,
-        check=environment.check,
+        num_train_problems=environment_task.num_train_problems,
+        reply=environment_task.reply,
+        check=environment_task.check,
         prompt_values=("observation",),
     ),
 }

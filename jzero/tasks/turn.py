@@ -1,12 +1,12 @@
 """One turn of an episode, in a grader process. Every task takes the same path:
 
-    tools         if the response calls tools, their answers are the reply and the turn is over
-    environment   takes a step and grades the response
+    step          the environment grades the response. Tools wrap an environment: if the response
+                  calls tools, their answers are the reply and the turn is over
     rewards       reward functions add their parts to the grade
     reply         the environment returns the policy's next input, or None to end the episode
 
-Single-turn tasks and `math_multiturn` are environments, too: `TaskEnvironment` wraps a task's
-functions `grade` and `reply`. User-defined code runs within a `Guard`, which limits it.
+A task with a grader is an environment, too (`SingleTurn`). User-defined code runs within a `Guard`,
+which limits it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from jzero.answers import same_answer
 from jzero.environments import batched_rewards, environment
+from jzero.environments.environment import MAX_INSTANCES, Episodes, UserEnvironment
 from jzero.environments.tools import episodes as tool_episodes
-from jzero.environments.tools.calling import ToolUse
 from jzero.environments.tools.episodes import ToolTurn
 from jzero.errors import quoted
 from jzero.problems import bounds
+from jzero.problems.bounds import Reward
 from jzero.rewards import rewards, user_functions
 from jzero.tasks.task import TASKS, find_task
-from jzero.types import Grade, JsonValue, Prompt
+from jzero.types import Grade, JsonValue, Prompt, Turns
+from jzero.workers.pipe import TurnRequest
 
 if TYPE_CHECKING:
     from jzero.config import TaskConfig
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 Guard = Callable[[str, Grade], AbstractContextManager[None]]
 
 _NO_GRADE = Grade(0.0, False, "")
-_NO_TOOLS = ToolTurn([], ToolUse(0, 0, 0.0), None)
+# The environments of the running episodes in this process.
+_INSTANCES: Episodes[UserEnvironment] = Episodes(MAX_INSTANCES)
 
 
 class FunctionFailedError(Exception):
@@ -49,63 +51,10 @@ class FunctionFailedError(Exception):
         self.grade = grade  # from before the call of the function
 
 
-@dataclass(frozen=True)
-class Item:
-    """A request of the pool to a grader process: a response and the state of its episode."""
-
-    name: str  # a task, "module:function" of a grader, or a key of CALLS
-    response: str
-    gold: JsonValue
-    task: TaskConfig
-    earlier: list[tuple[str, Grade]] | None  # earlier turns; None: this turn is the last
-    episode: dict[str, JsonValue]  # the keys are documented in `worker`
-
-    @property
-    def is_of_users(self) -> bool:
-        """Whether the grader is user-defined: a task or a function from outside of jzero."""
-        return is_of_users(self.name)
-
-    @property
-    def turns_before(self) -> list[tuple[str, Grade]]:
-        """The earlier turns of an episode that has tools or a user-defined environment."""
-        return read_turns(self.episode["turns"])
-
-
 @functools.cache
 def is_of_users(name: str) -> bool:
     """Returns whether a grader is user-defined: a task or a function from outside of jzero."""
     return name not in TASKS and not name.startswith("jzero.")
-
-
-def read_turns(fields: list[list[JsonValue]]) -> list[tuple[str, Grade]]:
-    """Returns turns from the (response, fields of its grade) pairs of a message to the worker."""
-    return [(text, Grade(**grade)) for text, grade in fields]
-
-
-# Requests to a grader process besides turns: calls of user-defined code that have no response, and
-# comparisons of two answers for maj@k.
-
-
-def _call_batched(item: Item, guard: Guard) -> Grade:
-    function = item.gold["function"]
-    with guard(function, _NO_GRADE):
-        return batched_rewards.call_in_worker(function, item.gold["lists"], item.task)
-
-
-def _compare(item: Item, guard: Guard) -> Grade:
-    return same_answer.same_answer(*item.gold)
-
-
-def _reset(item: Item, guard: Guard) -> Grade:
-    with guard(item.task.environment, _NO_GRADE):
-        return environment.reset_for_prompt(item.response, item.gold, item.task)
-
-
-CALLS: dict[str, Callable[[Item, Guard], Grade]] = {
-    batched_rewards.CALLER: _call_batched,
-    same_answer.COMPARER: _compare,
-    environment.RESETTER: _reset,
-}
 
 
 # Environments: each takes the step of a turn.
@@ -134,16 +83,25 @@ class TurnEnvironment(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class TaskEnvironment:
-    """The functions of a task as an environment. Its only state is the list of turns so far."""
+Grader = Callable[[str, JsonValue, "TaskConfig"], object]
+Replier = Callable[[JsonValue, "list[tuple[str, Grade]]", "TaskConfig"], "Prompt | None"]
 
-    item: Item
+
+@dataclass(frozen=True)
+class SingleTurn:
+    """A grader as an environment whose only state is the list of turns.
+
+    Without `replier` the first step ends the episode, as in countdown or MATH.
+    """
+
+    grader: Grader
+    replier: Replier | None
+    request: TurnRequest
 
     def step(self) -> Grade:
-        grade = find_grader(self.item.name)
-        graded = grade(self.item.response, self.item.gold, self.item.task)
-        return check_grade(graded, bounds.reply_bytes(self.item.task))
+        request = self.request
+        graded = self.grader(request.response, request.gold, request.task)
+        return check_grade(graded, bounds.reply_bytes(request.task))
 
     def values(self) -> dict[str, object]:
         return {}
@@ -152,14 +110,14 @@ class TaskEnvironment:
         pass
 
     def reply(self, grade: Grade) -> Prompt | None:
-        item = self.item
-        reply = None if ":" in item.name else find_task(item.name).reply
-        if reply is None:
+        if self.replier is None:
             return None
-        said = reply(item.gold, [*(item.earlier or []), (item.response, grade)], item.task)
+        request = self.request
+        turns = [*graded_turns(request.earlier), (request.response, grade)]
+        said = self.replier(request.gold, turns, request.task)
         if said is None:
             return None
-        read = bounds.read_prompt(said, bounds.reply_bytes(item.task), "the reply")
+        read = bounds.read_prompt(said, bounds.reply_bytes(request.task), "the reply")
         if read is None:
             raise TypeError(
                 f"the reply is {quoted(said)}: it has to be text, chat messages or None"
@@ -168,51 +126,41 @@ class TaskEnvironment:
 
 
 @dataclass(frozen=True)
-class InstanceHere:
-    """An instance of a user-defined environment class, in this process."""
+class InProcess:
+    """An environment of a user-defined class, in this process."""
 
-    item: Item
+    request: TurnRequest
     guard: Guard
 
     def step(self) -> Grade:
-        item = self.item
-        # Tools answered these turns, so the environment took no step for them.
-        earlier = [turn for turn in item.turns_before if not turn[1].tool_calls]
-        with self.guard(item.task.environment, _NO_GRADE):
-            result = environment.step(
-                item.task.environment,
-                item.episode["episode"],
-                item.gold,
-                earlier,
-                item.response,
-                is_last=item.earlier is None,
-                most_bytes=bounds.reply_bytes(item.task),
-            )
-        return environment.to_grade(result)
+        with self.guard(self.request.task.environment, _NO_GRADE):
+            return environment.run(environment.take_step(_INSTANCES, self.request))
 
     def values(self) -> dict[str, object]:
-        return {user_functions.ENVIRONMENT: environment.instance_of(self.item.episode["episode"])}
+        taken = _INSTANCES.get(self.request.episode)
+        assert taken is not None, f"{self.request.episode=}"
+        return {user_functions.ENVIRONMENT: taken.instance}
 
     def end(self) -> None:
-        with self.guard(self.item.task.environment, _NO_GRADE):
-            environment.end(self.item.episode["episode"])
+        with self.guard(self.request.task.environment, _NO_GRADE):
+            environment.run(environment.end_step(_INSTANCES, self.request.episode))
 
     def reply(self, grade: Grade) -> Prompt | None:
         return grade.reply
 
 
 @dataclass(frozen=True)
-class InstanceInEventLoop:
-    """An environment instance in the event loop of the run's main process.
+class InEventLoop:
+    """An environment of a user-defined class in the event loop of the run's main process.
 
     It has taken its step before the turn is sent to this process. Reward functions with the
     parameter `environment` have been called there, too.
     """
 
-    graded: dict[str, JsonValue]  # the fields of the step's grade
+    taken: Grade
 
     def step(self) -> Grade:
-        return Grade(**self.graded)
+        return self.taken
 
     def values(self) -> dict[str, object]:
         return {}
@@ -224,86 +172,42 @@ class InstanceInEventLoop:
         return grade.reply
 
 
-@dataclass(frozen=True)
-class ToolsAlone:
-    """A turn without a step of an environment: its score is 0 before the reward functions.
+class WithTools:
+    """An environment whose policy may call tools.
 
-    Either the last turn calls tools, so that the episode has no answer, or the tools are the
-    methods of an environment class. Rewards of such a class come only from reward functions.
+    A turn that calls tools takes no step of the environment: its score is 0. Neither does a turn of
+    an environment class with tools as methods, whose rewards come only from reward functions.
     """
 
-    turn: ToolTurn
+    def __init__(self, inner: TurnEnvironment, request: TurnRequest, guard: Guard) -> None:
+        self._inner = inner
+        self._request = request
+        self._guard = guard
+        self._turn: ToolTurn | None = None  # set if the inner environment takes no step
 
     def step(self) -> Grade:
-        return grade_of_tools(self.turn)
+        with self._guard("the tools", _NO_GRADE):
+            turn = tool_episodes.step(self._request)
+        if not turn.messages and turn.environment is None:
+            return self._inner.step()
+        self._turn = turn
+        grade = grade_of_tools(turn)
+        # Calls on the last turn get no reply: the response is passed to the reward functions.
+        is_answered = turn.messages and not self._request.is_last
+        return replace(grade, reply=turn.messages) if is_answered else grade
 
     def values(self) -> dict[str, object]:
-        return {} if self.turn.environment is None else {"environments": [self.turn.environment]}
+        if self._turn is None:
+            return self._inner.values()
+        owner = self._turn.environment
+        return {} if owner is None else {"environments": [owner]}
 
     def end(self) -> None:
-        pass
+        if self._turn is None:
+            self._inner.end()
 
     def reply(self, grade: Grade) -> Prompt | None:
-        return None
-
-
-def find_environment(item: Item, tools: ToolTurn, guard: Guard) -> TurnEnvironment:
-    """Returns the environment that takes the step of a turn, after its tools have been called."""
-    if tools.messages or tools.environment is not None:
-        return ToolsAlone(tools)
-    if "graded" in item.episode:
-        return InstanceInEventLoop(item.episode["graded"])
-    if item.name == environment.NAME and "episode" in item.episode:
-        return InstanceHere(item, guard)
-    return TaskEnvironment(item)
-
-
-# The turn.
-
-
-def answer(item: Item, guard: Guard) -> Grade:
-    """Returns the grade for a request of the pool.
-
-    Raises:
-        FunctionFailedError: user-defined code failed.
-        Exception: any exception of a grader.
-    """
-    if item.name in CALLS:
-        return CALLS[item.name](item, guard)
-    return take_turn(item, guard)
-
-
-def take_turn(item: Item, guard: Guard) -> Grade:
-    """Returns the grade of a response, with its rewards and with the reply to it."""
-    tools = call_tools(item, guard)
-    # Calls on the last turn get no reply: the response is passed to the reward functions.
-    if tools.messages and item.earlier is not None:
-        return replace(grade_of_tools(tools), reply=tools.messages)
-
-    taker = find_environment(item, tools, guard)
-    step = taker.step()
-    # Reward functions may read the environment, so it is closed after them, even if they raise.
-    try:
-        grade = add_rewards(item, step, taker.values(), guard)
-    finally:
-        taker.end()
-    if tools.environment is not None:
-        # Such an episode is scored only by reward functions, so `correct` follows from its score.
-        grade = batched_rewards.with_verdict(grade, item.task)
-    return replace(grade, reply=None if item.earlier is None else taker.reply(grade))
-
-
-def call_tools(item: Item, guard: Guard) -> ToolTurn:
-    """Executes the tool calls of a response. Returns an empty turn if the episode has no tools."""
-    if "has_tools" not in item.episode:
-        return _NO_TOOLS
-    with guard("the tools", _NO_GRADE):
-        turn = tool_episodes.step(
-            item.episode["episode"], item.gold, item.turns_before, item.response, item.task
-        )
-        # task.tools.max_output limits one answer. The reply limit applies to all answers together.
-        bounds.read_json(turn.messages, bounds.reply_bytes(item.task), "what the tools answer")
-        return turn
+        return self._inner.reply(grade) if self._turn is None else None
 
 
 def grade_of_tools(turn: ToolTurn) -> Grade:
@@ -318,42 +222,24 @@ def grade_of_tools(turn: ToolTurn) -> Grade:
     )
 
 
-def add_rewards(
-    item: Item, step: Grade, environment_values: dict[str, object], guard: Guard
-) -> Grade:
-    """Adds the rewards that depend on this response only to the grade of a step.
-
-    `environment_values` holds the arguments that the environment provides to reward functions.
-    """
-
-    def call(
-        function: str, response: str, gold: JsonValue, task: TaskConfig
-    ) -> user_functions.Reward | None:
-        """Calls a user-defined reward function."""
-        if function in item.episode.get("called", ()):  # already called, in the event loop
-            return None
-        # `call_function` passes only the values that the function has parameters for.
-        values = {
-            "response": response,
-            "gold": gold,
-            "task": task,
-            **item.episode,
-            **environment_values,
-        }
-        if "turns" in item.episode:
-            values["turns"] = [*item.turns_before, (response, step)]
-        with guard(function, step):
-            rewards.check_function(function)
-            return user_functions.call_function(function, values)
-
-    grade = rewards.add_response_rewards(step, item.response, item.gold, item.task, call)
-    return replace(grade, parts=step.parts | grade.parts)
+def find_environment(request: TurnRequest, guard: Guard) -> TurnEnvironment:
+    """Returns the environment that takes the step of a turn."""
+    if request.step is not None:
+        return InEventLoop(request.step)
+    if request.grader == environment.NAME and request.episode:
+        inner: TurnEnvironment = InProcess(request, guard)
+    else:
+        inner = SingleTurn(*find_functions(request.grader), request)
+    return WithTools(inner, request, guard) if request.has_tools else inner
 
 
 @functools.cache
-def find_grader(name: str) -> Callable[[str, JsonValue, TaskConfig], object]:
-    """Returns the grader of a task, or the function "module:function"."""
-    return pkgutil.resolve_name(name) if ":" in name else find_task(name).grade
+def find_functions(name: str) -> tuple[Grader, Replier | None]:
+    """Returns the grader and the reply function of a task, or the grader "module:function"."""
+    if ":" in name:
+        return pkgutil.resolve_name(name), None
+    task = find_task(name)
+    return task.grade, task.reply
 
 
 def check_grade(grade: object, most_bytes: int) -> Grade:
@@ -367,3 +253,72 @@ def check_grade(grade: object, most_bytes: int) -> Grade:
             f"the grader returned {quoted(grade)}: it has to return a jzero.types.Grade"
         )
     return bounds.read_grade(grade, most_bytes)
+
+
+def graded_turns(turns: Turns) -> list[tuple[str, Grade]]:
+    """Returns turns that a grader has seen, as the functions of a task get them."""
+    return [(text, grade) for text, grade in turns if grade is not None]
+
+
+# The turn.
+
+
+def take_turn(request: TurnRequest, guard: Guard) -> Grade:
+    """Returns the grade of a response, with its rewards and with the reply to it.
+
+    Raises:
+        FunctionFailedError: user-defined code failed.
+        Exception: any exception of a grader.
+    """
+    taker = find_environment(request, guard)
+    step = taker.step()
+    # The tools have answered, and the episode continues without rewards.
+    if step.tool_calls and step.reply is not None:
+        return step
+    # Reward functions may read the environment, so it is closed after them, even if they raise.
+    try:
+        values = taker.values()
+        grade = add_rewards(request, step, values, guard)
+    finally:
+        taker.end()
+    if "environments" in values:
+        # Such an episode is scored only by reward functions, so `correct` follows from its score.
+        grade = batched_rewards.with_verdict(grade, request.task)
+    return replace(grade, reply=None if request.is_last else taker.reply(grade))
+
+
+def end_tools(request: TurnRequest, guard: Guard, grade: Grade) -> None:
+    """Ends the tools of an episode that is over."""
+    with guard("the tools", grade):
+        tool_episodes.end(request.episode)
+
+
+def add_rewards(
+    request: TurnRequest, step: Grade, environment_values: dict[str, object], guard: Guard
+) -> Grade:
+    """Adds the rewards that depend on this response only to the grade of a step.
+
+    `environment_values` holds the arguments that the environment provides to reward functions.
+    """
+    if tuple(request.task.reward.functions) == rewards.DEFAULT:
+        return step
+
+    def call(function: str, response: str, gold: JsonValue, task: TaskConfig) -> Reward | None:
+        """Calls a user-defined reward function."""
+        if function in request.called:  # in the event loop
+            return None
+        # `call_function` passes only the values that the function has parameters for.
+        values = {
+            "response": response,
+            "gold": gold,
+            "task": task,
+            **request.values,
+            "turns": [*request.earlier, (response, step)],
+            **environment_values,
+        }
+        with guard(function, step):
+            rewards.check_function(function)
+            return user_functions.call_function(function, values)
+
+    grade = rewards.add_response_rewards(step, request.response, request.gold, request.task, call)
+    return replace(grade, parts=step.parts | grade.parts)

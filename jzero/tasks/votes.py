@@ -27,7 +27,7 @@ from jzero.answers.extract import LONGEST_ANSWER, last_box, last_number
 from jzero.answers.same_answer import COMPARER, has_verdict
 from jzero.tasks import countdown, suites
 from jzero.types import Grade, Rollout
-from jzero.workers.pool import Pool
+from jzero.workers.pool import CallError, Pool
 
 if TYPE_CHECKING:
     from jzero.config import TaskConfig
@@ -64,7 +64,10 @@ def votes_of(rollouts: Sequence[Rollout], pool: Pool, task: TaskConfig) -> list[
         return [without_space(answer) for answer in answers]
 
     def compare(first: str, second: str) -> Grade:
-        return pool.call(COMPARER, [first, second], task)
+        try:
+            return Grade(**pool.call(COMPARER, first, second, task=task))
+        except CallError as error:  # the comparison has no verdict
+            return Grade(0.0, False, str(error))
 
     return count_as_one(answers, compare)
 

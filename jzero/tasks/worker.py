@@ -1,19 +1,11 @@
 """A grader process, which `pool` starts as the child of a `keeper`, sends items to, and kills.
 
 Messages are JSON over one `pipe`. The process sends "ready" once it can grade. Each further message
-from the pool is a list of items. The process answers each item with one message, in order:
+from the pool is a list of requests: [number, kind, fields of a `TurnRequest` or a `CallRequest`].
+The process answers each request with one message, in order:
 
-    item    [number, grader, response, gold, settings, earlier turns or null, episode]
-    answer  ["answer", number, fields of the Grade]
-
-- `grader` is the name of a task or "module:function".
-- `settings` are the fields of a `config.TaskConfig`, as JSON in a string.
-- `earlier` are pairs of a turn's text and the fields of its grade. With them, the task is also
-  asked for a reply to the response.
-- `episode` holds the values of `rewards.user_functions.FROM_EPISODE` that reward functions ask for,
-  for an environment `environments.environment.episode_values`, and for an episode with tools
-  `environments.tools.episodes.episode_values`. A step that was awaited in the event loop comes
-  with its grade, as `graded`, and with the names of the reward functions that have been `called`.
+    answer    ["answer", number, fields of the Grade]             to a turn
+    returned  ["returned", number, value, why the call failed]    to a call; "" if it did not
 
 Two more messages may precede an answer:
 
@@ -26,16 +18,18 @@ grader runs, `seconds` is the wall-clock limit of a user-defined reward function
 and `correct` are the grader's verdict so far. A note contains the text that a function printed, or
 the traceback of its error; the pool shows it to the user once.
 
-Responses are hostile. An item that takes too long, or too much memory, ends the process; the pool
+Responses are hostile. A request that takes too long, or too much memory, ends the process; the pool
 notices the end of the pipe. User-defined reward functions are not hostile, and may take more: their
 limits are `task.reward.seconds` and `task.reward.memory_gib`, and they may write files.
 `problems.bounds` reads their return values.
 """
 
 import contextlib
+import ctypes
 import io
 import json
 import os
+import pkgutil
 import resource
 import signal
 import socket
@@ -47,11 +41,11 @@ from typing import TYPE_CHECKING, Any
 
 from jzero.errors import UserError
 from jzero.types import Grade
-from jzero.workers.keeper import OUT_OF_MEMORY, MemoryLimit
-from jzero.workers.pipe import MAX_MESSAGE, Pipe
+from jzero.workers.keeper import OUT_OF_MEMORY
+from jzero.workers.pipe import MAX_MESSAGE, CallRequest, Pipe, TurnRequest, read_request
 
 if TYPE_CHECKING:
-    from jzero.tasks.turn import Item
+    from jzero.config import TaskConfig
 
 MAX_MEMORY = 2 << 30  # bytes of address space that grading may take
 MAX_NOTE = 4000  # characters
@@ -104,8 +98,8 @@ class _Pipe:
             self.send("note", function, kind, text[-MAX_NOTE:])
 
 
-def work(descriptor: int, memory_limit: MemoryLimit) -> None:
-    """Grades the items that come through a pipe, until the pipe or the process ends.
+def work(descriptor: int, memory_limit: ctypes.c_uint64) -> None:
+    """Answers the requests that come through a pipe, until the pipe or the process ends.
 
     This is the main function of a grader process; `descriptor` is the file descriptor of its end of
     the pipe, and the keeper reads `memory_limit`.
@@ -114,8 +108,7 @@ def work(descriptor: int, memory_limit: MemoryLimit) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Imported here, because the import may take a second. This process is the only place where
     # grading depends on tasks.
-    from jzero import config
-    from jzero.tasks import turn
+    from jzero.tasks import turn  # noqa: F401
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # crashes must not fill the disk with cores
     _limit_resources(MAX_MEMORY)
@@ -123,11 +116,15 @@ def work(descriptor: int, memory_limit: MemoryLimit) -> None:
     pipe.send("ready")
     try:
         while True:
-            for number, name, response, gold, settings, earlier, episode in pipe.receive():
-                task = config.read_section(config.TaskConfig, json.loads(settings))
-                turns = None if earlier is None else turn.read_turns(earlier)
-                item = turn.Item(name, response, gold, task, turns, episode)
-                pipe.send_text(_to_answer(number, _grade(pipe, item, memory_limit), item))
+            for number, kind, fields in pipe.receive():
+                request = read_request(kind, fields)
+                # Lifts the limit that user-defined code of the previous request may have left.
+                memory_limit.value = 0
+                if isinstance(request, TurnRequest):
+                    answer = _answer(number, request, _grade(pipe, request, memory_limit))
+                else:
+                    answer = _returned(number, *_call(pipe, request, memory_limit))
+                pipe.send_text(answer)
     except BaseException as error:
         if not pipe.has_run_user_code:
             raise  # a bug in the grader: the traceback shows where
@@ -137,24 +134,47 @@ def work(descriptor: int, memory_limit: MemoryLimit) -> None:
         os._exit(1)
 
 
-def _to_answer(number: int, grade: Grade, item: "Item") -> str:
-    """Returns the message with a grade. A grade that is not JSON, or too long, becomes a failed
-    grade.
+def _answer(number: int, request: TurnRequest, grade: Grade) -> str:
+    """Returns the message with a grade. A grade that is not JSON becomes a failed grade."""
+    from jzero.tasks import turn
 
-    Grades from a reward function that is called for all responses of a step have no other bound.
+    try:
+        return _to_message("answer", number, vars(grade))
+    except (TypeError, ValueError, RecursionError) as error:
+        failed = Grade(0.0, False, _reason_of(error), failed=turn.is_of_users(request.grader))
+        return _to_message("answer", number, vars(failed))
+
+
+def _returned(number: int, value: object, reason: str) -> str:
+    """Returns the message with the result of a call. A result that is not JSON is a failure.
+
+    Rewards of a function that is called for all responses of a step have no other bound.
     """
     try:
-        message = json.dumps(["answer", number, vars(grade)], allow_nan=False)
-        # The pool would treat a longer message as a broken worker.
-        if len(message) > MAX_MESSAGE:
-            raise ValueError(f"the grade takes {len(message):,} bytes")
+        return _to_message("returned", number, value, reason)
     except (TypeError, ValueError, RecursionError) as error:
-        from jzero.problems import bounds
+        return _to_message("returned", number, None, _reason_of(error))
 
-        reason = bounds.one_line(f"error: {bounds.describe(error)}")
-        failed = Grade(0.0, False, reason, failed=item.is_of_users)
-        return json.dumps(["answer", number, vars(failed)])
-    return message
+
+def _to_message(*message: object) -> str:
+    """Returns a message as JSON.
+
+    Raises:
+        TypeError, ValueError, RecursionError: it is not JSON, or too long.
+    """
+    text = json.dumps(message, allow_nan=False)
+    # The pool would treat a longer message as a broken worker.
+    if len(text) > MAX_MESSAGE:
+        raise ValueError(f"the grade takes {len(text):,} bytes")
+    return text
+
+
+def _reason_of(error: BaseException, function: str = "") -> str:
+    """Returns the reason of a failure in one line. `function` names the user-defined code."""
+    from jzero.problems import bounds
+
+    where = f"{function}: " if function else ""
+    return bounds.one_line(f"error: {where}{bounds.describe(error)}")
 
 
 def _limit_resources(memory: int) -> None:
@@ -186,7 +206,7 @@ def _address_space() -> int:
 
 
 @contextlib.contextmanager
-def _user_code_limits(memory_gib: float, memory_limit: MemoryLimit) -> Iterator[None]:
+def _user_code_limits(memory_gib: float, memory_limit: ctypes.c_uint64) -> Iterator[None]:
     """Gives user-defined code its own limits, and restores the grader's limits afterwards.
 
     The address space bounds this process. The keeper also bounds the memory of all processes that
@@ -195,7 +215,7 @@ def _user_code_limits(memory_gib: float, memory_limit: MemoryLimit) -> Iterator[
     # Stops the grader's CPU timer: the pool limits the wall time of user-defined code.
     remaining, _ = signal.setitimer(signal.ITIMER_PROF, 0)
     memory = int(memory_gib * 2**30)
-    memory_limit.set(memory)
+    memory_limit.value = memory
     _set_soft_limit(resource.RLIMIT_AS, memory or resource.RLIM_INFINITY)
     _set_soft_limit(resource.RLIMIT_FSIZE, resource.RLIM_INFINITY)
     try:
@@ -207,7 +227,7 @@ def _user_code_limits(memory_gib: float, memory_limit: MemoryLimit) -> Iterator[
         signal.setitimer(signal.ITIMER_PROF, remaining)
 
 
-def _grade(pipe: _Pipe, item: "Item", memory_limit: MemoryLimit) -> Grade:
+def _grade(pipe: _Pipe, request: TurnRequest, memory_limit: ctypes.c_uint64) -> Grade:
     """Returns the grade of one response, with the seconds that grading took.
 
     If a grader of jzero raises, the response scores 0, because a hostile response may make it
@@ -217,52 +237,82 @@ def _grade(pipe: _Pipe, item: "Item", memory_limit: MemoryLimit) -> Grade:
     from jzero.problems import bounds
     from jzero.tasks import turn
 
-    # Lifts the keeper's limit, which user-defined code of the previous item may have left.
-    memory_limit.set(0)
+    is_of_users = turn.is_of_users(request.grader)
     try:
-        _load_verifier(pipe, item.task.verifier)
+        _load_verifier(pipe, request.task.verifier)
     except UserError as error:
         return Grade(0.0, False, bounds.one_line(f"error: {error}"), failed=True)
-    if item.is_of_users:
+    if is_of_users:
         pipe.send_stage(True, "", None, None)
-    # The signal of the kernel's timer has no handler in Python, so it also ends a regular
-    # expression or a power that does not return to the interpreter. The timer counts CPU time, so
-    # that a busy machine does not change a grade; the pool limits the wall time of code that
-    # sleeps.
-    signal.setitimer(signal.ITIMER_PROF, item.task.grade_seconds)
     start = time.perf_counter()
 
     def guard(function: str, grade: Grade) -> contextlib.AbstractContextManager[None]:
-        return _user_code(pipe, function, item, grade, item.is_of_users, memory_limit)
+        return _user_code(pipe, function, request.task, grade, is_of_users, memory_limit)
 
     try:
-        with _captured_output(pipe, item.name):
-            grade = turn.answer(item, guard)
-    except MemoryError:
-        # Exits at once: a clean-up takes memory, and a new process has a clean heap.
-        os._exit(OUT_OF_MEMORY)
+        with _grader_limits(pipe, request.grader, request.task):
+            grade = turn.take_turn(request, guard)
     except turn.FunctionFailedError as failure:
         cause = failure.__cause__
         assert cause is not None, f"{failure=}"
         _note_traceback(pipe, failure.function, cause)
-        reason = bounds.one_line(f"error: {failure.function}: {bounds.describe(cause)}")
         # A failed episode has no score, so it needs no reply.
         grade = replace(
             failure.grade,
-            reason=reason,
+            reason=_reason_of(cause, failure.function),
             failed=True,
             failed_function=failure.function,
             reply=None,
         )
     except BaseException as error:  # raised by a user-defined grader, or caused by a response
-        _note_traceback(pipe, item.name, error)
-        reason = bounds.one_line(f"error: {bounds.describe(error)}")
-        grade = Grade(0.0, False, reason, failed=item.is_of_users)
-    # A turn without a reply ends the episode.
-    if "has_tools" in item.episode and grade.reply is None:
-        _end_tools(pipe, item, grade, memory_limit)
+        _note_traceback(pipe, request.grader, error)
+        grade = Grade(0.0, False, _reason_of(error), failed=is_of_users)
+    # A turn without a reply ends the episode, which keeps its score even if its tools fail now.
+    if request.has_tools and grade.reply is None:
+        with contextlib.suppress(turn.FunctionFailedError):
+            turn.end_tools(request, guard, grade)
     signal.setitimer(signal.ITIMER_PROF, 0)
     return replace(grade, seconds=time.perf_counter() - start)
+
+
+def _call(pipe: _Pipe, request: CallRequest, memory_limit: ctypes.c_uint64) -> tuple[object, str]:
+    """Returns the result of a call, and the reason why it failed, "" if it did not."""
+    from jzero.tasks.turn import FunctionFailedError
+
+    function = pkgutil.resolve_name(request.path)
+    user_code = contextlib.nullcontext()
+    if request.user_code:
+        verdict = Grade(0.0, False, "")
+        user_code = _user_code(pipe, request.user_code, request.task, verdict, False, memory_limit)
+    try:
+        with _grader_limits(pipe, request.path, request.task), user_code:
+            return function(request.task, *request.arguments), ""
+    except FunctionFailedError as failure:
+        cause = failure.__cause__
+        assert cause is not None, f"{failure=}"
+        _note_traceback(pipe, failure.function, cause)
+        return None, _reason_of(cause, failure.function)
+    except BaseException as error:  # caused by a response
+        _note_traceback(pipe, request.path, error)
+        return None, _reason_of(error)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+@contextlib.contextmanager
+def _grader_limits(pipe: _Pipe, name: str, task: "TaskConfig") -> Iterator[None]:
+    """Runs a grader within `task.grade_seconds` of CPU time. The caller stops the timer."""
+    # The signal of the kernel's timer has no handler in Python, so it also ends a regular
+    # expression or a power that does not return to the interpreter. The timer counts CPU time, so
+    # that a busy machine does not change a grade; the pool limits the wall time of code that
+    # sleeps.
+    signal.setitimer(signal.ITIMER_PROF, task.grade_seconds)
+    try:
+        with _captured_output(pipe, name):
+            yield
+    except MemoryError:
+        # Exits at once: a clean-up takes memory, and a new process has a clean heap.
+        os._exit(OUT_OF_MEMORY)
 
 
 def _load_verifier(pipe: _Pipe, verifier: str) -> None:
@@ -318,27 +368,14 @@ def _captured_output(pipe: _Pipe, function: str) -> Iterator[None]:
             pipe.send_note(function, "printed", printed.text)
 
 
-def _end_tools(pipe: _Pipe, item: "Item", grade: Grade, memory_limit: MemoryLimit) -> None:
-    """Ends the tools of an episode that is over."""
-    from jzero.environments.tools import episodes as tool_episodes
-    from jzero.tasks.turn import FunctionFailedError
-
-    # The episode keeps its score even if its tools fail while they end.
-    with (
-        contextlib.suppress(FunctionFailedError),
-        _user_code(pipe, "the tools", item, grade, False, memory_limit),
-    ):
-        tool_episodes.end(item.episode["episode"])
-
-
 @contextlib.contextmanager
 def _user_code(
     pipe: _Pipe,
     function: str,
-    item: "Item",
+    task: "TaskConfig",
     grade: Grade,
     is_user_code: bool,
-    memory_limit: MemoryLimit,
+    memory_limit: ctypes.c_uint64,
 ) -> Iterator[None]:
     """Runs user-defined code within its own limits.
 
@@ -350,7 +387,7 @@ def _user_code(
     """
     from jzero.tasks.turn import FunctionFailedError
 
-    limits = item.task.reward
+    limits = task.reward
     pipe.send_stage(True, function, limits.seconds, grade)
     try:
         with _user_code_limits(limits.memory_gib, memory_limit), _captured_output(pipe, function):

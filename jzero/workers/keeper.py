@@ -24,7 +24,6 @@ import mmap
 import os
 import select
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -52,24 +51,13 @@ _WAKE_SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
 # The parent of a grader process.
 
 
-class MemoryLimit:
-    """The memory limit in bytes of a grader process with all processes that it started; 0: no
-    limit.
+def shared_limit() -> ctypes.c_uint64:
+    """Returns an integer in shared memory: a limit in bytes, 0 for none.
 
-    The grader process writes the number, and its keeper reads it.
+    It is the memory limit of a grader process with all processes that it started. The grader
+    process writes the `value`, and its keeper reads it.
     """
-
-    _FORMAT = struct.Struct("Q")
-
-    def __init__(self) -> None:
-        self._shared = mmap.mmap(-1, self._FORMAT.size)
-
-    def set(self, number: int) -> None:
-        self._shared[:] = self._FORMAT.pack(number)
-
-    def get(self) -> int:
-        [number] = self._FORMAT.unpack(self._shared[:])
-        return number
+    return ctypes.c_uint64.from_buffer(mmap.mmap(-1, ctypes.sizeof(ctypes.c_uint64)))
 
 
 def keep(descriptor: int, parent: int, max_processes: int = MAX_PROCESSES) -> NoReturn:
@@ -86,7 +74,7 @@ def keep(descriptor: int, parent: int, max_processes: int = MAX_PROCESSES) -> No
     if os.getppid() != parent:  # the pool ended before the lines above
         os._exit(0)
     # Shared memory, made before the fork.
-    limit = MemoryLimit()
+    limit = shared_limit()
     keeper = os.getpid()
     grader = os.fork()
     if grader == 0:
@@ -97,7 +85,7 @@ def keep(descriptor: int, parent: int, max_processes: int = MAX_PROCESSES) -> No
     _exit_with(status)
 
 
-def _grade(descriptor: int, keeper: int, limit: MemoryLimit) -> NoReturn:
+def _grade(descriptor: int, keeper: int, limit: ctypes.c_uint64) -> NoReturn:
     """Runs the grader, in the child process."""
     try:
         os.setsid()  # a process group that can be killed even without /proc
@@ -117,7 +105,7 @@ def _grade(descriptor: int, keeper: int, limit: MemoryLimit) -> NoReturn:
     os._exit(1)
 
 
-def _watch(grader: int, parent: int, limit: MemoryLimit, max_processes: int) -> int:
+def _watch(grader: int, parent: int, limit: ctypes.c_uint64, max_processes: int) -> int:
     """Waits until the grader process has ended, or has to end, and returns its status."""
     next_look = time.monotonic() + _PERIOD_SECONDS
     while True:
@@ -129,7 +117,7 @@ def _watch(grader: int, parent: int, limit: MemoryLimit, max_processes: int) -> 
         if number == signal.SIGTERM or os.getppid() != parent:
             return 0
         if time.monotonic() >= next_look:
-            status = _exceeded_limit(limit.get(), max_processes)
+            status = _exceeded_limit(limit.value, max_processes)
             if status is not None:
                 return status
             next_look = time.monotonic() + _PERIOD_SECONDS

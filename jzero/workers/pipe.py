@@ -1,5 +1,9 @@
 """Messages between the pool and a grader process: a length in 8 bytes, then that many bytes.
 
+The pool sends lists of requests in JSON. A request is a turn of an episode (`TurnRequest`) or a
+call of a function (`CallRequest`), with a number that its answer repeats. `tasks.worker` documents
+the answers.
+
 User-defined code runs in the process at the other end, so the pool reads with a deadline and a
 bound. A length that is too large, an incomplete message and malformed bytes raise errors; the pool
 never waits forever.
@@ -8,15 +12,81 @@ never waits forever.
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import struct
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from jzero.config import TaskConfig, read_section
+from jzero.setting import to_values
+from jzero.types import Grade, JsonValue, Turns
 
 # The largest message that the pool reads, in bytes. `task.max_reply_bytes` is at most 8 MiB; a
 # reply of control characters takes six times as many bytes in JSON.
 MAX_MESSAGE = 64 << 20
 _LENGTH = struct.Struct("!Q")
 _CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class TurnRequest:
+    """A response of the policy, and everything that its grade and the reply to it depend on.
+
+    `environments.environment.make_request` makes the requests of rollouts.
+    """
+
+    grader: str  # a key of `tasks.TASKS`, the name of a module with a TASK, or "module:function"
+    response: str
+    gold: JsonValue  # the reference answer; for an environment its row, seed and first observation
+    task: TaskConfig
+    earlier: Turns = ()  # the earlier turns of the episode
+    is_last: bool = True  # no reply is needed
+    # The name of the episode, unique among the running episodes, if a process holds its state: an
+    # environment, or tools. "" for a grader without state, which any process may call.
+    episode: str = ""
+    has_tools: bool = False  # whether calls of tools in the response are executed
+    in_event_loop: bool = False  # whether the step is awaited in the event loop of the pool
+    # `prompt`, `messages` and `row`, as far as reward functions or the judge read them.
+    values: Mapping[str, JsonValue] = field(default_factory=dict)
+    # The result of the event loop, for a request whose rewards remain to be added in a process.
+    step: Grade | None = None
+    called: tuple[str, ...] = ()  # reward functions that were called in the event loop
+
+
+@dataclass(frozen=True)
+class CallRequest:
+    """A call of `function(task, *arguments)`, whose result is JSON."""
+
+    path: str  # "module:function", a function of jzero
+    arguments: list[JsonValue]
+    task: TaskConfig
+    # The name of the user-defined code that the function runs, which gets the limits of
+    # `task.reward`. "" for a function that runs no such code, within the limits of a grader.
+    user_code: str = ""
+
+
+def write_request(number: int, request: TurnRequest | CallRequest) -> str:
+    """Returns a request as JSON. Grades become dicts of their fields."""
+    kind = "turn" if isinstance(request, TurnRequest) else "call"
+    fields = vars(request) | {"task": to_values(request.task)}
+    return json.dumps([number, kind, fields], default=vars)
+
+
+def read_request(kind: str, fields: dict[str, JsonValue]) -> TurnRequest | CallRequest:
+    """Returns the request of a message."""
+    fields = fields | {"task": read_section(TaskConfig, fields["task"])}
+    if kind == "call":
+        return CallRequest(**fields)
+    fields["earlier"] = tuple((text, _read_grade(grade)) for text, grade in fields["earlier"])
+    fields["step"] = _read_grade(fields["step"])
+    fields["called"] = tuple(fields["called"])
+    return TurnRequest(**fields)
+
+
+def _read_grade(fields: JsonValue) -> Grade | None:
+    return None if fields is None else Grade(**fields)
 
 
 class BadMessageError(Exception):

@@ -1,8 +1,10 @@
 """Grading in worker processes: a hostile response costs a bounded time and only its own score.
 
-`Pool.submit` queues a response; `Pool.poll` and `Pool.drain` return the grades. The pool runs one
-thread per worker process (`worker.work`, a child of a `keeper`). The thread sends its worker a
-batch of items and reads one answer per item.
+    pool.step(key, request)                      queues a turn; `poll` and `drain` return its grade
+    pool.call("module:function", *arguments)     returns what the function returns, as JSON
+
+The pool runs one thread per worker process (`worker.work`, a child of a `keeper`). The thread sends
+its worker a batch of items and reads one answer per item.
 
 The pool replaces a worker that ends, that stays silent for too long, or that sends anything but
 answers (user-defined code may have written to its pipe). The item that the worker was grading is to
@@ -12,7 +14,7 @@ The other items of the batch go back to the queue.
 
 An episode in an environment stays with the worker that holds the environment's state. An
 environment that only waits needs no worker: the pool awaits its steps in an event loop
-(`event_loop`) and treats their grades like the grades of a worker.
+(`event_loop`, STEPPER) and treats their grades like the grades of a worker.
 
 If `task.reward.functions` contains `judge`, a graded response then goes to a thread that asks the
 judge, and the grade is returned with the judge's reward added.
@@ -21,6 +23,7 @@ Trainers import this module, but it imports no jax: the workers hold no device.
 """
 
 import contextlib
+import importlib
 import json
 import math
 import os
@@ -33,22 +36,33 @@ import threading
 import traceback
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
 from jzero.config import TaskConfig
 from jzero.errors import UserError
-from jzero.setting import to_values
 from jzero.types import Grade, JsonValue
 from jzero.workers import keeper
 from jzero.workers.event_loop import EventLoop
 from jzero.workers.judge import JUDGE, Judge, JudgeError, fill_rubric
-from jzero.workers.pipe import MAX_MESSAGE, BadMessageError, Pipe
+from jzero.workers.pipe import (
+    MAX_MESSAGE,
+    BadMessageError,
+    CallRequest,
+    Pipe,
+    TurnRequest,
+    write_request,
+)
 
+T = TypeVar("T")
+
+# Its function `step` awaits a turn in the event loop. Imported by name, as `keeper.WORKER` is: the
+# pool itself knows no tasks and no environments.
+STEPPER = "jzero.environments.asyncio_environments"
 MAX_BATCH = 32  # items in one message
 # The wall limit of an item is this many times its CPU limit, because the machine may be busy.
 WALL_SECONDS_PER_CPU_SECOND = 5.0
@@ -85,7 +99,15 @@ class Stepped(NamedTuple):
     called: tuple[str, ...] = ()  # reward functions that were already called
 
 
-Stepping = Callable[[], Awaitable[Stepped]]
+class CallError(Exception):
+    """A function that `Pool.call` has called failed; the message is the reason, in one line."""
+
+
+class _Returned(NamedTuple):
+    """The answer to a call."""
+
+    value: JsonValue
+    reason: str  # why the call failed; "" if it has returned the value
 
 
 class _JudgeRequest(NamedTuple):
@@ -96,22 +118,17 @@ class _JudgeRequest(NamedTuple):
 
 
 class _Item(NamedTuple):
-    """A response that waits for its grade."""
+    """A turn that waits for its grade, or a call that waits for its result."""
 
     number: int  # unique in the pool; the answer must contain it
     key: Hashable  # chosen by the caller, returned with the grade
     seconds: float  # limit of CPU time
-    message: str  # the item as JSON; `worker` documents the format
+    message: str  # the request as JSON
     has_ended_worker: bool
     episode: str = ""  # the episode, if a worker holds its environment; "" for a stateless grader
     worker: int | None = None  # index of the only worker that may take the item; None: any worker
     judge_request: "_JudgeRequest | None" = None  # None: the item has no reward `judge`
-    result: "Future[Grade] | None" = None  # set by `call`; None: `poll` returns the grade
-
-
-def _call_seconds(settings: TaskConfig) -> float:
-    """Returns the time limit of a call of user-defined code."""
-    return settings.reward.seconds
+    result: "Future[JsonValue] | None" = None  # of a call; None: `poll` returns the grade
 
 
 class _Stage(NamedTuple):
@@ -181,8 +198,8 @@ class _Worker:
         """
         return self.pipe.receive(seconds)
 
-    def receive_grade(self, item: _Item, show_note: ShowNote) -> Grade:
-        """Returns the grade of `item`, which must be the item that the worker is grading.
+    def receive_answer(self, item: _Item, show_note: ShowNote) -> Grade | _Returned:
+        """Returns the answer to `item`, which must be the item that the worker is working on.
 
         Raises the errors of `receive`, and BadMessageError for a message that no worker sends.
         """
@@ -194,10 +211,14 @@ class _Worker:
             message = self.receive(seconds)
             try:
                 kind, *content = json.loads(message)
-                if kind == "answer":
+                if kind == "answer" and item.result is None:
                     number, fields = content
                     if number == item.number:
                         return _read_grade(fields)
+                elif kind == "returned" and item.result is not None:
+                    number, value, reason = content
+                    if number == item.number:
+                        return _Returned(value, str(reason))
                 elif kind == "stage":
                     # The next message is due within the limit of the new stage.
                     self.stage = _read_stage(*content)
@@ -332,7 +353,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         self._judge: Judge | None = None
         self._judge_threads: ThreadPoolExecutor | None = None
         self._event_loop: EventLoop | None = None
-        self._calls: list[Future[Grade]] = []  # calls that wait for their grade
+        self._waiting: set[Future[JsonValue]] = set()  # missing results of `call` and `gather`
         self._threads = []
         for index in range(workers):
             # A daemon thread: a main thread that fails does not wait for a hanging grader.
@@ -340,54 +361,25 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
             self._threads.append(thread)
             thread.start()
 
-    def submit(
-        self,
-        key: Hashable,
-        grader: str,
-        response: str,
-        gold: object,
-        settings: TaskConfig,
-        earlier: list[tuple[str, Grade | None]] | None = None,
-        episode: Mapping[str, JsonValue] | None = None,
-        stepping: Stepping | None = None,
-    ) -> None:
-        """Queues a response.
-
-        Args:
-            key: returned with the grade.
-            grader: a key of `tasks.TASKS`, or "module:function".
-            response: the text to grade.
-            gold: the reference answer, a JSON value.
-            settings: the fields must be JSON values.
-            earlier: texts and grades of the episode's earlier turns; if they are given, the task is
-                also asked for a reply.
-            episode: values that reward functions ask for (`rewards.rewards.episode_values`).
-            stepping: awaited in the event loop of this process; it returns the grade to which the
-                rewards are added.
-        """
+    def step(self, key: Hashable, request: TurnRequest) -> None:
+        """Queues a turn, whose grade `poll` and `drain` return with the key."""
         assert not self._closed
-        fields = json.dumps(to_values(settings))
-        judge_request = self._judge_request(response, gold, settings, episode or {})
+        judge_request = self._judge_request(request)
         with self._changed:
             number = self._num_submitted
             self._num_submitted += 1
-            content = [number, grader, response, gold, fields, earlier, dict(episode or {})]
-            seconds = settings.grade_seconds
             item = _Item(
-                number, key, seconds, "", has_ended_worker=False, judge_request=judge_request
+                number,
+                key,
+                request.task.grade_seconds,
+                "",
+                has_ended_worker=False,
+                judge_request=judge_request,
             )
-            if stepping is None:
-                self._enqueue(self._with_worker(item, episode or {}), content)
+            if not request.in_event_loop:
+                self._enqueue(self._with_worker(item, request), request)
                 return
-            # Created for the first step, because other runs need no event loop.
-            if self._event_loop is None:
-                self._event_loop = EventLoop(
-                    _call_seconds(settings),
-                    self._report_blocked,
-                    self._report_ended_loop,
-                    self._show_error_of_task,
-                )
-            self._event_loop.start(self._step(item, content, stepping))
+            self._loop(request.task.reward.seconds).start(self._step(item, request))
 
     def poll(self, wait: bool = False) -> list[tuple[Hashable, Grade]]:
         """Returns the keys and grades that are ready, in no particular order.
@@ -404,21 +396,48 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         """Waits until everything is graded, and returns the keys and grades not yet returned."""
         return [self._take() for _ in range(self._num_submitted - self._num_returned)]
 
-    def call(self, grader: str, gold: JsonValue, settings: TaskConfig) -> Grade:
-        """Calls a grader without a response, and waits for its grade.
+    def call(
+        self, path: str, *arguments: JsonValue, task: TaskConfig, user_code: str = ""
+    ) -> JsonValue:
+        """Calls `function(task, *arguments)` in a worker, and waits for its result.
 
         Any thread may call this, also while another thread polls.
+
+        Args:
+            path: "module:function", a function of jzero that returns JSON.
+            arguments: JSON values.
+            task: the settings, with the limits.
+            user_code: the name of the user-defined code that the function runs, "" if it runs none.
+
+        Raises:
+            CallError: the function failed, took too long, or ended its process.
         """
-        result: Future[Grade] = Future()
-        fields = json.dumps(to_values(settings))
+        result: Future[JsonValue] = Future()
+        request = CallRequest(path, list(arguments), task, user_code)
         with self._changed:
             assert not self._closed
-            self._calls.append(result)
-            # No item of `submit` has this number.
-            content = [-1, grader, "", gold, fields, None, {}]
-            item = _Item(-1, None, settings.grade_seconds, "", has_ended_worker=False)
-            self._enqueue(item._replace(result=result), content)
+            self._waiting.add(result)
+            # No item of `step` has this number.
+            item = _Item(-1, None, task.grade_seconds, "", has_ended_worker=False, result=result)
+            self._enqueue(item, request)
         return result.result()
+
+    def gather(
+        self, functions: Sequence[Callable[[], Awaitable[T]]], blocked_seconds: float
+    ) -> list[T]:
+        """Awaits all functions at once in the event loop of the pool, and returns their results.
+
+        Raises:
+            UserError: user-defined code has ended the loop, or blocked it for `blocked_seconds`.
+            Exception: any exception of the functions.
+        """
+        results: list[Future[T]] = [Future() for _ in functions]
+        with self._changed:
+            self._waiting.update(results)
+            loop = self._loop(blocked_seconds)
+        for function, result in zip(functions, results, strict=True):
+            loop.start(self._await(function, result))
+        return [result.result() for result in results]
 
     def count(self, counter: str) -> None:
         """Adds one to a counter of COUNTERS. Any thread may call this."""
@@ -439,6 +458,11 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         """Runs a coroutine, which must handle its own errors, in the event loop of the pool."""
         assert self._event_loop is not None, "it starts with the first item that is stepped"
         self._event_loop.start(coroutine)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the pool has been closed, so that environments are only closed."""
+        return self._closed
 
     def at_end(self, function: Callable[[], Awaitable[None]]) -> None:
         """Registers a function to await in the event loop when the pool is closed."""
@@ -475,32 +499,40 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
 
     # The queue and the event loop
 
-    def _with_worker(self, item: _Item, episode: Mapping[str, JsonValue]) -> _Item:
+    def _with_worker(self, item: _Item, request: TurnRequest) -> _Item:
         """Returns the item with the worker that holds the environment of its episode."""
-        name = episode.get("episode")
-        if not name:
+        if not request.episode:
             return item
         # Any worker may start an episode; later turns go to the same worker.
-        is_first = not episode.get("turns")
-        worker = None if is_first else self._worker_of_episode.get(name)
-        return item._replace(episode=name, worker=worker)
+        worker = self._worker_of_episode.get(request.episode) if request.earlier else None
+        return item._replace(episode=request.episode, worker=worker)
 
-    def _enqueue(self, item: _Item, content: list[object]) -> None:
-        """Queues an item for the workers; `content` is its message."""
-        message = json.dumps(content, default=vars)
+    def _enqueue(self, item: _Item, request: TurnRequest | CallRequest) -> None:
+        """Queues an item for the workers."""
+        message = write_request(item.number, request)
         with self._changed:
             self._items.append(item._replace(message=message))
             self._changed.notify_all()
 
-    async def _step(self, item: _Item, content: list[JsonValue], stepping: Stepping) -> None:
+    def _loop(self, blocked_seconds: float) -> EventLoop:
+        """Returns the event loop. It starts when it is first used: most runs need none."""
+        if self._event_loop is None:
+            self._event_loop = EventLoop(
+                blocked_seconds,
+                self._report_blocked,
+                self._report_ended_loop,
+                self._show_error_of_task,
+            )
+        return self._event_loop
+
+    async def _step(self, item: _Item, request: TurnRequest) -> None:
         """Awaits a step; passes its grade to a worker if reward functions remain to be called."""
         try:
-            stepped = await stepping()
+            stepped: Stepped = await importlib.import_module(STEPPER).step(self, request)
             if stepped.grade.failed or not stepped.needs_worker:
                 self._finish(item, stepped.grade)
                 return
-            content[-1] |= {"graded": vars(stepped.grade), "called": stepped.called}
-            self._enqueue(item, content)
+            self._enqueue(item, replace(request, step=stepped.grade, called=stepped.called))
         except Exception as error:  # a bug in jzero must not leave the run waiting
             self._grades.put(error)
         except BaseException as error:  # user-defined code may cancel all tasks of the loop
@@ -509,8 +541,28 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
                 self._finish(item, Grade(0.0, False, reason, failed=True))
             raise
 
+    async def _await(self, function: Callable[[], Awaitable[T]], result: "Future[T]") -> None:
+        """Awaits a function of `gather`."""
+        error: Exception | None = None
+        returned: T | None = None
+        try:
+            returned = await function()
+        except Exception as raised:  # a bug in jzero must not leave the caller waiting
+            error = raised
+        except BaseException as raised:  # user-defined code may cancel all tasks of the loop
+            error = UserError(f"killed: {type(raised).__name__} in the event loop")
+            raise
+        finally:
+            with self._changed:
+                if result in self._waiting:
+                    self._waiting.remove(result)
+                    if error is not None:
+                        result.set_exception(error)
+                    else:
+                        result.set_result(cast(T, returned))
+
     def _report_ended_loop(self, error: BaseException | None) -> None:
-        self._grades.put(
+        self._fail(
             UserError(
                 "an environment has ended the event loop that awaits all of them "
                 f"({type(error).__name__}): fix the environment, "
@@ -525,7 +577,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         self.show_note("a task of an environment", f"raised {type(error).__name__}", text)
 
     def _report_blocked(self, seconds: float, where: str) -> None:
-        self._grades.put(
+        self._fail(
             UserError(
                 f"an environment has blocked all others for {seconds:g} seconds at {where}: await "
                 "slow operations, or set task.environment_mode=processes"
@@ -534,15 +586,9 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
 
     # The judge
 
-    def _judge_request(
-        self,
-        response: str,
-        gold: JsonValue,
-        settings: TaskConfig,
-        episode: Mapping[str, JsonValue],
-    ) -> _JudgeRequest | None:
+    def _judge_request(self, request: TurnRequest) -> _JudgeRequest | None:
         """Returns the request to the judge, None if no judge reward is configured."""
-        rewards = settings.reward
+        rewards = request.task.reward
         if JUDGE not in rewards.functions:
             return None
         assert rewards.judge is not None, "check_rewards has found it"
@@ -551,7 +597,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
                 self._judge = Judge(rewards.judge, rewards.seconds, self._judge_cache)
                 self._judge_threads = ThreadPoolExecutor(rewards.judge.concurrency)
             assert self._judge.settings == rewards.judge, "one pool has one judge"
-        message = fill_rubric(rewards.judge, response, gold, episode)
+        message = fill_rubric(rewards.judge, request.response, request.gold, request.values)
         return _JudgeRequest(message, self._judge)
 
     def _finish(self, item: _Item, grade: Grade) -> None:
@@ -603,13 +649,19 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
                     if failed_starts == MAX_STARTS:
                         raise
         except Exception as error:
-            # `poll` raises this error. After `close` the grades are never read, so that the end of
-            # a worker that `close` caused is no error.
-            self._grades.put(error)
-            with self._changed:
-                for call in self._calls:
-                    call.set_exception(error)
-                self._calls.clear()
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Makes `poll`, and everything that waits for a result, raise an error.
+
+        After `close` the grades are never read, so that the end of a worker that `close` caused is
+        no error.
+        """
+        self._grades.put(error)
+        with self._changed:
+            for result in self._waiting:
+                result.set_exception(error)
+            self._waiting.clear()
 
     def _serve(self, worker: _Worker, index: int) -> None:
         """Sends batches to a worker, until the pool is closed or the worker ends.
@@ -627,10 +679,13 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
                 while batch:
                     # The worker started this item when it answered the previous one, so the wait
                     # measures only this item's time.
-                    grade = worker.receive_grade(batch[0], self.show_note)
+                    answer = worker.receive_answer(batch[0], self.show_note)
                     item = batch.popleft()
-                    self._keep_episode(item, index, grade)
-                    self._finish(item, grade)
+                    if isinstance(answer, _Returned):
+                        self._return(item, answer)
+                        continue
+                    self._keep_episode(item, index, answer)
+                    self._finish(item, answer)
         except BadMessageError as error:
             worker.end()
             if not is_ready:
@@ -719,6 +774,9 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
                 reason += f" took more than task.reward.seconds={stage.seconds:g}"
             elif stage.function and detail:
                 reason += f": {detail}"
+            if first.result is not None:
+                self._return(first, _Returned(None, reason))
+                return
             grade = Grade(
                 stage.score,
                 stage.correct,
@@ -729,15 +787,20 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
             )
             self._deliver(first, grade)
 
+    def _return(self, item: _Item, answer: _Returned) -> None:
+        """Hands the answer to a call to its caller. Calls are not counted."""
+        assert item.result is not None, f"{item.number=}"
+        with self._changed:
+            # Missing if a thread failed: the call then has an exception as its result.
+            if item.result not in self._waiting:
+                return
+            self._waiting.remove(item.result)
+            if answer.reason:
+                item.result.set_exception(CallError(answer.reason))
+            else:
+                item.result.set_result(answer.value)
+
     def _deliver(self, item: _Item, grade: Grade) -> None:
-        # The grade of a `call` goes to its caller, and is not counted.
-        if item.result is not None:
-            with self._changed:
-                # Missing if a thread failed: the call then has an exception as its result.
-                if item.result in self._calls:
-                    self._calls.remove(item.result)
-                    item.result.set_result(grade)
-            return
         reason = re.split("[:;]", grade.reason)[0]
         with self._changed:
             self.counters["graded"] += 1

@@ -12,6 +12,7 @@ from jzero.answers import published
 from jzero.answers.published import hendrycks, oat, two_stage
 from jzero.errors import UserError
 from jzero.grade import row_settings
+from jzero.workers.pipe import TurnRequest
 from jzero.workers.pool import Pool
 
 pytest.importorskip("pylatexenc")
@@ -119,7 +120,7 @@ def test_a_worker_loads_packages_outside_of_the_limit_of_an_item(verifier):
     settings = row_settings("boxed", verifier, grade_seconds=0.5)
     gold = {"answer": r"$\frac{3}{4}$", "question": ""}
     with Pool(1) as pool:
-        pool.submit("right", "math", r"\boxed{\frac{1}{2}+\frac{1}{4}}", gold, settings)
+        pool.step("right", TurnRequest("math", r"\boxed{\frac{1}{2}+\frac{1}{4}}", gold, settings))
         grades = dict(pool.drain())
     assert grades["right"].correct
     assert pool.counters["restarted"] == 0
@@ -152,8 +153,8 @@ def test_hostile_answers_are_bounded_and_honest_ones_stay_right(verifier):
         gold["answer"] = "7"
     with Pool(1) as pool:
         for index, response in enumerate(HOSTILE):
-            pool.submit(("hostile", index), task, response, gold, settings)
-            pool.submit(("honest", index), task, right, gold, settings)
+            pool.step(("hostile", index), TurnRequest(task, response, gold, settings))
+            pool.step(("honest", index), TurnRequest(task, right, gold, settings))
         grades = dict(pool.drain())
     assert len(grades) == 2 * len(HOSTILE)
     for (kind, index), grade in grades.items():

@@ -32,6 +32,7 @@ from jzero.run import trajectories
 from jzero.tasks import TASKS, find_task, guess
 from jzero.tokens import Tokens
 from jzero.types import Grade, Problem, Rollout, Turn, grade_of
+from jzero.workers.pipe import TurnRequest
 from jzero.workers.pool import Pool
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
@@ -599,8 +600,8 @@ def test_the_pool_asks_for_a_reply_only_if_a_turn_may_follow() -> None:
     with Pool(1) as pool:
         for name, (response, gold) in cases.items():
             task = config.TaskConfig(name=name, feedback_wrong="Nope.", template="qwen_math")
-            pool.submit(name, name, response, gold, task, [])
-            pool.submit((name, "last"), name, response, gold, task)
+            pool.step(name, TurnRequest(name, response, gold, task, is_last=False))
+            pool.step((name, "last"), TurnRequest(name, response, gold, task))
         grades = dict(pool.drain())
     replies = {key: grade.reply for key, grade in grades.items() if grade.reply}
     assert replies == dict.fromkeys(cases, "Nope.")

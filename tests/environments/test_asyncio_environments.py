@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from jzero.config import RewardConfig, TaskConfig
-from jzero.environments import asyncio_environments, episodes
-from jzero.environments import environment as environments
+from jzero.environments.environment import TookTooLong, limited
 from jzero.errors import UserError
-from jzero.rewards import rewards
 from jzero.rewards.user_functions import find_function
+from jzero.rollout.turns import make_request
 from jzero.tasks import find_task
 from jzero.tasks.task import check_task_settings
 from jzero.types import Grade, Problem
@@ -177,15 +176,8 @@ def play(
     """Steps every episode of a group with its response, all at once; returns the grades."""
     for sample, response in enumerate(responses):
         earlier = episodes[sample]
-        values = rewards.episode_values(problem, response, earlier, task.reward)
-        values |= environments.episode_values(problem, sample, earlier)
-        stepping = asyncio_environments.stepping(
-            pool, problem, sample, response, earlier, task, is_last=is_last
-        )
-        replies_to = None if is_last else earlier
-        pool.submit(
-            sample, problem.task, response, problem.gold, task, replies_to, values, stepping
-        )
+        request = make_request(problem, sample, response, earlier, task, is_last=is_last)
+        pool.step(sample, request)
     grades = dict(pool.drain())
     for sample, response in enumerate(responses):
         episodes[sample].append((response, grades[sample]))
@@ -295,10 +287,7 @@ def test_what_waits_is_cancelled_at_the_end(file: str) -> None:
         task = settings(file)
         problem = problem_at(3)
         for sample in range(20):
-            stepping = asyncio_environments.stepping(
-                pool, problem, sample, "wait", [], task, is_last=False
-            )
-            pool.submit(sample, problem.task, "wait", problem.gold, task, [], {}, stepping)
+            pool.step(sample, make_request(problem, sample, "wait", [], task, is_last=False))
         live = module_of(file)["LIVE"]
         deadline = time.monotonic() + 60
         while len(live) < 20 and time.monotonic() < deadline:
@@ -361,13 +350,10 @@ def test_the_time_limit_ends_what_ignores_its_cancellation() -> None:
                 await asyncio.sleep(0.5)
                 return
 
-    def calls() -> episodes.Calls[None]:
-        yield stubborn()
-
     async def await_it() -> float:
         start = asyncio.get_running_loop().time()
-        with pytest.raises(asyncio_environments.TookTooLong):
-            await asyncio_environments.await_calls(calls(), 0.05)
+        with pytest.raises(TookTooLong):
+            await limited(0.05, stubborn)
         return asyncio.get_running_loop().time() - start
 
     assert asyncio.run(await_it()) < 0.5

@@ -14,8 +14,8 @@ import pytest
 from runs import ROOT
 
 from jzero.config import RewardConfig, TaskConfig
-from jzero.environments import environment as environments
 from jzero.errors import UserError
+from jzero.rollout.turns import make_request
 from jzero.tasks import find_task
 from jzero.tasks.task import check_task_settings
 from jzero.types import Grade, Problem
@@ -128,9 +128,8 @@ def play(
 ) -> list[Grade]:
     """Steps every episode of a group with its response, all at once; returns the grades."""
     for sample, response in enumerate(responses):
-        values = environments.episode_values(problem, sample, episodes[sample])
-        earlier = episodes[sample]
-        pool.submit(sample, problem.task, response, problem.gold, task, earlier, values)
+        request = make_request(problem, sample, response, episodes[sample], task, is_last=False)
+        pool.step(sample, request)
     grades = dict(pool.drain())
     for sample, response in enumerate(responses):
         episodes[sample].append((response, grades[sample]))

@@ -1,13 +1,14 @@
 """The store of running episodes: what is kept, what is built again, and what is closed."""
 
 import ast
+import asyncio
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from jzero.environments.episodes import Calls, Episodes, closed_on_error, run_calls
+from jzero.environments.environment import Episodes, closed_on_error, run
 
 ROOT = Path(__file__).resolve().parents[2]
 CLOSED: list[str] = []
@@ -21,15 +22,15 @@ class Counting:
     responses: list[str] = field(default_factory=list)
     fails_to_close: bool = False
 
-    def step(self, response: str) -> Calls[int]:
-        yield None
+    async def step(self, response: str) -> int:
+        await asyncio.sleep(0)
         if response == "fail":
             raise ValueError("no such step")
         self.responses.append(response)
         return len(self.responses)
 
-    def close(self) -> Calls[None]:
-        yield None
+    async def close(self) -> None:
+        await asyncio.sleep(0)
         CLOSED.append(self.name)
         if self.fails_to_close:
             raise OSError("cannot be closed")
@@ -48,19 +49,16 @@ def step(
     built: list[str] | None = None,
     fails_to_close: bool = False,
 ) -> int:
-    def build() -> Calls[Counting]:
+    async def build() -> Counting:
         if built is not None:
             built.append(name)
         episode = Counting(name, fails_to_close=fails_to_close)
-
-        def replay() -> Calls[Counting]:
+        async with closed_on_error(episode):
             for text in earlier:
-                yield from episode.step(text)
-            return episode
+                await episode.step(text)
+        return episode
 
-        return closed_on_error(episode, replay())
-
-    return run_calls(episodes.step(name, earlier, build, lambda episode: episode.step(response)))
+    return run(episodes.step(name, earlier, build, lambda episode: episode.step(response)))
 
 
 def test_an_episode_stays_until_it_ends() -> None:
@@ -70,8 +68,8 @@ def test_an_episode_stays_until_it_ends() -> None:
     assert step(episodes, "b", [], "1", built) == 1
     assert step(episodes, "a", ["1"], "2", built) == 2
     assert built == ["a", "b"] and CLOSED == []
-    run_calls(episodes.end("a"))
-    run_calls(episodes.end("a"))
+    run(episodes.end("a"))
+    run(episodes.end("a"))
     assert CLOSED == ["a"]
     assert step(episodes, "a", ["1", "2"], "3", built) == 3
     assert built == ["a", "b", "a"]
@@ -124,7 +122,7 @@ def test_all_are_closed_at_the_end() -> None:
     episodes: Episodes[Counting] = Episodes(10)
     for name in "abc":
         step(episodes, name, [], "1", fails_to_close=True)
-    run_calls(episodes.close())
+    run(episodes.close())
     assert CLOSED == ["c", "b", "a"] and episodes.get("a") is None
 
 
@@ -147,5 +145,5 @@ def test_no_other_module_of_the_tasks_stores_episodes() -> None:
                     | ast.AnnAssign(target=ast.Name(id="Turns"))
                 ):
                     names.add(module)
-    assert orders == {"environments/episodes.py"}
+    assert orders == {"environments/environment.py"}
     assert names == {"types.py"}

@@ -13,9 +13,7 @@ from runs import Stand
 from test_asyncio_environments import Episode
 
 from jzero.config import JudgeServer, RewardConfig, TaskConfig, ToolsConfig
-from jzero.environments import environment as environments
-from jzero.environments.tools import episodes as tool_episodes
-from jzero.rewards import rewards
+from jzero.rollout.turns import make_request
 from jzero.types import Grade, Problem
 from jzero.workers.pool import Pool
 
@@ -97,10 +95,7 @@ def take_turn(
     pool: Pool, task: TaskConfig, problem: Problem, episode: Episode, response: str
 ) -> Grade:
     """Grades the next response of an episode, and appends it."""
-    values = rewards.episode_values(problem, response, episode, task.reward)
-    values |= environments.episode_values(problem, 0, episode)
-    values |= tool_episodes.episode_values(problem, 0, episode, task)
-    pool.submit(0, problem.task, response, problem.gold, task, episode, values)
+    pool.step(0, make_request(problem, 0, response, episode, task, is_last=False, with_tools=True))
     [(_, grade)] = pool.drain()
     episode.append((response, grade))
     return grade

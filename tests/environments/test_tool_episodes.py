@@ -17,7 +17,7 @@ from jzero.environments import batched_rewards
 from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
 from jzero.files import JsonObject
-from jzero.rewards import rewards
+from jzero.rollout.turns import make_request
 from jzero.sandbox import levels
 from jzero.tasks import find_task
 from jzero.tasks.task import check_task_settings
@@ -157,10 +157,9 @@ def respond(
     if task.name == "environment":
         gold = problem.gold
         problem = Problem(id, task.name, gold["observation"], gold, gold["row"])
-    values = tool_episodes.episode_values(problem, 0, episode, task)
-    values |= rewards.episode_values(problem, response, episode, task.reward)
-    earlier = None if is_last else list(episode)
-    pool.submit(0, task.name, response, problem.gold, task, earlier, values)
+    pool.step(
+        0, make_request(problem, 0, response, episode, task, is_last=is_last, with_tools=True)
+    )
     [(_, grade)] = pool.drain()
     episode.append((response, grade))
     return grade

@@ -18,6 +18,7 @@ from jzero.config import RewardConfig, TaskConfig
 from jzero.errors import UserError
 from jzero.rewards import rewards
 from jzero.types import Grade
+from jzero.workers.pipe import TurnRequest
 from jzero.workers.pool import Pool
 
 GOOD = "<think>\nSome reasoning\n</think>\n<answer>\nThe answer\n</answer>"
@@ -287,7 +288,7 @@ def test_the_score_is_the_weighted_sum_of_what_applies() -> None:
     # The grader process computes the rewards of single responses, the caller the others.
     with Pool(1) as pool:
         for i, text in enumerate(texts):
-            pool.submit(i, "countdown", text, gold, task)
+            pool.step(i, TurnRequest("countdown", text, gold, task))
         grades = [grade for _, grade in sorted(pool.drain())]
     first, second, third = rewards.add_batch_rewards(grades, [10, 20, 20], [0, 0, 0], reward)
 

@@ -10,9 +10,10 @@ import pytest
 
 from jzero.config import RewardConfig, TaskConfig
 from jzero.errors import UserError
-from jzero.problems import problem_sets
-from jzero.rewards import rewards, user_functions
+from jzero.problems import bounds, problem_sets
+from jzero.rewards import rewards
 from jzero.rollout.rollout_metrics import reward_metrics
+from jzero.rollout.turns import make_request
 from jzero.tasks import math_problems
 from jzero.tokens import Tokens
 from jzero.types import Grade, Problem, Rollout
@@ -108,8 +109,7 @@ def pool() -> Iterator[Pool]:
 def graded(pool: Pool, function: str, earlier: Any = ()) -> Grade:
     """Returns the grade of the response 7 with the parts of one function of the user's."""
     settings = TaskConfig(name="math", answer_mark="answer", reward=RewardConfig((function,)))
-    episode = rewards.episode_values(PROBLEM, "7", earlier, settings.reward)
-    pool.submit("key", "math", "7", PROBLEM.gold, settings, None, episode)
+    pool.step("key", make_request(PROBLEM, 0, "7", earlier, settings, is_last=True))
     [(_, grade)] = pool.drain()
     assert not grade.failed, grade.reason
     return grade
@@ -160,11 +160,12 @@ def test_named_parts_have_names_of_metrics() -> None:
 def test_an_episode_carries_what_is_asked_for_and_no_more(file: str) -> None:
     def keys(*functions: str) -> set[str]:
         names = ("accuracy", *(f"{file}:{function}" for function in functions))
-        return set(rewards.episode_values(PROBLEM, "7", EARLIER, RewardConfig(names)))
+        task = TaskConfig(name="math", reward=RewardConfig(names))
+        return set(make_request(PROBLEM, 0, "7", EARLIER, task, is_last=True).values)
 
     assert keys("parts", "by_other_names") == set()
     assert keys("column", "talk") == {"row", "messages"}
-    assert keys("tries", "prompted") == {"turns", "prompt"}
+    assert keys("tries", "prompted") == {"prompt"}  # the turns are part of every request
 
 
 @pytest.mark.parametrize(
@@ -219,4 +220,4 @@ def test_columns_that_are_no_json_are_refused_by_name() -> None:
 @pytest.mark.parametrize("result", [{}, {"a": float("inf")}, "1.0", [1.0, 2.0]])
 def test_a_result_that_is_no_reward_is_an_error(result: object) -> None:
     with pytest.raises((TypeError, ValueError), match="returned"):
-        user_functions.read_result(result)
+        bounds.read_reward(result)

@@ -13,6 +13,7 @@ from jzero.programming import code_runs, code_tests
 from jzero.rewards import rewards
 from jzero.sandbox import levels
 from jzero.tasks import check_task_settings, code, code_toy, find_task
+from jzero.workers.pipe import TurnRequest
 from jzero.workers.pool import Pool
 
 BEST = next(level for level in reversed(levels.LEVELS) if not levels.failure(level))
@@ -51,8 +52,8 @@ def test_programs_score_what_they_are_worth_and_the_pool_stays_whole() -> None:
     task = make_task(reward=RewardConfig(functions=("code", "binary_code")))
     with Pool(1) as pool:
         for name, source, _, _ in PROGRAMS:
-            pool.submit(name, "code", fenced(source), SQUARES, task)
-        pool.submit("no program", "code", "print(int(input()) ** 2)", SQUARES, task)
+            pool.step(name, TurnRequest("code", fenced(source), SQUARES, task))
+        pool.step("no program", TurnRequest("code", "print(int(input()) ** 2)", SQUARES, task))
         grades = dict(pool.drain())
         assert pool.counters["restarted"] == 0
 

@@ -12,6 +12,7 @@ from jzero.programming.code_feedback import MAX_SHOWN
 from jzero.sandbox import levels
 from jzero.tasks import check_task_settings, find_task
 from jzero.types import JsonValue
+from jzero.workers.pipe import TurnRequest
 from jzero.workers.pool import Pool
 
 BEST = next(level for level in reversed(levels.LEVELS) if not levels.failure(level))
@@ -40,7 +41,8 @@ def replies(programs: dict[str, str], gold: JsonValue, *options: str) -> dict[st
     """Returns the reply of a grader process to each response."""
     with Pool(1) as pool:
         for name, response in programs.items():
-            pool.submit(name, "code", response, gold, make_task(*options), earlier=[])
+            request = TurnRequest("code", response, gold, make_task(*options), is_last=False)
+            pool.step(name, request)
         grades = dict(pool.drain())
         assert pool.counters["restarted"] == 0
     return {name: grade.reply for name, grade in grades.items()}

@@ -2,16 +2,16 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jzero.config import TaskConfig
-from jzero.environments.tools.calling import ToolUse
-from jzero.environments.tools.episodes import ToolTurn
+from jzero.config import TaskConfig, ToolsConfig
 from jzero.tasks import turn
 from jzero.types import Grade
+from jzero.workers.pipe import TurnRequest
 
 OWN_TASK = """
 from jzero.tasks import TASKS
@@ -36,31 +36,26 @@ def unguarded(function: str, grade: Grade) -> Iterator[None]:
     yield
 
 
-def item(name: str, response: str, gold: Any, **changes: Any) -> turn.Item:
-    values = {"earlier": None, "episode": {}} | changes
+def ask(name: str, response: str, gold: Any, **changes: Any) -> TurnRequest:
     task = TaskConfig(name=name, template="qwen_math")
-    return turn.Item(name, response, gold, task, **values)
+    return TurnRequest(name, response, gold, task, **changes)
 
 
 def test_a_single_turn_task_is_an_environment_of_one_step() -> None:
-    asked = item("gsm8k", r"It is \boxed{7}.", {"answer": "7", "question": ""})
-    taker = turn.find_environment(asked, turn.call_tools(asked, unguarded), unguarded)
-    assert isinstance(taker, turn.TaskEnvironment)
-    grade = turn.answer(asked, unguarded)
+    asked = ask("gsm8k", r"It is \boxed{7}.", {"answer": "7", "question": ""})
+    assert isinstance(turn.find_environment(asked, unguarded), turn.SingleTurn)
+    grade = turn.take_turn(asked, unguarded)
     assert (grade.score, grade.correct, grade.reply) == (1.0, True, None)
 
 
 @pytest.mark.parametrize(("answer", "is_right"), [("7", True), ("8", False)])
 def test_math_multiturn_replies_to_what_its_step_is_worth(answer: str, is_right: bool) -> None:
     response = rf"It is \boxed{{{answer}}}."
-    grade = turn.answer(
-        item("math_multiturn", response, {"answer": "7", "question": ""}, earlier=[]), unguarded
-    )
+    gold = {"answer": "7", "question": ""}
+    grade = turn.take_turn(ask("math_multiturn", response, gold, is_last=False), unguarded)
     words = TaskConfig().feedback_right if is_right else TaskConfig().feedback_wrong
     assert (grade.correct, grade.reply) == (is_right, words)
-    last = turn.answer(
-        item("math_multiturn", response, {"answer": "7", "question": ""}, earlier=None), unguarded
-    )
+    last = turn.take_turn(ask("math_multiturn", response, gold, is_last=True), unguarded)
     assert (last.correct, last.reply) == (is_right, None)
 
 
@@ -72,29 +67,34 @@ def test_a_task_of_ones_own_keeps_its_parts_and_replies_with_messages(
     monkeypatch.syspath_prepend(str(tmp_path))
 
     earlier = [("a", Grade(1.0, False, "seen"))]
-    grade = turn.answer(item("letters_task", "abc", "abc", earlier=earlier), unguarded)
+    asked = ask("letters_task", "abc", "abc", earlier=earlier, is_last=False)
+    grade = turn.take_turn(asked, unguarded)
     assert (grade.score, grade.parts) == (3.0, {"letters": 3.0})
     assert grade.reply == [{"role": "user", "content": "2 3.0"}]
 
     with pytest.raises(TypeError, match="the reply is 3: it has to be text, chat messages"):
-        turn.answer(item("broken_task", "abc", "abc", earlier=[]), unguarded)
+        turn.take_turn(ask("broken_task", "abc", "abc", is_last=False), unguarded)
 
 
 def test_an_instance_elsewhere_has_taken_the_step() -> None:
-    graded = vars(Grade(0.5, True, "stepped", reply="go on", parts={"environment.x": 1.0}))
-    asked = item("environment", "left", {}, earlier=[], episode={"graded": graded, "turns": []})
-    grade = turn.answer(asked, unguarded)
+    taken = Grade(0.5, True, "stepped", reply="go on", parts={"environment.x": 1.0})
+    asked = ask("environment", "left", {}, is_last=False, episode="1/0", step=taken)
+    grade = turn.take_turn(asked, unguarded)
     assert (grade.score, grade.reply, grade.parts) == (0.5, "go on", {"environment.x": 1.0})
 
 
 def test_an_episode_that_ends_with_a_call_has_no_answer() -> None:
-    message = {"role": "tool", "content": "42"}
-    called = ToolTurn([message], ToolUse(2, 1, 0.25), None)
-    taker = turn.find_environment(
-        item("gsm8k", "<tool_call>", {"answer": "7", "question": ""}), called, unguarded
-    )
-    assert isinstance(taker, turn.ToolsAlone)
-    grade = taker.step()
+    calls = """
+        <tool_call>{"name": "calculator", "arguments": {"expression": "6*7"}}</tool_call>
+        <tool_call>{"name": "calculator", "arguments": {"expression": "6*"}}</tool_call>
+        \\boxed{42}
+    """
+    task = TaskConfig(name="gsm8k", template="chat", tools=ToolsConfig(names=("calculator",)))
+    gold = {"answer": "42", "question": ""}
+    asked = TurnRequest("gsm8k", calls, gold, task, episode="1/0", has_tools=True)
+    goes_on = turn.take_turn(replace(asked, is_last=False), unguarded)
+    grade = turn.take_turn(asked, unguarded)
+    assert isinstance(goes_on.reply, list)
+    assert [message["role"] for message in goes_on.reply] == ["tool", "tool"]
     assert (grade.score, grade.correct, grade.reason) == (0.0, False, "called tools")
-    assert (grade.tool_calls, grade.failed_tool_calls, grade.tool_seconds) == (2, 1, 0.25)
-    assert taker.reply(grade) is None
+    assert (grade.tool_calls, grade.failed_tool_calls, grade.reply) == (2, 1, None)

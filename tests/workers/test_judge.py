@@ -13,6 +13,7 @@ import pytest
 from jzero.config import JudgeServer, RewardConfig, TaskConfig
 from jzero.errors import UserError
 from jzero.rewards import rewards
+from jzero.rollout.turns import make_request
 from jzero.types import Grade, Problem
 from jzero.workers import judge
 from jzero.workers.pool import Pool
@@ -64,8 +65,7 @@ def judged(task: TaskConfig, *responses: str, cache: Path | None = None) -> dict
     """Returns the grades of responses to PROBLEM, from one grader process."""
     with Pool(1, cache) as pool:
         for response in responses:
-            episode = rewards.episode_values(PROBLEM, response, (), task.reward)
-            pool.submit(response, "math", response, PROBLEM.gold, task, episode=episode)
+            pool.step(response, make_request(PROBLEM, 0, response, (), task, is_last=True))
         return {str(key): grade for key, grade in pool.drain()}
 
 
@@ -169,11 +169,11 @@ def test_a_rubric_is_filled_once(tmp_path: Path) -> None:
         '{"a": {b}} {gold.answer} {row.hint} {response} | {conversation}', encoding="utf-8"
     )
     asked = JudgeServer(url="http://here", model="m", template=str(rubric))
-    reward = RewardConfig(("judge",), judge=asked)
+    task = TaskConfig(reward=RewardConfig(("judge",), judge=asked))
     earlier = [("5", Grade(0.0, False, "", reply="no"))]
     response = "{gold.answer} {prompt}"
 
-    episode = rewards.episode_values(PROBLEM, response, earlier, reward)
+    episode = make_request(PROBLEM, 0, response, earlier, task, is_last=True).values
     message = judge.fill_rubric(asked, response, PROBLEM.gold, episode)
 
     assert set(episode) == {"row", "messages"}
@@ -183,7 +183,7 @@ def test_a_rubric_is_filled_once(tmp_path: Path) -> None:
     )
     without_row = Problem("2", "math", "1?", {"answer": "1"})
     with pytest.raises(UserError, match=re.escape("row.hint, and this problem has none")):
-        episode = rewards.episode_values(without_row, "1", (), reward)
+        episode = make_request(without_row, 0, "1", (), task, is_last=True).values
         judge.fill_rubric(asked, "1", without_row.gold, episode)
 
 

@@ -15,7 +15,7 @@ import pytest
 from jzero.config import RewardConfig, TaskConfig
 from jzero.types import Grade
 from jzero.workers import keeper
-from jzero.workers.pipe import Pipe
+from jzero.workers.pipe import Pipe, TurnRequest
 from jzero.workers.pool import Pool
 
 TOKEN = "JZERO_TEST_OF_KEEPER"  # a variable that all processes of a test inherit
@@ -27,7 +27,7 @@ import os, signal, subprocess, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a test in the background ignores it
 from jzero.config import RewardConfig, TaskConfig
 from jzero.workers.pool import Pool
-from jzero.environments import asyncio_environments, environment
+from jzero.rollout.turns import make_request
 from jzero.types import Problem
 
 mode, end, file = sys.argv[1:]
@@ -38,9 +38,7 @@ task = TaskConfig(
 gold = {"row": {}, "seed": 0, "observation": "begin"}
 problem = Problem("1", "environment", "begin", gold)
 pool = Pool(1 if mode == "processes" else 0)
-values = environment.episode_values(problem, 0, [])
-stepping = asyncio_environments.stepping(pool, problem, 0, "x", [], task, is_last=False)
-pool.submit(0, "environment", "x", gold, task, [], values, stepping)
+pool.step(0, make_request(problem, 0, "x", [], task, is_last=False))
 [(_, grade)] = pool.poll(wait=True)
 assert not grade.failed, grade
 time.sleep(1.0)
@@ -145,7 +143,7 @@ def graded(function: str, max_processes: int = 100) -> Grade:
     gold = {"numbers": [3, 7, 12], "target": 16}
     with Pool(1, max_processes=max_processes) as pool:
         task = TaskConfig(reward=rewards)
-        pool.submit(0, "countdown", "<answer>12+7-3</answer>", gold, task)
+        pool.step(0, TurnRequest("countdown", "<answer>12+7-3</answer>", gold, task))
         [(_, grade)] = pool.drain()
     return grade
 

@@ -12,7 +12,7 @@ import pytest
 
 from jzero import config
 from jzero.tasks import countdown
-from jzero.workers.pipe import Pipe
+from jzero.workers.pipe import Pipe, TurnRequest
 from jzero.workers.pool import Pool
 
 TASK = config.TaskConfig(grade_seconds=5.0)
@@ -48,7 +48,7 @@ def responses(count: int) -> list[Response]:
 
 def submit_all(pool: Pool, items: list[Response]) -> None:
     for key, response, gold in items:
-        pool.submit(key, "countdown", response, gold, TASK)
+        pool.step(key, TurnRequest("countdown", response, gold, TASK))
 
 
 def changes(pool: Pool, before: dict[str, int]) -> dict[str, int]:
@@ -81,7 +81,7 @@ def test_pool_grades_as_a_direct_call_does() -> None:
 
 
 def test_poll_does_not_wait(one_worker) -> None:
-    one_worker.submit("slow", "hostile_graders:sleep", "1", None, TASK)
+    one_worker.step("slow", TurnRequest("hostile_graders:sleep", "1", None, TASK))
     assert one_worker.poll() == []  # had it waited, it would have the grade
 
     [(key, grade)] = one_worker.poll(wait=True)
@@ -109,7 +109,7 @@ def test_a_hostile_item_costs_its_own_score_and_a_bounded_time(
     before = dict(two_workers.counters)
 
     submit_all(two_workers, items[:100])
-    two_workers.submit("hostile", f"hostile_graders:{function}", "", None, BRIEF)
+    two_workers.step("hostile", TurnRequest(f"hostile_graders:{function}", "", None, BRIEF))
     submit_all(two_workers, items[100:])
     start = time.monotonic()
     grades = dict(two_workers.drain())
@@ -126,14 +126,16 @@ def test_a_hostile_item_costs_its_own_score_and_a_bounded_time(
 
 def test_memory_is_bounded(one_worker) -> None:
     much_time = config.TaskConfig(grade_seconds=30.0)
-    one_worker.submit("grow", "hostile_graders:grow", "", None, much_time)
+    one_worker.step("grow", TurnRequest("hostile_graders:grow", "", None, much_time))
     [(_, grade)] = one_worker.drain()
     assert (grade.score, grade.reason) == (0.0, "killed")
 
 
 def test_an_item_that_dies_by_chance_is_tried_again(one_worker, tmp_path: Path) -> None:
     before = dict(one_worker.counters)
-    one_worker.submit("once", "hostile_graders:die_once", str(tmp_path / "seen"), None, TASK)
+    one_worker.step(
+        "once", TurnRequest("hostile_graders:die_once", str(tmp_path / "seen"), None, TASK)
+    )
     [(_, grade)] = one_worker.drain()
     assert grade.score == 1.0
     assert changes(one_worker, before) == {"graded": 1, "killed": 1, "restarted": 1}
@@ -142,7 +144,7 @@ def test_an_item_that_dies_by_chance_is_tried_again(one_worker, tmp_path: Path) 
 def test_a_grader_that_raises_scores_zero_and_is_counted(one_worker) -> None:
     before = dict(one_worker.counters)
     for name in ("hostile_graders:fail", "hostile_graders:absent", "absent"):
-        one_worker.submit(name, name, "", None, TASK)
+        one_worker.step(name, TurnRequest(name, "", None, TASK))
     grades = dict(one_worker.drain())
 
     assert changes(one_worker, before) == {"graded": 3, "errors": 3}
@@ -156,7 +158,7 @@ def test_time_in_the_queue_does_not_count(one_worker) -> None:
     settings = config.TaskConfig(grade_seconds=0.4)  # the wall limit is 5 times that
     before = dict(one_worker.counters)
     for index in range(6):
-        one_worker.submit(index, "hostile_graders:sleep", "0.4", None, settings)
+        one_worker.step(index, TurnRequest("hostile_graders:sleep", "0.4", None, settings))
     grades = dict(one_worker.drain())
     assert all(grade.correct for grade in grades.values())
     assert changes(one_worker, before) == {"graded": 6}
@@ -167,8 +169,8 @@ def test_closing_does_not_wait_for_a_hanging_item() -> None:
     _, response, gold = responses(1)[0]
     others = children_of(os.getpid())  # workers of other pools
     pool = Pool(2)
-    pool.submit("hang", "hostile_graders:hang", "", None, endless)
-    pool.submit("fine", "countdown", response, gold, TASK)
+    pool.step("hang", TurnRequest("hostile_graders:hang", "", None, endless))
+    pool.step("fine", TurnRequest("countdown", response, gold, TASK))
     pool.poll(wait=True)
 
     start = time.monotonic()
@@ -209,10 +211,10 @@ from jzero.workers.pipe import Pipe
 from jzero.workers.pool import Pool
 task = TaskConfig(grade_seconds=1000.0)
 pool = Pool(2)
-pool.submit("hang", "hostile_graders:hang", "", None, task)
-pool.submit("spin", "hostile_graders:spin", "", None, task)
+pool.step("hang", TurnRequest("hostile_graders:hang", "", None, task))
+pool.step("spin", TurnRequest("hostile_graders:spin", "", None, task))
 for i in range(3):
-    pool.submit(i, "hostile_graders:right", "1", "1", task)
+    pool.step(i, TurnRequest("hostile_graders:right", "1", "1", task))
 time.sleep(1000)
 """
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from jzero.grade import row_settings
+from jzero.workers.pipe import TurnRequest
 from jzero.workers.pool import Pool
 
 # (response, gold, its score)
@@ -51,20 +52,22 @@ def test_honest_answers_survive_an_attack(tmp_path: Path, monkeypatch: pytest.Mo
 
     with Pool(2) as pool:
         for index, (response, gold, _) in honest.items():
-            pool.submit(("honest", index), "math", response, with_answer(gold), SETTINGS)
+            pool.step(("honest", index), TurnRequest("math", response, with_answer(gold), SETTINGS))
             if index in hostile:
                 answer = rf"\boxed{{{rng.choice(HOSTILE_ANSWERS)}}}"
-                pool.submit(("hostile", index), "math", answer, with_answer("5"), SETTINGS)
+                pool.step(
+                    ("hostile", index), TurnRequest("math", answer, with_answer("5"), SETTINGS)
+                )
             if index % 100 == 0:
                 function, _ = ATTACKS[index // 100]
                 grader = f"hostile_graders:{function}"
-                pool.submit(("attack", function), grader, "", "5", BRIEF)
+                pool.step(("attack", function), TurnRequest(grader, "", "5", BRIEF))
         grades = dict(pool.drain())
         counters = dict(pool.counters)
 
         # Both workers are back.
         for key in range(100):
-            pool.submit(key, "math", r"\boxed{5}", with_answer("5"), SETTINGS)
+            pool.step(key, TurnRequest("math", r"\boxed{5}", with_answer("5"), SETTINGS))
         assert all(grade.correct for _, grade in pool.drain())
         assert pool.counters["restarted"] == counters["restarted"]
 
@@ -106,7 +109,7 @@ def test_a_worker_that_is_killed_while_it_starts_is_started_again() -> None:
             first = pool._workers[0]
         first.process.kill()
 
-        pool.submit("key", "math", r"\boxed{5}", with_answer("5"), SETTINGS)
+        pool.step("key", TurnRequest("math", r"\boxed{5}", with_answer("5"), SETTINGS))
         [(_, grade)] = pool.drain()
 
         assert grade.correct
@@ -116,7 +119,7 @@ def test_a_worker_that_is_killed_while_it_starts_is_started_again() -> None:
 def test_workers_that_never_start_are_an_error(monkeypatch) -> None:
     monkeypatch.setattr("jzero.workers.pool.sys.executable", "/bin/false")
     with Pool(1) as pool:
-        pool.submit("key", "math", r"\boxed{5}", with_answer("5"), SETTINGS)
+        pool.step("key", TurnRequest("math", r"\boxed{5}", with_answer("5"), SETTINGS))
         with pytest.raises(RuntimeError, match="a grader process did not start"):
             pool.drain()
         assert pool.counters["restarted"] == 3

@@ -10,6 +10,7 @@ import pytest
 
 from jzero import config
 from jzero.types import Grade
+from jzero.workers.pipe import TurnRequest
 from jzero.workers.pool import Pool
 
 GOLD = {"numbers": [3, 7, 12], "target": 16}
@@ -29,7 +30,7 @@ def settings(function: str, *, grade_seconds: float = 5.0, **limits: float) -> c
 
 def graded(pool: Pool, function: str, **limits: float) -> Grade:
     """Returns the grade of a right answer that `function` looks at, too."""
-    pool.submit("key", "countdown", RIGHT, GOLD, settings(function, **limits))
+    pool.step("key", TurnRequest("countdown", RIGHT, GOLD, settings(function, **limits)))
     [(_, grade)] = pool.drain()
     return grade
 
@@ -79,7 +80,7 @@ def test_the_limits_of_a_reward_are_not_those_of_grading(
         assert not graded(another, "write").failed
         assert (tmp_path / "notes").read_text(encoding="utf-8") == RIGHT
         # The limits of grading hold again afterwards.
-        another.submit("fill", "hostile_graders:fill", "", None, config.TaskConfig())
+        another.step("fill", TurnRequest("hostile_graders:fill", "", None, config.TaskConfig()))
         [(_, grade)] = another.drain()
         assert grade.reason.startswith("error: OSError")
 
@@ -89,7 +90,7 @@ def test_what_functions_print_and_raise_is_shown_once(capfd: pytest.CaptureFixtu
         for key in range(20):
             for function in ("talk", "misspelt"):
                 task = settings(function)
-                pool.submit((key, function), "countdown", RIGHT, GOLD, task)
+                pool.step((key, function), TurnRequest("countdown", RIGHT, GOLD, task))
         pool.drain()
     shown = capfd.readouterr()
     assert shown.err.count("users_functions:talk printed") == 1
@@ -111,7 +112,7 @@ def test_what_functions_print_and_raise_is_shown_once(capfd: pytest.CaptureFixtu
     ],
 )
 def test_a_grader_of_the_users_that_fails_is_no_score(pool: Pool, grader: str, reason: str) -> None:
-    pool.submit("key", grader, "1", None, config.TaskConfig())
+    pool.step("key", TurnRequest(grader, "1", None, config.TaskConfig()))
     [(_, grade)] = pool.drain()
     assert grade.failed and not grade.correct
     assert grade.reason.startswith(reason)
@@ -119,7 +120,7 @@ def test_a_grader_of_the_users_that_fails_is_no_score(pool: Pool, grader: str, r
 
 def test_a_grader_of_jzeros_that_fails_scores_zero(pool: Pool) -> None:
     without_target = {"numbers": [3, 7, 12]}
-    pool.submit("key", "countdown", RIGHT, without_target, config.TaskConfig())
+    pool.step("key", TurnRequest("countdown", RIGHT, without_target, config.TaskConfig()))
     [(_, grade)] = pool.drain()
     assert grade.reason.startswith("error: KeyError")
     assert not grade.failed

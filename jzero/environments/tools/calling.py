@@ -7,18 +7,17 @@ its process is killed after `task.reward.seconds`.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import inspect
 import json
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
-from jzero.environments.episodes import process_loop
+from jzero.environments.environment import RaisedExit, TookTooLong, limited, outside_of_loop
 from jzero.environments.tools.parsing import BadCall, Call
 from jzero.environments.tools.toolbox import Tool, Toolbox
 from jzero.problems import bounds
@@ -42,11 +41,11 @@ class ToolUse(NamedTuple):
     seconds: float  # wall time
 
 
-class _TookTooLong(BaseException):
+class _Interrupted(BaseException):
     """A tool reached its time limit. No Exception, so that a tool does not catch it by accident."""
 
 
-def answer_calls(
+async def answer_calls(
     calls: Sequence[Call | BadCall],
     toolbox: Toolbox,
     settings: ToolsConfig,
@@ -79,62 +78,56 @@ def answer_calls(
         if left <= 0:
             text = f"{ERROR}all {settings.max_calls} calls of tools are used: answer without a tool"
         else:
-            text = _answer(call, toolbox, seconds_left)
+            text = await _answer(call, toolbox, seconds_left)
         failed += text.startswith(ERROR)
         messages.append({"role": "tool", "name": call.name, "content": _cut(text, settings)})
     spent = time.perf_counter() - start
     return messages, ToolUse(len(calls), failed, spent)
 
 
-def _answer(call: Call | BadCall, toolbox: Toolbox, seconds: float) -> str:
+async def _answer(call: Call | BadCall, toolbox: Toolbox, seconds: float) -> str:
     if isinstance(call, BadCall):
         return f"{ERROR}{call.reason}"
     tool = toolbox.tools[call.name]
     if seconds < _LEAST_SECONDS:
         return f"{ERROR}no time is left for this call"
     try:
-        return _to_text(_run(tool, call, seconds))
-    except _TookTooLong:
+        return _to_text(await _run(tool, call, seconds))
+    except (TookTooLong, _Interrupted):
         return f"{ERROR}{call.name} took more than {seconds:.3g} seconds"
     except SandboxError:  # fails the episode, because the policy is not at fault
         raise
+    except RaisedExit as error:
+        cause = error.__cause__ or error
+        if isinstance(cause, _Interrupted):
+            return f"{ERROR}{call.name} took more than {seconds:.3g} seconds"
+        return f"{ERROR}{_describe(cause)}"
     except BaseException as error:  # a tool is foreign, and may raise anything
         return f"{ERROR}{_describe(error)}"
 
 
-def _run(tool: Tool, call: Call, seconds: float) -> object:
+async def _run(tool: Tool, call: Call, seconds: float) -> object:
     if tool.limits_itself:
         return tool.function(**call.arguments)
-    with _limit(seconds):
+    with _limit(seconds), outside_of_loop():
         result = tool.function(**call.arguments)
     if not inspect.isawaitable(result):
         return result
-    # asyncio.timeout cannot interrupt a coroutine that never awaits, but the signal can.
+    # The event loop cannot interrupt a coroutine that never awaits, but the signal can.
     with _limit(seconds + _GRACE_SECONDS):
-        return process_loop().run_until_complete(_wait_for(result, seconds))
-
-
-async def _wait_for(result: Awaitable[object], seconds: float) -> object:
-    scope = asyncio.timeout(seconds)
-    try:
-        async with scope:
-            return await result
-    except TimeoutError:
-        if scope.expired():
-            raise _TookTooLong from None
-        raise  # the tool itself raised TimeoutError
+        return await limited(seconds, lambda: result)
 
 
 @contextlib.contextmanager
 def _limit(seconds: float) -> Iterator[None]:
-    """Raises _TookTooLong in the block after `seconds` of wall time."""
+    """Raises _Interrupted in the block after `seconds` of wall time."""
     # Only the main thread receives signals. In another thread only the process's limit applies.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise _TookTooLong
+        raise _Interrupted
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)

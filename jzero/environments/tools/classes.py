@@ -56,6 +56,7 @@ def tool_class(name: str) -> type | None:
     return found
 
 
+@functools.cache
 def is_tool_class(name: str) -> bool:
     """Returns whether `task.environment=name` is a class with methods as tools."""
     return tool_class(name) is not None

@@ -15,13 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from jzero.environments.episodes import (
-    Calls,
+from jzero.environments.environment import (
     Episodes,
     check_same,
     closed_on_error,
-    run_calls,
-    values_for_worker,
+    outside_of_loop,
+    run,
 )
 from jzero.environments.tools import classes, parsing
 from jzero.environments.tools.calling import Message, ToolUse, answer_calls
@@ -35,7 +34,8 @@ from jzero.environments.tools.toolbox import (
 )
 from jzero.problems import bounds
 from jzero.programming import code_runs
-from jzero.types import JsonValue, Problem, Turns
+from jzero.types import Turns
+from jzero.workers.pipe import TurnRequest
 
 if TYPE_CHECKING:
     from jzero.config import TaskConfig
@@ -62,8 +62,8 @@ class ToolEpisode:
     environment: object
     responses: list[str] = field(default_factory=list)  # the responses so far
 
-    def replay(self, earlier: Turns, task: TaskConfig) -> Calls[ToolEpisode]:
-        """Repeats the calls of the earlier turns, and returns itself.
+    async def replay(self, earlier: Turns, task: TaskConfig) -> None:
+        """Repeats the calls of the earlier turns.
 
         Raises:
             ValueError: the tools return other results than the first time.
@@ -75,29 +75,29 @@ class ToolEpisode:
             if grade is None or not grade.tool_calls or not has_state:
                 self.responses.append(response)
                 continue
-            turn = yield from self.step(response, num_earlier, task)
+            turn = await self.step(response, num_earlier, task)
             check_same("the tools", turn.messages, grade.reply)
             num_earlier += grade.tool_calls
-        return self
 
-    def step(self, response: str, num_earlier: int, task: TaskConfig) -> Calls[ToolTurn]:
+    async def step(self, response: str, num_earlier: int, task: TaskConfig) -> ToolTurn:
         """Executes the calls of a response. `num_earlier` calls were made in earlier turns."""
-        yield from ()  # makes this a generator; answer_calls waits for async tools itself
         parameters = {name: tool.parameters for name, tool in self.toolbox.tools.items()}
         syntax = task.tools.syntax or parsing.JSON
         calls = parsing.parse_calls(response, syntax, parameters)
         messages, use = [], ToolUse(0, 0, 0.0)
         if calls:
             seconds = task.reward.seconds * _SHARE_OF_TURN
-            messages, use = answer_calls(calls, self.toolbox, task.tools, num_earlier, seconds)
+            messages, use = await answer_calls(
+                calls, self.toolbox, task.tools, num_earlier, seconds
+            )
         self.responses.append(response)
         return ToolTurn(messages, use, self.environment)
 
-    def close(self) -> Calls[None]:
+    async def close(self) -> None:
         """Closes the tools, such as an interpreter, and the instance of the environment class."""
-        yield from ()  # makes this a generator
-        self.toolbox.close()
-        classes.end(self.environment)
+        with outside_of_loop():
+            self.toolbox.close()
+            classes.end(self.environment)
 
 
 _EPISODES: Episodes[ToolEpisode] = Episodes(MAX_EPISODES, IDLE_SECONDS)
@@ -135,45 +135,35 @@ def metrics(task: TaskConfig) -> dict[str, float]:
     return {"sandbox/level": float(code_runs.level_number(task))}
 
 
-def episode_values(
-    problem: Problem, sample_index: int, earlier: Turns, task: TaskConfig
-) -> dict[str, JsonValue]:
-    """Returns the values that a grader process needs for a turn with tools."""
-    # Problems of a suite may belong to another task, which has no tools.
-    if problem.task != task.name or not has_tools(task):
-        return {}
-    return values_for_worker(problem, sample_index, earlier) | {"has_tools": True}
-
-
-def step(name: str, gold: JsonValue, earlier: Turns, response: str, task: TaskConfig) -> ToolTurn:
-    """Executes the calls of a response in the episode `name`. `end` closes the episode.
-
-    Args:
-        name: identifies the episode.
-        gold: `gold` of the problem. For an environment it contains the row.
-        earlier: the earlier turns. Their grades hold the answers of the tools.
-        response: the response with the calls.
-        task: the section `task` of the config.
+def step(request: TurnRequest) -> ToolTurn:
+    """Executes the calls of a response in its episode. `end` closes the episode.
 
     Raises:
         ValueError: the tools of a rebuilt episode return other results than before.
         SandboxError: the sandbox failed, which is not the policy's fault.
         Exception: any exception of a user-defined class in its constructor or `reset`.
     """
-    num_earlier = sum(grade.tool_calls for _, grade in earlier if grade is not None)
+    task = request.task
+    num_earlier = sum(grade.tool_calls for _, grade in request.earlier if grade is not None)
 
-    def build() -> Calls[ToolEpisode]:
-        environment = classes.begin(task.environment, gold, bounds.reply_bytes(task))
-        episode = ToolEpisode(make_toolbox(task, environment), environment)
-        return closed_on_error(episode, episode.replay(earlier, task))
+    async def build() -> ToolEpisode:
+        with outside_of_loop():
+            owner = classes.begin(task.environment, request.gold, bounds.reply_bytes(task))
+            episode = ToolEpisode(make_toolbox(task, owner), owner)
+        async with closed_on_error(episode):
+            await episode.replay(request.earlier, task)
+        return episode
 
-    def take(episode: ToolEpisode) -> Calls[ToolTurn]:
-        return episode.step(response, num_earlier, task)
+    async def take(episode: ToolEpisode) -> ToolTurn:
+        return await episode.step(request.response, num_earlier, task)
 
-    responses = [text for text, _ in earlier]
-    return run_calls(_EPISODES.step(name, responses, build, take))
+    responses = [text for text, _ in request.earlier]
+    turn = run(_EPISODES.step(request.episode, responses, build, take))
+    # task.tools.max_output limits one answer. The reply limit applies to all answers together.
+    bounds.read_json(turn.messages, bounds.reply_bytes(task), "what the tools answer")
+    return turn
 
 
 def end(name: str) -> None:
     """Closes the objects of an episode, such as its interpreter."""
-    run_calls(_EPISODES.end(name))
+    run(_EPISODES.end(name))
