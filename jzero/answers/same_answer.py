@@ -1,16 +1,7 @@
 """Whether two answers are equal, by the grader's equivalence. See `tasks.votes`."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from jzero.answers import verdict
-from jzero.types import Grade, JsonValue
-
-if TYPE_CHECKING:
-    from jzero.config import TaskConfig
-
-COMPARER = "jzero.answers.same_answer:compare_in_worker"
+from jzero.types import Grade
 
 # With these reasons the grader has reached a verdict, but not with others such as "unparsed" and
 # "timeout".
@@ -29,11 +20,6 @@ def same_answer(first: str, second: str) -> Grade:
         return forth
     back = verdict.grade(second, first, template="answer")
     return back if back.correct else forth
-
-
-def compare_in_worker(task: TaskConfig, first: str, second: str) -> JsonValue:
-    """Returns the fields of the grade of `same_answer`."""
-    return vars(same_answer(first, second))
 
 
 def has_verdict(grade: Grade) -> bool:

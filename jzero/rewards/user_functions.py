@@ -3,13 +3,14 @@
     task.reward.functions=module:function        a module that can be imported where the run starts
     task.reward.functions=FILE.py:function       a file
     task.reward.functions=FILE.py:factory(x=1)   the function that factory(x=1) returns
+    task.reward.functions=trl:module:function    the same with the signature of a function of TRL
 
 The names of a function's parameters decide how it is called:
 
 - Names in ARGUMENTS: one response at a time. The trainer process sends the values in FROM_EPISODE
   to a grader process only if a function has such a parameter.
 - Names in PLURALS, or TRL's form (`trl_rewards`): lists of all responses of a batch
-  (`batched_rewards`).
+  (`batched_rewards`). TRL's form is recognized by its names; the prefix "trl:" requests it.
 - Other names: (response, gold, task) by position.
 
 Imports no jax: grader processes load this module.
@@ -53,6 +54,7 @@ PLURALS = {
     "rows": "row",
     "episodes": "turns",
 }
+TRL = "trl:"  # prefix of a function with TRL's signature
 # "module:factory(arguments)". The path may contain brackets, too.
 _FACTORY = re.compile(r"(.+?:[A-Za-z_][\w.]*)\((.*)\)", re.DOTALL)
 
@@ -73,6 +75,8 @@ def find_function(name: str) -> Callable[..., object]:
         TypeError: the result cannot be called.
         Exception: any exception from importing the user's module.
     """
+    if _requests_trl(name):
+        name = name.removeprefix(TRL)
     if factory := _FACTORY.fullmatch(name):
         positional, named = read_arguments(name, factory[2])
         function = _find_attribute(factory[1])(*positional, **named)
@@ -156,7 +160,7 @@ def parameter_names(name: str) -> tuple[str, ...] | None:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some functions written in C have no signature
         return None
-    if _is_of_trl(signature):
+    if _requests_trl(name) or _is_of_trl(signature):
         each = trl_rewards.needs_instances(signature)
         return trl_rewards.ASKED if each else trl_rewards.ASKED_IN_LISTS
     # Collect parameters with known names, and required parameters with other names.
@@ -199,6 +203,11 @@ def parameter_names(name: str) -> tuple[str, ...] | None:
             "all responses of a step"
         )
     return None
+
+
+def _requests_trl(name: str) -> bool:
+    # "trl:function" is a function of the module trl.
+    return name.startswith(TRL) and ":" in name.removeprefix(TRL)
 
 
 def _is_of_trl(signature: inspect.Signature) -> bool:

@@ -24,14 +24,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from jzero.answers.extract import LONGEST_ANSWER, last_box, last_number
-from jzero.answers.same_answer import COMPARER, has_verdict
+from jzero.answers.same_answer import has_verdict, same_answer
 from jzero.tasks import countdown, suites
-from jzero.types import Grade, Rollout
+from jzero.types import Grade, JsonValue, Rollout
 from jzero.workers.pool import CallError, Pool
 
 if TYPE_CHECKING:
     from jzero.config import TaskConfig
 
+COMPARER = "jzero.tasks.votes:compare_in_worker"
 MAX_FAILURES = 2
 
 # Values of `problem.task` with answers for the mathematics grader. Answers to other problems, such
@@ -70,6 +71,11 @@ def votes_of(rollouts: Sequence[Rollout], pool: Pool, task: TaskConfig) -> list[
             return Grade(0.0, False, str(error))
 
     return count_as_one(answers, compare)
+
+
+def compare_in_worker(task: TaskConfig, first: str, second: str) -> JsonValue:
+    """Returns the fields of the grade of `same_answer`."""
+    return vars(same_answer(first, second))
 
 
 def votes_of_all(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jzero.errors import UserError
-from jzero.play import play, read_answer, read_answers, read_row
+from jzero.play import Start, play, read_answer, read_answers, read_row
 
 SHOP = '''
 import itertools, random
@@ -53,7 +53,7 @@ def shop(tmp_path: Path) -> Path:
 
 def played(name: str, answers: list[str], row: dict | None = None) -> tuple[bool, str]:
     target = io.StringIO()
-    is_same = play(name, {"row": row or {}, "seed": 1}, iter(answers), target)
+    is_same = play(name, Start(row or {}, 1), iter(answers), target)
     return is_same, target.getvalue()
 
 

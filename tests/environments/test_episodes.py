@@ -147,3 +147,25 @@ def test_no_other_module_of_the_tasks_stores_episodes() -> None:
                     names.add(module)
     assert orders == {"environments/environment.py"}
     assert names == {"types.py"}
+
+
+def test_one_module_of_the_tasks_drives_an_event_loop_of_its_own() -> None:
+    """`run` and `call` decide what is awaited. Async reward functions have a loop for each call."""
+    driving: dict[str, set[str]] = {}
+    for path in (ROOT / "jzero").rglob("*.py"):
+        module = path.relative_to(ROOT / "jzero").as_posix()
+        if not module.startswith(("tasks", "environments", "rewards", "workers", "rollout")):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Attribute(attr="run_until_complete" | "send" as name):
+                    driving.setdefault(module, set()).add(name)
+                case ast.Attribute(value=ast.Name(id="asyncio"), attr="run" as name):
+                    driving.setdefault(module, set()).add(name)
+    assert driving == {
+        "environments/environment.py": {"run_until_complete"},
+        "workers/event_loop.py": {"run_until_complete"},
+        "workers/pipe.py": {"send"},
+        "rewards/user_functions.py": {"run"},
+        "environments/batched_rewards.py": {"run"},
+    }

@@ -50,6 +50,10 @@ def seen(**kwargs):
     return [float(i) for i in range(len(kwargs["completions"]))]
 
 
+def by_level(level):
+    return [item / 2 for item in level]
+
+
 def names(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, **kwargs):
     log_metric("batch", len(prompts))
     log_extra("columns", sorted(kwargs))
@@ -140,6 +144,15 @@ def graded(
         ones = [1] * len(grades)
         done.append(rewards.add_batch_rewards(grades, ones, ones, task.reward))
     return done
+
+
+def test_a_prefix_requests_the_form_that_names_do_not_show(pool: Pool, file: str) -> None:
+    with pytest.raises(UserError, match="has the parameter level"):
+        rewards.check_function(f"{file}:by_level")
+    name = f"trl:{file}:by_level"
+    rewards.check_function(name)
+    [grades] = graded(pool, name, [episodes(*TEXTS)])
+    assert [grade.parts[name] for grade in grades] == [0.0, 0.5, 1.0]
 
 
 @pytest.mark.parametrize("prompt", [USER, "Why?"], ids=["messages", "text"])

@@ -69,3 +69,22 @@ def die_once(response, gold, task):
 def sleep(response, gold, task):
     time.sleep(float(response))
     return right("1", "1", task)
+
+
+# Functions that a pool calls.
+
+
+def twice(task, first, second):
+    return [task.name, [first, first], second]
+
+
+def make_set(task):
+    return {1}
+
+
+def exit_in_call(task):
+    os._exit(3)
+
+
+def sleep_in_call(task):
+    time.sleep(1000)

@@ -15,7 +15,7 @@ import pytest
 from jzero.config import RewardConfig, TaskConfig
 from jzero.types import Grade
 from jzero.workers import keeper
-from jzero.workers.pipe import Pipe, TurnRequest
+from jzero.workers.pipe import Pipe, TurnRequest, write_request
 from jzero.workers.pool import Pool
 
 TOKEN = "JZERO_TEST_OF_KEEPER"  # a variable that all processes of a test inherit
@@ -215,9 +215,8 @@ def test_other_systems_end_the_session_of_a_grader() -> None:
     pipe = Pipe(ours)
     assert b"ready" in pipe.receive(60)
     task = TaskConfig(reward=RewardConfig(functions=("users_functions:leave_child",)))
-    fields = json.dumps(vars(task), default=vars)
-    gold = {"numbers": [3, 7, 12], "target": 16}
-    pipe.send(json.dumps([[0, "countdown", "12", gold, fields, None, {}]]).encode())
+    request = TurnRequest("countdown", "12", {"numbers": [3, 7, 12], "target": 16}, task)
+    pipe.send(f"[{write_request(0, request)}]".encode())
     while True:
         kind, *content = json.loads(pipe.receive(60))
         if kind == "answer":

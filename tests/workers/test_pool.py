@@ -1,6 +1,7 @@
 """The grader pool: the grades of a direct call, and nothing left behind."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from jzero import config
+from jzero.config import RewardConfig, TaskConfig
 from jzero.tasks import countdown
 from jzero.workers.pipe import Pipe, TurnRequest
-from jzero.workers.pool import Pool
+from jzero.workers.pool import CallError, Pool
 
 TASK = config.TaskConfig(grade_seconds=5.0)
 BRIEF = config.TaskConfig(grade_seconds=0.2)
@@ -131,6 +133,32 @@ def test_memory_is_bounded(one_worker) -> None:
     assert (grade.score, grade.reason) == (0.0, "killed")
 
 
+def test_a_call_returns_what_the_function_returns_as_json(one_worker: Pool) -> None:
+    before = dict(one_worker.counters)
+    returned = one_worker.call("hostile_graders:twice", "a", {"b": [1.5, None]}, task=TASK)
+    assert returned == [TASK.name, ["a", "a"], {"b": [1.5, None]}]
+    assert one_worker.counters == before  # calls are not graded responses
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "user_code", "reason"),
+    [
+        ("twice", ["a"], "", "error: TypeError: twice() missing 1 required positional argument"),
+        ("twice", ["a"], "mine:f", "error: mine:f: TypeError: twice() missing"),
+        ("make_set", [], "", "error: TypeError: Object of type set is not JSON serializable"),
+        ("exit_in_call", [], "", "killed"),
+        ("exit_in_call", [], "mine:f", "killed: mine:f"),
+        ("sleep_in_call", [], "mine:f", "timeout: mine:f took more than task.reward.seconds=0.2"),
+    ],
+)
+def test_a_call_that_fails_raises_its_reason(
+    one_worker: Pool, function: str, arguments: list[str], user_code: str, reason: str
+) -> None:
+    task = TaskConfig(reward=RewardConfig(seconds=0.2)) if "sleep" in function else TASK
+    with pytest.raises(CallError, match=re.escape(reason)):
+        one_worker.call(f"hostile_graders:{function}", *arguments, task=task, user_code=user_code)
+
+
 def test_an_item_that_dies_by_chance_is_tried_again(one_worker, tmp_path: Path) -> None:
     before = dict(one_worker.counters)
     one_worker.step(
@@ -207,7 +235,7 @@ PARENT = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from jzero.config import TaskConfig
-from jzero.workers.pipe import Pipe
+from jzero.workers.pipe import TurnRequest
 from jzero.workers.pool import Pool
 task = TaskConfig(grade_seconds=1000.0)
 pool = Pool(2)
