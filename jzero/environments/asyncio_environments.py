@@ -13,6 +13,7 @@ loses its grader process. Any other exception fails the episode at once.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import time
@@ -186,6 +187,16 @@ async def _result_of(
         except Exception as error:  # user-defined code may raise anything
             _show_traceback(pool, function, error)
             reason = f"error: {function}: {bounds.describe(error)}"
+            break
+        except BaseException as error:  # of a returned object, for example in its __repr__
+            current = asyncio.current_task()
+            is_cancelled = current is not None and current.cancelling() > 0
+            if is_cancelled or isinstance(error, GeneratorExit):
+                raise
+            raised = RaisedExit(bounds.describe(error))
+            raised.__cause__ = error
+            _show_traceback(pool, function, raised)
+            reason = f"error: {function}: {bounds.describe(raised)}"
             break
     return bounds.one_line(reason)
 

@@ -450,7 +450,9 @@ async def closed_on_error(episode: Episode) -> AsyncIterator[None]:
     """Closes an episode if the block fails. An error of closing is ignored."""
     try:
         yield
-    except (Exception, asyncio.CancelledError):  # cancelled: the run ends in the middle of a step
+    except GeneratorExit:  # nothing can be awaited any more
+        raise
+    except BaseException:  # also a cancellation: the run ends in the middle of a step
         await close_quietly(episode)
         raise
 

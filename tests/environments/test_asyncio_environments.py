@@ -92,6 +92,16 @@ class Shapeless(Walk):
         return "only a reply"
 
 
+class Exiting(Walk):
+    """Returns an object that exits when it is written into an error message."""
+
+    async def step(self, response):
+        return self
+
+    def __repr__(self):
+        raise SystemExit("no name")
+
+
 class Rough(Walk):
     """Answers late, and loses its connection in one of ten steps, once."""
 
@@ -221,6 +231,7 @@ def test_a_thousand_steps_wait_at_the_same_time(pool: Pool, file: str) -> None:
         ("Walk", "lose", "killed: ", {"killed": 2}),
         ("Shapeless", "1", "it has to be (reply, reward, done)", {"errors": 1}),
         ("Fickle", "1", "reset has to be a function of row and seed", {"errors": 1}),
+        ("Exiting", "1", "SystemExit: no name", {"errors": 1}),
     ],
 )
 def test_an_environment_that_fails_is_no_score_and_no_other_episode_fails(
