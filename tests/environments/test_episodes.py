@@ -150,7 +150,10 @@ def test_no_other_module_of_the_tasks_stores_episodes() -> None:
 
 
 def test_one_module_of_the_tasks_drives_an_event_loop_of_its_own() -> None:
-    """`run` and `call` decide what is awaited. Async reward functions have a loop for each call."""
+    """`run` and `call` decide what is awaited, and no generator drives coroutines by `throw`.
+
+    Async reward functions have a loop for each call.
+    """
     driving: dict[str, set[str]] = {}
     for path in (ROOT / "jzero").rglob("*.py"):
         module = path.relative_to(ROOT / "jzero").as_posix()
@@ -158,14 +161,13 @@ def test_one_module_of_the_tasks_drives_an_event_loop_of_its_own() -> None:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:
-                case ast.Attribute(attr="run_until_complete" | "send" as name):
+                case ast.Attribute(attr="run_until_complete" | "throw" as name):
                     driving.setdefault(module, set()).add(name)
                 case ast.Attribute(value=ast.Name(id="asyncio"), attr="run" as name):
                     driving.setdefault(module, set()).add(name)
     assert driving == {
         "environments/environment.py": {"run_until_complete"},
         "workers/event_loop.py": {"run_until_complete"},
-        "workers/pipe.py": {"send"},
         "rewards/user_functions.py": {"run"},
         "environments/batched_rewards.py": {"run"},
     }
