@@ -344,6 +344,7 @@ def run_main(environment: str, workdir: Path, **variables: str) -> Ended:
             f"--config={ROOT}/configs/guess.py:tiny",
             f"--workdir={workdir}",
             *flags,
+            "--config.task.options=",  # of guess
             f"--config.task.environment={FILE}:{environment}",
         ],
         LIMIT,
