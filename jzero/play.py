@@ -24,7 +24,7 @@ from typing import NamedTuple, TextIO, TypeVar
 from jzero import cli
 from jzero.config import TaskConfig
 from jzero.environments import environment, environment_task
-from jzero.environments.environment import Observation, Step, UserEnvironment
+from jzero.environments.environment import Environment, Observation, Step
 from jzero.environments.tools import classes
 from jzero.errors import UserError, reason_of
 from jzero.problems import problem_sets
@@ -51,7 +51,7 @@ class Episode:
     steps: list[Step]
 
 
-def make(name: str) -> UserEnvironment:
+def make(name: str) -> Environment:
     """Returns a new instance of an environment.
 
     Raises UserError if there is no such class, or it is no environment.

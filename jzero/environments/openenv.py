@@ -60,7 +60,7 @@ class OpenEnvError(http.RemoteError):
 
 
 class OpenEnv:
-    """An environment (`environment.Environment`) that is a session of an OpenEnv server."""
+    """A session of an OpenEnv server, with the methods of a user-defined class."""
 
     url = ""
     max_message_bytes = 4 << 20  # of one reply; a longer reply fails the episode

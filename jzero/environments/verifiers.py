@@ -56,7 +56,7 @@ class EpisodeError(RuntimeError):
 
 
 class VerifiersEpisode:
-    """An episode of a verifiers environment as `environment.Environment`."""
+    """An episode of a verifiers environment, with the methods of a user-defined class."""
 
     def __init__(self, name: str) -> None:
         self.tools: list[JsonValue] = []  # the schemas that the first request shows

@@ -63,7 +63,7 @@ def is_tool_class(name: str) -> bool:
 
 
 class Resetting:
-    """Adapts an instance to `jzero.environments.environment`, which resets it for a prompt."""
+    """Gives an instance the methods of a user-defined environment, to reset it for a prompt."""
 
     def __init__(self, instance: object) -> None:
         self._instance = instance
