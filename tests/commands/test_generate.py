@@ -341,10 +341,10 @@ def test_a_mistake_of_ours_is_not_blamed_on_the_server(
     mistake, inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    def submit(*_: object, **__: object) -> Never:
+    def step(*_: object, **__: object) -> Never:
         raise mistake("a fault of jzero")
 
-    monkeypatch.setattr(Pool, "submit", submit)
+    monkeypatch.setattr(Pool, "step", step)
     with Server() as server, pytest.raises(mistake, match="a fault of jzero"):
         call(monkeypatch, *arguments(inputs, tmp_path / "out.jsonl", "", url(server)))
 
