@@ -12,7 +12,7 @@ from servers import TEMPLATE, byte_tokenizer
 from test_asyncio_environments import Episode, play
 
 from jzero.config import TaskConfig
-from jzero.environments import environment, verifiers
+from jzero.environments import environment_task, verifiers
 from jzero.errors import UserError
 from jzero.tasks.task import check_task_settings
 from jzero.types import Problem
@@ -41,7 +41,7 @@ def settings(name: str, **changes: Any) -> TaskConfig:
 def first_problem(name: str) -> Problem:
     """Returns the problem of the first task."""
     task = settings(name)
-    problems = environment.train_problems(task, 0, 0, 10)
+    problems = environment_task.train_problems(task, 0, 0, 10)
     [first] = [problem for problem in problems if problem.row and problem.row["idx"] == 0]
     return first
 
@@ -67,14 +67,14 @@ def test_an_episode_is_graded_as_verifiers_does() -> None:
 
 def test_every_tenth_task_is_held_out() -> None:
     task = settings("letters_env")
-    trained = environment.train_problems(task, 0, 0, 10)
-    held_out = environment.eval_problems(task, 5)
-    assert environment.num_train_problems(task) == 10
+    trained = environment_task.train_problems(task, 0, 0, 10)
+    held_out = environment_task.eval_problems(task, 5)
+    assert environment_task.num_train_problems(task) == 10
     assert sorted(problem.row["idx"] for problem in trained if problem.row) == [*range(9), 10]
     assert [problem.row["idx"] for problem in held_out if problem.row] == [9]
 
     endless = settings("sums_env")
-    assert environment.num_train_problems(endless) is None
+    assert environment_task.num_train_problems(endless) is None
     rows = verifiers.endless_train_rows("sums_env", range(8, 20))
     assert [row["idx"] for row in rows] == [8, *range(10, 19), 20, 21]
 

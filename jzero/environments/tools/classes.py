@@ -46,7 +46,7 @@ def tool_class(name: str) -> type | None:
         return None
     try:
         found = find_function(name)
-    except Exception:  # any error of the user's module; `environment.check` reports it
+    except Exception:  # any error of the user's module; `environment_task.check` reports it
         return None
     # A class with `step` is an environment that takes responses itself.
     if not inspect.isclass(found) or not callable(getattr(found, "reset", None)):
