@@ -92,7 +92,7 @@ def make_base(out: Path, tokenizer: PreTrainedTokenizerFast, steps: int) -> None
             head_dim=32,
             tie_word_embeddings=True,
             max_position_embeddings=2048,
-            rope_theta=10000.0,
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
             eos_token_id=tokenizer.eos_token_id,
             bos_token_id=None,
         )
@@ -111,7 +111,8 @@ def make_base(out: Path, tokenizer: PreTrainedTokenizerFast, steps: int) -> None
         adam.zero_grad()
         loss.backward()
         adam.step()
-    print(f"base: {steps} steps, loss {float(loss):.3f}", flush=True)
+        if step == steps - 1:
+            print(f"base: {steps} steps, loss {float(loss):.3f}", flush=True)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
 

@@ -26,12 +26,13 @@ import uvicorn
 from jzero import cli, config
 from jzero.errors import UserError
 from jzero.model import huggingface, tokenizer
-from jzero.model.base_model import check_context, read_base_model
-from jzero.planning.kv_pool import size_pool
-from jzero.rollout.sampler import make_seed, mesh_of_decoder, new_engine
+from jzero.model.base_model import read_base_model
+from jzero.planning.kv_pool import room_of_decoder, size_pool
+from jzero.rollout.sampler import decoder_settings, make_seed, mesh_of_decoder, new_engine
 from jzero.serving import sockets
 from jzero.serving.connections import BoundedConfig
 from jzero.serving.limits import Limits
+from jzero.setup import check_context
 from jzero.sharding.mesh import configured_mesh
 from jzero.sharding.publish import publisher
 from jzero.tinker import limits
@@ -153,15 +154,16 @@ def make_service(settings: config.Config, options: Options) -> Service:
     mesh = configured_mesh(settings.mesh)
     if mesh.shape.get("context", 1) > 1:
         raise UserError("mesh.context is not served here: set it to 1")
-    decoding_mesh = mesh_of_decoder(settings, mesh)
+    decoding_mesh = mesh_of_decoder(0, mesh)
+    decoder = decoder_settings(settings.model, settings.rollout, settings.algorithm, settings.eval)
     # Samples end at the stops of their requests, which the host checks: no token ends a slot.
-    engine = new_engine(settings, base.model, decoding_mesh, (), 1)
-    rollout = size_pool(settings, engine, is_trained=False)
+    engine = new_engine(decoder, base.model, decoding_mesh, (), 1)
+    room = room_of_decoder(settings.memory, engine, settings.model)
+    rollout = size_pool(settings.rollout, engine, room)
     if decoding_mesh.devices.flat[0].platform != "cpu" and not settings.rollout.num_pages:
         least = engine.pages_per_slot * engine.num_shards
         rollout = replace(rollout, num_pages=max(least, int(rollout.num_pages * POOL_SHARE)))
-    settings = replace(settings, rollout=rollout)
-    engine = new_engine(settings, base.model, decoding_mesh, (), 1)
+    engine = new_engine(replace(decoder, rollout=rollout), base.model, decoding_mesh, (), 1)
 
     frozen = load_base(base.directory, base.model, mesh, settings.model)
     publish = publisher(base.model, mesh, decoding_mesh, settings.model.dtype)
@@ -173,7 +175,8 @@ def make_service(settings: config.Config, options: Options) -> Service:
         options.limits.resident_snapshots,
     )
     tenants = Tenants(
-        config=settings,
+        compute=settings.model,
+        microbatch_tokens=settings.train.microbatch_tokens,
         base=base,
         mesh=mesh,
         frozen=frozen,

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jzero.config import AdapterConfig, Config
+from jzero.config import AdapterConfig, ModelConfig
 from jzero.errors import UserError
 from jzero.hosts import collectives
 from jzero.model import adapters, peft, qwen
@@ -65,7 +65,8 @@ class FwdBwdResult:
 class Tenants:
     """All tenants, and the programs that train them."""
 
-    config: Config
+    compute: ModelConfig
+    microbatch_tokens: int  # 0: what fits
     base: BaseModel
     mesh: Mesh
     frozen: qwen.Params  # the base
@@ -103,10 +104,9 @@ class Tenants:
     def learner(self, shape: Shape) -> AccumulatingLearner:
         """Returns the programs of a shape."""
         if shape not in self.learners:
-            model = replace(self.config.model, adapter=shape.settings)
-            config = replace(self.config, model=model)
+            compute = replace(self.compute, adapter=shape.settings)
             self.learners[shape] = AccumulatingLearner(
-                self.base.model, config, self.mesh, losses.token_loss
+                self.base.model, compute, self.mesh, losses.token_loss
             )
         return self.learners[shape]
 
@@ -160,7 +160,7 @@ class Tenants:
             call.data,
             call.beta,
             datums.row_lengths(self.longest),
-            self.config.train.microbatch_tokens,
+            self.microbatch_tokens,
             shards,
         )
         arguments = (self.frozen, packed.examples, packed.microbatches, call.kind)

@@ -25,10 +25,11 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from jzero.config import Config
+from jzero.algorithms import Algorithm
+from jzero.config import ModelConfig, OptimizerConfig
 from jzero.hosts import collectives
 from jzero.model import adapters, qwen
-from jzero.training.heads import policy_head
+from jzero.training.heads import Objective, policy_head
 from jzero.training.learner import Learner, take_microbatch, training_options
 from jzero.types import ArrayType, Batch, RowLayout
 
@@ -82,15 +83,13 @@ class AccumulatingLearner(Learner):
     """The programs that train adapters of one shape on a frozen base."""
 
     def __init__(
-        self, model: qwen.QwenConfig, config: Config, mesh: Mesh, token_loss: TokenLoss
+        self, model: qwen.QwenConfig, compute: ModelConfig, mesh: Mesh, token_loss: TokenLoss
     ) -> None:
-        """`config.model.adapter` is the shape of the adapters; log-probs have temperature 1."""
-        assert config.model.adapter.rank, "only adapters are trained"
-        # Log-probs of given targets have no temperature.
-        at_one = replace(config, rollout=replace(config.rollout, temperature=1.0))
-        super().__init__(
-            model, config.model, config.optimizer, policy_head(model, at_one, mesh), mesh
-        )
+        """`compute.adapter` is the shape of the adapters; log-probs have temperature 1."""
+        assert compute.adapter.rank, "only adapters are trained"
+        # The head only computes log-probs here: the loss is `token_loss`, and the optimizer `step`.
+        head = policy_head(model, compute, Objective(Algorithm(), temperature=1.0), mesh)
+        super().__init__(model, compute, OptimizerConfig(), head, mesh)
         assert self.context == 1, "rows are not split over devices here"
         self.token_loss = token_loss
 

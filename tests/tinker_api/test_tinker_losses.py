@@ -30,10 +30,9 @@ class Tiny:
     """A frozen base of random weights, and the programs that train adapters on it."""
 
     def __init__(self) -> None:
-        config = reference.settings(rollout={"temperature": 0.7})
-        config = replace(config, model=replace(config.model, adapter=ADAPTER))
+        compute = replace(reference.settings().model, adapter=ADAPTER)
         mesh = train_mesh(1, 1, 1, jax.devices()[:1])
-        self.learner = AccumulatingLearner(reference.MODEL, config, mesh, losses.token_loss)
+        self.learner = AccumulatingLearner(reference.MODEL, compute, mesh, losses.token_loss)
         self.base = reference.random_params()
         self.frozen = self.learner.freeze(jax.tree.map(jnp.array, self.base))
 
