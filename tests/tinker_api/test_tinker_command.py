@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tinker_client import NAME, SETTINGS, Client, datum, sdk_pythons
+from tinker_client import NAME, SETTINGS, Client, datum
+from tinker_sdk import sdk_pythons
 
 from jzero.errors import UserError
 from jzero.tinker import __main__ as command

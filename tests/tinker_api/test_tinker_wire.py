@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tinker_client import sdk_pythons
+from tinker_sdk import sdk_pythons
 
 from jzero.tinker import wire
 from jzero.tinker.http import BodyError, decompress

@@ -1,7 +1,6 @@
 """A server of this process on a tiny model, and a client that speaks the wire without the SDK."""
 
 import contextlib
-import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-import pytest
 
 from jzero.serving import sockets
 from jzero.tinker import __main__ as command
@@ -44,17 +42,6 @@ LIMITS = TinkerLimits(
     hole_seconds=2,
 )
 OWNERS = {"tml-ann": "ann", "tml-bob": "bob"}
-
-
-SDK_PYTHONS = "TINKER_SDK_PYTHONS"
-
-
-def sdk_pythons() -> list[str]:
-    """Returns interpreters with the Tinker SDK, or skips the test."""
-    pythons = os.environ.get(SDK_PYTHONS, "")
-    if not pythons:
-        pytest.skip(f"{SDK_PYTHONS} is not set: interpreters with the Tinker SDK, A:B")
-    return pythons.split(":")
 
 
 def load_service(model: str, store: Path, limits: TinkerLimits = LIMITS) -> Service:
