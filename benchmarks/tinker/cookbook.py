@@ -81,6 +81,8 @@ def make_base(out: Path, tokenizer: PreTrainedTokenizerFast, steps: int) -> None
     """Pretrains the base, and writes it with its tokenizer."""
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
+    end = tokenizer.eos_token_id
+    assert isinstance(end, int)
     model = Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=len(tokenizer),
@@ -93,7 +95,7 @@ def make_base(out: Path, tokenizer: PreTrainedTokenizerFast, steps: int) -> None
             tie_word_embeddings=True,
             max_position_embeddings=2048,
             rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-            eos_token_id=tokenizer.eos_token_id,
+            eos_token_id=end,
             bos_token_id=None,
         )
     )

@@ -286,7 +286,7 @@ def _published_splits(selection: Selection) -> tuple[list[Puzzle], list[Puzzle]]
         raise UserError(
             f"task.data={show_sources(selection.train)}: countdown trains on one set, name one"
         )
-    rows = selection.train[0]
+    rows = next(iter(selection.train))
     source = rows.path
     # Read all rows, not only the first ones: the hash may hold out any of them.
     every_row = replace(rows, limit=0)
