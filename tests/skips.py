@@ -48,7 +48,7 @@ ALLOWED_SKIPS = [
     ),
     AllowedSkip(
         "could not import "
-        "'(peft|trl|lm_eval|verifiers|math_verify|wandb|trackio|mlflow|jetstream|grpc|dockerfile_parse|zstandard)"
+        "'(peft|trl|lm_eval|verifiers|math_verify|wandb|trackio|mlflow|jetstream|grpc|dockerfile_parse)"
         "[a-z0-9_.]*'.*",
         "these packages belong to other extras than dev: each is large or has a conflict",
     ),
