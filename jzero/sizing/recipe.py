@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jzero.config import Config, list_settings
+from jzero.setting import show_part
 from jzero.sizing.choices import Choice
 
 FILE = "recipe.py"  # in the workdir
@@ -16,7 +17,7 @@ HEAD = '''"""{title}
     python -m jzero.main --config {path}
 """
 
-from jzero.config import Config
+from jzero.config import {names}
 
 
 def get_config() -> Config:
@@ -37,7 +38,10 @@ def recipe_source(settings: Config, choices: Sequence[Choice], title: str, path:
     defaults = {setting.name: setting.value for setting in list_settings(Config())}
     lines = []
     section = ""
+    has_parts = False
     for setting in list_settings(settings):
+        if setting.part:  # the line of its part has all arguments
+            continue
         # Choices that equal a default are written, too: a later version may have another default.
         if setting.value == defaults[setting.name] and setting.name not in reasons:
             continue
@@ -52,8 +56,13 @@ def recipe_source(settings: Config, choices: Sequence[Choice], title: str, path:
                 initial_indent="    # ",
                 subsequent_indent="    # ",
             )
-        lines.append(f"    config.{setting.name} = {setting.value!r}")
-    head = HEAD.format(title=title.replace("\\", "/"), path=path)
+        if setting.type.parts:  # as a flag chooses it: a recipe needs no import of its class
+            has_parts = True
+            lines.append(f"    set_part(config, {setting.name!r}, {show_part(setting.value)!r})")
+        else:
+            lines.append(f"    config.{setting.name} = {setting.value!r}")
+    names = "Config, set_part" if has_parts else "Config"
+    head = HEAD.format(title=title.replace("\\", "/"), path=path, names=names)
     return head + "\n".join([*lines, "    return config"]) + "\n"
 
 

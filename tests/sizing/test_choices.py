@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from jzero.planning.chips import GIB, DescribedDevice, described_devices
 from jzero.planning.fitting import fit
 from jzero.planning.largest import memory_of
 from jzero.planning.models import KNOWN_MODELS
+from jzero.setting import part_name
 from jzero.sizing import choices, recipe
 from jzero.sizing.choices import Machine, Model, Sheet, Wishes
 from jzero.sizing.data import Data, read_data
@@ -199,20 +201,45 @@ def test_a_model_that_does_not_fit_gets_an_adapter(data: Data, model: Model) -> 
     assert "more would need" in reasons["model.adapter.rank"]
 
 
-def test_a_recipe_gives_the_same_settings(data: Data, model: Model, tmp_path: Path) -> None:
-    sheet = choose(data, model, cpu(16), {"rollout.stop": ("\n", 'a"b')}, reward="my.py:f")
-    path = tmp_path / "recipe.py"
-    path.write_text(recipe.recipe_source(sheet.settings, sheet.choices, "Title.", path))
-
+def load_recipe(path: Path) -> config.Config:
+    """Returns the settings of a recipe."""
     spec = importlib.util.spec_from_file_location("written", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module.get_config()
 
-    assert module.get_config() == sheet.settings
+
+def test_a_recipe_gives_the_same_settings(data: Data, model: Model, tmp_path: Path) -> None:
+    sheet = choose(data, model, cpu(16), {"rollout.stop": ("\n", 'a"b')}, reward="my.py:f")
+    path = tmp_path / "recipe.py"
+    path.write_text(recipe.recipe_source(sheet.settings, sheet.choices, "Title.", path))
+
+    assert load_recipe(path) == sheet.settings
     # Choices that equal a default are written, too.
     assert f"config.rollout.group_size = {choices.GROUP_SIZE}" in path.read_text()
+
+
+def parts() -> Iterator[tuple[str, str]]:
+    """Yields every setting that has parts, with the name of each of its parts."""
+    for setting in config.list_settings(config.Config()):
+        if not setting.part:
+            for part in setting.type.parts:
+                yield setting.name, part_name(part)
+
+
+@pytest.mark.parametrize(("name", "part"), list(parts()))
+def test_a_recipe_has_every_part_with_its_arguments(
+    name: str, part: str, data: Data, model: Model, tmp_path: Path
+) -> None:
+    """As for `jzero train --config.algorithm.weight=constant`."""
+    sheet = choose(data, model, cpu(16))
+    config.set_part(sheet.settings, name, part)
+    path = tmp_path / "recipe.py"
+    path.write_text(recipe.recipe_source(sheet.settings, sheet.choices, "Title.", path))
+
+    assert load_recipe(path) == sheet.settings
 
 
 def test_the_table_has_a_line_for_each_choice(data: Data, model: Model) -> None:
