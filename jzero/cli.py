@@ -132,6 +132,11 @@ def asked_help(arguments: Sequence[str]) -> str | None:
     return None
 
 
+def expand_price(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments with --price, which is short for a setting, in its long form."""
+    return [re.sub(r"^--price(?==|$)", "--config.train.price", item) for item in arguments]
+
+
 # Matches --config.section.field, and the form --noconfig.section.field that absl has for booleans.
 _SETTING_FLAG = re.compile(r"--?(?:no)?config\.([^=]*)")
 

@@ -7,7 +7,6 @@ resumes a run that was stopped or killed: it continues from the workdir's last c
 import ast
 import difflib
 import json
-import re
 import sys
 import time
 from pathlib import Path
@@ -116,8 +115,7 @@ def parse(arguments: list[str]) -> Command:
         with cli.user_errors():
             print(describe.describe(name) if name else usage())
         sys.exit(0)
-    # --price is short for a setting.
-    arguments = [re.sub(r"^--price(?==|$)", "--config.train.price", item) for item in arguments]
+    arguments = cli.expand_price(arguments)
     shows = "--show" in arguments
     arguments = [argument for argument in arguments if argument != "--show"]
     check_recipe(arguments)

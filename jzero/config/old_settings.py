@@ -210,6 +210,10 @@ REWARD_ARGUMENTS = {
 # Name of an old setting, or the beginning of the names of several with a last "." or "_".
 OLD_SETTINGS: dict[str, Moved | Merged | Removed] = {
     # Algorithms.
+    "algorithm": Removed(
+        "choose a preset in a recipe, as in config.algorithm = algorithms.dapo(), or single "
+        "settings, as in --config.algorithm.surrogate=cispo"
+    ),
     "algorithm.truncated_score": Moved("algorithm.truncated.score"),
     "algorithm.std_eps": Moved("algorithm.advantage.eps"),
     "algorithm.gamma": Moved("algorithm.advantage.gamma"),

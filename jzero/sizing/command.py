@@ -122,6 +122,7 @@ def parse(arguments: list[str]) -> Request:
             print(describe_settings(name))
         sys.exit(0)
     args, remaining = parser.parse_known_args(cli.start_jax(arguments))
+    remaining = cli.expand_price(remaining)
     cli.check_setting_names(remaining)
     wishes = Wishes(
         model=args.model,

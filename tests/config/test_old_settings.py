@@ -89,6 +89,7 @@ def test_another_length_of_the_warm_up_keeps_its_first_rate() -> None:
         ("task.reward.judge.shade=3", "no field task.reward.judge.shade"),
         ("optimizer.warmup_from_zero=True", "optimizer.warmup=none has no from_zero"),
         ("optimizer.warmup_ratio=x", "optimizer.warmup=share(ratio=x): the arguments are numbers"),
+        ("algorithm=dapo", "no field algorithm; choose a preset in a recipe"),
         ("hub.wait_minutes=3", "no field hub.wait_minutes; set hub.push.minutes"),
     ],
 )
