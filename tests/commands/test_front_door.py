@@ -14,8 +14,10 @@ from runs import ROOT, read_jsonl
 
 import jzero
 from jzero import chat, compare, evaluate
+from jzero.config import Config
 from jzero.errors import UserError
 from jzero.run.finished import find_model
+from jzero.sizing import command
 from jzero.sizing.recipe import FILE
 from jzero.workers.pool import Pool
 
@@ -222,3 +224,10 @@ def test_python_refuses_mistakes_with_user_errors(trained, tmp_path: Path) -> No
         jzero.train(model, [], workdir=tmp_path)
     with pytest.raises(UserError, match="give suite="):
         jzero.evaluate(model)
+
+
+def test_the_price_of_the_machine_is_a_flag() -> None:
+    request = command.parse(["--model=m", "--data=d", "--price=4.2"])
+
+    assert request.apply(Config()).train.price == 4.2
+    assert "train.price" in request.given
