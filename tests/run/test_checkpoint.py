@@ -491,7 +491,12 @@ def test_a_kill_during_a_save_leaves_the_previous_step(tmp_path: Path) -> None:
 
 # The guard of a workdir
 
-CONFIG = {"train": {"steps": 10, "seed": 0}, "eval": {"every": 0}, "rollout": {"stop": []}}
+CONFIG = {
+    "train": {"steps": 10, "seed": 0},
+    "eval": {"every": 0},
+    "rollout": {"stop": []},
+    "optimizer": {"lr": 1e-6},
+}
 
 
 def changed(settings: dict[str, Any], **sections: dict[str, Any]) -> dict[str, Any]:
@@ -523,7 +528,8 @@ def test_settings_that_may_change_replace_the_config(tmp_path: Path) -> None:
 def test_a_workdir_refuses_another_run(tmp_path: Path) -> None:
     other = changed(
         CONFIG,
-        train={"steps": 30, "seed": 1, "lr": 0.5},
+        train={"steps": 30, "seed": 1},
+        optimizer={"lr": 0.5},
         rollout={"stop": ["</answer>"]},
     )
     claim_workdir(tmp_path, json.dumps(CONFIG))
@@ -534,7 +540,7 @@ def test_a_workdir_refuses_another_run(tmp_path: Path) -> None:
     message = str(caught.value)
     assert str(tmp_path / "config.json") in message
     assert "train.seed: 0 -> 1" in message
-    assert "train.lr: (absent) -> 0.5" in message
+    assert "optimizer.lr: 1e-06 -> 0.5" in message
     assert 'rollout.stop: [] -> ["</answer>"]' in message
     assert "train.steps" not in message
     assert (tmp_path / "config.json").read_text() == json.dumps(CONFIG)

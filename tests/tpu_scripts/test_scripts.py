@@ -586,7 +586,7 @@ def test_resume_from_nothing_over_a_preemption_to_the_end(cloud) -> None:
     ]
     assert managed == [f"queued-resources {verb}" for verb in ("create", "delete", "create")]
     start = ["start", "runs/t", "--config", "c.py", AWKWARD_ARGUMENT]
-    assert cloud.remote() == [["setup", "tpu"], ["idle"], start, ["status"], ["status"]] * 2
+    assert cloud.remote() == [["setup", "tpu", ""], ["idle"], start, ["status"], ["status"]] * 2
 
 
 def test_resume_notices_a_node_that_is_gone_before_its_request_is(cloud) -> None:

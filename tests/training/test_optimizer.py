@@ -223,7 +223,8 @@ def test_schedules_are_those_of_transformers(
     # The warm-up of their warmup_stable_decay begins at the last rate of its decay.
     first = warmup if name == "warmup_stable_decay" else 0
     steps = [*range(first, 12), *range(12, 100, 7), 99]
-    rates = [rate(s, warmup_steps=warmup, warmup_from_zero=True, **settings) for s in steps]
+    has_warmup = warmup > 0
+    rates = [rate(s, warmup_steps=warmup, warmup_from_zero=has_warmup, **settings) for s in steps]
 
     np.testing.assert_allclose(rates, [expected[step] for step in steps], rtol=1e-12, atol=1e-15)
 
