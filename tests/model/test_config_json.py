@@ -102,11 +102,11 @@ OTHER: dict[str, tuple[Changes, str]] = {
     ),
     "longrope in rope_parameters": (
         {"rope_parameters": PLAIN | {"rope_type": "longrope", "factor": 4.0}},
-        "rope_parameters with rope_type=longrope: only default, llama3, yarn are implemented",
+        "with rope_type=longrope: only default, linear, llama3, yarn are implemented",
     ),
-    "linear under its old name": (
-        {"rope_parameters": ABSENT, "rope_scaling": {"type": "linear", "factor": 2.0}},
-        "rope_type=linear",
+    "dynamic under its old name": (
+        {"rope_parameters": ABSENT, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        "rope_type=dynamic",
     ),
     "a scaling that hides the base": (
         {"rope_theta": ABSENT, "rope_scaling": {"rope_type": "default"}},

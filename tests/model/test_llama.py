@@ -26,7 +26,7 @@ from jzero.errors import UserError
 from jzero.model import adapters, huggingface, peft, qwen
 from jzero.model.families import FAMILIES, window_of
 from jzero.model.known_models import LLAMA_MODELS, QWEN2_MODELS, QWEN3_MODELS
-from jzero.model.rope import Llama3Scaling, RopeScaling, YarnScaling
+from jzero.model.rope import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
 from jzero.planning.models import KNOWN_MODELS
 from jzero.types import RowLayout
 
@@ -47,6 +47,7 @@ YARN = YarnScaling(4.0, 64)
 CONFIGS = {
     "llama2": LLAMA2,
     "llama3": LLAMA3,
+    "llama-linear": replace(LLAMA2, rope_scaling=LinearScaling(3.0)),
     "mistral": replace(LLAMA2, model_type="mistral"),
     "qwen2-yarn": replace(LLAMA2, model_type="qwen2", rope_scaling=YARN),
     "qwen3-yarn": replace(
@@ -112,7 +113,7 @@ def test_tensors_of_transformers_round_trip_byte_for_byte(
         assert ours[name].tobytes() == tensor.tobytes(), name
 
 
-@pytest.mark.parametrize("name", ["llama3", "qwen2-yarn"])
+@pytest.mark.parametrize("name", ["llama3", "llama-linear", "qwen2-yarn"])
 def test_the_scaling_matters(name: str) -> None:
     """Or the comparisons above would compare nothing."""
     config = CONFIGS[name]
