@@ -111,6 +111,8 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
         if getattr(options, flag) < 1:
             raise UserError(f"{limits.flag_name(flag)}={getattr(options, flag)}: give 1 or more")
     context = options.context
+    # Not the model's full context by default: a KV cache for 128k tokens would leave room for few
+    # slots.
     if not context:
         context = min(huggingface.read_positions(options.model) or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     if context < 2:
@@ -160,6 +162,8 @@ def make_service(settings: config.Config, options: Options) -> Service:
     engine = new_engine(decoder, base.model, decoding_mesh, (), 1)
     room = room_of_decoder(settings.memory, engine, settings.model)
     rollout = size_pool(settings.rollout, engine, room)
+    # The plan of `size_pool` leaves no room for training. On CPUs the pool is only a share of the
+    # free memory, which does leave room.
     if decoding_mesh.devices.flat[0].platform != "cpu" and not settings.rollout.num_pages:
         least = engine.pages_per_slot * engine.num_shards
         rollout = replace(rollout, num_pages=max(least, int(rollout.num_pages * POOL_SHARE)))

@@ -9,6 +9,7 @@ from jzero.types import JsonValue
 
 # Names are parts of paths in the store: no slash, and no leading dot.
 NAME = r"[A-Za-z0-9_][A-Za-z0-9._\-]{0,127}"
+# The id of a session (a UUID) and a model's number: the SDK builds this id itself.
 RUN = r"[0-9a-f\-]{36}:train:[0-9]{1,9}"
 KINDS = ("weights", "sampler_weights", "external_weights")
 RUN_ID = re.compile(RUN)
@@ -22,6 +23,7 @@ Metadata = dict[str, JsonValue]
 class Body(BaseModel):
     """A body of which only the known fields are read."""
 
+    # Newer SDKs send more fields. Without strict, pydantic would accept texts as numbers.
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
@@ -75,6 +77,7 @@ class ModelId(Body):
 class AdamParams(Body):
     """The settings of one AdamW step."""
 
+    # The SDK's defaults, for clients that leave fields out.
     learning_rate: float = 1e-4
     beta1: float = 0.9
     beta2: float = 0.95
@@ -166,6 +169,8 @@ class Sample(Body):
     sampling_params: SamplingParams
     num_samples: Annotated[int, Field(ge=1)] = 1
     sampling_session_id: str
+    # Samples have no order. Copies of a sampling client in several processes number their samples
+    # from different multiples of 1e9.
     seq_id: SequenceNumber = 0
     prompt_logprobs: bool | None = False
     topk_prompt_logprobs: Annotated[int, Field(ge=0)] = 0

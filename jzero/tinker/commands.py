@@ -60,6 +60,7 @@ class Future:
     @property
     def size(self) -> int:
         """Returns the bytes that the result takes, roughly."""
+        # JSON results have only a few short fields.
         return len(self.result) if isinstance(self.result, bytes) else 256
 
 
@@ -89,6 +90,7 @@ class Futures:
         future.result = result
         self.num_bytes += future.size
         future.is_done.set()
+        # The new result is kept even if it alone exceeds the limit: its client has not read it yet.
         while self.num_bytes > self.most_bytes and self.drop_oldest_done(keep=future):
             pass
 
@@ -96,6 +98,7 @@ class Futures:
         """Drops the results that are too old."""
         horizon = time.monotonic() - self.seconds
         for future in list(self.by_id.values()):
+            # In order of creation, so all later promises are younger.
             if future.created > horizon:
                 break
             if future.result is not None:
@@ -193,6 +196,7 @@ class CommandLog:
         if not any(command.arrived < horizon for command in self.waiting.values()):
             return []
         failed = [self.waiting[number].future for number in sorted(self.waiting)]
+        # The client has sent all these numbers, so its next command has a higher one.
         self.next_number = max([*self.waiting, *self.consumed]) + 1
         self.waiting.clear()
         self.consumed.clear()

@@ -116,6 +116,7 @@ def number_of(message: wire.Message, name: str) -> int:
 def read_config(request: wire.Message, loss: str) -> dict[str, float]:
     """Returns the numbers of loss_fn_config. Raises UserError for a name the loss does not have."""
     config: dict[str, float] = {}
+    # Newer SDKs send the second field, in which a value may also be a text; older SDKs the first.
     for field in ("loss_fn_config", "loss_fn_config_v2"):
         entries = request.get(field, {})
         assert isinstance(entries, dict)
@@ -183,6 +184,7 @@ def read_datum(
         weights=inputs.get("weights", np.ones(targets.shape, np.float32)).reshape(ids.shape),
         logprobs=field_or("logprobs", 0),
         advantages=field_or("advantages", 0),
+        # A threshold for each token, if sent, takes precedence over the threshold of the call.
         low=field_or("clip_low_threshold", config.get("clip_low_threshold", losses.DEFAULT_LOW)),
         high=field_or(
             "clip_high_threshold", config.get("clip_high_threshold", losses.DEFAULT_HIGH)
@@ -231,6 +233,7 @@ class Packed:
         flat = rows.reshape(-1, *rows.shape[2:])
         results = []
         for (row, column), datum in zip(self.places, self.data, strict=True):
+            # The columns of other datums with more targets are padding.
             count = datum.targets.shape[1]
             values = flat[row, column : column + len(datum.tokens), :count]
             results.append(values if datum.is_matrix else values[:, 0])
@@ -261,6 +264,7 @@ def pack(
     width = next((length for length in lengths if length >= wanted), lengths[-1])
     bins = best_fit(sizes, width)
     per_microbatch = min(max(1, microbatch_tokens // (width * shards)), ROWS_MOST) * shards
+    # Only these microbatches are computed. The number of rows is padded further, for the shape.
     used = -(-len(bins) // per_microbatch)
     targets = power_of_two(max(datum.targets.shape[1] for datum in data))
     shape = (power_of_two(used), per_microbatch, width)
@@ -294,6 +298,8 @@ def pack(
 
     batch = Batch(
         tokens=split(fields["tokens"]),
+        # The model's forward pass needs the field; the loss reads the targets [.., K] of
+        # `Examples`.
         targets=split(zeros(np.int32)),
         segments=split(fields["segments"]),
         positions=split(fields["positions"]),

@@ -55,6 +55,7 @@ class Api:
     async def read(self, request: Request) -> bytes:
         """Returns the decompressed body. Raises BodyError if it is too large."""
         most = self.service.limits.max_body_bytes
+        # The chunks are counted as they arrive: a Content-Length may be missing or wrong.
         data = bytearray()
         async for chunk in request.stream():
             data += chunk
@@ -74,6 +75,8 @@ class Api:
             raise BodyError(422, "the body is no JSON object")
         try:
             return kind.model_validate(fields)
+        # A refused call uses up its seq_id: the SDK continues with the next one, and without this
+        # the model would wait for the refused number forever.
         except ValidationError:
             self.consume(request, fields)
             raise
@@ -126,20 +129,27 @@ class Api:
         future = futures.by_id.get(body.request_id)
         if future is None or future.owner != owner_of(request):
             is_sample = body.request_id.startswith(SAMPLE_PREFIX)
+            # The SDK submits a sample anew after 410; 404 ends its call with an error.
             status = 410 if is_sample else 404
             return JSONResponse({"detail": f"there is no request {body.request_id}"}, status)
+        # The SDK polls again at once after 408, so the server holds the poll. The SDK gives up on a
+        # poll after 45 seconds, which the default of 30 stays below.
         result = await futures.wait(future, self.service.limits.poll_seconds)
         if result is None:
             waiting = {"type": "try_again", "request_id": body.request_id, "queue_state": "active"}
             return JSONResponse(waiting, 408)
         if isinstance(result, bytes):
             return Response(result, media_type=PROTOBUF)
+        # A failure has status 200 too: the SDK then raises an error for this call only, and its
+        # client stays usable.
         return JSONResponse(result.body if isinstance(result, Failure) else result)
 
     async def config(self, request: Request) -> Response:
         """Answers the flags by which the server bounds its clients."""
         await self.read(request)
         limits = self.service.limits
+        # These are flags of the SDK, with its own defaults as upper bounds. Half a body leaves room
+        # for the encoding around the data of a chunk.
         return JSONResponse(
             {
                 "fwdbwd_max_chunk_len": limits.max_datums,
@@ -290,6 +300,8 @@ class Api:
             if owner is None:
                 return JSONResponse({"detail": "the API key is missing or wrong"}, 401)
             request.state.owner = owner
+            # uvicorn creates the loop, so the service learns it from the first request. No result
+            # of the worker can come before that.
             self.service.loop = asyncio.get_running_loop()
             return await handler(request)
 
@@ -305,6 +317,8 @@ class Api:
                 return JSONResponse({"detail": str(error)}, 404)
             except TooBusyError as error:
                 headers = {"X-Tinker-Sampling-Backpressure": "1", "Retry-After": "1"}
+                # The SDK sends a sample again after a second. With the first header it treats the
+                # status as backpressure.
                 return JSONResponse({"detail": str(error)}, 429, headers)
             except BodyError as error:
                 return JSONResponse({"detail": str(error)}, error.status)
@@ -312,6 +326,7 @@ class Api:
                 return JSONResponse({"detail": validation_message(error)}, 422)
             except (UserError, wire.WireError) as error:
                 return JSONResponse({"detail": str(error)}, 400)
+            # The connection is gone. Without this the server would log a traceback.
             except ClientDisconnect:
                 return Response(status_code=400)
 
@@ -323,6 +338,7 @@ class Api:
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
             self.service.keep_house()
             if second % SWEEP_EVERY == 0:
+                # Deleting files may take seconds, and polls wait in this loop.
                 await asyncio.to_thread(self.service.store.sweep)
 
 
@@ -347,6 +363,7 @@ def checkpoint_path(request: Request) -> str:
 def query_number(request: Request, name: str, default: int) -> int:
     """Returns a number of the query. Raises BodyError if it is none."""
     text = request.query_params.get(name, str(default))
+    # isdigit alone accepts digits of other scripts and superscripts.
     if not text.isascii() or not text.isdigit() or len(text) > 9:
         raise BodyError(422, f"{name}={text!r} is no number")
     return int(text)
@@ -366,6 +383,8 @@ def decompress(data: bytes, encoding: str, most: int) -> bytes:
     if encoding == "gzip":
         stream = zlib.decompressobj(wbits=31)
         try:
+            # One byte more than allowed: a decompression bomb ends here instead of filling the
+            # memory.
             plain = stream.decompress(data, most + 1)
         except zlib.error:
             raise BodyError(400, "the body is no gzip") from None
@@ -380,6 +399,7 @@ def decompress(data: bytes, encoding: str, most: int) -> bytes:
         except ImportError:
             raise BodyError(415, "zstd needs the package zstandard on the server") from None
         try:
+            # The window is memory that a frame of a few bytes can ask for.
             with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(data) as reader:
                 plain = reader.read(most + 1)
         except zstandard.ZstdError:

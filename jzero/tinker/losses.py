@@ -66,4 +66,5 @@ def token_loss(
         penalty = 0.5 * examples.beta * (first - old) ** 2
         return -(advantages * first - jnp.where(advantages != 0, penalty, 0))
 
+    # All five are cheap next to the model, and one program serves them all.
     return lax.switch(kind, (cross_entropy, importance_sampling, ppo, cispo, dro))

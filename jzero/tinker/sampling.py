@@ -33,6 +33,7 @@ from jzero.tinker.tenants import Shape
 BASE = "base"  # key of the model without an adapter
 COALESCE_SECONDS = 0.01  # clients send equal prompts one by one: a group shares one prefill
 SWITCH_SECONDS = 1.0  # of decoding one snapshot, if others wait
+# The API's value of an empty cell, with token 0.
 NO_LOGPROB = -99999.0  # of an empty cell
 
 
@@ -193,6 +194,8 @@ class Sampling:
 
         between_calls: is called before every device call; it may add waiting requests.
         """
+        # RL recipes send num_samples=1 with the same prompt once for each member of a group.
+        # Waiting turns these calls into one prefill.
         time.sleep(COALESCE_SECONDS)
         between_calls()
         if not self.waiting:
@@ -204,6 +207,8 @@ class Sampling:
         except UserError as error:
             self.fail_waiting(program, error)
             return
+        # top-k and top-p are compiled into the decode program, so one run has one pair of them. The
+        # temperature and the stops belong to each sequence.
         samples = Samples(top_p=top_p, top_k=top_k, is_trained=False)
         scheduler = Scheduler(self.engine, params, self.decode, samples)
         started = time.monotonic()
@@ -213,6 +218,8 @@ class Sampling:
             self.take_scored(scheduler)
             others_wait = any(request.program != program for request in self.waiting)
             if others_wait and time.monotonic() - started > SWITCH_SECONDS:
+                # Admits nothing more: the run ends with its live sequences, and the next run takes
+                # the snapshot of the first waiting request.
                 return []
             return self.admit(scheduler, program)
 
@@ -230,6 +237,7 @@ class Sampling:
             self.fail_live(error)
             raise
         finally:
+            # Frees the pages of sequences that an exception has left unfinished.
             scheduler.cancel()
             self.prefills += scheduler.counters.prefills
 
@@ -239,6 +247,8 @@ class Sampling:
         others: deque[Request] = deque()
         while self.waiting:
             request = self.waiting.popleft()
+            # A request with more samples than slots is admitted when nothing else is live; its
+            # samples then wait in the scheduler.
             has_room = len(self.live) + request.num_samples <= self.engine.max_concurrent_decodes
             if request.program != program or (self.live and not has_room):
                 others.append(request)
@@ -259,6 +269,7 @@ class Sampling:
                     stop_strings=list(request.stop_strings),
                     stop_ids=request.stop_ids,
                 )
+                # The scheduler shares the pages of a prompt among sequences with equal prompt_id.
                 if group:
                     sequence.prompt_id = group[0].prompt_id
                 group.append(sequence)
@@ -290,6 +301,8 @@ class Sampling:
         """Counts a finished sequence, and answers its request if it was the last one."""
         live = self.live.pop(sequence)
         live.num_finished += 1
+        # Decoding reports only the sampled token's log-prob. A forward pass over the finished
+        # sequence has the alternatives.
         if live.request.topk_sampled:
             scoring = Scoring(
                 sequence.tokens.ids.copy(),
@@ -323,6 +336,8 @@ class Sampling:
 
     def fail_live(self, error: BaseException) -> None:
         """Fails every request that has begun."""
+        # By id, because a request with several sequences appears several times and is answered
+        # once.
         failed = {id(live): live for live in (*self.live.values(), *self.scoring.values())}
         self.live.clear()
         self.scoring.clear()
@@ -355,6 +370,7 @@ def response_of(live: Live) -> bytes:
             "tokens": tokens.tobytes(),
             "logprobs": np.asarray(sequence.new_logps, "<f4").tobytes(),
         }
+        # Sequences with equal tokens have equal scores, so any match will do.
         scoring = next(
             (one for one in by_tokens.values() if np.array_equal(one.tokens, sequence.tokens.ids)),
             None,
@@ -366,6 +382,7 @@ def response_of(live: Live) -> bytes:
     if live.prompt_scoring is not None:
         if request.has_prompt_logprobs:
             logps: Float32[np.ndarray, " prompt"] = np.concatenate(
+                # The first token of a prompt has no log-prob. The API's "no value" is NaN.
                 [np.array([np.nan], np.float32), live.prompt_scoring.scores.logps]
             )
             response["prompt_logprobs"] = logps.astype("<f4").tobytes()

@@ -40,6 +40,8 @@ from jzero.training.accumulation import AdamW
 from jzero.types import JsonValue
 
 Answer = dict[str, JsonValue]
+# The SDK submits a sample anew if its promise is gone (410), but treats 404 as fatal, so the route
+# that polls has to see from the id alone whether an unknown promise belonged to a sample.
 SAMPLE_PREFIX = "sample-"  # of the promises of samples, which a client may send anew
 LINK_SECONDS = 3600  # for which the links of a download work
 NOT_UNEMBED = (
@@ -124,6 +126,7 @@ class Service:
                 undo()
                 self.futures.finish(future, failure_of(error))
 
+            # The service's state belongs to the event loop, and jobs fail in the worker's thread.
             self.post(fail_here)
 
         return Job(model_id, run, fail)
@@ -135,6 +138,8 @@ class Service:
         return {
             "type": "create_session",
             "session_id": session.session_id,
+            # The SDK prints this message to the user. Its default is train_unembed=true, so a
+            # refusal would fail every client that keeps the defaults.
             "warning_message": NOT_UNEMBED,
         }
 
@@ -176,6 +181,8 @@ class Service:
             for sampler in samplers:
                 self.sampling.snapshots.drop(sampler)
 
+        # The worker frees what the session holds: a job of this session may be in progress, and the
+        # adapters belong to the worker's thread.
         self.worker.submit(Job(session.session_id, free, lambda error: None))
 
     def keep_house(self) -> None:
@@ -183,6 +190,8 @@ class Service:
         for session in self.sessions.expired():
             self.end_session(session)
         for session in self.sessions.by_id.values():
+            # A refused or lost command leaves a hole in the numbers, and every command after it
+            # would wait forever.
             for model in session.models.values():
                 for future in model.log.fail_after_hole(self.limits.hole_seconds):
                     reason = "a command before this one never arrived: send both again"
@@ -238,12 +247,16 @@ class Service:
         compute: Callable[[], Result],
     ) -> Answer:
         """Adds a model to a session, and promises what `compute` returns."""
+        # The SDK computes this id itself for a model that is created by loading, so the form is
+        # fixed.
         model_id = f"{session.session_id}:train:{number}"
         future = self.futures.new(session.owner)
         log = CommandLog(self.limits.max_pending_commands)
         session.models[model_id] = Model(
             model_id, session.owner, shape.rank, shape.targets, seed, log, user_metadata
         )
+        # Registered before the worker creates the model: the client may send commands for it as
+        # soon as it has this answer.
         self.created[session.session_id, number] = future, model_id
 
         def undo() -> None:
@@ -280,6 +293,7 @@ class Service:
                 model.log.check(number)
             future = self.futures.new(model.owner)
             job = self.job(model.model_id, future, compute)
+            # The log starts the command, now or after the commands with smaller numbers.
             model.log.add(number, Command(future, lambda: self.worker.submit(job)))
         return {"request_id": future.request_id, "model_id": model.model_id}
 
@@ -296,6 +310,8 @@ class Service:
         if (future := model.log.promised(number)) is not None:
             return {"request_id": future.request_id, "model_id": model_id}
         try:
+            # The batch is read here and not by the worker: a mistake has to be a status of this
+            # call, and the device should not wait for parsing.
             call = read_batch(
                 message,
                 vocabulary=self.tenants.base.model.vocab_size,
@@ -313,6 +329,8 @@ class Service:
 
     def optim_step(self, owner: str, body: bodies.OptimStep) -> Answer:
         model = self.model(owner, body.model_id)
+        # The other form of the body, optimizer_params, has the settings of optimizers that are not
+        # served.
         params = body.adam_params
         if params is None:
             raise UserError("optim_step: only adam_params are served")
@@ -357,6 +375,8 @@ class Service:
     def write(self, record: Record, overwrite: bool) -> Record:
         """Writes a checkpoint. Runs in the worker's thread."""
         temporary = self.store.begin(record, overwrite)
+        # Only checkpoints of kind weights resume training. The moments would triple the size of the
+        # others.
         has_optimizer = record.kind == "weights"
         step = self.tenants.write(record.run, temporary, has_optimizer, self.served.name)
         complete = replace(record, step=step, base_hash=self.tenants.base_hash)
@@ -476,6 +496,7 @@ class Service:
         directory = self.store.directory(record.path)
         secret = secrets.token_urlsafe(32)
         self.links[secret] = Link(directory, time.monotonic() + LINK_SECONDS)
+        # Only the adapter: a link must not expose the optimizer state and the record.
         names = sorted(file.name for file in directory.iterdir() if file.name.startswith("adapter"))
         return {
             "urls": {name: f"{base_url}api/v1/files/{secret}/{name}" for name in names},
@@ -487,6 +508,7 @@ class Service:
         link = self.links.get(secret)
         if link is None or link.expires < time.monotonic():
             raise NotFoundError("the link has expired: ask for new ones")
+        # Looking the name up among the existing files keeps "../" out of the path.
         files = {file.name: file for file in link.directory.glob("adapter*")}
         if name not in files:
             raise NotFoundError(f"there is no file {name}")
@@ -578,6 +600,8 @@ class Service:
             record = self.find_record(owner, body.model_path)
             key = sampler
             directory = self.store.directory(record.path)
+            # The checkpoint is read at its first sample. Reading it here would block the event
+            # loop.
             self.sampling.snapshots.readers[key] = partial(
                 self.tenants.read_adapter, record, directory
             )
@@ -627,10 +651,13 @@ class Service:
         except UserError:
             self.futures.drop(future)
             raise
+        # The base has no entry: it is never evicted.
         if sampler.snapshot in self.snapshots:
             self.snapshots.move_to_end(sampler.snapshot)
         names = [f"{sampler.sampler_id}:{body.seq_id}:{i}" for i in range(body.num_samples)]
         sampler.requests[body.seq_id] = future, names
+        # A repeated seq_id must get the first promise. Older promises have been dropped with their
+        # results, so the entries beyond this number cannot be answered anyway.
         if len(sampler.requests) > self.limits.max_futures:
             del sampler.requests[next(iter(sampler.requests))]
         self.num_waiting += body.num_samples
@@ -657,6 +684,8 @@ class Service:
         stop = params.stop
         if isinstance(stop, str):
             stop = [stop]
+        # In the API stop=None means the end token, and stop=[] means that not even the end token
+        # stops.
         stop_ids = self.served.stop_ids if stop is None else ()
         strings: tuple[str, ...] = ()
         if stop is not None:
@@ -667,8 +696,11 @@ class Service:
             snapshot=sampler.snapshot,
             prompt=prompt,
             num_samples=body.num_samples,
+            # At least 1, so that a prompt that fills the context is refused by `Sampling.check`,
+            # with its reason.
             max_tokens=max(room, 1) if params.max_tokens is None else params.max_tokens,
             temperature=params.temperature,
+            # The API writes "all tokens" as -1, the decoder as 0.
             top_k=max(params.top_k, 0),
             top_p=params.top_p,
             stop_ids=stop_ids,

@@ -72,6 +72,7 @@ class Sessions:
         session = self.by_id.get(session_id)
         if session is None or session.owner != owner:
             return None
+        # Any call counts, because a client in a long call may be late with its heartbeat.
         session.last_heartbeat = time.monotonic()
         return session
 
@@ -135,6 +136,8 @@ def read_keys(path: str) -> Keys:
                 f"--keys={path}, line {number}: write NAME KEY, where every KEY is different and "
                 f"begins with {KEY_PREFIX}"
             )
+        # Several keys may have one name: a client can then change its key without losing its
+        # checkpoints.
         owners[parts[1]] = parts[0]
     if not owners:
         raise UserError(f"--keys={path}: the file has no key: write lines of NAME KEY")

@@ -68,6 +68,7 @@ class Record:
     @property
     def body(self) -> dict[str, object]:
         """Returns the checkpoint as the API describes it."""
+        # The API's names of the kinds.
         types = {"weights": "training", "sampler_weights": "sampler"}
         return {
             "checkpoint_id": f"{self.kind}/{self.name}",
@@ -135,6 +136,8 @@ class Store:
         Raises UserError if the checkpoint exists, unless `overwrite`.
         """
         target = self.directory(record.path)
+        # An expired checkpoint is invisible to its owner, so its name is free before the sweep
+        # removes it.
         if target.exists() and not overwrite and not is_expired(target):
             raise UserError(f"{record.path} exists: choose another name, or send overwrite=true")
         temporary = target.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
@@ -165,6 +168,8 @@ class Store:
     def delete(self, path: str) -> None:
         """Removes a checkpoint."""
         target = self.directory(path)
+        # Renamed first: a reader sees the whole checkpoint or none, and a server that dies in
+        # between removes the rest at its next start.
         gone = target.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
         target.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)

@@ -155,6 +155,7 @@ class Tenants:
         """Adds the gradient of a call's loss, unless it is only a forward pass."""
         tenant = self.tenant(call.model_id)
         learner = self.learner(tenant.shape)
+        # Devices of the tensor axis hold the same rows. All other axes split them.
         shards = self.mesh.size // self.mesh.shape["tensor"]
         packed = datums.pack(
             call.data,
@@ -177,6 +178,8 @@ class Tenants:
         tenant = self.tenant(model_id)
         tenant.state, norms = self.learner(tenant.shape).step(tenant.state, settings)
         tenant.has_gradient = False
+        # The SDK reads the reduction over chunks from a metric's name, and raises for a name
+        # without one.
         return {f"{name}:mean": value for name, value in norms.items()}
 
     # -- checkpoints -----------------------------------------------------------------------------
@@ -201,6 +204,8 @@ class Tenants:
         Without the optimizer, the moments and the step count begin at 0. Raises UserError if the
         checkpoint is of another base.
         """
+        # The moments are read before the tenant is replaced, so that a damaged checkpoint leaves it
+        # as it is.
         shape, params = self.read_adapter(record, directory)
         learner = self.learner(shape)
         state = learner.begin_on(params)
@@ -235,6 +240,8 @@ def write_adapter(
     """Writes an adapter in PEFT's format into an existing directory."""
     written = directory / "adapter"
     peft.save(written, model, shape.settings, params, base=base_name, dtype="float32")
+    # peft.save creates its own directory, but the checkpoint's directory exists already, for the
+    # other files.
     for file in written.iterdir():
         file.rename(directory / file.name)
     written.rmdir()

@@ -157,6 +157,7 @@ def decode_fields(fields: tuple[Field, ...], data: memoryview, depth: int) -> Me
     message: Message = {}
     for number, wire_type, raw in raw_fields(data):
         field = by_number.get(number)
+        # Newer SDKs may send fields that this table lacks. proto3 parsers skip them.
         if field is None:
             continue
         if field.form == "many" and field.kind == "int" and wire_type == BYTES:
@@ -250,6 +251,7 @@ def read_varint(data: memoryview, position: int) -> tuple[int, int]:
     for index, byte in enumerate(data[position : position + LONGEST_VARINT]):
         number |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
+            # Ten bytes carry 70 bits. Protobuf parsers drop those above 64.
             return number & ((1 << 64) - 1), position + index + 1
     raise WireError("the message is truncated, or a number is too long")
 
@@ -278,6 +280,7 @@ def encode_fields(fields: tuple[Field, ...], message: Message) -> bytes:
             assert isinstance(value, list)
             if field.kind == "int":
                 packed = b"".join(varint(number) for number in value if isinstance(number, int))
+                # proto3 packs repeated integers, and leaves out an empty list.
                 parts.append(length_delimited(field.number, packed) if packed else b"")
             else:
                 parts.extend(encode_value(field, item) for item in value)
@@ -315,6 +318,7 @@ def length_delimited(number: int, data: bytes) -> bytes:
 
 def varint(number: int) -> bytes:
     """Returns an int64 as a varint."""
+    # A negative number is sent as its two's complement, in ten bytes.
     number &= (1 << 64) - 1
     parts = bytearray()
     while number >= 0x80:
@@ -350,6 +354,7 @@ def dense(name: str, tensor: Message) -> Shaped[np.ndarray, ...]:
     lengths = tensor.get("shape", [])
     assert isinstance(lengths, list)
     shape = tuple(length for length in lengths if isinstance(length, int))
+    # Checked before anything is allocated: a sparse tensor of a few bytes may claim any shape.
     elements = 1
     for length in shape:
         elements *= length
@@ -384,6 +389,8 @@ def from_csr(
     )
     if not is_consistent:
         raise WireError(f"{name}: the indices of the sparse tensor do not fit the shape {shape}")
+    # The SDK converts targets and weights [N, K] to CSR, each with its own pattern. Cells that a
+    # pattern leaves out were 0.
     matrix = np.zeros(shape, dtype)
     matrix[np.repeat(np.arange(shape[0]), counts), columns] = values
     return matrix
@@ -400,6 +407,7 @@ def whole(name: str, data: Value, size: int) -> bytes:
 def ragged(rows: list[np.ndarray], trailing_shape: tuple[int, ...] = ()) -> Message:
     """Returns a BatchedTensor of float32 rows, each [length, *trailing_shape]."""
     arrays = [np.ascontiguousarray(row, "<f4") for row in rows]
+    # Offsets count bytes, not elements, and include the end of the last row.
     offsets = np.cumsum([0, *(array.nbytes for array in arrays)], dtype="<i8")
     tensor: Message = {
         "data": b"".join(array.tobytes() for array in arrays),
