@@ -114,6 +114,7 @@ def bounds_mistake(value: float, rules: Rules) -> str:
         return f"must be below {rules.below:g}"
     if value > rules.at_most:
         return f"must be at most {rules.at_most:.10g}"
+    # XLA flushes subnormal numbers to 0, and a setting of 0 often means "off".
     if 0 < abs(value) < SMALLEST_FLOAT:
         return f"is 0 in float32: set it to 0, or to at least {SMALLEST_FLOAT:g}"
     return ""
@@ -166,6 +167,7 @@ def add_part(section: type, field: str, part: type) -> None:
 def is_part(value: object) -> bool:
     """Returns whether a value is a part, or a class is a class of parts. None is not a part."""
     parameters = getattr(value, "__dataclass_params__", None)
+    # Sections are mutable dataclasses, so that flags can change them; parts are values.
     return parameters is not None and parameters.frozen
 
 
@@ -180,6 +182,7 @@ NAMES_OF_KINDS = {
 
 def has_kind(value: object, kind: type) -> bool:
     """Returns whether a value is allowed for a setting of this type."""
+    # In Python True is an int, and would pass as the number 1.
     if isinstance(value, bool):
         return kind is bool
     if kind is float:
@@ -233,6 +236,8 @@ def read_arguments(text: str, *, bare_text: bool = False) -> tuple[list[object],
     if bare_text:
         text = _QUOTED_OR_VALUE.sub(lambda found: found[1] or _quote(found[2]), text)
     try:
+        # Python's own parser handles quotes, brackets and escapes. Only literals are read from the
+        # tree.
         call = ast.parse(f"_({text})", mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
             raise ValueError("more than one call")
@@ -278,6 +283,7 @@ def parse_part(
         raise UserError(no_such_part(name, chosen, list(classes)))
     part = classes[chosen]
     if not bracket:
+        # A flag that names the recipe's part again must not reset the recipe's numbers.
         return current if part is class_of_part(current) else make_part(name, part, {})
     if not rest.endswith(")"):
         raise UserError(f"{name}={shown(text)}: close the bracket")
@@ -422,6 +428,7 @@ def read_tuple(text: str, item_kind: type | None) -> tuple[object, ...]:
         value = ast.literal_eval(text)
         items = tuple(value) if isinstance(value, list | tuple) else (value,)
     except (MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
+        # Names need no quotes in a flag: q,k,v is no Python literal.
         items = tuple(item.strip() for item in text.split(","))
     if item_kind is not None and not all(has_kind(item, item_kind) for item in items):
         raise ValueError(f"{text} has an item of another type")

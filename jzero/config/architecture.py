@@ -180,6 +180,7 @@ def read_architecture(arch: str) -> Architecture:
         if key not in kinds:
             names = ", ".join(kinds)
             raise UserError(f"model.arch={shown(arch)} has no entry {key}; there are {names}")
+        # `type` and not `isinstance`: True is an int in Python.
         is_number = kinds[key] is float and type(value) is int
         if type(value) is not kinds[key] and not is_number:
             raise UserError(
@@ -209,6 +210,7 @@ def read_entry(keyword: ast.keyword) -> tuple[str, str | int | float | bool]:
         raise ValueError("two asterisks")
     match keyword.value:
         case ast.Name(id=name):
+            # Flags write booleans in lower case, and names without quotes.
             return keyword.arg, {"true": True, "false": False}.get(name, name)
         case value:
             return keyword.arg, ast.literal_eval(value)

@@ -93,6 +93,7 @@ def check_type(item: Setting) -> Iterator[str]:
         return
     for value in values_of(item):
         if not has_kind(value, item.item_kind):
+            # Shells remove quotes, so a list of texts such as 1,2 arrives as numbers.
             advice = ""
             if item.item_kind is str and isinstance(value, int | float):
                 advice = f""": write --config.{item.name}='"{shown(value)}",'"""
@@ -117,10 +118,14 @@ def check_text(item: Setting) -> Iterator[str]:
         is_line = not item.rules.is_text
         if len(value) > longest:
             yield f"{name} has {len(value)} characters: give at most {longest}"
+        # Python reads undecodable bytes of an argument as lone surrogates. They cannot be written
+        # to config.json, and system calls refuse zero bytes.
         elif "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
             yield f"{name} is no Unicode text: give it in UTF-8, without zero bytes"
         elif is_line and any(unicodedata.category(letter) == "Cc" for letter in value):
             yield f"{name} has a line break or another control character: leave it out"
+        # Any line may become a path: the system's error on a long name comes late and without the
+        # setting.
         elif is_line and any(len(part.encode()) > LONGEST_NAME for part in value.split("/")):
             yield f"{name} has a name of more than {LONGEST_NAME} bytes: give a shorter one"
 
@@ -341,6 +346,7 @@ def check_on_push(command: str) -> Iterator[str]:
                 f"hub.push.on_push={command} has {{{name}}}: only "
                 f"{', '.join(f'{{{field}}}' for field in ON_PUSH_FIELDS)} have a value"
             )
+    # Checked now, because the command first runs hours later, after the first push.
     if arguments and shutil.which(arguments[0]) is None:
         yield f"hub.push.on_push={command}: there is no program {arguments[0]}: install it"
 
@@ -683,6 +689,8 @@ def check_schedule_of_a_step(config: Config) -> Iterator[str]:
             "cannot replace any: set algorithm.dynamic_sampling_rounds=0, "
             "or rollout.max_staleness=0"
         )
+    # Without staleness a step needs the weights of the last update, so the two groups of devices
+    # would take turns, each idle while the other works.
     if config.mesh.decode_devices and not rollout.max_staleness:
         yield (
             f"mesh.decode_devices={config.mesh.decode_devices} would wait for every update: "

@@ -57,6 +57,7 @@ class Rows:
             for field in fields(self)
             if getattr(self, field.name) != field.default
         }
+        # A path that a reader would split or take for a notation has to be quoted in rows(...).
         is_plain_path = not re.search(r"^\s*rows\(|[,()]|:(problem|answer)=|^\s|\s$", self.path)
         if set(changed) == {"path"} and is_plain_path:
             return self.path
@@ -96,6 +97,7 @@ def read_sources(name: str, text: str) -> tuple[Rows, ...]:
     """
     sources = tuple(read_source(name, item) for item in split_sources(text))
     weights = [source.weight for source in sources]
+    # Without a weight a set would never be drawn, which is hardly what leaving it out means.
     if any(weights) and not all(weights):
         raise UserError(
             f"{name}={shown(text)}: some of the sets have a weight: give each of them one, or none"

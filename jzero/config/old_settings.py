@@ -119,6 +119,8 @@ def change_rows(config: Config, name: str, text: str) -> None:
         )
     value = parse_value(name, field_types(Rows)[argument], text)
     owner = config.task if section == "task" else config.sft
+    # Without a source the argument belongs to the task's default set, which an empty path stands
+    # for.
     sources = read_sources(f"{section}.{field}", getattr(owner, field)) or (Rows(),)
     changed = tuple(replace(rows, **{argument: value}) for rows in sources)
     setattr(owner, field, show_sources(changed))
@@ -317,9 +319,11 @@ def old_setting(name: str) -> Moved | Merged | Removed | None:
     entry = OLD_SETTINGS.get(name)
     if entry is not None:
         return entry
+    # A name of today may begin like several old settings.
     if name in known_names():
         return None
     beginnings = [key for key in OLD_SETTINGS if key[-1] in "._" and name.startswith(key)]
+    # The longest prefix is the most specific entry.
     return OLD_SETTINGS[max(beginnings, key=len)] if beginnings else None
 
 

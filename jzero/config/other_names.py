@@ -101,6 +101,8 @@ def closest_settings(name: str, settings: Sequence[str]) -> list[str]:
 
 def advise(name: str, settings: Sequence[str]) -> str:
     """Returns what to write in place of `name`: "did you mean rollout.group_size?"."""
+    # Before similar names: TRL's eval_steps looks more like eval.suites than like eval.every, and
+    # learning_rate like no setting.
     if setting := other_name(name):
         return f"it is {setting} here"
     parent = name.rpartition(".")[0]

@@ -120,6 +120,8 @@ def put_recorded_value(config: Config, name: str, value: object) -> None:
     chosen = get_setting(config, owner)
     if field_types(parts[0])[argument].parts:
         text = text or "none"
+    # In earlier versions these numbers were settings, and their defaults are in every config.json.
+    # A default must not choose a part.
     is_default = [getattr(part(), argument) for part in parts] == [value]
     if type(chosen) in parts or (chosen is None and len(parts) == 1 and not is_default):
         set_part(config, name, text)
