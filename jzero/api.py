@@ -104,6 +104,7 @@ def train(
 
     with buckets.open_workdir(directory) as directory:
         if not isinstance(data, str | Path):
+            # The recipe names this file, so that a resumed run has the same rows.
             source = str(write_rows(data, directory))
         if reward is not None and not isinstance(reward, str):
             reward = name_of_reward(reward, directory)

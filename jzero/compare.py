@@ -64,8 +64,11 @@ def paired_difference(
     assert base.shape == run.shape, f"{base.shape=} {run.shape=}"
     gains = run - base
     rng = np.random.default_rng(seed)
+    # Drawing gains draws both results of a problem together. Independent resamples of the two
+    # models would ignore that both find the same problems hard, and give a wider interval.
     drawn = rng.integers(0, len(gains), (RESAMPLES, len(gains)))
     low, high = np.quantile(gains[drawn].mean(axis=1), (0.025, 0.975))
+    # McNemar's test counts problems that are solved or not. A share of several samples is neither.
     is_binary = bool(np.isin(np.concatenate([base, run]), (0.0, 1.0)).all())
     p_value = mcnemar(int((gains > 0).sum()), int((gains < 0).sum())) if is_binary else None
     return Difference(float(base.mean()), float(run.mean()), float(low), float(high), p_value)
@@ -78,6 +81,7 @@ def mcnemar(gained: int, lost: int) -> float:
     lost: the smaller count is binomial with probability 1/2.
     """
     number = gained + lost
+    # Exact integers: the normal approximation is wrong for the few flips of a small test set.
     tail = sum(math.comb(number, k) for k in range(min(gained, lost) + 1))
     return min(1.0, 2 * tail / 2**number)
 
@@ -104,6 +108,7 @@ def parse(arguments: Sequence[str]) -> Command:
     parser.add_argument("--show", type=int, default=SHOWN, help="problems to list of each kind")
     args, config_flags = parser.parse_known_args(arguments)
     base, run = find_model(args.base), find_model(args.run)
+    # The settings of RUN take precedence: its prompts are the ones it was trained with.
     trained = next((found for found in (run, base) if found.settings is not None), None)
     if trained is None or trained.settings is None:
         raise UserError(

@@ -62,6 +62,8 @@ def make(name: str) -> Environment:
             f"{name} has tools as methods, which a chat template has to show to a model: `jzero "
             "play` steps through classes with reset(row, seed) and step(response)"
         )
+    # The same limit and the same checks of values as in training, so that a class that plays here
+    # also trains.
     return environment.make_environment(name, MAX_REPLY_BYTES)
 
 
@@ -176,6 +178,7 @@ def read_answers(source: TextIO, target: TextIO | None) -> Iterator[str]:
 
 def read_answer(line: str) -> str:
     """Returns a line, or the text of a JSON string."""
+    # A response that merely begins and ends with quotes is taken as it is.
     if line.startswith('"') and line.endswith('"'):
         try:
             return str(json.loads(line))

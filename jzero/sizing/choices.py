@@ -93,7 +93,9 @@ def this_machine(settings: Config, workdir: Path) -> Machine:
     """Returns the attached devices, and the free memory and disk."""
     available = attached_bytes(settings.memory)
     if available is None and jax.default_backend() == "cpu":
+        # CPU devices share the memory of the machine.
         available = host_memory.free_bytes() / len(jax.local_devices())
+    # The workdir does not exist before the run, so the free space is read at its nearest parent.
     absolute = workdir.absolute()
     folder = next(path for path in (absolute, *absolute.parents) if path.is_dir())
     return Machine(attached_devices(), available, float(shutil.disk_usage(folder).free))
@@ -481,6 +483,8 @@ def _choose_disk(sheet: Sheet, model: Model, machine: Machine) -> None:
     ]
     for name, value in attempts:
         needed = disk_bytes(settings, model)
+        # The remedies in the order of what they cost: fewer checkpoints to go back to, then a run
+        # that a kill sends back to its start.
         if needed <= free:
             return
         reason = f"the disk has {free / 1e9:.1f} GB free, and {needed / 1e9:.1f} GB were needed"

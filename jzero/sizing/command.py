@@ -153,6 +153,7 @@ def prepare(request: Request, workdir: Path) -> Config:
     given = request.given
     if wishes.reward:
         functions = (wishes.reward,)
+        # Before the data and the model are read, which may take minutes of downloads.
         rewards.check_rewards(config.RewardConfig(functions=functions))
     data = read_data(wishes.data, settings.task)
     model = choices.read_model(config_of_model(settings, wishes))
@@ -161,6 +162,7 @@ def prepare(request: Request, workdir: Path) -> Config:
     held_out = ""
     needs_held_out = not (wishes.eval_data or data.has_test_split or "task.eval_data" in given)
     if needs_held_out and data.num_rows > 1:
+        # Only the name so far: the file is written once all settings have passed their checks.
         held_out = str((workdir / HELD_OUT_FILE).absolute())
     sheet = choices.choose(wishes, settings, given, data, model, machine, held_out)
     config.validate(sheet.settings, is_training=True)
@@ -184,6 +186,7 @@ def resume(request: Request, wishes: Wishes, workdir: Path) -> Config:
     """
     path = workdir / recipe.FILE
     settings = request.apply(jzero_main.parse([f"--config={path}"]).settings)
+    # The limit belongs to the process, not to the run: a resumed process gets its own.
     settings.train.minutes = wishes.minutes or settings.train.minutes
     for name, was, asked in (
         ("--model", settings.model.path, wishes.model),

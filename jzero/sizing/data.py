@@ -166,6 +166,7 @@ def held_out_rows(data: Data, most: int) -> list[dict[str, JsonValue]]:
     dataset = problem_sets.load(data.source)[data.split]
     count = min(most, max(1, data.num_rows // HELD_OUT_SHARE))
     rng = random.Random(problem_sets.EVAL_SEED)
+    # Random rows, because many sets are sorted by source or by difficulty.
     indices = sorted(rng.sample(range(data.num_rows), count))
     return problem_sets.read_readable_columns(dataset.select(indices))
 

@@ -41,9 +41,13 @@ class LineFile:
             with self.path.open("rb") as file:
                 stat = os.fstat(file.fileno())
                 seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+                # Most polls end here, without reading anything.
                 if seen == self._seen:
                     return False
                 has_reset = False
+                # A copy by rsync has a new inode and the same beginning, so the inode alone does
+                # not tell whether lines have changed. A checksum of the last known bytes does, and
+                # costs one small read.
                 if stat.st_size < self._end or self._tail_checksum(file.fileno()) != self._checksum:
                     has_reset = self._reset()
                 before = len(self)
@@ -67,6 +71,7 @@ class LineFile:
     def _find_lines(self, descriptor: int) -> None:
         position = self._end
         while chunk := os.pread(descriptor, CHUNK, position):
+            # NumPy, because a samples.jsonl may have gigabytes.
             newlines = np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n"))
             if len(newlines):
                 ends = newlines.astype(np.uint64) + np.uint64(position + 1)

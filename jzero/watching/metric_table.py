@@ -91,8 +91,11 @@ class MetricTable:
             tokens[: len(column)] += np.nan_to_num(np.array(column))
         column = self.columns.get("time/step", array("d"))
         hours[: len(column)] = np.nan_to_num(np.array(column)) / 3600
+        # Time and tokens are summed over all steps before points are chosen, so no point misses
+        # any.
         rows = np.stack([steps, np.cumsum(tokens), np.cumsum(hours)], axis=1)
         chosen = np.linspace(0, len(steps) - 1, min(len(steps), MAX_POINTS)).round().astype(int)
+        # Seven digits are more than a curve can show, and keep the reply short.
         return [[float(f"{number:.7g}") for number in row] for row in rows[chosen]]
 
 
@@ -120,6 +123,7 @@ def make_curve(steps: np.ndarray, values: np.ndarray) -> list[Point]:
         if not len(part):
             continue
         covered = values[part]
+        # Minimum and maximum keep a spike of one step visible in a long run.
         numbers = (covered.mean(), covered.min(), covered.max())
         rounded = [float(f"{number:.5g}") for number in numbers]
         points.append([int(steps[part[0]]), int(steps[part[-1]]), *rounded])

@@ -59,6 +59,7 @@ class Block(NamedTuple):
 
     def to_json(self) -> JsonObject:
         columns: JsonObject = {name: list(getattr(self, name)) for name in self._fields[1:]}
+        # JSON has no NaN.
         columns["score"] = [None if math.isnan(x) else x for x in self.score]
         return columns | {"start": self.start}
 
@@ -178,6 +179,7 @@ class RolloutIndex:
             block = empty_block(start)
             for line in self.read(start, last):
                 add_row(block, parse_row(line), self.texts)
+            # Readers hold no lock: a block becomes visible when it is complete.
             self.blocks.append(block)
 
     def read(self, first: int, last: int) -> list[bytes]:
@@ -204,6 +206,8 @@ class RolloutIndex:
         """Returns the first STEP_ROWS rows of a step. Steps ascend within the files."""
         low, high = 0, len(self)
         while low < high:
+            # Binary search over lines: an index of the steps would need a pass over the whole file
+            # first.
             middle = (low + high) // 2
             if self._step_of_line(middle) < step:
                 low = middle + 1
@@ -244,6 +248,7 @@ def _text(value: JsonValue) -> str:
 
 
 def _integer(value: JsonValue, default: int) -> int:
+    # The index holds int32; a file that another program wrote may have larger numbers.
     is_small = isinstance(value, int) and -(2**31) <= value < 2**31
     return int(value) if is_small else default
 
@@ -271,6 +276,7 @@ def shorten(value: JsonValue, max_text: int = MAX_TEXT, depth: int = MAX_DEPTH) 
     if isinstance(value, str):
         return shorten_text(value, max_text)
     if isinstance(value, float) and not math.isfinite(value):
+        # JSON has no infinity and no NaN; the page shows the text.
         return str(value)
     if isinstance(value, list | dict) and depth == 0:
         return "..."

@@ -55,6 +55,8 @@ class WatchedRun:
             self.rollouts.poll()
             self.metrics.poll(self.rollouts.rows_of_step)
             summary = self._stat("summary.json")
+            # The state is built again only if its inputs have changed: curves of a long run take a
+            # while.
             version = f"{self.metrics.version}.{summary}.{bool(self.settings)}.{self.training}"
             if version != self._version:
                 self._state = self._make_state()
@@ -139,6 +141,7 @@ def find_runs(paths: Sequence[Path], *, is_started: bool) -> list[Path]:
         workdirs += inside
     if len(workdirs) > MAX_RUNS:
         raise UserError(f"{len(workdirs)} runs are too many for one page: give up to {MAX_RUNS}")
+    # A run may be given by itself and by its folder.
     return list(dict.fromkeys(workdirs))
 
 
@@ -196,6 +199,8 @@ class Watcher:
             is_done = all(run.rollouts.is_done for run in self.runs)
             spent = time.monotonic() - started
             if is_done:
+                # After the index is complete, so that the page shows rollouts before it waits for
+                # these imports.
                 self._describe_runs()
                 # A large run is looked at less often.
                 self._is_stopped.wait(max(POLL_SECONDS, 4 * spent))

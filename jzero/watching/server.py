@@ -82,8 +82,10 @@ class PageServer(http.server.ThreadingHTTPServer):
 
     def _index(self, query: dict[str, str]) -> JsonValue:
         index = self.watcher.runs[int(query["run"])].rollouts
+        # Read once: the worker may replace them while this reply is written.
         generation, blocks, texts = index.generation, index.blocks, index.texts.texts
         cursor, num_texts = int(query["cursor"]), int(query["texts"])
+        # The page has blocks of a file that has been replaced: it gets all blocks again.
         if query["generation"] != generation or not 0 <= cursor <= len(blocks):
             cursor, num_texts = 0, 0
         chosen = blocks[cursor : cursor + MAX_BLOCKS]
@@ -143,12 +145,14 @@ class RequestHandler(http.server.BaseHTTPRequestHandler):
         # A browser says where a request comes from; "none" is the address bar.
         site = self.headers.get("Sec-Fetch-Site", "none")
         is_page = urllib.parse.urlsplit(self.path).path == "/"
+        # A link from another page may open this page, but no other page may read its data.
         is_same_site = site in ("none", "same-origin") or (is_page and site == "cross-site")
         return host in self.server.allowed_names and is_same_site
 
     def _send(self, status: int, kind: str, body: bytes) -> None:
         is_zipped = len(body) > MIN_GZIP_BYTES and "gzip" in self.headers.get("Accept-Encoding", "")
         if is_zipped:
+            # The lowest level: the network is this machine, or a tunnel.
             body = gzip.compress(body, compresslevel=1)
         self.send_response(status)
         self.send_header("Content-Type", kind)
