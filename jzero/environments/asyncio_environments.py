@@ -136,6 +136,7 @@ async def _add_reward(
 
     async def add() -> Grade:
         returned = await limited(task.reward.seconds, user_functions.invoke, name, values)
+        # The function does not apply to this response, so it adds no part.
         if returned is None:
             return grade
         reward = bounds.read_reward(returned)
@@ -177,6 +178,8 @@ async def _result_of(
             pool.count("timeouts")
             limit = f"task.reward.seconds={task.reward.seconds:g}"
             reason = f"timeout: {function} took more than {limit}"
+        # Counted like a killed grader process: the state of the episode is lost, and a new instance
+        # may succeed.
         except (ConnectionError, EOFError) as error:
             pool.count("killed")
             reason = f"killed: {function}: {bounds.describe(error)}"

@@ -55,6 +55,7 @@ class Episode:
 def to_episode(rollout: Rollout, *, with_tokens: bool) -> Episode:
     """Converts a rollout with graded turns to an episode."""
     turns = [(turn.text, grade_of(turn)) for turn in rollout.turns]
+    # Token ids are large as JSON, so they are sent only if a function asks for them.
     tokens = rollout.tokens.ids[rollout.prompt_length :].tolist() if with_tokens else None
     return Episode(rollout.problem, turns, tokens)
 
@@ -93,6 +94,7 @@ def call_all(
         try:
             return pool.call(CALLER, name, lists, task=task, user_code=name)
         except CallError as error:
+            # A failed call costs its batch the reward, not the run.
             return str(error)
 
     # The threads only wait for grader processes.

@@ -94,6 +94,7 @@ class Conversation(Generic[Outcome]):
         request = asyncio.ensure_future(self._requests.get())
         try:
             await asyncio.wait([request, self._program], return_when=asyncio.FIRST_COMPLETED)
+            # If both are done, the request came first.
             return request.result() if request.done() else self._program.result()
         finally:
             request.cancel()  # no effect on a finished task
@@ -195,6 +196,7 @@ class ChatEndpoint:
 
             def reply(self, status: int, kind: str, text: str) -> None:
                 content = text.encode(errors="replace")
+                # The last read has left the rest of its deadline as the timeout of the connection.
                 self.connection.settimeout(REQUEST_SECONDS)
                 self.send_response(status)
                 self.send_header("Content-Type", kind)
@@ -300,6 +302,8 @@ def assistant_message(response: str, tools: Sequence[JsonValue]) -> Message:
     }
     syntax = parsing.syntax_of(response)
     calls = parsing.parse_calls(response, syntax, parameters) if tools else []
+    # A harness executes only valid calls. As text, the program sees what the policy wrote and can
+    # reply.
     if not calls or any(isinstance(call, parsing.BadCall) for call in calls):
         return {"role": "assistant", "content": response}
     content, _, _ = response.partition(parsing.BEGIN)

@@ -112,6 +112,7 @@ def outside_of_loop() -> Iterator[None]:
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
+    # asyncio has no public functions for this.
     asyncio._leave_task(loop, task)
     asyncio._set_running_loop(None)
     try:
@@ -249,6 +250,7 @@ class UserEnvironment:
             Exception: any exception of the user-defined method.
         """
         result = await self._call("step", response)
+        # Only after the method has returned: a step that raised is not part of the episode.
         self.responses.append(response)
         if not isinstance(result, tuple | list) or len(result) != 3:
             raise TypeError(f"step returned {quoted(result)}: it has to be (reply, reward, done)")

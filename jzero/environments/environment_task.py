@@ -125,6 +125,7 @@ def _reset_all(
         UserError: a reset failed.
     """
     if mode(task) == "asyncio":
+        # No grader processes: asyncio environments live in the pool's event loop.
         pool = _resetters(0)
         resets = [
             functools.partial(asyncio_environments.reset, pool, task, row, seed)
@@ -139,6 +140,7 @@ def _reset_all(
                 returned = pool.call(RESETTER, row, seed, task=task, user_code=task.environment)
             except CallError as error:
                 return str(error)
+            # The pipe to a grader process carries JSON, in which a tuple is a list.
             return Observation(*returned)
 
         # The threads only wait for grader processes.
@@ -162,6 +164,8 @@ def _problems(
     template = find_template(task.template, ENVIRONMENT_TEMPLATES)
     seeds = []
     for index, _ in rows:
+        # Seeded by text, so that a problem does not depend on the size of a step or on the number
+        # of hosts.
         rng = random.Random(f"environment/{split}/{seed}/{index}")
         seeds.append(rng.getrandbits(31))
     observations = _reset_all(task, [row for _, row in rows], seeds)

@@ -101,6 +101,7 @@ class OpenEnv:
         if self._session is None:
             address = session_url(self.url)
             self._session = await Session.open(address, self.max_message_bytes)
+        # A column named seed takes precedence over the run's seed.
         result = await self._ask({"type": "reset", "data": {"seed": seed, **row}})
         return self.text(_member(result, "observation", dict))
 
@@ -110,6 +111,7 @@ class OpenEnv:
         await fetch_schema(self.url)
         action = self.action(response)
         if not isinstance(action, dict):
+            # The episode continues: the policy can learn the form of an action from the error.
             return f"error: the action has to be a JSON object, {fields_of(self.url)}", 0.0, False
         try:
             result = await self._ask({"type": "step", "data": action})
@@ -121,6 +123,7 @@ class OpenEnv:
     async def close(self) -> None:
         """Ends the session, within `websocket.CLOSE_SECONDS`."""
         if self._session is not None:
+            # Cleared first, so that a close that fails leaves no dead session.
             session, self._session = self._session, None
             await session.close({"type": "close"})
 

@@ -85,6 +85,7 @@ class VerifiersEpisode:
             return None, request, True
         messages = new_messages(self._request, message, request)
         self._request = request
+        # verifiers scores the complete trace, so only the last turn has a reward.
         return messages, {"score": 0.0}, False
 
     async def close(self) -> None:
@@ -123,6 +124,7 @@ class Host:
         # This logger warns about every program that is stopped while it waits for a response, which
         # is normal: it happens after the reset for a prompt.
         logging.getLogger("verifiers.v1.interception").setLevel(logging.ERROR)
+        # Loading imports packages and may download data, and other episodes run in this loop.
         self._environment = await asyncio.to_thread(load_environment, self._name)
         self._endpoint = ChatEndpoint(asyncio.get_running_loop())
         with contextlib.closing(self._endpoint):
@@ -150,6 +152,7 @@ class Host:
             context = vf.ModelContext(model=MODEL, client=client)
             episode = await environment.run_episode(task, context, on_trace=register)
         finally:
+            # The dictionary would otherwise keep every conversation of the run.
             for session in sessions:
                 self._endpoint.conversations.pop(session, None)
         return parts_of(episode)

@@ -140,6 +140,7 @@ def repetition_penalty(response: str, *, ngram: int = 3, most: float = -1.0) -> 
     """
     words = response.lower().split()
     ngrams = [tuple(words[i : i + ngram]) for i in range(len(words) - ngram + 1)]
+    # A response with fewer words than an n-gram repeats nothing.
     if not ngrams:
         return 0.0
     return (1 - len(set(ngrams)) / len(ngrams)) * most

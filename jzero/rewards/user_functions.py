@@ -118,6 +118,7 @@ def _find_attribute(name: str) -> Any:
 def _load_file(path: str) -> ModuleType:
     """Imports a file as a module with a unique name."""
     file = Path(path).resolve(strict=True)
+    # Two files in different directories may have the same name.
     module_name = f"jzero_user_file_{len(sys.modules)}"
     package = file.with_name("__init__.py")
     # A file next to an __init__.py is loaded as part of a package, so that it can import its
@@ -370,6 +371,7 @@ def invoke(name: str, values: Mapping[str, object]) -> object:
 
 def _copied(argument: str, values: Mapping[str, object]) -> object:
     value = values[argument]
+    # The environment is not copied: a reward reads the live instance.
     return copy.deepcopy(value) if argument in _COPIED else value
 
 

@@ -96,6 +96,7 @@ def _value(node: ast.expr, depth: int) -> Number:
 
 
 def _call(name: str, arguments: list[Number]) -> Number:
+    # With an integer, round computes a power of ten with as many digits.
     if name == "round" and len(arguments) > 1 and abs(arguments[1]) > MAX_DIGITS:
         raise OverflowError("round takes too many digits")
     try:
@@ -107,6 +108,7 @@ def _call(name: str, arguments: list[Number]) -> Number:
 def _check_power(base: Number, exponent: Number) -> None:
     """Rejects a power with a huge or complex result, before it is computed."""
     if isinstance(base, int) and isinstance(exponent, int) and exponent > 0:
+        # An upper bound of the result's bits.
         if base.bit_length() * exponent > MAX_BITS:
             raise OverflowError("the number is too large")
     elif isinstance(exponent, float) and base < 0 and not exponent.is_integer():

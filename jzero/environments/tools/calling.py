@@ -89,6 +89,7 @@ async def _answer(call: Call | BadCall, toolbox: Toolbox, seconds: float) -> str
     if isinstance(call, BadCall):
         return f"{ERROR}{call.reason}"
     tool = toolbox.tools[call.name]
+    # setitimer(0) would switch the timer off instead of firing at once.
     if seconds < _LEAST_SECONDS:
         return f"{ERROR}no time is left for this call"
     try:
@@ -107,6 +108,8 @@ async def _answer(call: Call | BadCall, toolbox: Toolbox, seconds: float) -> str
 
 
 async def _run(tool: Tool, call: Call, seconds: float) -> object:
+    # The interpreter is another process, which is killed at its limit. A signal here would leave it
+    # running.
     if tool.limits_itself:
         return tool.function(**call.arguments)
     with _limit(seconds), outside_of_loop():
@@ -160,6 +163,7 @@ def _cut(text: str, settings: ToolsConfig) -> str:
     left_out = len(text) - settings.max_output
     if left_out <= 0:
         return text
+    # The middle is cut out: a traceback ends with its error, and a table begins with its header.
     first = settings.max_output - settings.max_output // 2
     last = text[len(text) - settings.max_output // 2 :]
     return f"{text[:first]}\n[{left_out} characters left out]\n{last}"

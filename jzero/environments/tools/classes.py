@@ -108,6 +108,7 @@ def first_prompt(row: dict[str, JsonValue], observation: object) -> Prompt:
     if isinstance(prompt, str):
         return prompt + observation
     *before, last = prompt
+    # As TRL does, without a separator.
     return [*before, {**last, "content": last["content"] + observation}]
 
 

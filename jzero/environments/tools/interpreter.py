@@ -69,6 +69,8 @@ class Python:
         sandbox = shared_sandbox(level, tuple(self._settings.packages))
         limits = Limits(
             seconds=self._seconds,
+            # A program may take three times its CPU time. A call may not: its episode and a grader
+            # process wait for it.
             wall_seconds=self._seconds,
             memory_gib=self._settings.memory_gib,
             output_mib=self._settings.output_mib,

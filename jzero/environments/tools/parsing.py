@@ -85,6 +85,7 @@ def parse_calls(
         syntax: JSON or XML.
         parameters: the schema of the parameters of each tool, by its name.
     """
+    # From the last </think>: a response may think several times.
     _, _, text = response.rpartition("</think>")
     if "<think>" in text:  # the thoughts do not end
         return []
@@ -152,6 +153,7 @@ def _refuse_constant(text: str) -> None:
 
 
 def _unique_keys(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
+    # Python's parser would silently keep the last of two equal keys.
     keys = [key for key, _ in pairs]
     twice = [key for key in keys if keys.count(key) > 1]
     if twice:

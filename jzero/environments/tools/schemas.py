@@ -132,6 +132,7 @@ def _union(members: Sequence[object], where: str) -> Schema:
     if len(choices) == 1:
         schema = choices[0]
     elif are_plain and all(isinstance(choice["type"], str) for choice in choices):
+        # Sorted, as get_json_schema sorts them: the prompt must have the same tokens.
         names = sorted({choice["type"] for choice in choices})
         schema = {"type": names[0] if len(names) == 1 else names}
     else:

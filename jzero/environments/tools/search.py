@@ -53,6 +53,7 @@ class Search:
         Args:
             query: Words that the passages should have.
         """
+        # The time of a search is proportional to the words of the query, which the policy chooses.
         words = _words(query)[:_MAX_QUERY_WORDS]
         if not words:
             raise ValueError("the query has no words")
@@ -104,6 +105,7 @@ def _load_index(path: str) -> _Index:
     # An optional dependency, `jzero[search]`. `check` has reported a missing package.
     import rank_bm25  # pyright: ignore[reportMissingImports]
 
+    # A passage without words can never match.
     passages = [passage for passage in _read_passages(Path(path)) if _words(passage)]
     if not passages:
         raise UserError(f"task.tools.names=search(corpus={path}) has no passages")
