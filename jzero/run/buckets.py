@@ -137,6 +137,7 @@ class Bucket:
     def read_manifest(self) -> Manifest:
         """Returns the manifest, or `NO_COPY`. Raises UserError if it cannot be read."""
         try:
+            # fsspec caches listings, and would not see a file of another machine.
             self.files.invalidate_cache()
             text = self.files.cat_file(self.path(MANIFEST)).decode()
         except FileNotFoundError:
@@ -153,6 +154,7 @@ class Bucket:
         leave_out: beginnings of the names that are not copied.
         """
         manifest, state = self.read_manifest(), read_state(mirror)
+        # A machine that continues its own run has these files already.
         if manifest.number == state.number:
             return
         wanted = {
@@ -189,6 +191,8 @@ class Bucket:
         files = local_files(mirror)
         if files == state.files:
             return
+        # Object stores have no locks. A number that this mirror has not written means another
+        # writer.
         if self.read_manifest().number != state.number:
             raise UserError(
                 f"{self.address} was written by another process: this run copies nothing more to "
@@ -198,6 +202,8 @@ class Bucket:
         for name, stamp in files.items():
             if state.files.get(name) == stamp or self._upload_file(mirror / name, name):
                 copied[name] = stamp
+        # The manifest comes after all files and before any deletion, so that every file that it
+        # lists exists.
         manifest = Manifest(uuid.uuid4().hex, copied)
         self.files.pipe_file(self.path(MANIFEST), manifest.to_json().encode())
         write_state(mirror, manifest)

@@ -28,11 +28,13 @@ class TimeBudget:
 
     def add(self, part: str, seconds: float) -> None:
         """Records that a part of the run, "step", "evaluation" or "checkpoint", took `seconds`."""
+        # The longest and not the mean: a run that exceeds its limit is killed and loses the step.
         self._longest[part] = max(seconds, self._longest.get(part, 0.0))
 
     def reserve(self, has_evaluation: bool) -> float:
         """Returns the seconds to reserve for another step and the end of the run after it."""
         evaluation = self._longest.get("evaluation", 0.0) if has_evaluation else 0.0
+        # Saves during a run return while they are being written; the run waits for the last one.
         checkpoint = LAST_SAVE * self._longest.get("checkpoint", 0.0)
         return self._longest.get("step", 0.0) + evaluation + checkpoint
 

@@ -300,6 +300,8 @@ def _zeros(opt_state: optax.OptState) -> optax.OptState:
         def zeros() -> jax.Array:
             return jnp.zeros(leaf.shape, leaf.dtype)
 
+        # Compiled with its sharding: zeros made on one device would not fit there for a large
+        # model.
         return jax.jit(zeros, out_shardings=leaf.sharding)()
 
     return jax.tree.map(zeros_like, opt_state)

@@ -122,6 +122,7 @@ def _best(record: RunRecord, workdir: Path) -> str | None:
     if not measured:
         return None
     sign = -1 if metric == LOSS else 1
+    # Of equal evaluations the later step counts.
     step = max(measured, key=lambda step: (sign * measured[step], step))
     for place in (f"export-{step}", f"checkpoints/{step}"):
         if (workdir / place).is_dir():

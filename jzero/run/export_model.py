@@ -150,6 +150,7 @@ def generation_config(base: BaseModel, rollout: RolloutConfig) -> JsonObject:
     fields = {name: value for name, value in source.items() if name not in SAMPLING_FIELDS}
     for name in ("bos_token_id", "pad_token_id"):
         ids = (fields.get(name), base.hf_config.get(name), getattr(base.tokenizer, name))
+        # Compared with None, because 0 is a valid token.
         token = next((token for token in ids if token is not None), None)
         if token is not None:
             fields[name] = token

@@ -63,6 +63,7 @@ def find_model(name: str) -> FoundModel:
             f"export --workdir {name} --out {workdir / (EXPORT + '0')}`"
         )
     newest = exports[max(exports)]
+    # An adapter is loaded on the model that the run has started from.
     if (newest / peft.CONFIG).exists():
         return FoundModel(name, settings.model.source, str(newest), settings)
     return FoundModel(name, str(newest), "", settings)

@@ -91,6 +91,7 @@ class Ledger:
             if row["event"] == "queued":
                 directory = self._workdir / row["directory"]
                 push = Push(row["step"], row["branch"], directory, row["is_temporary"])
+                # A step that was repeated after a kill is queued twice; the later line counts.
                 pushes[push.step, push.branch] = push
         return sorted(pushes.values(), key=lambda push: push.step)
 

@@ -125,6 +125,7 @@ class HubPushes:
         self._ledger.queue(push)
         with self._changed:
             queued = {*self._waiting, *self._failed, push}
+            # Time has passed since they failed: the hub may be back.
             self._failed.clear()
             self._waiting[:] = sorted(queued, key=lambda item: item.step)
             # The oldest exports are dropped, so that waiting exports do not fill the disk.
@@ -272,6 +273,7 @@ class HubPushes:
         }
         failure = {"event": "failed", "is_refusal": False}
         deadline = time.monotonic() + 60 * self._settings.minutes
+        # A process, because a thread that hangs in an upload cannot be stopped.
         command = [sys.executable, "-m", "jzero.run.push_process"]
         with self._log(push, "push") as log, _process(command, log) as process:
             assert process.stdin is not None and process.stdout is not None

@@ -129,6 +129,7 @@ class MemoryWatch:
         if grows:
             self.growth = self._describe(live, sizes, counts)
 
+        # Where devices record no peak, the live arrays after a step are a lower bound.
         self._peak = max(self._peak, live, peak_bytes_in_use())
         values = {"memory/live_gib": live / GIB, "memory/peak_gib": self._peak / GIB}
         if self._planned is not None:

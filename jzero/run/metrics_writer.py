@@ -98,6 +98,8 @@ class MetricsWriter:
         # An undefined name is a bug in jzero, and not a mistake of the user.
         unknown = [name for name in numbers if find_metric(name) is None]
         assert not unknown, f"{unknown=}: jzero.run.metrics.METRICS does not define them"
+        # A NaN in a metric is the first sign of a NaN in the parameters, which later checkpoints
+        # would keep.
         not_finite = [f"{name}={x}" for name, x in numbers.items() if not math.isfinite(x)]
         if not_finite:
             raise UserError(f"step {step}: not finite: {', '.join(not_finite)}")
@@ -151,6 +153,7 @@ def _rotate(samples: TextIO) -> TextIO:
 def _append_rows(file: TextIO, step: int, rows: Sequence[Mapping[str, object]]) -> None:
     lines = []
     for row in rows:
+        # NaN is not JSON, and other programs could not read the file.
         line = json.dumps({"step": step, **row}, ensure_ascii=False, allow_nan=False)
         lines.append(line + "\n")
     text = "".join(lines)
@@ -201,4 +204,5 @@ def _drop_after(path: Path, last_step: int) -> None:
         for number, line in enumerate(lines, 1):
             if step_of(parse_json(line, path, number), path, number) <= last_step:
                 kept.append(line)
+        # Rewritten even if no line is dropped, because the last one may be incomplete.
         write_atomic(path, "".join(kept))

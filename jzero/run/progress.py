@@ -80,4 +80,6 @@ class Progress:
         return values
 
     def _seconds_without_compilation(self) -> float:
+        # Only the first steps compile, so their compilation says nothing about the steps that are
+        # left.
         return max(0.0, time.perf_counter() - self._step_began - self._compile_seconds)

@@ -43,6 +43,7 @@ class RunRecord:
             evaluations=evaluations_of(values),
             seconds=values["seconds"],
             seconds_by_phase=values["seconds_by_phase"],
+            # Records of earlier versions lack the later entries.
             streams=values.get("streams", []),
             base=base_of(values),
         )

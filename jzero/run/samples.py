@@ -92,6 +92,7 @@ def token_columns(
     sampled = tokens.sampled[shown]
     logps: list[float | None] = []
     for logp, is_sampled in zip(tokens.logps[shown].tolist(), sampled, strict=True):
+        # Three digits suffice for reading, and these columns are most of a row.
         logps.append(round(logp, 3) if is_sampled else None)
     columns: dict[str, JsonValue] = {
         "token_texts": token_texts(tokenizer, tokens.ids[shown].tolist()),
@@ -111,6 +112,7 @@ def _one_or_all(values: np.ndarray, sampled: np.ndarray) -> float | list[float]:
     Tokens that were not sampled have 0.
     """
     distinct = np.unique(values[sampled])
+    # With one turn and one policy version the columns are constant, and the row is much shorter.
     if len(distinct) == 1:
         return distinct[0].item()
     return np.where(sampled, values, 0).tolist()

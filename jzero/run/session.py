@@ -216,6 +216,7 @@ class RunSession:
         self._started -= self.record.seconds
         for phase, seconds in self.record.seconds_by_phase.items():
             self.clock.totals[phase] += seconds
+        # The budget counts only the time of this process.
         self._reported_seconds = dict(self.clock.totals)
         processes.print_once(f"resumed {self.workdir} at step {self.resume_step}")
         return state
@@ -280,6 +281,7 @@ class RunSession:
         self.record.evaluations[name] = values
         self._report_time("eval", "evaluation")
         self._evaluation_lines = evaluation_lines(name, values, before)
+        # Before the first step there is no row to wait for.
         if self._progress is None:
             self._print_evaluation()
 

@@ -306,6 +306,7 @@ def main() -> None:
         tracker.finish(summary)
     except Exception as error:
         _send({"event": "error", "reason": f"the end of the run: {reason_of(error)}"})
+    # Without waiting for threads of the library, as above.
     os._exit(0)
 
 

@@ -191,6 +191,7 @@ class Tracker:
         try:
             self._queue.put_nowait({"step": step, "metrics": dict(numbers), "tables": tables})
         except queue.Full:
+            # The step is dropped: a slow tracker must not slow down the run.
             self._num_lost += 1
 
     def close(self, summary: JsonObject) -> None:
@@ -280,6 +281,7 @@ def start_trackers(specs: Sequence[str], workdir: Path, first_step: int) -> list
             spec = parse_tracker(text)
             run: JsonObject = {
                 "name": workdir.name,
+                # Kept in the workdir, so that a resumed run continues its run at the tracker.
                 "id": _read_or_make_id(workdir / f"{spec.short_name}_id"),
                 "workdir": str(workdir),
                 "first_step": first_step,
