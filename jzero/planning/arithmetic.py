@@ -175,6 +175,7 @@ def _update_components(run: PlannedRun, learner: Learner, state: State) -> dict[
     are there throughout. The peak is in the backward pass: either at the logits, where it starts,
     or in the layers, where the gradient of the microbatch grows.
     """
+    # Gradients are accumulated in fp32, whatever the compute dtype.
     gradient = _trained_parameters(learner, state) * FP32
     row_tokens = list(_row_tokens(run))
     always = {

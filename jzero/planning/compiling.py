@@ -89,6 +89,7 @@ def _tpu_slice(topology: str, shape: str) -> list[Device]:
         os.environ.setdefault(name, value)
     options = {}
     if shape in CHIPS_PER_HOST:
+        # libtpu would otherwise assume hosts of 2x2 chips.
         options["chips_per_host_bounds"] = CHIPS_PER_HOST[shape]
     try:
         return list(topologies.get_topology_desc(topology, "tpu", **options).devices)

@@ -161,6 +161,7 @@ def _evaluation_bytes(
     """Returns the bytes of evaluations/, for the task's own problems."""
     if not settings.save_responses:
         return 0.0
+    # Before and after the run, and after the warm start.
     evaluations = 2 + is_warm_started
     if settings.every:
         evaluations += max(0, steps - 1) // settings.every
@@ -181,6 +182,7 @@ def available_bytes(memory: MemoryConfig, workdir: Path) -> float:
         return memory.disk_gb * GB
     parents = (workdir.absolute(), *workdir.absolute().parents)
     existing = next(path for path in parents if path.exists())
+    # A resumed run replaces its own files, so their room counts as available.
     return shutil.disk_usage(existing).free + used_bytes(workdir)
 
 

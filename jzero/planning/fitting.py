@@ -377,6 +377,7 @@ def quantize_base(settings: Config, run: PlannedRun) -> Config | None:
 
 def offload_optimizer(settings: Config, run: PlannedRun) -> Config | None:
     """Keeps Adam's moments on the hosts while responses are sampled and scored."""
+    # Fine-tuning has no phase in which the moments could be away.
     if settings.optimizer.offload or settings.sft.data:
         return None
     return replace(settings, optimizer=replace(settings.optimizer, offload=True))
@@ -386,6 +387,7 @@ def shorter_responses(settings: Config, run: PlannedRun) -> Config | None:
     """Halves the longest response, and shortens the packed rows to match."""
     rollout = settings.rollout
     tokens = rollout.max_new_tokens // 2
+    # With max_episode_tokens the length of an episode does not depend on the length of a response.
     if settings.sft.data or rollout.max_episode_tokens or tokens < SHORTEST_RESPONSE:
         return None
     shorter = _with_rollout(settings, max_new_tokens=tokens)
@@ -426,6 +428,8 @@ def split_rows(settings: Config, run: PlannedRun) -> Config | None:
     shared = heads_to_share(model, mesh.shape["tensor"]).values()
     if settings.model.exact or mesh.shape["fsdp"] % 2 or any(heads % context for heads in shared):
         return None
+    # Devices of the context axis come out of fsdp, so half as many rows are computed at the same
+    # time.
     changed = replace(settings, mesh=replace(settings.mesh, data=1, fsdp=-1, context=context))
     return _with_train(changed, microbatch_tokens=microbatch_tokens(run) // 2)
 
@@ -494,6 +498,8 @@ def _improve(
             improved = fit(changed, devices, verdict.available)
         except UserError:  # the remedy conflicts with other settings
             continue
+        # A remedy that saves nothing in this phase would only slow down the run, and the loop might
+        # not end.
         if improved.phases[phase] < verdict.phases[phase]:
             return changed, improved
     return None

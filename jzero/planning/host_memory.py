@@ -204,6 +204,8 @@ def _packed_rows(rollout: RolloutConfig, train: TrainConfig) -> Part:
     # With train.sequence_per_turn, each turn of a rollout is a separate sequence.
     sequences = rollout.group_size * (rollout.max_turns if train.sequence_per_turn else 1)
     fields = len(INTEGER_FIELDS) + FLOAT_FIELDS
+    # Rows of every layout count, although a group uses one: the sum is a bound for any mix of
+    # lengths.
     tokens = sum(
         num_rows(sequences, layout) * layout.tokens
         for layout in row_layouts(train, rollout, rollout.max_prompt_tokens)
@@ -277,6 +279,8 @@ def check_host_memory(config: Config, parts: Sequence[Part], total: float | None
     suspect = max(counts, key=excess)
     # Lowering this count also shrinks the other parts that depend on it.
     shrinking = sum(part.bytes for part in parts if suspect.name in part.settings)
+    # These parts are proportional to the count, so the largest count that fits follows from a
+    # division.
     bound = int(_number(suspect) * (total - (needed - shrinking)) / shrinking)
     advice = f"set {suspect.name} to at most {bound}" if bound >= 1 else f"lower {suspect.name}"
     flags = " ".join(f"{item.name}={item.value}" for item in raised or counts)

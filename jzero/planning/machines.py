@@ -153,6 +153,7 @@ def _fit(config: Config, machine: Machine) -> Fit:
     """Returns how a run fits the memory, with the KV cache that a run would choose."""
     available = machine.device_bytes
     if machine.devices[0].platform == "cpu":
+        # On CPUs a checkpoint is copied in memory while it is written.
         available -= saved_bytes(fit(config, machine.devices, available).run)
     fitting = shrink_pool(config, machine.devices, available, SMALLEST_SHARE)
     return fit(fitting, machine.devices, available)

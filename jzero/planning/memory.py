@@ -66,6 +66,8 @@ def phase_totals(run: PlannedRun, measured: Mapping[str, Measurement]) -> dict[s
         for program, measurement in measured.items():
             # A program is named by its phase and its shape: "prefill 8x256".
             if program.split()[0] in phase.programs:
+                # The arguments are counted among the parts, which also hold arrays that this
+                # program does not take.
                 added.append(measurement.peak_bytes - measurement.argument_bytes)
         if added:
             totals[phase_name] = max(added) + sum(parts_on_device(run, phase_name).values())

@@ -57,6 +57,7 @@ def choose(groups: Sequence[Lengths], most: int, count: int, prompt: int, packs:
     chosen: list[int] = []
     for _ in range(min(count - 1, len(candidates))):
         best = min(candidates, key=lambda length: cost([*chosen, length]))
+        # A length that saves nothing would only compile another shape.
         if cost([*chosen, best]) == cost(chosen):
             break
         chosen.append(best)
@@ -87,6 +88,7 @@ def logged_groups(workdir: Path) -> list[list[int]]:
     groups: dict[tuple[int, str], list[int]] = defaultdict(list)
     for row in rows:
         if row["step"] > first_step:
+            # An empty response still takes a place in a row.
             groups[row["step"], row["id"]].append(max(1, row["tokens"]))
     return list(groups.values())
 

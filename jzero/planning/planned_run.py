@@ -159,6 +159,7 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
     decoder = decoder_settings(settings.model, rollout, settings.algorithm, settings.eval)
     engine = None
     if not settings.sft.data or settings.eval.suites:
+        # Every host has its own engine on its own devices, with its share of the slots.
         engine = new_engine(decoder, model, host_mesh, STOP_IDS, num_hosts)
     if settings.sft.data:
         return _build_fine_tuning(settings, model, mesh, engine, num_hosts)
@@ -421,6 +422,7 @@ def kv_bytes_per_token(engine: Engine) -> float:
     """Returns the bytes that the keys and values of one token take on a device."""
     state = engine.abstract_state()
     pool = device_bytes((state.k_pool, state.v_pool))
+    # The pool's bytes are of one device, which holds the pages of one shard.
     return pool / (engine.pages_per_shard * engine.settings.page_size)
 
 
@@ -439,6 +441,7 @@ def prefix_bytes_per_token(engine: Engine) -> float:
 
 def prefix_bytes(engine: Engine) -> float:
     """Returns the bytes on a device of the prefilled prompts that wait for their slots."""
+    # A group shares its prompt, so full slots have this many prompts.
     num_prompts = -(-engine.slots_per_shard // engine.settings.group_size)
     width, _ = prefill_shape(engine, engine.settings.max_prompt_tokens)
     states = device_bytes(engine.abstract_slot_state(num_prompts))

@@ -43,6 +43,7 @@ def matmul_flops_per_token(model: QwenConfig) -> int:
 
 def attention_flops_per_pair(model: QwenConfig) -> int:
     """Returns the FLOPs of one query with one key and value, in all layers of a forward pass."""
+    # A product with the key and one with the value, each of 2 * head_dim FLOPs for every head.
     return 4 * len(model.attention_layers) * model.num_attention_heads * model.head_dim
 
 
@@ -121,6 +122,7 @@ def _update_cost(run: PlannedRun, number: int) -> PhaseCost:
     state = weights + run.parts["optimizer"]
     num_calls = run.trainer.microbatches[number] * updates.minibatches
     gradient_bytes = num_calls * (3 * weights + num_passes * run.parts["decoder weights"])
+    # An optimizer step reads and writes weights and moments once: 2 * state.
     moved = num_models * updates.epochs * (2 * state * updates.minibatches + gradient_bytes)
     return _cost(run.chip, flops / run.mesh.size, float(moved))
 
@@ -169,6 +171,7 @@ def _fine_tuning_cost(run: PlannedRun) -> PhaseCost:
     # Each microbatch reads the weights in every pass, and accumulates the gradient.
     weights = run.parts["weights"]
     itemsize = jnp.dtype(policy.compute.dtype).itemsize
+    # fsdp gathers all weights for a pass, so a device reads the full model, not its shard.
     gathered = qwen.num_params(model) * itemsize / run.mesh.shape["tensor"]
     num_calls = -(-run.workload.num_examples // run.trainer.rows[0])
     moved = 2 * (weights + run.parts["optimizer"]) + num_calls * (

@@ -108,6 +108,7 @@ def choose_sizes(
     least = row_tokens(run)
     tokens = config.train.microbatch_tokens
     if not tokens:
+        # A multiple of one row on each device, and no more than the rows of a step.
         tokens = max(least, min(microbatch_tokens(run), most_tokens // least * least))
     slots = config.rollout.num_slots
     if not slots:
