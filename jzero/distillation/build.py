@@ -40,6 +40,8 @@ def teacher_settings(config: Config) -> TeacherSettings | None:
     """Returns the settings of a run's teacher, or None if the algorithm uses no teacher."""
     if config.teacher is None or not algorithms.needs_teacher(config.algorithm):
         return None
+    # A warm start trains the full model before the adapter, so the base is not the model at
+    # model.path.
     is_base_frozen = bool(config.model.adapter.rank) and not config.warm_start.steps
     return TeacherSettings(
         config.teacher, config.model, config.rollout, config.train, is_base_frozen
@@ -201,6 +203,8 @@ def check_vocabulary(directory: Path, model: qwen.QwenConfig, base: BaseModel) -
     except UserError as error:
         raise UserError(f"teacher.path={directory}: {error}") from None
     check_tokenizer(str(directory), tok, base.tokenizer)
+    # The policy may sample any id of its vocabulary, and the teacher's logits must have a column
+    # for it.
     if model.vocab_size < base.model.vocab_size:
         raise UserError(
             f"teacher.path={directory} has a vocabulary of {model.vocab_size}, the policy one of "
@@ -213,6 +217,7 @@ def check_tokenizer(
 ) -> None:
     """Raises UserError if a token of the policy has another id, or none, in the teacher."""
     vocabulary = teacher.get_vocab()
+    # By id, so that every run reports the same first difference.
     for token, number in sorted(policy.get_vocab().items(), key=lambda item: item[1]):
         if vocabulary.get(token) != number:
             fact = f"has the id {vocabulary[token]}" if token in vocabulary else "does not exist"

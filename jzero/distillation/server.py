@@ -124,6 +124,7 @@ class ScoringClient:
             "model": self.model,
             "prompt": ids,
             "max_tokens": 1,
+            # In case the server applies a temperature to the prompt's log-probs.
             "temperature": 1.0,
         }
         if self.settings.request == "echo":
@@ -250,6 +251,7 @@ class ServerTeacher:
         is_scored = np.zeros(len(sequences), bool)
         indices: list[int] = []
         texts: list[np.ndarray] = []
+        # In one order on all hosts, because each requests a share of this list.
         for index in sorted(index for minibatch in minibatches for index in minibatch.chosen):
             text = self._text_of(sequences[index])
             if text is not None:

@@ -52,6 +52,7 @@ def _read_assert(text: str, names_of_setup: frozenset[str]) -> Assert | None:
     comparison = statement.test
     if not isinstance(comparison, ast.Compare) or len(comparison.ops) != 1:
         return None
+    # Other comparisons accept many answers, and a test stores only values that are right.
     if not isinstance(comparison.ops[0], ast.Eq | ast.Is):
         return None
     try:
@@ -72,6 +73,7 @@ def _read_assert(text: str, names_of_setup: frozenset[str]) -> Assert | None:
         # The program computes all answers in one expression; the check reads _answer[0], ...
         asked = ast.Tuple(splitter.asked, ast.Load())
     test: Assert = {"expression": ast.unparse(asked), "expected": [expected]}
+    # The check is the answer itself: the values are compared without a second process.
     if not isinstance(check, ast.Name):
         test["check"] = ast.unparse(check)
     return test

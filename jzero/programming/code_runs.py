@@ -80,6 +80,7 @@ def with_setup(setup: str, source: str) -> str:
         return source
     # Imports from __future__ have to be the first statements, so they move in front of the setup.
     imports = _FUTURE_IMPORT.findall(source)
+    # A statement stays in its place, because another one may follow after a semicolon.
     rest = _FUTURE_IMPORT.sub("pass", source)
     return "\n".join([*imports, setup, rest])
 
@@ -122,6 +123,7 @@ def _run_tests(source: str, gold: JsonValue, task: TaskConfig, run_all: bool) ->
     for number, test in enumerate(tests):
         left = deadline - time.monotonic()
         if left < _SHORTEST_RUN:
+            # The remaining tests count as failed: the fraction is over all tests.
             failure = failure or f"test {number + 1} of {len(tests)}: no time left"
             first_failed = first_failed or FailedTest(number + 1, test, None)
             break

@@ -104,6 +104,7 @@ def _marked(value: JsonValue) -> JsonValue:
 def _inputs_and_outputs(found: JsonValue, row: Row) -> list[Test]:
     """Reads {"inputs": [...], "outputs": [...], "fn_name": ...}, the form of TACO and APPS."""
     function = found.get("fn_name")
+    # An input without an output is no test.
     pairs = list(zip(found["inputs"], found["outputs"], strict=False))
     if not function:
         return [_stdin_test(given, expected) for given, expected in pairs]
