@@ -97,6 +97,7 @@ def tests_of(formula: Formula, rng: random.Random) -> list[Test]:
     tests = []
     # The numbers of a test are distinct, which tells different formulas apart.
     for _ in range(_NUM_TESTS):
+        # From 2, because factors of 0 and 1 would let wrong formulas pass.
         numbers = rng.sample(range(2, _LARGEST + 1), len(_LETTERS))
         value = formula.value(dict(zip(_LETTERS, numbers, strict=True)))
         tests.append({"stdin": " ".join(map(str, numbers)), "expected": str(value)})

@@ -117,6 +117,7 @@ class Attempt(NamedTuple):
 def is_held_out(numbers: Sequence[int], target: int) -> bool:
     """Returns whether a puzzle belongs to the held-out split, which is never used in training."""
     text = f"{sorted(numbers)}={target}"
+    # Not Python's hash, which differs between processes.
     digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
     return digest[0] % HELD_OUT_ONE_IN == 0
 

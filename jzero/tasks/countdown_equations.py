@@ -118,6 +118,7 @@ def _value(node: ast.AST) -> Fraction:
     """Evaluates a node of the syntax tree."""
     match node:
         case ast.Constant(value=int(number)):
+            # Exact: 8/3*3 is 8, which floats only approximate.
             return Fraction(number)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand)

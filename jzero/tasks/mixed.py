@@ -143,7 +143,6 @@ def settings_of_row_task(task: TaskConfig, name: str) -> TaskConfig:
         UserError: an option names an unknown setting, or a value has the wrong type.
     """
     # `data` of a row task names columns and levels (`own_rows`).
-    # `data` of a row task names columns and levels (`own_rows`).
     own = replace(task, name=ROW_TASKS[name].task, data="", options=())
     values: dict[str, list[str]] = {}
     # A repeated option adds items to a tuple, so all values of a setting are collected first.

@@ -151,6 +151,8 @@ def load_suite(spec: str, task: TaskConfig, limit: int, seed: int) -> tuple[str,
     # A template for questions, such as a user-defined one, does not fit countdown.
     countdown_template = task.template if task.template in COUNTDOWN_TEMPLATES else "r1"
     if not suite.rows.path:
+        # The defaults of countdown, whatever the task of the run: a suite has the same problems in
+        # every run.
         settings = type(task)(template=countdown_template)
         return name, countdown.eval_problems(settings, limit or RANDOM_COUNTDOWN_PROBLEMS)
 

@@ -236,6 +236,7 @@ def find_environment(request: TurnRequest, guard: Guard) -> TurnEnvironment:
 @functools.cache
 def find_functions(name: str) -> tuple[Grader, Replier | None]:
     """Returns the grader and the reply function of a task, or the grader "module:function"."""
+    # Only jzero passes such names (suites, ungraded problems); a response has no influence on them.
     if ":" in name:
         return pkgutil.resolve_name(name), None
     task = find_task(name)

@@ -82,6 +82,8 @@ def votes_of_all(
     problems: Sequence[Sequence[Rollout]], pool: Pool, task: TaskConfig
 ) -> list[list[str]]:
     """Returns `votes_of` for each problem. The grader processes compare in parallel."""
+    # Two threads for each grader process, so that a process has its next comparison while a thread
+    # reads the last one.
     with ThreadPoolExecutor(2 * max(1, task.grade_workers)) as threads:
         return list(threads.map(lambda rollouts: votes_of(rollouts, pool, task), problems))
 

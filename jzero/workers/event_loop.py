@@ -69,6 +69,7 @@ class EventLoop:
         """Cancels all coroutines, and returns once they have ended or after END_SECONDS."""
         self._closed.set()
         with contextlib.suppress(RuntimeError):  # the loop has already ended
+            # The loop belongs to its thread: only this call of it is safe from another one.
             self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(2 * END_SECONDS)
 

@@ -196,6 +196,7 @@ def read_score(reply: str, settings: JudgeServer) -> float:
         JudgeError: there is no score, or no number between 0 and the scale.
     """
     last_match = None
+    # The last match: a reply may discuss scores, or repeat the rubric, before it gives its own.
     for match in re.finditer(settings.pattern, reply):
         last_match = match
     if last_match is None or last_match[1] is None:
@@ -323,6 +324,7 @@ def _read_cache(path: Path) -> dict[str, str]:
     """Returns the replies in a cache by their keys; skips a line that a killed run cut off."""
     replies = {}
     if path.exists():
+        # Not splitlines, which also splits at characters that JSON leaves unescaped in a text.
         for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
             try:
                 entry = json.loads(line)

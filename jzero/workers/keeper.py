@@ -79,6 +79,7 @@ def keep(descriptor: int, parent: int, max_processes: int = MAX_PROCESSES) -> No
     grader = os.fork()
     if grader == 0:
         _grade(descriptor, keeper, limit)
+    # Otherwise the keeper would hold the pipe open after its grader process has ended.
     os.close(descriptor)
     status = _watch(grader, parent, limit, max_processes)
     end_descendants(grader)
@@ -332,6 +333,7 @@ def guard(parent: int, earlier: Sequence[int]) -> None:
         ready, _, _ = select.select([0] if is_open else [], [], [], _PERIOD_SECONDS)
         if ready:
             text = os.read(0, 16)
+            # An empty read is the end of the pipe: the run has ended, perhaps without a word.
             is_announced |= bool(text)
             is_open = bool(text)
         pids = [pid for pid in descendants(parent) if pid not in ignored]

@@ -137,6 +137,8 @@ class Pipe:
             if deadline is not None:
                 # After the deadline, still takes data that has already arrived.
                 self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
+            # In chunks, because recv reserves as many bytes as it is asked for, and the length is
+            # not trusted.
             chunk = self._socket.recv(min(count - len(received), _CHUNK))
             if not chunk:
                 raise EOFError

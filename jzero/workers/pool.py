@@ -230,6 +230,8 @@ class _Worker:
             except (ValueError, TypeError, RecursionError) as error:
                 raise BadMessageError(type(error).__name__) from None
             raise BadMessageError("a message for another item, or of an unknown kind")
+        # Without this bound a function that writes notes in a loop would keep its item alive: each
+        # message starts a new wait.
         raise BadMessageError("too many messages for one item")
 
     def request_end(self) -> None:
@@ -387,6 +389,8 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         If `wait` is true, blocks until at least one grade is ready; needs a response without a
         grade.
         """
+        # Only this thread takes grades, so as many as the queue holds now can be taken without
+        # waiting.
         num_ready = self._grades.qsize()
         if wait:
             num_ready = max(num_ready, 1)
