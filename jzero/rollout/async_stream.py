@@ -278,6 +278,7 @@ class RolloutStream:
         """Removes the oldest ready groups from the stream and returns their rollouts."""
         with self.lock:
             ready = [group for group in self.groups if self.is_ready(group)]
+            # The oldest first, so that no group becomes too old while younger ones are trained on.
             chosen = ready[: self.groups_per_step]
             self.groups = [group for group in self.groups if group not in chosen]
             self.num_trained += len(chosen)

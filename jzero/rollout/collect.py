@@ -62,6 +62,7 @@ def collect_rollouts(
     """
     num_prompts, group_size = settings.rollout.num_prompts, settings.rollout.group_size
     task, rounds = settings.problems.task, settings.extra_rounds
+    # The pool counts over the whole run; a step reports the difference.
     grading_at_start = dict(sampler.pool.counters)
     state = trainer_state(settings.problems, settings.steps, step - 1)
     counters = DecodeCounters()

@@ -93,10 +93,12 @@ def accuracy_metrics(
         maj@k        for k = num_samples, if there are several samples
     """
     correct = np.array([grade_of(rollout).correct for rollout in rollouts], np.float64)
+    # [problems * samples] -> [problems, samples]
     correct = correct.reshape(-1, num_samples)
     metrics = {
         "problems": float(len(correct)),
         "accuracy": float(correct.mean()),
+        # Over problems and not over samples: samples of one problem are not independent.
         "stderr": float(correct.mean(axis=1).std() / np.sqrt(len(correct))),
         "length": float(np.mean([rollout.response_length for rollout in rollouts])),
         "truncated": float(np.mean([rollout.finish_reason == "length" for rollout in rollouts])),

@@ -148,7 +148,9 @@ def answer_question(problem: MultipleChoice, scorings: list[Scoring]) -> Answere
     """Sums the scores of every choice, in float64."""
     sums = [float(scoring.scores.logps.sum(dtype=np.float64)) for scoring in scorings]
     per_character = [
-        value / len(choice) for value, choice in zip(sums, problem.choices, strict=True)
+        # Characters as lm-eval counts them: without the space before the choice.
+        value / len(choice)
+        for value, choice in zip(sums, problem.choices, strict=True)
     ]
     return AnsweredChoice(problem, tuple(sums), tuple(per_character))
 

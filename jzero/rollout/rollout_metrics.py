@@ -52,6 +52,7 @@ def reward_metrics(rollouts: Sequence[Rollout], group_size: int) -> dict[str, fl
     metrics = named_rewards(grades)
 
     # If a user-defined function failed there is no score; means cover the other responses.
+    # Rollouts lie group by group: [N] -> [P, G].
     scores_PG = np.array([grade.score for grade in grades]).reshape(-1, group_size)
     has_score_PG = np.array([not grade.failed for grade in grades]).reshape(-1, group_size)
     highest_P = np.where(has_score_PG, scores_PG, -np.inf).max(axis=1)

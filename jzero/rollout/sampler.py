@@ -263,6 +263,7 @@ class Sampler:
     ) -> list[Rollout]:
         """Adds the rewards of rollouts whose problems use the settings of this sampler's task."""
         task = self.task
+        # An evaluation has groups of another size: its batches have as many responses as a step.
         limit = self.engine.settings.num_prompts * self.engine.settings.group_size // group_size
         batches = batched_rewards.split(rollouts, group_size, task.reward.batch, limit)
         results = None
@@ -456,6 +457,7 @@ def most_sequences(
         sequences = max(sequences, rollout.num_slots or DEFAULT_SLOTS)
     if is_fine_tuning:
         return max(sequences, 1)
+    # The two kinds of an evaluation are sampled one after the other, so the larger counts.
     return max(sequences, evaluation.problems * max(evaluation.samples, evaluation.greedy))
 
 
@@ -477,6 +479,7 @@ def per_host_settings(rollout: config.RolloutConfig, num_hosts: int) -> config.R
     """
     return replace(
         rollout,
+        # Rounded up, so that no host has 0.
         num_slots=-(-(rollout.num_slots or DEFAULT_SLOTS) // num_hosts),
         num_pages=-(-rollout.num_pages // num_hosts),
     )

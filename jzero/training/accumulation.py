@@ -329,10 +329,12 @@ def adamw_step(
     """
     lr, beta1, beta2, eps, decay, clip = settings
     norm = optax.tree.norm(state.gradient)
+    # `where` instead of a Python branch, because the settings are data of the program.
     is_clipped = (clip > 0) & (norm > clip)
     factor = jnp.where(is_clipped, clip / norm, 1.0)
     gradient = jax.tree.map(lambda g: g * factor, state.gradient)
 
+    # The bias corrections count from 1: at step 0 they would divide by 0.
     step = state.step + 1
     mu = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state.mu, gradient)
     nu = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g * g, state.nu, gradient)

@@ -260,6 +260,7 @@ def can_have_gradient(
     advantages, _ = compute_credit(rollouts, settings, penalties=zeros, values=zeros)
     has_advantage = np.array(
         [
+            # Where every turn is a sequence of its own, the mask ends before its rollout does.
             advantages[source][: len(mask)][mask].any()
             for mask, source in zip(trained, sources, strict=True)
         ]
@@ -308,6 +309,7 @@ def make_episodes(
     the critic's values. Both are read only at sampled tokens.
     """
     counts = np.array([rollout.tokens.sampled.sum() for rollout in rollouts])
+    # [T] < [N, 1] -> bool[N, T], where T counts only sampled tokens.
     mask = np.arange(counts.max()) < counts[:, None]
     rewards_NT = np.zeros(mask.shape)
     values_NT = np.zeros(mask.shape)
@@ -321,6 +323,7 @@ def make_episodes(
         # Number of sampled tokens up to the end of each turn.
         ends = [int(rollout.tokens.sampled[: turn.end].sum()) for turn in rollout.turns]
         for end, reward in zip(ends, turn_rewards(rollout, settings), strict=True):
+            # Added and not set, because the KL penalty of this token is there already.
             rewards_NT[i, end - 1] += reward
         # Tokens after the last turn are padding and keep its number.
         for number, end in enumerate(ends[:-1], start=1):

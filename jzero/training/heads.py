@@ -170,6 +170,7 @@ def critic_head(algorithm: algorithms.Algorithm) -> Head:
         targets: jax.Array,
         kept: jax.Array | None,
     ) -> tuple[jax.Array, ...]:
+        # In fp32: values are regressed on returns, and bf16 has 8 significant bits.
         return (jnp.einsum("bte,e->bt", hidden.astype(jnp.float32), params["value"]),)
 
     def loss(
@@ -279,6 +280,7 @@ def make_sequence_sum(
     num_sequences = layout.slots * (layout.slot + 1)
 
     def sum_row(x: Float[Array, " T"], sequence: Int[Array, " T"]) -> Float[Array, " T"]:
+        # [T] -> one sum for each sequence number -> [T], the sum of every token's own sequence.
         return jax.ops.segment_sum(x, sequence, num_sequences)[sequence]
 
     def sequence_sum(x: Float[Array, "B T"]) -> Float[Array, "B T"]:

@@ -32,6 +32,8 @@ def optimizer(settings: OptimizerConfig) -> optax.GradientTransformation:
     decay = optax.identity()
     if settings.weight_decay:
         decay = optax.add_decayed_weights(settings.weight_decay, decayed_parameters)
+    # Clipping comes first: the moments see the clipped gradient. Decay comes last, so that it is
+    # not divided by the second moment (AdamW).
     return optax.chain(clip, adam, decay)
 
 

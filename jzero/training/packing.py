@@ -141,6 +141,8 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """
     bins: list[list[int]] = []
     rooms: list[tuple[int, int]] = []  # (remaining room, index of the bin), sorted
+    # Longest first, so that short items fill what long ones leave (at most 11/9 of the fewest
+    # bins).
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         length = lengths[index]
         if length > capacity:
@@ -329,7 +331,10 @@ def write_sequence(
     following = slice(first + 1, last + 1)
     tokens = sequence.tokens
     batch.tokens[place] = tokens.ids[first:last]
+    # Segments count from 1 in every slot; 0 is padding.
     batch.segments[place] = segment
+    # Positions count from the start of the prompt, so that RoPE sees the sequence as the sampler
+    # did.
     batch.positions[place] = np.arange(first, last)
     batch.targets[place] = tokens.ids[following]
     batch.weights[place] = sequence.weights[following]

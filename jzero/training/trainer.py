@@ -174,6 +174,7 @@ def row_layouts(
     if lengths := train.pack_lengths:
         return layouts_of_lengths(max_prompt_tokens, lengths, packs)
     longest = rollout.longest_continuation
+    # Two lengths and not more: a program is compiled for every length.
     num_lengths = 2 if train.pack == "auto" and longest > 1 else 1
     return make_layouts(max_prompt_tokens, longest, num_lengths, packs)
 
