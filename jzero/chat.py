@@ -74,6 +74,7 @@ class Chat:
         """Returns the tokens of a conversation, without its oldest messages if it is too long."""
         tok = self.sampler.tokenizer
         longest = self.sampler.engine.settings.max_prompt_tokens
+        # Without a template there is no format for earlier turns.
         if not self.is_chat:
             messages = messages[-1:]
         while True:
@@ -105,6 +106,8 @@ class Chat:
 
         def write_news(text: str) -> None:
             nonlocal written
+            # A decoder may change the last characters of a text when more tokens follow; what is
+            # written stays.
             if text.startswith(written):
                 write(text[len(written) :])
                 written = text

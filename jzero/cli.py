@@ -226,6 +226,7 @@ def set_parts(settings: config.Config, parts: Sequence[tuple[str, str]]) -> None
     Raises UserError for a part, or an argument of the chosen part, that does not exist.
     """
     items: dict[str, tuple[object, ...]] = {}  # of the lists
+    # The name of a part has fewer dots than the names of its arguments.
     for name, text in sorted(parts, key=lambda flag: flag[0].count(".")):
         value: object = text
         if config.is_tuple_argument(name):

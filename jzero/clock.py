@@ -14,6 +14,7 @@ from jzero import terminal
 
 # The phases that the terminal shows by another name.
 SHOWN_NAMES = {"eval": "evaluate", "warm_start": "warm start"}
+# Events of `jax.monitoring`. JAX has no public constants for them.
 COMPILATION_STARTS = "/jax/compilation_cache/compile_requests_use_cache"
 COMPILATION_ENDS = "/jax/core/compile/backend_compile_duration"
 
@@ -43,6 +44,7 @@ class Clock:
 
     def move(self, seconds: float, source: str, target: str) -> None:
         """Moves `seconds` that were measured as the phase `source` to the phase `target`."""
+        # `source` may still be running: its own seconds are added at its end.
         self._add(source, -seconds)
         self._add(target, seconds)
 

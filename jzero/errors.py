@@ -34,6 +34,7 @@ def quoted(value: object) -> str:
 
     The cost is bounded for a value of any size.
     """
+    # `reprlib` limits each item of a container; the slice limits all of them together.
     return " ".join(_REPR.repr(value).split())[: 2 * LONGEST_TEXT]
 
 

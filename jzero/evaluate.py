@@ -469,6 +469,7 @@ def further_lines(summary: Mapping[str, SuiteSummary]) -> list[str]:
 def _last_percentage(metrics: Mapping[str, float], prefix: str) -> str:
     """Returns the metric with prefix `prefix` and the largest k, or ""."""
     values = [value for name, value in metrics.items() if name.startswith(prefix)]
+    # `accuracy_metrics` adds them in ascending order of k.
     return f"{100 * values[-1]:.1f}" if values else ""
 
 

@@ -77,6 +77,7 @@ def run(options: Options) -> str:
     base = read_base_model(settings.model)
     # Check the flags against the run before the parameters are read.
     base_name = check_adapter(options, settings, base) if options.adapter else ""
+    # Without Adam's moments, which are twice as large as the parameters.
     items, record = checkpoints.read_items(step, {"params": trained_params(settings, base)})
     try:
         evaluations = evaluations_of(record)

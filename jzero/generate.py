@@ -358,6 +358,7 @@ def claim_output(options: Options, settings: config.Config, problems: list[Probl
         "config": vars(settings),
         "n": options.n,
         "server": bool(options.urls),
+        # A checksum, because the text of all problems may have megabytes.
         "problems": zlib.crc32(repr(problems).encode()),
     }
     if options.greedy:

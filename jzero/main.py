@@ -53,6 +53,8 @@ def run_arguments(arguments: list[str]) -> None:
     """Runs the training of a command line. A mistake in it ends the process."""
     command = parse(cli.start_jax(arguments))
     with cli.user_errors():
+        # Hosts with different settings would compile different programs, and wait for each other in
+        # their collectives.
         peers.check_same_start(start_values(command.settings, command.workdir))
         workdir = command.workdir or default_workdir(command.settings.name)
         with buckets.open_workdir(workdir) as directory:
@@ -118,6 +120,7 @@ def parse(arguments: list[str]) -> Command:
     arguments = cli.expand_price(arguments)
     shows = "--show" in arguments
     arguments = [argument for argument in arguments if argument != "--show"]
+    # Before absl reads the recipe, whose error for a missing file names no recipes.
     check_recipe(arguments)
     if cli.given_settings(arguments) and not has_recipe(arguments):
         cli.exit_with_error(NO_RECIPE)
@@ -189,6 +192,8 @@ def show(settings: config.Config, arguments: list[str]) -> str:
     for item in config.list_settings(resolved):
         # A part that the recipe chose has settings that the defaults do not have.
         origin = "recipe" if item.value != defaults.get(item.name) else "default"
+        # The last place that applies counts: a flag overrides the recipe, and `resolve` may change
+        # both.
         if item.name in given:
             origin = "flag"
         if item.value != given_values[item.name]:

@@ -61,6 +61,7 @@ def freeze_rollouts(index: RolloutIndex, num_runs: int) -> JsonObject:
     block, texts = empty_block(0), TextTable()
     for number, row in enumerate(rows):
         add_row(block, row, texts)
+        # A row of the page is found by its place in `rows`, not by its line in samples.jsonl.
         row["line"] = number
     return {
         "rows": rows,
@@ -83,6 +84,7 @@ def choose_rows(
         # Start at the last step, so that it is always included.
         positions = np.linspace(len(steps) - 1, 0, count)
         chosen = sorted(steps[round(position)] for position in positions)
+        # Lines are counted before any row is read, because reading takes the time.
         if sum(len(lines_by_step[step][:max_rows]) for step in chosen) > max_rows and count > 1:
             continue
         for step in chosen:
@@ -91,6 +93,7 @@ def choose_rows(
         kept = [row for step in chosen for row in rows_by_step[step]]
         if len(json.dumps(kept)) <= max_bytes:
             break
+    # The last step may exceed the limit on its own.
     while len(kept) > 1 and len(json.dumps(kept)) > max_bytes:
         kept = kept[: len(kept) // 2]
     return kept
@@ -107,6 +110,7 @@ def read_rows(index: RolloutIndex, lines: Sequence[int]) -> list[JsonObject]:
 def is_report(path: Path) -> bool:
     """Returns whether a file is a page that this command wrote."""
     with path.open(encoding="utf-8", errors="replace") as file:
+        # The title is in the head of the page, and a page may have megabytes.
         return MARK in file.read(10_000)
 
 

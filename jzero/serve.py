@@ -84,6 +84,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
 
     defaults = model_defaults(options.model)
     defaults.rollout.decode_steps = STREAMED_TOKENS
+    # As in OpenAI's API, whose texts do not contain the stop string.
     defaults.rollout.keep_stop = False
     settings = cli.parse_settings(defaults, config_flags)
     settings.model.path = options.model

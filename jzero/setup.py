@@ -135,10 +135,12 @@ def check(config: Config, workdir: Path) -> float | None:
     evaluated_task.check_verifiers(config.eval)
     if config.warm_start.steps:
         check_warm_start(config)
+    # Here and not when they are first used, which may be hours later.
     check_token(config.hub.push)
     check_trackers(config.train.trackers)
     stop_names(config.train.stop_on)
     check_workdir(workdir, to_json(config))
+    # Called for its errors: the session removes the steps.
     steps_to_discard(workdir, config.train)
     check_host_memory(config, parts_of_run(config))
     check_disk(config, workdir)
@@ -209,6 +211,7 @@ def with_steps(config: Config) -> Config:
     # Without drop_last, the last problems of a pass and the first of the next share a step.
     if config.task.drop_last:
         steps_of_pass = num_problems // num_prompts
+    # A small share of a pass may be less than a step.
     steps = max(1, int(train.prompt_epochs * steps_of_pass))
     processes.print_once(
         f"train.prompt_epochs={train.prompt_epochs:g}: {num_problems} problems, {num_prompts} in a "
@@ -286,6 +289,7 @@ def build_sampler(
     planned = config
     if base.directory:  # the model is downloaded now, and the planner reads directories
         planned = replace(config, model=replace(config.model, path=str(base.directory)))
+    # This engine only serves to size the KV cache: it has no device state, so it costs no memory.
     engine = make_engine(decoder, base, decoder_mesh)
     room = room_in_run(config.memory, engine, lambda: fitting_pages(planned))
     # Only the sampler gets the number of pages: it depends on the memory that is free right now.
@@ -441,6 +445,7 @@ def initial_critic_params(run: Run, critic: Learner, params: qwen.Params) -> qwe
     """
     backbone = params
     if path := run.config.critic.path:
+        # The files of a language model have no value head.
         model = replace(critic.model, value_head=False)
         shardings = param_shardings(model, critic.mesh)
         backbone = huggingface.load(huggingface.resolve(path), model, shardings)
@@ -457,6 +462,7 @@ def initial_critic_params(run: Run, critic: Learner, params: qwen.Params) -> qwe
     def init_head() -> jax.Array:
         return qwen.init(critic.model, jax.random.key(run.config.train.seed))["value"]
 
+    # Under jit XLA drops the random parameters that are not returned, so only the head is computed.
     values["value"] = jax.jit(init_head, out_shardings=critic.shardings["value"])()
     return values
 
@@ -482,6 +488,7 @@ def stream_states(run: Run) -> list[str]:
     if run.stream is None:
         return []
     gathered = collectives.gather_bytes(run.stream.state())
+    # As text, because the record of a checkpoint is JSON.
     return [base64.b64encode(data).decode() for data in gathered]
 
 

@@ -125,6 +125,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
     learner = trainer.learner
 
     with (
+        # Only the responses to suites are graded.
         Pool(config.task.grade_workers if config.eval.suites else 0) as pool,
         interrupt.StopSignal(config.train.preemption_notice) as stop,
         closing(
@@ -179,11 +180,13 @@ def train(config: Config, workdir: Path) -> JsonObject:
                         )
                     packed = trainer.pack(examples)
 
-                # -- Update. Reading the stats waits for the device.
+                # -- Update. Reading the stats waits for the device. Schedules count optimizer steps
+                # from 0.
                 lr = learning_rate(config.optimizer, step - 1, last_step)
                 with clock("update"):
                     state, stats = trainer.step(state, packed, lr)
                     metrics = update_metrics(stats)
+                # Before the checkpoint, because a state that is not finite stays so.
                 if wrong := nonfinite(metrics):
                     raise UserError(
                         f"step {step}: {', '.join(wrong)} not finite, with optimizer.lr="
@@ -196,6 +199,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
                     "update/padding": 1 - packed.num_inputs / packed.computed_inputs,
                 }
                 metrics |= progress.step_metrics()
+                # `step_metrics` has added the seconds.
                 metrics["update/tokens_per_second"] = packed.num_inputs / metrics["time/update"]
 
                 # -- Evaluate.
@@ -204,6 +208,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
 
                 # -- Write metrics; checkpoint and export if they are due.
                 session.end_step(step, metrics, state)
+                # A stop is obeyed only here, after the step is recorded: no update is lost.
                 stop.raise_if_stopped_anywhere()
                 session.raise_if_time_is_over()
         except interrupt.Interrupted as reason:

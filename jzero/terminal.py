@@ -124,6 +124,7 @@ class Terminal:
 
     def __init__(self) -> None:
         self.is_muted = False
+        # Reentrant: `_tick` holds the lock while `say` takes it.
         self._lock = threading.RLock()
         self._phases: list[Phase] = []  # from the outermost to the innermost
         self._note = ""
@@ -135,11 +136,14 @@ class Terminal:
         """Prints a line above the bars, to stderr if `is_error`."""
         with self._lock:
             self._last_line = time.monotonic()
+            # Errors that are redirected to a file go there, and not above the bars.
             if self._live is not None and (not is_error or sys.stderr.isatty()):
                 self._print_above_bars(text, style)
                 return
             stream = sys.stderr if is_error else sys.stdout
             encoding = getattr(stream, "encoding", None) or "utf-8"
+            # A stream in ASCII or Latin-1 cannot take every character, and a run must not end for
+            # that.
             text = text.encode(encoding, "backslashreplace").decode(encoding)
             # A run does not end because nobody reads its log any more.
             with contextlib.suppress(BrokenPipeError):
@@ -187,6 +191,7 @@ class Terminal:
 
     def set_note(self, note: str) -> None:
         """Shows a note next to the innermost phase, such as "compiling"; "" removes it."""
+        # Without the lock: a single assignment, and JAX's listeners may call this in any thread.
         self._note = note
 
     def close(self) -> None:
@@ -213,6 +218,7 @@ class Terminal:
             return True
         # A notebook's stream may call itself a terminal.
         is_notebook = "ipykernel" in sys.modules
+        # A dumb terminal, such as the shell of Emacs, has no control sequences.
         return sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not is_notebook
 
     def _start_live(self) -> None:
@@ -288,6 +294,7 @@ class Terminal:
                 phase = self._phases[-1] if self._phases else None
                 if phase is None or self._live is not None:
                     continue
+                # Any line counts: a loop that prints its steps needs no further lines of progress.
                 quiet_since = max(self._last_line, phase.began)
                 if time.monotonic() - quiet_since >= phase.pause:
                     phase.pause = min(2 * phase.pause, LONGEST_PAUSE)

@@ -67,6 +67,7 @@ HeldOut = dict[str, list[EncodedProblem]]
 
 def judge_cache(workdir: Path) -> Path:
     """Returns the file that caches the judge's answers on this host (task.reward.judge)."""
+    # Hosts may share the workdir, and two processes must not append to one file.
     host = f"-{peers.PEERS.process_id}" if peers.has_peers() else ""
     return workdir / f"judge{host}.jsonl"
 
@@ -106,6 +107,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
             planned_bytes,
         )
         cleanup.enter_context(contextlib.closing(session))
+        # Without the scratch page, which the engine adds itself.
         kv_pool.write_pages(workdir, run.sampler.engine.pages_per_shard - 1)
 
         state: State | None = None

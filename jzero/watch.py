@@ -47,6 +47,7 @@ def main() -> None:
 def watch(paths: list[Path], host: str, port: int) -> None:
     """Serves the page until Ctrl-C."""
     directories = [buckets.follow_run(path) for path in paths]
+    # A page may be opened before its run has written anything.
     watcher = Watcher(find_runs(directories, is_started=False))
     with PageServer(host, port, watcher) as server:
         if host not in LOCAL_NAMES:

@@ -45,6 +45,8 @@ def walk_sections(section: object, name: str) -> Iterator[tuple[str, object]]:
     for item in dataclasses.fields(section):
         value = getattr(section, item.name)
         if dataclasses.is_dataclass(value) and not is_part(value):
+            # The config itself has the name "", so the names of its sections would begin with a
+            # dot.
             yield from walk_sections(value, f"{name}.{item.name}".lstrip("."))
 
 
@@ -113,6 +115,7 @@ def describe_section(name: str, sections: dict[str, object]) -> str:
     lines = [str(inspect.getdoc(type(sections[name]))).split("\n\n")[0], ""]
     for item in settings_of(name):
         short_name = item.name.removeprefix(prefix)
+        # Settings of subsections are counted in a line of their subsection.
         if "." not in short_name:
             left = f"{short_name}={shown_default(item)}"
             lines.append(one_line(left, item.rules.description))

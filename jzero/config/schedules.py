@@ -76,6 +76,7 @@ class WSD:
         "Share of the run's optimizer steps, at its end, in which the learning rate decays.",
         at_most=1,
     )
+    # The shapes of transformers' get_wsd_schedule, whose default is also the cosine.
     shape: str = setting(
         "cosine",
         "Shape of the decay: linear, cosine, or sqrt (1 - sqrt of the finished share).",
@@ -88,6 +89,7 @@ class WSD:
 class InverseSqrt:
     """The learning rate falls as 1 / sqrt(step), whatever the length of the run."""
 
+    # The formula and the defaults of transformers' get_inverse_sqrt_schedule.
     timescale: int = setting(
         0,
         "The steps t in lr sqrt(t / (t + steps after the warm-up)). 0: the steps of the warm-up, "

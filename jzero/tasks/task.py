@@ -242,6 +242,7 @@ def find_task(name: str) -> Task:
     known = f"task.name={name!r} is not one of {', '.join(TASKS)}"
     try:
         task = importlib.import_module(name).TASK
+    # ValueError: the name is empty.
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"{known}, nor a module with a TASK: {error}") from error
     if not isinstance(task, Task):
@@ -346,6 +347,7 @@ def stop_strings(task: TaskConfig) -> tuple[str, ...]:
     found = {}
     for name, own in mixed.all_settings(task).items():
         found[name] = find_task(own.name).find_template(own.template).stop
+    # The decoder has one list of stop strings for all rows of a step.
     if len(set(found.values())) > 1:
         stops = "; ".join(f"{name}: {', '.join(stop) or 'none'}" for name, stop in found.items())
         raise UserError(

@@ -60,6 +60,7 @@ class TinkerLimits:
         """Raises UserError if a limit is too small or not a number."""
         for item in fields(self):
             value, least = getattr(self, item.name), item.metadata["least"]
+            # argparse accepts nan and inf as floats.
             if not (math.isfinite(value) and value >= least):
                 raise UserError(f"{flag_name(item.name)}={value}: give a number from {least} on")
 

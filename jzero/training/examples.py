@@ -96,6 +96,7 @@ def encode_conversation(
     """
     text = tokenizer.render(tok, messages, generate=False)
     end_of_turn = tokenizer.end_of_turn(tok)
+    # The search for the end of a response below would stop inside of the message.
     if any(end_of_turn in str(message["content"]) for message in messages):
         raise UserError(
             f"a message of sft.data holds {end_of_turn}, which ends turns in this chat template: "

@@ -61,6 +61,7 @@ def move_moments(moments: optax.OptState, memory: str | None, is_donated: bool) 
 
     def move(array: jax.Array) -> jax.Array:
         kind = memory or device_memory(array)
+        # The only scalars are counts of steps.
         if array.ndim == 0 or array.sharding.memory_kind == kind:
             return array
         # Shard by shard, because with several hosts no host has the complete array.

@@ -33,6 +33,7 @@ class PackedRows:
     layout: RowLayout
     context_mesh: Mesh | None
     arrays: None = None
+    # q and k arrive with RoPE: kernels that apply it themselves exist only for decoding.
     rotates: bool = False
 
     def attend(

@@ -276,6 +276,7 @@ def score_and_credit(
     metrics: dict[str, float] = {}
     if algorithms.needs_teacher(trainer.algorithm):
         assert teacher is not None, "the algorithm needs a teacher"
+        # `Clock` has no nested phases, so the teacher's time is moved out of "score" afterwards.
         start = time.perf_counter()
         teacher_scores = teacher.score(state, reference, minibatches, sequences)
         scores = replace(scores, teacher=teacher_scores)

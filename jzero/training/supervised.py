@@ -42,6 +42,7 @@ class SupervisedTrainer:
     ) -> None:
         """most_rows: rows that an optimizer step may have; a microbatch has no more."""
         self.learner = policy_learner(model, compute, optimizer, Objective(supervised()), mesh)
+        # Examples share no prompt, so a row is one slot without a prefix.
         self.layout = RowLayout(prefix=0, slots=1, slot=row_tokens)
         self.rows = microbatch_rows(train, mesh, self.layout, most_rows)
 
@@ -61,11 +62,12 @@ class SupervisedTrainer:
             )
             sequences.append(sequence)
 
-        # The number of microbatches is a part of the compiled shape. It is rounded up to a power of
-        # two, so that few programs are compiled.
+        # The last token of a sequence is only a target.
         lengths = [len(sequence.tokens) - 1 for sequence in sequences]
         num_rows = len(best_fit(lengths, self.layout.slot))
         needed = -(-num_rows // self.rows)
+        # The number of microbatches is a part of the compiled shape. It is rounded up to a power of
+        # two, so that few programs are compiled.
         microbatches = power_of_two(needed)
         [packed] = pack([sequences], [self.layout], [self.rows], [microbatches])
         return packed
@@ -82,4 +84,5 @@ class SupervisedTrainer:
         """
         batches, counts = self.learner.put([packed])
         [logps] = self.learner.score(params, batches, counts, [self.layout])
+        # Every weight is 1 / (trained tokens), so the sum is a mean.
         return -float(np.vdot(packed.batch.weights, collectives.fetch_global(logps)))

@@ -89,6 +89,7 @@ def teacher_metrics(
     if scored:
         teacher = np.concatenate([scores.logps[i][sequences[i].tokens.sampled] for i in scored])
         old = np.concatenate([old_logps[i][sequences[i].tokens.sampled] for i in scored])
+        # The estimator k1 of KL(policy || teacher): the policy sampled the tokens.
         metrics["distill/kl"] = float(np.mean(old - teacher, dtype=np.float64))
         metrics["distill/teacher_nll"] = -float(np.mean(teacher, dtype=np.float64))
     return metrics
