@@ -106,8 +106,8 @@ class Chat:
 
         def write_news(text: str) -> None:
             nonlocal written
-            # A decoder may change the last characters of a text when more tokens follow; what is
-            # written stays.
+            # The last characters of a text may change when more tokens follow, but written text
+            # stays.
             if text.startswith(written):
                 write(text[len(written) :])
                 written = text

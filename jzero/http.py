@@ -410,6 +410,7 @@ class Client:
     def close(self) -> None:
         """Cancels the requests in flight. All further calls of `ask` raise Closed."""
         self._is_closed.set()
+        # A copy, because the threads that wait for these futures change the set.
         for future in list(self._in_flight):
             future.cancel()
 
@@ -450,6 +451,8 @@ class Client:
         import httpx
 
         address = f"{self._url}/{path}"
+        # Not compressed, so that the limit of bytes bounds the memory; closed, because every
+        # exchange has a connection of its own.
         sent = {"Accept": "application/json", "Accept-Encoding": "identity", "Connection": "close"}
         if content is not None:
             sent["Content-Type"] = "application/json"
@@ -544,6 +547,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     cause: BaseException | None = error
     while cause is not None:
         yield cause
+        # anyio raises a group if it tried several addresses of a host.
         if isinstance(cause, BaseExceptionGroup):
             cause = cause.exceptions[0]
         else:

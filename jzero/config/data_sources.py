@@ -97,7 +97,7 @@ def read_sources(name: str, text: str) -> tuple[Rows, ...]:
     """
     sources = tuple(read_source(name, item) for item in split_sources(text))
     weights = [source.weight for source in sources]
-    # Without a weight a set would never be drawn, which is hardly what leaving it out means.
+    # A set without a weight would never be drawn, and few users mean that by leaving it out.
     if any(weights) and not all(weights):
         raise UserError(
             f"{name}={shown(text)}: some of the sets have a weight: give each of them one, or none"

@@ -302,7 +302,7 @@ def assistant_message(response: str, tools: Sequence[JsonValue]) -> Message:
     }
     syntax = parsing.syntax_of(response)
     calls = parsing.parse_calls(response, syntax, parameters) if tools else []
-    # A harness executes only valid calls. As text, the program sees what the policy wrote and can
+    # A harness executes only valid calls. As text, the program sees the policy's words and can
     # reply.
     if not calls or any(isinstance(call, parsing.BadCall) for call in calls):
         return {"role": "assistant", "content": response}

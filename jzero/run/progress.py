@@ -80,6 +80,5 @@ class Progress:
         return values
 
     def _seconds_without_compilation(self) -> float:
-        # Only the first steps compile, so their compilation says nothing about the steps that are
-        # left.
+        # Only the first steps compile, so their compilation is no measure of the remaining steps.
         return max(0.0, time.perf_counter() - self._step_began - self._compile_seconds)

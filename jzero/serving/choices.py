@@ -63,6 +63,7 @@ class ChoiceWriter:
         span = self.new_span(progress.num_tokens)
         new_ids = self.sequence.tokens.ids[span].tolist()
         new_text = tokenizer.decode(self.tokenizer, new_ids)
+        # A real U+FFFD in the text only delays a chunk until the next token.
         is_complete = bool(new_text) and not new_text.endswith(INCOMPLETE)
         if not progress.finish_reason and not is_complete:
             return None

@@ -33,6 +33,7 @@ class BoundedConfig(uvicorn.Config):
             ws="none",
             lifespan="off",
             log_level="warning",
+            # uvicorn takes whole seconds.
             timeout_keep_alive=math.ceil(limits.idle_seconds),
         )
         self.limits = limits
@@ -139,6 +140,7 @@ class BoundedProtocol(H11Protocol):
             if isinstance(other, BoundedProtocol)
             and other is not self
             and other.waits_for_request
+            # An aborted connection stays in the set until `connection_lost` is called.
             and not other.is_aborted
         ]
         if useless:

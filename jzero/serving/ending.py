@@ -59,6 +59,7 @@ class GracefulServer(uvicorn.Server):
         else:
             reason = overloaded(503, "the server has ended before the answer was complete")
         self.server.end_replies(reason)
+        # The errors are written by the tasks of the replies, which need the event loop for that.
         await asyncio.sleep(ERROR_FLUSH_SECONDS)
         for connection in list(self.server_state.connections):
             connection.transport.abort()

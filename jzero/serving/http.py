@@ -80,6 +80,7 @@ async def refuse(_: Request, error: Exception) -> JSONResponse:
     if isinstance(error, HTTPException):
         status, message, headers = error.status_code, error.detail, error.headers
     if isinstance(error, ValidationError):
+        # Without the input, which may be as large as the body.
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         parameter = ".".join(str(name) for name in first["loc"])
         message = first["msg"]
@@ -163,6 +164,7 @@ class Server:
         finally:
             body.cancel()
             left.cancel()
+            # Cancelling has no effect on sequences that have finished.
             reply.submission.cancel()
             self.replies.discard(reply)
 
@@ -191,6 +193,7 @@ class Server:
         """Rejects a body that is too large, or more bodies than the server can hold."""
         # Starlette's middleware for body sizes does not report the limit in its answer.
         limit = self.limits.max_body_bytes
+        # The announced size is checked with the first chunk, before the other chunks are read.
         announced = int(http_request.headers.get("content-length", 0))
         if max(num_bytes, announced) > limit:
             raise HTTPException(
@@ -249,5 +252,7 @@ class Server:
                     raise ClientDisconnect
             return future.result()
         finally:
+            # Also after an error or a cancellation: a thread that is still working stops at the
+            # next prompt.
             has_left.set()
             future.cancel()

@@ -31,6 +31,7 @@ class JetStreamTokenizer:
     def __init__(self, text_tokenizer: PreTrainedTokenizerFast, stop_ids: tuple[int, ...]) -> None:
         self.tokenizer = text_tokenizer
         self.stop_tokens = set(stop_ids)
+        # `prefill` removes it again, except from an empty prompt, which needs a token.
         self.bos_id = stop_ids[0]
         self.pad_id = 0
 
@@ -150,6 +151,7 @@ class JetStreamEngine:
                 length=length,
                 limit=self.engine.max_sequence_tokens,
                 request=0,
+                # Every slot is a group of its own, because JetStream samples each prompt once.
                 group=slot,
                 shared_tokens=0,
             )

@@ -118,6 +118,7 @@ class Reply:
         except HTTPException as error:
             yield to_event(error_body(error.detail, error.status_code))
             return
+        # OpenAI sends the usage in a last chunk without choices.
         if self.options.wants_usage:
             yield to_event(self.head | {"choices": [], "usage": self.count_tokens()})
         # OpenAI's marker for the end of a stream.
@@ -125,6 +126,7 @@ class Reply:
 
     def count_tokens(self) -> dict[str, int]:
         """Returns the usage. A prompt counts once, regardless of the number of its choices."""
+        # The choices of a prompt are adjacent.
         one_of_each = self.sequences[:: self.options.num_choices]
         prompt_tokens = sum(len(sequence.prompt_tokens) for sequence in one_of_each)
         completion_tokens = sum(sequence.num_new for sequence in self.sequences)

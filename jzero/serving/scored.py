@@ -73,6 +73,7 @@ def scoring_of(options: ReplyOptions, sequence: Sequence) -> Scoring | None:
         tokens=sequence.tokens.ids[:end],
         first=first,
         alternatives=max(options.num_alternatives, options.prompt_alternatives or 0),
+        # Greedy sequences have temperature 0, at which there are no log-probabilities.
         temperature=sequence.temperature or 1.0,
         temperature_from=num_prompt,
     )
@@ -171,6 +172,7 @@ class LogprobWriter:
         if item.logp is None:
             return None
         alternatives = item.alternatives[:num_alternatives]
+        # The token itself comes first and may repeat as an alternative, which the dict then joins.
         ranked = [(item.token, item.logp, item.rank)]
         ranked += [(token, logp, rank) for rank, (token, logp) in enumerate(alternatives, start=1)]
         return {

@@ -33,6 +33,7 @@ def bind(host: str, port: int, flag: str = "--port") -> list[socket.socket]:
 
     bound: list[socket.socket] = []
     problem: OSError | None = None
+    # The resolver may return an address twice, and binding it again would fail.
     for family, kind, protocol, _, address in dict.fromkeys(addresses):
         if bound and port == 0:
             break  # the system would choose a different port for the next address
@@ -111,6 +112,7 @@ def allow_connections(num_connections: int) -> int:
         return num_connections
     if hard != unlimited:
         needed = min(needed, hard)
+    # If the system refuses, the server takes fewer connections.
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
         soft = needed

@@ -483,8 +483,8 @@ def _choose_disk(sheet: Sheet, model: Model, machine: Machine) -> None:
     ]
     for name, value in attempts:
         needed = disk_bytes(settings, model)
-        # The remedies in the order of what they cost: fewer checkpoints to go back to, then a run
-        # that a kill sends back to its start.
+        # The remedies in the order of their cost: fewer checkpoints to go back to, then a run that
+        # a kill sends back to its start.
         if needed <= free:
             return
         reason = f"the disk has {free / 1e9:.1f} GB free, and {needed / 1e9:.1f} GB were needed"

@@ -238,5 +238,6 @@ def grade_choice(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
 
 def last_letter(response: str) -> str | None:
     """Returns the last letter after the thoughts that is an answer, or None."""
+    # A model weighs the choices in its thoughts, so only the text after them counts.
     letters = _LETTER.findall(response.rpartition("</think>")[2])
     return letters[-1] if letters else None

@@ -90,7 +90,7 @@ class Futures:
         future.result = result
         self.num_bytes += future.size
         future.is_done.set()
-        # The new result is kept even if it alone exceeds the limit: its client has not read it yet.
+        # The new result is kept even if it exceeds the limit: its client has not read it yet.
         while self.num_bytes > self.most_bytes and self.drop_oldest_done(keep=future):
             pass
 

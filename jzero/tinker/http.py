@@ -363,7 +363,7 @@ def checkpoint_path(request: Request) -> str:
 def query_number(request: Request, name: str, default: int) -> int:
     """Returns a number of the query. Raises BodyError if it is none."""
     text = request.query_params.get(name, str(default))
-    # isdigit alone accepts digits of other scripts and superscripts.
+    # isdigit also accepts digits of other scripts and superscripts.
     if not text.isascii() or not text.isdigit() or len(text) > 9:
         raise BodyError(422, f"{name}={text!r} is no number")
     return int(text)

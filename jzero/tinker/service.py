@@ -41,7 +41,7 @@ from jzero.types import JsonValue
 
 Answer = dict[str, JsonValue]
 # The SDK submits a sample anew if its promise is gone (410), but treats 404 as fatal, so the route
-# that polls has to see from the id alone whether an unknown promise belonged to a sample.
+# that polls has to see from the id whether an unknown promise belonged to a sample.
 SAMPLE_PREFIX = "sample-"  # of the promises of samples, which a client may send anew
 LINK_SECONDS = 3600  # for which the links of a download work
 NOT_UNEMBED = (

@@ -224,6 +224,7 @@ class AccumulatingLearner(Learner):
 
     def _logps(self, params: qwen.Params, examples: Examples[jax.Array]) -> Float[Array, "B T K"]:
         """Returns the log-probabilities of the given targets."""
+        # No shared prefix: one slot as long as the row.
         layout = RowLayout(0, 1, examples.rows.tokens.shape[-1])
         hidden, rows, _ = self._hidden(params, examples.rows, layout)
 
@@ -264,6 +265,7 @@ class AccumulatingLearner(Learner):
 
             zeros = jax.tree.map(jnp.zeros_like, params)
             total, terms, logps = lax.fori_loop(0, count, add, (zeros, *empty(examples)))
+            # After the loop: one sum over the devices instead of one for each microbatch.
             if self.is_data_parallel:
                 total = lax.psum(total, "data")
             return total, terms, logps
@@ -273,6 +275,8 @@ class AccumulatingLearner(Learner):
             sum_microbatches, in_specs=(P(), P(), rows, P(), P()), out_specs=(P(), rows, rows)
         )
         gradient, terms, logps = over_rows(params, base, examples, count, kind)
+        # Added after the sum over the devices: `accumulated` is the same on all of them and must
+        # count once.
         return jax.tree.map(jnp.add, accumulated, gradient), terms, logps
 
     def _evaluate(

@@ -141,8 +141,8 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """
     bins: list[list[int]] = []
     rooms: list[tuple[int, int]] = []  # (remaining room, index of the bin), sorted
-    # Longest first, so that short items fill what long ones leave (at most 11/9 of the fewest
-    # bins).
+    # Longest first, so that short items fill the room that long ones leave (at most 11/9 of the
+    # fewest bins).
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         length = lengths[index]
         if length > capacity:

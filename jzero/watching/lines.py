@@ -45,9 +45,9 @@ class LineFile:
                 if seen == self._seen:
                     return False
                 has_reset = False
-                # A copy by rsync has a new inode and the same beginning, so the inode alone does
-                # not tell whether lines have changed. A checksum of the last known bytes does, and
-                # costs one small read.
+                # A copy by rsync has a new inode and the same beginning, so the inode does not tell
+                # whether lines have changed. A checksum of the last known bytes does, and costs one
+                # small read.
                 if stat.st_size < self._end or self._tail_checksum(file.fileno()) != self._checksum:
                     has_reset = self._reset()
                 before = len(self)
