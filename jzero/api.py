@@ -214,6 +214,7 @@ def as_kind(setting: Setting, value: object) -> object:
         return tuple(value)
     if setting.kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    # Not isinstance, by which True is an int.
     if type(value) is not setting.kind:
         raise UserError(f"settings: {setting.name}={value!r} is no {setting.kind.__name__}")
     return value

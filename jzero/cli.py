@@ -66,6 +66,7 @@ def exit_with_error(message: str) -> NoReturn:
     """Prints `error: message` and ends the process with status 2."""
     if peers.has_peers():
         peers.end_process(message, 2, f"{peers.this_host()} ended: {message}")
+    # Otherwise the bars could be drawn over the message.
     terminal.close()
     print(f"error: {message}", file=sys.stderr, flush=True)
     sys.exit(2)
@@ -92,6 +93,7 @@ def user_errors() -> Iterator[None]:
     try:
         yield
     except UserError as error:
+        # One line, even if the text of a library is a part of the message.
         message = " ".join(str(error).split())
         if files.is_full_disk(error):
             exit_at_once(message)
@@ -204,6 +206,7 @@ def split_flags(arguments: Sequence[str]) -> SplitFlags:
             continue
         _, equals, text = argument.partition("=")
         if not equals and argument.startswith(("--no", "-no")):
+            # absl's form of a boolean: --noNAME.
             text = "False"
         elif not equals and config.is_boolean_argument(flag[1]):
             text = "True"

@@ -57,6 +57,7 @@ def no_room(
     sizes = [] if needed is None else [f"{needed:,} bytes are needed"]
     if path is not None:
         absolute = Path(path).absolute()
+        # `disk_usage` needs a folder that exists.
         folder = next(parent for parent in (absolute, *absolute.parents) if parent.is_dir())
         sizes.append(f"{shutil.disk_usage(folder).free:,} bytes are free there")
     facts = f" ({', '.join(sizes)})" if sizes else ""

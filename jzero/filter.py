@@ -40,6 +40,7 @@ def rows_by_rate(rates: dict[int, float], count: int, lowest: float, highest: fl
         raise UserError(
             f"--rates has none of the {count} rows: evaluate this set as --suite name=DATA"
         )
+    # Rows without a rate are dropped: the evaluation left out prompts that are too long.
     return {i for i in known_rows if lowest < rates[i] < highest}
 
 
@@ -137,6 +138,7 @@ def main() -> None:
     # A row must pass every filter. The output keeps the order of the set.
     kept = sorted(set.intersection(*passed.values()))
     rows_kept = dataset.select(kept)
+    # default=str: dates and decimals are no values of JSON.
     lines = [json.dumps(row, ensure_ascii=False, default=str) for row in rows_kept]
     write_atomic(arguments.out, "".join(f"{line}\n" for line in lines))
 

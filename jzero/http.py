@@ -451,8 +451,8 @@ class Client:
         import httpx
 
         address = f"{self._url}/{path}"
-        # Not compressed, so that the limit of bytes bounds the memory; closed, because every
-        # exchange has a connection of its own.
+        # Not compressed, so that the limit of bytes bounds the memory; closed, because no exchange
+        # reuses a connection.
         sent = {"Accept": "application/json", "Accept-Encoding": "identity", "Connection": "close"}
         if content is not None:
             sent["Content-Type"] = "application/json"

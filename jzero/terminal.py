@@ -124,7 +124,7 @@ class Terminal:
 
     def __init__(self) -> None:
         self.is_muted = False
-        # Reentrant: `_tick` holds the lock while `say` takes it.
+        # Reentrant, because `_tick` prints while it holds the lock.
         self._lock = threading.RLock()
         self._phases: list[Phase] = []  # from the outermost to the innermost
         self._note = ""

@@ -72,6 +72,7 @@ def read_columns(path: Path, text_columns: Sequence[str]) -> dict[str, list[Json
 def _read_rows(path: Path) -> Iterator[PlacedRow]:
     check_is_file(path)
     with path.open("rb") as file:
+        # Enough for a mark, and for white space before a bracket.
         start = file.read(4096)
         for mark, encoding in _OTHER_ENCODINGS.items():
             if start.startswith(mark):

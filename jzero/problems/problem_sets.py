@@ -643,7 +643,7 @@ def stream(
         sets = [[row for rows in sets for row in rows]]
 
     shuffled = [
-        # Seeds of their own: sets of equal length would otherwise be shuffled into the same order.
+        # Different seeds, because sets of equal length would otherwise get the same order.
         grain.MapDataset.source(rows).seed(seed + i).shuffle().repeat()
         for i, rows in enumerate(sets)
     ]

@@ -174,6 +174,8 @@ class Evaluated(NamedTuple):
         for verifier, correct in self.verdicts.items():
             metrics[f"accuracy_by/{verifier}"] = float(np.mean(correct))
         for name, task_rollouts in by_row_task(self.rollouts).items():
+            # Only means over responses are reported, for which the number of samples does not
+            # matter.
             task_metrics = accuracy_metrics(task_rollouts, 1)
             for metric in ("accuracy", "length", "truncated"):
                 metrics[f"{metric}/{name}"] = task_metrics[metric]
@@ -246,6 +248,8 @@ def evaluate(
                     group_size=num_samples,
                     temperature=kind_temperature,
                     key=key,
+                    # Nothing is trained on these rollouts, so the version of their policy does not
+                    # matter.
                     version=0,
                     check_stop=check_stop,
                     samples=Samples(
@@ -291,6 +295,7 @@ def ask_verifier(sampler: Sampler, rollouts: list[Rollout], verifier: str) -> li
         correct[i] |= grade.correct
         if grade.failed:
             failures.append(grade.reason)
+    # An accuracy without the failed gradings would not be comparable with others.
     if failures:
         raise UserError(
             f"eval.verifiers={verifier}: {len(failures)} gradings failed: {failures[0]}"

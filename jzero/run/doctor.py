@@ -98,6 +98,7 @@ def _percent(share: float) -> str:
 
 def _quoted_tail(text: str) -> str:
     """Returns the end of a response on one line, without control characters."""
+    # Four times as much, because joining white space shortens the text.
     words = " ".join(text[-4 * TAIL :].split())
     return "".join(c if c.isprintable() else "\ufffd" for c in words)[-TAIL:]
 
@@ -111,6 +112,7 @@ def _no_answer(evidence: Evidence) -> str | None:
     place = f" in {MARKS[mark]}" if mark in MARKS else ""
     sentence = f"{min(without, total):.0f} of {total:.0f} responses have no answer{place}"
     tails = [row for row in evidence.samples() if row.get("reason") == "no answer"]
+    # The end of a response that was cut is no evidence: its answer was still to come.
     if (cut := evidence.mean("rollout/truncated", 1)) and cut > 0.5:
         return f"{sentence}; {_percent(cut)} are cut at their limit"
     if tails:
@@ -143,6 +145,7 @@ def _is_uniform(evidence: Evidence) -> bool:
     steps = evidence.last[-WINDOW:]
     shares = [row.get("reward/zero_variance_groups", 0.0) for row in steps]
     num_groups = len(steps) * evidence.number("rollout.num_prompts")
+    # A few groups may be uniform by chance.
     return num_groups >= 8 and min(shares, default=0.0) > 0.999
 
 
@@ -157,6 +160,7 @@ def _constant_reward(evidence: Evidence) -> str | None:
 
 
 def _one_score(evidence: Evidence) -> str | None:
+    # The other two remarks name a cause of uniform groups, so this one would repeat them.
     if not _is_uniform(evidence) or _constant_reward(evidence) or _no_answer(evidence):
         return None
     accuracy = evidence.mean("reward/accuracy") or 0.0
@@ -216,6 +220,7 @@ def _kl(evidence: Evidence) -> str | None:
 def _padding(evidence: Evidence) -> str | None:
     share = evidence.above("update/padding", 0.85)
     update, step = evidence.mean("time/update"), evidence.mean("time/step")
+    # Padding of a short update costs next to nothing.
     is_slow = update is not None and step is not None and update > 0.25 * step
     if share is None or not is_slow or not evidence.has_steps(WINDOW):
         return None
@@ -252,6 +257,7 @@ def _sampler_idle(evidence: Evidence) -> str | None:
 
 def _grading_slow(evidence: Evidence) -> str | None:
     grade, step = evidence.mean("time/grade"), evidence.mean("time/step")
+    # In a step of a few seconds a large share is still a short wait.
     if grade is None or step is None or grade < 5 or grade < 0.3 * step:
         return None
     return f"sampling waits {grade:.0f} of {step:.0f} seconds of a step for the graders"
@@ -268,6 +274,7 @@ def _compiling(evidence: Evidence) -> str | None:
     steps = evidence.last[-WINDOW:]
     compiling = sum(row.get("compile/seconds", 0.0) for row in steps)
     total = sum(row.get("time/step", 0.0) for row in steps)
+    # Every run compiles in its first steps.
     if not evidence.has_steps(TREND_STEPS) or compiling < 0.3 * total or not total:
         return None
     return f"after {evidence.step} steps, {_percent(compiling / total)} of a step is compilation"
@@ -404,6 +411,7 @@ class Doctor:
     settings: Mapping[str, JsonValue]  # of the run, as `config.flatten` returns them
     findings: list[Finding] = field(default_factory=list)
     _first: list[Mapping[str, float]] = field(default_factory=list)
+    # The longest window of any remark.
     _last: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=IDLE_STEPS))
 
     def check(

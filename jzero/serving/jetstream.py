@@ -151,7 +151,7 @@ class JetStreamEngine:
                 length=length,
                 limit=self.engine.max_sequence_tokens,
                 request=0,
-                # Every slot is a group of its own, because JetStream samples each prompt once.
+                # One group for each slot, because JetStream samples each prompt once.
                 group=slot,
                 shared_tokens=0,
             )

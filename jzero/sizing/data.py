@@ -98,8 +98,10 @@ def read_data(text: str, task: TaskConfig) -> Data:
 
     sample = dataset.select(range(min(SAMPLED_ROWS, len(dataset))))
     prompts = list(sample[problem_column])
+    # Arrow gives a column one type, so the first row tells it.
     has_messages = isinstance(prompts[0], list)
     if not has_messages:
+        # Called for its errors.
         problem_sets.as_questions(prompts, problem_column, source)
     answers = _answers(sample, answer_column)
     return Data(
@@ -125,6 +127,7 @@ def _find(
     Raises UserError if the set lacks the column `wanted`.
     """
     if wanted:
+        # Dots select a nested value.
         if wanted.partition(".")[0] not in columns:
             raise UserError(f"{kind}={wanted}: data {source} has the columns {', '.join(columns)}")
         return wanted, "from the command line"
@@ -142,6 +145,7 @@ def _answers(sample: "datasets.Dataset", column: str) -> list[JsonValue]:
 
 def is_number(answer: JsonValue) -> bool:
     """Returns whether an answer is a number, or text that is one, such as "$1,200"."""
+    # A bool is an int in Python.
     if isinstance(answer, bool):
         return False
     if isinstance(answer, str):

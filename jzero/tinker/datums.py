@@ -175,6 +175,7 @@ def read_datum(
     def field_or(field: str, value: float) -> np.ndarray:
         return inputs.get(field, full(value))
 
+    # [N] or [N, K] -> [N, K]
     ids = targets.reshape(len(tokens), -1)
     if ids.dtype == np.float32:
         raise UserError(f"{name}: target_tokens are float32: send integers")
@@ -230,6 +231,7 @@ class Packed:
 
     def from_rows(self, rows: Float32[np.ndarray, "M B T K"]) -> list[np.ndarray]:
         """Returns the values of each datum, f32[N] or f32[N, K], as its targets were sent."""
+        # [M, B, T, K] -> [M * B, T, K]
         flat = rows.reshape(-1, *rows.shape[2:])
         results = []
         for (row, column), datum in zip(self.places, self.data, strict=True):
@@ -263,6 +265,7 @@ def pack(
     wanted = max(longest, min(total, lengths[min(1, len(lengths) - 1)]))
     width = next((length for length in lengths if length >= wanted), lengths[-1])
     bins = best_fit(sizes, width)
+    # At least one row for each device, and equally many for all.
     per_microbatch = min(max(1, microbatch_tokens // (width * shards)), ROWS_MOST) * shards
     # Only these microbatches are computed. The number of rows is padded further, for the shape.
     used = -(-len(bins) // per_microbatch)
@@ -278,6 +281,7 @@ def pack(
     places = [(0, 0)] * len(data)
     for row, members in enumerate(bins):
         column = 0
+        # Segment 0 is padding.
         for segment, index in enumerate(members, start=1):
             datum = data[index]
             count = len(datum.tokens)
@@ -294,6 +298,7 @@ def pack(
             column += count
 
     def split(rows: np.ndarray) -> np.ndarray:
+        # [M * B, T, ...] -> [M, B, T, ...]
         return rows.reshape(*shape[:2], *rows.shape[1:])
 
     batch = Batch(

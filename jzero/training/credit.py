@@ -260,7 +260,7 @@ def can_have_gradient(
     advantages, _ = compute_credit(rollouts, settings, penalties=zeros, values=zeros)
     has_advantage = np.array(
         [
-            # Where every turn is a sequence of its own, the mask ends before its rollout does.
+            # With one sequence for each turn, the mask ends before its rollout does.
             advantages[source][: len(mask)][mask].any()
             for mask, source in zip(trained, sources, strict=True)
         ]

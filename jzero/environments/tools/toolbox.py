@@ -184,6 +184,8 @@ def check_names(task: TaskConfig) -> None:
         built_in, arguments = find_built_in(name)
         if built_in is not None:
             try:
+                # Bound first and not simply called: a TypeError inside of `check` would be a fault
+                # of jzero.
                 inspect.signature(built_in.check).bind(task, **arguments)
             except TypeError as error:
                 raise UserError(f"task.tools.names={name}: {error}") from None
