@@ -54,6 +54,7 @@ def print_largest(topology: str, arguments: list[str], json_file: str | None) ->
     """Prints the largest models for a topology. The default recipe is countdown."""
     has_recipe = any(argument.split("=")[0] == "--config" for argument in arguments)
     if not has_recipe:
+        # Every known model is tried in the place of the recipe's model.
         arguments = [f"--config={main.RECIPES / 'countdown.py'}:qwen2.5-3b", *arguments]
     settings = main.parse(arguments).settings
     devices = described_devices(topology)

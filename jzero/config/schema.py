@@ -86,6 +86,7 @@ class AdapterConfig:
     @property
     def scale(self) -> float:
         """Returns the factor alpha / rank of the adapter's output; 0 without an adapter."""
+        # As in PEFT without rsLoRA.
         return self.alpha / self.rank if self.rank else 0.0
 
 
@@ -1078,6 +1079,7 @@ class Config:
     @property
     def is_warm_started(self) -> bool:
         """Returns whether a warm start trains the full model before RL."""
+        # Fine-tuning reads the section only to draw the examples of a task.
         return bool(self.warm_start.steps) and not self.sft.data
 
     @property
@@ -1138,6 +1140,7 @@ def walk(section: object, prefix: str, part: str = "") -> Iterator[Setting]:
 @functools.cache
 def known_names() -> tuple[str, ...]:
     """Returns the names of all settings, and of the arguments of all parts that they may have."""
+    # A dict and not a set, to keep the order of the schema.
     names: dict[str, None] = {}
     for item in list_settings(Config()):
         names[item.name] = None
@@ -1186,6 +1189,7 @@ def parts_with_argument(name: str) -> list[type]:
     section, field, path = find_place(Config(), name)
     kinds = [field_types(type(section))[field]]
     *outer, argument = path.split(".")
+    # All parts that have the outer argument count, whichever of them a config has chosen.
     for inner in outer:
         kinds = [field_types(part)[inner] for part in parts_with(inner, kinds)]
     return parts_with(argument, kinds)

@@ -162,6 +162,7 @@ class _Files(Mapping[str, "datasets.Dataset"]):
         return self._splits[name]
 
     def __contains__(self, name: object) -> bool:
+        # Without this method a Mapping would read the file to find out.
         return name in self._files
 
     def __iter__(self) -> Iterator[str]:

@@ -89,6 +89,7 @@ class WandbTracker:
             project=project,
             id=run["id"],
             resume="allow",
+            # An argument takes precedence over W&B's variable, so the variable is read here.
             name=os.environ.get("WANDB_NAME") or run["name"],
             dir=run["workdir"],
             config=run["config"] | {"commit": run["commit"]},
