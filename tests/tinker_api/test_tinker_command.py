@@ -32,15 +32,17 @@ def process(model: str, store: Path) -> Iterator[tuple[subprocess.Popen, str]]:
         stdout=subprocess.PIPE,
         text=True,
     ) as server:
-        assert server.stdout is not None
-        lines = []
-        for line in server.stdout:
-            lines.append(line)
-            if "TINKER_BASE_URL=" in line:
-                break
-        assert "TINKER_BASE_URL=" in lines[-1], lines
-        yield server, lines[-1].partition("TINKER_BASE_URL=")[2].split()[0]
-        server.kill()
+        try:
+            assert server.stdout is not None
+            lines = []
+            for line in server.stdout:
+                lines.append(line)
+                if "TINKER_BASE_URL=" in line:
+                    break
+            assert "TINKER_BASE_URL=" in lines[-1], lines
+            yield server, lines[-1].partition("TINKER_BASE_URL=")[2].split()[0]
+        finally:  # Popen would wait for a server that nobody stops
+            server.kill()
 
 
 @pytest.mark.parametrize(

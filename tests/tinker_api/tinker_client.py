@@ -29,6 +29,7 @@ SETTINGS = [
     "--config.rollout.page_size=64",
     "--config.train.microbatch_tokens=256",
     "--config.mesh.fsdp=1",
+    "--config.mesh.data=-1",  # exact: whole weights on every device
 ]
 LIMITS = TinkerLimits(
     max_body_bytes=200_000,
@@ -88,12 +89,16 @@ class Client:
 
     def __post_init__(self) -> None:
         self.http = httpx.Client(
-            base_url=f"{self.url}/api/v1/", headers={"X-API-Key": self.key}, timeout=120
+            base_url=f"{self.url}/api/v1/",
+            headers={"X-API-Key": self.key},
+            timeout=120,
+            # No connection outlives its request, so that no test has to close its clients.
+            limits=httpx.Limits(max_keepalive_connections=0),
         )
 
     # -- calls -------------------------------------------------------------------------------------
 
-    def post(self, path: str, **body: object) -> httpx.Response:
+    def post(self, path: str, /, **body: object) -> httpx.Response:
         return self.http.post(path, json=body)
 
     def result(self, promise: httpx.Response) -> httpx.Response:
