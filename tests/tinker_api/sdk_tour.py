@@ -89,7 +89,9 @@ def main(url):
     rest = service.create_rest_client()
     listed = rest.list_checkpoints(train.model_id).result().checkpoints
     facts["listed"] = path in [one.tinker_path for one in listed]
-    print(json.dumps(facts))
+    # Comparisons of NumPy's numbers are no JSON.
+    version = facts.pop("version")
+    print(json.dumps({"version": version, **{name: bool(fact) for name, fact in facts.items()}}))
 
 
 if __name__ == "__main__":
