@@ -12,6 +12,11 @@ from tinker.proto import tinker_public_pb2 as pb
 DTYPES = (1, 2, 3)
 
 
+def has_field(message, name):
+    """Returns whether this version of the SDK has a field."""
+    return name in message.DESCRIPTOR.fields_by_name
+
+
 def tensor(rng, target):
     target.dtype = rng.choice(DTYPES)
     target.shape.extend(rng.choice([0, 1, 127, 128, 2**40, -1]) for _ in range(rng.randrange(3)))
@@ -37,7 +42,8 @@ def request(rng):
             tensor(rng, datum.loss_fn_inputs[name])
     for name in rng.sample(["beta", "clip", "z"], rng.randrange(3)):
         message.loss_fn_config[name] = rng.choice([0.0, -1.5, 1e300])
-        message.loss_fn_config_v2[name].number = rng.choice([0.0, 2.0])
+        if has_field(message, "loss_fn_config_v2"):
+            message.loss_fn_config_v2[name].number = rng.choice([0.0, 2.0])
     return message
 
 
@@ -47,13 +53,16 @@ def response(rng):
         one = message.sequences.add(stop_reason=rng.randrange(2), tokens=rng.randbytes(8))
         if rng.random() < 0.5:
             one.logprobs = rng.randbytes(rng.choice([0, 8]))
-        if rng.random() < 0.5:
+        if rng.random() < 0.5 and has_field(one, "topk_sampled_logprobs"):
             one.topk_sampled_logprobs.k = rng.randrange(3)
             one.topk_sampled_logprobs.token_ids = rng.randbytes(4)
     if rng.random() < 0.5:
         message.prompt_logprobs = rng.randbytes(rng.choice([0, 12]))
     if rng.random() < 0.5:
-        message.topk_prompt_logprobs.length = rng.randrange(200)
+        prompt = message.topk_prompt_logprobs
+        # The count of tokens has other names in other versions.
+        count = "length" if has_field(prompt, "length") else "prompt_length"
+        setattr(prompt, count, rng.randrange(200))
     return message
 
 
