@@ -30,7 +30,7 @@ from ml_collections import config_flags
 from jzero import config, files, terminal
 from jzero.config import old_settings, other_names
 from jzero.environments import environment, verifiers
-from jzero.errors import UserError
+from jzero.errors import UserError, shown
 from jzero.hosts import peers, processes
 from jzero.hosts.platform import choose_platform
 from jzero.setting import read_tuple
@@ -233,7 +233,10 @@ def set_parts(settings: config.Config, parts: Sequence[tuple[str, str]]) -> None
     for name, text in sorted(parts, key=lambda flag: flag[0].count(".")):
         value: object = text
         if config.is_tuple_argument(name):
-            added = read_tuple(as_tuple(text, str), str)
+            try:
+                added = read_tuple(as_tuple(text, str), str)
+            except ValueError as error:
+                raise UserError(f"{name}={shown(text)}: {error}") from None
             items[name] = (*items.get(name, ()), *added) if added else ()
             value = items[name]
         config.set_part(settings, name, value)

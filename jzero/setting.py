@@ -431,7 +431,7 @@ def read_tuple(text: str, item_kind: type | None) -> tuple[object, ...]:
         # Names need no quotes in a flag: q,k,v is no Python literal.
         items = tuple(item.strip() for item in text.split(","))
     if item_kind is not None and not all(has_kind(item, item_kind) for item in items):
-        raise ValueError(f"{text} has an item of another type")
+        raise ValueError("an item has another type")
     return items
 
 

@@ -199,9 +199,11 @@ def check_taken(case: Case, settings: "config.Config") -> Outcome:
     if not found:  # an entry of model.arch, or a flag of a setting that has moved
         return Outcome("accepted")
     setting, value = found[0], found[0].value
+    help_text = setting.rules.description
     is_taken = {
         bool: lambda: str(value) == case.value or case.value == "",
-        int: lambda: value == int(case.value),
+        # A size of 0 is replaced by what fits, if its help says what 0 means.
+        int: lambda: value == int(case.value) or (not int(case.value) and "0:" in help_text),
         float: lambda: value == float(case.value),
         str: lambda: value == case.value,
         # A flag without a value empties the tuple.

@@ -83,7 +83,9 @@ def models_by_size() -> list[str]:
     # Of several models with the same number of parameters, only the first is tried.
     sizes: dict[int, str] = {}
     for hub_id, model in KNOWN_MODELS.items():
-        sizes.setdefault(qwen.num_params(model), hub_id)
+        # The kernels of TPUs and GPUs have no sliding windows yet.
+        if not model.sliding_window:
+            sizes.setdefault(qwen.num_params(model), hub_id)
     return [sizes[size] for size in sorted(sizes, reverse=True)]
 
 

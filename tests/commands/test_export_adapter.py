@@ -61,7 +61,8 @@ def workdir(
     claim_workdir(workdir, config.to_json(settings))
     (workdir / "versions.json").write_text(json.dumps(versions()))
     huggingface.save(workdir / "base", model, base, dtype="float32", hf_config_extra={})
-    description = frozen_base.describe_base(settings, workdir / "base")
+    weights = setup.initial_weights(settings, read_base_model(settings.model), workdir)
+    description = frozen_base.describe_base(weights)
 
     policy = setup.build(settings, None).trainer.policy  # pyright: ignore
     checkpoints = Checkpoints(workdir, 0)
