@@ -33,7 +33,7 @@ from jzero.serving.ending import GracefulServer
 from jzero.serving.http import Server, make_app
 from jzero.serving.limits import Limits
 from jzero.serving.requests import RequestReader
-from jzero.serving.worker import DecodingWorker
+from jzero.serving.worker import REQUESTS, DecodingWorker
 from jzero.workers.pool import Pool
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -85,8 +85,9 @@ class Alone:
     seed: jax.Array
 
     def new_scheduler(self) -> Scheduler:
+        """Returns a scheduler as the server's, whose calls may be short."""
         return Scheduler(
-            self.engine, self.params, lambda ids: tokenizer.decode(self.tokenizer, ids)
+            self.engine, self.params, lambda ids: tokenizer.decode(self.tokenizer, ids), REQUESTS
         )
 
     def complete_all(self, prompts: list[str], limits: list[int]) -> list[Sequence]:
