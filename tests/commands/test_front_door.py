@@ -13,7 +13,7 @@ import tiny
 from runs import ROOT, read_jsonl
 
 import jzero
-from jzero import chat, compare, evaluate
+from jzero import chat, cli, compare, evaluate
 from jzero.config import Config
 from jzero.errors import UserError
 from jzero.run.finished import find_model
@@ -226,7 +226,8 @@ def test_python_refuses_mistakes_with_user_errors(trained, tmp_path: Path) -> No
         jzero.evaluate(model)
 
 
-def test_the_price_of_the_machine_is_a_flag() -> None:
+def test_the_price_of_the_machine_is_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "start_jax", list)  # this process has started it
     request = command.parse(["--model=m", "--data=d", "--price=4.2"])
 
     assert request.apply(Config()).train.price == 4.2

@@ -247,7 +247,9 @@ def test_the_table_has_a_line_for_each_choice(data: Data, model: Model) -> None:
 
     text = recipe.table(sheet.settings, sheet.choices, ["train.steps"])
 
-    assert max(map(len, text.splitlines())) <= 120
+    # A data source has a line of its own, which is as long as its path.
+    lines = [line for line in text.splitlines() if "rows(" not in line]
+    assert max(map(len, lines)) <= 120
     names = {line.split()[0] for line in text.splitlines() if not line.startswith(" ")}
     assert names == {choice.name for choice in sheet.choices} | {"train.steps"}
     assert "from the command line" in text
