@@ -79,7 +79,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
         metavar="PORT",
         help="serve gRPC there, on every interface; no HTTP",
     )
-    limits.add_flags(parser)
+    limits.add_flags(parser, Limits, "limits of the HTTP server")
     options, config_flags = parser.parse_known_args(arguments)
 
     defaults = model_defaults(options.model)
@@ -102,7 +102,7 @@ def main() -> None:
     with cli.user_errors():
         options, settings = parse(cli.start_jax(sys.argv[1:]))
         key = keys.read_key(options.api_key)
-        limits_of_server = limits.read_flags(options)
+        limits_of_server = limits.read_flags(options, Limits)
         # The port is bound before the model is loaded, so that a port in use is reported at once.
         bound = take_port(options, key)
         # JetStream has no preemption, so every slot needs all of its pages.

@@ -1,18 +1,36 @@
-"""The HTTP server's limits on sizes, counts and waiting times, each a flag of `jzero.serve`."""
+"""The limits of servers on sizes, counts and waiting times, each a flag of its command."""
 
 import argparse
 import math
 from dataclasses import dataclass, field, fields
+from typing import TypeVar
 
 from jzero.errors import UserError
 
 
 @dataclass(frozen=True)
-class Limits:
-    """The limits of the HTTP server.
+class ServerLimits:
+    """The limits of a server.
 
     A field's metadata has the help text of its flag, and `least`, the smallest allowed value.
     """
+
+    def check(self) -> None:
+        """Raises UserError if a limit is too small or not a number."""
+        for item in fields(self):
+            value = getattr(self, item.name)
+            least = item.metadata["least"]
+            # argparse accepts nan and inf as floats.
+            if not (math.isfinite(value) and value >= least):
+                raise UserError(f"{flag_name(item.name)}={value}: give a number from {least} on")
+
+
+LimitsType = TypeVar("LimitsType", bound=ServerLimits)
+
+
+@dataclass(frozen=True)
+class Limits(ServerLimits):
+    """The limits of the HTTP server."""
 
     max_body_bytes: int = field(
         default=1 << 20,
@@ -66,13 +84,8 @@ class Limits:
     )
 
     def check(self) -> None:
-        """Raises UserError if a limit is too small or not a number."""
-        for item in fields(self):
-            value = getattr(self, item.name)
-            least = item.metadata["least"]
-            # argparse accepts nan and inf as floats.
-            if not (math.isfinite(value) and value >= least):
-                raise UserError(f"{flag_name(item.name)}={value}: give a number from {least} on")
+        """Raises UserError if a limit is too small, not a number, or excludes another one."""
+        super().check()
         # A request with the maximum number of sequences must be able to wait.
         if self.max_waiting_sequences < self.max_request_sequences:
             raise UserError(
@@ -87,10 +100,10 @@ def flag_name(limit: str) -> str:
     return "--" + limit.replace("_", "-")
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds a flag for every limit. `--help` prints its meaning and its default."""
-    group = parser.add_argument_group("limits of the HTTP server")
-    for item in fields(Limits):
+def add_flags(parser: argparse.ArgumentParser, kind: type[ServerLimits], title: str) -> None:
+    """Adds a flag for every limit. `--help` prints its meaning and its default below `title`."""
+    group = parser.add_argument_group(title)
+    for item in fields(kind):
         group.add_argument(
             flag_name(item.name),
             type=type(item.default),
@@ -100,8 +113,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def read_flags(options: argparse.Namespace) -> Limits:
+def read_flags(options: argparse.Namespace, kind: type[LimitsType]) -> LimitsType:
     """Returns the limits from the flags of `add_flags`. Raises UserError as `check` does."""
-    limits = Limits(**{item.name: getattr(options, item.name) for item in fields(Limits)})
+    limits = kind(**{item.name: getattr(options, item.name) for item in fields(kind)})
     limits.check()
     return limits

@@ -29,13 +29,12 @@ from jzero.model import huggingface, tokenizer
 from jzero.model.base_model import read_base_model
 from jzero.planning.kv_pool import room_of_decoder, size_pool
 from jzero.rollout.sampler import decoder_settings, make_seed, mesh_of_decoder, new_engine
-from jzero.serving import sockets
+from jzero.serving import limits, sockets
 from jzero.serving.connections import BoundedConfig
 from jzero.serving.limits import Limits
 from jzero.setup import check_context
 from jzero.sharding.mesh import configured_mesh
 from jzero.sharding.publish import publisher
-from jzero.tinker import limits
 from jzero.tinker.http import Api, make_app
 from jzero.tinker.limits import TinkerLimits
 from jzero.tinker.sampling import Sampling, Snapshots
@@ -100,7 +99,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--keys", default="", metavar="FILE", help="lines of NAME tml-KEY")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000, help="port, 0 for any (default 8000)")
-    limits.add_flags(parser)
+    limits.add_flags(parser, TinkerLimits, "limits of the server")
     return parser
 
 
@@ -257,7 +256,7 @@ def main() -> None:
             adapters=given.adapters,
             resident=given.resident,
             max_rank=given.max_rank,
-            limits=limits.read_flags(given),
+            limits=limits.read_flags(given, TinkerLimits),
         )
         # The port is bound before the model is loaded, so that a port in use is reported at once.
         bound = sockets.bind(given.host, given.port)

@@ -19,6 +19,7 @@ from jzero.tinker import losses, wire
 from jzero.tinker.limits import TinkerLimits
 from jzero.training.accumulation import Examples
 from jzero.training.packing import best_fit
+from jzero.training.supervised import power_of_two
 from jzero.types import Batch
 
 # The fields of a position's loss besides its target: read if the loss has them.
@@ -320,8 +321,3 @@ def pack(
         beta=np.full(shape, beta, np.float32),
     )
     return Packed(examples, used, places, list(data))
-
-
-def power_of_two(count: int) -> int:
-    """Returns the smallest power of two that is at least `count`."""
-    return 1 << (count - 1).bit_length()

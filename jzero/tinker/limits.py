@@ -1,15 +1,13 @@
 """The limits of the Tinker server on sizes, counts and waiting times, each a flag."""
 
-import argparse
-import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
-from jzero.errors import UserError
+from jzero.serving.limits import ServerLimits
 
 
 @dataclass(frozen=True)
-class TinkerLimits:
-    """The limits of the server. A field's metadata is as in `serving.limits.Limits`."""
+class TinkerLimits(ServerLimits):
+    """The limits of the Tinker server."""
 
     max_body_bytes: int = field(
         default=16 << 20, metadata={"least": 1, "help": "bytes of a body, before and after gzip"}
@@ -55,38 +53,3 @@ class TinkerLimits:
         default=300.0,
         metadata={"least": 0.001, "help": "seconds without a heartbeat that end a session"},
     )
-
-    def check(self) -> None:
-        """Raises UserError if a limit is too small or not a number."""
-        for item in fields(self):
-            value, least = getattr(self, item.name), item.metadata["least"]
-            # argparse accepts nan and inf as floats.
-            if not (math.isfinite(value) and value >= least):
-                raise UserError(f"{flag_name(item.name)}={value}: give a number from {least} on")
-
-
-def flag_name(limit: str) -> str:
-    """Returns the flag of a limit, such as --max-body-bytes."""
-    return "--" + limit.replace("_", "-")
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds a flag for every limit. `--help` prints its meaning and its default."""
-    group = parser.add_argument_group("limits of the server")
-    for item in fields(TinkerLimits):
-        group.add_argument(
-            flag_name(item.name),
-            type=type(item.default),
-            default=item.default,
-            metavar="N",
-            help=f"{item.metadata['help']} (default {item.default})",
-        )
-
-
-def read_flags(options: argparse.Namespace) -> TinkerLimits:
-    """Returns the limits from the flags of `add_flags`. Raises UserError as `check` does."""
-    limits = TinkerLimits(
-        **{item.name: getattr(options, item.name) for item in fields(TinkerLimits)}
-    )
-    limits.check()
-    return limits

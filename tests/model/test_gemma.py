@@ -10,8 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxtyping import PyTree
-from safetensors.numpy import load_file
-from test_qwen import model_of_transformers, random_params, relative_error
+from test_qwen import (
+    assert_same_gradients,
+    assert_tensors_round_trip,
+    model_of_transformers,
+    random_params,
+)
 
 from jzero import attention
 from jzero.attention import xla
@@ -108,17 +112,7 @@ def test_logits_and_gradients_equal_those_of_transformers(
 
     assert read == config
     np.testing.assert_allclose(logits, expected.detach().numpy(), atol=1e-4, rtol=0)
-    weights = dict(model.named_parameters())
-    compared = set()
-    leaves = huggingface.flatten(gradients)
-    for leaf, tensors in huggingface.checkpoint_tensors(config).items():
-        for tensor in tensors:
-            stacked = np.asarray(leaves[leaf])
-            gradient = stacked if tensor.layer is None else stacked[tensor.layer]
-            theirs = weights[tensor.name].grad.numpy()
-            assert relative_error(tensor.to_stored(gradient), theirs) < 1e-3, tensor.name
-            compared.add(tensor.name)
-    assert compared == set(weights)
+    assert_same_gradients(config, gradients, model)
 
 
 @pytest.mark.peer
@@ -145,18 +139,7 @@ def test_transformers_computes_the_same_from_an_export(
 def test_tensors_of_transformers_round_trip_byte_for_byte(
     config: qwen.QwenConfig, tmp_path: Path
 ) -> None:
-    model_of_transformers(config).save_pretrained(tmp_path / "theirs")
-
-    read, hf_config = huggingface.load_config(tmp_path / "theirs")
-    params = huggingface.load(tmp_path / "theirs", read)
-    huggingface.save(tmp_path / "ours", read, params, dtype="float32", hf_config_extra=hf_config)
-
-    theirs = load_file(tmp_path / "theirs/model.safetensors")
-    ours = load_file(tmp_path / "ours/model.safetensors")
-    assert read == config == huggingface.load_config(tmp_path / "ours")[0]
-    assert ours.keys() == theirs.keys()
-    for name, tensor in theirs.items():
-        assert ours[name].tobytes() == tensor.tobytes(), name
+    assert_tensors_round_trip(config, tmp_path)
 
 
 @pytest.mark.peer

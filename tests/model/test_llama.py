@@ -9,14 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxtyping import PyTree
-from safetensors.numpy import load_file
 from test_qwen import (
     POSITIONS,
     QWEN2,
     TOKENS,
     assert_equal_to_transformers,
+    assert_tensors_round_trip,
     logits_of,
-    model_of_transformers,
     random_params,
 )
 
@@ -99,18 +98,7 @@ def test_transformers_computes_the_same_from_an_export(
 def test_tensors_of_transformers_round_trip_byte_for_byte(
     config: qwen.QwenConfig, tmp_path: Path
 ) -> None:
-    model_of_transformers(config).save_pretrained(tmp_path / "theirs")
-
-    read, hf_config = huggingface.load_config(tmp_path / "theirs")
-    params = huggingface.load(tmp_path / "theirs", read)
-    huggingface.save(tmp_path / "ours", read, params, dtype="float32", hf_config_extra=hf_config)
-
-    theirs = load_file(tmp_path / "theirs/model.safetensors")
-    ours = load_file(tmp_path / "ours/model.safetensors")
-    assert read == config == huggingface.load_config(tmp_path / "ours")[0]
-    assert ours.keys() == theirs.keys()
-    for name, tensor in theirs.items():
-        assert ours[name].tobytes() == tensor.tobytes(), name
+    assert_tensors_round_trip(config, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["llama3", "llama-linear", "qwen2-yarn"])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PyTree
+from safetensors.numpy import load_file
 
 from jzero.model import huggingface, layers, logprobs, qwen
 
@@ -147,17 +148,40 @@ def assert_equal_to_transformers(config: qwen.QwenConfig, tmp_path: Path) -> Non
 
     assert read_config == config
     np.testing.assert_allclose(logits, expected_logits.detach().numpy(), atol=1e-4, rtol=0)
-    gradients = huggingface.flatten(gradients)
+    assert_same_gradients(config, gradients, model)
+
+
+def assert_same_gradients(
+    config: qwen.QwenConfig, gradients: qwen.Params, model: "transformers.PreTrainedModel"
+) -> None:
+    """Compares the gradient of every tensor with the one of transformers' model."""
+    leaves = huggingface.flatten(gradients)
     weights = dict(model.named_parameters())
     compared = set()
     for leaf, tensors in huggingface.checkpoint_tensors(config).items():
         for tensor in tensors:
-            stacked = np.asarray(gradients[leaf])
+            stacked = np.asarray(leaves[leaf])
             gradient = stacked if tensor.layer is None else stacked[tensor.layer]
             expected = weights[tensor.name].grad.numpy()
             assert relative_error(tensor.to_stored(gradient), expected) < 1e-3, tensor.name
             compared.add(tensor.name)
     assert compared == set(weights)
+
+
+def assert_tensors_round_trip(config: qwen.QwenConfig, tmp_path: Path) -> None:
+    """Writes the tensors of a random model of transformers again, and compares every byte."""
+    model_of_transformers(config).save_pretrained(tmp_path / "theirs")
+
+    read, hf_config = huggingface.load_config(tmp_path / "theirs")
+    params = huggingface.load(tmp_path / "theirs", read)
+    huggingface.save(tmp_path / "ours", read, params, dtype="float32", hf_config_extra=hf_config)
+
+    theirs = load_file(tmp_path / "theirs/model.safetensors")
+    ours = load_file(tmp_path / "ours/model.safetensors")
+    assert read == config == huggingface.load_config(tmp_path / "ours")[0]
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert ours[name].tobytes() == tensor.tobytes(), name
 
 
 @every_config
