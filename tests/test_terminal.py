@@ -45,7 +45,8 @@ os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
 def run_on_terminal(program: str, ctrl_c_after: str = "") -> tuple[int, str]:
     """Runs a program on a pseudo-terminal; returns its exit status and what the terminal gets.
 
-    Ctrl-C is pressed once the terminal has got the text `ctrl_c_after`.
+    Ctrl-C is pressed half a second after the terminal has got the text `ctrl_c_after`: the program
+    has then left the call that printed it.
     """
     file, side_of_program = pty.openpty()
     # `pty.fork` would fork this process, which JAX has filled with threads.
@@ -67,6 +68,7 @@ def run_on_terminal(program: str, ctrl_c_after: str = "") -> tuple[int, str]:
             except OSError:  # the program has ended
                 break
         if ctrl_c_after and ctrl_c_after.encode() in output:
+            time.sleep(0.5)
             os.write(file, b"\x03")
             ctrl_c_after = ""
     status = process.wait(60)

@@ -4,17 +4,18 @@ import json
 
 import pytest
 
-from jzero.config import JudgeServer, RewardConfig, SandboxConfig, TaskConfig, ToolsConfig
+from jzero.config import JudgeServer, Local, RewardConfig, TaskConfig, ToolsConfig
 from jzero.types import Grade
 from jzero.workers.pipe import CallRequest, TurnRequest, read_request, write_request
 
 TASK = TaskConfig(
     name="math",
-    weights=(0.5, 1.5),
     options=("a=1",),
     tools=ToolsConfig(names=("calculator",), seconds=2.5),
-    sandbox=SandboxConfig(level="none", packages=("numpy",)),
-    reward=RewardConfig(("accuracy", "judge"), judge=JudgeServer(url="http://here", model="m")),
+    sandbox=Local(level="none", packages=("numpy",)),
+    reward=RewardConfig(
+        ("accuracy", "judge"), weights=(0.5, 1.5), judge=JudgeServer(url="http://here", model="m")
+    ),
 )
 EARLIER = (("a", Grade(0.5, True, "stepped", parts={"x": 1.0}, reply="on")), ("b", None))
 REQUESTS = [
