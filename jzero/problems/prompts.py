@@ -1,8 +1,8 @@
 """Prompt templates: the text before a response, and the text between two responses.
 
 `task.template` is the name of a template in the table of the task: `COUNTDOWN_TEMPLATES`,
-`MATH_TEMPLATES`, `CODE_TEMPLATES`, `GUESS_TEMPLATES`, `ENVIRONMENT_TEMPLATES`. It may also be one
-of these:
+`MATH_TEMPLATES`, `CODE_TEMPLATES`, `GUESS_TEMPLATES`, `ARITHMETIC_TEMPLATES`, `SUMS_TEMPLATES`,
+`ENVIRONMENT_TEMPLATES`. It may also be one of these:
 
 - "FILE": a file with the complete prompt, in plain text or in Jinja (`template_files`)
 - "chat:FILE": a file with the user message for the tokenizer's chat template
@@ -287,6 +287,16 @@ CODE_TEMPLATES: dict[str, PromptTemplate] = {
 ARITHMETIC_TEMPLATES: dict[str, PromptTemplate] = {
     "plain": PromptTemplate(prompt="{question}=\n", reply=PLAIN_REPLY),
     "chat": PromptTemplate(prompt="{question}=? Reply with the number alone.", chat=True),
+}
+
+
+# Sums. The values are {examples}, the lines of solved problems, and {question}, such as 35 + 45.
+
+SUMS_TEMPLATES: dict[str, PromptTemplate] = {
+    "plain": PromptTemplate(prompt="{examples}{question} =", stop=("\n",)),
+    "chat": PromptTemplate(
+        prompt="{examples}{question} =\n\nReply with the last number alone.", chat=True
+    ),
 }
 
 

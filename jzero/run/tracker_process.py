@@ -171,7 +171,7 @@ class MlflowTracker:
     """A run of MLflow, which keeps every value of a step."""
 
     def __init__(self, run: JsonObject, project: str, uri: str) -> None:
-        import mlflow  # pip install mlflow-skinny
+        import mlflow  # an extra
 
         self._mlflow = mlflow
         workdir = Path(run["workdir"])

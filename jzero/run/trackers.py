@@ -49,7 +49,7 @@ ARGUMENTS: dict[str, JsonObject] = {
 PACKAGES = {
     "wandb": ("wandb", "wandb"),
     "trackio": ("trackio", "'trackio>=0.43'"),
-    "mlflow": ("mlflow", "mlflow-skinny"),
+    "mlflow": ("mlflow", "mlflow"),
 }
 COMPLETIONS = "completions"  # the argument of every tracker that sends the table, or not
 

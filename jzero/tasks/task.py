@@ -25,6 +25,7 @@ from jzero.problems.prompts import (
     ENVIRONMENT_TEMPLATES,
     GUESS_TEMPLATES,
     MATH_TEMPLATES,
+    SUMS_TEMPLATES,
     PromptTemplate,
     find_template,
     is_own_template,
@@ -39,6 +40,7 @@ from jzero.tasks import (
     guess,
     math_problems,
     mixed,
+    sums,
 )
 from jzero.types import Grade, JsonValue, Problem, Prompt, Rollout, grade_of
 
@@ -201,6 +203,16 @@ TASKS: dict[str, Task] = {
         warm_start=arithmetic.example,
         warm_start_tokens=arithmetic.max_tokens,
         prompt_values=("question",),
+    ),
+    sums.NAME: Task(
+        train_problems=sums.train_problems,
+        eval_problems=sums.eval_problems,
+        grade=sums.grade,
+        templates=SUMS_TEMPLATES,
+        warm_start=sums.example,
+        warm_start_tokens=sums.max_tokens,
+        options=sums.Options,
+        prompt_values=("examples", "question"),
     ),
     mixed.NAME: Task(
         train_problems=mixed.train_problems,

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,6 +72,41 @@ def test_the_page_follows_a_growing_file(tmp_path: Path, tab: Tab) -> None:
         tab.wait_for("document.body.innerText.includes('2 of 100')")
         choose(tab, "newest step", "true")
         tab.wait_for(f"{STEP} === 'step 2'")
+
+
+@pytest.mark.slow
+def test_the_page_follows_a_run_of_ten_minutes(tmp_path: Path, tab: Tab) -> None:
+    """A step every two seconds: the page keeps up, and its memory does not grow with the steps."""
+    run = write_run(tmp_path / "run", 3)
+    seconds, pause = 600, 2
+    delays, heaps = [], []
+    with served(run) as url:
+        tab.open(url)
+        tab.wait_for(f"{ARTICLES} === 2 && {STEP} === 'step 3'")
+        writer = MetricsWriter(run, 3)
+        began = time.monotonic()
+        step = 3
+        while time.monotonic() < began + seconds:
+            step += 1
+            add_step(writer, step)
+            written = time.monotonic()
+            tab.wait_for(f"{STEP} === 'step {step}'")
+            tab.wait_for(f"document.body.innerText.includes('say {step} 1')")
+            delays.append(time.monotonic() - written)
+            if step % 20 == 0:
+                tab.send("HeapProfiler.collectGarbage")
+                heaps.append(tab.send("Runtime.getHeapUsage")["usedSize"])
+            time.sleep(pause)
+        writer.close()
+        assert tab.evaluate("performance.getEntriesByType('navigation').length") == 1
+    print(
+        f"{step} steps in {seconds} s, shown after {sorted(delays)[len(delays) // 2]:.1f} s "
+        f"(median), {max(delays):.1f} s (longest); JavaScript heap {heaps[0] / 2**20:.1f} MiB "
+        f"at first, {heaps[-1] / 2**20:.1f} MiB at the end"
+    )
+    assert max(delays) < 30
+    # The curves have some numbers for each step; rollouts of earlier steps are not kept.
+    assert heaps[-1] < heaps[0] + 20 * 2**20
 
 
 def test_two_runs_filters_and_search(tmp_path: Path, tab: Tab) -> None:

@@ -70,7 +70,7 @@ def test_a_mistake_is_one_line_that_names_it(text: str, message: str) -> None:
 def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
-    for text, package in (("wandb", "wandb"), ("mlflow(project=x)", "mlflow-skinny")):
+    for text, package in (("wandb", "wandb"), ("mlflow(project=x)", "mlflow")):
         with pytest.raises(UserError, match=f"needs the package: pip install {package}"):
             check_trackers([text])
 
@@ -202,9 +202,12 @@ def test_tensorboard_in_another_directory_leaves_the_workdirs_own(tmp_path: Path
     assert b"words 1" in events.read_bytes()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own libraries
 def test_mlflow_gets_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
-    uri = f"file://{tmp_path}/mlruns"
+    # MLflow puts the files of a run next to the database of the directory in which it started.
+    monkeypatch.chdir(tmp_path)
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
     for _ in range(2):
         log_two_steps(tmp_path / "run", f"mlflow(project=reasoning, uri={uri})")
 
@@ -213,6 +216,8 @@ def test_mlflow_gets_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert run.data.params["train.seed"] == "12345"
     history = client.get_metric_history(run.info.run_id, "reward/mean")
     assert [(item.step, item.value) for item in history] == [(1, 1.0), (2, 2.0)]
+    files = {path.name for path in tmp_path.glob("mlruns/**/*.json")}
+    assert files == {"config.json", "summary.json", "step_1.json", "step_2.json"}
 
 
 def test_a_table_has_a_column_for_each_part_of_a_reward() -> None:

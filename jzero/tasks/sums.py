@@ -1,0 +1,115 @@
+"""Sums and differences of two numbers after a few solved ones, for pretrained models.
+
+    12 + 7 = 19
+    25 - 9 = 16
+    31 + 14 = 45
+    35 + 45 =
+
+A pretrained model of 135M parameters understands the pattern and solves a fifth of the problems, so
+there is something to learn in the first step, and a response has only four tokens: a real model
+learns on a CPU in minutes. `configs/sums.py` has the recipes. Imports no jax: grader processes load
+this module.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jzero.problems import problem_sets
+from jzero.problems.options import read_known_options
+from jzero.problems.prompts import SUMS_TEMPLATES, find_template
+from jzero.setting import setting
+from jzero.types import Grade, JsonValue, Problem
+
+if TYPE_CHECKING:
+    from jzero.config import TaskConfig
+
+NAME = "sums"
+# At most nine digits: int() raises an exception for thousands of digits.
+_NUMBER = re.compile(r"\s*(-?[0-9]{1,9})\s*")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings of this task, `task.options=name=value`."""
+
+    value_max: int = setting(49, "Largest number. The smallest is 2.", at_least=2, at_most=10**6)
+    shots: int = setting(3, "Solved problems before the question.", at_least=0, at_most=100)
+
+
+def options_of(task: TaskConfig) -> Options:
+    """Returns the options of sums; the defaults if the task of the run is another one."""
+    return read_known_options(Options, task.options)
+
+
+# Problems.
+
+
+def _equation(rng: random.Random, largest: int) -> tuple[str, int]:
+    """Returns a sum or a difference such as "35 + 45", and its value, which is not negative."""
+    first, second = rng.randint(2, largest), rng.randint(2, largest)
+    if rng.random() < 0.5:
+        return f"{first} + {second}", first + second
+    first, second = max(first, second), min(first, second)
+    return f"{first} - {second}", first - second
+
+
+def question(options: Options, split: str, seed: int, index: int) -> tuple[str, str, int]:
+    """Returns the lines of solved problems, the question, and its answer."""
+    rng = random.Random(f"{NAME}/{split}/{seed}/{index}")
+    solved = [_equation(rng, options.value_max) for _ in range(options.shots)]
+    asked, answer = _equation(rng, options.value_max)
+    return "".join(f"{equation} = {value}\n" for equation, value in solved), asked, answer
+
+
+def _problems(task: TaskConfig, split: str, seed: int, indices: range) -> list[Problem]:
+    template = find_template(task.template, SUMS_TEMPLATES)
+    options = options_of(task)
+    problems = []
+    for index in indices:
+        examples, asked, answer = question(options, split, seed, index)
+        values = {"examples": examples, "question": asked}
+        prompt = template.render(values, task.system_prompt)
+        problems.append(Problem(f"{NAME}/{split}/{index}", NAME, prompt, answer))
+    return problems
+
+
+def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[Problem]:
+    """Returns the problems of one step."""
+    return _problems(task, "train", seed, range(step * count, (step + 1) * count))
+
+
+def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
+    """Returns `count` problems, the same in every run."""
+    return _problems(task, "eval", problem_sets.EVAL_SEED, range(count))
+
+
+def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
+    """Returns a score of 1 if the response is the value and nothing else, else 0."""
+    found = _NUMBER.fullmatch(response)
+    if found is None:
+        return Grade(0.0, False, "no answer")
+    if int(found[1]) != gold:
+        return Grade(0.0, False, "wrong value")
+    return Grade(1.0, True, "correct")
+
+
+# The warm start.
+
+
+def example(task: TaskConfig, seed: int, index: int, tries: float) -> tuple[str, str]:
+    """Returns the index-th supervised example of template plain: (prompt, response).
+
+    `tries` is unused.
+    """
+    examples, asked, answer = question(options_of(task), "warm_start", seed, index)
+    values = {"examples": examples, "question": asked}
+    return SUMS_TEMPLATES["plain"].prompt.format(**values), f" {answer}\n"
+
+
+def max_tokens(task: TaskConfig, tries: float) -> int:
+    """Returns an upper bound on the tokens of a response: its characters, and the end."""
+    return len(f" {2 * options_of(task).value_max}\n") + 1
