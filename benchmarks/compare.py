@@ -19,6 +19,7 @@ Each cell is the mean over the seeds with its standard error. --metrics chooses 
     policy/mismatch:mean   a metric of the steps: :first, :last, :mean or :sum
     peak_rss_bytes         the peak of the process's resident memory
     checkpoint_bytes       the size of the checkpoints that the run has kept
+    remarks                the number of remarks of jzero.run.doctor; they follow the table
 
 The last column is the seconds of RL, without evaluations and the warm start.
 """
@@ -125,6 +126,8 @@ def figures(result: FinishedRun, column: str) -> dict[str, float]:
         return {name: result.checkpoint_bytes}
     if name == "peak_rss_bytes":
         return {name: result.summary[name]}
+    if name == "remarks":
+        return {name: len(result.summary["remarks"])}
     evaluations = result.summary["eval_all"]
     if not reduction:
         label = name.removesuffix("/accuracy")
@@ -185,6 +188,16 @@ def table(finished: dict[str, list[FinishedRun]], columns: Sequence[str]) -> str
     return "\n".join(lines)
 
 
+def remarks(finished: dict[str, list[FinishedRun]]) -> list[str]:
+    """Returns a line for each remark about a run."""
+    return [
+        f"{name}: step {remark['step']}, {remark['name']}: {remark['sentence']}"
+        for name, results in finished.items()
+        for result in results
+        for remark in result.summary["remarks"]
+    ]
+
+
 def markdown_row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
@@ -215,7 +228,10 @@ def main() -> None:
     flags = list(args.settings)
     if args.warm_start is not None:
         flags += warm_start(args.recipe + args.warm_start, out / "warm-start", flags)
-    print(table(run_all(args.runs, args.recipe, out, args.seeds, flags), args.metrics))
+    finished = run_all(args.runs, args.recipe, out, args.seeds, flags)
+    print(table(finished, args.metrics))
+    if "remarks" in args.metrics:
+        print(*remarks(finished), sep="\n")
 
 
 if __name__ == "__main__":

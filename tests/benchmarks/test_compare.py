@@ -24,6 +24,7 @@ def finished(benchmark: ModuleType, after: float) -> object:
         },
         "seconds_by_phase": {"sample": 4.0, "update": 6.0, "eval": 50.0, "warm_start": 30.0},
         "peak_rss_bytes": 2**30,
+        "remarks": [{"step": 3, "name": "kl", "sentence": "the KL is 9", "advice": "lower it"}],
     }
     rows = [
         {"step": 1, "policy/mismatch": 2e-4},
@@ -68,6 +69,15 @@ def test_memory_is_in_mib(benchmark: ModuleType) -> None:
     *_, row = benchmark.table(runs, ["peak_rss_bytes", "checkpoint_bytes"]).splitlines()
 
     assert row == "| a | 1,024.0 MiB | 3.0 MiB | 10 |"
+
+
+def test_remarks_are_counted_and_listed(benchmark: ModuleType) -> None:
+    runs = {"a": [finished(benchmark, 0.5)]}
+
+    *_, row = benchmark.table(runs, ["remarks"]).splitlines()
+
+    assert row == "| a | 1 | 10 |"
+    assert benchmark.remarks(runs) == ["a: step 3, kl: the KL is 9"]
 
 
 def test_a_column_for_each_step_begins_before_the_first(benchmark: ModuleType) -> None:
