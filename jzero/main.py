@@ -1,6 +1,6 @@
 """`python -m jzero.main --config configs/countdown.py[:preset] [--workdir DIR] [--config.section.field=value ...]`
 
-Trains a model with RL, or with supervised fine-tuning if `sft.data` is set. The same command
+Trains a model with RL, or with supervised fine-tuning if `sft` is set. The same command
 resumes a run that was stopped or killed: it continues from the workdir's last checkpoint.
 """  # noqa: E501 (the first line is the usage that --help prints)
 
@@ -79,7 +79,7 @@ def start(settings: config.Config, workdir: Path) -> JsonObject:
 
     processes.print_once(f"config {settings.name}, workdir {workdir}")
     cli.keep_compiled_programs(workdir / "programs")
-    loop = fine_tune if settings.sft.data else train
+    loop = fine_tune if settings.sft is not None else train
     cli.end_quietly_at_ctrl_c()  # before and after the loop, which saves a checkpoint first
     return loop(settings, workdir)
 

@@ -24,6 +24,7 @@ from jzero.config import (
     AdapterConfig,
     Config,
     ModelConfig,
+    WarmStart,
     context_mistakes,
     positions_of,
     to_json,
@@ -133,8 +134,8 @@ def check(config: Config, workdir: Path) -> float | None:
     check_task(config)
     suites.check_suites(config.eval.suites)
     evaluated_task.check_verifiers(config.eval)
-    if config.warm_start.steps:
-        check_warm_start(config)
+    if config.warm_start is not None:
+        check_warm_start(config, config.warm_start)
     # Here and not when they are first used, which may be hours later.
     check_token(config.hub.push)
     check_trackers(config.train.trackers)
@@ -147,15 +148,15 @@ def check(config: Config, workdir: Path) -> float | None:
     return check_memory(config)
 
 
-def check_warm_start(config: Config) -> None:
+def check_warm_start(config: Config, warm: WarmStart) -> None:
     """Raises UserError if a warm-start example may be longer than a response."""
     task = find_task(config.task.name)
-    longest = task.warm_start_tokens(config.task, config.warm_start.tries)
+    longest = task.warm_start_tokens(config.task, warm.tries)
     if longest > config.rollout.max_new_tokens:
         raise UserError(
             f"a warm-start example may have {longest} tokens, "
             f"rollout.max_new_tokens={config.rollout.max_new_tokens}: raise it to {longest}, "
-            "or set warm_start.steps=0"
+            "or set warm_start=none"
         )
 
 
@@ -173,7 +174,7 @@ def resolve(config: Config, workdir: Path | None = None) -> Config:
     Raises UserError if the settings do not fit together.
     """
     # Fine-tuning reads conversations, which have no template of a task.
-    if not config.sft.data:
+    if config.sft is None:
         config = with_stop_strings(config)
     return with_sizes(with_given_adapter(config), workdir)
 
@@ -283,7 +284,7 @@ def build_sampler(
 
     Also returns `publish`, which converts the trainer's weights for the sampler.
     """
-    rollout = with_needed_slots(config.rollout, config.eval, bool(config.sft.data))
+    rollout = with_needed_slots(config.rollout, config.eval, config.sft is not None)
     decoder = decoder_settings(config.model, rollout, config.algorithm, config.eval)
     decoder_mesh = mesh_of_decoder(config.mesh.decode_devices, mesh)
     planned = config
@@ -378,6 +379,11 @@ def evaluation_problems(run: Run) -> dict[str, list[EncodedProblem]]:
     return problems | encode_suites(run.sampler, config.task, config.eval, config.train.seed)
 
 
+# The rows that a step of the warm start may have. With more rows in a microbatch, the numbers of
+# earlier runs would change in their last bits.
+WARM_START_ROWS = 128
+
+
 # -- state -----------------------------------------------------------------------------------------
 
 
@@ -399,10 +405,11 @@ def warm_started(
     step. Raises UserError if the task has no warm-start examples, or if the loss is not finite.
     """
     warm, seed = config.warm_start, config.train.seed
+    assert warm is not None, "the run has no warm start"
     draw = find_task(config.task.name).warm_start
     if draw is None:
         raise UserError(
-            f"task.name={config.task.name} has no warm-start examples; set warm_start.steps=0"
+            f"task.name={config.task.name} has no warm-start examples; set warm_start=none"
         )
 
     def make_example(index: int) -> Example:
@@ -417,7 +424,7 @@ def warm_started(
         config.optimizer,
         config.train,
         row_tokens=config.rollout.longest_episode,
-        most_rows=config.sft.batch_size,
+        most_rows=WARM_START_ROWS,
     )
     return warm_start(trainer, warm, config.optimizer, make_example, params, check_stop)
 

@@ -40,7 +40,7 @@ from jzero.rollout.sampler import (
     mesh_of_decoder,
 )
 from jzero.sandbox import levels
-from jzero.setup import training_problems, warm_started
+from jzero.setup import WARM_START_ROWS, training_problems, warm_started
 from jzero.sharding.mesh import train_mesh
 from jzero.training import learner
 from jzero.training.heads import rl_objective
@@ -102,7 +102,7 @@ def supervised_trainer(
         settings.optimizer,
         settings.train,
         row_tokens,
-        settings.sft.batch_size,
+        settings.sft.batch_size if settings.sft else WARM_START_ROWS,
     )
 
 

@@ -238,7 +238,7 @@ def start_run(flags: Sequence[str], workdir: Path) -> "config.Config":
 
     settings = main.parse([*flags, f"--workdir={workdir}"]).settings
     with cli.user_errors():
-        if settings.sft.data:
+        if settings.sft is not None:
             settings, _ = sft.prepare(settings, workdir)
             sft.read_data(settings)
             base = read_base_model(settings.model)

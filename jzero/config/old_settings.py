@@ -21,6 +21,7 @@ from jzero.config.schema import (
     Local,
     Push,
     Remote,
+    Sft,
     TaskConfig,
     known_names,
     set_part,
@@ -118,19 +119,31 @@ def change_rows(config: Config, name: str, text: str) -> None:
             "rows of math, or task.data=rows('FILE',...) for all rows"
         )
     value = parse_value(name, field_types(Rows)[argument], text)
-    owner = config.task if section == "task" else config.sft
     # Without a source the argument belongs to the task's default set, which an empty path stands
     # for.
-    sources = read_sources(f"{section}.{field}", getattr(owner, field)) or (Rows(),)
-    changed = tuple(replace(rows, **{argument: value}) for rows in sources)
-    setattr(owner, field, show_sources(changed))
+    sources = sources_of(config, section, field) or (Rows(),)
+    put_sources(config, section, field, tuple(replace(row, **{argument: value}) for row in sources))
+
+
+def sources_of(config: Config, section: str, field: str) -> tuple[Rows, ...]:
+    """Returns the data sources of task.data, task.eval_data, sft.data or sft.eval_data."""
+    owner = config.task if section == "task" else config.sft or Sft()
+    return read_sources(f"{section}.{field}", getattr(owner, field))
+
+
+def put_sources(config: Config, section: str, field: str, sources: tuple[Rows, ...]) -> None:
+    """Changes one of these settings to other data sources."""
+    text = show_sources(sources)
+    if section == "task":
+        setattr(config.task, field, text)
+    else:
+        config.sft = replace(config.sft or Sft(), **{field: text})
 
 
 def change_weights(config: Config, name: str, text: str) -> None:
     """Sets the weight of every data set: task.weights=0.3,0.7."""
     section = name.partition(".")[0]
-    owner = config.task if section == "task" else config.sft
-    sources = read_sources(f"{section}.data", owner.data)
+    sources = sources_of(config, section, "data")
     try:
         weights = [float(str(item)) for item in read_tuple(text, None)]
     except ValueError:
@@ -142,7 +155,8 @@ def change_weights(config: Config, name: str, text: str) -> None:
         )
     weights = weights or [0.0] * len(sources)
     pairs = zip(sources, weights, strict=True)
-    owner.data = show_sources(tuple(replace(rows, weight=weight) for rows, weight in pairs))
+    weighted = tuple(replace(rows, weight=weight) for rows, weight in pairs)
+    put_sources(config, section, "data", weighted)
 
 
 # Options of the rows of one task that were an argument of rows(...): math.answer_column=solutions.
@@ -176,6 +190,14 @@ def change_sandbox(config: Config, name: str, text: str) -> None:
     if isinstance(sandbox, Local):
         sandbox = Remote(sandbox.seconds, sandbox.memory_gib, sandbox.output_mib)
     config.task.sandbox = replace(sandbox, **{name.rpartition(".")[2]: text})
+
+
+def change_warm_start(config: Config, name: str, text: str) -> None:
+    """Sets the steps of the warm start: warm_start.steps=60. 0 is no warm start."""
+    if text.strip() == "0":
+        config.warm_start = None
+    else:
+        set_part(config, name, text)
 
 
 def change_warmup(config: Config, name: str, text: str) -> None:
@@ -256,6 +278,8 @@ OLD_SETTINGS: dict[str, Moved | Merged | Removed] = {
     "optimizer.warmup_from_zero": Merged("optimizer.warmup", change_warmup, False),
     "critic.optimizer.lr": Moved("critic.lr"),
     "critic.optimizer.": Removed("the critic has the policy's optimizer, except for critic.lr"),
+    # Short for warm_start=none: of the sections that are parts today, flags set this one to 0.
+    "warm_start.steps": Merged("warm_start", change_warm_start, 0),
     # Models.
     **{
         f"model.arch.{field.name}": Merged("model.arch", change_architecture, field.default)
@@ -312,6 +336,10 @@ OLD_SETTINGS: dict[str, Moved | Merged | Removed] = {
     "hub.on_push_minutes": Removed("a command may take an hour"),
     "hub.max_waiting": Removed("two exports may wait"),
 }
+
+
+# Parts that were sections: the setting that was 0 or "" in a run without the part.
+SWITCHES = {"warm_start": "steps", "sft": "data"}
 
 
 def old_setting(name: str) -> Moved | Merged | Removed | None:

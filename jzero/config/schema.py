@@ -649,8 +649,8 @@ class OptimizerConfig:
     )
 
 
-@dataclass
-class CriticConfig:
+@dataclass(frozen=True)
+class Critic:
     """The critic of algorithms that need one, such as ppo.
 
     It is the policy's backbone with a scalar head. Its optimizer differs from the policy's only in
@@ -664,11 +664,11 @@ class CriticConfig:
     lr: float = setting(1e-5, "Peak learning rate of the critic.")
 
 
-@dataclass
-class WarmStartConfig:
+@dataclass(frozen=True)
+class WarmStart:
     """Supervised steps before RL, for models that start from random weights."""
 
-    steps: int = setting(0, "Number of supervised steps. 0: no warm start.")
+    steps: int = setting(1000, "Number of supervised steps.", at_least=1)
     batch_size: int = setting(128, "Examples per step.", at_least=1)
     lr: float = setting(1e-3, "Peak learning rate.")
     warmup_steps: int = setting(20, "Steps in which the learning rate rises. 0: no warm-up.")
@@ -680,15 +680,15 @@ class WarmStartConfig:
     )
 
 
-@dataclass
-class SftConfig:
-    """Supervised fine-tuning. A run with `sft.data` does this instead of RL (configs/sft.py)."""
+@dataclass(frozen=True)
+class Sft:
+    """The run does supervised fine-tuning instead of RL (configs/sft.py)."""
 
     data: str = setting(
         "",
         "Data sets, in the notation of task.data, with a column messages, columns prompt and "
         "completion, or a column conversations or text; or the name of a task, for its "
-        "warm-start examples. Empty: the run does RL.",
+        "warm-start examples: warm_start.steps * warm_start.batch_size of them.",
     )
     eval_data: str = setting(
         "",
@@ -1064,12 +1064,16 @@ class Config:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: algorithms.Algorithm = field(default_factory=algorithms.grpo)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    critic: CriticConfig = field(default_factory=CriticConfig)
+    critic: Critic = setting(Critic(), "Critic, for an algorithm that needs one, such as ppo.")
     teacher: teachers.Model | teachers.Policy | teachers.Reference | teachers.Server | None = (
         setting(None, "Teacher of on-policy distillation, for an algorithm with distillation.coef.")
     )
-    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
-    sft: SftConfig = field(default_factory=SftConfig)
+    warm_start: WarmStart | None = setting(
+        None, "Supervised steps before RL, on examples of the task, as in warm_start(steps=1000)."
+    )
+    sft: Sft | None = setting(
+        None, "Supervised fine-tuning, as in sft(data='rows.jsonl'). none: the run does RL."
+    )
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     hub: HubConfig = field(default_factory=HubConfig)
@@ -1079,8 +1083,8 @@ class Config:
     @property
     def is_warm_started(self) -> bool:
         """Returns whether a warm start trains the full model before RL."""
-        # Fine-tuning reads the section only to draw the examples of a task.
-        return bool(self.warm_start.steps) and not self.sft.data
+        # Fine-tuning reads `warm_start` only to draw the examples of a task.
+        return self.warm_start is not None and self.sft is None
 
     @property
     def critic_optimizer(self) -> OptimizerConfig:

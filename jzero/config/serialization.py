@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 
 from jzero.config.old_settings import (
+    SWITCHES,
     Merged,
     Moved,
     Removed,
@@ -76,8 +77,10 @@ def split_old_values(
                 today[name], inner_old = split_old_values(inner, value, f"{full_name}.")
                 old += inner_old
                 continue
+            if full_name in SWITCHES and not value.get(SWITCHES[full_name], True):
+                continue
             if "name" not in value:
-                old += [(f"{full_name}.{key}", item) for key, item in value.items()]
+                old += flatten(value, f"{full_name}.").items()
                 continue
         elif isinstance(value, Mapping) and old_setting(f"{full_name}."):
             old += [(f"{full_name}.{key}", item) for key, item in value.items()]

@@ -19,10 +19,10 @@ from jzero.config import (
     EvalConfig,
     RolloutConfig,
     Setting,
-    SftConfig,
+    Sft,
     TaskConfig,
     TrainConfig,
-    WarmStartConfig,
+    WarmStart,
     list_settings,
     num_kept,
 )
@@ -127,7 +127,7 @@ class Part:
 
 def parts_of_run(config: Config) -> list[Part]:
     """Returns the host memory parts of a run of `jzero.main`."""
-    if config.sft.data:
+    if config.sft is not None:
         parts = [_sft_batch(config.sft)]
         if config.eval.suites:
             parts += [graders_part(config.task), *parts_of_engine(config.rollout)]
@@ -140,7 +140,7 @@ def parts_of_run(config: Config) -> list[Part]:
         _evaluation(config.eval, config.rollout, kept),
         *parts_of_engine(config.rollout),
     ]
-    if config.warm_start.steps:
+    if config.warm_start is not None:
         parts.append(_warm_start(config.warm_start, config.rollout.longest_episode))
     return parts
 
@@ -230,7 +230,7 @@ def _evaluation(settings: EvalConfig, rollout: RolloutConfig, kept: int) -> Part
     )
 
 
-def _warm_start(settings: WarmStartConfig, longest: int) -> Part:
+def _warm_start(settings: WarmStart, longest: int) -> Part:
     size = settings.batch_size
     fields = len(INTEGER_FIELDS) + 1
     return Part(
@@ -240,7 +240,7 @@ def _warm_start(settings: WarmStartConfig, longest: int) -> Part:
     )
 
 
-def _sft_batch(settings: SftConfig) -> Part:
+def _sft_batch(settings: Sft) -> Part:
     size, longest = settings.batch_size, settings.pack_length
     fields = len(INTEGER_FIELDS) + 1
     return Part(

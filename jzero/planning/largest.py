@@ -68,7 +68,7 @@ def largest_models(
             for hub_id in models_by_size():
                 if verdict := fit_model(changed, hub_id, devices, available):
                     found = verdict.settings
-                    needed = with_needed_slots(found.rollout, found.eval, bool(found.sft.data))
+                    needed = with_needed_slots(found.rollout, found.eval, found.sft is not None)
                     flags = setting_flags(settings, replace(found, rollout=needed))
                     cell = replace(
                         cell, model=hub_id, needed_bytes=verdict.needed, flags=tuple(flags)
@@ -105,7 +105,7 @@ def smallest_batch(settings: Config, num_devices: int, response_tokens: int) -> 
         packs_per_row=1,
         microbatch_tokens=num_devices // settings.mesh.context * row,
     )
-    sft = replace(settings.sft, pack_length=row) if settings.sft.data else settings.sft
+    sft = settings.sft and replace(settings.sft, pack_length=row)
     # Full sharding needs the least memory for weights and optimizer.
     mesh = replace(settings.mesh, data=1, fsdp=-1, tensor=1, decode_devices=0)
     return replace(settings, rollout=rollout, train=train, sft=sft, mesh=mesh)

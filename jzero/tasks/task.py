@@ -94,7 +94,7 @@ class Task(NamedTuple):
 
     warm_start: Callable[[TaskConfig, int, int, float], tuple[str, str]] | None = None
     """warm_start(task, seed, index, tries) returns the prompt and the response of a supervised
-    example, for `warm_start.steps`. `tries` is `warm_start.tries`."""
+    example, for `warm_start`. `tries` is `warm_start.tries`."""
 
     warm_start_tokens: Callable[[TaskConfig, float], int] = _no_tokens
     """warm_start_tokens(task, tries) returns an upper bound on the tokens of such a response."""

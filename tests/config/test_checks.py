@@ -39,7 +39,7 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     ),
     (
         {"model.adapter.path": "/a", "model.path": "/b", "warm_start.steps": 3},
-        "warm_start.steps=3 trains the model that the adapter model.adapter.path=/a is of",
+        "trains the model that the adapter model.adapter.path=/a is of: set warm_start=none",
     ),
     (
         {"model.adapter.path": "/a", "model.path": "/b", "critic.path": "/a/critic"},
