@@ -22,6 +22,7 @@ from jzero.config import (
     choose_preset,
     schedules,
     tiny_model,
+    turns,
 )
 from jzero.errors import UserError
 
@@ -53,7 +54,7 @@ def tiny() -> Config:
         task=TaskConfig(
             name="arithmetic",
             template="plain",
-            turn_reward="score",
+            turn_reward=turns.Score(),
             tools=ToolsConfig(names=("calculator",)),
         ),
         rollout=RolloutConfig(

@@ -226,7 +226,7 @@ def load(
     mesh = configured_mesh(settings.mesh)
     # This engine only serves to size the KV cache. It has no device state, so it costs no memory.
     decoder = decoder_settings(settings.model, settings.rollout, settings.algorithm, settings.eval)
-    decoder_mesh = mesh_of_decoder(settings.mesh.decode_devices, mesh)
+    decoder_mesh = mesh_of_decoder(settings.rollout.decode_devices, mesh)
     engine = make_engine(decoder, base, decoder_mesh)
     rollout = with_full_pool(settings.rollout, engine) if has_full_cache else settings.rollout
     room = room_of_decoder(settings.memory, engine, settings.model)

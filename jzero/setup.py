@@ -91,7 +91,7 @@ class Run:
     trainer: Trainer
     sampler: Sampler
     publish: Callable[[qwen.Params], qwen.Params]  # the trainer's parameters -> the sampler's
-    stream: RolloutStream | None  # None if rollout.max_staleness=0: every step samples its rollouts
+    stream: RolloutStream | None  # None in a synchronous run: every step samples its rollouts
 
     @property
     def collection(self) -> Collection:
@@ -263,7 +263,7 @@ def build(
     config = with_sizes_of(config, base.directory)
     check_context(config, base)
     critic = read_critic(config, base.model)
-    devices, _ = split_devices(config.mesh.decode_devices)
+    devices, _ = split_devices(config.rollout.decode_devices)
     mesh = configured_mesh(config.mesh, devices)
     # The tensor axis has to divide the heads of both models.
     check_tensor_axis(mesh, base.model)
@@ -286,7 +286,7 @@ def build_sampler(
     """
     rollout = with_needed_slots(config.rollout, config.eval, config.sft is not None)
     decoder = decoder_settings(config.model, rollout, config.algorithm, config.eval)
-    decoder_mesh = mesh_of_decoder(config.mesh.decode_devices, mesh)
+    decoder_mesh = mesh_of_decoder(config.rollout.decode_devices, mesh)
     planned = config
     if base.directory:  # the model is downloaded now, and the planner reads directories
         planned = replace(config, model=replace(config.model, path=str(base.directory)))
@@ -332,7 +332,7 @@ def make_stream(config: Config, sampler: Sampler) -> RolloutStream | None:
     if config.rollout.max_staleness == 0:
         return None
     problems = training_problems(config)
-    if config.mesh.decode_devices:
+    if config.rollout.decode_devices:
         return ThreadedStream(sampler, problems, config.rollout)
     return RolloutStream(sampler, problems, config.rollout)
 
@@ -508,6 +508,7 @@ def restore_stream(run: Run, states: list[str]) -> None:
         return
     if len(states) != jax.process_count():
         raise UserError(
-            f"with rollout.max_staleness > 0 a run of {len(states)} processes resumes with as many"
+            f"with rollout.placement.max_staleness > 0 a run of {len(states)} processes resumes "
+            "with as many"
         )
     run.stream.restore(base64.b64decode(states[jax.process_index()]))

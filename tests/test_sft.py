@@ -13,7 +13,7 @@ import reference
 from runs import PROGRAM, ROOT, finish, read_jsonl, timeless, write_jsonl
 
 from jzero import sft
-from jzero.config import Config, tiny_arch
+from jzero.config import Checkpoint, Config, tiny_arch
 from jzero.model import tokenizer
 from jzero.types import JsonValue
 
@@ -237,7 +237,7 @@ def test_a_run_goes_back_to_a_chosen_checkpoint(
         config.train.checkpoint_every = 3
         config.train.keep_checkpoints = 0
         for name, value in changes.items():
-            setattr(config.train, name, value)
+            reference.change(config, f"train.{name}", value)
         sft.train(config, tmp_path / "run")
         return timeless(tmp_path / "run/metrics.jsonl")
 
@@ -249,11 +249,11 @@ def test_a_run_goes_back_to_a_chosen_checkpoint(
     assert timeless(tmp_path / "run/metrics.jsonl") == whole
 
     capsys.readouterr()
-    assert train_in_run(resume_from=3, discard_later_steps=True) == whole
+    assert train_in_run(resume_from=Checkpoint(3, discard_later=True)) == whole
     assert "resumed" in (out := capsys.readouterr().out) and "at step 3" in out
 
     # The command may be repeated, as after a kill: nothing is discarded again.
-    assert train_in_run(resume_from=3, discard_later_steps=True) == whole
+    assert train_in_run(resume_from=Checkpoint(3, discard_later=True)) == whole
     assert "at step 10" in capsys.readouterr().out
 
 

@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jzero.config import RewardConfig, TaskConfig
+from jzero.config import RewardConfig, TaskConfig, turns
 from jzero.errors import UserError
 from jzero.rollout.turns import make_request
 from jzero.types import Grade, Problem
@@ -110,7 +110,7 @@ def settings(way: Way) -> TaskConfig:
     return TaskConfig(
         name="environment",
         template="plain",
-        turn_reward="score",
+        turn_reward=turns.Score(),
         environment=way.environment,
         environment_mode=way.mode,
         reward=RewardConfig(functions=way.functions, seconds=SECONDS, memory_gib=1.0),

@@ -290,7 +290,7 @@ def jzero_ids(run: str, path: str, folder: Path, texts: Path | None = None) -> l
 def jzero_feedback(path: str, texts: Path | None = None) -> list[list[int]]:
     """Returns the tokens between two turns of AReaL's preset, for half of the problems each."""
     task = preset_config("areal").task
-    replies = [task.feedback_wrong, task.feedback_right]
+    replies = [task.feedback.wrong, task.feedback.right]
     if texts is not None:
         files = [texts / TEXTS[name].file for name in ("areal_wrong", "areal_right")]
         replies = [template_files.read_template_file(str(path)) for path in files]

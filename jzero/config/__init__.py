@@ -1,6 +1,6 @@
 """The settings of a run: schema, checks before a run, and shared parts of recipes."""
 
-from jzero.config import schedules, teachers
+from jzero.config import schedules, teachers, turns
 from jzero.config.architecture import TINY_MODELS, read_architecture, tiny_arch
 from jzero.config.checks import (
     ON_PUSH_FIELDS,
@@ -27,6 +27,8 @@ from jzero.config.presets import (
 from jzero.config.schema import (
     MOST_WAITING_PUSHES,
     AdapterConfig,
+    Apart,
+    Checkpoint,
     Config,
     Critic,
     End,
@@ -47,6 +49,7 @@ from jzero.config.schema import (
     Setting,
     Sft,
     TaskConfig,
+    Together,
     ToolsConfig,
     TrainConfig,
     WarmStart,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jzero import algorithms, http
-from jzero.config import architecture, teachers
+from jzero.config import architecture, teachers, turns
 from jzero.config.data_sources import read_sources
 from jzero.config.schema import Config, RolloutConfig, Setting, list_settings, walk
 from jzero.errors import UserError, shown
@@ -363,12 +363,6 @@ def check_revision(config: Config) -> Iterator[str]:
         yield f"model.revision={model.revision}: model.path={model.path} has a revision: set one"
 
 
-def check_resume(config: Config) -> Iterator[str]:
-    """train.discard_later_steps requires train.resume_from."""
-    if config.train.discard_later_steps and config.train.resume_from < 0:
-        yield ("train.discard_later_steps=True needs the step to go back to: set train.resume_from")
-
-
 def check_sampling(config: Config) -> Iterator[str]:
     """Checks the ranges of the sampling settings, and that stop strings are not empty."""
     rollout = config.rollout
@@ -540,7 +534,7 @@ def named_reward_mistakes(config: Config) -> Iterator[str]:
                 f"task.reward.functions, which algorithm.advantage={advantage} "
                 f"normalizes one by one: set algorithm.{name}=0"
             )
-    if config.rollout.max_turns > 1 and config.task.turn_reward == "success":
+    if config.rollout.max_turns > 1 and isinstance(config.task.turn_reward, turns.Success):
         yield (
             f"task.turn_reward=success replaces a score, and algorithm.advantage="
             f"{advantage} reads the functions of task.reward.functions one by one: set "
@@ -676,7 +670,7 @@ def check_lengths(config: Config) -> Iterator[str]:
 
 
 def check_schedule_of_a_step(config: Config) -> Iterator[str]:
-    """Minibatches, staleness, dynamic sampling and the placement must agree."""
+    """Minibatches, staleness and dynamic sampling must agree."""
     rollout = config.rollout
     if rollout.num_prompts % config.train.minibatches:
         yield (
@@ -685,16 +679,9 @@ def check_schedule_of_a_step(config: Config) -> Iterator[str]:
         )
     if rollout.max_staleness and config.algorithm.dynamic_sampling_rounds:
         yield (
-            f"rollout.max_staleness={rollout.max_staleness} trains on groups as they come and "
-            "cannot replace any: set algorithm.dynamic_sampling_rounds=0, "
-            "or rollout.max_staleness=0"
-        )
-    # Without staleness a step needs the weights of the last update, so the two groups of devices
-    # would take turns, each idle while the other works.
-    if config.mesh.decode_devices and not rollout.max_staleness:
-        yield (
-            f"mesh.decode_devices={config.mesh.decode_devices} would wait for every update: "
-            "set rollout.max_staleness=1, or mesh.decode_devices=0"
+            f"rollout.placement.max_staleness={rollout.max_staleness} trains on groups as they "
+            "come and cannot replace any: set algorithm.dynamic_sampling_rounds=0, or "
+            "rollout.placement=together(max_staleness=0)"
         )
 
 
@@ -884,7 +871,6 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_adapter,
     check_hub,
     check_revision,
-    check_resume,
     check_sampling,
     check_group_size,
     check_correction,

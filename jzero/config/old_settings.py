@@ -17,17 +17,19 @@ from jzero.config.architecture import Architecture, with_entry
 from jzero.config.data_sources import DATA_SETTINGS, Rows, read_sources, show_sources
 from jzero.config.other_names import advise
 from jzero.config.schema import (
+    Apart,
     Config,
     Local,
     Push,
     Remote,
     Sft,
     TaskConfig,
+    Together,
     known_names,
     set_part,
 )
 from jzero.errors import UserError, shown
-from jzero.setting import field_types, parse_value, read_arguments, read_tuple
+from jzero.setting import FieldType, field_types, parse_value, read_arguments, read_tuple
 
 OldValue = tuple[str, str]  # name of the old setting, and the text of its flag
 
@@ -166,7 +168,8 @@ _OLD_OPTION = re.compile(r"(\w+)\.(problem_column|answer_column|level_min|level_
 def rename_options(task: TaskConfig) -> None:
     """Changes old options of task.name=mixed to those of today, in place.
 
-    math.answer_column=solutions becomes math.data=rows(answer='solutions').
+    math.answer_column=solutions becomes math.data=rows(answer='solutions'), and
+    math.feedback_wrong=No. becomes math.feedback.wrong=No.
     """
     if task.name != "mixed":
         return
@@ -175,7 +178,7 @@ def rename_options(task: TaskConfig) -> None:
     for option in task.options:
         found = _OLD_OPTION.fullmatch(option)
         if found is None:
-            options.append(option)
+            options.append(rename_option(option))
             continue
         argument = ROW_ARGUMENTS[found[2]].partition(".")[2]
         value = int(found[3]) if argument.startswith("level") and found[3].isdigit() else found[3]
@@ -184,12 +187,44 @@ def rename_options(task: TaskConfig) -> None:
     task.options = tuple(options)
 
 
+def rename_option(option: str) -> str:
+    """Returns an option of the rows of one task with the name that its setting has today."""
+    place, equals, text = option.partition("=")
+    rows, _, setting = place.partition(".")
+    entry = OLD_SETTINGS.get(f"task.{setting}")
+    if isinstance(entry, Moved):
+        place = f"{rows}.{entry.to.removeprefix('task.')}"
+    return f"{place}{equals}{text}"
+
+
 def change_sandbox(config: Config, name: str, text: str) -> None:
     """Changes the remote sandbox, or chooses it: task.sandbox.url=URL. The limits stay."""
     sandbox = config.task.sandbox
     if isinstance(sandbox, Local):
         sandbox = Remote(sandbox.seconds, sandbox.memory_gib, sandbox.output_mib)
     config.task.sandbox = replace(sandbox, **{name.rpartition(".")[2]: text})
+
+
+def change_decode_devices(config: Config, name: str, text: str) -> None:
+    """Sets the devices that only sample: mesh.decode_devices=2. 0: all devices do both."""
+    devices = parse_value(name, FieldType(int), text)
+    placement = config.rollout.placement
+    if devices == 0:
+        config.rollout.placement = Together(placement.max_staleness, placement.max_running_groups)
+        return
+    staleness = placement.max_staleness or Apart().max_staleness
+    apart = Apart(max_staleness=staleness, max_running_groups=placement.max_running_groups)
+    config.rollout.placement = replace(apart, devices=devices)
+
+
+def change_resume(config: Config, name: str, text: str) -> None:
+    """Sets the checkpoint to continue from: train.resume_from=40. -1 is the newest one."""
+    if text.strip().startswith("-"):
+        config.train.resume_from = None
+    elif text.strip().isdigit():
+        set_part(config, f"{name}.step", text.strip())
+    else:
+        set_part(config, name, text)
 
 
 def change_warm_start(config: Config, name: str, text: str) -> None:
@@ -278,8 +313,15 @@ OLD_SETTINGS: dict[str, Moved | Merged | Removed] = {
     "optimizer.warmup_from_zero": Merged("optimizer.warmup", change_warmup, False),
     "critic.optimizer.lr": Moved("critic.lr"),
     "critic.optimizer.": Removed("the critic has the policy's optimizer, except for critic.lr"),
-    # Short for warm_start=none: of the sections that are parts today, flags set this one to 0.
+    # Today's settings, with values that they had: 0 stood for warm_start=none, and a number for the
+    # step of a checkpoint.
     "warm_start.steps": Merged("warm_start", change_warm_start, 0),
+    "train.resume_from": Merged("train.resume_from", change_resume, -1),
+    "train.discard_later_steps": Moved("train.resume_from.discard_later"),
+    # Sampling.
+    "rollout.max_staleness": Moved("rollout.placement.max_staleness"),
+    "rollout.max_running_groups": Moved("rollout.placement.max_running_groups"),
+    "mesh.decode_devices": Merged("rollout.placement", change_decode_devices, 0),
     # Models.
     **{
         f"model.arch.{field.name}": Merged("model.arch", change_architecture, field.default)
@@ -296,6 +338,10 @@ OLD_SETTINGS: dict[str, Moved | Merged | Removed] = {
         f"task.{field}": Merged(f"task.{to}", change_rows, getattr(Rows(), to.partition(".")[2]))
         for field, to in ROW_ARGUMENTS.items()
     },
+    "task.reward_bias": Moved("task.turn_reward.bias"),
+    "task.reward_scaling": Moved("task.turn_reward.scaling"),
+    "task.feedback_right": Moved("task.feedback.right"),
+    "task.feedback_wrong": Moved("task.feedback.wrong"),
     "task.sandbox.url": Merged("task.sandbox", change_sandbox),
     "task.sandbox.protocol": Merged("task.sandbox", change_sandbox, "piston"),
     "task.weights": Merged("task.data", change_weights),

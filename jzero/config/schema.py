@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from jzero import algorithms
-from jzero.config import schedules, teachers
+from jzero.config import schedules, teachers, turns
 from jzero.config.teachers import LONGEST_LIMIT, MOST_REQUESTS, MOST_RETRIES
 from jzero.errors import UserError
 from jzero.setting import (
@@ -451,28 +451,15 @@ class TaskConfig:
 
     # Episodes of several turns.
     stop_on_success: bool = setting(True, "Ends an episode of several turns at a correct answer.")
-    turn_reward: str = setting(
-        "success",
-        "Reward of a turn. success: ((correct - 1/2) * 2 - reward_bias) * reward_scaling, where "
-        "correct is 0 or 1. score: the grader's score.",
-        choices=("success", "score"),
+    turn_reward: turns.Success | turns.Score = setting(
+        turns.Success(), "Reward of a turn of an episode of several turns."
     )
-    reward_bias: float = setting(
-        0.0, "Subtracted from the reward of a turn before scaling.", at_least=None
-    )
-    reward_scaling: float = setting(1.0, "Factor of the reward of a turn.")
     turn_discount: float = setting(
         1.0, "Discount factor of the next turn's return in the return of a turn."
     )
-    feedback_right: str = setting(
-        "Yes, that is the right answer.",
-        "Reply of the environment to a correct answer.",
-        is_text=True,
-    )
-    feedback_wrong: str = setting(
-        "No, that is not the right answer. Look for the mistake and try once more.",
-        "Reply of the environment to a wrong answer.",
-        is_text=True,
+    feedback: turns.Feedback = setting(
+        turns.Feedback(),
+        "Replies of tasks that tell the policy only whether its answer is correct.",
     )
 
     # Limits of grader processes, and of programs.
@@ -508,6 +495,35 @@ class TaskConfig:
     tools: ToolsConfig = field(default_factory=ToolsConfig)
 
 
+MAX_STALENESS = (
+    "Maximum number of policy versions between sampling a rollout and training on it (AReaL's eta)."
+)
+MAX_RUNNING_GROUPS = (
+    "Maximum groups sampled at the same time if max_staleness is above 0. 0: (max_staleness + 1) * "
+    "num_prompts."
+)
+
+
+@dataclass(frozen=True)
+class Together:
+    """All devices alternate between sampling and training."""
+
+    max_staleness: int = setting(
+        0, f"{MAX_STALENESS} 0: every step trains on rollouts of the current policy."
+    )
+    max_running_groups: int = setting(0, MAX_RUNNING_GROUPS)
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Some devices of each host sample while the others train."""
+
+    devices: int = setting(1, "Devices of each host that sample, the last ones.", at_least=1)
+    # Without staleness the two groups of devices would take turns, each idle while the other works.
+    max_staleness: int = setting(1, MAX_STALENESS, at_least=1)
+    max_running_groups: int = setting(0, MAX_RUNNING_GROUPS)
+
+
 @dataclass
 class RolloutConfig:
     """Sampling: the number and length of responses, their distribution, and the decoder."""
@@ -531,16 +547,9 @@ class RolloutConfig:
         "responses and the replies between them.",
     )
 
-    # Asynchronous sampling.
-    max_staleness: int = setting(
-        0,
-        "Maximum number of policy versions between sampling a rollout and training on it "
-        "(AReaL's eta). 0: every step trains on rollouts of the current policy.",
-    )
-    max_running_groups: int = setting(
-        0,
-        "Maximum groups sampled at the same time if max_staleness is above 0. 0: (max_staleness "
-        "+ 1) * num_prompts.",
+    placement: Together | Apart = setting(
+        Together(),
+        "The devices that sample, and how old rollouts may be when they are trained on.",
     )
 
     # The sampling distribution, and the end of a response.
@@ -594,6 +603,16 @@ class RolloutConfig:
         "Router replay for MoE models: the update routes every token to the experts that the "
         "sampler chose. False: the router chooses again.",
     )
+
+    @property
+    def max_staleness(self) -> int:
+        """Returns how many policy versions old a rollout may be; 0 in a synchronous run."""
+        return self.placement.max_staleness
+
+    @property
+    def decode_devices(self) -> int:
+        """Returns the devices of each host that only sample; 0 if all devices do both."""
+        return self.placement.devices if isinstance(self.placement, Apart) else 0
 
     @property
     def quantizes_weights(self) -> bool:
@@ -720,6 +739,19 @@ class Sft:
     )
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """An earlier checkpoint of the run. The steps after it are abandoned."""
+
+    # A flag that sets only discard_later must not go back to the first step.
+    step: int = setting(-1, "Step of the checkpoint, which has to be given.", at_least=0)
+    discard_later: bool = setting(
+        False,
+        "Deletes the checkpoints, exports and metrics of later steps from the workdir. False: a "
+        "run with later steps is refused.",
+    )
+
+
 @dataclass
 class TrainConfig:
     """The training loop: steps, minibatches, packing, checkpoints, and logs.
@@ -833,16 +865,10 @@ class TrainConfig:
     )
 
     # Resuming from an earlier checkpoint.
-    resume_from: int = setting(
-        -1,
-        "Step of the checkpoint to continue from, if the workdir has a run. -1: the newest "
-        "checkpoint.",
-        at_least=-1,
-    )
-    discard_later_steps: bool = setting(
-        False,
-        "Allows resume_from to delete the checkpoints, exports and metrics of later steps from "
-        "the workdir. False: such a run is refused.",
+    resume_from: Checkpoint | None = setting(
+        None,
+        "Checkpoint to continue from, if the workdir has a run. A flag may have its step only, as "
+        "in train.resume_from=40. none: the newest checkpoint.",
     )
 
     trackers: tuple[str, ...] = setting(
@@ -1023,11 +1049,6 @@ class MeshConfig:
         "Number of devices that share the tokens of a row in the update (context parallelism), "
         "for long responses. It divides the query heads of a device.",
         at_least=None,
-    )
-    decode_devices: int = setting(
-        0,
-        "Devices of each host that decode while the others train; requires "
-        "rollout.max_staleness above 0. 0: all devices alternate between both.",
     )
 
 

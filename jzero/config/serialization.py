@@ -85,7 +85,8 @@ def split_old_values(
         elif isinstance(value, Mapping) and old_setting(f"{full_name}."):
             old += [(f"{full_name}.{key}", item) for key, item in value.items()]
             continue
-        is_name_of_part = name in fields and fields[name].parts and isinstance(value, str)
+        has_parts = name in fields and bool(fields[name].parts)
+        is_name_of_part = has_parts and isinstance(value, str | int)
         if is_name_of_part or (name not in fields and old_setting(full_name)):
             old.append((full_name, value))
         else:

@@ -144,8 +144,8 @@ def reason_not_planned(settings: Config) -> str:
     if isinstance(teacher, teachers.Model) and teacher.path and not is_known(teacher.path):
         return f"teacher.path={teacher.path} is neither a directory nor a known model"
     # The planner assumes that the same devices train and decode.
-    if settings.mesh.decode_devices:
-        return f"mesh.decode_devices={settings.mesh.decode_devices} splits the devices"
+    if isinstance(settings.rollout.placement, config.Apart):
+        return "rollout.placement=apart splits the devices"
     return ""
 
 

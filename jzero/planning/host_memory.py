@@ -187,14 +187,15 @@ def graders_part(task: TaskConfig) -> Part:
 
 def _rollouts(rollout: RolloutConfig, kept: int) -> Part:
     counts = {"rollout.num_prompts": rollout.num_prompts, "rollout.group_size": rollout.group_size}
-    if rollout.max_staleness and rollout.max_running_groups:
+    running_groups = rollout.placement.max_running_groups
+    if rollout.max_staleness and running_groups:
         counts = {
-            "rollout.max_running_groups": rollout.max_running_groups + rollout.num_prompts,
+            "rollout.placement.max_running_groups": running_groups + rollout.num_prompts,
             "rollout.group_size": rollout.group_size,
         }
     elif rollout.max_staleness:
         # This many steps can be in an asynchronous stream at the same time.
-        counts["rollout.max_staleness"] = rollout.max_staleness + 2
+        counts["rollout.placement.max_staleness"] = rollout.max_staleness + 2
     part = rollouts_part(counts, rollout.longest_episode, "the rollouts of a step", kept)
     return Part(part.settings, part.meaning, part.bytes + rollout.num_prompts * PROBLEM_BYTES)
 

@@ -355,7 +355,7 @@ REMARKS: dict[str, Remark] = {
     ),
     "sampler_idle": Remark(
         "`rollout/slot_utilization` is below 15 %, and `time/sample` is above half of a step.",
-        "Set `rollout.max_staleness=1`, or lower `rollout.num_slots`.",
+        "Set `rollout.placement.max_staleness=1`, or lower `rollout.num_slots`.",
         _sampler_idle,
     ),
     "grading_slow": Remark(

@@ -21,7 +21,6 @@ MAY_CHANGE = (
     "train.all_trajectories",
     "train.stop_on",
     "train.resume_from",
-    "train.discard_later_steps",
     "train.trackers",
     "train.keep_checkpoints",
     "train.save",

@@ -6,14 +6,18 @@ import pytest
 
 from jzero import algorithms, cli, config
 from jzero.config import (
+    Apart,
+    Checkpoint,
     Config,
     Local,
     Remote,
     Rows,
+    Together,
     describe,
     old_settings,
     read_sources,
     schedules,
+    turns,
     unknown_names,
 )
 from jzero.config.old_settings import Merged, Moved, Removed
@@ -78,6 +82,56 @@ def test_another_length_of_the_warm_up_keeps_its_first_rate() -> None:
     defaults.optimizer.warmup = schedules.Share(0.1, from_zero=True)
     settings = cli.parse_settings(defaults, ["--config.optimizer.warmup_steps=5"])
     assert settings.optimizer.warmup == schedules.Steps(5, from_zero=True)
+
+
+def test_a_warm_start_of_0_steps_is_none() -> None:
+    defaults = config.Config(warm_start=config.WarmStart(steps=9, tries=1.5))
+    flags = ["--config.warm_start.steps=0", "--config.warm_start.lr=0.1"]
+    assert cli.parse_settings(defaults, flags).warm_start is None
+    settings = parse("warm_start.lr=0.1", "warm_start.steps=60")
+    assert settings.warm_start == config.WarmStart(steps=60, lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "placement"),
+    [
+        (["rollout.max_staleness=2"], Together(2)),
+        (["rollout.max_running_groups=9", "rollout.max_staleness=2"], Together(2, 9)),
+        (["mesh.decode_devices=3"], Apart(3, 1)),
+        (["mesh.decode_devices=3", "rollout.max_staleness=4"], Apart(3, 4)),
+        (["rollout.placement=apart(max_staleness=4)", "mesh.decode_devices=0"], Together(4)),
+    ],
+)
+def test_staleness_and_decoding_devices_are_a_placement(
+    flags: list[str], placement: Together | Apart
+) -> None:
+    assert parse(*flags).rollout.placement == placement
+
+
+@pytest.mark.parametrize(
+    ("flags", "checkpoint"),
+    [
+        (["train.resume_from=40"], Checkpoint(40)),
+        (["train.resume_from=-1"], None),
+        (["train.discard_later_steps=True", "train.resume_from=0"], Checkpoint(0, True)),
+        (["train.resume_from.step=7"], Checkpoint(7)),
+        (["train.resume_from=checkpoint(step=7,discard_later=True)"], Checkpoint(7, True)),
+    ],
+)
+def test_a_number_is_the_step_to_resume_from(
+    flags: list[str], checkpoint: Checkpoint | None
+) -> None:
+    assert parse(*flags).train.resume_from == checkpoint
+
+
+def test_rewards_and_replies_of_turns_are_parts() -> None:
+    settings = parse(
+        "task.reward_bias=0.5", "task.reward_scaling=2", "task.feedback_wrong=No.", "sft.loss=all"
+    )
+    assert settings.task.turn_reward == turns.Success(0.5, 2.0)
+    assert settings.task.feedback == turns.Feedback(wrong="No.")
+    assert settings.sft == config.Sft(loss="all")
+    assert parse("task.turn_reward=score").task.turn_reward == turns.Score()
 
 
 @pytest.mark.parametrize(
@@ -197,7 +251,10 @@ def test_a_run_of_version_0_2_is_read() -> None:
     assert settings.algorithm.kl == algorithms.KL(coef=0.0)
     assert settings.teacher is None
     assert settings.task.reward.judge is None
-    assert settings.critic.lr == 1e-5
+    assert settings.critic == config.Critic()
+    assert settings.rollout.placement == Together()
+    assert (settings.warm_start, settings.sft, settings.train.resume_from) == (None, None, None)
+    assert settings.task.turn_reward == turns.Success()
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in OLD_CONFIGS.glob("*.json")))
@@ -232,6 +289,11 @@ def test_options_of_a_recipe_go_with_its_task(flags, options) -> None:
     recipe = Config(task=config.TaskConfig(options=("value_max=15",)))
     settings = cli.parse_settings(recipe, [f"--config.{flag}" for flag in flags])
     assert settings.task.options == options
+
+
+def test_old_options_of_mixed_rows_have_the_names_of_today() -> None:
+    settings = parse("task.name=mixed", "task.options=math.feedback_wrong=No, = wrong.")
+    assert settings.task.options == ("math.feedback.wrong=No, = wrong.",)
 
 
 def test_old_options_of_mixed_rows_are_columns_of_their_data() -> None:

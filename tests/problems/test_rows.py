@@ -13,7 +13,7 @@ import pytest
 from tiny import code_row, math_row, mixed_task
 
 from jzero import sft
-from jzero.config import Config, RewardConfig, Sft, TaskConfig, WarmStart
+from jzero.config import Config, RewardConfig, Sft, TaskConfig, WarmStart, turns
 from jzero.tasks import find_task, math_problems
 from jzero.types import JsonValue, Problem
 
@@ -118,7 +118,7 @@ def all_problems(task: TaskConfig) -> list[JsonValue]:
 LEVELS = "level_min=2,level_max=4,limit=15"
 MATH = TaskConfig(name="math")
 CODE = TaskConfig(name="code", template="plain")
-BOARD = TaskConfig(name="environment", template="plain", turn_reward="score", grade_workers=1)
+BOARD = TaskConfig(name="environment", template="plain", turn_reward=turns.Score(), grade_workers=1)
 
 # The settings of a case, and the digest. In texts {NAME} stands for the source of a set.
 CASES: dict[str, tuple[TaskConfig, str]] = {

@@ -32,7 +32,7 @@ from jzero.types import Problem
 
 mode, end, file = sys.argv[1:]
 task = TaskConfig(
-    name="environment", template="plain", turn_reward="score", environment_mode=mode,
+    name="environment", template="plain", turn_reward=turns.Score(), environment_mode=mode,
     environment=file, reward=RewardConfig(seconds=20.0),
 )
 gold = {"row": {}, "seed": 0, "observation": "begin"}
