@@ -80,12 +80,7 @@ def change(values: config.Config, name: str, value: object) -> None:
         config.put_old_value(values, name, str(value))
         return
     name = entry.to if isinstance(entry, old_settings.Moved) else name
-    section, field, argument = config.schema.find_place(values, name)
-    if argument or (isinstance(value, str) and config.names_part(name)):
-        config.set_part(values, name, value)
-        return
-    assert hasattr(section, field), f"{name} is no setting"
-    setattr(section, field, value)
+    config.put_value(values, name, value)
 
 
 def allow_replies(values: config.Config) -> None:

@@ -58,6 +58,7 @@ from jzero.config.schema import (
     known_names,
     list_settings,
     names_part,
+    put_value,
     read_section,
     set_part,
 )

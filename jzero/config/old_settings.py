@@ -76,6 +76,19 @@ def add_option(config: Config, name: str, text: str) -> None:
     config.task.options = (*config.task.options, f"{option}={text}")
 
 
+def add_math_option(config: Config, name: str, text: str) -> None:
+    """Sets an option of the tasks of mathematics: task.units=convert."""
+    task = config.task
+    if task.name != "mixed":
+        add_option(config, name, text)
+        return
+    named = [option.removeprefix("tasks=") for option in task.options if option[:6] == "tasks="]
+    rows = (named[-1] if named else "math,code").split(",")
+    option = f"{name.removeprefix('task.')}={text}"
+    added = [f"{row}.options={option}" for row in rows if row != "code"]
+    task.options = (*task.options, *added)
+
+
 def change_search(config: Config, name: str, text: str) -> None:
     """Adds an argument to the tool search in task.tools.names: task.tools.corpus=FILE."""
     tools = config.task.tools
@@ -194,6 +207,8 @@ def rename_option(option: str) -> str:
     entry = OLD_SETTINGS.get(f"task.{setting}")
     if isinstance(entry, Moved):
         place = f"{rows}.{entry.to.removeprefix('task.')}"
+    elif isinstance(entry, Merged) and entry.put is add_math_option:
+        return f"{rows}.options={setting}={text}"
     return f"{place}{equals}{text}"
 
 
@@ -338,6 +353,8 @@ OLD_SETTINGS: dict[str, Moved | Merged | Removed] = {
         f"task.{field}": Merged(f"task.{to}", change_rows, getattr(Rows(), to.partition(".")[2]))
         for field, to in ROW_ARGUMENTS.items()
     },
+    "task.answer_mark": Merged("task.options", add_math_option),
+    "task.units": Merged("task.options", add_math_option, "exact"),
     "task.reward_bias": Moved("task.turn_reward.bias"),
     "task.reward_scaling": Moved("task.turn_reward.scaling"),
     "task.feedback_right": Moved("task.feedback.right"),

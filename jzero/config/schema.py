@@ -405,23 +405,6 @@ class TaskConfig:
         "plain. Also: a file in plain text or Jinja; chat:FILE, a file with the user message of "
         "a chat; column:NAME, prompts in a column of the data set.",
     )
-    answer_mark: str = setting(
-        "",
-        "Mathematics: how a response marks its answer, a key of "
-        "jzero.answers.extract.TEMPLATES. Empty: as task.template asks for; the last box if the "
-        "template is a file or a column.",
-        choices=(
-            "",
-            "boxed",
-            "think_boxed",
-            "r1",
-            "gsm8k",
-            "number",
-            "final_answer",
-            "stated",
-            "answer",
-        ),
-    )
     system_prompt: str = setting(
         "",
         "System prompt of the templates chat and chat:FILE. Empty: the instruction of qwen_math "
@@ -435,12 +418,6 @@ class TaskConfig:
         "oat_r1_full; last_number for GSM8K, oat_countdown for Countdown), open-r1's (open_r1), "
         "the package math-verify (math_verify), PRM800K's two stages (sympy).",
         choices=VERIFIERS,
-    )
-    units: str = setting(
-        "exact",
-        "Mathematics: the unit of a quantity. exact: the unit of the gold answer is required. "
-        "convert: other units of the same dimension are converted, such as 100 cm for 1 m.",
-        choices=("exact", "convert"),
     )
     options: tuple[str, ...] = setting(
         (),
@@ -1126,6 +1103,7 @@ class Setting:
     rules: Rules
     type: FieldType
     part: str = ""  # name of the setting whose value has this argument; "" for other settings
+    default: object = None
 
     @property
     def kind(self) -> builtins.type:
@@ -1156,7 +1134,7 @@ def walk(section: object, prefix: str, part: str = "") -> Iterator[Setting]:
         if dataclasses.is_dataclass(value) and not is_part(value):
             yield from walk(value, f"{name}.")
             continue
-        yield Setting(name, value, rules_of(item), kinds[item.name], part)
+        yield Setting(name, value, rules_of(item), kinds[item.name], part, item.default)
         # A value of a wrong type has no settings; the checks report it.
         if kinds[item.name].parts and is_part(value):
             yield from walk(value, f"{name}.", name)
@@ -1259,6 +1237,21 @@ def set_part(config: Config, name: str, text: object) -> None:
     else:
         changed = parse_part(setting_name, parts, str(text), current)
     setattr(section, field, changed)
+
+
+def put_value(config: Config, name: str, value: object) -> None:
+    """Changes a setting, or an argument of a part, to a value of its own type.
+
+    A part may be a text, as in a flag: "clip(high=0.28)".
+
+    Raises UserError if there is no such part or argument, or an argument has the wrong type.
+    """
+    section, field, path = find_place(config, name)
+    if path or (isinstance(value, str) and names_part(name)):
+        set_part(config, name, value)
+    else:
+        assert field in field_types(type(section)), f"{name=}"
+        setattr(section, field, value)
 
 
 def read_section(section: type[Section], values: Mapping[str, Any]) -> Section:

@@ -13,7 +13,14 @@ from jzero.config.old_settings import (
     rename_options,
     unknown_names,
 )
-from jzero.config.schema import Config, known_names, names_part, parts_with_argument, set_part
+from jzero.config.schema import (
+    Config,
+    known_names,
+    names_part,
+    parts_with_argument,
+    put_value,
+    set_part,
+)
 from jzero.errors import UserError
 from jzero.setting import field_types, part_from_json, to_values
 
@@ -112,8 +119,7 @@ def put_recorded_value(config: Config, name: str, value: object) -> None:
         return
     name = entry.to if isinstance(entry, Moved) else name
     if not names_part(name):
-        section, _, field = name.rpartition(".")
-        setattr(get_setting(config, section), field, value)
+        put_value(config, name, value)
         return
     parts = parts_with_argument(name)
     if not parts:  # the name of a part, "" for none

@@ -268,21 +268,20 @@ def check_host_memory(config: Config, parts: Sequence[Part], total: float | None
         return
     largest = max(parts, key=lambda part: part.bytes)
     settings = {item.name: item for item in list_settings(config)}
-    defaults = {item.name: _number(item) for item in list_settings(Config()) if is_number(item)}
 
     def excess(item: Setting) -> float:
-        return _number(item) / max(1.0, defaults[item.name])
+        return number_of(item.value) / max(1.0, number_of(item.default))
 
     counts = [settings[name] for name in largest.settings if name in settings]
     counts = [item for item in counts if is_number(item)]  # not the names of `train.pack`
-    raised = [item for item in counts if _number(item) > defaults[item.name]]
+    raised = [item for item in counts if number_of(item.value) > number_of(item.default)]
     # The count that exceeds its default by the largest factor is probably the mistake.
     suspect = max(counts, key=excess)
     # Lowering this count also shrinks the other parts that depend on it.
     shrinking = sum(part.bytes for part in parts if suspect.name in part.settings)
     # These parts are proportional to the count, so the largest count that fits follows from a
     # division.
-    bound = int(_number(suspect) * (total - (needed - shrinking)) / shrinking)
+    bound = int(number_of(suspect.value) * (total - (needed - shrinking)) / shrinking)
     advice = f"set {suspect.name} to at most {bound}" if bound >= 1 else f"lower {suspect.name}"
     flags = " ".join(f"{item.name}={item.value}" for item in raised or counts)
     raise UserError(
@@ -297,6 +296,7 @@ def is_number(item: Setting) -> bool:
     return isinstance(item.value, int | float)
 
 
-def _number(item: Setting) -> float:
-    assert isinstance(item.value, int | float), f"{item=}"
-    return float(item.value)
+def number_of(value: object) -> float:
+    """Returns the value of a setting that is a number."""
+    assert isinstance(value, int | float), f"{value=}"
+    return float(value)

@@ -145,6 +145,7 @@ _MATH = Task(
     templates=MATH_TEMPLATES,
     notes=math_problems.notes,
     num_train_problems=math_problems.num_train_problems,
+    options=math_problems.Options,
     prompt_values=("question", "instruction"),
 )
 
@@ -331,11 +332,6 @@ def _check_questions(task: TaskConfig, found: Task, template: PromptTemplate) ->
         raise UserError(
             f"task.template={task.template}: task.name={task.name} makes its own prompts; choose "
             f"from {', '.join(found.templates)}, or a file"
-        )
-    if task.answer_mark and not has_questions:
-        raise UserError(
-            f"task.answer_mark={task.answer_mark}: answers of task.name={task.name} have a form of "
-            "their own, set task.answer_mark="
         )
 
 

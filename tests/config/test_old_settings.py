@@ -24,7 +24,7 @@ from jzero.config.old_settings import Merged, Moved, Removed
 from jzero.errors import UserError
 from jzero.run import workdir
 from jzero.run.finished import find_model
-from jzero.tasks import countdown
+from jzero.tasks import countdown, math_problems, mixed
 
 # config.json of runs of earlier versions: of version 0.2, and of the commit before data sources.
 OLD_CONFIGS = Path(__file__).with_name("old_configs")
@@ -40,6 +40,26 @@ def test_entries_of_the_architecture_are_changed_one_by_one() -> None:
     settings = parse(*flags, "model.arch.hidden_size=64")
     arch = config.read_architecture(settings.model.arch)
     assert (arch.model_type, arch.head_dim, arch.hidden_size) == ("qwen3", 16, 64)
+
+
+@pytest.mark.parametrize(
+    ("flags", "options"),
+    [
+        (["task.name=math", "task.units=convert"], ("units=convert",)),
+        (["task.name=mixed", "task.answer_mark=r1"], ("math.options=answer_mark=r1",)),
+        (
+            ["task.name=mixed", "task.options=tasks=stem,code", "task.answer_mark=r1"],
+            ("tasks=stem,code", "stem.options=answer_mark=r1"),
+        ),
+        (["task.name=mixed", "task.options=math.units=convert"], ("math.options=units=convert",)),
+    ],
+)
+def test_settings_of_mathematics_are_options(flags: list[str], options: tuple[str, ...]) -> None:
+    task = parse(*flags).task
+    assert task.options == options
+    for settings in mixed.all_settings(task).values():
+        if settings.name != "code":
+            assert math_problems.options_of(settings) != math_problems.Options()
 
 
 def test_numbers_of_countdown_are_options() -> None:
