@@ -84,6 +84,11 @@ def start(settings: config.Config, workdir: Path) -> JsonObject:
     return loop(settings, workdir)
 
 
+def recipe_files() -> list[Path]:
+    """Returns the recipes of jzero, by name."""
+    return sorted(RECIPES.glob("[!_]*.py"))
+
+
 def recipe_path(name: str) -> Path:
     """Returns the file of a recipe: a path as it is, or a recipe of jzero such as "gsm8k".
 
@@ -93,8 +98,8 @@ def recipe_path(name: str) -> Path:
     if not path.suffix and path.parent == Path():
         path = RECIPES / f"{name}.py"
     if not path.is_file():
-        recipes = ", ".join(sorted(path.stem for path in RECIPES.glob("[!_]*.py")))
-        raise UserError(f"no recipe {name}: give a file that exists, or one of {recipes}")
+        names = ", ".join(recipe.stem for recipe in recipe_files())
+        raise UserError(f"no recipe {name}: give a file that exists, or one of {names}")
     return path
 
 
@@ -164,7 +169,7 @@ def check_recipe(arguments: list[str]) -> None:
         path = value.partition(":")[0]
         if not path or Path(path).is_file():
             continue
-        recipes = [recipe.stem for recipe in sorted(RECIPES.glob("*.py"))]
+        recipes = [recipe.stem for recipe in recipe_files()]
         similar = difflib.get_close_matches(Path(path).stem, recipes, 1)
         advice = f"did you mean {Path(path).with_name(f'{similar[0]}.py')}? " if similar else ""
         cli.exit_with_error(
@@ -204,7 +209,7 @@ def show(settings: config.Config, arguments: list[str]) -> str:
 
 def usage() -> str:
     """Returns the help: the command, the docstrings of the recipes, and every setting."""
-    recipes = [recipe_help(path) for path in sorted(RECIPES.glob("[!_]*.py"))]
+    recipes = [recipe_help(path) for path in recipe_files()]
 
     process_flags = ["Several hosts:"]
     for name, meaning in cli.PROCESS_FLAGS.items():

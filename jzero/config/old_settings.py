@@ -46,12 +46,14 @@ class Merged:
     """The setting is a part of another one.
 
     `put(config, name, text)` changes a config as the flag `name=text` did. `default` was the
-    default: with this value, the setting of a config.json had no effect.
+    default: with this value, the setting of a config.json had no effect. It also had none without
+    the part `needs`, a dotted name.
     """
 
     to: str
     put: Callable[[Config, str, str], None]
     default: object = ""
+    needs: str = ""
 
 
 @dataclass(frozen=True)
@@ -325,7 +327,9 @@ OLD_SETTINGS: dict[str, Moved | Merged | Removed] = {
     "optimizer.power": Moved("optimizer.schedule.power"),
     "optimizer.warmup_steps": Merged("optimizer.warmup", change_warmup, 0),
     "optimizer.warmup_ratio": Merged("optimizer.warmup", change_warmup, 0.0),
-    "optimizer.warmup_from_zero": Merged("optimizer.warmup", change_warmup, False),
+    "optimizer.warmup_from_zero": Merged(
+        "optimizer.warmup", change_warmup, False, needs="optimizer.warmup"
+    ),
     "critic.optimizer.lr": Moved("critic.lr"),
     "critic.optimizer.": Removed("the critic has the policy's optimizer, except for critic.lr"),
     # Today's settings, with values that they had: 0 stood for warm_start=none, and a number for the

@@ -114,6 +114,8 @@ def put_recorded_value(config: Config, name: str, value: object) -> None:
     if isinstance(entry, Removed) or (isinstance(entry, Merged) and value == entry.default):
         return
     if isinstance(entry, Merged):
+        if entry.needs and get_setting(config, entry.needs) is None:
+            return
         if text:  # "" was no value for any of these settings
             entry.put(config, name, text)
         return

@@ -1,5 +1,6 @@
 """Flags and config.json of earlier versions mean the same as before."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -275,6 +276,15 @@ def test_a_run_of_version_0_2_is_read() -> None:
     assert settings.rollout.placement == Together()
     assert (settings.warm_start, settings.sft, settings.train.resume_from) == (None, None, None)
     assert settings.task.turn_reward == turns.Success()
+
+
+def test_a_first_rate_of_an_old_run_without_a_warm_up_had_no_effect() -> None:
+    optimizer = {"warmup_steps": 0, "warmup_ratio": 0.0, "warmup_from_zero": True}
+    settings = config.from_json(json.dumps({"optimizer": optimizer}), "config.json")
+    assert settings.optimizer.warmup is None
+    optimizer["warmup_ratio"] = 0.1
+    settings = config.from_json(json.dumps({"optimizer": optimizer}), "config.json")
+    assert settings.optimizer.warmup == schedules.Share(0.1, from_zero=True)
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in OLD_CONFIGS.glob("*.json")))
