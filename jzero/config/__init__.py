@@ -13,6 +13,7 @@ from jzero.config.checks import (
 )
 from jzero.config.data_sources import Rows, read_sources
 from jzero.config.old_settings import put_old_value, take_old_flags, unknown_names
+from jzero.config.placement import Apart, Together
 from jzero.config.presets import (
     ADAPTER_LR_FACTOR,
     ADAPTER_RANK,
@@ -27,7 +28,6 @@ from jzero.config.presets import (
 from jzero.config.schema import (
     MOST_WAITING_PUSHES,
     AdapterConfig,
-    Apart,
     Checkpoint,
     Config,
     Critic,
@@ -49,7 +49,6 @@ from jzero.config.schema import (
     Setting,
     Sft,
     TaskConfig,
-    Together,
     ToolsConfig,
     TrainConfig,
     WarmStart,

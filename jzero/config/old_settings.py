@@ -16,15 +16,14 @@ from dataclasses import dataclass, replace
 from jzero.config.architecture import Architecture, with_entry
 from jzero.config.data_sources import DATA_SETTINGS, Rows, read_sources, show_sources
 from jzero.config.other_names import advise
+from jzero.config.placement import Apart, Together
 from jzero.config.schema import (
-    Apart,
     Config,
     Local,
     Push,
     Remote,
     Sft,
     TaskConfig,
-    Together,
     known_names,
     set_part,
 )
@@ -225,12 +224,11 @@ def change_sandbox(config: Config, name: str, text: str) -> None:
 def change_decode_devices(config: Config, name: str, text: str) -> None:
     """Sets the devices that only sample: mesh.decode_devices=2. 0: all devices do both."""
     devices = parse_value(name, FieldType(int), text)
-    placement = config.rollout.placement
+    staleness, groups = config.rollout.max_staleness, config.rollout.max_running_groups
     if devices == 0:
-        config.rollout.placement = Together(placement.max_staleness, placement.max_running_groups)
+        config.rollout.placement = Together(staleness, groups)
         return
-    staleness = placement.max_staleness or Apart().max_staleness
-    apart = Apart(max_staleness=staleness, max_running_groups=placement.max_running_groups)
+    apart = Apart(max_staleness=staleness or 1, max_running_groups=groups)
     config.rollout.placement = replace(apart, devices=devices)
 
 

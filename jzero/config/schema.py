@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from jzero import algorithms
 from jzero.config import schedules, teachers, turns
+from jzero.config.placement import Apart, Together
 from jzero.config.teachers import LONGEST_LIMIT, MOST_REQUESTS, MOST_RETRIES
 from jzero.errors import UserError
 from jzero.setting import (
@@ -472,35 +473,6 @@ class TaskConfig:
     tools: ToolsConfig = field(default_factory=ToolsConfig)
 
 
-MAX_STALENESS = (
-    "Maximum number of policy versions between sampling a rollout and training on it (AReaL's eta)."
-)
-MAX_RUNNING_GROUPS = (
-    "Maximum groups sampled at the same time if max_staleness is above 0. 0: (max_staleness + 1) * "
-    "num_prompts."
-)
-
-
-@dataclass(frozen=True)
-class Together:
-    """All devices alternate between sampling and training."""
-
-    max_staleness: int = setting(
-        0, f"{MAX_STALENESS} 0: every step trains on rollouts of the current policy."
-    )
-    max_running_groups: int = setting(0, MAX_RUNNING_GROUPS)
-
-
-@dataclass(frozen=True)
-class Apart:
-    """Some devices of each host sample while the others train."""
-
-    devices: int = setting(1, "Devices of each host that sample, the last ones.", at_least=1)
-    # Without staleness the two groups of devices would take turns, each idle while the other works.
-    max_staleness: int = setting(1, MAX_STALENESS, at_least=1)
-    max_running_groups: int = setting(0, MAX_RUNNING_GROUPS)
-
-
 @dataclass
 class RolloutConfig:
     """Sampling: the number and length of responses, their distribution, and the decoder."""
@@ -585,6 +557,11 @@ class RolloutConfig:
     def max_staleness(self) -> int:
         """Returns how many policy versions old a rollout may be; 0 in a synchronous run."""
         return self.placement.max_staleness
+
+    @property
+    def max_running_groups(self) -> int:
+        """Returns how many groups an asynchronous run samples at the same time; 0: the default."""
+        return self.placement.max_running_groups
 
     @property
     def decode_devices(self) -> int:

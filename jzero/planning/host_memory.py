@@ -187,10 +187,10 @@ def graders_part(task: TaskConfig) -> Part:
 
 def _rollouts(rollout: RolloutConfig, kept: int) -> Part:
     counts = {"rollout.num_prompts": rollout.num_prompts, "rollout.group_size": rollout.group_size}
-    running_groups = rollout.placement.max_running_groups
-    if rollout.max_staleness and running_groups:
+    if rollout.max_staleness and rollout.max_running_groups:
         counts = {
-            "rollout.placement.max_running_groups": running_groups + rollout.num_prompts,
+            "rollout.placement.max_running_groups": rollout.max_running_groups
+            + rollout.num_prompts,
             "rollout.group_size": rollout.group_size,
         }
     elif rollout.max_staleness:

@@ -95,13 +95,13 @@ def smallest_batch(settings: Config, num_devices: int, response_tokens: int) -> 
     With context parallelism, the devices of one context group share one row. For fine-tuning, the
     row is sft.pack_length, and the responses belong to the evaluation suites.
     """
-    placement = settings.rollout.placement
+    asynchronous = Together(settings.rollout.max_staleness, settings.rollout.max_running_groups)
     rollout = replace(
         settings.rollout,
         max_new_tokens=response_tokens,
         max_turns=1,
         max_episode_tokens=0,
-        placement=Together(placement.max_staleness, placement.max_running_groups),
+        placement=asynchronous,
     )
     row = rollout.max_prompt_tokens + response_tokens
     train = replace(

@@ -118,7 +118,7 @@ class RolloutStream:
     def _max_running_groups(self) -> int:
         # max_running_groups counts the groups of all hosts; this host gets its share.
         default = (self.rollout.max_staleness + 1) * self.rollout.num_prompts
-        all_hosts = self.rollout.placement.max_running_groups or default
+        all_hosts = self.rollout.max_running_groups or default
         share = collectives.local_share(all_hosts)
         return max(1, share.stop - share.start)
 

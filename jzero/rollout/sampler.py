@@ -455,8 +455,7 @@ def most_sequences(
     """
     groups = rollout.num_prompts
     if rollout.max_staleness:
-        groups = rollout.placement.max_running_groups
-        groups = groups or (rollout.max_staleness + 1) * rollout.num_prompts
+        groups = rollout.max_running_groups or (rollout.max_staleness + 1) * rollout.num_prompts
     sequences = 0 if is_fine_tuning else groups * rollout.group_size
     if evaluation.suites:
         sequences = max(sequences, rollout.num_slots or DEFAULT_SLOTS)
