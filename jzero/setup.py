@@ -24,12 +24,14 @@ from jzero.config import (
     AdapterConfig,
     Config,
     ModelConfig,
+    RolloutConfig,
     WarmStart,
     context_mistakes,
     positions_of,
     to_json,
     validate,
 )
+from jzero.decoder.engine import Engine
 from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
 from jzero.hosts import collectives, processes
@@ -52,8 +54,7 @@ from jzero.rollout.sampler import (
     EncodedProblem,
     Sampler,
     decoder_settings,
-    make_engine,
-    make_sampler,
+    make_sized_sampler,
     mesh_of_decoder,
     with_needed_slots,
 )
@@ -290,14 +291,13 @@ def build_sampler(
     planned = config
     if base.directory:  # the model is downloaded now, and the planner reads directories
         planned = replace(config, model=replace(config.model, path=str(base.directory)))
-    # This engine only serves to size the KV cache: it has no device state, so it costs no memory.
-    engine = make_engine(decoder, base, decoder_mesh)
-    room = room_in_run(config.memory, engine, lambda: fitting_pages(planned))
+
     # Only the sampler gets the number of pages: it depends on the memory that is free right now.
-    rollout = size_pool(rollout, engine, room, recorded_pages)
-    return make_sampler(
-        replace(decoder, rollout=rollout), config.task, base, mesh, decoder_mesh, pool
-    )
+    def with_pages(engine: Engine) -> RolloutConfig:
+        room = room_in_run(config.memory, engine, lambda: fitting_pages(planned))
+        return size_pool(rollout, engine, room, recorded_pages)
+
+    return make_sized_sampler(decoder, config.task, base, mesh, decoder_mesh, pool, with_pages)
 
 
 def read_critic(config: Config, policy: qwen.QwenConfig) -> qwen.QwenConfig | None:

@@ -446,6 +446,25 @@ def make_sampler(
     return sampler, publish
 
 
+def make_sized_sampler(
+    settings: DecoderSettings,
+    task: config.TaskConfig,
+    base: BaseModel,
+    mesh: Mesh,
+    mesh_for_decoding: Mesh,
+    pool: Pool,
+    with_pages: Callable[[Engine], config.RolloutConfig],
+) -> tuple[Sampler, Callable[[qwen.Params], qwen.Params]]:
+    """Does the same as `make_sampler`, with the KV cache pages that fit into memory.
+
+    with_pages: returns the rollout settings with the number of pages for a decoder.
+    """
+    # This decoder only serves to size the KV cache. It has no device state, so it costs no memory.
+    rollout = with_pages(make_engine(settings, base, mesh_for_decoding))
+    sized = replace(settings, rollout=rollout)
+    return make_sampler(sized, task, base, mesh, mesh_for_decoding, pool)
+
+
 def most_sequences(
     rollout: config.RolloutConfig, evaluation: config.EvalConfig, is_fine_tuning: bool
 ) -> int:
