@@ -115,7 +115,7 @@ def sampler_and_publish(
     settings: Config, base: BaseModel, mesh: Mesh, pool: Pool
 ) -> tuple[Sampler, Callable[[qwen.Params], qwen.Params]]:
     """Returns what `make_sampler` does, with the number of slots and pages in the settings."""
-    decoder_mesh = mesh_of_decoder(settings.mesh.decode_devices, mesh)
+    decoder_mesh = mesh_of_decoder(settings.rollout.decode_devices, mesh)
     return make_sampler(decoder_of(settings), settings.task, base, mesh, decoder_mesh, pool)
 
 
