@@ -192,11 +192,9 @@ def show(settings: config.Config, arguments: list[str]) -> str:
     except UserError:  # the run itself reports its mistakes; its other settings are shown
         resolved = settings
     given_values = {item.name: item.value for item in config.list_settings(settings)}
-    defaults = {item.name: item.value for item in config.list_settings(config.Config())}
     lines = []
     for item in config.list_settings(resolved):
-        # A part that the recipe chose has settings that the defaults do not have.
-        origin = "recipe" if item.value != defaults.get(item.name) else "default"
+        origin = "recipe" if item.value != item.default else "default"
         # The last place that applies counts: a flag overrides the recipe, and `resolve` may change
         # both.
         if item.name in given:
