@@ -228,8 +228,7 @@ def change_decode_devices(config: Config, name: str, text: str) -> None:
     if devices == 0:
         config.rollout.placement = Together(staleness, groups)
         return
-    apart = Apart(max_staleness=staleness or 1, max_running_groups=groups)
-    config.rollout.placement = replace(apart, devices=devices)
+    config.rollout.placement = replace(Apart(staleness or 1, groups), devices=devices)
 
 
 def change_resume(config: Config, name: str, text: str) -> None:

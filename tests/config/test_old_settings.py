@@ -118,8 +118,8 @@ def test_a_warm_start_of_0_steps_is_none() -> None:
     [
         (["rollout.max_staleness=2"], Together(2)),
         (["rollout.max_running_groups=9", "rollout.max_staleness=2"], Together(2, 9)),
-        (["mesh.decode_devices=3"], Apart(3, 1)),
-        (["mesh.decode_devices=3", "rollout.max_staleness=4"], Apart(3, 4)),
+        (["mesh.decode_devices=3"], Apart(1, devices=3)),
+        (["mesh.decode_devices=3", "rollout.max_staleness=4"], Apart(4, devices=3)),
         (["rollout.placement=apart(max_staleness=4)", "mesh.decode_devices=0"], Together(4)),
     ],
 )
