@@ -84,7 +84,7 @@ def warm_start(recipe: str, workdir: Path, flags: Sequence[str]) -> list[str]:
     """Makes the recipe's warm start, and returns the flags with which a run begins from it."""
     only_warm_start = [f"--config.{name}=0" for name in ("train.steps", "eval.problems")]
     run(recipe, workdir, [*flags, *only_warm_start, "--config.eval.every=0"])
-    return [f"--config.model.path={workdir}/export-0", "--config.warm_start.steps=0"]
+    return [f"--config.model.path={workdir}/export-0", "--config.warm_start=none"]
 
 
 def run_all(

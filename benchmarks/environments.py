@@ -35,6 +35,7 @@ from jzero.config import (
     RolloutConfig,
     TaskConfig,
     tiny_arch,
+    turns,
 )
 from jzero.decoder.sequence import DecodeCounters, Groups, Sequence, make_groups
 from jzero.model import qwen
@@ -124,7 +125,7 @@ def make_settings(mode: str, episodes: int, slots: int, workers: int) -> Config:
             environment=f"{Path(__file__).resolve()}:{name}",
             environment_mode=mode,
             template="plain",
-            turn_reward="score",
+            turn_reward=turns.Score(),
             grade_workers=workers,
             reward=RewardConfig(seconds=LIMIT_SECONDS),
         ),

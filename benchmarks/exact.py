@@ -32,7 +32,7 @@ import jax
 import numpy as np
 
 from jzero import cli, setup
-from jzero.config import Config
+from jzero.config import Config, WarmStart
 from jzero.hosts import interrupt
 from jzero.model import qwen
 from jzero.train import sample_rollouts
@@ -83,7 +83,8 @@ def benchmark_config(dtype: str) -> Config:
 
 def first_params(config: Config, steps: int) -> qwen.Params:
     """Returns weights after some supervised steps, on the host."""
-    config = replace(config, warm_start=replace(config.warm_start, steps=steps))
+    warm = replace(config.warm_start or WarmStart(), steps=steps) if steps else None
+    config = replace(config, warm_start=warm)
     with Pool(0) as pool, TemporaryDirectory() as workdir:
         run = setup.build(config, pool)
         policy = run.trainer.policy

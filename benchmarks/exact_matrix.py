@@ -222,7 +222,7 @@ def main() -> None:
     if args.model:
         model_type = json.loads((args.model / "config.json").read_text())["model_type"]
         chosen = list(cases(args.only, [model_type]))
-        start = [f"--config.model.path={args.model}", "--config.warm_start.steps=0"]
+        start = [f"--config.model.path={args.model}", "--config.warm_start=none"]
     else:
         chosen = list(cases(args.only))
         start = [f"--config.warm_start.steps={WARM_START_STEPS}"]

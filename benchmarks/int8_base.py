@@ -197,7 +197,7 @@ def settings_of(options: argparse.Namespace, flags: Sequence[str]) -> Config:
     settings = main.parse([f"--config={options.config}", *flags]).settings
     if options.model:
         settings.model.path = options.model
-        settings.warm_start.steps = 0
+        settings.warm_start = None
     return settings
 
 

@@ -5,8 +5,8 @@
 
 The lengths of responses are drawn from a Pareto distribution, P(length > x) = (SHORT / x)^alpha up
 to rollout.max_new_tokens. They depend on the problem only, so they are the same for every bound eta
-(rollout.max_staleness). Every eta runs twice from the same state. The second run, for which all
-programs are compiled, is measured.
+(rollout.placement.max_staleness). Every eta runs twice from the same state. The second run, for
+which all programs are compiled, is measured.
 
 The script prints one JSON line for every eta: tokens per second over whole steps, the median
 seconds of a step and of its parts, the use of the slots, the lengths of responses, what staleness
@@ -158,7 +158,7 @@ def main() -> None:
 
     first_throughput = None
     for max_staleness in args.max_staleness:
-        rollout = replace(settings.rollout, max_staleness=max_staleness)
+        rollout = replace(settings.rollout, placement=config.Together(max_staleness))
         figures = measure(replace(settings, rollout=rollout), args.steps, args.alpha)
         throughput = figures["tokens_per_second"]
         if first_throughput is None:

@@ -18,10 +18,11 @@ from jzero.config import (
     TaskConfig,
     ToolsConfig,
     TrainConfig,
-    WarmStartConfig,
+    WarmStart,
     choose_preset,
     schedules,
     tiny_model,
+    turns,
 )
 from jzero.errors import UserError
 
@@ -53,7 +54,7 @@ def tiny() -> Config:
         task=TaskConfig(
             name="arithmetic",
             template="plain",
-            turn_reward="score",
+            turn_reward=turns.Score(),
             tools=ToolsConfig(names=("calculator",)),
         ),
         rollout=RolloutConfig(
@@ -69,7 +70,7 @@ def tiny() -> Config:
         ),
         algorithm=algorithms.dr_grpo(),
         optimizer=OptimizerConfig(lr=1e-3, schedule=schedules.Linear(), warmup=schedules.Steps(5)),
-        warm_start=WarmStartConfig(steps=1000, batch_size=32, lr=3e-3),
+        warm_start=WarmStart(steps=1000, batch_size=32, lr=3e-3),
         train=TrainConfig(
             steps=40,
             # 8 rows of a prompt and 8 packs: a quarter of a step.

@@ -53,7 +53,7 @@ from jzero.config import (
     RolloutConfig,
     TaskConfig,
     TrainConfig,
-    WarmStartConfig,
+    WarmStart,
     schedules,
     tiny_model,
 )
@@ -160,7 +160,7 @@ def tiny() -> Config:
         ),
         algorithm=algorithms.dr_grpo(),
         optimizer=OptimizerConfig(lr=4e-4),
-        warm_start=WarmStartConfig(steps=1000, batch_size=64, lr=3e-3),
+        warm_start=WarmStart(steps=1000, batch_size=64, lr=3e-3),
         train=TrainConfig(
             steps=60,
             microbatch_tokens=8 * (8 + 8 * 64),

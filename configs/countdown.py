@@ -37,7 +37,7 @@ from jzero.config import (
     QWEN25_HUB_IDS,
     QWEN_LARGEST_FIRST,
     Config,
-    CriticConfig,
+    Critic,
     EvalConfig,
     MeshConfig,
     ModelConfig,
@@ -45,7 +45,7 @@ from jzero.config import (
     RolloutConfig,
     TaskConfig,
     TrainConfig,
-    WarmStartConfig,
+    WarmStart,
     schedules,
     with_adapter,
 )
@@ -148,8 +148,8 @@ def tiny() -> Config:
         ),
         algorithm=algorithms.grpo(),
         optimizer=OptimizerConfig(lr=4e-4, b2=0.99),
-        critic=CriticConfig(lr=1e-3),
-        warm_start=WarmStartConfig(steps=1200, batch_size=64, lr=2e-3, tries=1.5),
+        critic=Critic(lr=1e-3),
+        warm_start=WarmStart(steps=1200, batch_size=64, lr=2e-3, tries=1.5),
         train=TrainConfig(
             steps=50,
             microbatch_tokens=4096,

@@ -30,7 +30,7 @@ from jzero.config import (
     RolloutConfig,
     TaskConfig,
     TrainConfig,
-    WarmStartConfig,
+    WarmStart,
     teachers,
 )
 from jzero.planning.fitting import choose_fitting_preset
@@ -126,7 +126,7 @@ def tiny() -> Config:
         algorithm=distill(),
         teacher=teachers.Model(path=TINY_TEACHER),
         optimizer=OptimizerConfig(lr=4e-4, b2=0.99),
-        warm_start=WarmStartConfig(steps=1200, batch_size=64, lr=2e-3, tries=1.5),
+        warm_start=WarmStart(steps=1200, batch_size=64, lr=2e-3, tries=1.5),
         train=TrainConfig(
             steps=50,
             microbatch_tokens=4096,

@@ -38,7 +38,7 @@ from jzero.config import (
     QWEN25_HUB_IDS,
     QWEN_LARGEST_FIRST,
     Config,
-    CriticConfig,
+    Critic,
     EvalConfig,
     MeshConfig,
     ModelConfig,
@@ -82,7 +82,7 @@ def qwen(preset: str) -> Config:
         ),
         algorithm=algorithms.grpo(),
         optimizer=OptimizerConfig(lr=1e-6),
-        critic=CriticConfig(lr=1e-5),
+        critic=Critic(lr=1e-5),
         train=TrainConfig(
             steps=700,
             # A row on each of 8 devices: a prompt and 4 packs.
@@ -111,7 +111,7 @@ def with_oat_ppo(config: Config) -> Config:
     config.train.epochs = 2
     config.train.steps = 0  # as many as 6 passes over the problems take
     config.train.prompt_epochs = 6.0
-    config.critic.lr = 1e-6
+    config.critic = Critic(lr=1e-6)
     config.optimizer.lr = 1e-6
     config.optimizer.schedule = schedules.Polynomial(power=1.0, min_lr_ratio=0.1)
     config.optimizer.warmup = schedules.Share(0.03, from_zero=True)

@@ -31,7 +31,7 @@ from jzero.config import (
     RolloutConfig,
     TaskConfig,
     TrainConfig,
-    WarmStartConfig,
+    WarmStart,
     schedules,
     tiny_model,
 )
@@ -95,7 +95,7 @@ def tiny() -> Config:
         ),
         algorithm=algorithms.dr_grpo(entropy_coef=0.01),
         optimizer=OptimizerConfig(lr=2e-3, schedule=schedules.Linear(), warmup=schedules.Steps(10)),
-        warm_start=WarmStartConfig(steps=500, batch_size=64, lr=3e-3, tries=3.0),
+        warm_start=WarmStart(steps=500, batch_size=64, lr=3e-3, tries=3.0),
         train=TrainConfig(
             steps=200,
             minibatches=2,

@@ -17,7 +17,7 @@ parts:
 
 - train.sequence_per_turn=True trains on one sequence for each turn, as AReaL does; the default is
   one sequence for the episode.
-- task.feedback_wrong=... changes what the environment says after a wrong answer.
+- task.feedback.wrong=... changes what the environment says after a wrong answer.
 - task.stop_on_success=False continues after a right answer.
 - train.all_trajectories=True writes every episode to WORKDIR/trajectories, as AReaL's monitor does,
   with the versions of the policy that sampled each turn. areal-* has it.
@@ -31,7 +31,7 @@ from the defaults:
 - dataset.path: MATH, levels 3 to 5. --config.task.data=FILE takes the published file.
 - (prompt): the model's chat template. The published file has whole prompts in its column prompt,
   which --config.task.template=column:prompt takes as they are.
-- (feedback): the same in other words. task.feedback_right and task.feedback_wrong take others.
+- (feedback): the same in other words. task.feedback.right and task.feedback.wrong take others.
 - (tokens before a feedback): the feedback is a further message of the conversation. The agent adds
   a newline and renders the chat template anew, with its own system prompt.
 - (verifier): jzero's grader.
@@ -41,7 +41,8 @@ from the defaults:
 - dataset.train_bs_n_seqs, group_size, ppo.ppo_n_minibatches, actor.optimizer.lr,
   actor.optimizer.weight_decay, actor.optimizer.eps, actor.optimizer.warmup_steps_proportion: as in
   configs/math.py.
-- max_head_offpolicyness: 0. rollout.max_staleness=4 is asynchronous, as in AReaL's quick start.
+- max_head_offpolicyness: 0. rollout.placement.max_staleness=4 is asynchronous, as in AReaL's
+  quick start.
 
 The suites are answered in a single turn, so that the results compare with other runs.
 """

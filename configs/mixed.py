@@ -30,8 +30,8 @@ example):
   AReaL has 5 and -5: rewards are whitened over the whole batch.
 - ppo.early_stop_imp_ratio: a minibatch whose mean ratio is above 5 is trained on; AReaL leaves it
   out.
-- Replies: the environment says the same in other words. --config.task.feedback_right=...,
-  --config.task.feedback_wrong=... and --config.task.options=code.options=feedback=words take those
+- Replies: the environment says the same in other words. --config.task.feedback.right=...,
+  --config.task.feedback.wrong=... and --config.task.options=code.options=feedback=words take those
   of the original; the reply to a program is words already.
 - Batch of the agent: AReaL names none. It is that of areal-async-qwen3-1.7b.
 
@@ -50,6 +50,7 @@ from jzero.config import (
     RolloutConfig,
     Rows,
     TaskConfig,
+    Together,
     TrainConfig,
     schedules,
     tiny_model,
@@ -90,8 +91,7 @@ def asynchronous(preset: str) -> Config:
             group_size=8,
             max_prompt_tokens=1024,
             max_new_tokens=4096,
-            max_staleness=4,
-            max_running_groups=16,
+            placement=Together(max_staleness=4, max_running_groups=16),
         ),
         # Nothing bounds the weights of AReaL's example: no token has a ratio of 10,000.
         algorithm=decoupled_ppo(correction=algorithms.TokenTruncate(high=1e4)),

@@ -81,7 +81,8 @@ def instruct(preset: str) -> Config:
             data=str(Rows("open-r1/OpenR1-Math-220k", problem="problem", answer="solution")),
             template="chat",
             system_prompt=TAGS_ON_LINES,
-            answer_mark="final_answer",  # of the suites: the verifier finds answers by itself
+            # Only for the suites: the verifier finds answers by itself.
+            options=("answer_mark=final_answer",),
             verifier="open_r1",
             reward=RewardConfig(functions=REWARDS, weights=(1.0, 1.0, 1.0)),
         ),

@@ -29,6 +29,8 @@ openr1-distill-7b. What differs:
 The published recipe pads its examples. Here they are packed, and do not see each other.
 """
 
+from dataclasses import replace
+
 from jzero.config import (
     QWEN25_HUB_IDS,
     Config,
@@ -37,10 +39,10 @@ from jzero.config import (
     ModelConfig,
     OptimizerConfig,
     RolloutConfig,
-    SftConfig,
+    Sft,
     TaskConfig,
     TrainConfig,
-    WarmStartConfig,
+    WarmStart,
     schedules,
 )
 from jzero.planning.fitting import choose_fitting_preset
@@ -72,7 +74,7 @@ def qwen(preset: str) -> Config:
             b2=0.999,
             clip_norm=0.2,
         ),
-        sft=SftConfig(
+        sft=Sft(
             data="all@open-r1/Mixture-of-Thoughts",
             epochs=5.0,
             batch_size=128,
@@ -86,8 +88,8 @@ def qwen(preset: str) -> Config:
 
 def as_published(config: Config) -> Config:
     """Changes a config to the examples and the loss of OpenR1-Distill-7B's recipe."""
-    config.sft.loss = "all"
-    config.sft.long_examples = "cut"
+    assert config.sft is not None
+    config.sft = replace(config.sft, loss="all", long_examples="cut")
     config.train.seed = 42
     config.optimizer.warmup = schedules.Share(0.03, from_zero=True)
     return config
@@ -120,8 +122,8 @@ def tiny() -> Config:
         optimizer=OptimizerConfig(
             lr=2e-3, schedule=schedules.Cosine(), warmup=schedules.Steps(20), b2=0.99
         ),
-        warm_start=WarmStartConfig(steps=1200, batch_size=64, tries=1.5),
-        sft=SftConfig(data="countdown", batch_size=64, pack_length=192),
+        warm_start=WarmStart(steps=1200, batch_size=64, tries=1.5),
+        sft=Sft(data="countdown", batch_size=64, pack_length=192),
         train=TrainConfig(microbatch_tokens=4096, checkpoint_every=400),
         eval=EvalConfig(problems=256, every=200),
         mesh=MeshConfig(data=-1, fsdp=1),

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jzero import cli
-from jzero.config import Config, Setting, list_settings, unknown_names, validate
+from jzero.config import Config, Setting, list_settings, put_value, unknown_names, validate
 from jzero.config.data_sources import split_sources
 from jzero.errors import UserError
 from jzero.evaluate import (
@@ -197,13 +197,11 @@ def check_names(values: Settings) -> None:
 
 def with_values(config: Config, values: Settings) -> Config:
     """Returns the config with these values, in place. Raises UserError for a wrong type."""
-    kinds = {setting.name: setting for setting in list_settings(config)}
-    for name, value in values.items():
-        section, _, leaf = name.rpartition(".")
-        parent: object = config
-        for part in section.split(".") if section else []:
-            parent = getattr(parent, part)
-        setattr(parent, leaf, as_kind(kinds[name], value))
+    kinds = {setting.name: setting for setting in list_settings(config) if not setting.type.parts}
+    # Parts before their arguments, in any order of the names.
+    for name in sorted(values, key=lambda name: name.count(".")):
+        value = values[name]
+        put_value(config, name, as_kind(kinds[name], value) if name in kinds else value)
     validate(config)
     return config
 

@@ -30,7 +30,7 @@ from ml_collections import config_flags
 from jzero import config, files, terminal
 from jzero.config import old_settings, other_names
 from jzero.environments import environment, verifiers
-from jzero.errors import UserError, shown
+from jzero.errors import UserError, causes, shown
 from jzero.hosts import peers, processes
 from jzero.hosts.platform import choose_platform
 from jzero.setting import read_tuple
@@ -363,12 +363,8 @@ def expand_task_name(task: config.TaskConfig) -> None:
 
 def _innermost_cause(error: BaseException) -> BaseException:
     """Returns the exception that absl wrapped, if absl's message is a full traceback."""
-    while "\n" in str(error):
-        inner = error.__cause__ or error.__context__
-        if inner is None:
-            break
-        error = inner
-    return error
+    chain = list(causes(error))
+    return next((cause for cause in chain if "\n" not in str(cause)), chain[-1])
 
 
 def _last_line(error: BaseException) -> str:

@@ -1,6 +1,7 @@
 """The exception for user mistakes, and helpers that quote foreign values in error messages."""
 
 import reprlib
+from collections.abc import Iterator
 
 LONGEST_TEXT = 80  # characters of a value that an error message quotes
 
@@ -36,6 +37,20 @@ def quoted(value: object) -> str:
     """
     # `reprlib` limits each item of a container; the slice limits all of them together.
     return " ".join(_REPR.repr(value).split())[: 2 * LONGEST_TEXT]
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yields an error and then its causes, each once."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:  # causes can form a cycle
+        seen.add(id(cause))
+        yield cause
+        # anyio raises a group if it tried several addresses of a host.
+        if isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
+        else:
+            cause = cause.__cause__ or cause.__context__
 
 
 def reason_of(error: BaseException) -> str:

@@ -17,7 +17,6 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
@@ -27,6 +26,7 @@ import jzero
 from jzero import cli, config
 from jzero.answers import published
 from jzero.config.data_sources import split_sources
+from jzero.decoder.engine import Engine
 from jzero.errors import UserError
 from jzero.hosts import peers, processes
 from jzero.model import adapters, huggingface, peft, qwen
@@ -46,8 +46,7 @@ from jzero.rollout.sampler import (
     EncodedProblem,
     Sampler,
     decoder_settings,
-    make_engine,
-    make_sampler,
+    make_sized_sampler,
     mesh_of_decoder,
 )
 from jzero.run.environment import versions
@@ -224,14 +223,17 @@ def load(
     check_context(settings, base)
     assert base.directory, "settings.model.path is empty"
     mesh = configured_mesh(settings.mesh)
-    # This engine only serves to size the KV cache. It has no device state, so it costs no memory.
     decoder = decoder_settings(settings.model, settings.rollout, settings.algorithm, settings.eval)
-    decoder_mesh = mesh_of_decoder(settings.mesh.decode_devices, mesh)
-    engine = make_engine(decoder, base, decoder_mesh)
-    rollout = with_full_pool(settings.rollout, engine) if has_full_cache else settings.rollout
-    room = room_of_decoder(settings.memory, engine, settings.model)
-    decoder = replace(decoder, rollout=size_pool(rollout, engine, room))
-    sampler, publish = make_sampler(decoder, settings.task, base, mesh, decoder_mesh, pool)
+    decoder_mesh = mesh_of_decoder(settings.rollout.decode_devices, mesh)
+
+    def with_pages(engine: Engine) -> config.RolloutConfig:
+        rollout = with_full_pool(settings.rollout, engine) if has_full_cache else settings.rollout
+        room = room_of_decoder(settings.memory, engine, settings.model)
+        return size_pool(rollout, engine, room)
+
+    sampler, publish = make_sized_sampler(
+        decoder, settings.task, base, mesh, decoder_mesh, pool, with_pages
+    )
     adapter = settings.model.adapter
     if not adapter.rank:
         params = huggingface.load(base.directory, base.model, param_shardings(base.model, mesh))

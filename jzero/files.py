@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jzero.errors import UserError
+from jzero.errors import UserError, causes
 
 JsonObject = dict[str, Any]  # a JSON object as `json` reads it
 
@@ -34,17 +34,12 @@ def naming_full_disk(path: str | os.PathLike[str], needed: int | None = None) ->
 
 def is_full_disk(error: BaseException) -> bool:
     """Returns whether an error or one of its causes reports a disk without room."""
-    # Causes can form a cycle.
-    seen: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
+    for cause in causes(error):
         if isinstance(cause, OSError) and cause.errno in NO_ROOM:
             return True
         # TensorStore and safetensors raise other types, with the system's error in their text.
         if any(os.strerror(number) in str(cause) for number in NO_ROOM):
             return True
-        cause = cause.__cause__ or cause.__context__
     return False
 
 
@@ -53,7 +48,8 @@ def no_room(
 ) -> UserError:
     """Returns the error of a disk that has no room for `path`, in one line."""
     texts = [os.strerror(number) for number in NO_ROOM]
-    reason = next((text for text in texts if text in _whole_text(error)), texts[0])
+    whole_text = " ".join(map(str, causes(error)))
+    reason = next((text for text in texts if text in whole_text), texts[0])
     sizes = [] if needed is None else [f"{needed:,} bytes are needed"]
     if path is not None:
         absolute = Path(path).absolute()
@@ -65,17 +61,6 @@ def no_room(
         f"{path or 'a file'} cannot be written: {reason}{facts}: make room and start the same "
         "command again. What was complete before stays as it is"
     )
-
-
-def _whole_text(error: BaseException) -> str:
-    """Returns the texts of an error and of its causes."""
-    texts = []
-    cause: BaseException | None = error
-    # Causes can form a cycle.
-    while cause is not None and len(texts) < 10:
-        texts.append(str(cause))
-        cause = cause.__cause__ or cause.__context__
-    return " ".join(texts)
 
 
 def write_atomic(path: str | os.PathLike[str], text: str) -> None:

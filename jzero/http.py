@@ -33,12 +33,12 @@ import random
 import re
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
-from jzero.errors import UserError, reason_of, shown
+from jzero.errors import UserError, causes, reason_of, shown
 from jzero.types import JsonValue
 
 if TYPE_CHECKING:
@@ -542,25 +542,13 @@ def seconds_to_wait(retry_after: str) -> float:
     return min(float(retry_after), LONGEST_PAUSE) if is_number else 0.0
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yields an error and its chain of causes, which may contain the operating system's error."""
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        # anyio raises a group if it tried several addresses of a host.
-        if isinstance(cause, BaseExceptionGroup):
-            cause = cause.exceptions[0]
-        else:
-            cause = cause.__cause__ or cause.__context__
-
-
 def _is_wrong_certificate(error: BaseException) -> bool:
-    return any(isinstance(cause, ssl.SSLCertVerificationError) for cause in _causes(error))
+    return any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes(error))
 
 
 def _failure(error: BaseException) -> str:
     """Returns the operating system's reason for a failed exchange, or the library's."""
-    for cause in _causes(error):
+    for cause in causes(error):
         if isinstance(cause, ssl.SSLError):
             return reason_of(cause)
         if isinstance(cause, OSError) and cause.errno:

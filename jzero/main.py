@@ -1,6 +1,6 @@
 """`python -m jzero.main --config configs/countdown.py[:preset] [--workdir DIR] [--config.section.field=value ...]`
 
-Trains a model with RL, or with supervised fine-tuning if `sft.data` is set. The same command
+Trains a model with RL, or with supervised fine-tuning if `sft` is set. The same command
 resumes a run that was stopped or killed: it continues from the workdir's last checkpoint.
 """  # noqa: E501 (the first line is the usage that --help prints)
 
@@ -79,9 +79,14 @@ def start(settings: config.Config, workdir: Path) -> JsonObject:
 
     processes.print_once(f"config {settings.name}, workdir {workdir}")
     cli.keep_compiled_programs(workdir / "programs")
-    loop = fine_tune if settings.sft.data else train
+    loop = fine_tune if settings.sft is not None else train
     cli.end_quietly_at_ctrl_c()  # before and after the loop, which saves a checkpoint first
     return loop(settings, workdir)
+
+
+def recipe_files() -> list[Path]:
+    """Returns the recipes of jzero, by name."""
+    return sorted(RECIPES.glob("[!_]*.py"))
 
 
 def recipe_path(name: str) -> Path:
@@ -93,8 +98,8 @@ def recipe_path(name: str) -> Path:
     if not path.suffix and path.parent == Path():
         path = RECIPES / f"{name}.py"
     if not path.is_file():
-        recipes = ", ".join(sorted(path.stem for path in RECIPES.glob("[!_]*.py")))
-        raise UserError(f"no recipe {name}: give a file that exists, or one of {recipes}")
+        names = ", ".join(recipe.stem for recipe in recipe_files())
+        raise UserError(f"no recipe {name}: give a file that exists, or one of {names}")
     return path
 
 
@@ -164,7 +169,7 @@ def check_recipe(arguments: list[str]) -> None:
         path = value.partition(":")[0]
         if not path or Path(path).is_file():
             continue
-        recipes = [recipe.stem for recipe in sorted(RECIPES.glob("*.py"))]
+        recipes = [recipe.stem for recipe in recipe_files()]
         similar = difflib.get_close_matches(Path(path).stem, recipes, 1)
         advice = f"did you mean {Path(path).with_name(f'{similar[0]}.py')}? " if similar else ""
         cli.exit_with_error(
@@ -187,11 +192,9 @@ def show(settings: config.Config, arguments: list[str]) -> str:
     except UserError:  # the run itself reports its mistakes; its other settings are shown
         resolved = settings
     given_values = {item.name: item.value for item in config.list_settings(settings)}
-    defaults = {item.name: item.value for item in config.list_settings(config.Config())}
     lines = []
     for item in config.list_settings(resolved):
-        # A part that the recipe chose has settings that the defaults do not have.
-        origin = "recipe" if item.value != defaults.get(item.name) else "default"
+        origin = "recipe" if item.value != item.default else "default"
         # The last place that applies counts: a flag overrides the recipe, and `resolve` may change
         # both.
         if item.name in given:
@@ -204,7 +207,7 @@ def show(settings: config.Config, arguments: list[str]) -> str:
 
 def usage() -> str:
     """Returns the help: the command, the docstrings of the recipes, and every setting."""
-    recipes = [recipe_help(path) for path in sorted(RECIPES.glob("[!_]*.py"))]
+    recipes = [recipe_help(path) for path in recipe_files()]
 
     process_flags = ["Several hosts:"]
     for name, meaning in cli.PROCESS_FLAGS.items():

@@ -24,11 +24,14 @@ from jzero.config import (
     AdapterConfig,
     Config,
     ModelConfig,
+    RolloutConfig,
+    WarmStart,
     context_mistakes,
     positions_of,
     to_json,
     validate,
 )
+from jzero.decoder.engine import Engine
 from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
 from jzero.hosts import collectives, processes
@@ -51,8 +54,7 @@ from jzero.rollout.sampler import (
     EncodedProblem,
     Sampler,
     decoder_settings,
-    make_engine,
-    make_sampler,
+    make_sized_sampler,
     mesh_of_decoder,
     with_needed_slots,
 )
@@ -90,7 +92,7 @@ class Run:
     trainer: Trainer
     sampler: Sampler
     publish: Callable[[qwen.Params], qwen.Params]  # the trainer's parameters -> the sampler's
-    stream: RolloutStream | None  # None if rollout.max_staleness=0: every step samples its rollouts
+    stream: RolloutStream | None  # None in a synchronous run: every step samples its rollouts
 
     @property
     def collection(self) -> Collection:
@@ -133,8 +135,8 @@ def check(config: Config, workdir: Path) -> float | None:
     check_task(config)
     suites.check_suites(config.eval.suites)
     evaluated_task.check_verifiers(config.eval)
-    if config.warm_start.steps:
-        check_warm_start(config)
+    if config.warm_start is not None:
+        check_warm_start(config, config.warm_start)
     # Here and not when they are first used, which may be hours later.
     check_token(config.hub.push)
     check_trackers(config.train.trackers)
@@ -147,15 +149,15 @@ def check(config: Config, workdir: Path) -> float | None:
     return check_memory(config)
 
 
-def check_warm_start(config: Config) -> None:
+def check_warm_start(config: Config, warm: WarmStart) -> None:
     """Raises UserError if a warm-start example may be longer than a response."""
     task = find_task(config.task.name)
-    longest = task.warm_start_tokens(config.task, config.warm_start.tries)
+    longest = task.warm_start_tokens(config.task, warm.tries)
     if longest > config.rollout.max_new_tokens:
         raise UserError(
             f"a warm-start example may have {longest} tokens, "
             f"rollout.max_new_tokens={config.rollout.max_new_tokens}: raise it to {longest}, "
-            "or set warm_start.steps=0"
+            "or set warm_start=none"
         )
 
 
@@ -173,7 +175,7 @@ def resolve(config: Config, workdir: Path | None = None) -> Config:
     Raises UserError if the settings do not fit together.
     """
     # Fine-tuning reads conversations, which have no template of a task.
-    if not config.sft.data:
+    if config.sft is None:
         config = with_stop_strings(config)
     return with_sizes(with_given_adapter(config), workdir)
 
@@ -262,7 +264,7 @@ def build(
     config = with_sizes_of(config, base.directory)
     check_context(config, base)
     critic = read_critic(config, base.model)
-    devices, _ = split_devices(config.mesh.decode_devices)
+    devices, _ = split_devices(config.rollout.decode_devices)
     mesh = configured_mesh(config.mesh, devices)
     # The tensor axis has to divide the heads of both models.
     check_tensor_axis(mesh, base.model)
@@ -283,20 +285,19 @@ def build_sampler(
 
     Also returns `publish`, which converts the trainer's weights for the sampler.
     """
-    rollout = with_needed_slots(config.rollout, config.eval, bool(config.sft.data))
+    rollout = with_needed_slots(config.rollout, config.eval, config.sft is not None)
     decoder = decoder_settings(config.model, rollout, config.algorithm, config.eval)
-    decoder_mesh = mesh_of_decoder(config.mesh.decode_devices, mesh)
+    decoder_mesh = mesh_of_decoder(config.rollout.decode_devices, mesh)
     planned = config
     if base.directory:  # the model is downloaded now, and the planner reads directories
         planned = replace(config, model=replace(config.model, path=str(base.directory)))
-    # This engine only serves to size the KV cache: it has no device state, so it costs no memory.
-    engine = make_engine(decoder, base, decoder_mesh)
-    room = room_in_run(config.memory, engine, lambda: fitting_pages(planned))
+
     # Only the sampler gets the number of pages: it depends on the memory that is free right now.
-    rollout = size_pool(rollout, engine, room, recorded_pages)
-    return make_sampler(
-        replace(decoder, rollout=rollout), config.task, base, mesh, decoder_mesh, pool
-    )
+    def with_pages(engine: Engine) -> RolloutConfig:
+        room = room_in_run(config.memory, engine, lambda: fitting_pages(planned))
+        return size_pool(rollout, engine, room, recorded_pages)
+
+    return make_sized_sampler(decoder, config.task, base, mesh, decoder_mesh, pool, with_pages)
 
 
 def read_critic(config: Config, policy: qwen.QwenConfig) -> qwen.QwenConfig | None:
@@ -331,7 +332,7 @@ def make_stream(config: Config, sampler: Sampler) -> RolloutStream | None:
     if config.rollout.max_staleness == 0:
         return None
     problems = training_problems(config)
-    if config.mesh.decode_devices:
+    if config.rollout.decode_devices:
         return ThreadedStream(sampler, problems, config.rollout)
     return RolloutStream(sampler, problems, config.rollout)
 
@@ -378,6 +379,11 @@ def evaluation_problems(run: Run) -> dict[str, list[EncodedProblem]]:
     return problems | encode_suites(run.sampler, config.task, config.eval, config.train.seed)
 
 
+# The rows that a step of the warm start may have. With more rows in a microbatch, the numbers of
+# earlier runs would change in their last bits.
+WARM_START_ROWS = 128
+
+
 # -- state -----------------------------------------------------------------------------------------
 
 
@@ -399,10 +405,11 @@ def warm_started(
     step. Raises UserError if the task has no warm-start examples, or if the loss is not finite.
     """
     warm, seed = config.warm_start, config.train.seed
+    assert warm is not None, "the run has no warm start"
     draw = find_task(config.task.name).warm_start
     if draw is None:
         raise UserError(
-            f"task.name={config.task.name} has no warm-start examples; set warm_start.steps=0"
+            f"task.name={config.task.name} has no warm-start examples; set warm_start=none"
         )
 
     def make_example(index: int) -> Example:
@@ -417,7 +424,7 @@ def warm_started(
         config.optimizer,
         config.train,
         row_tokens=config.rollout.longest_episode,
-        most_rows=config.sft.batch_size,
+        most_rows=WARM_START_ROWS,
     )
     return warm_start(trainer, warm, config.optimizer, make_example, params, check_stop)
 
@@ -501,6 +508,7 @@ def restore_stream(run: Run, states: list[str]) -> None:
         return
     if len(states) != jax.process_count():
         raise UserError(
-            f"with rollout.max_staleness > 0 a run of {len(states)} processes resumes with as many"
+            f"with rollout.placement.max_staleness > 0 a run of {len(states)} processes resumes "
+            "with as many"
         )
     run.stream.restore(base64.b64decode(states[jax.process_index()]))

@@ -5,7 +5,7 @@
 An evaluation computes the loss of held-out examples and, if `eval.suites` names suites, the
 accuracy of the model's responses to their problems, as in RL.
 
-The loop runs instead of RL if sft.data is set, for example with `python -m jzero.main
+The loop runs instead of RL if sft is set, for example with `python -m jzero.main
 --config=configs/sft.py --workdir=runs/sft --config.sft.data=rows.jsonl`.
 
 Packing, the update program and the optimizer are shared with RL (`training.supervised`), and so are
@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 
 from jzero import terminal
 from jzero.clock import Clock
-from jzero.config import Config, Rows, SftConfig, read_sources, to_json, validate
+from jzero.config import Config, Rows, Sft, read_sources, to_json, validate
 from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.hosts import interrupt, processes
@@ -111,7 +111,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
     # Set-up
     budget = TimeBudget(config.train.minutes)
     config, planned_bytes = prepare(config, workdir)
-    sft, clock = config.sft, Clock()
+    sft, clock = settings_of(config), Clock()
     with terminal.phase("read the data", has_bar=False):
         data = read_data(config)
     # An epoch has as many rows as all data sets together. Even a small data set gets one step.
@@ -144,7 +144,8 @@ def train(config: Config, workdir: Path) -> JsonObject:
             f"{data.num_examples} examples, {len(data.held_out)} held out; "
             f"{last_step} steps of {sft.batch_size}"
         )
-        test_examples = encode_rows(base.tokenizer, data.held_out[: config.eval.problems], config)
+        held_out = data.held_out[: config.eval.problems]
+        test_examples = encode_rows(base.tokenizer, held_out, sft)
         test = HeldOut(
             packed=trainer.pack(test_examples) if test_examples else None,
             suites=make_suites(config, base, mesh, pool),
@@ -171,7 +172,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
                 with clock("pack"):
                     indices = range((step - 1) * sft.batch_size, step * sft.batch_size)
                     rows = [data.rows[index] for index in indices]
-                    examples = encode_rows(base.tokenizer, rows, config)
+                    examples = encode_rows(base.tokenizer, rows, sft)
                     if not examples:
                         raise UserError(
                             f"step {step}: every example is longer than "
@@ -223,9 +224,9 @@ def train(config: Config, workdir: Path) -> JsonObject:
 
 def make_trainer(config: Config, base: BaseModel, mesh: Mesh) -> SupervisedTrainer:
     """Returns the trainer of a run, and sets the run's chat template on the tokenizer of `base`."""
+    sft = settings_of(config)
     check_context(config, base)
-    set_chat_template(base.tokenizer, config.sft.chat_template)
-    sft = config.sft
+    set_chat_template(base.tokenizer, sft.chat_template)
     return SupervisedTrainer(
         base.model,
         mesh,
@@ -237,9 +238,15 @@ def make_trainer(config: Config, base: BaseModel, mesh: Mesh) -> SupervisedTrain
     )
 
 
+def settings_of(config: Config) -> Sft:
+    """Returns the settings of supervised fine-tuning, of a run that has them."""
+    assert config.sft is not None, f"{config.sft=}"
+    return config.sft
+
+
 def read_data(config: Config) -> SftData:
     """Reads the data sets of sft.data, and held-out rows from sft.eval_data or their splits."""
-    sft = config.sft
+    sft = settings_of(config)
     selection = selection_of(sft)
     sources = selection.train
     if not all(source.path for source in sources) or not sources:
@@ -254,7 +261,7 @@ def read_data(config: Config) -> SftData:
     return SftData(rows, sum(map(len, sets)), held_out)
 
 
-def selection_of(sft: SftConfig) -> Selection:
+def selection_of(sft: Sft) -> Selection:
     """Returns the settings that choose the rows of fine-tuning."""
     return Selection(
         read_sources("sft.data", sft.data), read_sources("sft.eval_data", sft.eval_data), "sft"
@@ -323,10 +330,18 @@ def read_rows(source: Rows, config: Config, *, is_held_out: bool) -> Sequence[Ex
 
 
 def draw_task_rows(task_name: str, config: Config, *, is_held_out: bool) -> list[ExampleRow]:
-    """Returns warm-start examples of a task. The held-out ones have a seed of their own."""
+    """Returns warm-start examples of a task. The held-out ones have a seed of their own.
+
+    Raises UserError if warm_start does not give their number.
+    """
     make_example = TASKS[task_name].warm_start
     assert make_example is not None, f"{task_name=}"
     warm = config.warm_start
+    if warm is None:
+        raise UserError(
+            f"sft.data={task_name} draws warm_start.steps * warm_start.batch_size examples: set "
+            "warm_start.steps"
+        )
     if is_held_out:
         seed, count = config.train.seed + 1, config.eval.problems
     else:
@@ -356,14 +371,13 @@ def set_chat_template(tok: PreTrainedTokenizerFast, path: str) -> None:
 
 
 def encode_rows(
-    tok: PreTrainedTokenizerFast, rows: Sequence[ExampleRow], config: Config
+    tok: PreTrainedTokenizerFast, rows: Sequence[ExampleRow], sft: Sft
 ) -> list[Example]:
     """Encodes rows, without examples that have no trained token.
 
     An example that is longer than a packed row is left out or truncated, depending on
     `sft.long_examples`.
     """
-    sft = config.sft
     examples = [encode_row(tok, row, sft.loss, sft.system_prompt) for row in rows]
     if sft.long_examples == "cut":
         examples = [example.first(sft.pack_length) for example in examples]

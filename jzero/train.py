@@ -204,7 +204,7 @@ def start_state(
     with terminal.phase("load the model"):
         params = load_model(session.weights, policy, config.train.seed)
     evaluate_policy(run, session, held_out, "before", params, check_stop)
-    if config.warm_start.steps:
+    if config.warm_start is not None:
         with run.clock("warm_start"):
             params = warm_started(
                 config, policy, run.base.tokenizer, params, check_stop_in_warm_start

@@ -23,6 +23,7 @@ from descriptions import Description
 
 from jzero import config
 from jzero.algorithms import Algorithm
+from jzero.config import old_settings
 from jzero.model import qwen
 from jzero.tokens import Tokens
 from jzero.training.examples import Example
@@ -61,18 +62,25 @@ def settings(**sections: dict[str, object]) -> config.Config:
         if name == "algorithm":
             values.algorithm = descriptions.change(values.algorithm, **fields)
             continue
-        if name == "teacher":
-            for field, value in fields.items():
-                config.set_part(values, "teacher" if field == "kind" else f"teacher.{field}", value)
-            continue
-        section = getattr(values, name)
         for field, value in fields.items():
-            assert hasattr(section, field), f"{name}.{field} is no setting"
-            setattr(section, field, value)
+            change(values, f"{name}.{field}", value)
     allow_replies(values)
     name_teacher(values)
     config.validate(values)
     return values
+
+
+def change(values: config.Config, name: str, value: object) -> None:
+    """Changes a setting, or an argument of a part, which may have the name of an earlier version.
+
+    The value has the setting's own type.
+    """
+    entry = old_settings.old_setting(name)
+    if isinstance(entry, old_settings.Merged):
+        config.put_old_value(values, name, str(value))
+        return
+    name = entry.to if isinstance(entry, old_settings.Moved) else name
+    config.put_value(values, name, value)
 
 
 def allow_replies(values: config.Config) -> None:

@@ -15,7 +15,7 @@ from test_train import reproducible_metrics, tiny_run
 
 from jzero import algorithms, export, setup, sft, train
 from jzero.algorithms import Algorithm
-from jzero.config import AdapterConfig, Config, RewardConfig, tiny_arch
+from jzero.config import AdapterConfig, Apart, Config, RewardConfig, tiny_arch
 from jzero.errors import UserError
 from jzero.model import adapters, huggingface
 from jzero.run.checkpoint import Checkpoints
@@ -172,8 +172,7 @@ def test_devices_of_their_own_decode_while_others_train(tmp_path: Path) -> None:
     config = adapter_run(3, algorithms.PRESETS["grpo"]())
     # The lengths of responses differ, so that every step has something to train on.
     config.task.reward = RewardConfig(functions=("accuracy", "length"))
-    config.rollout.max_staleness = 1
-    config.mesh.decode_devices = 4
+    config.rollout.placement = Apart(devices=4)
     config.mesh.fsdp = 2
 
     train.train(config, tmp_path)

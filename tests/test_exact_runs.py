@@ -18,7 +18,7 @@ from jzero.config import (
     RolloutConfig,
     TaskConfig,
     TrainConfig,
-    WarmStartConfig,
+    WarmStart,
     tiny_arch,
 )
 
@@ -60,7 +60,7 @@ def countdown(model_type: str, dtype: str, microbatch_tokens: int, mesh: MeshCon
         ),
         algorithm=algorithms.grpo(entropy_coef=1e-3),  # then no response is left out
         optimizer=OptimizerConfig(lr=1e-3),
-        warm_start=WarmStartConfig(steps=60, lr=2e-2, batch_size=8, tries=1),
+        warm_start=WarmStart(steps=60, lr=2e-2, batch_size=8, tries=1),
         train=TrainConfig(
             steps=STEPS,
             minibatches=2,

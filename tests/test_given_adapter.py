@@ -164,7 +164,11 @@ def test_other_settings_than_the_adapters_are_refused(
     ("section", "changes", "message"),
     [
         ("model", {"path": ""}, "is of another model: set model.path to that model"),
-        ("warm_start", {"steps": 3}, "warm_start.steps=3 trains the model that the adapter"),
+        (
+            "warm_start",
+            {"steps": 3},
+            r"warm_start=warm_start\(steps=3,.*trains the model that the adapter",
+        ),
         ("critic", {"path": "/a/critic"}, "is a model of its own, and with model.adapter.path"),
     ],
 )
@@ -173,7 +177,7 @@ def test_settings_that_change_the_base_are_refused(
 ) -> None:
     config = config_with(base, AdapterConfig(path=str(adapter)))
     for name, value in changes.items():
-        setattr(getattr(config, section), name, value)
+        reference.change(config, f"{section}.{name}", value)
     with pytest.raises(UserError, match=message):
         with_given_adapter(config)
 
@@ -236,7 +240,7 @@ def test_the_reference_of_rl_is_the_given_adapter(
     def run(steps: int) -> list[dict]:
         config = tiny_run(steps, algorithms.PRESETS["grpo"](kl=algorithms.KL(coef=0.1)))
         config.model.path = str(base)
-        config.warm_start.steps = 0
+        config.warm_start = None
         config.optimizer.lr = 0.0
         config.rollout.kv_dtype = "float32"
         config.train.checkpoint_every = 1

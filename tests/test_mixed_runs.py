@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import reference
 import runs
 from tiny import BEST, code_row, math_row, write_rows
 
 from configs import mixed as recipe
 from jzero import evaluate, train
-from jzero.config import Config, Local, tiny_arch
+from jzero.config import Config, Local, tiny_arch, turns
 from jzero.errors import UserError
 
 # The default suite has the same turns and metrics without a policy: rollout/test_mixed_turns.py.
@@ -46,7 +47,7 @@ def tiny(data: Path, **changes: object) -> Config:
     )
     settings.task.data = str(data)
     settings.task.options = (*settings.task.options, "math.verifier=last_number")
-    settings.task.feedback_wrong = "No."
+    settings.task.feedback = turns.Feedback(wrong="No.")
     settings.task.sandbox = Local(level=BEST)
     settings.rollout.max_prompt_tokens = 16
     settings.rollout.max_reply_tokens = 80
@@ -58,8 +59,7 @@ def tiny(data: Path, **changes: object) -> Config:
     settings.eval.samples = GROUP
     settings.eval.greedy = False
     for name, value in changes.items():
-        section, _, field = name.partition("__")
-        setattr(getattr(settings, section), field, value)
+        reference.change(settings, name.replace("__", "."), value)
     return settings
 
 

@@ -11,7 +11,7 @@ import pytest
 import reference
 
 from jzero import algorithms, setup
-from jzero.config import AdapterConfig, Config
+from jzero.config import AdapterConfig, Config, Critic
 from jzero.errors import UserError
 from jzero.model import huggingface, qwen
 from jzero.setup import Run
@@ -178,7 +178,7 @@ def ppo_settings(critic_path: Path | None = None) -> Config:
         algorithm=vars(algorithms.PRESETS["ppo"]()), train={"microbatch_tokens": 240}
     )
     if critic_path is not None:
-        config.critic.path = str(critic_path)
+        config.critic = Critic(path=str(critic_path))
     return config
 
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ import reference
 from runs import PROGRAM, ROOT, finish, read_jsonl, timeless, write_jsonl
 
 from jzero import sft
-from jzero.config import Config, tiny_arch
+from jzero.config import Checkpoint, Config, tiny_arch
 from jzero.model import tokenizer
 from jzero.types import JsonValue
 
@@ -149,6 +149,11 @@ def completion_row(i: int) -> dict[str, JsonValue]:
     return {"prompt": f"{i}-1=", "completion": str(i - 1)}
 
 
+def change_sft(config: Config, **changes: object) -> None:
+    """Changes settings of supervised fine-tuning."""
+    config.sft = replace(sft.settings_of(config), **changes)
+
+
 def mixed_sets(folder: Path, **changes: object) -> Config:
     """Returns settings of a run on 20 conversations and 10 completions, in steps of 6 examples.
 
@@ -214,8 +219,8 @@ def test_a_run_that_is_done_is_not_done_again(
 def test_weights_say_how_often_examples_of_each_set_are_drawn(tmp_path: Path) -> None:
     """Three of four examples are of the second set, whose answers are shorter."""
     config = mixed_sets(tmp_path, epochs=2)
-    first, second = config.sft.data.split(",")
-    config.sft.data = f"rows('{first}',weight=1),rows('{second}',weight=3)"
+    first, second = sft.settings_of(config).data.split(",")
+    change_sft(config, data=f"rows('{first}',weight=1),rows('{second}',weight=3)")
     sft.train(config, tmp_path / "run")
 
     num_tokens = sum(row["sft/tokens"] for row in read_metrics(tmp_path / "run"))
@@ -232,7 +237,7 @@ def test_a_run_goes_back_to_a_chosen_checkpoint(
         config.train.checkpoint_every = 3
         config.train.keep_checkpoints = 0
         for name, value in changes.items():
-            setattr(config.train, name, value)
+            reference.change(config, f"train.{name}", value)
         sft.train(config, tmp_path / "run")
         return timeless(tmp_path / "run/metrics.jsonl")
 
@@ -244,11 +249,11 @@ def test_a_run_goes_back_to_a_chosen_checkpoint(
     assert timeless(tmp_path / "run/metrics.jsonl") == whole
 
     capsys.readouterr()
-    assert train_in_run(resume_from=3, discard_later_steps=True) == whole
+    assert train_in_run(resume_from=Checkpoint(3, discard_later=True)) == whole
     assert "resumed" in (out := capsys.readouterr().out) and "at step 3" in out
 
     # The command may be repeated, as after a kill: nothing is discarded again.
-    assert train_in_run(resume_from=3, discard_later_steps=True) == whole
+    assert train_in_run(resume_from=Checkpoint(3, discard_later=True)) == whole
     assert "at step 10" in capsys.readouterr().out
 
 
@@ -310,7 +315,7 @@ def test_a_mistake_is_refused_before_anything_is_written(
     tmp_path: Path, setting: str, value: object, message: str
 ) -> None:
     config = mixed_sets(tmp_path)
-    setattr(config.sft, setting, value)
+    change_sft(config, **{setting: value})
 
     with pytest.raises(ValueError, match=message):
         sft.train(config, tmp_path / "run")
@@ -320,7 +325,7 @@ def test_a_mistake_is_refused_before_anything_is_written(
 
 def test_rows_without_examples_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     config = mixed_sets(tmp_path)
-    config.sft.data = write_jsonl(tmp_path / "three.jsonl", [{"source": "x"}])
+    change_sft(config, data=write_jsonl(tmp_path / "three.jsonl", [{"source": "x"}]))
 
     with pytest.raises(ValueError, match="it needs messages, prompt and completion, conv"):
         sft.train(config, tmp_path / "run")
@@ -332,23 +337,23 @@ def test_long_examples_are_left_out_or_cut_off(tmp_path: Path) -> None:
     config = mixed_sets(tmp_path)
     tok = tokenizer.load("")
     rows = [{"prompt": "1+1=", "completion": "2"}, {"prompt": "1+1=", "completion": "2" * 9}]
-    [short, long] = sft.encode_rows(tok, rows, config)
+    [short, long] = sft.encode_rows(tok, rows, sft.settings_of(config))
 
-    config.sft.pack_length = 8
-    assert sft.encode_rows(tok, rows, config) == [short]
+    change_sft(config, pack_length=8)
+    assert sft.encode_rows(tok, rows, sft.settings_of(config)) == [short]
 
-    config.sft.long_examples = "cut"
-    [same, cut] = sft.encode_rows(tok, rows, config)
+    change_sft(config, long_examples="cut")
+    [same, cut] = sft.encode_rows(tok, rows, sft.settings_of(config))
     assert same == short
     assert (cut.tokens, cut.trained) == (long.tokens[:8], long.trained[:8])
 
-    config.sft.pack_length = 4  # the prompts alone: nothing to train on is left
-    assert sft.encode_rows(tok, rows, config) == []
+    change_sft(config, pack_length=4)  # the prompts alone: nothing to train on is left
+    assert sft.encode_rows(tok, rows, sft.settings_of(config)) == []
 
 
 def test_examples_that_are_all_too_long_are_refused(tmp_path: Path) -> None:
     config = mixed_sets(tmp_path)
-    config.sft.pack_length = 3
+    change_sft(config, pack_length=3)
 
     with pytest.raises(ValueError, match="every example is longer than sft.pack_length=3"):
         sft.train(config, tmp_path / "run")
@@ -359,7 +364,7 @@ def test_rows_without_a_completion_are_left_out(
 ) -> None:
     rows = [{"prompt": f"{i}", "completion": None if i % 3 else f"{i}"} for i in range(9)]
     config = mixed_sets(tmp_path)
-    config.sft.data = write_jsonl(tmp_path / "four.jsonl", rows)
+    change_sft(config, data=write_jsonl(tmp_path / "four.jsonl", rows))
 
     data = sft.read_data(config)
 
@@ -373,13 +378,13 @@ def test_sets_of_text_and_of_conversations_are_read(tmp_path: Path) -> None:
     texts = write_jsonl(tmp_path / "text.jsonl", [{"text": f"{i} + 1", "id": i} for i in range(4)])
     said = [{"from": "human", "value": "1+1="}, {"from": "gpt", "value": "2"}]
     talks = write_jsonl(tmp_path / "talks.jsonl", [{"conversations": said}] * 3)
-    config.sft.data = f"{texts},{talks}"
+    change_sft(config, data=f"{texts},{talks}")
 
     data = sft.read_data(config)
 
     assert data.num_examples == 7
     kinds = [next(iter(data.rows[i])) for i in range(7)]
     assert kinds.count("text") == 4 and kinds.count("conversations") == 3
-    config.sft.data, config.sft.system_prompt = texts, "Be brief."
+    change_sft(config, data=texts, system_prompt="Be brief.")
     with pytest.raises(ValueError, match="is for messages, and sft.data=.*text.jsonl"):
         sft.read_data(config)

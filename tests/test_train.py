@@ -151,7 +151,7 @@ def test_a_run_that_leaks_arrays_stops_and_names_them(
     monkeypatch.setitem(sys.modules, "leaking_task", module)
     config = tiny_run(9, algorithms.PRESETS["grpo"]())
     config.task.name = "leaking_task"
-    config.warm_start.steps = 0
+    config.warm_start = None
 
     with pytest.raises(UserError, match=r"^step 7: the arrays on a device have grown in 5 steps"):
         train.train(config, tmp_path)

@@ -40,7 +40,7 @@ from jzero.rollout.sampler import (
     mesh_of_decoder,
 )
 from jzero.sandbox import levels
-from jzero.setup import training_problems, warm_started
+from jzero.setup import WARM_START_ROWS, training_problems, warm_started
 from jzero.sharding.mesh import train_mesh
 from jzero.training import learner
 from jzero.training.heads import rl_objective
@@ -102,7 +102,7 @@ def supervised_trainer(
         settings.optimizer,
         settings.train,
         row_tokens,
-        settings.sft.batch_size,
+        settings.sft.batch_size if settings.sft else WARM_START_ROWS,
     )
 
 
@@ -115,7 +115,7 @@ def sampler_and_publish(
     settings: Config, base: BaseModel, mesh: Mesh, pool: Pool
 ) -> tuple[Sampler, Callable[[qwen.Params], qwen.Params]]:
     """Returns what `make_sampler` does, with the number of slots and pages in the settings."""
-    decoder_mesh = mesh_of_decoder(settings.mesh.decode_devices, mesh)
+    decoder_mesh = mesh_of_decoder(settings.rollout.decode_devices, mesh)
     return make_sampler(decoder_of(settings), settings.task, base, mesh, decoder_mesh, pool)
 
 

@@ -427,7 +427,7 @@ def judge_command(case: Case) -> tuple[str, str]:
             f"--workdir={folder}/run",
             "--config.task.name=math",
             "--config.task.template=no",
-            "--config.warm_start.steps=0",
+            "--config.warm_start=none",
             f"--config.task.data={data}",
         ]
         try:

@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jzero.config import RewardConfig, TaskConfig
+from jzero.config import RewardConfig, TaskConfig, turns
 from jzero.errors import UserError
 from jzero.rollout.turns import make_request
 from jzero.types import Grade, Problem
@@ -110,7 +110,7 @@ def settings(way: Way) -> TaskConfig:
     return TaskConfig(
         name="environment",
         template="plain",
-        turn_reward="score",
+        turn_reward=turns.Score(),
         environment=way.environment,
         environment_mode=way.mode,
         reward=RewardConfig(functions=way.functions, seconds=SECONDS, memory_gib=1.0),
@@ -327,7 +327,7 @@ def judge_violent(kinds: Sequence[str]) -> Table:
 # Whole runs.
 
 RUN_SETTINGS = """
-warm_start.steps=0 task.name=environment task.turn_reward=score task.reward.seconds=2
+warm_start=none task.name=environment task.turn_reward=score task.reward.seconds=2
 task.reward.memory_gib=1 task.max_failed_share=1 task.grade_workers=2
 rollout.num_prompts=8 rollout.group_size=4 rollout.max_turns=3 rollout.max_reply_tokens=32
 rollout.max_episode_tokens=0 train.steps=3 train.microbatch_tokens=2400

@@ -84,7 +84,7 @@ SETTINGS: dict[str, object] = {
     "eval.every": 4,
 }
 LORA: dict[str, object] = {"model.adapter.rank": 4}
-ASYNC: dict[str, object] = {"rollout.max_staleness": 1}
+ASYNC: dict[str, object] = {"rollout.placement.max_staleness": 1}
 HOSTS: dict[str, object] = {"mesh.data": 1, "mesh.fsdp": 2}
 PPO = "ppo"  # a preset of the recipe, with a critic
 TWO = "hosts"  # the mode of two processes
@@ -94,7 +94,7 @@ MODES: dict[str, dict[str, object]] = {
     "int8": LORA | {"model.base": "int8"},
     "async": ASYNC,
     "offload": {"optimizer.offload": True},
-    "split": ASYNC | {"mesh.decode_devices": 1},
+    "split": {"rollout.placement": "apart"},
     "exact": {"model.exact": True, "rollout.kv_dtype": "float32"},
     PPO: {},
     TWO: LORA | HOSTS,

@@ -93,11 +93,10 @@ CONTEXTS = {
     "model.base": "model.adapter.rank=2",
     "task.tools.": "task.tools.names=calculator rollout.max_turns=2 task.turn_reward=score",
     "task.turn_": "rollout.max_turns=2",
-    "task.reward_": "rollout.max_turns=2",
-    "task.feedback_": "rollout.max_turns=2",
+    "task.feedback": "rollout.max_turns=2",
     "task.stop_on_success": "rollout.max_turns=2",
     "rollout.max_reply_tokens": "rollout.max_turns=2",
-    "rollout.max_running_groups": "rollout.max_staleness=1",
+    "rollout.placement.max_running_groups": "rollout.placement.max_staleness=1",
     "algorithm.kl.": "algorithm.kl.coef=0.1",
     "algorithm.reference_every": "algorithm.kl.coef=0.1",
     "algorithm.environment_coef": "rollout.max_turns=2",
@@ -164,6 +163,9 @@ def all_cases() -> list[Case]:
         *config.list_settings(config.Config()),
         *walk(Architecture(), "model.arch."),
         *walk(config.JudgeServer(), "task.reward.judge."),
+        *walk(config.WarmStart(), "warm_start."),
+        *walk(config.Sft(), "sft."),
+        *walk(config.Checkpoint(), "train.resume_from."),
     ]
     cases = []
     for setting in settings:
@@ -238,7 +240,7 @@ def start_run(flags: Sequence[str], workdir: Path) -> "config.Config":
 
     settings = main.parse([*flags, f"--workdir={workdir}"]).settings
     with cli.user_errors():
-        if settings.sft.data:
+        if settings.sft is not None:
             settings, _ = sft.prepare(settings, workdir)
             sft.read_data(settings)
             base = read_base_model(settings.model)

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.published.settings import RUNS
 from jzero import sft
-from jzero.config import Config
+from jzero.config import Config, set_part
 from jzero.model import tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.problems import template_files
@@ -230,7 +230,7 @@ def take_prompt_of_code(config: Config, path: Path, folder: Path) -> None:
 
 
 def take_chat_template(config: Config, path: Path, folder: Path) -> None:
-    config.sft.chat_template = str(path)
+    set_part(config, "sft.chat_template", str(path))
 
 
 def take_nothing(config: Config, path: Path, folder: Path) -> None:
@@ -277,10 +277,10 @@ def jzero_ids(run: str, path: str, folder: Path, texts: Path | None = None) -> l
     if run == "areal":
         config.task.template = "column:prompt"
     tok = load_tokenizer(path, run)
-    if config.sft.data:
+    if config.sft is not None:
         sft.set_chat_template(tok, config.sft.chat_template)
         rows: list[ExampleRow] = [{"messages": conversation(problem)} for problem in PROBLEMS]
-        return [example.tokens for example in sft.encode_rows(tok, rows, config)]
+        return [example.tokens for example in sft.encode_rows(tok, rows, config.sft)]
     data = write_problems(config.task.name, folder)
     task = replace(config.task, data=str(data))
     problems = TASKS[task.name].train_problems(task, 0, 1, len(PROBLEMS))
@@ -290,7 +290,7 @@ def jzero_ids(run: str, path: str, folder: Path, texts: Path | None = None) -> l
 def jzero_feedback(path: str, texts: Path | None = None) -> list[list[int]]:
     """Returns the tokens between two turns of AReaL's preset, for half of the problems each."""
     task = preset_config("areal").task
-    replies = [task.feedback_wrong, task.feedback_right]
+    replies = [task.feedback.wrong, task.feedback.right]
     if texts is not None:
         files = [texts / TEXTS[name].file for name in ("areal_wrong", "areal_right")]
         replies = [template_files.read_template_file(str(path)) for path in files]

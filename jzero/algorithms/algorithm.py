@@ -227,7 +227,7 @@ CORRECTION_HIGH = "Tokens with a larger ratio are dropped."
 
 @dataclass(frozen=True)
 class Auto:
-    """token_truncate if rollout.max_staleness is above 0 and old_policy=trainer, else none."""
+    """token_truncate with old_policy=trainer and staleness in rollout.placement, else none."""
 
     high: float = setting(2.0, "Upper bound of the ratio.")
 

@@ -1,6 +1,6 @@
 """The settings of a run: schema, checks before a run, and shared parts of recipes."""
 
-from jzero.config import schedules, teachers
+from jzero.config import schedules, teachers, turns
 from jzero.config.architecture import TINY_MODELS, read_architecture, tiny_arch
 from jzero.config.checks import (
     ON_PUSH_FIELDS,
@@ -13,6 +13,7 @@ from jzero.config.checks import (
 )
 from jzero.config.data_sources import Rows, read_sources
 from jzero.config.old_settings import put_old_value, take_old_flags, unknown_names
+from jzero.config.placement import Apart, Together
 from jzero.config.presets import (
     ADAPTER_LR_FACTOR,
     ADAPTER_RANK,
@@ -27,8 +28,9 @@ from jzero.config.presets import (
 from jzero.config.schema import (
     MOST_WAITING_PUSHES,
     AdapterConfig,
+    Checkpoint,
     Config,
-    CriticConfig,
+    Critic,
     End,
     EvalConfig,
     EveryCheckpoint,
@@ -45,16 +47,17 @@ from jzero.config.schema import (
     RolloutConfig,
     SandboxLimits,
     Setting,
-    SftConfig,
+    Sft,
     TaskConfig,
     ToolsConfig,
     TrainConfig,
-    WarmStartConfig,
+    WarmStart,
     is_boolean_argument,
     is_tuple_argument,
     known_names,
     list_settings,
     names_part,
+    put_value,
     read_section,
     set_part,
 )

@@ -8,13 +8,12 @@ Such models exist for tests and for recipes on a laptop. Their entries have the 
 Face's config.json. Imports no jax.
 """
 
-import ast
 import functools
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from jzero.errors import UserError, shown
-from jzero.setting import setting
+from jzero.setting import read_arguments, setting
 
 
 @dataclass(frozen=True)
@@ -193,27 +192,19 @@ def read_architecture(arch: str) -> Architecture:
 def read_entries(arch: str, arguments: str) -> dict[str, str | int | float | bool]:
     """Parses "hidden_size=64,model_type=qwen3)": numbers, True or False, and names."""
     try:
-        call = ast.parse(f"_({arguments}", mode="eval").body
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-            raise ValueError("no call with named arguments")
-        return dict(read_entry(keyword) for keyword in call.keywords)
-    except (MemoryError, RecursionError, SyntaxError, ValueError):
+        positional, named = read_arguments(arguments.removesuffix(")"), bare_text=True)
+    except ValueError:
+        positional, named = [arguments], {}
+    values = [value for value in named.values() if isinstance(value, str | int | float)]
+    if positional or len(values) < len(named) or not arguments.endswith(")"):
         raise UserError(
             f"model.arch={shown(arch)} cannot be read: write it as "
             "tiny-qwen2(hidden_size=64,num_hidden_layers=2)"
-        ) from None
-
-
-def read_entry(keyword: ast.keyword) -> tuple[str, str | int | float | bool]:
-    """Returns the name and the value of an argument. Raises ValueError if it has no value."""
-    if keyword.arg is None:  # **dict
-        raise ValueError("two asterisks")
-    match keyword.value:
-        case ast.Name(id=name):
-            # Flags write booleans in lower case, and names without quotes.
-            return keyword.arg, {"true": True, "false": False}.get(name, name)
-        case value:
-            return keyword.arg, ast.literal_eval(value)
+        )
+    # Flags write booleans in lower case.
+    booleans = {"true": True, "false": False}
+    entries = [booleans.get(value, value) if isinstance(value, str) else value for value in values]
+    return dict(zip(named, entries, strict=True))
 
 
 def with_entry(arch: str, name: str, text: str) -> str:

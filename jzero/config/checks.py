@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jzero import algorithms, http
-from jzero.config import architecture, teachers
+from jzero.config import architecture, teachers, turns
 from jzero.config.data_sources import read_sources
 from jzero.config.schema import Config, RolloutConfig, Setting, list_settings, walk
 from jzero.errors import UserError, shown
@@ -207,7 +207,7 @@ def check_exact(config: Config) -> Iterator[str]:
             "with model.exact set algorithm.old_policy=trainer algorithm.correction=none "
             "algorithm.off_policy_bound=0, or rollout.top_k=0"
         )
-    if config.sft.data:
+    if config.sft is not None:
         yield (
             "model.exact=True compares the trainer with a sampler, and supervised fine-tuning has "
             "none: set model.exact=false"
@@ -294,10 +294,10 @@ def check_adapter(config: Config) -> Iterator[str]:
     if path and not config.model.path:
         yield f"model.adapter.path={path} is of another model: set model.path to that model"
     # A warm start would change these weights.
-    if path and config.warm_start.steps and not config.sft.data:
+    if path and config.is_warm_started:
         yield (
-            f"warm_start.steps={config.warm_start.steps} trains the model that the adapter "
-            f"model.adapter.path={path} is of: set warm_start.steps=0"
+            f"warm_start={show_part(config.warm_start)} trains the model that the adapter "
+            f"model.adapter.path={path} is of: set warm_start=none"
         )
     # With an adapter the critic is a second adapter on the policy's base.
     if path and config.critic.path:
@@ -361,12 +361,6 @@ def check_revision(config: Config) -> Iterator[str]:
         )
     elif model.revision and "#" in model.path:
         yield f"model.revision={model.revision}: model.path={model.path} has a revision: set one"
-
-
-def check_resume(config: Config) -> Iterator[str]:
-    """train.discard_later_steps requires train.resume_from."""
-    if config.train.discard_later_steps and config.train.resume_from < 0:
-        yield ("train.discard_later_steps=True needs the step to go back to: set train.resume_from")
 
 
 def check_sampling(config: Config) -> Iterator[str]:
@@ -483,7 +477,7 @@ def check_corrected_sampler(config: Config) -> Iterator[str]:
 
 def check_offload(config: Config) -> Iterator[str]:
     """optimizer.offload is only for RL: supervised fine-tuning has no sampling phase."""
-    if config.optimizer.offload and config.sft.data:
+    if config.optimizer.offload and config.sft is not None:
         yield (
             "optimizer.offload=True moves Adam's moments to the host while responses are sampled, "
             "and supervised fine-tuning samples none: set it to False"
@@ -540,7 +534,7 @@ def named_reward_mistakes(config: Config) -> Iterator[str]:
                 f"task.reward.functions, which algorithm.advantage={advantage} "
                 f"normalizes one by one: set algorithm.{name}=0"
             )
-    if config.rollout.max_turns > 1 and config.task.turn_reward == "success":
+    if config.rollout.max_turns > 1 and isinstance(config.task.turn_reward, turns.Success):
         yield (
             f"task.turn_reward=success replaces a score, and algorithm.advantage="
             f"{advantage} reads the functions of task.reward.functions one by one: set "
@@ -585,7 +579,7 @@ def check_parts_of_the_loss(config: Config) -> Iterator[str]:
             "algorithm.rl_coef=0 leaves out of the loss: set one of them"
         )
     is_zero = isinstance(algorithm.advantage, algorithms.Zero)
-    if is_zero and algorithm.rl_coef and not coef and not config.sft.data:
+    if is_zero and algorithm.rl_coef and not coef and config.sft is None:
         yield (
             "algorithm.advantage=zero without algorithm.distillation.coef learns nothing: set "
             "algorithm.distillation.coef, or another advantage"
@@ -596,9 +590,9 @@ def check_teacher(config: Config) -> Iterator[str]:
     """algorithm.distillation.coef and the teacher require each other."""
     teacher, coef = config.teacher, config.algorithm.distillation.coef
     name = part_name(class_of_part(teacher))
-    if config.sft.data:
+    if config.sft is not None:
         if teacher is not None:
-            yield f"teacher={name} is of RL, and this run has sft.data: set teacher=none"
+            yield f"teacher={name} is of RL, and this run has sft: set teacher=none"
         return
     if coef and teacher is None:
         yield (
@@ -676,7 +670,7 @@ def check_lengths(config: Config) -> Iterator[str]:
 
 
 def check_schedule_of_a_step(config: Config) -> Iterator[str]:
-    """Minibatches, staleness, dynamic sampling and the placement must agree."""
+    """Minibatches, staleness and dynamic sampling must agree."""
     rollout = config.rollout
     if rollout.num_prompts % config.train.minibatches:
         yield (
@@ -685,36 +679,32 @@ def check_schedule_of_a_step(config: Config) -> Iterator[str]:
         )
     if rollout.max_staleness and config.algorithm.dynamic_sampling_rounds:
         yield (
-            f"rollout.max_staleness={rollout.max_staleness} trains on groups as they come and "
-            "cannot replace any: set algorithm.dynamic_sampling_rounds=0, "
-            "or rollout.max_staleness=0"
-        )
-    # Without staleness a step needs the weights of the last update, so the two groups of devices
-    # would take turns, each idle while the other works.
-    if config.mesh.decode_devices and not rollout.max_staleness:
-        yield (
-            f"mesh.decode_devices={config.mesh.decode_devices} would wait for every update: "
-            "set rollout.max_staleness=1, or mesh.decode_devices=0"
+            f"rollout.placement.max_staleness={rollout.max_staleness} trains on groups as they "
+            "come and cannot replace any: set algorithm.dynamic_sampling_rounds=0, or "
+            "rollout.placement=together(max_staleness=0)"
         )
 
 
 def check_length_of_the_run(config: Config) -> Iterator[str]:
     """train.prompt_epochs is for RL only; supervised fine-tuning has sft.epochs."""
     epochs = config.train.prompt_epochs
-    if epochs and config.sft.data:
+    if epochs and config.sft is not None:
         yield (
-            f"train.prompt_epochs={epochs} counts passes of RL, and this run has sft.data: "
+            f"train.prompt_epochs={epochs} counts passes of RL, and this run has sft: "
             "set train.prompt_epochs=0 and sft.epochs"
         )
 
 
 def check_data_sources(config: Config) -> Iterator[str]:
     """The data sources must be written correctly, and their numbers in bounds."""
+    sft = config.sft
+    if sft is not None and not sft.data:
+        yield "sft.data= names no examples: set sft.data, or sft=none for RL"
     for name, text in (
         ("task.data", config.task.data),
         ("task.eval_data", config.task.eval_data),
-        ("sft.data", config.sft.data),
-        ("sft.eval_data", config.sft.eval_data),
+        ("sft.data", sft.data if sft else ""),
+        ("sft.eval_data", sft.eval_data if sft else ""),
     ):
         try:
             read_sources(name, text)
@@ -834,13 +824,13 @@ def context_mistakes(
     def ways_out(length: int) -> str:
         return "" if windowed else beyond(length)
 
-    if sft.data and sft.pack_length > limit:
+    if sft is not None and sft.pack_length > limit:
         yield (
             f"sft.pack_length={sft.pack_length} takes examples of so many tokens, and {has}: "
             f"set sft.pack_length={limit}{ways_out(sft.pack_length)}"
         )
     # Supervised fine-tuning samples only for suites.
-    generates = not sft.data or config.eval.suites
+    generates = sft is None or config.eval.suites
     longest = rollout.longest_episode
     if generates and longest > limit:
         # Advise to bound the episode, or to shorten the responses, if the prompts leave room.
@@ -881,7 +871,6 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_adapter,
     check_hub,
     check_revision,
-    check_resume,
     check_sampling,
     check_group_size,
     check_correction,

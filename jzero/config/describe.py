@@ -152,11 +152,16 @@ def describe_setting(item: Setting) -> str:
     for part in item.type.parts:
         lines += describe_part(item, part)
     if item.name in DATA_SETTINGS:
-        lines += describe_part(item, Rows)
-        lines.append(f"\n--config.{item.name}.NAME=VALUE changes an argument of every set.")
+        lines += describe_rows(item)
     if item.type.parts:
         lines.append(f"\n--config.{item.name}.NAME=VALUE changes an argument of the chosen part.")
     return "\n".join(lines)
+
+
+def describe_rows(item: Setting) -> list[str]:
+    """Returns the arguments of rows(...), for a setting that names data sets."""
+    advice = f"\n--config.{item.name}.NAME=VALUE changes an argument of every set."
+    return [*describe_part(item, Rows), advice]
 
 
 def describe_part(item: Setting, part: type | None) -> list[str]:
@@ -187,7 +192,10 @@ def describe_argument(name: str) -> str:
         [item] = [item for item in arguments_of_part(owner, part) if item.name == name]
         lines = [f"--config.{name}={shown_default(item)}, with {owner}={part_name(part)}"]
         lines += textwrap.wrap(describe_value(item), WIDTH - 4)
-        texts.append("\n    ".join(lines))
+        lines = ["\n    ".join(lines)]
+        if name in DATA_SETTINGS:
+            lines += describe_rows(item)
+        texts += lines
     return "\n".join(texts)
 
 

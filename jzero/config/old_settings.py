@@ -16,17 +16,19 @@ from dataclasses import dataclass, replace
 from jzero.config.architecture import Architecture, with_entry
 from jzero.config.data_sources import DATA_SETTINGS, Rows, read_sources, show_sources
 from jzero.config.other_names import advise
+from jzero.config.placement import Apart, Together
 from jzero.config.schema import (
     Config,
     Local,
     Push,
     Remote,
+    Sft,
     TaskConfig,
     known_names,
     set_part,
 )
 from jzero.errors import UserError, shown
-from jzero.setting import field_types, parse_value, read_arguments, read_tuple
+from jzero.setting import FieldType, field_types, parse_value, read_arguments, read_tuple
 
 OldValue = tuple[str, str]  # name of the old setting, and the text of its flag
 
@@ -43,12 +45,14 @@ class Merged:
     """The setting is a part of another one.
 
     `put(config, name, text)` changes a config as the flag `name=text` did. `default` was the
-    default: with this value, the setting of a config.json had no effect.
+    default: with this value, the setting of a config.json had no effect. It also had none without
+    the part `needs`, a dotted name.
     """
 
     to: str
     put: Callable[[Config, str, str], None]
     default: object = ""
+    needs: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,19 @@ def add_option(config: Config, name: str, text: str) -> None:
     """Sets an option of the task: task.value_max=15."""
     option = name.removeprefix("task.")
     config.task.options = (*config.task.options, f"{option}={text}")
+
+
+def add_math_option(config: Config, name: str, text: str) -> None:
+    """Sets an option of the tasks of mathematics: task.units=convert."""
+    task = config.task
+    if task.name != "mixed":
+        add_option(config, name, text)
+        return
+    named = [option.removeprefix("tasks=") for option in task.options if option[:6] == "tasks="]
+    rows = (named[-1] if named else "math,code").split(",")
+    option = f"{name.removeprefix('task.')}={text}"
+    added = [f"{row}.options={option}" for row in rows if row != "code"]
+    task.options = (*task.options, *added)
 
 
 def change_search(config: Config, name: str, text: str) -> None:
@@ -118,19 +135,31 @@ def change_rows(config: Config, name: str, text: str) -> None:
             "rows of math, or task.data=rows('FILE',...) for all rows"
         )
     value = parse_value(name, field_types(Rows)[argument], text)
-    owner = config.task if section == "task" else config.sft
     # Without a source the argument belongs to the task's default set, which an empty path stands
     # for.
-    sources = read_sources(f"{section}.{field}", getattr(owner, field)) or (Rows(),)
-    changed = tuple(replace(rows, **{argument: value}) for rows in sources)
-    setattr(owner, field, show_sources(changed))
+    sources = sources_of(config, section, field) or (Rows(),)
+    put_sources(config, section, field, tuple(replace(row, **{argument: value}) for row in sources))
+
+
+def sources_of(config: Config, section: str, field: str) -> tuple[Rows, ...]:
+    """Returns the data sources of task.data, task.eval_data, sft.data or sft.eval_data."""
+    owner = config.task if section == "task" else config.sft or Sft()
+    return read_sources(f"{section}.{field}", getattr(owner, field))
+
+
+def put_sources(config: Config, section: str, field: str, sources: tuple[Rows, ...]) -> None:
+    """Changes one of these settings to other data sources."""
+    text = show_sources(sources)
+    if section == "task":
+        setattr(config.task, field, text)
+    else:
+        config.sft = replace(config.sft or Sft(), **{field: text})
 
 
 def change_weights(config: Config, name: str, text: str) -> None:
     """Sets the weight of every data set: task.weights=0.3,0.7."""
     section = name.partition(".")[0]
-    owner = config.task if section == "task" else config.sft
-    sources = read_sources(f"{section}.data", owner.data)
+    sources = sources_of(config, section, "data")
     try:
         weights = [float(str(item)) for item in read_tuple(text, None)]
     except ValueError:
@@ -142,7 +171,8 @@ def change_weights(config: Config, name: str, text: str) -> None:
         )
     weights = weights or [0.0] * len(sources)
     pairs = zip(sources, weights, strict=True)
-    owner.data = show_sources(tuple(replace(rows, weight=weight) for rows, weight in pairs))
+    weighted = tuple(replace(rows, weight=weight) for rows, weight in pairs)
+    put_sources(config, section, "data", weighted)
 
 
 # Options of the rows of one task that were an argument of rows(...): math.answer_column=solutions.
@@ -152,7 +182,8 @@ _OLD_OPTION = re.compile(r"(\w+)\.(problem_column|answer_column|level_min|level_
 def rename_options(task: TaskConfig) -> None:
     """Changes old options of task.name=mixed to those of today, in place.
 
-    math.answer_column=solutions becomes math.data=rows(answer='solutions').
+    math.answer_column=solutions becomes math.data=rows(answer='solutions'), and
+    math.feedback_wrong=No. becomes math.feedback.wrong=No.
     """
     if task.name != "mixed":
         return
@@ -161,7 +192,7 @@ def rename_options(task: TaskConfig) -> None:
     for option in task.options:
         found = _OLD_OPTION.fullmatch(option)
         if found is None:
-            options.append(option)
+            options.append(rename_option(option))
             continue
         argument = ROW_ARGUMENTS[found[2]].partition(".")[2]
         value = int(found[3]) if argument.startswith("level") and found[3].isdigit() else found[3]
@@ -170,12 +201,52 @@ def rename_options(task: TaskConfig) -> None:
     task.options = tuple(options)
 
 
+def rename_option(option: str) -> str:
+    """Returns an option of the rows of one task with the name that its setting has today."""
+    place, equals, text = option.partition("=")
+    rows, _, setting = place.partition(".")
+    entry = OLD_SETTINGS.get(f"task.{setting}")
+    if isinstance(entry, Moved):
+        place = f"{rows}.{entry.to.removeprefix('task.')}"
+    elif isinstance(entry, Merged) and entry.put is add_math_option:
+        return f"{rows}.options={setting}={text}"
+    return f"{place}{equals}{text}"
+
+
 def change_sandbox(config: Config, name: str, text: str) -> None:
     """Changes the remote sandbox, or chooses it: task.sandbox.url=URL. The limits stay."""
     sandbox = config.task.sandbox
     if isinstance(sandbox, Local):
         sandbox = Remote(sandbox.seconds, sandbox.memory_gib, sandbox.output_mib)
     config.task.sandbox = replace(sandbox, **{name.rpartition(".")[2]: text})
+
+
+def change_decode_devices(config: Config, name: str, text: str) -> None:
+    """Sets the devices that only sample: mesh.decode_devices=2. 0: all devices do both."""
+    devices = parse_value(name, FieldType(int), text)
+    staleness, groups = config.rollout.max_staleness, config.rollout.max_running_groups
+    if devices == 0:
+        config.rollout.placement = Together(staleness, groups)
+        return
+    config.rollout.placement = replace(Apart(staleness or 1, groups), devices=devices)
+
+
+def change_resume(config: Config, name: str, text: str) -> None:
+    """Sets the checkpoint to continue from: train.resume_from=40. -1 is the newest one."""
+    if text.strip().startswith("-"):
+        config.train.resume_from = None
+    elif text.strip().isdigit():
+        set_part(config, f"{name}.step", text.strip())
+    else:
+        set_part(config, name, text)
+
+
+def change_warm_start(config: Config, name: str, text: str) -> None:
+    """Sets the steps of the warm start: warm_start.steps=60. 0 is no warm start."""
+    if text.strip() == "0":
+        config.warm_start = None
+    else:
+        set_part(config, name, text)
 
 
 def change_warmup(config: Config, name: str, text: str) -> None:
@@ -253,9 +324,20 @@ OLD_SETTINGS: dict[str, Moved | Merged | Removed] = {
     "optimizer.power": Moved("optimizer.schedule.power"),
     "optimizer.warmup_steps": Merged("optimizer.warmup", change_warmup, 0),
     "optimizer.warmup_ratio": Merged("optimizer.warmup", change_warmup, 0.0),
-    "optimizer.warmup_from_zero": Merged("optimizer.warmup", change_warmup, False),
+    "optimizer.warmup_from_zero": Merged(
+        "optimizer.warmup", change_warmup, False, needs="optimizer.warmup"
+    ),
     "critic.optimizer.lr": Moved("critic.lr"),
     "critic.optimizer.": Removed("the critic has the policy's optimizer, except for critic.lr"),
+    # Today's settings, with values that they had: 0 stood for warm_start=none, and a number for the
+    # step of a checkpoint.
+    "warm_start.steps": Merged("warm_start", change_warm_start, 0),
+    "train.resume_from": Merged("train.resume_from", change_resume, -1),
+    "train.discard_later_steps": Moved("train.resume_from.discard_later"),
+    # Sampling.
+    "rollout.max_staleness": Moved("rollout.placement.max_staleness"),
+    "rollout.max_running_groups": Moved("rollout.placement.max_running_groups"),
+    "mesh.decode_devices": Merged("rollout.placement", change_decode_devices, 0),
     # Models.
     **{
         f"model.arch.{field.name}": Merged("model.arch", change_architecture, field.default)
@@ -272,6 +354,12 @@ OLD_SETTINGS: dict[str, Moved | Merged | Removed] = {
         f"task.{field}": Merged(f"task.{to}", change_rows, getattr(Rows(), to.partition(".")[2]))
         for field, to in ROW_ARGUMENTS.items()
     },
+    "task.answer_mark": Merged("task.options", add_math_option),
+    "task.units": Merged("task.options", add_math_option, "exact"),
+    "task.reward_bias": Moved("task.turn_reward.bias"),
+    "task.reward_scaling": Moved("task.turn_reward.scaling"),
+    "task.feedback_right": Moved("task.feedback.right"),
+    "task.feedback_wrong": Moved("task.feedback.wrong"),
     "task.sandbox.url": Merged("task.sandbox", change_sandbox),
     "task.sandbox.protocol": Merged("task.sandbox", change_sandbox, "piston"),
     "task.weights": Merged("task.data", change_weights),
@@ -312,6 +400,10 @@ OLD_SETTINGS: dict[str, Moved | Merged | Removed] = {
     "hub.on_push_minutes": Removed("a command may take an hour"),
     "hub.max_waiting": Removed("two exports may wait"),
 }
+
+
+# Parts that were sections: the setting that was 0 or "" in a run without the part.
+SWITCHES = {"warm_start": "steps", "sft": "data"}
 
 
 def old_setting(name: str) -> Moved | Merged | Removed | None:

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from jzero import algorithms
-from jzero.config import schedules, teachers
+from jzero.config import schedules, teachers, turns
+from jzero.config.placement import Apart, Together
 from jzero.config.teachers import LONGEST_LIMIT, MOST_REQUESTS, MOST_RETRIES
 from jzero.errors import UserError
 from jzero.setting import (
@@ -405,23 +406,6 @@ class TaskConfig:
         "plain. Also: a file in plain text or Jinja; chat:FILE, a file with the user message of "
         "a chat; column:NAME, prompts in a column of the data set.",
     )
-    answer_mark: str = setting(
-        "",
-        "Mathematics: how a response marks its answer, a key of "
-        "jzero.answers.extract.TEMPLATES. Empty: as task.template asks for; the last box if the "
-        "template is a file or a column.",
-        choices=(
-            "",
-            "boxed",
-            "think_boxed",
-            "r1",
-            "gsm8k",
-            "number",
-            "final_answer",
-            "stated",
-            "answer",
-        ),
-    )
     system_prompt: str = setting(
         "",
         "System prompt of the templates chat and chat:FILE. Empty: the instruction of qwen_math "
@@ -436,12 +420,6 @@ class TaskConfig:
         "the package math-verify (math_verify), PRM800K's two stages (sympy).",
         choices=VERIFIERS,
     )
-    units: str = setting(
-        "exact",
-        "Mathematics: the unit of a quantity. exact: the unit of the gold answer is required. "
-        "convert: other units of the same dimension are converted, such as 100 cm for 1 m.",
-        choices=("exact", "convert"),
-    )
     options: tuple[str, ...] = setting(
         (),
         "Settings that only this task has, as name=value, with one flag for each, such as "
@@ -451,28 +429,15 @@ class TaskConfig:
 
     # Episodes of several turns.
     stop_on_success: bool = setting(True, "Ends an episode of several turns at a correct answer.")
-    turn_reward: str = setting(
-        "success",
-        "Reward of a turn. success: ((correct - 1/2) * 2 - reward_bias) * reward_scaling, where "
-        "correct is 0 or 1. score: the grader's score.",
-        choices=("success", "score"),
+    turn_reward: turns.Success | turns.Score = setting(
+        turns.Success(), "Reward of a turn of an episode of several turns."
     )
-    reward_bias: float = setting(
-        0.0, "Subtracted from the reward of a turn before scaling.", at_least=None
-    )
-    reward_scaling: float = setting(1.0, "Factor of the reward of a turn.")
     turn_discount: float = setting(
         1.0, "Discount factor of the next turn's return in the return of a turn."
     )
-    feedback_right: str = setting(
-        "Yes, that is the right answer.",
-        "Reply of the environment to a correct answer.",
-        is_text=True,
-    )
-    feedback_wrong: str = setting(
-        "No, that is not the right answer. Look for the mistake and try once more.",
-        "Reply of the environment to a wrong answer.",
-        is_text=True,
+    feedback: turns.Feedback = setting(
+        turns.Feedback(),
+        "Replies of tasks that tell the policy only whether its answer is correct.",
     )
 
     # Limits of grader processes, and of programs.
@@ -531,16 +496,9 @@ class RolloutConfig:
         "responses and the replies between them.",
     )
 
-    # Asynchronous sampling.
-    max_staleness: int = setting(
-        0,
-        "Maximum number of policy versions between sampling a rollout and training on it "
-        "(AReaL's eta). 0: every step trains on rollouts of the current policy.",
-    )
-    max_running_groups: int = setting(
-        0,
-        "Maximum groups sampled at the same time if max_staleness is above 0. 0: (max_staleness "
-        "+ 1) * num_prompts.",
+    placement: Together | Apart = setting(
+        Together(),
+        "The devices that sample, and how old rollouts may be when they are trained on.",
     )
 
     # The sampling distribution, and the end of a response.
@@ -596,6 +554,21 @@ class RolloutConfig:
     )
 
     @property
+    def max_staleness(self) -> int:
+        """Returns how many policy versions old a rollout may be; 0 in a synchronous run."""
+        return self.placement.max_staleness
+
+    @property
+    def max_running_groups(self) -> int:
+        """Returns how many groups an asynchronous run samples at the same time; 0: the default."""
+        return self.placement.max_running_groups
+
+    @property
+    def decode_devices(self) -> int:
+        """Returns the devices of each host that only sample; 0 if all devices do both."""
+        return self.placement.devices if isinstance(self.placement, Apart) else 0
+
+    @property
     def quantizes_weights(self) -> bool:
         """Returns whether only the decoder's linear layers are in int8, not the trainer's."""
         return self.weights == "int8"
@@ -649,8 +622,8 @@ class OptimizerConfig:
     )
 
 
-@dataclass
-class CriticConfig:
+@dataclass(frozen=True)
+class Critic:
     """The critic of algorithms that need one, such as ppo.
 
     It is the policy's backbone with a scalar head. Its optimizer differs from the policy's only in
@@ -664,11 +637,11 @@ class CriticConfig:
     lr: float = setting(1e-5, "Peak learning rate of the critic.")
 
 
-@dataclass
-class WarmStartConfig:
+@dataclass(frozen=True)
+class WarmStart:
     """Supervised steps before RL, for models that start from random weights."""
 
-    steps: int = setting(0, "Number of supervised steps. 0: no warm start.")
+    steps: int = setting(1000, "Number of supervised steps.", at_least=1)
     batch_size: int = setting(128, "Examples per step.", at_least=1)
     lr: float = setting(1e-3, "Peak learning rate.")
     warmup_steps: int = setting(20, "Steps in which the learning rate rises. 0: no warm-up.")
@@ -680,15 +653,15 @@ class WarmStartConfig:
     )
 
 
-@dataclass
-class SftConfig:
-    """Supervised fine-tuning. A run with `sft.data` does this instead of RL (configs/sft.py)."""
+@dataclass(frozen=True)
+class Sft:
+    """The run does supervised fine-tuning instead of RL (configs/sft.py)."""
 
     data: str = setting(
         "",
         "Data sets, in the notation of task.data, with a column messages, columns prompt and "
         "completion, or a column conversations or text; or the name of a task, for its "
-        "warm-start examples. Empty: the run does RL.",
+        "warm-start examples: warm_start.steps * warm_start.batch_size of them.",
     )
     eval_data: str = setting(
         "",
@@ -717,6 +690,19 @@ class SftConfig:
         "Treatment of examples with more than pack_length tokens: they are left out (drop), or "
         "their end is cut off (cut, as in TRL).",
         choices=("drop", "cut"),
+    )
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An earlier checkpoint of the run. The steps after it are abandoned."""
+
+    # A flag that sets only discard_later must not go back to the first step.
+    step: int = setting(-1, "Step of the checkpoint, which has to be given.", at_least=0)
+    discard_later: bool = setting(
+        False,
+        "Deletes the checkpoints, exports and metrics of later steps from the workdir. False: a "
+        "run with later steps is refused.",
     )
 
 
@@ -833,16 +819,10 @@ class TrainConfig:
     )
 
     # Resuming from an earlier checkpoint.
-    resume_from: int = setting(
-        -1,
-        "Step of the checkpoint to continue from, if the workdir has a run. -1: the newest "
-        "checkpoint.",
-        at_least=-1,
-    )
-    discard_later_steps: bool = setting(
-        False,
-        "Allows resume_from to delete the checkpoints, exports and metrics of later steps from "
-        "the workdir. False: such a run is refused.",
+    resume_from: Checkpoint | None = setting(
+        None,
+        "Checkpoint to continue from, if the workdir has a run. A flag may have its step only, as "
+        "in train.resume_from=40. none: the newest checkpoint.",
     )
 
     trackers: tuple[str, ...] = setting(
@@ -1024,11 +1004,6 @@ class MeshConfig:
         "for long responses. It divides the query heads of a device.",
         at_least=None,
     )
-    decode_devices: int = setting(
-        0,
-        "Devices of each host that decode while the others train; requires "
-        "rollout.max_staleness above 0. 0: all devices alternate between both.",
-    )
 
 
 @dataclass
@@ -1064,12 +1039,16 @@ class Config:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: algorithms.Algorithm = field(default_factory=algorithms.grpo)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    critic: CriticConfig = field(default_factory=CriticConfig)
+    critic: Critic = setting(Critic(), "Critic, for an algorithm that needs one, such as ppo.")
     teacher: teachers.Model | teachers.Policy | teachers.Reference | teachers.Server | None = (
         setting(None, "Teacher of on-policy distillation, for an algorithm with distillation.coef.")
     )
-    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
-    sft: SftConfig = field(default_factory=SftConfig)
+    warm_start: WarmStart | None = setting(
+        None, "Supervised steps before RL, on examples of the task, as in warm_start(steps=1000)."
+    )
+    sft: Sft | None = setting(
+        None, "Supervised fine-tuning, as in sft(data='rows.jsonl'). none: the run does RL."
+    )
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     hub: HubConfig = field(default_factory=HubConfig)
@@ -1079,8 +1058,8 @@ class Config:
     @property
     def is_warm_started(self) -> bool:
         """Returns whether a warm start trains the full model before RL."""
-        # Fine-tuning reads the section only to draw the examples of a task.
-        return bool(self.warm_start.steps) and not self.sft.data
+        # Fine-tuning reads `warm_start` only to draw the examples of a task.
+        return self.warm_start is not None and self.sft is None
 
     @property
     def critic_optimizer(self) -> OptimizerConfig:
@@ -1101,6 +1080,7 @@ class Setting:
     rules: Rules
     type: FieldType
     part: str = ""  # name of the setting whose value has this argument; "" for other settings
+    default: object = None
 
     @property
     def kind(self) -> builtins.type:
@@ -1131,7 +1111,7 @@ def walk(section: object, prefix: str, part: str = "") -> Iterator[Setting]:
         if dataclasses.is_dataclass(value) and not is_part(value):
             yield from walk(value, f"{name}.")
             continue
-        yield Setting(name, value, rules_of(item), kinds[item.name], part)
+        yield Setting(name, value, rules_of(item), kinds[item.name], part, item.default)
         # A value of a wrong type has no settings; the checks report it.
         if kinds[item.name].parts and is_part(value):
             yield from walk(value, f"{name}.", name)
@@ -1234,6 +1214,21 @@ def set_part(config: Config, name: str, text: object) -> None:
     else:
         changed = parse_part(setting_name, parts, str(text), current)
     setattr(section, field, changed)
+
+
+def put_value(config: Config, name: str, value: object) -> None:
+    """Changes a setting, or an argument of a part, to a value of its own type.
+
+    A part may be a text, as in a flag: "clip(high=0.28)".
+
+    Raises UserError if there is no such part or argument, or an argument has the wrong type.
+    """
+    section, field, path = find_place(config, name)
+    if path or (isinstance(value, str) and names_part(name)):
+        set_part(config, name, value)
+    else:
+        assert field in field_types(type(section)), f"{name=}"
+        setattr(section, field, value)
 
 
 def read_section(section: type[Section], values: Mapping[str, Any]) -> Section:

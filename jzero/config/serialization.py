@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 
 from jzero.config.old_settings import (
+    SWITCHES,
     Merged,
     Moved,
     Removed,
@@ -12,7 +13,14 @@ from jzero.config.old_settings import (
     rename_options,
     unknown_names,
 )
-from jzero.config.schema import Config, known_names, names_part, parts_with_argument, set_part
+from jzero.config.schema import (
+    Config,
+    known_names,
+    names_part,
+    parts_with_argument,
+    put_value,
+    set_part,
+)
 from jzero.errors import UserError
 from jzero.setting import field_types, part_from_json, to_values
 
@@ -76,13 +84,16 @@ def split_old_values(
                 today[name], inner_old = split_old_values(inner, value, f"{full_name}.")
                 old += inner_old
                 continue
+            if full_name in SWITCHES and not value.get(SWITCHES[full_name], True):
+                continue
             if "name" not in value:
-                old += [(f"{full_name}.{key}", item) for key, item in value.items()]
+                old += flatten(value, f"{full_name}.").items()
                 continue
         elif isinstance(value, Mapping) and old_setting(f"{full_name}."):
             old += [(f"{full_name}.{key}", item) for key, item in value.items()]
             continue
-        is_name_of_part = name in fields and fields[name].parts and isinstance(value, str)
+        has_parts = name in fields and bool(fields[name].parts)
+        is_name_of_part = has_parts and isinstance(value, str | int)
         if is_name_of_part or (name not in fields and old_setting(full_name)):
             old.append((full_name, value))
         else:
@@ -103,13 +114,14 @@ def put_recorded_value(config: Config, name: str, value: object) -> None:
     if isinstance(entry, Removed) or (isinstance(entry, Merged) and value == entry.default):
         return
     if isinstance(entry, Merged):
+        if entry.needs and get_setting(config, entry.needs) is None:
+            return
         if text:  # "" was no value for any of these settings
             entry.put(config, name, text)
         return
     name = entry.to if isinstance(entry, Moved) else name
     if not names_part(name):
-        section, _, field = name.rpartition(".")
-        setattr(get_setting(config, section), field, value)
+        put_value(config, name, value)
         return
     parts = parts_with_argument(name)
     if not parts:  # the name of a part, "" for none

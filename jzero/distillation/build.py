@@ -42,7 +42,7 @@ def teacher_settings(config: Config) -> TeacherSettings | None:
         return None
     # A warm start trains the full model before the adapter, so the base is not the model at
     # model.path.
-    is_base_frozen = bool(config.model.adapter.rank) and not config.warm_start.steps
+    is_base_frozen = bool(config.model.adapter.rank) and config.warm_start is None
     return TeacherSettings(
         config.teacher, config.model, config.rollout, config.train, is_base_frozen
     )

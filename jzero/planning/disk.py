@@ -64,7 +64,7 @@ class DiskNeed:
 def checkpoint_bytes(config: Config, model: QwenConfig) -> float:
     """Returns the bytes of one checkpoint: parameters in fp32, and Adam's moments if saved."""
     trained = _trained_parameters(config.model.adapter, model)
-    if algorithms.needs_critic(config.algorithm) and not config.sft.data:
+    if algorithms.needs_critic(config.algorithm) and config.sft is None:
         trained *= 2  # the critic's backbone, or its adapter, is as large as the policy's
     moments = 0
     if config.train.save == "full":
@@ -103,7 +103,7 @@ def most_checkpoints(config: Config) -> int:
     written = 2  # before the first step, and after the last
     if train.checkpoint_every:
         written += max(0, train.steps - 1) // train.checkpoint_every
-    if config.sft.data:  # the number of steps follows from the data
+    if config.sft is not None:  # the number of steps follows from the data
         written = max(written, train.keep_checkpoints + 1)
     return min(written, train.keep_checkpoints + 1) if train.keep_checkpoints else written
 
@@ -134,7 +134,7 @@ def parts_of_workdir(config: Config, model: QwenConfig) -> dict[str, float]:
     if algorithms.needs_reference(config.algorithm) and config.algorithm.reference_every:
         # A second reference is written before the first is removed.
         parts["2 references"] = 2 * _trained_parameters(config.model.adapter, model) * FP32
-    if not config.sft.data:
+    if config.sft is None:
         rollout, train = config.rollout, config.train
         parts["rollouts"] = _rollout_bytes(rollout, train)
         parts["evaluations"] = _evaluation_bytes(

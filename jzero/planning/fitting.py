@@ -144,8 +144,8 @@ def reason_not_planned(settings: Config) -> str:
     if isinstance(teacher, teachers.Model) and teacher.path and not is_known(teacher.path):
         return f"teacher.path={teacher.path} is neither a directory nor a known model"
     # The planner assumes that the same devices train and decode.
-    if settings.mesh.decode_devices:
-        return f"mesh.decode_devices={settings.mesh.decode_devices} splits the devices"
+    if isinstance(settings.rollout.placement, config.Apart):
+        return "rollout.placement=apart splits the devices"
     return ""
 
 
@@ -324,7 +324,7 @@ def smaller_microbatches(settings: Config, run: PlannedRun) -> Config | None:
 def shorter_rows(settings: Config, run: PlannedRun) -> Config | None:
     """Halves the packs of a row, which also halves the smallest possible microbatch."""
     train = settings.train
-    if min(train.packs_per_row, run.trainer.layouts[0].slots) < 2 or settings.sft.data:
+    if min(train.packs_per_row, run.trainer.layouts[0].slots) < 2 or settings.sft is not None:
         return None
     packs = min(train.packs_per_row, run.trainer.layouts[0].slots) // 2
     pack = longest_pack(settings)
@@ -378,7 +378,7 @@ def quantize_base(settings: Config, run: PlannedRun) -> Config | None:
 def offload_optimizer(settings: Config, run: PlannedRun) -> Config | None:
     """Keeps Adam's moments on the hosts while responses are sampled and scored."""
     # Fine-tuning has no phase in which the moments could be away.
-    if settings.optimizer.offload or settings.sft.data:
+    if settings.optimizer.offload or settings.sft is not None:
         return None
     return replace(settings, optimizer=replace(settings.optimizer, offload=True))
 
@@ -388,7 +388,7 @@ def shorter_responses(settings: Config, run: PlannedRun) -> Config | None:
     rollout = settings.rollout
     tokens = rollout.max_new_tokens // 2
     # With max_episode_tokens the length of an episode does not depend on the length of a response.
-    if settings.sft.data or rollout.max_episode_tokens or tokens < SHORTEST_RESPONSE:
+    if settings.sft is not None or rollout.max_episode_tokens or tokens < SHORTEST_RESPONSE:
         return None
     shorter = _with_rollout(settings, max_new_tokens=tokens)
     if lengths := settings.train.pack_lengths:

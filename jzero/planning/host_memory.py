@@ -19,10 +19,10 @@ from jzero.config import (
     EvalConfig,
     RolloutConfig,
     Setting,
-    SftConfig,
+    Sft,
     TaskConfig,
     TrainConfig,
-    WarmStartConfig,
+    WarmStart,
     list_settings,
     num_kept,
 )
@@ -127,7 +127,7 @@ class Part:
 
 def parts_of_run(config: Config) -> list[Part]:
     """Returns the host memory parts of a run of `jzero.main`."""
-    if config.sft.data:
+    if config.sft is not None:
         parts = [_sft_batch(config.sft)]
         if config.eval.suites:
             parts += [graders_part(config.task), *parts_of_engine(config.rollout)]
@@ -140,7 +140,7 @@ def parts_of_run(config: Config) -> list[Part]:
         _evaluation(config.eval, config.rollout, kept),
         *parts_of_engine(config.rollout),
     ]
-    if config.warm_start.steps:
+    if config.warm_start is not None:
         parts.append(_warm_start(config.warm_start, config.rollout.longest_episode))
     return parts
 
@@ -189,12 +189,13 @@ def _rollouts(rollout: RolloutConfig, kept: int) -> Part:
     counts = {"rollout.num_prompts": rollout.num_prompts, "rollout.group_size": rollout.group_size}
     if rollout.max_staleness and rollout.max_running_groups:
         counts = {
-            "rollout.max_running_groups": rollout.max_running_groups + rollout.num_prompts,
+            "rollout.placement.max_running_groups": rollout.max_running_groups
+            + rollout.num_prompts,
             "rollout.group_size": rollout.group_size,
         }
     elif rollout.max_staleness:
         # This many steps can be in an asynchronous stream at the same time.
-        counts["rollout.max_staleness"] = rollout.max_staleness + 2
+        counts["rollout.placement.max_staleness"] = rollout.max_staleness + 2
     part = rollouts_part(counts, rollout.longest_episode, "the rollouts of a step", kept)
     return Part(part.settings, part.meaning, part.bytes + rollout.num_prompts * PROBLEM_BYTES)
 
@@ -230,7 +231,7 @@ def _evaluation(settings: EvalConfig, rollout: RolloutConfig, kept: int) -> Part
     )
 
 
-def _warm_start(settings: WarmStartConfig, longest: int) -> Part:
+def _warm_start(settings: WarmStart, longest: int) -> Part:
     size = settings.batch_size
     fields = len(INTEGER_FIELDS) + 1
     return Part(
@@ -240,7 +241,7 @@ def _warm_start(settings: WarmStartConfig, longest: int) -> Part:
     )
 
 
-def _sft_batch(settings: SftConfig) -> Part:
+def _sft_batch(settings: Sft) -> Part:
     size, longest = settings.batch_size, settings.pack_length
     fields = len(INTEGER_FIELDS) + 1
     return Part(
@@ -267,21 +268,20 @@ def check_host_memory(config: Config, parts: Sequence[Part], total: float | None
         return
     largest = max(parts, key=lambda part: part.bytes)
     settings = {item.name: item for item in list_settings(config)}
-    defaults = {item.name: _number(item) for item in list_settings(Config()) if is_number(item)}
 
     def excess(item: Setting) -> float:
-        return _number(item) / max(1.0, defaults[item.name])
+        return number_of(item.value) / max(1.0, number_of(item.default))
 
     counts = [settings[name] for name in largest.settings if name in settings]
     counts = [item for item in counts if is_number(item)]  # not the names of `train.pack`
-    raised = [item for item in counts if _number(item) > defaults[item.name]]
+    raised = [item for item in counts if number_of(item.value) > number_of(item.default)]
     # The count that exceeds its default by the largest factor is probably the mistake.
     suspect = max(counts, key=excess)
     # Lowering this count also shrinks the other parts that depend on it.
     shrinking = sum(part.bytes for part in parts if suspect.name in part.settings)
     # These parts are proportional to the count, so the largest count that fits follows from a
     # division.
-    bound = int(_number(suspect) * (total - (needed - shrinking)) / shrinking)
+    bound = int(number_of(suspect.value) * (total - (needed - shrinking)) / shrinking)
     advice = f"set {suspect.name} to at most {bound}" if bound >= 1 else f"lower {suspect.name}"
     flags = " ".join(f"{item.name}={item.value}" for item in raised or counts)
     raise UserError(
@@ -296,6 +296,7 @@ def is_number(item: Setting) -> bool:
     return isinstance(item.value, int | float)
 
 
-def _number(item: Setting) -> float:
-    assert isinstance(item.value, int | float), f"{item=}"
-    return float(item.value)
+def number_of(value: object) -> float:
+    """Returns the value of a setting that is a number."""
+    assert isinstance(value, int | float), f"{value=}"
+    return float(value)

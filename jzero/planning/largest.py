@@ -7,7 +7,7 @@ batch is the smallest possible: one row with one response on each device, and as
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from jzero.config import Config
+from jzero.config import Config, Together
 from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.model import qwen
@@ -68,7 +68,7 @@ def largest_models(
             for hub_id in models_by_size():
                 if verdict := fit_model(changed, hub_id, devices, available):
                     found = verdict.settings
-                    needed = with_needed_slots(found.rollout, found.eval, bool(found.sft.data))
+                    needed = with_needed_slots(found.rollout, found.eval, found.sft is not None)
                     flags = setting_flags(settings, replace(found, rollout=needed))
                     cell = replace(
                         cell, model=hub_id, needed_bytes=verdict.needed, flags=tuple(flags)
@@ -95,8 +95,13 @@ def smallest_batch(settings: Config, num_devices: int, response_tokens: int) -> 
     With context parallelism, the devices of one context group share one row. For fine-tuning, the
     row is sft.pack_length, and the responses belong to the evaluation suites.
     """
+    asynchronous = Together(settings.rollout.max_staleness, settings.rollout.max_running_groups)
     rollout = replace(
-        settings.rollout, max_new_tokens=response_tokens, max_turns=1, max_episode_tokens=0
+        settings.rollout,
+        max_new_tokens=response_tokens,
+        max_turns=1,
+        max_episode_tokens=0,
+        placement=asynchronous,
     )
     row = rollout.max_prompt_tokens + response_tokens
     train = replace(
@@ -105,9 +110,9 @@ def smallest_batch(settings: Config, num_devices: int, response_tokens: int) -> 
         packs_per_row=1,
         microbatch_tokens=num_devices // settings.mesh.context * row,
     )
-    sft = replace(settings.sft, pack_length=row) if settings.sft.data else settings.sft
+    sft = settings.sft and replace(settings.sft, pack_length=row)
     # Full sharding needs the least memory for weights and optimizer.
-    mesh = replace(settings.mesh, data=1, fsdp=-1, tensor=1, decode_devices=0)
+    mesh = replace(settings.mesh, data=1, fsdp=-1, tensor=1)
     return replace(settings, rollout=rollout, train=train, sft=sft, mesh=mesh)
 
 

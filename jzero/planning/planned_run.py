@@ -93,13 +93,13 @@ class Workload:
 
 def workload(settings: config.Config) -> Workload:
     """Returns the sizes of a step of a training run."""
-    rollout = with_needed_slots(settings.rollout, settings.eval, bool(settings.sft.data))
+    rollout = with_needed_slots(settings.rollout, settings.eval, settings.sft is not None)
     return Workload(
         num_prompts=rollout.num_prompts,
         group_size=rollout.group_size,
         prompt_tokens=rollout.max_prompt_tokens,
         response_tokens=rollout.longest_continuation,
-        num_examples=settings.sft.batch_size if settings.sft.data else 0,
+        num_examples=settings.sft.batch_size if settings.sft else 0,
         microbatch_tokens=settings.train.microbatch_tokens,
         packs_per_row=settings.train.packs_per_row,
         num_slots=rollout.num_slots,
@@ -155,14 +155,14 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
     model, critic = architectures(settings)
     mesh = configured_mesh(settings.mesh, devices)
     host_mesh, num_hosts = _host_mesh(mesh)
-    rollout = with_needed_slots(settings.rollout, settings.eval, bool(settings.sft.data))
+    rollout = with_needed_slots(settings.rollout, settings.eval, settings.sft is not None)
     decoder = decoder_settings(settings.model, rollout, settings.algorithm, settings.eval)
     engine = None
-    if not settings.sft.data or settings.eval.suites:
+    if settings.sft is None or settings.eval.suites:
         # Every host has its own engine on its own devices, with its share of the slots.
         engine = new_engine(decoder, model, host_mesh, STOP_IDS, num_hosts)
-    if settings.sft.data:
-        return _build_fine_tuning(settings, model, mesh, engine, num_hosts)
+    if settings.sft is not None:
+        return _build_fine_tuning(settings, settings.sft, model, mesh, engine, num_hosts)
 
     assert engine is not None, "an RL run samples"
     trainer = make_trainer(settings, model, critic, mesh)
@@ -340,6 +340,7 @@ def _adapter_publishing(
 
 def _build_fine_tuning(
     settings: config.Config,
+    sft: config.Sft,
     model: QwenConfig,
     mesh: Mesh,
     engine: Engine | None,
@@ -350,7 +351,6 @@ def _build_fine_tuning(
     The batch is the largest possible: every example fills a row. Nothing is sampled unless
     `eval.suites` names suites.
     """
-    sft = settings.sft
     supervised = SupervisedTrainer(
         model,
         mesh,

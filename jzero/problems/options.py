@@ -100,6 +100,9 @@ def _read_options(options_type: type[Options], options: tuple[str, ...]) -> Opti
                 f"task.options={option!r}: {text!r} is not of type {types[name].__name__}"
             ) from None
         value, rules = values[name], bounds.get(name)
+        if rules is not None and rules.choices and value not in rules.choices:
+            choices = ", ".join(choice or "''" for choice in rules.choices)
+            raise UserError(f"task.options={option!r}: {text!r} is not one of {choices}")
         if rules is None or not isinstance(value, int | float):
             continue
         if mistake := bounds_mistake(value, rules):

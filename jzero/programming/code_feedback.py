@@ -23,7 +23,7 @@ from jzero.sandbox import program as inside
 from jzero.sandbox.client import Outcome
 from jzero.types import JsonValue
 
-WORDS = "words"  # task.feedback_right and task.feedback_wrong only
+WORDS = "words"  # task.feedback.right and task.feedback.wrong only
 TEST = "test"
 ERROR = "error"
 FEEDBACKS = (TEST, ERROR, WORDS)

@@ -1,8 +1,8 @@
 """Asynchronous rollouts: a group may start some policy versions before the step that trains on it.
 
-`rollout.max_staleness` bounds this number of versions. Every host has a stream with its own share
-of the problems. Groups are admitted to the stream, decode across several steps if they are long,
-and leave it as the rollouts of a training step:
+`rollout.placement.max_staleness` bounds this number of versions. Every host has a stream with its
+own share of the problems. Groups are admitted to the stream, decode across several steps if they
+are long, and leave it as the rollouts of a training step:
 
     problems --admit--> running groups --finish--> ready groups --take_rollouts--> the training step
 
@@ -116,7 +116,7 @@ class RolloutStream:
         self._saved = self.to_bytes()
 
     def _max_running_groups(self) -> int:
-        # rollout.max_running_groups counts the groups of all hosts; this host gets its share.
+        # max_running_groups counts the groups of all hosts; this host gets its share.
         default = (self.rollout.max_staleness + 1) * self.rollout.num_prompts
         all_hosts = self.rollout.max_running_groups or default
         share = collectives.local_share(all_hosts)

@@ -293,8 +293,11 @@ class Sampler:
             [turn.end - turn.start for turn in turns],
             self.task.reward,
         )
-        if self.engine.settings.max_turns > 1 and self.task.turn_reward == "success":
-            grades = [replace(grade, score=self._success_reward(grade)) for grade in grades]
+        if self.engine.settings.max_turns > 1 and isinstance(
+            self.task.turn_reward, config.turns.Success
+        ):
+            reward = self.task.turn_reward
+            grades = [replace(grade, score=_success_reward(grade, reward)) for grade in grades]
         remaining = iter(grades)
         return [self._take_turn_grades(rollout, remaining) for rollout in rollouts]
 
@@ -320,10 +323,11 @@ class Sampler:
             results = batched_rewards.call_all(self.pool, self.task, episodes, state)
         return collectives.gather_json(results)[0]
 
-    def _success_reward(self, grade: Grade) -> float:
-        """Returns AReaL's reward of a turn (realhf/impl/agent/math_multi_turn_agent.py)."""
-        success = (grade.correct - 0.5) * 2
-        return (success - self.task.reward_bias) * self.task.reward_scaling
+
+def _success_reward(grade: Grade, reward: config.turns.Success) -> float:
+    """Returns AReaL's reward of a turn (realhf/impl/agent/math_multi_turn_agent.py)."""
+    success = (grade.correct - 0.5) * 2
+    return (success - reward.bias) * reward.scaling
 
 
 def with_turn_grades(rollout: Rollout, grades: list[Grade]) -> Rollout:
@@ -373,16 +377,16 @@ def decoder_settings(
 def mesh_of_decoder(num_devices: int, mesh: Mesh) -> Mesh:
     """Returns the mesh that a sampler decodes on.
 
-    It has the devices of the training mesh `mesh`, or, if mesh.decode_devices (`num_devices`) is
-    set, the devices of this host that are not in the training mesh.
+    It has the devices of the training mesh `mesh`, or, with rollout.placement=apart (then
+    `num_devices` is above 0), the devices of this host that are not in the training mesh.
     """
     tensor = mesh.shape["tensor"]
     if not num_devices:
         return decode_mesh(mesh)
     if num_devices % tensor:
         raise UserError(
-            f"mesh.tensor={tensor} does not divide mesh.decode_devices={num_devices}: "
-            "set mesh.decode_devices to a multiple of mesh.tensor"
+            f"mesh.tensor={tensor} does not divide rollout.placement.devices={num_devices}: "
+            "set rollout.placement.devices to a multiple of mesh.tensor"
         )
     _, free_devices = split_devices(num_devices)
     return make_mesh(free_devices, {"slots": -1, "tensor": tensor})
@@ -440,6 +444,25 @@ def make_sampler(
         joins_weights(settings.compute, mesh_for_decoding),
     )
     return sampler, publish
+
+
+def make_sized_sampler(
+    settings: DecoderSettings,
+    task: config.TaskConfig,
+    base: BaseModel,
+    mesh: Mesh,
+    mesh_for_decoding: Mesh,
+    pool: Pool,
+    with_pages: Callable[[Engine], config.RolloutConfig],
+) -> tuple[Sampler, Callable[[qwen.Params], qwen.Params]]:
+    """Does the same as `make_sampler`, with the KV cache pages that fit into memory.
+
+    with_pages: returns the rollout settings with the number of pages for a decoder.
+    """
+    # This decoder only serves to size the KV cache. It has no device state, so it costs no memory.
+    rollout = with_pages(make_engine(settings, base, mesh_for_decoding))
+    sized = replace(settings, rollout=rollout)
+    return make_sampler(sized, task, base, mesh, mesh_for_decoding, pool)
 
 
 def most_sequences(

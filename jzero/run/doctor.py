@@ -31,7 +31,7 @@ WINDOW = 3  # steps over which a metric is averaged, so that one odd step is no 
 TREND_STEPS = 10  # steps before a run can have lost its length or its entropy
 IDLE_STEPS = 5  # steps without a change of the policy that are a fault
 TAIL = 60  # characters of a response that a remark quotes
-# How a response marks its answer, by `task.answer_mark`.
+# How a response marks its answer, by the option `answer_mark` of mathematics.
 MARKS = {"boxed": "\\boxed{}", "think_boxed": "\\boxed{} after </think>", "r1": "<answer> tags"}
 
 
@@ -74,6 +74,13 @@ class Evidence:
         value = self.settings.get(name, "")
         return value if isinstance(value, str) else ""
 
+    def option(self, name: str) -> str:
+        """Returns an option of the task as text; "" without the option."""
+        options = self.settings.get("task.options", ())
+        texts = list(map(str, options)) if isinstance(options, list | tuple) else []
+        found = [text for text in texts if text.startswith(f"{name}=")]
+        return found[-1].removeprefix(f"{name}=") if found else ""
+
     def responses(self) -> float:
         """Returns the number of responses that were sampled in the last step."""
         rounds = self.mean("rollout/rounds", 1) or 1
@@ -108,7 +115,7 @@ def _no_answer(evidence: Evidence) -> str | None:
     # Grading counts every turn, so that an episode of several turns may count several times.
     if without is None or not total or without < 0.9 * total:
         return None
-    mark = evidence.text("task.answer_mark") or evidence.text("task.template")
+    mark = evidence.option("answer_mark") or evidence.text("task.template")
     place = f" in {MARKS[mark]}" if mark in MARKS else ""
     sentence = f"{min(without, total):.0f} of {total:.0f} responses have no answer{place}"
     tails = [row for row in evidence.samples() if row.get("reason") == "no answer"]
@@ -285,7 +292,7 @@ REMARKS: dict[str, Remark] = {
     "no_answer": Remark(
         "`grade/no_answer` is at least 90 % of the responses.",
         "Read the responses. Base models need `task.template=qwen_math` or `r1`; "
-        "`task.answer_mark` sets where the answer is. If they are cut, raise "
+        "`task.options=answer_mark=...` sets where the answer is. If they are cut, raise "
         "`rollout.max_new_tokens`.",
         _no_answer,
     ),
@@ -355,7 +362,7 @@ REMARKS: dict[str, Remark] = {
     ),
     "sampler_idle": Remark(
         "`rollout/slot_utilization` is below 15 %, and `time/sample` is above half of a step.",
-        "Set `rollout.max_staleness=1`, or lower `rollout.num_slots`.",
+        "Set `rollout.placement.max_staleness=1`, or lower `rollout.num_slots`.",
         _sampler_idle,
     ),
     "grading_slow": Remark(

@@ -39,7 +39,9 @@ class FoundModel:
             adapter=adapter,
             base=settings.model.base if self.adapter else "native",
         )
-        rollout = replace(settings.rollout, num_pages=0, max_staleness=0, routing_replay=False)
+        rollout = replace(
+            settings.rollout, num_pages=0, placement=config.Together(), routing_replay=False
+        )
         return replace(settings, model=model, rollout=rollout, mesh=config.MeshConfig())
 
 

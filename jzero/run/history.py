@@ -83,14 +83,16 @@ def history_json(stages: Sequence[Stage]) -> str:
 def stage_of(config: Config, step: int) -> Stage:
     """Returns the stage of a run with these settings after `step` steps."""
     kind = kind_of(config)
-    is_sft = kind == SFT
+    sft = config.sft
+    is_sft = sft is not None
     # The sources of an SFT run can be data sets and tasks that generate examples.
-    if is_sft:
-        sources = [rows.path for rows in read_sources("sft.data", config.sft.data)]
+    if sft is not None:
+        sources = [rows.path for rows in read_sources("sft.data", sft.data)]
         task = next((source for source in sources if draws_examples(source)), "")
     else:
         sources = [rows.path for rows in row_loader.selection_of(config.task).train]
         task = config.task.name
+    warm = config.warm_start
     sets = [source for source in sources if not is_sft or not draws_examples(source)]
     return Stage(
         kind=kind,
@@ -101,7 +103,7 @@ def stage_of(config: Config, step: int) -> Stage:
         task=task,
         template=public_name(config.task.template) if task else "",
         algorithm="" if is_sft else config.algorithm.name,
-        warm_start_steps=0 if is_sft else config.warm_start.steps,
+        warm_start_steps=warm.steps if warm and not is_sft else 0,
         teachers=authors_of_sets(sets) if is_sft else teacher_names(config),
         settings=changed_settings(config, kind),
     )
@@ -109,7 +111,7 @@ def stage_of(config: Config, step: int) -> Stage:
 
 def kind_of(config: Config) -> str:
     """Returns the kind of training for these settings: SFT, RL or DISTILLATION."""
-    if config.sft.data:
+    if config.sft is not None:
         return SFT
     has_teacher = algorithms.needs_teacher(config.algorithm)
     # With advantage=zero the rewards have no effect, so the teacher gives the only signal.

@@ -90,7 +90,7 @@ METRICS: dict[str, Metric] = {
     "rollout/length/<task>": Metric("As `rollout/length`, of the rows of one task.", "tokens"),
     "turns/mean/<task>": Metric("As `turns/mean`, of the rows of one task.", "turns"),
     "turns/first_try/<task>": Metric("As `turns/first_try`, of the rows of one task.", "share"),
-    # -- Asynchronous rollouts (`rollout.max_staleness` > 0).
+    # -- Asynchronous rollouts (`rollout.placement.max_staleness` > 0).
     "async/staleness": Metric(
         "Mean staleness of the sampled tokens: how many policy versions ago each was sampled.",
         "versions",
@@ -105,7 +105,7 @@ METRICS: dict[str, Metric] = {
     "async/wasted_tokens": Metric("Tokens decoded after the end of their sequence.", "tokens"),
     "async/overlap": Metric(
         "Share of the time spent decoding that training did not wait for, since the process began "
-        "(`mesh.decode_devices` > 0).",
+        "(`rollout.placement=apart`).",
         "share",
     ),
     # -- Grading of the step's responses.

@@ -82,7 +82,7 @@ def make_card(
 ) -> ModelCard:
     """Returns the model card of the checkpoint `step`, with the `evaluations` up to that step."""
     stages = history.history_of(settings, step, base.directory)
-    subject = "held-out problems" if settings.sft.data else held_out_subject(settings.task)
+    subject = "held-out problems" if settings.sft is not None else held_out_subject(settings.task)
     verifier = settings.eval.verifier or settings.task.verifier
     accuracies = last_accuracies(
         evaluations, settings.eval, settings.rollout.temperature, subject, verifier

@@ -1,16 +1,15 @@
 """Resumes from a checkpoint that is not the newest: `train.resume_from`.
 
 The steps after that checkpoint are abandoned. They are removed from the workdir, but only with
-`train.discard_later_steps`. The same command may be repeated after a kill: it then resumes from its
-own newest checkpoint, and discards nothing again.
+`train.resume_from.discard_later`. The same command may be repeated after a kill: it then resumes
+from its own newest checkpoint, and discards nothing again.
 """
 
 import shutil
 from pathlib import Path
 
-from jzero.config import TrainConfig, flatten
+from jzero.config import TrainConfig, from_json
 from jzero.errors import UserError
-from jzero.files import parse_json
 from jzero.hosts import processes
 from jzero.run.hub_ledger import forget_later_steps
 
@@ -19,24 +18,25 @@ def steps_to_discard(workdir: Path, train: TrainConfig) -> list[int]:
     """Returns the steps of the checkpoints after `train.resume_from`. Changes nothing.
 
     Raises UserError if there is no such checkpoint, or if there are later checkpoints and
-    `train.discard_later_steps` is not set.
+    it does not discard them.
     """
     chosen = train.resume_from
-    if chosen < 0 or _has_gone_back(workdir, train):
+    if chosen is None or _has_gone_back(workdir, train):
         return []
     steps = sorted(_numbered(workdir / "checkpoints"))
-    if chosen not in steps:
+    if chosen.step not in steps:
         existing = ", ".join(str(step) for step in steps) or "none"
         raise UserError(
-            f"train.resume_from={chosen}: {workdir} has no checkpoint of this step, it has "
+            f"train.resume_from={chosen.step}: {workdir} has no checkpoint of this step, it has "
             f"{existing}; train.keep_checkpoints says how many a run keeps"
         )
-    later = [step for step in steps if step > chosen]
+    later = [step for step in steps if step > chosen.step]
     # Removing checkpoints needs explicit consent.
-    if later and not train.discard_later_steps:
+    if later and not chosen.discard_later:
         raise UserError(
-            f"train.resume_from={chosen}: {workdir} has steps up to {later[-1]}, which would be "
-            "lost: set train.discard_later_steps=True to remove them, or copy the workdir first"
+            f"train.resume_from={chosen.step}: {workdir} has steps up to {later[-1]}, which would "
+            "be lost: set train.resume_from.discard_later=True to remove them, or copy the workdir "
+            "first"
         )
     return later
 
@@ -48,24 +48,25 @@ def go_back(workdir: Path, train: TrainConfig) -> None:
     lines from metrics.jsonl and samples.jsonl when it opens these files. Every process calls this
     function; the first process removes the files.
     """
-    if train.resume_from >= 0 and _has_gone_back(workdir, train):
+    chosen = train.resume_from
+    if chosen is not None and _has_gone_back(workdir, train):
         processes.print_once(
-            f"{workdir} has already resumed from train.resume_from={train.resume_from}: it "
+            f"{workdir} has already resumed from train.resume_from={chosen.step}: it "
             "continues from its newest checkpoint"
         )
     later = steps_to_discard(workdir, train)
-    if not later or not processes.is_first_process():
+    if chosen is None or not later or not processes.is_first_process():
         return
-    forget_later_steps(workdir, train.resume_from)
+    forget_later_steps(workdir, chosen.step)
     # The newest goes first: after a kill in between, the same command can resume the workdir.
     for step in reversed(later):
         shutil.rmtree(workdir / "checkpoints" / str(step))
     for folder, prefix in ((workdir, "export-"), (workdir / "reference", "")):
         for step, path in _numbered(folder, prefix).items():
-            if step > train.resume_from:
+            if step > chosen.step:
                 shutil.rmtree(path)
     processes.print_once(
-        f"train.resume_from={train.resume_from}: removed the checkpoints of steps "
+        f"train.resume_from={chosen.step}: removed the checkpoints of steps "
         f"{', '.join(str(step) for step in later)}"
     )
 
@@ -75,11 +76,10 @@ def _has_gone_back(workdir: Path, train: TrainConfig) -> bool:
     path = workdir / "config.json"
     if not path.exists():
         return False
-    values = flatten(parse_json(path.read_text(encoding="utf-8"), path))
+    written = from_json(path.read_text(encoding="utf-8"), str(path))
     # `claim_workdir` writes config.json after the removal, so equal settings mean that it has been
     # done.
-    names = ("resume_from", "discard_later_steps")
-    return all(values.get(f"train.{name}") == getattr(train, name) for name in names)
+    return written.train.resume_from == train.resume_from
 
 
 def _numbered(folder: Path, prefix: str = "") -> dict[int, Path]:

@@ -3,13 +3,13 @@
 import contextlib
 import json
 import os
-import re
 from pathlib import Path
 
 from jzero import config
 from jzero.errors import UserError
 from jzero.files import parse_json, read_jsonl, step_of
 from jzero.hosts import processes
+from jzero.run import buckets
 
 # The settings that may change when a run is resumed. Any other difference means another run.
 MAY_CHANGE = (
@@ -21,7 +21,6 @@ MAY_CHANGE = (
     "train.all_trajectories",
     "train.stop_on",
     "train.resume_from",
-    "train.discard_later_steps",
     "train.trackers",
     "train.keep_checkpoints",
     "train.save",
@@ -40,9 +39,6 @@ MAY_CHANGE = (
 )
 
 MOST_CHANGES = 3  # settings of another run that its message names
-# The start of an address such as gs://bucket/run. A Path joins several slashes into one.
-ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/")
-COPY_COMMANDS = {"gs": "gcloud storage rsync -r", "s3": "aws s3 sync"}
 
 
 def check_workdir(workdir: Path, config_json: str) -> None:
@@ -51,13 +47,7 @@ def check_workdir(workdir: Path, config_json: str) -> None:
     The directory, or its nearest existing parent, has to be writable. An existing config.json has
     to belong to this run.
     """
-    if scheme := ADDRESS.match(str(workdir)):
-        kind = scheme[1]
-        raise UserError(
-            f"--workdir {workdir}: a run appends to its files and locks them, which objects of "
-            f"{kind}:// cannot do: give a directory, and copy it with "
-            f"`{COPY_COMMANDS.get(kind, 'rsync -a')} DIR {kind}://...`, also while the run goes on"
-        )
+    assert not buckets.is_address(workdir), f"{workdir=}: `buckets.open_workdir` opens an address"
     # A new workdir does not exist yet, so its nearest existing parent is checked.
     parents = (workdir, *workdir.absolute().parents)
     try:

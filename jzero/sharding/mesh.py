@@ -2,8 +2,8 @@
 
 Training runs on a mesh (data, fsdp, tensor) over all devices, or on (data, fsdp, context, tensor)
 with context parallelism (`context.py`). Decoding runs on a mesh (slots, tensor) over the devices of
-one host: the same devices or, with mesh.decode_devices, others. `publish.py` copies weights from
-one mesh to the other.
+one host: the same devices or, with rollout.placement=apart, others. `publish.py` copies weights
+from one mesh to the other.
 """
 
 import functools
@@ -112,8 +112,8 @@ def decode_mesh(train: Mesh, process: int | None = None) -> Mesh:
 def split_devices(decode: int) -> tuple[list[Device], list[Device]]:
     """Returns the training devices, and this host's devices that decode at the same time.
 
-    decode: mesh.decode_devices, the number of decoding devices per host, taken from the end of each
-    host. Raises UserError if a host would have no device left to train.
+    decode: rollout.placement.devices, the number of decoding devices per host, taken from the end
+    of each host. Raises UserError if a host would have no device left to train.
     """
     devices = sorted(jax.devices(), key=host_and_id)
     hosts = [
@@ -124,7 +124,8 @@ def split_devices(decode: int) -> tuple[list[Device], list[Device]]:
     fewest = min(len(host) for host in hosts)
     if decode >= fewest:
         raise UserError(
-            f"mesh.decode_devices={decode} leaves none of the {fewest} devices of a host to train"
+            f"rollout.placement.devices={decode} leaves none of the {fewest} devices of a host to "
+            "train"
         )
 
     training = []

@@ -24,6 +24,7 @@ from jzero.config import (
     Config,
     list_settings,
     positions_of,
+    put_value,
 )
 from jzero.errors import UserError
 from jzero.model import adapters, huggingface, qwen, tokenizer
@@ -146,11 +147,7 @@ class Sheet:
         """Chooses a setting, unless the user has given it."""
         if name in self.given:
             return
-        section, _, leaf = name.rpartition(".")
-        parent: object = self.settings
-        for part in section.split(".") if section else []:
-            parent = getattr(parent, part)
-        setattr(parent, leaf, value)
+        put_value(self.settings, name, value)
         # A setting may be chosen again when memory is counted: the last reason counts.
         self.choices = [choice for choice in self.choices if choice.name != name]
         self.choices.append(Choice(name, value, reason))
@@ -238,7 +235,8 @@ def _choose_prompts(sheet: Sheet, data: Data, model: Model) -> None:
     # r1 has its answer in tags; the other prompts may ask for a box, or for nothing.
     if data.has_only_numbers and sheet.settings.task.template != "r1":
         reason = "every answer is a number: the last number of a response counts"
-        sheet.set("task.answer_mark", "number", reason)
+        options = (*sheet.settings.task.options, "answer_mark=number")
+        sheet.set("task.options", options, reason)
 
 
 def takes_system_prompt(model: Model) -> bool:

@@ -35,7 +35,6 @@ def recipe_source(settings: Config, choices: Sequence[Choice], title: str, path:
     path: where the recipe will be.
     """
     reasons = reasons_of(choices)
-    defaults = {setting.name: setting.value for setting in list_settings(Config())}
     lines = []
     section = ""
     has_parts = False
@@ -43,7 +42,7 @@ def recipe_source(settings: Config, choices: Sequence[Choice], title: str, path:
         if setting.part:  # the line of its part has all arguments
             continue
         # Choices that equal a default are written, too: a later version may have another default.
-        if setting.value == defaults[setting.name] and setting.name not in reasons:
+        if setting.value == setting.default and setting.name not in reasons:
             continue
         if lines and setting.name.partition(".")[0] != section:
             lines.append("")

@@ -231,17 +231,17 @@ def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
 def reply(gold: JsonValue, turns: list[tuple[str, Grade]], task: TaskConfig) -> str | None:
     """Returns the feedback for the policy: the program is correct, or why it is wrong.
 
-    The reply is `task.feedback_right`, or `task.feedback_wrong` and a message from `code_feedback`
+    The reply is `task.feedback.right`, or `task.feedback.wrong` and a message from `code_feedback`
     on the first failed test. None ends an episode with a program that could not be run.
     """
     response, last_grade = turns[-1]
     if last_grade.failed:
         return None
     if last_grade.correct:
-        return task.feedback_right
+        return task.feedback.right
     feedback = options_of(task).feedback
     if feedback == code_feedback.WORDS:
-        return task.feedback_wrong
+        return task.feedback.wrong
     source = code_runs.extract_program(response)
     message = code_feedback.NO_PROGRAM
     if source:
@@ -250,6 +250,6 @@ def reply(gold: JsonValue, turns: list[tuple[str, Grade]], task: TaskConfig) -> 
         except SandboxError:
             return None
         if verdict.first_failed is None:
-            return task.feedback_wrong
+            return task.feedback.wrong
         message = code_feedback.describe(verdict.first_failed, verdict.all, feedback)
-    return f"{task.feedback_wrong}\n\n{message}"
+    return f"{task.feedback.wrong}\n\n{message}"

@@ -80,7 +80,7 @@ def example(task: TaskConfig, seed: int, index: int, tries: float) -> tuple[str,
     if not isinstance(prompt, str):
         raise UserError(
             f"task.template={task.template} is a chat template, and countdown has warm-start "
-            "examples for plain text only: set warm_start.steps=0"
+            "examples for plain text only: set warm_start=none"
         )
     # The template has opened the reasoning, so the response closes it.
     if prompt.endswith("<think>"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from jzero.answers import extract, verdict
@@ -17,6 +17,7 @@ from jzero.answers.published import VERIFIERS
 from jzero.config.data_sources import Rows
 from jzero.errors import UserError
 from jzero.problems import overlap, problem_sets, row_loader
+from jzero.problems.options import read_known_options
 from jzero.problems.problem_sets import AskedRow, Row
 from jzero.problems.prompts import (
     BOXED,
@@ -29,12 +30,36 @@ from jzero.problems.prompts import (
 )
 from jzero.problems.row_loader import Loaded, Selection, Sets
 from jzero.rewards import rewards
+from jzero.setting import setting
 from jzero.types import Grade, JsonValue, Problem
 
 if TYPE_CHECKING:
     import datasets
 
     from jzero.config import TaskConfig
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of tasks of mathematics, `task.options=name=value`."""
+
+    answer_mark: str = setting(
+        "",
+        "How a response marks its answer, a key of jzero.answers.extract.TEMPLATES. Empty: as "
+        "task.template asks for; the last box if the template is a file or a column.",
+        choices=("", *extract.TEMPLATES),
+    )
+    units: str = setting(
+        "exact",
+        "Unit of a quantity. exact: the unit of the gold answer is required. convert: other units "
+        "of the same dimension are converted, such as 100 cm for 1 m.",
+        choices=("exact", "convert"),
+    )
+
+
+def options_of(task: TaskConfig) -> Options:
+    """Returns the options; the defaults for a suite of questions in a run of another task."""
+    return read_known_options(Options, task.options)
 
 
 OPEN = "open"  # the task of questions without answers: only user-defined rewards score responses
@@ -295,8 +320,9 @@ def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
 
 
 def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
-    """Grades the answer of a response, marked according to `task.answer_mark` or the template."""
-    return _grade_marked(response, gold, task, task.answer_mark or _answer_mark(task.template))
+    """Grades the answer of a response, marked according to `answer_mark` or the template."""
+    mark = options_of(task).answer_mark or _answer_mark(task.template)
+    return _grade_marked(response, gold, task, mark)
 
 
 def grade_gsm8k(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
@@ -304,7 +330,7 @@ def grade_gsm8k(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
     # GSM8K's solutions end with "#### 42". Models that have seen them use this form even if the
     # template asks for another.
     mark = "gsm8k" if "####" in response else _answer_mark(task.template)
-    mark = task.answer_mark or mark
+    mark = options_of(task).answer_mark or mark
     return _grade_marked(response, gold, task, mark)
 
 
@@ -328,5 +354,5 @@ def _grade_marked(response: str, gold: JsonValue, task: TaskConfig, mark: str) -
         gold["answer"],
         template=mark,
         question=gold["question"],
-        units=task.units,
+        units=options_of(task).units,
     )

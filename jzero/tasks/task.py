@@ -14,6 +14,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from jzero.config import turns
 from jzero.environments import environment, environment_task
 from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
@@ -96,7 +97,7 @@ class Task(NamedTuple):
 
     warm_start: Callable[[TaskConfig, int, int, float], tuple[str, str]] | None = None
     """warm_start(task, seed, index, tries) returns the prompt and the response of a supervised
-    example, for `warm_start.steps`. `tries` is `warm_start.tries`."""
+    example, for `warm_start`. `tries` is `warm_start.tries`."""
 
     warm_start_tokens: Callable[[TaskConfig, float], int] = _no_tokens
     """warm_start_tokens(task, tries) returns an upper bound on the tokens of such a response."""
@@ -134,9 +135,9 @@ class Task(NamedTuple):
 
 
 def feedback(gold: JsonValue, turns: list[tuple[str, Grade]], task: TaskConfig) -> str:
-    """Returns `task.feedback_right` or `task.feedback_wrong`. The reply of several tasks."""
+    """Returns `task.feedback.right` or `task.feedback.wrong`. The reply of several tasks."""
     _, last_grade = turns[-1]
-    return task.feedback_right if last_grade.correct else task.feedback_wrong
+    return task.feedback.right if last_grade.correct else task.feedback.wrong
 
 
 _MATH = Task(
@@ -146,6 +147,7 @@ _MATH = Task(
     templates=MATH_TEMPLATES,
     notes=math_problems.notes,
     num_train_problems=math_problems.num_train_problems,
+    options=math_problems.Options,
     prompt_values=("question", "instruction"),
 )
 
@@ -300,9 +302,9 @@ def check_task_settings(task: TaskConfig, max_turns: int) -> None:
             f"task.environment={task.environment} is not used by task.name={task.name}: set "
             f"task.name={environment.NAME}, or task.environment="
         )
-    if task.environment and max_turns > 1 and task.turn_reward != "score":
+    if task.environment and max_turns > 1 and not isinstance(task.turn_reward, turns.Score):
         raise UserError(
-            f"task.turn_reward={task.turn_reward} replaces the rewards of task.environment="
+            "task.turn_reward=success replaces the rewards of task.environment="
             f"{task.environment}: set task.turn_reward=score"
         )
     # Several turns need replies, from tools or from the task.
@@ -343,11 +345,6 @@ def _check_questions(task: TaskConfig, found: Task, template: PromptTemplate) ->
             f"task.template={task.template}: task.name={task.name} makes its own prompts; choose "
             f"from {', '.join(found.templates)}, or a file"
         )
-    if task.answer_mark and not has_questions:
-        raise UserError(
-            f"task.answer_mark={task.answer_mark}: answers of task.name={task.name} have a form of "
-            "their own, set task.answer_mark="
-        )
 
 
 def stop_strings(task: TaskConfig) -> tuple[str, ...]:
@@ -387,9 +384,9 @@ def _check_tools(task: TaskConfig, template: PromptTemplate, max_turns: int) -> 
     tool_episodes.check(task)
     if max_turns < 2:
         raise UserError(f"{what} needs a turn after each call: set rollout.max_turns to 2 or more")
-    if task.turn_reward != "score":
+    if not isinstance(task.turn_reward, turns.Score):
         raise UserError(
-            f"task.turn_reward={task.turn_reward} would punish each turn of {what} that calls a "
+            f"task.turn_reward=success would punish each turn of {what} that calls a "
             "tool: set task.turn_reward=score"
         )
     if not template.chat and template.reply is None:

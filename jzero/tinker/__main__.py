@@ -138,8 +138,11 @@ def check_settings(settings: config.Config) -> None:
     """Raises UserError for settings that this server does not have."""
     if settings.model.adapter.rank or settings.model.adapter.path:
         raise UserError("model.adapter: clients choose the shape of their adapters: leave it out")
-    if settings.mesh.decode_devices:
-        raise UserError("mesh.decode_devices: training and sampling share the devices: leave it 0")
+    if settings.rollout.decode_devices:
+        raise UserError(
+            "rollout.placement=apart: training and sampling share the devices: set "
+            "rollout.placement=together"
+        )
     if settings.rollout.max_turns > 1:
         raise UserError("rollout.max_turns: clients write the turns: leave it out")
     config.validate(settings)

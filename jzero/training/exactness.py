@@ -40,8 +40,8 @@ def with_exact_ratio(
 ) -> Algorithm:
     """Returns the trainer's algorithm: in exact mode the sampler's log-probs serve as pi_old.
 
-    With rollout.max_staleness the algorithm is unchanged, because rollouts can be older than the
-    policy.
+    With rollout.placement.max_staleness the algorithm is unchanged, because rollouts can be older
+    than the policy.
     """
     if not compute.exact or rollout.max_staleness:
         return algorithm

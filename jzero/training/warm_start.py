@@ -12,7 +12,7 @@ from dataclasses import replace
 import jax
 
 from jzero import terminal
-from jzero.config import OptimizerConfig, WarmStartConfig, schedules
+from jzero.config import OptimizerConfig, WarmStart, schedules
 from jzero.errors import UserError
 from jzero.hosts.interrupt import StopCheck
 from jzero.model import qwen
@@ -23,7 +23,7 @@ from jzero.training.supervised import SupervisedTrainer
 
 def warm_start(
     trainer: SupervisedTrainer,
-    settings: WarmStartConfig,
+    settings: WarmStart,
     optimizer: OptimizerConfig,
     make_example: Callable[[int], Example],
     params: qwen.Params,

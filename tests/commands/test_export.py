@@ -281,7 +281,7 @@ def sft_settings(name: str, data: str) -> config.Config:
     """Returns settings of supervised fine-tuning whose other sections say nothing about it."""
     settings = reference.settings(train={"microbatch_tokens": 240})
     settings.name = name
-    settings.sft = config.SftConfig(data=data, epochs=2.0, loss="all")
+    settings.sft = config.Sft(data=data, epochs=2.0, loss="all")
     return settings
 
 

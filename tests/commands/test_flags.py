@@ -57,7 +57,7 @@ def test_every_tuple_can_be_emptied_and_filled_by_flags(item: Setting) -> None:
 
 TEXTS = [
     "tasks=math,code",
-    "code.feedback_wrong=No, that is wrong.",
+    "code.feedback.wrong=No, that is wrong.",
     "a b",
     "a, 'b",
     "</answer>",

@@ -13,8 +13,8 @@ import tiny
 from runs import ROOT, read_jsonl
 
 import jzero
-from jzero import chat, cli, compare, evaluate
-from jzero.config import Config
+from jzero import api, chat, cli, compare, evaluate
+from jzero.config import Apart, Config, WarmStart
 from jzero.errors import UserError
 from jzero.run.finished import find_model
 from jzero.sizing import command
@@ -210,6 +210,21 @@ def test_python_trains_with_rows_and_a_function(trained, tmp_path: Path) -> None
 
 def length_reward(response: str, gold: object, task: object) -> float:
     return 1 / (1 + len(response))
+
+
+def test_python_sets_parts_and_their_arguments() -> None:
+    values = {
+        "rollout.placement.devices": 2,
+        "rollout.placement": "apart",
+        "warm_start.lr": 0.5,
+        "optimizer.b1": 0,
+    }
+    settings = api.with_values(Config(), values)
+    assert settings.rollout.placement == Apart(devices=2)
+    assert settings.warm_start == WarmStart(lr=0.5)
+    assert type(settings.optimizer.b1) is float
+    with pytest.raises(UserError, match="warm_start.lr=fast must be a number"):
+        api.with_values(Config(), {"warm_start.lr": "fast"})
 
 
 def test_python_refuses_mistakes_with_user_errors(trained, tmp_path: Path) -> None:

@@ -300,7 +300,7 @@ def test_what_is_generated_trains(
     assert sum(text.startswith("<think>\nLet me see, ") for text in texts) == 4
     tok = tokenizer.countdown()
     sft.set_chat_template(tok, str(template))
-    examples = sft.encode_rows(tok, [data.rows[i] for i in range(8)], config)
+    examples = sft.encode_rows(tok, [data.rows[i] for i in range(8)], sft.settings_of(config))
     for example, text in zip(examples, texts, strict=True):
         ids = np.array(example.tokens)[example.trained]
         assert ids.tolist() == [*tokenizer.encode(tok, text), tok.eos_token_id]

@@ -39,7 +39,7 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     ),
     (
         {"model.adapter.path": "/a", "model.path": "/b", "warm_start.steps": 3},
-        "warm_start.steps=3 trains the model that the adapter model.adapter.path=/a is of",
+        "trains the model that the adapter model.adapter.path=/a is of: set warm_start=none",
     ),
     (
         {"model.adapter.path": "/a", "model.path": "/b", "critic.path": "/a/critic"},
@@ -138,11 +138,11 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     ),
     (
         {"rollout.max_staleness": 1, "algorithm.dynamic_sampling_rounds": 2},
-        "rollout.max_staleness=1 trains on groups as they come",
+        "rollout.placement.max_staleness=1 trains on groups as they come",
     ),
     (
-        {"mesh.decode_devices": 1},
-        "mesh.decode_devices=1 would wait for every update: set rollout.max_staleness=1",
+        {"rollout.placement": "apart(max_staleness=0)"},
+        "rollout.placement.max_staleness=0 must be at least 1",
     ),
     (
         {"model.exact": True, "model.attention": "xla"},
@@ -241,7 +241,7 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     ),
     ({"eval.every": -1}, "eval.every=-1 must be at least 0"),
     ({"optimizer.lr": math.nan}, "optimizer.lr=nan is not a number"),
-    ({"mesh.decode_devices": -1}, "mesh.decode_devices=-1 must be at least 0"),
+    ({"mesh.decode_devices": -1}, "rollout.placement.devices=-1 must be at least 1"),
     (
         {"rollout.max_episode_tokens": 100},
         "rollout.max_episode_tokens=100 is shorter than a prompt and a response, 1280",

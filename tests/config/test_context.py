@@ -124,14 +124,14 @@ def test_default_lengths_fit_the_window(tmp_path: Path) -> None:
 
 def test_examples_of_fine_tuning_are_no_longer_than_the_model(model: str) -> None:
     long_rollouts = settings(model, max_new_tokens=8000)  # nothing is sampled
-    long_rollouts.sft = config.SftConfig(data="traces.jsonl", pack_length=4096)
+    long_rollouts.sft = config.Sft(data="traces.jsonl", pack_length=4096)
     config.validate(long_rollouts)
 
-    long_rollouts.sft.pack_length = 8192
+    long_rollouts.sft = config.Sft(data="traces.jsonl", pack_length=8192)
     with pytest.raises(UserError, match="set sft.pack_length=4096"):
         config.validate(long_rollouts)
 
-    long_rollouts.sft.pack_length = 4096
+    long_rollouts.sft = config.Sft(data="traces.jsonl", pack_length=4096)
     long_rollouts.eval.suites = ("math500",)  # whose problems are answered
     with pytest.raises(UserError, match="rollout.max_new_tokens=8000"):
         config.validate(long_rollouts)

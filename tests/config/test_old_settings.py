@@ -1,26 +1,31 @@
 """Flags and config.json of earlier versions mean the same as before."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from jzero import algorithms, cli, config
 from jzero.config import (
+    Apart,
+    Checkpoint,
     Config,
     Local,
     Remote,
     Rows,
+    Together,
     describe,
     old_settings,
     read_sources,
     schedules,
+    turns,
     unknown_names,
 )
 from jzero.config.old_settings import Merged, Moved, Removed
 from jzero.errors import UserError
 from jzero.run import workdir
 from jzero.run.finished import find_model
-from jzero.tasks import countdown
+from jzero.tasks import countdown, math_problems, mixed
 
 # config.json of runs of earlier versions: of version 0.2, and of the commit before data sources.
 OLD_CONFIGS = Path(__file__).with_name("old_configs")
@@ -36,6 +41,26 @@ def test_entries_of_the_architecture_are_changed_one_by_one() -> None:
     settings = parse(*flags, "model.arch.hidden_size=64")
     arch = config.read_architecture(settings.model.arch)
     assert (arch.model_type, arch.head_dim, arch.hidden_size) == ("qwen3", 16, 64)
+
+
+@pytest.mark.parametrize(
+    ("flags", "options"),
+    [
+        (["task.name=math", "task.units=convert"], ("units=convert",)),
+        (["task.name=mixed", "task.answer_mark=r1"], ("math.options=answer_mark=r1",)),
+        (
+            ["task.name=mixed", "task.options=tasks=stem,code", "task.answer_mark=r1"],
+            ("tasks=stem,code", "stem.options=answer_mark=r1"),
+        ),
+        (["task.name=mixed", "task.options=math.units=convert"], ("math.options=units=convert",)),
+    ],
+)
+def test_settings_of_mathematics_are_options(flags: list[str], options: tuple[str, ...]) -> None:
+    task = parse(*flags).task
+    assert task.options == options
+    for settings in mixed.all_settings(task).values():
+        if settings.name != "code":
+            assert math_problems.options_of(settings) != math_problems.Options()
 
 
 def test_numbers_of_countdown_are_options() -> None:
@@ -78,6 +103,56 @@ def test_another_length_of_the_warm_up_keeps_its_first_rate() -> None:
     defaults.optimizer.warmup = schedules.Share(0.1, from_zero=True)
     settings = cli.parse_settings(defaults, ["--config.optimizer.warmup_steps=5"])
     assert settings.optimizer.warmup == schedules.Steps(5, from_zero=True)
+
+
+def test_a_warm_start_of_0_steps_is_none() -> None:
+    defaults = config.Config(warm_start=config.WarmStart(steps=9, tries=1.5))
+    flags = ["--config.warm_start.steps=0", "--config.warm_start.lr=0.1"]
+    assert cli.parse_settings(defaults, flags).warm_start is None
+    settings = parse("warm_start.lr=0.1", "warm_start.steps=60")
+    assert settings.warm_start == config.WarmStart(steps=60, lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "placement"),
+    [
+        (["rollout.max_staleness=2"], Together(2)),
+        (["rollout.max_running_groups=9", "rollout.max_staleness=2"], Together(2, 9)),
+        (["mesh.decode_devices=3"], Apart(1, devices=3)),
+        (["mesh.decode_devices=3", "rollout.max_staleness=4"], Apart(4, devices=3)),
+        (["rollout.placement=apart(max_staleness=4)", "mesh.decode_devices=0"], Together(4)),
+    ],
+)
+def test_staleness_and_decoding_devices_are_a_placement(
+    flags: list[str], placement: Together | Apart
+) -> None:
+    assert parse(*flags).rollout.placement == placement
+
+
+@pytest.mark.parametrize(
+    ("flags", "checkpoint"),
+    [
+        (["train.resume_from=40"], Checkpoint(40)),
+        (["train.resume_from=-1"], None),
+        (["train.discard_later_steps=True", "train.resume_from=0"], Checkpoint(0, True)),
+        (["train.resume_from.step=7"], Checkpoint(7)),
+        (["train.resume_from=checkpoint(step=7,discard_later=True)"], Checkpoint(7, True)),
+    ],
+)
+def test_a_number_is_the_step_to_resume_from(
+    flags: list[str], checkpoint: Checkpoint | None
+) -> None:
+    assert parse(*flags).train.resume_from == checkpoint
+
+
+def test_rewards_and_replies_of_turns_are_parts() -> None:
+    settings = parse(
+        "task.reward_bias=0.5", "task.reward_scaling=2", "task.feedback_wrong=No.", "sft.loss=all"
+    )
+    assert settings.task.turn_reward == turns.Success(0.5, 2.0)
+    assert settings.task.feedback == turns.Feedback(wrong="No.")
+    assert settings.sft == config.Sft(loss="all")
+    assert parse("task.turn_reward=score").task.turn_reward == turns.Score()
 
 
 @pytest.mark.parametrize(
@@ -197,7 +272,19 @@ def test_a_run_of_version_0_2_is_read() -> None:
     assert settings.algorithm.kl == algorithms.KL(coef=0.0)
     assert settings.teacher is None
     assert settings.task.reward.judge is None
-    assert settings.critic.lr == 1e-5
+    assert settings.critic == config.Critic()
+    assert settings.rollout.placement == Together()
+    assert (settings.warm_start, settings.sft, settings.train.resume_from) == (None, None, None)
+    assert settings.task.turn_reward == turns.Success()
+
+
+def test_a_first_rate_of_an_old_run_without_a_warm_up_had_no_effect() -> None:
+    optimizer = {"warmup_steps": 0, "warmup_ratio": 0.0, "warmup_from_zero": True}
+    settings = config.from_json(json.dumps({"optimizer": optimizer}), "config.json")
+    assert settings.optimizer.warmup is None
+    optimizer["warmup_ratio"] = 0.1
+    settings = config.from_json(json.dumps({"optimizer": optimizer}), "config.json")
+    assert settings.optimizer.warmup == schedules.Share(0.1, from_zero=True)
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in OLD_CONFIGS.glob("*.json")))
@@ -232,6 +319,11 @@ def test_options_of_a_recipe_go_with_its_task(flags, options) -> None:
     recipe = Config(task=config.TaskConfig(options=("value_max=15",)))
     settings = cli.parse_settings(recipe, [f"--config.{flag}" for flag in flags])
     assert settings.task.options == options
+
+
+def test_old_options_of_mixed_rows_have_the_names_of_today() -> None:
+    settings = parse("task.name=mixed", "task.options=math.feedback_wrong=No, = wrong.")
+    assert settings.task.options == ("math.feedback.wrong=No, = wrong.",)
 
 
 def test_old_options_of_mixed_rows_are_columns_of_their_data() -> None:

@@ -46,7 +46,7 @@ def test_a_run_has_rows_about_all_that_decides_a_comparison(run: PublishedRun) -
     topics = {row.topic for row in run.rows if row.topic}
     assert topics >= set(run.topics)
     assert topics <= set(TOPICS)
-    is_supervised = bool(load_recipe(run.recipe).get_config(run.preset).sft.data)
+    is_supervised = load_recipe(run.recipe).get_config(run.preset).sft is not None
     assert run.topics == (("prompt", "evaluation") if is_supervised else TOPICS)
 
 

@@ -20,6 +20,7 @@ from test_engine import PROMPTS, assert_empty, make, new_engine, params_on, seed
 from tiny import QWEN25, make_untrained_sampler, tiny_settings, trained_player
 
 from jzero import config, setup, train
+from jzero.config import turns
 from jzero.decoder.abstract_calls import abstract_calls
 from jzero.decoder.engine import Engine
 from jzero.decoder.scheduler import PATIENCE, Scheduler
@@ -269,7 +270,7 @@ def test_turns_are_counted_in_the_metrics() -> None:
 
 
 def test_the_reward_of_a_turn_may_be_its_score() -> None:
-    for success, score in zip(played(), played(turn_reward="score"), strict=True):
+    for success, score in zip(played(), played(turn_reward=turns.Score()), strict=True):
         np.testing.assert_array_equal(success.tokens.ids, score.tokens.ids)
         scores = [grade_of(turn).score for turn in score.turns]
         assert scores == [float(grade_of(turn).correct) for turn in success.turns]
@@ -562,12 +563,12 @@ def test_programs_are_planned_as_they_run() -> None:
 def test_tasks_reply_to_wrong_responses() -> None:
     right = ("7", Grade(1.0, True, ""))
     wrong = ("3", Grade(0.0, False, ""))
-    task = config.TaskConfig(feedback_wrong="Nope.", template="plain")
+    task = config.TaskConfig(feedback=turns.Feedback(wrong="Nope."), template="plain")
     for name in ("math_multiturn", "countdown"):
         reply = TASKS[name].reply
         assert reply is not None
         assert reply({}, [wrong], task) == "Nope."
-        assert reply({}, [wrong, right], task) == config.TaskConfig().feedback_right
+        assert reply({}, [wrong, right], task) == config.TaskConfig().feedback.right
 
 
 def test_the_guessing_game_gives_hints() -> None:
@@ -599,7 +600,9 @@ def test_the_pool_asks_for_a_reply_only_if_a_turn_may_follow() -> None:
     }
     with Pool(1) as pool:
         for name, (response, gold) in cases.items():
-            task = config.TaskConfig(name=name, feedback_wrong="Nope.", template="qwen_math")
+            task = config.TaskConfig(
+                name=name, feedback=turns.Feedback(wrong="Nope."), template="qwen_math"
+            )
             pool.step(name, TurnRequest(name, response, gold, task, is_last=False))
             pool.step((name, "last"), TurnRequest(name, response, gold, task))
         grades = dict(pool.drain())

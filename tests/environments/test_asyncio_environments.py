@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from jzero.config import RewardConfig, TaskConfig
+from jzero.config import RewardConfig, TaskConfig, turns
 from jzero.environments.environment import TookTooLong, limited
 from jzero.errors import UserError
 from jzero.rewards.user_functions import find_function
@@ -165,7 +165,7 @@ def module_of(file: str) -> Any:
 
 
 def settings(file: str, which: str = "Walk", **changes: Any) -> TaskConfig:
-    defaults = {"name": "environment", "template": "plain", "turn_reward": "score"}
+    defaults = {"name": "environment", "template": "plain", "turn_reward": turns.Score()}
     defaults["environment_mode"] = "asyncio"
     return TaskConfig(environment=f"{file}:{which}", grade_workers=1, **defaults | changes)
 

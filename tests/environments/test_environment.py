@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from runs import ROOT
 
-from jzero.config import RewardConfig, TaskConfig
+from jzero.config import RewardConfig, TaskConfig, turns
 from jzero.errors import UserError
 from jzero.rollout.turns import make_request
 from jzero.tasks import find_task
@@ -114,7 +114,7 @@ def pool() -> Iterator[Pool]:
 
 
 def settings(file: str, which: str = "Walk", **changes: Any) -> TaskConfig:
-    defaults = {"name": "environment", "template": "plain", "turn_reward": "score"}
+    defaults = {"name": "environment", "template": "plain", "turn_reward": turns.Score()}
     return TaskConfig(environment=f"{file}:{which}", grade_workers=1, **defaults | changes)
 
 
@@ -253,7 +253,7 @@ def test_a_reset_that_fails_is_named(file: str) -> None:
 @pytest.mark.parametrize(
     "name, changes, message",
     [
-        ("Walk", {"turn_reward": "success"}, "set task.turn_reward=score"),
+        ("Walk", {"turn_reward": turns.Success()}, "set task.turn_reward=score"),
         ("Absent", {}, "is no module:Class or FILE.py:Class"),
         ("Stepless", {}, "has no method step"),
         ("Walk", {"name": "guess"}, "is not used by task.name=guess"),

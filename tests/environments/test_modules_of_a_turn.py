@@ -23,7 +23,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from jzero.config import RolloutConfig, TaskConfig, ToolsConfig
+from jzero.config import RolloutConfig, TaskConfig, ToolsConfig, turns
 from jzero.decoder.sequence import Sequence
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.rollout.turns import TurnGrader
@@ -98,13 +98,13 @@ def countdown() -> tuple[TaskConfig, Problem, str]:
 
 def tool() -> tuple[TaskConfig, Problem, str]:
     tools = ToolsConfig(names=("calculator",))
-    task = TaskConfig(name="gsm8k", template="chat", tools=tools, turn_reward="score")
+    task = TaskConfig(name="gsm8k", template="chat", tools=tools, turn_reward=turns.Score())
     call = '<tool_call>{"name": "calculator", "arguments": {"expression": "6*7"}}</tool_call>'
     return task, Problem("1", "gsm8k", "6*7?", {"answer": "42", "question": ""}), call
 
 
 def stairs() -> tuple[TaskConfig, Problem, str]:
-    task = TaskConfig(name="environment", template="plain", turn_reward="score")
+    task = TaskConfig(name="environment", template="plain", turn_reward=turns.Score())
     task.environment = "stairs.py:Stairs"
     task.environment_mode = "asyncio"
     gold = {"row": {}, "seed": 0, "observation": "floor 0"}

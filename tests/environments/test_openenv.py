@@ -16,7 +16,7 @@ from test_asyncio_environments import Episode, play
 from websockets.asyncio.server import ServerConnection, serve
 
 from jzero import websocket
-from jzero.config import TaskConfig
+from jzero.config import TaskConfig, turns
 from jzero.environments import openenv
 from jzero.errors import UserError
 from jzero.tasks import find_task
@@ -33,7 +33,7 @@ def server() -> Iterator[OpenEnvServer]:
 
 
 def settings(url: str, **changes: Any) -> TaskConfig:
-    defaults = {"name": "environment", "template": "plain", "turn_reward": "score"}
+    defaults = {"name": "environment", "template": "plain", "turn_reward": turns.Score()}
     return TaskConfig(environment=url, grade_workers=1, **defaults | changes)
 
 

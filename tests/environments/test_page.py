@@ -12,7 +12,7 @@ import pytest
 from runs import Stand
 from test_asyncio_environments import Episode
 
-from jzero.config import JudgeServer, RewardConfig, TaskConfig, ToolsConfig
+from jzero.config import JudgeServer, RewardConfig, TaskConfig, ToolsConfig, turns
 from jzero.rollout.turns import make_request
 from jzero.types import Grade, Problem
 from jzero.workers.pool import Pool
@@ -70,7 +70,7 @@ def test_a_turn_is_answered_by_the_tool_or_read_by_environment_and_judge(files: 
             name="environment",
             environment=f"{files}/rope.py:Rope",
             template="plain",
-            turn_reward="score",
+            turn_reward=turns.Score(),
             tools=ToolsConfig(names=(f"{files}/units.py:convert",)),
             reward=RewardConfig(("accuracy", "judge"), weights=(1.0, 0.1), judge=asked),
             grade_workers=1,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from jzero.config import Local, Remote, RewardConfig, TaskConfig, ToolsConfig
+from jzero.config import Local, Remote, RewardConfig, TaskConfig, ToolsConfig, turns
 from jzero.environments import batched_rewards
 from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
@@ -135,7 +135,7 @@ def pool() -> Iterator[Pool]:
 
 def settings(*names: str, **changes: Any) -> TaskConfig:
     tools = ToolsConfig(names=names, **changes.pop("tools", {}))
-    defaults = {"name": "gsm8k", "template": "chat", "turn_reward": "score"}
+    defaults = {"name": "gsm8k", "template": "chat", "turn_reward": turns.Score()}
     return TaskConfig(tools=tools, **defaults | changes)
 
 
@@ -401,7 +401,7 @@ def test_an_episode_of_trl_is_built_again_where_its_process_ended(file: str) -> 
     "names, changes, max_turns, message",
     [
         (["calculator"], {}, 1, "needs a turn after each call: set rollout.max_turns"),
-        (["calculator"], {"turn_reward": "success"}, 2, "set task.turn_reward=score"),
+        (["calculator"], {"turn_reward": turns.Success()}, 2, "set task.turn_reward=score"),
         (["calculator"], {"template": "qwen_math"}, 2, "set task.template=chat"),
         (["abacus"], {}, 2, "task.tools.names=abacus is not one of calculator, python, search"),
         (["FILE:undocumented"], {}, 2, "the tool undocumented has no docstring"),

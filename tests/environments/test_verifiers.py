@@ -11,7 +11,7 @@ import pytest
 from servers import TEMPLATE, byte_tokenizer
 from test_asyncio_environments import Episode, play
 
-from jzero.config import TaskConfig
+from jzero.config import TaskConfig, turns
 from jzero.environments import environment_task, verifiers
 from jzero.errors import UserError
 from jzero.tasks.task import check_task_settings
@@ -32,7 +32,7 @@ def tasksets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settings(name: str, **changes: Any) -> TaskConfig:
-    defaults = {"name": "environment", "template": "chat", "turn_reward": "score"}
+    defaults = {"name": "environment", "template": "chat", "turn_reward": turns.Score()}
     task = TaskConfig(environment=f"verifiers:{name}", grade_workers=1, **defaults | changes)
     task.reward.seconds = 120.0
     return task

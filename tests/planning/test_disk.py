@@ -21,7 +21,6 @@ from jzero.planning.disk import (
     used_bytes,
 )
 from jzero.planning.models import architecture
-from jzero.run.workdir import check_workdir
 
 MODEL = "Qwen/Qwen2.5-3B"
 PARAMETERS = 3.086e9
@@ -102,13 +101,6 @@ def test_the_files_of_a_resumed_run_are_no_extra_need(tmp_path: Path) -> None:
     resumed = disk_need(config, architecture(MODEL), tmp_path).available
     assert used_bytes(tmp_path) == 1000
     assert resumed == pytest.approx(free + 1000, abs=1e9)  # other programs write to the disk, too
-
-
-@pytest.mark.parametrize("address", ["gs://bucket/run", "s3://bucket/run", "memory://run"])
-def test_an_object_store_is_refused_before_the_run(address: str) -> None:
-    with pytest.raises(UserError, match=r"give a directory, and copy it with `"):
-        check_workdir(Path(address), "{}")
-    assert not Path(address.split("//")[0]).exists()
 
 
 def test_save_adapter_needs_an_adapter() -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import reference
 
 from configs import countdown
 from jzero import config
@@ -23,7 +24,8 @@ def changed(**sections: dict[str, object]) -> Config:
     """Returns the tiny recipe with other values: changed(rollout={"group_size": 10**6})."""
     settings = countdown.get_config("tiny")
     for name, values in sections.items():
-        settings = replace(settings, **{name: replace(getattr(settings, name), **values)})
+        for field, value in values.items():
+            reference.change(settings, f"{name}.{field}", value)
     return settings
 
 
@@ -32,7 +34,7 @@ def changed(**sections: dict[str, object]) -> Config:
     [
         ({"rollout": {"num_prompts": 10**9}}, "rollout.num_prompts=1000000000"),
         ({"rollout": {"group_size": 10**9}}, "rollout.group_size=1000000000"),
-        ({"rollout": {"max_staleness": 10**9}}, "rollout.max_staleness=1000000000"),
+        ({"rollout": {"max_staleness": 10**9}}, "rollout.placement.max_staleness=1000000000"),
         ({"rollout": {"max_staleness": 1, "max_running_groups": 10**9}}, "max_running_groups=1000"),
         ({"rollout": {"num_slots": 10**9}}, "rollout.num_slots=1000000000"),
         ({"rollout": {"num_pages": 2**31 - 1}}, "rollout.num_pages=2147483647"),

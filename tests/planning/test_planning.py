@@ -12,7 +12,7 @@ from descriptions import algorithm_of
 from tiny import ROW_TOKENS, TOPOLOGY, needs_libtpu, small_settings, supervised_trainer
 
 from jzero.algorithms import PRESETS, needs_critic, needs_reference
-from jzero.config import AdapterConfig, Config, EvalConfig, MeshConfig, ModelConfig, SftConfig
+from jzero.config import AdapterConfig, Config, EvalConfig, MeshConfig, ModelConfig, Sft
 from jzero.errors import UserError
 from jzero.model import adapters, qwen
 from jzero.model.base_model import read_base_model
@@ -310,7 +310,7 @@ def test_the_update_of_every_layout_is_counted(
 def fine_tuning_settings(**evaluation: object) -> Config:
     """Returns settings of fine-tuning on 20 examples in rows of 160 tokens, 8 rows a microbatch."""
     settings = small_settings()
-    settings.sft = SftConfig(data="countdown", batch_size=20, pack_length=ROW_TOKENS)
+    settings.sft = Sft(data="countdown", batch_size=20, pack_length=ROW_TOKENS)
     settings.eval = EvalConfig(**evaluation)
     return settings
 

@@ -63,7 +63,7 @@ def test_a_recipe_s_padded_sizes_do_not_stay_in_a_toy_run() -> None:
     assert shapes.layouts[0].slots == 4  # not 8 packs
     assert shapes.rows[0] == 4
     assert shapes.rows[0] * shapes.layouts[0].tokens == 4 * (256 + 4 * 32)
-    assert most_sequences(config.rollout, config.eval, bool(config.sft.data)) == 16
+    assert most_sequences(config.rollout, config.eval, config.sft is not None) == 16
     assert needed_slots(config) == 16
     config.rollout.num_slots = 4
     assert needed_slots(config) == 4

@@ -13,7 +13,7 @@ import pytest
 from tiny import code_row, math_row, mixed_task
 
 from jzero import sft
-from jzero.config import Config, RewardConfig, SftConfig, TaskConfig, WarmStartConfig
+from jzero.config import Config, RewardConfig, Sft, TaskConfig, WarmStart, turns
 from jzero.tasks import find_task, math_problems
 from jzero.types import JsonValue, Problem
 
@@ -118,7 +118,7 @@ def all_problems(task: TaskConfig) -> list[JsonValue]:
 LEVELS = "level_min=2,level_max=4,limit=15"
 MATH = TaskConfig(name="math")
 CODE = TaskConfig(name="code", template="plain")
-BOARD = TaskConfig(name="environment", template="plain", turn_reward="score", grade_workers=1)
+BOARD = TaskConfig(name="environment", template="plain", turn_reward=turns.Score(), grade_workers=1)
 
 # The settings of a case, and the digest. In texts {NAME} stands for the source of a set.
 CASES: dict[str, tuple[TaskConfig, str]] = {
@@ -256,8 +256,8 @@ def test_examples_of_fine_tuning_stay_as_they_are(
         "tests": write(tmp_path, "tests", splits),
     }
     changes = {name: fill_in(value, sets) for name, value in changes.items()}
-    warm_start = WarmStartConfig(steps=2, batch_size=8)  # of the task countdown
-    data = sft.read_data(Config(sft=SftConfig(**changes), warm_start=warm_start))
+    warm_start = WarmStart(steps=2, batch_size=8)  # of the task countdown
+    data = sft.read_data(Config(sft=Sft(**changes), warm_start=warm_start))
     rows = [dict(data.rows[index]) for index in range(70)]
     held_out = [dict(row) for row in data.held_out]
     assert digest([rows, data.num_examples, held_out], sets) == expected

@@ -55,7 +55,7 @@ def math_prompts(source: str, **splits: str) -> tuple[set[str], set[str]]:
 
 
 def sft_prompts(source: str, **splits: str) -> tuple[set[str], set[str]]:
-    settings = config.Config(sft=config.SftConfig(**data_of(source, **splits)))
+    settings = config.Config(sft=config.Sft(**data_of(source, **splits)))
     data = sft.read_data(settings)
     train = [str(data.rows[i]["prompt"]) for i in range(3)]
     return names_of(train), names_of([str(row["prompt"]) for row in data.held_out])

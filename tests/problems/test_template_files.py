@@ -182,7 +182,9 @@ def test_a_name_that_is_nothing_lists_what_there_is() -> None:
 
 def correct(response: str, answer_mark: str = "") -> bool:
     """Grades a response to the prompt of a file, as a process that cannot read the file."""
-    task = config.TaskConfig(name="math", template="gone.txt", answer_mark=answer_mark)
+    task = config.TaskConfig(
+        name="math", template="gone.txt", options=(f"answer_mark={answer_mark}",)
+    )
     return TASKS["math"].grade(response, {"answer": "7", "question": "?"}, task).correct
 
 
@@ -194,8 +196,8 @@ def test_a_box_marks_the_answer_unless_the_setting_says_otherwise() -> None:
 
 
 def test_a_mark_is_for_sets_of_questions() -> None:
-    with pytest.raises(UserError, match="task.answer_mark=number: answers of task.name=countdown"):
-        check_task_settings(config.TaskConfig(answer_mark="number"), 1)
+    with pytest.raises(UserError, match="'answer_mark=number' is not an option of this task"):
+        check_task_settings(config.TaskConfig(options=("answer_mark=number",)), 1)
 
 
 # Columns

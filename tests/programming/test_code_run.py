@@ -6,7 +6,7 @@ import pytest
 from runs import rows
 
 from configs import code as recipes
-from jzero.config import Local, tiny_arch
+from jzero.config import Local, WarmStart, tiny_arch
 from jzero.sandbox import levels
 from jzero.train import train
 
@@ -28,7 +28,7 @@ def test_a_run_of_tiny_runs_the_programs_of_its_policy(tmp_path: Path, quick_run
     config.task.reward.functions = ("accuracy", "code")
     config.rollout.num_prompts, config.rollout.group_size = 4, 2
     config.rollout.num_slots = 16
-    config.warm_start.steps, config.warm_start.batch_size, config.warm_start.lr = 150, 16, 1e-2
+    config.warm_start = WarmStart(steps=150, batch_size=16, lr=1e-2)
     config.train.steps = 2
     config.train.microbatch_tokens = 8 * (8 + 2 * 64)
     config.train.packs_per_row = 2

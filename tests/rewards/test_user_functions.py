@@ -108,7 +108,9 @@ def pool() -> Iterator[Pool]:
 
 def graded(pool: Pool, function: str, earlier: Any = ()) -> Grade:
     """Returns the grade of the response 7 with the parts of one function of the user's."""
-    settings = TaskConfig(name="math", answer_mark="answer", reward=RewardConfig((function,)))
+    settings = TaskConfig(
+        name="math", options=("answer_mark=answer",), reward=RewardConfig((function,))
+    )
     pool.step("key", make_request(PROBLEM, 0, "7", earlier, settings, is_last=True))
     [(_, grade)] = pool.drain()
     assert not grade.failed, grade.reason

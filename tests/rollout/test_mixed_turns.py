@@ -87,9 +87,9 @@ def sampler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sampler]:
         "code.reward.weights=1",
         "code.reward.weights=10",
         "code.turn_reward=score",
-        "math.reward_scaling=5",
-        "math.feedback_wrong=Try again.",
-        "code.feedback_wrong=It fails.",
+        "math.turn_reward.scaling=5",
+        "math.feedback.wrong=Try again.",
+        "code.feedback.wrong=It fails.",
         "code.stop_on_success=false",
         "code.sandbox.seconds=0.3",
         reward=RewardConfig(functions=("accuracy",)),
@@ -192,7 +192,7 @@ def test_replies_are_those_of_the_row_s_task(sampler: Sampler, played: list[Roll
             continue
         for turn, reply in zip(rollout.turns, replies, strict=False):
             if worth(rollout.problem, turn.text) == 1:
-                assert reply == sampler.task.feedback_right
+                assert reply == sampler.task.feedback.right
             else:
                 assert str(reply).startswith("It fails.\n\n")
     # The policy reads the reply between its responses, as the template of its task writes it.

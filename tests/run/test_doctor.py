@@ -134,7 +134,10 @@ ILL: dict[str, Illness] = {
         always(update__padding=0.9), "90 % of the rows of an update", 3, "train.pack"
     ),
     "sampler_idle": Illness(
-        always(rollout__slot_utilization=0.1), "uses 10 % of its slots", 3, "rollout.max_staleness"
+        always(rollout__slot_utilization=0.1),
+        "uses 10 % of its slots",
+        3,
+        "rollout.placement.max_staleness",
     ),
     "grading_slow": Illness(
         always(time__grade=8), "waits 8 of 10 seconds", 1, "task.grade_workers"

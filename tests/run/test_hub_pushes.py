@@ -15,7 +15,7 @@ import pytest
 from huggingface_hub import ModelCard
 from runs import ROOT, Hub, finish, launch, read_jsonl, timeless, wait_for
 
-from jzero.config import Config, End, EveryCheckpoint, HubConfig, TrainConfig, validate
+from jzero.config import Checkpoint, Config, End, EveryCheckpoint, HubConfig, TrainConfig, validate
 from jzero.errors import UserError
 from jzero.run import hub_pushes
 from jzero.run.hub_ledger import Ledger, Push
@@ -307,7 +307,7 @@ def test_a_run_that_goes_back_pushes_the_later_steps_again(tmp_path: Path) -> No
         (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
         note_pushed(tmp_path, step)
 
-    go_back(tmp_path, TrainConfig(resume_from=4, discard_later_steps=True))
+    go_back(tmp_path, TrainConfig(resume_from=Checkpoint(4, discard_later=True)))
 
     ledger = Ledger(tmp_path)
     assert ledger.pushed_steps() == [4]

@@ -2,21 +2,20 @@
 
 import json
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from jzero import setup
 from jzero.clock import Clock
-from jzero.config import Config, TrainConfig, to_json, validate
+from jzero.config import Checkpoint, Config, TrainConfig, to_json, validate
 from jzero.errors import UserError
 from jzero.model.base_model import read_base_model
 from jzero.run.resume import go_back, steps_to_discard
 from jzero.run.session import RunSession
 from jzero.run.workdir import claim_workdir
 
-DISCARD = TrainConfig(resume_from=4, discard_later_steps=True)
+DISCARD = TrainConfig(resume_from=Checkpoint(4, discard_later=True))
 
 
 @pytest.fixture
@@ -44,22 +43,22 @@ def test_without_the_setting_nothing_is_removed(workdir: Path) -> None:
 
 def test_later_steps_are_refused_unless_told(workdir: Path) -> None:
     before = files(workdir)
-    train = TrainConfig(resume_from=4)
+    train = TrainConfig(resume_from=Checkpoint(4))
 
     with pytest.raises(UserError, match="resume_from=4: .* steps up to 12, which would be lost"):
         steps_to_discard(workdir, train)
-    with pytest.raises(UserError, match="set train.discard_later_steps=True"):
+    with pytest.raises(UserError, match="set train.resume_from.discard_later=True"):
         go_back(workdir, train)
 
     assert files(workdir) == before
-    go_back(workdir, TrainConfig(resume_from=12))
+    go_back(workdir, TrainConfig(resume_from=Checkpoint(12)))
     assert files(workdir) == before
 
 
 @pytest.mark.parametrize("step", [3, 16])
 def test_a_step_without_a_checkpoint_is_refused(workdir: Path, step: int) -> None:
     with pytest.raises(UserError, match="has no checkpoint of this step, it has 0, 4, 8, 12"):
-        steps_to_discard(workdir, replace(DISCARD, resume_from=step))
+        steps_to_discard(workdir, TrainConfig(resume_from=Checkpoint(step, discard_later=True)))
 
 
 def test_a_new_workdir_has_no_checkpoint(tmp_path: Path) -> None:
@@ -95,7 +94,7 @@ def test_the_same_command_goes_on_after_a_kill(
 
 
 def test_permission_that_comes_later_discards(workdir: Path) -> None:
-    claim_workdir(workdir, to_json(Config(train=TrainConfig(resume_from=4))))
+    claim_workdir(workdir, to_json(Config(train=TrainConfig(resume_from=Checkpoint(4)))))
     go_back(workdir, DISCARD)
     assert not (workdir / "checkpoints/8").exists()
 
@@ -110,15 +109,15 @@ def test_a_session_goes_on_from_the_chosen_step(workdir: Path) -> None:
         assert session.resume_step == 4
 
     assert (workdir / "metrics.jsonl").read_text() == "".join(rows[:4])
-    assert json.loads((workdir / "config.json").read_text())["train"]["resume_from"] == 4
+    assert json.loads((workdir / "config.json").read_text())["train"]["resume_from"]["step"] == 4
 
 
 def test_a_run_is_refused_before_anything_is_loaded(workdir: Path) -> None:
-    settings = Config(train=TrainConfig(resume_from=4))
+    settings = Config(train=TrainConfig(resume_from=Checkpoint(4)))
     with pytest.raises(UserError, match="which would be lost"):
         setup.check(settings, workdir)
 
 
 def test_permission_without_a_step_is_a_mistake() -> None:
-    with pytest.raises(UserError, match="discard_later_steps=True needs the step to go back to"):
-        validate(Config(train=TrainConfig(discard_later_steps=True)))
+    with pytest.raises(UserError, match="train.resume_from.step=-1 must be at least 0"):
+        validate(Config(train=TrainConfig(resume_from=Checkpoint(discard_later=True))))

@@ -125,9 +125,9 @@ def test_without_reward_the_grader_scores_and_without_answers_a_reward_is_needed
 
 
 def test_numbers_are_read_without_a_box(data: Data, model: Model) -> None:
-    assert choose(data, model, cpu(16)).settings.task.answer_mark == "number"
+    assert choose(data, model, cpu(16)).settings.task.options == ("answer_mark=number",)
     words = replace(data, has_only_numbers=False)
-    assert choose(words, model, cpu(16)).settings.task.answer_mark == ""
+    assert choose(words, model, cpu(16)).settings.task.options == ()
 
 
 def test_a_cpu_computes_in_fp32_and_an_accelerator_in_bf16(data: Data, model: Model) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jzero.config import Local, Remote, TaskConfig
+from jzero.config import Local, Remote, TaskConfig, turns
 from jzero.errors import UserError
 from jzero.programming import code_feedback, code_runs, code_tests
 from jzero.programming.code_feedback import MAX_SHOWN
@@ -31,9 +31,9 @@ def fenced(source: str) -> str:
 
 def make_task(*options: str, **changes: object) -> TaskConfig:
     sandbox = Local(level=BEST, seconds=0.3, output_mib=0.1)
-    words = {"feedback_right": "It is right.", "feedback_wrong": WRONG}
+    words = turns.Feedback(right="It is right.", wrong=WRONG)
     return TaskConfig(
-        name="code", template="plain", sandbox=sandbox, options=options, **words, **changes
+        name="code", template="plain", sandbox=sandbox, options=options, feedback=words, **changes
     )
 
 

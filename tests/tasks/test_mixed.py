@@ -149,7 +149,7 @@ def test_an_option_is_for_the_rows_of_one_task(data: Path) -> None:
         "code.reward.weights=0.5",
         "code.options=reward=all",
         "code.options=max_tests=3",
-        "code.feedback_wrong=No, = wrong.",
+        "code.feedback.wrong=No, = wrong.",
         "math.verifier=oat_fast",
         "math.stop_on_success=false",
         "code.sandbox.seconds=2.5",
@@ -161,7 +161,7 @@ def test_an_option_is_for_the_rows_of_one_task(data: Path) -> None:
     code, math = found["code"], found["math"]
     assert (code.reward.functions, code.reward.weights) == (("code", "code_format"), (1.0, 0.5))
     assert code.options == ("reward=all", "max_tests=3")
-    assert code.feedback_wrong == "No, = wrong."
+    assert code.feedback.wrong == "No, = wrong."
     assert (code.sandbox.seconds, math.sandbox.seconds) == (2.5, 1.0)
     assert math.reward == task.reward
     assert (math.verifier, code.verifier) == ("oat_fast", "fast")
@@ -169,7 +169,7 @@ def test_an_option_is_for_the_rows_of_one_task(data: Path) -> None:
     # Everything else is as it was given, also in the settings that were copied.
     assert task == mixed_task(data, *task.options[2:], reward=task.reward)
     for own in (code, math):
-        for name in ("grade_workers", "tools", "feedback_right", "max_reply_bytes"):
+        for name in ("grade_workers", "tools", "turn_reward", "max_reply_bytes"):
             assert getattr(own, name) == getattr(task, name)
 
 

@@ -53,7 +53,7 @@ def test_math_multiturn_replies_to_what_its_step_is_worth(answer: str, is_right:
     response = rf"It is \boxed{{{answer}}}."
     gold = {"answer": "7", "question": ""}
     grade = turn.take_turn(ask("math_multiturn", response, gold, is_last=False), unguarded)
-    words = TaskConfig().feedback_right if is_right else TaskConfig().feedback_wrong
+    words = TaskConfig().feedback.right if is_right else TaskConfig().feedback.wrong
     assert (grade.correct, grade.reply) == (is_right, words)
     last = turn.take_turn(ask("math_multiturn", response, gold, is_last=True), unguarded)
     assert (last.correct, last.reply) == (is_right, None)

@@ -203,6 +203,6 @@ def test_a_task_without_examples_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     without_examples = TASKS["countdown"]._replace(warm_start=None)
     monkeypatch.setitem(TASKS, "countdown", without_examples)
 
-    message = "task.name=countdown has no warm-start examples; set warm_start.steps=0"
+    message = "task.name=countdown has no warm-start examples; set warm_start=none"
     with pytest.raises(ValueError, match=message):
         warm_started(config, policy, TOKENIZER, {}, interrupt)

@@ -302,7 +302,8 @@ PROMPT = [5, 6, 7]
 ANSWERS = [[11, 12], [13], [14, 15]]
 REPLIES = [[40, 41], [42], []]
 IS_RIGHT = [False, False, True]
-AREAL_TASK = config.TaskConfig(reward_bias=0.1, reward_scaling=5.0, turn_discount=0.9)
+AREAL_REWARD = config.turns.Success(bias=0.1, scaling=5.0)
+AREAL_TASK = config.TaskConfig(turn_reward=AREAL_REWARD, turn_discount=0.9)
 
 
 @dataclass
@@ -323,9 +324,9 @@ def areal_rows() -> list[ArealRow]:
     tokens = list(PROMPT)
     rows = []
     for answer, reply, is_right in zip(ANSWERS, REPLIES, IS_RIGHT, strict=True):
-        reward = (float(is_right) - 0.5) * 2 - AREAL_TASK.reward_bias
+        reward = (float(is_right) - 0.5) * 2 - AREAL_REWARD.bias
         prompt_mask = [1] * len(tokens) + [0] * len(answer)
-        rows.append(ArealRow(tokens + answer, prompt_mask, reward * AREAL_TASK.reward_scaling))
+        rows.append(ArealRow(tokens + answer, prompt_mask, reward * AREAL_REWARD.scaling))
         tokens = tokens + answer + reply
     for t in (1, 0):
         rows[t].reward += rows[t + 1].reward * AREAL_TASK.turn_discount

@@ -58,7 +58,7 @@ def settings(url: str, **changes: object) -> TaskConfig:
     asked = JudgeServer(url=url, model="wise", **changes)
     reward = RewardConfig(("accuracy", "judge"), judge=asked)
     rewards.check_rewards(reward)
-    return TaskConfig(name="math", answer_mark="answer", reward=reward)
+    return TaskConfig(name="math", options=("answer_mark=answer",), reward=reward)
 
 
 def judged(task: TaskConfig, *responses: str, cache: Path | None = None) -> dict[str, Grade]:

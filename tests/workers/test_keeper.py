@@ -25,14 +25,14 @@ linux = pytest.mark.skipif(not keeper.IS_LINUX, reason="only Linux finds them")
 RUN = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a test in the background ignores it
-from jzero.config import RewardConfig, TaskConfig
+from jzero.config import RewardConfig, TaskConfig, turns
 from jzero.workers.pool import Pool
 from jzero.rollout.turns import make_request
 from jzero.types import Problem
 
 mode, end, file = sys.argv[1:]
 task = TaskConfig(
-    name="environment", template="plain", turn_reward="score", environment_mode=mode,
+    name="environment", template="plain", turn_reward=turns.Score(), environment_mode=mode,
     environment=file, reward=RewardConfig(seconds=20.0),
 )
 gold = {"row": {}, "seed": 0, "observation": "begin"}

@@ -31,7 +31,7 @@ AREAL = (
         "two sentences of the agent",
         "",
         None,
-        "the same in other words; task.feedback_right and task.feedback_wrong take the published",
+        "the same in other words; task.feedback.right and task.feedback.wrong take the published",
         topic="prompt",
     ),
     differing(
@@ -54,8 +54,8 @@ AREAL = (
     Row(
         "(reward of a turn)", "1 and -1", "task.turn_reward", "success", "1 and -1", topic="rewards"
     ),
-    Row("reward_scaling", "1", "task.reward_scaling", 1.0, topic="rewards"),
-    Row("reward_bias", "0", "task.reward_bias", 0.0, topic="rewards"),
+    Row("reward_scaling", "1", "task.turn_reward.scaling", 1.0, topic="rewards"),
+    Row("reward_bias", "0", "task.turn_reward.bias", 0.0, topic="rewards"),
     Row("turn_level_discount", "1", "task.turn_discount", 1.0, topic="rewards"),
     Row("num_turns", "5", "rollout.max_turns", 5),
     Row("(after a right answer)", "the episode continues", "task.stop_on_success", False),
@@ -109,9 +109,9 @@ AREAL = (
     differing(
         "max_head_offpolicyness",
         "4 in the quick start",
-        "rollout.max_staleness",
+        "rollout.placement.max_staleness",
         0,
-        "synchronous; rollout.max_staleness=4 is asynchronous",
+        "synchronous; rollout.placement.max_staleness=4 is asynchronous",
     ),
 )
 
@@ -165,8 +165,8 @@ ASYNC = (
     Row("ppo.gen.max_new_tokens", "4096", "rollout.max_new_tokens", 4096),
     Row("ppo.gen.temperature", "1", "rollout.temperature", 1.0),
     Row("ppo.gen.top_p", "1", "rollout.top_p", 1.0),
-    Row("max_head_offpolicyness", "4", "rollout.max_staleness", 4),
-    Row("max_concurrent_rollouts", "16", "rollout.max_running_groups", 16),
+    Row("max_head_offpolicyness", "4", "rollout.placement.max_staleness", 4),
+    Row("max_concurrent_rollouts", "16", "rollout.placement.max_running_groups", 16),
     Row("ppo.use_decoupled_loss", "True", "algorithm.name", "decoupled_ppo"),
     Row("ppo.disable_value", "True", "algorithm.advantage", "return_to_go", "no critic"),
     Row("ppo.adv_norm", "True", "algorithm.whiten", True),
