@@ -4,10 +4,11 @@
     python -m jzero.main --config configs/sums.py:smollm2-135m-lora
     python -m jzero.main --config configs/sums.py:tiny              # from scratch, in a minute
 
-Presets: smollm2-135m, qwen2.5-0.5b and qwen3-0.6b, each also with -lora, which trains an adapter
-on the frozen model; and tiny, random weights and a warm start.
+Presets: smollm2-135m, gemma-3-270m, qwen2.5-0.5b and qwen3-0.6b, each also with -lora, which trains
+an adapter on the frozen model; and tiny, random weights and a warm start.
 
-Models: the presets load their models from the hub, or from --config.model.path=DIRECTORY.
+Models: the presets load their models from the hub, where Gemma's license has to be accepted, or
+from --config.model.path=DIRECTORY.
 Hardware: two CPU cores; smollm2-135m needs 6 GB of memory and its adapter 3 GB, and the models of
 0.5b and 0.6b four times as much. Any accelerator with 16 GB holds each of them.
 Cost: lab/learning.md has the minutes and the curves of smollm2-135m on two CPU cores.
@@ -26,19 +27,21 @@ from jzero.config import (
     RolloutConfig,
     TaskConfig,
     TrainConfig,
-    WarmStartConfig,
+    WarmStart,
     choose_preset,
     tiny_model,
 )
 
-PROMPT = 40  # tokens of three solved problems and a question, where each digit is a token
+PROMPT = 41  # tokens of three solved problems and a question: each digit is one, and Gemma's <bos>
 RESPONSE = 8  # twice the tokens of a space, two digits and a line break
 
 _MODELS = {
     "smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "gemma-3-270m": "google/gemma-3-270m",
     "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
     "qwen3-0.6b": "Qwen/Qwen3-0.6B-Base",
 }
+LEARNING_RATES = {"gemma-3-270m": 3e-6}  # others have 1e-5
 HUB = _MODELS | {f"{name}-lora": path for name, path in _MODELS.items()}
 
 
@@ -49,6 +52,7 @@ def get_config(preset: str = "") -> Config:
 
 def pretrained(preset: str) -> Config:
     """16 problems x 16 answers a step, in full precision."""
+    model = preset.removesuffix("-lora")
     config = Config(
         name=f"sums-{preset}",
         model=ModelConfig(path=HUB[preset], dtype="float32"),
@@ -62,7 +66,7 @@ def pretrained(preset: str) -> Config:
             decode_steps=RESPONSE,
         ),
         algorithm=algorithms.dr_grpo(),
-        optimizer=OptimizerConfig(lr=1e-5),
+        optimizer=OptimizerConfig(lr=LEARNING_RATES.get(model, 1e-5)),
         train=TrainConfig(
             steps=60,
             # Two responses in a pack, a group in a row, and 4 rows in a microbatch: groups of equal
@@ -74,7 +78,7 @@ def pretrained(preset: str) -> Config:
         ),
         eval=EvalConfig(problems=128, samples=4, every=20),
     )
-    if preset.endswith("-lora"):
+    if preset != model:
         config.model.adapter.rank = ADAPTER_RANK
         config.optimizer.lr *= ADAPTER_LR_FACTOR
     return config
@@ -97,7 +101,7 @@ def tiny() -> Config:
         ),
         algorithm=algorithms.dr_grpo(),
         optimizer=OptimizerConfig(lr=1e-3),
-        warm_start=WarmStartConfig(steps=300, batch_size=32, lr=3e-3),
+        warm_start=WarmStart(steps=300, batch_size=32, lr=3e-3),
         train=TrainConfig(
             steps=20, microbatch_tokens=4096, pack="longest", packs_per_row=8, checkpoint_every=20
         ),

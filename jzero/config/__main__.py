@@ -7,6 +7,7 @@ import argparse
 
 from jzero.config.describe import count_table, describe
 from jzero.errors import UserError
+from jzero.terminal import say
 
 
 def main() -> None:
@@ -15,7 +16,7 @@ def main() -> None:
     parser.add_argument("name", nargs="?", help="a section or a setting")
     name = parser.parse_args().name
     try:
-        print(count_table() if name is None else describe(name))
+        say(count_table() if name is None else describe(name))
     except UserError as error:
         parser.exit(2, f"error: {error}\n")
 
