@@ -44,7 +44,7 @@ from jzero.run.history import history_of
 from jzero.run.hub_ledger import Push
 from jzero.run.hub_pushes import HubPushes, branch_of_step, push_line
 from jzero.run.lock import lock_directory
-from jzero.run.memory import MemoryWatch
+from jzero.run.memory import MemoryWatch, return_memory_of_compilations
 from jzero.run.metrics_writer import MetricsWriter
 from jzero.run.model_card import CardOptions, make_card
 from jzero.run.progress import Progress
@@ -142,6 +142,7 @@ class RunSession:
         self._memory = MemoryWatch(planned_bytes)
         self._num_steps = 0  # of this process
         compilation_counter()  # from here on, the terminal shows that a program is compiled
+        return_memory_of_compilations()
         # What the terminal shows after the row of a step.
         self._table = StepTable(last_step)
         self._progress: Progress | None = None

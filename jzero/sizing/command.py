@@ -33,11 +33,11 @@ from jzero.config.describe import describe as describe_settings
 from jzero.errors import UserError
 from jzero.hosts import peers, processes
 from jzero.model.hub import public_name
-from jzero.planning.chips import GIB
+from jzero.planning.machines import Machine, plan_on
 from jzero.rewards import rewards
 from jzero.run import buckets
 from jzero.sizing import choices, recipe
-from jzero.sizing.choices import HELD_OUT, Machine, Model, Sheet, Wishes
+from jzero.sizing.choices import HELD_OUT, Model, Sheet, Wishes
 from jzero.sizing.data import Data, absolute_source, held_out_rows, read_data
 
 HELD_OUT_FILE = "held_out.jsonl"  # in the workdir
@@ -237,7 +237,6 @@ def describe(sheet: Sheet, data: Data, model: Model, machine: Machine) -> str:
     """Returns the table of choices, below a line on the model, the data and the machine."""
     settings = sheet.settings
     given = sorted(sheet.given)
-    needed = choices.needed_bytes(settings, model, machine)
     lines = [
         f"{settings.name}: {model.num_params / 1e6:.1f}M parameters, {data.num_rows:,} rows, "
         f"{machine}",
@@ -245,11 +244,6 @@ def describe(sheet: Sheet, data: Data, model: Model, machine: Machine) -> str:
         recipe.table(settings, sheet.choices, given),
         "",
     ]
-    disk = choices.disk_bytes(settings, model)
-    room = f"needs about {disk / 1e9:.1f} of {machine.disk_bytes / 1e9:.1f} GB of disk"
-    if needed is not None and machine.device_bytes is not None:
-        has = machine.device_bytes * (len(machine.devices) if machine.is_cpu else 1)
-        where = "memory" if machine.is_cpu else "memory of each device"
-        room = f"needs about {needed / GIB:.1f} of {has / GIB:.1f} GiB of {where}, and{room[5:]}"
-    lines.append(room)
+    planned = choices.planned_settings(settings, str(model.directory))
+    lines.append(str(plan_on(planned, machine)))
     return "\n".join(lines)
