@@ -54,6 +54,8 @@ from jzero.types import Prompt
 ROUNDED_TO = 64  # tokens; lengths are multiples of it
 FEWEST_NEW_TOKENS = 256
 NEW_TOKENS = {True: 512, False: 1024}  # without worked solutions, on a CPU and elsewhere
+MOST_TURNS = 8  # of an episode
+TURN_TOKENS = {True: 128, False: 512}  # of a response and of a reply, on a CPU and elsewhere
 SPARE_LENGTH = 1.5  # a response may be this many times as long as 95 % of the solutions
 # What is trained.
 FULL, ADAPTER, INT8_BASE = "the whole model", "an adapter", "an adapter on an int8 base"
@@ -71,8 +73,9 @@ class Wishes:
     """The flags of `jzero train`."""
 
     model: str
-    data: str
+    data: str = ""  # "" only with an environment
     reward: str = ""
+    environment: str = ""  # FILE.py:Class, or another name as in task.environment
     eval_data: str = ""
     lora: bool = False
     minutes: float = 0.0
@@ -164,8 +167,13 @@ def choose(
     Raises UserError if the data cannot be scored, or has no prompts that fit the model.
     """
     sheet = Sheet(settings, given)
-    _choose_task(sheet, wishes, data, held_out)
-    _choose_prompts(sheet, data, model)
+    if wishes.environment:
+        choose_environment(sheet, wishes, model, machine)
+        _choose_rows(sheet, wishes, data, held_out)
+    else:
+        _choose_task(sheet, wishes, data)
+        _choose_rows(sheet, wishes, data, held_out)
+        _choose_prompts(sheet, data, model)
     _choose_lengths(sheet, data, model, machine)
     choose_batch(sheet, data.num_rows, machine)
     if wishes.minutes:
@@ -206,7 +214,7 @@ def choose_sizes(
 # -- the task --------------------------------------------------------------------------------------
 
 
-def _choose_task(sheet: Sheet, wishes: Wishes, data: Data, held_out: str) -> None:
+def _choose_task(sheet: Sheet, wishes: Wishes, data: Data) -> None:
     sheet.set("model.path", wishes.model, "--model")
     if data.answer_column:
         sheet.set("task.name", "math", f"questions with answers ({data.answer_column})")
@@ -218,14 +226,35 @@ def _choose_task(sheet: Sheet, wishes: Wishes, data: Data, held_out: str) -> Non
             "that a grader could compare: give --reward FILE.py:FUNCTION, or name the column with "
             f"--data \"rows('{data.source}',answer='COLUMN')\""
         )
-    reasons = [f"--data: {data.num_rows:,} rows", f"problem: {data.problem_reason}"]
-    if data.answer_column:
-        reasons.append(f"answer: {data.answer_reason}")
-    sheet.set("task.data", str(data.rows), "; ".join(reasons))
     if wishes.reward:
         sheet.set("task.reward.functions", (wishes.reward,), "--reward")
     else:
         sheet.set("task.reward.functions", ("accuracy",), "no --reward: the grader of answers")
+
+
+def choose_environment(sheet: Sheet, wishes: Wishes, model: Model, machine: Machine) -> None:
+    """Chooses the task of an environment, the template of its prompts, and the turns."""
+    sheet.set("task.name", "environment", "--environment")
+    sheet.set("task.environment", wishes.environment, "--environment")
+    sheet.set("task.turn_reward", "score", "every turn has the reward that `step` returns")
+    if model.tokenizer.chat_template:
+        sheet.set("task.template", "chat", "the tokenizer has a chat template")
+    else:
+        sheet.set("task.template", "plain", "a base model without a chat template")
+    functions = ("accuracy", wishes.reward) if wishes.reward else ("accuracy",)
+    reason = "the reward of the environment" + (", and --reward" if wishes.reward else "")
+    sheet.set("task.reward.functions", functions, reason)
+    sheet.set("rollout.max_turns", MOST_TURNS, "responses of an episode at most")
+    tokens = TURN_TOKENS[machine.is_cpu]
+    sheet.set("rollout.max_reply_tokens", tokens, "of a reply of the environment, at most")
+
+
+def _choose_rows(sheet: Sheet, wishes: Wishes, data: Data, held_out: str) -> None:
+    if data.source:
+        reasons = [f"--data: {data.num_rows:,} rows", f"problem: {data.problem_reason}"]
+        if data.answer_column:
+            reasons.append(f"answer: {data.answer_reason}")
+        sheet.set("task.data", str(data.rows), "; ".join(reasons))
     if wishes.eval_data:
         sheet.set("task.eval_data", wishes.eval_data, "--eval")
     elif held_out:
@@ -287,6 +316,9 @@ def _choose_lengths(sheet: Sheet, data: Data, model: Model, machine: Machine) ->
         typical = int(np.quantile(solutions, 0.95))
         tokens = max(FEWEST_NEW_TOKENS, _rounded(SPARE_LENGTH * typical))
         reason = f"95 % of the solutions have at most {typical} tokens"
+    elif settings.task.name == "environment":
+        tokens = TURN_TOKENS[machine.is_cpu]
+        reason = f"of one of {settings.rollout.max_turns} turns"
     else:
         tokens = NEW_TOKENS[machine.is_cpu]
         reason = "the usual length: the set has no worked solutions"
@@ -300,6 +332,10 @@ def _choose_lengths(sheet: Sheet, data: Data, model: Model, machine: Machine) ->
         if tokens > room:
             tokens, reason = room, f"the model has {model.positions} positions"
     sheet.set("rollout.max_new_tokens", tokens, reason)
+    # All turns and replies of an episode share the positions.
+    if model.positions is not None and settings.rollout.longest_episode > model.positions:
+        reason = f"the model has {model.positions} positions"
+        sheet.set("rollout.max_episode_tokens", model.positions, reason)
 
 
 def prompt_lengths(settings: Config, data: Data, model: Model) -> np.ndarray:
@@ -314,7 +350,9 @@ def prompt_lengths(settings: Config, data: Data, model: Model) -> np.ndarray:
             )
             for question in data.prompts
         ]
-    return np.array([len(tokenizer.prompt_ids(model.tokenizer, prompt)) for prompt in prompts])
+    return np.array(
+        [len(tokenizer.prompt_ids(model.tokenizer, prompt, data.tools)) for prompt in prompts]
+    )
 
 
 def _rounded(tokens: float) -> int:
@@ -326,21 +364,28 @@ def _rounded(tokens: float) -> int:
 
 
 def choose_batch(sheet: Sheet, num_rows: int, machine: Machine) -> None:
-    """Chooses the responses of a step, and the steps, for a set of `num_rows` rows."""
+    """Chooses the responses of a step, and the steps, for a set of `num_rows` rows.
+
+    num_rows: 0 for an environment that makes its episodes without rows.
+    """
     settings, num_devices = sheet.settings, len(machine.devices)
     sheet.set("rollout.group_size", GROUP_SIZE, "responses to a prompt, which are compared")
     prompts, reason = CPU_PROMPTS, "few, so that a step takes minutes on a CPU"
     if not machine.is_cpu:
         prompts = min(128, 16 * num_devices)
         reason = f"16 for each of {num_devices} devices, at most 128"
-    if prompts > num_rows:
+    if 0 < num_rows < prompts:
         prompts, reason = num_rows, f"the set has {num_rows} rows"
     sheet.set("rollout.num_prompts", prompts, reason)
 
     chosen = settings.rollout.num_prompts
-    steps = max(1, min(MOST_STEPS, PASSES * num_rows // chosen))
-    passes = steps * chosen / num_rows
-    sheet.set("train.steps", steps, f"{passes:.2g} passes over {num_rows:,} rows")
+    if num_rows:
+        steps = max(1, min(MOST_STEPS, PASSES * num_rows // chosen))
+        passes = steps * chosen / num_rows
+        reason = f"{passes:.2g} passes over {num_rows:,} rows"
+    else:
+        steps, reason = MOST_STEPS, "the episodes never end"
+    sheet.set("train.steps", steps, reason)
     most = HELD_OUT[machine.is_cpu]
     sheet.set("eval.problems", most, "at most, before and after the run")
     sheet.set("eval.samples", 0, "greedy only: one response to each problem")

@@ -22,7 +22,7 @@ from jzero.planning.models import KNOWN_MODELS
 from jzero.setting import part_name
 from jzero.sizing import choices, recipe
 from jzero.sizing.choices import Model, Sheet, Wishes
-from jzero.sizing.data import Data, read_data
+from jzero.sizing.data import Data, read_data, read_environment
 
 DISK = 500e9
 
@@ -179,6 +179,45 @@ def test_a_quota_of_the_disk_is_kept(data: Data, model: Model, tmp_path: Path) -
     quota = Config(memory=config.MemoryConfig(disk_gb=3))
     assert choices.this_machine(quota, tmp_path / "run").disk_bytes == 3e9
     assert choices.this_machine(Config(), tmp_path / "run").disk_bytes != 3e9
+
+
+GAME = """
+class Game:
+    def reset(self, row, seed):
+        self.answer = row.get("question", str(seed % 7))
+        return f"{self.answer}: say it"
+
+    def step(self, response):
+        return "no", float(self.answer in response), False
+"""
+
+
+@pytest.mark.parametrize("has_rows", [False, True])
+def test_an_environment_chooses_turns_and_needs_no_rows(
+    data: Data, model: Model, has_rows: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "game.py"
+    file.write_text(GAME)
+    wishes = Wishes(str(model.directory), environment=f"{file}:Game", reward="my.py:f")
+    settings = Config(name="test")
+    machine = cpu(16)
+    choices.choose_environment(Sheet(settings, frozenset()), wishes, model, machine)
+    read = read_environment(data.source if has_rows else "", settings.task, 0)
+
+    sheet = choices.choose(wishes, Config(name="test"), frozenset(), read, model, machine)
+
+    config.validate(sheet.settings, is_training=True)
+    task, rollout = sheet.settings.task, sheet.settings.rollout
+    assert (task.name, task.template, task.turn_reward) == ("environment", "chat", "score")
+    assert task.reward.functions == ("accuracy", "my.py:f")
+    assert bool(task.data) == has_rows
+    longest = choices.prompt_lengths(sheet.settings, read, model).max()
+    assert longest <= rollout.max_prompt_tokens < longest + 64
+    assert rollout.max_turns == choices.MOST_TURNS
+    # All turns fit the 1,024 positions of the model.
+    assert rollout.longest_episode == 1024
+    steps = choices.MOST_STEPS if not has_rows else 3 * 400 // rollout.num_prompts
+    assert sheet.settings.train.steps == min(choices.MOST_STEPS, steps)
 
 
 # A model that the planner knows, with the tokenizer of the tiny model.
