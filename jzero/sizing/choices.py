@@ -54,7 +54,7 @@ from jzero.types import Prompt
 ROUNDED_TO = 64  # tokens; lengths are multiples of it
 FEWEST_NEW_TOKENS = 256
 NEW_TOKENS = {True: 512, False: 1024}  # without worked solutions, on a CPU and elsewhere
-MOST_TURNS = 8  # of an episode
+MOST_TURNS = {True: 4, False: 8}  # of an episode, on a CPU and elsewhere
 TURN_TOKENS = {True: 128, False: 512}  # of a response and of a reply, on a CPU and elsewhere
 SPARE_LENGTH = 1.5  # a response may be this many times as long as 95 % of the solutions
 # What is trained.
@@ -244,7 +244,7 @@ def choose_environment(sheet: Sheet, wishes: Wishes, model: Model, machine: Mach
     functions = ("accuracy", wishes.reward) if wishes.reward else ("accuracy",)
     reason = "the reward of the environment" + (", and --reward" if wishes.reward else "")
     sheet.set("task.reward.functions", functions, reason)
-    sheet.set("rollout.max_turns", MOST_TURNS, "responses of an episode at most")
+    sheet.set("rollout.max_turns", MOST_TURNS[machine.is_cpu], "responses of an episode at most")
     tokens = TURN_TOKENS[machine.is_cpu]
     sheet.set("rollout.max_reply_tokens", tokens, "of a reply of the environment, at most")
 

@@ -17,6 +17,9 @@ are found by their names (problem, question, prompt, ...; answer, final_answer, 
 With --environment the policy plays episodes of a class with reset(row, seed) and step(response),
 whose rewards it is trained on; `reset` gets the rows of --data, if there are any.
 
+--machine v5e-8 chooses for a machine that is not attached, prints and writes the recipe, and stops.
+`jzero plan --config WORKDIR/recipe.py --machine v5e-8` says whether a changed recipe still fits.
+
 The last form is `python -m jzero.main --config RECIPE`. A name such as gsm8k:tiny is a recipe of
 jzero, and a path is a file. `jzero train --help rollout` explains the settings of a section.
 """
@@ -37,7 +40,9 @@ from jzero.config.describe import describe as describe_settings
 from jzero.errors import UserError
 from jzero.hosts import peers, processes
 from jzero.model.hub import public_name
-from jzero.planning.machines import Machine, plan_on
+from jzero.planning.chips import GIB
+from jzero.planning.disk import GB
+from jzero.planning.machines import Machine, find_machine, plan_on
 from jzero.rewards import rewards
 from jzero.run import buckets
 from jzero.sizing import choices, recipe
@@ -62,6 +67,7 @@ class Request:
     given: frozenset[str]  # names of the settings that `apply` sets
     apply: Callable[[Config], Config]  # returns a config with the settings that the user has given
     is_dry: bool = False  # stops before training
+    machine: str = ""  # a usual machine to choose for; "": the attached devices
 
 
 def main() -> None:
@@ -124,6 +130,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dry-run", action="store_true", help="write the recipe and stop before training"
     )
+    parser.add_argument(
+        "--machine",
+        default="",
+        metavar="NAME",
+        help="choose for a machine that is not attached, such as v5e-8, and stop as --dry-run",
+    )
     return parser
 
 
@@ -156,7 +168,8 @@ def parse(arguments: list[str]) -> Request:
         return cli.parse_settings(settings, remaining)
 
     given = frozenset(cli.given_settings(remaining))
-    return Request(wishes, args.workdir, given, apply, args.dry_run)
+    is_dry = args.dry_run or bool(args.machine)
+    return Request(wishes, args.workdir, given, apply, is_dry, args.machine)
 
 
 def prepare(request: Request, workdir: Path) -> Config:
@@ -176,7 +189,7 @@ def prepare(request: Request, workdir: Path) -> Config:
         rewards.check_rewards(config.RewardConfig(functions=functions))
     if wishes.environment:
         model = choices.read_model(config_of_model(settings, wishes))
-        machine = choices.this_machine(settings, workdir)
+        machine = machine_of(request, settings, workdir)
         # The template of the prompts is known before the prompts.
         sheet = Sheet(settings, given)
         choices.choose_environment(sheet, wishes, model, machine)
@@ -184,7 +197,7 @@ def prepare(request: Request, workdir: Path) -> Config:
     else:
         data = read_data(wishes.data, settings.task)
         model = choices.read_model(config_of_model(settings, wishes))
-        machine = choices.this_machine(settings, workdir)
+        machine = machine_of(request, settings, workdir)
 
     held_out = ""
     needs_held_out = not (wishes.eval_data or data.has_test_split or "task.eval_data" in given)
@@ -205,6 +218,18 @@ def prepare(request: Request, workdir: Path) -> Config:
     processes.write_once(path, recipe.recipe_source(sheet.settings, sheet.choices, title, path))
     processes.print_once(f"recipe {path}")
     return sheet.settings
+
+
+def machine_of(request: Request, settings: Config, workdir: Path) -> Machine:
+    """Returns the machine to choose for. Raises UserError if there is none of this name."""
+    if not request.machine:
+        return choices.this_machine(settings, workdir)
+    machine, memory = find_machine(request.machine), settings.memory
+    return replace(
+        machine,
+        device_bytes=memory.device_gib * GIB or machine.device_bytes,
+        disk_bytes=memory.disk_gb * GB or machine.disk_bytes,
+    )
 
 
 def resume(request: Request, wishes: Wishes, workdir: Path) -> Config:

@@ -113,6 +113,19 @@ class Hot:
 """
 
 
+def test_a_machine_that_is_not_attached(trained, environment: dict[str, str]) -> None:
+    flags = ["--model", "model", "--data", "sums.jsonl", "--workdir", "rented", "--machine"]
+
+    out = jzero_command(environment, trained.directory, "train", *flags, "v5e-8")
+
+    assert "8 TPU v5 lite, 15.8 GiB each" in out
+    assert "GiB of memory of each device, and about" in out
+    assert (trained.directory / "rented" / FILE).exists()
+    assert not (trained.directory / "rented" / "metrics.jsonl").exists()
+    plan = ["plan", "--config", str(trained.directory / "rented" / FILE), "--machine", "v5e-8"]
+    assert jzero_command(environment, trained.directory, *plan).splitlines()[-1] == "fits"
+
+
 @pytest.mark.thorough
 def test_an_environment_is_trained_in(trained, environment: dict[str, str]) -> None:
     (trained.directory / "hot.py").write_text(ENVIRONMENT)

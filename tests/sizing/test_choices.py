@@ -213,9 +213,9 @@ def test_an_environment_chooses_turns_and_needs_no_rows(
     assert bool(task.data) == has_rows
     longest = choices.prompt_lengths(sheet.settings, read, model).max()
     assert longest <= rollout.max_prompt_tokens < longest + 64
-    assert rollout.max_turns == choices.MOST_TURNS
+    assert rollout.max_turns == choices.MOST_TURNS[True]
     # All turns fit the 1,024 positions of the model.
-    assert rollout.longest_episode == 1024
+    assert rollout.longest_episode <= 1024
     steps = choices.MOST_STEPS if not has_rows else 3 * 400 // rollout.num_prompts
     assert sheet.settings.train.steps == min(choices.MOST_STEPS, steps)
 
