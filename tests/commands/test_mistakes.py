@@ -61,7 +61,7 @@ FLAGS = [
     ("--rollout.group_size=8", "write --config.rollout.group_size=8"),
     ("--model.path=gpt2", "write --config.model.path=gpt2"),
     # Settings without their section.
-    ("--lr=1e-5", "write --config.optimizer.lr=1e-5"),
+    ("--lr=1e-5", "or --config.optimizer.lr=1e-5"),
     ("--max_new_tokens=100", "write --config.eval.max_new_tokens=100 or --config.rollout.max_new_"),
     ("--steps=5", "--config.train.steps=5"),
     # Misspellings: the right one first, and alone if nothing else is close.
@@ -106,7 +106,7 @@ TRAIN = [
     ("--use_peft", "did you mean --lora?"),
     ("--dataset_name=x", "did you mean --data=x?"),
     ("--work_dir=x", "--work_dir=x"),
-    ("--lr=1e-5", "write --config.optimizer.lr=1e-5"),
+    ("--lr=1e-5", "or --config.optimizer.lr=1e-5"),
     ("--learning_rate=1e-5", "write --config.optimizer.lr=1e-5"),
     ("stray", "unknown arguments stray"),
 ]
