@@ -32,7 +32,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jzero import cli, config
+from jzero import cli, config, terminal
 from jzero import main as jzero_main
 from jzero.config import Config
 from jzero.config.data_sources import read_source
@@ -45,6 +45,7 @@ from jzero.planning.disk import GB
 from jzero.planning.machines import Machine, find_machine, plan_on
 from jzero.rewards import rewards
 from jzero.run import buckets
+from jzero.run.workdir import check_directory
 from jzero.sizing import choices, recipe
 from jzero.sizing.choices import HELD_OUT, Model, Sheet, Wishes
 from jzero.sizing.data import (
@@ -179,6 +180,8 @@ def prepare(request: Request, workdir: Path) -> Config:
     a mistake.
     """
     wishes = with_absolute_paths(request.wishes)
+    # The files of the choices are written before the run checks its workdir.
+    check_directory(workdir)
     if (workdir / recipe.FILE).exists():
         return resume(request, wishes, workdir)
     settings = request.apply(Config(name=run_name(wishes)))
@@ -195,7 +198,8 @@ def prepare(request: Request, workdir: Path) -> Config:
         choices.choose_environment(sheet, wishes, model, machine)
         data = read_environment(wishes.data, settings.task, settings.train.seed)
     else:
-        data = read_data(wishes.data, settings.task)
+        with terminal.phase("read the data", has_bar=False):
+            data = read_data(wishes.data, settings.task)
         model = choices.read_model(config_of_model(settings, wishes))
         machine = machine_of(request, settings, workdir)
 

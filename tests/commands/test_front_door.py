@@ -18,6 +18,7 @@ from jzero.config import Config
 from jzero.errors import UserError
 from jzero.run.finished import find_model
 from jzero.sizing import command
+from jzero.sizing.choices import Wishes
 from jzero.sizing.recipe import FILE
 from jzero.workers.pool import Pool
 
@@ -140,6 +141,13 @@ def test_an_environment_is_trained_in(trained, environment: dict[str, str]) -> N
     assert "continues with hot/recipe.py" in jzero_command(
         environment, trained.directory, "train", *again
     )
+
+
+def test_a_workdir_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    request = command.Request(Wishes("none", "none"), None, frozenset(), lambda config: config)
+    with pytest.raises(UserError, match="is not a directory that can be written to"):
+        command.prepare(request, tmp_path / "file" / "run")
 
 
 def test_problems_or_an_environment_are_needed(
