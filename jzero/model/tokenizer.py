@@ -32,7 +32,9 @@ MORE_TEMPLATES = "additional_chat_templates"  # folder with named chat templates
 LARGE_FILES = {"tokenizer.json", "vocab.json", "merges.txt"}
 MAX_BYTES = 128 << 20  # limit for vocabulary files; the largest known ones have 35 MB
 
-Message = Mapping[str, str]  # {"role": ..., "content": ...}
+Message = Mapping[
+    str, object
+]  # {"role": ..., "content": ...}, and tool_calls as the template reads
 Prompt = str | Sequence[Message]
 Tool = Mapping[str, object]  # {"type": "function", "function": {...}}
 

@@ -471,7 +471,7 @@ class RequestReader:
     def render(self, request: CompletionRequest) -> str:
         """Returns the prompt of a chat as text. Raises UserError if a tool is not in it."""
         messages = [message.to_template() for message in request.messages]
-        schemas = [tool.schema() for tool in request.shown_tools]
+        schemas = [tool.to_schema() for tool in request.shown_tools]
         text = tokenizer.render(self.tokenizer, messages, tools=schemas)
         self.check_characters(0, len(text))
         if schemas:

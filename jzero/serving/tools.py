@@ -39,7 +39,7 @@ class ToolSpec(BaseModel, strict=True, extra="forbid"):
     type: Literal["function"]
     function: ToolFunction
 
-    def schema(self) -> Schema:
+    def to_schema(self) -> Schema:
         """Returns the schema that a chat template shows."""
         function = self.function
         fields = {

@@ -198,6 +198,7 @@ def choose_sizes(
     if machine.device_bytes is None:
         methods = methods[:1]
     reason = "--lora"
+    attempt = sheet
     for method in methods:
         attempt = copy.deepcopy(sheet)
         _choose_method(attempt, method, reason, architecture, machine)
