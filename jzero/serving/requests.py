@@ -19,7 +19,7 @@ from jzero.model import tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.serving.limits import Limits
 from jzero.serving.scored import ReplyOptions
-from jzero.serving.tools import CallReader, EarlierCalls, Tools, ToolSpec, check_shown
+from jzero.serving.tools import CallReader, EarlierCalls, Tools, ToolSpec, check_template
 
 MAX_CHOICES = 128  # per prompt
 MAX_STOP_STRINGS = 64
@@ -475,7 +475,8 @@ class RequestReader:
         text = tokenizer.render(self.tokenizer, messages, tools=schemas)
         self.check_characters(0, len(text))
         if schemas:
-            check_shown(request.shown_tools, text, str(self.tokenizer.chat_template))
+            is_shown = text != tokenizer.render(self.tokenizer, messages)
+            check_template(str(self.tokenizer.chat_template), shows_tools=is_shown)
         return text
 
     def count_new_tokens(self, request: CompletionRequest, is_chat: bool, num_prompt: int) -> int:

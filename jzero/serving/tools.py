@@ -139,12 +139,13 @@ class CallReader:
         return len(text[: len(text) - part].rstrip())
 
 
-def check_shown(tools: Sequence[ToolSpec], prompt: str, template: str) -> None:
+def check_template(template: str, *, shows_tools: bool) -> None:
     """Raises UserError if a chat template shows no tools, or asks for calls in another form.
 
-    prompt: the messages as the template has rendered them, with the tools.
+    shows_tools: whether the messages look different with tools. A template that ignores tools
+        renders without an error.
     """
-    if any(tool.function.name not in prompt for tool in tools):
+    if not shows_tools:
         raise UserError(
             "tools: the chat template of this model shows no tools, so it was not trained to call "
             "any: describe them in a message, and read the calls in the answer's text"
