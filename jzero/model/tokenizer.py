@@ -32,9 +32,7 @@ MORE_TEMPLATES = "additional_chat_templates"  # folder with named chat templates
 LARGE_FILES = {"tokenizer.json", "vocab.json", "merges.txt"}
 MAX_BYTES = 128 << 20  # limit for vocabulary files; the largest known ones have 35 MB
 
-Message = Mapping[
-    str, object
-]  # {"role": ..., "content": ...}, and tool_calls as the template reads
+Message = Mapping[str, str]  # {"role": ..., "content": ...}
 Prompt = str | Sequence[Message]
 Tool = Mapping[str, object]  # {"type": "function", "function": {...}}
 

@@ -4,7 +4,7 @@ import itertools
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, model_validator
@@ -470,7 +470,10 @@ class RequestReader:
 
     def render(self, request: CompletionRequest) -> str:
         """Returns the prompt of a chat as text. Raises UserError if a tool is not in it."""
-        messages = [message.to_template() for message in request.messages]
+        # The calls in a message are objects, which templates read and no type of a prompt has.
+        messages = cast(
+            list[tokenizer.Message], [message.to_template() for message in request.messages]
+        )
         schemas = [tool.to_schema() for tool in request.shown_tools]
         text = tokenizer.render(self.tokenizer, messages, tools=schemas)
         self.check_characters(0, len(text))
