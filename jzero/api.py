@@ -59,9 +59,10 @@ class Run:
 
 def train(
     model: str | Path,
-    data: str | Path | Rows,
+    data: str | Path | Rows | None = None,
     reward: str | RewardFunction | None = None,
     *,
+    environment: str = "",
     eval_data: str | Path = "",
     lora: bool = False,
     minutes: float = 0.0,
@@ -79,6 +80,8 @@ def train(
         data: file, directory or hub id of the problems, or a list of rows.
         reward: a function of `response`, `gold` and `task`, a function for TRL's GRPOTrainer, or
             "FILE.py:function". None: the grader compares answers.
+        environment: "FILE.py:Class", an environment to train in. `data` then has the rows of its
+            episodes, or is None.
         eval_data: held-out problems. "": the split test of `data`, or a tenth of its rows.
         lora: trains a LoRA adapter instead of the whole model.
         minutes: ends the run before so many minutes, with a checkpoint. 0: no limit.
@@ -93,17 +96,19 @@ def train(
     set_up_devices()
     values = dict(settings or {})
     check_names(values)
-    is_rows = not isinstance(data, str | Path)
-    source = "rows" if is_rows else str(data)
+    if data is None and not environment:
+        raise UserError("give data=, the problems to train on, or environment='FILE.py:Class'")
+    source = "" if data is None else str(data) if isinstance(data, str | Path) else "rows"
     directory = Path(workdir) if workdir is not None else None
     if directory is None:
-        directory = default_workdir(run_name(Wishes(model=str(model), data=source, lora=lora)))
+        wishes = Wishes(model=str(model), data=source, environment=environment, lora=lora)
+        directory = default_workdir(run_name(wishes))
 
     def apply(config: Config) -> Config:
         return with_values(config, values)
 
     with buckets.open_workdir(directory) as directory:
-        if not isinstance(data, str | Path):
+        if data is not None and not isinstance(data, str | Path):
             # The recipe names this file, so that a resumed run has the same rows.
             source = str(write_rows(data, directory))
         if reward is not None and not isinstance(reward, str):
@@ -112,6 +117,7 @@ def train(
             model=str(model),
             data=source,
             reward=reward or "",
+            environment=environment,
             eval_data=str(eval_data),
             lora=lora,
             minutes=minutes,

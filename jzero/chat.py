@@ -162,18 +162,29 @@ def parse(arguments: Sequence[str]) -> tuple[config.Config, float, str]:
 
 def chat_settings(found: FoundModel) -> config.Config:
     """Returns settings that answer one message at a time."""
+    settings = dialogue_settings(found)
+    settings.rollout.num_slots = 1
+    settings.rollout.decode_steps = STREAMED_TOKENS
+    return settings
+
+
+def dialogue_settings(found: FoundModel) -> config.Config:
+    """Returns settings that answer messages: of the run that trained the model, if there is one.
+
+    Prompts may be longer than those of the run, because a conversation grows. Texts end before the
+    stop string.
+    """
     settings = defaults(found.path)
     if found.settings is not None:
         run = settings_of_run(found, found.settings)
         rollout = replace(
             run.rollout,
             max_prompt_tokens=min(settings.rollout.max_prompt_tokens, LONGEST_PROMPT),
+            num_slots=settings.rollout.num_slots,
             max_turns=1,
             max_episode_tokens=0,
         )
         settings = replace(run, rollout=rollout)
-    settings.rollout.num_slots = 1
-    settings.rollout.decode_steps = STREAMED_TOKENS
     settings.rollout.keep_stop = False
     settings.eval.max_new_tokens = 0
     return found.with_model(settings)

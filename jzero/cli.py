@@ -14,6 +14,7 @@ import argparse
 import ast
 import atexit
 import contextlib
+import difflib
 import os
 import re
 import signal
@@ -164,9 +165,33 @@ def check_setting_names(arguments: Sequence[str]) -> None:
                 exit_with_error(f"{argument}: write --config.{setting}{bare[2]}")
             if setting:
                 exit_with_error(f"{argument}: write {setting}{bare[2]}")
+            # Settings without their section, such as --lr=1e-5.
+            meant = sorted(name for name in names if name.rpartition(".")[2] == bare[1])
+            if meant and bare[1] not in flags.FLAGS:
+                choices = " or ".join(f"--config.{name}{bare[2]}" for name in meant[:MOST_MEANT])
+                exit_with_error(f"{argument}: write {choices}")
         flag = _SETTING_FLAG.match(argument)
         if flag is not None and (mistakes := config.unknown_names([flag[1]])):
             exit_with_error(f"{argument}: {mistakes}")
+
+
+def check_flag_names(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Ends the process at the first argument that names no setting and resembles a flag.
+
+    parser: has the flags of the command.
+    """
+    known = [name for action in parser._actions for name in action.option_strings]
+    split = [argument.partition("=") for argument in arguments if argument.startswith("--")]
+    for name, equals, value in split:
+        if (meant := FLAGS_OF_OTHERS.get(name)) in known:
+            exit_with_error(f"{name}{equals}{value}: did you mean {meant}{equals}{value}?")
+    check_setting_names(arguments)
+    for name, equals, value in split:
+        if name.startswith(("--config", "--noconfig")):
+            continue
+        longer = [flag for flag in known if flag.startswith(name) or name.startswith(f"{flag}_")]
+        if close := longer or difflib.get_close_matches(name, known, 1, MOST_DIFFERENT):
+            exit_with_error(f"{name}{equals}{value}: did you mean {close[0]}{equals}{value}?")
 
 
 class SplitFlags(NamedTuple):
@@ -184,6 +209,16 @@ class SplitFlags(NamedTuple):
 
 
 TASK_NAME = "task.name"
+MOST_DIFFERENT = 0.75  # names with a lower similarity (difflib) are not proposed
+MOST_MEANT = 3  # settings that an error message proposes
+# Flags of TRL's command line and close words, and the flag of a command that means the same.
+FLAGS_OF_OTHERS = {
+    "--use_peft": "--lora",
+    "--dataset_name": "--data",
+    "--reward_funcs": "--reward",
+    "--rewards": "--reward",
+    "--eval_data": "--eval",
+}
 
 
 def split_flags(arguments: Sequence[str]) -> SplitFlags:

@@ -13,9 +13,15 @@ changes.
 prints the largest known model that can be trained on the devices, for responses of 1,024 and 8,192
 tokens. This mode uses arithmetic and compiles nothing; verify its settings with a plan that does.
 
+    python -m jzero.plan --config RECIPE --machine v5e-8
+
+says by arithmetic whether a recipe fits the memory and the disk of a usual machine: v5e-1, v5e-8,
+v6e-1, v6e-8, H100, L4, T4, laptop-24gb or laptop-8gb. RECIPE may be the file that `jzero train` has
+written. The exit status is 1 if it does not fit.
+
     python -m jzero.plan --table
 
-prints what the sizing chooses for 20 pairs of a known model and a usual machine, by arithmetic.
+prints what `jzero train` chooses for 20 pairs of a known model and such a machine, by arithmetic.
 
     python -m jzero.plan --packs runs/countdown-tiny-DATE
 
@@ -35,13 +41,16 @@ from pathlib import Path
 import jax
 
 from jzero import cli, main
+from jzero.config import Config
 from jzero.files import write_atomic
 from jzero.planning.chips import described_devices
 from jzero.planning.largest import as_json, format_largest, largest_models, memory_of
-from jzero.planning.machines import format_table
+from jzero.planning.machines import find_machine, format_verdict, plan_on
 from jzero.planning.models import hub_id_of, short_names
 from jzero.planning.packs import format_packs
 from jzero.planning.report import format_report, make_report
+from jzero.planning.sizing import choose_sizes
+from jzero.sizing.table import format_table
 
 
 def cache_directory() -> Path:
@@ -65,9 +74,17 @@ def print_largest(topology: str, arguments: list[str], json_file: str | None) ->
     print(format_largest(cells, topology, devices, available))
 
 
+def with_model(settings: Config, name: str | None) -> Config:
+    """Returns the settings with another known model, in place."""
+    if name:
+        settings.model.path = hub_id_of(name)
+    return settings
+
+
 def command() -> None:
     parser = cli.make_parser("jzero.plan", __doc__)
     parser.add_argument("--topology", help="devices to compile for, as above")
+    parser.add_argument("--machine", metavar="NAME", help="a usual machine; compiles nothing")
     parser.add_argument("--model", help=f"instead of the recipe's: {', '.join(short_names())}")
     parser.add_argument(
         "--search",
@@ -88,7 +105,7 @@ def command() -> None:
     parser.add_argument(
         "--table",
         action="store_true",
-        help="what the sizing chooses for known models on usual machines; compiles nothing",
+        help="what `jzero train` chooses for known models on usual machines; compiles nothing",
     )
     parser.add_argument("--json", metavar="FILE", help="write everything as JSON, too")
     # Compilation needs no device, and must not take one from a run on this machine.
@@ -101,14 +118,20 @@ def command() -> None:
         if args.table:
             print(format_table())
             return
+        if args.machine:
+            machine = find_machine(args.machine)
+            settings = with_model(main.parse(remaining).settings, args.model)
+            verdict = plan_on(
+                choose_sizes(settings, machine.devices, machine.device_bytes), machine
+            )
+            print(format_verdict(settings, args.machine, verdict))
+            sys.exit(0 if verdict.fits else 1)
         if not args.topology:
-            parser.error("give the devices to plan for: --topology v5e:2x4")
+            parser.error("give the devices to plan for: --topology v5e:2x4, or --machine v5e-8")
         if args.largest:
             print_largest(args.topology, remaining, args.json)
             return
-        settings = main.parse(remaining).settings
-        if args.model:
-            settings.model.path = hub_id_of(args.model)
+        settings = with_model(main.parse(remaining).settings, args.model)
         report = make_report(settings, args.topology, cache_directory(), args.search, args.score)
         if args.json:
             write_atomic(args.json, json.dumps(report.as_json(), indent=1))

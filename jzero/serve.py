@@ -1,8 +1,11 @@
 """Serves a model over OpenAI's HTTP API, or over JetStream's gRPC API.
 
-    python -m jzero.serve --model DIR [--host HOST] [--port PORT] [--config.section.field=value ...]
-    python -m jzero.serve --model DIR --adapter DIR
-    python -m jzero.serve --model DIR --jetstream PORT
+    jzero serve RUN [--host HOST] [--port PORT] [--config.section.field=value ...]
+    jzero serve DIR_OR_ID --adapter DIR
+    jzero serve DIR_OR_ID --jetstream PORT
+
+RUN is the workdir of a run: its newest export, on its base if it is an adapter, answers with the
+run's lengths, dtype and filters. DIR_OR_ID, or --model DIR_OR_ID, is a model without a run.
 
 The HTTP API (extra `serve`) has completions and chats. One thread decodes all requests together
 (continuous batching): a request joins at the next call of the device. Another thread serves HTTP.
@@ -21,11 +24,12 @@ from dataclasses import replace
 import jax
 
 from jzero import cli, config
+from jzero.chat import dialogue_settings
 from jzero.errors import UserError
-from jzero.evaluate import defaults as model_defaults
 from jzero.evaluate import load
 from jzero.model import qwen
 from jzero.rollout.sampler import Sampler, make_seed
+from jzero.run.finished import find_model
 from jzero.serving import keys, limits, sockets
 from jzero.serving.connections import BoundedConfig
 from jzero.serving.ending import GracefulServer
@@ -43,8 +47,9 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
     """Returns the options of the command, and the settings."""
     parser = cli.make_parser("jzero.serve", __doc__)
     parser.add_argument(
-        "--model", required=True, help="directory or hub id of a model, as a run exports it"
+        "run", nargs="?", default="", metavar="RUN", help="workdir of a run, or a model"
     )
+    parser.add_argument("--model", default="", help="the same as RUN, as a flag")
     parser.add_argument(
         "--adapter",
         default="",
@@ -54,7 +59,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
         "--served-model-name",
         default="",
         metavar="NAME",
-        help="name of the model in requests (default: the value of --model)",
+        help="name of the model in requests (default: RUN as it is given)",
     )
     parser.add_argument(
         "--host",
@@ -82,13 +87,18 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
     limits.add_flags(parser, Limits, "limits of the HTTP server")
     options, config_flags = parser.parse_known_args(arguments)
 
-    defaults = model_defaults(options.model)
+    if bool(options.run) == bool(options.model):
+        parser.error(
+            "give one model: jzero serve RUN, where RUN is a workdir, a directory or a hub id"
+        )
+    options.model = options.model or options.run
+    found = find_model(options.model)
+    if options.adapter:
+        found = replace(found, adapter=options.adapter)
+    # As in OpenAI's API, texts do not contain the stop string.
+    defaults = dialogue_settings(found)
     defaults.rollout.decode_steps = STREAMED_TOKENS
-    # As in OpenAI's API, whose texts do not contain the stop string.
-    defaults.rollout.keep_stop = False
     settings = cli.parse_settings(defaults, config_flags)
-    settings.model.path = options.model
-    settings.model.adapter.path = options.adapter or settings.model.adapter.path
     if options.jetstream is not None:
         # JetStream takes one token per call.
         settings.rollout.decode_steps = 1

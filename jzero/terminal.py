@@ -16,6 +16,7 @@ Only the main thread has phases, and only the first process of a run shows them 
 
 import contextlib
 import itertools
+import logging
 import os
 import sys
 import threading
@@ -335,6 +336,9 @@ def quiet_libraries() -> None:
 
     # Orbax reports as a warning that a save waits for the one before.
     absl.logging.set_verbosity(absl.logging.ERROR)
+    # The hub's client retries for half a minute, with two lines for each attempt. The error at the
+    # end of them says everything.
+    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     if not sys.stdout.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -250,6 +250,19 @@ LLAMA_MODELS = {
         rope_scaling=LLAMA_3_1_SCALING,
     ),
 }
+LLAMA_MODELS["HuggingFaceTB/SmolLM2-135M-Instruct"] = QwenConfig(
+    model_type="llama",
+    vocab_size=49_152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_hidden_layers=30,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    head_dim=64,
+    tie_word_embeddings=True,
+    rope_theta=1e5,
+    rms_norm_eps=1e-5,
+)
 # The starting points of two published runs: configs/gsm8k.py and configs/math.py.
 LLAMA_MODELS["lkevinzc/rho-1b-sft-GSM8K"] = LLAMA_MODELS["microsoft/rho-math-1b-v0.1"]
 LLAMA_MODELS["lkevinzc/Llama-3.2-3B-NuminaQA"] = LLAMA_MODELS["meta-llama/Llama-3.2-3B"]

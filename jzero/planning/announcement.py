@@ -6,6 +6,8 @@ The hours follow from the roofline of the devices; no roofline is known for CPUs
 step a run announces its hours again, from the clock (`hours_by_clock`).
 """
 
+from collections.abc import Sequence
+
 from jzero.config import MemoryConfig
 from jzero.planning.chips import GIB
 from jzero.planning.disk import GB, DiskNeed
@@ -54,6 +56,16 @@ def planned_hours(run: PlannedRun | None, steps: int) -> float | None:
         return None
     seconds = sum(cost.seconds for cost in roofline(run).values()) / ROOFLINE_SHARE
     return steps * seconds / SECONDS_OF_HOUR
+
+
+def typical_seconds(steps: Sequence[float]) -> float:
+    """Returns the mean seconds of the first steps of a process, without its very first one.
+
+    steps: the seconds of each step, without those of compilation. The first step also loads and
+    allocates, and responses differ in length from step to step.
+    """
+    later = steps[1:] or steps
+    return sum(later) / len(later)
 
 
 def hours_by_clock(hours: float, price: float, step: int) -> str:

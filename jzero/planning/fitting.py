@@ -114,6 +114,34 @@ def fit(settings: Config, devices: Sequence[DescribedDevice], available: float) 
     return Fit(settings, run, totals(bytes_of_phases(run)), available)
 
 
+def is_cpu(devices: Sequence[DescribedDevice]) -> bool:
+    """Returns whether devices are CPU devices, which share the memory of a machine."""
+    return devices[0].platform == "cpu"
+
+
+def room_for_arrays(
+    settings: Config, devices: Sequence[DescribedDevice], available: float
+) -> float:
+    """Returns the bytes that are left on a device while, on CPUs, a checkpoint is being written."""
+    return available - saved_bytes(build(settings, devices)) if is_cpu(devices) else available
+
+
+def fit_run(settings: Config, devices: Sequence[DescribedDevice], available: float) -> Fit:
+    """Returns how a run fits its devices, with the KV cache that it would choose.
+
+    The bytes of each phase include, on CPUs, the copy of a checkpoint while it is being written.
+    Raises UserError as `fit`.
+    """
+    settings = without_adapter_path(settings)
+    room = room_for_arrays(settings, devices, available)
+    # On CPUs the KV cache only has to hold one sequence.
+    share = SMALLEST_CPU_SHARE if is_cpu(devices) else SMALLEST_SHARE
+    smaller = shrink_pool(settings, devices, room, share)
+    verdict = fit(smaller, devices, available)
+    phases = {name: size + available - room for name, size in verdict.phases.items()}
+    return replace(verdict, phases=phases)
+
+
 def check_memory(settings: Config) -> float | None:
     """Raises UserError if the run cannot fit the attached devices, before anything is downloaded.
 
@@ -191,13 +219,12 @@ def _check_cpu_memory(settings: Config) -> float | None:
         return None
     devices = attached_devices()
     settings = without_adapter_path(settings)
-    copied = saved_bytes(build(settings, devices))
-    available = cpu_bytes(total_bytes()) - copied
-    # The minimum counts: the KV cache only has to hold one sequence.
-    smaller = shrink_pool(settings, devices, available, SMALLEST_CPU_SHARE)
-    if smaller is not settings:
-        return fit(smaller, devices, available).needed + copied
-    return require_fit(settings, devices, available) + copied
+    available = cpu_bytes(total_bytes())
+    verdict = fit_run(settings, devices, available)
+    if verdict.fits:
+        return verdict.needed
+    room = room_for_arrays(settings, devices, available)
+    return require_fit(settings, devices, room) + available - room
 
 
 def saved_bytes(run: PlannedRun) -> float:
@@ -472,14 +499,20 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
 
 
 def with_remedies(
-    settings: Config, devices: Sequence[DescribedDevice], available: float
+    settings: Config,
+    devices: Sequence[DescribedDevice],
+    available: float,
+    excluded: Collection[Remedy] = (),
 ) -> Config | None:
-    """Returns settings that fit, with as few changes as possible; None if no remedy suffices."""
+    """Returns settings that fit, with as few changes as possible; None if no remedy suffices.
+
+    excluded: remedies that are not tried.
+    """
     verdict = fit(settings, devices, available)
     # Greedy: the phase with the largest excess gets its cheapest remedy that saves memory.
     while verdict.excess:
         phase = max(verdict.excess, key=verdict.excess.__getitem__)
-        improved = _improve(settings, devices, verdict, phase)
+        improved = _improve(settings, devices, verdict, phase, excluded)
         if improved is None:
             return None
         settings, verdict = improved
@@ -487,11 +520,15 @@ def with_remedies(
 
 
 def _improve(
-    settings: Config, devices: Sequence[DescribedDevice], verdict: Fit, phase: str
+    settings: Config,
+    devices: Sequence[DescribedDevice],
+    verdict: Fit,
+    phase: str,
+    excluded: Collection[Remedy],
 ) -> tuple[Config, Fit] | None:
     """Returns the settings and the fit of the first remedy that saves memory in `phase`."""
     for remedy in REMEDIES[phase]:
-        changed = remedy(settings, verdict.run)
+        changed = None if remedy in excluded else remedy(settings, verdict.run)
         if changed is None:
             continue
         try:

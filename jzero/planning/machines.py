@@ -1,50 +1,75 @@
-"""What the sizing chooses for known models on usual machines: `jzero.plan --table`.
+"""Machines: the devices of a run, and the memory and disk that it has there.
 
-Every run trains the same batch of problems. The method is the first of METHODS that fits: the whole
-model, an adapter, or an adapter on a base in int8. Sizes are chosen by `planning.sizing`, and the
-checkpoints by `planning.disk`, as for a run that starts on the machine.
+    MACHINES["v5e-8"]                       usual machines, which need not be attached
+    verdict = plan_on(settings, machine)    whether a run fits memory and disk, by arithmetic
+
+`jzero.sizing` chooses settings for a machine. `jzero plan --config RECIPE --machine NAME` prints
+the verdict on a recipe.
 """
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 from jzero.config import Config
 from jzero.errors import UserError
 from jzero.planning.chips import GIB, DescribedDevice, described_devices
-from jzero.planning.disk import GB, disk_need, smaller_on_disk
-from jzero.planning.fitting import PROCESS_BYTES, Fit, fit, saved_bytes, shrink_pool
-from jzero.planning.largest import METHODS, memory_of
-from jzero.planning.models import architecture, hub_id_of
-from jzero.planning.sizing import choose_sizes
+from jzero.planning.disk import GB, DiskNeed, parts_of_workdir
+from jzero.planning.fitting import PROCESS_BYTES, Fit, fit_run, is_cpu
+from jzero.planning.largest import memory_of
+from jzero.planning.planned_run import architectures
 
-PROMPTS, GROUP, PROMPT_TOKENS, RESPONSE_TOKENS = 32, 8, 512, 1024
-SMALLEST_SHARE = 1 / 4  # of the KV cache, as for a run (`fitting`)
+LAPTOP_SHARE = 0.75  # of a laptop's memory: the system and other programs take the rest
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine with equal devices of one host."""
+    """Equal devices, and the room that a run has."""
 
-    devices: tuple[DescribedDevice, ...]
-    device_bytes: float  # that a program may use on each device
-    disk_gb: float  # usual size of the disk with the workdir
+    devices: Sequence[DescribedDevice]
+    device_bytes: float | None  # that arrays may take on each device; None if unknown
+    disk_bytes: float  # that the workdir may have
+
+    @property
+    def is_cpu(self) -> bool:
+        return is_cpu(self.devices)
+
+    def __str__(self) -> str:
+        kind = f"{len(self.devices)} {self.devices[0].device_kind}"
+        if self.device_bytes is None:
+            return kind
+        if self.is_cpu:
+            cores = os.cpu_count() or 1
+            return f"{cores} CPU cores, {self.shown_bytes(self.device_bytes) / GIB:.1f} GiB free"
+        return f"{kind}, {self.device_bytes / GIB:.1f} GiB each"
+
+    def shown_bytes(self, size: float) -> float:
+        """Returns the bytes to print for `size` bytes of arrays on each device.
+
+        CPU devices share a memory, in which the process takes room besides its arrays.
+        """
+        return size * len(self.devices) + PROCESS_BYTES if self.is_cpu else size
+
+    @property
+    def memory_name(self) -> str:
+        return "memory" if self.is_cpu else "memory of each device"
 
 
 def _accelerators(topology: str, disk_gb: float) -> Machine:
     devices = tuple(described_devices(topology))
-    return Machine(devices, memory_of(devices[0]), disk_gb)
+    return Machine(devices, memory_of(devices[0]), disk_gb * GB)
 
 
 def _laptop(memory_gib: float, disk_gb: float) -> Machine:
-    # The system and other programs take a quarter.
-    usable = 0.75 * memory_gib * GIB - PROCESS_BYTES
-    return Machine((DescribedDevice(0, 0, "cpu", "cpu"),), usable, disk_gb)
+    # The command line sets up two CPU devices.
+    devices = tuple(DescribedDevice(number, 0, "cpu", "cpu") for number in range(2))
+    arrays = LAPTOP_SHARE * memory_gib * GIB - PROCESS_BYTES
+    return Machine(devices, arrays / len(devices), disk_gb * GB)
 
 
 def _t4(disk_gb: float) -> Machine:
     device = DescribedDevice(0, 0, "gpu", "Tesla T4")
-    return Machine((device,), memory_of(device), disk_gb)
+    return Machine((device,), memory_of(device), disk_gb * GB)
 
 
 # 100 GB is the default boot disk of a TPU machine; a T4 stands for a notebook with 20 GB.
@@ -56,128 +81,69 @@ MACHINES = {
     "H100": _accelerators("h100:1", 200),
     "L4": _accelerators("l4:1", 100),
     "T4": _t4(20),
-    "24 GB laptop": _laptop(24, 100),
-    "8 GB laptop": _laptop(8, 50),
+    "laptop-24gb": _laptop(24, 100),
+    "laptop-8gb": _laptop(8, 50),
 }
 
-PAIRS = (
-    ("v5e-1", "Qwen2.5-0.5B"),
-    ("v5e-1", "Qwen2.5-1.5B"),
-    ("v5e-1", "Qwen3-4B"),
-    ("v5e-8", "Qwen2.5-1.5B"),
-    ("v5e-8", "Qwen2.5-3B"),
-    ("v5e-8", "Qwen2.5-7B"),
-    ("v6e-1", "Qwen2.5-1.5B"),
-    ("v6e-1", "Qwen3-8B"),
-    ("v6e-8", "Qwen2.5-7B"),
-    ("v6e-8", "Qwen3-8B"),
-    ("H100", "Qwen2.5-1.5B"),
-    ("H100", "Qwen2.5-3B"),
-    ("H100", "Qwen2.5-7B"),
-    ("L4", "Qwen2.5-0.5B"),
-    ("L4", "Qwen3-4B"),
-    ("T4", "Qwen2.5-0.5B"),
-    ("T4", "Qwen2.5-1.5B"),
-    ("24 GB laptop", "Qwen2.5-0.5B"),
-    ("24 GB laptop", "Qwen2.5-1.5B"),
-    ("8 GB laptop", "Qwen2.5-0.5B"),
-)
+
+def find_machine(name: str) -> Machine:
+    """Returns a machine of MACHINES by its name, in any case. Raises UserError if there is none."""
+    for known, machine in MACHINES.items():
+        if known.lower() == name.lower():
+            return machine
+    raise UserError(f"--machine={name}: there are {', '.join(MACHINES)}; or give --topology")
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What the sizing chooses for a model on a machine; `config` is None if nothing fits."""
+class Verdict:
+    """Whether a run fits the memory and the disk of a machine, by arithmetic."""
 
-    machine: str
-    model: str
-    method: str = ""
-    config: Config | None = None
-    memory: tuple[float, float] = (0.0, 0.0)  # needed and available bytes of a device
-    disk: tuple[float, float] = (0.0, 0.0)  # needed and available bytes
+    machine: Machine
+    memory: Fit | None  # None if the memory of the devices is unknown
+    disk: DiskNeed
 
+    @property
+    def fits(self) -> bool:
+        return self.disk.fits and (self.memory is None or self.memory.fits)
 
-def choose(machine_name: str, model_name: str) -> Choice:
-    """Returns what the sizing chooses for a known model on a machine of MACHINES."""
-    machine, path = MACHINES[machine_name], hub_id_of(model_name)
-    model = architecture(path)
-    for method, change in METHODS.items():
-        settings = change(_settings(path, machine))
-        try:
-            sized = choose_sizes(settings, machine.devices, machine.device_bytes)
-            verdict = _fit(sized, machine)
-        except UserError:  # for example, heads that the mesh cannot split
-            continue
-        if not verdict.fits:
-            continue
-        config = sized
-        available = machine.disk_gb * GB
-        if not disk_need(config, model, Path()).fits:
-            smaller = smaller_on_disk(config, model, available)
-            if smaller is None:
-                continue
-            config = smaller
-        need = disk_need(config, model, Path()).needed
-        return Choice(
-            machine_name,
-            model_name,
-            method,
-            config,
-            (verdict.needed, verdict.available),
-            (need, available),
+    def __str__(self) -> str:
+        """Returns the line that commands print."""
+        room = f"about {self.disk.needed / GB:.1f} of {self.disk.available / GB:.1f} GB of disk"
+        if self.memory is None:
+            return f"needs {room}"
+        machine = self.machine
+        needed, available = (
+            machine.shown_bytes(size) / GIB for size in (self.memory.needed, self.memory.available)
         )
-    return Choice(machine_name, model_name)
+        memory = f"about {needed:.1f} of {available:.1f} GiB of {machine.memory_name}"
+        return f"needs {memory}, and {room}"
 
 
-def _settings(path: str, machine: Machine) -> Config:
-    """Returns the settings of every run of the table, with sizes that are left open."""
-    config = Config(name="table")
-    rollout = replace(
-        config.rollout,
-        num_prompts=PROMPTS,
-        group_size=GROUP,
-        max_prompt_tokens=PROMPT_TOKENS,
-        max_new_tokens=RESPONSE_TOKENS,
-        num_slots=0,
-    )
-    return replace(
-        config,
-        model=replace(config.model, path=path),
-        rollout=rollout,
-        # One response in a row is the smallest row, which fits the most machines.
-        train=replace(config.train, microbatch_tokens=0, packs_per_row=1),
-        memory=replace(config.memory, disk_gb=machine.disk_gb),
-    )
+def plan_on(settings: Config, machine: Machine) -> Verdict:
+    """Returns how a run fits a machine. memory.disk_gb and memory.device_gib take precedence.
 
-
-def _fit(config: Config, machine: Machine) -> Fit:
-    """Returns how a run fits the memory, with the KV cache that a run would choose."""
+    Raises UserError if the settings do not fit together, or the model is unknown.
+    """
     available = machine.device_bytes
-    if machine.devices[0].platform == "cpu":
-        # On CPUs a checkpoint is copied in memory while it is written.
-        available -= saved_bytes(fit(config, machine.devices, available).run)
-    fitting = shrink_pool(config, machine.devices, available, SMALLEST_SHARE)
-    return fit(fitting, machine.devices, available)
+    if settings.memory.device_gib:
+        available = settings.memory.device_gib * GIB
+    memory = None if available is None else fit_run(settings, machine.devices, available)
+    model, _ = architectures(settings)
+    disk = settings.memory.disk_gb * GB or machine.disk_bytes
+    return Verdict(machine, memory, DiskNeed(parts_of_workdir(settings, model), disk))
 
 
-def format_table(pairs: Sequence[tuple[str, str]] = PAIRS) -> str:
-    """Returns the table with one line for each pair of a machine and a model."""
-    lines = [
-        f"{PROMPTS} prompts x {GROUP} responses, {PROMPT_TOKENS} + {RESPONSE_TOKENS} tokens; "
-        "GiB on each device and GB of disk, by arithmetic",
-        f"{'machine':<14}{'model':<14}{'method':<21}{'microbatch':>10}{'slots':>7}"
-        f"{'memory':>16}{'disk':>14}  checkpoints",
-    ]
-    for machine, model in pairs:
-        choice = choose(machine, model)
-        if choice.config is None:
-            lines.append(f"{machine:<14}{model:<14}does not fit")
-            continue
-        train, rollout = choice.config.train, choice.config.rollout
-        memory = f"{choice.memory[0] / GIB:.1f} of {choice.memory[1] / GIB:.1f}"
-        disk = f"{choice.disk[0] / GB:.0f} of {choice.disk[1] / GB:.0f}"
-        kept = f"{train.save}, {train.keep_checkpoints} kept"
-        lines.append(
-            f"{machine:<14}{model:<14}{choice.method:<21}{train.microbatch_tokens:>10}"
-            f"{rollout.num_slots:>7}{memory:>16}{disk:>14}  {kept}"
-        )
-    return "\n".join(lines)
+def format_verdict(settings: Config, name: str, verdict: Verdict) -> str:
+    """Returns the phases, the parts of the workdir, and the verdict, in plain text."""
+    lines = [f"{settings.name} on {name}, by arithmetic: {verdict.machine}", ""]
+    if verdict.memory is not None:
+        lines.append(f"{'phase':<28}GiB on each of {len(verdict.machine.devices)} devices")
+        for phase, size in verdict.memory.phases.items():
+            missing = "" if size <= verdict.memory.available else "  DOES NOT FIT"
+            lines.append(f"{phase:<24}{size / GIB:7.2f}{missing}")
+        lines.append("")
+    lines.append(f"{'workdir':<29}GB")
+    lines += [f"{part:<24}{size / GB:7.2f}" for part, size in verdict.disk.parts.items()]
+    if not verdict.disk.fits:
+        lines.append("the workdir DOES NOT FIT")
+    return "\n".join([*lines, "", str(verdict), "fits" if verdict.fits else "does not fit"])

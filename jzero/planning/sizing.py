@@ -4,7 +4,8 @@
 
 train.microbatch_tokens and rollout.num_slots are chosen here, rollout.num_pages by
 `planning.kv_pool` when the decoder is built. A resumed run keeps the sizes in its config.json,
-because sums over other microbatches differ in the last bits.
+because sums over other microbatches differ in the last bits. `jzero train` chooses with the same
+functions (`jzero.sizing.choices`), and so does `jzero plan --table`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,9 +25,10 @@ from jzero.planning.fitting import (
     engine_slots,
     fewer_slots,
     fit,
+    is_cpu,
     microbatch_tokens,
     reason_not_planned,
-    saved_bytes,
+    room_for_arrays,
     smaller_microbatches,
     without_adapter_path,
 )
@@ -35,9 +37,11 @@ from jzero.planning.planned_run import build
 
 # More tokens in a microbatch, or slots, of a device gain no speed: its products are already large.
 MOST_TOKENS = 32_768
-MOST_TOKENS_OF_CPU = 2_048
 MOST_SLOTS = 256
-MOST_SLOTS_OF_CPU = 32
+# Of all CPU devices together, which share the memory of a machine. XLA keeps freed memory there,
+# which the planner does not count, so these sizes are smaller than those that fit by its count.
+MOST_TOKENS_OF_CPUS = 1_024
+MOST_SLOTS_OF_CPUS = 16
 
 
 def with_sizes(config: Config, workdir: Path | None = None) -> Config:
@@ -91,6 +95,16 @@ def _recorded(settings: Mapping[str, object], name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
+def most_tokens(devices: Sequence[DescribedDevice]) -> int:
+    """Returns the tokens that a microbatch has at most on all devices, if a row has fewer."""
+    return MOST_TOKENS_OF_CPUS if is_cpu(devices) else MOST_TOKENS * len(devices)
+
+
+def most_slots(devices: Sequence[DescribedDevice]) -> int:
+    """Returns the sequences that all devices decode at the same time at most."""
+    return MOST_SLOTS_OF_CPUS if is_cpu(devices) else MOST_SLOTS * len(devices)
+
+
 def choose_sizes(
     config: Config, devices: Sequence[DescribedDevice], available: float | None
 ) -> Config:
@@ -99,21 +113,20 @@ def choose_sizes(
     available: the bytes of a device; None if they are unknown, which gives the smallest sizes. If
     nothing fits, the sizes are the smallest as well, and the memory check refuses the run.
     """
-    is_cpu = devices[0].platform == "cpu"
     planned = without_adapter_path(config)
     run = build(planned, devices)
-    if is_cpu and available is not None:
-        available -= saved_bytes(run)
-    most_tokens = (MOST_TOKENS_OF_CPU if is_cpu else MOST_TOKENS) * len(devices)
+    if available is not None:
+        available = room_for_arrays(planned, devices, available)
     least = row_tokens(run)
     tokens = config.train.microbatch_tokens
     if not tokens:
         # A multiple of one row on each device, and no more than the rows of a step.
-        tokens = max(least, min(microbatch_tokens(run), most_tokens // least * least))
+        tokens = max(least, min(microbatch_tokens(run), most_tokens(devices) // least * least))
     slots = config.rollout.num_slots
     if not slots:
-        most_slots = (MOST_SLOTS_OF_CPU if is_cpu else MOST_SLOTS) * len(devices)
-        slots = min(engine_slots(run), most_slots) if run.sampling is not None else 1
+        # At least one on each device.
+        most = max(most_slots(devices), len(devices))
+        slots = min(engine_slots(run), most) if run.sampling is not None else 1
     chosen = _with(config, tokens, slots)
     if available is None:
         return _with(

@@ -11,11 +11,13 @@ Reading them takes no device time.
 """
 
 import ctypes
+import functools
 import sys
 from collections import Counter, defaultdict
 
 import jax
 
+from jzero.clock import COMPILATION_ENDS
 from jzero.training.offload import device_memory
 
 GIB = 2**30
@@ -24,6 +26,7 @@ STEADY_STEP = 2  # of a process: the first steps compile and allocate the perman
 # grown in each of GROWTH_STEPS steps. Later it would run out of memory without a checkpoint.
 MAX_GROWTH = 0.2
 GROWTH_STEPS = 5
+LONG_COMPILATION_SECONDS = 1.0
 SLACK = 16 * 2**20  # bytes of growth that never count as a leak, however small the model
 
 # (shape and type of an array, such as "float32[8,128]") -> bytes on one device
@@ -41,6 +44,21 @@ def return_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have no such call
     if trim is not None:
         trim(0)
+
+
+@functools.cache
+def return_memory_of_compilations() -> None:
+    """Returns freed memory to the system after every long compilation of this process.
+
+    Otherwise a program would run on top of the memory that its compilation has freed.
+    """
+
+    def listen(event: str, duration_secs: float, **details: str | int) -> None:
+        if event == COMPILATION_ENDS and duration_secs >= LONG_COMPILATION_SECONDS:
+            return_freed_memory()
+
+    # Cached, because JAX keeps listeners forever.
+    jax.monitoring.register_event_duration_secs_listener(listen)
 
 
 def live_bytes() -> tuple[BytesByKind, Counter[str]]:

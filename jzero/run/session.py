@@ -32,7 +32,7 @@ from jzero.hosts.interrupt import Interrupted, StopCheck, never_stop
 from jzero.model import adapters, huggingface
 from jzero.model.base_model import BaseModel
 from jzero.model.hub import commit_of
-from jzero.planning.announcement import hours_by_clock
+from jzero.planning.announcement import hours_by_clock, typical_seconds
 from jzero.planning.disk import exports_models
 from jzero.run.budget import TimeBudget
 from jzero.run.checkpoint import Checkpoints
@@ -44,7 +44,7 @@ from jzero.run.history import history_of
 from jzero.run.hub_ledger import Push
 from jzero.run.hub_pushes import HubPushes, branch_of_step, push_line
 from jzero.run.lock import lock_directory
-from jzero.run.memory import MemoryWatch
+from jzero.run.memory import MemoryWatch, return_memory_of_compilations
 from jzero.run.metrics_writer import MetricsWriter
 from jzero.run.model_card import CardOptions, make_card
 from jzero.run.progress import Progress
@@ -141,7 +141,9 @@ class RunSession:
         self._reported_seconds: dict[str, float] = {}
         self._memory = MemoryWatch(planned_bytes)
         self._num_steps = 0  # of this process
+        self._step_seconds: list[float] = []  # of its first steps, without compilation
         compilation_counter()  # from here on, the terminal shows that a program is compiled
+        return_memory_of_compilations()
         # What the terminal shows after the row of a step.
         self._table = StepTable(last_step)
         self._progress: Progress | None = None
@@ -324,8 +326,10 @@ class RunSession:
         for finding in findings:
             processes.print_once(str(finding))
         self._num_steps += 1
+        if self._num_steps <= CLOCK_STEP:
+            self._step_seconds.append(values["time/step"] - values.get("compile/seconds", 0.0))
         if self._num_steps == CLOCK_STEP and not is_last:
-            hours = self._total_seconds(values["time/step"]) / 3600
+            hours = self._total_seconds(typical_seconds(self._step_seconds)) / 3600
             processes.print_once(hours_by_clock(hours, self.config.train.price, step))
         # The export comes first: after a kill between the two, the resumed run repeats the step and
         # skips the existing export. In the other order the export would never be made.

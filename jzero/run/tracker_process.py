@@ -100,7 +100,7 @@ class WandbTracker:
         values: dict[str, object] = dict(metrics)
         for name, rows in tables.items():
             columns, cells = columns_and_data(step, rows)
-            values[name] = self._wandb.Table(columns=columns, data=cells)
+            values[name] = self._wandb.Table(columns=[*columns], data=[*cells])
         self._run.log(values, step=step)
 
     def finish(self, summary: JsonObject) -> None:

@@ -44,9 +44,14 @@ MOST_CHANGES = 3  # settings of another run that its message names
 def check_workdir(workdir: Path, config_json: str) -> None:
     """Raises UserError if a run with these settings cannot use `workdir`. Writes nothing.
 
-    The directory, or its nearest existing parent, has to be writable. An existing config.json has
-    to belong to this run.
+    An existing config.json has to belong to this run.
     """
+    check_directory(workdir)
+    _check_same_run(workdir / "config.json", config_json)
+
+
+def check_directory(workdir: Path) -> None:
+    """Raises UserError unless `workdir`, or its nearest existing parent, is writable."""
     assert not buckets.is_address(workdir), f"{workdir=}: `buckets.open_workdir` opens an address"
     # A new workdir does not exist yet, so its nearest existing parent is checked.
     parents = (workdir, *workdir.absolute().parents)
@@ -56,7 +61,6 @@ def check_workdir(workdir: Path, config_json: str) -> None:
         raise UserError(f"workdir {workdir}: {error.strerror}, give another") from None
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise UserError(f"workdir {workdir}: {existing} is not a directory that can be written to")
-    _check_same_run(workdir / "config.json", config_json)
 
 
 def check_history(workdir: Path, checkpoint_every: int) -> None:

@@ -3,6 +3,7 @@
 `requests.py` validates the body of a request and turns it into sequences, `worker.py` decodes the
 sequences of all requests together, `choices.py` converts sequences to OpenAI's choices,
 `replies.py` sends the choices, and `http.py` connects the four. `limits.py` defines their limits.
+`tools.py` reads the tools of a chat, and the calls in an answer.
 
 `sockets.py` binds the port, `connections.py` closes idle and slow connections, `keys.py` checks the
 API key, and `ending.py` drains requests when the server stops. `jetstream.py` runs the engine under

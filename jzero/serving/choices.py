@@ -70,19 +70,29 @@ class ChoiceWriter:
 
         text_offset = len(self.prompt_text) + len(self.text)
         self.text += new_text
-        # At the end all text may be sent.
-        if progress.finish_reason:
+        # At the end all text may be sent, and the calls in it are complete.
+        calls: list[dict[str, object]] = []
+        finish_reason = progress.finish_reason
+        reader = self.options.calls
+        if finish_reason:
             safe_text = self.sequence.turn_text
+            if reader is not None:
+                safe_text, calls = reader.split(safe_text)
+            if calls and finish_reason == "stop":
+                finish_reason = "tool_calls"
         else:
-            # Hold back the last characters: the next tokens may turn them into a stop string.
-            safe_end = max(self.num_sent, len(self.text) - self.num_held_back)
-            safe_text = self.text[:safe_end]
+            # Hold back the last characters: the next tokens may turn them into a stop string, or
+            # into a call.
+            safe_end = len(self.text) - self.num_held_back
+            if reader is not None:
+                safe_end = min(safe_end, reader.content_end(self.text))
+            safe_text = self.text[: max(self.num_sent, safe_end)]
 
         is_first = not self.has_written
         self.has_written = True
         choice: Choice = {
             "index": self.sequence.sample_index,
-            "finish_reason": progress.finish_reason or None,
+            "finish_reason": finish_reason or None,
             "logprobs": None,
         }
         # Log-probabilities cover all new tokens, even if some of their text is held back.
@@ -101,7 +111,7 @@ class ChoiceWriter:
             choice["prompt_logprobs"] = self.write_prompt_logprobs(prompt_scores)
         # Only the first chunk repeats the prompt's text.
         text = safe_text[self.num_sent :]
-        choice |= self.write_body(self.prompt_text + text if is_first else text, is_first)
+        choice |= self.write_body(self.prompt_text + text if is_first else text, is_first, calls)
         self.num_read = progress.num_tokens
         self.num_sent = len(safe_text)
         return choice
@@ -110,13 +120,19 @@ class ChoiceWriter:
     def num_prompt(self) -> int:
         return len(self.sequence.prompt_tokens)
 
-    def write_body(self, text: str, is_first: bool) -> Choice:
+    def write_body(self, text: str, is_first: bool, calls: list[dict[str, object]]) -> Choice:
         """Returns the field that holds the text. Only the first message of a chat has a role."""
         if not self.options.is_chat:
             return {"text": text}
-        role = {"role": "assistant"} if is_first else {}
-        name = "delta" if self.options.is_streamed else "message"
-        return {name: role | {"content": text}}
+        message: dict[str, object] = {"role": "assistant"} if is_first else {}
+        # In OpenAI's API a message of calls without words has no content.
+        message["content"] = text or None if calls else text
+        if not self.options.is_streamed:
+            return {"message": message | ({"tool_calls": calls} if calls else {})}
+        if calls:
+            indexed = [{"index": index, **call} for index, call in enumerate(calls)]
+            message["tool_calls"] = indexed
+        return {"delta": message}
 
     def new_span(self, num_tokens: int) -> slice:
         """Returns the places of the tokens after the last chunk, up to `num_tokens` new tokens."""

@@ -228,7 +228,7 @@ class Server:
         except BaseException:
             self.worker.release(count)
             raise
-        return request.reply_options(is_chat), sequences
+        return self.reader.reply_options(request, is_chat), sequences
 
     async def in_thread(
         self, http_request: Request, work: Callable[[Callable[[], bool]], Result]

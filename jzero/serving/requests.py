@@ -3,10 +3,11 @@
 import itertools
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Annotated, Literal
+from dataclasses import replace
+from typing import Annotated, Literal, cast
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter
+from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, model_validator
 from starlette.exceptions import HTTPException
 
 from jzero.decoder.engine import Engine
@@ -18,6 +19,7 @@ from jzero.model import tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.serving.limits import Limits
 from jzero.serving.scored import ReplyOptions
+from jzero.serving.tools import CallReader, EarlierCalls, Tools, ToolSpec, check_template
 
 MAX_CHOICES = 128  # per prompt
 MAX_STOP_STRINGS = 64
@@ -33,9 +35,6 @@ LABELS = ("user", "metadata", "store")
 NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "suffix": ("",),
     "logit_bias": ({},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),  # without tools
-    "parallel_tool_calls": (True, False),
     "response_format": ({"type": "text"},),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -43,17 +42,14 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
 }
 
 NO_OPTION = "this server does not take the option from a request, leave it out"
-PENALTY = "this server samples without penalties, as training does: leave it out"
+PENALTY = (
+    "this server samples without penalties, as training does, and counts no tokens: leave it out"
+)
 # Why an option is refused, and what to do instead.
 REASONS = {
     "frequency_penalty": PENALTY,
     "presence_penalty": PENALTY,
     "repetition_penalty": PENALTY,
-    "tools": (
-        "this server reads and writes no tool calls: describe the tools in a message, and read the "
-        "calls in the answer's text"
-    ),
-    "tool_choice": "this server reads and writes no tool calls: leave it out",
     "response_format": (
         "this server cannot force a format: ask for JSON in a message, and check the answer"
     ),
@@ -82,8 +78,54 @@ def join_text_parts(content: object) -> object:
     return "\n".join(texts)  # as vLLM does
 
 
-Content = Annotated[Text, BeforeValidator(join_text_parts)]
-Message = Annotated[dict[Literal["role", "content"], Content], Field(min_length=2)]
+def without_nulls(message: object) -> object:
+    """Returns a message without the fields that a client has set to null."""
+    if not isinstance(message, dict):
+        return message
+    return {name: value for name, value in message.items() if value is not None}
+
+
+class ChatMessage(BaseModel, strict=True, extra="forbid"):
+    """A message of a chat."""
+
+    role: Text
+    content: Annotated[str, BeforeValidator(join_text_parts)] = ""
+    tool_calls: EarlierCalls = []  # of the assistant
+    tool_call_id: Text | None = None  # of a tool's answer
+    name: Text | None = None  # of the tool
+
+    @model_validator(mode="after")
+    def check_fields(self) -> "ChatMessage":
+        """Raises ValueError if a message is empty, or has a field of another role."""
+        # A tool may return nothing, and a call needs no words.
+        if not (self.content or self.tool_calls or self.role == "tool"):
+            raise ValueError("the content is missing or empty")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("only the assistant has tool_calls")
+        if (self.tool_call_id or self.name) and self.role != "tool":
+            raise ValueError("tool_call_id and name are fields of messages with the role tool")
+        return self
+
+    @property
+    def num_characters(self) -> int:
+        functions = [call.function for call in self.tool_calls]
+        return len(self.content) + sum(len(item.arguments) for item in functions)
+
+    def to_template(self) -> dict[str, object]:
+        """Returns the message as chat templates take it. Raises UserError for a wrong call."""
+        message: dict[str, object] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"type": "function", "id": call.id, "function": call.function.to_template()}
+                for call in self.tool_calls
+            ]
+        if self.role == "tool":
+            named = {"tool_call_id": self.tool_call_id, "name": self.name}
+            message |= {name: value for name, value in named.items() if value is not None}
+        return message
+
+
+Message = Annotated[ChatMessage, BeforeValidator(without_nulls)]
 
 # Stop at the first error: reporting the errors of a long list takes far longer than the list
 # itself.
@@ -103,6 +145,9 @@ class CompletionRequest(BaseModel, strict=True, extra="allow"):
     model: str
     prompt: Text | Texts | TokenIds | TokenLists = []
     messages: Messages = []
+    tools: Tools = []
+    tool_choice: str | dict[str, object] = "auto"
+    parallel_tool_calls: bool = True
     n: int = Field(1, ge=1, le=MAX_CHOICES)  # choices per prompt
     best_of: int | None = None
     # 0 only if log-probabilities of the prompt are requested
@@ -129,6 +174,11 @@ class CompletionRequest(BaseModel, strict=True, extra="allow"):
     def stop_strings(self) -> list[str]:
         """Returns `stop` as a list."""
         return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def shown_tools(self) -> list[ToolSpec]:
+        """Returns the tools that the model may call."""
+        return [] if self.tool_choice == "none" else self.tools
 
     @property
     def prompts(self) -> list[str | TokenIds]:
@@ -245,7 +295,7 @@ class RequestReader:
             )
         # Reject texts by their length first: tokenizing megabytes takes seconds.
         if is_chat:
-            self.check_characters(0, sum(len(item["content"]) for item in request.messages))
+            self.check_characters(0, sum(item.num_characters for item in request.messages))
         else:
             for index, prompt in enumerate(request.prompts):
                 if isinstance(prompt, str):
@@ -298,7 +348,26 @@ class RequestReader:
                 f"best_of={request.best_of}: the server returns every choice that it samples. Ask "
                 f"for n={request.best_of} and choose among them by their logprobs"
             )
+        if request.tools:
+            self.check_tools(request, is_chat)
+        elif request.tool_choice not in ("none", "auto"):
+            raise UserError(f"tool_choice={shown(request.tool_choice)}: the request has no tools")
         self.check_logprobs(request, is_chat)
+
+    def check_tools(self, request: CompletionRequest, is_chat: bool) -> None:
+        """Rejects what cannot be had of tools."""
+        if not is_chat:
+            raise UserError("tools: they are an option of chats, send messages")
+        if request.tool_choice not in ("none", "auto"):
+            raise UserError(
+                f"tool_choice={shown(request.tool_choice)}: this server cannot force a call, the "
+                "model decides: leave it out, or send none"
+            )
+        if not request.parallel_tool_calls:
+            raise UserError(
+                "parallel_tool_calls=False: the model decides how many calls an answer has: leave "
+                "it out, and use the first"
+            )
 
     def check_logprobs(self, request: CompletionRequest, is_chat: bool) -> None:
         """Rejects invalid combinations of echo, log-probabilities, streams and lengths."""
@@ -338,6 +407,14 @@ class RequestReader:
                 "tokens in all (--config.rollout.max_episode_tokens), and no token has more than "
                 f"{self.longest_token} characters"
             )
+
+    def reply_options(self, request: CompletionRequest, is_chat: bool) -> ReplyOptions:
+        """Returns the form of the reply, and how the calls in it are read."""
+        options = request.reply_options(is_chat)
+        if not request.shown_tools:
+            return options
+        reader = CallReader.of(request.shown_tools, str(self.tokenizer.chat_template))
+        return replace(options, calls=reader)
 
     # -- sequences ---------------------------------------------------------------------------------
 
@@ -392,12 +469,17 @@ class RequestReader:
         return ids if is_chat else tokenizer.with_first_tokens(self.tokenizer, ids)
 
     def render(self, request: CompletionRequest) -> str:
-        """Returns the prompt of a chat as text."""
-        messages = [
-            {"role": message["role"], "content": message["content"]} for message in request.messages
-        ]
-        text = tokenizer.render(self.tokenizer, messages)
+        """Returns the prompt of a chat as text. Raises UserError if a tool is not in it."""
+        # The calls in a message are objects, which templates read and no type of a prompt has.
+        messages = cast(
+            list[tokenizer.Message], [message.to_template() for message in request.messages]
+        )
+        schemas = [tool.to_schema() for tool in request.shown_tools]
+        text = tokenizer.render(self.tokenizer, messages, tools=schemas)
         self.check_characters(0, len(text))
+        if schemas:
+            is_shown = text != tokenizer.render(self.tokenizer, messages)
+            check_template(str(self.tokenizer.chat_template), shows_tools=is_shown)
         return text
 
     def count_new_tokens(self, request: CompletionRequest, is_chat: bool, num_prompt: int) -> int:

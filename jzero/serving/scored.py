@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from jzero.decoder.scoring import Scoring
 from jzero.decoder.sequence import Sequence
 from jzero.model.tokenizer import PreTrainedTokenizerFast
+from jzero.serving.tools import CallReader
 
 Json = dict[str, object]
 
@@ -30,6 +31,7 @@ class ReplyOptions:
     prompt_alternatives: int | None = None  # number in `prompt_logprobs`; None: the reply has none
     returns_token_ids: bool = False
     samples: bool = True  # false if no token follows the prompt
+    calls: CallReader | None = None  # reads tool calls; None without tools
 
     @property
     def scores_prompt(self) -> bool:

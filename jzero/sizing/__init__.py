@@ -4,4 +4,5 @@ data.py      reads the data set: columns, kinds of answers, texts
 choices.py   chooses every setting that depends on the model, the data or the machine
 recipe.py    writes the choices as a recipe, and prints them as a table
 command.py   the command `jzero train`
+table.py     what is chosen for known models on usual machines: `jzero plan --table`
 """

@@ -4,14 +4,12 @@
 
 Every choice has a reason. A setting that the user has given is kept, and the choices after it are
 made for it. The lengths come from the data, the counts from the kind of device, and the sizes from
-the planner (`jzero.planning.fitting`), which counts the bytes that a run needs. On CPUs the
-planner's count is not sufficient, because XLA keeps freed memory: CPU_TOKENS bounds the work of a
-microbatch there.
+the planner, which counts the bytes that a run needs: `planning.sizing` chooses as for a recipe that
+leaves sizes open, and `planning.disk` the checkpoints.
 """
 
-import os
-import shutil
-from collections.abc import Sequence
+import copy
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,9 +26,28 @@ from jzero.config import (
 )
 from jzero.errors import UserError
 from jzero.model import adapters, huggingface, qwen, tokenizer
-from jzero.planning import host_memory
-from jzero.planning.chips import GIB, DescribedDevice
-from jzero.planning.fitting import attached_bytes, attached_devices, fit, with_remedies
+from jzero.planning import sizing
+from jzero.planning.chips import GIB
+from jzero.planning.disk import (
+    GB,
+    available_bytes,
+    checkpoint_bytes,
+    parts_of_workdir,
+    smaller_on_disk,
+)
+from jzero.planning.fitting import (
+    attached_bytes,
+    attached_devices,
+    cpu_bytes,
+    fit_run,
+    quantize_base,
+    room_for_arrays,
+    shorter_responses,
+    train_an_adapter,
+    with_remedies,
+)
+from jzero.planning.machines import Machine
+from jzero.planning.sizing import most_tokens
 from jzero.problems.prompts import BOXED, MATH_TEMPLATES, NO_SYSTEM_PROMPT
 from jzero.sizing.data import Data
 from jzero.types import Prompt
@@ -38,20 +55,17 @@ from jzero.types import Prompt
 ROUNDED_TO = 64  # tokens; lengths are multiples of it
 FEWEST_NEW_TOKENS = 256
 NEW_TOKENS = {True: 512, False: 1024}  # without worked solutions, on a CPU and elsewhere
+MOST_TURNS = {True: 4, False: 8}  # of an episode, on a CPU and elsewhere
+TURN_TOKENS = {True: 128, False: 512}  # of a response and of a reply, on a CPU and elsewhere
 SPARE_LENGTH = 1.5  # a response may be this many times as long as 95 % of the solutions
+# What is trained.
+FULL, ADAPTER, INT8_BASE = "the whole model", "an adapter", "an adapter on an int8 base"
 GROUP_SIZE = 8
 CPU_PROMPTS = 4
-CPU_TOKENS = 1024  # of a microbatch on all CPU devices, unless a row is longer
-DEVICE_TOKENS = 8192  # of a microbatch on an accelerator
-MOST_SLOTS = 256
-CPU_SLOTS = 16
-LOGITS_BYTES = {True: 64 << 20, False: 1 << 30}  # of one chunk in fp32, on a CPU and elsewhere
+LOGITS_BYTES = {True: 16 << 20, False: 1 << 30}  # of one chunk in fp32, on a CPU and elsewhere
 FULL_LR = 1e-6
 PASSES = 3  # over the data, unless 200 steps are fewer
 MOST_STEPS = 200
-CPU_PROCESS_BYTES = 1.0 * GIB  # Python, JAX and compiled programs
-CHECKPOINT_BYTES = 12  # of a parameter: the weights and Adam's two moments in fp32
-EXPORT_BYTES = {"bfloat16": 2, "float32": 4}
 HELD_OUT = {True: 32, False: 256}  # problems at most, on a CPU and elsewhere
 
 
@@ -60,46 +74,20 @@ class Wishes:
     """The flags of `jzero train`."""
 
     model: str
-    data: str
+    data: str = ""  # "" only with an environment
     reward: str = ""
+    environment: str = ""  # FILE.py:Class, or another name as in task.environment
     eval_data: str = ""
     lora: bool = False
     minutes: float = 0.0
 
 
-@dataclass(frozen=True)
-class Machine:
-    """The devices of a run, and the room that it has."""
-
-    devices: Sequence[DescribedDevice]
-    device_bytes: float | None  # that a run may use on each device; None if unknown
-    disk_bytes: float  # that are free where the workdir is
-
-    @property
-    def is_cpu(self) -> bool:
-        return self.devices[0].platform == "cpu"
-
-    def __str__(self) -> str:
-        kind = f"{len(self.devices)} {self.devices[0].device_kind}"
-        if self.device_bytes is None:
-            return kind
-        if self.is_cpu:
-            cores = os.cpu_count() or 1
-            total = self.device_bytes * len(self.devices)
-            return f"{cores} CPU cores, {total / GIB:.1f} GiB free"
-        return f"{kind}, {self.device_bytes / GIB:.1f} GiB each"
-
-
 def this_machine(settings: Config, workdir: Path) -> Machine:
-    """Returns the attached devices, and the free memory and disk."""
+    """Returns the attached devices, and the memory and disk that are free."""
     available = attached_bytes(settings.memory)
     if available is None and jax.default_backend() == "cpu":
-        # CPU devices share the memory of the machine.
-        available = host_memory.free_bytes() / len(jax.local_devices())
-    # The workdir does not exist before the run, so the free space is read at its nearest parent.
-    absolute = workdir.absolute()
-    folder = next(path for path in (absolute, *absolute.parents) if path.is_dir())
-    return Machine(attached_devices(), available, float(shutil.disk_usage(folder).free))
+        available = cpu_bytes()
+    return Machine(attached_devices(), available, available_bytes(settings.memory, workdir))
 
 
 @dataclass(frozen=True)
@@ -176,21 +164,55 @@ def choose(
     Raises UserError if the data cannot be scored, or has no prompts that fit the model.
     """
     sheet = Sheet(settings, given)
-    _choose_task(sheet, wishes, data, held_out)
-    _choose_prompts(sheet, data, model)
+    if wishes.environment:
+        choose_environment(sheet, wishes, model, machine)
+        _choose_rows(sheet, wishes, data, held_out)
+    else:
+        _choose_task(sheet, wishes, data)
+        _choose_rows(sheet, wishes, data, held_out)
+        _choose_prompts(sheet, data, model)
     _choose_lengths(sheet, data, model, machine)
-    _choose_batch(sheet, data, machine)
-    _choose_model(sheet, wishes, model, machine)
-    _choose_packing(sheet, machine)
-    _choose_sizes(sheet, model, machine)
-    _choose_disk(sheet, model, machine)
-    return sheet
+    choose_batch(sheet, data.num_rows, machine)
+    if wishes.minutes:
+        sheet.set("train.minutes", wishes.minutes, "--minutes")
+    return choose_sizes(sheet, wishes.lora, model.architecture, str(model.directory), machine)
+
+
+def choose_sizes(
+    sheet: Sheet, lora: bool, architecture: qwen.QwenConfig, source: str, machine: Machine
+) -> Sheet:
+    """Returns the sheet with all choices that depend on the size of the model and of the machine.
+
+    They are the method, the batch of the decoder and of the trainer, and the checkpoints. The first
+    method that fits is taken: the whole model, an adapter, and an adapter on an int8 base.
+
+    source: a directory with config.json or the name of a known model, which the planner reads.
+    """
+    is_adapter = lora or bool(sheet.settings.model.adapter.rank)
+    methods = [ADAPTER, INT8_BASE] if is_adapter else [FULL, ADAPTER, INT8_BASE]
+    if "model.adapter.rank" in sheet.given:
+        methods = methods[:1]
+    if machine.device_bytes is None:
+        methods = methods[:1]
+    reason = "--lora"
+    attempt = sheet
+    for method in methods:
+        attempt = copy.deepcopy(sheet)
+        _choose_method(attempt, method, reason, architecture, machine)
+        _choose_packing(attempt, machine)
+        is_last = method == methods[-1]
+        needed = _choose_counts(attempt, source, machine, is_last)
+        if needed is None or is_last:
+            break
+        reason = f"{method} would need {needed / GIB:.1f} GiB of {machine.memory_name}"
+    _choose_disk(attempt, architecture, machine)
+    return attempt
 
 
 # -- the task --------------------------------------------------------------------------------------
 
 
-def _choose_task(sheet: Sheet, wishes: Wishes, data: Data, held_out: str) -> None:
+def _choose_task(sheet: Sheet, wishes: Wishes, data: Data) -> None:
     sheet.set("model.path", wishes.model, "--model")
     if data.answer_column:
         sheet.set("task.name", "math", f"questions with answers ({data.answer_column})")
@@ -202,14 +224,35 @@ def _choose_task(sheet: Sheet, wishes: Wishes, data: Data, held_out: str) -> Non
             "that a grader could compare: give --reward FILE.py:FUNCTION, or name the column with "
             f"--data \"rows('{data.source}',answer='COLUMN')\""
         )
-    reasons = [f"--data: {data.num_rows:,} rows", f"problem: {data.problem_reason}"]
-    if data.answer_column:
-        reasons.append(f"answer: {data.answer_reason}")
-    sheet.set("task.data", str(data.rows), "; ".join(reasons))
     if wishes.reward:
         sheet.set("task.reward.functions", (wishes.reward,), "--reward")
     else:
         sheet.set("task.reward.functions", ("accuracy",), "no --reward: the grader of answers")
+
+
+def choose_environment(sheet: Sheet, wishes: Wishes, model: Model, machine: Machine) -> None:
+    """Chooses the task of an environment, the template of its prompts, and the turns."""
+    sheet.set("task.name", "environment", "--environment")
+    sheet.set("task.environment", wishes.environment, "--environment")
+    sheet.set("task.turn_reward", "score", "every turn has the reward that `step` returns")
+    if model.tokenizer.chat_template:
+        sheet.set("task.template", "chat", "the tokenizer has a chat template")
+    else:
+        sheet.set("task.template", "plain", "a base model without a chat template")
+    functions = ("accuracy", wishes.reward) if wishes.reward else ("accuracy",)
+    reason = "the reward of the environment" + (", and --reward" if wishes.reward else "")
+    sheet.set("task.reward.functions", functions, reason)
+    sheet.set("rollout.max_turns", MOST_TURNS[machine.is_cpu], "responses of an episode at most")
+    tokens = TURN_TOKENS[machine.is_cpu]
+    sheet.set("rollout.max_reply_tokens", tokens, "of a reply of the environment, at most")
+
+
+def _choose_rows(sheet: Sheet, wishes: Wishes, data: Data, held_out: str) -> None:
+    if data.source:
+        reasons = [f"--data: {data.num_rows:,} rows", f"problem: {data.problem_reason}"]
+        if data.answer_column:
+            reasons.append(f"answer: {data.answer_reason}")
+        sheet.set("task.data", str(data.rows), "; ".join(reasons))
     if wishes.eval_data:
         sheet.set("task.eval_data", wishes.eval_data, "--eval")
     elif held_out:
@@ -272,6 +315,9 @@ def _choose_lengths(sheet: Sheet, data: Data, model: Model, machine: Machine) ->
         typical = int(np.quantile(solutions, 0.95))
         tokens = max(FEWEST_NEW_TOKENS, _rounded(SPARE_LENGTH * typical))
         reason = f"95 % of the solutions have at most {typical} tokens"
+    elif settings.task.name == "environment":
+        tokens = TURN_TOKENS[machine.is_cpu]
+        reason = f"of one of {settings.rollout.max_turns} turns"
     else:
         tokens = NEW_TOKENS[machine.is_cpu]
         reason = "the usual length: the set has no worked solutions"
@@ -285,6 +331,10 @@ def _choose_lengths(sheet: Sheet, data: Data, model: Model, machine: Machine) ->
         if tokens > room:
             tokens, reason = room, f"the model has {model.positions} positions"
     sheet.set("rollout.max_new_tokens", tokens, reason)
+    # All turns and replies of an episode share the positions.
+    if model.positions is not None and settings.rollout.longest_episode > model.positions:
+        reason = f"the model has {model.positions} positions"
+        sheet.set("rollout.max_episode_tokens", model.positions, reason)
 
 
 def prompt_lengths(settings: Config, data: Data, model: Model) -> np.ndarray:
@@ -299,7 +349,9 @@ def prompt_lengths(settings: Config, data: Data, model: Model) -> np.ndarray:
             )
             for question in data.prompts
         ]
-    return np.array([len(tokenizer.prompt_ids(model.tokenizer, prompt)) for prompt in prompts])
+    return np.array(
+        [len(tokenizer.prompt_ids(model.tokenizer, prompt, data.tools)) for prompt in prompts]
+    )
 
 
 def _rounded(tokens: float) -> int:
@@ -310,21 +362,29 @@ def _rounded(tokens: float) -> int:
 # -- the batch -------------------------------------------------------------------------------------
 
 
-def _choose_batch(sheet: Sheet, data: Data, machine: Machine) -> None:
+def choose_batch(sheet: Sheet, num_rows: int, machine: Machine) -> None:
+    """Chooses the responses of a step, and the steps, for a set of `num_rows` rows.
+
+    num_rows: 0 for an environment that makes its episodes without rows.
+    """
     settings, num_devices = sheet.settings, len(machine.devices)
     sheet.set("rollout.group_size", GROUP_SIZE, "responses to a prompt, which are compared")
     prompts, reason = CPU_PROMPTS, "few, so that a step takes minutes on a CPU"
     if not machine.is_cpu:
         prompts = min(128, 16 * num_devices)
         reason = f"16 for each of {num_devices} devices, at most 128"
-    if prompts > data.num_rows:
-        prompts, reason = data.num_rows, f"the set has {data.num_rows} rows"
+    if 0 < num_rows < prompts:
+        prompts, reason = num_rows, f"the set has {num_rows} rows"
     sheet.set("rollout.num_prompts", prompts, reason)
 
     chosen = settings.rollout.num_prompts
-    steps = max(1, min(MOST_STEPS, PASSES * data.num_rows // chosen))
-    passes = steps * chosen / data.num_rows
-    sheet.set("train.steps", steps, f"{passes:.2g} passes over {data.num_rows:,} rows")
+    if num_rows:
+        steps = max(1, min(MOST_STEPS, PASSES * num_rows // chosen))
+        passes = steps * chosen / num_rows
+        reason = f"{passes:.2g} passes over {num_rows:,} rows"
+    else:
+        steps, reason = MOST_STEPS, "the episodes never end"
+    sheet.set("train.steps", steps, reason)
     most = HELD_OUT[machine.is_cpu]
     sheet.set("eval.problems", most, "at most, before and after the run")
     sheet.set("eval.samples", 0, "greedy only: one response to each problem")
@@ -333,13 +393,18 @@ def _choose_batch(sheet: Sheet, data: Data, machine: Machine) -> None:
 # -- the model -------------------------------------------------------------------------------------
 
 
-def _choose_model(sheet: Sheet, wishes: Wishes, model: Model, machine: Machine) -> None:
+def _choose_method(
+    sheet: Sheet, method: str, reason: str, architecture: qwen.QwenConfig, machine: Machine
+) -> None:
+    """Chooses what is trained, with its precision and its learning rate."""
     settings = sheet.settings
-    if wishes.lora:
-        rank, reason = ADAPTER_RANK, "--lora"
-        while rank > 1 and not allows_rank(model, settings, rank):
-            rank, reason = rank // 2, "--lora; a larger rank is above that of a weight"
-        sheet.set("model.adapter.rank", rank, reason)
+    if method != FULL:
+        rank, remark = ADAPTER_RANK, reason
+        while rank > 1 and not allows_rank(architecture, settings, rank):
+            rank, remark = rank // 2, f"{reason}; a larger rank is above that of a weight"
+        sheet.set("model.adapter.rank", rank, remark)
+    if method == INT8_BASE:
+        sheet.set("model.base", "int8", reason)
     if settings.model.adapter.rank:
         lr = float(f"{ADAPTER_LR_FACTOR * FULL_LR:g}")
         sheet.set("optimizer.lr", lr, "the rate of jzero's recipes for adapters")
@@ -352,26 +417,24 @@ def _choose_model(sheet: Sheet, wishes: Wishes, model: Model, machine: Machine) 
         sheet.set("model.dtype", "bfloat16", "half the memory of fp32; trained weights are fp32")
     if machine.is_cpu and settings.model.adapter.rank:
         # With the layout of the decoder, the decoder needs no copy of the frozen model.
-        reason = "every device has the frozen model, which the decoder shares"
-        sheet.set("mesh.data", -1, reason)
-        sheet.set("mesh.fsdp", 1, reason)
+        shared = "every device has the frozen model, which the decoder shares"
+        sheet.set("mesh.data", -1, shared)
+        sheet.set("mesh.fsdp", 1, shared)
     if settings.model.dtype == "float32":
         sheet.set("rollout.kv_dtype", "float32", "as model.dtype, so that log-probs agree")
     if machine.is_cpu and not settings.model.adapter.rank:
         sheet.set("optimizer.mu_dtype", "bfloat16", "a sixth less memory for the optimizer's state")
-    chunk = LOGITS_BYTES[machine.is_cpu] // (4 * model.architecture.vocab_size)
+    chunk = LOGITS_BYTES[machine.is_cpu] // (4 * architecture.vocab_size)
     chunk = min(2048, max(64, 1 << (chunk.bit_length() - 1)))
-    mebibytes = 4 * chunk * model.architecture.vocab_size / 2**20
-    reason = f"their logits over the vocabulary take {mebibytes:.0f} MiB"
-    sheet.set("model.logit_chunk", chunk, reason)
-    if wishes.minutes:
-        sheet.set("train.minutes", wishes.minutes, "--minutes")
+    mebibytes = 4 * chunk * architecture.vocab_size / 2**20
+    remark = f"their logits over the vocabulary take {mebibytes:.0f} MiB"
+    sheet.set("model.logit_chunk", chunk, remark)
 
 
-def allows_rank(model: Model, settings: Config, rank: int) -> bool:
+def allows_rank(architecture: qwen.QwenConfig, settings: Config, rank: int) -> bool:
     """Returns whether an adapter may have this rank."""
     try:
-        adapters.check(model.architecture, replace(settings.model.adapter, rank=rank))
+        adapters.check(architecture, replace(settings.model.adapter, rank=rank))
     except UserError:
         return False
     return True
@@ -381,109 +444,103 @@ def allows_rank(model: Model, settings: Config, rank: int) -> bool:
 
 
 def _choose_packing(sheet: Sheet, machine: Machine) -> None:
-    settings, num_devices = sheet.settings, len(machine.devices)
-    rollout = settings.rollout
+    rollout, num_devices = sheet.settings.rollout, len(machine.devices)
     # A row has a prompt and several packs; a microbatch has at least a row on each device.
-    most_tokens = CPU_TOKENS // num_devices if machine.is_cpu else DEVICE_TOKENS
-    room = (most_tokens - rollout.max_prompt_tokens) // rollout.longest_continuation
-    packs = max(1, min(rollout.group_size, room))
+    room = most_tokens(machine.devices) // num_devices - rollout.max_prompt_tokens
+    packs = max(1, min(rollout.group_size, room // rollout.longest_continuation))
     if machine.is_cpu:
         sheet.set("train.pack", "longest", "one length of rows: one program to compile")
     reason = "responses of full length that share a prompt in a row"
     sheet.set("train.packs_per_row", packs, reason)
-    row = rollout.max_prompt_tokens + settings.train.packs_per_row * rollout.longest_continuation
-    rows = max(1, most_tokens // row)
-    # Never more rows than the step has, each with as many responses as it has packs.
-    step_rows = -(-rollout.num_prompts * rollout.group_size // max(1, settings.train.packs_per_row))
-    rows = min(rows, max(1, step_rows // num_devices))
-    reason = f"{rows} row{'s' * (rows > 1)} of {row} tokens on each of {num_devices} devices"
-    sheet.set("train.microbatch_tokens", rows * row * num_devices, reason)
-    slots = rollout.num_prompts * rollout.group_size
-    most = CPU_SLOTS if machine.is_cpu else MOST_SLOTS
-    reason = f"the step has {slots} responses"
-    if slots > most:
-        reason += f", and {most} at a time take less memory"
-    sheet.set("rollout.num_slots", min(slots, most), reason)
 
 
-def _choose_sizes(sheet: Sheet, model: Model, machine: Machine) -> None:
-    """Changes the settings until the planner finds that they fit."""
-    if machine.device_bytes is None:
-        return
-    available = usable(machine)
-    planned = planned_settings(sheet.settings, model)
-    verdict = fit(planned, machine.devices, available)
+def _choose_counts(sheet: Sheet, source: str, machine: Machine, is_last: bool) -> float | None:
+    """Chooses the batches of the decoder and of the trainer, and whatever else makes a run fit.
+
+    Returns None if the run fits, and otherwise the bytes that it needs (`Machine.shown_bytes`).
+    is_last: nothing else will be tried, so responses may get shorter.
+    """
+    devices, available = machine.devices, machine.device_bytes
+    planned = planned_settings(sheet.settings, source)
+    sized = _with_chosen_sizes(planned, sheet.given, machine)
+    _take_sizes(sheet, sized, machine)
+    if available is None:
+        return None
+    verdict = fit_run(sized, devices, available)
     if verdict.fits:
-        return
-    changed = with_remedies(planned, machine.devices, available)
+        return None
+
+    needed = machine.shown_bytes(verdict.needed)
+    # Methods are tried by the caller. Shorter responses change the task more than they do.
+    excluded = [train_an_adapter, quantize_base]
+    if not is_last:
+        excluded.append(shorter_responses)
+    room = room_for_arrays(sized, devices, available)
+    changed = with_remedies(sized, devices, room, excluded)
     if changed is None:
-        return  # the check of the run says what is missing
-    reason = f"fits {available / GIB:.1f} GiB; more would need {verdict.needed / GIB:.1f} GiB"
-    before = {setting.name: setting.value for setting in list_settings(planned)}
+        return needed  # the check of the run says what is missing
+    # Another mesh, for example, may leave room for larger sizes than those that were reached before
+    # it was tried.
+    larger = _with_chosen_sizes(changed, sheet.given, machine)
+    if fit_run(larger, devices, available).fits:
+        changed = larger
+    shown = machine.shown_bytes(available) / GIB
+    _take(sheet, sized, changed, f"fits {shown:.1f} GiB; more would need {needed / GIB:.1f} GiB")
+    return None
+
+
+def _with_chosen_sizes(settings: Config, given: Collection[str], machine: Machine) -> Config:
+    """Returns the settings with the sizes that the planner chooses, unless the user chose them."""
+    settings = copy.deepcopy(settings)
+    # The planner chooses sizes that are 0.
+    if "train.microbatch_tokens" not in given:
+        settings.train.microbatch_tokens = 0
+    if "rollout.num_slots" not in given:
+        settings.rollout.num_slots = 0
+    return sizing.choose_sizes(settings, machine.devices, machine.device_bytes)
+
+
+def _take_sizes(sheet: Sheet, sized: Config, machine: Machine) -> None:
+    """Chooses the sizes of a microbatch and of the decoder, with their reasons."""
+    train, rollout = sized.train, sized.rollout
+    packs = max(1, train.packs_per_row)
+    row = rollout.max_prompt_tokens + packs * rollout.longest_continuation
+    devices = len(machine.devices)
+    rows = max(1, train.microbatch_tokens // (row * devices))
+    reason = f"{rows} row{'s' * (rows > 1)} of {row} tokens on each of {devices} devices"
+    sheet.set("train.microbatch_tokens", train.microbatch_tokens, reason)
+    responses = rollout.num_prompts * rollout.group_size
+    reason = f"of the {responses} responses of a step, and of evaluations: as many as fit, or gain"
+    sheet.set("rollout.num_slots", rollout.num_slots, f"{reason} speed")
+
+
+def _take(sheet: Sheet, original: Config, changed: Config, reason: str) -> None:
+    """Chooses the settings in which `changed` differs from `original`."""
+    values = {setting.name: setting.value for setting in list_settings(original)}
     for setting in list_settings(changed):
-        if setting.value != before[setting.name]:
+        if setting.value != values[setting.name]:
             sheet.set(setting.name, setting.value, reason)
 
 
-def planned_settings(settings: Config, model: Model) -> Config:
-    """Returns the settings with the local directory of the model, which the planner reads."""
-    return replace(settings, model=replace(settings.model, path=str(model.directory), revision=""))
-
-
-def usable(machine: Machine) -> float:
-    """Returns the bytes of a device that the arrays of a run may take."""
-    assert machine.device_bytes is not None
-    if not machine.is_cpu:
-        return machine.device_bytes
-    return max(0.0, machine.device_bytes - CPU_PROCESS_BYTES / len(machine.devices))
-
-
-def needed_bytes(settings: Config, model: Model, machine: Machine) -> float | None:
-    """Returns the bytes that a run needs on a device, or on a CPU all together; None if unknown."""
-    if machine.device_bytes is None:
-        return None
-    needed = fit(planned_settings(settings, model), machine.devices, usable(machine)).needed
-    return needed * len(machine.devices) + CPU_PROCESS_BYTES if machine.is_cpu else needed
+def planned_settings(settings: Config, source: str) -> Config:
+    """Returns a copy of the settings with the model that the planner reads."""
+    planned = copy.deepcopy(settings)
+    planned.model.path, planned.model.revision = source, ""
+    return planned
 
 
 # -- disk ------------------------------------------------------------------------------------------
 
 
-def checkpoint_bytes(settings: Config, model: Model) -> float:
-    """Returns the bytes of one checkpoint."""
-    adapter = settings.model.adapter
-    if adapter.rank:
-        return CHECKPOINT_BYTES * adapters.num_params(model.architecture, adapter)
-    return CHECKPOINT_BYTES * model.num_params
-
-
-def disk_bytes(settings: Config, model: Model) -> float:
-    """Returns the bytes on disk at the peak of a run: its checkpoints and its export."""
-    train = settings.train
-    kept = train.keep_checkpoints + 1  # the next one is written before the oldest is deleted
-    if train.checkpoint_every < 0:
-        kept = 0
-    elif train.checkpoint_every == 0:
-        kept = min(kept, 2)  # before the first step and after the last
-    export = EXPORT_BYTES[settings.model.dtype] * model.num_params
-    return kept * checkpoint_bytes(settings, model) + export
-
-
-def _choose_disk(sheet: Sheet, model: Model, machine: Machine) -> None:
-    settings = sheet.settings
-    size = checkpoint_bytes(settings, model)
-    sheet.set("train.checkpoint_every", 20, f"a checkpoint has {size / 1e9:.1f} GB")
-    free = machine.disk_bytes
-    attempts: list[tuple[str, object]] = [
-        ("train.keep_checkpoints", 1),
-        ("train.checkpoint_every", 0),
-        ("train.checkpoint_every", -1),
-    ]
-    for name, value in attempts:
-        needed = disk_bytes(settings, model)
-        # The remedies in the order of their cost: fewer checkpoints to go back to, then a run that
-        # a kill sends back to its start.
-        if needed <= free:
-            return
-        reason = f"the disk has {free / 1e9:.1f} GB free, and {needed / 1e9:.1f} GB were needed"
-        sheet.set(name, value, reason)
+def _choose_disk(sheet: Sheet, architecture: qwen.QwenConfig, machine: Machine) -> None:
+    size = checkpoint_bytes(sheet.settings, architecture)
+    every = sheet.settings.train.checkpoint_every
+    sheet.set("train.checkpoint_every", every, f"a checkpoint has {size / GB:.1f} GB")
+    needed = sum(parts_of_workdir(sheet.settings, architecture).values())
+    if needed <= machine.disk_bytes:
+        return
+    smaller = smaller_on_disk(sheet.settings, architecture, machine.disk_bytes)
+    if smaller is None:
+        return  # the check of the run says what is missing
+    reason = f"the disk has {machine.disk_bytes / GB:.1f} GB free, and {needed / GB:.1f} GB "
+    _take(sheet, copy.deepcopy(sheet.settings), smaller, reason + "were needed")

@@ -2,6 +2,7 @@
 
     jzero train --model DIR_OR_ID --data FILE_OR_ID [--reward my.py:f] [--eval FILE] [--lora]
                 [--minutes M] [--workdir DIR] [--config.section.field=value ...]
+    jzero train --model DIR_OR_ID --environment FILE.py:Class [--data FILE_OR_ID] [...]
     jzero train RECIPE[:PRESET] [--workdir DIR] [--config.section.field=value ...]
 
 The first form reads the tokenizer, the data and the machine, chooses every setting that depends on
@@ -13,7 +14,13 @@ A reward is a Python function of the response, the correct answer (gold) and the
 for TRL's GRPOTrainer. Without --reward the task's grader compares the answers. Columns of the data
 are found by their names (problem, question, prompt, ...; answer, final_answer, ...).
 
-The second form is `python -m jzero.main --config RECIPE`. A name such as gsm8k:tiny is a recipe of
+With --environment the policy plays episodes of a class with reset(row, seed) and step(response),
+whose rewards it is trained on; `reset` gets the rows of --data, if there are any.
+
+--machine v5e-8 chooses for a machine that is not attached, prints and writes the recipe, and stops.
+`jzero plan --config WORKDIR/recipe.py --machine v5e-8` says whether a changed recipe still fits.
+
+The last form is `python -m jzero.main --config RECIPE`. A name such as gsm8k:tiny is a recipe of
 jzero, and a path is a file. `jzero train --help rollout` explains the settings of a section.
 """
 
@@ -22,10 +29,10 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jzero import cli, config
+from jzero import cli, config, terminal
 from jzero import main as jzero_main
 from jzero.config import Config
 from jzero.config.data_sources import read_source
@@ -34,11 +41,20 @@ from jzero.errors import UserError
 from jzero.hosts import peers, processes
 from jzero.model.hub import public_name
 from jzero.planning.chips import GIB
+from jzero.planning.disk import GB
+from jzero.planning.machines import Machine, find_machine, plan_on
 from jzero.rewards import rewards
 from jzero.run import buckets
+from jzero.run.workdir import check_directory
 from jzero.sizing import choices, recipe
-from jzero.sizing.choices import HELD_OUT, Machine, Model, Sheet, Wishes
-from jzero.sizing.data import Data, absolute_source, held_out_rows, read_data
+from jzero.sizing.choices import HELD_OUT, Model, Sheet, Wishes
+from jzero.sizing.data import (
+    Data,
+    absolute_source,
+    held_out_rows,
+    read_data,
+    read_environment,
+)
 
 HELD_OUT_FILE = "held_out.jsonl"  # in the workdir
 
@@ -52,6 +68,7 @@ class Request:
     given: frozenset[str]  # names of the settings that `apply` sets
     apply: Callable[[Config], Config]  # returns a config with the settings that the user has given
     is_dry: bool = False  # stops before training
+    machine: str = ""  # a usual machine to choose for; "": the attached devices
 
 
 def main() -> None:
@@ -87,7 +104,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser = cli.make_parser("jzero train", __doc__)
     parser.add_argument("--model", required=True, help="directory or hub id of the model")
     parser.add_argument(
-        "--data", required=True, help="file, directory or hub id of the problems to train on"
+        "--data", default="", help="file, directory or hub id of the problems to train on"
+    )
+    parser.add_argument(
+        "--environment",
+        default="",
+        metavar="FILE.py:CLASS",
+        help="an environment to train in, instead of questions with a reward",
     )
     parser.add_argument(
         "--reward", default="", metavar="FILE.py:FUNCTION", help="the reward of a response"
@@ -108,6 +131,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dry-run", action="store_true", help="write the recipe and stop before training"
     )
+    parser.add_argument(
+        "--machine",
+        default="",
+        metavar="NAME",
+        help="choose for a machine that is not attached, such as v5e-8, and stop as --dry-run",
+    )
     return parser
 
 
@@ -123,11 +152,14 @@ def parse(arguments: list[str]) -> Request:
         sys.exit(0)
     args, remaining = parser.parse_known_args(cli.start_jax(arguments))
     remaining = cli.expand_price(remaining)
-    cli.check_setting_names(remaining)
+    cli.check_flag_names(parser, remaining)
+    if not (args.data or args.environment):
+        parser.error("give the problems to train on, --data FILE, or --environment FILE.py:Class")
     wishes = Wishes(
         model=args.model,
         data=args.data,
         reward=args.reward,
+        environment=args.environment,
         eval_data=args.eval,
         lora=args.lora,
         minutes=args.minutes,
@@ -137,7 +169,8 @@ def parse(arguments: list[str]) -> Request:
         return cli.parse_settings(settings, remaining)
 
     given = frozenset(cli.given_settings(remaining))
-    return Request(wishes, args.workdir, given, apply, args.dry_run)
+    is_dry = args.dry_run or bool(args.machine)
+    return Request(wishes, args.workdir, given, apply, is_dry, args.machine)
 
 
 def prepare(request: Request, workdir: Path) -> Config:
@@ -147,6 +180,8 @@ def prepare(request: Request, workdir: Path) -> Config:
     a mistake.
     """
     wishes = with_absolute_paths(request.wishes)
+    # The files of the choices are written before the run checks its workdir.
+    check_directory(workdir)
     if (workdir / recipe.FILE).exists():
         return resume(request, wishes, workdir)
     settings = request.apply(Config(name=run_name(wishes)))
@@ -155,13 +190,22 @@ def prepare(request: Request, workdir: Path) -> Config:
         functions = (wishes.reward,)
         # Before the data and the model are read, which may take minutes of downloads.
         rewards.check_rewards(config.RewardConfig(functions=functions))
-    data = read_data(wishes.data, settings.task)
-    model = choices.read_model(config_of_model(settings, wishes))
-    machine = choices.this_machine(settings, workdir)
+    if wishes.environment:
+        model = choices.read_model(config_of_model(settings, wishes))
+        machine = machine_of(request, settings, workdir)
+        # The template of the prompts is known before the prompts.
+        sheet = Sheet(settings, given)
+        choices.choose_environment(sheet, wishes, model, machine)
+        data = read_environment(wishes.data, settings.task, settings.train.seed)
+    else:
+        with terminal.phase("read the data", has_bar=False):
+            data = read_data(wishes.data, settings.task)
+        model = choices.read_model(config_of_model(settings, wishes))
+        machine = machine_of(request, settings, workdir)
 
     held_out = ""
     needs_held_out = not (wishes.eval_data or data.has_test_split or "task.eval_data" in given)
-    if needs_held_out and data.num_rows > 1:
+    if needs_held_out and data.source and data.num_rows > 1:
         # Only the name so far: the file is written once all settings have passed their checks.
         held_out = str((workdir / HELD_OUT_FILE).absolute())
     sheet = choices.choose(wishes, settings, given, data, model, machine, held_out)
@@ -173,10 +217,23 @@ def prepare(request: Request, workdir: Path) -> Config:
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         processes.write_once(Path(held_out), "".join(lines))
     path = workdir / recipe.FILE
-    title = f"{public_name(wishes.model)} on {public_name(path_of(wishes.data))}."
+    source = wishes.environment.rpartition(":")[2] or public_name(path_of(wishes.data))
+    title = f"{public_name(wishes.model)} on {source}."
     processes.write_once(path, recipe.recipe_source(sheet.settings, sheet.choices, title, path))
     processes.print_once(f"recipe {path}")
     return sheet.settings
+
+
+def machine_of(request: Request, settings: Config, workdir: Path) -> Machine:
+    """Returns the machine to choose for. Raises UserError if there is none of this name."""
+    if not request.machine:
+        return choices.this_machine(settings, workdir)
+    machine, memory = find_machine(request.machine), settings.memory
+    return replace(
+        machine,
+        device_bytes=memory.device_gib * GIB or machine.device_bytes,
+        disk_bytes=memory.disk_gb * GB or machine.disk_bytes,
+    )
 
 
 def resume(request: Request, wishes: Wishes, workdir: Path) -> Config:
@@ -191,6 +248,7 @@ def resume(request: Request, wishes: Wishes, workdir: Path) -> Config:
     for name, was, asked in (
         ("--model", settings.model.path, wishes.model),
         ("--data", path_of(settings.task.data), path_of(wishes.data)),
+        ("--environment", settings.task.environment, wishes.environment),
     ):
         if was != asked:
             raise UserError(f"{name}={asked}: {path} is a run with {was}; choose another --workdir")
@@ -199,7 +257,9 @@ def resume(request: Request, wishes: Wishes, workdir: Path) -> Config:
 
 
 def path_of(source: str) -> str:
-    """Returns the path of a data source."""
+    """Returns the path of a data source; "" for none."""
+    if not source:
+        return ""
     return read_source("--data", source).path
 
 
@@ -211,23 +271,26 @@ def config_of_model(settings: Config, wishes: Wishes) -> Config:
 
 def with_absolute_paths(wishes: Wishes) -> Wishes:
     """Returns the wishes with absolute paths, so that the recipe runs in any directory."""
-    reward = wishes.reward
-    file, colon, function = reward.rpartition(":")
-    if file.endswith(".py"):
-        reward = f"{absolute_source(file)}{colon}{function}"
-    return Wishes(
+    return replace(
+        wishes,
         model=absolute_source(wishes.model),
-        data=absolute_source(wishes.data),
-        reward=reward,
+        data=absolute_source(wishes.data) if wishes.data else "",
+        reward=with_absolute_file(wishes.reward),
+        environment=with_absolute_file(wishes.environment),
         eval_data=absolute_source(wishes.eval_data) if wishes.eval_data else "",
-        lora=wishes.lora,
-        minutes=wishes.minutes,
     )
 
 
+def with_absolute_file(name: str) -> str:
+    """Returns "FILE.py:NAME" with an absolute path, and other names as they are."""
+    file, colon, function = name.rpartition(":")
+    return f"{absolute_source(file)}{colon}{function}" if file.endswith(".py") else name
+
+
 def run_name(wishes: Wishes) -> str:
-    """Returns the name of a run: MODEL-DATA, with -lora for an adapter."""
-    parts = [Path(wishes.model).name, Path(path_of(wishes.data).partition("#")[0]).stem]
+    """Returns the name of a run: MODEL-DATA or MODEL-ENVIRONMENT, with -lora for an adapter."""
+    source = wishes.environment.rpartition(":")[2] if wishes.environment else path_of(wishes.data)
+    parts = [Path(wishes.model).name, Path(source.partition("#")[0]).stem]
     if wishes.lora:
         parts.append("lora")
     return re.sub(r"[^a-z0-9.]+", "-", "-".join(parts).lower()).strip("-.")
@@ -237,19 +300,12 @@ def describe(sheet: Sheet, data: Data, model: Model, machine: Machine) -> str:
     """Returns the table of choices, below a line on the model, the data and the machine."""
     settings = sheet.settings
     given = sorted(sheet.given)
-    needed = choices.needed_bytes(settings, model, machine)
     lines = [
-        f"{settings.name}: {model.num_params / 1e6:.1f}M parameters, {data.num_rows:,} rows, "
-        f"{machine}",
+        f"{settings.name}: {model.num_params / 1e6:.1f}M parameters, {data.size}, {machine}",
         "",
         recipe.table(settings, sheet.choices, given),
         "",
     ]
-    disk = choices.disk_bytes(settings, model)
-    room = f"needs about {disk / 1e9:.1f} of {machine.disk_bytes / 1e9:.1f} GB of disk"
-    if needed is not None and machine.device_bytes is not None:
-        has = machine.device_bytes * (len(machine.devices) if machine.is_cpu else 1)
-        where = "memory" if machine.is_cpu else "memory of each device"
-        room = f"needs about {needed / GIB:.1f} of {has / GIB:.1f} GiB of {where}, and{room[5:]}"
-    lines.append(room)
+    planned = choices.planned_settings(settings, str(model.directory))
+    lines.append(str(plan_on(planned, machine)))
     return "\n".join(lines)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from jzero.config import TaskConfig
 from jzero.config.data_sources import Rows, read_source, read_sources
+from jzero.environments import environment_task
 from jzero.errors import UserError
 from jzero.problems import problem_sets
 from jzero.types import JsonValue, Prompt
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import datasets
 
 SAMPLED_ROWS = 2000  # rows whose lengths are measured
+SAMPLED_EPISODES = 32  # episodes whose first observation is measured
 SOLUTION_COLUMNS = ("solution", "completion", "response", "rationale", "reasoning")
 # Names that many sets have besides those of `problem_sets.COLUMN_NAMES`.
 MORE_ANSWERS = ("gold", "target", "label", "solution")
@@ -39,6 +41,17 @@ class Data:
     prompts: list[Prompt]  # of at most SAMPLED_ROWS rows, as they are in the set
     solutions: list[str]  # worked solutions of these rows; empty without such a column
     has_only_numbers: bool  # every answer is a number
+    tools: tuple[JsonValue, ...] = ()  # schemas that the prompts show, of an environment
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether there are no rows: an environment makes its episodes from seeds."""
+        return not self.num_rows
+
+    @property
+    def size(self) -> str:
+        """Returns the size of the set, to print."""
+        return "episodes without end" if self.is_endless else f"{self.num_rows:,} rows"
 
     @property
     def source(self) -> str:
@@ -116,6 +129,38 @@ def read_data(text: str, task: TaskConfig) -> Data:
         prompts=prompts,
         solutions=_solutions(sample, columns, answer_column),
         has_only_numbers=bool(answers) and all(map(is_number, answers)),
+    )
+
+
+def read_environment(text: str, task: TaskConfig, seed: int) -> Data:
+    """Resets an environment for some rows, to learn its prompts.
+
+    text: a data source, whose rows `reset` gets; "" if it needs none.
+    task: names the environment and the template of its prompts.
+
+    Raises UserError if the set cannot be read, or the environment does not begin.
+    """
+    rows = read_source("--data", text) if text else Rows()
+    environment_task.check(task)
+    task = replace(task, data=text)
+    splits = problem_sets.load(rows.path) if text else {}
+    split = rows.split or ("train" if "train" in splits else next(iter(splits), ""))
+    count = environment_task.num_train_problems(task)
+    sampled = SAMPLED_EPISODES if count is None else min(count, SAMPLED_EPISODES)
+    problems = environment_task.train_problems(task, seed, 0, sampled)
+    return Data(
+        rows=rows,
+        columns=(),
+        num_rows=count or 0,
+        split=split,
+        has_test_split="test" in splits and split != "test",
+        problem_reason="`reset` gets each row",
+        answer_reason="",
+        has_messages=True,  # the template is applied
+        prompts=[problem.prompt for problem in problems],
+        solutions=[],
+        has_only_numbers=False,
+        tools=tuple(problems[0].tools or ()),
     )
 
 

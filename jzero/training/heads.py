@@ -115,7 +115,8 @@ def policy_head(
             hidden,
             targets,
             temperature=objective.temperature,
-            chunk=compute.logit_chunk * token_shards,
+            # Of the tokens that one program sees.
+            chunk=compute.logit_chunk * row_shards,
             dtype=dtype,
             place=place_hidden,
             place_logits=place_logits,

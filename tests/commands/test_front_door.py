@@ -13,11 +13,12 @@ import tiny
 from runs import ROOT, read_jsonl
 
 import jzero
-from jzero import api, chat, cli, compare, evaluate
+from jzero import api, chat, cli, compare, evaluate, serve
 from jzero.config import Apart, Config, WarmStart
 from jzero.errors import UserError
 from jzero.run.finished import find_model
 from jzero.sizing import command
+from jzero.sizing.choices import Wishes
 from jzero.sizing.recipe import FILE
 from jzero.workers.pool import Pool
 
@@ -101,6 +102,76 @@ def test_the_same_command_continues_with_the_recipe(trained, environment: dict[s
 
     assert "continues with longer/recipe.py" in out
     assert len(read_jsonl(trained.directory / "longer" / "metrics.jsonl")) == 3
+
+
+ENVIRONMENT = """
+class Hot:
+    def reset(self, row, seed):
+        return f"{seed % 9}: hot or cold?"
+
+    def step(self, response):
+        return "again", sum(char.isdigit() for char in response) / (1 + len(response)), False
+"""
+
+
+def test_a_machine_that_is_not_attached(trained, environment: dict[str, str]) -> None:
+    flags = ["--model", "model", "--data", "sums.jsonl", "--workdir", "rented", "--machine"]
+
+    out = jzero_command(environment, trained.directory, "train", *flags, "v5e-8")
+
+    assert "8 TPU v5 lite, 15.8 GiB each" in out
+    assert "GiB of memory of each device, and about" in out
+    assert (trained.directory / "rented" / FILE).exists()
+    assert not (trained.directory / "rented" / "metrics.jsonl").exists()
+    plan = ["plan", "--config", str(trained.directory / "rented" / FILE), "--machine", "v5e-8"]
+    assert jzero_command(environment, trained.directory, *plan).splitlines()[-1] == "fits"
+
+
+@pytest.mark.thorough
+def test_an_environment_is_trained_in(trained, environment: dict[str, str]) -> None:
+    (trained.directory / "hot.py").write_text(ENVIRONMENT)
+    flags = ["--model", "model", "--environment", "hot.py:Hot", "--workdir", "hot", *SMALL]
+
+    out = jzero_command(environment, trained.directory, "train", *flags)
+
+    assert "episodes without end" in out
+    samples = read_jsonl(trained.directory / "hot" / "samples.jsonl")
+    assert any(sample["score"] > 0 for sample in samples)
+    again = [*flags, "--config.train.steps=3"]
+    assert "continues with hot/recipe.py" in jzero_command(
+        environment, trained.directory, "train", *again
+    )
+
+
+def test_a_workdir_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    request = command.Request(Wishes("none", "none"), None, frozenset(), lambda config: config)
+    with pytest.raises(UserError, match="is not a directory that can be written to"):
+        command.prepare(request, tmp_path / "file" / "run")
+
+
+def test_problems_or_an_environment_are_needed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "start_jax", list)
+    with pytest.raises(SystemExit):
+        command.parse(["--model=m"])
+    assert "--data FILE, or --environment FILE.py:Class" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_serve_takes_the_run(trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments in ([str(trained.run)], ["--model", str(trained.run)]):
+        options, settings = serve.parse(arguments)
+        assert options.model == str(trained.run)
+        assert settings.model.path == str(trained.run / "export-2")
+        assert settings.rollout.max_new_tokens == 8
+        assert settings.model.dtype == "float32"
+        assert not settings.rollout.keep_stop
+    with pytest.raises(SystemExit):
+        serve.parse([])
+    with pytest.raises(SystemExit):
+        serve.parse(["a", "--model", "b"])
 
 
 def test_a_workdir_of_other_data_is_refused(trained, environment: dict[str, str]) -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from jzero import main, setup
+from jzero import cli, main, setup
 from jzero.config import Config, known_names, unknown_names
 from jzero.config.other_names import OTHER_NAMES
 from jzero.config.schema import list_settings
 from jzero.errors import UserError
 from jzero.model import huggingface
+from jzero.sizing import command
 from jzero.tasks import find_task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,6 +60,10 @@ FLAGS = [
     ("--optimizer.lr=1e-5", "write --config.optimizer.lr=1e-5"),
     ("--rollout.group_size=8", "write --config.rollout.group_size=8"),
     ("--model.path=gpt2", "write --config.model.path=gpt2"),
+    # Settings without their section.
+    ("--lr=1e-5", "or --config.optimizer.lr=1e-5"),
+    ("--max_new_tokens=100", "write --config.eval.max_new_tokens=100 or --config.rollout.max_new_"),
+    ("--steps=5", "--config.train.steps=5"),
     # Misspellings: the right one first, and alone if nothing else is close.
     ("--config.rollout.group_sise=4", "did you mean rollout.group_size?"),
     ("--config.rollout.groupsize=4", "did you mean rollout.group_size?"),
@@ -92,6 +97,34 @@ def test_a_wrong_flag_is_one_line(
 ) -> None:
     line = last_line(lambda: main.parse([TINY, flag]), capsys)
     assert any(part in line for part in advice.split("|")), line
+
+
+TRAIN = [
+    ("--rewards=my.py:f", "--rewards=my.py:f: did you mean --reward=my.py:f?"),
+    ("--env=shop.py:Shop", "did you mean --environment=shop.py:Shop?"),
+    ("--eval_data=x", "did you mean --eval=x?"),
+    ("--use_peft", "did you mean --lora?"),
+    ("--dataset_name=x", "did you mean --data=x?"),
+    ("--work_dir=x", "--work_dir=x"),
+    ("--lr=1e-5", "or --config.optimizer.lr=1e-5"),
+    ("--learning_rate=1e-5", "write --config.optimizer.lr=1e-5"),
+    ("stray", "unknown arguments stray"),
+]
+
+
+@pytest.mark.parametrize(("flag", "advice"), TRAIN)
+def test_a_wrong_flag_of_jzero_train_is_one_line(
+    flag: str,
+    advice: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cli, "start_jax", list)  # this process has started it
+
+    def parse() -> None:
+        command.parse(["--model=m", "--data=d", flag]).apply(Config())
+
+    assert advice in last_line(parse, capsys)
 
 
 RECIPES = [

@@ -351,14 +351,17 @@ BAD_CHATS = {
     },
     "what the template refuses": {"messages": [{"role": "system", "content": "hello"}]},
     "top logprobs alone": {"messages": GREETING, "top_logprobs": 3},
-    "tools": {"messages": GREETING, "tools": [{"type": "function", "function": {"name": "f"}}]},
+    "tools that the template does not show": {
+        "messages": GREETING,
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+    },
 }
 
 
 @pytest.mark.parametrize(
     ("option", "reason"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "writes no tool calls"),
+        ({"extra_body": {"tool_choice": "required"}}, "tool_choice=.*: the request has no tools"),
         ({"response_format": {"type": "json_object"}}, "cannot force a format: ask for JSON"),
         ({"presence_penalty": 0.5}, "samples without penalties, as training does"),
         ({"extra_body": {"repetition_penalty": 1.1}}, "repetition_penalty=1.1: this server sampl"),

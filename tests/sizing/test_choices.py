@@ -15,13 +15,14 @@ from jzero.config import Config
 from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.planning.chips import GIB, DescribedDevice, described_devices
-from jzero.planning.fitting import fit
+from jzero.planning.disk import parts_of_workdir
 from jzero.planning.largest import memory_of
+from jzero.planning.machines import Machine, plan_on
 from jzero.planning.models import KNOWN_MODELS
 from jzero.setting import part_name
 from jzero.sizing import choices, recipe
-from jzero.sizing.choices import Machine, Model, Sheet, Wishes
-from jzero.sizing.data import Data, read_data
+from jzero.sizing.choices import Model, Sheet, Wishes
+from jzero.sizing.data import Data, read_data, read_environment
 
 DISK = 500e9
 
@@ -40,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 def cpu(gib: float, disk: float = DISK) -> Machine:
     devices = [DescribedDevice(i, 0, "cpu", "cpu") for i in range(2)]
-    return Machine(devices, gib * GIB / 2, disk)
+    return Machine(devices, (gib - 1) * GIB / 2, disk)
 
 
 def slice_of(topology: str) -> Machine:
@@ -83,6 +84,7 @@ def test_lengths_cover_the_data(data: Data, model: Model) -> None:
 
 def test_settings_of_the_user_are_kept_and_the_others_fit_them(data: Data, model: Model) -> None:
     given = {"rollout.max_new_tokens": 96, "rollout.group_size": 3, "optimizer.lr": 5e-6}
+    given["eval.problems"] = 8
 
     sheet = choose(data, model, cpu(16), given)
 
@@ -103,6 +105,7 @@ def test_prompts_that_are_all_too_long_are_refused(data: Data, model: Model) -> 
 
 def test_a_microbatch_is_never_larger_than_the_step(data: Data, model: Model) -> None:
     given = {"rollout.num_prompts": 2, "rollout.group_size": 2, "rollout.max_new_tokens": 8}
+    given["eval.problems"] = 4
 
     settings = choose(data, model, slice_of("v5e:1x1"), given).settings
 
@@ -150,14 +153,71 @@ def test_an_adapter_has_its_learning_rate(data: Data, model: Model) -> None:
 def test_a_small_disk_keeps_fewer_checkpoints_and_is_never_exceeded(
     data: Data, model: Model
 ) -> None:
-    size = choices.checkpoint_bytes(Config(), model)
-    export = 4 * model.num_params
-    kept = {}
-    for name, disk in (("3", 3), ("2", 2), ("1", 1), ("0", 0)):
-        sheet = choose(data, model, cpu(16, disk * size + export))
-        kept[name] = (sheet.settings.train.keep_checkpoints, sheet.settings.train.checkpoint_every)
-        assert choices.disk_bytes(sheet.settings, model) <= disk * size + export
-    assert kept == {"3": (2, 20), "2": (1, 20), "1": (1, -1), "0": (1, -1)}
+    large = replace(
+        model, directory=Path("Qwen/Qwen2.5-0.5B"), architecture=KNOWN_MODELS["Qwen/Qwen2.5-0.5B"]
+    )
+
+    def on(disk: float, **flags: object) -> Config:
+        machine = replace(slice_of("v5e:2x4"), disk_bytes=disk)
+        settings = choose(data, large, machine, {"train.steps": 100}, **flags).settings
+        assert sum(parts_of_workdir(settings, large.architecture).values()) <= disk
+        return settings
+
+    kept = {disk: on(disk * 1e9).train for disk in (40, 14, 10, 4)}
+    assert {disk: (train.keep_checkpoints, train.save) for disk, train in kept.items()} == {
+        40: (2, "full"),
+        14: (1, "full"),
+        10: (2, "no_optimizer"),
+        4: (1, "no_optimizer"),
+    }
+    assert kept[40].checkpoint_every > 0 > kept[4].checkpoint_every
+    # A run with an adapter exports the adapter: neither it nor its checkpoints need much disk.
+    assert on(2e9, lora=True).train.keep_checkpoints == 2
+
+
+def test_a_quota_of_the_disk_is_kept(data: Data, model: Model, tmp_path: Path) -> None:
+    quota = Config(memory=config.MemoryConfig(disk_gb=3))
+    assert choices.this_machine(quota, tmp_path / "run").disk_bytes == 3e9
+    assert choices.this_machine(Config(), tmp_path / "run").disk_bytes != 3e9
+
+
+GAME = """
+class Game:
+    def reset(self, row, seed):
+        self.answer = row.get("question", str(seed % 7))
+        return f"{self.answer}: say it"
+
+    def step(self, response):
+        return "no", float(self.answer in response), False
+"""
+
+
+@pytest.mark.parametrize("has_rows", [False, True])
+def test_an_environment_chooses_turns_and_needs_no_rows(
+    data: Data, model: Model, has_rows: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "game.py"
+    file.write_text(GAME)
+    wishes = Wishes(str(model.directory), environment=f"{file}:Game", reward="my.py:f")
+    settings = Config(name="test")
+    machine = cpu(16)
+    choices.choose_environment(Sheet(settings, frozenset()), wishes, model, machine)
+    read = read_environment(data.source if has_rows else "", settings.task, 0)
+
+    sheet = choices.choose(wishes, Config(name="test"), frozenset(), read, model, machine)
+
+    config.validate(sheet.settings, is_training=True)
+    task, rollout = sheet.settings.task, sheet.settings.rollout
+    assert (task.name, task.template, task.turn_reward) == ("environment", "chat", "score")
+    assert task.reward.functions == ("accuracy", "my.py:f")
+    assert bool(task.data) == has_rows
+    longest = choices.prompt_lengths(sheet.settings, read, model).max()
+    assert longest <= rollout.max_prompt_tokens < longest + 64
+    assert rollout.max_turns == choices.MOST_TURNS[True]
+    # All turns fit the 1,024 positions of the model.
+    assert rollout.longest_episode <= 1024
+    steps = choices.MOST_STEPS if not has_rows else 3 * 400 // rollout.num_prompts
+    assert sheet.settings.train.steps == min(choices.MOST_STEPS, steps)
 
 
 # A model that the planner knows, with the tokenizer of the tiny model.
@@ -181,9 +241,7 @@ def test_what_is_chosen_fits_by_plan(
 
     settings = choose(data, large, machine).settings
 
-    assert machine.device_bytes is not None
-    assert fit(settings, machine.devices, machine.device_bytes).fits
-    assert choices.disk_bytes(settings, large) <= DISK
+    assert plan_on(choices.planned_settings(settings, hub_id), machine).fits
 
 
 def test_a_model_that_does_not_fit_gets_an_adapter(data: Data, model: Model) -> None:
@@ -198,7 +256,7 @@ def test_a_model_that_does_not_fit_gets_an_adapter(data: Data, model: Model) -> 
     assert qwen.num_params(large.architecture) * 12 > machine.device_bytes
     assert sheet.settings.model.adapter.rank
     reasons = recipe.reasons_of(sheet.choices)
-    assert "more would need" in reasons["model.adapter.rank"]
+    assert "the whole model would need" in reasons["model.adapter.rank"]
 
 
 def load_recipe(path: Path) -> config.Config:

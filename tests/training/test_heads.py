@@ -15,7 +15,8 @@ from jzero.training.heads import policy_head, rl_objective
 ROWS, TOKENS, CHUNK = 8, 32, 16
 
 
-@pytest.mark.parametrize(("data", "fsdp", "token_shards"), [(1, 1, 1), (8, 1, 8), (2, 4, 2)])
+# Data parallelism alone runs under shard_map: a program has the rows of one device.
+@pytest.mark.parametrize(("data", "fsdp", "token_shards"), [(1, 1, 1), (8, 1, 1), (2, 4, 2)])
 def test_a_device_has_the_logits_of_one_chunk_whatever_the_mesh(
     data: int, fsdp: int, token_shards: int
 ) -> None:

@@ -209,9 +209,24 @@ def mismatch(value: JsonValue, schema: Mapping[str, JsonValue]) -> str:
         return f"{_shown(value)} is not one of {json.dumps(schema['enum'])}"
     if isinstance(value, list):
         return _mismatch_of_items(value, schema)
-    if isinstance(value, dict) and "additionalProperties" in schema:
-        reasons = [mismatch(item, schema["additionalProperties"]) for item in value.values()]
-        return next(filter(None, reasons), "")
+    if isinstance(value, dict):
+        return _mismatch_of_members(value, schema)
+    return ""
+
+
+def _mismatch_of_members(value: dict[str, JsonValue], schema: Mapping[str, JsonValue]) -> str:
+    properties = schema.get("properties", {})
+    for name in schema.get("required", []):
+        if name not in value:
+            return f"{_shown(value)} lacks {name}"
+    # The schema of all other members; a boolean says whether there may be any.
+    other = schema.get("additionalProperties", True)
+    for name, item in value.items():
+        if name not in properties and other is False:
+            return f"{_shown(value)} may not have {name}"
+        own = properties.get(name, {} if isinstance(other, bool) else other)
+        if reason := mismatch(item, own):
+            return reason
     return ""
 
 

@@ -227,7 +227,11 @@ def fetch_weight(
             return read_original(leaf)
         return np.asarray(dequantize(jax.tree.map(collectives.fetch_global, weight), np.float32))
     assert isinstance(weight, jax.Array), f"{leaf}: {type(weight)}"
-    return collectives.fetch_global(weight)
+    # An array keeps its copy on the host. Of this one, which shares the memory of `weight` on the
+    # devices, the copy is freed with the parameter.
+    shards = [shard.data for shard in weight.addressable_shards]
+    alias = jax.make_array_from_single_device_arrays(weight.shape, weight.sharding, shards)
+    return collectives.fetch_global(alias)
 
 
 def write_tensors(file: Path, tensors: dict[str, np.ndarray]) -> None:
