@@ -39,7 +39,7 @@ _MODELS = {
     "smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct",
     "gemma-3-270m": "google/gemma-3-270m",
     "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
-    "qwen3-0.6b": "Qwen/Qwen3-0.6B-Base",
+    "qwen3-0.6b": "Qwen/Qwen3-0.6B",
 }
 LEARNING_RATES = {"gemma-3-270m": 3e-6}  # others have 1e-5
 HUB = _MODELS | {f"{name}-lora": path for name, path in _MODELS.items()}

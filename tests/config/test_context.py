@@ -196,6 +196,8 @@ PUBLISHED = {
     "Qwen/Qwen3-8B": 40960,
     "Qwen/Qwen3-4B": 40960,
     "Qwen/Qwen3-1.7B": 40960,
+    "HuggingFaceTB/SmolLM2-135M-Instruct": 8192,
+    "google/gemma-3-270m": 32768,
     "Qwen/Qwen3-0.6B": 40960,
 }
 
