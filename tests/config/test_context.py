@@ -197,6 +197,8 @@ PUBLISHED = {
     "Qwen/Qwen3-4B": 40960,
     "Qwen/Qwen3-1.7B": 40960,
     "Qwen/Qwen3-0.6B": 40960,
+    "google/gemma-3-270m": 32768,
+    "google/gemma-3-1b-pt": 32768,
 }
 
 
