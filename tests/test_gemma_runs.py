@@ -11,7 +11,7 @@ from test_train import tiny_run
 from tiny import tiny_settings
 
 from jzero import algorithms, train
-from jzero.config import AdapterConfig, Config, RewardConfig, tiny_arch
+from jzero.config import AdapterConfig, Config, RewardConfig, Together, tiny_arch
 
 # A window that is shorter than a prompt, in one of two layers.
 ARCH = tiny_arch(
@@ -52,7 +52,7 @@ def int8_cache() -> Config:
 
 def asynchronous() -> Config:
     config = several_turns()
-    config.rollout.max_staleness = 1
+    config.rollout.placement = Together(max_staleness=1)
     return config
 
 
