@@ -40,10 +40,10 @@ PANELS = (
 HEADINGS = (
     "seed",
     "before",
-    "warm start",
+    "before RL",
     "after RL",
     "gain",
-    "greedy: warm start",
+    "greedy: before RL",
     "after RL",
     "minutes",
     "peak MiB",
@@ -73,25 +73,32 @@ def draw_run(axis: Axes, panel: Panel, run: FinishedRun, color: str) -> None:
     axis.plot(steps, values, color=color, alpha=0.35, lw=1)
 
     points = [(row["step"], row[panel.eval_metric]) for row in run.rows if panel.eval_metric in row]
-    warm_start = run.summary["eval_all"].get("after_warm_start", {}).get(panel.eval_metric)
-    if warm_start is not None:
-        points = [(0, warm_start), *points]
+    start = run.summary["eval_all"].get(start_of_rl(run), {}).get(panel.eval_metric)
+    if start is not None:
+        points = [(0, start), *points]
     if points:
         eval_steps, eval_values = zip(*points, strict=True)
-        label = f"seed {run.summary['config']['train']['seed']}, held out"
+        settings = run.summary["config"]
+        label = f"{settings['name']}, seed {settings['train']['seed']}, held out"
         axis.plot(eval_steps, eval_values, "o-", ms=3.5, color=color, label=label)
         axis.legend(fontsize=8)
+
+
+def start_of_rl(run: FinishedRun) -> str:
+    """Returns the name of the last evaluation before RL."""
+    return "after_warm_start" if "after_warm_start" in run.summary["eval_all"] else "before"
 
 
 def table_row(run: FinishedRun) -> str:
     summary = run.summary
     (sampled,), (greedy,) = summary["eval"].values(), summary["eval_greedy"].values()
+    start = start_of_rl(run)
     shares = (
         sampled["before"],
-        sampled["after_warm_start"],
+        sampled[start],
         sampled["after"],
-        sampled["after"] - sampled["after_warm_start"],
-        greedy["after_warm_start"],
+        sampled["after"] - sampled[start],
+        greedy[start],
         greedy["after"],
     )
     cells = [

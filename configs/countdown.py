@@ -8,8 +8,9 @@
 
 Presets: tiny, tiny-hybrid (the same with three gated delta nets and one attention, as Qwen3.5 has
 them), tiny-moe (the same with experts), qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, oat-3b,
-and qwen3-8b-lora-int8, qwen3-4b-lora and qwen3-1.7b-lora, which train an adapter on one device;
--int8 has the frozen model in 8 bits. Without a preset it is the first of LARGEST_FIRST that the
+qwen3-8b-lora-int8, qwen3-4b-lora and qwen3-1.7b-lora, which train an adapter on one device; -int8
+has the frozen model in 8 bits; and gemma-3-1b, gemma-3-1b-lora and gemma-3-270m, whose license has
+to be accepted on the hub. Without a preset it is the first of LARGEST_FIRST that the
 attached accelerators hold, and tiny on a CPU.
 
 Models: the Qwen presets load the base models from the hub, or from --config.model.path=DIRECTORY.
@@ -33,6 +34,7 @@ differs:
 from jzero import algorithms
 from jzero.algorithms.presets import oat_v006
 from jzero.config import (
+    GEMMA3_HUB_IDS,
     QWEN3_ADAPTER_HUB_IDS,
     QWEN25_HUB_IDS,
     QWEN_LARGEST_FIRST,
@@ -46,12 +48,14 @@ from jzero.config import (
     TaskConfig,
     TrainConfig,
     WarmStart,
+    has_adapter,
     schedules,
     with_adapter,
 )
 from jzero.planning.fitting import choose_fitting_preset
 
 HUB = QWEN25_HUB_IDS | {"oat-3b": QWEN25_HUB_IDS["qwen2.5-3b"]} | QWEN3_ADAPTER_HUB_IDS
+HUB |= GEMMA3_HUB_IDS
 # Without a preset, an accelerator gets the first of these that its memory holds.
 LARGEST_FIRST = QWEN_LARGEST_FIRST
 
@@ -91,7 +95,7 @@ def qwen(preset: str) -> Config:
         ),
         eval=EvalConfig(every=20),
     )
-    if preset in QWEN3_ADAPTER_HUB_IDS:
+    if has_adapter(preset):
         return with_adapter(config, preset)
     return with_oat_grpo(config) if preset == "oat-3b" else config
 

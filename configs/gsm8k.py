@@ -9,7 +9,8 @@
 Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b; rho-1b-ppo, the PPO of oat's
 documentation, and the last four with -ppo, that PPO on another model. qwen3-8b-lora-int8,
 qwen3-4b-lora and qwen3-1.7b-lora train an adapter on one device; -int8 has the frozen model in 8
-bits. tiny learns nothing: it shows that all parts fit.
+bits. gemma-3-1b, gemma-3-1b-lora and gemma-3-270m are base models with the template r1, whose
+license has to be accepted on the hub. tiny learns nothing: it shows that all parts fit.
 
 Data and models come from the hub, or from --config.task.data=DIRECTORY (with train.jsonl and
 test.jsonl) and --config.model.path=DIRECTORY. tiny takes its tokenizer from the hub, or from
@@ -34,6 +35,7 @@ rho-1b-ppo. What differs:
 from jzero import algorithms
 from jzero.algorithms.presets import oat_ppo
 from jzero.config import (
+    GEMMA3_HUB_IDS,
     QWEN3_ADAPTER_HUB_IDS,
     QWEN25_HUB_IDS,
     QWEN_LARGEST_FIRST,
@@ -48,6 +50,7 @@ from jzero.config import (
     Rows,
     TaskConfig,
     TrainConfig,
+    has_adapter,
     schedules,
     tiny_model_of_qwen_tokens,
     with_adapter,
@@ -58,7 +61,7 @@ RHO_PPO = "rho-1b-ppo"
 PPO_HUB_IDS = {RHO_PPO: "lkevinzc/rho-1b-sft-GSM8K"} | {
     f"{name}-ppo": hub_id for name, hub_id in QWEN25_HUB_IDS.items()
 }
-HUB = QWEN25_HUB_IDS | PPO_HUB_IDS | QWEN3_ADAPTER_HUB_IDS
+HUB = QWEN25_HUB_IDS | PPO_HUB_IDS | QWEN3_ADAPTER_HUB_IDS | GEMMA3_HUB_IDS
 # Without a preset, an accelerator gets the first of these that its memory holds.
 LARGEST_FIRST = QWEN_LARGEST_FIRST
 
@@ -91,7 +94,9 @@ def qwen(preset: str) -> Config:
         ),
         eval=EvalConfig(problems=1319, samples=0, every=50),
     )
-    if preset in QWEN3_ADAPTER_HUB_IDS:
+    if preset in GEMMA3_HUB_IDS:
+        config.task.template = "r1"
+    if has_adapter(preset):
         return with_adapter(config, preset)
     if preset == RHO_PPO:
         return as_published(with_oat_ppo(config))

@@ -7,7 +7,9 @@
 Presets: tiny, qwen2.5-math-1.5b, qwen2.5-math-7b and the published runs oat-zero-1.5b,
 oat-zero-1.5b-r1, oat-zero-3b (a Llama, with the template r1), oat-zero-7b, oat-zero-7b-r1;
 qwen3-8b-lora-int8, qwen3-4b-lora and qwen3-1.7b-lora train an adapter on one device of 16 GB; -int8
-has the frozen model in 8 bits. tiny learns nothing: it shows that all parts fit.
+has the frozen model in 8 bits. gemma-3-1b, gemma-3-1b-lora and gemma-3-270m are base models with
+the template r1, whose license has to be accepted on the hub. tiny learns nothing: it shows that all
+parts fit.
 qwen2.5-math-* train both models for 300 steps on the levels 3 to 5 of MATH.
 
 Data and models come from the hub, or from --config.task.data=FILE and
@@ -45,6 +47,7 @@ from dataclasses import replace
 from jzero import algorithms
 from jzero.algorithms.presets import drgrpo_paper
 from jzero.config import (
+    GEMMA3_HUB_IDS,
     QWEN3_ADAPTER_HUB_IDS,
     Config,
     EvalConfig,
@@ -56,6 +59,7 @@ from jzero.config import (
     Rows,
     TaskConfig,
     TrainConfig,
+    has_adapter,
     tiny_model_of_qwen_tokens,
     with_adapter,
 )
@@ -70,6 +74,7 @@ HUB = {
     "oat-zero-7b": "Qwen/Qwen2.5-Math-7B",
     "oat-zero-7b-r1": "Qwen/Qwen2.5-Math-7B",
 } | QWEN3_ADAPTER_HUB_IDS
+HUB |= GEMMA3_HUB_IDS
 SUITES = ("aime24", "amc", "math500", "minerva", "olympiad_bench")
 HARDER = str(Rows(level_min=3, level_max=5))  # of MATH, the default set of the task
 # Without a preset, an accelerator gets the first of these that its memory holds.
@@ -104,7 +109,9 @@ def qwen(preset: str) -> Config:
         ),
         eval=EvalConfig(problems=0, samples=0, every=16, suites=SUITES),
     )
-    if preset in QWEN3_ADAPTER_HUB_IDS:
+    if preset in GEMMA3_HUB_IDS:
+        config.task.template = "r1"
+    if has_adapter(preset):
         config.train.minibatches = 2  # of 64 responses each
         config = with_adapter(config, preset)
         if config.model.is_base_quantized:

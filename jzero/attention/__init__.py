@@ -14,6 +14,7 @@ A backend can also have a fused decode function, which rotates, writes and atten
 (`backend.Decode`). Decoding then calls this function instead of `write` and `paged`.
 """
 
+import functools
 import importlib
 import math
 from collections.abc import Callable
@@ -50,7 +51,8 @@ def shipped(module: str) -> Callable[[], Backend]:
             kernels.pool_rows,
             write,
             reads_int8=is_reference,
-            has_windows=is_reference,
+            has_windows=True,
+            needs_width=module in ("tpu", "gpu"),
         )
 
     return load
@@ -60,7 +62,8 @@ def tpu_with_fused_decoding() -> Backend:
     """Returns the TPU's kernels with the fused kernel for a decode step."""
     from jzero.attention import tpu_decode
 
-    return shipped("tpu")()._replace(decode=tpu_decode.decode, reads_int8=True)
+    backend = shipped("tpu")()
+    return backend._replace(decode=tpu_decode.decode, reads_int8=True, has_windows=False)
 
 
 # The values of model.attention. An entry is a function that returns the backend, so that Pallas and
@@ -80,8 +83,10 @@ PLATFORMS = {"tpu": "tpu", "gpu": "gpu", "cuda": "gpu"}
 SAME_PLATFORM = {"tpu": "tpu", "gpu": "gpu", "tpu_fused": "tpu"}
 
 
-def choose(name: str, mesh: Mesh, *, needs_windows: bool = False) -> Backend:
+def choose(name: str, mesh: Mesh, *, window: int = 0) -> Backend:
     """Returns the backend called `name`, or the default of the mesh's platform if `name` is "".
+
+    window: the tokens of the model's sliding windows; 0 for a model without windows.
 
     The devices of the mesh need not be attached: `jzero.plan` compiles for described devices.
     Raises UserError if `name` is unknown, if its kernels are for another platform, or if the model
@@ -93,12 +98,25 @@ def choose(name: str, mesh: Mesh, *, needs_windows: bool = False) -> Backend:
     default = PLATFORMS.get(platform, "xla")
     _check_name(name, platform, default)
     backend = BACKENDS[name or default]()
-    if needs_windows and not backend.has_windows:
+    if window and not backend.has_windows:
         raise UserError(
             f"the attention kernels of model.attention={name or default} have no sliding windows, "
-            "which this model needs: set model.attention=xla"
+            "which this model needs: leave model.attention out, or set model.attention=xla"
         )
+    if window and backend.needs_width:
+        return with_width(backend, window)
     return backend
+
+
+@functools.cache
+def with_width(backend: Backend, width: int) -> Backend:
+    """Returns a backend whose kernels are compiled for windows of `width` tokens."""
+    # Cached, because programs are compiled again for another backend, and partials are not equal.
+    packed: Callable[..., jax.Array] = backend.packed
+    paged: Callable[..., jax.Array] = backend.paged
+    return backend._replace(
+        packed=functools.partial(packed, width=width), paged=functools.partial(paged, width=width)
+    )
 
 
 def _check_name(name: str, platform: str, default: str) -> None:

@@ -25,7 +25,7 @@ class Window(NamedTuple):
     positions: Int[Array, "B T"]
 
 
-def given(window: Window | jax.Array | None) -> tuple:
+def given(window: tuple | jax.Array | None) -> tuple:
     """Returns the last argument of `Packed` and `Paged`, or none for a model without windows.
 
     A kernel that has no windows does not take the argument.
@@ -151,3 +151,6 @@ class Backend(NamedTuple):
     reads_int8: bool = False
     # Whether `packed` and `paged` support sliding windows, and decoding uses them.
     has_windows: bool = False
+    # Whether they take the tokens of a window as the argument `width`, because it has to be known
+    # when they are compiled.
+    needs_width: bool = False

@@ -27,6 +27,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jzero.attention import xla
+from jzero.attention.backend import Window
 from jzero.attention.exact_gradient import Residuals, gradients_of_rows, needed_blocks
 from jzero.attention.pools import decode_kv, from_rows, one_row_per_head
 from jzero.attention.xla import MASKED, OnlineSoftmax
@@ -169,6 +170,7 @@ def packed(
     v: Float[Array, "B T K D"],
     segments: Int[Array, "B T"],
     layout: RowLayout,
+    window: Window | None = None,
     key_block: int = KEY_BLOCK,
 ) -> Float[Array, "B N H D"]:
     """Computes packed attention; the padding of a prefix must be at its end.
@@ -177,11 +179,16 @@ def packed(
     """
 
     def attend(
-        q: jax.Array, k: jax.Array, v: jax.Array, q_segments: jax.Array, k_segments: jax.Array
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        q_segments: jax.Array,
+        k_segments: jax.Array,
+        window: xla.RowWindow | None = None,
     ) -> jax.Array:
-        return attend_rows(q, k, v, q_segments, k_segments, key_block)
+        return attend_rows(q, k, v, q_segments, k_segments, key_block, window)
 
-    return xla.packed(q, k, v, segments, layout, attend=attend)
+    return xla.packed(q, k, v, segments, layout, window, attend=attend)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -192,9 +199,10 @@ def attend_rows(
     q_segments: Int[Array, "R N"],
     k_segments: Int[Array, "R M"],
     key_block: int,
+    window: xla.RowWindow | None = None,
 ) -> Float[Array, "R N H D"]:
     """Computes `xla.AttendRows`: each tile of queries reads only the key blocks that it sees."""
-    out, _ = fold_rows(q, k, v, q_segments, k_segments, key_block)
+    out, _ = fold_rows(q, k, v, q_segments, k_segments, key_block, window)
     return out
 
 
@@ -205,11 +213,13 @@ def fold_rows(
     q_segments: Int[Array, "R N"],
     k_segments: Int[Array, "R M"],
     key_block: int,
+    window: xla.RowWindow | None = None,
 ) -> tuple[Float[Array, "R N H D"], Float[Array, "tiles R K m"]]:
     """Returns the output of `attend_rows`, and log sum exp of the scores by tile and KV head.
 
     In one iteration of a tile every row folds one block of one of its sequences. The loop ends when
-    no row has a block left with a key that a query of the tile sees.
+    no row has a block left with a key that a query of the tile sees. Blocks before a window are
+    folded, too, and change nothing.
     """
     N, M, K = q.shape[1], k.shape[1], k.shape[2]
     prefix = M - N
@@ -239,6 +249,8 @@ def fold_rows(
             keys = jnp.take_along_axis(k, place, axis=1).swapaxes(1, 2)
             values = jnp.take_along_axis(v, place, axis=1).swapaxes(1, 2)
             is_visible = position[:, None] <= query_position[:, :, None]  # [R, tile, block]
+            if window is not None:
+                is_visible &= query_position[:, :, None] - position[:, None] < window.size
             is_visible_by_head = jnp.tile(is_visible, (1, queries.shape[2] // tile, 1))
             softmax = fold_block(softmax, queries, keys, values, is_visible_by_head)
 
@@ -301,17 +313,18 @@ def attend_forward(
     q_segments: jax.Array,
     k_segments: jax.Array,
     key_block: int,
+    window: xla.RowWindow | None = None,
 ) -> tuple[jax.Array, Residuals]:
-    out, log_totals = fold_rows(q, k, v, q_segments, k_segments, key_block)
-    return out, Residuals(q, k, v, q_segments, k_segments, out, log_totals)
+    out, log_totals = fold_rows(q, k, v, q_segments, k_segments, key_block, window)
+    return out, Residuals(q, k, v, q_segments, k_segments, out, log_totals, window)
 
 
 def attend_backward(
     key_block: int, residuals: Residuals, gradient: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, None, None]:
+) -> tuple[jax.Array, jax.Array, jax.Array, None, None, None]:
     # The backward pass has blocks of another size, so `key_block` is not used.
     needed = needed_blocks(residuals)
-    return (*gradients_of_rows(residuals, gradient, needed), None, None)
+    return (*gradients_of_rows(residuals, gradient, needed), None, None, None)
 
 
 attend_rows.defvjp(attend_forward, attend_backward)
@@ -337,6 +350,7 @@ def paged(
     lengths: Int[Array, " S"],
     shared: Int[Array, " blocks"],
     kv_heads: int,
+    window: Int[Array, ""] | None = None,
     key_block: int = KEY_BLOCK,
 ) -> Float[Array, "S H D"]:
     """Computes the attention of decoding; every slot reads all of its pages, shared or not.
@@ -373,6 +387,9 @@ def paged(
             parts = table[:, page] * parts_of_page + block % parts_of_page
             position = block * key_block + jnp.arange(key_block)
             is_visible = (position < lengths[:, None])[:, None]  # [S, 1, block]
+            if window is not None:
+                # The query is the newest token, at position lengths - 1.
+                is_visible &= (position >= lengths[:, None] - window)[:, None]
             is_visible = jnp.broadcast_to(
                 is_visible, (*is_visible.shape[:1], queries.shape[2], key_block)
             )

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from jzero.attention.xla import RowWindow
 from jzero.numerics.products import product_in_fp32
 
 NO_SEGMENT = jnp.iinfo(jnp.int32).max  # above every segment
@@ -30,6 +31,7 @@ class Residuals(NamedTuple):
     k_segments: Int[Array, "R M"]
     out: Float[Array, "R N H D"]
     log_totals: Float[Array, "tiles R K m"]  # log sum exp of the scores; 0 for padding
+    window: RowWindow | None = None  # for a model with sliding windows
 
     @property
     def tile(self) -> int:
@@ -110,6 +112,11 @@ def gradients_of_rows(
 
     keys, values = keys_by_head(residuals.k), keys_by_head(residuals.v)
     k_segments = by_block(residuals.k_segments, tile)
+    window = residuals.window
+    q_positions = k_positions = None
+    if window is not None:
+        q_positions = by_block(window.q_positions, tile).swapaxes(0, 1)
+        k_positions = by_block(window.k_positions, tile)
     # g o for every query, which is the same for all its keys.
     out_products = gradient.astype(jnp.float32) * residuals.out.astype(jnp.float32)
     out_products = out_products.sum(axis=-1, keepdims=True)
@@ -118,9 +125,10 @@ def gradients_of_rows(
     counts = needed.sum(axis=1)
 
     def add_tile(
-        so_far: tuple[jax.Array, jax.Array], inputs: tuple[jax.Array, ...]
+        so_far: tuple[jax.Array, jax.Array], inputs: tuple[tuple[jax.Array, ...], jax.Array | None]
     ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-        number, q, out_grads, out_product, log_total, q_segments, order, count = inputs
+        arrays, q_places = inputs
+        number, q, out_grads, out_product, log_total, q_segments, order, count = arrays
 
         def add_block(turn: jax.Array, gradients: Gradients) -> Gradients:
             q_grads, k_grads, v_grads = gradients
@@ -130,6 +138,9 @@ def gradients_of_rows(
             segments = lax.dynamic_index_in_dim(k_segments, block, 1, keepdims=False)
             key = block * tile + jnp.arange(tile) - prefix  # below 0: a shared key
             is_visible = visible_in_block(q_segments, segments, number * tile, key)
+            if window is not None and q_places is not None:
+                k_places = lax.dynamic_index_in_dim(k_positions, block, 1, keepdims=False)
+                is_visible &= q_places[:, :, None] - k_places[:, None] < window.size
             is_visible = jnp.tile(is_visible, (1, G, 1))[:, None]  # [R, 1, m, tile]
 
             # With weights p, output o and the gradient g of o, the gradient of a score is
@@ -162,7 +173,7 @@ def gradients_of_rows(
         orders,
         counts,
     )
-    (k_grads, v_grads), q_grads = lax.scan(add_tile, zero_grads, inputs)
+    (k_grads, v_grads), q_grads = lax.scan(add_tile, zero_grads, (inputs, q_positions))
 
     # [tiles, R, K, m, D] -> [R, tiles, tile, K, G, D]
     q_grads = q_grads.reshape(-1, R, K, G, tile, D).transpose(1, 0, 4, 2, 3, 5)

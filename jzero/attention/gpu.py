@@ -9,9 +9,11 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int, Shaped
 
 from jzero.attention import xla
+from jzero.attention.backend import Window
 from jzero.attention.pools import one_row_per_head
 from jzero.errors import UserError
 from jzero.types import RowLayout
@@ -32,18 +34,27 @@ def packed(
     v: Float[Array, "B T K D"],
     segments: Int[Array, "B T"],
     layout: RowLayout,
+    window: Window | None = None,
     implementation: Literal["xla", "cudnn"] = "cudnn",
+    width: int = 0,
 ) -> Float[Array, "B N H D"]:
     """Computes packed attention by cuDNN with an explicit mask.
 
     cuDNN's causal mask does not support segments. cuDNN requires 16-bit types and a head size that
-    is a multiple of 8 and at most 128; XLA computes other inputs.
+    is a multiple of 8 and at most 128; XLA computes other inputs, and models with sliding windows.
+    width: not used.
     implementation: tests run the same call by XLA, because cuDNN has no CPU path.
     """
 
     def attend(
-        q: jax.Array, k: jax.Array, v: jax.Array, q_segments: jax.Array, k_segments: jax.Array
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        q_segments: jax.Array,
+        k_segments: jax.Array,
+        window: xla.RowWindow | None = None,
     ) -> jax.Array:
+        assert window is None, "XLA computes windows"
         N = q.shape[1]
         prefix = k.shape[1] - N
         # cuDNN differentiates only even lengths: an odd prefix is padded by one token in front, an
@@ -59,6 +70,8 @@ def packed(
         )
         return out[:, :N]
 
+    if window is not None:
+        return xla.packed(q, k, v, segments, layout, window)
     D = q.shape[-1]
     fits_cudnn = q.dtype in (jnp.bfloat16, jnp.float16) and D % 8 == 0 and D <= 128
     if implementation == "cudnn" and not fits_cudnn:
@@ -74,11 +87,37 @@ def paged(
     lengths: Int[Array, " S"],
     shared: Int[Array, " blocks"],
     kv_heads: int,
+    window: Int[Array, ""] | None = None,
     interpret: bool = False,
+    width: int = 0,
 ) -> Float[Array, "S H D"]:
     """Computes the attention of decoding; every slot reads all of its pages, shared or not.
 
-    Raises UserError for shapes that the kernel does not support. See `backend.Paged`.
+    Layers with a window of `width` tokens read its pages without the kernel. See `backend.Paged`.
+    """
+    if window is None:
+        return paged_by_kernel(q, k_pool, v_pool, table, lengths, interpret)
+
+    def in_window(q: jax.Array, table: jax.Array, lengths: jax.Array) -> jax.Array:
+        return xla.paged_in_window(q, k_pool, v_pool, table, lengths, kv_heads, width)
+
+    def without_window(q: jax.Array, table: jax.Array, lengths: jax.Array) -> jax.Array:
+        return paged_by_kernel(q, k_pool, v_pool, table, lengths, interpret)
+
+    return lax.cond(window <= width, in_window, without_window, q, table, lengths)
+
+
+def paged_by_kernel(
+    q: Float[Array, "S H D"],
+    k_pool: Shaped[Array, "K pages page D"],
+    v_pool: Shaped[Array, "K pages page D"],
+    table: Int[Array, "S max_pages"],
+    lengths: Int[Array, " S"],
+    interpret: bool,
+) -> Float[Array, "S H D"]:
+    """Computes the attention of decoding to all tokens.
+
+    Raises UserError for shapes that the kernel does not support.
     """
     page_size, D = k_pool.shape[2:]
     if not is_power_of_two(page_size) or not is_power_of_two(D) or D < 16:

@@ -17,6 +17,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from jzero.attention import xla
+from jzero.attention.backend import Window
 from jzero.errors import UserError
 from jzero.types import RowLayout
 
@@ -34,6 +36,9 @@ COMPUTE_TOKENS = 512  # tokens that paged attention reads at a time
 class RowMask(masks.Mask):
     """The mask of visible keys of a row's queries, in the two forms that splash requires.
 
+    width: tokens of a sliding window, 0 without one. With a window, the padding of a prefix is at
+        the beginning of the row (`prefix_to_slots`).
+
     Splash reads the mask itself, by blocks, to find the blocks that no query sees. These blocks
     follow from only the layout. Inside the other blocks, splash calls
     mask_function(q_sequence[query], key). q_sequence can hold arbitrary numbers, and `packed` puts
@@ -41,13 +46,18 @@ class RowMask(masks.Mask):
     segments; the alternative would be three calls and a merge of their outputs.
     """
 
-    def __init__(self, layout: RowLayout, first_query: int, queries: int, keys: int) -> None:
+    def __init__(
+        self, layout: RowLayout, first_query: int, queries: int, keys: int, width: int
+    ) -> None:
         """first_query: the token of the first query."""
         self.layout = layout
+        self.width = width
         self.first_query = first_query
         self.shape_of_row = queries, keys
         self.q_sequence = np.zeros(queries, np.int32)  # `packed` passes the real codes in each call
         self.mask_function = functools.partial(is_visible, layout.prefix)
+        if width:
+            self.mask_function = functools.partial(is_in_window, layout.prefix, width)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -59,7 +69,13 @@ class RowMask(masks.Mask):
         query = (self.first_query + np.arange(num_queries))[index[0]][:, None]
         key = np.arange(num_keys)[index[1]]
         same_slot = (query - prefix) // slot_tokens == (key - prefix) // slot_tokens
-        return (key <= query) & (same_slot | (key < prefix))
+        is_shared = key < prefix
+        if self.width:
+            # The window of a slot's first token is the longest that reaches into the prefix.
+            last = np.minimum(query, prefix)
+            is_shared = is_shared & (key > last - self.width)
+            same_slot = same_slot & (key > query - self.width)
+        return (key <= query) & (same_slot | is_shared)
 
 
 def query_codes(segments: Int[Array, "B T"], layout: RowLayout) -> Int[Array, "B T"]:
@@ -85,6 +101,36 @@ def is_visible(prefix: int, code: jax.Array, key: jax.Array) -> jax.Array:
     return (key <= position) & ((key >= start) | ((key < prefix) & (position >= prefix)))
 
 
+def window_codes(segments: Int[Array, "B T"], layout: RowLayout, width: int) -> Int[Array, "B T"]:
+    """Returns a code for every query: its place in its segment, at most `width`, and its position.
+
+    The upper 16 bits are the place, the lower 16 bits the position.
+    """
+    codes = query_codes(segments, layout)
+    start, position = lax.shift_right_logical(codes, 16), codes & 0xFFFF
+    return jnp.minimum(position - start, width) << 16 | position
+
+
+def is_in_window(prefix: int, width: int, code: jax.Array, key: jax.Array) -> jax.Array:
+    """Returns whether the query with `code` (`window_codes`) sees the key at position `key`.
+
+    The prefix ends where the slots begin, so the token at place p of a slot's segment is p + 1
+    tokens after the last token of the prefix.
+    """
+    place, position = lax.shift_right_logical(code, 16), code & 0xFFFF
+    in_segment = key >= position - jnp.minimum(place, width - 1)
+    in_prefix = (key < prefix) & (position >= prefix) & (key > prefix + place - width)
+    return (key <= position) & (in_segment | in_prefix)
+
+
+def prefix_to_slots(
+    x: Shaped[Array, "B T ..."], prefix: int, padding: Int[Array, " B"]
+) -> Shaped[Array, "B T ..."]:
+    """Moves the padding of every row's prefix from its end to its beginning."""
+    moved = jax.vmap(functools.partial(jnp.roll, axis=0))(x[:, :prefix], padding)
+    return jnp.concatenate([moved, x[:, prefix:]], axis=1)
+
+
 @functools.cache
 def splash_kernel(
     layout: RowLayout,
@@ -94,12 +140,16 @@ def splash_kernel(
     block: int,
     num_heads: int,
     interpret: bool,
+    width: int,
 ) -> splash.SplashAttentionKernel:
-    """Returns splash attention for one row of a layout, for the queries from `first_query` on."""
+    """Returns splash attention for one row of a layout, for the queries from `first_query` on.
+
+    width: tokens of a sliding window, 0 without one.
+    """
     # The kernel is cached for later calls and must outlive the trace in which it is created, so its
     # arrays are NumPy arrays.
     with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
-        mask = masks.MultiHeadMask([RowMask(layout, first_query, queries, keys)] * num_heads)
+        mask = masks.MultiHeadMask([RowMask(layout, first_query, queries, keys, width)] * num_heads)
         sizes = splash.BlockSizes(
             block_q=block,
             block_kv=block,
@@ -138,9 +188,48 @@ def packed(
     v: Float[Array, "B T K D"],
     segments: Int[Array, "B T"],
     layout: RowLayout,
+    window: Window | None = None,
     interpret: bool = False,
+    width: int = 0,
 ) -> Float[Array, "B N H D"]:
     """Computes packed attention by splash. See `backend.Packed`.
+
+    width: tokens in the window of each layer that has one. The mask of splash is static.
+    """
+    if window is None:
+        return packed_rows(q, k, v, segments, layout, interpret, 0)
+    assert 0 < width < 1 << 15, f"{width=}"
+    prefix = layout.prefix
+    padding = prefix - (segments[:, :prefix] > 0).sum(axis=1)
+    has_prefix_queries = q.shape[1] == k.shape[1]
+
+    def in_window(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
+        if not prefix:
+            return packed_rows(q, k, v, segments, layout, interpret, width)
+        k, v, segments = (prefix_to_slots(x, prefix, padding) for x in (k, v, segments))
+        if not has_prefix_queries:
+            return packed_rows(q, k, v, segments, layout, interpret, width)
+        q = prefix_to_slots(q, prefix, padding)
+        out = packed_rows(q, k, v, segments, layout, interpret, width)
+        return prefix_to_slots(out, prefix, -padding)
+
+    def without_window(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
+        return packed_rows(q, k, v, segments, layout, interpret, 0)
+
+    # All layers are one loop, so the kind of a layer is data.
+    return lax.cond(window.size <= width, in_window, without_window, q, k, v, segments)
+
+
+def packed_rows(
+    q: Float[Array, "B N H D"],
+    k: Float[Array, "B T K D"],
+    v: Float[Array, "B T K D"],
+    segments: Int[Array, "B T"],
+    layout: RowLayout,
+    interpret: bool,
+    width: int,
+) -> Float[Array, "B N H D"]:
+    """Computes packed attention with a window of `width` tokens, or without one if it is 0.
 
     Each segment of a slot must be contiguous, which `training.packing` guarantees. Raises UserError
     for rows of 65,536 tokens or more, because `query_codes` has 16 bits for a position.
@@ -169,10 +258,12 @@ def packed(
     # Rows are padded to full blocks. Padding has segment 0.
     segments = jnp.pad(segments, ((0, 0), (0, length - T)))
     codes = query_codes(segments, layout)
+    if width:
+        codes = window_codes(segments, layout, width)
     # Splash also masks keys with another segment id than the query. The ids distinguish only tokens
     # from padding: padding sees padding, at least itself, so every query has a visible key.
     is_token = (segments > 0).astype(jnp.int32)
-    kernel = splash_kernel(layout, first_query, queries, length, block, H, interpret)
+    kernel = splash_kernel(layout, first_query, queries, length, block, H, interpret, width)
     # The block sizes include the backward pass, so all three mask infos exist.
     assert kernel.dq_mask_info is not None
     assert kernel.dkv_mask_info is not None
@@ -222,11 +313,35 @@ def paged(
     lengths: Int[Array, " S"],
     shared: Int[Array, " blocks"],
     kv_heads: int,
+    window: Int[Array, ""] | None = None,
+    width: int = 0,
 ) -> Float[Array, "S H D"]:
     """Computes the attention of decoding; every slot reads all of its pages, shared or not.
 
-    See `backend.Paged`.
+    Layers with a window of `width` tokens read its pages without the kernel. See `backend.Paged`.
     """
+    if window is None:
+        return paged_by_kernel(q, k_pool, v_pool, table, lengths, kv_heads)
+
+    def in_window(q: jax.Array, table: jax.Array, lengths: jax.Array) -> jax.Array:
+        return xla.paged_in_window(q, k_pool, v_pool, table, lengths, kv_heads, width)
+
+    def without_window(q: jax.Array, table: jax.Array, lengths: jax.Array) -> jax.Array:
+        out = paged_by_kernel(q, k_pool, v_pool, table, lengths, kv_heads)
+        return out.astype(jnp.float32)
+
+    return lax.cond(window <= width, in_window, without_window, q, table, lengths)
+
+
+def paged_by_kernel(
+    q: Float[Array, "S H D"],
+    k_pool: Shaped[Array, "rows pages page width"],
+    v_pool: Shaped[Array, "rows pages page width"],
+    table: Int[Array, "S max_pages"],
+    lengths: Int[Array, " S"],
+    kv_heads: int,
+) -> Float[Array, "S H D"]:
+    """Computes the attention of decoding to all tokens."""
     S, H, D = q.shape
     rows, _, page_size, width = k_pool.shape
     n = max(1, width // D)  # KV heads in a row

@@ -12,8 +12,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from jzero.attention.backend import Window
-from jzero.attention.pools import Pool, one_row_per_head, read_rows
+from jzero.attention.backend import Window, given
+from jzero.attention.pools import Pool, one_row_per_head, read, read_rows
 from jzero.numerics.products import product_in_fp32
 from jzero.types import RowLayout
 
@@ -62,6 +62,7 @@ class AttendRows(Protocol):
         v: Float[Array, "R M K D"],
         q_segments: Int[Array, "R N"],
         k_segments: Int[Array, "R M"],
+        window: RowWindow | None = None,
         /,
     ) -> Float[Array, "R N H D"]: ...
 
@@ -78,7 +79,8 @@ def packed(
     """Computes causal attention within segments; slots also see their row's prefix.
 
     Every slot becomes a separate row for `attend`, with the keys of its prefix before the keys of
-    the slot. The prefix attends only to itself. Kernels pass another `attend`, without a window.
+    the slot. The prefix attends only to itself. Kernels pass another `attend`, which gets a window
+    only if the model has windows.
     """
     prefix, num_slots, slot_tokens = layout
     B, _, H, D = q.shape
@@ -102,10 +104,8 @@ def packed(
         k_segments: jax.Array,
         window: RowWindow | None,
     ) -> jax.Array:
-        if attend is None:
-            return attend_in_blocks(q, k, v, q_segments, k_segments, window)
-        assert window is None, "only `attend_in_blocks` has windows"
-        return attend(q, k, v, q_segments, k_segments)
+        kernel = attend_in_blocks if attend is None else attend
+        return kernel(q, k, v, q_segments, k_segments, *given(window))
 
     body_window = head_window = None
     if window is not None:
@@ -476,3 +476,39 @@ def paged(
     start = (0, jax.tree.map(to_slots, by_block))
     _, by_slot = lax.while_loop(has_private_page, fold_private_page, start)
     return (by_slot.out / by_slot.total[..., None]).reshape(S, H, D)
+
+
+def paged_in_window(
+    q: Float[Array, "S H D"],
+    k_pool: Pool,
+    v_pool: Pool,
+    table: Int[Array, "S max_pages"],
+    lengths: Int[Array, " S"],
+    kv_heads: int,
+    width: int,
+) -> Float[Array, "S H D"]:
+    """Computes the attention of decoding for a window of `width` tokens, all pages at a time.
+
+    Backends use it for layers with a window if their kernels have none: the pages that a window
+    covers are few, so gathering them is cheap. Other pages are not read. See `backend.Paged`.
+    """
+    S, H, D = q.shape
+    page_size = k_pool.shape[2]
+    # A window of `width` tokens begins and ends inside of a page.
+    num_pages = min(table.shape[1], -(-(width - 1) // page_size) + 1)
+    first_visible = jnp.maximum(lengths - width, 0)[:, None]
+    places = first_visible // page_size + jnp.arange(num_pages)
+    pages = jnp.take_along_axis(table, jnp.minimum(places, table.shape[1] - 1), axis=1)
+    position = (places[:, :, None] * page_size + jnp.arange(page_size)).reshape(S, -1)
+    is_visible = (position >= first_visible) & (position < lengths[:, None])
+
+    def read_window(pool: Pool) -> Float[Array, "S M K D"]:
+        tokens = read(pool, pages.ravel(), kv_heads, D, q.dtype)
+        return tokens.reshape(S, num_pages * page_size, kv_heads, D)
+
+    keys, values = read_window(k_pool), read_window(v_pool)
+    queries = q.reshape(S, kv_heads, H // kv_heads, D)
+    scores = product_in_fp32("skgd,smkd->skgm", queries, keys) * D**-0.5
+    weights = jax.nn.softmax(jnp.where(is_visible[:, None, None], scores, MASKED), axis=-1)
+    out = product_in_fp32("skgm,smkd->skgd", weights.astype(q.dtype), values)
+    return out.reshape(S, H, D)

@@ -17,10 +17,12 @@ from jzero.config.placement import Apart, Together
 from jzero.config.presets import (
     ADAPTER_LR_FACTOR,
     ADAPTER_RANK,
+    GEMMA3_HUB_IDS,
     QWEN3_ADAPTER_HUB_IDS,
     QWEN25_HUB_IDS,
     QWEN_LARGEST_FIRST,
     choose_preset,
+    has_adapter,
     tiny_model,
     tiny_model_of_qwen_tokens,
     with_adapter,

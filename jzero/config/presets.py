@@ -23,6 +23,13 @@ QWEN3_ADAPTER_HUB_IDS = {
     "qwen3-1.7b-lora": "Qwen/Qwen3-1.7B",
 }
 
+# The presets with -lora train an adapter, the others the whole model.
+GEMMA3_HUB_IDS = {
+    "gemma-3-1b": "google/gemma-3-1b-pt",
+    "gemma-3-1b-lora": "google/gemma-3-1b-pt",
+    "gemma-3-270m": "google/gemma-3-270m",
+}
+
 # Presets of a recipe, in the order in which the default for an accelerator is chosen. An adapter on
 # a larger model can learn tasks that a small model cannot. Presets with an int8 base are never
 # chosen by default.
@@ -89,6 +96,11 @@ def with_adapter(config: Config, preset: str = "") -> Config:
         config.rollout.max_prompt_tokens + config.rollout.max_new_tokens
     )
     return config
+
+
+def has_adapter(preset: str) -> bool:
+    """Returns whether a preset trains an adapter (`with_adapter`)."""
+    return preset.endswith(("-lora", "-lora-int8"))
 
 
 def choose_preset(

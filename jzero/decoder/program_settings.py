@@ -99,8 +99,7 @@ def make_program_settings(
     # KV heads are split as the weights are: replicated if `tensor` does not divide them.
     splits_heads = model.num_key_value_heads % tensor == 0
 
-    needs_windows = bool(model.sliding_window)
-    backend = attention.choose(attention_name, mesh, needs_windows=needs_windows)
+    backend = attention.choose(attention_name, mesh, window=model.sliding_window)
     if settings.kv_dtype == "int8" and not backend.reads_int8:
         raise UserError(
             f"rollout.kv_dtype=int8: the attention kernels of platform {device.platform} do not "

@@ -472,6 +472,7 @@ FAMILIES["gemma3_text"] = Family(  # the text models of Gemma 3: 270M and 1B
     norm=zero_centered_norm,
     norm_initializer=ZEROS,
     scales_embedding=True,
+    is_exact=True,
     known_models=GEMMA3_TEXT_MODELS,
     extra_fields=gemma.extra_fields,
     extra_entries=gemma.extra_entries,

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, PyTree
 
@@ -88,14 +89,14 @@ class GemmaLayer(DenseLayer):
         q, k, v = self.queries_keys_values(h, rope, arithmetic)
         mixed, carry = forward_pass.attend(q, k, v, layer, carry)
         attended = arithmetic.product(mixed.reshape(len(x), -1), self.o.get_value())
-        x = x + norm(attended, self.attn_out_norm)
+        x = x + arithmetic.unfused(norm(attended, self.attn_out_norm))
 
         h = norm(x, self.mlp_norm)
         gate_and_up = [self.gate.get_value(), self.up.get_value()]
         gate, up = products(h, gate_and_up, arithmetic.product)
-        activated = jax.nn.gelu(gate, approximate=True)
+        activated = gelu(arithmetic, gate)
         out = arithmetic.product(activated * up, self.down.get_value())
-        return x + norm(out, self.mlp_out_norm), carry
+        return x + arithmetic.unfused(norm(out, self.mlp_out_norm)), carry
 
     def normed_heads(
         self, arithmetic: Arithmetic, q: jax.Array, k: jax.Array
@@ -110,6 +111,13 @@ class GemmaLayer(DenseLayer):
         q = arithmetic.norm(q, q_scale, self.norm_eps)
         k = zero_centered_norm(arithmetic, k, self.k_norm.get_value(), self.norm_eps)
         return q, k
+
+
+def gelu(arithmetic: Arithmetic, x: Float[Array, "N F"]) -> Float[Array, "N F"]:
+    """Computes `jax.nn.gelu` with the tanh approximation (Hendrycks and Gimpel 2016, section 2)."""
+    cubic = arithmetic.unfused(0.044715 * x**3)
+    root = np.sqrt(2 / np.pi).astype(x.dtype)
+    return x * (0.5 * (1 + jnp.tanh(root * (x + cubic))))
 
 
 def rope_of_layer(config: QwenConfig, forward_pass: ForwardPass, layer: Int[Array, ""]) -> Rotary:

@@ -289,7 +289,7 @@ def forward(
         family = family_of(config.model_type)
         if family.scales_embedding:
             # transformers rounds the factor to the type of the embedding.
-            x = x * jnp.asarray(config.hidden_size**0.5, dtype)
+            x = arithmetic.unfused(x * jnp.asarray(config.hidden_size**0.5, dtype))
         # A family with several kinds of layers has its own loop over them.
         loop = loop_over_layers if family.stack is None else family.stack.forward
         x, carry = loop(config, layers, x, forward_pass, carry, REMAT[remat])

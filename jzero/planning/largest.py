@@ -83,7 +83,7 @@ def models_by_size() -> list[str]:
     # Of several models with the same number of parameters, only the first is tried.
     sizes: dict[int, str] = {}
     for hub_id, model in KNOWN_MODELS.items():
-        # The kernels of TPUs and GPUs have no sliding windows yet.
+        # The arithmetic does not count the pages that decoding gathers for sliding windows.
         if not model.sliding_window:
             sizes.setdefault(qwen.num_params(model), hub_id)
     return [sizes[size] for size in sorted(sizes, reverse=True)]

@@ -115,7 +115,7 @@ class Learner:
         context.check_context_axis(mesh, model)
         self.expert_placement = experts.training_placement(mesh)
 
-        backend = attention.choose(compute.kernels, mesh, needs_windows=bool(model.sliding_window))
+        backend = attention.choose(compute.kernels, mesh, window=model.sliding_window)
         self.packed_attention = backend.packed
         if not self.is_data_parallel:
             # XLA cannot partition a kernel by itself.

@@ -17,9 +17,10 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from jzero import attention
-from jzero.attention import gpu, tpu, xla
-from jzero.attention.backend import Packed, Paged
+from jzero.attention import exact, gpu, tpu, xla
+from jzero.attention.backend import Packed, Paged, Window
 from jzero.errors import UserError
+from jzero.model.architecture import NO_WINDOW
 from jzero.sharding.mesh import make_mesh, train_mesh
 from jzero.types import RowLayout
 
@@ -193,6 +194,65 @@ def test_splash_equals_the_definition(heads_and_layout: tuple[Heads, RowLayout])
     by_splash = output_and_gradients(splash, inputs, layout)
 
     assert_all_close(by_splash, output_and_gradients(xla.packed, inputs, layout))
+
+
+def positions_of(segments: np.ndarray, layout: RowLayout) -> np.ndarray:
+    """Returns the position of every token of the rows in its sequence."""
+    positions = np.zeros_like(segments)
+    prefix = layout.prefix
+    positions[:, :prefix] = np.arange(prefix)
+    for row, tokens in enumerate(segments):
+        shared = (tokens[:prefix] > 0).sum()
+        for start in range(prefix, layout.tokens, layout.slot):
+            first = start
+            for place in range(start, start + layout.slot):
+                if tokens[place] != tokens[first]:
+                    first = place
+                positions[row, place] = shared + place - first
+    return positions
+
+
+WINDOW = 40  # shorter than a block and than most sequences, and reaches into prefixes
+
+
+@quick
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("size", [WINDOW, NO_WINDOW], ids=["window", "all tokens"])
+@pytest.mark.parametrize("layout", LAYOUTS[:5], ids=str)
+@pytest.mark.parametrize(
+    "packed",
+    [partial(splash, width=WINDOW), exact.packed, cudnn_by_xla],
+    ids=["tpu", "exact", "gpu"],
+)
+def test_windows_equal_the_definition(packed: Packed, layout: RowLayout, size: int) -> None:
+    inputs = packed_inputs(layout, SMALL, rows=2)
+    positions = jnp.asarray(positions_of(inputs.segments, layout))
+
+    def with_window(kernel: Packed) -> Packed:
+        def run(
+            q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, layout: RowLayout
+        ) -> jax.Array:
+            return kernel(q, k, v, segments, layout, Window(jnp.int32(size), positions))
+
+        return run
+
+    found = output_and_gradients(with_window(packed), inputs, layout)
+
+    assert_all_close(found, output_and_gradients(with_window(xla.packed), inputs, layout))
+
+
+@quick
+def test_a_window_without_the_queries_of_the_prefix() -> None:
+    layout = LAYOUTS[2]
+    q, k, v, segments, _ = packed_inputs(layout, SMALL, rows=2)
+    window = Window(jnp.int32(WINDOW), jnp.asarray(positions_of(segments, layout)))
+    run = jax.jit(partial(splash, width=WINDOW), static_argnums=4)
+
+    found = run(q[:, layout.prefix :], k, v, segments, layout, window)
+
+    every = run(q, k, v, segments, layout, window)[:, layout.prefix :]
+    is_token = segments[:, layout.prefix :] > 0
+    np.testing.assert_allclose(found[is_token], every[is_token], atol=2e-5)
 
 
 @quick
@@ -388,6 +448,27 @@ def test_paged_kernels_equal_the_definition(heads: Heads) -> None:
     # queries, weights and its output are rounded by 2^-9 of themselves.
     np.testing.assert_allclose(by_tpu, expected, atol=1e-5)
     np.testing.assert_allclose(by_gpu, expected, atol=2e-2)
+
+
+@quick
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("window", [1, 17, 33, 500, NO_WINDOW])
+def test_paged_windows_equal_the_definition(window: int) -> None:
+    heads = (4, 2, 64)
+    inputs = paged_inputs(heads, jnp.bfloat16, xla.pool_rows(2, 64))
+    expected = jax.jit(partial(xla.paged, kv_heads=2, window=jnp.int32(window)))(*inputs)
+    width = window if window < NO_WINDOW else WINDOW
+    change = {"window": jnp.int32(window), "width": width}
+
+    by_tpu = paged_by(partial(tpu.paged, **change), heads, jnp.bfloat16, tpu.pool_rows(2, 64))
+    by_gpu = paged_by(partial(gpu_paged, **change), heads, jnp.bfloat16, gpu.pool_rows(2, 64))
+    by_exact = paged_by(
+        partial(exact.paged, window=jnp.int32(window)), heads, jnp.bfloat16, (1, 128)
+    )
+
+    np.testing.assert_allclose(by_tpu, expected, atol=1e-5)
+    np.testing.assert_allclose(by_gpu, expected, atol=2e-2)
+    np.testing.assert_allclose(by_exact, expected, atol=1e-5)
 
 
 @quick

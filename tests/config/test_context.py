@@ -199,6 +199,7 @@ PUBLISHED = {
     "HuggingFaceTB/SmolLM2-135M-Instruct": 8192,
     "google/gemma-3-270m": 32768,
     "Qwen/Qwen3-0.6B": 40960,
+    "google/gemma-3-1b-pt": 32768,
 }
 
 

@@ -305,12 +305,15 @@ def test_every_entry_matters(change: dict[str, float]) -> None:
     assert np.abs(logits_of_tokens(PLAIN, params) - changed).max() > 1e-2
 
 
-@pytest.mark.parametrize("name", ["exact", "tpu", "gpu"])
-def test_a_backend_without_windows_is_refused(name: str) -> None:
+def test_a_backend_without_windows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the kernel that rotates, writes and attends in one call is on a TPU."""
+    without = attention.tpu_with_fused_decoding
+    assert not without().has_windows
+    monkeypatch.setitem(attention.BACKENDS, "without", without)
     mesh = make_mesh(jax.devices()[:1], {"slots": 1, "tensor": 1})
     with pytest.raises(UserError) as raised:
-        attention.choose(name, mesh, needs_windows=True)
-    assert "set model.attention=xla" in str(raised.value)
+        attention.choose("without", mesh, window=512)
+    assert "leave model.attention out, or set model.attention=xla" in str(raised.value)
 
 
 # -- config.json -----------------------------------------------------------------------------------

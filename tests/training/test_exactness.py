@@ -35,7 +35,7 @@ from jzero.decoder.scoring import Scoring, score_all
 from jzero.decoder.sequence import Reply, Sequence, make_groups
 from jzero.errors import UserError
 from jzero.model import qwen
-from jzero.model.architecture import ATTENTION, DELTA_NET, DeltaNetConfig
+from jzero.model.architecture import ATTENTION, DELTA_NET, SLIDING, DeltaNetConfig
 from jzero.model.arithmetic import EXACT, TPU_PRODUCTS, exact_with
 from jzero.model.families import FAMILIES
 from jzero.rollout.sampler import to_rollout, with_turn_grades
@@ -70,6 +70,16 @@ HYBRID = replace(
         num_key_heads=2, num_value_heads=4, key_dim=16, value_dim=24, kernel_size=4
     ),
     partial_rotary_factor=0.5,
+)
+# A window that is shorter than a block of keys, in one of two layers.
+GEMMA = replace(
+    QWEN3,
+    model_type="gemma3_text",
+    tie_word_embeddings=True,
+    layer_types=(SLIDING, ATTENTION),
+    sliding_window=24,
+    local_rope_theta=100.0,
+    query_scale=48,
 )
 HYBRID_MOE = replace(
     HYBRID,
@@ -210,6 +220,7 @@ def assert_exact(sampled: Sampled) -> None:
 
 @pytest.mark.thorough_cases(
     "qwen3-bfloat16",
+    "gemma3-float32",
     "experts-float32",
     "hybrid-bfloat16",
     "hybrid with experts-float32",
@@ -217,8 +228,8 @@ def assert_exact(sampled: Sampled) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "model",
-    [MODEL, WIDE, QWEN3, MOE, exact_hybrid(HYBRID), exact_hybrid(HYBRID_MOE)],
-    ids=["qwen2", "two heads a row", "qwen3", "experts", "hybrid", "hybrid with experts"],
+    [MODEL, WIDE, QWEN3, GEMMA, MOE, exact_hybrid(HYBRID), exact_hybrid(HYBRID_MOE)],
+    ids=["qwen2", "two heads a row", "qwen3", "gemma3", "experts", "hybrid", "hybrid with experts"],
 )
 def test_no_bit_differs_between_slots_and_packed_rows(model: qwen.QwenConfig, dtype: str) -> None:
     """Prompts are shared by pages in the decoder, and by rows in the trainer."""
@@ -227,7 +238,9 @@ def test_no_bit_differs_between_slots_and_packed_rows(model: qwen.QwenConfig, dt
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "model", [QWEN3, exact_hybrid(HYBRID_MOE)], ids=["dense", "hybrid with experts"]
+    "model",
+    [QWEN3, GEMMA, exact_hybrid(HYBRID_MOE)],
+    ids=["dense", "windows", "hybrid with experts"],
 )
 def test_preempted_sequences_are_exact_in_plain_rows(model: qwen.QwenConfig) -> None:
     rollout = {"num_pages": 20, "page_size": 8}
@@ -252,7 +265,9 @@ def test_scores_of_given_tokens_have_the_bits_of_the_sampler() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "model", [MODEL, MOE, exact_hybrid(HYBRID)], ids=["dense", "experts", "hybrid"]
+    "model",
+    [MODEL, GEMMA, MOE, exact_hybrid(HYBRID)],
+    ids=["dense", "windows", "experts", "hybrid"],
 )
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (4, 1, 2)], ids=["data 8", "data 4, tensor 2"])
 def test_devices_change_no_bit(sizes: tuple[int, int, int], model: qwen.QwenConfig) -> None:
@@ -261,7 +276,9 @@ def test_devices_change_no_bit(sizes: tuple[int, int, int], model: qwen.QwenConf
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "model", [MODEL, MOE, exact_hybrid(HYBRID)], ids=["dense", "experts", "hybrid"]
+    "model",
+    [MODEL, GEMMA, MOE, exact_hybrid(HYBRID)],
+    ids=["dense", "windows", "experts", "hybrid"],
 )
 def test_two_devices_round_alike(model: qwen.QwenConfig) -> None:
     """XLA left out roundings to bfloat16 in programs that sent the numbers to other devices."""
@@ -270,7 +287,7 @@ def test_two_devices_round_alike(model: qwen.QwenConfig) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("model", [MODEL, MOE], ids=["dense", "experts"])
+@pytest.mark.parametrize("model", [MODEL, GEMMA, MOE], ids=["dense", "windows", "experts"])
 def test_an_adapter_is_exact(model: qwen.QwenConfig) -> None:
     changes = {"adapter": AdapterConfig(rank=4)}
     assert_exact(Sampled(settings("bfloat16", model=changes), model=model))

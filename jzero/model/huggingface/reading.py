@@ -1,7 +1,9 @@
 """Reads a Hugging Face checkpoint: config.json, and safetensors in one file or in several."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +32,7 @@ from jzero.model.huggingface.tensors import (
 
 DOWNLOADS = ("*.json", "*.safetensors", "*.txt", "*.jinja")  # config, weights, tokenizer
 HEAD = "lm_head.weight"
+PART_NUMBERS = 1 << 22  # of a tensor that are converted at a time
 ROWS = 4096  # rows of the head and the embedding that are compared at a time
 
 
@@ -210,13 +213,15 @@ def read_parameter(
     handles: the open files of all tensors.
     Raises UserError if a value is not finite.
     """
-    # One tensor at a time is read and copied into the stacked array.
-    host = np.empty((len(layers), *layers[0].shape), np.float32)
+    # One tensor at a time is read and copied into the stacked array, a part at a time: besides this
+    # array, a large embedding takes no memory.
+    host = np.empty((len(layers), *layers[0].shape), jnp.dtype(dtype))
     for slot, tensor in zip(host, layers, strict=True):
         file = stored[tensor.name].file
-        slot[...] = tensor.to_ours(read_tensor(handles[file], file, tensor.name))
-        check_finite(slot, file, tensor.name)
-    host = host.astype(jnp.dtype(dtype), copy=False)
+        for start, part in parts_of_tensor(handles[file], file, tensor):
+            part = part.astype(np.float32, copy=False)
+            check_finite(part, file, tensor.name)
+            slot[start : start + len(part)] = part
     if layers[0].layer is None:
         return host[0]
     if layers[0].expert is None:
@@ -224,6 +229,27 @@ def read_parameter(
     # One tensor per expert and layer: [L * X, ...] becomes [L, X, ...].
     num_layers = len({tensor.layer for tensor in layers})
     return host.reshape(num_layers, -1, *layers[0].shape)
+
+
+def parts_of_tensor(
+    handle: TensorFile, file: Path, tensor: Tensor
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields parts of a tensor in the shape of our parameter, with the first row of each.
+
+    Raises UserError if the file is damaged.
+    """
+    step = max(1, PART_NUMBERS // max(1, math.prod(tensor.shape[1:])))
+    starts = range(0, tensor.shape[0], step)
+    if tensor.is_stored_as_ours:
+        rows = handle.get_slice(tensor.name)
+        for start in starts:
+            with damaged_file(file):
+                part = rows[start : min(start + step, tensor.shape[0])]
+            yield start, part
+        return
+    values = tensor.to_ours(read_tensor(handle, file, tensor.name))
+    for start in starts:
+        yield start, values[start : start + step]
 
 
 def check_tensors(
@@ -279,8 +305,15 @@ def check_head(stored: Mapping[str, HeaderEntry], embedding: str) -> None:
 
 def read_tensor(handle: TensorFile, file: Path, name: str) -> np.ndarray:
     """Returns a tensor as it is stored."""
-    try:
+    with damaged_file(file):
         return handle.get_tensor(name)
+
+
+@contextmanager
+def damaged_file(file: Path) -> Iterator[None]:
+    """Raises UserError if reading the file fails."""
+    try:
+        yield
     except (SafetensorError, OSError) as error:
         raise UserError(f"{file} is damaged ({reason_of(error)}): {AGAIN}") from error
 

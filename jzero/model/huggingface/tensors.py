@@ -41,6 +41,11 @@ class Tensor(NamedTuple):
     # other tensors.
     outputs: slice | None = None
 
+    @property
+    def is_stored_as_ours(self) -> bool:
+        """Whether rows of the tensor are rows of our parameter."""
+        return self.shape == self.stored_shape and not self.is_linear and self.outputs is None
+
     def of(self, parameter: np.ndarray) -> np.ndarray:
         """Returns the part of our complete parameter that is in this tensor."""
         if self.layer is None:
