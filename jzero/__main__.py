@@ -28,6 +28,7 @@ COMMANDS = {
     "evaluate": Command("jzero.evaluate:main", "measure the accuracy of a run or of a model"),
     "chat": Command("jzero.chat:main", "talk to a model in the terminal"),
     "compare": Command("jzero.compare:main", "compare two models on the same problems"),
+    "sample": Command("jzero.sample:main", "sample for a run that trains on another machine"),
     "serve": Command("jzero.serve:main", "serve a model over OpenAI's HTTP API"),
     "tinker": Command("jzero.tinker.__main__:main", "serve the Tinker API: train and sample"),
     "export": Command("jzero.export:main", "write a checkpoint as a Hugging Face directory"),
@@ -36,6 +37,7 @@ COMMANDS = {
     "grade": Command("jzero.grade:main", "grade answers that another program produced"),
     "watch": Command("jzero.watch:main", "show running and finished runs as a live page"),
     "report": Command("jzero.report:main", "write the page of runs as one HTML file"),
+    "replay": Command("jzero.replay:main", "sample the logged rollouts of separate jobs again"),
     "filter": Command("jzero.filter:main", "choose the problems that are worth training on"),
     "play": Command("jzero.play:main", "step through an environment without a model"),
 }

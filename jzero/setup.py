@@ -23,6 +23,7 @@ from jzero.clock import Clock
 from jzero.config import (
     AdapterConfig,
     Config,
+    Jobs,
     ModelConfig,
     RolloutConfig,
     WarmStart,
@@ -34,8 +35,9 @@ from jzero.config import (
 from jzero.decoder.engine import Engine
 from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
-from jzero.hosts import collectives, processes
+from jzero.hosts import collectives, peers, processes
 from jzero.hosts.interrupt import StopCheck
+from jzero.jobs.stream import STREAMS, JobSettings, JobStream
 from jzero.model import adapters, huggingface, peft, qwen
 from jzero.model.base_model import BaseModel, read_base_model
 from jzero.model.families import window_of
@@ -47,7 +49,12 @@ from jzero.planning.kv_pool import room_in_run, size_pool
 from jzero.planning.sizing import with_sizes, with_sizes_of
 from jzero.problems.prompts import PromptTemplate
 from jzero.rewards import rewards
-from jzero.rollout.async_stream import RolloutStream, ThreadedStream, TrainingProblems
+from jzero.rollout.async_stream import (
+    RolloutStream,
+    Stream,
+    ThreadedStream,
+    TrainingProblems,
+)
 from jzero.rollout.collect import Collection
 from jzero.rollout.evaluation import encode_suites, print_left_out
 from jzero.rollout.sampler import (
@@ -92,7 +99,7 @@ class Run:
     trainer: Trainer
     sampler: Sampler
     publish: Callable[[qwen.Params], qwen.Params]  # the trainer's parameters -> the sampler's
-    stream: RolloutStream | None  # None in a synchronous run: every step samples its rollouts
+    stream: Stream | None  # None if every step samples its rollouts itself
 
     @property
     def collection(self) -> Collection:
@@ -100,6 +107,11 @@ class Run:
         config = self.config
         rounds = config.algorithm.dynamic_sampling_rounds
         return Collection(training_problems(config), config.rollout, rounds, config.train.steps)
+
+    @property
+    def has_jobs(self) -> bool:
+        """Whether separate jobs sample the rollouts of training steps."""
+        return isinstance(self.config.rollout.placement, Jobs)
 
     @property
     def clock(self) -> Clock:
@@ -253,12 +265,17 @@ def check_context(config: Config, base: BaseModel) -> None:
 
 
 def build(
-    config: Config, pool: Pool, base: BaseModel | None = None, recorded_pages: int = 0
+    config: Config,
+    pool: Pool,
+    base: BaseModel | None = None,
+    recorded_pages: int = 0,
+    workdir: Path | None = None,
 ) -> Run:
     """Returns the parts of a run. Reads the tokenizer and the model's config, but no weights.
 
     base: the result of `read_base_model` for the config, if the caller already has it.
     recorded_pages: the number of KV cache pages that the run started with; 0 for a new run.
+    workdir: of a run whose rollouts are sampled by separate jobs.
     """
     base = base or read_base_model(config.model)
     config = with_sizes_of(config, base.directory)
@@ -273,7 +290,7 @@ def build(
 
     sampler, publish = build_sampler(config, base, mesh, pool, recorded_pages)
     trainer = make_trainer(config, base.model, critic, mesh)
-    stream = make_stream(config, sampler)
+    stream = make_stream(config, sampler, base, workdir)
     processes.print_once(describe(base.model, config.model, mesh))
     return Run(config, base, trainer, sampler, publish, stream)
 
@@ -327,14 +344,41 @@ def check_tensor_axis(mesh: Mesh, model: qwen.QwenConfig) -> None:
         )
 
 
-def make_stream(config: Config, sampler: Sampler) -> RolloutStream | None:
-    """Returns the stream of asynchronous rollouts, or None in a synchronous run."""
+def make_stream(
+    config: Config, sampler: Sampler, base: BaseModel, workdir: Path | None
+) -> Stream | None:
+    """Returns the stream of rollouts, or None in a synchronous run."""
+    if isinstance(config.rollout.placement, Jobs):
+        return make_job_stream(config, config.rollout.placement, sampler, base, workdir)
     if config.rollout.max_staleness == 0:
         return None
     problems = training_problems(config)
     if config.rollout.decode_devices:
         return ThreadedStream(sampler, problems, config.rollout)
     return RolloutStream(sampler, problems, config.rollout)
+
+
+def make_job_stream(
+    config: Config, placement: Jobs, sampler: Sampler, base: BaseModel, workdir: Path | None
+) -> JobStream:
+    """Returns the stream of rollouts that separate jobs sample."""
+    assert workdir is not None, "separate jobs keep their results in the workdir"
+    if peers.has_peers():
+        raise UserError(
+            "rollout.placement=jobs: the trainer has one process: leave out --num_processes, or "
+            "set rollout.placement=together"
+        )
+    # int8 weights are rounded from the trainer's fp32.
+    dtype = "float32" if config.rollout.quantizes_weights else config.model.dtype
+    settings = JobSettings(
+        config_json=to_json(config),
+        workdir=workdir,
+        dtype=dtype,
+        steps=config.train.steps,
+        base=base.directory if config.model.adapter.rank else None,
+    )
+    stream = STREAMS[placement.schedule]
+    return stream(sampler, training_problems(config), config.rollout, placement, settings)
 
 
 def training_problems(config: Config) -> TrainingProblems:

@@ -84,7 +84,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
         # ------------------------------------------------------------------------------------------
         # Set-up
         with terminal.phase("set up", has_bar=False):
-            run = build(config, pool, recorded_pages=kv_pool.read_pages(workdir))
+            run = build(config, pool, recorded_pages=kv_pool.read_pages(workdir), workdir=workdir)
         config = run.config  # the sizes of an unknown model are chosen when it is read
         disk = require_disk(config, run.base.model, workdir)
         hours = planned_hours(attached_run(config), config.train.steps)
@@ -224,17 +224,19 @@ def sample_rollouts(
     step: int,
     check_stop: interrupt.StopCheck = interrupt.never_stop,
 ) -> tuple[list[Rollout], dict[str, float]]:
-    """Publishes the model's parameters to the sampler; returns its graded rollouts and metrics.
+    """Publishes the model's parameters to the samplers; returns graded rollouts and metrics.
 
     The decoder's copy of the trained weights is freed when this function returns, before the update
     needs the memory.
     """
     with run.clock("publish"):
-        weights = jax.block_until_ready(run.publish(params))
+        # Separate jobs get a snapshot of the trainer's weights, which the stream writes.
+        weights = params if run.has_jobs else jax.block_until_ready(run.publish(params))
     rollouts, metrics = collect_rollouts(
         run.sampler, run.stream, run.collection, weights, step, run.clock, check_stop
     )
-    metrics["publish/bytes"] = published_bytes(weights)
+    if not run.has_jobs:
+        metrics["publish/bytes"] = published_bytes(weights)
     del weights
     return_freed_memory()  # before the update, which needs the most
     return rollouts, metrics

@@ -13,7 +13,7 @@ from jzero.config.checks import (
 )
 from jzero.config.data_sources import Rows, read_sources
 from jzero.config.old_settings import put_old_value, take_old_flags, unknown_names
-from jzero.config.placement import Apart, Together
+from jzero.config.placement import Apart, Jobs, Together
 from jzero.config.presets import (
     ADAPTER_LR_FACTOR,
     ADAPTER_RANK,

@@ -19,6 +19,7 @@ from pathlib import Path
 from jzero import algorithms, http
 from jzero.config import architecture, teachers, turns
 from jzero.config.data_sources import read_sources
+from jzero.config.placement import Jobs
 from jzero.config.schema import Config, RolloutConfig, Setting, list_settings, walk
 from jzero.errors import UserError, shown
 from jzero.files import JsonObject, split_revision
@@ -685,6 +686,45 @@ def check_schedule_of_a_step(config: Config) -> Iterator[str]:
         )
 
 
+def check_jobs(config: Config) -> Iterator[str]:
+    """Separate jobs sample what depends only on the weights, the request and the seed."""
+    rollout = config.rollout
+    jobs = rollout.placement
+    if not isinstance(jobs, Jobs):
+        return
+    name = "rollout.placement=jobs"
+    if not jobs.store:
+        yield f"{name} has no store: set rollout.placement.store to a directory or gs://bucket/run"
+    # What is listed here has not been tested with separate jobs.
+    unsupported = {
+        "sft": config.sft is not None,
+        "task.environment": config.task.environment,
+        f"task.name={config.task.name}": ":" in config.task.name,
+        "task.tools.names": config.task.tools.names,
+        "algorithm.dynamic_sampling_rounds": config.algorithm.dynamic_sampling_rounds,
+        "teacher": config.teacher is not None,
+        "a critic (algorithm.advantage=gae)": algorithms.needs_critic(config.algorithm),
+        "model.base=int8": config.model.is_base_quantized,
+        "task.reward.judge": "judge" in config.task.reward.functions,
+    }
+    for setting, is_used in unsupported.items():
+        if is_used:
+            yield (
+                f"{name} does not support {setting}: leave it out, or set "
+                "rollout.placement=together"
+            )
+    if config.model.adapter.rank and (config.is_warm_started or not config.model.path):
+        yield (
+            f"{name} with model.adapter.rank={config.model.adapter.rank}: samplers load the base "
+            "from model.path: set it, and warm_start=none"
+        )
+    if jobs.groups_per_request and rollout.num_prompts % jobs.groups_per_request:
+        yield (
+            f"rollout.placement.groups_per_request={jobs.groups_per_request} does not divide "
+            f"rollout.num_prompts={rollout.num_prompts}"
+        )
+
+
 def check_length_of_the_run(config: Config) -> Iterator[str]:
     """train.prompt_epochs is for RL only; supervised fine-tuning has sft.epochs."""
     epochs = config.train.prompt_epochs
@@ -883,6 +923,7 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_lengths,
     check_context,
     check_schedule_of_a_step,
+    check_jobs,
     check_length_of_the_run,
     check_data_sources,
     check_evaluation,

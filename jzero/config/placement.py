@@ -8,6 +8,8 @@ MAX_STALENESS = (
     "Maximum number of policy versions between sampling a rollout and training on it (AReaL's eta)."
 )
 
+LONGEST_LEASE = 86_400.0  # seconds
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -35,3 +37,47 @@ class Apart(Placement):
     # Without staleness the two groups of devices would take turns, each idle while the other works.
     max_staleness: int = setting(1, MAX_STALENESS, at_least=1)
     devices: int = setting(1, "Devices of each host that sample, the last ones.", at_least=1)
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Sampler processes that run `python -m jzero.sample --join STORE` on any machines."""
+
+    max_staleness: int = setting(
+        1,
+        f"{MAX_STALENESS} 0: samplers wait for every update.",
+    )
+    store: str = setting(
+        "",
+        "Directory on a file system that the trainer and all samplers share, or the URL of a "
+        "bucket, such as gs://bucket/run. Only this run may use it.",
+    )
+    schedule: str = setting(
+        "fixed",
+        "Which rollouts a step trains on. fixed: a function of the seed, the step and "
+        "max_staleness; the run ends with the same numbers whichever samplers come and go. "
+        "arrival: the first ones that are ready and not too old.",
+        choices=("fixed", "arrival"),
+    )
+    lease_seconds: float = setting(
+        60.0,
+        "Seconds without a sign of life after which a request is given to another sampler.",
+        above=0,
+        at_most=LONGEST_LEASE,
+    )
+    groups_per_request: int = setting(
+        0,
+        "Number of prompts in a request, which one sampler decodes by itself. 0: as many as fill "
+        "rollout.num_slots.",
+    )
+    snapshot_every: int = setting(
+        10,
+        "Policy versions between two full snapshots of the weights. The versions in between are "
+        "stored as compressed differences. 1: every snapshot is full.",
+        at_least=1,
+    )
+    keep_snapshots: int = setting(
+        2,
+        "Number of full snapshots that are kept, with the differences and the rollouts after "
+        "them, for `python -m jzero.replay`. 0: all.",
+    )

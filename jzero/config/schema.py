@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from jzero import algorithms
 from jzero.config import schedules, teachers, turns
-from jzero.config.placement import Apart, Together
+from jzero.config.placement import Apart, Jobs, Together
 from jzero.config.teachers import LONGEST_LIMIT, MOST_REQUESTS, MOST_RETRIES
 from jzero.errors import UserError
 from jzero.setting import (
@@ -496,9 +496,9 @@ class RolloutConfig:
         "responses and the replies between them.",
     )
 
-    placement: Together | Apart = setting(
+    placement: Together | Apart | Jobs = setting(
         Together(),
-        "The devices that sample, and how old rollouts may be when they are trained on.",
+        "Where rollouts are sampled, and how old they may be when they are trained on.",
     )
 
     # The sampling distribution, and the end of a response.
@@ -561,7 +561,8 @@ class RolloutConfig:
     @property
     def max_running_groups(self) -> int:
         """Returns how many groups an asynchronous run samples at the same time; 0: the default."""
-        return self.placement.max_running_groups
+        # Separate jobs take requests, and have no groups that run in this process.
+        return 0 if isinstance(self.placement, Jobs) else self.placement.max_running_groups
 
     @property
     def decode_devices(self) -> int:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TypedDict, cast
+from typing import Protocol, TypedDict, cast
 
 import numpy as np
 from flax.serialization import msgpack_restore, msgpack_serialize
@@ -86,6 +86,37 @@ class TrainingProblems:
     def number(self) -> int | None:
         """The number of problems of one pass; None if the task generates them without an end."""
         return find_task(self.task.name).num_train_problems(self.task)
+
+
+class Stream(Protocol):
+    """Where the rollouts of a run come from, if its steps do not sample them themselves."""
+
+    def collect(
+        self,
+        weights: qwen.Params,
+        version: int,
+        check_stop: interrupt.StopCheck = interrupt.never_stop,
+    ) -> tuple[list[Rollout], DecodeCounters]:
+        """Returns the rollouts for the step after policy `version`, and the decode counters."""
+        ...
+
+    def metrics(
+        self, rollouts: list[Rollout], version: int, counters: DecodeCounters
+    ) -> dict[str, float]:
+        """Returns the metrics of the step after `version`, which trains on `rollouts`."""
+        ...
+
+    def halt(self) -> None:
+        """Stops decoding and releases the engine."""
+        ...
+
+    def state(self) -> bytes:
+        """Returns the bytes for a checkpoint."""
+        ...
+
+    def restore(self, data: bytes) -> None:
+        """Restores the stream from the `state` of a checkpoint."""
+        ...
 
 
 class RolloutStream:

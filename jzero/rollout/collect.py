@@ -16,7 +16,7 @@ from jzero.errors import UserError
 from jzero.hosts import collectives, interrupt
 from jzero.model import qwen
 from jzero.rewards.trl_rewards import TrainerState
-from jzero.rollout.async_stream import RolloutStream, TrainingProblems
+from jzero.rollout.async_stream import Stream, TrainingProblems
 from jzero.rollout.failed_gradings import check_gradings
 from jzero.rollout.rollout_metrics import rollout_metrics
 from jzero.rollout.sampler import Sampler
@@ -42,7 +42,7 @@ class Collection:
 
 def collect_rollouts(
     sampler: Sampler,
-    stream: RolloutStream | None,
+    stream: Stream | None,
     settings: Collection,
     weights: qwen.Params,
     step: int,
@@ -51,8 +51,8 @@ def collect_rollouts(
 ) -> tuple[list[Rollout], dict[str, float]]:
     """Returns the rollouts for RL step `step`, and metrics of all rollouts that were sampled.
 
-    `weights` are the decoder's, of version `step - 1`. If `check_stop` raises Interrupted on one
-    host while sequences are decoded, all hosts raise.
+    `weights` are of version `step - 1`: the decoder's, or the trainer's for separate jobs. If
+    `check_stop` raises Interrupted on one host while sequences are decoded, all hosts raise.
 
     The rollouts are complete groups of all hosts, in order: num_prompts * group_size rollouts,
     minus the groups of prompts that were too long.
@@ -117,7 +117,7 @@ def trainer_state(problems: TrainingProblems, steps: int, steps_done: int) -> Tr
 
 def sample_round(
     sampler: Sampler,
-    stream: RolloutStream | None,
+    stream: Stream | None,
     settings: Collection,
     weights: qwen.Params,
     step: int,

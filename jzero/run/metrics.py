@@ -108,6 +108,12 @@ METRICS: dict[str, Metric] = {
         "(`rollout.placement=apart`).",
         "share",
     ),
+    # -- Separate jobs (`rollout.placement=jobs`).
+    "jobs/wait_seconds": Metric(
+        "Time that the trainer waited for the rollouts of the step.", "seconds"
+    ),
+    "jobs/refused_results": Metric("Results of samplers that failed validation.", "results"),
+    "jobs/snapshot_bytes": Metric("Bytes of the snapshot of the weights in the store.", "bytes"),
     # -- Grading of the step's responses.
     "grade/no_answer": Metric("Responses in which no answer was found.", "responses"),
     "grade/unparsed": Metric("Responses whose answer could not be parsed.", "responses"),

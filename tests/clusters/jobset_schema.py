@@ -67,7 +67,7 @@ class Container(Strict):
     image: str
     args: list[str]
     env: list[EnvVar]
-    ports: list[Port]
+    ports: list[Port] = []
     resources: Resources
     volumeMounts: list[VolumeMount]
 
@@ -195,9 +195,15 @@ class FailurePolicy(Strict):
     rules: list[FailureRule]
 
 
+class SuccessPolicy(Strict):
+    operator: Literal["All", "Any"]
+    targetReplicatedJobs: list[Name]
+
+
 class JobSetSpec(Strict):
-    network: Network
+    network: Network | None = None
     coordinator: Coordinator | None = None
+    successPolicy: SuccessPolicy | None = None
     failurePolicy: FailurePolicy
     replicatedJobs: list[ReplicatedJob]
 

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from runs import ROOT
 
 from jzero import main
+from jzero.config import Jobs
 
 CLUSTERS = ROOT / "clusters"
 JOBSETS = ["jobset-gpu", "jobset-tpu"]
@@ -137,6 +138,79 @@ def test_the_hosts_of_a_slice_are_left_to_gke() -> None:
     rows_of_chips, columns = map(int, topology.split("x"))
     chips_of_host = container_of("jobset-tpu").resources.limits["google.com/tpu"]
     assert job_of("jobset-tpu").completions * chips_of_host == rows_of_chips * columns
+
+
+# -- samplers as separate jobs ---------------------------------------------------------------------
+
+
+def jobs_of_samplers() -> dict[str, JobSpec]:
+    jobset = JobSet.model_validate(read_yaml("jobset-samplers"))
+    return {job.name: job.template.spec for job in jobset.spec.replicatedJobs}
+
+
+def test_the_set_of_samplers_has_the_schema_and_ends_with_its_trainer() -> None:
+    jobset = JobSet.model_validate(read_yaml("jobset-samplers"))
+    assert jobset.spec.successPolicy is not None
+    assert jobset.spec.successPolicy.targetReplicatedJobs == ["trainer"]
+    assert jobs_of_samplers().keys() == {"trainer", "sampler"}
+    for job in jobs_of_samplers().values():
+        pod = job.template.spec
+        [container] = pod.containers
+        assert {mount.name for mount in container.volumeMounts} == {v.name for v in pod.volumes}
+        assert pod.securityContext.runAsNonRoot
+
+
+def test_a_lost_sampler_is_replaced_and_a_lost_trainer_restarts_the_set() -> None:
+    trainer, sampler = jobs_of_samplers()["trainer"], jobs_of_samplers()["sampler"]
+    assert [rule.action for rule in trainer.podFailurePolicy.rules] == ["FailJob", "FailJob"]
+    [rule] = sampler.podFailurePolicy.rules
+    assert rule.action == "Ignore"
+    assert rule.onPodConditions is not None
+    assert [condition.type for condition in rule.onPodConditions] == ["DisruptionTarget"]
+    selectors = [job.template.spec.nodeSelector for job in (trainer, sampler)]
+    assert ["cloud.google.com/gke-spot" in selector for selector in selectors] == [False, True]
+
+
+@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")  # of absl, for a recipe
+def test_trainer_and_samplers_name_the_same_store() -> None:
+    [trainer] = jobs_of_samplers()["trainer"].template.spec.containers
+    [sampler] = jobs_of_samplers()["sampler"].template.spec.containers
+    arguments = [item.replace("$(RUN_NAME)", "run") for item in trainer.args]
+    settings = main.parse(arguments[4:]).settings
+    assert isinstance(settings.rollout.placement, Jobs)
+    store = settings.rollout.placement.store
+    joined = [item.replace("$(RUN_NAME)", "run") for item in sampler.args][-1]
+    assert joined == f"--join={store}" == "--join=/runs/run-jobs"
+
+
+def test_slurm_starts_samplers(slurm: Environment, tmp_path: Path) -> None:
+    script = CLUSTERS / "slurm-samplers.sbatch"
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+    environment = slurm | {"PYTHON": str(python), "STORE": "gs://b/run", "SLURM_JOB_NUM_NODES": "1"}
+    for store, status in (("gs://b/run", 0), ("relative", 2)):
+        job = subprocess.run(
+            ["bash", str(script), "--name", "a b"],
+            env=environment | {"STORE": store},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert job.returncode == status, job.stderr
+        if not status:
+            assert job.stdout == "-u -m jzero.sample --join gs://b/run --name a b\n"
+    if shutil.which("shellcheck") is not None:
+        found = subprocess.run(["shellcheck", script], capture_output=True, text=True)
+        assert found.returncode == 0, found.stdout
+
+
+def test_skypilot_starts_a_spot_sampler() -> None:
+    task = read_yaml("sky-samplers")
+    assert task["resources"]["use_spot"] and task["num_nodes"] == 1
+    assert task["run"].rstrip().endswith('-m jzero.sample --join "$STORE"')
+    for section in ("setup", "run"):
+        subprocess.run(["bash", "-n"], input=task[section], text=True, check=True)
 
 
 # -- SLURM -----------------------------------------------------------------------------------------

@@ -145,6 +145,30 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
         "rollout.placement.max_staleness=0 must be at least 1",
     ),
     (
+        {"rollout.placement": "jobs"},
+        "rollout.placement=jobs has no store: set rollout.placement.store to a directory",
+    ),
+    (
+        {"rollout.placement": "jobs(store='s')", "task.environment": "shop.py:Shop"},
+        "rollout.placement=jobs does not support task.environment",
+    ),
+    (
+        {"rollout.placement": "jobs(store='s')", "algorithm.advantage": "gae"},
+        "rollout.placement=jobs does not support a critic",
+    ),
+    (
+        {"rollout.placement": "jobs(store='s')", "algorithm.dynamic_sampling_rounds": 2},
+        "rollout.placement=jobs does not support algorithm.dynamic_sampling_rounds",
+    ),
+    (
+        {"rollout.placement": "jobs(store='s')", "model.adapter.rank": 4, "warm_start.steps": 3},
+        "samplers load the base from model.path: set it, and warm_start=none",
+    ),
+    (
+        {"rollout.placement": "jobs(store='s',groups_per_request=7)"},
+        "rollout.placement.groups_per_request=7 does not divide rollout.num_prompts=128",
+    ),
+    (
         {"model.exact": True, "model.attention": "xla"},
         "model.attention=xla is not the attention of model.exact",
     ),

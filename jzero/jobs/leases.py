@@ -1,0 +1,75 @@
+"""Leases: which sampler works on which request, and until when.
+
+A lease is a file with the name of its sampler. It ends `seconds` after its last change, by the
+clock of the store, and the sampler renews it as long as it makes progress. Leases save work and
+decide nothing: if two samplers answer a request, their answers are equal.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+from jzero.jobs.store import Store, read_if_exists
+
+FOLDER = "leases"
+RENEWALS = 3  # of a lease in its time
+
+
+@dataclass
+class Leases:
+    """The leases of a store, as one sampler or the trainer sees them."""
+
+    store: Store
+    holder: str  # a name that no other process uses
+    seconds: float
+    _renewed: dict[str, float] = field(default_factory=dict)  # by request: time.monotonic()
+
+    def take(self, request: str, now: float | None = None) -> bool:
+        """Returns whether this process got the lease of a request.
+
+        now: the clock of the store, which is read if it is not given.
+        """
+        name = f"{FOLDER}/{request}"
+        if self.store.create(name, self.holder.encode()):
+            self._renewed[request] = time.monotonic()
+            return True
+        # A connection that was cut after the lease was written made the store try again.
+        if self.holder_of(request) == self.holder:
+            self._renewed[request] = time.monotonic()
+            return True
+        if not self.is_expired(request, self.store.now(self.holder) if now is None else now):
+            return False
+        # Two samplers may both take an expired lease. Then both do the same work.
+        self.store.delete(name)
+        if not self.store.create(name, self.holder.encode()):
+            return False
+        self._renewed[request] = time.monotonic()
+        return True
+
+    def is_expired(self, request: str, now: float) -> bool:
+        """Returns whether no sampler has a valid lease of a request at `now`."""
+        try:
+            return self.store.modified(f"{FOLDER}/{request}") + self.seconds < now
+        except FileNotFoundError:
+            return True
+
+    def holder_of(self, request: str) -> str | None:
+        """Returns the sampler with the lease of a request, valid or not; None without a lease."""
+        data = read_if_exists(self.store, f"{FOLDER}/{request}")
+        return None if data is None else data.decode(errors="replace")
+
+    def renew(self, request: str) -> None:
+        """Extends this process's lease if a part of its time is over.
+
+        Does nothing if another sampler has taken the lease.
+        """
+        if time.monotonic() - self._renewed[request] < self.seconds / RENEWALS:
+            return
+        self._renewed[request] = time.monotonic()
+        if self.holder_of(request) == self.holder:
+            self.store.write(f"{FOLDER}/{request}", self.holder.encode())
+
+    def give_back(self, request: str) -> None:
+        """Ends this process's lease, so that another sampler can take the request at once."""
+        self._renewed.pop(request, None)
+        if self.holder_of(request) == self.holder:
+            self.store.delete(f"{FOLDER}/{request}")

@@ -1,0 +1,276 @@
+"""Files that the trainer and the samplers of a run share, in a directory or in a bucket.
+
+Both kinds have the same few operations. Writes are atomic: a reader sees all of a file or none of
+it. `now` is the clock of the store, which stamps the files: the clocks of hosts may differ.
+
+Errors are OSError, FileNotFoundError among them. `RetryingStore` repeats operations that fail.
+"""
+
+import contextlib
+import datetime
+import os
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import fsspec
+
+from jzero import terminal
+from jzero.errors import UserError, reason_of
+from jzero.run import buckets
+
+T = TypeVar("T")
+
+TEMPORARY = ".tmp"  # ends the names of files that are being written
+FIRST_PAUSE = 0.1  # seconds before the first repetition, doubled for each further one
+LONGEST_PAUSE = 5.0
+
+
+class Store(Protocol):
+    """The operations of a store. Names are relative paths with at most one folder."""
+
+    address: str
+    poll_seconds: float  # between two looks for new files
+
+    def read(self, name: str) -> bytes:
+        """Returns the content of a file."""
+        ...
+
+    def write(self, name: str, data: bytes) -> None:
+        """Writes a file atomically, and replaces an existing one."""
+        ...
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Writes a new file. Returns False if the file exists."""
+        ...
+
+    def names(self, folder: str) -> list[str]:
+        """Returns the sorted names of the files in a folder; none if there is no folder."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Removes a file, if it exists."""
+        ...
+
+    def modified(self, name: str) -> float:
+        """Returns the time of the last change in seconds, by the clock of the store."""
+        ...
+
+    def now(self, who: str) -> float:
+        """Returns the clock of the store. `who` is a name that no other process uses."""
+        ...
+
+
+class StoreError(OSError):
+    """An operation of a bucket that failed."""
+
+
+class FolderStore:
+    """A store in a directory, which may be on a network file system."""
+
+    poll_seconds = 0.1
+
+    def __init__(self, directory: Path) -> None:
+        self.address = str(directory)
+        self.directory = directory
+
+    def read(self, name: str) -> bytes:
+        return (self.directory / name).read_bytes()
+
+    def _write_temporary(self, name: str, data: bytes) -> Path:
+        path = self.directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Several processes may write the same name.
+        temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}{TEMPORARY}")
+        try:
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            temporary.unlink(missing_ok=True)  # frees the room for other files
+            raise
+        return temporary
+
+    def write(self, name: str, data: bytes) -> None:
+        self._write_temporary(name, data).replace(self.directory / name)
+
+    def create(self, name: str, data: bytes) -> bool:
+        temporary = self._write_temporary(name, data)
+        try:
+            # Unlike a rename, a link fails if the name exists, also on NFS.
+            os.link(temporary, self.directory / name)
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink()
+        return True
+
+    def names(self, folder: str) -> list[str]:
+        try:
+            found = os.listdir(self.directory / folder)
+        except FileNotFoundError:
+            return []
+        return sorted(name for name in found if not name.endswith(TEMPORARY))
+
+    def delete(self, name: str) -> None:
+        (self.directory / name).unlink(missing_ok=True)
+
+    def modified(self, name: str) -> float:
+        return (self.directory / name).stat().st_mtime
+
+    def now(self, who: str) -> float:
+        # The file server stamps the file, not this host.
+        self.write(f"clock/{who}", b"")
+        return self.modified(f"clock/{who}")
+
+
+class BucketStore:
+    """A store in a bucket, through fsspec.
+
+    `create` is exclusive where the file system supports it. Elsewhere two processes may both
+    succeed. That costs the work of one of them: both give the same answer.
+    """
+
+    poll_seconds = 1.0  # every look is a paid request
+
+    def __init__(self, address: str) -> None:
+        bucket = buckets.Bucket(address)
+        self.address = bucket.address
+        self.files: fsspec.AbstractFileSystem = bucket.files
+        self.root: str = bucket.root
+
+    def _call(self, name: str, operation: Callable[[str], T]) -> T:
+        try:
+            return operation(f"{self.root}/{name}")
+        except (FileNotFoundError, FileExistsError):
+            raise
+        except Exception as error:  # every file system has its own errors
+            problem = f"{self.address}/{name}: {type(error).__name__}: {reason_of(error)}"
+            raise StoreError(problem) from error
+
+    def read(self, name: str) -> bytes:
+        data = self._call(name, self.files.cat_file)
+        assert isinstance(data, bytes), f"{type(data)=}"
+        return data
+
+    def write(self, name: str, data: bytes) -> None:
+        self._call(name, lambda path: self.files.pipe_file(path, data))
+
+    def create(self, name: str, data: bytes) -> bool:
+        def create(path: str) -> None:
+            self.files.invalidate_cache()
+            self.files.pipe_file(path, data, mode="create")
+
+        try:
+            self._call(name, create)
+        except FileExistsError:
+            return False
+        # Without exclusive creation, the last writer owns the file.
+        return self.read(name) == data
+
+    def names(self, folder: str) -> list[str]:
+        def names(path: str) -> list[str]:
+            # fsspec caches listings, and would not see files of other machines.
+            self.files.invalidate_cache()
+            return [str(found).rpartition("/")[2] for found in self.files.ls(path, detail=False)]
+
+        try:
+            return sorted(name for name in self._call(folder, names) if name)
+        except FileNotFoundError:
+            return []
+
+    def delete(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._call(name, self.files.rm_file)
+
+    def modified(self, name: str) -> float:
+        def modified(path: str) -> float:
+            self.files.invalidate_cache()
+            stamp: datetime.datetime = self.files.modified(path)
+            # fsspec's stamps are in UTC, some of them without a time zone.
+            return (stamp if stamp.tzinfo else stamp.replace(tzinfo=datetime.UTC)).timestamp()
+
+        return self._call(name, modified)
+
+    def now(self, who: str) -> float:
+        self.write(f"clock/{who}", b"")
+        return self.modified(f"clock/{who}")
+
+
+class RetryingStore:
+    """Repeats operations that fail, such as those on a full disk or over a cut connection.
+
+    Raises UserError once an operation has failed for `seconds`. `check_stop` is called between
+    two attempts, and may raise.
+    """
+
+    def __init__(
+        self, store: Store, seconds: float, check_stop: Callable[[], None] = lambda: None
+    ) -> None:
+        self.store = store
+        self.address = store.address
+        self.poll_seconds = store.poll_seconds
+        self.seconds = seconds
+        self.check_stop = check_stop
+
+    def _repeat(self, operation: Callable[[], T]) -> T:
+        deadline = time.monotonic() + self.seconds
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                return operation()
+            except (FileNotFoundError, FileExistsError):
+                raise
+            except OSError as error:
+                problem = f"{self.address}: {reason_of(error)}"
+                if time.monotonic() > deadline:
+                    raise UserError(
+                        f"{problem}, for {self.seconds:g} seconds: repair the store and start the "
+                        "same command again"
+                    ) from error
+                if pause > LONGEST_PAUSE / 2:
+                    terminal.say(f"{problem}: trying again")
+            self.check_stop()
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def read(self, name: str) -> bytes:
+        return self._repeat(lambda: self.store.read(name))
+
+    def write(self, name: str, data: bytes) -> None:
+        self._repeat(lambda: self.store.write(name, data))
+
+    def create(self, name: str, data: bytes) -> bool:
+        return self._repeat(lambda: self.store.create(name, data))
+
+    def names(self, folder: str) -> list[str]:
+        return self._repeat(lambda: self.store.names(folder))
+
+    def delete(self, name: str) -> None:
+        self._repeat(lambda: self.store.delete(name))
+
+    def modified(self, name: str) -> float:
+        return self._repeat(lambda: self.store.modified(name))
+
+    def now(self, who: str) -> float:
+        return self._repeat(lambda: self.store.now(who))
+
+
+def open_store(address: str) -> Store:
+    """Returns the store at a directory or an address. Raises UserError if it cannot be opened."""
+    if not address:
+        raise UserError("rollout.placement.store is empty: give a directory or a bucket")
+    if buckets.is_address(address):
+        return BucketStore(address)
+    return FolderStore(Path(address))
+
+
+def read_if_exists(store: Store, name: str) -> bytes | None:
+    """Returns the content of a file, or None if it does not exist."""
+    try:
+        return store.read(name)
+    except FileNotFoundError:
+        return None

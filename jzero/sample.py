@@ -1,0 +1,486 @@
+"""Samples for a run on another machine: a stateless sampler that comes and goes.
+
+    python -m jzero.sample --join STORE [--idle-minutes 30] [--config.mesh.tensor=N ...]
+
+STORE is `rollout.placement.store` of the run: a directory that both machines see, or a bucket. The
+sampler reads the settings of the run there, takes requests, decodes them with the weights that each
+names, grades the responses, and writes the rollouts to the store. It ends when the run has all of
+its rollouts. Any number of samplers may join, leave and crash at any time: after lease_seconds
+without a sign of life their requests go to others. On SIGTERM, or the notice of a spot machine
+(train.preemption_notice), a sampler hands its request back at once and ends with status 0.
+
+The settings are those of the run. A machine may change those that say where things are: the mesh,
+model.path, task.data, task.grade_workers, and the limits of memory.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import signal
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jzero import cli, config, terminal
+from jzero.config import Config, Jobs, Together
+from jzero.decoder.sequence import Groups, make_groups
+from jzero.errors import UserError
+from jzero.files import JsonObject
+from jzero.hosts import interrupt, peers, preemption
+from jzero.jobs.leases import FOLDER as LEASES
+from jzero.jobs.leases import Leases
+from jzero.jobs.requests import ANY_VERSION, REQUESTS, RESULTS, Request, Result, request_of
+from jzero.jobs.snapshots import Reader, SnapshotError
+from jzero.jobs.store import RetryingStore, Store, open_store, read_if_exists
+from jzero.jobs.stream import BROKEN, END, REFUSED, RUN, STORE_SECONDS, is_name, read_run
+from jzero.jobs.weights import to_params
+from jzero.model import adapters, qwen
+from jzero.model.base_model import BaseModel, read_base_model
+from jzero.planning.host_memory import check_host_memory, parts_of_engine
+from jzero.planning.kv_pool import room_of_decoder, size_pool
+from jzero.rollout.sampler import (
+    Sampler,
+    decoder_settings,
+    make_engine,
+    make_sampler,
+    mesh_of_decoder,
+    to_rollout,
+    with_needed_slots,
+)
+from jzero.run.environment import versions
+from jzero.setup import check_context
+from jzero.sharding.mesh import adapter_shardings, configured_mesh, param_shardings
+from jzero.training.frozen import load_base
+from jzero.training.frozen_base import hash_weights
+from jzero.workers.pool import Pool
+
+DECODER = "decoder.json"
+# Settings that say where things are on a machine. All others are those of the run.
+MAY_DIFFER = (
+    "mesh.",
+    "memory.",
+    "model.path",
+    "task.data",
+    "task.eval_data",
+    "task.grade_workers",
+    "train.preemption_notice",
+)
+
+
+# -- the decoder -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Weights:
+    """The weights of a run's versions on this machine's devices."""
+
+    reader: Reader
+    publish: Callable[[qwen.Params], qwen.Params]  # to the decoder's layout
+    shardings: qwen.Params  # of the tensors in a snapshot
+    base: qwen.Params | None  # under an adapter
+    scale: float  # of the adapter
+    _identity: str = ""
+    _params: qwen.Params | None = None
+
+    def load(self, version: int, identity: str) -> qwen.Params:
+        """Returns the decoder's weights of a version.
+
+        Raises SnapshotError unless the store has the snapshot with this identity.
+        """
+        if self._params is None or identity != self._identity:
+            # Before the new weights are read, the old ones are freed.
+            self._params = None
+            params = to_params(self.reader.load(version, identity), self.shardings)
+            if self.base is not None:
+                params = adapters.join(self.base, params, self.scale)
+            self._params = self.publish(params)
+            self._identity = identity
+        return self._params
+
+
+def build(settings: Config, run: str, store: Store, pool: Pool) -> tuple[Sampler, Weights]:
+    """Returns the sampler of a run on this machine, and its weights.
+
+    Raises UserError if the machine cannot sample for the run.
+    """
+    # The decoder of a run that samples synchronously: separate jobs decode one request at a time.
+    rollout = replace(settings.rollout, placement=Together())
+    rollout = with_needed_slots(rollout, settings.eval)
+    check_host_memory(settings, parts_of_engine(rollout))
+    base = read_base_model(settings.model)
+    check_context(settings, base)
+    mesh = configured_mesh(settings.mesh)
+    decoder = decoder_settings(settings.model, rollout, settings.algorithm, settings.eval)
+    decoder_mesh = mesh_of_decoder(0, mesh)
+    engine = make_engine(decoder, base, decoder_mesh)
+    room = room_of_decoder(settings.memory, engine, settings.model)
+    decoder = replace(decoder, rollout=size_pool(rollout, engine, room))
+    sampler, publish = make_sampler(decoder, settings.task, base, mesh, decoder_mesh, pool)
+
+    reader = Reader(store, run)
+    adapter = settings.model.adapter
+    if not adapter.rank:
+        shardings = param_shardings(base.model, mesh)
+        return sampler, Weights(reader, publish, shardings, None, 0.0)
+    check_base(reader, base)
+    assert base.directory is not None, f"{settings.model.path=}"
+    frozen = load_base(base.directory, base.model, mesh, settings.model)
+    shardings = adapter_shardings(base.model, adapter, mesh)
+    return sampler, Weights(reader, publish, shardings, frozen, adapter.scale)
+
+
+def check_base(reader: Reader, base: BaseModel) -> None:
+    """Raises UserError if this machine has other weights under the adapter than the trainer."""
+    newest = reader.newest()
+    assert newest is not None and base.directory is not None, f"{newest=} {base.directory=}"
+    expected = reader.manifest(newest[0]).base
+    if hash_weights(base.directory) != expected:
+        raise UserError(
+            f"{base.directory} holds other weights than the trainer's base (SHA-256 "
+            f"{expected[:12]}): set --config.model.path to the same model"
+        )
+
+
+def describe_decoder(sampler: Sampler) -> JsonObject:
+    """Returns everything that may change the bits of a rollout besides the request."""
+    engine = sampler.engine
+    device = engine.mesh.devices.flat[0]
+    values: JsonObject = {
+        "device": device.device_kind,
+        "mesh": dict(engine.mesh.shape),
+        "slots": engine.slots_per_shard,
+        "pages": engine.pages_per_shard,
+        "software": {name: versions()[name] for name in ("jax", "jaxlib", "jzero")},
+    }
+    if device.platform == "cpu":
+        # XLA compiles for the processor at hand, and splits work among its cores.
+        cpu_info = Path("/proc/cpuinfo")
+        flags = ""
+        if cpu_info.exists():
+            lines = cpu_info.read_text(encoding="utf-8").splitlines()
+            flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+        values["cpu"] = {
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+            "flags": hashlib.sha256(flags.encode()).hexdigest()[:12],
+        }
+    return values
+
+
+def check_decoder(store: Store, sampler: Sampler) -> None:
+    """Raises UserError unless this machine decodes as the first sampler of the run does."""
+    values = describe_decoder(sampler)
+    if store.create(DECODER, json.dumps(values).encode()):
+        return
+    expected = config.flatten(json.loads(store.read(DECODER)))
+    actual = config.flatten(values)
+    names = sorted(expected.keys() | actual.keys())
+    different = [
+        f"{name}: {actual.get(name)} instead of {expected.get(name)}"
+        for name in names
+        if actual.get(name) != expected.get(name)
+    ]
+    if different:
+        raise UserError(
+            f"this machine decodes otherwise than the other samplers ({'; '.join(different)}), and "
+            "rollout.placement.schedule=fixed needs the same bits of all: use a machine like "
+            "theirs, or start the run with schedule=arrival"
+        )
+
+
+def answer(
+    sampler: Sampler,
+    params: qwen.Params,
+    request: Request,
+    version: int,
+    snapshot: str,
+    name: str,
+    tick: Callable[[], None] = interrupt.never_stop,
+) -> Result:
+    """Returns the result of a request. `tick` is called before every decode call, and may raise."""
+    graded_before = dict(sampler.pool.counters)
+    groups = make_groups(
+        [np.array(prompt, np.int32) for prompt in request.prompts],
+        request.group_size,
+        sampler.engine.settings.max_new_tokens,
+        first_prompt=request.first_prompt,
+    )
+
+    def admit_none_and_tick() -> Groups:
+        tick()
+        return []
+
+    counters = sampler.decode(
+        params,
+        groups,
+        group_size=request.group_size,
+        problem_of=lambda prompt_id: request.problems[prompt_id],
+        temperature=request.temperature,
+        key=(request.seed, request.step),
+        version=version,
+        admit_more=admit_none_and_tick,
+        check_stop=tick,
+    )
+    rollouts = [
+        to_rollout(request.problems[sequence.prompt_id], sequence)
+        for group in groups
+        for sequence in group
+    ]
+    grading = {
+        counter: number - graded_before[counter]
+        for counter, number in sampler.pool.counters.items()
+    }
+    return Result(request.id, version, snapshot, name, rollouts, dict(vars(counters)), grading)
+
+
+# -- requests --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Worker:
+    """Takes requests and answers them, until the run ends."""
+
+    store: Store
+    leases: Leases
+    sampler: Sampler
+    weights: Weights
+    name: str
+    check_stop: Callable[[], None]
+    idle_seconds: float = 0.0  # without a request, after which the sampler ends; 0: never
+    num_answered: int = 0
+
+    def run(self) -> None:
+        """Answers requests.
+
+        Raises Interrupted on a signal or without work, and UserError if the sampler is refused.
+        """
+        last_work = time.monotonic()
+        while read_if_exists(self.store, END) is None:
+            self.check_stop()
+            reason = read_if_exists(self.store, f"{REFUSED}/{self.name}")
+            if reason is not None:
+                raise UserError(
+                    f"the trainer refused a result of this sampler: {reason.decode()}. Check its "
+                    "hardware and its version of jzero"
+                )
+            request = self.take()
+            if request is not None and self.work_on(request):
+                last_work = time.monotonic()
+                continue
+            if 0 < self.idle_seconds < time.monotonic() - last_work:
+                raise interrupt.Interrupted(f"no request for {self.idle_seconds / 60:g} minutes")
+            time.sleep(self.store.poll_seconds)
+
+    def take(self) -> Request | None:
+        """Returns a request with its lease: the first one that nobody works on."""
+        answered = {request_of(name) for name in self.store.names(RESULTS)}
+        waiting = [name for name in self.store.names(REQUESTS) if name not in answered]
+        leased = set(self.store.names(LEASES))
+        for name in waiting:
+            if name not in leased and (request := self.take_one(name)):
+                return request
+        held = [name for name in waiting if name in leased]
+        if not held:
+            return None
+        now = self.store.now(self.name)
+        for name in held:
+            if self.leases.is_expired(name, now) and (request := self.take_one(name, now)):
+                return request
+        return None
+
+    def take_one(self, name: str, now: float | None = None) -> Request | None:
+        """Returns a request if this sampler got its lease."""
+        if not self.leases.take(name, now):
+            return None
+        data = read_if_exists(self.store, f"{REQUESTS}/{name}")
+        if data is not None:
+            try:
+                request = Request.parse(data)
+                if request.id == name:
+                    return request
+            except ValueError:
+                pass
+            # The trainer writes its requests again if one is damaged.
+            self.store.delete(f"{REQUESTS}/{name}")
+        self.leases.give_back(name)
+        return None
+
+    def work_on(self, request: Request) -> bool:
+        """Answers a request. Returns False, and hands it back, if its weights cannot be read."""
+        version, snapshot = request.version, request.snapshot
+        try:
+            if version == ANY_VERSION:
+                newest = self.weights.reader.newest()
+                if newest is None:
+                    raise SnapshotError("there are no weights yet")
+                version, snapshot = newest
+            params = self.weights.load(version, snapshot)
+            result = answer(
+                self.sampler, params, request, version, snapshot, self.name, self.tick(request)
+            )
+        except SnapshotError as error:
+            # The trainer writes it again.
+            self.store.write(f"{BROKEN}/{version:08d}", str(error).encode())
+            self.leases.give_back(request.id)
+            return False
+        except BaseException:
+            # Whatever ends this process, another sampler can start at once.
+            self.leases.give_back(request.id)
+            raise
+        # A late answer to a request that another sampler has answered.
+        if read_if_exists(self.store, f"{REQUESTS}/{request.id}") is not None:
+            self.store.write(f"{RESULTS}/{result.name}", result.to_bytes())
+        self.num_answered += 1
+        return True
+
+    def tick(self, request: Request) -> Callable[[], None]:
+        """Returns a function that renews the lease of a request, and raises Interrupted."""
+
+        def renew() -> None:
+            self.check_stop()
+            self.leases.renew(request.id)
+
+        return renew
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+@dataclass
+class StopRequest:
+    """Remembers that a signal, or the notice of a spot machine, asks this process to end."""
+
+    reason: str = ""
+
+    def watch(self, preemption_notice: str) -> None:
+        """Begins to watch. A second signal ends the process at once."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._remember)
+        preemption.watch(preemption_notice, self._notice, threading.Event())
+
+    def _remember(self, number: int, _frame: object) -> None:
+        self.reason = signal.Signals(number).name
+        for handled in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(handled, signal.default_int_handler)
+
+    def _notice(self, notice: str) -> None:
+        self.reason = notice
+
+    def check(self) -> None:
+        """Raises Interrupted once there was a signal or a notice."""
+        if self.reason:
+            raise interrupt.Interrupted(self.reason)
+
+
+def read_settings(
+    store: Store, flags: list[str], check_stop: Callable[[], None]
+) -> tuple[str, Config]:
+    """Returns the id and the settings of the run, with the changes of this machine.
+
+    Waits until the trainer has started. Raises UserError for a change of the rollouts.
+    """
+    data = read_if_exists(store, RUN)
+    if data is None:
+        terminal.say(f"{store.address}: waiting for the trainer")
+    while data is None:
+        check_stop()
+        time.sleep(store.poll_seconds)
+        data = read_if_exists(store, RUN)
+    run, config_json = read_run(data, store.address)
+    return run, local_settings(config_json, flags, store.address)
+
+
+def local_settings(config_json: str, flags: list[str], source: str) -> Config:
+    """Returns the settings of a run with the changes in `flags`.
+
+    Raises UserError for a change that does not belong to a machine.
+    """
+    settings = config.from_json(config_json, source)
+    before = config.flatten(json.loads(config.to_json(settings)))
+    changed = cli.parse_settings(settings, flags)
+    after = config.flatten(json.loads(config.to_json(changed)))
+    for name, value in after.items():
+        if value != before.get(name) and not name.startswith(MAY_DIFFER):
+            raise UserError(f"{name}={value}: the trainer has {before.get(name)}, leave it out")
+    config.validate(changed)
+    return changed
+
+
+def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Returns the options of the command, and the flags of settings."""
+    parser = cli.make_parser("jzero.sample", __doc__)
+    parser.add_argument(
+        "--join", required=True, metavar="STORE", help="rollout.placement.store of the run"
+    )
+    parser.add_argument(
+        "--name", default="", help="name in the log of the run (default: host and process)"
+    )
+    parser.add_argument(
+        "--idle-minutes",
+        type=float,
+        default=0.0,
+        help="ends after this time without a request (default: never)",
+    )
+    parser.add_argument(
+        "--programs", metavar="DIR", help="keeps compiled programs there, for the next start"
+    )
+    return parser.parse_known_args(arguments)
+
+
+def main() -> None:
+    """Runs the command."""
+    options, flags = parse(cli.start_jax(sys.argv[1:]))
+    stop = StopRequest()
+    with cli.user_errors():
+        if peers.has_peers():
+            raise UserError("a sampler is one process: start jzero.sample once on every host")
+        prefix = options.name or f"{socket.gethostname()}-{os.getpid()}"
+        if not is_name(prefix):
+            raise UserError(f"--name {prefix}: give a file name")
+        name = f"{prefix}-{uuid.uuid4().hex[:8]}"
+        stop.watch("none")
+        if options.programs:
+            cli.keep_compiled_programs(Path(options.programs))
+        store = RetryingStore(open_store(options.join), STORE_SECONDS, stop.check)
+        try:
+            sample(store, name, flags, stop, options.idle_minutes)
+        except interrupt.Interrupted as reason:
+            terminal.say(f"{reason}: {name} ends, and holds no request")
+
+
+def sample(
+    store: Store, name: str, flags: list[str], stop: StopRequest, idle_minutes: float = 0.0
+) -> None:
+    """Joins the run of a store, and answers requests until it ends."""
+    run, settings = read_settings(store, flags, stop.check)
+    stop.watch(settings.train.preemption_notice)
+    placement = settings.rollout.placement
+    if not isinstance(placement, Jobs):
+        raise UserError(f"{store.address}: the run has no rollout.placement=jobs")
+    # The first snapshot names the base under an adapter.
+    while settings.model.adapter.rank and Reader(store, run).newest() is None:
+        stop.check()
+        time.sleep(store.poll_seconds)
+    with Pool(settings.task.grade_workers) as pool:
+        sampler, weights = build(settings, run, store, pool)
+        if placement.schedule == "fixed":
+            check_decoder(store, sampler)
+        leases = Leases(store, name, placement.lease_seconds)
+        worker = Worker(store, leases, sampler, weights, name, stop.check, 60 * idle_minutes)
+        terminal.say(f"{name} samples for {settings.name} on {jax.device_count()} devices")
+        worker.run()
+    terminal.say(f"{name}: the run has all of its rollouts, {worker.num_answered} requests of mine")
+
+
+if __name__ == "__main__":
+    main()

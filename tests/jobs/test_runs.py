@@ -1,0 +1,245 @@
+"""Whole runs with separate samplers: bit for bit the run that samples by itself."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import runs
+import tiny
+
+STEPS = 4
+CHANGES = (
+    f"--config.train.steps={STEPS}",
+    "--config.warm_start.steps=10",
+    "--config.eval.every=0",
+    "--config.eval.problems=0",
+    "--config.task.grade_workers=1",
+)
+
+
+def jobs(store: Path, **settings: object) -> str:
+    """Returns the flag of separate jobs."""
+    values = {
+        "store": str(store),
+        "lease_seconds": 3.0,
+        "groups_per_request": 2,
+        "max_staleness": 0,
+    } | settings
+    arguments = ",".join(f"{name}={value!r}" for name, value in values.items())
+    return f"--config.rollout.placement=jobs({arguments})"
+
+
+def start_sampler(environment: dict[str, str], store: Path, *flags: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "jzero.sample", f"--join={store}", *flags],
+        cwd=runs.ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_until(is_done: Callable[[], bool], *processes: subprocess.Popen) -> None:
+    """Waits while the processes run."""
+    while not is_done():
+        for process in processes:
+            assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+
+
+def metrics_of(workdir: Path) -> list[dict]:
+    """Returns the metrics that do not depend on who samples."""
+    groups = ("jobs/", "async/", "publish/")
+    rows = runs.timeless(workdir / "metrics.jsonl")
+    return [{k: v for k, v in row.items() if not k.startswith(groups)} for row in rows]
+
+
+def weights_of(workdir: Path) -> bytes:
+    return max(workdir.glob("export-*/model.safetensors")).read_bytes()
+
+
+def test_a_run_whose_sampler_is_killed_is_the_synchronous_run(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """The lost lease goes to another sampler; then a replay gives the same bytes."""
+    store, workdir = tmp_path / "store", tmp_path / "jobs"
+    runs.finish(runs.launch(environment, tmp_path / "synchronous", *CHANGES))
+
+    # One request a step, which is decoded as the synchronous run decodes the step.
+    whole_steps = jobs(store, groups_per_request=4)
+    trainer = runs.launch(environment, workdir, *CHANGES, whole_steps)
+    lost = start_sampler(environment, store, "--name=lost")
+    wait_until(lambda: leased(store), trainer, lost)
+    lost.kill()
+    lost.communicate()
+    other = start_sampler(environment, store, "--name=other")
+    runs.finish(trainer)
+    out, _ = runs.finish(other)
+
+    assert "the run has all of its rollouts" in out
+    assert metrics_of(workdir) == metrics_of(tmp_path / "synchronous")
+    assert weights_of(workdir) == weights_of(tmp_path / "synchronous")
+    log = runs.rows(workdir / "jobs.jsonl")
+    assert [row["step"] for row in log] == list(range(1, STEPS + 1))
+    assert all(row["version"] == row["step"] - 1 for row in log)
+    assert not list((store / "requests").iterdir())
+
+    replayed = run_replay(environment, workdir, "--requests=2")
+    assert replayed.returncode == 0, replayed.stderr
+    assert "2 requests sampled again" in replayed.stdout
+    change_a_log_prob(workdir, log[-1]["request"])
+    replayed = run_replay(environment, workdir, "--requests=1")
+    assert replayed.returncode == 1
+    assert "holds other rollouts than the log says" in replayed.stdout
+
+
+def leased(store: Path) -> bool:
+    """Whether a sampler works on a request."""
+    return any((store / "leases").glob("[!.]*"))
+
+
+def run_replay(
+    environment: dict[str, str], workdir: Path, *flags: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "jzero.replay", str(workdir), *flags],
+        cwd=runs.ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def change_a_log_prob(workdir: Path, request: str) -> None:
+    from dataclasses import replace
+
+    from jzero.jobs.requests import Result
+
+    path = workdir / "rollouts" / request
+    result = Result.parse(path.read_bytes())
+    first, *others = result.rollouts
+    changed = replace(first, tokens=first.tokens.replaced(logps=first.tokens.logps * 2))
+    path.write_bytes(replace(result, rollouts=[changed, *others]).to_bytes())
+
+
+@pytest.mark.thorough
+def test_a_terminated_sampler_hands_its_request_back(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """Its lease would last for an hour, and the next sampler gets the request at once."""
+    store = tmp_path / "store"
+    trainer = runs.launch(environment, tmp_path / "run", *CHANGES, jobs(store, lease_seconds=3600))
+    first = start_sampler(environment, store)
+    wait_until(lambda: leased(store), trainer, first)
+    first.send_signal(signal.SIGTERM)
+    out, _ = runs.finish(first)
+    assert "SIGTERM" in out
+    second = start_sampler(environment, store)
+    runs.finish(trainer)
+    runs.finish(second)
+
+
+@pytest.mark.thorough
+def test_a_killed_trainer_continues_to_the_same_numbers(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """With stale weights: step n is sampled by version n - 2, also after a resume."""
+    changes = (*CHANGES, "--config.train.checkpoint_every=1")
+    for name in ("whole", "killed"):
+        store, workdir = tmp_path / f"{name}-store", tmp_path / name
+        trainer = runs.launch(environment, workdir, *changes, jobs(store, max_staleness=1))
+        sampler = start_sampler(environment, store)
+        if name == "killed":
+            runs.wait_for(trainer, workdir / "metrics.jsonl", 2)
+            trainer.kill()
+            trainer.communicate()
+            trainer = runs.launch(environment, workdir, *changes, jobs(store, max_staleness=1))
+        runs.finish(trainer)
+        runs.finish(sampler)
+    assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
+    assert weights_of(tmp_path / "killed") == weights_of(tmp_path / "whole")
+    versions = [row["version"] for row in runs.rows(tmp_path / "whole" / "jobs.jsonl")]
+    assert versions == [0, 0, 0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.thorough
+def test_requests_of_any_weights_stay_within_the_bound(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """schedule=arrival: the log says which weights each request had."""
+    store, workdir = tmp_path / "store", tmp_path / "run"
+    settings = {"schedule": "arrival", "groups_per_request": 1}
+    trainer = runs.launch(environment, workdir, *CHANGES, jobs(store, max_staleness=2, **settings))
+    samplers = [start_sampler(environment, store) for _ in range(2)]
+    for process in (trainer, *samplers):
+        runs.finish(process)
+    log = runs.rows(workdir / "jobs.jsonl")
+    assert len({row["request"] for row in log}) == len(log) == 4 * STEPS
+    assert all(row["step"] - 3 <= row["version"] < row["step"] for row in log)
+    for row in runs.rows(workdir / "metrics.jsonl"):
+        assert sum(row[f"async/staleness_{n}"] for n in range(3)) == pytest.approx(1)
+
+
+@pytest.mark.thorough
+def test_with_an_adapter_only_the_adapter_is_sent(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """Samplers load the base themselves, and refuse another one."""
+    model, store = tiny.save_byte_model(tmp_path / "model"), tmp_path / "store"
+    changes = (
+        *CHANGES,
+        f"--config.model.path={model}",
+        "--config.model.adapter.rank=2",
+        "--config.warm_start=none",
+        "--config.rollout.max_prompt_tokens=300",
+        "--config.train.microbatch_tokens=2048",
+        "--config.train.steps=2",
+    )
+    runs.finish(runs.launch(environment, tmp_path / "synchronous", *changes))
+    whole_steps = jobs(store, groups_per_request=4)
+    trainer = runs.launch(environment, tmp_path / "jobs", *changes, whole_steps)
+    shutil.copytree(model, tmp_path / "other")
+    weights = tmp_path / "other" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    other = start_sampler(environment, store, f"--config.model.path={tmp_path / 'other'}")
+    _, err = runs.finish(other, 2)
+    assert "holds other weights than the trainer's base" in err
+    sampler = start_sampler(environment, store)
+    runs.finish(trainer)
+    runs.finish(sampler)
+
+    assert metrics_of(tmp_path / "jobs") == metrics_of(tmp_path / "synchronous")
+    manifest = json.loads((store / "snapshots" / "00000000.json").read_text())
+    assert all(entry["name"].endswith(("/a", "/b")) for entry in manifest["entries"])
+
+
+@pytest.mark.thorough
+def test_mistakes_are_one_line(tmp_path: Path, environment: dict[str, str]) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / "run.json").write_text(json.dumps({"run": "another", "config": {}}))
+    _, err = runs.finish(runs.launch(environment, tmp_path / "run", *CHANGES, jobs(store)), 2)
+    assert "has the files of another run: give a store of its own to every run" in err
+    shutil.rmtree(store)
+
+    workdir = tmp_path / "other"
+    trainer = runs.launch(environment, workdir, *CHANGES, jobs(store))
+    try:
+        wait_until((store / "run.json").exists, trainer)
+        changed = start_sampler(environment, store, "--config.rollout.temperature=0.5")
+        _, err = runs.finish(changed, 2)
+        assert "rollout.temperature=0.5: the trainer has 1.0, leave it out" in err
+        (store / "decoder.json").write_text(json.dumps({"device": "TPU v9"}))
+        _, err = runs.finish(start_sampler(environment, store), 2)
+        assert "device: cpu instead of TPU v9" in err
+    finally:
+        trainer.kill()
+        trainer.communicate()
