@@ -308,8 +308,8 @@ def draft_pass(call: Call, loop: Loop) -> Loop:
     if forced is not None:
         stops &= forced < 0
     continues = ~stops & (positions + 2 < state.limits[:, None])
-    is_accepted = is_input[:, 1:] & (inputs[:, 1:] == ids[:, :-1]) & continues[:, :-1]
-    is_used = jnp.cumprod(jnp.concatenate([running[:, None], is_accepted], axis=1), axis=1) > 0
+    is_next = is_input[:, 1:] & continues[:, :-1] & is_accepted(inputs[:, 1:], ids[:, :-1])
+    is_used = jnp.cumprod(jnp.concatenate([running[:, None], is_next], axis=1), axis=1) > 0
     num_used = is_used.sum(axis=1)
     num_accepted = jnp.maximum(num_used - 1, 0)
 
@@ -332,6 +332,13 @@ def draft_pass(call: Call, loop: Loop) -> Loop:
         axis=1,
     )
     return emit(call, loop, next_state, sampled, is_used, counts)
+
+
+def is_accepted(
+    drafted: Int[Array, "slots k"], sampled: Int[Array, "slots k"]
+) -> Bool[Array, "slots k"]:
+    """Returns whether each drafted token is the one that the noise of its position picks."""
+    return drafted == sampled
 
 
 def forced_at(call: Call, columns: Int[Array, "slots n"]) -> Int[Array, "slots n"] | None:

@@ -27,9 +27,10 @@ Leaf = TypeVar("Leaf")
 SEPARATOR = -1
 """Between two references, and after the last one. No token equals it."""
 
-# Every match length starts with an average of half a draft, which counts as much as this many
-# drafts.
-PRIOR_DRAFTS = 4
+# Every match length starts with an average that counts as much as this many drafts: of a draft of
+# k tokens after a match of m, k * m / (m + PRIOR_MATCH) are accepted.
+PRIOR_DRAFTS = 2
+PRIOR_MATCH = 4
 # A pass forgets this share of all drafts so far. Averages therefore return to their start, and
 # match lengths that did not pay are tried again: once in some hundred passes.
 FORGETTING = 1e-3
@@ -158,8 +159,9 @@ def pays(
     Both are sums over the slots of a shard, in tokens beyond those of a pass without drafts.
     """
     accepted, number = outcomes[0]
-    prior = PRIOR_DRAFTS * drafting.tokens / 2
-    averages = (accepted + prior) / (number + PRIOR_DRAFTS)
+    match = jnp.arange(1, drafting.match + 1)
+    prior = drafting.tokens * match / (match + PRIOR_MATCH)
+    averages = (accepted + PRIOR_DRAFTS * prior) / (number + PRIOR_DRAFTS)
     expected = jnp.minimum(averages[jnp.maximum(found.matches - 1, 0)], found.counts)
     # Replies have counts and no match: all of them are accepted.
     gains = jnp.where(found.matches > 0, expected, found.counts)
