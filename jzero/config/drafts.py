@@ -27,7 +27,7 @@ class Ngram:
     """Drafts from the prompt and the earlier tokens of the sequence itself."""
 
     tokens: int = setting(4, TOKENS, at_least=1, at_most=MOST_TOKENS)
-    match: int = setting(4, MATCH, at_least=1, at_most=MOST_MATCH)
+    match: int = setting(8, MATCH, at_least=1, at_most=MOST_MATCH)
     cost: float = setting(0.0, COST)
 
 
@@ -36,7 +36,7 @@ class Group:
     """Drafts from the sequence itself and the other responses to its prompt."""
 
     tokens: int = setting(4, TOKENS, at_least=1, at_most=MOST_TOKENS)
-    match: int = setting(4, MATCH, at_least=1, at_most=MOST_MATCH)
+    match: int = setting(8, MATCH, at_least=1, at_most=MOST_MATCH)
     cost: float = setting(0.0, COST)
     reach: int = setting(4096, REACH, at_least=1)
 
@@ -46,7 +46,7 @@ class History:
     """Drafts from the sequence itself and the latest finished responses to its problem."""
 
     tokens: int = setting(4, TOKENS, at_least=1, at_most=MOST_TOKENS)
-    match: int = setting(4, MATCH, at_least=1, at_most=MOST_MATCH)
+    match: int = setting(8, MATCH, at_least=1, at_most=MOST_MATCH)
     cost: float = setting(0.0, COST)
     reach: int = setting(4096, REACH, at_least=1)
 

@@ -27,10 +27,9 @@ Leaf = TypeVar("Leaf")
 SEPARATOR = -1
 """Between two references, and after the last one. No token equals it."""
 
-# Every match length starts with an average that counts as much as this many drafts: of a draft of
-# k tokens after a match of m, k * m / (m + PRIOR_MATCH) are accepted.
+# Every match length starts with an average that counts as much as this many drafts: half of the
+# draft is accepted after the longest match, and proportionally less after shorter ones.
 PRIOR_DRAFTS = 2
-PRIOR_MATCH = 4
 # A pass forgets this share of all drafts so far. Averages therefore return to their start, and
 # match lengths that did not pay are tried again: once in some hundred passes.
 FORGETTING = 1e-3
@@ -159,8 +158,8 @@ def pays(
     Both are sums over the slots of a shard, in tokens beyond those of a pass without drafts.
     """
     accepted, number = outcomes[0]
-    match = jnp.arange(1, drafting.match + 1)
-    prior = drafting.tokens * match / (match + PRIOR_MATCH)
+    shares = jnp.arange(1, drafting.match + 1) / drafting.match
+    prior = drafting.tokens / 2 * shares
     averages = (accepted + PRIOR_DRAFTS * prior) / (number + PRIOR_DRAFTS)
     expected = jnp.minimum(averages[jnp.maximum(found.matches - 1, 0)], found.counts)
     # Replies have counts and no match: all of them are accepted.
