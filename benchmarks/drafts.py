@@ -5,7 +5,8 @@
 DIRECTORY has a model in Hugging Face format with a chat template. Each line of the file is a JSON
 object with the text of a prompt in "problem". Every run decodes --group responses to the same
 prompts, once without drafts and once with each --draft, in turn, so that the load of a shared
-machine falls on both. The ratio of tokens a second is the median over --repeat pairs.
+machine falls on both. The ratio of tokens a second is the median over --repeat pairs. For history
+the last epoch is a run with the same weights and other noise.
 
 The script prints a Markdown table with one row for each draft, temperature and number of slots:
 tokens a second, the ratio, the share of drafted tokens that were accepted, the tokens of a slot in
@@ -29,7 +30,7 @@ from jzero import cli, evaluate
 from jzero.config import drafts
 from jzero.decoder.engine import Engine
 from jzero.decoder.scheduler import Scheduler
-from jzero.decoder.sequence import DecodeCounters, make_groups
+from jzero.decoder.sequence import DecodeCounters, Sequence, make_groups
 from jzero.model import tokenizer
 from jzero.rollout.sampler import Sampler, make_seed
 from jzero.setting import parse_part
@@ -105,12 +106,25 @@ def decode(
     prompts: list[np.ndarray],
     args: argparse.Namespace,
     temperature: float,
+    seed: int = 0,
+    past: Decoded | None = None,
 ) -> Decoded:
-    """Decodes all prompts, and returns what was measured."""
-    scheduler = Scheduler(engine, params, lambda ids: "")
+    """Decodes all prompts, and returns what was measured.
+
+    past: the last epoch, for history.
+    """
+
+    def past_responses(sequence: Sequence) -> list[np.ndarray]:
+        if past is None:
+            return []
+        first = sequence.prompt_id * args.group
+        responses = past.responses[first : first + args.group]
+        return [np.array(response, np.int32) for response in responses]
+
+    scheduler = Scheduler(engine, params, lambda ids: "", past_responses=past_responses)
     groups = make_groups(prompts, args.group, args.new)
     started = time.perf_counter()
-    finished = list(scheduler.run(groups, args.group, temperature, make_seed(engine, (0, 0))))
+    finished = list(scheduler.run(groups, args.group, temperature, make_seed(engine, (seed, 0))))
     seconds = time.perf_counter() - started
     finished.sort(key=lambda sequence: sequence.request_id)
     return Decoded(seconds, [sequence.new_tokens for sequence in finished], scheduler.counters)
@@ -138,11 +152,18 @@ def main() -> None:
         chosen = prompts[: max(1, slots * args.rounds // args.group)]
         for temperature in args.temperature:
             for draft, engine in with_drafts.items():
+                past = None
+                if draft.startswith("history"):
+                    past = decode(plain, params, chosen, args, temperature, seed=1)
+                # The first calls compile.
+                for compiled in (plain, engine):
+                    decode(compiled, params, chosen[:1], args, temperature)
                 pairs = []
-                for _ in range(args.repeat + 1):  # the first pair compiles
+                for _ in range(args.repeat):
                     without = decode(plain, params, chosen, args, temperature)
-                    pairs.append((without, decode(engine, params, chosen, args, temperature)))
-                rows.append(table_row(draft, temperature, slots, pairs[1:]))
+                    drafted = decode(engine, params, chosen, args, temperature, past=past)
+                    pairs.append((without, drafted))
+                rows.append(table_row(draft, temperature, slots, pairs))
                 print(" | ".join(rows[-1]), flush=True)
     print(measure.table(HEADINGS, rows))
 
