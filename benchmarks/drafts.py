@@ -26,11 +26,12 @@ from typing import NamedTuple
 import measure
 import numpy as np
 
-from jzero import cli, evaluate
+from jzero import cli
 from jzero.config import drafts
 from jzero.decoder.engine import Engine
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import DecodeCounters, Sequence, make_groups
+from jzero.evaluate import defaults, load
 from jzero.model import tokenizer
 from jzero.rollout.sampler import Sampler, make_seed
 from jzero.setting import parse_part
@@ -135,13 +136,13 @@ def decode(
 def main() -> None:
     args = make_parser().parse_args()
     cli.start_jax([])
-    settings = evaluate.defaults(args.model)
+    settings = defaults(args.model)
     settings.model.path = args.model
     settings.model.dtype = args.dtype
     settings.rollout = replace(
         settings.rollout, max_prompt_tokens=256, max_new_tokens=args.new, kv_dtype=args.dtype
     )
-    sampler, params = evaluate.load(settings, Pool(0))
+    sampler, params = load(settings, Pool(0))
     texts = [json.loads(line)["problem"] for line in args.problems.open()]
     messages = [[{"role": "user", "content": text}] for text in texts]
     encoded = (tokenizer.prompt_ids(sampler.tokenizer, prompt, []) for prompt in messages)

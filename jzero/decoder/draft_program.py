@@ -20,7 +20,7 @@ updates the pool in place, where a conditional would copy it.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jzero.decoder import drafts
 from jzero.decoder.decode_state import Choices, DecodeState, ResultTokens, ResumePoint
-from jzero.decoder.drafts import Drafting, Drafts
+from jzero.decoder.drafts import Drafting, Drafts, Leaf
 from jzero.decoder.program_settings import ProgramSettings
 from jzero.decoder.programs import (
     compile_program,
@@ -48,11 +48,11 @@ from jzero.tokens import TRACKS
 NUM_COUNTS = 3  # of every slot: passes, tokens of drafts, accepted tokens of drafts
 
 
-class DraftInputs(NamedTuple):
+class DraftInputs(NamedTuple, Generic[Leaf]):
     """The inputs of a call that only drafts need."""
 
-    cost: jax.Array  # f32[shards] time of a pass with drafts, in passes without
-    references: jax.Array | None  # i32[slots, reach]; None without references
+    cost: Leaf  # f32[shards] time of a pass with drafts, in passes without
+    references: Leaf | None  # i32[slots, reach]; None without references
 
 
 class Loop(NamedTuple):
@@ -125,7 +125,7 @@ def generate_as_chosen(
     table: Int[Array, "slots pages_per_slot"],
     keep: Bool[Array, " slots"],
     shared_pages: Int[Array, " blocks"],
-    inputs: DraftInputs,
+    inputs: DraftInputs[jax.Array],
     choices: Choices,
 ) -> tuple[DecodeState[jax.Array], ResultTokens[jax.Array]]:
     """`generate_with_drafts` for requests to a server, whose choices are data."""
@@ -142,7 +142,7 @@ def generate_with_drafts(
     table: Int[Array, "slots pages_per_slot"],
     keep: Bool[Array, " slots"],
     shared_pages: Int[Array, " blocks"],
-    inputs: DraftInputs,
+    inputs: DraftInputs[jax.Array],
     resume_points: Int[Array, "slots 3"] | None = None,
     forced_tokens: Int[Array, "slots decode_steps"] | None = None,
     choices: Choices | None = None,
@@ -364,6 +364,7 @@ def emit(
     tracks: of the tokens, [slots, n, *shape]. The used ones come first.
     """
     result = loop.result
+    assert result.drafts is not None
     slots, n = is_used.shape
     room = result.tracks["ids"].shape[1]
     columns = jnp.where(is_used, result.counts[:, None] + jnp.arange(n), room)

@@ -69,7 +69,7 @@ class Drafter:
         shape = self.num_shards, 2, self.drafting.match
         return DraftState(texts, jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding))
 
-    def abstract_inputs(self) -> DraftInputs:
+    def abstract_inputs(self) -> DraftInputs[jax.ShapeDtypeStruct]:
         """Returns shapes and shardings of the inputs of a call."""
         sharding = NamedSharding(self.mesh, P("slots"))
         cost = jax.ShapeDtypeStruct((self.num_shards,), jnp.float32, sharding=sharding)
@@ -100,13 +100,13 @@ class Drafter:
         )
         return state._replace(texts=texts)
 
-    def inputs(self, references: dict[int, Int32[np.ndarray, " tokens"]]) -> DraftInputs:
+    def inputs(self, references: dict[int, Int32[np.ndarray, " tokens"]]) -> DraftInputs[jax.Array]:
         """Returns the inputs of a call, with the references of slots; see `joined`."""
         return self.inputs_at(self.cost, references)
 
     def inputs_at(
         self, cost: float, references: dict[int, Int32[np.ndarray, " tokens"]]
-    ) -> DraftInputs:
+    ) -> DraftInputs[jax.Array]:
         """Returns `inputs` with another cost."""
         costs = self._on_devices(np.full(self.num_shards, cost, np.float32))
         if not self.drafting.reach:

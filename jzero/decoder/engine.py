@@ -658,7 +658,7 @@ class Engine:
         inputs = self._last_inputs(samples)
         return self.programs(samples).generate(params, decode_state, seed, *arrays, *inputs)
 
-    def idle_inputs(self, drafts: DraftInputs, samples: Samples) -> list[PyTree]:
+    def idle_inputs(self, drafts: DraftInputs[jax.Array], samples: Samples) -> list[PyTree]:
         """Returns the inputs of `generate` after the seed, for slots on the scratch page."""
         slots = self.max_concurrent_decodes
         table = np.zeros((slots, self.pages_per_slot), np.int32)
