@@ -100,6 +100,11 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
     defaults.rollout.decode_steps = STREAMED_TOKENS
     settings = cli.parse_settings(defaults, config_flags)
     if options.jetstream is not None:
+        if settings.rollout.draft is not None:
+            raise UserError(
+                f"--jetstream={options.jetstream}: JetStream takes one token of a slot at a time: "
+                "set rollout.draft=none, or leave out --jetstream"
+            )
         # JetStream takes one token per call.
         settings.rollout.decode_steps = 1
         settings.rollout.num_pages = 0

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from jzero import algorithms
-from jzero.config import schedules, teachers, turns
+from jzero.config import drafts, schedules, teachers, turns
 from jzero.config.placement import Apart, Jobs, Together
 from jzero.config.teachers import LONGEST_LIMIT, MOST_REQUESTS, MOST_RETRIES
 from jzero.errors import UserError
@@ -546,6 +546,11 @@ class RolloutConfig:
         "Type of the KV cache. int8: one scale for each head of each token; only on CPUs, and "
         "with model.attention=xla or tpu_fused.",
         choices=(*DTYPES, "int8"),
+    )
+    draft: drafts.Draft | None = setting(
+        None,
+        "Speculative decoding: several tokens of a sequence in one pass. The tokens are the same "
+        "as without.",
     )
     routing_replay: bool = setting(
         False,

@@ -135,13 +135,14 @@ def insert_inputs(engine: Engine, rows: int, width: int) -> tuple:
     )
 
 
-def generate_inputs(engine: Engine) -> tuple[jax.ShapeDtypeStruct, ...]:
+def generate_inputs(engine: Engine) -> tuple:
     """Returns the arguments of `generate` after the weights, the state and the seed."""
     slots = engine.max_concurrent_decodes
     inputs = (
         by_slot(engine, (slots, engine.pages_per_slot)),
         by_slot(engine, (slots,), jnp.bool_),
         by_slot(engine, (slots // engine.slots_per_block,)),
+        *([engine.drafter.abstract_inputs()] if engine.drafter and engine.drafter.pays else []),
     )
     # As in Engine.generate: only episodes of several turns have resume points and forced tokens.
     if engine.settings.max_turns == 1:

@@ -57,6 +57,7 @@ def place(engine: Engine, sequence: Sequence, slot: int) -> Returning:
         group=sequence.prompt_id,
         shared_tokens=min(len(sequence.prompt_tokens), len(sequence) - 1),
         filters=sequence.filters,
+        beginning=sequence.tokens.ids,
     )
     to_write: list[PageCopy] = engine.place(placement)
     num_pages = divide_up(placement.length, engine.settings.page_size)

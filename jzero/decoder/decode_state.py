@@ -60,15 +60,19 @@ class DecodeState(NamedTuple, Generic[Leaf]):
     # The recurrent states of the slots (`slot_state.py`): a DeltaState with leaves [L, slots, ...].
     # None if all layers have attention.
     slot_state: PyTree = None
+    drafts: PyTree = None  # with rollout.draft: a `drafts.DraftState`
 
 
 class ResultTokens(NamedTuple, Generic[Leaf]):
     """The tokens that one call of `generate` sampled: slot s has the first counts[s] of its row."""
 
     # [slots, decode_steps, *shape] by track of `tokens.TRACKS`: "ids", "logps", and the optional
-    # tracks that the engine records. A track of inputs has the values of the step's input.
+    # tracks that the engine records. A track of inputs has the values of the step's input. With
+    # drafts the second axis has all tokens that decode_steps passes can emit.
     tracks: dict[str, Leaf]
     counts: Leaf  # i32[slots]
+    # With drafts: i32[slots, 3] passes, tokens of drafts, accepted tokens of drafts.
+    drafts: Leaf | None = None
 
 
 class Arrival(NamedTuple, Generic[Leaf]):

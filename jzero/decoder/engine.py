@@ -48,6 +48,8 @@ from jzero.decoder.decode_state import (
     ResumePoint,
     Start,
 )
+from jzero.decoder.draft_program import DraftInputs, compile_generate
+from jzero.decoder.drafter import Beginning, Drafter
 from jzero.decoder.pages import PageAllocator
 from jzero.decoder.program_settings import make_program_settings, with_choices, with_filters
 from jzero.decoder.programs import Programs, compile_programs
@@ -91,6 +93,9 @@ class Placement:
     resume_point: ResumePoint[int] | None = None  # for the next call, after a pause
     # Inputs of the next steps, which take them instead of sampling.
     forced_tokens: list[int] = field(default_factory=list)
+    # For drafts: the tokens of a sequence that the device does not know yet, and other texts.
+    beginning: np.ndarray | None = None
+    references: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -205,9 +210,18 @@ class Engine:
         self.placements: dict[int, Placement] = {}
         # Steps of the next call, at most `rollout.decode_steps`. Fewer need Samples.has_choices.
         self.call_steps = settings.decode_steps
+        self.drafter: Drafter | None = None
+        if settings.draft is not None and self.program_settings.drafting is not None:
+            self.drafter = Drafter(
+                self.program_settings.drafting,
+                self.program_settings,
+                mesh,
+                self.max_sequence_tokens,
+                settings.draft.cost,
+            )
         # Keyed by what the programs have compiled in: top_p, top_k, the tracks that are returned,
-        # and whether filters are data.
-        self._programs: dict[tuple[float, int, TrackShapes, bool], Programs] = {}
+        # whether filters are data, and whether passes have drafts.
+        self._programs: dict[tuple[float, int, TrackShapes, bool, bool], Programs] = {}
         self._score_programs: dict[int, jax.stages.Wrapped] = {}  # keyed by number of alternatives
 
     @cached_property
@@ -245,7 +259,8 @@ class Engine:
         tracks = self.recorded_tracks(samples)
         top_p = samples.top_p or self.settings.top_p
         top_k = samples.top_k or self.settings.top_k
-        key = top_p, top_k, tracks, samples.has_choices
+        has_drafts = self.has_drafts
+        key = top_p, top_k, tracks, samples.has_choices, has_drafts
         if key not in self._programs:
             settings = replace(self.program_settings, tracks=tracks)
             if samples.has_choices:
@@ -253,8 +268,22 @@ class Engine:
             elif (top_p, top_k) != (self.settings.top_p, self.settings.top_k):
                 filters = Filters(top_k, top_p, self.settings.min_p)
                 settings = with_filters(settings, filters, self.mesh)
-            self._programs[key] = compile_programs(settings, self.mesh)
+            programs = compile_programs(settings, self.mesh)
+            if has_drafts:
+                programs = programs._replace(generate=compile_generate(settings, self.mesh))
+            self._programs[key] = programs
         return self._programs[key]
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether passes of the model may check drafts."""
+        return self.drafter is not None and self.drafter.pays
+
+    def tokens_of(self, steps: int) -> int:
+        """Returns the most tokens of a slot in a call of `steps` steps."""
+        if self.drafter is None or not self.drafter.pays:
+            return steps
+        return steps * self.drafter.drafting.passed
 
     @property
     def filters(self) -> Filters:
@@ -333,6 +362,7 @@ class Engine:
             temperature=by_slot(jnp.float32),
             active=by_slot(jnp.bool_),
             slot_state=self.abstract_slot_state(self.slots_per_shard),
+            drafts=self.drafter.abstract_state() if self.drafter else None,
         )
 
     @property
@@ -409,7 +439,7 @@ class Engine:
         # Sharing is safe because a sample writes only after its prompt: it never modifies a full
         # page of the prompt.
         shared_pages = self._shared_pages(placement)
-        first_call_end = placement.length + self.call_steps
+        first_call_end = placement.length + self.tokens_of(self.call_steps)
         # Reserve the first call's pages as well: a sample that is placed can decode at least one
         # call.
         new_pages = self.page_allocators[shard].reserve(
@@ -446,10 +476,20 @@ class Engine:
         """
         shard, local_slot = divmod(slot, self.slots_per_shard)
         placement = self.placements[slot]
-        call_end = placement.reserved_tokens + self.call_steps
+        call_end = placement.reserved_tokens + self.tokens_of(self.call_steps)
         call_end = min(call_end, placement.limit)
         self.page_allocators[shard].reserve(local_slot, call_end)
         return call_end
+
+    def note_tokens(self, slot: int, num_tokens: int, unread_calls: int) -> None:
+        """Notes how far the calls that were read have come, because drafts make it uncertain.
+
+        num_tokens: tokens of the sequence in `slot` after these calls.
+        unread_calls: dispatched calls after them.
+        """
+        placement = self.placements[slot]
+        most = num_tokens - 1 + unread_calls * self.tokens_of(self.settings.decode_steps)
+        placement.reserved_tokens = min(placement.reserved_tokens, most)
 
     def free_resource(self, slot: int) -> None:
         """Frees the slot and its pages. The next call no longer decodes the slot."""
@@ -610,13 +650,28 @@ class Engine:
         keep = np.zeros(self.max_concurrent_decodes, np.bool_)
         keep[running] = True
         shared_pages = self._count_shared_pages(table, keep)
-        arrays = self._to_device(table, keep, shared_pages)
-        if samples.has_choices:
-            inputs: list[jax.Array] | list[Choices] = [self._choices()]
-        else:
-            assert self.call_steps == self.settings.decode_steps, f"{self.call_steps=}"
-            inputs = self._to_device(*self._take_turn_inputs())
+        arrays: list[PyTree] = [*self._to_device(table, keep, shared_pages)]
+        if self.drafter is not None and self.drafter.pays:
+            texts = self.drafter.remember(decode_state.drafts, self._take_beginnings())
+            decode_state = decode_state._replace(drafts=texts)
+            arrays.append(self.drafter.inputs(self._references()))
+        inputs = self._last_inputs(samples)
         return self.programs(samples).generate(params, decode_state, seed, *arrays, *inputs)
+
+    def idle_inputs(self, drafts: DraftInputs[jax.Array], samples: Samples) -> list[PyTree]:
+        """Returns the inputs of `generate` after the seed, for slots on the scratch page."""
+        slots = self.max_concurrent_decodes
+        table = np.zeros((slots, self.pages_per_slot), np.int32)
+        shared_pages = np.zeros(slots // self.slots_per_block, np.int32)
+        arrays = self._to_device(table, np.ones(slots, np.bool_), shared_pages)
+        return [*arrays, drafts, *self._last_inputs(samples)]
+
+    def _last_inputs(self, samples: Samples) -> list[jax.Array] | list[Choices]:
+        """Returns the last inputs of the next call, and clears those of slots between turns."""
+        if samples.has_choices:
+            return [self._choices()]
+        assert self.call_steps == self.settings.decode_steps, f"{self.call_steps=}"
+        return self._to_device(*self._take_turn_inputs())
 
     @cached_property
     def extend_program(self) -> jax.stages.Wrapped:
@@ -774,6 +829,21 @@ class Engine:
             forced_tokens[slot, : len(tokens)] = tokens
             placement.forced_tokens = placement.forced_tokens[steps:]
         return [resume_points, forced_tokens]
+
+    def _take_beginnings(self) -> list[Beginning]:
+        """Returns the sequences that began in slots since the last call."""
+        beginnings = []
+        for slot, placement in self.placements.items():
+            if placement.beginning is not None:
+                shard, local_slot = divmod(slot, self.slots_per_shard)
+                beginnings.append(Beginning(shard, local_slot, placement.beginning))
+                placement.beginning = None
+        return beginnings
+
+    def _references(self) -> dict[int, np.ndarray]:
+        """Returns the texts besides their own in which slots find drafts."""
+        references = {slot: placement.references for slot, placement in self.placements.items()}
+        return {slot: tokens for slot, tokens in references.items() if tokens is not None}
 
     def _to_device(self, *arrays: np.ndarray) -> list[jax.Array]:
         """Splits the first axis of each array over the shards."""

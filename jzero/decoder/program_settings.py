@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 
 from jzero import attention
 from jzero.config import RolloutConfig
-from jzero.decoder import sampling
+from jzero.decoder import drafts, sampling
 from jzero.errors import UserError
 from jzero.model import experts, qwen
 from jzero.model.arithmetic import PLAIN, Arithmetic
@@ -49,6 +49,7 @@ class ProgramSettings:
     tracks: TrackShapes = ()  # the optional tracks to return for every token
     arithmetic: Arithmetic = PLAIN
     sample: Callable[..., tuple[jax.Array, jax.Array]] = sampling.sample  # or `sample_exactly`
+    drafting: drafts.Drafting | None = None  # the numbers of rollout.draft
 
     def records(self, name: str) -> bool:
         """Returns whether the programs return a track."""
@@ -107,6 +108,9 @@ def make_program_settings(
             "on TPUs model.attention=tpu_fused"
         )
 
+    if settings.draft is not None:
+        drafts.check(model, backend)
+
     return ProgramSettings(
         model=model,
         dtype=dtype,
@@ -128,6 +132,7 @@ def make_program_settings(
         tracks=tracks,
         arithmetic=choose_arithmetic(exact, mesh),
         sample=sampling.sample_exactly if exact else sampling.sample,
+        drafting=drafts.numbers_of(settings.draft),
     )
 
 

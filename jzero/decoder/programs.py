@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jzero.decoder import sampling, slot_state
+from jzero.decoder import drafts, sampling, slot_state
 from jzero.decoder.caches import prompt_cache, slot_cache, split_over_tensor
 from jzero.decoder.decode_state import (
     PREFIX_SPECS,
@@ -102,7 +102,8 @@ def compile_programs(settings: ProgramSettings, mesh: Mesh) -> Programs:
 
 def state_specs_of(settings: ProgramSettings) -> DecodeState[P]:
     """Returns the partition specs of the decode state over the slot shards."""
-    return STATE_SPECS._replace(slot_state=slot_state.specs_of(settings.model))
+    draft_specs = drafts.DRAFT_SPECS if settings.drafting else None
+    return STATE_SPECS._replace(slot_state=slot_state.specs_of(settings.model), drafts=draft_specs)
 
 
 def compile_program(
@@ -280,6 +281,7 @@ def insert(
         temperature=set_slots(state.temperature, temperatures),
         active=set_slots(state.active, continues),
         slot_state=states,
+        drafts=state.drafts,
     )
 
 

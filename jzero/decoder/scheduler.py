@@ -26,11 +26,12 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from jzero.decoder import chunked_prefill, stop_strings
+from jzero.decoder import chunked_prefill, draft_cost, stop_strings
 from jzero.decoder.decode_state import Prefix, ResultTokens
 from jzero.decoder.engine import ROLLOUTS, Engine, PageCopy, Placement, Samples
 from jzero.decoder.pages import OutOfPages
 from jzero.decoder.prefill import take_prefill_batch
+from jzero.decoder.references import PastResponses, References
 from jzero.decoder.scoring import Scorer
 from jzero.decoder.sequence import (
     AdmitMore,
@@ -97,8 +98,12 @@ class Scheduler:
         params: qwen.Params,
         decode: Callable[[list[int]], str],
         samples: Samples = ROLLOUTS,
+        past_responses: PastResponses | None = None,
     ) -> None:
-        """`params` are the engine's weights; `decode` turns token ids into text."""
+        """`params` are the engine's weights; `decode` turns token ids into text.
+
+        past_responses: of rollout.draft=history.
+        """
         self.engine = engine
         self.params = params
         self.decode = decode
@@ -107,6 +112,7 @@ class Scheduler:
         # Tables and buffers of the engine have this length.
         longest, room = self.settings.longest_episode, engine.max_sequence_tokens
         assert longest <= room, f"{longest=} {room=}"
+        draft_cost.measure(engine, params, samples)
         self.state = engine.init_decode_state()
         self.counters = DecodeCounters()
 
@@ -126,6 +132,8 @@ class Scheduler:
 
         # Sequences to score; they do not decode.
         self.scorer = Scorer(engine, params, self.counters)
+        self.references = References(engine.settings.draft, past_responses)
+        self.unread_calls = 0  # dispatched and not read
         self.newly_placed: dict[int, PrefilledSample] = {}  # by slot: placed since the last call
         self.num_placed = 0
         self.poll_replies: PollReplies | None = None
@@ -169,6 +177,7 @@ class Scheduler:
         self.version = version
         self.poll_replies = poll_replies
         self.queue = deque(groups)
+        self.references.add(groups)
 
         in_flight: deque[CallInFlight] = deque()
         while True:
@@ -176,6 +185,7 @@ class Scheduler:
             if more_groups is None:
                 break
             self.queue.extend(more_groups)
+            self.references.add(more_groups)
 
             # Begin the turns whose replies have arrived. Block only if there is no other work.
             has_work = self.queue or self.decoding or in_flight or any(self.pending)
@@ -215,6 +225,8 @@ class Scheduler:
         self.queue.clear()
         self.asked.clear()
         self.newly_placed.clear()
+        self.references.clear()
+        self.unread_calls = 0
         for samples in self.pending:
             samples.clear()
 
@@ -400,6 +412,7 @@ class Scheduler:
                     group=sequence.prompt_id,
                     shared_tokens=len(sequence.prompt_tokens),
                     filters=sequence.filters,
+                    beginning=sequence.tokens.ids,
                 )
                 try:
                     # OutOfPages leaves the sequence first in line, so no later one overtakes it.
@@ -478,6 +491,10 @@ class Scheduler:
     def _dispatch_call(self) -> CallInFlight:
         """Starts a decode call and the copy of its result to the host. Waits for neither."""
         self.counters.decode_calls += 1
+        self.unread_calls += 1
+        if self.engine.has_drafts:
+            for slot, sequence in self.decoding.items():
+                self.engine.placements[slot].references = self.references.of(sequence)
         turns = {slot: (sequence, len(sequence.turns)) for slot, sequence in self.decoding.items()}
         num_reply_tokens = {
             slot: len(placement.forced_tokens) for slot, placement in self.engine.placements.items()
@@ -506,7 +523,15 @@ class Scheduler:
                 yield from self._append_tokens(slot, sampled | take(inputs, slice(-1, None)))
 
         result = jax.device_get(call.result)
-        self.counters.slot_steps += int(result.counts.max()) * len(result.counts)
+        self.unread_calls -= 1
+        num_steps = int(result.counts.max())
+        if result.drafts is not None:
+            num_steps = int(result.drafts[:, 0].max())
+            passes, drafted, accepted = map(int, result.drafts.sum(axis=0))
+            self.counters.draft_passes += passes
+            self.counters.drafted_tokens += drafted
+            self.counters.accepted_tokens += accepted
+        self.counters.slot_steps += num_steps * len(result.counts)
         self.counters.decoded_tokens += int(result.counts.sum())
         for slot in call.turns:
             # The first tokens may belong to the environment's reply, which the sequence already
@@ -524,6 +549,10 @@ class Scheduler:
             replies.fill(start_of_reply, take(inputs, (slot, of_reply)))
             if end > start:
                 yield from self._append_tokens(slot, take(result.tracks, (slot, slice(start, end))))
+            if result.drafts is not None and self._is_same_turn(call, slot):
+                # A reply counts in full before the device has taken all of it.
+                num_tokens = len(self.decoding[slot]) - max(start - end, 0)
+                self.engine.note_tokens(slot, num_tokens, self.unread_calls)
 
     def _is_same_turn(self, call: CallInFlight, slot: int) -> bool:
         """Whether `slot` still holds the sequence that `call` decoded, in the same turn."""

@@ -148,6 +148,9 @@ class DecodeCounters:
     wasted_tokens: int = 0  # tokens decoded after the end of their sequence
     slot_steps: int = 0  # computed slots times steps, including idle slots
     decode_calls: int = 0
+    draft_passes: int = 0  # with rollout.draft: passes of the model, counted for every active slot
+    drafted_tokens: int = 0  # tokens of drafts that passes have checked
+    accepted_tokens: int = 0  # of these, the ones that were sampled
     preempted: int = 0  # sequences that lost their slot because their shard ran out of pages
     score_calls: int = 0
     scored_tokens: int = 0  # tokens of given sequences that were computed to score them

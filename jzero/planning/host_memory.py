@@ -150,6 +150,8 @@ def parts_of_engine(rollout: RolloutConfig) -> list[Part]:
     pages_per_slot = -(-rollout.longest_episode // rollout.page_size)
     num_pages = rollout.num_pages or rollout.num_slots * pages_per_slot
     result = (8 + FIELD_BYTES) * rollout.decode_steps  # tokens, log-probs and forced tokens
+    if rollout.draft is not None:
+        result *= 1 + rollout.draft.tokens
     return [
         Part(
             ("rollout.num_slots", "rollout.decode_steps"),

@@ -168,9 +168,16 @@ def count_mixed(groups: Sequence[Group]) -> int:
 def host_metrics(counters: DecodeCounters, grading: dict[str, int]) -> dict[str, float]:
     """Returns metrics of decoding and grading, summed over all hosts."""
     counts = collectives.sum_over_hosts(vars(counters) | grading)
+    # With drafts a slot may produce several tokens in one pass of the model.
+    used_steps = counts["draft_passes"] or counts["decoded_tokens"]
     metrics = {
         "rollout/preempted": counts["preempted"],
-        "rollout/slot_utilization": counts["decoded_tokens"] / max(counts["slot_steps"], 1),
+        "rollout/slot_utilization": used_steps / max(counts["slot_steps"], 1),
     }
+    if counts["draft_passes"]:
+        metrics["rollout/drafts_accepted"] = counts["accepted_tokens"] / max(
+            counts["drafted_tokens"], 1
+        )
+        metrics["rollout/tokens_per_pass"] = counts["decoded_tokens"] / counts["draft_passes"]
     # grade/graded is left out: the other metrics already imply the number of gradings.
     return metrics | {name: counts[name] for name in grading if name != "grade/graded"}

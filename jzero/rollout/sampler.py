@@ -10,7 +10,7 @@ Asynchronous rollouts (`async_stream.py`) call `Sampler.decode`, the core of the
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import jax
 import jinja2
@@ -22,6 +22,7 @@ from jaxtyping import Int32
 from jzero import config, terminal
 from jzero.algorithms import Algorithm
 from jzero.decoder.engine import ROLLOUTS, Engine, Samples
+from jzero.decoder.references import History
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import (
     AdmitMore,
@@ -73,6 +74,7 @@ class Sampler:
     tokenizer: tokenizer.PreTrainedTokenizerFast
     pool: Pool
     task: config.TaskConfig
+    history: History = field(default_factory=lambda: History(None, 0))  # of rollout.draft
 
     def encode_prompt(self, problem: Problem) -> Int32[np.ndarray, " tokens"]:
         """Returns the token ids of the problem's prompt, with the chat template applied."""
@@ -185,9 +187,20 @@ class Sampler:
         `admit_more`. `check_stop` is called after every turn. If it raises Interrupted on one host,
         all hosts raise.
         """
+
         # The scheduler yields each sequence at the end of a turn; the grader returns the reply to
         # it.
-        scheduler = Scheduler(self.engine, params, self._text_of, samples)
+        def key_of(sequence: Sequence) -> tuple[str, str]:
+            problem = problem_of(sequence.prompt_id)
+            return problem.task, problem.id
+
+        scheduler = Scheduler(
+            self.engine,
+            params,
+            self._text_of,
+            samples,
+            past_responses=lambda sequence: self.history.of(key_of(sequence)),
+        )
         grader = TurnGrader(
             pool=self.pool,
             task=self.task,
@@ -212,6 +225,7 @@ class Sampler:
                     poll_replies=grader.poll_replies,
                     admit_more=admit_more,
                 ):
+                    self.history.add(key_of(sequence), sequence)
                     grader.submit(sequence)
                     phase.advance()
                     phase.tokens = scheduler.counters.decoded_tokens
@@ -433,7 +447,10 @@ def make_sampler(
     # The chat template determines how the model writes tool calls, unless the task sets a syntax.
     syntax = task.tools.syntax or parsing.syntax_of(base.tokenizer.chat_template)
     task = replace(task, tools=replace(task.tools, syntax=syntax))
-    sampler = Sampler(engine, base.tokenizer, pool, task)
+    history = History(
+        settings.rollout.draft, settings.rollout.group_size * settings.rollout.max_turns
+    )
+    sampler = Sampler(engine, base.tokenizer, pool, task, history)
     publish = publisher(
         base.model,
         mesh,

@@ -73,8 +73,15 @@ METRICS: dict[str, Metric] = {
         "Sequences that gave up their KV pages for a while because the pages ran out.", "sequences"
     ),
     "rollout/slot_utilization": Metric(
-        "Decoded tokens divided by the slots times decode steps that were computed for them.",
+        "Decoded tokens divided by the slots times decode steps that were computed for them; with "
+        "`rollout.draft` the slots that a pass needed, divided by all slots of the passes.",
         "share",
+    ),
+    "rollout/drafts_accepted": Metric(
+        "Share of the drafted tokens that were accepted (`rollout.draft`).", "share"
+    ),
+    "rollout/tokens_per_pass": Metric(
+        "Tokens of a sequence in one pass of the model, on average (`rollout.draft`).", "tokens"
     ),
     # -- Episodes of several turns.
     "turns/mean": Metric("Mean number of turns of an episode.", "turns"),

@@ -63,6 +63,10 @@ def test_a_port_that_was_taken_meanwhile_is_refused_too() -> None:
             ["--jetstream", "0", "--api-key", "k"],
             "--jetstream=0: JetStream's server has no API keys",
         ),
+        (
+            ["--jetstream", "0", "--config.rollout.draft=ngram"],
+            "--jetstream=0: JetStream takes one token of a slot at a time: set rollout.draft=none",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_before_the_model_is_loaded(

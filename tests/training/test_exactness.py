@@ -28,6 +28,7 @@ from jzero.config import (
     RolloutConfig,
     TrainConfig,
 )
+from jzero.config.drafts import Group
 from jzero.decoder.engine import Engine
 from jzero.decoder.program_settings import ProgramSettings
 from jzero.decoder.scheduler import Scheduler
@@ -469,3 +470,20 @@ def test_a_family_whose_layers_are_not_exact_is_refused(monkeypatch: pytest.Monk
     mesh = train_mesh(*ONE_DEVICE, jax.devices()[:1])
     with pytest.raises(UserError, match="model_type=other: the layers of this family are not"):
         make_trainer(settings(), replace(MODEL, model_type="other"), None, mesh)
+
+
+@pytest.mark.thorough_cases("qwen3-bfloat16", "experts-float32")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model", [MODEL, QWEN3, MOE], ids=["qwen2", "qwen3", "experts"])
+def test_no_bit_differs_with_drafts(model: qwen.QwenConfig, dtype: str) -> None:
+    """Tokens and log-probabilities are those of decoding one token after the other."""
+    plain = Sampled(settings(dtype), model=model)
+    # The group's other responses and the short vocabulary give drafts, some of which are accepted.
+    draft = Group(tokens=3, match=1, reach=256, cost=1.0)
+    drafted = Sampled(settings(dtype, rollout={"draft": draft}), model=model)
+
+    assert drafted.scheduler.counters.accepted_tokens > 0
+    for got, want in zip(drafted.rollouts, plain.rollouts, strict=True):
+        np.testing.assert_array_equal(got.tokens.ids, want.tokens.ids)
+        np.testing.assert_array_equal(got.tokens.logps, want.tokens.logps)
+    assert_exact(drafted)

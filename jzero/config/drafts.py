@@ -1,0 +1,54 @@
+"""Drafts for the decoder: the parts of the setting `rollout.draft`.
+
+A draft is a guess of the next tokens of a sequence. One pass of the model computes all of them, and
+keeps those that the noise of their positions picks anyway (`decoder.draft_program`).
+"""
+
+from dataclasses import dataclass
+
+from jzero.setting import setting
+
+MOST_TOKENS = 16
+MOST_MATCH = 8
+TOKENS = "Tokens of a draft (k). A pass with drafts computes 1 + k tokens of every sequence."
+MATCH = (
+    "Most tokens that are compared to find a draft: the draft follows the place where the most of "
+    "the last tokens have occurred before."
+)
+COST = (
+    "Time of a pass with drafts, in passes without. Drafts are tried where they are expected to "
+    "gain more. 0: measured when decoding starts; another value makes runs independent of clocks."
+)
+REACH = "Tokens of other responses that are searched besides the sequence itself."
+
+
+@dataclass(frozen=True)
+class Ngram:
+    """Drafts from the prompt and the earlier tokens of the sequence itself."""
+
+    tokens: int = setting(4, TOKENS, at_least=1, at_most=MOST_TOKENS)
+    match: int = setting(8, MATCH, at_least=1, at_most=MOST_MATCH)
+    cost: float = setting(0.0, COST)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Drafts from the sequence itself and the other responses to its prompt."""
+
+    tokens: int = setting(4, TOKENS, at_least=1, at_most=MOST_TOKENS)
+    match: int = setting(8, MATCH, at_least=1, at_most=MOST_MATCH)
+    cost: float = setting(0.0, COST)
+    reach: int = setting(4096, REACH, at_least=1)
+
+
+@dataclass(frozen=True)
+class History:
+    """Drafts from the sequence itself and the latest finished responses to its problem."""
+
+    tokens: int = setting(4, TOKENS, at_least=1, at_most=MOST_TOKENS)
+    match: int = setting(8, MATCH, at_least=1, at_most=MOST_MATCH)
+    cost: float = setting(0.0, COST)
+    reach: int = setting(4096, REACH, at_least=1)
+
+
+Draft = Ngram | Group | History

@@ -1,0 +1,135 @@
+"""The host's side of drafts: what it sends to the slots.
+
+`draft_program.py` finds and checks drafts on the device. The host sends the tokens of a sequence
+when it begins in a slot, and the references of rollout.draft=group and history with every call in
+which they have changed.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Int32
+
+from jzero.decoder.draft_program import DraftInputs, compile_remember
+from jzero.decoder.drafts import SEPARATOR, Drafting, DraftState
+from jzero.decoder.program_settings import ProgramSettings
+
+
+class Beginning(NamedTuple):
+    """A sequence that begins in a slot."""
+
+    shard: int
+    slot: int  # within the shard
+    tokens: Int32[np.ndarray, " tokens"]  # so far; the device may have one more
+
+
+class Drafter:
+    """Sends texts to the slots of an engine.
+
+    Attributes:
+        cost: the time of a pass with drafts, in passes without; 0: not measured yet.
+        pays: whether drafts can pay at this cost.
+    """
+
+    def __init__(
+        self,
+        drafting: Drafting,
+        settings: ProgramSettings,
+        mesh: Mesh,
+        longest: int,
+        cost: float,
+    ) -> None:
+        """longest: tokens of the longest sequence. cost: rollout.draft.cost."""
+        self.drafting = drafting
+        self.mesh = mesh
+        self.longest = longest
+        self.cost = cost
+        self.num_shards = mesh.shape["slots"]
+        self.num_slots = settings.slots_per_shard * self.num_shards
+        self.slots_per_shard = settings.slots_per_shard
+        self.remember_program = compile_remember(settings, mesh)
+        self.references: np.ndarray | None = None  # the ones on the devices
+        self.references_on_devices: jax.Array | None = None
+
+    @property
+    def pays(self) -> bool:
+        # A draft saves at most as many passes as it has tokens.
+        return self.cost - 1 < self.drafting.tokens
+
+    def abstract_state(self) -> DraftState[jax.ShapeDtypeStruct]:
+        """Returns shapes and shardings of the texts of the slots."""
+        width = self.drafting.reach + self.longest
+        sharding = NamedSharding(self.mesh, P("slots"))
+        texts = jax.ShapeDtypeStruct((self.num_slots, width), jnp.int32, sharding=sharding)
+        shape = self.num_shards, 2, self.drafting.match
+        return DraftState(texts, jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding))
+
+    def abstract_inputs(self) -> DraftInputs[jax.ShapeDtypeStruct]:
+        """Returns shapes and shardings of the inputs of a call."""
+        sharding = NamedSharding(self.mesh, P("slots"))
+        cost = jax.ShapeDtypeStruct((self.num_shards,), jnp.float32, sharding=sharding)
+        if not self.drafting.reach:
+            return DraftInputs(cost, None)
+        shape = self.num_slots, self.drafting.reach
+        return DraftInputs(cost, jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding))
+
+    def remember(
+        self, state: DraftState[jax.Array], beginnings: Sequence[Beginning]
+    ) -> DraftState[jax.Array]:
+        """Returns the state with the tokens of sequences that begin. Donates `state`."""
+        if not beginnings:
+            return state
+        by_shard: list[list[Beginning]] = [[] for _ in range(self.num_shards)]
+        for beginning in beginnings:
+            by_shard[beginning.shard].append(beginning)
+        # Powers of two, so that few programs are compiled. Padding names no slot.
+        count = 1 << (max(map(len, by_shard)) - 1).bit_length()
+        slots = np.full((self.num_shards, count), self.slots_per_shard, np.int32)
+        tokens = np.zeros((self.num_shards, count, self.longest), np.int32)
+        for shard, items in enumerate(by_shard):
+            for i, item in enumerate(items):
+                slots[shard, i] = item.slot
+                tokens[shard, i, : len(item.tokens)] = item.tokens
+        texts = self.remember_program(
+            state.texts, self._on_devices(slots), self._on_devices(tokens)
+        )
+        return state._replace(texts=texts)
+
+    def inputs(self, references: dict[int, Int32[np.ndarray, " tokens"]]) -> DraftInputs[jax.Array]:
+        """Returns the inputs of a call, with the references of slots; see `joined`."""
+        return self.inputs_at(self.cost, references)
+
+    def inputs_at(
+        self, cost: float, references: dict[int, Int32[np.ndarray, " tokens"]]
+    ) -> DraftInputs[jax.Array]:
+        """Returns `inputs` with another cost."""
+        costs = self._on_devices(np.full(self.num_shards, cost, np.float32))
+        if not self.drafting.reach:
+            return DraftInputs(costs, None)
+        rows = np.full((self.num_slots, self.drafting.reach), SEPARATOR, np.int32)
+        for slot, tokens in references.items():
+            rows[slot, : len(tokens)] = tokens
+        if self.references is None or not np.array_equal(rows, self.references):
+            self.references = rows
+            self.references_on_devices = self._on_devices(rows)
+        return DraftInputs(costs, self.references_on_devices)
+
+    def _on_devices(self, array: np.ndarray) -> jax.Array:
+        """Splits the first axis over the shards."""
+        return jax.device_put(array, NamedSharding(self.mesh, P("slots")))
+
+
+def joined(
+    texts: Iterable[Int32[np.ndarray, " tokens"]], reach: int
+) -> Int32[np.ndarray, " tokens"]:
+    """Returns texts with a separator after each: the last `reach` tokens of all."""
+    end = np.array([SEPARATOR], np.int32)
+    parts = [part for text in texts if len(text) for part in (text, end)]
+    if not parts:
+        return np.zeros(0, np.int32)
+    return np.concatenate(parts).astype(np.int32)[-reach:]

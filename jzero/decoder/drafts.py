@@ -1,0 +1,200 @@
+"""Finds drafts on the device, and decides whether a pass with drafts pays.
+
+A draft is the continuation of the place where the last tokens of a sequence have occurred before:
+in its prompt, in its own tokens, or in other responses to the same problem (references). Slots keep
+these tokens on the device (`DraftState`), so that the loop over passes needs no host.
+
+A draft of k tokens does not pay if the model takes longer for 1 + k tokens of every slot than the
+accepted tokens save. `pays` compares the two: the time was measured (`Engine.measure_drafts`), and
+the number of accepted tokens is the recent average of drafts whose match was as long.
+"""
+
+from typing import Generic, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Float, Int
+
+from jzero import attention
+from jzero.config import drafts
+from jzero.errors import UserError
+from jzero.model.architecture import QwenConfig
+
+Leaf = TypeVar("Leaf")
+
+SEPARATOR = -1
+"""Between two references, and after the last one. No token equals it."""
+
+# Every match length starts with an average that counts as much as this many drafts: half of the
+# draft is accepted after the longest match, and proportionally less after shorter ones.
+PRIOR_DRAFTS = 2
+# A pass forgets this share of all drafts so far. Averages therefore return to their start, and
+# match lengths that did not pay are tried again: once in some hundred passes.
+FORGETTING = 1e-3
+
+
+class Drafting(NamedTuple):
+    """The numbers of rollout.draft that are compiled into a program."""
+
+    tokens: int  # k
+    match: int
+    reach: int  # tokens of references; 0: none
+
+    @property
+    def passed(self) -> int:
+        """Returns the tokens of a slot in one pass."""
+        return 1 + self.tokens
+
+
+class DraftState(NamedTuple, Generic[Leaf]):
+    """The texts of the slots, and how many drafts were accepted."""
+
+    # i32[slots, reach + longest sequence]: references, then the sequence. A token at position p of
+    # the sequence is at reach + p.
+    texts: Leaf
+    # f32[shards, 2, match]: accepted tokens and number of drafts, by length of their match.
+    outcomes: Leaf
+
+
+class Drafts(NamedTuple):
+    """The drafts of all slots for one pass."""
+
+    tokens: Int[Array, "slots k"]
+    counts: Int[Array, " slots"]  # tokens of each draft
+    matches: Int[Array, " slots"]  # tokens before the draft that were found; 0: no draft
+
+
+DRAFT_SPECS = DraftState(texts=P("slots"), outcomes=P("slots"))
+
+
+def numbers_of(draft: drafts.Draft | None) -> Drafting | None:
+    """Returns the numbers of rollout.draft that are compiled into programs; None: no drafts."""
+    if draft is None:
+        return None
+    reach = 0 if isinstance(draft, drafts.Ngram) else draft.reach
+    return Drafting(draft.tokens, draft.match, reach)
+
+
+def check(model: QwenConfig, backend: attention.Backend) -> None:
+    """Raises UserError if the decoder cannot take back the tokens of a rejected draft."""
+    if model.delta_net is not None:
+        raise UserError(
+            f"rollout.draft: {model.model_type} has gated delta nets, whose states cannot go back "
+            "to the last accepted token: set rollout.draft=none"
+        )
+    if backend.decode is not None:
+        raise UserError(
+            "rollout.draft: the kernel of model.attention=tpu_fused writes one token of a slot in "
+            "a pass: set rollout.draft=none, or leave model.attention out"
+        )
+
+
+def find(
+    drafting: Drafting, texts: Int[Array, "slots width"], positions: Int[Array, " slots"]
+) -> Drafts:
+    """Returns a draft for every slot, from the longest match; of equally long ones the latest.
+
+    positions: of the last token of each slot, which is in `texts`.
+    """
+    slots, width = texts.shape
+    ends = drafting.reach + positions
+    column = jnp.arange(width)
+
+    # lengths[s, j]: how many tokens up to column j equal the last tokens of slot s.
+    is_equal = jnp.ones((slots, width), bool)
+    lengths = jnp.zeros((slots, width), jnp.int32)
+    for back in range(drafting.match):
+        place = ends - back
+        last = jnp.take_along_axis(texts, jnp.maximum(place, 0)[:, None], axis=1)
+        last = jnp.where((place >= drafting.reach)[:, None], last, SEPARATOR - 1)
+        shifted = jnp.pad(texts, ((0, 0), (back, 0)), constant_values=SEPARATOR)[:, :width]
+        is_equal &= shifted == last
+        lengths += is_equal
+
+    lengths = jnp.where(column < ends[:, None], lengths, 0)
+    best = jnp.argmax(lengths * width + column, axis=1)
+    matches = jnp.take_along_axis(lengths, best[:, None], axis=1)[:, 0]
+    # A match that ends shortly before the last token is a period: the draft repeats it.
+    steps = jnp.arange(drafting.tokens) % jnp.maximum(ends - best, 1)[:, None]
+    columns = jnp.minimum(best[:, None] + 1 + steps, width - 1)
+    tokens = jnp.take_along_axis(texts, columns, axis=1)
+    # A draft from a reference ends with the reference.
+    is_token = jnp.cumprod(tokens >= 0, axis=1)
+    counts = jnp.where(matches > 0, is_token.sum(axis=1), 0)
+    return Drafts(tokens, counts, jnp.where(counts > 0, matches, 0))
+
+
+def with_forced(
+    found: Drafts, forced: Int[Array, "slots steps"], counts: Int[Array, " slots"]
+) -> Drafts:
+    """Returns the drafts with the environment's next tokens in place of found ones.
+
+    forced, counts: as in `programs.generate`, and the tokens that this call has emitted.
+    """
+    columns = counts[:, None] + jnp.arange(found.tokens.shape[1])
+    is_inside = columns < forced.shape[1]
+    columns = jnp.minimum(columns, forced.shape[1] - 1)
+    replies = jnp.take_along_axis(forced, columns, axis=1)
+    num_replies = jnp.cumprod(is_inside & (replies >= 0), axis=1).sum(axis=1)
+    is_reply = num_replies > 0
+    return Drafts(
+        jnp.where(is_reply[:, None], replies, found.tokens),
+        jnp.where(is_reply, num_replies, found.counts),
+        jnp.where(is_reply, 0, found.matches),
+    )
+
+
+def pays(
+    drafting: Drafting,
+    found: Drafts,
+    outcomes: Float[Array, "1 2 match"],
+    running: Bool[Array, " slots"],
+    cost: Float[Array, ""],
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Returns the tokens that a pass with drafts is expected to gain, and those that it costs.
+
+    Both are sums over the slots of a shard, in tokens beyond those of a pass without drafts.
+    """
+    accepted, number = outcomes[0]
+    shares = jnp.arange(1, drafting.match + 1) / drafting.match
+    prior = drafting.tokens / 2 * shares
+    averages = (accepted + PRIOR_DRAFTS * prior) / (number + PRIOR_DRAFTS)
+    expected = jnp.minimum(averages[jnp.maximum(found.matches - 1, 0)], found.counts)
+    # Replies have counts and no match: all of them are accepted.
+    gains = jnp.where(found.matches > 0, expected, found.counts)
+    return jnp.where(running, gains, 0).sum(), (cost - 1) * running.sum()
+
+
+def with_outcomes(
+    outcomes: Float[Array, "1 2 match"],
+    found: Drafts,
+    accepted: Int[Array, " slots"],
+    running: Bool[Array, " slots"],
+) -> Float[Array, "1 2 match"]:
+    """Returns the sums after one more pass, with `accepted` tokens of the draft of each slot."""
+    is_tried = running & (found.matches > 0)
+    index = jnp.where(is_tried, found.matches - 1, outcomes.shape[2])
+    values = jnp.stack([accepted.astype(jnp.float32), jnp.ones(accepted.shape)])
+    return outcomes.at[0, :, index].add(values.T, mode="drop")
+
+
+def append(
+    drafting: Drafting,
+    texts: Int[Array, "slots width"],
+    positions: Int[Array, " slots"],
+    tokens: Int[Array, "slots n"],
+    is_used: Bool[Array, "slots n"],
+) -> Int[Array, "slots width"]:
+    """Returns the texts with `tokens` at `positions` and after, where they are used."""
+    slots, width = texts.shape
+    columns = drafting.reach + positions[:, None] + jnp.arange(tokens.shape[1])
+    columns = jnp.where(is_used, columns, width)
+    return texts.at[jnp.arange(slots)[:, None], columns].set(tokens, mode="drop")
+
+
+def agree(value: jax.Array, tensor: int) -> jax.Array:
+    """Returns the sum over all shards if they must take the same passes, else this shard's."""
+    # See `programs.generate`: with tensor > 1 a step has collectives of all devices.
+    return value if tensor == 1 else lax.psum(value, "slots")

@@ -1,0 +1,387 @@
+"""Drafts: the tokens of a sequence are the same with every kind of draft and without.
+
+Cases of the ordinary decoder, its models and its arrangements are those of test_engine.py and
+test_turns.py.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_turns
+from test_engine import (
+    CONFIGS,
+    GROUP,
+    MAX_NEW,
+    PROMPTS,
+    SMALL,
+    STOP_IDS,
+    TEMPERATURE,
+    Completions,
+    assert_empty,
+    assert_same,
+    base,
+    by_key,
+    complete,
+    make,
+    new_engine,
+    params_on,
+    seed_on,
+    text_of,
+    thorough,
+)
+
+from jzero.config import RolloutConfig
+from jzero.config.drafts import Draft, Group, History, Ngram
+from jzero.decoder import draft_cost, draft_program, drafts
+from jzero.decoder.abstract_calls import abstract_calls
+from jzero.decoder.engine import ROLLOUTS, Engine, Samples
+from jzero.decoder.references import History as PastResponses
+from jzero.decoder.references import References
+from jzero.decoder.sampling import Filters
+from jzero.decoder.scheduler import Scheduler
+from jzero.decoder.sequence import Sequence, make_groups
+from jzero.errors import UserError
+from jzero.model.architecture import track_sizes
+from jzero.sharding.mesh import make_mesh
+from jzero.tokens import recorded_tracks
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+# At this cost every draft is tried.
+NGRAM = Ngram(tokens=3, cost=1.0)
+KINDS: dict[str, Draft] = {
+    "ngram": NGRAM,
+    "one token": Ngram(tokens=1, match=1, cost=1.0),
+    "group": Group(tokens=4, reach=64, cost=1.0),
+    "history": History(tokens=5, reach=48, cost=1.0),
+}
+
+
+def past_of(completions: Completions) -> Callable[[Sequence], list[np.ndarray]]:
+    """Returns the `past_responses` of a run whose earlier epoch gave `completions`."""
+
+    def past_responses(sequence: Sequence) -> list[np.ndarray]:
+        key = sequence.prompt_id, sequence.sample_index
+        return [np.array(completions[key].new_tokens, np.int32)]
+
+    return past_responses
+
+
+def complete_with(
+    engine: Engine,
+    temperature: float = TEMPERATURE,
+    past: Completions | None = None,
+    **settings: object,
+) -> tuple[Completions, Scheduler]:
+    """Decodes as `test_engine.complete` does, with the responses of an earlier epoch."""
+    scheduler = Scheduler(
+        engine, params_on(engine), text_of, past_responses=past_of(past) if past else None
+    )
+    scheduler.settings = replace(scheduler.settings, **settings)
+    groups = make_groups(PROMPTS, GROUP, MAX_NEW)
+    seed = seed_on(engine)
+    with jax.transfer_guard("disallow"):
+        completions = by_key(list(scheduler.run(groups, GROUP, temperature, seed)))
+    assert_empty(engine)
+    return completions, scheduler
+
+
+# -- the draft -------------------------------------------------------------------------------------
+
+
+def slow_draft(
+    references: list[int], tokens: list[int], k: int, match: int
+) -> tuple[list[int], int]:
+    """Returns the draft after `tokens` and the length of its match, searched one by one."""
+    text = [*references, *tokens]
+    end = len(text) - 1
+    best, longest = -1, 0
+    for place in range(end):
+        length = 0
+        while length < min(match, len(tokens), place + 1):
+            if text[place - length] != text[end - length]:
+                break
+            length += 1
+        if length and length >= longest:
+            best, longest = place, length
+    if not longest:
+        return [], 0
+    draft: list[int] = []
+    for i in range(k):
+        token = text[best + 1 + i % (end - best)]
+        if token < 0:
+            break
+        draft.append(token)
+    return draft, longest if draft else 0
+
+
+@pytest.mark.parametrize("reach, match", [(0, 1), (0, 4), (9, 3)])
+def test_a_draft_follows_the_latest_of_the_longest_matches(reach: int, match: int) -> None:
+    rng = np.random.default_rng(reach + match)
+    slots, longest, k = 200, 30, 4
+    lengths = rng.integers(1, longest, slots)
+    tokens = rng.integers(0, 4, (slots, longest)).astype(np.int32)
+    references = rng.integers(-1, 4, (slots, reach)).astype(np.int32)
+    references[:, reach - 1 :] = drafts.SEPARATOR
+    texts = jnp.array(np.concatenate([references, tokens], axis=1))
+
+    found = drafts.find(drafts.Drafting(k, match, reach), texts, jnp.array(lengths - 1))
+
+    for slot, length in enumerate(lengths):
+        want, want_match = slow_draft(
+            references[slot].tolist(), tokens[slot, :length].tolist(), k, match
+        )
+        count = int(found.counts[slot])
+        assert found.tokens[slot, :count].tolist() == want
+        assert found.matches[slot] == want_match
+
+
+# -- the same tokens -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, TEMPERATURE])
+@pytest.mark.parametrize("kind", [*KINDS])
+def test_every_kind_of_draft_gives_the_same_tokens(kind: str, temperature: float) -> None:
+    want = base("qwen2", temperature)
+    got, scheduler = complete_with(make(draft=KINDS[kind]), temperature, want)
+    assert_same(got, want)
+    counters = scheduler.counters
+    assert counters.drafted_tokens > 0
+    assert counters.draft_passes == counters.decoded_tokens - counters.accepted_tokens
+    # Responses at this temperature hardly repeat themselves.
+    if temperature == 0 or kind == "history":
+        assert counters.accepted_tokens > 0
+    if kind == "history":
+        # The earlier responses were the same: nearly every pass has a whole draft.
+        assert counters.decoded_tokens > 3 * counters.draft_passes
+
+
+FAMILIES = ["llama", "qwen3", "gemma3", "qwen3_moe"]
+
+
+@pytest.mark.quick_cases("gemma3")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_gives_the_same_tokens(name: str) -> None:
+    want = base(name)
+    got, scheduler = complete_with(make(name, draft=KINDS["history"]), past=want)
+    assert_same(got, want)
+    assert scheduler.counters.decoded_tokens > 3 * scheduler.counters.draft_passes
+
+
+SHORT_HISTORY = History(tokens=3, reach=48, cost=1.0)
+ARRANGEMENTS = {
+    "8 shards": {"shape": (8, 1), "page_size": 4, "decode_steps": 5},
+    "2 shards x tensor 2": {"shape": (2, 2), "page_size": 4, "decode_steps": 7},
+    # Calls of 1 pass, because a pass reserves pages for its whole draft.
+    "preempted": {"num_slots": 6, "page_size": 4, "decode_steps": 1, "num_pages": 14},
+    "pages of 1": {"num_slots": 3, "page_size": 1, "decode_steps": 1},
+}
+
+
+@pytest.mark.quick_cases("preempted", "8 shards")
+@pytest.mark.parametrize("arrangement", [*ARRANGEMENTS])
+def test_drafts_do_not_depend_on_the_arrangement(arrangement: str) -> None:
+    engine = make(draft=SHORT_HISTORY, **ARRANGEMENTS[arrangement])
+    got, scheduler = complete_with(engine, past=base())
+    assert_same(got, base())
+    assert scheduler.counters.accepted_tokens > 0
+    assert (scheduler.counters.preempted > 0) == (arrangement == "preempted")
+
+
+def test_preempted_sequences_are_prefilled_in_chunks() -> None:
+    engine = new_engine(draft=SHORT_HISTORY, **ARRANGEMENTS["preempted"])
+    engine.chunk_tokens = 8
+    got, scheduler = complete_with(engine, past=base())
+    assert scheduler.counters.preempted > 0
+    assert_same(got, base())
+
+
+@pytest.mark.thorough
+def test_an_int8_cache_gives_the_same_tokens() -> None:
+    settings = {"kv_dtype": "int8"}
+    want, _ = complete(make(**settings))
+    got, scheduler = complete_with(make(draft=KINDS["history"], **settings), past=want)
+    assert scheduler.counters.accepted_tokens > 0
+    # A prompt is read rounded by prefill and by decoding alike, so only the order of sums differs.
+    assert_same(got, want, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [{"top_k": 5}, {"top_p": 0.6}, thorough({"min_p": 0.1}), thorough({"top_k": 7, "top_p": 0.8})],
+    ids=str,
+)
+def test_filters_give_the_same_tokens(filters: dict[str, float]) -> None:
+    want, _ = complete(make(**filters), temperature=1.3)
+    got, scheduler = complete_with(make(draft=KINDS["history"], **filters), 1.3, want)
+    assert_same(got, want)
+    assert scheduler.counters.decoded_tokens > 3 * scheduler.counters.draft_passes
+
+
+def test_stop_strings_end_the_same_responses() -> None:
+    stop = ("A", "k", "Z", "5")
+    uncut = base()
+    want, _ = complete(make(), stop=stop)
+    got, scheduler = complete_with(make(draft=KINDS["history"]), past=base(), stop=stop)
+    assert_same(got, want)
+    assert any(want[key].new_tokens != uncut[key].new_tokens for key in want)
+    assert scheduler.counters.accepted_tokens > 0
+
+
+def test_requests_keep_their_filters_and_their_temperature() -> None:
+    """As in a server: every sequence has its own, and a call may have fewer steps."""
+    samples = Samples(is_trained=False, has_choices=True)
+    choices = [Filters(), Filters(top_k=3), Filters(top_p=0.5), Filters(min_p=0.2)]
+    temperatures = [1.0, 0.0, 1.2, 0.8]
+
+    def decode(engine: Engine, call_steps: int) -> tuple[list[list[int]], Scheduler]:
+        scheduler = Scheduler(engine, params_on(engine), text_of, samples)
+        engine.call_steps = call_steps
+        groups = make_groups(PROMPTS, 1, MAX_NEW)
+        for group, filters, temperature in zip(groups, choices, temperatures, strict=True):
+            group[0].filters, group[0].temperature = filters, temperature
+        for _ in scheduler.run(groups, 0, 1.0, seed_on(engine)):
+            pass
+        engine.call_steps = engine.settings.decode_steps
+        assert_empty(engine)
+        return [group[0].new_tokens for group in groups], scheduler
+
+    want, _ = decode(make(), 8)
+    for call_steps in (8, 3):
+        got, scheduler = decode(make(draft=NGRAM), call_steps)
+        assert got == want
+        assert scheduler.counters.accepted_tokens > 0
+
+
+@pytest.mark.parametrize("evict", [False, True])
+@pytest.mark.parametrize("stop", [(), ("!", "A", "Z", "k")], ids=["ids", "strings"])
+def test_turns_give_the_same_episodes(stop: tuple[str, ...], evict: bool) -> None:
+    """Replies of 2 to 12 tokens are longer than a draft, and longer than a call."""
+    want = test_turns.converse(make(**test_turns.SIZES), stop=stop)
+    engine = make(draft=NGRAM, **test_turns.SIZES)
+    got = test_turns.converse(engine, stop=stop, evict=evict)
+    test_turns.assert_same(got, want)
+    assert got.tokens.keys() == want.tokens.keys()
+    # The tokens of a reply need no pass of their own.
+    if not evict:
+        assert got.counters.draft_passes < got.counters.decoded_tokens / 1.4
+
+
+def test_a_wrong_rule_of_acceptance_gives_other_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    def accept_all(drafted: jax.Array, sampled: jax.Array) -> jax.Array:
+        return jnp.ones(drafted.shape, bool)
+
+    monkeypatch.setattr(draft_program, "is_accepted", accept_all)
+    got, _ = complete_with(new_engine(draft=NGRAM))
+    with pytest.raises(AssertionError):
+        assert_same(got, base())
+
+
+def test_recorded_tracks_are_those_of_the_same_tokens() -> None:
+    """The routes of inputs, and the tokens that the filters keep."""
+    mesh = make_mesh(jax.devices()[:1], {"slots": 1, "tensor": 1})
+    tracks = recorded_tracks(track_sizes(CONFIGS["qwen3_moe"], 5, True))
+    assert {name for name, _ in tracks} >= {"routes", "kept"}
+
+    def recorded(draft: Draft | None) -> Completions:
+        settings = RolloutConfig(**(SMALL | {"top_k": 5, "draft": draft}))
+        model = CONFIGS["qwen3_moe"]
+        engine = Engine(model, settings, mesh, STOP_IDS, "float32", tracks=tracks)
+        return complete_with(engine)[0]
+
+    want, got = recorded(None), recorded(NGRAM)
+    assert_same(got, want)
+    for key, sequence in want.items():
+        for name, _ in tracks:
+            np.testing.assert_array_equal(got[key].tokens[name], sequence.tokens[name])
+
+
+# -- references ------------------------------------------------------------------------------------
+
+
+def test_a_group_has_the_responses_of_its_other_sequences() -> None:
+    group, *_ = make_groups([np.arange(3, dtype=np.int32)], 3, 9)
+    for number, sequence in enumerate(group):
+        sequence.tokens.append([10 + number] * number)
+    references = References(Group(reach=8), None)
+    references.add([group])
+    end = drafts.SEPARATOR
+    assert references.of(group[0]).tolist() == [11, end, 12, 12, end]
+    assert references.of(group[2]).tolist() == [11, end]
+    assert References(Group(reach=4), None).of(group[0]).tolist() == []
+    assert References(Ngram(), None).of(group[0]) is None
+
+
+def test_history_keeps_the_latest_responses_of_a_problem() -> None:
+    history = PastResponses(History(), 2)
+    for token in (7, 8, 9):
+        sequence = Sequence(0, 0, 0, np.arange(3, dtype=np.int32), 9)
+        sequence.tokens.append([token])
+        history.add(("math", "1"), sequence)
+    assert [tokens.tolist() for tokens in history.of(("math", "1"))] == [[8], [9]]
+    assert [*history.of(("math", "2"))] == []
+
+
+# -- costs -----------------------------------------------------------------------------------------
+
+
+def test_drafts_are_tried_as_long_as_they_pay() -> None:
+    drafting = drafts.Drafting(tokens=4, match=2, reach=0)
+    found = drafts.Drafts(
+        tokens=jnp.zeros((2, 4), jnp.int32), counts=jnp.array([4, 4]), matches=jnp.array([2, 0])
+    )
+    running = jnp.array([True, False])
+    outcomes = jnp.zeros((1, 2, 2))
+
+    def is_tried(outcomes: jax.Array) -> bool:
+        gains, costs = drafts.pays(drafting, found, outcomes, running, jnp.float32(1.5))
+        return bool(gains > costs)
+
+    assert is_tried(outcomes)
+    for _ in range(20):
+        outcomes = drafts.with_outcomes(outcomes, found, jnp.array([0, 0]), running)
+    assert not is_tried(outcomes)
+    np.testing.assert_array_equal(outcomes[0], [[0, 0], [0, 20]])
+    for _ in range(20):
+        outcomes = drafts.with_outcomes(outcomes, found, jnp.array([4, 0]), running)
+    assert is_tried(outcomes)
+
+
+def test_an_engine_measures_the_cost_once(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = new_engine(draft=Ngram(tokens=3))
+    got, _ = complete_with(engine)
+    assert_same(got, base())
+    assert engine.drafter is not None
+    cost = engine.drafter.cost
+    assert cost >= 1
+    assert f"a pass takes {cost:.2f} times as long with 8 slots" in capsys.readouterr().out
+    draft_cost.measure(engine, params_on(engine), ROLLOUTS)
+    assert engine.drafter.cost == cost
+    assert not capsys.readouterr().out
+
+
+def test_drafts_that_cannot_pay_are_off() -> None:
+    engine = make(draft=Ngram(tokens=3, cost=4.0))
+    got, scheduler = complete_with(engine)
+    assert_same(got, base(), atol=0)
+    assert scheduler.counters.draft_passes == 0
+    assert not engine.has_drafts
+
+
+def test_a_plan_compiles_the_pass_with_drafts() -> None:
+    engine = make(draft=KINDS["group"])
+    program, arguments = abstract_calls(engine, params_on(engine), [])["generate"]
+    assert any(isinstance(argument, draft_program.DraftInputs) for argument in arguments)
+    program.lower(*arguments)
+
+
+# -- what has no drafts ----------------------------------------------------------------------------
+
+
+def test_gated_delta_nets_refuse_drafts() -> None:
+    with pytest.raises(UserError, match=r"rollout\.draft: .* has gated delta nets.*draft=none"):
+        new_engine("hybrid", draft=NGRAM)
