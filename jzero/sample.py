@@ -101,6 +101,7 @@ class Weights:
             # Before the new weights are read, the old ones are freed.
             self._params = None
             params = to_params(self.reader.load(version, identity), self.shardings)
+            # A snapshot of an adapter has only its matrices.
             if self.base is not None:
                 params = adapters.join(self.base, params, self.scale)
             self._params = self.publish(params)
@@ -180,6 +181,7 @@ def describe_decoder(sampler: Sampler) -> JsonObject:
 def check_decoder(store: Store, sampler: Sampler) -> None:
     """Raises UserError unless this machine decodes as the first sampler of the run does."""
     values = describe_decoder(sampler)
+    # The first sampler of a run decides what the others have to be like.
     if store.create(DECODER, json.dumps(values).encode()):
         return
     expected = config.flatten(json.loads(store.read(DECODER)))
@@ -283,9 +285,11 @@ class Worker:
 
     def take(self) -> Request | None:
         """Returns a request with its lease: the first one that nobody works on."""
+        # The trainer may be in an update and read results later.
         answered = {request_of(name) for name in self.store.names(RESULTS)}
         waiting = [name for name in self.store.names(REQUESTS) if name not in answered]
         leased = set(self.store.names(LEASES))
+        # Requests without a lease first: they cost no look at the clock.
         for name in waiting:
             if name not in leased and (request := self.take_one(name)):
                 return request
@@ -448,6 +452,7 @@ def main() -> None:
         if not is_name(prefix):
             raise UserError(f"--name {prefix}: give a file name")
         name = f"{prefix}-{uuid.uuid4().hex[:8]}"
+        # Before the settings are known, only signals end the sampler.
         stop.watch("none")
         if options.programs:
             cli.keep_compiled_programs(Path(options.programs))

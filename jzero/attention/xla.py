@@ -228,8 +228,8 @@ def attend_range(
         window = tokens.window
         if window is not None and q_positions is not None:
             window = window._replace(q_positions=q_positions)
-        of_block = BlockTokens(q_segments, tokens.k_segments, start, window)
-        return attend_block(q, k, v, of_block, prefix)
+        block_tokens = BlockTokens(q_segments, tokens.k_segments, start, window)
+        return attend_block(q, k, v, block_tokens, prefix)
 
     blocks = (
         split(q),

@@ -8,6 +8,7 @@ MAX_STALENESS = (
     "Maximum number of policy versions between sampling a rollout and training on it (AReaL's eta)."
 )
 
+# A day: a lease outlives its sampler, and a longer one would hold up the run for longer.
 LONGEST_LEASE = 86_400.0  # seconds
 
 

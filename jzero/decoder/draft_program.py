@@ -153,6 +153,7 @@ def generate_with_drafts(
     with a forced token in every step takes only these: its reply continues in the next call.
     """
     drafting = numbers_of(settings)
+    # Once in a call, and not once in a pass.
     params = with_flat_outputs(qwen.cast(params, settings.dtype))
     state = state._replace(active=state.active & keep)
     if resume_points is not None:
@@ -169,6 +170,7 @@ def generate_with_drafts(
     state = state._replace(drafts=state.drafts._replace(texts=texts))
 
     slots, steps = settings.slots_per_shard, settings.decode_steps
+    # If every draft of every pass is accepted.
     room = steps * drafting.passed
     most_tokens = jnp.full(slots, room)
     if forced_tokens is not None:
@@ -256,6 +258,7 @@ def plain_pass(call: Call, loop: Loop) -> Loop:
         None if forced is None else forced[:, 0],
         call.filters,
     )
+    # A slot that only waits for the rest of its reply stays active.
     next_state = next_state._replace(active=jnp.where(running, next_state.active, state.active))
     sampled = {name: values[:, None] for name, values in sampled.items()}
     counts = jnp.stack([running, jnp.zeros_like(running), jnp.zeros_like(running)], axis=1)
@@ -307,12 +310,14 @@ def draft_pass(call: Call, loop: Loop) -> Loop:
     stops = is_stop(settings, ids.ravel()).reshape(ids.shape)
     if forced is not None:
         stops &= forced < 0
+    # As in `decode_step`: a sequence ends with a stop token, or with its last position.
     continues = ~stops & (positions + 2 < state.limits[:, None])
     is_next = is_input[:, 1:] & continues[:, :-1] & is_accepted(inputs[:, 1:], ids[:, :-1])
     is_used = jnp.cumprod(jnp.concatenate([running[:, None], is_next], axis=1), axis=1) > 0
     num_used = is_used.sum(axis=1)
     num_accepted = jnp.maximum(num_used - 1, 0)
 
+    # What follows the last token that is used is the state after the pass.
     def at_last(x: jax.Array) -> jax.Array:
         return jnp.take_along_axis(x, num_accepted[:, None], axis=1)[:, 0]
 

@@ -108,12 +108,14 @@ def find(
     for back in range(drafting.match):
         place = ends - back
         last = jnp.take_along_axis(texts, jnp.maximum(place, 0)[:, None], axis=1)
+        # Tokens before the first one of the sequence equal nothing.
         last = jnp.where((place >= drafting.reach)[:, None], last, SEPARATOR - 1)
         shifted = jnp.pad(texts, ((0, 0), (back, 0)), constant_values=SEPARATOR)[:, :width]
         is_equal &= shifted == last
         lengths += is_equal
 
     lengths = jnp.where(column < ends[:, None], lengths, 0)
+    # The length decides, and the column only among equal lengths.
     best = jnp.argmax(lengths * width + column, axis=1)
     matches = jnp.take_along_axis(lengths, best[:, None], axis=1)[:, 0]
     # A match that ends shortly before the last token is a period: the draft repeats it.

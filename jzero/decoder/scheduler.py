@@ -545,8 +545,8 @@ class Scheduler:
             inputs = {name: result.tracks[name] for name in self.engine.input_tracks(self.samples)}
             replies = self.decoding[slot].tokens
             start_of_reply = len(replies) - start
-            of_reply = slice(min(start, end))
-            replies.fill(start_of_reply, take(inputs, (slot, of_reply)))
+            reply = slice(min(start, end))
+            replies.fill(start_of_reply, take(inputs, (slot, reply)))
             if end > start:
                 yield from self._append_tokens(slot, take(result.tracks, (slot, slice(start, end))))
             if result.drafts is not None and self._is_same_turn(call, slot):

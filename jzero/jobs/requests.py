@@ -228,6 +228,7 @@ def check_tokens(tokens: Tokens, prompt: Sequence[int], version: int, limits: Li
         if values.shape != shape or values.dtype != TRACKS[name].dtype:
             raise BadResultError(f"{name} has the shape {values.shape} and type {values.dtype}")
     start = len(prompt)
+    # The trainer has the prompt itself, so any other one is a fault of the sampler.
     if tokens.ids[:start].tolist() != list(prompt):
         raise BadResultError("it has another prompt")
     if not start < len(tokens) <= start + limits.longest_continuation:

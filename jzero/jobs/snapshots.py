@@ -177,6 +177,7 @@ class Publisher:
         if previous is not None:
             for name, tensor in tensors.items():
                 differences[name] = encode(tensor, self._tensors[name])
+        # A fixed rhythm: a resumed run writes the same snapshots again.
         is_full = previous is None or version % self.every == 0
         blobs = differences
         if is_full:
@@ -308,6 +309,7 @@ class Reader:
         Raises SnapshotError unless the store has exactly the snapshot with this identity.
         """
         if identity != self.identity:
+            # From the newest manifest back; the tensors are built in the other direction.
             chain = self._chain(version, identity)
             tensors = self._tensors if chain[-1].previous is not None else {}
             for manifest in reversed(chain):

@@ -88,6 +88,7 @@ def groups_per_request(placement: Jobs, rollout: RolloutConfig) -> int:
     """Returns the number of prompts in a request: a divisor of num_prompts unless it is set."""
     if placement.groups_per_request:
         return min(placement.groups_per_request, rollout.num_prompts)
+    # Fewer prompts than slots would leave slots empty, and more would only make a request longer.
     most = rollout.num_prompts
     if rollout.num_slots:
         most = min(most, max(1, rollout.num_slots // rollout.group_size))
@@ -148,8 +149,10 @@ class JobStream(ABC):
         publisher = self.publisher or self._start(version)
         tensors = to_tensors(weights, self.settings.dtype)
         self.identities[version] = publisher.publish(version, tensors)
+        # No request that is still open names an older version.
         for old in [v for v in self.identities if v < version - self.rollout.max_staleness]:
             del self.identities[old]
+        # After the weights: a sampler that reads a request finds the snapshot that it names.
         self.publish_requests(version)
         self._remove_strangers()
 
@@ -207,6 +210,7 @@ class JobStream(ABC):
                     "give a store of its own to every run"
                 )
             self.store.write(RUN, content)
+        # A resumed run may have more steps than it had when it ended.
         self.store.delete(END)
         # Steps after the checkpoint are done again.
         path = self.settings.workdir / LOG
@@ -238,6 +242,7 @@ class JobStream(ABC):
     def open_request(self, request: Request) -> None:
         """Publishes a request, unless the workdir has its result from before a kill."""
         self.open[request.id] = request
+        # Sampled again, the answer would be the same.
         path = result_file(self.settings.workdir, request.id)
         if path.exists() and (answer := self._read_answer(request, path.read_bytes())):
             self.ready[request.id] = answer
@@ -255,6 +260,7 @@ class JobStream(ABC):
 
     def close_request(self, request: str) -> None:
         """Removes the files of a request, so that no sampler takes it."""
+        # The request first: without its lease alone, a sampler would begin it again.
         self.store.delete(f"{REQUESTS}/{request}")
         self.store.delete(f"{LEASES}/{request}")
 
@@ -267,6 +273,7 @@ class JobStream(ABC):
     def _wait(self, is_done: Callable[[], bool]) -> None:
         last_news = time.monotonic()
         while not is_done():
+            # While results arrive, nothing is wrong, and nothing else needs a look.
             if self._poll():
                 last_news = time.monotonic()
                 continue
@@ -300,6 +307,7 @@ class JobStream(ABC):
         for name in names:
             request = self.open.get(request_of(name))
             data = read_if_exists(self.store, f"{RESULTS}/{name}")
+            # Late and second answers of requests that are closed are only removed.
             if request is not None and data is not None:
                 self._receive(request, name, data)
             self.store.delete(f"{RESULTS}/{name}")
@@ -316,6 +324,7 @@ class JobStream(ABC):
         except BadResultError as error:
             self._refuse(request, sampler, str(error))
             return
+        # An expired lease may have had two samplers.
         if request.id in self.ready:
             self._compare(self.ready[request.id].result, result)
             return
@@ -324,6 +333,7 @@ class JobStream(ABC):
             self.store.delete(f"{LEASES}/{request.id}")
             return
         path = result_file(self.settings.workdir, request.id)
+        # On disk before the request is closed, so that a kill in between loses nothing.
         path.parent.mkdir(exist_ok=True)
         write_bytes(request_file(self.settings.workdir, request.id), request.to_json())
         write_bytes(path, data)
@@ -380,12 +390,14 @@ class JobStream(ABC):
         path = self.settings.workdir / LOG
         with naming_full_disk(path), path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
+        # Samplers end when they read it.
         if step == self.settings.steps:
             self.store.write(END, b"")
 
     def _remove_old(self, publisher: Publisher) -> None:
         """Removes old snapshots, and the rollouts that need them to be replayed."""
         oldest = publisher.remove_old()
+        # Without its snapshot a rollout cannot be sampled again.
         for row in self.log:
             if row["version"] < oldest:
                 result_file(self.settings.workdir, row["request"]).unlink(missing_ok=True)
@@ -409,6 +421,7 @@ class JobStream(ABC):
         values["jobs/wait_seconds"] = self.seconds_waited
         values["jobs/refused_results"] = self.num_refused
         values["jobs/snapshot_bytes"] = self.publisher.bytes_written
+        # Counted from one step to the next.
         self.seconds_waited, self.num_refused = 0.0, 0
         return values
 

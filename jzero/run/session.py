@@ -71,7 +71,7 @@ class Schedule:
     checkpoint_every: int  # -1: not even at the start and at the end
 
     @classmethod
-    def of_run(cls, train: TrainConfig, evaluate_every: int, last_step: int) -> "Schedule":
+    def for_run(cls, train: TrainConfig, evaluate_every: int, last_step: int) -> "Schedule":
         return cls(
             last_step=last_step,
             evaluate_every=evaluate_every,
@@ -132,7 +132,7 @@ class RunSession:
         self.base = base
         self.weights = InitialWeights(config.model, base, workdir, config.is_warm_started)
         self.clock = clock
-        self.schedule = Schedule.of_run(config.train, config.eval.every, last_step)
+        self.schedule = Schedule.for_run(config.train, config.eval.every, last_step)
         self.record = RunRecord()
         self._stream_states = stream_states
         self._started = time.time()

@@ -188,15 +188,18 @@ def choose_sizes(
 
     source: a directory with config.json or the name of a known model, which the planner reads.
     """
+    # The user chose an adapter by --lora or by its rank.
     is_adapter = lora or bool(sheet.settings.model.adapter.rank)
     methods = [ADAPTER, INT8_BASE] if is_adapter else [FULL, ADAPTER, INT8_BASE]
     if "model.adapter.rank" in sheet.given:
         methods = methods[:1]
+    # Nothing is known about memory, so nothing can be too large.
     if machine.device_bytes is None:
         methods = methods[:1]
     reason = "--lora"
     attempt = sheet
     for method in methods:
+        # What a method that does not fit has set must not remain.
         attempt = copy.deepcopy(sheet)
         _choose_method(attempt, method, reason, architecture, machine)
         _choose_packing(attempt, machine)
@@ -253,6 +256,7 @@ def _choose_rows(sheet: Sheet, wishes: Wishes, data: Data, held_out: str) -> Non
         if data.answer_column:
             reasons.append(f"answer: {data.answer_reason}")
         sheet.set("task.data", str(data.rows), "; ".join(reasons))
+    # Problems for evaluation: the user's, or rows that were taken out of the training set.
     if wishes.eval_data:
         sheet.set("task.eval_data", wishes.eval_data, "--eval")
     elif held_out:
@@ -265,6 +269,7 @@ def _choose_prompts(sheet: Sheet, data: Data, model: Model) -> None:
         sheet.set("task.template", name, "the column holds messages")
     elif model.tokenizer.chat_template:
         sheet.set("task.template", "chat", "the tokenizer has a chat template")
+    # Base models of Qwen have the tokens of the chat format, and were trained on some of it.
     elif "<|im_start|>" in model.tokenizer.get_vocab():
         sheet.set("task.template", "qwen_math", "a base model with Qwen's tokens")
     else:
@@ -313,6 +318,7 @@ def _choose_lengths(sheet: Sheet, data: Data, model: Model, machine: Machine) ->
     if data.solutions:
         solutions = [len(tokenizer.encode(model.tokenizer, text)) for text in data.solutions]
         typical = int(np.quantile(solutions, 0.95))
+        # A policy thinks longer than the solutions of a data set are.
         tokens = max(FEWEST_NEW_TOKENS, _rounded(SPARE_LENGTH * typical))
         reason = f"95 % of the solutions have at most {typical} tokens"
     elif settings.task.name == "environment":
@@ -373,6 +379,7 @@ def choose_batch(sheet: Sheet, num_rows: int, machine: Machine) -> None:
     if not machine.is_cpu:
         prompts = min(128, 16 * num_devices)
         reason = f"16 for each of {num_devices} devices, at most 128"
+    # A step never has the same prompt twice.
     if 0 < num_rows < prompts:
         prompts, reason = num_rows, f"the set has {num_rows} rows"
     sheet.set("rollout.num_prompts", prompts, reason)
@@ -387,6 +394,7 @@ def choose_batch(sheet: Sheet, num_rows: int, machine: Machine) -> None:
     sheet.set("train.steps", steps, reason)
     most = HELD_OUT[machine.is_cpu]
     sheet.set("eval.problems", most, "at most, before and after the run")
+    # Sampled responses would take several times as long, before the first step.
     sheet.set("eval.samples", 0, "greedy only: one response to each problem")
 
 
@@ -400,6 +408,7 @@ def _choose_method(
     settings = sheet.settings
     if method != FULL:
         rank, remark = ADAPTER_RANK, reason
+        # A tiny model has weights that are narrower than the usual rank.
         while rank > 1 and not allows_rank(architecture, settings, rank):
             rank, remark = rank // 2, f"{reason}; a larger rank is above that of a weight"
         sheet.set("model.adapter.rank", rank, remark)
@@ -424,6 +433,7 @@ def _choose_method(
         sheet.set("rollout.kv_dtype", "float32", "as model.dtype, so that log-probs agree")
     if machine.is_cpu and not settings.model.adapter.rank:
         sheet.set("optimizer.mu_dtype", "bfloat16", "a sixth less memory for the optimizer's state")
+    # A power of two, so that chunks divide the tokens of usual microbatches.
     chunk = LOGITS_BYTES[machine.is_cpu] // (4 * architecture.vocab_size)
     chunk = min(2048, max(64, 1 << (chunk.bit_length() - 1)))
     mebibytes = 4 * chunk * architecture.vocab_size / 2**20
@@ -537,6 +547,7 @@ def _choose_disk(sheet: Sheet, architecture: qwen.QwenConfig, machine: Machine) 
     every = sheet.settings.train.checkpoint_every
     sheet.set("train.checkpoint_every", every, f"a checkpoint has {size / GB:.1f} GB")
     needed = sum(parts_of_workdir(sheet.settings, architecture).values())
+    # Checkpoints, the export and the logs of the whole run.
     if needed <= machine.disk_bytes:
         return
     smaller = smaller_on_disk(sheet.settings, architecture, machine.disk_bytes)
