@@ -208,7 +208,8 @@ def test_an_environment_chooses_turns_and_needs_no_rows(
 
     config.validate(sheet.settings, is_training=True)
     task, rollout = sheet.settings.task, sheet.settings.rollout
-    assert (task.name, task.template, task.turn_reward) == ("environment", "chat", "score")
+    assert (task.name, task.template) == ("environment", "chat")
+    assert task.turn_reward == config.turns.Score()
     assert task.reward.functions == ("accuracy", "my.py:f")
     assert bool(task.data) == has_rows
     longest = choices.prompt_lengths(sheet.settings, read, model).max()
