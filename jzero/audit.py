@@ -41,6 +41,7 @@ from jzero.model.architecture import Params, QwenConfig
 PART_TOKENS = 1 << 14  # responses of about this many tokens are scored before progress is shown
 SCALES = (0.0625, 0.25, 0.5, 2.0, 4.0, 16.0)  # of an adapter, relative to alpha / rank
 SHOWN_LINES = 8
+MOST_GROUPS = 8  # of versions whose rows are tested together
 
 
 # -- models ----------------------------------------------------------------------------------------
@@ -83,8 +84,8 @@ def find_candidates(weights: Weights, also: Sequence[tuple[str, str]]) -> list[C
     found = []
     for name, path in also:
         cause = f"sampled by {name}"
-        if (Path(path) / peft.CONFIG).exists():
-            adapter = Path(path)
+        adapter = Path(path).expanduser()
+        if (adapter / peft.CONFIG).exists():
             peft.read_settings(adapter, weights.config)
             found.append(Candidate(cause, partial(with_adapter, weights, adapter)))
         else:
@@ -193,12 +194,11 @@ def audit(claim: Claim, responses: Sequence[Response]) -> tuple[list[Evidence], 
     findings: list[Finding] = []
     if wrong_logps:
         findings += explain(claim, responses, wrong_logps, causes.explain_logps)
-    versions = sorted({response.version for response in responses})
-    for version in versions:
-        of_version = [i for i, response in enumerate(responses) if response.version == version]
-        rejected = [place for place in of_version if place in set(wrong_tokens)]
-        others = [place for place in of_version if found[place].fits]
-        if others and is_rejected(claim, [scores[i] for i in others], len(versions)):
+    groups = version_groups(responses)
+    for group in groups:
+        rejected = sorted(set(group) & set(wrong_tokens))
+        others = [place for place in group if found[place].fits]
+        if others and is_rejected(claim, [scores[i] for i in others], len(groups)):
             rejected = sorted(rejected + others)
         if rejected:
             findings += explain(claim, responses, rejected, causes.explain_tokens)
@@ -206,6 +206,20 @@ def audit(claim: Claim, responses: Sequence[Response]) -> tuple[list[Evidence], 
             # Without log-probs only a comparison tells similar weights apart.
             findings += explain(claim, responses, without, causes.explain_likelier)
     return found, findings
+
+
+def version_groups(responses: Sequence[Response]) -> list[list[int]]:
+    """Returns the rows of every version; many versions are at most MOST_GROUPS ranges.
+
+    Every group may be scored under all hypotheses.
+    """
+    versions = sorted({row.version for row in responses}, key=lambda text: (len(text), text))
+    count = min(MOST_GROUPS, len(versions))
+    group_of = {version: i * count // len(versions) for i, version in enumerate(versions)}
+    groups: list[list[int]] = [[] for _ in range(count)]
+    for place, response in enumerate(responses):
+        groups[group_of[response.version]].append(place)
+    return groups
 
 
 def is_rejected(claim: Claim, scores: Sequence[Scores], num_tests: int) -> bool:
