@@ -306,8 +306,8 @@ def write_text(report: JsonObject) -> None:
     """Prints a report."""
     terminal.say(
         f"{report['responses']:,} responses with {report['tokens']:,} tokens, "
-        f"{report['with_logprobs']:,} with log-probs; rounding of {report['dtype']}: "
-        f"{report['noise']:.2g} nats"
+        f"{report['with_logprobs']:,} with log-probs; {report['rejected']:,} rejected; "
+        f"rounding of {report['dtype']}: {report['noise']:.2g} nats"
     )
     for finding in report["findings"]:
         lines, example = finding["lines"], finding["example"]
@@ -414,10 +414,12 @@ def main() -> None:
     with cli.user_errors():
         claim, responses = read_claim(options)
         found, findings = audit(claim, responses)
+        rejected_alone = {place for place, tests in enumerate(found) if not tests.fits}
         report: JsonObject = {
             "responses": len(responses),
             "tokens": sum(len(response.tokens) for response in responses),
             "with_logprobs": sum(response.logps is not None for response in responses),
+            "rejected": len(rejected_alone.union(*(finding.places for finding in findings))),
             "dtype": claim.dtype,
             "noise": claim.noise,
             "findings": [describe(claim, finding, responses, found) for finding in findings],

@@ -18,6 +18,7 @@ from jzero.audits.log import Response, Sampling
 from jzero.audits.scores import Context, Model, Scores, hidden_states, measure
 
 MOST_ROWS, MOST_TOKENS = 64, 4096  # of the sample
+LEAST_TOKENS = 8  # that a cause has to explain
 SEARCH_TOKENS = 1024  # for the search of a temperature
 
 CUTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # missing tokens of a prompt
@@ -329,7 +330,8 @@ def explain_logps(claim: Claim, rows: Sequence[Response], trials: Sequence[Trial
         best: tuple[tuple[int, float], str, list[int]] | None = None
         for trial, evidences in judged:
             explained = [place for place in sorted(remaining) if evidences[place].fits]
-            if not explained:
+            # A few tokens may fit anything.
+            if sum(len(rows[place].tokens) for place in explained) < LEAST_TOKENS:
                 continue
             rms = float(np.mean([evidences[place].rms for place in explained]))
             key = len(explained), -rms

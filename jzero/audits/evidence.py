@@ -114,6 +114,8 @@ def judge(
             most = MOST_OF_ROW + 6 / math.sqrt(len(differences))
             is_small = np.abs(differences).max() <= size.most_of_token * noise
             logps_fit = bool(is_small) and rms <= most * noise
+        else:
+            logps_fit = False  # a shift has left nothing to compare
     num_outside = int(scores.is_outside.sum())
     log_ratio, z = likelihood_test(scores)
     tokens_fit = not num_outside and log_ratio < ratio_limit(size.rows, len(scores.raw), noise)
