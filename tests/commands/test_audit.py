@@ -28,6 +28,7 @@ ARCHITECTURES = {
 }
 ROWS, TOKENS = 16, 24
 PLAIN = Sampling()
+DTYPES = ("float32", "bfloat16")
 
 Row = dict[str, object]
 Logits = Callable[[np.ndarray], np.ndarray]  # i32[B, T] -> f32[B, T, V]
@@ -211,7 +212,8 @@ FILTERS = [
 
 @pytest.mark.peer
 @pytest.mark.quick_cases("llama-1-bfloat16", "qwen2-3-float32")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.thorough_cases(*(f"llama-{seed}-{dtype}" for seed in range(5) for dtype in DTYPES))
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", range(len(FILTERS)))
 def test_honest_log_is_not_rejected(models: Models, dtype: str, seed: int, tmp_path: Path) -> None:
     sampling = FILTERS[seed]
@@ -417,6 +419,7 @@ def test_fault_is_named_in_bfloat16(models: Models, name: str, tmp_path: Path) -
 
 @pytest.mark.peer
 @pytest.mark.quick_cases("llama")
+@pytest.mark.thorough_cases("llama")
 def test_every_cause_of_a_mixed_log_is_named(models: Models, tmp_path: Path) -> None:
     rows = sample(models.merged, 20, rows=8) + sample(models.older, 21, rows=5)
     rows += shifted(sample(models.merged, 22, rows=4))
@@ -431,6 +434,7 @@ def test_every_cause_of_a_mixed_log_is_named(models: Models, tmp_path: Path) -> 
 
 @pytest.mark.peer
 @pytest.mark.quick_cases("llama")
+@pytest.mark.thorough_cases("llama")
 def test_only_the_version_with_other_weights_is_rejected(models: Models, tmp_path: Path) -> None:
     first = [row | {"version": 1} for row in sample(models.merged, 30)]
     second = [row | {"version": 2} for row in sample(models.older, 31)]
@@ -447,6 +451,7 @@ def test_only_the_version_with_other_weights_is_rejected(models: Models, tmp_pat
 
 @pytest.mark.peer
 @pytest.mark.quick_cases("llama")
+@pytest.mark.thorough_cases("llama")
 def test_command_reports_and_ends_with_a_status(models: Models, tmp_path: Path) -> None:
     rows = sample(models.base, 40, rows=4)
     log = write(tmp_path / "log.jsonl", rows)
