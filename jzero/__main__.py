@@ -38,6 +38,7 @@ COMMANDS = {
     "watch": Command("jzero.watch:main", "show running and finished runs as a live page"),
     "report": Command("jzero.report:main", "write the page of runs as one HTML file"),
     "replay": Command("jzero.replay:main", "sample the logged rollouts of separate jobs again"),
+    "audit": Command("jzero.audit:main", "find rollouts that a model cannot have sampled"),
     "filter": Command("jzero.filter:main", "choose the problems that are worth training on"),
     "play": Command("jzero.play:main", "step through an environment without a model"),
 }

@@ -33,13 +33,14 @@ LAYERS = [
     ("rollout",),
     ("planning",),
     ("run",),
-    ("jobs",),
+    ("audits", "jobs"),
     ("setup",),
     ("evaluate", "sample", "sft", "train", "watching"),
     ("main", "generation", "serving"),
     ("sizing",),
     (
         "api",
+        "audit",
         "chat",
         "compare",
         "export",
@@ -282,8 +283,9 @@ def calls_of(function: str) -> dict[str, int]:
 
 
 def test_a_model_runs_in_one_way() -> None:
-    """Prefill and decoding, scoring, and training call `run_model`, which calls `qwen.forward`."""
+    """Decoding, scoring, audits and training call `run_model`, which calls `qwen.forward`."""
     assert calls_of("run_model") == {
+        "audits.scores": 1,
         "decoder.programs": 2,
         "decoder.score_program": 1,
         "training.learner": 1,

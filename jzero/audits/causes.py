@@ -1,0 +1,440 @@
+"""What explains a log that the claimed model cannot have sampled.
+
+Every hypothesis is scored on a sample of the rejected rows. It explains a row if the row passes all
+tests of `evidence.py` under it, as an honest row passes them under the claim. The hypothesis that
+explains most rows is named, then the next one among the remaining rows.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from jzero.audits import evidence
+from jzero.audits.evidence import CONVENTIONS, RAW, UNFILTERED, Evidence, Size, judge
+from jzero.audits.log import Response, Sampling
+from jzero.audits.scores import Context, Model, Scores, hidden_states, measure
+
+MOST_ROWS, MOST_TOKENS = 64, 4096  # of the sample
+LEAST_TOKENS = 8  # that a cause has to explain
+SEARCH_TOKENS = 1024  # for the search of a temperature
+
+CUTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # missing tokens of a prompt
+TOP_K = (1, 5, 8, 10, 16, 20, 32, 40, 50, 64, 100)
+TOP_P = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
+TEMPERATURES = np.geomspace(0.2, 4.0, 25)
+
+OTHER_MODEL = "another model, or other tokens than the model has seen: nothing here explains it"
+
+
+class Candidate(NamedTuple):
+    """Other weights that may have sampled."""
+
+    cause: str
+    load: Callable[[], Model]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The claim, and what rounding does to it."""
+
+    model: Model
+    dtype: str
+    convention: str
+    noise: float
+    bfloat16_noise: float
+    size: Size
+    bos: int | None
+    candidates: Sequence[Candidate] = ()
+
+    @property
+    def margin(self) -> float:
+        """By how much rounding may change the difference of two log-probs."""
+        return self.size.most_of_token * self.noise
+
+
+class Trial(NamedTuple):
+    """A hypothesis with its scores of every row of the sample."""
+
+    cause: str
+    scores: Sequence[Scores]
+    samplings: Sequence[Sampling]
+    convention: str
+    noise: float
+    size: Size
+    shift: int = 0
+    is_fitted: bool = False  # a parameter was fitted to the sample
+
+    def judge(self, responses: Sequence[Response], place: int) -> Evidence:
+        return judge(
+            responses[place],
+            self.scores[place],
+            self.samplings[place],
+            self.noise,
+            self.convention,
+            self.size,
+            self.shift,
+        )
+
+
+class Finding(NamedTuple):
+    """A cause with its rows, as places in the sample."""
+
+    cause: str
+    places: list[int]
+    numbers: str
+
+
+def choose_sample(places: Sequence[int], lengths: Sequence[int]) -> list[int]:
+    """Returns at most MOST_ROWS of the places, evenly spaced, with about MOST_TOKENS tokens."""
+    count = min(MOST_ROWS, len(places))
+    chosen = [places[i * len(places) // count] for i in range(count)]
+    total = np.cumsum([lengths[place] for place in chosen])
+    return chosen[: max(1, int(np.searchsorted(total, MOST_TOKENS, side="right")))]
+
+
+# -- contexts --------------------------------------------------------------------------------------
+
+
+def plain_context(response: Response) -> Context:
+    return Context(np.concatenate([response.prompt, response.tokens]), len(response.prompt))
+
+
+def other_contexts(
+    rows: Sequence[Response], neighbors: Sequence[Response | None], bos: int | None
+) -> Iterator[tuple[str, list[Context]]]:
+    """Yields causes with the contexts that the model would then have seen.
+
+    neighbors: the row before each row in the log.
+    """
+    longest = max(len(row.prompt) for row in rows)
+    if bos is not None:
+        has_bos = sum(int(row.prompt[0]) == bos for row in rows) * 2 > len(rows)
+        cause = "BOS stood twice before the prompt" if has_bos else "BOS stood before the prompt"
+        yield cause, [put_before(row, np.array([bos], np.int32)) for row in rows]
+    for cut in (cut for cut in CUTS if cut < longest):
+        starts_with_bos = cut == 1 and all(int(row.prompt[0]) == bos for row in rows)
+        cause = f"the prompt was cut: its first {cut} tokens were missing".replace(
+            "first 1 tokens were", "first token was"
+        )
+        yield (
+            "BOS was missing" if starts_with_bos else cause,
+            [cut_before(row, min(cut, len(row.prompt) - 1)) for row in rows],
+        )
+    # A limit on the length of prompts leaves as many tokens of each.
+    for kept in (kept for kept in (1, *CUTS) if kept < longest):
+        yield (
+            f"the prompt was cut: only its last {kept} tokens were there",
+            [cut_before(row, max(0, len(row.prompt) - kept)) for row in rows],
+        )
+    if any(neighbor is not None for neighbor in neighbors):
+        for restarts, note in ((False, ""), (True, ", with positions from 0")):
+            contexts = []
+            for row, neighbor in zip(rows, neighbors, strict=True):
+                if neighbor is None:
+                    contexts.append(plain_context(row))
+                    continue
+                before = np.concatenate([neighbor.prompt, neighbor.tokens])
+                context = put_before(row, before)
+                contexts.append(context._replace(restart=len(before) if restarts else 0))
+            yield (
+                f"the tokens of the row before were visible (a leak in packed rows){note}",
+                contexts,
+            )
+
+
+def put_before(row: Response, tokens: np.ndarray) -> Context:
+    plain = plain_context(row)
+    return Context(np.concatenate([tokens, plain.tokens]), plain.start + len(tokens))
+
+
+def cut_before(row: Response, cut: int) -> Context:
+    plain = plain_context(row)
+    return Context(plain.tokens[cut:], plain.start - cut)
+
+
+# -- trials ----------------------------------------------------------------------------------------
+
+
+def score_rows(
+    model: Model,
+    rows: Sequence[Response],
+    samplings: Sequence[Sampling],
+    hidden: np.ndarray,
+    margin: float,
+    dtype: str = "float32",
+) -> list[Scores]:
+    """Returns the scores of every row from its hidden states. margin, dtype: as in `measure`."""
+    lengths = [len(row.tokens) for row in rows]
+    tokens = np.concatenate([row.tokens for row in rows])
+    of_tokens: list[Sampling] = []
+    for sampling, length in zip(samplings, lengths, strict=True):
+        of_tokens += [sampling] * length
+    return measure(model, hidden, tokens, of_tokens, margin, dtype).rows(lengths)
+
+
+def make_trials(
+    claim: Claim, rows: Sequence[Response], neighbors: Sequence[Response | None]
+) -> Iterator[Trial]:
+    """Yields every hypothesis with its scores. The first one is the claim itself."""
+    samplings = [row.sampling for row in rows]
+    plain = [plain_context(row) for row in rows]
+    hidden = hidden_states(claim.model, plain, "float32")
+
+    def score(changed: Sequence[Sampling]) -> list[Scores]:
+        return score_rows(claim.model, rows, changed, hidden, claim.margin)
+
+    def trial(cause: str, scores: Sequence[Scores]) -> Trial:
+        return Trial(cause, scores, samplings, claim.convention, claim.noise, claim.size)
+
+    claimed = trial("", score(samplings))
+    yield claimed
+    has_logps = any(row.logps is not None for row in rows)
+    if has_logps:
+        yield from logging_mistakes(claim, claimed)
+    for candidate in claim.candidates:
+        model = candidate.load()
+        states = hidden_states(model, plain, "float32")
+        yield trial(candidate.cause, score_rows(model, rows, samplings, states, claim.margin))
+        del model, states
+    yield from other_samplings(claimed, score)
+    yield from temperatures(claim, rows, claimed, hidden, score)
+    for cause, contexts in other_contexts(rows, neighbors, claim.bos):
+        states = hidden_states(claim.model, contexts, "float32")
+        yield trial(cause, score_rows(claim.model, rows, samplings, states, claim.margin))
+
+
+def logging_mistakes(claim: Claim, claimed: Trial) -> Iterator[Trial]:
+    """Yields hypotheses about the log-probs only: the tokens are as claimed."""
+    notes = {
+        RAW: "log-probs are at temperature 1, before temperature and filters",
+        UNFILTERED: "log-probs are before the filters",
+    }
+    for convention in CONVENTIONS:
+        if convention != claim.convention:
+            note = notes.get(convention, "log-probs are after temperature and filters")
+            cause = f"{note}: --logprobs={convention}, if they should be"
+            yield claimed._replace(cause=cause, convention=convention)
+    for shift, neighbor in ((1, "previous"), (-1, "next")):
+        cause = f"log-probs are shifted by one position: each is of the {neighbor} token"
+        yield claimed._replace(cause=cause, shift=shift)
+
+
+def other_samplings(
+    claimed: Trial, score: Callable[[Sequence[Sampling]], list[Scores]]
+) -> Iterator[Trial]:
+    """Yields other filters at the claimed temperature."""
+    samplings = claimed.samplings
+    changes: list[tuple[str, list[Sampling]]] = []
+    without = [s._replace(top_k=0, top_p=1.0) for s in samplings]
+    changes.append(("top-k and top-p were not applied", without))
+    for top_k in TOP_K:
+        cause = f"top_k={top_k} was applied" if top_k > 1 else "decoding was greedy"
+        changes.append((cause, [s._replace(top_k=top_k) for s in samplings]))
+    for top_p in TOP_P:
+        changed = [s._replace(top_p=top_p) for s in samplings]
+        changes.append((f"top_p={top_p:g} was applied", changed))
+    for cause, changed in changes:
+        if changed != list(samplings):
+            yield claimed._replace(cause=cause, scores=score(changed), samplings=changed)
+
+
+def temperatures(
+    claim: Claim,
+    rows: Sequence[Response],
+    claimed: Trial,
+    hidden: np.ndarray,
+    score: Callable[[Sequence[Sampling]], list[Scores]],
+) -> Iterator[Trial]:
+    """Yields the temperature that fits the log-probs best, and the one that fits the tokens best.
+
+    The filters are as claimed.
+    """
+    # The first rows are enough for the search.
+    total = np.cumsum([len(row.tokens) for row in rows])
+    few = rows[: max(1, int(np.searchsorted(total, SEARCH_TOKENS, side="right")))]
+    first = hidden[: total[len(few) - 1]]
+
+    def at(temperature: float, some: Sequence[Response]) -> list[Sampling]:
+        return [row.sampling._replace(temperature=temperature) for row in some]
+
+    def fitted(loss: Callable[[list[Scores], list[Sampling]], float]) -> float:
+        def value(temperature: float) -> float:
+            samplings = at(temperature, few)
+            return loss(score_rows(claim.model, few, samplings, first, claim.margin), samplings)
+
+        best = min(range(len(TEMPERATURES)), key=lambda i: value(float(TEMPERATURES[i])))
+        low = float(TEMPERATURES[max(0, best - 1)])
+        high = float(TEMPERATURES[min(len(TEMPERATURES) - 1, best + 1)])
+        found = golden_section(value, low, high)
+        rounded = round(found, 2)
+        return rounded if value(rounded) <= value(found) + 1e-3 else found
+
+    def median_difference(scores: list[Scores], samplings: list[Sampling]) -> float:
+        parts = [
+            np.abs(evidence.difference(row.logps, row_scores, sampling, claim.convention))
+            for row, row_scores, sampling in zip(few, scores, samplings, strict=True)
+            if row.logps is not None
+        ]
+        return float(np.mean(np.minimum(np.concatenate(parts), 1.0)))
+
+    def surprise(scores: list[Scores], samplings: list[Sampling]) -> float:
+        every = evidence.concatenate(scores)
+        return float(-np.mean(np.where(every.is_outside, -20.0, every.filtered)))
+
+    losses = [surprise]
+    if any(row.logps is not None for row in few) and claim.convention != RAW:
+        losses.append(median_difference)
+    for loss in losses:
+        temperature = fitted(loss)
+        samplings = at(temperature, rows)
+        cause = f"sampled at temperature {temperature:.3g}"
+        scores = score(samplings)
+        yield claimed._replace(cause=cause, scores=scores, samplings=samplings, is_fitted=True)
+
+
+def golden_section(
+    value: Callable[[float], float], low: float, high: float, steps: int = 24
+) -> float:
+    """Returns about where a function with one minimum between `low` and `high` has it."""
+    ratio = (math.sqrt(5) - 1) / 2
+    left, right = high - ratio * (high - low), low + ratio * (high - low)
+    at_left, at_right = value(left), value(right)
+    for _ in range(steps):
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - ratio * (high - low)
+            at_left = value(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + ratio * (high - low)
+            at_right = value(right)
+    return (low + high) / 2
+
+
+# -- explanations ----------------------------------------------------------------------------------
+
+
+def explain_logps(claim: Claim, rows: Sequence[Response], trials: Sequence[Trial]) -> list[Finding]:
+    """Explains rows whose log-probs do not fit the claim."""
+    claimed = trials[0]
+    places = range(len(rows))
+    judged = [
+        (trial, {place: trial.judge(rows, place) for place in places}) for trial in trials[1:]
+    ]
+    findings = []
+    remaining = set(places)
+    while remaining:
+        best: tuple[tuple[int, float], str, list[int]] | None = None
+        for trial, evidences in judged:
+            explained = [place for place in sorted(remaining) if evidences[place].fits]
+            # A few tokens may fit anything.
+            if sum(len(rows[place].tokens) for place in explained) < LEAST_TOKENS:
+                continue
+            rms = float(np.mean([evidences[place].rms for place in explained]))
+            key = len(explained), -rms
+            if best is None or key > best[0]:
+                best = key, trial.cause, explained
+        if best is None:
+            break
+        (_, negative_rms), cause, explained = best
+        before = np.mean([claimed.judge(rows, place).rms for place in explained])
+        numbers = f"rms difference {before:.2g} nats by the claim, {-negative_rms:.2g} by this"
+        findings.append(Finding(cause, explained, numbers))
+        remaining -= set(explained)
+    return findings + explain_parts(claim, rows, claimed, sorted(remaining))
+
+
+def explain_parts(
+    claim: Claim, rows: Sequence[Response], claimed: Trial, places: list[int]
+) -> list[Finding]:
+    """Explains rows by a narrower type, by single tokens, or by their first part; or not at all."""
+    by_cause: dict[str, list[int]] = {}
+    most_rms: dict[str, list[float]] = {}
+    narrow = claimed._replace(noise=max(claim.noise, claim.bfloat16_noise))
+    for place in places:
+        found = claimed.judge(rows, place)
+        assert found.differences is not None
+        is_wrong = np.abs(found.differences) > claim.margin
+        first = int(np.argmax(is_wrong)) if is_wrong.any() else 0
+        if claim.dtype != "bfloat16" and narrow.judge(rows, place).fits:
+            cause = f"computed in bfloat16, not in {claim.dtype}"
+        elif found.tokens_fit and 0 < is_wrong.sum() <= max(1, len(is_wrong) // 10):
+            cause = "single log-probs differ, and all others fit"
+        elif first >= 8 and is_wrong[first:].mean() > 0.5:
+            cause = (
+                "fits up to a position and not after it: the response was edited, or the "
+                "weights changed"
+            )
+        else:
+            cause = OTHER_MODEL
+        by_cause.setdefault(cause, []).append(place)
+        most_rms.setdefault(cause, []).append(found.rms)
+    return [
+        Finding(cause, found, f"rms difference {np.mean(most_rms[cause]):.2g} nats by the claim")
+        for cause, found in by_cause.items()
+    ]
+
+
+def explain_tokens(
+    claim: Claim, rows: Sequence[Response], trials: Sequence[Trial]
+) -> list[Finding]:
+    """Explains tokens that the claimed model has not sampled, without log-probs.
+
+    One cause is named for all rows, because a row's tokens alone say little.
+    """
+    places = list(range(len(rows)))
+    claimed = evidence.concatenate(trials[0].scores)
+    limit = evidence.ratio_limit(len(trials), len(claimed.raw), claim.noise)
+    best: tuple[float, Trial] | None = None
+    for trial in trials[1:]:
+        scores = evidence.concatenate(trial.scores)
+        is_possible = not scores.is_outside.any()
+        if not (is_possible and evidence.ranks_fit(scores)):
+            continue
+        if evidence.likelihood_test(scores)[0] > limit:
+            continue
+        # A fitted parameter gains half a nat by chance; three leave no doubt.
+        total = float(np.sum(scores.filtered, dtype=np.float64)) - 3 * trial.is_fitted
+        if best is None or total > best[0]:
+            best = total, trial
+    log_ratio, z = evidence.likelihood_test(claimed)
+    num_outside = int(claimed.is_outside.sum())
+    numbers = f"z={z:.1f}, log ratio {log_ratio:.1f}"
+    if num_outside:
+        numbers += f", {num_outside} tokens outside of top-k or top-p"
+    if best is not None:
+        gain = best[0] - float(np.sum(claimed.filtered, dtype=np.float64))
+        if gain > limit or num_outside:
+            cause = best[1].cause
+            if any(not best[1].judge(rows, place).logps_fit for place in places):
+                # Trainers compute log-probs again, with their own weights and temperature.
+                cause += "; the log-probs were computed again, as claimed"
+            explained = "" if num_outside else f"; {gain:.1f} nats likelier by this"
+            return [Finding(cause, places, numbers + explained)]
+    return [Finding(OTHER_MODEL, places, numbers)]
+
+
+def explain_likelier(
+    claim: Claim, rows: Sequence[Response], trials: Sequence[Trial]
+) -> list[Finding]:
+    """Explains rows that pass all tests, but are far likelier under another hypothesis.
+
+    Only hypotheses without a fitted parameter count, as the ratio's bound requires.
+    """
+    claimed = evidence.concatenate(trials[0].scores)
+    limit = evidence.ratio_limit(len(trials), len(claimed.raw), claim.noise)
+    fixed = [trial for trial in trials if not trial.is_fitted]
+    totals = []
+    for trial in fixed[1:]:
+        scores = evidence.concatenate(trial.scores)
+        total = float(np.sum(scores.filtered - claimed.filtered, dtype=np.float64))
+        totals.append(-math.inf if scores.is_outside.any() else total)
+    if max(totals) > limit:
+        return explain_tokens(claim, rows, trials)
+    return []
+
+
+Explain = Callable[[Claim, Sequence[Response], Sequence[Trial]], list[Finding]]
