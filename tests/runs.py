@@ -1,12 +1,13 @@
 """Whole runs of `python -m jzero.main` as processes, their files, and stand-ins for servers."""
 
 import base64
+import contextlib
 import json
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,16 @@ def launch(environment: dict[str, str], workdir: Path, *changes: str) -> subproc
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+@contextlib.contextmanager
+def started(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen]:
+    """Starts a process that does not outlive the block, also if the block fails."""
+    with subprocess.Popen(command, **options) as process:
+        try:
+            yield process
+        finally:  # Popen would wait for ever for a server that nobody stops
+            process.kill()
 
 
 def finish(process: subprocess.Popen, code: int = 0, seconds: int = 300) -> tuple[str, str]:

@@ -16,6 +16,7 @@ import httpx
 import jax
 import numpy as np
 import reference
+from runs import started
 from starlette.types import ASGIApp
 from transformers import AddedToken
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -143,7 +144,7 @@ def server_process(
     model: str, environment: dict[str, str], *arguments: str
 ) -> Iterator[subprocess.Popen]:
     command = [sys.executable, "-m", "jzero.serve", "--model", model, *SETTINGS, *arguments]
-    with subprocess.Popen(
+    with started(
         command,
         cwd=ROOT,
         env=environment,
@@ -152,7 +153,6 @@ def server_process(
         text=True,
     ) as server:
         yield server
-        server.kill()
 
 
 # -- the server as a thread -----------------------------------------------------------------------

@@ -13,6 +13,7 @@ from threading import Thread
 
 import httpx
 import pytest
+from runs import started
 
 from jzero.errors import UserError
 from jzero.run.metrics_writer import MetricsWriter
@@ -278,13 +279,14 @@ def test_folders_of_runs(tmp_path: Path) -> None:
 def test_the_command_serves_without_jax_and_ends_at_ctrl_c(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 2)
     command = [sys.executable, "-X", "importtime", "-m", "jzero.watch", str(run), "--port", "0"]
-    with subprocess.Popen(
+    with started(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         url = line.split()[0]
-        assert httpx.get(f"{url}state").json()["runs"][0]["name"] == str(run)
+        state = httpx.get(f"{url}state", timeout=60)
+        assert state.json()["runs"][0]["name"] == str(run)
         process.send_signal(2)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 0 and "stopped" in err.splitlines()

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from runs import started
 
 from jzero.sandbox import client, levels, messages, session
 from jzero.sandbox.client import Limits, Program, Sandbox, SandboxError
@@ -132,7 +133,7 @@ time.sleep(1e6)
 def test_nothing_outlives_a_client_that_is_killed(level: str) -> None:
     if reason := levels.failure(level):
         pytest.skip(f"this machine has no sandbox of level {level}: {reason}")
-    with subprocess.Popen(
+    with started(
         [sys.executable, "-c", CLIENT, level], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from runs import started
 from tinker_client import NAME, SETTINGS, Client, datum
 from tinker_sdk import sdk_pythons
 
@@ -25,24 +26,21 @@ DATA = [datum([72, 101, 108, 108, 111, 32, 119])]
 def process(model: str, store: Path) -> Iterator[tuple[subprocess.Popen, str]]:
     """Runs the server as a process. Yields it and its address."""
     arguments = [f"--model={model}", f"--name={NAME}", f"--store={store}", "--port=0", *SETTINGS]
-    with subprocess.Popen(
+    with started(
         [sys.executable, "-m", "jzero.tinker", *arguments],
         cwd=HERE.parents[1],
         env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"},
         stdout=subprocess.PIPE,
         text=True,
     ) as server:
-        try:
-            assert server.stdout is not None
-            lines = []
-            for line in server.stdout:
-                lines.append(line)
-                if "TINKER_BASE_URL=" in line:
-                    break
-            assert "TINKER_BASE_URL=" in lines[-1], lines
-            yield server, lines[-1].partition("TINKER_BASE_URL=")[2].split()[0]
-        finally:  # Popen would wait for a server that nobody stops
-            server.kill()
+        assert server.stdout is not None
+        lines = []
+        for line in server.stdout:
+            lines.append(line)
+            if "TINKER_BASE_URL=" in line:
+                break
+        assert "TINKER_BASE_URL=" in lines[-1], lines
+        yield server, lines[-1].partition("TINKER_BASE_URL=")[2].split()[0]
 
 
 @pytest.mark.parametrize(
