@@ -137,7 +137,9 @@ class Case:
         """Returns the arguments of `jzero.main`, without a workdir."""
         prefixes = [prefix for prefix in CONTEXTS if self.name.startswith(prefix)]
         context = CONTEXTS[max(prefixes, key=len)] if prefixes else ""
-        settings = [*TINY.split(), *context.split(), f"{self.name}={self.value}"]
+        # Arguments of a part would choose the part again.
+        tiny = [flag for flag in TINY.split() if not flag.startswith(f"{self.name}.")]
+        settings = [*tiny, *context.split(), f"{self.name}={self.value}"]
         config = f"--config={ROOT / 'configs/countdown.py'}:tiny"
         return [config, *(f"--config.{setting}" for setting in settings)]
 

@@ -292,4 +292,6 @@ def test_other_devices_decode_meanwhile(tmp_path: Path) -> None:
     for row in rows:
         assert row["async/staleness_0"] + row["async/staleness_1"] == pytest.approx(1)
     assert sum(row["async/staleness_1"] for row in rows) > 0
-    assert max(row["policy/mismatch"] for row in rows) < 1e-3
+    # A step whose groups all have equal scores trains on no token.
+    mismatches = [row["policy/mismatch"] for row in rows if "policy/mismatch" in row]
+    assert mismatches and max(mismatches) < 1e-3
