@@ -26,13 +26,14 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float32
 
 from jzero import cli, terminal
 from jzero.audits import causes, evidence
 from jzero.audits.causes import Candidate, Claim, Finding
 from jzero.audits.evidence import CONVENTIONS, ROUNDOFF, SAMPLED, Evidence, Size
 from jzero.audits.log import Response, Sampling, read_log
-from jzero.audits.scores import Model, Scores, hidden_states
+from jzero.audits.scores import Model, Scores, concatenate, hidden_states
 from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.model import adapters, huggingface, peft
@@ -120,10 +121,10 @@ def read_model(directory: Path, config: QwenConfig) -> Model:
 # -- the audit -------------------------------------------------------------------------------------
 
 
-def measure_noise(
-    model: Model, responses: Sequence[Response], dtype: str, convention: str
-) -> list[float]:
-    """Returns the rounding noise of every response, in nats."""
+def measure_rounding(
+    model: Model, responses: Sequence[Response], convention: str
+) -> list[Float32[np.ndarray, " tokens"]]:
+    """Returns the rounding errors of bfloat16 in every response, in nats."""
     contexts = [causes.plain_context(response) for response in responses]
     wide, narrow = (
         causes.score_rows(
@@ -137,10 +138,7 @@ def measure_noise(
         for kind in ("float32", "bfloat16")
     )
     pairs = zip(narrow, wide, strict=True)
-    return [
-        evidence.noise_of(evidence.rounding_noise(low, high, dtype, convention))
-        for low, high in pairs
-    ]
+    return [evidence.rounding_errors(low, high, convention) for low, high in pairs]
 
 
 def score_log(claim: Claim, responses: Sequence[Response]) -> list[Scores]:
@@ -177,8 +175,9 @@ def reject(
     if suspects and claim.noise > evidence.LEAST_NOISE:
         # Some prompts round worse than others: suspects are tested with their own noise.
         chosen = [responses[place] for place in suspects]
-        noises = measure_noise(claim.model, chosen, claim.dtype, claim.convention)
-        for place, noise in zip(suspects, noises, strict=True):
+        rounding = measure_rounding(claim.model, chosen, claim.convention)
+        for place, errors in zip(suspects, rounding, strict=True):
+            noise = evidence.noise_of(errors, claim.dtype)
             found[place] = test(place, max(noise, claim.noise))
     wrong_logps = [place for place, tests in enumerate(found) if not tests.logps_fit]
     wrong_tokens = [
@@ -224,7 +223,7 @@ def version_groups(responses: Sequence[Response]) -> list[list[int]]:
 
 def is_rejected(claim: Claim, scores: Sequence[Scores], num_tests: int) -> bool:
     """Returns whether rows that pass their own tests are rejected together."""
-    joined = evidence.concatenate(scores)
+    joined = concatenate(scores)
     log_ratio, _ = evidence.likelihood_test(joined)
     return log_ratio > evidence.ratio_limit(num_tests, len(joined.raw), claim.noise)
 
@@ -246,10 +245,10 @@ def explain(
     findings = []
     for cause, explained, numbers in found:
         covers_all = len(explained) == len(rows)
-        of_log = places if covers_all else [sample[place] for place in explained]
+        in_log = places if covers_all else [sample[place] for place in explained]
         if not covers_all and len(rows) < len(places):
             numbers += f"; {len(explained)} of {len(rows)} examined"
-        findings.append(Finding(cause, of_log, numbers))
+        findings.append(Finding(cause, in_log, numbers))
     return findings
 
 
@@ -390,13 +389,14 @@ def read_claim(options: argparse.Namespace) -> tuple[Claim, list[Response]]:
     lengths = [len(response.tokens) for response in responses]
     sample = causes.choose_sample(range(len(responses)), lengths)
     some = [responses[place] for place in sample]
+    rounding = measure_rounding(model, some, options.logprobs)
     bos = hf_config.get("bos_token_id")
     claim = Claim(
         model=model,
         dtype=options.dtype,
         convention=options.logprobs,
-        noise=mean_noise(measure_noise(model, some, options.dtype, options.logprobs)),
-        bfloat16_noise=mean_noise(measure_noise(model, some, "bfloat16", options.logprobs)),
+        noise=mean_noise(rounding, options.dtype),
+        bfloat16_noise=mean_noise(rounding, "bfloat16"),
         size=Size(len(responses), sum(lengths)),
         bos=bos if type(bos) is int and 0 <= bos < config.vocab_size else None,
         candidates=candidates,
@@ -404,7 +404,8 @@ def read_claim(options: argparse.Namespace) -> tuple[Claim, list[Response]]:
     return claim, responses
 
 
-def mean_noise(noises: Sequence[float]) -> float:
+def mean_noise(rounding: Sequence[Float32[np.ndarray, " tokens"]], dtype: str) -> float:
+    noises = [evidence.noise_of(errors, dtype) for errors in rounding]
     return float(np.sqrt(np.mean(np.square(noises))))
 
 

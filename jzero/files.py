@@ -63,17 +63,17 @@ def no_room(
     )
 
 
-def write_atomic(path: str | os.PathLike[str], text: str) -> None:
-    """Writes `text` to `path` so that the file is never half written.
+def write_atomic(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Writes `content` to `path` so that the file is never half written.
 
-    If the process or the machine dies, the file holds either its old content or `text`. Raises
+    If the process or the machine dies, the file holds either its old content or the new one. Raises
     UserError if the disk is full.
     """
     path = Path(path)
     # The temporary file is in the same folder, because only a rename within a file system is
     # atomic.
     temporary = path.with_name(path.name + ".tmp")
-    data = text.encode()
+    data = content.encode() if isinstance(content, str) else content
     with naming_full_disk(path, len(data)):
         try:
             with temporary.open("wb") as file:

@@ -18,10 +18,8 @@ import hashlib
 import json
 import os
 import platform
-import signal
 import socket
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -32,11 +30,13 @@ import jax
 import numpy as np
 
 from jzero import cli, config, terminal
-from jzero.config import Config, Jobs, Together
+from jzero.config import Config, Jobs, RolloutConfig, Together
+from jzero.decoder.engine import Engine
 from jzero.decoder.sequence import Groups, make_groups
 from jzero.errors import UserError
 from jzero.files import JsonObject
-from jzero.hosts import interrupt, peers, preemption
+from jzero.hosts import interrupt, peers
+from jzero.hosts.interrupt import StopSignal
 from jzero.jobs.leases import FOLDER as LEASES
 from jzero.jobs.leases import Leases
 from jzero.jobs.requests import ANY_VERSION, REQUESTS, RESULTS, Request, Result, request_of
@@ -51,8 +51,7 @@ from jzero.planning.kv_pool import room_of_decoder, size_pool
 from jzero.rollout.sampler import (
     Sampler,
     decoder_settings,
-    make_engine,
-    make_sampler,
+    make_sized_sampler,
     mesh_of_decoder,
     to_rollout,
     with_needed_slots,
@@ -123,10 +122,14 @@ def build(settings: Config, run: str, store: Store, pool: Pool) -> tuple[Sampler
     mesh = configured_mesh(settings.mesh)
     decoder = decoder_settings(settings.model, rollout, settings.algorithm, settings.eval)
     decoder_mesh = mesh_of_decoder(0, mesh)
-    engine = make_engine(decoder, base, decoder_mesh)
-    room = room_of_decoder(settings.memory, engine, settings.model)
-    decoder = replace(decoder, rollout=size_pool(rollout, engine, room))
-    sampler, publish = make_sampler(decoder, settings.task, base, mesh, decoder_mesh, pool)
+
+    def with_pages(engine: Engine) -> RolloutConfig:
+        room = room_of_decoder(settings.memory, engine, settings.model)
+        return size_pool(rollout, engine, room)
+
+    sampler, publish = make_sized_sampler(
+        decoder, settings.task, base, mesh, decoder_mesh, pool, with_pages
+    )
 
     reader = Reader(store, run)
     adapter = settings.model.adapter
@@ -360,32 +363,6 @@ class Worker:
 # -- the command -----------------------------------------------------------------------------------
 
 
-@dataclass
-class StopRequest:
-    """Remembers that a signal, or the notice of a spot machine, asks this process to end."""
-
-    reason: str = ""
-
-    def watch(self, preemption_notice: str) -> None:
-        """Begins to watch. A second signal ends the process at once."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._remember)
-        preemption.watch(preemption_notice, self._notice, threading.Event())
-
-    def _remember(self, number: int, _frame: object) -> None:
-        self.reason = signal.Signals(number).name
-        for handled in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(handled, signal.default_int_handler)
-
-    def _notice(self, notice: str) -> None:
-        self.reason = notice
-
-    def check(self) -> None:
-        """Raises Interrupted once there was a signal or a notice."""
-        if self.reason:
-            raise interrupt.Interrupted(self.reason)
-
-
 def read_settings(
     store: Store, flags: list[str], check_stop: Callable[[], None]
 ) -> tuple[str, Config]:
@@ -444,19 +421,16 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
 def main() -> None:
     """Runs the command."""
     options, flags = parse(cli.start_jax(sys.argv[1:]))
-    stop = StopRequest()
-    with cli.user_errors():
+    with cli.user_errors(), StopSignal(reaction="handing back its request") as stop:
         if peers.has_peers():
             raise UserError("a sampler is one process: start jzero.sample once on every host")
         prefix = options.name or f"{socket.gethostname()}-{os.getpid()}"
         if not is_name(prefix):
             raise UserError(f"--name {prefix}: give a file name")
         name = f"{prefix}-{uuid.uuid4().hex[:8]}"
-        # Before the settings are known, only signals end the sampler.
-        stop.watch("none")
         if options.programs:
             cli.keep_compiled_programs(Path(options.programs))
-        store = RetryingStore(open_store(options.join), STORE_SECONDS, stop.check)
+        store = RetryingStore(open_store(options.join), STORE_SECONDS, stop.raise_if_stopped_here)
         try:
             sample(store, name, flags, stop, options.idle_minutes)
         except interrupt.Interrupted as reason:
@@ -464,24 +438,26 @@ def main() -> None:
 
 
 def sample(
-    store: Store, name: str, flags: list[str], stop: StopRequest, idle_minutes: float = 0.0
+    store: Store, name: str, flags: list[str], stop: StopSignal, idle_minutes: float = 0.0
 ) -> None:
     """Joins the run of a store, and answers requests until it ends."""
-    run, settings = read_settings(store, flags, stop.check)
-    stop.watch(settings.train.preemption_notice)
+    check_stop = stop.raise_if_stopped_here
+    run, settings = read_settings(store, flags, check_stop)
+    # Before the settings are known, only signals end the sampler.
+    stop.watch_notices(settings.train.preemption_notice)
     placement = settings.rollout.placement
     if not isinstance(placement, Jobs):
         raise UserError(f"{store.address}: the run has no rollout.placement=jobs")
     # The first snapshot names the base under an adapter.
     while settings.model.adapter.rank and Reader(store, run).newest() is None:
-        stop.check()
+        check_stop()
         time.sleep(store.poll_seconds)
     with Pool(settings.task.grade_workers) as pool:
         sampler, weights = build(settings, run, store, pool)
         if placement.schedule == "fixed":
             check_decoder(store, sampler)
         leases = Leases(store, name, placement.lease_seconds)
-        worker = Worker(store, leases, sampler, weights, name, stop.check, 60 * idle_minutes)
+        worker = Worker(store, leases, sampler, weights, name, check_stop, 60 * idle_minutes)
         terminal.say(f"{name} samples for {settings.name} on {jax.device_count()} devices")
         worker.run()
     terminal.say(f"{name}: the run has all of its rollouts, {worker.num_answered} requests of mine")

@@ -89,6 +89,10 @@ from jzero.training.warm_start import warm_start
 from jzero.types import State
 from jzero.workers.pool import Pool
 
+# The rows that a step of the warm start may have. With more rows in a microbatch, the numbers of
+# earlier runs would change in their last bits.
+WARM_START_ROWS = 128
+
 
 @dataclass(frozen=True)
 class Run:
@@ -421,11 +425,6 @@ def evaluation_problems(run: Run) -> dict[str, list[EncodedProblem]]:
     # Without held-out problems there is no evaluation with the name "".
     problems = {"": encoded} if encoded else {}
     return problems | encode_suites(run.sampler, config.task, config.eval, config.train.seed)
-
-
-# The rows that a step of the warm start may have. With more rows in a microbatch, the numbers of
-# earlier runs would change in their last bits.
-WARM_START_ROWS = 128
 
 
 # -- state -----------------------------------------------------------------------------------------

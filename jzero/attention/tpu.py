@@ -320,17 +320,13 @@ def paged(
 
     Layers with a window of `width` tokens read its pages without the kernel. See `backend.Paged`.
     """
-    if window is None:
+
+    def kernel(q: jax.Array, table: jax.Array, lengths: jax.Array) -> jax.Array:
         return paged_by_kernel(q, k_pool, v_pool, table, lengths, kv_heads)
 
-    def in_window(q: jax.Array, table: jax.Array, lengths: jax.Array) -> jax.Array:
-        return xla.paged_in_window(q, k_pool, v_pool, table, lengths, kv_heads, width)
-
-    def without_window(q: jax.Array, table: jax.Array, lengths: jax.Array) -> jax.Array:
-        out = paged_by_kernel(q, k_pool, v_pool, table, lengths, kv_heads)
-        return out.astype(jnp.float32)
-
-    return lax.cond(window <= width, in_window, without_window, q, table, lengths)
+    return xla.paged_with_windows(
+        kernel, q, k_pool, v_pool, table, lengths, kv_heads, window, width
+    )
 
 
 def paged_by_kernel(

@@ -3,6 +3,7 @@
 See `backend.py` for the interface and the dimension letters. G = H / K query heads share a KV head.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -476,6 +477,35 @@ def paged(
     start = (0, jax.tree.map(to_slots, by_block))
     _, by_slot = lax.while_loop(has_private_page, fold_private_page, start)
     return (by_slot.out / by_slot.total[..., None]).reshape(S, H, D)
+
+
+def paged_with_windows(
+    kernel: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+    q: Float[Array, "S H D"],
+    k_pool: Pool,
+    v_pool: Pool,
+    table: Int[Array, "S max_pages"],
+    lengths: Int[Array, " S"],
+    kv_heads: int,
+    window: Int[Array, ""] | None,
+    width: int,
+) -> Float[Array, "S H D"]:
+    """Computes the attention of decoding by a kernel that has no windows. See `backend.Paged`.
+
+    kernel: computes layers without a window, from q, the table and the lengths.
+    width: tokens in the window of each layer that has one; these layers do without the kernel.
+    """
+    if window is None:
+        return kernel(q, table, lengths)
+
+    def in_window(q: jax.Array, table: jax.Array, lengths: jax.Array) -> jax.Array:
+        return paged_in_window(q, k_pool, v_pool, table, lengths, kv_heads, width)
+
+    def without_window(q: jax.Array, table: jax.Array, lengths: jax.Array) -> jax.Array:
+        return kernel(q, table, lengths).astype(jnp.float32)
+
+    # All layers are one loop, so the kind of a layer is data.
+    return lax.cond(window <= width, in_window, without_window, q, table, lengths)
 
 
 def paged_in_window(

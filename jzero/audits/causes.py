@@ -15,7 +15,7 @@ import numpy as np
 from jzero.audits import evidence
 from jzero.audits.evidence import CONVENTIONS, RAW, UNFILTERED, Evidence, Size, judge
 from jzero.audits.log import Response, Sampling
-from jzero.audits.scores import Context, Model, Scores, hidden_states, measure
+from jzero.audits.scores import Context, Model, Scores, concatenate, hidden_states, measure
 
 MOST_ROWS, MOST_TOKENS = 64, 4096  # of the sample
 LEAST_TOKENS = 8  # that a cause has to explain
@@ -169,10 +169,10 @@ def score_rows(
     """Returns the scores of every row from its hidden states. margin, dtype: as in `measure`."""
     lengths = [len(row.tokens) for row in rows]
     tokens = np.concatenate([row.tokens for row in rows])
-    of_tokens: list[Sampling] = []
+    samplings_of_tokens: list[Sampling] = []
     for sampling, length in zip(samplings, lengths, strict=True):
-        of_tokens += [sampling] * length
-    return measure(model, hidden, tokens, of_tokens, margin, dtype).rows(lengths)
+        samplings_of_tokens += [sampling] * length
+    return measure(model, hidden, tokens, samplings_of_tokens, margin, dtype).rows(lengths)
 
 
 def make_trials(
@@ -281,7 +281,7 @@ def temperatures(
         return float(np.mean(np.minimum(np.concatenate(parts), 1.0)))
 
     def surprise(scores: list[Scores], samplings: list[Sampling]) -> float:
-        every = evidence.concatenate(scores)
+        every = concatenate(scores)
         return float(-np.mean(np.where(every.is_outside, -20.0, every.filtered)))
 
     losses = [surprise]
@@ -383,14 +383,14 @@ def explain_tokens(
 ) -> list[Finding]:
     """Explains tokens that the claimed model has not sampled, without log-probs.
 
-    One cause is named for all rows, because a row's tokens alone say little.
+    All rows get one cause: the tokens of a single row are too little evidence.
     """
     places = list(range(len(rows)))
-    claimed = evidence.concatenate(trials[0].scores)
+    claimed = concatenate(trials[0].scores)
     limit = evidence.ratio_limit(len(trials), len(claimed.raw), claim.noise)
     best: tuple[float, Trial] | None = None
     for trial in trials[1:]:
-        scores = evidence.concatenate(trial.scores)
+        scores = concatenate(trial.scores)
         is_possible = not scores.is_outside.any()
         if not (is_possible and evidence.ranks_fit(scores)):
             continue
@@ -424,12 +424,12 @@ def explain_likelier(
 
     Only hypotheses without a fitted parameter count, as the ratio's bound requires.
     """
-    claimed = evidence.concatenate(trials[0].scores)
+    claimed = concatenate(trials[0].scores)
     limit = evidence.ratio_limit(len(trials), len(claimed.raw), claim.noise)
     fixed = [trial for trial in trials if not trial.is_fitted]
     totals = []
     for trial in fixed[1:]:
-        scores = evidence.concatenate(trial.scores)
+        scores = concatenate(trial.scores)
         total = float(np.sum(scores.filtered - claimed.filtered, dtype=np.float64))
         totals.append(-math.inf if scores.is_outside.any() else total)
     if max(totals) > limit:

@@ -1,7 +1,7 @@
 """Tests of the claim that a model has sampled logged tokens.
 
 **Log-probs.** A stack that computes in another order, or with kernels of its own, rounds in other
-ways. The size of the difference is measured, not assumed: `rounding_noise` compares this model in
+ways. The size of the difference is measured, not assumed: `rounding_errors` compares this model in
 bfloat16 and in fp32, and other types round less by the ratio of their unit roundoffs. A row is
 rejected if the root mean square of its differences, or one of them, is too many times as large.
 
@@ -14,7 +14,6 @@ their ratios large. z, the same statistic in standard deviations, is printed for
 """
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -70,25 +69,26 @@ class Evidence(NamedTuple):
         return self.logps_fit and self.tokens_fit
 
 
-def rounding_noise(
-    narrow: Scores, wide: Scores, dtype: str, convention: str
+def rounding_errors(
+    narrow: Scores, wide: Scores, convention: str
 ) -> Float32[np.ndarray, " tokens"]:
-    """Returns the sizes of the errors that a stack with the type `dtype` makes, in nats.
+    """Returns the sizes of the errors of bfloat16, in nats.
 
     narrow, wide: scores in bfloat16 and in fp32.
     """
-    a, b = (computed(scores, convention) for scores in (narrow, wide))
-    return np.abs(a - b) * (ROUNDOFF[dtype] / ROUNDOFF["bfloat16"])
-
-
-def noise_of(errors: Float32[np.ndarray, " tokens"]) -> float:
-    """Returns the root mean square of errors, at least LEAST_NOISE."""
-    return max(LEAST_NOISE, float(np.sqrt(np.mean(np.square(errors)))))
-
-
-def computed(scores: Scores, convention: str) -> Float32[np.ndarray, " tokens"]:
     # The edge of top-p jumps, which the bounds of `judge` allow: noise is measured without it.
-    return scores.raw if convention == RAW else scores.unfiltered
+    if convention == RAW:
+        return np.abs(narrow.raw - wide.raw)
+    return np.abs(narrow.unfiltered - wide.unfiltered)
+
+
+def noise_of(errors: Float32[np.ndarray, " tokens"], dtype: str) -> float:
+    """Returns the root mean square of the errors of a type, at least LEAST_NOISE.
+
+    errors: those of bfloat16.
+    """
+    scaled = errors * (ROUNDOFF[dtype] / ROUNDOFF["bfloat16"])
+    return max(LEAST_NOISE, float(np.sqrt(np.mean(np.square(scaled)))))
 
 
 def judge(
@@ -159,11 +159,6 @@ def ratio_limit(num_tests: int, num_tokens: int, noise: float) -> float:
     Rounding changes the expectation of a token's log ratio by about the noise's square.
     """
     return math.log(num_tests / FALSE_ALARM) + num_tokens * noise**2
-
-
-def concatenate(rows: Sequence[Scores]) -> Scores:
-    """Returns the scores of several rows as one."""
-    return Scores(*(np.concatenate(column) for column in zip(*rows, strict=True)))
 
 
 def ranks_fit(scores: Scores) -> bool:

@@ -23,6 +23,7 @@ from jzero.model import experts, qwen
 from jzero.model.architecture import Params, QwenConfig
 from jzero.model.arithmetic import PLAIN
 from jzero.model.run_model import ModelInputs, run_model
+from jzero.numerics.sizes import power_of_two
 from jzero.sharding.mesh import train_mesh
 from jzero.training.packed_rows import PackedRows
 from jzero.types import RowLayout
@@ -75,6 +76,11 @@ class Scores(NamedTuple):
         return [Scores(*row) for row in zip(*columns, strict=True)]
 
 
+def concatenate(rows: Sequence[Scores]) -> Scores:
+    """Returns the scores of several rows as one: the inverse of `Scores.rows`."""
+    return Scores(*(np.concatenate(column) for column in zip(*rows, strict=True)))
+
+
 # -- hidden states ---------------------------------------------------------------------------------
 
 
@@ -88,11 +94,11 @@ def hidden_states(
     outputs: dict[int, np.ndarray] = {}
     by_width: dict[int, list[int]] = {}
     for place, context in enumerate(contexts):
-        width = max(SHORTEST_ROW, 1 << (len(context.tokens) - 1).bit_length())
+        width = power_of_two(len(context.tokens), SHORTEST_ROW)
         by_width.setdefault(width, []).append(place)
     for width, places in sorted(by_width.items()):
         # Calls have as many rows as fit; a short log does not pay for empty ones.
-        rows = min(max(1, CALL_TOKENS // width), 1 << (len(places) - 1).bit_length())
+        rows = min(max(1, CALL_TOKENS // width), power_of_two(len(places)))
         for begin in range(0, len(places), rows):
             chosen = places[begin : begin + rows]
             tokens = np.zeros((rows, width), np.int32)
@@ -182,7 +188,7 @@ def measure(
         with jax.default_matmul_precision("highest"):
             scores = _measure(model.config, dtype, has_filters, model.params, *inputs, margin)
         parts.append(Scores(*(np.asarray(column)[: end - begin] for column in scores)))
-    return Scores(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    return concatenate(parts)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -235,8 +241,8 @@ def _measure(
         # A token is excluded if tokens that beat it by more than the margin fill the filter.
         beats = scaled > target[:, None] + margin
         num_better = jnp.sum(beats, axis=-1)
-        of_k = jax.nn.softmax(jnp.where(scaled >= kth, scaled, -jnp.inf), axis=-1)
-        better = jnp.sum(jnp.where(beats, of_k, 0), axis=-1)
+        share_of_k = jax.nn.softmax(jnp.where(scaled >= kth, scaled, -jnp.inf), axis=-1)
+        better = jnp.sum(jnp.where(beats, share_of_k, 0), axis=-1)
         is_outside = num_better >= within_k
         is_outside |= (top_p < 1) & (shift_share(better, -margin) >= top_p)
 

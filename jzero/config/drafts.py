@@ -23,8 +23,8 @@ REACH = "Tokens of other responses that are searched besides the sequence itself
 
 
 @dataclass(frozen=True)
-class Ngram:
-    """Drafts from the prompt and the earlier tokens of the sequence itself."""
+class Lookup:
+    """The settings of every kind of draft."""
 
     tokens: int = setting(4, TOKENS, at_least=1, at_most=MOST_TOKENS)
     match: int = setting(8, MATCH, at_least=1, at_most=MOST_MATCH)
@@ -32,22 +32,21 @@ class Ngram:
 
 
 @dataclass(frozen=True)
-class Group:
+class Ngram(Lookup):
+    """Drafts from the prompt and the earlier tokens of the sequence itself."""
+
+
+@dataclass(frozen=True)
+class Group(Lookup):
     """Drafts from the sequence itself and the other responses to its prompt."""
 
-    tokens: int = setting(4, TOKENS, at_least=1, at_most=MOST_TOKENS)
-    match: int = setting(8, MATCH, at_least=1, at_most=MOST_MATCH)
-    cost: float = setting(0.0, COST)
     reach: int = setting(4096, REACH, at_least=1)
 
 
 @dataclass(frozen=True)
-class History:
+class History(Lookup):
     """Drafts from the sequence itself and the latest finished responses to its problem."""
 
-    tokens: int = setting(4, TOKENS, at_least=1, at_most=MOST_TOKENS)
-    match: int = setting(8, MATCH, at_least=1, at_most=MOST_MATCH)
-    cost: float = setting(0.0, COST)
     reach: int = setting(4096, REACH, at_least=1)
 
 

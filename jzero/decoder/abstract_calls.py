@@ -10,9 +10,10 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jzero.decoder.decode_state import Arrival, Prefix, ResumePoint
-from jzero.decoder.engine import SMALLEST_INSERT, Engine, next_power_of_two
+from jzero.decoder.engine import SMALLEST_INSERT, Engine
 from jzero.decoder.score_program import ScoreInputs
 from jzero.model import qwen
+from jzero.numerics.sizes import power_of_two
 from jzero.tokens import TRACKS
 
 Call = tuple[jax.stages.Wrapped, tuple]  # a program and its arguments
@@ -125,7 +126,7 @@ def insert_inputs(engine: Engine, rows: int, width: int) -> tuple:
         slot_state=engine.abstract_slot_state(rows),
     )
     # The largest insert fills every slot of a shard at once.
-    arrivals = next_power_of_two(engine.slots_per_shard, SMALLEST_INSERT)
+    arrivals = power_of_two(engine.slots_per_shard, SMALLEST_INSERT)
     copies = rows * width // engine.settings.page_size + arrivals
     return (
         prefix,
@@ -142,7 +143,7 @@ def generate_inputs(engine: Engine) -> tuple:
         by_slot(engine, (slots, engine.pages_per_slot)),
         by_slot(engine, (slots,), jnp.bool_),
         by_slot(engine, (slots // engine.slots_per_block,)),
-        *([engine.drafter.abstract_inputs()] if engine.drafter and engine.drafter.pays else []),
+        *([drafter.abstract_inputs()] if (drafter := engine.paying_drafter) else []),
     )
     # As in Engine.generate: only episodes of several turns have resume points and forced tokens.
     if engine.settings.max_turns == 1:

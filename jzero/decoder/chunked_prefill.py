@@ -15,11 +15,12 @@ import jax
 import numpy as np
 
 from jzero.decoder.decode_state import DecodeState, Start
-from jzero.decoder.engine import Engine, PageCopy, Placement, Samples, divide_up
+from jzero.decoder.engine import Engine, PageCopy, Placement, Samples
 from jzero.decoder.pages import SCRATCH_PAGE
 from jzero.decoder.score_program import ScoreInputs
 from jzero.decoder.sequence import Sequence
 from jzero.model import qwen
+from jzero.numerics.sizes import divide_up
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,8 +3,8 @@
 The noise of a token is a function of its request and its position (`sampling.uniforms`). A pass
 computes the input of a slot and the k tokens of its draft, and samples the token after each of
 them. A token of the draft is accepted if it equals the token that was sampled at its position; the
-first one that differs is replaced by the sampled token, and later ones are dropped. The tokens are
-therefore those of decoding one after the other, with any filter and any temperature. Speculative
+first one that differs is replaced by the sampled token, and later ones are dropped. So the tokens
+are the same as if they were decoded one at a time, with any filter and any temperature. Speculative
 sampling (Leviathan et al. 2023) keeps only their distribution.
 
 A pass computes 1 + k tokens of a slot as 1 + k slots of `programs.decode_step`: neighboring rows

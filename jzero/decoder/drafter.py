@@ -18,6 +18,7 @@ from jaxtyping import Int32
 from jzero.decoder.draft_program import DraftInputs, compile_remember
 from jzero.decoder.drafts import SEPARATOR, Drafting, DraftState
 from jzero.decoder.program_settings import ProgramSettings
+from jzero.numerics.sizes import power_of_two
 
 
 class Beginning(NamedTuple):
@@ -87,8 +88,8 @@ class Drafter:
         by_shard: list[list[Beginning]] = [[] for _ in range(self.num_shards)]
         for beginning in beginnings:
             by_shard[beginning.shard].append(beginning)
-        # Powers of two, so that few programs are compiled. Padding names no slot.
-        count = 1 << (max(map(len, by_shard)) - 1).bit_length()
+        # Padding names no slot.
+        count = power_of_two(max(map(len, by_shard)))
         slots = np.full((self.num_shards, count), self.slots_per_shard, np.int32)
         tokens = np.zeros((self.num_shards, count, self.longest), np.int32)
         for shard, items in enumerate(by_shard):

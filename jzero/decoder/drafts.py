@@ -131,7 +131,7 @@ def find(
 def with_forced(
     found: Drafts, forced: Int[Array, "slots steps"], counts: Int[Array, " slots"]
 ) -> Drafts:
-    """Returns the drafts with the environment's next tokens in place of found ones.
+    """Replaces the drafts of slots that take a reply by the next tokens of the reply.
 
     forced, counts: as in `programs.generate`, and the tokens that this call has emitted.
     """
@@ -157,7 +157,7 @@ def pays(
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Returns the tokens that a pass with drafts is expected to gain, and those that it costs.
 
-    Both are sums over the slots of a shard, in tokens beyond those of a pass without drafts.
+    Both are in tokens, relative to a pass without drafts, and summed over the slots of a shard.
     """
     accepted, number = outcomes[0]
     shares = jnp.arange(1, drafting.match + 1) / drafting.match

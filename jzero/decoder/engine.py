@@ -58,6 +58,7 @@ from jzero.decoder.score_program import ScoreInputs, TokenScores, compile_extend
 from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.model.delta_net import DeltaState
+from jzero.numerics.sizes import divide_up, power_of_two
 from jzero.tokens import TrackShapes
 
 # Rows per shard for scoring: sequences being scored, or scored ones that keep their pages.
@@ -259,7 +260,7 @@ class Engine:
         tracks = self.recorded_tracks(samples)
         top_p = samples.top_p or self.settings.top_p
         top_k = samples.top_k or self.settings.top_k
-        has_drafts = self.has_drafts
+        has_drafts = self.paying_drafter is not None
         key = top_p, top_k, tracks, samples.has_choices, has_drafts
         if key not in self._programs:
             settings = replace(self.program_settings, tracks=tracks)
@@ -275,15 +276,14 @@ class Engine:
         return self._programs[key]
 
     @property
-    def has_drafts(self) -> bool:
-        """Whether passes of the model may check drafts."""
-        return self.drafter is not None and self.drafter.pays
+    def paying_drafter(self) -> Drafter | None:
+        """The drafter, if passes of the model may check drafts."""
+        return self.drafter if self.drafter is not None and self.drafter.pays else None
 
     def tokens_of(self, steps: int) -> int:
         """Returns the most tokens of a slot in a call of `steps` steps."""
-        if self.drafter is None or not self.drafter.pays:
-            return steps
-        return steps * self.drafter.drafting.passed
+        drafter = self.paying_drafter
+        return steps if drafter is None else steps * drafter.drafting.passed
 
     @property
     def filters(self) -> Filters:
@@ -602,7 +602,7 @@ class Engine:
 
         # Few sizes, so that few programs are compiled. Padding names a slot that does not exist.
         longest = max(len(items) for items in by_shard)
-        count = next_power_of_two(longest, SMALLEST_INSERT)
+        count = power_of_two(longest, SMALLEST_INSERT)
         fields = len(Arrival._fields)
         arrivals = np.full((self.num_shards, fields, count), self.slots_per_shard, np.int32)
         # At most every page of the prefix once, and the last page of the prompt once per sample.
@@ -651,10 +651,10 @@ class Engine:
         keep[running] = True
         shared_pages = self._count_shared_pages(table, keep)
         arrays: list[PyTree] = [*self._to_device(table, keep, shared_pages)]
-        if self.drafter is not None and self.drafter.pays:
-            texts = self.drafter.remember(decode_state.drafts, self._take_beginnings())
+        if (drafter := self.paying_drafter) is not None:
+            texts = drafter.remember(decode_state.drafts, self._take_beginnings())
             decode_state = decode_state._replace(drafts=texts)
-            arrays.append(self.drafter.inputs(self._references()))
+            arrays.append(drafter.inputs(self._references()))
         inputs = self._last_inputs(samples)
         return self.programs(samples).generate(params, decode_state, seed, *arrays, *inputs)
 
@@ -724,7 +724,7 @@ class Engine:
         for start, temperature in starts:
             shard, slot = divmod(start.slot, self.slots_per_shard)
             by_shard[shard].append((start._replace(slot=slot), temperature))
-        count = next_power_of_two(max(map(len, by_shard)), SMALLEST_INSERT)
+        count = power_of_two(max(map(len, by_shard)), SMALLEST_INSERT)
         columns = np.full(
             (self.num_shards, len(Start._fields), count), self.slots_per_shard, np.int32
         )
@@ -760,7 +760,7 @@ class Engine:
     def score_width(self, num_tokens: int) -> int:
         """Returns the padded width of a sequence's next chunk, with `num_tokens` tokens left."""
         page_size = self.settings.page_size
-        num_pages = next_power_of_two(divide_up(num_tokens, page_size), 1)
+        num_pages = power_of_two(divide_up(num_tokens, page_size))
         most_pages = max(1, self.score_tokens // page_size)
         return min(num_pages, most_pages, self.pages_per_slot) * page_size
 
@@ -768,7 +768,7 @@ class Engine:
         """Returns how many pages a call of `score` reads for contexts of up to `num_tokens`."""
         if not num_tokens:
             return 0
-        num_pages = next_power_of_two(num_tokens // self.settings.page_size, 1)
+        num_pages = power_of_two(num_tokens // self.settings.page_size)
         return min(num_pages, self.pages_per_slot)
 
     def _count_shared_pages(
@@ -860,16 +860,3 @@ def zeros_program(abstract: PyTree) -> jax.stages.Wrapped:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract)
 
     return jax.jit(zeros, out_shardings=jax.tree.map(lambda x: x.sharding, abstract))
-
-
-def divide_up(numerator: int, denominator: int) -> int:
-    """Divides and rounds up."""
-    return -(-numerator // denominator)
-
-
-def next_power_of_two(count: int, smallest: int) -> int:
-    """Returns the smallest power of two that is at least `count` and `smallest`.
-
-    Array sizes are rounded up to it, so that few programs are compiled.
-    """
-    return max(smallest, 1 << (count - 1).bit_length())

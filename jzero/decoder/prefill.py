@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from jzero.decoder.engine import Engine, next_power_of_two
+from jzero.decoder.engine import Engine
 from jzero.decoder.sampling import Filters
 from jzero.decoder.sequence import Groups, Sequence
+from jzero.numerics.sizes import divide_up, power_of_two
 
 # Bounds the memory of a prefill. A single longer prompt is still prefilled at once.
 PREFILL_TOKENS = 8192  # padded prompt tokens of one prefill call, over all shards
@@ -23,7 +24,7 @@ def prefill_shape(engine: Engine, longest: int) -> tuple[int, int]:
     `longest` is the number of tokens in its longest row.
     """
     page_size = engine.settings.page_size
-    num_pages = next_power_of_two(-(-longest // page_size), 1)
+    num_pages = power_of_two(divide_up(longest, page_size))
     width = min(num_pages * page_size, engine.max_prefill_length)
     return width, max(1, PREFILL_TOKENS // (width * engine.num_shards))
 
@@ -34,8 +35,8 @@ def prefill_shapes(engine: Engine) -> list[tuple[int, int]]:
     # tokens, unless `chunked_prefill.py` prefills it in chunks.
     longest = max(engine.longest_prefill(), 2)
     shapes = {prefill_shape(engine, length) for length in range(1, longest)}
-    most_rows = next_power_of_two(engine.slots_per_shard, 1)
-    return [(min(next_power_of_two(rows, 1), most_rows), width) for width, rows in sorted(shapes)]
+    most_rows = power_of_two(engine.slots_per_shard)
+    return [(min(power_of_two(rows), most_rows), width) for width, rows in sorted(shapes)]
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,11 @@ def take_prefill_batch(
     width, max_rows = prefill_shape(engine, longest)
     taken = [_take_fitting(groups, width, max_rows) for groups in groups_by_shard]
 
-    rows_per_shard = next_power_of_two(max(len(groups) for groups in taken), 1)
+    rows_per_shard = power_of_two(max(len(groups) for groups in taken))
     num_rows = engine.num_shards * rows_per_shard
     if not group_size:
         largest = max(map(len, itertools.chain.from_iterable(taken)))
-        group_size = next_power_of_two(largest, 1)
+        group_size = power_of_two(largest)
     # Smaller groups, such as a preempted sequence, are padded to group_size: one shape serves all.
     batch = PrefillBatch(
         rows=[],

@@ -492,7 +492,7 @@ class Scheduler:
         """Starts a decode call and the copy of its result to the host. Waits for neither."""
         self.counters.decode_calls += 1
         self.unread_calls += 1
-        if self.engine.has_drafts:
+        if self.engine.paying_drafter is not None:
             for slot, sequence in self.decoding.items():
                 self.engine.placements[slot].references = self.references.of(sequence)
         turns = {slot: (sequence, len(sequence.turns)) for slot, sequence in self.decoding.items()}

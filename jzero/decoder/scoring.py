@@ -24,13 +24,14 @@ import numpy as np
 from jaxtyping import Float32, Int32
 
 from jzero.decoder.decode_state import DecodeState
-from jzero.decoder.engine import SCORING_ROWS, Engine, divide_up, next_power_of_two
+from jzero.decoder.engine import SCORING_ROWS, Engine
 from jzero.decoder.pages import SCRATCH_PAGE, OutOfPages
 from jzero.decoder.score_program import ALTERNATIVES, MAX_ALTERNATIVES, ScoreInputs, TokenScores
 from jzero.decoder.sequence import DecodeCounters, Sequence
 from jzero.hosts import collectives
 from jzero.model import qwen
 from jzero.model.delta_net import DeltaState
+from jzero.numerics.sizes import divide_up, power_of_two
 
 
 @dataclass(eq=False)
@@ -342,7 +343,7 @@ class Scorer:
         width = max(self._chunk_width(rows[0]) for rows in by_shard if rows)
         most_rows = max(1, engine.score_tokens // width)
         by_shard = [rows[:most_rows] for rows in by_shard]
-        rows_per_shard = next_power_of_two(max(len(rows) for rows in by_shard), 1)
+        rows_per_shard = power_of_two(max(len(rows) for rows in by_shard))
         most_context = max(row.position for row in itertools.chain.from_iterable(by_shard))
 
         num_rows = engine.num_shards * rows_per_shard

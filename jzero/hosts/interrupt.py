@@ -58,18 +58,22 @@ class StopSignal:
 
     `preemption_notice` is the setting `train.preemption_notice`: the source of preemption notices,
     which are remembered like a signal. A notice does not count as the first of two signals, because
-    the machine's shutdown sends SIGTERM a moment later.
+    the machine's shutdown sends SIGTERM a moment later. `reaction` is what the user is told that
+    the process does then.
     """
 
-    def __init__(self, preemption_notice: str = "none") -> None:
+    def __init__(
+        self, preemption_notice: str = "none", reaction: str = "saving a checkpoint"
+    ) -> None:
         self.reason = ""  # the signal or notice of this host; "" for none
+        self.reaction = reaction
         self._preemption_notice = preemption_notice
         self._is_over = threading.Event()
         self._last_poll = 0.0  # time.monotonic() of the last read of the other hosts' reasons
         self._handlers_before: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> "StopSignal":
-        preemption.watch(self._preemption_notice, self._stop_at_notice, self._is_over)
+        self.watch_notices(self._preemption_notice)
         # Python accepts signal handlers in the main thread only.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -87,19 +91,23 @@ class StopSignal:
         for number, handler in self._handlers_before.items():
             signal.signal(number, handler)
 
+    def watch_notices(self, preemption_notice: str) -> None:
+        """Begins to poll a source of preemption notices, until the end of the block."""
+        preemption.watch(preemption_notice, self._stop_at_notice, self._is_over)
+
     def _remember(self, number: int, _frame: FrameType | None) -> None:
         """Handles a signal: reports it to the other hosts and the user."""
         self._remember_reason(signal.Signals(number).name)
         # Python's default handler takes a second signal.
         for handled in self._handlers_before:
             signal.signal(handled, signal.default_int_handler)
-        message = f"{self.reason}: saving a checkpoint; again to stop at once"
+        message = f"{self.reason}: {self.reaction}; again to stop at once"
         print(message, file=sys.stderr, flush=True)
 
     def _stop_at_notice(self, notice: str) -> None:
         """Handles a preemption notice, in the thread that polls for notices."""
         self._remember_reason(notice)
-        print(f"{self.reason}: saving a checkpoint", file=sys.stderr, flush=True)
+        print(f"{self.reason}: {self.reaction}", file=sys.stderr, flush=True)
 
     def _remember_reason(self, reason: str) -> None:
         """Stores the reason why this host stops, and publishes it to the other hosts."""

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 import fsspec
 
@@ -21,6 +21,7 @@ from jzero import terminal
 from jzero.errors import UserError, reason_of
 from jzero.run import buckets
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 TEMPORARY = ".tmp"  # ends the names of files that are being written
@@ -216,12 +217,12 @@ class RetryingStore:
         self.seconds = seconds
         self.check_stop = check_stop
 
-    def _repeat(self, operation: Callable[[], T]) -> T:
+    def _repeat(self, operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         deadline = time.monotonic() + self.seconds
         pause = FIRST_PAUSE
         while True:
             try:
-                return operation()
+                return operation(*args, **kwargs)
             except (FileNotFoundError, FileExistsError):
                 raise
             except OSError as error:
@@ -238,25 +239,25 @@ class RetryingStore:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def read(self, name: str) -> bytes:
-        return self._repeat(lambda: self.store.read(name))
+        return self._repeat(self.store.read, name)
 
     def write(self, name: str, data: bytes) -> None:
-        self._repeat(lambda: self.store.write(name, data))
+        self._repeat(self.store.write, name, data)
 
     def create(self, name: str, data: bytes) -> bool:
-        return self._repeat(lambda: self.store.create(name, data))
+        return self._repeat(self.store.create, name, data)
 
     def names(self, folder: str) -> list[str]:
-        return self._repeat(lambda: self.store.names(folder))
+        return self._repeat(self.store.names, folder)
 
     def delete(self, name: str) -> None:
-        self._repeat(lambda: self.store.delete(name))
+        self._repeat(self.store.delete, name)
 
     def modified(self, name: str) -> float:
-        return self._repeat(lambda: self.store.modified(name))
+        return self._repeat(self.store.modified, name)
 
     def now(self, who: str) -> float:
-        return self._repeat(lambda: self.store.now(who))
+        return self._repeat(self.store.now, who)
 
 
 def open_store(address: str) -> Store:

@@ -335,8 +335,8 @@ class JobStream(ABC):
         path = result_file(self.settings.workdir, request.id)
         # On disk before the request is closed, so that a kill in between loses nothing.
         path.parent.mkdir(exist_ok=True)
-        write_bytes(request_file(self.settings.workdir, request.id), request.to_json())
-        write_bytes(path, data)
+        write_atomic(request_file(self.settings.workdir, request.id), request.to_json())
+        write_atomic(path, data)
         self.ready[request.id] = Answer(request, result, rollouts)
         self.close_request(request.id)
 
@@ -498,18 +498,9 @@ class FixedStream(JobStream):
 class ArrivalStream(JobStream):
     """A step trains on the requests that are answered first."""
 
-    def __init__(
-        self,
-        sampler: Sampler,
-        problems: TrainingProblems,
-        rollout: RolloutConfig,
-        placement: Jobs,
-        settings: JobSettings,
-    ) -> None:
-        self.num_published = 0  # requests
-        self.num_drawn = 0  # problems, including prompts that were too long
-        self.version = 0  # of the newest weights
-        super().__init__(sampler, problems, rollout, placement, settings)
+    num_published: int = 0  # requests
+    num_drawn: int = 0  # problems, including prompts that were too long
+    version: int = 0  # of the newest weights
 
     @property
     def per_step(self) -> int:
@@ -650,11 +641,3 @@ def read_run(data: bytes, address: str) -> tuple[str, str]:
 def is_name(text: object) -> bool:
     """Returns whether a text can be the name of a sampler, which is a file name."""
     return isinstance(text, str) and 0 < len(text) <= 200 and "/" not in text and text[0] != "."
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Writes a file atomically. Raises UserError if the disk is full."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with naming_full_disk(path, len(data)):
-        temporary.write_bytes(data)
-    temporary.replace(path)

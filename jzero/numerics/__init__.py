@@ -1,1 +1,1 @@
-"""Matrix products in fp32 and int8."""
+"""Matrix products in fp32 and int8, and sizes of arrays."""

@@ -21,6 +21,7 @@ from jzero.errors import UserError
 from jzero.hosts import processes
 from jzero.planning.arithmetic import bytes_of_phases, totals
 from jzero.planning.chips import CHIPS, GIB, DescribedDevice
+from jzero.planning.compiling import Device
 from jzero.planning.host_memory import free_bytes, total_bytes
 from jzero.planning.memory import DEFAULT_GPU_SHARE, STATE, row_tokens
 from jzero.planning.models import is_known
@@ -114,16 +115,14 @@ def fit(settings: Config, devices: Sequence[DescribedDevice], available: float) 
     return Fit(settings, run, totals(bytes_of_phases(run)), available)
 
 
-def is_cpu(devices: Sequence[DescribedDevice]) -> bool:
+def is_cpu(devices: Sequence[Device]) -> bool:
     """Returns whether devices are CPU devices, which share the memory of a machine."""
     return devices[0].platform == "cpu"
 
 
-def room_for_arrays(
-    settings: Config, devices: Sequence[DescribedDevice], available: float
-) -> float:
+def room_for_arrays(run: PlannedRun, available: float) -> float:
     """Returns the bytes that are left on a device while, on CPUs, a checkpoint is being written."""
-    return available - saved_bytes(build(settings, devices)) if is_cpu(devices) else available
+    return available - saved_bytes(run) if is_cpu(run.devices) else available
 
 
 def fit_run(settings: Config, devices: Sequence[DescribedDevice], available: float) -> Fit:
@@ -133,7 +132,7 @@ def fit_run(settings: Config, devices: Sequence[DescribedDevice], available: flo
     Raises UserError as `fit`.
     """
     settings = without_adapter_path(settings)
-    room = room_for_arrays(settings, devices, available)
+    room = room_for_arrays(build(settings, devices), available)
     # On CPUs the KV cache only has to hold one sequence.
     share = SMALLEST_CPU_SHARE if is_cpu(devices) else SMALLEST_SHARE
     smaller = shrink_pool(settings, devices, room, share)
@@ -223,7 +222,7 @@ def _check_cpu_memory(settings: Config) -> float | None:
     verdict = fit_run(settings, devices, available)
     if verdict.fits:
         return verdict.needed
-    room = room_for_arrays(settings, devices, available)
+    room = room_for_arrays(verdict.run, available)
     return require_fit(settings, devices, room) + available - room
 
 

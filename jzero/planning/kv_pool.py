@@ -19,9 +19,10 @@ from dataclasses import dataclass, replace
 import jax
 
 from jzero.config import MemoryConfig, ModelConfig, RolloutConfig
-from jzero.decoder.engine import Engine, divide_up
+from jzero.decoder.engine import Engine
 from jzero.errors import UserError
 from jzero.hosts import collectives, processes
+from jzero.numerics.sizes import divide_up
 from jzero.planning import host_memory
 from jzero.planning.arithmetic import sampling_bytes
 from jzero.planning.chips import GIB

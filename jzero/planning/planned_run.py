@@ -29,6 +29,7 @@ from jzero.errors import UserError
 from jzero.model import adapters, tokenizer
 from jzero.model.new_model import check_experts, new_model
 from jzero.model.qwen import QwenConfig
+from jzero.numerics.sizes import power_of_two
 from jzero.planning.chips import CHIPS, HOST_TOPOLOGIES, Chip, DescribedDevice
 from jzero.planning.compiling import Device, Program, compile_only_devices, device_bytes
 from jzero.planning.models import architecture
@@ -45,7 +46,7 @@ from jzero.training.credit import CreditSettings
 from jzero.training.frozen import abstract_base
 from jzero.training.heads import Objective
 from jzero.training.learner import Learner
-from jzero.training.supervised import SupervisedTrainer, power_of_two
+from jzero.training.supervised import SupervisedTrainer
 from jzero.training.trainer import (
     RowShapes,
     Trainer,

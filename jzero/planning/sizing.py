@@ -116,7 +116,7 @@ def choose_sizes(
     planned = without_adapter_path(config)
     run = build(planned, devices)
     if available is not None:
-        available = room_for_arrays(planned, devices, available)
+        available = room_for_arrays(run, available)
     least = row_tokens(run)
     tokens = config.train.microbatch_tokens
     if not tokens:

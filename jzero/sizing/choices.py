@@ -485,7 +485,7 @@ def _choose_counts(sheet: Sheet, source: str, machine: Machine, is_last: bool) -
     excluded = [train_an_adapter, quantize_base]
     if not is_last:
         excluded.append(shorter_responses)
-    room = room_for_arrays(sized, devices, available)
+    room = room_for_arrays(verdict.run, available)
     changed = with_remedies(sized, devices, room, excluded)
     if changed is None:
         return needed  # the check of the run says what is missing

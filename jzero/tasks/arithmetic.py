@@ -60,7 +60,14 @@ def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
 
 def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
     """Returns a score of 1 if the response is exactly the product, else 0."""
-    found = _NUMBER.fullmatch(response)
+    return grade_number(_NUMBER.fullmatch(response), gold)
+
+
+def grade_number(found: re.Match[str] | None, gold: JsonValue) -> Grade:
+    """Returns a score of 1 if the number of a response is right, else 0.
+
+    found: the match of the whole response, whose first group is the number; None without a number.
+    """
     if found is None:
         return Grade(0.0, False, "no answer")
     if int(found[1]) != gold:

@@ -22,6 +22,7 @@ from jzero.problems import problem_sets
 from jzero.problems.options import read_known_options
 from jzero.problems.prompts import SUMS_TEMPLATES, find_template
 from jzero.setting import setting
+from jzero.tasks import arithmetic
 from jzero.types import Grade, JsonValue, Problem
 
 if TYPE_CHECKING:
@@ -89,12 +90,7 @@ def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
 
 def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
     """Returns a score of 1 if the response is the value and nothing else, else 0."""
-    found = _NUMBER.fullmatch(response)
-    if found is None:
-        return Grade(0.0, False, "no answer")
-    if int(found[1]) != gold:
-        return Grade(0.0, False, "wrong value")
-    return Grade(1.0, True, "correct")
+    return arithmetic.grade_number(_NUMBER.fullmatch(response), gold)
 
 
 # The warm start.

@@ -15,11 +15,11 @@ import numpy as np
 from jaxtyping import Float32, Int32
 
 from jzero.errors import UserError, shown
+from jzero.numerics.sizes import power_of_two
 from jzero.tinker import losses, wire
 from jzero.tinker.limits import TinkerLimits
 from jzero.training.accumulation import Examples
 from jzero.training.packing import best_fit
-from jzero.training.supervised import power_of_two
 from jzero.types import Batch
 
 # The fields of a position's loss besides its target: read if the loss has them.

@@ -13,6 +13,7 @@ from jzero.algorithms import supervised
 from jzero.config import ModelConfig, OptimizerConfig, TrainConfig
 from jzero.hosts import collectives
 from jzero.model import qwen
+from jzero.numerics.sizes import power_of_two
 from jzero.tokens import Tokens
 from jzero.training.examples import Example
 from jzero.training.heads import Objective, Stats
@@ -20,11 +21,6 @@ from jzero.training.learner import policy_learner
 from jzero.training.packing import PackedBatch, TrainingSequence, best_fit, pack
 from jzero.training.trainer import microbatch_rows
 from jzero.types import RowLayout, State
-
-
-def power_of_two(number: int) -> int:
-    """Returns the smallest power of two that is at least `number`."""
-    return 1 << (number - 1).bit_length()
 
 
 class SupervisedTrainer:
