@@ -86,6 +86,7 @@ def json_lines(output: IO[str], log: TextIO, last_lines: list[str]) -> Iterator[
     names.
     """
     headings: list[str] = []
+    above: list[str] = []  # the cells of the line before: headings, if rules stand below them
     for line in output:
         log.write(line)
         log.flush()
@@ -95,14 +96,16 @@ def json_lines(output: IO[str], log: TextIO, last_lines: list[str]) -> Iterator[
             del last_lines[:-20]
         if text.startswith("{"):
             yield json.loads(text)
-        elif text.startswith("| "):
-            cells = [cell.strip() for cell in text.strip("|").split("|")]
-            if not headings:
-                headings = cells
-            elif set(cells) != {"---"}:
+        is_row = text.startswith("| ") and text.endswith(" |")
+        cells = [cell.strip() for cell in text.strip("|").split("|")] if is_row else []
+        if is_row and set(cells) == {"---"}:
+            headings = above
+        elif len(cells) == len(headings):
+            if cells:
                 yield dict(zip(headings, cells, strict=True))
         else:
             headings = []
+        above = cells
 
 
 def say(lines: TextIO, values: dict[str, object]) -> None:
