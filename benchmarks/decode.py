@@ -30,7 +30,7 @@ from jzero.planning.chips import Chip
 from jzero.planning.planned_run import kv_bytes_per_token
 from jzero.sharding.mesh import decode_mesh, param_shardings, train_mesh
 from jzero.sharding.publish import bytes_of_one_device, publisher
-from jzero.sharding.side_by_side import joins_weights
+from jzero.sharding.side_by_side import weight_layout
 from jzero.types import Params
 
 HEADINGS = [
@@ -63,8 +63,8 @@ def make_engine(
         return qwen.init(model, key)
 
     params = jax.jit(init, out_shardings=param_shardings(model, mesh))(jax.random.key(0))
-    joins = joins_weights(ModelConfig(), engine.mesh)
-    publish = publisher(model, mesh, engine.mesh, engine.dtype, joins=joins)
+    layout = weight_layout(model, ModelConfig(), engine.mesh)
+    publish = publisher(model, mesh, engine.mesh, engine.dtype, layout=layout)
     return engine, publish(params)
 
 

@@ -19,11 +19,11 @@ DECODE = (
 )
 # Model, rows in a microbatch, remat.
 UPDATE = (
+    ("Qwen2.5-3B", 4, "dots"),
+    ("Qwen2.5-1.5B", 8, "dots"),
+    ("Qwen2.5-0.5B", 8, "dots"),
     ("Qwen2.5-3B", 4, "full"),
     ("Qwen2.5-1.5B", 8, "full"),
-    ("Qwen2.5-0.5B", 8, "full"),
-    ("Qwen2.5-3B", 4, "dots"),
-    ("Qwen2.5-1.5B", 4, "dots"),
     ("Qwen2.5-7B", 2, "full"),
 )
 

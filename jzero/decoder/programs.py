@@ -406,6 +406,8 @@ def with_flat_outputs(params: qwen.Params) -> qwen.Params:
     # In the loop over the layers, where the product follows a kernel, XLA:TPU would copy a layer of
     # four axes before each product: a tenth of a decode step (lab/log.md, 2026-11-23).
     layers = params["layers"]
+    if isinstance(layers, tuple):  # apart, where every product has a whole array
+        return params
     weight = layers.get("o")
     if isinstance(weight, QuantizedWeight):
         L, H, D, E = weight.values.shape

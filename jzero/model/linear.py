@@ -34,6 +34,7 @@ from jzero.numerics.products import (
     linear_product,
     product_in_fp32,
     product_over_rows,
+    rounded_linear_product,
 )
 
 # Names of values that the backward pass can keep; `qwen.REMAT` maps each setting to its names.
@@ -135,6 +136,8 @@ def linear(
         return checkpoint_name(quantized_product(x, weight.as_matrix(inputs)), LINEAR_OUTPUT)
     # A plain weight. Narrow types need the product that accumulates in fp32.
     matrix = weight.reshape(inputs, -1)
+    if is_narrow(x) and x.dtype == matrix.dtype:
+        return checkpoint_name(rounded_linear_product("ni,io->no", x, matrix), LINEAR_OUTPUT)
     if is_narrow(x):
         out = linear_product("ni,io->no", x, matrix).astype(x.dtype)
         return checkpoint_name(out, LINEAR_OUTPUT)

@@ -300,7 +300,7 @@ def forward(
 
 def loop_over_layers(
     config: QwenConfig,
-    layers: Params,
+    layers: Params | tuple[Params, ...],
     x: Float[Array, "N E"],
     forward_pass: ForwardPass,
     carry: PyTree,
@@ -308,6 +308,11 @@ def loop_over_layers(
 ) -> tuple[Float[Array, "N E"], PyTree]:
     """Computes all layers of a family whose layers are of one kind."""
     graph = layer_graph(config)
+    if isinstance(layers, tuple):  # a decoder's layers may be apart: see sharding.side_by_side
+        for index, weights in enumerate(layers):
+            layer = nnx.merge(graph, weights)
+            x, carry = layer(x, forward_pass, jnp.int32(index), carry)
+        return x, carry
 
     def step(state: tuple, scanned: tuple) -> tuple[tuple, None]:
         x, carry = state

@@ -17,12 +17,30 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 
 def product_in_fp32(letters: str, first: jax.Array, second: jax.Array) -> jax.Array:
     """Multiplies two arrays of one type as `jnp.einsum`; the sum and the result are in fp32."""
     return jnp.einsum(letters, first, second, preferred_element_type=jnp.float32)
+
+
+def rounded_product(letters: str, first: jax.Array, second: jax.Array) -> jax.Array:
+    """Multiplies two narrow arrays of one type; the sum is in fp32, and rounded once to the type.
+
+    The derivative is JAX's: `rounded_linear_product` has a better one.
+    """
+
+    def in_fp32(first: jax.Array, second: jax.Array) -> jax.Array:
+        return product_in_fp32(letters, first, second).astype(first.dtype)
+
+    def at_once(first: jax.Array, second: jax.Array) -> jax.Array:
+        return jnp.einsum(letters, first, second, preferred_element_type=first.dtype)
+
+    # cuBLAS sums in fp32 and rounds as it writes. From a result in fp32 XLA would round in a second
+    # pass over memory.
+    return lax.platform_dependent(first, second, cuda=at_once, default=in_fp32)
 
 
 def linear_product(
@@ -62,39 +80,67 @@ def narrow_forward(
 def narrow_backward(
     letters: str, kept: tuple[jax.Array, jax.Array], gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
+    """Returns the gradients of x and of the matrix; that of the product may be in any type."""
     x, weight = kept
     factors, out_letters = letters.split("->")
     x_letters, weight_letters = factors.split(",")
     # Both factors have to be narrow, or the products would be computed in fp32.
     gradient = gradient.astype(x.dtype)
-    x_gradient = product_in_fp32(f"{out_letters},{weight_letters}->{x_letters}", gradient, weight)
+    x_gradient = rounded_product(f"{out_letters},{weight_letters}->{x_letters}", gradient, weight)
     if weight_letters[0] in x_letters:  # the matrix is [inputs, outputs]
-        weight_gradient = product_over_rows(x, gradient)
+        weight_gradient = product_over_rows(x, gradient, weight.dtype)
     else:
-        weight_gradient = product_over_rows(gradient, x)
-    return x_gradient.astype(x.dtype), weight_gradient.astype(weight.dtype)
+        weight_gradient = product_over_rows(gradient, x, weight.dtype)
+    return x_gradient, weight_gradient
 
 
 narrow_product.defvjp(narrow_forward, narrow_backward)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def rounded_linear_product(
+    letters: str, x: Float[Array, "*rows inputs"], weight: Float[Array, "..."]
+) -> Float[Array, "*rows outputs"]:
+    """Computes `linear_product` of narrow factors, with the result rounded to their type."""
+    return rounded_product(letters, x, weight)
+
+
+def rounded_forward(
+    letters: str, x: jax.Array, weight: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return rounded_product(letters, x, weight), (x, weight)
+
+
+rounded_linear_product.defvjp(rounded_forward, narrow_backward)
+
+
 def product_over_rows(
-    first: Float[Array, "*rows I"], second: Float[Array, "*rows O"]
+    first: Float[Array, "*rows I"],
+    second: Float[Array, "*rows O"],
+    dtype: DTypeLike = jnp.float32,
 ) -> Float[Array, "I O"]:
-    """Sums first[row, i] * second[row, o] over all rows, in fp32: the gradient of a matrix."""
+    """Sums first[row, i] * second[row, o] over all rows: the gradient of a matrix.
+
+    The sum is in fp32, and rounded once to `dtype`.
+    """
     rows = "abcdefgh"[: first.ndim - 1]
 
     def at_once(first: jax.Array, second: jax.Array) -> jax.Array:
-        return product_in_fp32(f"{rows}i,{rows}o->io", first, second)
+        return product_in_fp32(f"{rows}i,{rows}o->io", first, second).astype(dtype)
+
+    def rounded(first: jax.Array, second: jax.Array) -> jax.Array:
+        # See `rounded_product`.
+        return jnp.einsum(f"{rows}i,{rows}o->io", first, second, preferred_element_type=dtype)
 
     def from_a_copy(first: jax.Array, second: jax.Array) -> jax.Array:
         columns = transposed_copy(first.reshape(-1, first.shape[-1]))
-        return product_in_fp32("in,no->io", columns, second.reshape(-1, second.shape[-1]))
+        product = product_in_fp32("in,no->io", columns, second.reshape(-1, second.shape[-1]))
+        return product.astype(dtype)
 
     # Only XLA:CPU needs the copy, and only for narrow types.
     if not is_narrow(first):
         return at_once(first, second)
-    return lax.platform_dependent(first, second, cpu=from_a_copy, default=at_once)
+    return lax.platform_dependent(first, second, cpu=from_a_copy, cuda=rounded, default=at_once)
 
 
 def transposed_copy(x: Float[Array, "N I"]) -> Float[Array, "I N"]:

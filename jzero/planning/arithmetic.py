@@ -37,7 +37,7 @@ from jzero.planning.planned_run import (
 )
 from jzero.sharding.mesh import context_shards, row_shards, weight_shards
 from jzero.sharding.publish import abstract_decoder_weights
-from jzero.sharding.side_by_side import joins_weights
+from jzero.sharding.side_by_side import weight_layout
 from jzero.training.learner import Learner
 from jzero.types import RowLayout, State
 
@@ -114,9 +114,10 @@ def _publish_bytes(run: PlannedRun, policy: Learner, state: State) -> float:
 
 def sampling_bytes(compute: ModelConfig, engine: Engine) -> float:
     """Returns the bytes on a device of a decoder without training, excluding its KV cache."""
-    model, joins = engine.model, joins_weights(compute, engine.mesh)
+    model = engine.model
+    layout = weight_layout(model, compute, engine.mesh)
     quantizes = engine.settings.quantizes_weights or compute.is_base_quantized
-    weights = abstract_decoder_weights(model, engine.mesh, engine.dtype, quantizes, joins)
+    weights = abstract_decoder_weights(model, engine.mesh, engine.dtype, quantizes, layout)
     work = max(_prefill_bytes(engine), _decode_bytes(engine))
     return device_bytes(weights) + prefix_bytes(engine) + work
 

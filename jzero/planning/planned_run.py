@@ -41,7 +41,7 @@ from jzero.sharding.publish import (
     gather_program,
     has_decoder_layout,
 )
-from jzero.sharding.side_by_side import joins_weights
+from jzero.sharding.side_by_side import weight_layout
 from jzero.training.credit import CreditSettings
 from jzero.training.frozen import abstract_base
 from jzero.training.heads import Objective
@@ -306,10 +306,10 @@ def _publishing(engine: Engine, policy: Learner) -> tuple[dict[str, Program], Pa
     The third value holds the weights that are not the trainer's own arrays: here, all of them.
     """
     model, quantizes = policy.model, engine.settings.quantizes_weights
-    joins = joins_weights(policy.compute, engine.mesh)
-    publish = gather_program(model, policy.mesh, engine.dtype, quantizes=quantizes, joins=joins)
+    layout = weight_layout(model, policy.compute, engine.mesh)
+    publish = gather_program(model, policy.mesh, engine.dtype, quantizes=quantizes, layout=layout)
     params = policy.abstract_state().params
-    decoder_weights = abstract_decoder_weights(model, engine.mesh, engine.dtype, quantizes, joins)
+    decoder_weights = abstract_decoder_weights(model, engine.mesh, engine.dtype, quantizes, layout)
     return {"publish": (publish, (params,))}, decoder_weights, decoder_weights
 
 

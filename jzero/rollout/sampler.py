@@ -46,7 +46,7 @@ from jzero.rewards.trl_rewards import TrainerState
 from jzero.rollout.turns import TurnGrader, least_tokens, longest_token
 from jzero.sharding.mesh import decode_mesh, make_mesh, split_devices
 from jzero.sharding.publish import publisher
-from jzero.sharding.side_by_side import joins_weights
+from jzero.sharding.side_by_side import weight_layout
 from jzero.tasks import mixed
 from jzero.tokens import recorded_tracks
 from jzero.types import Grade, JsonValue, Problem, Rollout, grade_of
@@ -458,7 +458,7 @@ def make_sampler(
         settings.compute.dtype,
         settings.compute.adapter,
         settings.rollout.quantizes_weights,
-        joins_weights(settings.compute, mesh_for_decoding),
+        weight_layout(base.model, settings.compute, mesh_for_decoding),
     )
     return sampler, publish
 

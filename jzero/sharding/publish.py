@@ -6,7 +6,8 @@ weights, split only over "tensor". Each host then views its shards as arrays on 
 With rollout.weights=int8, each publication quantizes the weights of linear layers, and the devices
 exchange the int8 values.
 
-Decoders on accelerators use fused weights, such as fused QKV (`side_by_side.py`).
+Decoders on accelerators use fused weights, such as fused QKV, and on GPUs one tree of weights for
+each layer (`side_by_side.py`).
 
 If an adapter is trained, only the adapter is published every time. Its frozen base has the
 decoder's layout and is published once. If both meshes split the base alike, the decoder reads the
@@ -27,20 +28,40 @@ from jzero.model import adapters, qwen
 from jzero.model.linear import as_matrix
 from jzero.model.quantized import QuantizedWeight, is_quantized, quantize_on_device
 from jzero.sharding.mesh import adapter_shardings, decode_mesh, make_mesh, param_shardings
-from jzero.sharding.side_by_side import join_layers, join_places, neighbors
+from jzero.sharding.side_by_side import (
+    AS_TRAINED,
+    WeightLayout,
+    join_layers,
+    join_places,
+    layers_apart,
+    neighbors,
+)
 
 FLAT = ("q", "k", "v")  # weights that the decoder holds as [L, E, heads * D]
 Publish = Callable[[qwen.Params], qwen.Params]  # training parameters -> the decoder's
 
 
 def decoder_shardings(
-    config: qwen.QwenConfig, mesh: Mesh, is_int8: bool = False, joins: bool = False
+    config: qwen.QwenConfig, mesh: Mesh, is_int8: bool = False, layout: WeightLayout = AS_TRAINED
 ) -> qwen.Params:
-    """Returns the shardings of the decoder's weights, a tree like the parameters.
+    """Returns the shardings of the decoder's weights.
 
     is_int8: whether the weights of linear layers are int8.
-    joins: whether neighboring weights are fused.
     """
+    place = stack_shardings(config, mesh, is_int8, layout.joins)
+    if not layout.apart:
+        return place
+    of_layer = jax.tree.map(without_layers, place["layers"])
+    return place | {"layers": (of_layer,) * config.num_hidden_layers}
+
+
+def without_layers(place: NamedSharding) -> NamedSharding:
+    """Returns the sharding of one layer's weight, without the axis of layers."""
+    return NamedSharding(place.mesh, P(*place.spec[1:]))
+
+
+def stack_shardings(config: qwen.QwenConfig, mesh: Mesh, is_int8: bool, joins: bool) -> qwen.Params:
+    """Returns the shardings of the decoder's weights with stacks of all layers."""
     # q, k and v are [L, E, heads * D] in the decoder. With an axis of heads whose number does not
     # fill TPU's tiles of 8, XLA would copy these weights of all layers to another layout in every
     # call.
@@ -86,7 +107,7 @@ def abstract_decoder_weights(
     mesh: Mesh,
     dtype: DTypeLike,
     is_int8: bool = False,
-    joins: bool = False,
+    layout: WeightLayout = AS_TRAINED,
 ) -> qwen.Params:
     """Returns shapes, types and shardings of weights in the decoder's layout, on any mesh."""
 
@@ -102,13 +123,16 @@ def abstract_decoder_weights(
     weights = jax.tree.map_with_path(place, qwen.abstract(config), decoder_shardings(config, mesh))
     if is_int8:
         weights = adapters.map_linear(config, weights, abstract_quantized)
-    if not joins:
-        return weights
-    join = partial(join_layers, together=neighbors(config, mesh))
     # `eval_shape` returns shapes without shardings, which are added below.
-    joined = weights | {"layers": jax.eval_shape(join, weights["layers"])}
-    places = decoder_shardings(config, mesh, is_int8, joins)
-    return jax.tree.map(lambda leaf, place: leaf.update(sharding=place), joined, places)
+    layers = weights["layers"]
+    if layout.joins:
+        layers = jax.eval_shape(partial(join_layers, together=neighbors(config, mesh)), layers)
+    if layout.apart:
+        layers = jax.eval_shape(layers_apart, layers)
+    places = decoder_shardings(config, mesh, is_int8, layout)
+    return jax.tree.map(
+        lambda leaf, place: leaf.update(sharding=place), weights | {"layers": layers}, places
+    )
 
 
 def gather_program(
@@ -117,7 +141,7 @@ def gather_program(
     dtype: DTypeLike,
     is_int8: bool = False,
     quantizes: bool = False,
-    joins: bool = False,
+    layout: WeightLayout = AS_TRAINED,
 ) -> jax.stages.Wrapped:
     """Returns the jitted program from training parameters to the decoder's weights on all hosts.
 
@@ -125,19 +149,15 @@ def gather_program(
 
     is_int8: whether the weights of linear layers are already int8, as in a frozen base.
     quantizes: whether the program quantizes the weights of linear layers to int8.
-    joins: whether the program fuses neighboring weights.
     """
     mesh = all_decoders_mesh(train)
-    places = decoder_shardings(config, mesh, is_int8 or quantizes, joins)
+    places = decoder_shardings(config, mesh, is_int8 or quantizes, layout)
+    stack_places = stack_shardings(config, mesh, is_int8 or quantizes, layout.joins)
     train_places = param_shardings(config, train)["layers"]
     linear_layers = adapters.linear_layers(config) if quantizes else {}
 
-    def layer_sharding(place: NamedSharding) -> NamedSharding:
-        """Returns the sharding of one layer's weight, without the axis of layers."""
-        return NamedSharding(mesh, P(*place.spec[1:]))
-
-    together = neighbors(config, mesh) if joins else []
-    layer_places = jax.tree.map(layer_sharding, places["layers"])
+    together = neighbors(config, mesh) if layout.joins else []
+    layer_places = jax.tree.map(without_layers, stack_places["layers"])
 
     def quantize_layer(name: str, weight: jax.Array) -> jax.Array | QuantizedWeight:
         """Quantizes one layer's weight on its shards, if it belongs to a linear layer."""
@@ -171,6 +191,9 @@ def gather_program(
             for name, weight in params.items()
             if name != "layers"
         }
+        if layout.apart:
+            each = layers_apart(params["layers"])
+            return outer | {"layers": tuple(map(gather_layer, each))}
         layers = {}
         # One layer at a time: XLA:TPU copies the result of an all-gather, and would hold all
         # weights twice.
@@ -200,20 +223,20 @@ def publisher(
     dtype: DTypeLike,
     adapter: AdapterConfig | None = None,
     quantizes: bool = False,
-    joins: bool = False,
+    layout: WeightLayout = AS_TRAINED,
 ) -> Publish:
     """Returns a function from training parameters to the decoder's weights on the mesh `decode`.
 
     The parameters cover the full model: plain, a frozen base, or a base with its adapter as
     returned by `adapters.join`. `adapter` describes the adapter, if there may be one. `quantizes`
-    converts the weights of linear layers to int8, and `joins` fuses neighboring weights; both
-    require plain parameters.
+    converts the weights of linear layers to int8. It requires plain parameters, and so does any
+    `layout` but the trainer's.
 
     Every host calls the function, because the gathering programs run on all hosts. The training
     parameters are not changed. If `decode` has other devices than this host's part of `train`, the
     weights are copied from device to device.
     """
-    gather = gather_program(config, train, dtype, quantizes=quantizes, joins=joins)
+    gather = gather_program(config, train, dtype, quantizes=quantizes, layout=layout)
     gather_adapter = None
     local_mesh = decode_mesh(train)
     local_adapter_places: qwen.Params = {"layers": {}}
@@ -236,7 +259,9 @@ def publisher(
         """Publishes a model without an adapter."""
         is_base = is_frozen_base(params)
         assert not (quantizes and is_base), "a frozen base has its own bits: model.base"
-        assert not (joins and is_base), "a frozen base lies as it does in the trainer"
+        assert not (is_base and layout != AS_TRAINED), (
+            "a frozen base lies as it does in the trainer"
+        )
         is_int8 = quantizes or has_quantized(params)
         # Every device already holds the part that its decoder needs.
         if is_base and has_decoder_layout(config, params, train):
@@ -245,8 +270,8 @@ def publisher(
             gathered = gather_program(config, train, dtype, is_int8=True)(params)
         else:
             gathered = gather(params)
-        local_places = decoder_shardings(config, local_mesh, is_int8, joins)
-        places = decoder_shardings(config, decode, is_int8, joins)
+        local_places = decoder_shardings(config, local_mesh, is_int8, layout)
+        places = decoder_shardings(config, decode, is_int8, layout)
         return on_decoder(gathered, local_places, places)
 
     # The arrays of the last published base, and the decoder's weights made from them.
@@ -325,6 +350,8 @@ def is_same(first: object, second: object) -> bool:
 
 def published_bytes(weights: qwen.Params) -> int:
     """Returns the bytes on one device that each publication writes: an adapter or a model."""
+    if isinstance(weights["layers"], tuple):  # apart: without an adapter
+        return bytes_of_one_device(weights)
     _, adapter = adapters.split(weights)
     return bytes_of_one_device(adapter if adapter["layers"] else weights)
 

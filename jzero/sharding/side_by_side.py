@@ -1,4 +1,6 @@
-"""Fuses decoder weights with the same inputs (fused QKV), so that one product replaces several.
+"""The decoder's layout of the weights: fused weights, and layers apart.
+
+Weights with the same inputs are fused (fused QKV), so that one product replaces several.
 
 A decode step multiplies only a few rows by each weight, so it takes as long as reading the weights.
 One large weight is read faster than several small ones: by XLA's estimate, gate and up of
@@ -7,10 +9,15 @@ Qwen2.5-3B, each [2048, 11008], take 12 % less time on a v5e as one weight (lab/
 
 The class of a layer lists the weights that it can fuse: `layers.DenseLayer.SIDE_BY_SIDE`.
 `linear.products` multiplies by them, fused or not.
+
+On a GPU every layer is a tree of its own, and the loop over the layers is unrolled. cuBLAS
+multiplies only by whole arrays, so in a loop over stacks XLA would copy every layer's weights
+before each product: a third of a decode step of Qwen2.5-3B on an H200 (lab/gpu.md).
 """
 
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import jax
@@ -20,6 +27,7 @@ from jaxtyping import PyTree
 
 from jzero.config import ModelConfig
 from jzero.model import adapters, qwen
+from jzero.model.families import family_of
 from jzero.model.linear import JoinedWeight, PartOfJoined, join_outputs
 from jzero.sharding.mesh import param_shardings
 
@@ -33,15 +41,34 @@ class Neighbors(NamedTuple):
     shards: int  # parts that the outputs are split into: one per device of `tensor`, or 1
 
 
-def joins_weights(model: ModelConfig, mesh: Mesh) -> bool:
-    """Returns whether the decoder of a run on `mesh` fuses weights with the same inputs.
+class WeightLayout(NamedTuple):
+    """How the decoder's weights differ from the trainer's, besides their types."""
 
-    Enabled on accelerators; disabled with adapters and in exact mode.
+    joins: bool = False  # weights with the same inputs are fused
+    apart: bool = False  # params["layers"] is a tuple with the weights of each layer
+
+
+AS_TRAINED = WeightLayout()
+
+
+def weight_layout(config: qwen.QwenConfig, model: ModelConfig, mesh: Mesh) -> WeightLayout:
+    """Returns the layout of the decoder of a run on `mesh`.
+
+    It is the trainer's on CPUs, with adapters and in exact mode.
     """
     # With an adapter, the decoder shares the frozen base with the trainer. With model.exact,
     # products must have the same bits as the trainer's.
-    is_accelerator = mesh.devices.flat[0].platform != "cpu"
-    return is_accelerator and not model.adapter.rank and not model.exact
+    platform = mesh.devices.flat[0].platform
+    if platform == "cpu" or model.adapter.rank or model.exact:
+        return AS_TRAINED
+    is_one_kind = family_of(config.model_type).stack is None  # a hybrid has a loop of its own
+    return WeightLayout(joins=True, apart=platform == "gpu" and is_one_kind)
+
+
+def layers_apart(stacks: qwen.Params) -> tuple[qwen.Params, ...]:
+    """Returns the weights of each layer, from the stacks of all layers."""
+    num_layers = len(jax.tree.leaves(stacks)[0])
+    return tuple(jax.tree.map(itemgetter(layer), stacks) for layer in range(num_layers))
 
 
 def neighbors(config: qwen.QwenConfig, mesh: Mesh) -> list[Neighbors]:

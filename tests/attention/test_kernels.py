@@ -384,7 +384,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pl, "pallas_call", partial(pl.pallas_call, interpret=True))
     monkeypatch.setattr(tpu, "COMPUTE_TOKENS", 2 * PAGE_SIZE)
     monkeypatch.setattr(gpu, "COMPUTE_TOKENS", 2 * PAGE_SIZE)
-    monkeypatch.setattr(gpu, "SPLITS", 2)
+    monkeypatch.setattr(gpu, "SHORTEST_SPLIT", 2 * PAGE_SIZE)
 
 
 def paged_inputs(

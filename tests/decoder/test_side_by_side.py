@@ -1,6 +1,8 @@
 """Weights that a decoder holds side by side: where their columns lie, and what it samples."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +26,7 @@ from jzero.model.linear import (
 )
 from jzero.sharding.mesh import make_mesh, param_shardings, train_mesh
 from jzero.sharding.publish import abstract_decoder_weights, decoder_shardings, publisher
-from jzero.sharding.side_by_side import joins_weights, neighbors
+from jzero.sharding.side_by_side import AS_TRAINED, WeightLayout, neighbors, weight_layout
 from jzero.sharding.tpu_options import tpu_options
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -38,7 +40,13 @@ def decode_mesh_of(shape: tuple[int, int]) -> Mesh:
     return make_mesh(jax.devices()[: slots * tensor], {"slots": slots, "tensor": tensor})
 
 
-def published(name: str, decode: Mesh, is_int8: bool = False, joins: bool = True) -> qwen.Params:
+JOINED = WeightLayout(joins=True)
+APART = WeightLayout(joins=True, apart=True)
+
+
+def published(
+    name: str, decode: Mesh, is_int8: bool = False, layout: WeightLayout = JOINED
+) -> qwen.Params:
     """Returns the decoder's weights of a model of test_engine.py, in fp32."""
     model = test_engine.CONFIGS[name]
     slots, tensor = decode.devices.shape
@@ -46,7 +54,7 @@ def published(name: str, decode: Mesh, is_int8: bool = False, joins: bool = True
     params = jax.tree.map(
         jax.device_put, test_engine.host_params(name), param_shardings(model, train)
     )
-    publish = publisher(model, train, decode, "float32", quantizes=is_int8, joins=joins)
+    publish = publisher(model, train, decode, "float32", quantizes=is_int8, layout=layout)
     return publish(params)
 
 
@@ -81,31 +89,37 @@ def test_biases_go_with_their_weights() -> None:
 
 
 def test_decoders_on_cpus_hold_every_weight_by_itself() -> None:
-    assert not joins_weights(ModelConfig(), decode_mesh_of((1, 1)))
+    model = test_engine.CONFIGS["qwen2"]
+    assert weight_layout(model, ModelConfig(), decode_mesh_of((1, 1))) == AS_TRAINED
 
 
-class DeviceOf:
-    """Stands for a device of a v5e."""
+class AbsentDevice(NamedTuple):
+    """Stands for a device that this machine need not have."""
 
-    platform = "tpu"
-    device_kind = "TPU v5 lite"
-
-
-class MeshOfTpus:
-    """Stands for a mesh of accelerators, which this machine need not have."""
-
-    devices = np.array([DeviceOf()])
+    platform: str
+    device_kind: str = "TPU v5 lite"
 
 
-def test_decoders_on_accelerators_join_weights_that_are_published_anew() -> None:
-    mesh = MeshOfTpus()
+def mesh_of_absent(platform: str) -> Mesh:
+    """Returns what stands for a mesh of absent devices."""
+    stand_in: Any = SimpleNamespace(devices=np.array([None], object))
+    stand_in.devices[0] = AbsentDevice(platform)
+    return stand_in
 
-    assert joins_weights(ModelConfig(), mesh)  # pyright: ignore[reportArgumentType]
+
+@pytest.mark.parametrize(("platform", "layout"), [("tpu", JOINED), ("gpu", APART)])
+def test_decoders_on_accelerators_have_a_layout_of_their_own(
+    platform: str, layout: WeightLayout
+) -> None:
+    model, mesh = test_engine.CONFIGS["qwen2"], mesh_of_absent(platform)
+
+    assert weight_layout(model, ModelConfig(), mesh) == layout
+    # The loop of a hybrid has stacks of each kind of layer.
+    assert weight_layout(test_engine.CONFIGS["hybrid"], ModelConfig(), mesh) == JOINED
     # The decoder shares a frozen base with the trainer.
     adapted = ModelConfig(adapter=AdapterConfig(rank=4))
-    assert not joins_weights(adapted, mesh)  # pyright: ignore[reportArgumentType]
-    exact = ModelConfig(exact=True)
-    assert not joins_weights(exact, mesh)  # pyright: ignore[reportArgumentType]
+    assert weight_layout(model, adapted, mesh) == AS_TRAINED
+    assert weight_layout(model, ModelConfig(exact=True), mesh) == AS_TRAINED
 
 
 # -- where the columns lie -------------------------------------------------------------------------
@@ -153,20 +167,23 @@ def test_publication_joins_the_trainers_numbers(name: str, shape: tuple[int, int
     np.testing.assert_array_equal(layers["o"], host["o"])
 
 
+@pytest.mark.parametrize("layout", [JOINED, APART], ids=["joined", "apart"])
 @pytest.mark.parametrize("is_int8", [False, True], ids=["native", "int8"])
 @pytest.mark.parametrize("name", ["qwen2", "qwen3_moe"])
-def test_plans_and_publication_agree_on_the_decoders_weights(name: str, is_int8: bool) -> None:
+def test_plans_and_publication_agree_on_the_decoders_weights(
+    name: str, is_int8: bool, layout: WeightLayout
+) -> None:
     model, mesh = test_engine.CONFIGS[name], decode_mesh_of((2, 2))
-    planned = abstract_decoder_weights(model, mesh, "float32", is_int8, joins=True)
+    planned = abstract_decoder_weights(model, mesh, "float32", is_int8, layout)
 
-    found = published(name, mesh, is_int8)
+    found = published(name, mesh, is_int8, layout)
 
     def assert_as_planned(leaf: jax.Array, plan: jax.ShapeDtypeStruct) -> None:
         assert (leaf.shape, leaf.dtype) == (plan.shape, plan.dtype)
         assert leaf.sharding == plan.sharding
 
     jax.tree.map(assert_as_planned, found, planned)
-    places = decoder_shardings(model, mesh, is_int8, joins=True)
+    places = decoder_shardings(model, mesh, is_int8, layout)
     assert jax.tree.structure(places) == jax.tree.structure(planned)
 
 
@@ -199,29 +216,36 @@ def test_a_layer_with_other_products_is_told_what_to_do() -> None:
 
 
 def sampled(
-    name: str, shape: tuple[int, int], is_int8: bool, joins: bool
+    name: str, shape: tuple[int, int], is_int8: bool, layout: WeightLayout
 ) -> test_engine.Completions:
-    """Returns samples of a model whose weights are joined, or not."""
+    """Returns samples of a model whose weights have a layout."""
     engine = test_engine.make(name, shape)
-    weights = published(name, engine.mesh, is_int8, joins)
-    assert joins == isinstance(weights["layers"]["q"], JoinedWeight)
+    weights = published(name, engine.mesh, is_int8, layout)
+    layers = weights["layers"][0] if layout.apart else weights["layers"]
+    assert layout.joins == isinstance(layers["q"], JoinedWeight)
     scheduler = Scheduler(engine, weights, test_engine.text_of)
     groups = make_groups(test_engine.PROMPTS, test_engine.GROUP, test_engine.MAX_NEW)
     seed = test_engine.seed_on(engine)
     return test_engine.by_key(list(scheduler.run(groups, test_engine.GROUP, 0.7, seed)))
 
 
-@pytest.mark.quick_cases("qwen3-(1, 1)-int8")
-@pytest.mark.thorough_cases("qwen3_moe-(1, 1)-native", "qwen2-(2, 2)-int8")
+@pytest.mark.quick_cases("qwen3-(1, 1)-int8-apart")
+@pytest.mark.thorough_cases(
+    "qwen3-(1, 1)-int8-joined",
+    "qwen3_moe-(1, 1)-native-apart",
+    "qwen2-(2, 2)-int8-joined",
+    "qwen2-(2, 2)-native-apart",
+)
+@pytest.mark.parametrize("layout", [JOINED, APART], ids=["joined", "apart"])
 @pytest.mark.parametrize("is_int8", [False, True], ids=["native", "int8"])
 @pytest.mark.parametrize("shape", [(1, 1), (2, 2)], ids=str)
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "qwen3_moe"])
-def test_a_decoder_samples_the_same_from_joined_weights(
-    name: str, shape: tuple[int, int], is_int8: bool
+def test_a_decoder_samples_the_same_from_every_layout(
+    name: str, shape: tuple[int, int], is_int8: bool, layout: WeightLayout
 ) -> None:
-    found = sampled(name, shape, is_int8, joins=True)
+    found = sampled(name, shape, is_int8, layout)
 
-    expected = sampled(name, shape, is_int8, joins=False)
+    expected = sampled(name, shape, is_int8, AS_TRAINED)
     assert found.keys() == expected.keys()
     test_engine.assert_same(found, expected)
 
@@ -236,7 +260,6 @@ def test_a_family_names_what_its_layer_multiplies_by_together() -> None:
 
 
 def test_a_tpu_gives_more_of_its_memory_to_an_operation_than_xla_would() -> None:
-    mesh = MeshOfTpus()
-
-    assert tpu_options(mesh) == {"xla_tpu_scoped_vmem_limit_kib": "81920"}  # pyright: ignore[reportArgumentType]
+    tpus = mesh_of_absent("tpu")
+    assert tpu_options(tpus) == {"xla_tpu_scoped_vmem_limit_kib": "81920"}
     assert tpu_options(decode_mesh_of((1, 1))) == {}

@@ -33,7 +33,7 @@ from jzero.decoder.sequence import Sequence, make_groups
 from jzero.model import qwen
 from jzero.sharding.mesh import decode_mesh, train_mesh
 from jzero.sharding.publish import publisher
-from jzero.sharding.side_by_side import joins_weights
+from jzero.sharding.side_by_side import weight_layout
 from jzero.training.packing import TrainingSequence, pack
 from jzero.training.step import divide_groups, make_minibatch, score_and_credit
 from jzero.training.trainer import make_trainer
@@ -390,8 +390,8 @@ def sampled(config: Config, shapes: Shapes, params: qwen.Params) -> list[Sequenc
     model = shapes.model
     dtype = config.model.dtype
     engine = Engine(model, config.rollout, decode_mesh(mesh), (), dtype, config.model.attention)
-    joins = joins_weights(config.model, engine.mesh)
-    weights = publisher(model, mesh, engine.mesh, engine.dtype, joins=joins)(params)
+    layout = weight_layout(model, config.model, engine.mesh)
+    weights = publisher(model, mesh, engine.mesh, engine.dtype, layout=layout)(params)
     rng = np.random.default_rng(0)
     lengths = np.linspace(1, shapes.max_prompt, 4).astype(int)
     prompts = [rng.integers(0, model.vocab_size, length).astype(np.int32) for length in lengths]
