@@ -390,6 +390,9 @@ class Client:
             NoAnswer, Refused, WrongReply, Closed: see these classes.
         """
 
+        content = None if body is None else json.dumps(body).encode()
+        headers = {} if body is None else {"Content-Type": "application/json"}
+
         def parse(reply: _Reply) -> T:
             # A missing header is accepted.
             kind = reply.headers.get("Content-Type", "json")
@@ -397,7 +400,7 @@ class Client:
                 raise ValueError(f"Content-Type {self._shown(kind)} and not application/json")
             return read(parse_json(reply.content, self._key))
 
-        return self._ask(path, body, parse, {}, max_bytes, seconds)
+        return self._ask(path, content, parse, headers, max_bytes, seconds)
 
     def get_text(self, path: str, headers: Mapping[str, str]) -> str:
         """Sends a GET and returns the reply as UTF-8 text. Raises the same errors as `ask`."""
@@ -406,6 +409,25 @@ class Client:
             return reply.content.decode()
 
         return self._ask(path, None, parse, headers)
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        content: bytes | None,
+        *,
+        max_bytes: int = 0,
+        seconds: float = 0.0,
+    ) -> bytes:
+        """Sends bytes, with retries, and returns the bytes of the reply.
+
+        Raises the same errors as `ask`.
+        """
+
+        def parse(reply: _Reply) -> bytes:
+            return reply.content
+
+        return self._ask(path, content, parse, {}, max_bytes, seconds, method)
 
     def close(self) -> None:
         """Cancels the requests in flight. All further calls of `ask` raise Closed."""
@@ -417,18 +439,19 @@ class Client:
     def _ask(
         self,
         path: str,
-        body: JsonValue | None,
+        content: bytes | None,
         parse: Callable[[_Reply], T],
         headers: Mapping[str, str],
         max_bytes: int = 0,
         seconds: float = 0.0,
+        method: str = "",
     ) -> T:
-        content = None if body is None else json.dumps(body).encode()
+        method = method or ("GET" if content is None else "POST")
         limits = _Limits(max_bytes or self._max_bytes, seconds or self._seconds)
         reason = ""
         for number in range(self._tries):
             try:
-                reply = self._send(path, content, headers, limits)
+                reply = self._send(method, path, content, headers, limits)
                 return parse(reply)
             # A wrong reply is not retried, unless `read` raises TryAgain.
             except ValueError as error:
@@ -445,7 +468,12 @@ class Client:
         raise NoAnswer(f"{self.label} has not answered in {tries} ({reason})")
 
     def _send(
-        self, path: str, content: bytes | None, headers: Mapping[str, str], limits: _Limits
+        self,
+        method: str,
+        path: str,
+        content: bytes | None,
+        headers: Mapping[str, str],
+        limits: _Limits,
     ) -> _Reply:
         """Sends a request once and returns a reply with status 200; raises for others."""
         import httpx
@@ -454,11 +482,8 @@ class Client:
         # Not compressed, so that the limit of bytes bounds the memory; closed, because no exchange
         # reuses a connection.
         sent = {"Accept": "application/json", "Accept-Encoding": "identity", "Connection": "close"}
-        if content is not None:
-            sent["Content-Type"] = "application/json"
         if self._key:
             sent["Authorization"] = f"Bearer {self._key}"
-        method = "GET" if content is None else "POST"
         try:
             request = httpx.Request(method, address, headers=sent | dict(headers), content=content)
         except (httpx.InvalidURL, ValueError) as error:

@@ -20,11 +20,12 @@ import jax
 
 import jzero
 from jzero import algorithms, terminal
-from jzero.config import Config, teachers
+from jzero.config import Config, Jobs, teachers
 from jzero.distillation.build import check_teacher, make_teacher, teacher_settings
 from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.hosts import interrupt, peers, processes
+from jzero.jobs import store_server
 from jzero.model import qwen
 from jzero.planning.announcement import announcement, planned_hours
 from jzero.planning.disk import require_disk
@@ -95,6 +96,9 @@ def train(config: Config, workdir: Path) -> JsonObject:
         check_teacher(teaching, run.base, run.trainer.policy.mesh)
         if run.stream is not None:
             cleanup.callback(run.stream.halt)
+        placement = config.rollout.placement
+        if isinstance(placement, Jobs) and placement.serve:
+            cleanup.enter_context(store_server.serve(placement.serve, placement.store, workdir))
         held_out = evaluation_problems(run)
         session = RunSession(
             config,

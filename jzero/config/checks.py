@@ -695,6 +695,11 @@ def check_jobs(config: Config) -> Iterator[str]:
     name = "rollout.placement=jobs"
     if not jobs.store:
         yield f"{name} has no store: set rollout.placement.store to a directory or gs://bucket/run"
+    if jobs.serve and not re.fullmatch(r"\S+:[0-9]{1,5}", jobs.serve):
+        yield (
+            f"rollout.placement.serve={jobs.serve} is no address: give HOST:PORT, such as "
+            "0.0.0.0:8400"
+        )
     # What is listed here has not been tested with separate jobs.
     unsupported = {
         "sft": config.sft is not None,

@@ -53,6 +53,11 @@ class Jobs:
         "Directory on a file system that the trainer and all samplers share, or the URL of a "
         "bucket, such as gs://bucket/run. Only this run may use it.",
     )
+    serve: str = setting(
+        "",
+        "Address HOST:PORT at which the trainer serves a store that is a directory over HTTP, to "
+        "samplers that cannot see it: --join http://HOST:PORT. Empty: samplers see the store.",
+    )
     schedule: str = setting(
         "fixed",
         "Which rollouts a step trains on. fixed: a function of the seed, the step and "

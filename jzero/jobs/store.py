@@ -264,6 +264,10 @@ def open_store(address: str) -> Store:
     """Returns the store at a directory or an address. Raises UserError if it cannot be opened."""
     if not address:
         raise UserError("rollout.placement.store is empty: give a directory or a bucket")
+    if address.startswith(("http://", "https://")):
+        from jzero.jobs.http_store import HttpStore  # which imports this module
+
+        return HttpStore(address)
     if buckets.is_address(address):
         return BucketStore(address)
     return FolderStore(Path(address))

@@ -226,9 +226,10 @@ class JobStream(ABC):
             self.rollout.max_staleness + 1,
         )
         self._read_versions(self.publisher)
-        terminal.say(
-            f"samplers join with: python -m jzero.sample --join {self.store.address}", "bold"
-        )
+        if not self.placement.serve:
+            terminal.say(
+                f"samplers join with: python -m jzero.sample --join {self.store.address}", "bold"
+            )
         return self.publisher
 
     def _read_versions(self, publisher: Publisher) -> None:

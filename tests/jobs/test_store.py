@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -13,16 +14,28 @@ import pytest
 
 from jzero.errors import UserError
 from jzero.hosts.interrupt import Interrupted
+from jzero.jobs import store_server
 from jzero.jobs.leases import Leases
 from jzero.jobs.store import BucketStore, FolderStore, RetryingStore, Store, open_store
+from jzero.jobs.store_server import KEY_VARIABLE, serve
 
 
-@pytest.fixture(params=["folder", "bucket"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+@pytest.fixture(params=["folder", "bucket", "http"])
+def store(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Store]:
     """A store of each kind; fsspec's own file system in memory is the bucket."""
-    if request.param == "folder":
-        return open_store(str(tmp_path / "store"))
-    return open_store(f"memory://{tmp_path}/store")
+    if request.param == "bucket":
+        yield open_store(f"memory://{tmp_path}/store")
+    elif request.param == "folder":
+        yield open_store(str(tmp_path / "store"))
+    else:
+        monkeypatch.setenv(KEY_VARIABLE, "secret")
+        # The trainer's own folders, which samplers only read.
+        monkeypatch.setattr(store_server, "WRITTEN", ("",))
+        monkeypatch.setattr(store_server, "REMOVED", ("",))
+        with serve("127.0.0.1:0", str(tmp_path / "store"), tmp_path) as server:
+            yield open_store(server.url)
 
 
 def test_an_address_has_the_store_of_its_kind(tmp_path: Path) -> None:
