@@ -1,8 +1,9 @@
 """The test session: eight CPU devices, no network, and a reason for every test that is skipped.
 
 Fixtures for tests that compile programs:
-  quick_compilation  switches XLA's optimizations off while a test runs
-  quick_runs         the same, and programs are compiled once for the whole test worker
+  quick_compilation  switches XLA's optimizations off while a test runs, and compiles each program
+                     once for the whole test worker
+  quick_runs         the same, by the name that tests of whole runs use
   programs           the directory in which the worker keeps the compiled programs
   environment        the environment variables of a run that a test starts as a process
 Fixture for tests of whole runs in this process:
@@ -175,14 +176,6 @@ def forget_compiled_programs(request: pytest.FixtureRequest) -> Iterator[None]:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-@pytest.fixture
-def quick_compilation() -> Iterator[None]:
-    """Switches XLA's optimizations off, for programs that compile for longer than they run."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Returns the directory in which this worker keeps compiled programs.
@@ -193,9 +186,13 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def quick_runs(quick_compilation: None, programs: str) -> Iterator[None]:
-    """Compiles each program once, without optimizations, however many runs build it anew."""
+def quick_compilation(programs: str) -> Iterator[None]:
+    """Compiles without XLA's optimizations, for programs that compile for longer than they run.
+
+    Each program is compiled once for the whole test worker, however many tests build it anew.
+    """
     during = {
+        "jax_disable_most_optimizations": True,
         "jax_compilation_cache_dir": programs,
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
@@ -208,6 +205,11 @@ def quick_runs(quick_compilation: None, programs: str) -> Iterator[None]:
     for name, value in before.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()
+
+
+@pytest.fixture
+def quick_runs(quick_compilation: None) -> None:
+    """The same as `quick_compilation`, by the name that tests of whole runs use."""
 
 
 @pytest.fixture

@@ -515,10 +515,13 @@ def _choose_counts(sheet: Sheet, source: str, machine: Machine, is_last: bool) -
 
 def _choose_remat(sheet: Sheet, source: str, machine: Machine) -> None:
     """Chooses the least recomputation with which a run fits and keeps large microbatches."""
-    available = machine.device_bytes
-    if machine.is_cpu:
-        sheet.set("model.remat", "full", "least memory; on CPUs the others save no time")
+    platform = machine.devices[0].platform
+    if platform != "gpu":
+        # Measured on CPUs, and by XLA's own estimate on TPUs (lab/log.md, 2026-11-26).
+        reason = f"least memory; on a {platform.upper()}, saving products saves no time"
+        sheet.set("model.remat", "full", reason)
         return
+    available = machine.device_bytes
     if available is None or "model.remat" in sheet.given:
         return  # the default takes the least memory
 
