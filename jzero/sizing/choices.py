@@ -64,12 +64,7 @@ SPARE_LENGTH = 1.5  # a response may be this many times as long as 95 % of the s
 FULL, ADAPTER, INT8_BASE = "the whole model", "an adapter", "an adapter on an int8 base"
 GROUP_SIZE = 8
 CPU_PROMPTS = 4
-# Values of model.remat that save time, the fastest first, and what they recompute.
-SAVING_REMATS = {
-    "none": "recomputes nothing",
-    "dots": "recomputes all but matrix products",
-}
-REMAT_SPARE = 0.9  # of the memory of a device: more activations are counted less exactly
+DOTS_SHARE = 0.9  # of a device's memory: more activations are counted less exactly
 ENOUGH_TOKENS = 8192  # of a microbatch on a device: with fewer, its products are slower
 LOGITS_BYTES = {True: 16 << 20, False: 1 << 30}  # of one chunk in fp32, on a CPU and elsewhere
 FULL_LR = 1e-6
@@ -514,10 +509,13 @@ def _choose_counts(sheet: Sheet, source: str, machine: Machine, is_last: bool) -
 
 
 def _choose_remat(sheet: Sheet, source: str, machine: Machine) -> None:
-    """Chooses the least recomputation with which a run fits and keeps large microbatches."""
+    """Saves matrix products for the backward pass where this saves time and memory allows it.
+
+    On an H200 `dots` was faster than `full` and than `none`. On CPUs, and by XLA's own estimate on
+    TPUs, neither is faster than `full` (lab/log.md, 2026-11-26).
+    """
     platform = machine.devices[0].platform
     if platform != "gpu":
-        # Measured on CPUs, and by XLA's own estimate on TPUs (lab/log.md, 2026-11-26).
         reason = f"least memory; on a {platform.upper()}, saving products saves no time"
         sheet.set("model.remat", "full", reason)
         return
@@ -531,17 +529,17 @@ def _choose_remat(sheet: Sheet, source: str, machine: Machine) -> None:
         sized = _with_chosen_sizes(planned, sheet.given, machine)
         return fit_run(sized, machine.devices, available)
 
-    full = fit_with("full")
-    enough = min(microbatch_tokens(full.run), ENOUGH_TOKENS * len(machine.devices))
-    for remat, recomputed in SAVING_REMATS.items():
-        verdict = fit_with(remat)
-        spare = REMAT_SPARE * available
-        if verdict.needed <= spare and microbatch_tokens(verdict.run) >= enough:
-            reason = f"{recomputed}: {verdict.needed / GIB:.1f} of {available / GIB:.1f} GiB"
-            sheet.set("model.remat", remat, reason)
-            return
-    reason = f"recomputes layers; keeping products would need {verdict.needed / GIB:.1f} GiB"
-    sheet.set("model.remat", "full", reason)
+    verdict, usual = fit_with("dots"), microbatch_tokens(fit_with("full").run)
+    enough = min(usual, ENOUGH_TOKENS * len(machine.devices))
+    needed = f"{verdict.needed / GIB:.1f} of {available / GIB:.1f} GiB"
+    if verdict.needed <= DOTS_SHARE * available and microbatch_tokens(verdict.run) >= enough:
+        sheet.set(
+            "model.remat",
+            "dots",
+            f"saves products for the backward pass, faster on a GPU; needs {needed}",
+        )
+    else:
+        sheet.set("model.remat", "full", f"least memory; dots would need {needed}")
 
 
 def _with_chosen_sizes(settings: Config, given: Collection[str], machine: Machine) -> Config:
