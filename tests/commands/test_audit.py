@@ -19,8 +19,6 @@ from jzero.config import AdapterConfig
 from jzero.errors import UserError
 from jzero.model import adapters, huggingface, peft, qwen
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
-
 VOCAB = 96
 BOS = 1
 ADAPTER = AdapterConfig(rank=4, alpha=8.0, targets=("q", "v", "up", "down"))
