@@ -439,7 +439,7 @@ def _choose_method(
         sheet.set("mesh.fsdp", 1, shared)
     if settings.model.dtype == "float32":
         sheet.set("rollout.kv_dtype", "float32", "as model.dtype, so that log-probs agree")
-    if machine.is_cpu and not settings.model.adapter.rank:
+    if machine.is_cpu:
         sheet.set("optimizer.mu_dtype", "bfloat16", "a sixth less memory for the optimizer's state")
     # A power of two, so that chunks divide the tokens of usual microbatches.
     chunk = LOGITS_BYTES[machine.is_cpu] // (4 * architecture.vocab_size)
