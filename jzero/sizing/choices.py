@@ -511,7 +511,7 @@ def _choose_counts(sheet: Sheet, source: str, machine: Machine, is_last: bool) -
 def _choose_remat(sheet: Sheet, source: str, machine: Machine) -> None:
     """Saves matrix products for the backward pass where this saves time and memory allows it.
 
-    On an H200 `dots` was faster than `full` and than `none`. On CPUs, and by XLA's own estimate on
+    On an H200 `dots` was faster than `full` and `none`. On CPUs, and by XLA's own estimate on
     TPUs, neither is faster than `full` (lab/log.md, 2026-11-26).
     """
     platform = machine.devices[0].platform
