@@ -88,16 +88,13 @@ def load_from_hub(
 @contextlib.contextmanager
 def offline() -> Iterator[None]:
     """Makes the libraries of the hub use local copies only, as HF_HUB_OFFLINE=1 does."""
-    import datasets.config
-    import huggingface_hub.constants
+    from datasets import config
+    from huggingface_hub import constants
 
     # The libraries read the environment variable once, when they are imported.
-    modules = (datasets.config, huggingface_hub.constants)
-    before = [module.HF_HUB_OFFLINE for module in modules]
+    before = config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
     try:
-        for module in modules:
-            module.HF_HUB_OFFLINE = True
+        config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
         yield
     finally:
-        for module, value in zip(modules, before, strict=True):
-            module.HF_HUB_OFFLINE = value
+        config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
