@@ -103,7 +103,8 @@ class Stand(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), handler)
 
     def __enter__(self):
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        # `shutdown` waits for the end of an interval.
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def __exit__(self, *_):

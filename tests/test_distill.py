@@ -1,6 +1,8 @@
 """On-policy distillation as whole runs: the recipe, its export and report, and resuming."""
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,13 +31,16 @@ def distillation_run(steps: int, teacher: teachers.Model | teachers.Reference) -
 
 
 @pytest.fixture(scope="module")
-def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
+def teacher(
+    tmp_path_factory: pytest.TempPathFactory, quickly: Callable[[], AbstractContextManager[None]]
+) -> str:
     """Returns the export of a run of RL whose model is larger than the student."""
     workdir = tmp_path_factory.mktemp("teacher")
     config = tiny_run(1, algorithms.grpo())
     config.model.arch = with_entry(config.model.arch, "num_hidden_layers", "2")
     config.warm_start = replace(config.warm_start, steps=40)
-    return str(train.train(config, workdir / "run")["export"])
+    with quickly():
+        return str(train.train(config, workdir / "run")["export"])
 
 
 @pytest.mark.slow

@@ -96,7 +96,7 @@ def test_episodes_have_the_prompt_and_the_replies_of_the_page(folder: Path) -> N
     assert max(len(episode["turns"]) for episode in episodes) == 3
 
 
-@pytest.mark.thorough
+@pytest.mark.slow  # the options of the first command are those of the thorough tests
 def test_an_option_on_the_command_line_reaches_the_task(
     folder: Path, environment: dict[str, str]
 ) -> None:

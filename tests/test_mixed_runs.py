@@ -7,6 +7,8 @@ number: the last number of a response is its answer here.
 
 import json
 import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -72,12 +74,15 @@ def is_right(gold: dict, response: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(
+    tmp_path_factory: pytest.TempPathFactory, quickly: Callable[[], AbstractContextManager[None]]
+) -> Path:
     """Returns the workdir of a run of two steps."""
     folder = tmp_path_factory.mktemp("mixed")
     data = folder / "data"
     data.mkdir()
-    train.train(tiny(write_data(data)), folder / "run")
+    with quickly():
+        train.train(tiny(write_data(data)), folder / "run")
     return folder / "run"
 
 

@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Generic, TypeVar, cast
 
@@ -215,7 +216,9 @@ class ChatEndpoint:
         # Only programs on this machine can connect. The system chooses a free port.
         self._server = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        # `shutdown` waits for the end of an interval.
+        serve = partial(self._server.serve_forever, poll_interval=0.05)
+        self._thread = threading.Thread(target=serve, daemon=True)
         self._thread.start()
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from jzero.errors import UserError
 from jzero.problems import bounds, problem_sets, row_loader
 from jzero.problems.prompts import ENVIRONMENT_TEMPLATES, find_template
 from jzero.problems.row_loader import Selection
-from jzero.rewards.user_functions import find_function
+from jzero.rewards.user_functions import find_function, reason_of_import
 from jzero.types import Grade, JsonValue, Problem, Prompt
 from jzero.workers.pool import CallError, Pool
 
@@ -49,7 +49,7 @@ def check(task: TaskConfig) -> None:
     except Exception as error:  # the module is the user's: its import may raise anything
         raise UserError(
             f"task.environment={task.environment} is no module:Class or FILE.py:Class "
-            f"({type(error).__name__}: {error})"
+            f"({reason_of_import(task.environment, error)})"
         ) from None
     if mode(task) == "asyncio" and task.tools.names:
         raise UserError(

@@ -17,7 +17,7 @@ from jax._src.clusters import ClusterEnv  # JAX detects a cluster only while it 
 
 from jzero import terminal
 from jzero.errors import UserError, reason_of
-from jzero.files import write_atomic
+from jzero.files import is_full_disk, write_atomic
 from jzero.hosts import peers, rendezvous, slurm
 from jzero.hosts.peers import has_peers
 from jzero.hosts.relay import start_relay
@@ -161,7 +161,17 @@ def print_everywhere(text: str) -> None:
 
 
 def write_once(path: Path, text: str) -> None:
-    """Writes a file from the first host, atomically: it has all of `text` or does not exist."""
+    """Writes a file from the first host, atomically: it has all of `text` or does not exist.
+
+    Raises UserError if the folder cannot be created.
+    """
     if is_first_process():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if is_full_disk(error):
+                raise
+            raise UserError(
+                f"{path.parent} cannot be created: {error.strerror}: give another directory"
+            ) from None
         write_atomic(path, text)

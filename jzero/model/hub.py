@@ -11,9 +11,9 @@ from huggingface_hub.errors import HfHubHTTPError
 from jzero.config.checks import is_hub_id
 from jzero.errors import UserError
 from jzero.files import split_revision
+from jzero.problems.hub_sets import HUB_SECONDS, ask_hub
 from jzero.problems.problem_sets import FILE_TYPES
 
-TIMEOUT_SECONDS = 10  # without an answer the hub counts as unreachable
 REFUSALS = (400, 401, 403, 404, 422)  # HTTP statuses of a wrong token or name
 OLD_WEIGHTS = ["*.safetensors", "*.index.json"]  # deleted by an upload, which may have fewer shards
 
@@ -27,7 +27,7 @@ def download(name: str, patterns: Sequence[str]) -> Path:
     name, revision = split_revision(name)
     # snapshot_download sends the same request first, but without a time-out.
     try:
-        HfApi().model_info(name, revision=revision, timeout=TIMEOUT_SECONDS)
+        ask_hub(lambda: HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS))
     except Exception as error:  # anything that the network and the hub's client come up with
         return cached_copy(name, patterns, revision, reason=first_line(error))
     try:
@@ -35,7 +35,7 @@ def download(name: str, patterns: Sequence[str]) -> Path:
             name,
             revision=revision,
             allow_patterns=list(patterns),
-            etag_timeout=TIMEOUT_SECONDS,
+            etag_timeout=HUB_SECONDS,
         )
     except Exception as error:
         raise OSError(first_line(error)) from error
@@ -98,7 +98,7 @@ def push(
     try:
         api.create_repo(name, private=target.is_private, exist_ok=True)
         # An existing repository keeps its visibility.
-        if target.is_private and not api.model_info(name, timeout=TIMEOUT_SECONDS).private:
+        if target.is_private and not api.model_info(name, timeout=HUB_SECONDS).private:
             raise PublicRepository(f"{name} is public")
         if branch != "main":
             # Only main is replaced without `replace`; another branch must be free.

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, c
 
 from jzero.errors import UserError, quoted
 from jzero.files import split_revision
-from jzero.problems import bounds, json_files
+from jzero.problems import bounds, hub_sets, json_files
 from jzero.types import JsonValue, Problem, Prompt
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _load(source: str) -> Mapping[str, datasets.Dataset]:
         )
     if path.exists() or path.suffix in FILE_TYPES or is_path:
         raise FileNotFoundError(f"no such directory, or file ending in {', '.join(FILE_TYPES)}")
-    return _as_splits(datasets.load_dataset(repository, config_name or None, revision=revision))
+    return _as_splits(hub_sets.load_from_hub(repository, config_name or None, revision))
 
 
 def _as_splits(loaded: object) -> dict[str, datasets.Dataset]:

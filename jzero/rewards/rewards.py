@@ -362,10 +362,16 @@ def check_function(name: str) -> None:
     except UserError:
         raise
     except Exception as error:  # the import of a user-defined module may raise anything
+        reason = user_functions.reason_of_import(name, error)
+        # A name with a colon and without a comma is no misspelled name of the tables.
+        if ":" in name and "," not in name:
+            raise UserError(
+                f"task.reward.functions={name}: no such module:function or FILE.py:function "
+                f"({reason})"
+            ) from None
         raise UserError(
             f"task.reward.functions: {name!r} is not one of {', '.join(NAMES)} or a "
-            f"module:function or FILE.py:function ({type(error).__name__}: {error}); give the flag "
-            "once for each"
+            f"module:function or FILE.py:function ({reason}); give the flag once for each"
         ) from None
 
 

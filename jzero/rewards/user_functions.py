@@ -26,6 +26,7 @@ import inspect
 import pkgutil
 import re
 import sys
+import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from pathlib import Path
 from types import ModuleType
@@ -109,9 +110,30 @@ def read_arguments(name: str, text: str) -> tuple[list[object], dict[str, object
 def _find_attribute(name: str) -> Any:
 
     path, _, attribute = name.rpartition(":")
-    if path.endswith(".py"):
-        return getattr(_load_file(path), attribute)
-    return pkgutil.resolve_name(name)
+    if not path.endswith(".py"):
+        return pkgutil.resolve_name(name)
+    module = _load_file(path)
+    if not hasattr(module, attribute):
+        defined = [
+            key
+            for key, value in vars(module).items()
+            if getattr(value, "__module__", None) == module.__name__ and not key.startswith("_")
+        ]
+        raise AttributeError(f"no {attribute}; there are {', '.join(defined) or 'no functions'}")
+    return getattr(module, attribute)
+
+
+def reason_of_import(name: str, error: Exception) -> str:
+    """Returns why a function or class could not be found, with the line of the user's file."""
+    file = name.removeprefix(TRL).rpartition(":")[0]
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if file.endswith(".py") and Path(frame.filename) == Path(file).resolve()
+    ]
+    place = f", line {lines[-1]}" if lines else ""
+    text = error.strerror if isinstance(error, FileNotFoundError) else str(error)
+    return f"{type(error).__name__}{place}: {text}"
 
 
 @functools.cache

@@ -36,10 +36,12 @@ from jzero.planning.disk import (
     smaller_on_disk,
 )
 from jzero.planning.fitting import (
+    Fit,
     attached_bytes,
     attached_devices,
     cpu_bytes,
     fit_run,
+    microbatch_tokens,
     quantize_base,
     room_for_arrays,
     shorter_responses,
@@ -62,6 +64,8 @@ SPARE_LENGTH = 1.5  # a response may be this many times as long as 95 % of the s
 FULL, ADAPTER, INT8_BASE = "the whole model", "an adapter", "an adapter on an int8 base"
 GROUP_SIZE = 8
 CPU_PROMPTS = 4
+DOTS_SHARE = 0.9  # of a device's memory: more activations are counted less exactly
+ENOUGH_TOKENS = 8192  # of a microbatch on a device: with fewer, its products are slower
 LOGITS_BYTES = {True: 16 << 20, False: 1 << 30}  # of one chunk in fp32, on a CPU and elsewhere
 FULL_LR = 1e-6
 PASSES = 3  # over the data, unless 200 steps are fewer
@@ -337,8 +341,12 @@ def _choose_lengths(sheet: Sheet, data: Data, model: Model, machine: Machine) ->
         if tokens > room:
             tokens, reason = room, f"the model has {model.positions} positions"
     sheet.set("rollout.max_new_tokens", tokens, reason)
-    # All turns and replies of an episode share the positions.
-    if model.positions is not None and settings.rollout.longest_episode > model.positions:
+    rollout = settings.rollout
+    if model.positions is None or rollout.longest_episode <= model.positions:
+        return
+    # All turns and replies of an episode share the positions. If one response is too long already,
+    # the check of the settings names its length.
+    if rollout.max_prompt_tokens + rollout.max_new_tokens <= model.positions:
         reason = f"the model has {model.positions} positions"
         sheet.set("rollout.max_episode_tokens", model.positions, reason)
 
@@ -431,7 +439,7 @@ def _choose_method(
         sheet.set("mesh.fsdp", 1, shared)
     if settings.model.dtype == "float32":
         sheet.set("rollout.kv_dtype", "float32", "as model.dtype, so that log-probs agree")
-    if machine.is_cpu and not settings.model.adapter.rank:
+    if machine.is_cpu:
         sheet.set("optimizer.mu_dtype", "bfloat16", "a sixth less memory for the optimizer's state")
     # A power of two, so that chunks divide the tokens of usual microbatches.
     chunk = LOGITS_BYTES[machine.is_cpu] // (4 * architecture.vocab_size)
@@ -471,6 +479,7 @@ def _choose_counts(sheet: Sheet, source: str, machine: Machine, is_last: bool) -
     is_last: nothing else will be tried, so responses may get shorter.
     """
     devices, available = machine.devices, machine.device_bytes
+    _choose_remat(sheet, source, machine)
     planned = planned_settings(sheet.settings, source)
     sized = _with_chosen_sizes(planned, sheet.given, machine)
     _take_sizes(sheet, sized, machine)
@@ -497,6 +506,40 @@ def _choose_counts(sheet: Sheet, source: str, machine: Machine, is_last: bool) -
     shown = machine.shown_bytes(available) / GIB
     _take(sheet, sized, changed, f"fits {shown:.1f} GiB; more would need {needed / GIB:.1f} GiB")
     return None
+
+
+def _choose_remat(sheet: Sheet, source: str, machine: Machine) -> None:
+    """Saves matrix products for the backward pass where this saves time and memory allows it.
+
+    On an H200 `dots` was faster than `full` and `none`. On CPUs, and by XLA's own estimate on
+    TPUs, neither is faster than `full` (lab/log.md, 2026-11-26).
+    """
+    platform = machine.devices[0].platform
+    if platform != "gpu":
+        reason = f"least memory; on a {platform.upper()}, saving products saves no time"
+        sheet.set("model.remat", "full", reason)
+        return
+    available = machine.device_bytes
+    if available is None or "model.remat" in sheet.given:
+        return  # the default takes the least memory
+
+    def fit_with(remat: str) -> Fit:
+        planned = planned_settings(sheet.settings, source)
+        planned.model.remat = remat
+        sized = _with_chosen_sizes(planned, sheet.given, machine)
+        return fit_run(sized, machine.devices, available)
+
+    verdict, usual = fit_with("dots"), microbatch_tokens(fit_with("full").run)
+    enough = min(usual, ENOUGH_TOKENS * len(machine.devices))
+    needed = f"{verdict.needed / GIB:.1f} of {available / GIB:.1f} GiB"
+    if verdict.needed <= DOTS_SHARE * available and microbatch_tokens(verdict.run) >= enough:
+        sheet.set(
+            "model.remat",
+            "dots",
+            f"saves products for the backward pass, faster on a GPU; needs {needed}",
+        )
+    else:
+        sheet.set("model.remat", "full", f"least memory; dots would need {needed}")
 
 
 def _with_chosen_sizes(settings: Config, given: Collection[str], machine: Machine) -> Config:

@@ -35,14 +35,16 @@ from pathlib import Path
 from jzero import cli, config, terminal
 from jzero import main as jzero_main
 from jzero.config import Config
-from jzero.config.data_sources import read_source
+from jzero.config.data_sources import read_source, read_sources
 from jzero.config.describe import describe as describe_settings
 from jzero.errors import UserError
 from jzero.hosts import peers, processes
+from jzero.model import adapters
 from jzero.model.hub import public_name
 from jzero.planning.chips import GIB
 from jzero.planning.disk import GB
 from jzero.planning.machines import Machine, find_machine, plan_on
+from jzero.problems import problem_sets
 from jzero.rewards import rewards
 from jzero.run import buckets
 from jzero.run.workdir import check_directory
@@ -200,6 +202,10 @@ def prepare(request: Request, workdir: Path) -> Config:
     else:
         with terminal.phase("read the data", has_bar=False):
             data = read_data(wishes.data, settings.task)
+            if wishes.eval_data:
+                # A wrong name must not reach the recipe, with which the workdir continues.
+                for source in read_sources("--eval", wishes.eval_data):
+                    problem_sets.load(source.path)
         model = choices.read_model(config_of_model(settings, wishes))
         machine = machine_of(request, settings, workdir)
 
@@ -209,7 +215,7 @@ def prepare(request: Request, workdir: Path) -> Config:
         # Only the name so far: the file is written once all settings have passed their checks.
         held_out = str((workdir / HELD_OUT_FILE).absolute())
     sheet = choices.choose(wishes, settings, given, data, model, machine, held_out)
-    config.validate(sheet.settings, is_training=True)
+    check_choices(sheet.settings, model)
     processes.print_once(describe(sheet, data, model, machine))
 
     if held_out:
@@ -222,6 +228,16 @@ def prepare(request: Request, workdir: Path) -> Config:
     processes.write_once(path, recipe.recipe_source(sheet.settings, sheet.choices, title, path))
     processes.print_once(f"recipe {path}")
     return sheet.settings
+
+
+def check_choices(settings: Config, model: Model) -> None:
+    """Raises UserError for settings that cannot work, before they are written to a recipe."""
+    config.validate(settings, is_training=True)
+    if settings.model.adapter.rank:
+        adapters.check(model.architecture, settings.model.adapter)
+    mistakes = list(config.context_mistakes(settings, model.positions))
+    if mistakes:
+        raise UserError("; ".join(mistakes))
 
 
 def machine_of(request: Request, settings: Config, workdir: Path) -> Machine:

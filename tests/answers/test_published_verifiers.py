@@ -143,7 +143,7 @@ HOSTILE = (
 @pytest.mark.thorough_cases("open_r1", "oat_full", "oat_countdown")
 @pytest.mark.parametrize("verifier", published.VERIFIERS)
 def test_hostile_answers_are_bounded_and_honest_ones_stay_right(verifier):
-    settings = row_settings("boxed", verifier, grade_seconds=2.0)
+    settings = row_settings("boxed", verifier, grade_seconds=1.0)
     gold: dict = {"answer": "$7$", "question": ""}
     task, right = "math", r"</think> <answer>\boxed{7}</answer>"
     if verifier == "oat_countdown":

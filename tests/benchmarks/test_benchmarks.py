@@ -68,7 +68,7 @@ def number_in(cell: str) -> float:
     return float(cell.replace(",", ""))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow  # a stage of test_gpu_stages.py runs the same script
 def test_decode_prints_a_row_for_every_number_of_slots(
     environment: dict[str, str], model: str
 ) -> None:
@@ -83,7 +83,7 @@ def test_decode_prints_a_row_for_every_number_of_slots(
         assert share == "unknown", "nobody knows the bandwidth of this CPU"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow  # a stage of test_gpu_stages.py runs the same script
 def test_update_prints_a_row(environment: dict[str, str], model: str) -> None:
     sizes = ("--sequences=16", "--prompt=16", "--new=48")
 

@@ -17,15 +17,22 @@ from benchmarks.attacks import kills
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.thorough
-def test_killed_stopped_and_full_runs_end_like_one_left_in_peace(tmp_path: Path) -> None:
+# Full disks are also those of tests/run/test_no_space.py.
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        pytest.param("kill", marks=pytest.mark.thorough),
+        pytest.param("kill,full", marks=pytest.mark.slow),
+    ],
+)
+def test_killed_and_full_runs_end_like_one_left_in_peace(kinds: str, tmp_path: Path) -> None:
     results = tmp_path / "results.jsonl"
     command = [sys.executable, "benchmarks/attacks/kills.py", "--modes", "lora"]
-    command += ["--kinds", "kill,full", "--folder", str(tmp_path), "--results", str(results)]
+    command += ["--kinds", kinds, "--folder", str(tmp_path), "--results", str(results)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0, ended.stdout + ended.stderr[-3000:]
     rows = [json.loads(line) for line in results.read_text().splitlines()]
-    assert [row["kind"] for row in rows] == ["kill", "full"]
+    assert [row["kind"] for row in rows] == kinds.split(",")
     assert all(row["is_resumed"] and row["is_equal"] for row in rows)
 
 

@@ -1,5 +1,6 @@
 """The command `jzero`: its table, its help, and a wheel in an environment of its own."""
 
+import os
 import pkgutil
 import subprocess
 import sys
@@ -11,7 +12,12 @@ from runs import ROOT
 
 from jzero.__main__ import COMMANDS, STATUS_OF_BROKEN_PIPE
 
-EMPTY = {"PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu"}
+EMPTY = {
+    "PATH": "/usr/bin:/bin",
+    "HF_HUB_OFFLINE": "1",
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0",
+}
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -4,17 +4,20 @@ The line names the flag, setting, file or column, and what to write. Names of TR
 lead to the settings, and close misspellings to the setting that was meant.
 """
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tiny
 
 from jzero import cli, main, setup
 from jzero.config import Config, known_names, unknown_names
 from jzero.config.other_names import OTHER_NAMES
 from jzero.config.schema import list_settings
 from jzero.errors import UserError
+from jzero.hosts.processes import write_once
 from jzero.model import huggingface
 from jzero.sizing import command
 from jzero.tasks import find_task
@@ -125,6 +128,71 @@ def test_a_wrong_flag_of_jzero_train_is_one_line(
         command.parse(["--model=m", "--data=d", flag]).apply(Config())
 
     assert advice in last_line(parse, capsys)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder with a model, problems, a reward and an environment that work."""
+    folder = tmp_path_factory.mktemp("files")
+    tiny.save_byte_model(folder / "model")
+    tiny.save_sums(folder / "sums.jsonl", 40)
+    (folder / "mine.py").write_text("def f(response, gold, task):\n    return 1.0\n")
+    (folder / "broken.py").write_text("x = 1\nimport nowhere_at_all\n")
+    (folder / "shop.py").write_text("class Shop:\n    pass\n")
+    (folder / "sums.csv").write_text("question,answer\n1+1?,2\n")
+    return folder
+
+
+VALUES = [
+    ("--reward=mine.py:g", "mine.py:g: no such .* no g; there are f"),
+    ("--reward=none.py:f", "none.py:f: no such .* No such file"),
+    ("--reward=broken.py:f", "broken.py:f: .*line 2: No module named 'nowhere_at_all'"),
+    ("--reward=acuracy", "'acuracy' is not one of accuracy"),
+    ("--data=none.jsonl", "data .*none.jsonl cannot be loaded .*no such directory, or file"),
+    ("--data=sums.csv", "sums.csv ends in .csv: convert it"),
+    ("--data=rows('sums.jsonl',answer=gold)", "answer=gold: .*sums.jsonl has the columns"),
+    ("--eval=held.jsonl", "data .*held.jsonl cannot be loaded .*no such directory, or file"),
+    ("--eval=sums.csv", "sums.csv ends in .csv: convert it"),
+    ("--model=mine.py", "mine.py is a file: give the directory that holds config.json"),
+    ("--model=none", "no such directory: .*none"),
+    ("--environment=shop.py:Shp", "shop.py:Shp is no module:Class .*no Shp; there are Shop"),
+    ("--environment=shop.py:Shop", "Shop"),
+    ("--machine=v9", "--machine=v9: there are v5e-1, v5e-8"),
+    ("--minutes=-1", "train.minutes=-1.0 must be at least 0"),
+    ("--config.rollout.max_prompt_tokens=8", "rollout.max_prompt_tokens=8: every prompt .* set"),
+    ("--config.rollout.max_new_tokens=5000", "max_new_tokens=5000 .*=1024: set rollout.max"),
+    ("--config.model.adapter.rank=9999", "model.adapter.rank=9999"),
+]
+
+
+@pytest.mark.parametrize(("flag", "advice"), VALUES)
+def test_a_wrong_value_of_jzero_train_is_one_line_and_leaves_no_recipe(
+    flag: str,
+    advice: str,
+    files: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cli, "start_jax", list)  # this process has started it
+    monkeypatch.chdir(files)
+    flags = {"--model": "model", "--data": "sums.jsonl"}
+    name, _, value = flag.partition("=")
+    flags[name] = value
+
+    def prepare() -> None:
+        request = command.parse([f"{name}={value}" for name, value in flags.items()])
+        command.prepare(request, tmp_path / "run")
+
+    line = last_line(prepare, capsys)
+    assert re.search(advice, line), line
+    assert not (tmp_path / "run").exists()  # the same command with a right value starts afresh
+
+
+def test_a_folder_that_cannot_be_created_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file/run cannot be created: Not a directory: give"):
+        write_once(tmp_path / "file/run/recipe.py", "x")
 
 
 RECIPES = [

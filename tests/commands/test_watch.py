@@ -54,7 +54,7 @@ def served(*workdirs: Path) -> Iterator[str]:
     """Serves the page of runs; yields its address."""
     watcher = Watcher(workdirs)
     with PageServer("127.0.0.1", 0, watcher) as server:
-        thread = Thread(target=server.serve_forever, daemon=True)
+        thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield server.url
         server.shutdown()

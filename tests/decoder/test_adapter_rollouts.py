@@ -54,7 +54,7 @@ def complete(dtype: str, params: qwen.Params) -> test_engine.Completions:
     return test_engine.by_key(list(scheduler.run(groups, test_engine.GROUP, 0.7, seed)))
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough_cases("bfloat16")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_an_untrained_adapter_samples_the_base_bit_for_bit(dtype: str) -> None:
     adapter = adapters.init(MODEL, ADAPTER, jax.random.key(0))

@@ -164,6 +164,7 @@ FAMILIES = ["llama", "qwen3", "gemma3", "qwen3_moe"]
 
 
 @pytest.mark.quick_cases("gemma3")
+@pytest.mark.thorough_cases("qwen3_moe")  # llama and qwen3 differ in nothing that drafts touch
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_gives_the_same_tokens(name: str) -> None:
     want = base(name)

@@ -16,7 +16,7 @@ from jzero.training.step import UpdateResult, update_on_rollouts
 from jzero.training.trainer import abstract_batches, make_trainer
 from jzero.types import Rollout
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_runs")
 
 LAYERS, EXPERTS = 2, 4
 # A token goes to one expert, and its weight is divided by itself: so the router only chooses.

@@ -249,13 +249,13 @@ def decoded_alone() -> dict[tuple[int, int], Sequence]:
     return decode(make(), [])[0]
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough_cases("too few pages", "two shards")
 @pytest.mark.parametrize(
     "arrangement",
     [
-        {"num_slots": 6, "score_tokens": 16},
-        {"num_slots": 4, "num_pages": 18, "score_tokens": 16},  # and too few pages
-        {"num_slots": 6, "slots": 2, "score_tokens": 32},
+        pytest.param({"num_slots": 6, "score_tokens": 16}, id="enough pages"),
+        pytest.param({"num_slots": 4, "num_pages": 18, "score_tokens": 16}, id="too few pages"),
+        pytest.param({"num_slots": 6, "slots": 2, "score_tokens": 32}, id="two shards"),
     ],
 )
 def test_scoring_beside_sampling_changes_no_token(arrangement) -> None:

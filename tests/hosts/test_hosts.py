@@ -223,12 +223,13 @@ def kill_process(environment: Environment, workdir: Path, index: int, *changes: 
     both[index].communicate()
 
 
-@pytest.mark.thorough
+# Adapters on two hosts are also those of the test below whose hosts go on together.
+@pytest.mark.thorough_cases("all parameters")
 @pytest.mark.parametrize(
     ("trained", "killed"),
     [
         pytest.param({}, 0, id="all parameters"),
-        pytest.param({"adapter.rank": 2}, 1, id="adapter", marks=pytest.mark.slow),
+        pytest.param({"adapter.rank": 2}, 1, id="adapter"),
         pytest.param({"adapter.rank": 2, "base": "int8"}, 0, id="adapter on 8 bits"),
     ],
 )
@@ -382,7 +383,7 @@ main.run()
 @pytest.mark.parametrize(
     ("num_steps", "rank"),
     [
-        pytest.param(6, 0, marks=pytest.mark.thorough),
+        pytest.param(6, 0, marks=pytest.mark.slow),
         pytest.param(6, 2, marks=pytest.mark.thorough),
         pytest.param(200, 0, marks=pytest.mark.slow),
     ],

@@ -324,8 +324,12 @@ def test_accuracy_alone_changes_nothing() -> None:
         ),
         (("accuracy",), ("a",), "weights=.* must be a number"),
         (("math",), (), "'math' is not one of .*no function"),
-        (("no.such:function",), (), "'no.such:function' is not one of .*No module named 'no'"),
-        (("math:no_such",), (), "'math:no_such' is not one of .*no attribute 'no_such'"),
+        (
+            ("no.such:function",),
+            (),
+            "=no.such:function: no such module:function .*No module named 'no'",
+        ),
+        (("math:no_such",), (), "=math:no_such: no such module:function .*no attribute 'no_such'"),
     ],
 )
 def test_settings_that_cannot_work_are_errors(

@@ -176,7 +176,10 @@ def test_an_episode_carries_what_is_asked_for_and_no_more(file: str) -> None:
         ("strange", "has the parameter mood: name its parameters response, gold, task, prompt"),
         ("mixed", "has the parameter answer: name its"),
         ("nothing", "has no parameter that is filled"),
-        ("absent", "is not one of accuracy"),
+        (
+            "absent",
+            r"no such module:function or FILE.py:function \(AttributeError: no absent; there",
+        ),
     ],
 )
 def test_a_function_that_cannot_be_called_is_refused(
@@ -187,8 +190,26 @@ def test_a_function_that_cannot_be_called_is_refused(
 
 
 def test_a_file_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(UserError, match="FileNotFoundError"):
+    with pytest.raises(UserError, match="absent/rewards.py:mine: .*No such file or directory"):
         rewards.check_rewards(RewardConfig(("absent/rewards.py:mine",)))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("x = 1\nimport nowhere_at_all\n", "ModuleNotFoundError, line 2: No module named"),
+        ("x = 1\n\ny = x / 0\n", "ZeroDivisionError, line 3: division by zero"),
+        ("def f(:\n", r"SyntaxError: invalid syntax \(broken.py, line 1\)"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_named_with_its_line(
+    text: str, reason: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=f"broken.py:f: .*{reason}") as refused:
+        rewards.check_rewards(RewardConfig((f"{file}:f",)))
+    assert len(str(refused.value).splitlines()) == 1
 
 
 def test_columns_are_kept_where_a_function_asks_for_them(file: str, tmp_path: Path) -> None:

@@ -137,6 +137,7 @@ def test_a_cpu_computes_in_fp32_and_an_accelerator_in_bf16(data: Data, model: Mo
     settings = choose(data, model, cpu(16)).settings
 
     assert (settings.model.dtype, settings.rollout.kv_dtype) == ("float32", "float32")
+    assert settings.model.remat == "full"
     assert choose(data, model, slice_of("v5e:1x1")).settings.model.dtype == "bfloat16"
 
 
@@ -243,6 +244,37 @@ def test_what_is_chosen_fits_by_plan(
     settings = choose(data, large, machine).settings
 
     assert plan_on(choices.planned_settings(settings, hub_id), machine).fits
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "topology", "remat"),
+    [
+        ("Qwen/Qwen2.5-1.5B", "h100:1", "dots"),
+        ("Qwen/Qwen2.5-0.5B", "l4:1", "dots"),
+        ("Qwen/Qwen3-4B", "l4:1", "full"),
+        ("Qwen/Qwen2.5-0.5B", "v6e:1x1", "full"),  # dots would fit
+    ],
+)
+def test_a_gpu_saves_products_where_they_fit_and_its_microbatches_stay_large(
+    data: Data, model: Model, hub_id: str, topology: str, remat: str
+) -> None:
+    machine = slice_of(topology)
+    large = replace(model, directory=Path(hub_id), architecture=KNOWN_MODELS[hub_id])
+    given = {"rollout.max_prompt_tokens": 512, "rollout.max_new_tokens": 1024}
+
+    sheet = choose(data, large, machine, given)
+
+    settings = sheet.settings
+    assert settings.model.remat == remat
+    verdict = plan_on(choices.planned_settings(settings, hub_id), machine)
+    assert verdict.memory is not None and verdict.fits
+    if remat != "full":
+        assert verdict.memory.needed <= choices.DOTS_SHARE * verdict.memory.available
+    assert settings.train.microbatch_tokens >= choices.ENOUGH_TOKENS
+    [reason] = [choice.reason for choice in sheet.choices if choice.name == "model.remat"]
+    assert ("GiB" in reason) == (topology in ("h100:1", "l4:1"))
+    kept = choose(data, large, machine, given | {"model.remat": "none"})
+    assert kept.settings.model.remat == "none"
 
 
 def test_a_model_that_does_not_fit_gets_an_adapter(data: Data, model: Model) -> None:

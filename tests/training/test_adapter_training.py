@@ -71,7 +71,7 @@ def weights_in(base: str) -> qwen.Params:
 @pytest.mark.parametrize(
     ("packing", "sizes", "base"),
     [
-        pytest.param("eight slots, two buckets", (2, 1, 1), "native", marks=pytest.mark.thorough),
+        pytest.param("eight slots, two buckets", (2, 1, 1), "native", marks=pytest.mark.slow),
         pytest.param("eight slots, two buckets", (2, 1, 1), "int8", marks=pytest.mark.thorough),
         ("plain", (2, 2, 2), "native"),
         pytest.param("plain", (2, 2, 2), "int8", marks=pytest.mark.thorough),
@@ -148,7 +148,7 @@ def bytes_of_base(model: qwen.QwenConfig, base: str) -> int:
     return num_quantized + 4 * num_scales + 2 * (qwen.num_params(model) - num_quantized)
 
 
-@pytest.mark.parametrize("base_type", [pytest.param("native", marks=pytest.mark.thorough), "int8"])
+@pytest.mark.parametrize("base_type", [pytest.param("native", marks=pytest.mark.slow), "int8"])
 def test_policy_critic_reference_and_decoder_share_one_base(base_type: str, tmp_path: Path) -> None:
     """No second copy of any weight: beside the base there is only what the adapters need."""
     settings = reference.settings(

@@ -7,7 +7,7 @@ row of few rows otherwise than a row of many.
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -219,12 +219,15 @@ def assert_exact(sampled: Sampled) -> None:
     assert sampled.trainer.policy.score_program._cache_size() == 0
 
 
+@cache
+def sampled_plainly(model: qwen.QwenConfig, dtype: str) -> Sampled:
+    """Returns rollouts on one device with the usual settings, which several tests compare with."""
+    return Sampled(settings(dtype), model=model)
+
+
+# Hybrids with experts are compared in plain rows below.
 @pytest.mark.thorough_cases(
-    "qwen3-bfloat16",
-    "gemma3-float32",
-    "experts-float32",
-    "hybrid-bfloat16",
-    "hybrid with experts-float32",
+    "qwen3-bfloat16", "gemma3-float32", "experts-float32", "hybrid-bfloat16"
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
@@ -234,10 +237,10 @@ def assert_exact(sampled: Sampled) -> None:
 )
 def test_no_bit_differs_between_slots_and_packed_rows(model: qwen.QwenConfig, dtype: str) -> None:
     """Prompts are shared by pages in the decoder, and by rows in the trainer."""
-    assert_exact(Sampled(settings(dtype), model=model))
+    assert_exact(sampled_plainly(model, dtype))
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough_cases("dense", "hybrid with experts")
 @pytest.mark.parametrize(
     "model",
     [QWEN3, GEMMA, exact_hybrid(HYBRID_MOE)],
@@ -252,7 +255,7 @@ def test_preempted_sequences_are_exact_in_plain_rows(model: qwen.QwenConfig) -> 
 
 @pytest.mark.thorough
 def test_scores_of_given_tokens_have_the_bits_of_the_sampler() -> None:
-    sampled = Sampled(settings())
+    sampled = sampled_plainly(QWEN3, "bfloat16")
     sampled.engine.score_tokens = 32  # a sequence is scored in several chunks
     scorings = [
         Scoring(rollout.tokens.ids, rollout.prompt_length, temperature=ROLLOUT["temperature"])
@@ -264,7 +267,10 @@ def test_scores_of_given_tokens_have_the_bits_of_the_sampler() -> None:
         np.testing.assert_array_equal(scoring.scores.logps, logps.astype(np.float32))
 
 
-@pytest.mark.thorough
+# Every model and every mesh, also those of the next test, but not each with each.
+@pytest.mark.thorough_cases(
+    "data 8-experts", "data 8-hybrid", "data 4, tensor 2-dense", "data 4, tensor 2-windows"
+)
 @pytest.mark.parametrize(
     "model",
     [MODEL, GEMMA, MOE, exact_hybrid(HYBRID)],
@@ -275,7 +281,7 @@ def test_devices_change_no_bit(sizes: tuple[int, int, int], model: qwen.QwenConf
     assert_exact(Sampled(settings(train={"microbatch_tokens": 2048}), sizes, model))
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough_cases("experts", "hybrid")
 @pytest.mark.parametrize(
     "model",
     [MODEL, GEMMA, MOE, exact_hybrid(HYBRID)],
@@ -287,7 +293,7 @@ def test_two_devices_round_alike(model: qwen.QwenConfig) -> None:
     assert_exact(Sampled(changed, (4, 1, 2), model))
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough_cases("dense", "experts")
 @pytest.mark.parametrize("model", [MODEL, GEMMA, MOE], ids=["dense", "windows", "experts"])
 def test_an_adapter_is_exact(model: qwen.QwenConfig) -> None:
     changes = {"adapter": AdapterConfig(rank=4)}
@@ -477,7 +483,7 @@ def test_a_family_whose_layers_are_not_exact_is_refused(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("model", [MODEL, QWEN3, MOE], ids=["qwen2", "qwen3", "experts"])
 def test_no_bit_differs_with_drafts(model: qwen.QwenConfig, dtype: str) -> None:
     """Tokens and log-probabilities are those of decoding one token after the other."""
-    plain = Sampled(settings(dtype), model=model)
+    plain = sampled_plainly(model, dtype)
     # The group's other responses and the short vocabulary give drafts, some of which are accepted.
     draft = Group(tokens=3, match=1, reach=256, cost=1.0)
     drafted = Sampled(settings(dtype, rollout={"draft": draft}), model=model)
