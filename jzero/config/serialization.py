@@ -23,6 +23,7 @@ from jzero.config.schema import (
 )
 from jzero.errors import UserError
 from jzero.setting import field_types, part_from_json, to_values
+from jzero.types import JsonValue
 
 
 def to_json(config: Config) -> str:
@@ -173,9 +174,9 @@ def with_parts(section: type, values: Mapping[str, object], prefix: str = "") ->
     return read
 
 
-def flatten(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+def flatten(tree: Mapping[str, JsonValue], prefix: str = "") -> dict[str, JsonValue]:
     """Returns the leaves of nested dictionaries by dotted name: {"a": {"b": 1}} -> {"a.b": 1}."""
-    leaves: dict[str, object] = {}
+    leaves: dict[str, JsonValue] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):
             leaves |= flatten(value, f"{prefix}{name}.")

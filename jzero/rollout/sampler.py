@@ -38,6 +38,7 @@ from jzero.environments.tools import episodes as tool_episodes
 from jzero.environments.tools import parsing
 from jzero.errors import UserError, reason_of
 from jzero.hosts import collectives, interrupt, peers, processes
+from jzero.json_values import as_object
 from jzero.model import qwen, tokenizer
 from jzero.model.architecture import track_sizes
 from jzero.model.base_model import BaseModel
@@ -78,7 +79,7 @@ class Sampler:
 
     def encode_prompt(self, problem: Problem) -> Int32[np.ndarray, " tokens"]:
         """Returns the token ids of the problem's prompt, with the chat template applied."""
-        tools = list(problem.tools or [])
+        tools = [as_object(tool, "a tool") for tool in problem.tools or []]
         if problem.task == self.task.name:
             # The task's tools belong to its prompts only: a suite may contain problems of another
             # task.
@@ -327,7 +328,7 @@ class Sampler:
     ) -> list[dict[str, JsonValue]]:
         """Calls the user-defined functions on one host, and returns their results on all hosts."""
         # One call for all hosts: a user-defined function sees the whole batch.
-        results = None
+        results: list[dict[str, JsonValue]] = []  # of other hosts
         if jax.process_index() == 0:
             with_tokens = rewards.need_tokens(self.task.reward)
             episodes = [

@@ -8,6 +8,7 @@ import json
 import math
 import re
 
+from jzero.json_values import as_list
 from jzero.types import JsonValue
 
 PRINTED_TOLERANCE = 1e-6  # relative tolerance of a printed number with a fraction
@@ -128,12 +129,12 @@ def _same_marked(
     if list(value) != list(expected) or len(value) != 1:
         return False
     [(kind, items)] = value.items()
-    expected_items = expected[kind]
     if kind == "tuple":
-        return _same_value(items, expected_items, is_python)
+        return _same_value(items, expected[kind], is_python)
+    expected_items = as_list(expected[kind], kind)
     if not isinstance(items, list) or len(items) != len(expected_items):
         return False
-    left = list(expected_items)
+    left = expected_items.copy()
     for item in items:
         for place, other in enumerate(left):
             if _same_value(item, other, is_python):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from jzero.config.data_sources import Rows
 from jzero.errors import UserError
+from jzero.json_values import as_text
 from jzero.problems import problem_sets, row_loader
 from jzero.problems.problem_sets import AskedRow
 from jzero.problems.prompts import CODE_TEMPLATES, find_template
@@ -150,7 +151,7 @@ def _problem(task: TaskConfig, id: str, exercise: Exercise) -> Problem:
     gold = {"tests": exercise.tests, "setup": exercise.setup}
     if exercise.prompt is not None:
         return Problem(id, task.name, exercise.prompt, gold)
-    function = exercise.tests[0].get("function", "").rpartition(".")[2]
+    function = as_text(exercise.tests[0].get("function", "")).rpartition(".")[2]
     instruction = INSTRUCTION
     if function:
         instruction = INSTRUCTION_FOR_FUNCTION.format(function=function)

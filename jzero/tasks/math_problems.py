@@ -16,6 +16,7 @@ from jzero.answers import extract, verdict
 from jzero.answers.published import VERIFIERS
 from jzero.config.data_sources import Rows
 from jzero.errors import UserError
+from jzero.json_values import as_object, as_text
 from jzero.problems import overlap, problem_sets, row_loader
 from jzero.problems.options import read_known_options
 from jzero.problems.problem_sets import AskedRow, Row
@@ -346,13 +347,14 @@ def _answer_mark(template: str) -> str:
 
 
 def _grade_marked(response: str, gold: JsonValue, task: TaskConfig, mark: str) -> Grade:
+    reference = as_object(gold, "gold")
     if task.verifier in VERIFIERS:
         # A published verifier extracts the answer itself and ignores the template's answer mark.
-        return VERIFIERS[task.verifier].grade(response, gold["answer"])
+        return VERIFIERS[task.verifier].grade(response, reference["answer"])
     return verdict.grade(
         response,
-        gold["answer"],
+        reference["answer"],
         template=mark,
-        question=gold["question"],
+        question=as_text(reference["question"], "question"),
         units=options_of(task).units,
     )

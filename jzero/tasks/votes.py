@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from jzero.answers.extract import LONGEST_ANSWER, last_box, last_number
 from jzero.answers.same_answer import has_verdict, same_answer
+from jzero.json_values import from_fields
 from jzero.tasks import countdown, suites
 from jzero.types import Grade, JsonValue, Rollout
 from jzero.workers.pool import CallError, Pool
@@ -66,7 +67,7 @@ def votes_of(rollouts: Sequence[Rollout], pool: Pool, task: TaskConfig) -> list[
 
     def compare(first: str, second: str) -> Grade:
         try:
-            return Grade(**pool.call(COMPARER, first, second, task=task))
+            return from_fields(Grade, pool.call(COMPARER, first, second, task=task))
         except CallError as error:  # the comparison has no verdict
             return Grade(0.0, False, str(error))
 

@@ -100,8 +100,9 @@ class MetricTable:
 
 
 def _is_number(value: JsonValue) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value)
 
 
 def parse_row(line: bytes) -> JsonObject:

@@ -249,13 +249,15 @@ def _text(value: JsonValue) -> str:
 
 def _integer(value: JsonValue, default: int) -> int:
     # The index holds int32; a file that another program wrote may have larger numbers.
-    is_small = isinstance(value, int) and -(2**31) <= value < 2**31
-    return int(value) if is_small else default
+    if isinstance(value, int) and -(2**31) <= value < 2**31:
+        return int(value)  # a bool becomes 0 or 1
+    return default
 
 
 def _finite(value: JsonValue, default: float) -> float:
-    is_number = isinstance(value, int | float) and math.isfinite(value) and abs(value) < 1e30
-    return float(value) if is_number else default
+    if isinstance(value, int | float) and math.isfinite(value) and abs(value) < 1e30:
+        return float(value)
+    return default
 
 
 def shorten_row(row: JsonObject, *, is_full: bool = False) -> JsonObject:

@@ -41,10 +41,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 from jzero.config import TaskConfig
 from jzero.errors import UserError
+from jzero.json_values import from_fields
 from jzero.types import Grade, JsonValue
 from jzero.workers import keeper
 from jzero.workers.event_loop import EventLoop
@@ -287,13 +288,19 @@ def _read_stage(
     return _Stage(bool(is_user_code), str(function), limit, _read_float(score), bool(correct))
 
 
+class _Result(Protocol):
+    """A future of any type: `Future[A]` is no `Future[B]`."""
+
+    def set_exception(self, exception: BaseException | None) -> None: ...
+
+
 def _read_grade(fields: JsonValue) -> Grade:
     """Returns the grade of an answer, after checking the types of its fields.
 
     Raises:
         TypeError, ValueError: a field has the wrong type.
     """
-    grade = Grade(**fields)
+    grade = from_fields(Grade, fields)
     # User-defined code may have written the message, so every type is checked.
     kinds = {
         "correct": bool,
@@ -355,7 +362,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         self._judge: Judge | None = None
         self._judge_threads: ThreadPoolExecutor | None = None
         self._event_loop: EventLoop | None = None
-        self._waiting: set[Future[JsonValue]] = set()  # missing results of `call` and `gather`
+        self._waiting: set[_Result] = set()  # missing results of `call` and `gather`
         self._threads = []
         for index in range(workers):
             # A daemon thread: a main thread that fails does not wait for a hanging grader.
