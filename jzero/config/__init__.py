@@ -59,8 +59,11 @@ from jzero.config.schema import (
     known_names,
     list_settings,
     names_part,
+    parts_to_choose,
+    parts_with_argument,
     put_value,
     read_section,
     set_part,
+    value_of,
 )
 from jzero.config.serialization import flatten, from_json, to_json

@@ -472,6 +472,13 @@ def take_old_flags(arguments: Sequence[str]) -> tuple[list[str], list[OldValue]]
     return others, old_values
 
 
+def changes(name: str, setting: str) -> bool:
+    """Returns whether the old flag `--config.NAME` changes a setting of today."""
+    entry = old_setting(name)
+    is_argument = name.startswith(f"{setting}.")
+    return is_argument or (isinstance(entry, Merged) and entry.to == setting)
+
+
 def put_old_value(config: Config, name: str, text: str) -> None:
     """Changes a config as the old flag `--config.NAME=TEXT` does. Raises UserError if it cannot."""
     entry = old_setting(name)

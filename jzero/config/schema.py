@@ -32,6 +32,7 @@ from jzero.setting import (
     is_part,
     parse_part,
     part_from_json,
+    part_name,
     replace_argument,
     rules_of,
     setting,
@@ -1172,13 +1173,30 @@ def names_part(name: str) -> bool:
 
 def parts_with_argument(name: str) -> list[type]:
     """Returns the parts that have the argument with this dotted name; [] for a setting."""
+    if not find_place(Config(), name).path:
+        return []
+    outer, _, argument = name.rpartition(".")
+    return parts_with(argument, kinds_of(outer))
+
+
+def parts_to_choose(name: str) -> dict[str, type | None]:
+    """Returns the parts that the setting or argument with this dotted name may have, by name."""
+    choices: dict[str, type | None] = {}
+    for kind in kinds_of(name):
+        choices |= {part_name(part): part for part in kind.parts}
+    return choices
+
+
+def kinds_of(name: str) -> list[FieldType]:
+    """Returns the types that the setting or argument with this dotted name may have.
+
+    All parts that have the argument count, whichever of them a config has chosen.
+    """
     section, field, path = find_place(Config(), name)
     kinds = [field_types(type(section))[field]]
-    *outer, argument = path.split(".")
-    # All parts that have the outer argument count, whichever of them a config has chosen.
-    for inner in outer:
-        kinds = [field_types(part)[inner] for part in parts_with(inner, kinds)]
-    return parts_with(argument, kinds)
+    for argument in path.split(".") if path else []:
+        kinds = [field_types(part)[argument] for part in parts_with(argument, kinds)]
+    return kinds
 
 
 def parts_with(argument: str, kinds: Iterable[FieldType]) -> list[type]:
@@ -1220,6 +1238,15 @@ def set_part(config: Config, name: str, text: object) -> None:
     else:
         changed = parse_part(setting_name, parts, str(text), current)
     setattr(section, field, changed)
+
+
+def value_of(config: Config, name: str) -> object:
+    """Returns a setting, or an argument of a part; None without a part that has the argument."""
+    section, field, path = find_place(config, name)
+    value = getattr(section, field)
+    for argument in path.split(".") if path else []:
+        value = getattr(value, argument, None)
+    return value
 
 
 def put_value(config: Config, name: str, value: object) -> None:

@@ -1,11 +1,13 @@
 """Parts: choices with numbers of their own, in flags, in JSON, in the checks and in the help."""
 
+import itertools
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
 
-from jzero import config
+from jzero import cli, config
 from jzero.config import describe, schema
 from jzero.config.checks import check_bounds, check_choice, check_type
 from jzero.errors import UserError
@@ -251,3 +253,42 @@ def test_the_help_on_a_setting_lists_its_parts_and_their_arguments() -> None:
 def test_arguments_of_all_parts_are_counted() -> None:
     [item] = [item for item in schema.walk(Section(), "") if item.name == "objective"]
     assert len(list(describe.arguments_of(item.type))) == 8  # the length of the weight included
+
+
+# -- Parts of all settings -------------------------------------------------------------------------
+
+SETTINGS_WITH_PARTS = {
+    item.name: item.type.parts
+    for item in schema.list_settings(config.Config())
+    if item.type.parts and not item.part
+}
+
+
+def contradictions() -> Iterator[tuple[str, str]]:
+    """Yields a flag that chooses a part, and one with an argument that only other parts have."""
+    for name, parts in SETTINGS_WITH_PARTS.items():
+        arguments = {argument: part for part in parts if part for argument in field_types(part)}
+        for chosen, (argument, owner) in itertools.product(parts, arguments.items()):
+            if chosen is None or argument not in field_types(chosen):
+                value = getattr(owner(), argument)
+                text = show_part(value) if field_types(owner)[argument].parts else str(value)
+                yield f"--config.{name}={part_name(chosen)}", f"--config.{name}.{argument}={text}"
+
+
+CONTRADICTIONS = list(contradictions())
+
+
+@pytest.mark.parametrize("flags", CONTRADICTIONS, ids=" ".join)
+def test_flags_that_contradict_each_other_are_one_error(
+    flags: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    messages = set()
+    for order in (flags, flags[::-1]):
+        with pytest.raises(SystemExit):
+            cli.parse_settings(config.Config(), list(order))
+        messages.add(capsys.readouterr().err)
+
+    [message] = messages
+    assert message.startswith(f"error: {flags[0]} and {flags[1].partition('=')[0]}=")
+    assert "contradict each other" in message
+    assert message.count("\n") == 1
