@@ -430,6 +430,8 @@ def parse_config_flag(
         )
     if isinstance(holder.value, config.Config):
         with user_errors():
+            # Flags change the arguments of parts, so the recipe's parts are checked before.
+            config.check_parts(holder.value)
             change_task(holder.value.task, given)
             check_chosen_parts(given)
             set_parts(holder.value, given.parts)

@@ -5,6 +5,7 @@ from jzero.config.architecture import TINY_MODELS, read_architecture, tiny_arch
 from jzero.config.checks import (
     ON_PUSH_FIELDS,
     POSITIONS,
+    check_parts,
     context_mistakes,
     num_kept,
     positions_of,

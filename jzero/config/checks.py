@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 import string
+import sys
 import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -67,6 +68,13 @@ def validate_values(config: Config) -> None:
         raise UserError("; ".join(mistakes))
 
 
+def check_parts(config: Config) -> None:
+    """Raises a UserError for the first setting of parts that has another value."""
+    for item in list_settings(config):
+        if item.type.parts and (mistakes := list(check_type(item))):
+            raise UserError(mistakes[0])
+
+
 def unusable_values(settings: list[Setting]) -> list[str]:
     """Returns messages on values of wrong types, invalid texts, and numbers out of bounds."""
     mistakes = []
@@ -84,8 +92,7 @@ def check_type(item: Setting) -> Iterator[str]:
     """Yields a message if a value, or an item of a tuple, has the wrong type."""
     if item.type.parts:
         if class_of_part(item.value) not in item.type.parts:
-            names = ", ".join(map(part_name, item.type.parts))
-            yield f"{item.name}={shown(item.value)} is not one of {names}"
+            yield describe_wrong_part(item)
         return
     if not has_kind(item.value, item.kind):
         yield f"{item.name}={shown(item.value)} must be {NAMES_OF_KINDS[item.kind]}"
@@ -102,6 +109,32 @@ def check_type(item: Setting) -> Iterator[str]:
                 f"{item.name} has the item {shown(value)}, which must be "
                 f"{NAMES_OF_KINDS[item.item_kind]}{advice}"
             )
+
+
+def describe_wrong_part(item: Setting) -> str:
+    """Returns a message on a value that is no part. Only Python code can set such a value."""
+    given = f"{item.name}={item.value!r:.80}"
+    chosen, bracket, _ = item.value.partition("(") if isinstance(item.value, str) else ("", "", "")
+    named = [part for part in item.type.parts if part is item.value or part_name(part) == chosen]
+    if not named:
+        choices = " or ".join(how_to_write(part) for part in item.type.parts)
+        return f"{given} is no part: write {choices}"
+    [part] = named
+    # The brackets of a flag, as in "clip(high=0.28)", are those of Python.
+    arguments = f"({item.value[len(chosen) + 1 :]}" if bracket else "()"
+    kind = "text" if chosen else "a class"
+    return f"{given} is {kind}, and a recipe needs the part: write {how_to_write(part, arguments)}"
+
+
+def how_to_write(part: type | None, arguments: str = "()") -> str:
+    """Returns how Python code writes a part, and where it imports the class from."""
+    if part is None:
+        return "None"
+    package, _, module = part.__module__.rpartition(".")
+    # A recipe imports a class from its package, if the package has it.
+    if not package or getattr(sys.modules[package], part.__name__, None) is part:
+        return f"{part.__name__}{arguments} (from {package or module} import {part.__name__})"
+    return f"{module}.{part.__name__}{arguments} (from {package} import {module})"
 
 
 def values_of(item: Setting) -> list[object]:

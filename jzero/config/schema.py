@@ -1119,8 +1119,8 @@ def walk(section: object, prefix: str, part: str = "") -> Iterator[Setting]:
             yield from walk(value, f"{name}.")
             continue
         yield Setting(name, value, rules_of(item), kinds[item.name], part, item.default)
-        # A value of a wrong type has no settings; the checks report it.
-        if kinds[item.name].parts and is_part(value):
+        # A value of a wrong type has no settings; the checks report it. A class is one, too.
+        if kinds[item.name].parts and is_part(value) and not isinstance(value, type):
             yield from walk(value, f"{name}.", name)
 
 

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import operator
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -216,8 +218,12 @@ def test_arguments_are_listed_after_their_part() -> None:
         (Clip(low=float("nan")), "objective.low=nan is not a number"),
         (Clip(weight=FixedLength(-1)), "objective.weight.length=-1 must be at least 0"),
         (SoftGate("square"), "objective.shape='square' is not one of round, flat"),
-        (Mean(), r"objective=Mean\(\) is not one of clip, soft_gate, none"),
-        ("clip", "objective=clip is not one of clip, soft_gate, none"),
+        (Mean(), r"objective=Mean\(\) is no part: write Clip\(\) .* or SoftGate\(\) .* or None"),
+        (Clip, r"objective=<class .*Clip'> is a class, .* write Clip\(\)"),
+        ("clip", r"objective='clip' is text, .* write Clip\(\)"),
+        ("clip(high=3)", r"objective='clip\(high=3\)' is text, .* write Clip\(high=3\)"),
+        ("none", "objective='none' is text, .* write None"),
+        ("clop", r"objective='clop' is no part: write Clip\(\)"),
     ],
 )
 def test_the_rules_of_arguments_are_checked(part: object, message: str) -> None:
@@ -262,6 +268,28 @@ SETTINGS_WITH_PARTS = {
     for item in schema.list_settings(config.Config())
     if item.type.parts and not item.part
 }
+CHOICES = [(name, part) for name, parts in SETTINGS_WITH_PARTS.items() for part in parts]
+
+
+@pytest.mark.parametrize(("name", "part"), CHOICES, ids=str)
+def test_a_recipe_with_the_name_of_a_part_is_told_what_to_write(
+    name: str, part: type | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The advice is code that runs, and makes the part."""
+    settings = config.Config()
+    section, _, field_name = name.rpartition(".")
+    owner = operator.attrgetter(section)(settings) if section else settings
+    setattr(owner, field_name, part_name(part))
+
+    with pytest.raises(SystemExit):
+        cli.parse_settings(settings, [f"--config.{name}={part_name(part)}"])
+
+    message = capsys.readouterr().err.strip()
+    written = re.fullmatch(r".* write (\S+?)(?: \((from \S+ import \S+)\))?", message)
+    assert written is not None, message
+    names: dict[str, object] = {}
+    exec(written[2] or "", names)
+    assert eval(written[1], names) == (None if part is None else part())
 
 
 def contradictions() -> Iterator[tuple[str, str]]:
