@@ -122,7 +122,9 @@ def read_model(directory: Path, config: QwenConfig) -> Model:
 
 
 def measure_rounding(
-    model: Model, responses: Sequence[Response], convention: str
+    model: Model,
+    responses: Sequence[Response],
+    convention: str,
 ) -> list[Float32[np.ndarray, " tokens"]]:
     """Returns the rounding errors of bfloat16 in every response, in nats."""
     contexts = [causes.plain_context(response) for response in responses]
@@ -160,7 +162,9 @@ def score_log(claim: Claim, responses: Sequence[Response]) -> list[Scores]:
 
 
 def reject(
-    claim: Claim, responses: Sequence[Response], scores: Sequence[Scores]
+    claim: Claim,
+    responses: Sequence[Response],
+    scores: Sequence[Scores],
 ) -> tuple[list[Evidence], list[int], list[int]]:
     """Returns the tests of all rows, and the rows with wrong log-probs and with wrong tokens."""
 
@@ -265,7 +269,10 @@ def worst_token(found: Evidence, scores: Scores) -> int:
 
 
 def describe(
-    claim: Claim, finding: Finding, responses: Sequence[Response], found: Sequence[Evidence]
+    claim: Claim,
+    finding: Finding,
+    responses: Sequence[Response],
+    found: Sequence[Evidence],
 ) -> JsonObject:
     """Returns a finding as JSON, with an example."""
     place = finding.places[0]

@@ -405,7 +405,9 @@ def parse_settings(defaults: config.Config, arguments: Sequence[str]) -> config.
 
 
 def parse_config_flag(
-    values: flags.FlagValues, given: SplitFlags, holder: flags.FlagHolder[object]
+    values: flags.FlagValues,
+    given: SplitFlags,
+    holder: flags.FlagHolder[object],
 ) -> object:
     """Parses the arguments and returns the value of the config flag `holder`, changed by them.
 

@@ -44,7 +44,9 @@ def is_full_disk(error: BaseException) -> bool:
 
 
 def no_room(
-    path: str | os.PathLike[str] | None, needed: int | None, error: BaseException
+    path: str | os.PathLike[str] | None,
+    needed: int | None,
+    error: BaseException,
 ) -> UserError:
     """Returns the error of a disk that has no room for `path`, in one line."""
     texts = [os.strerror(number) for number in NO_ROOM]

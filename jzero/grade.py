@@ -154,7 +154,10 @@ class Agreement:
 
 
 def grade_lines(
-    pool: Pool, lines: Lines, verifiers: Sequence[str], agreement: Agreement | None = None
+    pool: Pool,
+    lines: Lines,
+    verifiers: Sequence[str],
+    agreement: Agreement | None = None,
 ) -> Iterator[str]:
     """Yields a line of output for every line of input, in order. Holds CHUNK rows at a time."""
     while chunk := list(itertools.islice(lines, CHUNK)):

@@ -364,7 +364,9 @@ class Worker:
 
 
 def read_settings(
-    store: Store, flags: list[str], check_stop: Callable[[], None]
+    store: Store,
+    flags: list[str],
+    check_stop: Callable[[], None],
 ) -> tuple[str, Config]:
     """Returns the id and the settings of the run, with the changes of this machine.
 
@@ -438,7 +440,11 @@ def main() -> None:
 
 
 def sample(
-    store: Store, name: str, flags: list[str], stop: StopSignal, idle_minutes: float = 0.0
+    store: Store,
+    name: str,
+    flags: list[str],
+    stop: StopSignal,
+    idle_minutes: float = 0.0,
 ) -> None:
     """Joins the run of a store, and answers requests until it ends."""
     check_stop = stop.raise_if_stopped_here

@@ -262,7 +262,10 @@ def _quote(value: str) -> str:
 
 
 def parse_part(
-    name: str, parts: tuple[type | None, ...], text: str, current: object = None
+    name: str,
+    parts: tuple[type | None, ...],
+    text: str,
+    current: object = None,
 ) -> object:
     """Returns the part that a text chooses: "clip", or "clip(low=0.2,high=0.28)".
 
@@ -357,7 +360,11 @@ def only_part_with(parts: tuple[type | None, ...], argument: str) -> object:
 
 
 def replace_argument(
-    name: str, parts: tuple[type | None, ...], part: object, path: str, value: object
+    name: str,
+    parts: tuple[type | None, ...],
+    part: object,
+    path: str,
+    value: object,
 ) -> object:
     """Returns a copy of a part with one argument changed.
 

@@ -300,7 +300,11 @@ def build(
 
 
 def build_sampler(
-    config: Config, base: BaseModel, mesh: Mesh, pool: Pool, recorded_pages: int = 0
+    config: Config,
+    base: BaseModel,
+    mesh: Mesh,
+    pool: Pool,
+    recorded_pages: int = 0,
 ) -> tuple[Sampler, Callable[[qwen.Params], qwen.Params]]:
     """Returns the sampler of a training run, with the KV cache pages that fit into memory.
 
@@ -349,7 +353,10 @@ def check_tensor_axis(mesh: Mesh, model: qwen.QwenConfig) -> None:
 
 
 def make_stream(
-    config: Config, sampler: Sampler, base: BaseModel, workdir: Path | None
+    config: Config,
+    sampler: Sampler,
+    base: BaseModel,
+    workdir: Path | None,
 ) -> Stream | None:
     """Returns the stream of rollouts, or None in a synchronous run."""
     if isinstance(config.rollout.placement, Jobs):
@@ -363,7 +370,11 @@ def make_stream(
 
 
 def make_job_stream(
-    config: Config, placement: Jobs, sampler: Sampler, base: BaseModel, workdir: Path | None
+    config: Config,
+    placement: Jobs,
+    sampler: Sampler,
+    base: BaseModel,
+    workdir: Path | None,
 ) -> JobStream:
     """Returns the stream of rollouts that separate jobs sample."""
     assert workdir is not None, "separate jobs keep their results in the workdir"

@@ -103,7 +103,9 @@ def plain_context(response: Response) -> Context:
 
 
 def other_contexts(
-    rows: Sequence[Response], neighbors: Sequence[Response | None], bos: int | None
+    rows: Sequence[Response],
+    neighbors: Sequence[Response | None],
+    bos: int | None,
 ) -> Iterator[tuple[str, list[Context]]]:
     """Yields causes with the contexts that the model would then have seen.
 
@@ -176,7 +178,9 @@ def score_rows(
 
 
 def make_trials(
-    claim: Claim, rows: Sequence[Response], neighbors: Sequence[Response | None]
+    claim: Claim,
+    rows: Sequence[Response],
+    neighbors: Sequence[Response | None],
 ) -> Iterator[Trial]:
     """Yields every hypothesis with its scores. The first one is the claim itself."""
     samplings = [row.sampling for row in rows]
@@ -223,7 +227,8 @@ def logging_mistakes(claim: Claim, claimed: Trial) -> Iterator[Trial]:
 
 
 def other_samplings(
-    claimed: Trial, score: Callable[[Sequence[Sampling]], list[Scores]]
+    claimed: Trial,
+    score: Callable[[Sequence[Sampling]], list[Scores]],
 ) -> Iterator[Trial]:
     """Yields other filters at the claimed temperature."""
     samplings = claimed.samplings
@@ -296,7 +301,10 @@ def temperatures(
 
 
 def golden_section(
-    value: Callable[[float], float], low: float, high: float, steps: int = 24
+    value: Callable[[float], float],
+    low: float,
+    high: float,
+    steps: int = 24,
 ) -> float:
     """Returns about where a function with one minimum between `low` and `high` has it."""
     ratio = (math.sqrt(5) - 1) / 2
@@ -348,7 +356,10 @@ def explain_logps(claim: Claim, rows: Sequence[Response], trials: Sequence[Trial
 
 
 def explain_parts(
-    claim: Claim, rows: Sequence[Response], claimed: Trial, places: list[int]
+    claim: Claim,
+    rows: Sequence[Response],
+    claimed: Trial,
+    places: list[int],
 ) -> list[Finding]:
     """Explains rows by a narrower type, by single tokens, or by their first part; or not at all."""
     by_cause: dict[str, list[int]] = {}
@@ -379,7 +390,9 @@ def explain_parts(
 
 
 def explain_tokens(
-    claim: Claim, rows: Sequence[Response], trials: Sequence[Trial]
+    claim: Claim,
+    rows: Sequence[Response],
+    trials: Sequence[Trial],
 ) -> list[Finding]:
     """Explains tokens that the claimed model has not sampled, without log-probs.
 
@@ -418,7 +431,9 @@ def explain_tokens(
 
 
 def explain_likelier(
-    claim: Claim, rows: Sequence[Response], trials: Sequence[Trial]
+    claim: Claim,
+    rows: Sequence[Response],
+    trials: Sequence[Trial],
 ) -> list[Finding]:
     """Explains rows that pass all tests, but are far likelier under another hypothesis.
 

@@ -70,7 +70,9 @@ class Evidence(NamedTuple):
 
 
 def rounding_errors(
-    narrow: Scores, wide: Scores, convention: str
+    narrow: Scores,
+    wide: Scores,
+    convention: str,
 ) -> Float32[np.ndarray, " tokens"]:
     """Returns the sizes of the errors of bfloat16, in nats.
 

@@ -123,7 +123,10 @@ def _value(row: JsonObject, field: str) -> object:
 
 
 def _token_ids(
-    row: JsonObject, field: str, where: str, vocab_size: int
+    row: JsonObject,
+    field: str,
+    where: str,
+    vocab_size: int,
 ) -> Int32[np.ndarray, " tokens"]:
     values = _value(row, field)
     if values is None:

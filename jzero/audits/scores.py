@@ -85,7 +85,9 @@ def concatenate(rows: Sequence[Scores]) -> Scores:
 
 
 def hidden_states(
-    model: Model, contexts: Sequence[Context], dtype: str
+    model: Model,
+    contexts: Sequence[Context],
+    dtype: str,
 ) -> Float32[np.ndarray, "N E"]:
     """Returns the hidden states that predict the responses' tokens, one row after another.
 

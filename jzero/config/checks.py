@@ -878,7 +878,9 @@ def positions_of(hf_config: JsonObject) -> int | None:
 
 
 def context_mistakes(
-    config: Config, positions: int | None, window: int | None = None
+    config: Config,
+    positions: int | None,
+    window: int | None = None,
 ) -> Iterator[str]:
     """Yields messages if sequences of the run may be longer than the model allows.
 

@@ -67,7 +67,9 @@ def from_json(text: str, source: str) -> Config:
 
 
 def split_old_values(
-    section: type, values: Mapping[str, object], prefix: str = ""
+    section: type,
+    values: Mapping[str, object],
+    prefix: str = "",
 ) -> tuple[dict[str, object], list[tuple[str, object]]]:
     """Separates the settings of earlier versions from the JSON values of a section.
 

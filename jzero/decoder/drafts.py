@@ -92,7 +92,9 @@ def check(model: QwenConfig, backend: attention.Backend) -> None:
 
 
 def find(
-    drafting: Drafting, texts: Int[Array, "slots width"], positions: Int[Array, " slots"]
+    drafting: Drafting,
+    texts: Int[Array, "slots width"],
+    positions: Int[Array, " slots"],
 ) -> Drafts:
     """Returns a draft for every slot, from the longest match; of equally long ones the latest.
 
@@ -129,7 +131,9 @@ def find(
 
 
 def with_forced(
-    found: Drafts, forced: Int[Array, "slots steps"], counts: Int[Array, " slots"]
+    found: Drafts,
+    forced: Int[Array, "slots steps"],
+    counts: Int[Array, " slots"],
 ) -> Drafts:
     """Replaces the drafts of slots that take a reply by the next tokens of the reply.
 

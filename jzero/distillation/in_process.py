@@ -73,7 +73,10 @@ class ModelTeacher:
         return scores
 
     def _score_update_rows(
-        self, params: qwen.Params, minibatch: Minibatch, scores: TeacherScores
+        self,
+        params: qwen.Params,
+        minibatch: Minibatch,
+        scores: TeacherScores,
     ) -> None:
         # The update's rows are already on the mesh.
         rows = self.learner.score(params, minibatch.batches, minibatch.counts, self.trainer.layouts)

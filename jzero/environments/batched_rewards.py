@@ -62,7 +62,10 @@ def to_episode(rollout: Rollout, *, with_tokens: bool) -> Episode:
 
 
 def split(
-    rollouts: Sequence[Rollout], group_size: int, batch: str, groups_per_step: int
+    rollouts: Sequence[Rollout],
+    group_size: int,
+    batch: str,
+    groups_per_step: int,
 ) -> list[list[Rollout]]:
     """Splits rollouts into batches of complete groups, in order.
 
@@ -195,7 +198,9 @@ def _lists_of_trl(episodes: Sequence[Episode], state: TrainerState) -> dict[str,
 
 
 def call_in_worker(
-    task: TaskConfig, name: str, lists: Mapping[str, list[JsonValue]]
+    task: TaskConfig,
+    name: str,
+    lists: Mapping[str, list[JsonValue]],
 ) -> dict[str, JsonValue]:
     """Calls a function and returns a dict from the number of a turn to its reward (`_read`).
 

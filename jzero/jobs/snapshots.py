@@ -58,7 +58,10 @@ def encode(tensor: np.ndarray, previous: np.ndarray | None = None) -> bytes:
 
 
 def decode(
-    data: bytes, dtype: str, shape: tuple[int, ...], previous: np.ndarray | None = None
+    data: bytes,
+    dtype: str,
+    shape: tuple[int, ...],
+    previous: np.ndarray | None = None,
 ) -> np.ndarray:
     """Undoes `encode`. Raises SnapshotError if the data do not have the size of such a tensor."""
     kind = np.dtype(DTYPES[dtype])
@@ -152,7 +155,13 @@ class Publisher:
     """
 
     def __init__(
-        self, store: Store, run: str, base: str, every: int, keep: int, window: int
+        self,
+        store: Store,
+        run: str,
+        base: str,
+        every: int,
+        keep: int,
+        window: int,
     ) -> None:
         """`every` and `keep` are the settings snapshot_every and keep_snapshots."""
         self.store = store

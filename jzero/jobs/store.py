@@ -209,7 +209,10 @@ class RetryingStore:
     """
 
     def __init__(
-        self, store: Store, seconds: float, check_stop: Callable[[], None] = lambda: None
+        self,
+        store: Store,
+        seconds: float,
+        check_stop: Callable[[], None] = lambda: None,
     ) -> None:
         self.store = store
         self.address = store.address

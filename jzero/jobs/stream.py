@@ -407,7 +407,10 @@ class JobStream(ABC):
     # -- metrics and checkpoints -------------------------------------------------------------------
 
     def metrics(
-        self, rollouts: list[Rollout], version: int, counters: DecodeCounters
+        self,
+        rollouts: list[Rollout],
+        version: int,
+        counters: DecodeCounters,
     ) -> dict[str, float]:
         """Returns the async/ and jobs/ metrics of the step after `version`."""
         assert self.publisher is not None

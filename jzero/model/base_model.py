@@ -61,7 +61,9 @@ def read_base_model(config: ModelConfig) -> BaseModel:
 
 
 def check_vocabulary(
-    directory: Path, vocab_size: int, tok: tokenizer.PreTrainedTokenizerFast
+    directory: Path,
+    vocab_size: int,
+    tok: tokenizer.PreTrainedTokenizerFast,
 ) -> None:
     """Raises UserError if a token has no embedding."""
     # JAX would silently read another token's embedding.

@@ -99,7 +99,10 @@ class GemmaLayer(DenseLayer):
         return x + arithmetic.unfused(norm(out, self.mlp_out_norm)), carry
 
     def normed_heads(
-        self, arithmetic: Arithmetic, q: jax.Array, k: jax.Array
+        self,
+        arithmetic: Arithmetic,
+        q: jax.Array,
+        k: jax.Array,
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the heads of q and k after their norms, with q in the scale of attention."""
         # Attention divides scores by the root of head_dim. The factor is exact in the fp32 of the

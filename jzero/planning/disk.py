@@ -156,7 +156,10 @@ def _rollout_bytes(rollout: RolloutConfig, train: TrainConfig) -> float:
 
 
 def _evaluation_bytes(
-    settings: EvalConfig, rollout: RolloutConfig, steps: int, is_warm_started: bool
+    settings: EvalConfig,
+    rollout: RolloutConfig,
+    steps: int,
+    is_warm_started: bool,
 ) -> float:
     """Returns the bytes of evaluations/, for the task's own problems."""
     if not settings.save_responses:

@@ -106,7 +106,9 @@ def most_slots(devices: Sequence[DescribedDevice]) -> int:
 
 
 def choose_sizes(
-    config: Config, devices: Sequence[DescribedDevice], available: float | None
+    config: Config,
+    devices: Sequence[DescribedDevice],
+    available: float | None,
 ) -> Config:
     """Returns the config with the largest sizes that fit, in place of those that are 0.
 

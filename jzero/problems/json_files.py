@@ -193,7 +193,10 @@ def _refuse_other_types(path: Path, name: str, rows: Sequence[PlacedRow], kind: 
 
 
 def _refuse_other_objects(
-    path: Path, name: str, rows: Sequence[PlacedRow], values: Sequence[JsonValue]
+    path: Path,
+    name: str,
+    rows: Sequence[PlacedRow],
+    values: Sequence[JsonValue],
 ) -> NoReturn:
     """Raises UserError for a row of a column that mixes objects with other values."""
     # The error names the first value of the minority.
@@ -252,7 +255,9 @@ def _text(path: Path, name: str, row: PlacedRow, value: JsonValue) -> str:
 
 
 def find_misfit(
-    path: Path, columns: Mapping[str, Sequence[JsonValue]], fits: Callable[[list[JsonValue]], bool]
+    path: Path,
+    columns: Mapping[str, Sequence[JsonValue]],
+    fits: Callable[[list[JsonValue]], bool],
 ) -> NoReturn:
     """Raises UserError for the first value that prevents the values of a column from fitting.
 

@@ -209,7 +209,9 @@ def draw_held_out(count: int, num_rows: int) -> list[int]:
 
 
 def load_sets(
-    selection: Selection, read: Read[RowType], notes_on: NotesOn[RowType]
+    selection: Selection,
+    read: Read[RowType],
+    notes_on: NotesOn[RowType],
 ) -> Sets[RowType]:
     """Loads the sets of a task, and removes held-out questions from the training rows.
 

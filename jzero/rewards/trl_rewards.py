@@ -119,7 +119,9 @@ def columns_of(rows: Sequence[Mapping[str, JsonValue] | None]) -> dict[str, list
 
 
 def arguments(
-    function: Callable[..., object], values: Mapping[str, JsonValue], logs: Logs
+    function: Callable[..., object],
+    values: Mapping[str, JsonValue],
+    logs: Logs,
 ) -> dict[str, object]:
     """Returns the keyword arguments of a call with the lists of a batch.
 
@@ -142,7 +144,8 @@ def arguments(
 
 
 def call_for_episode(
-    function: Callable[..., object], values: Mapping[str, object]
+    function: Callable[..., object],
+    values: Mapping[str, object],
 ) -> tuple[object, Logs]:
     """Calls a function for one episode, with lists of length one.
 

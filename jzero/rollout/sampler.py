@@ -274,7 +274,10 @@ class Sampler:
         return [rollout for rollout in rewarded if rollout is not None]
 
     def _add_rewards(
-        self, rollouts: list[Rollout], group_size: int, state: TrainerState
+        self,
+        rollouts: list[Rollout],
+        group_size: int,
+        state: TrainerState,
     ) -> list[Rollout]:
         """Adds the rewards of rollouts whose problems use the settings of this sampler's task."""
         task = self.task
@@ -293,7 +296,9 @@ class Sampler:
         return tokenizer.decode(self.tokenizer, tokens)
 
     def _add_batch_rewards(
-        self, rollouts: list[Rollout], results: dict[str, JsonValue]
+        self,
+        rollouts: list[Rollout],
+        results: dict[str, JsonValue],
     ) -> list[Rollout]:
         """Applies the rewards that depend on the whole batch, and sums the turns of episodes.
 
@@ -324,7 +329,9 @@ class Sampler:
         return with_turn_grades(rollout, turn_grades)
 
     def _call_batched_rewards(
-        self, batches: list[list[Rollout]], state: TrainerState
+        self,
+        batches: list[list[Rollout]],
+        state: TrainerState,
     ) -> list[dict[str, JsonValue]]:
         """Calls the user-defined functions on one host, and returns their results on all hosts."""
         # One call for all hosts: a user-defined function sees the whole batch.
@@ -484,7 +491,9 @@ def make_sized_sampler(
 
 
 def most_sequences(
-    rollout: config.RolloutConfig, evaluation: config.EvalConfig, is_fine_tuning: bool
+    rollout: config.RolloutConfig,
+    evaluation: config.EvalConfig,
+    is_fine_tuning: bool,
 ) -> int:
     """Returns how many sequences a training run can decode at the same time, over all hosts.
 
@@ -503,7 +512,9 @@ def most_sequences(
 
 
 def with_needed_slots(
-    rollout: config.RolloutConfig, evaluation: config.EvalConfig, is_fine_tuning: bool = False
+    rollout: config.RolloutConfig,
+    evaluation: config.EvalConfig,
+    is_fine_tuning: bool = False,
 ) -> config.RolloutConfig:
     """Returns the settings of a training run without slots that no sequence would ever use.
 

@@ -21,7 +21,9 @@ LOSS = "eval/loss"  # of held-out examples, in fine-tuning
 
 
 def evaluation_lines(
-    name: str, values: Mapping[str, float], before: Mapping[str, float]
+    name: str,
+    values: Mapping[str, float],
+    before: Mapping[str, float],
 ) -> list[str]:
     """Returns a line for the loss and for each accuracy of the evaluation `name`.
 
@@ -149,7 +151,10 @@ def _with_error(values: Mapping[str, float], prefix: str) -> str:
 
 
 def _difference(
-    values: Mapping[str, float], before: Mapping[str, float], name: str, form: str = ".3f"
+    values: Mapping[str, float],
+    before: Mapping[str, float],
+    name: str,
+    form: str = ".3f",
 ) -> str:
     if name not in before:
         return ""

@@ -70,7 +70,10 @@ def sample_row(rollout: Rollout) -> JsonObject:
 
 
 def logged_rows(
-    rollouts: Sequence[Rollout], group_size: int, step: int, tokenizer: PreTrainedTokenizerFast
+    rollouts: Sequence[Rollout],
+    group_size: int,
+    step: int,
+    tokenizer: PreTrainedTokenizerFast,
 ) -> list[JsonObject]:
     """Returns the rows of samples.jsonl for the first rollouts of a step.
 
@@ -84,7 +87,9 @@ def logged_rows(
 
 
 def token_columns(
-    rollout: Rollout, step: int, tokenizer: PreTrainedTokenizerFast
+    rollout: Rollout,
+    step: int,
+    tokenizer: PreTrainedTokenizerFast,
 ) -> dict[str, JsonValue]:
     """Returns the columns of the first MAX_TOKENS tokens after the prompt, for step `step`."""
     shown = slice(rollout.prompt_length, rollout.prompt_length + MAX_TOKENS)

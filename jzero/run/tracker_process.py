@@ -226,7 +226,8 @@ def results_of(summary: JsonObject) -> JsonObject:
 
 
 def columns_and_data(
-    step: int, rows: Sequence[JsonObject]
+    step: int,
+    rows: Sequence[JsonObject],
 ) -> tuple[list[str], list[list[str | float | None]]]:
     """Returns the columns of a table of rollouts, and its cells as texts and numbers.
 

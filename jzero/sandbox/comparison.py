@@ -123,7 +123,9 @@ def _list_of_tuple(value: JsonValue) -> JsonValue:
 
 
 def _same_marked(
-    value: dict[str, JsonValue], expected: dict[str, JsonValue], is_python: bool
+    value: dict[str, JsonValue],
+    expected: dict[str, JsonValue],
+    is_python: bool,
 ) -> bool:
     """Compares tuples in order, and the items of sets and dicts in any order."""
     if list(value) != list(expected) or len(value) != 1:

@@ -166,7 +166,11 @@ def read_environment(text: str, task: TaskConfig, seed: int) -> Data:
 
 
 def _find(
-    source: str, columns: Sequence[str], kind: str, wanted: str, names: Sequence[str]
+    source: str,
+    columns: Sequence[str],
+    kind: str,
+    wanted: str,
+    names: Sequence[str],
 ) -> tuple[str, str]:
     """Returns a column and the reason for it; "" if the set has no column of this kind.
 

@@ -96,7 +96,10 @@ def _load_sets(selection: Selection, reading: Reading) -> Sets[Exercise]:
 
 
 def read_set(
-    task: TaskConfig, dataset: datasets.Dataset, source: Rows, is_held_out: bool
+    task: TaskConfig,
+    dataset: datasets.Dataset,
+    source: Rows,
+    is_held_out: bool,
 ) -> list[AskedRow | None]:
     """Returns rows in the form that `task.name=mixed` takes, None for each row without tests."""
     exercises = _read(reading_of(task), dataset, source, is_held_out)
@@ -107,7 +110,10 @@ def read_set(
 
 
 def _read(
-    reading: Reading, dataset: datasets.Dataset, source: Rows, is_held_out: bool
+    reading: Reading,
+    dataset: datasets.Dataset,
+    source: Rows,
+    is_held_out: bool,
 ) -> list[Exercise | None]:
     """Returns the problem of each row of a split, None for each row without tests."""
     # The problem column is optional if the template reads prompts from a column.

@@ -80,7 +80,11 @@ def math_template(name: str) -> PromptTemplate:
 
 
 def to_problem(
-    task: TaskConfig, task_name: str, id: str, row: Row, instruction: str = BOXED
+    task: TaskConfig,
+    task_name: str,
+    id: str,
+    row: Row,
+    instruction: str = BOXED,
 ) -> Problem:
     """Returns the problem of a row. Its gold is {"answer", "question"}.
 
@@ -147,7 +151,10 @@ def _load_sets(selection: Selection, reading: Reading) -> Sets[Row]:
 
 
 def _read(
-    reading: Reading, dataset: datasets.Dataset, source: Rows, is_held_out: bool
+    reading: Reading,
+    dataset: datasets.Dataset,
+    source: Rows,
+    is_held_out: bool,
 ) -> Sequence[Row | None]:
     """Returns a Row for each row of a split, None for a row that cannot be trained on."""
     # Held-out rows are never dropped. They have columns only if a reward reads them.
@@ -184,7 +191,10 @@ def _read_rows(reading: Reading, dataset: datasets.Dataset, source: Rows) -> lis
 
 
 def read_set(
-    task: TaskConfig, dataset: datasets.Dataset, source: Rows, is_held_out: bool
+    task: TaskConfig,
+    dataset: datasets.Dataset,
+    source: Rows,
+    is_held_out: bool,
 ) -> list[AskedRow | None]:
     """Returns the rows of a mixed data set that name this task, None for unusable rows.
 
@@ -295,7 +305,11 @@ def check_open(task: TaskConfig) -> None:
 
 
 def train_problems(
-    task: TaskConfig, seed: int, step: int, count: int, keep_columns: bool = False
+    task: TaskConfig,
+    seed: int,
+    step: int,
+    count: int,
+    keep_columns: bool = False,
 ) -> list[Problem]:
     """Returns the problems of one step.
 

@@ -205,7 +205,11 @@ def load_questions(spec: str) -> list[str]:
 
 
 def choice_problem(
-    task: TaskConfig, id: str, row: Mapping[str, JsonValue], seed: int, instruction: str = BOXED
+    task: TaskConfig,
+    id: str,
+    row: Mapping[str, JsonValue],
+    seed: int,
+    instruction: str = BOXED,
 ) -> Problem:
     """Returns the problem of a GPQA row. Its gold is the letter of the right choice.
 

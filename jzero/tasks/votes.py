@@ -80,7 +80,9 @@ def compare_in_worker(task: TaskConfig, first: str, second: str) -> JsonValue:
 
 
 def votes_of_all(
-    problems: Sequence[Sequence[Rollout]], pool: Pool, task: TaskConfig
+    problems: Sequence[Sequence[Rollout]],
+    pool: Pool,
+    task: TaskConfig,
 ) -> list[list[str]]:
     """Returns `votes_of` for each problem. The grader processes compare in parallel."""
     # Two threads for each grader process, so that a process has its next comparison while a thread
@@ -107,7 +109,10 @@ def count_as_one(answers: Sequence[str], compare: Compare) -> list[str]:
 
 
 def find_same(
-    answer: str, first_answers: Sequence[str], compare: Compare, failures: Counter[str]
+    answer: str,
+    first_answers: Sequence[str],
+    compare: Compare,
+    failures: Counter[str],
 ) -> str | None:
     """Returns the first entry of `first_answers` that equals `answer`, None if there is none.
 

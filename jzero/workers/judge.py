@@ -137,7 +137,10 @@ def asked_for(settings: JudgeServer) -> frozenset[str]:
 
 
 def fill_rubric(
-    settings: JudgeServer, response: str, gold: JsonValue, episode: Mapping[str, JsonValue]
+    settings: JudgeServer,
+    response: str,
+    gold: JsonValue,
+    episode: Mapping[str, JsonValue],
 ) -> str:
     """Returns the message to the judge: the rubric with values substituted for the names.
 

@@ -282,7 +282,11 @@ class _Worker:
 
 
 def _read_stage(
-    is_user_code: object, function: object, seconds: object, score: object, correct: object
+    is_user_code: object,
+    function: object,
+    seconds: object,
+    score: object,
+    correct: object,
 ) -> _Stage:
     limit = None if seconds is None else _read_float(seconds)
     return _Stage(bool(is_user_code), str(function), limit, _read_float(score), bool(correct))
@@ -408,7 +412,11 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         return [self._take() for _ in range(self._num_submitted - self._num_returned)]
 
     def call(
-        self, path: str, *arguments: JsonValue, task: TaskConfig, user_code: str = ""
+        self,
+        path: str,
+        *arguments: JsonValue,
+        task: TaskConfig,
+        user_code: str = "",
     ) -> JsonValue:
         """Calls `function(task, *arguments)` in a worker, and waits for its result.
 
@@ -434,7 +442,9 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         return result.result()
 
     def gather(
-        self, functions: Sequence[Callable[[], Awaitable[T]]], blocked_seconds: float
+        self,
+        functions: Sequence[Callable[[], Awaitable[T]]],
+        blocked_seconds: float,
     ) -> list[T]:
         """Awaits all functions at once in the event loop of the pool, and returns their results.
 
@@ -758,7 +768,11 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         return any(item.worker in (None, index) for item in self._items)
 
     def _blame_first(
-        self, batch: deque[_Item], reason: str, stage: _Stage, detail: str = ""
+        self,
+        batch: deque[_Item],
+        reason: str,
+        stage: _Stage,
+        detail: str = "",
     ) -> None:
         """Requeues a batch after its first item ended its worker.
 

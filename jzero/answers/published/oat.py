@@ -66,7 +66,9 @@ def _tagged_answer(response: str) -> str | None:
 
 
 def _grade_answer(
-    answer: str | None, gold: JsonValue, is_equal: Callable[[str, str], bool]
+    answer: str | None,
+    gold: JsonValue,
+    is_equal: Callable[[str, str], bool],
 ) -> Grade:
     if answer is None:
         return Grade(0.0, False, "no answer")

@@ -77,7 +77,9 @@ def syntax_of(chat_template: object) -> str:
 
 
 def parse_calls(
-    response: str, syntax: str, parameters: Mapping[str, Schema]
+    response: str,
+    syntax: str,
+    parameters: Mapping[str, Schema],
 ) -> list[Call | BadCall]:
     """Returns the calls in a response, in order; an empty list if the response is an answer.
 
@@ -110,7 +112,10 @@ def _stray_tags(text: str, syntax: str) -> list[Call | BadCall]:
 
 
 def _parse_call(
-    body: str, has_end: bool, syntax: str, parameters: Mapping[str, Schema]
+    body: str,
+    has_end: bool,
+    syntax: str,
+    parameters: Mapping[str, Schema],
 ) -> Call | BadCall:
     try:
         if not has_end:

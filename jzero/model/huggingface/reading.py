@@ -165,7 +165,8 @@ def reader(path: str | Path, config: QwenConfig, dtype: str) -> Callable[[str], 
 
 
 def check_checkpoint(
-    path: Path, config: QwenConfig
+    path: Path,
+    config: QwenConfig,
 ) -> tuple[Mapping[str, HeaderEntry], Mapping[str, list[Tensor]]]:
     """Returns the headers of a checkpoint's tensors, and the tensors of every parameter.
 
@@ -232,7 +233,9 @@ def read_parameter(
 
 
 def parts_of_tensor(
-    handle: TensorFile, file: Path, tensor: Tensor
+    handle: TensorFile,
+    file: Path,
+    tensor: Tensor,
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yields parts of a tensor in the shape of our parameter, with the first row of each.
 
