@@ -213,6 +213,7 @@ def answer(
     tick: Callable[[], None] = interrupt.never_stop,
 ) -> Result:
     """Returns the result of a request. `tick` is called before every decode call, and may raise."""
+    # The pool counts over all requests, and a result reports only its own.
     graded_before = dict(sampler.pool.counters)
     groups = make_groups(
         [np.array(prompt, np.int32) for prompt in request.prompts],
@@ -222,6 +223,7 @@ def answer(
     )
 
     def admit_none_and_tick() -> Groups:
+        # The decoder asks for more groups before every call: the time to renew the lease.
         tick()
         return []
 
@@ -429,6 +431,7 @@ def main() -> None:
         prefix = options.name or f"{socket.gethostname()}-{os.getpid()}"
         if not is_name(prefix):
             raise UserError(f"--name {prefix}: give a file name")
+        # Two samplers with one name would renew each other's leases.
         name = f"{prefix}-{uuid.uuid4().hex[:8]}"
         if options.programs:
             cli.keep_compiled_programs(Path(options.programs))

@@ -166,6 +166,7 @@ def check_result(request: Request, result: Result, limits: Limits) -> list[Rollo
     Raises BadResultError unless every value is one that a sampler of this run can have sampled.
     Whether it did sample it, `python -m jzero.replay` finds out.
     """
+    # Any process that can write to the store may have written the file.
     check_types(result)
     if result.request != request.id:
         raise BadResultError("it answers another request")

@@ -195,6 +195,7 @@ class Publisher:
         self.bytes_written = 0
         if self._identity_in_store(version) != manifest.identity:
             self.bytes_written = self._write(manifest, blobs)
+        # After the manifest: a sampler that reads the name finds the snapshot.
         self.store.write(NEWEST, json.dumps([version, manifest.identity]).encode())
 
         self._tensors = tensors
@@ -220,6 +221,7 @@ class Publisher:
     ) -> Manifest:
         entries = []
         for number, (name, tensor) in enumerate(tensors.items()):
+            # Named by content: a repair never replaces a file that a sampler is reading.
             file = f"{version:08d}-{number:04d}-{hashlib.sha256(blobs[name]).hexdigest()[:16]}"
             dtype = str(tensor.dtype)
             entries.append(Entry(name, dtype, tensor.shape, digest(tensor), file))
@@ -240,6 +242,7 @@ class Publisher:
         tensors = dict(self._tensors)
         # XOR undoes itself: a difference leads back, too.
         for later in range(max(self.manifests), version, -1):
+            # The first version after a start has no difference to the one before it.
             if not self._differences.get(later):
                 return None
             for name, tensor in tensors.items():
@@ -299,6 +302,7 @@ class Reader:
         try:
             version, identity = json.loads(data)
             return int(version), str(identity)
+        # A damaged file counts as none: the trainer replaces it with its next version.
         except (ValueError, TypeError):
             return None
 
@@ -320,12 +324,15 @@ class Reader:
         if identity != self.identity:
             # From the newest manifest back; the tensors are built in the other direction.
             chain = self._chain(version, identity)
+            # A chain that ends in a difference continues from the version in memory.
             tensors = self._tensors if chain[-1].previous is not None else {}
             for manifest in reversed(chain):
                 tensors = {
                     entry.name: self._read(entry, tensors.get(entry.name), manifest)
                     for entry in manifest.entries
                 }
+            # Only the wanted version is checked: an error in a difference before it shows here,
+            # too.
             for entry in chain[0].entries:
                 if digest(tensors[entry.name]) != entry.sha256:
                     raise SnapshotError(f"version {version}: {entry.name} has other bytes")

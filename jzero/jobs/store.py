@@ -89,6 +89,7 @@ class FolderStore:
             with temporary.open("xb") as file:
                 file.write(data)
                 file.flush()
+                # Without it, a power cut may leave an empty file under the final name.
                 os.fsync(file.fileno())
         except OSError:
             temporary.unlink(missing_ok=True)  # frees the room for other files
@@ -226,6 +227,7 @@ class RetryingStore:
         while True:
             try:
                 return operation(*args, **kwargs)
+            # Answers of the store, not failures of it.
             except (FileNotFoundError, FileExistsError):
                 raise
             except OSError as error:
@@ -235,6 +237,7 @@ class RetryingStore:
                         f"{problem}, for {self.seconds:g} seconds: repair the store and start the "
                         "same command again"
                     ) from error
+                # Short failures are normal on network file systems, and are not reported.
                 if pause > LONGEST_PAUSE / 2:
                     terminal.say(f"{problem}: trying again")
             self.check_stop()

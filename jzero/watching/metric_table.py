@@ -56,6 +56,7 @@ class MetricTable:
     def _add(self, line: bytes, samples: Callable[[int], Sequence[JsonObject]]) -> None:
         row = parse_row(line)
         step = row.get("step")
+        # A step that a resumed run writes again keeps its first row: curves need increasing steps.
         if not isinstance(step, int) or (self.steps and step <= self.steps[-1]):
             return
         numbers = {name: float(v) for name, v in row.items() if _is_number(v) and name != "step"}
