@@ -114,15 +114,16 @@ def check_type(item: Setting) -> Iterator[str]:
 def describe_wrong_part(item: Setting) -> str:
     """Returns a message on a value that is no part. Only Python code can set such a value."""
     given = f"{item.name}={item.value!r:.80}"
-    chosen, bracket, _ = item.value.partition("(") if isinstance(item.value, str) else ("", "", "")
+    text = item.value if isinstance(item.value, str) else ""
+    chosen, bracket, end = text.partition("(")
     named = [part for part in item.type.parts if part is item.value or part_name(part) == chosen]
     if not named:
         choices = " or ".join(how_to_write(part) for part in item.type.parts)
         return f"{given} is no part: write {choices}"
     [part] = named
     # The brackets of a flag, as in "clip(high=0.28)", are those of Python.
-    arguments = f"({item.value[len(chosen) + 1 :]}" if bracket else "()"
-    kind = "text" if chosen else "a class"
+    arguments = f"({end}" if bracket else "()"
+    kind = "text" if text else "a class"
     return f"{given} is {kind}, and a recipe needs the part: write {how_to_write(part, arguments)}"
 
 
