@@ -105,6 +105,12 @@ def split_revision(name: str) -> tuple[str, str | None]:
     return repository, revision
 
 
+def is_hub_id(name: str) -> bool:
+    """Returns whether a name has the form of a hub id, such as Qwen/Qwen2.5-3B."""
+    name, _ = split_revision(name)
+    return name.count("/") == 1 and name[0] not in "./~"
+
+
 def is_file(path: Path) -> bool:
     """Returns whether the file exists; False also for names that are too long or invalid."""
     try:

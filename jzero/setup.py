@@ -251,7 +251,7 @@ def with_given_adapter(config: Config) -> Config:
     if not given.path:
         return config
     validate(config)
-    directory = huggingface.resolve(config.model.source, ("config.json",))
+    directory = huggingface.resolve(config.model.path, ("config.json",))
     model, _ = huggingface.load_config(directory)
     adapter = peft.with_path(given, model)
     return replace(config, model=replace(config.model, adapter=adapter))

@@ -31,6 +31,7 @@ from jzero.config.presets import (
 from jzero.config.schema import (
     MOST_WAITING_PUSHES,
     AdapterConfig,
+    Card,
     Checkpoint,
     Config,
     Critic,

@@ -23,7 +23,7 @@ from jzero.config.data_sources import read_sources
 from jzero.config.placement import Jobs
 from jzero.config.schema import Config, RolloutConfig, Setting, list_settings, walk
 from jzero.errors import UserError, shown
-from jzero.files import JsonObject, split_revision
+from jzero.files import JsonObject, is_hub_id, split_revision
 from jzero.setting import (
     LONGEST_LINE,
     LONGEST_TEXT,
@@ -384,18 +384,6 @@ def check_on_push(command: str) -> Iterator[str]:
     # Checked now, because the command first runs hours later, after the first push.
     if arguments and shutil.which(arguments[0]) is None:
         yield f"hub.push.on_push={command}: there is no program {arguments[0]}: install it"
-
-
-def check_revision(config: Config) -> Iterator[str]:
-    """model.revision requires a model on the hub."""
-    model = config.model
-    if model.revision and (not is_hub_id(model.path) or Path(model.path).expanduser().is_dir()):
-        yield (
-            f"model.revision={model.revision} is of a model on the hub, and model.path="
-            f"{model.path} is none: leave it out"
-        )
-    elif model.revision and "#" in model.path:
-        yield f"model.revision={model.revision}: model.path={model.path} has a revision: set one"
 
 
 def check_sampling(config: Config) -> Iterator[str]:
@@ -815,15 +803,7 @@ def check_context(config: Config) -> Iterator[str]:
     downloaded from the hub is checked after the download of its config.json.
     """
     model = config.model
-    yield from context_mistakes(
-        config, model.max_position_embeddings or read_positions(model.source)
-    )
-
-
-def is_hub_id(name: str) -> bool:
-    """Returns whether a name has the form of a hub id, such as Qwen/Qwen2.5-3B."""
-    name, _ = split_revision(name)
-    return name.count("/") == 1 and name[0] not in "./~"
+    yield from context_mistakes(config, model.max_position_embeddings or read_positions(model.path))
 
 
 def read_positions(path: str) -> int | None:
@@ -951,7 +931,6 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_architecture,
     check_adapter,
     check_hub,
-    check_revision,
     check_sampling,
     check_group_size,
     check_correction,

@@ -98,13 +98,9 @@ class ModelConfig:
 
     path: str = setting(
         "",
-        "Directory or hub id of a model with config.json and safetensors. Empty: random weights "
-        "with the architecture in model.arch.",
-    )
-    revision: str = setting(
-        "",
-        "Branch, tag or commit of model.path on the hub. Empty: main. Append the revision of "
-        "any other model or data set to its hub id: USER/NAME#REVISION.",
+        "Directory or hub id of a model with config.json and safetensors. A branch, tag or "
+        "commit follows a hub id: USER/NAME#REVISION. Empty: random weights with the "
+        "architecture in model.arch.",
     )
     tokenizer: str = setting(
         "",
@@ -161,11 +157,6 @@ class ModelConfig:
         "at the first log-prob that differs (docs/models.md).",
     )
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
-
-    @property
-    def source(self) -> str:
-        """Returns the directory of the model, or its hub id with the revision."""
-        return f"{self.path}#{self.revision}" if self.revision else self.path
 
     @property
     def is_base_quantized(self) -> bool:
@@ -916,6 +907,19 @@ class EveryCheckpoint(Push):
     """The model of every step of train.checkpoint_every is pushed, and the final model."""
 
 
+@dataclass(frozen=True)
+class Card:
+    """The entries of model cards that a run cannot know."""
+
+    tags: tuple[str, ...] = setting(
+        (), "Tags of the model card, in addition to those of the recipe."
+    )
+    language: tuple[str, ...] = setting((), "Languages of the model card, such as en.")
+    license: str = setting(
+        "unknown", "License of the model card as the hub names it, such as apache-2.0."
+    )
+
+
 @dataclass
 class HubConfig:
     """Pushes to the Hugging Face hub, and the model card of exports."""
@@ -925,13 +929,7 @@ class HubConfig:
         "Models to push to the hub during the run and after the last step, as in "
         "end(repo='USER/NAME').",
     )
-    tags: tuple[str, ...] = setting(
-        (), "Tags of the model card, in addition to those of the recipe."
-    )
-    language: tuple[str, ...] = setting((), "Languages of the model card, such as en.")
-    license: str = setting(
-        "unknown", "License of the model card as the hub names it, such as apache-2.0."
-    )
+    card: Card = setting(Card(), "Entries of the model card of every export.")
 
 
 @dataclass

@@ -162,7 +162,7 @@ def model_weights(
 
 def teacher_directory(policy: ModelConfig, teacher: teachers.Model) -> Path:
     """Returns the directory of the teacher's model. Downloads a model from the hub."""
-    path = teacher.path or policy.source
+    path = teacher.path or policy.path
     try:
         return huggingface.resolve(path)
     except UserError as error:

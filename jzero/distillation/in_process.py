@@ -165,7 +165,7 @@ class TeacherSettings:
         """Whether the teacher is an adapter on the frozen base of the policy."""
         if not isinstance(self.choice, teachers.Model) or not self.choice.adapter:
             return False
-        return self.is_base_frozen and self.choice.path in ("", self.policy.source)
+        return self.is_base_frozen and self.choice.path in ("", self.policy.path)
 
 
 def teacher_learner(model: qwen.QwenConfig, trainer: Trainer) -> Learner:

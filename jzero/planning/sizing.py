@@ -72,7 +72,7 @@ def with_sizes_of(config: Config, directory: Path | None) -> Config:
     """
     if (config.train.microbatch_tokens and config.rollout.num_slots) or directory is None:
         return config
-    model = replace(config.model, path=str(directory), revision="")
+    model = replace(config.model, path=str(directory))
     sized = with_sizes(replace(config, model=model))
     return _with(config, sized.train.microbatch_tokens, sized.rollout.num_slots)
 

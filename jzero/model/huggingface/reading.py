@@ -13,8 +13,9 @@ import numpy as np
 from jax.sharding import Sharding
 from safetensors import SafetensorError, safe_open
 
-from jzero.config.checks import is_hub_id, positions_of, read_cached_config
+from jzero.config.checks import positions_of, read_cached_config
 from jzero.errors import UserError, reason_of
+from jzero.files import is_hub_id
 from jzero.hosts import collectives
 from jzero.model import hub
 from jzero.model.architecture import Params, QwenConfig, kept_dtype
