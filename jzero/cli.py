@@ -292,6 +292,7 @@ def check_chosen_parts(given: SplitFlags) -> None:
         # `set_part` reports a part that does not exist.
         if chosen_part(choice) not in choices:
             continue
+        # The class decides, because the numbers in brackets are arguments of the same part.
         part = choices[chosen_part(choice)]
         arguments = {} if part is None else field_types(part)
         for name, text in given.parts:

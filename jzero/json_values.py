@@ -89,6 +89,7 @@ def member(value: object, path: Iterable[str | int], kind: type[T]) -> T:
             is_there = isinstance(value, dict) and step in value
         if not is_there:
             raise ValueError(f"{name} is missing")
+        # The readers only tell the type checker what `is_there` has found.
         value = as_list(value)[step] if isinstance(step, int) else as_object(value)[step]
     return _checked(value, kind, name)
 

@@ -284,6 +284,7 @@ class Worker:
             if request is not None and self.work_on(request):
                 last_work = time.monotonic()
                 continue
+            # A cloud machine without work costs as much as one with work.
             if 0 < self.idle_seconds < time.monotonic() - last_work:
                 raise interrupt.Interrupted(f"no request for {self.idle_seconds / 60:g} minutes")
             time.sleep(self.store.poll_seconds)
@@ -390,6 +391,7 @@ def local_settings(config_json: str, flags: list[str], source: str) -> Config:
 
     Raises UserError for a change that does not belong to a machine.
     """
+    # Compared after parsing, because two notations of a flag may mean the same.
     settings = config.from_json(config_json, source)
     before = config.flatten(json.loads(config.to_json(settings)))
     changed = cli.parse_settings(settings, flags)

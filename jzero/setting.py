@@ -345,8 +345,10 @@ def checked_argument(name: str, field: FieldType, value: object) -> object:
         raise UserError(f"{name}={shown(value)} is no part: write its name")
     if not has_kind(value, field.kind):
         raise UserError(f"{name}={shown(value)} must be {NAMES_OF_KINDS[field.kind]}")
+    # A part is hashable, and JSON has lists only.
     if isinstance(value, list | tuple):
         return tuple(value)
+    # JSON and Python code may write 1 for 1.0.
     return float(value) if field.kind is float and isinstance(value, int) else value
 
 

@@ -239,6 +239,7 @@ def other_samplings(
     """Yields other filters at the claimed temperature."""
     samplings = claimed.samplings
     changes: list[tuple[str, list[Sampling]]] = []
+    # No filter at all: the only change without a number to try.
     without = [s._replace(top_k=0, top_p=1.0) for s in samplings]
     changes.append(("top-k and top-p were not applied", without))
     for top_k in TOP_K:
@@ -376,6 +377,7 @@ def explain_parts(
     """Explains rows by a narrower type, by single tokens, or by their first part; or not at all."""
     by_cause: dict[str, list[int]] = {}
     most_rms: dict[str, list[float]] = {}
+    # Judged with the noise of bfloat16, by the same scores.
     narrow = claimed._replace(noise=max(claim.noise, claim.bfloat16_noise))
     for place in places:
         found = claimed.judge(rows, place)

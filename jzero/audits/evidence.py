@@ -89,6 +89,7 @@ def noise_of(errors: Float32[np.ndarray, " tokens"], dtype: str) -> float:
 
     errors: those of bfloat16.
     """
+    # Rounding errors grow in proportion to the unit roundoff of a type.
     scaled = errors * (ROUNDOFF[dtype] / ROUNDOFF["bfloat16"])
     return max(LEAST_NOISE, float(np.sqrt(np.mean(np.square(scaled)))))
 
@@ -141,6 +142,7 @@ def difference(
         lowest = highest = scores.unfiltered
     else:
         lowest, highest = scores.lowest, scores.highest
+    # The first or the last token has no partner.
     if shift > 0:
         logged, lowest, highest = logged[1:], lowest[:-1], highest[:-1]
     elif shift < 0:

@@ -261,6 +261,7 @@ def _measure(
     q = jnp.where(kept, jnp.exp(log_q), 0.0)
     mean = jnp.sum(q * log_q, axis=-1)
     variance = jnp.sum(q * jnp.square(log_q - mean[:, None]), axis=-1)
+    # Strictly more probable: a token among equals takes its part of their mass at random.
     mass = jnp.sum(jnp.where(scaled > target[:, None], q, 0), axis=-1)
 
     def tilt(factor: jax.Array) -> Float[Array, " N"]:

@@ -116,6 +116,7 @@ def describe_wrong_part(item: Setting) -> str:
     given = f"{item.name}={item.value!r:.80}"
     text = item.value if isinstance(item.value, str) else ""
     chosen, bracket, end = text.partition("(")
+    # A recipe may have forgotten the brackets: `turns.Score` is the class.
     named = [part for part in item.type.parts if part is item.value or part_name(part) == chosen]
     if not named:
         choices = " or ".join(how_to_write(part) for part in item.type.parts)

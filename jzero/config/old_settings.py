@@ -79,6 +79,7 @@ def add_revision(config: Config, name: str, text: str) -> None:
             f"model.revision={text} is of a model on the hub, and model.path={path} is none: leave "
             "it out"
         )
+    # Neither of two revisions is more likely to be meant.
     if revision is not None:
         raise UserError(f"model.revision={text}: model.path={path} has a revision: set one")
     config.model.path = f"{given}#{text}"

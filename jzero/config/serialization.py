@@ -96,6 +96,7 @@ def split_old_values(
             old += [(f"{full_name}.{key}", item) for key, item in value.items()]
             continue
         has_parts = name in fields and bool(fields[name].parts)
+        # Where a part is today, earlier versions had the name of a choice, or a number.
         is_name_of_part = has_parts and isinstance(value, str | int)
         if is_name_of_part or (name not in fields and old_setting(full_name)):
             old.append((full_name, value))

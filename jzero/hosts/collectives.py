@@ -53,6 +53,7 @@ def gather_json(value: JsonT) -> list[JsonT]:
 
     The hosts pass values of one type. A tuple comes back as a list.
     """
+    # JSON, because bytes from another host must not be unpickled.
     texts = gather_bytes(json.dumps(value).encode())
     return [json.loads(text) for text in texts]
 

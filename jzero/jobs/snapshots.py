@@ -52,6 +52,7 @@ def encode(tensor: np.ndarray, previous: np.ndarray | None = None) -> bytes:
     """Compresses a tensor, or its difference to `previous`, which has the same shape and type."""
     data = bytes_of(tensor)
     if previous is not None:
+        # XOR, because it is exact for every type, and undoes itself.
         data = data ^ bytes_of(previous)
     planes = data.reshape(-1, tensor.itemsize).T
     return zlib.compress(np.ascontiguousarray(planes).data, LEVEL)
@@ -312,6 +313,7 @@ class Reader:
         if data is None:
             raise SnapshotError(f"version {version} is not in the store")
         manifest = Manifest.parse(data)
+        # Two runs may have used the same store, one after the other.
         if manifest.run != self.run:
             raise SnapshotError(f"version {version} belongs to another run")
         return manifest
@@ -345,6 +347,7 @@ class Reader:
         wanted: str | None = identity
         while wanted is not None and wanted != self.identity:
             manifest = self.manifest(version)
+            # A resumed run may have written other weights under this version.
             if (manifest.version, manifest.identity) != (version, wanted):
                 raise SnapshotError(f"version {version} holds other weights")
             chain.append(manifest)

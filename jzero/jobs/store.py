@@ -198,6 +198,7 @@ class BucketStore:
         return self._call(name, modified)
 
     def now(self, who: str) -> float:
+        # A bucket has no clock to ask; the time of an own file is one.
         self.write(f"clock/{who}", b"")
         return self.modified(f"clock/{who}")
 

@@ -86,6 +86,7 @@ class Answer:
 
 def groups_per_request(placement: Jobs, rollout: RolloutConfig) -> int:
     """Returns the number of prompts in a request: a divisor of num_prompts unless it is set."""
+    # The setting may leave a smaller last request; the automatic choice divides evenly.
     if placement.groups_per_request:
         return min(placement.groups_per_request, rollout.num_prompts)
     # Fewer prompts than slots would leave slots empty, and more would only make a request longer.

@@ -310,6 +310,7 @@ class DenseLayer(nnx.Module):
             q = plus_bias(q, self.q_bias.get_value())
             k = plus_bias(k, self.k_bias.get_value())
             v = plus_bias(v, self.v_bias.get_value())
+        # Before the rotation, as in the models that have these norms.
         if self.query_key_norm:
             q, k = self.normed_heads(arithmetic, q, k)
         q = rotate(q.reshape(B, T, -1, D), rope)

@@ -67,6 +67,7 @@ def largest_models(
         for response_tokens in RESPONSE_TOKENS:
             changed = smallest_batch(change(settings), len(devices), response_tokens)
             cell = Largest(method, response_tokens)
+            # The largest come first, so that the first one that fits is the answer.
             for hub_id in models_by_size():
                 if verdict := fit_model(changed, hub_id, devices, available):
                     found = verdict.settings

@@ -218,6 +218,7 @@ def load_sets(
     Raises:
         UserError: a set cannot be loaded, or has no rows left to train on.
     """
+    # Held-out rows first: the training rows must not contain their questions.
     held_out: list[RowType] = []
     sources_held_out = held_out_sources(selection)
     for source in sources_held_out:

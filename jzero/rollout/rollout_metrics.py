@@ -110,6 +110,7 @@ def length_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 def turn_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Returns metrics of episodes of several turns."""
+    # Next to the final accuracy: how much the further turns have added.
     first_grades = [grade_of(rollout.turns[0]) for rollout in rollouts]
     return {
         "turns/sampled_tokens": float(sum(rollout.tokens.sampled.sum() for rollout in rollouts)),

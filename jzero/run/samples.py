@@ -133,6 +133,7 @@ def token_texts(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> list[
     for token in ids:
         pending.append(token)
         text = decode(tokenizer, pending)
+        # A token may end within a character of several bytes, and only a later one completes it.
         is_complete = not text.endswith(REPLACEMENT) or len(pending) >= MAX_TOKENS_OF_CHARACTER
         if is_complete:
             texts += [text] + [""] * (len(pending) - 1)
@@ -231,6 +232,7 @@ def sample_lines(step: int, row: JsonObject) -> list[str]:
     answer = _wrapped(response)
     if len(answer) > ANSWER_LINES:
         half = ANSWER_LINES // 2
+        # The end has the answer, so the middle is left out.
         answer = [*answer[:half], "...", *answer[-half + 1 :]]
     return [
         f"  {heading}: {details}",

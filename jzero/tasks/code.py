@@ -87,6 +87,7 @@ def load_sets(task: TaskConfig) -> Sets[Exercise]:
     return _load_sets(row_loader.selection_of(task), reading_of(task))
 
 
+# Cached, because every step and every evaluation asks for the sets.
 @functools.cache
 def _load_sets(selection: Selection, reading: Reading) -> Sets[Exercise]:
     def notes_on(loaded: Loaded[Exercise]) -> list[str]:
@@ -140,6 +141,7 @@ def _read(
         tests = code_tests.read_tests(row)
         if reading.max_tests:
             tests = code_tests.longest(tests, reading.max_tests)
+        # Without a test there is nothing to grade by.
         if not tests or not isinstance(question, str):
             exercises.append(None)
             continue
@@ -157,6 +159,7 @@ def _problem(task: TaskConfig, id: str, exercise: Exercise) -> Problem:
     gold = {"tests": exercise.tests, "setup": exercise.setup}
     if exercise.prompt is not None:
         return Problem(id, task.name, exercise.prompt, gold)
+    # The policy writes the function, also where a test calls it as a method of a class.
     function = as_text(exercise.tests[0].get("function", "")).rpartition(".")[2]
     instruction = INSTRUCTION
     if function:

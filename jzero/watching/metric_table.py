@@ -59,6 +59,7 @@ class MetricTable:
         # A step that a resumed run writes again keeps its first row: curves need increasing steps.
         if not isinstance(step, int) or (self.steps and step <= self.steps[-1]):
             return
+        # The file may be of another version, with texts and lists among the metrics.
         numbers = {name: float(v) for name, v in row.items() if _is_number(v) and name != "step"}
         self.steps.append(step)
         for name, number in numbers.items():

@@ -91,6 +91,7 @@ class ToolEpisode:
             messages, use = await answer_calls(
                 calls, self.toolbox, task.tools, num_earlier, seconds
             )
+        # After the calls: if one raises, the episode has not taken the response.
         self.responses.append(response)
         return ToolTurn(messages, use, self.environment)
 
