@@ -57,8 +57,9 @@ def as_number(value: object, name: str = "the value") -> int | float:
 
 
 def to_integer(value: object, name: str = "the value") -> int:
-    """Converts a number, or the digits of an integer, to an int."""
-    if not isinstance(value, int | float | str):
+    """Converts a finite number, or the digits of an integer, to an int."""
+    is_infinite = isinstance(value, float) and not math.isfinite(value)
+    if is_infinite or not isinstance(value, int | float | str):
         raise ValueError(f"{name} is {shown(value)} and not a number")
     return int(value)
 

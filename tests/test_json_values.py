@@ -42,7 +42,7 @@ def test_a_number_or_its_digits_are_an_integer(value: JsonValue, number: int) ->
     assert json_values.to_integer(value) == number
 
 
-@pytest.mark.parametrize("value", ["seven", None, [7], {"a": 7}])
+@pytest.mark.parametrize("value", ["seven", None, [7], {"a": 7}, math.nan, math.inf])
 def test_other_values_are_no_integer(value: JsonValue) -> None:
     with pytest.raises(ValueError, match="seven|is .* and not a number"):
         json_values.to_integer(value)
