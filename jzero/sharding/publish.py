@@ -54,8 +54,8 @@ def decoder_shardings(
     place = stack_shardings(config, mesh, is_int8, layout.joins)
     if not layout.apart:
         return place
-    of_layer = jax.tree.map(without_layers, place["layers"])
-    return place | {"layers": (of_layer,) * config.num_hidden_layers}
+    layer_shardings = jax.tree.map(without_layers, place["layers"])
+    return place | {"layers": (layer_shardings,) * config.num_hidden_layers}
 
 
 def without_layers(place: NamedSharding) -> NamedSharding:
