@@ -34,7 +34,6 @@ class FoundModel:
         model = replace(
             settings.model,
             path=self.path,
-            revision="",
             tokenizer="",
             adapter=adapter,
             base=settings.model.base if self.adapter else "native",
