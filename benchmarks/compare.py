@@ -227,7 +227,9 @@ def main() -> None:
     out = args.out.absolute()
     flags = list(args.settings)
     if args.warm_start is not None:
-        flags += warm_start(args.recipe + args.warm_start, out / "warm-start", flags)
+        start = warm_start(args.recipe + args.warm_start, out / "warm-start", flags)
+        # The runs begin after the warm start, and its settings would contradict warm_start=none.
+        flags = [flag for flag in flags if not flag.startswith("--config.warm_start")] + start
     finished = run_all(args.runs, args.recipe, out, args.seeds, flags)
     print(table(finished, args.metrics))
     if "remarks" in args.metrics:

@@ -59,13 +59,16 @@ rollout.max_prompt_tokens=16 rollout.max_new_tokens=24 train.microbatch_tokens=2
 """
 # Exact mode wants a KV cache that rounds nothing.
 EXACT = "model.exact=True rollout.kv_dtype=float32"
-# A run of its own that keeps the model of the preset and its lengths.
+# A run of its own that keeps the model of the preset and its lengths. The slots are set, because
+# two checkouts may choose other numbers, and arrays of another shape are summed in another order.
 OWN_MODEL = """
-rollout.num_prompts=4 rollout.group_size=4 warm_start.steps=20 warm_start.tries=1 train.steps=3
+rollout.num_prompts=4 rollout.group_size=4 rollout.num_slots=16
+warm_start.steps=20 warm_start.tries=1 train.steps=3
 train.logged_rollouts=4 eval.problems=16 eval.every=0
 """
 MATH = """
-train.steps=2 rollout.num_prompts=2 eval.every=0 eval.suites= task.level_min=1 task.level_max=5
+train.steps=2 rollout.num_prompts=2 rollout.num_slots=16 eval.every=0 eval.suites=
+task.level_min=1 task.level_max=5
 """
 NUM_ROWS = 24
 

@@ -87,11 +87,13 @@ def find_candidates(weights: Weights, also: Sequence[tuple[str, str]]) -> list[C
         cause = f"sampled by {name}"
         adapter = Path(path).expanduser()
         if (adapter / peft.CONFIG).exists():
+            # Read now, so that a wrong adapter is reported before the log is scored.
             peft.read_settings(adapter, weights.config)
             found.append(Candidate(cause, partial(with_adapter, weights, adapter)))
         else:
             directory = huggingface.resolve(path)
             config, _ = huggingface.load_config(directory)
+            # A larger vocabulary has padding; a smaller one lacks tokens that the log may contain.
             if config.vocab_size < weights.config.vocab_size:
                 raise UserError(
                     f"--also {name}={path} has {config.vocab_size} tokens, and --model "
@@ -122,10 +124,13 @@ def read_model(directory: Path, config: QwenConfig) -> Model:
 
 
 def measure_rounding(
-    model: Model, responses: Sequence[Response], convention: str
+    model: Model,
+    responses: Sequence[Response],
+    convention: str,
 ) -> list[Float32[np.ndarray, " tokens"]]:
     """Returns the rounding errors of bfloat16 in every response, in nats."""
     contexts = [causes.plain_context(response) for response in responses]
+    # Rounding itself is measured here, so that nothing is allowed for it: margin=0.
     wide, narrow = (
         causes.score_rows(
             model,
@@ -147,6 +152,7 @@ def score_log(claim: Claim, responses: Sequence[Response]) -> list[Scores]:
     with terminal.phase("score", total=len(responses), unit="responses") as phase:
         while len(scores) < len(responses):
             end, num_tokens = len(scores), 0
+            # At least one response, however long it is.
             while end < len(responses) and (not num_tokens or num_tokens < PART_TOKENS):
                 num_tokens += len(responses[end].prompt) + len(responses[end].tokens)
                 end += 1
@@ -160,7 +166,9 @@ def score_log(claim: Claim, responses: Sequence[Response]) -> list[Scores]:
 
 
 def reject(
-    claim: Claim, responses: Sequence[Response], scores: Sequence[Scores]
+    claim: Claim,
+    responses: Sequence[Response],
+    scores: Sequence[Scores],
 ) -> tuple[list[Evidence], list[int], list[int]]:
     """Returns the tests of all rows, and the rows with wrong log-probs and with wrong tokens."""
 
@@ -180,6 +188,7 @@ def reject(
             noise = evidence.noise_of(errors, claim.dtype)
             found[place] = test(place, max(noise, claim.noise))
     wrong_logps = [place for place, tests in enumerate(found) if not tests.logps_fit]
+    # Tokens of a row with wrong log-probs are explained together with its log-probs.
     wrong_tokens = [
         place for place, tests in enumerate(found) if tests.logps_fit and not tests.tokens_fit
     ]
@@ -197,6 +206,7 @@ def audit(claim: Claim, responses: Sequence[Response]) -> tuple[list[Evidence], 
     for group in groups:
         rejected = sorted(set(group) & set(wrong_tokens))
         others = [place for place in group if found[place].fits]
+        # Rows that pass by themselves may be rejected together: small deviations add up.
         if others and is_rejected(claim, [scores[i] for i in others], len(groups)):
             rejected = sorted(rejected + others)
         if rejected:
@@ -212,6 +222,7 @@ def version_groups(responses: Sequence[Response]) -> list[list[int]]:
 
     Every group may be scored under all hypotheses.
     """
+    # Versions are texts of numbers: shorter ones are smaller, so 9 comes before 10.
     versions = sorted({row.version for row in responses}, key=lambda text: (len(text), text))
     count = min(MOST_GROUPS, len(versions))
     group_of = {version: i * count // len(versions) for i, version in enumerate(versions)}
@@ -238,6 +249,7 @@ def explain(
     lengths = [len(response.tokens) for response in responses]
     sample = causes.choose_sample(places, lengths)
     rows = [responses[place] for place in sample]
+    # Packing puts rows next to each other in the order of the log.
     neighbors = [responses[place - 1] if place else None for place in sample]
     with terminal.phase("explain"):
         trials = list(causes.make_trials(claim, rows, neighbors))
@@ -261,11 +273,15 @@ def worst_token(found: Evidence, scores: Scores) -> int:
         return int(np.argmax(np.abs(found.differences)))
     if scores.is_outside.any():
         return int(np.argmax(scores.is_outside))
+    # Relative to what the model expects: where it is unsure, every token is improbable.
     return int(np.argmin(scores.filtered - scores.mean))
 
 
 def describe(
-    claim: Claim, finding: Finding, responses: Sequence[Response], found: Sequence[Evidence]
+    claim: Claim,
+    finding: Finding,
+    responses: Sequence[Response],
+    found: Sequence[Evidence],
 ) -> JsonObject:
     """Returns a finding as JSON, with an example."""
     place = finding.places[0]
@@ -378,6 +394,7 @@ def read_claim(options: argparse.Namespace) -> tuple[Claim, list[Response]]:
         raise UserError(
             "--temperature has to be from 0 to 100, --top_p above 0 and at most 1, --top_k from 0"
         )
+    # Arguments are checked before the weights are read, which takes minutes.
     also = read_also(options.also)
     directory = huggingface.resolve(options.model)
     config, hf_config = huggingface.load_config(directory)

@@ -34,7 +34,7 @@ from jzero.environments import environment, verifiers
 from jzero.errors import UserError, causes, shown
 from jzero.hosts import peers, processes
 from jzero.hosts.platform import choose_platform
-from jzero.setting import read_tuple
+from jzero.setting import class_of_part, field_types, part_name, read_tuple
 
 HELP_FLAGS = {"-h", "-help", "--help"}
 STATUS_OF_CTRL_C = 128 + signal.SIGINT  # as a shell reports a process that the signal ended
@@ -277,6 +277,66 @@ def set_parts(settings: config.Config, parts: Sequence[tuple[str, str]]) -> None
         config.set_part(settings, name, value)
 
 
+def check_chosen_parts(given: SplitFlags) -> None:
+    """Raises UserError if a flag changes an argument that the part of another flag does not have.
+
+    Without the check, --config.warm_start=none would do nothing next to --config.warm_start.lr=0.1,
+    because an argument of a setting that is none chooses its part.
+    """
+    known = config.known_names()
+    # Old values of a setting of today, such as train.resume_from=none, may choose a part, too.
+    old_choices = [value for value in given.old_values if value[0] in known]
+    # The last flag of a setting counts.
+    for setting, choice in dict([*given.parts, *old_choices]).items():
+        choices = config.parts_to_choose(setting)
+        # `set_part` reports a part that does not exist.
+        if chosen_part(choice) not in choices:
+            continue
+        # The class decides, because the numbers in brackets are arguments of the same part.
+        part = choices[chosen_part(choice)]
+        arguments = {} if part is None else field_types(part)
+        for name, text in given.parts:
+            argument = name.removeprefix(f"{setting}.").partition(".")[0]
+            if name.startswith(f"{setting}.") and argument not in arguments:
+                raise contradiction((setting, choice), (name, text))
+
+
+def check_parts_are_kept(settings: config.Config, given: SplitFlags) -> None:
+    """Raises UserError if an old flag has replaced the part that another flag chose.
+
+    Old flags such as --config.warm_start.steps=10 and --config.mesh.decode_devices=2 choose a part.
+    """
+    for name, text in dict(given.parts).items():
+        if not config.parts_to_choose(name):
+            continue
+        part = config.value_of(settings, name)
+        if chosen_part(text) == part_name(class_of_part(part)):
+            continue
+        for old_name, old_text in given.old_values:
+            if old_settings.changes(old_name, name):
+                raise contradiction((name, text), (old_name, old_text))
+
+
+def chosen_part(text: str) -> str:
+    """Returns the name of the part that the text of a flag chooses: "clip" for "clip(low=0.2)"."""
+    return text.partition("(")[0].strip()
+
+
+def contradiction(chosen: tuple[str, str], other: tuple[str, str]) -> UserError:
+    """Returns the error of a flag that chooses a part and another flag that needs another part."""
+    (name, text), (other_name, other_text) = chosen, other
+    # An old setting such as mesh.decode_devices is no argument of a part today.
+    is_argument = other_name in config.known_names()
+    parts = config.parts_with_argument(other_name) if is_argument else []
+    owners = ", ".join(map(part_name, parts))
+    advice = f", or choose {owners}" if parts else ""
+    return UserError(
+        f"--config.{name}={shown(text)} and --config.{other_name}={shown(other_text)} contradict "
+        f"each other, because {name}={shown(chosen_part(text))} has no "
+        f"{other_name.rpartition('.')[2]}: leave one of them out{advice}"
+    )
+
+
 def complete_tuples(arguments: Sequence[str]) -> list[str]:
     """Returns the arguments with the values of tuples written as Python literals.
 
@@ -346,7 +406,9 @@ def parse_settings(defaults: config.Config, arguments: Sequence[str]) -> config.
 
 
 def parse_config_flag(
-    values: flags.FlagValues, given: SplitFlags, holder: flags.FlagHolder[object]
+    values: flags.FlagValues,
+    given: SplitFlags,
+    holder: flags.FlagHolder[object],
 ) -> object:
     """Parses the arguments and returns the value of the config flag `holder`, changed by them.
 
@@ -371,10 +433,14 @@ def parse_config_flag(
         )
     if isinstance(holder.value, config.Config):
         with user_errors():
+            # Flags change the arguments of parts, so the recipe's parts are checked before.
+            config.check_parts(holder.value)
             change_task(holder.value.task, given)
+            check_chosen_parts(given)
             set_parts(holder.value, given.parts)
             for name, text in given.old_values:
                 old_settings.put_old_value(holder.value, name, text)
+            check_parts_are_kept(holder.value, given)
             old_settings.rename_options(holder.value.task)
             config.validate_values(holder.value)
         expand_task_name(holder.value.task)

@@ -54,7 +54,9 @@ class Difference:
 
 
 def paired_difference(
-    base: Float[np.ndarray, " problems"], run: Float[np.ndarray, " problems"], seed: int = 0
+    base: Float[np.ndarray, " problems"],
+    run: Float[np.ndarray, " problems"],
+    seed: int = 0,
 ) -> Difference:
     """Compares the shares of right samples of each problem.
 
@@ -159,7 +161,8 @@ def evaluate_model(
 
 
 def paired_rows(
-    base: Sequence[JsonObject], run: Sequence[JsonObject]
+    base: Sequence[JsonObject],
+    run: Sequence[JsonObject],
 ) -> tuple[list[JsonObject], list[JsonObject]]:
     """Returns the rows of the problems that both models answered, in the same order.
 

@@ -53,7 +53,7 @@ class Options:
     out: Path
     step: int | None = None  # None: the latest checkpoint
     dtype: str = "float32"
-    license: str = ""  # empty: hub.license of the run
+    license: str = ""  # empty: hub.card.license of the run
     adapter: bool = False  # write only the adapter, not the merged model
     force: bool = False
     push_to_hub: str | None = None  # "user/name" of a model on the hub
@@ -136,13 +136,14 @@ def push(options: Options, name: str) -> str:
 
 def card_options(options: Options, settings: config.Config) -> CardOptions:
     """Returns the card's options, from the flags and the run's hub settings."""
+    entries = settings.hub.card
     return CardOptions(
         workdir=options.workdir,
         dtype=options.dtype,
-        license=options.license or settings.hub.license,
+        license=options.license or entries.license,
         adapter=options.adapter,
-        tags=(*settings.hub.tags, *options.tags),
-        language=options.language or settings.hub.language,
+        tags=(*entries.tags, *options.tags),
+        language=options.language or entries.language,
     )
 
 
@@ -259,7 +260,7 @@ def main() -> None:
         "--license",
         default="",
         help="license of the model, as the hub names it: apache-2.0, ...; default the run's "
-        "hub.license",
+        "hub.card.license",
     )
     parser.add_argument(
         "--force",

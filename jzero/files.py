@@ -44,7 +44,9 @@ def is_full_disk(error: BaseException) -> bool:
 
 
 def no_room(
-    path: str | os.PathLike[str] | None, needed: int | None, error: BaseException
+    path: str | os.PathLike[str] | None,
+    needed: int | None,
+    error: BaseException,
 ) -> UserError:
     """Returns the error of a disk that has no room for `path`, in one line."""
     texts = [os.strerror(number) for number in NO_ROOM]
@@ -101,6 +103,12 @@ def split_revision(name: str) -> tuple[str, str | None]:
     if not mark or not revision or repository.count("/") != 1 or Path(name).exists():
         return name, None
     return repository, revision
+
+
+def is_hub_id(name: str) -> bool:
+    """Returns whether a name has the form of a hub id, such as Qwen/Qwen2.5-3B."""
+    name, _ = split_revision(name)
+    return name.count("/") == 1 and name[0] not in "./~"
 
 
 def is_file(path: Path) -> bool:

@@ -45,7 +45,9 @@ def rows_by_rate(rates: dict[int, float], count: int, lowest: float, highest: fl
 
 
 def rows_without_overlap(
-    problems: Sequence[str], suite_questions: Sequence[str], n: int
+    problems: Sequence[str],
+    suite_questions: Sequence[str],
+    n: int,
 ) -> set[int]:
     """Returns the indices of the problems that share no n words in a row with a suite.
 

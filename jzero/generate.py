@@ -153,7 +153,10 @@ def describe(options: Options, settings: config.Config) -> str:
 
 
 def generate_here(
-    options: Options, settings: config.Config, problems: list[Problem], pool: Pool
+    options: Options,
+    settings: config.Config,
+    problems: list[Problem],
+    pool: Pool,
 ) -> None:
     """Generates with jzero's engine, on the devices of this process."""
     sampler, params = load(settings, pool)
@@ -180,7 +183,10 @@ def generate_here(
 
 
 def generate_on_servers(
-    options: Options, settings: config.Config, problems: list[Problem], pool: Pool
+    options: Options,
+    settings: config.Config,
+    problems: list[Problem],
+    pool: Pool,
 ) -> None:
     """Generates with the servers of --base-url."""
     directory = claim_directory(options.out)

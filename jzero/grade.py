@@ -41,6 +41,7 @@ from jzero.answers.extract import TEMPLATES
 from jzero.config import RewardConfig, TaskConfig
 from jzero.errors import UserError
 from jzero.files import check_not_input, check_output, split_commas
+from jzero.types import JsonValue
 from jzero.workers.pipe import TurnRequest
 from jzero.workers.pool import Pool
 
@@ -69,7 +70,7 @@ class Row(NamedTuple):
     id: object
     task: str
     prediction: str
-    gold: object
+    gold: JsonValue
     template: str
 
 
@@ -153,7 +154,10 @@ class Agreement:
 
 
 def grade_lines(
-    pool: Pool, lines: Lines, verifiers: Sequence[str], agreement: Agreement | None = None
+    pool: Pool,
+    lines: Lines,
+    verifiers: Sequence[str],
+    agreement: Agreement | None = None,
 ) -> Iterator[str]:
     """Yields a line of output for every line of input, in order. Holds CHUNK rows at a time."""
     while chunk := list(itertools.islice(lines, CHUNK)):

@@ -33,7 +33,7 @@ import random
 import re
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 from urllib.parse import urlsplit
@@ -64,7 +64,6 @@ _KEY = re.compile(r"[\x21-\x7e]+")
 # Possessive repetitions: a string without its end fails at once instead of backtracking.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _NOT_A_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
-_KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number"}
 
 
 class RemoteError(Exception):
@@ -162,53 +161,19 @@ def _to_object(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
 
 
 def _clean(value: JsonValue, key: str) -> JsonValue:
-    # UTF-16 joins surrogate pairs to characters. Only lone surrogates are replaced.
     if isinstance(value, str):
-        text = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return text.replace(key, HIDDEN_KEY) if key else text
+        return _clean_text(value, key)
     if isinstance(value, list):
         return [_clean(item, key) for item in value]
     if isinstance(value, dict):
-        return {_clean(name, key): _clean(item, key) for name, item in value.items()}
+        return {_clean_text(name, key): _clean(item, key) for name, item in value.items()}
     return value
 
 
-def member(value: JsonValue, path: Iterable[str | int], kind: type[T]) -> T:
-    """Returns the value at a path of keys and indices in a reply, such as ("choices", 0, "text").
-
-    Raises:
-        ValueError: the value is missing, or is not of type `kind`.
-    """
-    path = tuple(path)
-    name = ".".join(map(str, path)) or "the reply"
-    for step in path:
-        if isinstance(step, int):
-            is_there = isinstance(value, list) and step < len(value)
-        else:
-            is_there = isinstance(value, dict) and step in value
-        if not is_there:
-            raise ValueError(f"{name} is missing")
-        value = value[step]  # pyright: ignore[reportCallIssue, reportArgumentType]
-    # A bool is an int in Python, but not in JSON.
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ValueError(f"{name} is {shown(value)} and not {_KINDS[kind]}")
-    return value
-
-
-def optional_member(value: JsonValue, path: Iterable[str | int], kind: type[T], default: T) -> T:
-    """Like `member`, but returns `default` if the value is missing or null."""
-    *parents, last = path
-    parent = member(value, parents, dict)
-    return default if parent.get(str(last)) is None else member(parent, (last,), kind)
-
-
-def finite_number(value: JsonValue, low: float, high: float) -> float:
-    """Returns a number of a reply as a float. Raises ValueError unless low <= value <= high."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    # `float` is exact enough to compare: MAX_DIGITS keeps integers within its range.
-    if not is_number or not math.isfinite(value) or not low <= float(value) <= high:
-        raise ValueError(f"{shown(value)} is no number from {low:g} to {high:g}")
-    return float(value)
+def _clean_text(value: str, key: str) -> str:
+    # UTF-16 joins surrogate pairs to characters. Only lone surrogates are replaced.
+    text = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text.replace(key, HIDDEN_KEY) if key else text
 
 
 # -- The network I/O of a process ------------------------------------------------------------------

@@ -114,6 +114,7 @@ def play(
     instance = make(name)
     observation = call("reset", instance.reset(*start))
     first = Episode(observation, [])
+    # Another instance: state that a class shares between instances shows here.
     again = replay(name, start, [])
     print(f"observation\n{indented(observation.prompt)}", file=target)
     for tool in observation.tools:
@@ -138,6 +139,7 @@ def play(
     end = "over" if steps and steps[-1].done else "not over"
     print(f"\n{len(steps)} steps, total reward {total:g}, {end}", file=target)
 
+    # Training rebuilds a lost episode in the same way, from its responses.
     second = replay(name, start, responses)
     reason = difference(Episode(observation, steps), second)
     print(f"not deterministic: {reason}" if reason else "played again: the same", file=target)

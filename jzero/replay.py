@@ -51,6 +51,7 @@ def read_log(run: Path, step: int | None, most: int) -> list[Logged]:
     """
     rows = [row for row in read_jsonl(run / LOG) if step is None or row["step"] == step]
     logged = []
+    # From the newest, whose snapshots are most likely to exist still.
     for row in reversed(rows):
         result, request = result_file(run, row["request"]), request_file(run, row["request"])
         if not (result.exists() and request.exists()) or (most and len(logged) == most):
@@ -93,6 +94,7 @@ def replay(item: Logged, sampler: Sampler, weights: Weights) -> list[str]:
     Raises SnapshotError if its weights are gone.
     """
     row, request = item.row, item.request
+    # The log has the digest of what was trained on; the file may have changed since.
     if item.result.digest != row["digest"]:
         return ["its file holds other rollouts than the log says"]
     params = weights.load(row["version"], row["snapshot"])

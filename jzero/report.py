@@ -72,7 +72,9 @@ def freeze_rollouts(index: RolloutIndex, num_runs: int) -> JsonObject:
 
 
 def choose_rows(
-    index: RolloutIndex, lines_by_step: dict[int, list[int]], num_runs: int
+    index: RolloutIndex,
+    lines_by_step: dict[int, list[int]],
+    num_runs: int,
 ) -> list[JsonObject]:
     """Returns the rows of the last step, and of as many earlier steps as the limits allow."""
     max_rows, max_bytes = MAX_ROLLOUTS // num_runs, MAX_ROLLOUT_BYTES // num_runs

@@ -213,6 +213,7 @@ def answer(
     tick: Callable[[], None] = interrupt.never_stop,
 ) -> Result:
     """Returns the result of a request. `tick` is called before every decode call, and may raise."""
+    # The pool counts over all requests, and a result reports only its own.
     graded_before = dict(sampler.pool.counters)
     groups = make_groups(
         [np.array(prompt, np.int32) for prompt in request.prompts],
@@ -222,6 +223,7 @@ def answer(
     )
 
     def admit_none_and_tick() -> Groups:
+        # The decoder asks for more groups before every call: the time to renew the lease.
         tick()
         return []
 
@@ -282,6 +284,7 @@ class Worker:
             if request is not None and self.work_on(request):
                 last_work = time.monotonic()
                 continue
+            # A cloud machine without work costs as much as one with work.
             if 0 < self.idle_seconds < time.monotonic() - last_work:
                 raise interrupt.Interrupted(f"no request for {self.idle_seconds / 60:g} minutes")
             time.sleep(self.store.poll_seconds)
@@ -364,7 +367,9 @@ class Worker:
 
 
 def read_settings(
-    store: Store, flags: list[str], check_stop: Callable[[], None]
+    store: Store,
+    flags: list[str],
+    check_stop: Callable[[], None],
 ) -> tuple[str, Config]:
     """Returns the id and the settings of the run, with the changes of this machine.
 
@@ -386,6 +391,7 @@ def local_settings(config_json: str, flags: list[str], source: str) -> Config:
 
     Raises UserError for a change that does not belong to a machine.
     """
+    # Compared after parsing, because two notations of a flag may mean the same.
     settings = config.from_json(config_json, source)
     before = config.flatten(json.loads(config.to_json(settings)))
     changed = cli.parse_settings(settings, flags)
@@ -427,6 +433,7 @@ def main() -> None:
         prefix = options.name or f"{socket.gethostname()}-{os.getpid()}"
         if not is_name(prefix):
             raise UserError(f"--name {prefix}: give a file name")
+        # Two samplers with one name would renew each other's leases.
         name = f"{prefix}-{uuid.uuid4().hex[:8]}"
         if options.programs:
             cli.keep_compiled_programs(Path(options.programs))
@@ -438,7 +445,11 @@ def main() -> None:
 
 
 def sample(
-    store: Store, name: str, flags: list[str], stop: StopSignal, idle_minutes: float = 0.0
+    store: Store,
+    name: str,
+    flags: list[str],
+    stop: StopSignal,
+    idle_minutes: float = 0.0,
 ) -> None:
     """Joins the run of a store, and answers requests until it ends."""
     check_stop = stop.raise_if_stopped_here

@@ -262,7 +262,10 @@ def _quote(value: str) -> str:
 
 
 def parse_part(
-    name: str, parts: tuple[type | None, ...], text: str, current: object = None
+    name: str,
+    parts: tuple[type | None, ...],
+    text: str,
+    current: object = None,
 ) -> object:
     """Returns the part that a text chooses: "clip", or "clip(low=0.2,high=0.28)".
 
@@ -342,8 +345,10 @@ def checked_argument(name: str, field: FieldType, value: object) -> object:
         raise UserError(f"{name}={shown(value)} is no part: write its name")
     if not has_kind(value, field.kind):
         raise UserError(f"{name}={shown(value)} must be {NAMES_OF_KINDS[field.kind]}")
+    # A part is hashable, and JSON has lists only.
     if isinstance(value, list | tuple):
         return tuple(value)
+    # JSON and Python code may write 1 for 1.0.
     return float(value) if field.kind is float and isinstance(value, int) else value
 
 
@@ -357,7 +362,11 @@ def only_part_with(parts: tuple[type | None, ...], argument: str) -> object:
 
 
 def replace_argument(
-    name: str, parts: tuple[type | None, ...], part: object, path: str, value: object
+    name: str,
+    parts: tuple[type | None, ...],
+    part: object,
+    path: str,
+    value: object,
 ) -> object:
     """Returns a copy of a part with one argument changed.
 

@@ -251,7 +251,7 @@ def with_given_adapter(config: Config) -> Config:
     if not given.path:
         return config
     validate(config)
-    directory = huggingface.resolve(config.model.source, ("config.json",))
+    directory = huggingface.resolve(config.model.path, ("config.json",))
     model, _ = huggingface.load_config(directory)
     adapter = peft.with_path(given, model)
     return replace(config, model=replace(config.model, adapter=adapter))
@@ -300,7 +300,11 @@ def build(
 
 
 def build_sampler(
-    config: Config, base: BaseModel, mesh: Mesh, pool: Pool, recorded_pages: int = 0
+    config: Config,
+    base: BaseModel,
+    mesh: Mesh,
+    pool: Pool,
+    recorded_pages: int = 0,
 ) -> tuple[Sampler, Callable[[qwen.Params], qwen.Params]]:
     """Returns the sampler of a training run, with the KV cache pages that fit into memory.
 
@@ -349,7 +353,10 @@ def check_tensor_axis(mesh: Mesh, model: qwen.QwenConfig) -> None:
 
 
 def make_stream(
-    config: Config, sampler: Sampler, base: BaseModel, workdir: Path | None
+    config: Config,
+    sampler: Sampler,
+    base: BaseModel,
+    workdir: Path | None,
 ) -> Stream | None:
     """Returns the stream of rollouts, or None in a synchronous run."""
     if isinstance(config.rollout.placement, Jobs):
@@ -363,7 +370,11 @@ def make_stream(
 
 
 def make_job_stream(
-    config: Config, placement: Jobs, sampler: Sampler, base: BaseModel, workdir: Path | None
+    config: Config,
+    placement: Jobs,
+    sampler: Sampler,
+    base: BaseModel,
+    workdir: Path | None,
 ) -> JobStream:
     """Returns the stream of rollouts that separate jobs sample."""
     assert workdir is not None, "separate jobs keep their results in the workdir"

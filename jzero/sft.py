@@ -371,7 +371,9 @@ def set_chat_template(tok: PreTrainedTokenizerFast, path: str) -> None:
 
 
 def encode_rows(
-    tok: PreTrainedTokenizerFast, rows: Sequence[ExampleRow], sft: Sft
+    tok: PreTrainedTokenizerFast,
+    rows: Sequence[ExampleRow],
+    sft: Sft,
 ) -> list[Example]:
     """Encodes rows, without examples that have no trained token.
 

@@ -247,7 +247,11 @@ def sample_rollouts(
 
 
 def check_finite(
-    metrics: dict[str, float], result: UpdateResult, lr: float, step: int, workdir: Path
+    metrics: dict[str, float],
+    result: UpdateResult,
+    lr: float,
+    step: int,
+    workdir: Path,
 ) -> None:
     """Raises UserError if a metric is not finite, after saving the batches of the step."""
     if names := nonfinite(metrics):

@@ -15,9 +15,9 @@ Processes that grade responses import this module and must start quickly, so it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Never, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, NamedTuple, Never, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -30,9 +30,12 @@ if TYPE_CHECKING:
 # A prompt is text that the policy continues, or chat messages: dicts with "role" and "content".
 Prompt: TypeAlias = str | list[dict[str, str]]
 
-# A value that JSON can hold: null, a boolean, a number, text, or a list or dict of such values. It
-# is Any because a type checker rejects indexing into the precise, recursive union.
-JsonValue: TypeAlias = Any
+# A value that JSON can hold: null, a boolean, a number, text, or a list or dict of such values.
+# Sequence and Mapping instead of list and dict, which are invariant: a list[str] or a
+# dict[str, float] is such a value, too. `jzero.json_values` reads values of unknown structure.
+JsonValue: TypeAlias = (
+    bool | int | float | str | Sequence["JsonValue"] | Mapping[str, "JsonValue"] | None
+)
 
 # The type of the arrays of a `Batch`.
 ArrayType = TypeVar("ArrayType")

@@ -16,6 +16,7 @@ FILES = sorted((ROOT / "jzero").rglob("*.py"))
 LAYERS = [
     ("errors", "tokens"),
     ("setting", "types", "terminal"),
+    ("json_values",),
     ("algorithms", "answers"),
     ("files", "http", "clock"),
     ("websocket", "config"),
@@ -57,7 +58,7 @@ LAYERS = [
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
 
-MOST_ANY = 40  # uses of `Any` in the package: values that have no type that could be written down
+MOST_ANY = 39  # uses of `Any` in the package: values that have no type that could be written down
 
 # The one module that runs text of a policy as code: inside of the sandbox, without any rights.
 RUNS_PROGRAMS = "sandbox.program"

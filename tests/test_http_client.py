@@ -3,7 +3,6 @@
 import ast
 import asyncio
 import json
-import math
 import random
 import socket
 import ssl
@@ -18,7 +17,7 @@ from pathlib import Path
 import pytest
 from runs import Stand
 
-from jzero import http
+from jzero import http, json_values
 from jzero.errors import UserError
 from jzero.types import JsonValue
 
@@ -84,7 +83,7 @@ def drip(handler: BaseHTTPRequestHandler) -> None:
 
 
 def value_of(reply: JsonValue) -> int:
-    return http.member(reply, ("x",), int)
+    return json_values.member(reply, ("x",), int)
 
 
 RIGHT = send(200, {"x": 7})
@@ -375,29 +374,6 @@ def test_json_within_its_bounds_is_read() -> None:
     assert http.parse_json(b"9" * 300) == 10**300 - 1
     assert http.parse_json(json.dumps("[" * 1000).encode()) == "[" * 1000
     assert http.parse_json(b'"\\ud800 \\ud83d\\ude00 \\udc00"') == "\ufffd \U0001f600 \ufffd"
-
-
-@pytest.mark.parametrize("value", [True, "1", None, [1], {}, math.nan, math.inf, 11, -0.1, 10**299])
-def test_a_number_outside_of_its_range_is_refused(value: JsonValue) -> None:
-    with pytest.raises(ValueError, match="is no number from 0 to 10"):
-        http.finite_number(value, 0, 10)
-
-
-def test_members_are_found_by_path_and_kind() -> None:
-    reply = {"a": [{"b": True, "c": None, "d": "x"}]}
-    assert http.member(reply, ("a", 0, "d"), str) == "x"
-    assert http.optional_member(reply, ("a", 0, "c"), int, 5) == 5
-    for path, kind in (
-        (("a", 1), dict),
-        (("a", "0"), dict),
-        (("x",), int),
-        (("a", 0, "b", 0), int),
-    ):
-        with pytest.raises(ValueError, match="is missing"):
-            http.member(reply, path, kind)
-    for path, kind in ((("a", 0, "b"), int), (("a", 0, "c"), str), (("a",), dict)):
-        with pytest.raises(ValueError, match=r"is .* and not "):
-            http.member(reply, path, kind)
 
 
 # -- One client ------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 from jzero.config import RewardConfig, TaskConfig, turns
 from jzero.errors import UserError
 from jzero.rollout.turns import make_request
-from jzero.types import Grade, Problem
+from jzero.types import Grade, JsonValue, Problem
 from jzero.workers.pool import Pool
 
 FOLDER = Path(__file__).resolve().parent
@@ -119,7 +119,7 @@ def settings(way: Way) -> TaskConfig:
 
 def submit(pool: Pool, task: TaskConfig, key: str, earlier: list[tuple[str, Grade | None]]) -> None:
     """Submits a turn of the episode of a kind; a key such as "honest 3" is of no kind."""
-    row = {"kind": key}
+    row: dict[str, JsonValue] = {"kind": key}
     gold = {"row": row, "seed": 0, "observation": hostile.OBSERVATION}
     problem = Problem(key, "environment", hostile.OBSERVATION, gold, row)
     pool.step(key, make_request(problem, 0, "a response", earlier, task, is_last=False))

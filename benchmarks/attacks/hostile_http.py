@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import copy
 import gzip
 import json
 import socket
@@ -12,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
-from jzero import http
+from jzero import http, json_values
 from jzero.types import JsonValue
 
 KEY = "sk-SECRET/0123456789abcdef"
@@ -386,15 +385,23 @@ def places(value: JsonValue, path: tuple[str | int, ...] = ()) -> Iterator[tuple
 
 def replaced(value: JsonValue, path: tuple[str | int, ...], raw: str) -> str:
     """Returns the JSON of a reply with `raw` at a place."""
-    changed = copy.deepcopy(value)
-    parent = changed
-    for step in path[:-1]:
-        parent = parent[step]
-    parent[path[-1]] = PLACEHOLDER
-    return json.dumps(changed).replace(f'"{PLACEHOLDER}"', raw)
+    return json.dumps(with_placeholder(value, path)).replace(f'"{PLACEHOLDER}"', raw)
 
 
-def is_same_kind(value: JsonValue, raw: str) -> bool:
+def with_placeholder(value: JsonValue, path: tuple[str | int, ...]) -> JsonValue:
+    """Returns a copy of a value with PLACEHOLDER at a place."""
+    if not path:
+        return PLACEHOLDER
+    step, *further = path
+    if isinstance(step, int):
+        items = json_values.as_list(value)
+        changed = with_placeholder(items[step], tuple(further))
+        return [*items[:step], changed, *items[step + 1 :]]
+    fields = json_values.as_object(value)
+    return fields | {step: with_placeholder(fields[step], tuple(further))}
+
+
+def is_same_kind(value: object, raw: str) -> bool:
     """Returns whether `raw` is JSON of the type of a value, and so may be right in its place."""
     try:
         other = json.loads(raw)
@@ -413,9 +420,7 @@ def mutants(client: str, reply: JsonValue) -> Iterator[tuple[str, str]]:
     """
     for path in places(reply):
         name = ".".join(map(str, path))
-        value = reply
-        for step in path:
-            value = value[step]
+        value = json_values.member(reply, path, object)
         for raw in [*OTHER_TYPES, *RAW_NUMBERS]:
             also_right = ALSO_RIGHT.get(client, {}).get(name, [])
             is_free = name in ANYTHING.get(client, []) and raw not in NO_JSON

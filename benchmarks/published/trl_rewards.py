@@ -38,9 +38,11 @@ from jzero.config import RewardConfig, Rows, TaskConfig, tiny_arch
 from jzero.environments import batched_rewards
 from jzero.environments.batched_rewards import Episode
 from jzero.errors import UserError
+from jzero.files import JsonObject
+from jzero.json_values import as_text, member
 from jzero.rewards import rewards
 from jzero.rewards.trl_rewards import TrainerState
-from jzero.types import Grade, JsonValue, Problem
+from jzero.types import Grade, JsonValue, Problem, Prompt
 from jzero.workers.pool import Pool
 
 FUNCTIONS = (
@@ -216,12 +218,12 @@ def run(file: Path, names: Sequence[str], directory: Path) -> dict[str, list[Bat
     size = PROMPTS_PER_BATCH * GROUP_SIZE
     samples = read_lines(directory / "run" / "samples.jsonl")
     steps = [(row["prompt"], row["gold"]["question"], row) for row in samples]
-    evaluated: list[tuple[JsonValue, str, JsonValue]] = []
+    evaluated: list[tuple[Prompt, str, JsonObject]] = []
     for when in ("before", "after"):
         for row in read_lines(directory / "run" / "evaluations" / when / "suite-avg@2.jsonl"):
             for sample in row["samples"]:
                 evaluated.append((row["prompt"], row["gold"]["question"], sample))
-    gold_of = {row["problem"]: row["solution"] for row in rows}
+    gold_of = {as_text(row["problem"]): as_text(row["solution"]) for row in rows}
     return {
         "steps": [
             to_recorded(steps[i : i + size], names, functions, gold_of)
@@ -234,12 +236,12 @@ def run(file: Path, names: Sequence[str], directory: Path) -> dict[str, list[Bat
     }
 
 
-def read_lines(path: Path) -> list[JsonValue]:
+def read_lines(path: Path) -> list[JsonObject]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def to_recorded(
-    recorded: Sequence[tuple[JsonValue, str, JsonValue]],
+    recorded: Sequence[tuple[Prompt, str, JsonObject]],
     names: Sequence[str],
     functions: Sequence[str],
     gold_of: dict[str, str],
@@ -279,7 +281,7 @@ def report(
         for kind, of_kind in batches.items():
             pairs: list[tuple[float | None, float | None]] = []
             for batch in of_kind:
-                pairs += zip(batch["values"][name], next(theirs), strict=True)
+                pairs += zip(member(batch, ("values", name), list), next(theirs), strict=True)
             equal = sum(is_equal(ours, other) for ours, other in pairs)
             nonzero = sum(bool(ours) for ours, _ in pairs)
             print(f"{name:60}{kind:>12}{len(pairs):8}{equal:8}{nonzero:8}")

@@ -326,7 +326,8 @@ def turns_as_episodes(
 
 
 def turn_means(
-    values: Shaped[np.ndarray, "sampled ..."], turns: Int[np.ndarray, " sampled"]
+    values: Shaped[np.ndarray, "sampled ..."],
+    turns: Int[np.ndarray, " sampled"],
 ) -> Float[np.ndarray, "turns ..."]:
     """Returns the mean over each turn. `turns` has the number of the turn of each value."""
     sums = np.zeros((turns.max() + 1, *values.shape[1:]))

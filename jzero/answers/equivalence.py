@@ -340,7 +340,9 @@ def _matches(items: Sequence[T], gold_items: Sequence[T], same: Callable[[T, T],
 
 
 def _same_solutions(
-    predicted: tuple[Solution, ...], gold: tuple[Solution, ...], rules: Rules
+    predicted: tuple[Solution, ...],
+    gold: tuple[Solution, ...],
+    rules: Rules,
 ) -> bool:
     def same(solution: Solution, gold_solution: Solution) -> bool:
         if len(solution) != len(gold_solution):
@@ -356,7 +358,10 @@ def _same_solutions(
 
 
 def _same_values(
-    named_solutions: tuple[Solution, ...], other: Node, rules: Rules, is_gold: bool
+    named_solutions: tuple[Solution, ...],
+    other: Node,
+    rules: Rules,
+    is_gold: bool,
 ) -> bool:
     """Compares solutions with an answer without names; `is_gold` is true if the solutions are the
     gold.

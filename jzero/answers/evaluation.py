@@ -526,7 +526,11 @@ def _value_of_binder(node: Node, point: int | Place) -> Value | None:
 
 
 def _functional(
-    key: str, formula: Node, name: str, point: int | Place, sign: int = 1
+    key: str,
+    formula: Node,
+    name: str,
+    point: int | Place,
+    sign: int = 1,
 ) -> Value | None:
     total: Value = Fraction(0)
     # The places and weights depend only on the key, and not on the formula or the point: that
@@ -555,7 +559,11 @@ def _infinite_sum(formula: Node, name: str, low: Fraction, point: int | Place) -
 
 
 def _finite_sum(
-    node: Node, formula: Node, name: str, limits: list[Node], point: int | Place
+    node: Node,
+    formula: Node,
+    name: str,
+    limits: list[Node],
+    point: int | Place,
 ) -> Value | None:
     if len(limits) != 2:
         return None

@@ -344,7 +344,13 @@ class _Layout:
         return position
 
     def arguments(
-        self, name: str, signature: str, position: int, end: int, depth: int, rendered: list[str]
+        self,
+        name: str,
+        signature: str,
+        position: int,
+        end: int,
+        depth: int,
+        rendered: list[str],
     ) -> int:
         """Keeps and drops the arguments of a command according to its signature."""
         content = ""

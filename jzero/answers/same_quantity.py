@@ -26,7 +26,10 @@ def has_quantity(node: Node) -> bool:
 
 
 def same_quantity(
-    prediction: Node, gold: Node, rules: Rules, equal: Callable[[Node, Node, Rules], bool]
+    prediction: Node,
+    gold: Node,
+    rules: Rules,
+    equal: Callable[[Node, Node, Rules], bool],
 ) -> bool:
     """Compares two answers of which at least one has a unit. `equal` compares their numbers."""
     if is_time(prediction) or is_time(gold):

@@ -116,7 +116,10 @@ def _compared(answer: str, gold: str, question: str, rules: Rules) -> str:
 
 
 def _is_correct_in_other_reading(
-    answer: str, gold: str, reason: str, compare: Callable[[str, str], str]
+    answer: str,
+    gold: str,
+    reason: str,
+    compare: Callable[[str, str], str],
 ) -> bool:
     """Returns whether the answer is correct as a choice, as a number with commas, or as a sentence.
 

@@ -92,6 +92,7 @@ def choose_sample(places: Sequence[int], lengths: Sequence[int]) -> list[int]:
     count = min(MOST_ROWS, len(places))
     chosen = [places[i * len(places) // count] for i in range(count)]
     total = np.cumsum([lengths[place] for place in chosen])
+    # At least one row, however long it is.
     return chosen[: max(1, int(np.searchsorted(total, MOST_TOKENS, side="right")))]
 
 
@@ -103,7 +104,9 @@ def plain_context(response: Response) -> Context:
 
 
 def other_contexts(
-    rows: Sequence[Response], neighbors: Sequence[Response | None], bos: int | None
+    rows: Sequence[Response],
+    neighbors: Sequence[Response | None],
+    bos: int | None,
 ) -> Iterator[tuple[str, list[Context]]]:
     """Yields causes with the contexts that the model would then have seen.
 
@@ -111,6 +114,7 @@ def other_contexts(
     """
     longest = max(len(row.prompt) for row in rows)
     if bos is not None:
+        # If most prompts begin with BOS, one more is a second one.
         has_bos = sum(int(row.prompt[0]) == bos for row in rows) * 2 > len(rows)
         cause = "BOS stood twice before the prompt" if has_bos else "BOS stood before the prompt"
         yield cause, [put_before(row, np.array([bos], np.int32)) for row in rows]
@@ -121,6 +125,7 @@ def other_contexts(
         )
         yield (
             "BOS was missing" if starts_with_bos else cause,
+            # The first response token needs one token before it.
             [cut_before(row, min(cut, len(row.prompt) - 1)) for row in rows],
         )
     # A limit on the length of prompts leaves as many tokens of each.
@@ -130,6 +135,7 @@ def other_contexts(
             [cut_before(row, max(0, len(row.prompt) - kept)) for row in rows],
         )
     if any(neighbor is not None for neighbor in neighbors):
+        # Packed rows count positions through, or from 0 again for each text.
         for restarts, note in ((False, ""), (True, ", with positions from 0")):
             contexts = []
             for row, neighbor in zip(rows, neighbors, strict=True):
@@ -176,11 +182,14 @@ def score_rows(
 
 
 def make_trials(
-    claim: Claim, rows: Sequence[Response], neighbors: Sequence[Response | None]
+    claim: Claim,
+    rows: Sequence[Response],
+    neighbors: Sequence[Response | None],
 ) -> Iterator[Trial]:
     """Yields every hypothesis with its scores. The first one is the claim itself."""
     samplings = [row.sampling for row in rows]
     plain = [plain_context(row) for row in rows]
+    # They depend on the contexts only, so that other parameters need just the head again.
     hidden = hidden_states(claim.model, plain, "float32")
 
     def score(changed: Sequence[Sampling]) -> list[Scores]:
@@ -198,6 +207,7 @@ def make_trials(
         model = candidate.load()
         states = hidden_states(model, plain, "float32")
         yield trial(candidate.cause, score_rows(model, rows, samplings, states, claim.margin))
+        # One set of other weights at a time: two may not fit.
         del model, states
     yield from other_samplings(claimed, score)
     yield from temperatures(claim, rows, claimed, hidden, score)
@@ -223,11 +233,13 @@ def logging_mistakes(claim: Claim, claimed: Trial) -> Iterator[Trial]:
 
 
 def other_samplings(
-    claimed: Trial, score: Callable[[Sequence[Sampling]], list[Scores]]
+    claimed: Trial,
+    score: Callable[[Sequence[Sampling]], list[Scores]],
 ) -> Iterator[Trial]:
     """Yields other filters at the claimed temperature."""
     samplings = claimed.samplings
     changes: list[tuple[str, list[Sampling]]] = []
+    # No filter at all: the only change without a number to try.
     without = [s._replace(top_k=0, top_p=1.0) for s in samplings]
     changes.append(("top-k and top-p were not applied", without))
     for top_k in TOP_K:
@@ -265,10 +277,12 @@ def temperatures(
             samplings = at(temperature, few)
             return loss(score_rows(claim.model, few, samplings, first, claim.margin), samplings)
 
+        # The grid finds a bracket with one minimum, which golden section needs.
         best = min(range(len(TEMPERATURES)), key=lambda i: value(float(TEMPERATURES[i])))
         low = float(TEMPERATURES[max(0, best - 1)])
         high = float(TEMPERATURES[min(len(TEMPERATURES) - 1, best + 1)])
         found = golden_section(value, low, high)
+        # People choose temperatures with two decimals, and the cause names what they chose.
         rounded = round(found, 2)
         return rounded if value(rounded) <= value(found) + 1e-3 else found
 
@@ -278,13 +292,16 @@ def temperatures(
             for row, row_scores, sampling in zip(few, scores, samplings, strict=True)
             if row.logps is not None
         ]
+        # A bound on each difference, so that a few edited tokens do not decide.
         return float(np.mean(np.minimum(np.concatenate(parts), 1.0)))
 
     def surprise(scores: list[Scores], samplings: list[Sampling]) -> float:
         every = concatenate(scores)
+        # Tokens outside of the filters would make the loss infinite at every temperature.
         return float(-np.mean(np.where(every.is_outside, -20.0, every.filtered)))
 
     losses = [surprise]
+    # Raw log-probs do not depend on the temperature.
     if any(row.logps is not None for row in few) and claim.convention != RAW:
         losses.append(median_difference)
     for loss in losses:
@@ -296,7 +313,10 @@ def temperatures(
 
 
 def golden_section(
-    value: Callable[[float], float], low: float, high: float, steps: int = 24
+    value: Callable[[float], float],
+    low: float,
+    high: float,
+    steps: int = 24,
 ) -> float:
     """Returns about where a function with one minimum between `low` and `high` has it."""
     ratio = (math.sqrt(5) - 1) / 2
@@ -335,6 +355,7 @@ def explain_logps(claim: Claim, rows: Sequence[Response], trials: Sequence[Trial
                 continue
             rms = float(np.mean([evidences[place].rms for place in explained]))
             key = len(explained), -rms
+            # A tie goes to the earlier hypothesis: the simpler ones come first.
             if best is None or key > best[0]:
                 best = key, trial.cause, explained
         if best is None:
@@ -348,11 +369,15 @@ def explain_logps(claim: Claim, rows: Sequence[Response], trials: Sequence[Trial
 
 
 def explain_parts(
-    claim: Claim, rows: Sequence[Response], claimed: Trial, places: list[int]
+    claim: Claim,
+    rows: Sequence[Response],
+    claimed: Trial,
+    places: list[int],
 ) -> list[Finding]:
     """Explains rows by a narrower type, by single tokens, or by their first part; or not at all."""
     by_cause: dict[str, list[int]] = {}
     most_rms: dict[str, list[float]] = {}
+    # Judged with the noise of bfloat16, by the same scores.
     narrow = claimed._replace(noise=max(claim.noise, claim.bfloat16_noise))
     for place in places:
         found = claimed.judge(rows, place)
@@ -361,8 +386,10 @@ def explain_parts(
         first = int(np.argmax(is_wrong)) if is_wrong.any() else 0
         if claim.dtype != "bfloat16" and narrow.judge(rows, place).fits:
             cause = f"computed in bfloat16, not in {claim.dtype}"
+        # More than a tenth would be no matter of single tokens.
         elif found.tokens_fit and 0 < is_wrong.sum() <= max(1, len(is_wrong) // 10):
             cause = "single log-probs differ, and all others fit"
+        # A few right tokens at the start may be chance; after an edit most tokens are wrong.
         elif first >= 8 and is_wrong[first:].mean() > 0.5:
             cause = (
                 "fits up to a position and not after it: the response was edited, or the "
@@ -379,7 +406,9 @@ def explain_parts(
 
 
 def explain_tokens(
-    claim: Claim, rows: Sequence[Response], trials: Sequence[Trial]
+    claim: Claim,
+    rows: Sequence[Response],
+    trials: Sequence[Trial],
 ) -> list[Finding]:
     """Explains tokens that the claimed model has not sampled, without log-probs.
 
@@ -391,6 +420,7 @@ def explain_tokens(
     best: tuple[float, Trial] | None = None
     for trial in trials[1:]:
         scores = concatenate(trial.scores)
+        # A hypothesis has to pass the tests that the claim fails.
         is_possible = not scores.is_outside.any()
         if not (is_possible and evidence.ranks_fit(scores)):
             continue
@@ -418,7 +448,9 @@ def explain_tokens(
 
 
 def explain_likelier(
-    claim: Claim, rows: Sequence[Response], trials: Sequence[Trial]
+    claim: Claim,
+    rows: Sequence[Response],
+    trials: Sequence[Trial],
 ) -> list[Finding]:
     """Explains rows that pass all tests, but are far likelier under another hypothesis.
 
@@ -431,6 +463,7 @@ def explain_likelier(
     for trial in fixed[1:]:
         scores = concatenate(trial.scores)
         total = float(np.sum(scores.filtered - claimed.filtered, dtype=np.float64))
+        # A hypothesis that excludes a logged token is impossible.
         totals.append(-math.inf if scores.is_outside.any() else total)
     if max(totals) > limit:
         return explain_tokens(claim, rows, trials)

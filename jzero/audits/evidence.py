@@ -70,7 +70,9 @@ class Evidence(NamedTuple):
 
 
 def rounding_errors(
-    narrow: Scores, wide: Scores, convention: str
+    narrow: Scores,
+    wide: Scores,
+    convention: str,
 ) -> Float32[np.ndarray, " tokens"]:
     """Returns the sizes of the errors of bfloat16, in nats.
 
@@ -87,6 +89,7 @@ def noise_of(errors: Float32[np.ndarray, " tokens"], dtype: str) -> float:
 
     errors: those of bfloat16.
     """
+    # Rounding errors grow in proportion to the unit roundoff of a type.
     scaled = errors * (ROUNDOFF[dtype] / ROUNDOFF["bfloat16"])
     return max(LEAST_NOISE, float(np.sqrt(np.mean(np.square(scaled)))))
 
@@ -111,7 +114,9 @@ def judge(
         differences = difference(response.logps, scores, sampling, convention, shift)
         if len(differences):
             rms = float(np.sqrt(np.mean(np.square(differences))))
+            # The root mean square of few tokens scatters more.
             most = MOST_OF_ROW + 6 / math.sqrt(len(differences))
+            # The largest difference finds single wrong tokens, the mean small errors everywhere.
             is_small = np.abs(differences).max() <= size.most_of_token * noise
             logps_fit = bool(is_small) and rms <= most * noise
         else:
@@ -137,6 +142,7 @@ def difference(
         lowest = highest = scores.unfiltered
     else:
         lowest, highest = scores.lowest, scores.highest
+    # The first or the last token has no partner.
     if shift > 0:
         logged, lowest, highest = logged[1:], lowest[:-1], highest[:-1]
     elif shift < 0:
@@ -147,9 +153,11 @@ def difference(
 def likelihood_test(scores: Scores) -> tuple[float, float]:
     """Returns the log of the mean likelihood ratio of the alternatives, and z."""
     ratios = scores.tilts.sum(axis=0, dtype=np.float64)
+    # The mean of likelihood ratios is one itself, so that one limit covers all alternatives.
     log_ratio = float(np.logaddexp.reduce(ratios) - math.log(len(TILTS)))
     surprise = float(np.sum(scores.filtered - scores.mean, dtype=np.float64))
     deviation = math.sqrt(float(np.sum(scores.variance, dtype=np.float64)))
+    # Greedy decoding has neither variance nor surprise.
     return log_ratio, surprise / deviation if deviation > 1e-6 else 0.0
 
 
@@ -167,6 +175,7 @@ def ranks_fit(scores: Scores) -> bool:
     The mass of q on more probable tokens, plus a random part of the token's own, is uniform if the
     token is sampled from q. A Kolmogorov-Smirnov test compares its distribution.
     """
+    # A fixed seed: the verdict on a log must be the same in every audit.
     share = np.random.default_rng(0).random(len(scores.mass))
     places: Float64[np.ndarray, " N"] = np.sort(scores.mass + share * np.exp(scores.filtered))
     count = len(places)

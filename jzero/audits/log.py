@@ -72,6 +72,7 @@ def read_log(path: Path, vocab_size: int, defaults: Sampling, most: int = 0) -> 
             if most and len(responses) == most:
                 break
             response = _parse(line, f"{path}:{number}", number, vocab_size, defaults)
+            # An empty response says nothing about the model.
             if len(response.tokens):
                 responses.append(response)
     except OSError as error:
@@ -84,6 +85,7 @@ def read_log(path: Path, vocab_size: int, defaults: Sampling, most: int = 0) -> 
 def _numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     with path.open("rb") as file:
         number = 0
+        # Bounded: a file without line breaks must not fill the memory.
         while line := file.readline(MAX_LINE_BYTES + 1):
             number += 1
             if len(line) > MAX_LINE_BYTES:
@@ -110,6 +112,7 @@ def _parse(line: bytes, where: str, number: int, vocab: int, defaults: Sampling)
         logps=_logps(row, where, len(tokens)),
         sampling=Sampling(
             _number(row, "temperature", where, defaults.temperature, 0, 100),
+            # vLLM writes top_k=-1 for no limit.
             max(0, int(_number(row, "top_k", where, defaults.top_k, -1, 2**31 - 1, whole=True))),
             _number(row, "top_p", where, defaults.top_p, 1e-6, 1),
         ),
@@ -123,7 +126,10 @@ def _value(row: JsonObject, field: str) -> object:
 
 
 def _token_ids(
-    row: JsonObject, field: str, where: str, vocab_size: int
+    row: JsonObject,
+    field: str,
+    where: str,
+    vocab_size: int,
 ) -> Int32[np.ndarray, " tokens"]:
     values = _value(row, field)
     if values is None:
@@ -180,6 +186,7 @@ def _number(
 def _is_number(value: object) -> TypeGuard[float]:
     """Returns whether a JSON value is a finite number."""
     if type(value) is int:
+        # Larger integers are not exact in float64, to which NumPy converts them.
         return abs(value) < 2**53
     return isinstance(value, float) and math.isfinite(value)
 

@@ -85,13 +85,16 @@ def concatenate(rows: Sequence[Scores]) -> Scores:
 
 
 def hidden_states(
-    model: Model, contexts: Sequence[Context], dtype: str
+    model: Model,
+    contexts: Sequence[Context],
+    dtype: str,
 ) -> Float32[np.ndarray, "N E"]:
     """Returns the hidden states that predict the responses' tokens, one row after another.
 
     dtype: type of the activations.
     """
     outputs: dict[int, np.ndarray] = {}
+    # Contexts of one width share a compiled program.
     by_width: dict[int, list[int]] = {}
     for place, context in enumerate(contexts):
         width = power_of_two(len(context.tokens), SHORTEST_ROW)
@@ -111,11 +114,13 @@ def hidden_states(
                 positions[row, :length] = np.arange(length)
                 positions[row, context.restart : length] -= context.restart
                 is_token[row, :length] = True
+            # Accelerators round the inputs of fp32 products by default.
             with jax.default_matmul_precision("highest"):
                 hidden = _forward(model.config, dtype, model.params, tokens, positions, is_token)
             hidden = np.asarray(hidden, np.float32)
             for row, place in enumerate(chosen):
                 context = contexts[place]
+                # The state at a token predicts the next one.
                 outputs[place] = hidden[row, context.start - 1 : len(context.tokens) - 1]
     return np.concatenate([outputs[place] for place in range(len(contexts))])
 
@@ -169,10 +174,12 @@ def measure(
     # A power of two, and for short logs a smaller one.
     chunk = 1 << (max(8, min(256, LOGITS // model.config.vocab_size)).bit_length() - 1)
     has_filters = any(s.top_k or s.top_p < 1 or not s.temperature for s in samplings)
+    # float64 holds every top-k and every temperature exactly.
     columns = np.array(samplings, np.float64).reshape(-1, 3)
     parts = []
     for begin in range(0, len(targets), chunk):
         end = min(begin + chunk, len(targets))
+        # All chunks have one size, so that the head is compiled once.
         padding = (0, chunk - (end - begin))
         temperature, top_k, top_p = columns[begin:end].T
         # Greedy decoding is top-1, at any temperature.
@@ -254,6 +261,7 @@ def _measure(
     q = jnp.where(kept, jnp.exp(log_q), 0.0)
     mean = jnp.sum(q * log_q, axis=-1)
     variance = jnp.sum(q * jnp.square(log_q - mean[:, None]), axis=-1)
+    # Strictly more probable: a token among equals takes its part of their mass at random.
     mass = jnp.sum(jnp.where(scaled > target[:, None], q, 0), axis=-1)
 
     def tilt(factor: jax.Array) -> Float[Array, " N"]:
@@ -261,6 +269,7 @@ def _measure(
         # The ratio of a token outside of q is not defined; `is_outside` counts these.
         return jnp.where(at_target(kept), other - (target - logz), 0.0)
 
+    # One tilt after another: each needs a copy of the logits.
     return (
         raw,
         unfiltered,

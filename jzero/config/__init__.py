@@ -5,6 +5,7 @@ from jzero.config.architecture import TINY_MODELS, read_architecture, tiny_arch
 from jzero.config.checks import (
     ON_PUSH_FIELDS,
     POSITIONS,
+    check_parts,
     context_mistakes,
     num_kept,
     positions_of,
@@ -30,6 +31,7 @@ from jzero.config.presets import (
 from jzero.config.schema import (
     MOST_WAITING_PUSHES,
     AdapterConfig,
+    Card,
     Checkpoint,
     Config,
     Critic,
@@ -59,8 +61,11 @@ from jzero.config.schema import (
     known_names,
     list_settings,
     names_part,
+    parts_to_choose,
+    parts_with_argument,
     put_value,
     read_section,
     set_part,
+    value_of,
 )
 from jzero.config.serialization import flatten, from_json, to_json

@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 import string
+import sys
 import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from jzero.config.data_sources import read_sources
 from jzero.config.placement import Jobs
 from jzero.config.schema import Config, RolloutConfig, Setting, list_settings, walk
 from jzero.errors import UserError, shown
-from jzero.files import JsonObject, split_revision
+from jzero.files import JsonObject, is_hub_id, split_revision
 from jzero.setting import (
     LONGEST_LINE,
     LONGEST_TEXT,
@@ -67,6 +68,13 @@ def validate_values(config: Config) -> None:
         raise UserError("; ".join(mistakes))
 
 
+def check_parts(config: Config) -> None:
+    """Raises a UserError for the first setting of parts that has another value."""
+    for item in list_settings(config):
+        if item.type.parts and (mistakes := list(check_type(item))):
+            raise UserError(mistakes[0])
+
+
 def unusable_values(settings: list[Setting]) -> list[str]:
     """Returns messages on values of wrong types, invalid texts, and numbers out of bounds."""
     mistakes = []
@@ -84,8 +92,7 @@ def check_type(item: Setting) -> Iterator[str]:
     """Yields a message if a value, or an item of a tuple, has the wrong type."""
     if item.type.parts:
         if class_of_part(item.value) not in item.type.parts:
-            names = ", ".join(map(part_name, item.type.parts))
-            yield f"{item.name}={shown(item.value)} is not one of {names}"
+            yield describe_wrong_part(item)
         return
     if not has_kind(item.value, item.kind):
         yield f"{item.name}={shown(item.value)} must be {NAMES_OF_KINDS[item.kind]}"
@@ -102,6 +109,34 @@ def check_type(item: Setting) -> Iterator[str]:
                 f"{item.name} has the item {shown(value)}, which must be "
                 f"{NAMES_OF_KINDS[item.item_kind]}{advice}"
             )
+
+
+def describe_wrong_part(item: Setting) -> str:
+    """Returns a message on a value that is no part. Only Python code can set such a value."""
+    given = f"{item.name}={item.value!r:.80}"
+    text = item.value if isinstance(item.value, str) else ""
+    chosen, bracket, end = text.partition("(")
+    # A recipe may have forgotten the brackets: `turns.Score` is the class.
+    named = [part for part in item.type.parts if part is item.value or part_name(part) == chosen]
+    if not named:
+        choices = " or ".join(how_to_write(part) for part in item.type.parts)
+        return f"{given} is no part: write {choices}"
+    [part] = named
+    # The brackets of a flag, as in "clip(high=0.28)", are those of Python.
+    arguments = f"({end}" if bracket else "()"
+    kind = "text" if text else "a class"
+    return f"{given} is {kind}, and a recipe needs the part: write {how_to_write(part, arguments)}"
+
+
+def how_to_write(part: type | None, arguments: str = "()") -> str:
+    """Returns how Python code writes a part, and where it imports the class from."""
+    if part is None:
+        return "None"
+    package, _, module = part.__module__.rpartition(".")
+    # A recipe imports a class from its package, if the package has it.
+    if not package or getattr(sys.modules[package], part.__name__, None) is part:
+        return f"{part.__name__}{arguments} (from {package or module} import {part.__name__})"
+    return f"{module}.{part.__name__}{arguments} (from {package} import {module})"
 
 
 def values_of(item: Setting) -> list[object]:
@@ -350,18 +385,6 @@ def check_on_push(command: str) -> Iterator[str]:
     # Checked now, because the command first runs hours later, after the first push.
     if arguments and shutil.which(arguments[0]) is None:
         yield f"hub.push.on_push={command}: there is no program {arguments[0]}: install it"
-
-
-def check_revision(config: Config) -> Iterator[str]:
-    """model.revision requires a model on the hub."""
-    model = config.model
-    if model.revision and (not is_hub_id(model.path) or Path(model.path).expanduser().is_dir()):
-        yield (
-            f"model.revision={model.revision} is of a model on the hub, and model.path="
-            f"{model.path} is none: leave it out"
-        )
-    elif model.revision and "#" in model.path:
-        yield f"model.revision={model.revision}: model.path={model.path} has a revision: set one"
 
 
 def check_sampling(config: Config) -> Iterator[str]:
@@ -781,15 +804,7 @@ def check_context(config: Config) -> Iterator[str]:
     downloaded from the hub is checked after the download of its config.json.
     """
     model = config.model
-    yield from context_mistakes(
-        config, model.max_position_embeddings or read_positions(model.source)
-    )
-
-
-def is_hub_id(name: str) -> bool:
-    """Returns whether a name has the form of a hub id, such as Qwen/Qwen2.5-3B."""
-    name, _ = split_revision(name)
-    return name.count("/") == 1 and name[0] not in "./~"
+    yield from context_mistakes(config, model.max_position_embeddings or read_positions(model.path))
 
 
 def read_positions(path: str) -> int | None:
@@ -845,7 +860,9 @@ def positions_of(hf_config: JsonObject) -> int | None:
 
 
 def context_mistakes(
-    config: Config, positions: int | None, window: int | None = None
+    config: Config,
+    positions: int | None,
+    window: int | None = None,
 ) -> Iterator[str]:
     """Yields messages if sequences of the run may be longer than the model allows.
 
@@ -915,7 +932,6 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_architecture,
     check_adapter,
     check_hub,
-    check_revision,
     check_sampling,
     check_group_size,
     check_correction,

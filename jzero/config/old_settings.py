@@ -12,12 +12,14 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from jzero.config.architecture import Architecture, with_entry
 from jzero.config.data_sources import DATA_SETTINGS, Rows, read_sources, show_sources
 from jzero.config.other_names import advise
 from jzero.config.placement import Apart, Together
 from jzero.config.schema import (
+    Card,
     Config,
     Local,
     Push,
@@ -28,6 +30,7 @@ from jzero.config.schema import (
     set_part,
 )
 from jzero.errors import UserError, shown
+from jzero.files import is_hub_id, split_revision
 from jzero.setting import FieldType, field_types, parse_value, read_arguments, read_tuple
 
 OldValue = tuple[str, str]  # name of the old setting, and the text of its flag
@@ -63,6 +66,23 @@ class Removed:
 
 
 # -- Functions of merged settings ------------------------------------------------------------------
+
+
+def add_revision(config: Config, name: str, text: str) -> None:
+    """Adds a revision to the hub id of the model: model.revision=v1."""
+    path = config.model.path
+    given, revision = split_revision(path)
+    if not text or revision == text:
+        return
+    if not is_hub_id(path) or Path(path).expanduser().is_dir():
+        raise UserError(
+            f"model.revision={text} is of a model on the hub, and model.path={path} is none: leave "
+            "it out"
+        )
+    # Neither of two revisions is more likely to be meant.
+    if revision is not None:
+        raise UserError(f"model.revision={text}: model.path={path} has a revision: set one")
+    config.model.path = f"{given}#{text}"
 
 
 def change_architecture(config: Config, name: str, text: str) -> None:
@@ -343,6 +363,7 @@ OLD_SETTINGS: dict[str, Moved | Merged | Removed] = {
         f"model.arch.{field.name}": Merged("model.arch", change_architecture, field.default)
         for field in dataclasses.fields(Architecture)
     },
+    "model.revision": Merged("model.path", add_revision, ""),
     "model.arch.": Merged("model.arch", change_architecture),
     "model.adapter.init": Removed("every adapter begins as it was"),
     # Tasks.
@@ -396,6 +417,7 @@ OLD_SETTINGS: dict[str, Moved | Merged | Removed] = {
     "memory.growth_steps": Removed("every run has this check"),
     # The hub.
     **{f"hub.{field.name}": Moved(f"hub.push.{field.name}") for field in dataclasses.fields(Push)},
+    **{f"hub.{field.name}": Moved(f"hub.card.{field.name}") for field in dataclasses.fields(Card)},
     "hub.wait_minutes": Removed("set hub.push.minutes"),
     "hub.on_push_minutes": Removed("a command may take an hour"),
     "hub.max_waiting": Removed("two exports may wait"),
@@ -470,6 +492,13 @@ def take_old_flags(arguments: Sequence[str]) -> tuple[list[str], list[OldValue]]
         else:
             waiting = flag[2]
     return others, old_values
+
+
+def changes(name: str, setting: str) -> bool:
+    """Returns whether the old flag `--config.NAME` changes a setting of today."""
+    entry = old_setting(name)
+    is_argument = name.startswith(f"{setting}.")
+    return is_argument or (isinstance(entry, Merged) and entry.to == setting)
 
 
 def put_old_value(config: Config, name: str, text: str) -> None:

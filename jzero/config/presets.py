@@ -149,7 +149,8 @@ def choose_preset(
 
 
 def keep_truncation_rule(
-    recipe: algorithms.Algorithm, chosen: algorithms.Algorithm
+    recipe: algorithms.Algorithm,
+    chosen: algorithms.Algorithm,
 ) -> algorithms.Algorithm:
     """Returns the chosen algorithm with the recipe's rule for truncated responses.
 

@@ -32,6 +32,7 @@ from jzero.setting import (
     is_part,
     parse_part,
     part_from_json,
+    part_name,
     replace_argument,
     rules_of,
     setting,
@@ -97,13 +98,9 @@ class ModelConfig:
 
     path: str = setting(
         "",
-        "Directory or hub id of a model with config.json and safetensors. Empty: random weights "
-        "with the architecture in model.arch.",
-    )
-    revision: str = setting(
-        "",
-        "Branch, tag or commit of model.path on the hub. Empty: main. Append the revision of "
-        "any other model or data set to its hub id: USER/NAME#REVISION.",
+        "Directory or hub id of a model with config.json and safetensors. A branch, tag or "
+        "commit follows a hub id: USER/NAME#REVISION. Empty: random weights with the "
+        "architecture in model.arch.",
     )
     tokenizer: str = setting(
         "",
@@ -160,11 +157,6 @@ class ModelConfig:
         "at the first log-prob that differs (docs/models.md).",
     )
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
-
-    @property
-    def source(self) -> str:
-        """Returns the directory of the model, or its hub id with the revision."""
-        return f"{self.path}#{self.revision}" if self.revision else self.path
 
     @property
     def is_base_quantized(self) -> bool:
@@ -915,6 +907,19 @@ class EveryCheckpoint(Push):
     """The model of every step of train.checkpoint_every is pushed, and the final model."""
 
 
+@dataclass(frozen=True)
+class Card:
+    """The entries of model cards that a run cannot know."""
+
+    tags: tuple[str, ...] = setting(
+        (), "Tags of the model card, in addition to those of the recipe."
+    )
+    language: tuple[str, ...] = setting((), "Languages of the model card, such as en.")
+    license: str = setting(
+        "unknown", "License of the model card as the hub names it, such as apache-2.0."
+    )
+
+
 @dataclass
 class HubConfig:
     """Pushes to the Hugging Face hub, and the model card of exports."""
@@ -924,13 +929,7 @@ class HubConfig:
         "Models to push to the hub during the run and after the last step, as in "
         "end(repo='USER/NAME').",
     )
-    tags: tuple[str, ...] = setting(
-        (), "Tags of the model card, in addition to those of the recipe."
-    )
-    language: tuple[str, ...] = setting((), "Languages of the model card, such as en.")
-    license: str = setting(
-        "unknown", "License of the model card as the hub names it, such as apache-2.0."
-    )
+    card: Card = setting(Card(), "Entries of the model card of every export.")
 
 
 @dataclass
@@ -1118,8 +1117,8 @@ def walk(section: object, prefix: str, part: str = "") -> Iterator[Setting]:
             yield from walk(value, f"{name}.")
             continue
         yield Setting(name, value, rules_of(item), kinds[item.name], part, item.default)
-        # A value of a wrong type has no settings; the checks report it.
-        if kinds[item.name].parts and is_part(value):
+        # A value of a wrong type has no settings; the checks report it. A class is one, too.
+        if kinds[item.name].parts and is_part(value) and not isinstance(value, type):
             yield from walk(value, f"{name}.", name)
 
 
@@ -1172,13 +1171,30 @@ def names_part(name: str) -> bool:
 
 def parts_with_argument(name: str) -> list[type]:
     """Returns the parts that have the argument with this dotted name; [] for a setting."""
+    if not find_place(Config(), name).path:
+        return []
+    outer, _, argument = name.rpartition(".")
+    return parts_with(argument, kinds_of(outer))
+
+
+def parts_to_choose(name: str) -> dict[str, type | None]:
+    """Returns the parts that the setting or argument with this dotted name may have, by name."""
+    choices: dict[str, type | None] = {}
+    for kind in kinds_of(name):
+        choices |= {part_name(part): part for part in kind.parts}
+    return choices
+
+
+def kinds_of(name: str) -> list[FieldType]:
+    """Returns the types that the setting or argument with this dotted name may have.
+
+    All parts that have the argument count, whichever of them a config has chosen.
+    """
     section, field, path = find_place(Config(), name)
     kinds = [field_types(type(section))[field]]
-    *outer, argument = path.split(".")
-    # All parts that have the outer argument count, whichever of them a config has chosen.
-    for inner in outer:
-        kinds = [field_types(part)[inner] for part in parts_with(inner, kinds)]
-    return parts_with(argument, kinds)
+    for argument in path.split(".") if path else []:
+        kinds = [field_types(part)[argument] for part in parts_with(argument, kinds)]
+    return kinds
 
 
 def parts_with(argument: str, kinds: Iterable[FieldType]) -> list[type]:
@@ -1220,6 +1236,15 @@ def set_part(config: Config, name: str, text: object) -> None:
     else:
         changed = parse_part(setting_name, parts, str(text), current)
     setattr(section, field, changed)
+
+
+def value_of(config: Config, name: str) -> object:
+    """Returns a setting, or an argument of a part; None without a part that has the argument."""
+    section, field, path = find_place(config, name)
+    value = getattr(section, field)
+    for argument in path.split(".") if path else []:
+        value = getattr(value, argument, None)
+    return value
 
 
 def put_value(config: Config, name: str, value: object) -> None:

@@ -23,6 +23,7 @@ from jzero.config.schema import (
 )
 from jzero.errors import UserError
 from jzero.setting import field_types, part_from_json, to_values
+from jzero.types import JsonValue
 
 
 def to_json(config: Config) -> str:
@@ -66,7 +67,9 @@ def from_json(text: str, source: str) -> Config:
 
 
 def split_old_values(
-    section: type, values: Mapping[str, object], prefix: str = ""
+    section: type,
+    values: Mapping[str, object],
+    prefix: str = "",
 ) -> tuple[dict[str, object], list[tuple[str, object]]]:
     """Separates the settings of earlier versions from the JSON values of a section.
 
@@ -93,6 +96,7 @@ def split_old_values(
             old += [(f"{full_name}.{key}", item) for key, item in value.items()]
             continue
         has_parts = name in fields and bool(fields[name].parts)
+        # Where a part is today, earlier versions had the name of a choice, or a number.
         is_name_of_part = has_parts and isinstance(value, str | int)
         if is_name_of_part or (name not in fields and old_setting(full_name)):
             old.append((full_name, value))
@@ -173,9 +177,9 @@ def with_parts(section: type, values: Mapping[str, object], prefix: str = "") ->
     return read
 
 
-def flatten(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+def flatten(tree: Mapping[str, JsonValue], prefix: str = "") -> dict[str, JsonValue]:
     """Returns the leaves of nested dictionaries by dotted name: {"a": {"b": 1}} -> {"a.b": 1}."""
-    leaves: dict[str, object] = {}
+    leaves: dict[str, JsonValue] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):
             leaves |= flatten(value, f"{prefix}{name}.")

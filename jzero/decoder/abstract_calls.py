@@ -20,7 +20,9 @@ Call = tuple[jax.stages.Wrapped, tuple]  # a program and its arguments
 
 
 def abstract_calls(
-    engine: Engine, params: qwen.Params, prefill_shapes: list[tuple[int, int]]
+    engine: Engine,
+    params: qwen.Params,
+    prefill_shapes: list[tuple[int, int]],
 ) -> dict[str, Call]:
     """Returns a call of every program, by name.
 
@@ -72,7 +74,10 @@ def score_calls(engine: Engine, params: qwen.Params, alternatives: int) -> dict[
 
 
 def score_inputs(
-    engine: Engine, rows: int, width: int, context_pages: int
+    engine: Engine,
+    rows: int,
+    width: int,
+    context_pages: int,
 ) -> ScoreInputs[jax.ShapeDtypeStruct]:
     """Returns the arguments of `score` after the weights and the state. `rows` counts one shard."""
     all_rows = rows * engine.num_shards
@@ -111,7 +116,8 @@ def insert_inputs(engine: Engine, rows: int, width: int) -> tuple:
     settings = engine.program_settings
 
     def abstract_tracks(
-        shapes: dict[str, tuple[int, ...]], place: tuple[int, ...]
+        shapes: dict[str, tuple[int, ...]],
+        place: tuple[int, ...],
     ) -> dict[str, jax.ShapeDtypeStruct]:
         return {
             name: by_slot(engine, (*place, *shape), TRACKS[name].dtype)
@@ -156,7 +162,9 @@ def generate_inputs(engine: Engine) -> tuple:
 
 
 def by_slot(
-    engine: Engine, shape: tuple[int, ...], dtype: DTypeLike = jnp.int32
+    engine: Engine,
+    shape: tuple[int, ...],
+    dtype: DTypeLike = jnp.int32,
 ) -> jax.ShapeDtypeStruct:
     """Returns an array whose first axis is split over the shards."""
     return engine.abstract_array(shape, dtype, P("slots"))

@@ -35,7 +35,10 @@ KeysAndValues = tuple[attention.Pool, attention.Pool]  # of one device
 
 
 def split_over_tensor(
-    settings: ProgramSettings, function: Function, in_specs: tuple, out_specs: object
+    settings: ProgramSettings,
+    function: Function,
+    in_specs: tuple,
+    out_specs: object,
 ) -> Function:
     """Maps `function` over the devices of a shard, each with its own heads or columns."""
     # XLA's partitioner can split matrix products, but neither a Pallas kernel nor a write to the
@@ -60,7 +63,12 @@ class PromptCache:
     rotates: bool = False
 
     def attend(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, arrays: CacheArrays
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        layer: jax.Array,
+        arrays: CacheArrays,
     ) -> tuple[jax.Array, CacheArrays]:
         """Attends to the prompt, and stores its keys and values."""
         settings = self.settings
@@ -81,7 +89,10 @@ class PromptCache:
         return out, arrays._replace(k=all_k, v=all_v)
 
     def recur(
-        self, inputs: DeltaInputs, layer: jax.Array, arrays: CacheArrays
+        self,
+        inputs: DeltaInputs,
+        layer: jax.Array,
+        arrays: CacheArrays,
     ) -> tuple[jax.Array, CacheArrays]:
         """Computes the prompts from a state of zeros, and stores their last states."""
         recurrence = self.settings.arithmetic.recurrence
@@ -127,7 +138,12 @@ class PagedCache:
     rotates: bool = False
 
     def attend(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, arrays: CacheArrays
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        layer: jax.Array,
+        arrays: CacheArrays,
     ) -> tuple[jax.Array, CacheArrays]:
         """Writes the tokens' keys and values, and attends to the pages of each slot."""
         settings = self.settings
@@ -184,7 +200,10 @@ class PagedCache:
         return out.astype(q.dtype), arrays._replace(k=k_pool, v=v_pool)
 
     def recur(
-        self, inputs: DeltaInputs, layer: jax.Array, arrays: CacheArrays
+        self,
+        inputs: DeltaInputs,
+        layer: jax.Array,
+        arrays: CacheArrays,
     ) -> tuple[jax.Array, CacheArrays]:
         """Computes one token of every slot from the slot's state."""
         return recur_in_slots(self.settings, self.active, inputs, layer, arrays)
@@ -221,7 +240,12 @@ class FusedPagedCache:
     rotates: bool = True
 
     def attend(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, arrays: CacheArrays
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        layer: jax.Array,
+        arrays: CacheArrays,
     ) -> tuple[jax.Array, CacheArrays]:
         """Rotates q and k, writes keys and values, and attends to the pages of each slot."""
         settings = self.settings
@@ -252,7 +276,10 @@ class FusedPagedCache:
         return out[:, None].astype(q.dtype), arrays._replace(k=k_pool, v=v_pool)
 
     def recur(
-        self, inputs: DeltaInputs, layer: jax.Array, arrays: CacheArrays
+        self,
+        inputs: DeltaInputs,
+        layer: jax.Array,
+        arrays: CacheArrays,
     ) -> tuple[jax.Array, CacheArrays]:
         """Computes one token of every slot from the slot's state."""
         return recur_in_slots(self.settings, self.active, inputs, layer, arrays)
@@ -301,7 +328,8 @@ def slot_cache(
 
 
 def shared_pages_and_owners(
-    shared_pages: Int[Array, " blocks"], active: Bool[Array, " slots"]
+    shared_pages: Int[Array, " blocks"],
+    active: Bool[Array, " slots"],
 ) -> tuple[Int[Array, " blocks"], Int[Array, " blocks"]]:
     """Returns the number of pages that each block's slots share, and its first active slot.
 
@@ -317,7 +345,8 @@ def shared_pages_and_owners(
 
 
 def full_rotary(
-    settings: ProgramSettings, positions: Int[Array, " slots"]
+    settings: ProgramSettings,
+    positions: Int[Array, " slots"],
 ) -> tuple[Float[Array, "slots D"], Float[Array, "slots D"]]:
     """Returns cosines and sines for both halves of a head, as `backend.Decode` requires."""
     rope = rotary(settings.model, positions[:, None])
@@ -345,7 +374,12 @@ class ChunkCache:
     rotates: bool = False
 
     def attend(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, arrays: CacheArrays
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        layer: jax.Array,
+        arrays: CacheArrays,
     ) -> tuple[jax.Array, CacheArrays]:
         """Writes the chunk's keys and values, and attends to the context and the chunk."""
         settings, page_size = self.settings, self.settings.page_size
@@ -367,7 +401,8 @@ class ChunkCache:
             kv_heads, head_dim = k.shape[2:]
 
             def join_context(
-                pool: attention.Pool, x: jax.Array
+                pool: attention.Pool,
+                x: jax.Array,
             ) -> tuple[attention.Pool, jax.Array]:
                 """Writes x into the pool. Returns the pool, and x after the context."""
                 by_page = x.reshape(-1, page_size, kv_heads, head_dim)
@@ -403,7 +438,10 @@ class ChunkCache:
         return out, arrays._replace(k=k_pool, v=v_pool)
 
     def recur(
-        self, inputs: DeltaInputs, layer: jax.Array, arrays: CacheArrays
+        self,
+        inputs: DeltaInputs,
+        layer: jax.Array,
+        arrays: CacheArrays,
     ) -> tuple[jax.Array, CacheArrays]:
         """Computes the chunks from the rows' states, and stores the states after them."""
         layer_states = slot_state.take_layer(arrays.slot_state, layer)

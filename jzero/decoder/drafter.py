@@ -80,7 +80,9 @@ class Drafter:
         return DraftInputs(cost, jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding))
 
     def remember(
-        self, state: DraftState[jax.Array], beginnings: Sequence[Beginning]
+        self,
+        state: DraftState[jax.Array],
+        beginnings: Sequence[Beginning],
     ) -> DraftState[jax.Array]:
         """Returns the state with the tokens of sequences that begin. Donates `state`."""
         if not beginnings:
@@ -106,7 +108,9 @@ class Drafter:
         return self.inputs_at(self.cost, references)
 
     def inputs_at(
-        self, cost: float, references: dict[int, Int32[np.ndarray, " tokens"]]
+        self,
+        cost: float,
+        references: dict[int, Int32[np.ndarray, " tokens"]],
     ) -> DraftInputs[jax.Array]:
         """Returns `inputs` with another cost."""
         costs = self._on_devices(np.full(self.num_shards, cost, np.float32))
@@ -126,7 +130,8 @@ class Drafter:
 
 
 def joined(
-    texts: Iterable[Int32[np.ndarray, " tokens"]], reach: int
+    texts: Iterable[Int32[np.ndarray, " tokens"]],
+    reach: int,
 ) -> Int32[np.ndarray, " tokens"]:
     """Returns texts with a separator after each: the last `reach` tokens of all."""
     end = np.array([SEPARATOR], np.int32)

@@ -92,7 +92,9 @@ def check(model: QwenConfig, backend: attention.Backend) -> None:
 
 
 def find(
-    drafting: Drafting, texts: Int[Array, "slots width"], positions: Int[Array, " slots"]
+    drafting: Drafting,
+    texts: Int[Array, "slots width"],
+    positions: Int[Array, " slots"],
 ) -> Drafts:
     """Returns a draft for every slot, from the longest match; of equally long ones the latest.
 
@@ -111,9 +113,11 @@ def find(
         # Tokens before the first one of the sequence equal nothing.
         last = jnp.where((place >= drafting.reach)[:, None], last, SEPARATOR - 1)
         shifted = jnp.pad(texts, ((0, 0), (back, 0)), constant_values=SEPARATOR)[:, :width]
+        # The first difference ends a match: longer ones need every token before it.
         is_equal &= shifted == last
         lengths += is_equal
 
+    # The end of the sequence would match itself.
     lengths = jnp.where(column < ends[:, None], lengths, 0)
     # The length decides, and the column only among equal lengths.
     best = jnp.argmax(lengths * width + column, axis=1)
@@ -129,7 +133,9 @@ def find(
 
 
 def with_forced(
-    found: Drafts, forced: Int[Array, "slots steps"], counts: Int[Array, " slots"]
+    found: Drafts,
+    forced: Int[Array, "slots steps"],
+    counts: Int[Array, " slots"],
 ) -> Drafts:
     """Replaces the drafts of slots that take a reply by the next tokens of the reply.
 
@@ -139,11 +145,13 @@ def with_forced(
     is_inside = columns < forced.shape[1]
     columns = jnp.minimum(columns, forced.shape[1] - 1)
     replies = jnp.take_along_axis(forced, columns, axis=1)
+    # A reply is known in advance, so a draft of it is always accepted.
     num_replies = jnp.cumprod(is_inside & (replies >= 0), axis=1).sum(axis=1)
     is_reply = num_replies > 0
     return Drafts(
         jnp.where(is_reply[:, None], replies, found.tokens),
         jnp.where(is_reply, num_replies, found.counts),
+        # Replies are no matches, and stay out of the averages.
         jnp.where(is_reply, 0, found.matches),
     )
 
@@ -177,6 +185,7 @@ def with_outcomes(
 ) -> Float[Array, "1 2 match"]:
     """Returns the sums after one more pass, with `accepted` tokens of the draft of each slot."""
     is_tried = running & (found.matches > 0)
+    # An index out of range is dropped: a slot without a draft counts nowhere.
     index = jnp.where(is_tried, found.matches - 1, outcomes.shape[2])
     values = jnp.stack([accepted.astype(jnp.float32), jnp.ones(accepted.shape)])
     return outcomes.at[0, :, index].add(values.T, mode="drop")
@@ -192,6 +201,7 @@ def append(
     """Returns the texts with `tokens` at `positions` and after, where they are used."""
     slots, width = texts.shape
     columns = drafting.reach + positions[:, None] + jnp.arange(tokens.shape[1])
+    # An index out of range is dropped, so that unused tokens are written nowhere.
     columns = jnp.where(is_used, columns, width)
     return texts.at[jnp.arange(slots)[:, None], columns].set(tokens, mode="drop")
 

@@ -91,12 +91,12 @@ def take_prefill_batch(
     """
     first_in_line = next(groups[0][0] for groups in groups_by_shard if groups)
     width = prefill_width(engine, len(first_in_line))
-    of_width = [
+    same_width = [
         [group for group in groups if prefill_width(engine, len(group[0])) == width]
         for groups in groups_by_shard
     ]
-    rows_per_shard = _number_of_rows(max(map(len, of_width)), most_rows(engine, width))
-    taken = [groups[:rows_per_shard] for groups in of_width]
+    rows_per_shard = _number_of_rows(max(map(len, same_width)), most_rows(engine, width))
+    taken = [groups[:rows_per_shard] for groups in same_width]
     for groups, batched in zip(groups_by_shard, taken, strict=True):
         is_taken = set(map(id, batched))
         groups[:] = [group for group in groups if id(group) not in is_taken]

@@ -162,7 +162,9 @@ def split_logits(may_split: bool, vocab_size: int, mesh: Mesh) -> tuple[str, tup
 
 
 def with_filters(
-    program_settings: ProgramSettings, filters: sampling.Filters, mesh: Mesh
+    program_settings: ProgramSettings,
+    filters: sampling.Filters,
+    mesh: Mesh,
 ) -> ProgramSettings:
     """Returns the program settings of the same decoder with other filters."""
     # The decoder's state does not depend on the filters, so both programs can work on one state.

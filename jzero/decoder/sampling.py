@@ -287,7 +287,8 @@ def sample_kept(
 
 
 def restrict(
-    probs: Float[Array, "slots vocabulary"], filters: Filters | SlotFilters
+    probs: Float[Array, "slots vocabulary"],
+    filters: Filters | SlotFilters,
 ) -> Float[Array, "slots vocabulary"]:
     """Sets the mass of the tokens that top-k, then top-p, then min-p exclude to zero.
 
@@ -307,7 +308,8 @@ def restrict(
 
 
 def restrict_slots(
-    probs: Float[Array, "slots vocabulary"], filters: SlotFilters
+    probs: Float[Array, "slots vocabulary"],
+    filters: SlotFilters,
 ) -> Float[Array, "slots vocabulary"]:
     """Restricts every row by the filters of its slot. See `restrict`.
 
@@ -317,7 +319,9 @@ def restrict_slots(
     vocab_size = probs.shape[-1]
 
     def cut(
-        probs: jax.Array, is_used: jax.Array, threshold_of: Callable[[jax.Array], jax.Array]
+        probs: jax.Array,
+        is_used: jax.Array,
+        threshold_of: Callable[[jax.Array], jax.Array],
     ) -> jax.Array:
         """Sets what is below the threshold to zero, in the slots that use the filter."""
 
@@ -334,7 +338,8 @@ def restrict_slots(
 
 
 def nucleus_threshold(
-    probs: Float[Array, "slots vocabulary"], top_p: float | Float[Array, "slots 1"]
+    probs: Float[Array, "slots vocabulary"],
+    top_p: float | Float[Array, "slots 1"],
 ) -> Float[Array, "slots 1"]:
     """Returns the largest threshold such that the tokens at or above it hold `top_p` of the mass.
 
@@ -350,7 +355,8 @@ def nucleus_threshold(
 
 
 def kth_largest(
-    probs: Float[Array, "slots vocabulary"], count: Int[Array, "slots 1"]
+    probs: Float[Array, "slots vocabulary"],
+    count: Int[Array, "slots 1"],
 ) -> Float[Array, "slots 1"]:
     """Returns the `count`-th largest probability of every row."""
 
@@ -361,7 +367,8 @@ def kth_largest(
 
 
 def largest_threshold(
-    holds_enough: Callable[[jax.Array], jax.Array], num_slots: int
+    holds_enough: Callable[[jax.Array], jax.Array],
+    num_slots: int,
 ) -> Float[Array, "slots 1"]:
     """Returns the largest number in [0, 1] of every row for which `holds_enough` is true.
 
@@ -387,7 +394,8 @@ def largest_threshold(
 
 
 def invert(
-    probs: Float[Array, "slots padded"], uniform: Float[Array, " slots"]
+    probs: Float[Array, "slots padded"],
+    uniform: Float[Array, " slots"],
 ) -> Int[Array, " slots"]:
     """Returns the first token whose cumulative mass exceeds `uniform` times the row's mass.
 
@@ -416,7 +424,8 @@ def block_sums(x: Float[Array, "slots padded"]) -> Float[Array, "slots blocks"]:
 
 
 def take_block(
-    x: Float[Array, "slots padded"], block: Int[Array, " slots"]
+    x: Float[Array, "slots padded"],
+    block: Int[Array, " slots"],
 ) -> Float[Array, "slots 128"]:
     """Returns one block of BLOCK columns of every row."""
 
@@ -437,7 +446,8 @@ def take_block(
 
 
 def first_above(
-    mass: Float[Array, "slots n"], threshold: Float[Array, " slots"]
+    mass: Float[Array, "slots n"],
+    threshold: Float[Array, " slots"],
 ) -> tuple[Int[Array, " slots"], Float[Array, " slots"]]:
     """Finds where the running sum of `mass` first exceeds `threshold`, at an entry above 0.
 

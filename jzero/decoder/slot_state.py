@@ -98,7 +98,9 @@ def copy_rows(
 
 
 def begin_rows(
-    states: DeltaState, rows: Int[Array, " rows"], starts: Int[Array, " rows"]
+    states: DeltaState,
+    rows: Int[Array, " rows"],
+    starts: Int[Array, " rows"],
 ) -> DeltaState:
     """Returns the states of `rows`, [L, rows, ...], with zeros where `starts` is 0."""
 

@@ -49,7 +49,9 @@ def teacher_settings(config: Config) -> TeacherSettings | None:
 
 
 def make_teacher(
-    settings: TeacherSettings | None, base: BaseModel, trainer: Trainer
+    settings: TeacherSettings | None,
+    base: BaseModel,
+    trainer: Trainer,
 ) -> Teacher | None:
     """Returns the teacher of a run, or None if the algorithm uses no teacher.
 
@@ -128,7 +130,9 @@ def constant_weights(params: qwen.Params) -> Weights:
 
 
 def model_weights(
-    settings: TeacherSettings, teacher: teachers.Model, trainer: Trainer
+    settings: TeacherSettings,
+    teacher: teachers.Model,
+    trainer: Trainer,
 ) -> tuple[Learner, Weights]:
     """Returns the learner of teacher=model, and a function that returns its parameters.
 
@@ -158,7 +162,7 @@ def model_weights(
 
 def teacher_directory(policy: ModelConfig, teacher: teachers.Model) -> Path:
     """Returns the directory of the teacher's model. Downloads a model from the hub."""
-    path = teacher.path or policy.source
+    path = teacher.path or policy.path
     try:
         return huggingface.resolve(path)
     except UserError as error:
@@ -213,7 +217,9 @@ def check_vocabulary(directory: Path, model: qwen.QwenConfig, base: BaseModel) -
 
 
 def check_tokenizer(
-    name: str, teacher: PreTrainedTokenizerFast, policy: PreTrainedTokenizerFast
+    name: str,
+    teacher: PreTrainedTokenizerFast,
+    policy: PreTrainedTokenizerFast,
 ) -> None:
     """Raises UserError if a token of the policy has another id, or none, in the teacher."""
     vocabulary = teacher.get_vocab()

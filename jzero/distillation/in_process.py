@@ -73,7 +73,10 @@ class ModelTeacher:
         return scores
 
     def _score_update_rows(
-        self, params: qwen.Params, minibatch: Minibatch, scores: TeacherScores
+        self,
+        params: qwen.Params,
+        minibatch: Minibatch,
+        scores: TeacherScores,
     ) -> None:
         # The update's rows are already on the mesh.
         rows = self.learner.score(params, minibatch.batches, minibatch.counts, self.trainer.layouts)
@@ -162,7 +165,7 @@ class TeacherSettings:
         """Whether the teacher is an adapter on the frozen base of the policy."""
         if not isinstance(self.choice, teachers.Model) or not self.choice.adapter:
             return False
-        return self.is_base_frozen and self.choice.path in ("", self.policy.source)
+        return self.is_base_frozen and self.choice.path in ("", self.policy.path)
 
 
 def teacher_learner(model: qwen.QwenConfig, trainer: Trainer) -> Learner:

@@ -25,7 +25,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from jzero import http
+from jzero import http, json_values
 from jzero.config import teachers
 from jzero.distillation.prompts import TeacherPrompts
 from jzero.errors import UserError, shown
@@ -135,7 +135,7 @@ class ScoringClient:
             read_choice = read_prompt_logprobs
 
         def read(reply: JsonValue) -> Scored:
-            return read_choice(http.member(reply, ("choices", 0), dict), ids)
+            return read_choice(json_values.member(reply, ("choices", 0), dict), ids)
 
         # 1 MiB for the parts of the reply that do not depend on the number of tokens.
         return self._ask("completions", body, read, (1 << 20) + MAX_BYTES_PER_TOKEN * len(ids))
@@ -173,8 +173,8 @@ class ScoringClient:
 
 def read_model_names(reply: JsonValue) -> list[str]:
     """Returns the names in a list of models. Raises ValueError if the reply is malformed."""
-    models = http.member(reply, ("data",), list)
-    return [http.member(model, ("id",), str) for model in models]
+    models = json_values.member(reply, ("data",), list)
+    return [json_values.member(model, ("id",), str) for model in models]
 
 
 def read_echo(choice: JsonObject, tokens: Sequence[int]) -> Scored:
@@ -182,12 +182,12 @@ def read_echo(choice: JsonObject, tokens: Sequence[int]) -> Scored:
 
     Log-probs of sampled tokens after the prompt are left out.
     """
-    logprobs = http.optional_member(choice, ("logprobs",), dict, {})
-    values = http.optional_member(logprobs, ("token_logprobs",), list, [])
+    logprobs = json_values.optional_member(choice, ("logprobs",), dict, {})
+    values = json_values.optional_member(logprobs, ("token_logprobs",), list, [])
     # There can be more values than tokens: some servers always sample tokens after the prompt.
     if len(values) < len(tokens):
         raise ValueError(f"{len(values)} log-probs of {len(tokens)} tokens")
-    texts = http.optional_member(logprobs, ("tokens",), list, [])
+    texts = json_values.optional_member(logprobs, ("tokens",), list, [])
     if len(texts) < len(tokens):
         texts = [""] * len(tokens)
     if not all(isinstance(text, str) for text in texts):
@@ -197,7 +197,7 @@ def read_echo(choice: JsonObject, tokens: Sequence[int]) -> Scored:
 
 def read_prompt_logprobs(choice: JsonObject, tokens: Sequence[int]) -> Scored:
     """Reads vLLM's `prompt_logprobs`. Raises ValueError if a token of the prompt has none."""
-    entries = http.optional_member(choice, ("prompt_logprobs",), list, [])
+    entries = json_values.optional_member(choice, ("prompt_logprobs",), list, [])
     if len(entries) != len(tokens):
         raise ValueError(f"{len(entries)} log-probs of {len(tokens)} tokens")
     # The first token has no log-prob.
@@ -208,7 +208,7 @@ def read_prompt_logprobs(choice: JsonObject, tokens: Sequence[int]) -> Scored:
         if not isinstance(scored, dict):
             raise ValueError(f"none of token {token}")
         values.append(scored.get("logprob"))
-        texts.append(http.optional_member(scored, ("decoded_token",), str, ""))
+        texts.append(json_values.optional_member(scored, ("decoded_token",), str, ""))
     return Scored(to_logps(values), texts)
 
 
@@ -220,7 +220,7 @@ def to_logps(values: Sequence[JsonValue]) -> np.ndarray:
     logps = np.zeros(len(values), np.float32)
     for place, value in enumerate(values[1:], start=1):
         try:
-            logps[place] = http.finite_number(value, LOWEST_LOGP, HIGHEST_LOGP)
+            logps[place] = json_values.finite_number(value, LOWEST_LOGP, HIGHEST_LOGP)
         except ValueError as error:
             raise ValueError(f"log-prob of token {place}: {error}") from None
     return logps

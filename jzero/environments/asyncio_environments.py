@@ -94,7 +94,10 @@ async def step(pool: Pool, request: TurnRequest) -> Stepped:
 
 
 async def reset(
-    pool: Pool, task: TaskConfig, row: dict[str, JsonValue], seed: int
+    pool: Pool,
+    task: TaskConfig,
+    row: dict[str, JsonValue],
+    seed: int,
 ) -> Observation | str:
     """Resets an environment to obtain a prompt; returns the reason if it fails."""
 
@@ -130,7 +133,11 @@ async def _end(pool: Pool, request: TurnRequest, grade: Grade) -> Grade:
 
 
 async def _add_reward(
-    pool: Pool, task: TaskConfig, name: str, grade: Grade, values: Mapping[str, object]
+    pool: Pool,
+    task: TaskConfig,
+    name: str,
+    grade: Grade,
+    values: Mapping[str, object],
 ) -> Grade:
     """Returns the grade with the reward of a user-defined function."""
 
@@ -161,7 +168,10 @@ async def _grade_of(
 
 
 async def _result_of(
-    pool: Pool, task: TaskConfig, attempt: Callable[[], Awaitable[T]], function: str = ""
+    pool: Pool,
+    task: TaskConfig,
+    attempt: Callable[[], Awaitable[T]],
+    function: str = "",
 ) -> T | str:
     """Returns the result of an attempt to run user-defined code, or the reason why it failed.
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 from jzero.environments import environment
 from jzero.environments.tools import classes
 from jzero.errors import quoted
+from jzero.json_values import as_list, as_number, as_object, from_fields, to_integer
 from jzero.problems import bounds
 from jzero.rewards import rewards, trl_rewards, user_functions
 from jzero.rewards.trl_rewards import TrainerState
@@ -61,7 +62,10 @@ def to_episode(rollout: Rollout, *, with_tokens: bool) -> Episode:
 
 
 def split(
-    rollouts: Sequence[Rollout], group_size: int, batch: str, groups_per_step: int
+    rollouts: Sequence[Rollout],
+    group_size: int,
+    batch: str,
+    groups_per_step: int,
 ) -> list[list[Rollout]]:
     """Splits rollouts into batches of complete groups, in order.
 
@@ -111,7 +115,8 @@ def add(grades: Sequence[Grade], results: Mapping[str, JsonValue]) -> list[Grade
     done = list(grades)
     for name, result in results.items():
         for i, grade in enumerate(done):
-            reward = result if isinstance(result, str) else result[str(i)]
+            # A text is the error of the whole call.
+            reward = result if isinstance(result, str) else as_object(result)[str(i)]
             if isinstance(reward, str):
                 # The first failure of a grade is reported.
                 if not grade.failed:
@@ -123,9 +128,11 @@ def add(grades: Sequence[Grade], results: Mapping[str, JsonValue]) -> list[Grade
                         reply=None,
                     )
             elif reward is not None:
-                value, parts = reward
-                named = {f"{name}.{part}": number for part, number in parts.items()}
-                done[i] = replace(grade, parts=grade.parts | {name: value} | named)
+                value, parts = as_list(reward)
+                named = {name: as_number(value)}
+                for part, number in as_object(parts).items():
+                    named[f"{name}.{part}"] = as_number(number)
+                done[i] = replace(grade, parts=grade.parts | named)
     return done
 
 
@@ -191,7 +198,9 @@ def _lists_of_trl(episodes: Sequence[Episode], state: TrainerState) -> dict[str,
 
 
 def call_in_worker(
-    task: TaskConfig, name: str, lists: Mapping[str, list[JsonValue]]
+    task: TaskConfig,
+    name: str,
+    lists: Mapping[str, list[JsonValue]],
 ) -> dict[str, JsonValue]:
     """Calls a function and returns a dict from the number of a turn to its reward (`_read`).
 
@@ -204,7 +213,8 @@ def call_in_worker(
     values: dict[str, object] = {"task": task, **lists}
     if "episodes" in lists:
         values["episodes"] = [
-            [(text, Grade(**fields)) for text, fields in turns] for turns in lists["episodes"]
+            [(text, from_fields(Grade, fields)) for text, fields in map(as_list, as_list(turns))]
+            for turns in lists["episodes"]
         ]
     # All lists have the same length: one entry for each turn.
     count = len(next(iter(lists.values())))
@@ -214,7 +224,7 @@ def call_in_worker(
 
 def _call_of_trl(name: str, lists: Mapping[str, list[JsonValue]]) -> dict[str, JsonValue]:
     """Calls a function of TRL's form. Each episode's reward goes to the episode's last turn."""
-    places = lists["places"]
+    places = [to_integer(place) for place in lists["places"]]
     logs = trl_rewards.Logs()
     function = user_functions.find_function(name)
     entries = _entries(function(**trl_rewards.arguments(function, lists, logs)), len(places))
@@ -224,7 +234,7 @@ def _call_of_trl(name: str, lists: Mapping[str, list[JsonValue]]) -> dict[str, J
         read = _read(name, i, reward)
         if isinstance(read, list):
             value, named = read
-            read = [value, named | logs.metrics]
+            read = [value, as_object(named) | logs.metrics]
         read_rewards[str(place)] = read
     return read_rewards
 

@@ -23,13 +23,13 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Generic, TypeVar, cast
 
-from jzero import http
+from jzero import http, json_values
 from jzero.environments.tools import parsing
 from jzero.errors import shown
 from jzero.types import JsonValue
@@ -238,7 +238,7 @@ class ChatEndpoint:
             return 404, *_as_error(f"{SESSION_HEADER}={session} names no conversation")
         try:
             # Conversations run in the event loop; this thread of the server only waits.
-            asked = http.parse_json(body)
+            asked = json_values.as_object(http.parse_json(body), "the body")
             asking = conversation.ask(read_request(asked))
             message = asyncio.run_coroutine_threadsafe(asking, self._loop).result()
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -257,7 +257,7 @@ def _as_error(message: str) -> tuple[str, str]:
 # The wire format.
 
 
-def read_request(body: JsonValue) -> Request:
+def read_request(body: Mapping[str, JsonValue]) -> Request:
     """Validates the body of a request and returns its messages and tools.
 
     Sampling settings in the body, such as the temperature, are ignored: the run's settings apply.
@@ -270,11 +270,11 @@ def read_request(body: JsonValue) -> Request:
             raise RequestError(f"{name} is not supported: jzero samples as rollout.* says")
     if body.get("n", 1) != 1:
         raise RequestError(f"n={body['n']}: a response is one, rollout.group_size says how many")
-    messages = [plain_message(message) for message in http.member(body, ("messages",), list)]
-    tools = http.optional_member(body, ("tools",), list, [])
+    messages = [plain_message(message) for message in json_values.member(body, ("messages",), list)]
+    tools = json_values.optional_member(body, ("tools",), list, [])
     for tool in tools:
-        http.member(tool, ("function", "name"), str)
-        http.optional_member(tool, ("function", "parameters"), dict, {})
+        json_values.member(tool, ("function", "name"), str)
+        json_values.optional_member(tool, ("function", "parameters"), dict, {})
     return Request(messages, tools)
 
 
@@ -287,12 +287,12 @@ def plain_message(message: Message) -> Message:
     kept = {name: value for name, value in message.items() if value is not None}
     content = kept.get("content", "")
     if isinstance(content, list):
-        if any(part.get("type") != "text" for part in content):
+        if any(json_values.as_object(part).get("type") != "text" for part in content):
             raise RequestError("a message has parts that are not text: the policy reads text only")
-        content = "\n".join(http.member(part, ("text",), str) for part in content)
+        content = "\n".join(json_values.member(part, ("text",), str) for part in content)
     if not isinstance(content, str):
         raise RequestError(f"the content of a message is {shown(content)} and not text")
-    return kept | {"content": content}
+    return {**kept, "content": content}
 
 
 def assistant_message(response: str, tools: Sequence[JsonValue]) -> Message:
@@ -300,9 +300,11 @@ def assistant_message(response: str, tools: Sequence[JsonValue]) -> Message:
 
     If a call is malformed or does not match any tool, the complete response becomes text.
     """
-    parameters = {
-        tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools
-    }
+    parameters = {}
+    for tool in tools:
+        # `read_request` has checked the types.
+        name = json_values.member(tool, ("function", "name"), str)
+        parameters[name] = json_values.optional_member(tool, ("function", "parameters"), dict, {})
     syntax = parsing.syntax_of(response)
     calls = parsing.parse_calls(response, syntax, parameters) if tools else []
     # A harness executes only valid calls. As text, the program sees the policy's words and can
@@ -346,13 +348,17 @@ def new_messages(before: Request, response: Message, after: Request) -> list[Mes
 
 
 def _text(content: JsonValue) -> str:
-    return content or ""
+    return json_values.as_text(content or "", "content")
 
 
 def _calls(tool_calls: JsonValue) -> list[tuple[str, JsonValue]]:
     """Returns the names and arguments of tool calls: OpenAI clients omit or add other fields."""
-    functions = [call["function"] for call in tool_calls or []]
-    return [(function["name"], json.loads(function["arguments"])) for function in functions]
+    calls = []
+    for call in json_values.as_list(tool_calls or [], "tool_calls"):
+        name = json_values.member(call, ("function", "name"), str)
+        arguments = json_values.member(call, ("function", "arguments"), str)
+        calls.append((name, json.loads(arguments)))
+    return calls
 
 
 def completion(message: Message) -> JsonValue:
@@ -367,7 +373,8 @@ def completion_events(message: Message) -> str:
     # In events every tool call has an index.
     if "tool_calls" in delta:
         delta["tool_calls"] = [
-            {"index": index, **call} for index, call in enumerate(delta["tool_calls"])
+            {"index": index, **json_values.as_object(call)}
+            for index, call in enumerate(json_values.as_list(delta["tool_calls"]))
         ]
     choices = [
         {"index": 0, "delta": delta, "finish_reason": None},

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, cast
 from jzero.environments import openenv, verifiers
 from jzero.environments.tools import classes
 from jzero.errors import quoted
+from jzero.json_values import as_list, as_object, to_integer
 from jzero.problems import bounds
 from jzero.problems.bounds import Reward
 from jzero.rewards import user_functions
@@ -281,11 +282,14 @@ class UserEnvironment:
         Raises:
             ValueError: the observation or a reply differs from the original episode.
         """
-        prompt, _ = await self.reset(gold["row"], gold["seed"])
-        if prompt != gold["observation"]:
+        first = as_object(gold, "gold")
+        prompt, _ = await self.reset(
+            as_object(first["row"], "row"), to_integer(first["seed"], "seed")
+        )
+        if prompt != first["observation"]:
             raise ValueError(
                 f"reset has to be a function of row and seed: it said {quoted(prompt)}, "
-                f"and before {quoted(gold['observation'])}"
+                f"and before {quoted(first['observation'])}"
             )
         for response, grade in earlier:
             result = await self.step(response)
@@ -305,7 +309,7 @@ class UserEnvironment:
         tools = getattr(self.instance, "tools", None) or []
         if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
             raise TypeError(f"tools is {quoted(tools)}: it has to be a list of schemas")
-        return bounds.read_json(tools, self.most_bytes, "the attribute tools")
+        return as_list(bounds.read_json(tools, self.most_bytes, "the attribute tools"))
 
 
 def make_environment(name: str, most_bytes: int, call: Call = call) -> UserEnvironment:

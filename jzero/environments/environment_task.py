@@ -18,6 +18,7 @@ from jzero.environments import asyncio_environments, environment, openenv, verif
 from jzero.environments.environment import NAME, Observation, mode
 from jzero.environments.tools import classes
 from jzero.errors import UserError
+from jzero.json_values import as_list, as_prompt
 from jzero.problems import bounds, problem_sets, row_loader
 from jzero.problems.prompts import ENVIRONMENT_TEMPLATES, find_template
 from jzero.problems.row_loader import Selection
@@ -117,7 +118,7 @@ def _resetters(workers: int) -> Pool:
 
 
 def _reset_all(
-    task: TaskConfig, rows: Sequence[JsonValue], seeds: Sequence[int]
+    task: TaskConfig, rows: Sequence[dict[str, JsonValue]], seeds: Sequence[int]
 ) -> list[Observation]:
     """Resets an environment for each row, in parallel.
 
@@ -135,13 +136,14 @@ def _reset_all(
     else:
         pool = _resetters(task.grade_workers)
 
-        def reset(row: JsonValue, seed: int) -> Observation | str:
+        def reset(row: dict[str, JsonValue], seed: int) -> Observation | str:
             try:
                 returned = pool.call(RESETTER, row, seed, task=task, user_code=task.environment)
             except CallError as error:
                 return str(error)
             # The pipe to a grader process carries JSON, in which a tuple is a list.
-            return Observation(*returned)
+            prompt, tools = as_list(returned)
+            return Observation(as_prompt(prompt), as_list(tools))
 
         # The threads only wait for grader processes.
         with ThreadPoolExecutor(max(MOST_RESETS, 2 * task.grade_workers)) as threads:
@@ -158,7 +160,7 @@ def _reset_all(
 
 
 def _problems(
-    task: TaskConfig, split: str, seed: int, rows: Sequence[tuple[int, JsonValue]]
+    task: TaskConfig, split: str, seed: int, rows: Sequence[tuple[int, dict[str, JsonValue]]]
 ) -> list[Problem]:
     """Returns a problem for each pair of an index and a row."""
     template = find_template(task.template, ENVIRONMENT_TEMPLATES)

@@ -34,8 +34,9 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from jzero import http
+from jzero import http, json_values
 from jzero.errors import UserError, shown
+from jzero.json_values import as_list, as_object, as_text
 from jzero.types import JsonValue
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class OpenEnv:
             action = None
         return action
 
-    def text(self, observation: JsonValue) -> str:
+    def text(self, observation: dict[str, JsonValue]) -> str:
         """Converts an observation to the text that the policy reads."""
         shown = {name: value for name, value in observation.items() if name not in _COMMON_FIELDS}
         if len(shown) == 1:
@@ -170,11 +171,11 @@ _NO_DEFAULT = object()
 
 
 def _member(value: JsonValue, name: str, kind: type[T], default: object = _NO_DEFAULT) -> T:
-    """Returns a field of a message as `http.member` does. Raises OpenEnvError if it is invalid."""
+    """Returns a field of a message. Raises OpenEnvError if it is missing or has another type."""
     try:
         if default is _NO_DEFAULT:
-            return http.member(value, (name,), kind)
-        return http.optional_member(value, (name,), kind, cast(T, default))
+            return json_values.member(value, (name,), kind)
+        return json_values.optional_member(value, (name,), kind, cast(T, default))
     except ValueError as error:
         raise OpenEnvError(f"a message of the server is wrong: {error}") from None
 
@@ -186,7 +187,7 @@ def read_reward(value: JsonValue) -> float:
     try:
         # A boolean reward counts as 0 or 1.
         number = float(value) if isinstance(value, bool) else value
-        return http.finite_number(number, *REWARDS)
+        return json_values.finite_number(number, *REWARDS)
     except ValueError as error:
         raise OpenEnvError(f"a message of the server is wrong: reward {error}") from None
 
@@ -211,10 +212,10 @@ def describe_errors(errors: JsonValue) -> str:
 
 # The schema of actions.
 
-_SCHEMAS: dict[str, JsonValue] = {}  # by the server's address
+_SCHEMAS: dict[str, dict[str, JsonValue]] = {}  # by the server's address
 
 
-def action_schema(url: str, seconds: float = SCHEMA_SECONDS) -> JsonValue:
+def action_schema(url: str, seconds: float = SCHEMA_SECONDS) -> dict[str, JsonValue]:
     """Returns the JSON schema of the server's actions. `seconds` limits one exchange.
 
     Raises:
@@ -247,33 +248,33 @@ async def fetch_schema(url: str) -> None:
         await asyncio.to_thread(action_schema, url)
 
 
-def read_schema(reply: JsonValue) -> JsonValue:
+def read_schema(reply: JsonValue) -> dict[str, JsonValue]:
     """Returns the schema of actions. Raises ValueError if a part that jzero reads is malformed."""
-    schema = http.member(reply, ("action",), dict)
-    properties = http.optional_member(schema, ("properties",), dict, {})
+    schema = json_values.member(reply, ("action",), dict)
+    properties = json_values.optional_member(schema, ("properties",), dict, {})
     for name in properties:
-        http.optional_member(properties, (name, "type"), str, "")
-    for name in http.optional_member(schema, ("required",), list, []):
+        json_values.optional_member(properties, (name, "type"), str, "")
+    for name in json_values.optional_member(schema, ("required",), list, []):
         if not isinstance(name, str) or name not in properties:
             raise ValueError(f"action.required names {shown(name)}, which is no property")
     return schema
 
 
-def text_field(schema: JsonValue) -> str | None:
+def text_field(schema: dict[str, JsonValue]) -> str | None:
     """Returns the text field of an action with a single field to fill; None for other actions."""
     # Required fields decide. An action without required fields needs a single field in total.
-    properties = schema.get("properties", {})
+    properties = as_object(schema.get("properties", {}))
     fields = [name for name in properties if name not in _COMMON_FIELDS]
-    required = [name for name in schema.get("required", ()) if name in fields]
+    required = [as_text(name) for name in as_list(schema.get("required", [])) if name in fields]
     candidates = required or fields
-    if len(candidates) == 1 and properties[candidates[0]].get("type") == "string":
+    if len(candidates) == 1 and as_object(properties[candidates[0]]).get("type") == "string":
         return candidates[0]
     return None
 
 
 def fields_of(url: str) -> str:
     """Returns the names of an action's fields, as the end of an error message."""
-    properties = action_schema(url).get("properties", {})
+    properties = as_object(action_schema(url).get("properties", {}))
     names = [name for name in properties if name not in _COMMON_FIELDS]
     return f"with {', '.join(names)}"
 

@@ -51,7 +51,10 @@ class Response:
 
 
 def make_row(
-    problem: Problem, sample_index: int, response: Response, model_name: str
+    problem: Problem,
+    sample_index: int,
+    response: Response,
+    model_name: str,
 ) -> JsonObject:
     """Returns the flat row of a response. Prompt and completion are both text or both messages."""
     row = {
@@ -153,7 +156,12 @@ class RowFile:
     """
 
     def __init__(
-        self, path: Path, ids: Sequence[str], num_samples: int, is_grouped: bool, scratch: Path
+        self,
+        path: Path,
+        ids: Sequence[str],
+        num_samples: int,
+        is_grouped: bool,
+        scratch: Path,
     ) -> None:
         """Opens the file, and removes lines that are not a complete row of one of the problems.
 

@@ -103,7 +103,12 @@ class Generation:
     """Requests all responses that are missing in a file."""
 
     def __init__(
-        self, plan: Plan, settings: Config, pool: Pool, servers: Sequence[Server], file: RowFile
+        self,
+        plan: Plan,
+        settings: Config,
+        pool: Pool,
+        servers: Sequence[Server],
+        file: RowFile,
     ) -> None:
         self._plan = plan
         self._settings = settings

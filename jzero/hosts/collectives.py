@@ -9,6 +9,7 @@ decide whether a collective is called. In a run with one host, every function re
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -29,6 +30,9 @@ def local_share(count: int) -> slice:
     return slice(count * index // num_processes, count * (index + 1) // num_processes)
 
 
+JsonT = TypeVar("JsonT", bound=JsonValue)
+
+
 def gather_bytes(data: bytes) -> list[bytes]:
     """Returns the bytes of every host, in the order of hosts. A collective."""
     if not has_peers():
@@ -44,8 +48,12 @@ def gather_bytes(data: bytes) -> list[bytes]:
     return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
 
 
-def gather_json(value: JsonValue) -> list[JsonValue]:
-    """Returns the JSON value of every host, in the order of hosts. A collective."""
+def gather_json(value: JsonT) -> list[JsonT]:
+    """Returns the JSON value of every host, in the order of hosts. A collective.
+
+    The hosts pass values of one type. A tuple comes back as a list.
+    """
+    # JSON, because bytes from another host must not be unpickled.
     texts = gather_bytes(json.dumps(value).encode())
     return [json.loads(text) for text in texts]
 

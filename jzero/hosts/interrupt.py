@@ -63,7 +63,9 @@ class StopSignal:
     """
 
     def __init__(
-        self, preemption_notice: str = "none", reaction: str = "saving a checkpoint"
+        self,
+        preemption_notice: str = "none",
+        reaction: str = "saving a checkpoint",
     ) -> None:
         self.reason = ""  # the signal or notice of this host; "" for none
         self.reaction = reaction

@@ -53,7 +53,11 @@ class Link:
     """The connections of this process to the others of its run."""
 
     def __init__(
-        self, index: int, num_processes: int, connections: Sequence[Connection], silence: float
+        self,
+        index: int,
+        num_processes: int,
+        connections: Sequence[Connection],
+        silence: float,
     ) -> None:
         self.index = index
         self.num_processes = num_processes
@@ -89,7 +93,10 @@ def this_host() -> str:
 
 
 def start_watching(
-    index: int, num_processes: int, connections: Sequence[Connection], silence: float
+    index: int,
+    num_processes: int,
+    connections: Sequence[Connection],
+    silence: float,
 ) -> None:
     """Starts to watch the other processes, until this process ends."""
     global LINK

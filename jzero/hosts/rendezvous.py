@@ -169,7 +169,10 @@ def _meet_as_first(port: int, num_processes: int, waiting: Waiting) -> list[Conn
 
 
 def _accept_process(
-    server: socket.socket, num_processes: int, met: dict[int, Connection], waiting: Waiting
+    server: socket.socket,
+    num_processes: int,
+    met: dict[int, Connection],
+    waiting: Waiting,
 ) -> None:
     """Waits briefly for one more process, and adds it to `met`."""
     missing = [index for index in range(1, num_processes) if index not in met]
@@ -206,7 +209,9 @@ def _listen(port: int, waiting: Waiting) -> socket.socket:
 
 
 def _receive_hello(
-    accepted: socket.socket, num_processes: int, met: dict[int, Connection]
+    accepted: socket.socket,
+    num_processes: int,
+    met: dict[int, Connection],
 ) -> Connection | None:
     """Returns the connection of a process that sends a valid hello; None for any other client.
 
@@ -269,7 +274,11 @@ def _send_if_open(connection: Connection, message: JsonObject) -> None:
 
 
 def _meet_first(
-    host: str, port: int, num_processes: int, index: int, waiting: Waiting
+    host: str,
+    port: int,
+    num_processes: int,
+    index: int,
+    waiting: Waiting,
 ) -> Connection:
     """Connects to process 0, and waits until all processes have joined."""
     reason = ""
@@ -331,7 +340,10 @@ def _name_processes(missing: Sequence[int], num_processes: int) -> str:
 
 
 def _timeout_message(
-    missing: Sequence[int], num_processes: int, waiting: Waiting, reason: str = ""
+    missing: Sequence[int],
+    num_processes: int,
+    waiting: Waiting,
+    reason: str = "",
 ) -> str:
     """Returns the error message of a process that has waited for the time limit."""
     cause = f" ({reason})" if reason else ""

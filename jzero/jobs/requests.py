@@ -166,6 +166,7 @@ def check_result(request: Request, result: Result, limits: Limits) -> list[Rollo
     Raises BadResultError unless every value is one that a sampler of this run can have sampled.
     Whether it did sample it, `python -m jzero.replay` finds out.
     """
+    # Any process that can write to the store may have written the file.
     check_types(result)
     if result.request != request.id:
         raise BadResultError("it answers another request")
@@ -173,6 +174,7 @@ def check_result(request: Request, result: Result, limits: Limits) -> list[Rollo
         raise BadResultError(f"it has weights of version {result.version}")
     if request.snapshot not in ("", result.snapshot):
         raise BadResultError("it has other weights")
+    # Advantages are relative to the group, so a result has complete groups.
     expected = len(request.problems) * request.group_size
     if len(result.rollouts) != expected:
         raise BadResultError(f"it has {len(result.rollouts)} rollouts instead of {expected}")
@@ -240,6 +242,7 @@ def check_tokens(tokens: Tokens, prompt: Sequence[int], version: int, limits: Li
         raise BadResultError("its prompt is sampled, or its response is not")
     if not np.isfinite(tokens.logps).all() or (tokens.logps > LARGEST_LOGP).any():
         raise BadResultError("a log-prob is not finite, or above 0")
+    # Every sampler of jzero writes 0 there, so another program made this file.
     if tokens.logps[~sampled].any():
         raise BadResultError("a token that was not sampled has a log-prob")
     if (tokens.versions[sampled] != version).any() or (tokens.versions[~sampled] != -1).any():

@@ -52,13 +52,17 @@ def encode(tensor: np.ndarray, previous: np.ndarray | None = None) -> bytes:
     """Compresses a tensor, or its difference to `previous`, which has the same shape and type."""
     data = bytes_of(tensor)
     if previous is not None:
+        # XOR, because it is exact for every type, and undoes itself.
         data = data ^ bytes_of(previous)
     planes = data.reshape(-1, tensor.itemsize).T
     return zlib.compress(np.ascontiguousarray(planes).data, LEVEL)
 
 
 def decode(
-    data: bytes, dtype: str, shape: tuple[int, ...], previous: np.ndarray | None = None
+    data: bytes,
+    dtype: str,
+    shape: tuple[int, ...],
+    previous: np.ndarray | None = None,
 ) -> np.ndarray:
     """Undoes `encode`. Raises SnapshotError if the data do not have the size of such a tensor."""
     kind = np.dtype(DTYPES[dtype])
@@ -152,7 +156,13 @@ class Publisher:
     """
 
     def __init__(
-        self, store: Store, run: str, base: str, every: int, keep: int, window: int
+        self,
+        store: Store,
+        run: str,
+        base: str,
+        every: int,
+        keep: int,
+        window: int,
     ) -> None:
         """`every` and `keep` are the settings snapshot_every and keep_snapshots."""
         self.store = store
@@ -186,6 +196,7 @@ class Publisher:
         self.bytes_written = 0
         if self._identity_in_store(version) != manifest.identity:
             self.bytes_written = self._write(manifest, blobs)
+        # After the manifest: a sampler that reads the name finds the snapshot.
         self.store.write(NEWEST, json.dumps([version, manifest.identity]).encode())
 
         self._tensors = tensors
@@ -211,6 +222,7 @@ class Publisher:
     ) -> Manifest:
         entries = []
         for number, (name, tensor) in enumerate(tensors.items()):
+            # Named by content: a repair never replaces a file that a sampler is reading.
             file = f"{version:08d}-{number:04d}-{hashlib.sha256(blobs[name]).hexdigest()[:16]}"
             dtype = str(tensor.dtype)
             entries.append(Entry(name, dtype, tensor.shape, digest(tensor), file))
@@ -231,6 +243,7 @@ class Publisher:
         tensors = dict(self._tensors)
         # XOR undoes itself: a difference leads back, too.
         for later in range(max(self.manifests), version, -1):
+            # The first version after a start has no difference to the one before it.
             if not self._differences.get(later):
                 return None
             for name, tensor in tensors.items():
@@ -290,6 +303,7 @@ class Reader:
         try:
             version, identity = json.loads(data)
             return int(version), str(identity)
+        # A damaged file counts as none: the trainer replaces it with its next version.
         except (ValueError, TypeError):
             return None
 
@@ -299,6 +313,7 @@ class Reader:
         if data is None:
             raise SnapshotError(f"version {version} is not in the store")
         manifest = Manifest.parse(data)
+        # Two runs may have used the same store, one after the other.
         if manifest.run != self.run:
             raise SnapshotError(f"version {version} belongs to another run")
         return manifest
@@ -311,12 +326,15 @@ class Reader:
         if identity != self.identity:
             # From the newest manifest back; the tensors are built in the other direction.
             chain = self._chain(version, identity)
+            # A chain that ends in a difference continues from the version in memory.
             tensors = self._tensors if chain[-1].previous is not None else {}
             for manifest in reversed(chain):
                 tensors = {
                     entry.name: self._read(entry, tensors.get(entry.name), manifest)
                     for entry in manifest.entries
                 }
+            # Only the wanted version is checked: an error in a difference before it shows here,
+            # too.
             for entry in chain[0].entries:
                 if digest(tensors[entry.name]) != entry.sha256:
                     raise SnapshotError(f"version {version}: {entry.name} has other bytes")
@@ -329,6 +347,7 @@ class Reader:
         wanted: str | None = identity
         while wanted is not None and wanted != self.identity:
             manifest = self.manifest(version)
+            # A resumed run may have written other weights under this version.
             if (manifest.version, manifest.identity) != (version, wanted):
                 raise SnapshotError(f"version {version} holds other weights")
             chain.append(manifest)

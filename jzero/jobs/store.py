@@ -89,6 +89,7 @@ class FolderStore:
             with temporary.open("xb") as file:
                 file.write(data)
                 file.flush()
+                # Without it, a power cut may leave an empty file under the final name.
                 os.fsync(file.fileno())
         except OSError:
             temporary.unlink(missing_ok=True)  # frees the room for other files
@@ -197,6 +198,7 @@ class BucketStore:
         return self._call(name, modified)
 
     def now(self, who: str) -> float:
+        # A bucket has no clock to ask; the time of an own file is one.
         self.write(f"clock/{who}", b"")
         return self.modified(f"clock/{who}")
 
@@ -209,7 +211,10 @@ class RetryingStore:
     """
 
     def __init__(
-        self, store: Store, seconds: float, check_stop: Callable[[], None] = lambda: None
+        self,
+        store: Store,
+        seconds: float,
+        check_stop: Callable[[], None] = lambda: None,
     ) -> None:
         self.store = store
         self.address = store.address
@@ -223,6 +228,7 @@ class RetryingStore:
         while True:
             try:
                 return operation(*args, **kwargs)
+            # Answers of the store, not failures of it.
             except (FileNotFoundError, FileExistsError):
                 raise
             except OSError as error:
@@ -232,6 +238,7 @@ class RetryingStore:
                         f"{problem}, for {self.seconds:g} seconds: repair the store and start the "
                         "same command again"
                     ) from error
+                # Short failures are normal on network file systems, and are not reported.
                 if pause > LONGEST_PAUSE / 2:
                     terminal.say(f"{problem}: trying again")
             self.check_stop()

@@ -86,6 +86,7 @@ class Answer:
 
 def groups_per_request(placement: Jobs, rollout: RolloutConfig) -> int:
     """Returns the number of prompts in a request: a divisor of num_prompts unless it is set."""
+    # The setting may leave a smaller last request; the automatic choice divides evenly.
     if placement.groups_per_request:
         return min(placement.groups_per_request, rollout.num_prompts)
     # Fewer prompts than slots would leave slots empty, and more would only make a request longer.
@@ -163,6 +164,7 @@ class JobStream(ABC):
         self._end_step(version + 1, answers)
         if version % self.placement.snapshot_every == 0:
             self._remove_old(publisher)
+        # A run that resumes from this step's checkpoint must not train on its rollouts again.
         self._saved = self.to_bytes()
 
         counters = DecodeCounters()
@@ -209,6 +211,7 @@ class JobStream(ABC):
                     f"rollout.placement.store={self.placement.store} has the files of another run: "
                     "give a store of its own to every run"
                 )
+            # The same run, resumed: samplers that join now read its present settings.
             self.store.write(RUN, content)
         # A resumed run may have more steps than it had when it ended.
         self.store.delete(END)
@@ -282,6 +285,7 @@ class JobStream(ABC):
             self._restore_requests()
             self.check_stop()
             time.sleep(self.store.poll_seconds)
+            # By then the leases of dead samplers have expired, and the report counts living ones.
             if time.monotonic() - last_news > self.placement.lease_seconds:
                 last_news = time.monotonic()
                 self._report_wait()
@@ -311,6 +315,7 @@ class JobStream(ABC):
             # Late and second answers of requests that are closed are only removed.
             if request is not None and data is not None:
                 self._receive(request, name, data)
+            # After the result is on disk: a kill in between only reads it twice.
             self.store.delete(f"{RESULTS}/{name}")
         return bool(names)
 
@@ -344,6 +349,7 @@ class JobStream(ABC):
     def _refuse(self, request: Request, sampler: str, reason: str) -> None:
         self.num_refused += 1
         terminal.say(f"refused a result of {sampler or 'a sampler'}: {reason}")
+        # Another sampler can take the request at once.
         self.store.delete(f"{LEASES}/{request.id}")
         if is_name(sampler):
             # The sampler reads this file and ends.
@@ -407,7 +413,10 @@ class JobStream(ABC):
     # -- metrics and checkpoints -------------------------------------------------------------------
 
     def metrics(
-        self, rollouts: list[Rollout], version: int, counters: DecodeCounters
+        self,
+        rollouts: list[Rollout],
+        version: int,
+        counters: DecodeCounters,
     ) -> dict[str, float]:
         """Returns the async/ and jobs/ metrics of the step after `version`."""
         assert self.publisher is not None
@@ -462,6 +471,7 @@ class FixedStream(JobStream):
         last = min(version + 1 + self.rollout.max_staleness, self.settings.steps)
         published = {request.step for request in self.open.values()}
         for step in range(version + 1, last + 1):
+            # Opened by an earlier step, or restored from a checkpoint.
             if step in published:
                 continue
             encoded = self.sampler.encode_problems(self.problems.draw(step))
@@ -512,6 +522,7 @@ class ArrivalStream(JobStream):
         self.version = version
         for request in list(self.open.values()):
             answer = self.ready.get(request.id)
+            # An answer that waited too long is sampled again, with newer weights.
             if answer is not None and not self.accepts(request, answer.result):
                 del self.ready[request.id]
                 result_file(self.settings.workdir, request.id).unlink(missing_ok=True)
@@ -613,6 +624,7 @@ def run_id(workdir: Path) -> str:
     """Returns the id of the run in a workdir, a new one for a new run."""
     path = workdir / RUN_FILE
     if not path.exists():
+        # Random, because two runs may have the same settings.
         write_atomic(path, json.dumps({"run": uuid.uuid4().hex}))
     return str(json.loads(path.read_text(encoding="utf-8"))["run"])
 

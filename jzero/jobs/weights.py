@@ -21,7 +21,9 @@ def to_tensors(params: qwen.Params, dtype: DTypeLike) -> Tensors:
     tensors = {}
     for path, leaf in leaves:
         name = jax.tree_util.keystr(path, simple=True, separator=SEPARATOR)
-        tensors[name] = np.asarray(jax.device_get(leaf.astype(qwen.dtype_of(path, dtype))))
+        # One tensor at a time: all of them would be a second copy of the model on the devices.
+        narrowed = leaf.astype(qwen.dtype_of(path, dtype))
+        tensors[name] = np.asarray(jax.device_get(narrowed))
     return tensors
 
 

@@ -108,7 +108,9 @@ def targets(config: QwenConfig, adapter: AdapterConfig) -> dict[str, Target]:
 
 
 def map_linear(
-    config: QwenConfig, params: Params, convert: Callable[[Any, Target], QuantizedWeight]
+    config: QwenConfig,
+    params: Params,
+    convert: Callable[[Any, Target], QuantizedWeight],
 ) -> Params:
     """Returns `params` with every weight of a linear layer converted.
 

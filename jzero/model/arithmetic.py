@@ -112,7 +112,9 @@ class Arithmetic:
 
 
 def rms_norm(
-    x: Float[Array, "*batch width"], scale: Float[Array, " width"], eps: float
+    x: Float[Array, "*batch width"],
+    scale: Float[Array, " width"],
+    eps: float,
 ) -> Float[Array, "*batch width"]:
     """Divides x by its root mean square over the last axis and multiplies by `scale`, in fp32."""
     x32 = x.astype(jnp.float32)

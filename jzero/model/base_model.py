@@ -36,7 +36,7 @@ def read_base_model(config: ModelConfig) -> BaseModel:
     ids beyond the model's vocabulary, or if the model does not support the adapter.
     """
     if config.path:
-        directory = huggingface.resolve(config.source)
+        directory = huggingface.resolve(config.path)
         model, hf_config = huggingface.load_config(directory)
         if config.max_position_embeddings:
             hf_config = hf_config | {POSITIONS: config.max_position_embeddings}
@@ -61,7 +61,9 @@ def read_base_model(config: ModelConfig) -> BaseModel:
 
 
 def check_vocabulary(
-    directory: Path, vocab_size: int, tok: tokenizer.PreTrainedTokenizerFast
+    directory: Path,
+    vocab_size: int,
+    tok: tokenizer.PreTrainedTokenizerFast,
 ) -> None:
     """Raises UserError if a token has no embedding."""
     # JAX would silently read another token's embedding.

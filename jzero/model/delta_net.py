@@ -73,7 +73,11 @@ class Recur(Protocol):
     """
 
     def __call__(
-        self, inputs: DeltaInputs, layer: jax.Array, carry: PyTree, /
+        self,
+        inputs: DeltaInputs,
+        layer: jax.Array,
+        carry: PyTree,
+        /,
     ) -> tuple[jax.Array, PyTree]: ...
 
 
@@ -118,7 +122,9 @@ def read_segments(segments: Int[Array, "B T"]) -> Segments:
 
 
 def convolve(
-    inputs: DeltaInputs, segments: Segments, history: Float[Array, "B W-1 C"] | None
+    inputs: DeltaInputs,
+    segments: Segments,
+    history: Float[Array, "B W-1 C"] | None,
 ) -> Float[Array, "B T C"]:
     """Computes the causal convolution of every channel with its kernel, and SiLU.
 
@@ -150,7 +156,9 @@ def convolve(
 
 
 def last_inputs(
-    inputs: DeltaInputs, segments: Segments, history: Float[Array, "B W-1 C"] | None
+    inputs: DeltaInputs,
+    segments: Segments,
+    history: Float[Array, "B W-1 C"] | None,
 ) -> Float[Array, "B W-1 C"]:
     """Returns the W - 1 inputs of the convolution that the next token after the valid ones sees."""
     channels = in_fp32(inputs.channels)
@@ -246,7 +254,9 @@ def advance(
 
 
 def recur_tokens(
-    inputs: DeltaInputs, segments: Int[Array, "B T"], state: DeltaState | None = None
+    inputs: DeltaInputs,
+    segments: Int[Array, "B T"],
+    state: DeltaState | None = None,
 ) -> tuple[Float[Array, "B T H V"], DeltaState]:
     """Computes packed rows token by token. This function defines the gated delta net.
 
@@ -271,7 +281,9 @@ def recur_tokens(
 
 
 def recur_step(
-    inputs: DeltaInputs, state: DeltaState, active: Bool[Array, " B"]
+    inputs: DeltaInputs,
+    state: DeltaState,
+    active: Bool[Array, " B"],
 ) -> tuple[Float[Array, "B 1 H V"], DeltaState]:
     """Computes one token of every slot. Inactive slots keep their state."""
     # The window has exactly the W inputs that the kernel covers, so the convolution is one product.
@@ -284,7 +296,9 @@ def recur_step(
 
 
 def keep_inactive(
-    previous: DeltaState, updated: DeltaState, active: Bool[Array, " B"]
+    previous: DeltaState,
+    updated: DeltaState,
+    active: Bool[Array, " B"],
 ) -> DeltaState:
     """Returns the `updated` states of active slots, and the `previous` states of the others."""
     convolution = updated.convolution.astype(previous.convolution.dtype)
@@ -295,7 +309,9 @@ def keep_inactive(
 
 
 def prepare(
-    inputs: DeltaInputs, segments: Segments, state: DeltaState | None
+    inputs: DeltaInputs,
+    segments: Segments,
+    state: DeltaState | None,
 ) -> tuple[Heads, Float[Array, "B H K V"], Float[Array, "B W-1 C"]]:
     """Returns the heads, the recurrent state before every segment, and the last inputs."""
     history = None if state is None else state.convolution
@@ -326,7 +342,9 @@ class Chunk(NamedTuple):
 
 
 def recur_chunks(
-    inputs: DeltaInputs, segments: Int[Array, "B T"], state: DeltaState | None = None
+    inputs: DeltaInputs,
+    segments: Int[Array, "B T"],
+    state: DeltaState | None = None,
 ) -> tuple[Float[Array, "B T H V"], DeltaState]:
     """Computes `recur_tokens` with matrix products, a chunk of tokens at a time.
 

@@ -39,7 +39,9 @@ from jzero.model.exact import rounded
 
 
 def recur_rows(
-    inputs: DeltaInputs, segments: Int[Array, "B T"], state: DeltaState | None = None
+    inputs: DeltaInputs,
+    segments: Int[Array, "B T"],
+    state: DeltaState | None = None,
 ) -> tuple[Float[Array, "B T H V"], DeltaState]:
     """Computes packed rows token by token. Arguments and results are as in `recur_chunks`."""
     sizes = inputs.sizes
@@ -89,12 +91,15 @@ def rows_forward(
 
 
 def rows_backward(
-    sizes: DeltaNetConfig, kept: RowsKept, gradient: tuple[jax.Array, DeltaState]
+    sizes: DeltaNetConfig,
+    kept: RowsKept,
+    gradient: tuple[jax.Array, DeltaState],
 ) -> tuple[Arrays, None, DeltaState | None]:
     arrays, segments, state = kept
 
     def in_chunks(
-        arrays: Arrays, state: DeltaState | None
+        arrays: Arrays,
+        state: DeltaState | None,
     ) -> tuple[Float[Array, "B T H V"], DeltaState]:
         return recur_chunks(DeltaInputs(*arrays, sizes), segments, state)
 
@@ -107,7 +112,9 @@ rows_from_arrays.defvjp(rows_forward, rows_backward)
 
 
 def recur_slots(
-    inputs: DeltaInputs, state: DeltaState, active: Bool[Array, " B"]
+    inputs: DeltaInputs,
+    state: DeltaState,
+    active: Bool[Array, " B"],
 ) -> tuple[Float[Array, "B 1 H V"], DeltaState]:
     """Computes one token of every slot. Arguments and results are as in `recur_step`."""
     window = jnp.concatenate([in_fp32(state.convolution), in_fp32(inputs.channels)], axis=1)
@@ -122,7 +129,9 @@ def recur_slots(
 
 
 def windows_of_rows(
-    inputs: DeltaInputs, segments: Segments, history: Float[Array, "B W-1 C"]
+    inputs: DeltaInputs,
+    segments: Segments,
+    history: Float[Array, "B W-1 C"],
 ) -> Float[Array, "B T W C"]:
     """Returns the inputs of the convolution that every token sees, oldest first."""
     channels = in_fp32(inputs.channels)
@@ -140,7 +149,8 @@ def windows_of_rows(
 
 
 def convolve(
-    windows: Float[Array, "B T W C"], kernel: Float[Array, "C W"]
+    windows: Float[Array, "B T W C"],
+    kernel: Float[Array, "C W"],
 ) -> Float[Array, "B T C"]:
     """Computes the convolution of every channel, and SiLU."""
     products = rounded(jnp.swapaxes(windows, 2, 3) * in_fp32(kernel))  # [B, T, C, W]
@@ -154,7 +164,8 @@ def normalize(x: Float[Array, "*batch width"]) -> Float[Array, "*batch width"]:
 
 
 def advance(
-    state: Float[Array, "B H K V"], token: Heads
+    state: Float[Array, "B H K V"],
+    token: Heads,
 ) -> tuple[Float[Array, "B H K V"], Float[Array, "B H V"]]:
     """Computes one token: returns the next state and the output (Yang et al. 2024, eq. 10)."""
 

@@ -55,7 +55,8 @@ class ExpertArithmetic(NamedTuple):
 
 
 def router_probabilities(
-    h: Float[Array, "N E"], router: Float[Array, "E X"]
+    h: Float[Array, "N E"],
+    router: Float[Array, "E X"],
 ) -> Float[Array, "N X"]:
     """Returns the router's probabilities of all experts."""
     # By default a TPU would multiply in bf16, which changes the choice of experts.
@@ -81,14 +82,18 @@ def grouped_mlps(
 
 
 def plain_mlps(
-    product: str, rows: Float[Array, "M E"], weights: ExpertMlps, sizes: Int[Array, " X"]
+    product: str,
+    rows: Float[Array, "M E"],
+    weights: ExpertMlps,
+    sizes: Int[Array, " X"],
 ) -> Float[Array, "M E"]:
     """Computes the MLPs with one grouped product for each weight."""
     return grouped_mlps(partial(grouped_product, product), sizes, rows, weights)
 
 
 def plain_weighted_sum(
-    by_token: Float[Array, "N k E"], probabilities: Float[Array, "N k"]
+    by_token: Float[Array, "N k E"],
+    probabilities: Float[Array, "N k"],
 ) -> Float[Array, "N E"]:
     """Sums the outputs of a token's experts, times their probabilities."""
     return jnp.einsum("nke,nk->ne", by_token.astype(jnp.float32), probabilities)
@@ -101,7 +106,8 @@ PLAIN_EXPERTS = ExpertArithmetic(router_probabilities, plain_mlps, plain_weighte
 
 
 def exact_router_probabilities(
-    h: Float[Array, "N E"], router: Float[Array, "E X"]
+    h: Float[Array, "N E"],
+    router: Float[Array, "E X"],
 ) -> Float[Array, "N X"]:
     """Computes `router_probabilities` in tiles of rows. N is a multiple of ROW_TILE."""
 
@@ -117,7 +123,8 @@ def exact_router_probabilities(
 
 
 def exact_weighted_sum(
-    by_token: Float[Array, "N k E"], probabilities: Float[Array, "N k"]
+    by_token: Float[Array, "N k E"],
+    probabilities: Float[Array, "N k"],
 ) -> Float[Array, "N E"]:
     """Computes `plain_weighted_sum` in a fixed order of the sum and its roundings."""
     # The order of the k terms is fixed by halving, as for all sums of exact mode.
@@ -127,7 +134,10 @@ def exact_weighted_sum(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def mlps_of_experts(
-    product: str, rows: Float[Array, "M E"], weights: ExpertMlps, sizes: Int[Array, " X"]
+    product: str,
+    rows: Float[Array, "M E"],
+    weights: ExpertMlps,
+    sizes: Int[Array, " X"],
 ) -> Float[Array, "M E"]:
     """Computes the MLPs for ROW_TILE rows at a time. M is at least ROW_TILE.
 
@@ -158,13 +168,18 @@ Kept = tuple[jax.Array, ExpertMlps, jax.Array]  # the arguments of `mlps_of_expe
 
 
 def mlps_forward(
-    product: str, rows: Float[Array, "M E"], weights: ExpertMlps, sizes: Int[Array, " X"]
+    product: str,
+    rows: Float[Array, "M E"],
+    weights: ExpertMlps,
+    sizes: Int[Array, " X"],
 ) -> tuple[Float[Array, "M E"], Kept]:
     return mlps_of_experts(product, rows, weights, sizes), (rows, weights, sizes)
 
 
 def mlps_backward(
-    product: str, kept: Kept, gradient: Float[Array, "M E"]
+    product: str,
+    kept: Kept,
+    gradient: Float[Array, "M E"],
 ) -> tuple[jax.Array, ExpertMlps, None]:
     rows, weights, sizes = kept
     mlps = partial(grouped_mlps, partial(grouped_product, product), sizes)
@@ -176,7 +191,10 @@ mlps_of_experts.defvjp(mlps_forward, mlps_backward)
 
 
 def exact_mlps(
-    product: str, rows: Float[Array, "M E"], weights: ExpertMlps, sizes: Int[Array, " X"]
+    product: str,
+    rows: Float[Array, "M E"],
+    weights: ExpertMlps,
+    sizes: Int[Array, " X"],
 ) -> Float[Array, "M E"]:
     """Computes `plain_mlps` for ROW_TILE rows at a time."""
     out: jax.Array = mlps_of_experts(product, rows, weights, sizes)

@@ -351,20 +351,25 @@ def count(numbers: Int[Array, "..."], length: int) -> Int[Array, " length"]:
 
 @jax.custom_vjp
 def permuted(
-    rows: Float[Array, "M E"], order: Int[Array, " M"], inverse: Int[Array, " M"]
+    rows: Float[Array, "M E"],
+    order: Int[Array, " M"],
+    inverse: Int[Array, " M"],
 ) -> Float[Array, "M E"]:
     """Returns rows[order]."""
     return rows[order]
 
 
 def permuted_forward(
-    rows: Float[Array, "M E"], order: Int[Array, " M"], inverse: Int[Array, " M"]
+    rows: Float[Array, "M E"],
+    order: Int[Array, " M"],
+    inverse: Int[Array, " M"],
 ) -> tuple[Float[Array, "M E"], Int[Array, " M"]]:
     return rows[order], inverse
 
 
 def permuted_backward(
-    inverse: Int[Array, " M"], gradient: Float[Array, "M E"]
+    inverse: Int[Array, " M"],
+    gradient: Float[Array, "M E"],
 ) -> tuple[Float[Array, "M E"], None, None]:
     # A gather by the inverse order. JAX's derivative would be a scatter-add, which also covers an
     # `order` with repetitions.

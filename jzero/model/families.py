@@ -232,7 +232,8 @@ GEMMA_TENSORS = DENSE_TENSORS | {
 
 
 def below_language_model(
-    tensors: Mapping[str, StoredTensor], prefix: str = "model.language_model."
+    tensors: Mapping[str, StoredTensor],
+    prefix: str = "model.language_model.",
 ) -> dict[str, StoredTensor]:
     """Returns the table of a checkpoint that holds a vision tower next to its language model."""
     below = {}

@@ -89,6 +89,7 @@ class GemmaLayer(DenseLayer):
         q, k, v = self.queries_keys_values(h, rope, arithmetic)
         mixed, carry = forward_pass.attend(q, k, v, layer, carry)
         attended = arithmetic.product(mixed.reshape(len(x), -1), self.o.get_value())
+        # Unlike Qwen, Gemma norms the output of a block, too, before it is added.
         x = x + arithmetic.unfused(norm(attended, self.attn_out_norm))
 
         h = norm(x, self.mlp_norm)
@@ -99,7 +100,10 @@ class GemmaLayer(DenseLayer):
         return x + arithmetic.unfused(norm(out, self.mlp_out_norm)), carry
 
     def normed_heads(
-        self, arithmetic: Arithmetic, q: jax.Array, k: jax.Array
+        self,
+        arithmetic: Arithmetic,
+        q: jax.Array,
+        k: jax.Array,
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the heads of q and k after their norms, with q in the scale of attention."""
         # Attention divides scores by the root of head_dim. The factor is exact in the fp32 of the
@@ -116,6 +120,7 @@ class GemmaLayer(DenseLayer):
 def gelu(arithmetic: Arithmetic, x: Float[Array, "N F"]) -> Float[Array, "N F"]:
     """Computes `jax.nn.gelu` with the tanh approximation (Hendrycks and Gimpel 2016, section 2)."""
     cubic = arithmetic.unfused(0.044715 * x**3)
+    # As in `jax.nn.gelu`, the constant has the type of x.
     root = np.sqrt(2 / np.pi).astype(x.dtype)
     return x * (0.5 * (1 + jnp.tanh(root * (x + cubic))))
 
@@ -173,6 +178,7 @@ def layer_types(hf_config: HuggingFaceConfig) -> tuple[str, ...]:
     if listed is not None:
         return tuple(listed)
     pattern = hf_config.get("_sliding_window_pattern") or hf_config.get("sliding_window_pattern")
+    # The pattern counts layers from 1: every PATTERN-th one has full attention.
     numbers = range(1, hf_config["num_hidden_layers"] + 1)
     return tuple(SLIDING if number % (pattern or PATTERN) else ATTENTION for number in numbers)
 

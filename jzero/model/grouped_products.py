@@ -99,7 +99,10 @@ class Blocks(NamedTuple):
         return lax.dynamic_slice_in_dim(rows, block.start, self.rows)
 
     def put(
-        self, block: Block, rows: Float[Array, "M width"], update: Float[Array, "rows width"]
+        self,
+        block: Block,
+        rows: Float[Array, "M width"],
+        update: Float[Array, "rows width"],
     ) -> Float[Array, "M width"]:
         """Returns `rows` with the block's rows of the group replaced."""
         update = jnp.where(block.in_group, update.astype(rows.dtype), self.take(block, rows))
@@ -121,7 +124,9 @@ def blocks_of_group(num_rows: int, sizes: Int[Array, " X"], group: jax.Array) ->
 
 
 def for_groups_with_rows(
-    sizes: Int[Array, " X"], compute: Callable[[jax.Array, PyTree], PyTree], start: PyTree
+    sizes: Int[Array, " X"],
+    compute: Callable[[jax.Array, PyTree], PyTree],
+    start: PyTree,
 ) -> PyTree:
     """Loops over the groups that have rows: state = compute(group, state)."""
     # A loop over all groups would read all weights even when a few tokens are decoded.
@@ -185,7 +190,9 @@ def block_product_forward(
 
 
 def block_product_backward(
-    dtype: DTypeLike, kept: Kept, gradient: Float[Array, "M outputs"]
+    dtype: DTypeLike,
+    kept: Kept,
+    gradient: Float[Array, "M outputs"],
 ) -> tuple[Float[Array, "M inputs"], Float[Array, "X inputs outputs"] | None, None]:
     """Returns the gradients of rows and weights. Sizes and int8 weights have no gradient."""
     rows, weights, sizes = kept
@@ -193,14 +200,16 @@ def block_product_backward(
     has_gradient = not jnp.issubdtype(weights.dtype, jnp.integer)
 
     def add_group(
-        group: jax.Array, so_far: tuple[jax.Array, jax.Array | None]
+        group: jax.Array,
+        so_far: tuple[jax.Array, jax.Array | None],
     ) -> tuple[jax.Array, jax.Array | None]:
         row_gradient, weight_gradients = so_far
         blocks = blocks_of_group(len(rows), sizes, group)
         weight = weights[group].astype(rows.dtype)
 
         def add_block(
-            number: jax.Array, so_far: tuple[jax.Array, jax.Array | None]
+            number: jax.Array,
+            so_far: tuple[jax.Array, jax.Array | None],
         ) -> tuple[jax.Array, jax.Array | None]:
             row_gradient, weight_gradient = so_far
             block = blocks.block(number)

@@ -8,9 +8,8 @@ from typing import NamedTuple
 from huggingface_hub import CommitOperationAdd, HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 
-from jzero.config.checks import is_hub_id
 from jzero.errors import UserError
-from jzero.files import split_revision
+from jzero.files import is_hub_id, split_revision
 from jzero.problems.hub_sets import HUB_SECONDS, ask_hub
 from jzero.problems.problem_sets import FILE_TYPES
 

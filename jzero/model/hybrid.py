@@ -100,7 +100,10 @@ class HybridLayers(nnx.Module):
         channels, width = sizes.num_channels, sizes.kernel_size
 
         def stacked(
-            layers: int, shape: tuple[int, ...], axes: tuple[str, ...], initializer: Initializer
+            layers: int,
+            shape: tuple[int, ...],
+            axes: tuple[str, ...],
+            initializer: Initializer,
         ) -> nnx.Param[jax.Array]:
             value = initializer(rngs.params(), (layers, *shape), jnp.float32)
             return nnx.Param(value, axes=axes)
@@ -338,7 +341,10 @@ def add_delta_net(
 
 
 def add_mlp(
-    config: QwenConfig, arithmetic: Arithmetic, weights: Params, x: Float[Array, "N E"]
+    config: QwenConfig,
+    arithmetic: Arithmetic,
+    weights: Params,
+    x: Float[Array, "N E"],
 ) -> Float[Array, "N E"]:
     """Adds the gated MLP (Shazeer 2020, SwiGLU) with its norm."""
     h = zero_centered_norm(arithmetic, x, weights["mlp_norm"], config.rms_norm_eps)

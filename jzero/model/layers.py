@@ -37,7 +37,13 @@ class Attend(Protocol):
     """
 
     def __call__(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, carry: PyTree, /
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        layer: jax.Array,
+        carry: PyTree,
+        /,
     ) -> tuple[jax.Array, PyTree]: ...
 
 
@@ -87,7 +93,9 @@ def window_of_layer(config: QwenConfig, layer: Int[Array, ""]) -> Int[Array, ""]
 
 
 def window_in_rows(
-    config: QwenConfig, layer: Int[Array, ""], positions: Int[Array, "B T"]
+    config: QwenConfig,
+    layer: Int[Array, ""],
+    positions: Int[Array, "B T"],
 ) -> Window | None:
     """Returns the window of a layer for rows of tokens with these positions."""
     size = window_of_layer(config, layer)
@@ -146,7 +154,10 @@ class ForwardPass(NamedTuple):
 
 
 def project(
-    product: Product, x: Float[Array, "N E"], weight: LinearWeight, head_dim: int
+    product: Product,
+    x: Float[Array, "N E"],
+    weight: LinearWeight,
+    head_dim: int,
 ) -> Float[Array, "N heads D"]:
     """Multiplies x by a weight [E, heads, D] or [E, heads * D] and splits the result into heads.
 
@@ -164,7 +175,10 @@ def in_heads(x: Float[Array, "N outputs"], head_dim: int) -> Float[Array, "N hea
 
 
 def parameter(
-    rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], initializer: Initializer
+    rngs: nnx.Rngs,
+    shape: tuple[int, ...],
+    axes: tuple[str, ...],
+    initializer: Initializer,
 ) -> nnx.Param[jax.Array]:
     """Returns an fp32 parameter, drawn with the next key of `rngs`.
 
@@ -282,7 +296,10 @@ class DenseLayer(nnx.Module):
         return x + arithmetic.product(flat_mixed, self.o.get_value()), carry
 
     def queries_keys_values(
-        self, h: Float[Array, "N E"], rope: Rotary, arithmetic: Arithmetic
+        self,
+        h: Float[Array, "N E"],
+        rope: Rotary,
+        arithmetic: Arithmetic,
     ) -> tuple[Float[Array, "B T H D"], Float[Array, "B T K D"], Float[Array, "B T K D"]]:
         """Returns q and k, rotated by their positions, and v."""
         B, T = rope.cos.shape[:2]
@@ -293,6 +310,7 @@ class DenseLayer(nnx.Module):
             q = plus_bias(q, self.q_bias.get_value())
             k = plus_bias(k, self.k_bias.get_value())
             v = plus_bias(v, self.v_bias.get_value())
+        # Before the rotation, as in the models that have these norms.
         if self.query_key_norm:
             q, k = self.normed_heads(arithmetic, q, k)
         q = rotate(q.reshape(B, T, -1, D), rope)
@@ -300,7 +318,10 @@ class DenseLayer(nnx.Module):
         return q, k, v.reshape(B, T, -1, D)
 
     def normed_heads(
-        self, arithmetic: Arithmetic, q: jax.Array, k: jax.Array
+        self,
+        arithmetic: Arithmetic,
+        q: jax.Array,
+        k: jax.Array,
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the heads of q and k [N, heads, D] after their norms."""
         q = arithmetic.norm(q, self.q_norm.get_value(), self.norm_eps)

@@ -400,7 +400,9 @@ def load(
 
 
 def check_tensors(
-    file: Path, stored: Mapping[str, HeaderEntry], tensors: Mapping[str, list[Tensor]]
+    file: Path,
+    stored: Mapping[str, HeaderEntry],
+    tensors: Mapping[str, list[Tensor]],
 ) -> None:
     """Raises UserError unless the file holds exactly the tensors of the adapter."""
     expected = {tensor.name: tensor for tensor in flatten_lists(tensors.values())}

@@ -77,7 +77,9 @@ def quantize_matrix(weight: np.ndarray, num_inputs: int) -> QuantizedWeight:
 
 
 def quantize_on_device(
-    weight: Float[Array, "..."], num_inputs: int, num_stacked: int = 0
+    weight: Float[Array, "..."],
+    num_inputs: int,
+    num_stacked: int = 0,
 ) -> QuantizedWeight:
     """Computes `quantize` inside a jitted program, for weights that need not be reproducible.
 

@@ -82,6 +82,7 @@ class Llama3Scaling:
         # Linear interpolation between the slow and the fast pairs.
         share = (turns - low) / (high - low)  # weight of the plain frequency
         between = (1 - share) * plain / self.factor + share * plain
+        # By wavelength, as `transformers` compares: the turns may round to the other side.
         is_slow = wavelengths > self.original_max_position_embeddings / low
         is_fast = wavelengths < self.original_max_position_embeddings / high
         scaled = np.where(is_slow, plain / self.factor, np.where(is_fast, plain, between))

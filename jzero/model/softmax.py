@@ -140,7 +140,9 @@ softmax_statistics.defvjp(statistics_forward, statistics_backward)
 
 
 def logz_of_kept(
-    logits: Float[Array, "B T V"], kept: Int[Array, "B T K"], logz: Float[Array, "B T"]
+    logits: Float[Array, "B T V"],
+    kept: Int[Array, "B T K"],
+    logz: Float[Array, "B T"],
 ) -> Float[Array, "B T"]:
     """Returns log sum exp of the logits of the `kept` tokens, or `logz` where there are none."""
     is_token = kept >= 0

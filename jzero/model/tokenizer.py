@@ -168,7 +168,9 @@ def render(
 
 
 def prompt_ids(
-    tokenizer: PreTrainedTokenizerFast, prompt: Prompt, tools: Sequence[Tool] = ()
+    tokenizer: PreTrainedTokenizerFast,
+    prompt: Prompt,
+    tools: Sequence[Tool] = (),
 ) -> list[int]:
     """Returns the token ids of a prompt, with the same special tokens as in `transformers`.
 
@@ -222,7 +224,9 @@ def encode_releasing_gil(tokenizer: PreTrainedTokenizerFast, text: str) -> list[
 
 
 def continuation_ids(
-    tokenizer: PreTrainedTokenizerFast, text: str, previous: int | None = None
+    tokenizer: PreTrainedTokenizerFast,
+    text: str,
+    previous: int | None = None,
 ) -> list[int]:
     """Returns the token ids of a text that follows another text, whose last id is `previous`."""
     if not adds_leading_space(tokenizer):
@@ -259,7 +263,9 @@ def decode(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:
 
 @functools.cache
 def reply_tokens(
-    tokenizer: PreTrainedTokenizerFast, reply: str, plain_template: str | None
+    tokenizer: PreTrainedTokenizerFast,
+    reply: str,
+    plain_template: str | None,
 ) -> list[int]:
     """Returns the tokens between a response and the next one, which hold the environment's reply.
 
@@ -272,7 +278,9 @@ def reply_tokens(
 
 
 def message_tokens(
-    tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], plain_template: str | None
+    tokenizer: PreTrainedTokenizerFast,
+    messages: Sequence[Message],
+    plain_template: str | None,
 ) -> list[int]:
     """Returns the tokens between a response and the next one, which hold the answers of tools.
 
@@ -286,7 +294,8 @@ def message_tokens(
 
 
 def _tokens_after_response(
-    tokenizer: PreTrainedTokenizerFast, replies: Sequence[Message]
+    tokenizer: PreTrainedTokenizerFast,
+    replies: Sequence[Message],
 ) -> list[int]:
     """Returns the tokens that the chat template writes between a response and the next one."""
     response = "response-of-the-assistant"

@@ -7,7 +7,8 @@ LARGEST = 127  # -128 is not used: the range is symmetric
 
 
 def round_to_int8(
-    x: Float[Array, "..."], axes: tuple[int, ...]
+    x: Float[Array, "..."],
+    axes: tuple[int, ...],
 ) -> tuple[Shaped[Array, "..."], Float[Array, "..."]]:
     """Returns int8 integers in the shape of x, and fp32 scales; their product is x up to rounding.
 

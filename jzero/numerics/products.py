@@ -44,7 +44,9 @@ def rounded_product(letters: str, first: jax.Array, second: jax.Array) -> jax.Ar
 
 
 def linear_product(
-    letters: str, x: Float[Array, "*rows inputs"], weight: Float[Array, "..."]
+    letters: str,
+    x: Float[Array, "*rows inputs"],
+    weight: Float[Array, "..."],
 ) -> Float[Array, "*rows outputs"]:
     """Multiplies rows by a matrix as `jnp.einsum`; the sum and the result are in fp32.
 
@@ -72,13 +74,17 @@ def narrow_product(letters: str, x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def narrow_forward(
-    letters: str, x: jax.Array, weight: jax.Array
+    letters: str,
+    x: jax.Array,
+    weight: jax.Array,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     return product_in_fp32(letters, x, weight), (x, weight)
 
 
 def narrow_backward(
-    letters: str, kept: tuple[jax.Array, jax.Array], gradient: jax.Array
+    letters: str,
+    kept: tuple[jax.Array, jax.Array],
+    gradient: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the gradients of x and of the matrix; that of the product may be in any type."""
     x, weight = kept

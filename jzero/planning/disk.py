@@ -152,11 +152,15 @@ def _rollout_bytes(rollout: RolloutConfig, train: TrainConfig) -> float:
     if rollout.max_turns > 1:
         # A trajectory is written as text and as JSON lines.
         written += 2 * (num_rollouts if train.all_trajectories else logged)
+    # An upper bound: every rollout has the maximum length.
     return train.steps * written * (ROW_BYTES + TEXT_BYTES * rollout.longest_episode)
 
 
 def _evaluation_bytes(
-    settings: EvalConfig, rollout: RolloutConfig, steps: int, is_warm_started: bool
+    settings: EvalConfig,
+    rollout: RolloutConfig,
+    steps: int,
+    is_warm_started: bool,
 ) -> float:
     """Returns the bytes of evaluations/, for the task's own problems."""
     if not settings.save_responses:
@@ -290,6 +294,7 @@ def smaller_on_disk(config: Config, model: QwenConfig, available: float) -> Conf
 
 def _fewer_bytes(config: Config) -> Iterator[Config]:
     """Yields the settings with each remedy, and then with more and more of them."""
+    # One change is easier to accept than several, so that each remedy is tried by itself.
     for remedy in DISK_REMEDIES:
         yield remedy(config)
     for number in range(2, len(DISK_REMEDIES) + 1):

@@ -42,7 +42,10 @@ class Room:
 
 
 def size_pool(
-    rollout: RolloutConfig, engine: Engine, room: Room | None, recorded_pages: int = 0
+    rollout: RolloutConfig,
+    engine: Engine,
+    room: Room | None,
+    recorded_pages: int = 0,
 ) -> RolloutConfig:
     """Returns the rollout settings with the final rollout.num_pages, and prints a line about them.
 
@@ -129,7 +132,9 @@ def describe(engine: Engine, pages: int, page_bytes: float, reason: str) -> str:
 
 
 def room_in_run(
-    memory: MemoryConfig, engine: Engine, fitting_pages: Callable[[], int | None]
+    memory: MemoryConfig,
+    engine: Engine,
+    fitting_pages: Callable[[], int | None],
 ) -> Room | None:
     """Returns the room for the KV cache of a training run; None if the device memory is unknown.
 

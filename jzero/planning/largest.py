@@ -57,7 +57,9 @@ class Largest:
 
 
 def largest_models(
-    settings: Config, devices: Sequence[DescribedDevice], available: float
+    settings: Config,
+    devices: Sequence[DescribedDevice],
+    available: float,
 ) -> list[Largest]:
     """Returns the largest known model for each method and response length."""
     cells = []
@@ -65,6 +67,7 @@ def largest_models(
         for response_tokens in RESPONSE_TOKENS:
             changed = smallest_batch(change(settings), len(devices), response_tokens)
             cell = Largest(method, response_tokens)
+            # The largest come first, so that the first one that fits is the answer.
             for hub_id in models_by_size():
                 if verdict := fit_model(changed, hub_id, devices, available):
                     found = verdict.settings
@@ -117,7 +120,10 @@ def smallest_batch(settings: Config, num_devices: int, response_tokens: int) -> 
 
 
 def fit_model(
-    settings: Config, hub_id: str, devices: Sequence[DescribedDevice], available: float
+    settings: Config,
+    hub_id: str,
+    devices: Sequence[DescribedDevice],
+    available: float,
 ) -> Fit | None:
     """Returns how the model fits, with as many slots as possible; None if it does not fit.
 
@@ -130,7 +136,10 @@ def fit_model(
 
 
 def with_one_slot(
-    settings: Config, hub_id: str, devices: Sequence[DescribedDevice], available: float
+    settings: Config,
+    hub_id: str,
+    devices: Sequence[DescribedDevice],
+    available: float,
 ) -> Iterator[tuple[Config, Fit]]:
     """Yields how the model fits with one slot on each device, at growing tensor parallelism."""
     changed: Config | None = replace(settings, model=replace(settings.model, path=hub_id))
@@ -144,7 +153,10 @@ def with_one_slot(
 
 
 def most_slots(
-    settings: Config, wanted: int, least: Fit, devices: Sequence[DescribedDevice]
+    settings: Config,
+    wanted: int,
+    least: Fit,
+    devices: Sequence[DescribedDevice],
 ) -> Fit:
     """Returns how the model fits with `wanted` slots, or a half, a quarter, ... of them."""
     num_slots = wanted
@@ -157,7 +169,10 @@ def most_slots(
 
 
 def fit_slots(
-    settings: Config, num_slots: int, devices: Sequence[DescribedDevice], available: float
+    settings: Config,
+    num_slots: int,
+    devices: Sequence[DescribedDevice],
+    available: float,
 ) -> Fit | None:
     """Returns the fit of a run with `num_slots` slots; None if its settings are invalid."""
     rollout = replace(settings.rollout, num_slots=num_slots, num_pages=0)
@@ -174,7 +189,10 @@ def memory_of(device: DescribedDevice) -> float:
 
 
 def format_largest(
-    cells: Sequence[Largest], topology: str, devices: Sequence[DescribedDevice], available: float
+    cells: Sequence[Largest],
+    topology: str,
+    devices: Sequence[DescribedDevice],
+    available: float,
 ) -> str:
     """Returns a table with one column per method, followed by the settings of each cell."""
     methods = list(dict.fromkeys(cell.method for cell in cells))

@@ -314,7 +314,8 @@ def _publishing(engine: Engine, policy: Learner) -> tuple[dict[str, Program], Pa
 
 
 def _adapter_publishing(
-    engine: Engine, policy: Learner
+    engine: Engine,
+    policy: Learner,
 ) -> tuple[dict[str, Program], Params, Params]:
     """Returns the same as `_publishing`, for an adapter on a frozen base."""
     model, mesh, adapter = policy.model, policy.mesh, policy.adapter

@@ -72,7 +72,7 @@ def with_sizes_of(config: Config, directory: Path | None) -> Config:
     """
     if (config.train.microbatch_tokens and config.rollout.num_slots) or directory is None:
         return config
-    model = replace(config.model, path=str(directory), revision="")
+    model = replace(config.model, path=str(directory))
     sized = with_sizes(replace(config, model=model))
     return _with(config, sized.train.microbatch_tokens, sized.rollout.num_slots)
 
@@ -106,7 +106,9 @@ def most_slots(devices: Sequence[DescribedDevice]) -> int:
 
 
 def choose_sizes(
-    config: Config, devices: Sequence[DescribedDevice], available: float | None
+    config: Config,
+    devices: Sequence[DescribedDevice],
+    available: float | None,
 ) -> Config:
     """Returns the config with the largest sizes that fit, in place of those that are 0.
 

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from jzero.errors import quoted
+from jzero.json_values import as_prompt
 from jzero.types import Grade, JsonValue, Prompt
 
 Key = TypeVar("Key")
@@ -112,7 +113,7 @@ def read_prompt(value: object, most_bytes: int, what: str) -> Prompt | None:
         raise ValueError(f"{what} has {len(value):,} messages, more than {MAX_MESSAGES:,}")
     if not isinstance(value, list) or not value or not all(map(is_message, value)):
         return None
-    return read_json(value, most_bytes, what)
+    return as_prompt(read_json(value, most_bytes, what), what)
 
 
 def is_message(value: object) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from jzero.errors import UserError, quoted, shown
+from jzero.json_values import as_list
 from jzero.types import JsonValue
 
 MAX_ROW_BYTES = 64 << 20
@@ -99,7 +100,7 @@ def _read_array(path: Path, text: bytes) -> Iterator[PlacedRow]:
         raise UserError(
             f"data {path} is one array of more than {MAX_ARRAY_BYTES >> 30} GiB: write a row a line"
         )
-    for number, row in enumerate(_parse(path, "the array", text)):
+    for number, row in enumerate(as_list(_parse(path, "the array", text))):
         place = f"row {number}"
         # json.dumps escapes surrogates, as `_check_row` expects.
         yield _check_row(path, place, row, json.dumps(row).encode())
@@ -192,7 +193,10 @@ def _refuse_other_types(path: Path, name: str, rows: Sequence[PlacedRow], kind: 
 
 
 def _refuse_other_objects(
-    path: Path, name: str, rows: Sequence[PlacedRow], values: Sequence[JsonValue]
+    path: Path,
+    name: str,
+    rows: Sequence[PlacedRow],
+    values: Sequence[JsonValue],
 ) -> NoReturn:
     """Raises UserError for a row of a column that mixes objects with other values."""
     # The error names the first value of the minority.
@@ -238,8 +242,9 @@ def _lists(
 def _is_long(value: JsonValue, is_float: bool) -> bool:
     """Returns whether a value is an integer that is too large for a numeric column of Arrow."""
     # float64 represents all integers up to 53 bits, and int64 has 63 bits and a sign.
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
-    return is_integer and value.bit_length() > (53 if is_float else 63)
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return value.bit_length() > (53 if is_float else 63)
 
 
 def _text(path: Path, name: str, row: PlacedRow, value: JsonValue) -> str:
@@ -250,7 +255,9 @@ def _text(path: Path, name: str, row: PlacedRow, value: JsonValue) -> str:
 
 
 def find_misfit(
-    path: Path, columns: Mapping[str, Sequence[JsonValue]], fits: Callable[[list[JsonValue]], bool]
+    path: Path,
+    columns: Mapping[str, Sequence[JsonValue]],
+    fits: Callable[[list[JsonValue]], bool],
 ) -> NoReturn:
     """Raises UserError for the first value that prevents the values of a column from fitting.
 

@@ -492,7 +492,7 @@ def read_prompts(dataset: datasets.Dataset, column: str, source: str) -> list[Pr
     return prompts
 
 
-def _without_missing(message: dict[str, JsonValue]) -> dict[str, JsonValue]:
+def _without_missing(message: Mapping[str, str | None]) -> dict[str, str]:
     return {key: value for key, value in message.items() if value is not None}
 
 
@@ -533,6 +533,7 @@ def as_questions(values: Sequence[JsonValue], column: str, source: str) -> list[
     Raises:
         UserError: a value is too long or no text. Some data sets have lists of messages there.
     """
+    questions = []
     for number, value in enumerate(values):
         if not isinstance(value, str):
             kind = "a list of messages" if isinstance(value, list) else f"{value!r:.80}"
@@ -547,7 +548,8 @@ def as_questions(values: Sequence[JsonValue], column: str, source: str) -> list[
                 f"task.data={source} row {number}: the column {column} holds {len(value):,} "
                 f"characters: a question has {MAX_QUESTION:,} at most, leave the row out"
             )
-    return list(values)
+        questions.append(value)
+    return questions
 
 
 def final_answer(answer: JsonValue) -> JsonValue:

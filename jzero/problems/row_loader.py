@@ -209,13 +209,16 @@ def draw_held_out(count: int, num_rows: int) -> list[int]:
 
 
 def load_sets(
-    selection: Selection, read: Read[RowType], notes_on: NotesOn[RowType]
+    selection: Selection,
+    read: Read[RowType],
+    notes_on: NotesOn[RowType],
 ) -> Sets[RowType]:
     """Loads the sets of a task, and removes held-out questions from the training rows.
 
     Raises:
         UserError: a set cannot be loaded, or has no rows left to train on.
     """
+    # Held-out rows first: the training rows must not contain their questions.
     held_out: list[RowType] = []
     sources_held_out = held_out_sources(selection)
     for source in sources_held_out:

@@ -18,6 +18,7 @@ import json
 import re
 from typing import NamedTuple
 
+from jzero.json_values import as_list, as_text
 from jzero.programming import code_tests
 from jzero.sandbox import program as inside
 from jzero.sandbox.client import Outcome
@@ -109,17 +110,17 @@ def _failure(outcome: Outcome | None) -> str:
 
 def _input_of(test: code_tests.Test) -> str:
     if "stdin" in test:
-        return test["stdin"]
+        return as_text(test["stdin"])
     if "expression" in test:
-        return test["expression"]
-    arguments = ", ".join(json.dumps(argument) for argument in test["arguments"])
+        return as_text(test["expression"])
+    arguments = ", ".join(json.dumps(argument) for argument in as_list(test["arguments"]))
     return f"{test['function']}({arguments})"
 
 
 def _expected_by(test: code_tests.Test) -> str:
     if "stdin" in test:
-        return test["expected"]
-    return " or ".join(_literal(choice) for choice in test["expected"])
+        return as_text(test["expected"])
+    return " or ".join(_literal(choice) for choice in as_list(test["expected"]))
 
 
 def _output_of(outcome: Outcome, test: code_tests.Test) -> str:

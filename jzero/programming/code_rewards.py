@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jzero.errors import UserError
+from jzero.json_values import as_text
 from jzero.problems.options import read_options
 from jzero.programming import code_feedback, code_runs
 from jzero.types import JsonValue
@@ -85,7 +86,7 @@ def code_format_reward(response: str, gold: JsonValue, task: TaskConfig) -> floa
     """
     language = code_runs.LANGUAGE
     if isinstance(gold, dict):
-        language = gold.get("language") or language
+        language = as_text(gold.get("language") or language, "language")
     form = rf"^<think>\n.*?\n</think>\n<answer>\n.*?```{re.escape(language)}.*?```.*?\n</answer>$"
     return float(re.match(form, response, re.DOTALL | re.MULTILINE) is not None)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jzero import http
 from jzero.config import Local, Remote, SandboxLimits
+from jzero.json_values import as_list, as_object, as_text, member, optional_member
 from jzero.programming import code_asserts
 from jzero.programming.code_feedback import FailedTest
 from jzero.sandbox import client, comparison, levels, remote
@@ -112,8 +113,8 @@ _LAST_VERDICT: dict[tuple[str, str, str, float, bool], Verdict] = {}
 
 def _run_tests(source: str, gold: JsonValue, task: TaskConfig, run_all: bool) -> Verdict:
     sandbox = find_sandbox(task.sandbox)
-    tests = gold["tests"]
-    setup = gold.get("setup") or ""
+    tests = [as_object(test, "a test") for test in member(gold, ("tests",), list)]
+    setup = optional_member(gold, ("setup",), str, "")
     source = with_setup(setup, source)
     wall_limit = task.grade_seconds * WALL_SECONDS_PER_CPU_SECOND * _SHARE_OF_WALL_LIMIT
     # All tests of a response share one deadline, below the wall limit of the grader process.
@@ -133,7 +134,7 @@ def _run_tests(source: str, gold: JsonValue, task: TaskConfig, run_all: bool) ->
         # Compute the assert's check in a second process, which never sees the program's code.
         if not reason and "check" in test:
             left = max(deadline - time.monotonic(), _SHORTEST_RUN)
-            check = _check_program(setup, test["check"], outcome.result)
+            check = _check_program(setup, as_text(test["check"]), outcome.result)
             checked = sandbox.run(check, limits_of(task.sandbox, left))
             reason = "wrong output" if _failure(checked) else ""
         else:
@@ -153,10 +154,11 @@ def _run_tests(source: str, gold: JsonValue, task: TaskConfig, run_all: bool) ->
 
 def _program(source: str, test: dict[str, JsonValue]) -> Program:
     if "expression" in test:
-        return Program(source, expression=test["expression"])
+        return Program(source, expression=as_text(test["expression"]))
     if "function" in test:
-        return Program(source, function=test["function"], arguments=tuple(test["arguments"]))
-    return Program(source, stdin=test["stdin"])
+        function, arguments = as_text(test["function"]), as_list(test["arguments"])
+        return Program(source, function=function, arguments=tuple(arguments))
+    return Program(source, stdin=as_text(test["stdin"]))
 
 
 # Computes an assert's check from the program's answer, which arrives on stdin. The script contains
@@ -192,11 +194,11 @@ def _failure(outcome: Outcome) -> str:
 def _is_right(outcome: Outcome, test: dict[str, JsonValue]) -> bool:
     """Returns whether a program printed or returned the expected value of the test."""
     if "stdin" in test:
-        return comparison.same_output(outcome.stdout, test["expected"])
+        return comparison.same_output(outcome.stdout, as_text(test["expected"]))
     is_python = "expression" in test  # other tests come from JSON, which has no tuples
     return any(
         comparison.same_result(outcome.result, choice, is_python=is_python)
-        for choice in test["expected"]
+        for choice in as_list(test["expected"])
     )
 
 

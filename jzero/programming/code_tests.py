@@ -22,6 +22,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jzero.json_values import as_list, as_object, as_text
 from jzero.programming import code_asserts
 from jzero.types import JsonValue
 
@@ -53,7 +54,7 @@ def has_layout(columns: list[str]) -> bool:
 
 
 def _says_something(test: Test) -> bool:
-    return "stdin" not in test or bool(test["expected"].split())
+    return "stdin" not in test or bool(as_text(test["expected"]).split())
 
 
 def longest(tests: list[Test], most: int) -> list[Test]:
@@ -101,26 +102,28 @@ def _marked(value: JsonValue) -> JsonValue:
     return value
 
 
-def _inputs_and_outputs(found: JsonValue, row: Row) -> list[Test]:
+def _inputs_and_outputs(found: dict[str, JsonValue], row: Row) -> list[Test]:
     """Reads {"inputs": [...], "outputs": [...], "fn_name": ...}, the form of TACO and APPS."""
-    function = found.get("fn_name")
+    function = as_text(found.get("fn_name") or "", "fn_name")
     # An input without an output is no test.
-    pairs = list(zip(found["inputs"], found["outputs"], strict=False))
+    inputs, expected_outputs = as_list(found["inputs"]), as_list(found["outputs"])
+    pairs = list(zip(inputs, expected_outputs, strict=False))
     if not function:
         return [_stdin_test(given, expected) for given, expected in pairs]
     outputs = _unwrapped(_all_loaded([expected for _, expected in pairs]), row)
     return [
-        _call_test(function, _loaded_if_json(given), expected)
+        _call_test(function, as_list(_loaded_if_json(given)), expected)
         for (given, _), expected in zip(pairs, outputs, strict=True)
     ]
 
 
 def _all_loaded(values: list[JsonValue]) -> list[JsonValue]:
     """Returns the outputs of a row, parsed if all of them are JSON text."""
-    if not all(isinstance(value, str) for value in values):
+    texts = [value for value in values if isinstance(value, str)]
+    if len(texts) < len(values):
         return values
     try:
-        return [json.loads(value) for value in values]
+        return [json.loads(text) for text in texts]
     except ValueError:  # one output is plain text, so all of them are
         return values
 
@@ -133,7 +136,8 @@ def _unwrapped(outputs: list[JsonValue], row: Row) -> list[JsonValue]:
     with lists nested as deep as the outputs. A single test never decides: in a row with the outputs
     `[1]` and `[1, 2]` both values are lists.
     """
-    if not all(isinstance(output, list) and len(output) == 1 for output in outputs):
+    wrapped = [output for output in outputs if isinstance(output, list) and len(output) == 1]
+    if len(wrapped) < len(outputs):
         return outputs
     # The annotated return type settles the ambiguity between a list of one item and a wrapped item.
     annotation = _RETURNS.search(row.get("starter_code") or "")
@@ -141,7 +145,7 @@ def _unwrapped(outputs: list[JsonValue], row: Row) -> list[JsonValue]:
         depth = len(_LIST.findall(annotation.group(1)))
         if depth and all(_depth(output) <= depth for output in outputs):
             return outputs
-    return [output[0] for output in outputs]
+    return [output[0] for output in wrapped]
 
 
 _RETURNS = re.compile(r"->([^:\n]*)")  # a function's return annotation
@@ -162,29 +166,30 @@ def _loaded_if_json(value: JsonValue) -> JsonValue:
         return value
 
 
-def _cases(found: list[JsonValue], row: Row, function: str = "") -> list[Test]:
+def _cases(found: JsonValue, row: Row, function: str = "") -> list[Test]:
     """Reads [{"input", "output", "type" or "testtype"}, ...]."""
+    cases = [as_object(case, "a test case") for case in as_list(found, "the test cases")]
     # Only rows with type=function_call may wrap values in an extra list.
-    outputs = _all_loaded([case["output"] for case in found])
-    if all(case.get("type") == "function_call" for case in found):
+    outputs = _all_loaded([case["output"] for case in cases])
+    if all(case.get("type") == "function_call" for case in cases):
         outputs = _unwrapped(outputs, row)
     tests = []
-    for case, expected in zip(found, outputs, strict=True):
+    for case, expected in zip(cases, outputs, strict=True):
         kind = case.get("type") or case.get("testtype") or "stdin"
-        metadata = case.get("metadata") or {}
-        name = case.get("fn_name") or metadata.get("func_name") or function
+        metadata = as_object(case.get("metadata") or {}, "metadata")
+        name = as_text(case.get("fn_name") or metadata.get("func_name") or function)
         if kind in ("stdin", "stdin_stdout") or not name:
             tests.append(_stdin_test(case["input"], case["output"]))
             continue
         given = case["input"]
         if isinstance(given, str):  # one argument per line
             given = [json.loads(line) for line in given.split("\n") if line.strip()]
-        tests.append(_call_test(name, given, expected))
+        tests.append(_call_test(name, as_list(given, "input"), expected))
     return tests
 
 
 def _read_verification_info(row: Row) -> list[Test]:
-    found = _loaded(row["verification_info"])
+    found = as_object(_loaded(row["verification_info"]))
     # The sandbox runs only Python.
     if (found.get("language") or "python") != "python":
         return []
@@ -197,12 +202,12 @@ def _read_tests_column(row: Row) -> list[Test]:
 
 
 def _read_input_output(row: Row) -> list[Test]:
-    return _inputs_and_outputs(_loaded(row["input_output"]), row)
+    return _inputs_and_outputs(as_object(_loaded(row["input_output"])), row)
 
 
 def _read_live_code_bench(row: Row) -> list[Test]:
-    metadata = _loaded(row.get("metadata") or "{}")
-    function = metadata.get("func_name") or ""
+    metadata = as_object(_loaded(row.get("metadata") or "{}"))
+    function = as_text(metadata.get("func_name") or "", "func_name")
     public = _cases(_loaded(row["public_test_cases"]), row, function)
     tests = [test | {PUBLIC: True} for test in public]
     # Newer releases pickle the private cases. They are skipped: jzero does not unpickle data.
@@ -211,7 +216,8 @@ def _read_live_code_bench(row: Row) -> list[Test]:
 
 
 def _read_asserts(row: Row) -> list[Test]:
-    return code_asserts.read_asserts(_loaded(row["test_list"]), setup_code(row))
+    texts = [as_text(text) for text in as_list(_loaded(row["test_list"]))]
+    return code_asserts.read_asserts(texts, setup_code(row))
 
 
 def setup_code(row: Row) -> str:

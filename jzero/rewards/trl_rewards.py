@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from jzero.errors import quoted
+from jzero.json_values import as_list, as_messages, as_object, as_prompt, from_fields
 from jzero.problems import bounds
 from jzero.types import JsonValue, Problem, Prompt
 
@@ -118,7 +119,9 @@ def columns_of(rows: Sequence[Mapping[str, JsonValue] | None]) -> dict[str, list
 
 
 def arguments(
-    function: Callable[..., object], values: Mapping[str, JsonValue], logs: Logs
+    function: Callable[..., object],
+    values: Mapping[str, JsonValue],
+    logs: Logs,
 ) -> dict[str, object]:
     """Returns the keyword arguments of a call with the lists of a batch.
 
@@ -131,16 +134,18 @@ def arguments(
     Raises:
         TypeError: a required parameter of the function has no value.
     """
-    known: dict[str, object] = dict(columns_of(values["rows"]))
+    rows = [None if row is None else as_object(row) for row in as_list(values["rows"], "rows")]
+    known: dict[str, object] = dict(columns_of(rows))
     for name in ("prompts", "completions", "completion_ids"):
         if name in values:
             known[name] = values[name]
-    known |= _from_trainer(TrainerState(**values["trainer_state"]), logs)
+    known |= _from_trainer(from_fields(TrainerState, values["trainer_state"]), logs)
     return _chosen(function, known)
 
 
 def call_for_episode(
-    function: Callable[..., object], values: Mapping[str, object]
+    function: Callable[..., object],
+    values: Mapping[str, object],
 ) -> tuple[object, Logs]:
     """Calls a function for one episode, with lists of length one.
 
@@ -156,9 +161,9 @@ def call_for_episode(
         TypeError: a required parameter of the function has no value.
         Exception: any exception of the function.
     """
-    row: JsonValue = values["row"]
-    prompt: JsonValue = values["prompt"]
-    messages: JsonValue = values["messages"]
+    row = None if values["row"] is None else as_object(values["row"], "row")
+    prompt = as_prompt(values["prompt"])
+    messages = as_messages(values["messages"])
     logs = Logs()
     known: dict[str, object] = dict(columns_of([row]))
     known["prompts"] = [prompt]

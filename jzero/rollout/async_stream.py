@@ -101,7 +101,10 @@ class Stream(Protocol):
         ...
 
     def metrics(
-        self, rollouts: list[Rollout], version: int, counters: DecodeCounters
+        self,
+        rollouts: list[Rollout],
+        version: int,
+        counters: DecodeCounters,
     ) -> dict[str, float]:
         """Returns the metrics of the step after `version`, which trains on `rollouts`."""
         ...
@@ -123,7 +126,10 @@ class RolloutStream:
     """This host's groups, from admission to their training step."""
 
     def __init__(
-        self, sampler: Sampler, problems: TrainingProblems, rollout: config.RolloutConfig
+        self,
+        sampler: Sampler,
+        problems: TrainingProblems,
+        rollout: config.RolloutConfig,
     ) -> None:
         self.sampler = sampler
         self.rollout = rollout
@@ -262,7 +268,10 @@ class RolloutStream:
         return step_index * self.rollout.num_prompts + self.first_prompt + index
 
     def _new_group(
-        self, number: int, version: int, prompt_tokens: Int32[np.ndarray, " tokens"]
+        self,
+        number: int,
+        version: int,
+        prompt_tokens: Int32[np.ndarray, " tokens"],
     ) -> EpisodeGroup:
         """Returns a group of sequences without tokens, with request ids unique in the stream."""
         # The noise of a sequence is keyed by its request id, so no two groups in the stream may
@@ -324,7 +333,10 @@ class RolloutStream:
         return rollouts
 
     def metrics(
-        self, rollouts: list[Rollout], version: int, counters: DecodeCounters
+        self,
+        rollouts: list[Rollout],
+        version: int,
+        counters: DecodeCounters,
     ) -> dict[str, float]:
         """Returns the async/ metrics of the step after `version`, which trains on `rollouts`.
 
@@ -389,7 +401,10 @@ class ThreadedStream(RolloutStream):
     """
 
     def __init__(
-        self, sampler: Sampler, problems: TrainingProblems, rollout: config.RolloutConfig
+        self,
+        sampler: Sampler,
+        problems: TrainingProblems,
+        rollout: config.RolloutConfig,
     ) -> None:
         super().__init__(sampler, problems, rollout)
         self._thread = ThreadPoolExecutor(1)
@@ -456,7 +471,10 @@ class ThreadedStream(RolloutStream):
         self._ended_counters.add(self._phases.pop(0).result())
 
     def metrics(
-        self, rollouts: list[Rollout], version: int, counters: DecodeCounters
+        self,
+        rollouts: list[Rollout],
+        version: int,
+        counters: DecodeCounters,
     ) -> dict[str, float]:
         """Adds async/overlap: the share of decoding for which the main thread did not wait."""
         values = super().metrics(rollouts, version, counters)

@@ -38,7 +38,8 @@ AVERAGES = {"accuracy": "average", "score": "average/score", "length": "average/
 
 
 def pass_at_k(
-    correct: Bool[np.ndarray, "problems samples"] | Float[np.ndarray, "problems samples"], k: int
+    correct: Bool[np.ndarray, "problems samples"] | Float[np.ndarray, "problems samples"],
+    k: int,
 ) -> float:
     """Estimates pass@k, the chance that one of k samples is correct (arXiv:2107.03374, eq. 1).
 
@@ -78,7 +79,9 @@ def majority_vote(answers: Sequence[str], correct: Sequence[bool]) -> float:
 
 
 def accuracy_metrics(
-    rollouts: list[Rollout], num_samples: int, votes: Sequence[str] = ()
+    rollouts: list[Rollout],
+    num_samples: int,
+    votes: Sequence[str] = (),
 ) -> dict[str, float]:
     """Returns the metrics of `num_samples` graded rollouts of each problem.
 
@@ -139,7 +142,8 @@ def score_metrics(rollouts: Sequence[Rollout], *, has_all_rewards: bool) -> dict
 
 
 def evaluation_kinds(
-    settings: config.EvalConfig, temperature: float
+    settings: config.EvalConfig,
+    temperature: float,
 ) -> dict[str, tuple[int, float]]:
     """Returns the kinds of evaluation by name: (samples for each problem, temperature).
 
@@ -188,7 +192,10 @@ class Evaluated(NamedTuple):
 
 
 def encode_suites(
-    sampler: Sampler, task: config.TaskConfig, settings: config.EvalConfig, seed: int
+    sampler: Sampler,
+    task: config.TaskConfig,
+    settings: config.EvalConfig,
+    seed: int,
 ) -> dict[str, list[EncodedProblem]]:
     """Returns the problems of eval.suites with short enough prompts, by name of the suite.
 

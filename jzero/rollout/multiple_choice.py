@@ -99,7 +99,9 @@ def read_question(row: dict[str, object], place: str) -> MultipleChoice:
 
 
 def encode_choice(
-    text_tokenizer: PreTrainedTokenizerFast, question: str, choice: str
+    text_tokenizer: PreTrainedTokenizerFast,
+    question: str,
+    choice: str,
 ) -> tuple[Int32[np.ndarray, " tokens"], int]:
     """Returns the tokens of a question and a choice, and the number of the question's tokens."""
     # As in lm-eval, a space joins question and choice, and counts as part of the choice; so do
@@ -112,7 +114,9 @@ def encode_choice(
 
 
 def answer_questions(
-    sampler: Sampler, params: qwen.Params, problems: list[MultipleChoice]
+    sampler: Sampler,
+    params: qwen.Params,
+    problems: list[MultipleChoice],
 ) -> tuple[list[AnsweredChoice], int]:
     """Scores every choice of every question in this host's share, and gathers all answers.
 

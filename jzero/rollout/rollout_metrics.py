@@ -16,6 +16,7 @@ _FOLDER = re.compile(r"^[^:(]*/(?=[^:/(]+\.py:)")  # of a user-defined function 
 def rollout_metrics(rollouts: Sequence[Rollout], group_size: int) -> dict[str, float]:
     """Returns metrics of graded rollouts, which are complete groups of `group_size` in order."""
     metrics = reward_metrics(rollouts, group_size) | length_metrics(rollouts)
+    # A run without turns has no columns that are always 1.
     if any(len(rollout.turns) > 1 for rollout in rollouts):
         metrics |= turn_metrics(rollouts)
     if any(grade_of(rollout).tool_calls for rollout in rollouts):
@@ -109,6 +110,7 @@ def length_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 def turn_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Returns metrics of episodes of several turns."""
+    # Next to the final accuracy: how much the further turns have added.
     first_grades = [grade_of(rollout.turns[0]) for rollout in rollouts]
     return {
         "turns/sampled_tokens": float(sum(rollout.tokens.sampled.sum() for rollout in rollouts)),

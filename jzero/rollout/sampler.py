@@ -38,6 +38,7 @@ from jzero.environments.tools import episodes as tool_episodes
 from jzero.environments.tools import parsing
 from jzero.errors import UserError, reason_of
 from jzero.hosts import collectives, interrupt, peers, processes
+from jzero.json_values import as_object
 from jzero.model import qwen, tokenizer
 from jzero.model.architecture import track_sizes
 from jzero.model.base_model import BaseModel
@@ -78,7 +79,7 @@ class Sampler:
 
     def encode_prompt(self, problem: Problem) -> Int32[np.ndarray, " tokens"]:
         """Returns the token ids of the problem's prompt, with the chat template applied."""
-        tools = list(problem.tools or [])
+        tools = [as_object(tool, "a tool") for tool in problem.tools or []]
         if problem.task == self.task.name:
             # The task's tools belong to its prompts only: a suite may contain problems of another
             # task.
@@ -273,7 +274,10 @@ class Sampler:
         return [rollout for rollout in rewarded if rollout is not None]
 
     def _add_rewards(
-        self, rollouts: list[Rollout], group_size: int, state: TrainerState
+        self,
+        rollouts: list[Rollout],
+        group_size: int,
+        state: TrainerState,
     ) -> list[Rollout]:
         """Adds the rewards of rollouts whose problems use the settings of this sampler's task."""
         task = self.task
@@ -292,7 +296,9 @@ class Sampler:
         return tokenizer.decode(self.tokenizer, tokens)
 
     def _add_batch_rewards(
-        self, rollouts: list[Rollout], results: dict[str, JsonValue]
+        self,
+        rollouts: list[Rollout],
+        results: dict[str, JsonValue],
     ) -> list[Rollout]:
         """Applies the rewards that depend on the whole batch, and sums the turns of episodes.
 
@@ -323,11 +329,13 @@ class Sampler:
         return with_turn_grades(rollout, turn_grades)
 
     def _call_batched_rewards(
-        self, batches: list[list[Rollout]], state: TrainerState
+        self,
+        batches: list[list[Rollout]],
+        state: TrainerState,
     ) -> list[dict[str, JsonValue]]:
         """Calls the user-defined functions on one host, and returns their results on all hosts."""
         # One call for all hosts: a user-defined function sees the whole batch.
-        results = None
+        results: list[dict[str, JsonValue]] = []  # of other hosts
         if jax.process_index() == 0:
             with_tokens = rewards.need_tokens(self.task.reward)
             episodes = [
@@ -483,7 +491,9 @@ def make_sized_sampler(
 
 
 def most_sequences(
-    rollout: config.RolloutConfig, evaluation: config.EvalConfig, is_fine_tuning: bool
+    rollout: config.RolloutConfig,
+    evaluation: config.EvalConfig,
+    is_fine_tuning: bool,
 ) -> int:
     """Returns how many sequences a training run can decode at the same time, over all hosts.
 
@@ -502,7 +512,9 @@ def most_sequences(
 
 
 def with_needed_slots(
-    rollout: config.RolloutConfig, evaluation: config.EvalConfig, is_fine_tuning: bool = False
+    rollout: config.RolloutConfig,
+    evaluation: config.EvalConfig,
+    is_fine_tuning: bool = False,
 ) -> config.RolloutConfig:
     """Returns the settings of a training run without slots that no sequence would ever use.
 

@@ -390,7 +390,8 @@ class Uploads:
 
 
 def fetch_run(
-    run: str | os.PathLike[str], leave_out: tuple[str, ...] = (CHECKPOINTS,)
+    run: str | os.PathLike[str],
+    leave_out: tuple[str, ...] = (CHECKPOINTS,),
 ) -> str | os.PathLike[str]:
     """Returns a directory with the files of the run at an address; any other `run` as it is.
 

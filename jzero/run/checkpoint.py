@@ -81,7 +81,11 @@ class Checkpoints:
     """
 
     def __init__(
-        self, workdir: str | os.PathLike[str], keep: int | None, *, has_moments: bool = True
+        self,
+        workdir: str | os.PathLike[str],
+        keep: int | None,
+        *,
+        has_moments: bool = True,
     ) -> None:
         self._has_moments = has_moments
         self.path = Path(workdir).absolute() / "checkpoints"
@@ -206,7 +210,10 @@ class Checkpoints:
             self._manager.close()
 
     def _check_same_arrays(
-        self, step: int, written: dict[str, list[JsonValue]], wanted: dict[str, list[JsonValue]]
+        self,
+        step: int,
+        written: dict[str, list[JsonValue]],
+        wanted: dict[str, list[JsonValue]],
     ) -> None:
         """Raises UserError unless the checkpoint has the arrays that this config needs."""
         for name in sorted(written.keys() | wanted.keys()):

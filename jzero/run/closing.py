@@ -21,7 +21,9 @@ LOSS = "eval/loss"  # of held-out examples, in fine-tuning
 
 
 def evaluation_lines(
-    name: str, values: Mapping[str, float], before: Mapping[str, float]
+    name: str,
+    values: Mapping[str, float],
+    before: Mapping[str, float],
 ) -> list[str]:
     """Returns a line for the loss and for each accuracy of the evaluation `name`.
 
@@ -36,6 +38,7 @@ def evaluation_lines(
         difference = _difference(values, before, f"{prefix}/accuracy")
         parts = [f"accuracy {_with_error(values, prefix)}{difference}"]
         score = values.get(f"{prefix}/score")
+        # Without rewards for the format, the score only repeats the accuracy.
         if score is not None and score != values[f"{prefix}/accuracy"]:
             parts.append(f"score {score:.3f}")
         parts.append(f"length {values[f'{prefix}/length']:,.0f}")
@@ -124,6 +127,7 @@ def _best(record: RunRecord, workdir: Path) -> str | None:
     sign = -1 if metric == LOSS else 1
     # Of equal evaluations the later step counts.
     step = max(measured, key=lambda step: (sign * measured[step], step))
+    # An export can be loaded at once; a checkpoint has to be exported first.
     for place in (f"export-{step}", f"checkpoints/{step}"):
         if (workdir / place).is_dir():
             where = f"in {place}"
@@ -149,7 +153,10 @@ def _with_error(values: Mapping[str, float], prefix: str) -> str:
 
 
 def _difference(
-    values: Mapping[str, float], before: Mapping[str, float], name: str, form: str = ".3f"
+    values: Mapping[str, float],
+    before: Mapping[str, float],
+    name: str,
+    form: str = ".3f",
 ) -> str:
     if name not in before:
         return ""

@@ -34,7 +34,6 @@ class FoundModel:
         model = replace(
             settings.model,
             path=self.path,
-            revision="",
             tokenizer="",
             adapter=adapter,
             base=settings.model.base if self.adapter else "native",
@@ -67,7 +66,7 @@ def find_model(name: str) -> FoundModel:
     newest = exports[max(exports)]
     # An adapter is loaded on the model that the run has started from.
     if (newest / peft.CONFIG).exists():
-        return FoundModel(name, settings.model.source, str(newest), settings)
+        return FoundModel(name, settings.model.path, str(newest), settings)
     return FoundModel(name, str(newest), "", settings)
 
 

@@ -98,7 +98,7 @@ def stage_of(config: Config, step: int) -> Stage:
         kind=kind,
         name=config.name,
         steps=step,
-        start=public_name(config.model.source),
+        start=public_name(config.model.path),
         data=[public_name(without_config(name)) for name in sets],
         task=task,
         template=public_name(config.task.template) if task else "",
@@ -127,7 +127,7 @@ def teacher_names(config: Config) -> list[str]:
     assert teacher is not None, "the algorithm needs a teacher"
     match teacher:
         case teachers.Model():
-            name = public_name(teacher.path or config.model.source)
+            name = public_name(teacher.path or config.model.path)
             if teacher.adapter:
                 name += f" with the adapter {public_name(teacher.adapter)}"
         case teachers.Policy():

@@ -358,7 +358,9 @@ class HubPushes:
 
 @contextlib.contextmanager
 def _process(
-    command: list[str], log: IO[bytes], has_pipes: bool = True
+    command: list[str],
+    log: IO[bytes],
+    has_pipes: bool = True,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Starts a process in its own process group, which is killed at the end of the block."""
     process = subprocess.Popen(

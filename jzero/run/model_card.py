@@ -82,6 +82,7 @@ def make_card(
 ) -> ModelCard:
     """Returns the model card of the checkpoint `step`, with the `evaluations` up to that step."""
     stages = history.history_of(settings, step, base.directory)
+    # Fine-tuning has the examples of a file, and no task whose problems were held out.
     subject = "held-out problems" if settings.sft is not None else held_out_subject(settings.task)
     verifier = settings.eval.verifier or settings.task.verifier
     accuracies = last_accuracies(

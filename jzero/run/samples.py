@@ -70,7 +70,10 @@ def sample_row(rollout: Rollout) -> JsonObject:
 
 
 def logged_rows(
-    rollouts: Sequence[Rollout], group_size: int, step: int, tokenizer: PreTrainedTokenizerFast
+    rollouts: Sequence[Rollout],
+    group_size: int,
+    step: int,
+    tokenizer: PreTrainedTokenizerFast,
 ) -> list[JsonObject]:
     """Returns the rows of samples.jsonl for the first rollouts of a step.
 
@@ -84,7 +87,9 @@ def logged_rows(
 
 
 def token_columns(
-    rollout: Rollout, step: int, tokenizer: PreTrainedTokenizerFast
+    rollout: Rollout,
+    step: int,
+    tokenizer: PreTrainedTokenizerFast,
 ) -> dict[str, JsonValue]:
     """Returns the columns of the first MAX_TOKENS tokens after the prompt, for step `step`."""
     shown = slice(rollout.prompt_length, rollout.prompt_length + MAX_TOKENS)
@@ -128,6 +133,7 @@ def token_texts(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> list[
     for token in ids:
         pending.append(token)
         text = decode(tokenizer, pending)
+        # A token may end within a character of several bytes, and only a later one completes it.
         is_complete = not text.endswith(REPLACEMENT) or len(pending) >= MAX_TOKENS_OF_CHARACTER
         if is_complete:
             texts += [text] + [""] * (len(pending) - 1)
@@ -226,6 +232,7 @@ def sample_lines(step: int, row: JsonObject) -> list[str]:
     answer = _wrapped(response)
     if len(answer) > ANSWER_LINES:
         half = ANSWER_LINES // 2
+        # The end has the answer, so the middle is left out.
         answer = [*answer[:half], "...", *answer[-half + 1 :]]
     return [
         f"  {heading}: {details}",

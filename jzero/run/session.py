@@ -379,13 +379,13 @@ class RunSession:
             self.pushes.add(push)
 
     def _write_card(self, directory: Path) -> None:
-        hub = self.config.hub
+        entries = self.config.hub.card
         options = CardOptions(
             workdir=self.workdir,
             dtype=self.config.model.dtype,
-            license=hub.license,
-            tags=hub.tags,
-            language=hub.language,
+            license=entries.license,
+            tags=entries.tags,
+            language=entries.language,
         )
         record = self.record
         card = make_card(self.config, record.step, record.evaluations, self.base, options)

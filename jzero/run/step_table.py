@@ -35,7 +35,10 @@ class StepTable:
         self._rows_left = 0  # until the next header
 
     def rows(
-        self, step: int, values: Mapping[str, float], seconds_left: float | None = None
+        self,
+        step: int,
+        values: Mapping[str, float],
+        seconds_left: float | None = None,
     ) -> list[str]:
         """Returns the row of a step, after a header if one is due.
 

@@ -88,6 +88,7 @@ class WandbTracker:
         self._run = wandb.init(
             project=project,
             id=run["id"],
+            # A new run begins under this id, and a resumed one continues.
             resume="allow",
             # An argument takes precedence over W&B's variable, so the variable is read here.
             name=os.environ.get("WANDB_NAME") or run["name"],
@@ -136,6 +137,7 @@ class TrackioTracker:
             columns, cells = columns_and_data(step, rows)
             frame = self._pandas.DataFrame(cells, columns=columns)
             values[name] = self._trackio.Table(dataframe=frame)
+        # Before the step is noted: after a kill, a step twice is better than a missing one.
         self._trackio.log(values, step=step)
         self._steps.add(step)
 
@@ -180,6 +182,7 @@ class MlflowTracker:
             mlflow.set_tracking_uri(uri)
         mlflow.set_experiment(project)
         run_file = workdir / "mlflow_run"
+        # MLflow chooses the id of a run, so a resumed run reads it from the workdir.
         if run_file.exists():
             mlflow.start_run(run_id=run_file.read_text())
             return
@@ -226,7 +229,8 @@ def results_of(summary: JsonObject) -> JsonObject:
 
 
 def columns_and_data(
-    step: int, rows: Sequence[JsonObject]
+    step: int,
+    rows: Sequence[JsonObject],
 ) -> tuple[list[str], list[list[str | float | None]]]:
     """Returns the columns of a table of rollouts, and its cells as texts and numbers.
 

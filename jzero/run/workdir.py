@@ -33,9 +33,7 @@ MAY_CHANGE = (
     "memory.device_gib",
     "memory.disk_gb",
     "hub.push",
-    "hub.tags",
-    "hub.language",
-    "hub.license",
+    "hub.card",
 )
 
 MOST_CHANGES = 3  # settings of another run that its message names

@@ -91,7 +91,9 @@ def _kill(interpreter: _Interpreter) -> None:
 
 
 def _run_cell(
-    connection: socket.socket, interpreter: _Interpreter, cell: messages.Message
+    connection: socket.socket,
+    interpreter: _Interpreter,
+    cell: messages.Message,
 ) -> messages.Message:
     """Runs a cell to its end or to its limit. Returns the reply."""
     output = Output([interpreter.output], cell["output"])

@@ -202,7 +202,10 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
             raise SandboxError(reply["error"])
 
     def _begin(
-        self, kind: bytes, contents: Sequence[messages.Message | bytes], seconds: float
+        self,
+        kind: bytes,
+        contents: Sequence[messages.Message | bytes],
+        seconds: float,
     ) -> socket.socket:
         """Starts a request, sends `contents`, and returns this process's end of its socket."""
         connection, watcher_end = socket.socketpair()

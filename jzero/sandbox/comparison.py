@@ -8,6 +8,7 @@ import json
 import math
 import re
 
+from jzero.json_values import as_list
 from jzero.types import JsonValue
 
 PRINTED_TOLERANCE = 1e-6  # relative tolerance of a printed number with a fraction
@@ -122,18 +123,20 @@ def _list_of_tuple(value: JsonValue) -> JsonValue:
 
 
 def _same_marked(
-    value: dict[str, JsonValue], expected: dict[str, JsonValue], is_python: bool
+    value: dict[str, JsonValue],
+    expected: dict[str, JsonValue],
+    is_python: bool,
 ) -> bool:
     """Compares tuples in order, and the items of sets and dicts in any order."""
     if list(value) != list(expected) or len(value) != 1:
         return False
     [(kind, items)] = value.items()
-    expected_items = expected[kind]
     if kind == "tuple":
-        return _same_value(items, expected_items, is_python)
+        return _same_value(items, expected[kind], is_python)
+    expected_items = as_list(expected[kind], kind)
     if not isinstance(items, list) or len(items) != len(expected_items):
         return False
-    left = list(expected_items)
+    left = expected_items.copy()
     for item in items:
         for place, other in enumerate(left):
             if _same_value(item, other, is_python):

@@ -38,7 +38,9 @@ def send(connection: socket.socket, *messages: Message | bytes) -> None:
 
 
 def receive(
-    connection: socket.socket, seconds: float | None = None, max_bytes: int = MAX_BYTES
+    connection: socket.socket,
+    seconds: float | None = None,
+    max_bytes: int = MAX_BYTES,
 ) -> Message:
     """Returns the next message.
 
@@ -55,7 +57,9 @@ def receive(
 
 
 def receive_bytes(
-    connection: socket.socket, seconds: float | None = None, max_bytes: int = MAX_BYTES
+    connection: socket.socket,
+    seconds: float | None = None,
+    max_bytes: int = MAX_BYTES,
 ) -> bytes:
     """Returns the bytes of the next message, which need not be JSON; see `receive`."""
     deadline = None if seconds is None else time.monotonic() + seconds

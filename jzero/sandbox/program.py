@@ -46,7 +46,10 @@ class Rights(NamedTuple):
 
 
 def run(
-    connection: socket.socket, ends: Sequence[int], limits: messages.Message, rights: Rights
+    connection: socket.socket,
+    ends: Sequence[int],
+    limits: messages.Message,
+    rights: Rights,
 ) -> None:
     """Receives a program and its input, and runs it in this process, which ends with the program.
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jzero import http
+from jzero import http, json_values
 from jzero.sandbox import program as inside
 from jzero.sandbox.client import WALL_SECONDS_PER_CPU_SECOND, Limits, Outcome, Program, SandboxError
 from jzero.types import JsonValue
@@ -143,14 +143,14 @@ def _with_question(program: Program, mark: str) -> str:
 
 def _status_of(run: JsonValue, path: tuple[str, ...]) -> int:
     """Returns an exit status, 1 if a signal or a limit has left none."""
-    status = http.optional_member(run, path, int, 1)
+    status = json_values.optional_member(run, path, int, 1)
     if abs(status) >= _MAX_STATUS:
         raise ValueError(f"{path[-1]} is not an exit status")
     return status
 
 
 def _text_of(run: JsonValue, name: str) -> str:
-    return http.member(run, (name,), str)
+    return json_values.member(run, (name,), str)
 
 
 def _piston_request(source: str, stdin: str, seconds: float, limits: Limits) -> JsonValue:
@@ -167,9 +167,10 @@ def _piston_request(source: str, stdin: str, seconds: float, limits: Limits) -> 
 
 
 def _read_piston(reply: JsonValue) -> _Ended:
-    run = http.member(reply, ("run",), dict)
-    is_late = http.optional_member(run, ("status",), str, "") == "TO"  # Piston's code of a timeout
-    signal = http.optional_member(run, ("signal",), str, "")
+    run = json_values.member(reply, ("run",), dict)
+    end_code = json_values.optional_member(run, ("status",), str, "")
+    is_late = end_code == "TO"  # Piston's code of a timeout
+    signal = json_values.optional_member(run, ("signal",), str, "")
     end = "wall" if is_late else "signal" if signal else "exit"
     status = _status_of(run, ("code",))
     return _Ended(end, status, _text_of(run, "stdout"), _text_of(run, "stderr"))
@@ -186,10 +187,12 @@ def _fusion_request(source: str, stdin: str, seconds: float, limits: Limits) -> 
 
 
 def _read_fusion(reply: JsonValue) -> _Ended:
-    if http.member(reply, ("status",), str) == "SandboxError":
-        raise ValueError(http.optional_member(reply, ("message",), str, "") or "SandboxError")
-    run = http.member(reply, ("run_result",), dict)
-    is_late = http.member(run, ("status",), str) == "TimeLimitExceeded"
+    if json_values.member(reply, ("status",), str) == "SandboxError":
+        raise ValueError(
+            json_values.optional_member(reply, ("message",), str, "") or "SandboxError"
+        )
+    run = json_values.member(reply, ("run_result",), dict)
+    is_late = json_values.member(run, ("status",), str) == "TimeLimitExceeded"
     end = "wall" if is_late else "exit"
     status = _status_of(run, ("return_code",))
     return _Ended(end, status, _text_of(run, "stdout"), _text_of(run, "stderr"))
@@ -207,17 +210,17 @@ def _e2b_request(source: str, stdin: str, seconds: float, limits: Limits) -> Jso
 
 
 def _read_e2b(reply: JsonValue) -> _Ended:
-    execution = http.member(reply, (0, "execution"), dict)
+    execution = json_values.member(reply, (0, "execution"), dict)
     if execution.get("error"):
         raise ValueError(f"the script failed: {execution['error']}")
-    lines = http.member(execution, ("logs", "stdout"), list)
+    lines = json_values.member(execution, ("logs", "stdout"), list)
     if not all(isinstance(line, str) for line in lines):
         raise ValueError("logs.stdout has a line that is not text")
     run = http.parse_json("".join(lines).encode())
-    end = http.member(run, ("end",), str)
+    end = json_values.member(run, ("end",), str)
     if end not in ("exit", "wall"):
         raise ValueError(f"end is {end}")
-    status = http.member(run, ("status",), int)
+    status = json_values.member(run, ("status",), int)
     return _Ended(end, status, _text_of(run, "stdout"), _text_of(run, "stderr"))
 
 

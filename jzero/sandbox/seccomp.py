@@ -187,14 +187,18 @@ def _null_pointer(index: int) -> list[_Instruction]:
 
 
 def _any_bit(
-    index: int, bits: int, if_any: _Instruction, if_none: _Instruction
+    index: int,
+    bits: int,
+    if_any: _Instruction,
+    if_none: _Instruction,
 ) -> list[_Instruction]:
     """Returns `if_any` if an argument has any of `bits`, otherwise `if_none`."""
     return [_load_argument(index), _Instruction(_JUMP_ANY_BIT, 0, 1, bits), if_any, if_none]
 
 
 def _conditions(
-    pid: int, may_write_files: bool
+    pid: int,
+    may_write_files: bool,
 ) -> list[tuple[tuple[int | None, int | None], list[_Instruction]]]:
     """Returns the rules of the system calls that depend on an argument."""
     allow, refuse = _give(_ALLOW), _refuse()

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from jzero.environments.tools.parsing import BEGIN, BadCall, parse_calls, syntax_of
 from jzero.environments.tools.schemas import Schema
 from jzero.errors import UserError, shown
+from jzero.json_values import as_object
 
 MAX_TOOLS = 128  # of a request, as in OpenAI's API
 MAX_CALLS = 256  # of a message
@@ -51,7 +52,8 @@ class ToolSpec(BaseModel, strict=True, extra="forbid"):
 
     def parameters(self) -> Schema:
         """Returns the schema of the arguments. Raises UserError if it is no schema."""
-        parameters: Schema = {"type": "object", "properties": {}, **self.function.parameters}
+        given = as_object(self.function.parameters)
+        parameters: Schema = {"type": "object", "properties": {}, **given}
         properties = parameters["properties"]
         if not isinstance(properties, dict):
             raise UserError(f"tools: the properties of {self.function.name} are no object")

@@ -105,6 +105,7 @@ def decode_mesh(train: Mesh, process: int | None = None) -> Mesh:
     "tensor" has the same size as in the training mesh `train`; the other devices are slots.
     """
     process = jax.process_index() if process is None else process
+    # Every host samples by itself, so that no collective of the decoder waits for another host.
     devices = [device for device in train.devices.flat if device.process_index == process]
     return make_mesh(devices, {"slots": -1, "tensor": train.shape["tensor"]})
 
@@ -194,6 +195,7 @@ def shardings_of(logical_axes: qwen.Params, abstract: qwen.Params, mesh: Mesh) -
         names = (rule,) if isinstance(rule, str) else rule
         present = tuple(name for name in names if name in mesh.shape)
         shards = math.prod(mesh.shape[name] for name in present)
+        # For example, two key-value heads on four devices: each device has a copy.
         if size % shards:
             return None
         return present[0] if len(present) == 1 else present or None

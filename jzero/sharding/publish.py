@@ -42,7 +42,10 @@ Publish = Callable[[qwen.Params], qwen.Params]  # training parameters -> the dec
 
 
 def decoder_shardings(
-    config: qwen.QwenConfig, mesh: Mesh, is_int8: bool = False, layout: WeightLayout = AS_TRAINED
+    config: qwen.QwenConfig,
+    mesh: Mesh,
+    is_int8: bool = False,
+    layout: WeightLayout = AS_TRAINED,
 ) -> qwen.Params:
     """Returns the shardings of the decoder's weights.
 
@@ -51,8 +54,8 @@ def decoder_shardings(
     place = stack_shardings(config, mesh, is_int8, layout.joins)
     if not layout.apart:
         return place
-    of_layer = jax.tree.map(without_layers, place["layers"])
-    return place | {"layers": (of_layer,) * config.num_hidden_layers}
+    layer_shardings = jax.tree.map(without_layers, place["layers"])
+    return place | {"layers": (layer_shardings,) * config.num_hidden_layers}
 
 
 def without_layers(place: NamedSharding) -> NamedSharding:
@@ -112,7 +115,9 @@ def abstract_decoder_weights(
     """Returns shapes, types and shardings of weights in the decoder's layout, on any mesh."""
 
     def place(
-        path: tuple, leaf: jax.ShapeDtypeStruct, sharding: NamedSharding
+        path: tuple,
+        leaf: jax.ShapeDtypeStruct,
+        sharding: NamedSharding,
     ) -> jax.ShapeDtypeStruct:
         shape = leaf.shape
         if len(sharding.spec) < len(shape):  # heads and head_dim are one axis
@@ -306,7 +311,10 @@ def publisher(
 
 
 def gather_adapter_program(
-    config: qwen.QwenConfig, adapter: AdapterConfig, train: Mesh, dtype: DTypeLike
+    config: qwen.QwenConfig,
+    adapter: AdapterConfig,
+    train: Mesh,
+    dtype: DTypeLike,
 ) -> jax.stages.Wrapped:
     """Returns the jitted program from a trainer's adapter to the decoder's on all hosts."""
     places = adapter_shardings(config, adapter, all_decoders_mesh(train))

@@ -110,7 +110,7 @@ class Model:
 
 def read_model(settings: Config) -> Model:
     """Reads the configuration and the tokenizer of a model; its weights are not downloaded."""
-    source = settings.model.source
+    source = settings.model.path
     directory = huggingface.resolve(source, ("config.json", *tokenizer.FILES))
     architecture, hf_config = huggingface.load_config(directory)
     positions = settings.model.max_position_embeddings or positions_of(hf_config)
@@ -578,7 +578,7 @@ def _take(sheet: Sheet, original: Config, changed: Config, reason: str) -> None:
 def planned_settings(settings: Config, source: str) -> Config:
     """Returns a copy of the settings with the model that the planner reads."""
     planned = copy.deepcopy(settings)
-    planned.model.path, planned.model.revision = source, ""
+    planned.model.path = source
     return planned
 
 

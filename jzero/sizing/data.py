@@ -11,6 +11,7 @@ from jzero.config import TaskConfig
 from jzero.config.data_sources import Rows, read_source, read_sources
 from jzero.environments import environment_task
 from jzero.errors import UserError
+from jzero.json_values import as_object
 from jzero.problems import problem_sets
 from jzero.types import JsonValue, Prompt
 
@@ -41,7 +42,7 @@ class Data:
     prompts: list[Prompt]  # of at most SAMPLED_ROWS rows, as they are in the set
     solutions: list[str]  # worked solutions of these rows; empty without such a column
     has_only_numbers: bool  # every answer is a number
-    tools: tuple[JsonValue, ...] = ()  # schemas that the prompts show, of an environment
+    tools: tuple[dict[str, JsonValue], ...] = ()  # schemas that the prompts show, of an environment
 
     @property
     def is_endless(self) -> bool:
@@ -160,12 +161,16 @@ def read_environment(text: str, task: TaskConfig, seed: int) -> Data:
         prompts=[problem.prompt for problem in problems],
         solutions=[],
         has_only_numbers=False,
-        tools=tuple(problems[0].tools or ()),
+        tools=tuple(as_object(tool) for tool in problems[0].tools or ()),
     )
 
 
 def _find(
-    source: str, columns: Sequence[str], kind: str, wanted: str, names: Sequence[str]
+    source: str,
+    columns: Sequence[str],
+    kind: str,
+    wanted: str,
+    names: Sequence[str],
 ) -> tuple[str, str]:
     """Returns a column and the reason for it; "" if the set has no column of this kind.
 

@@ -85,7 +85,10 @@ def names_in(source: str) -> list[str]:
 
 
 def add_value(
-    name: str, values: Mapping[str, object], parts: dict[str, str], function: str
+    name: str,
+    values: Mapping[str, object],
+    parts: dict[str, str],
+    function: str,
 ) -> None:
     """Adds the source of a global value: a module, a function, or a plain value."""
     if name in parts:

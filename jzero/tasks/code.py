@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from jzero.config.data_sources import Rows
 from jzero.errors import UserError
+from jzero.json_values import as_text
 from jzero.problems import problem_sets, row_loader
 from jzero.problems.problem_sets import AskedRow
 from jzero.problems.prompts import CODE_TEMPLATES, find_template
@@ -86,6 +87,7 @@ def load_sets(task: TaskConfig) -> Sets[Exercise]:
     return _load_sets(row_loader.selection_of(task), reading_of(task))
 
 
+# Cached, because every step and every evaluation asks for the sets.
 @functools.cache
 def _load_sets(selection: Selection, reading: Reading) -> Sets[Exercise]:
     def notes_on(loaded: Loaded[Exercise]) -> list[str]:
@@ -95,7 +97,10 @@ def _load_sets(selection: Selection, reading: Reading) -> Sets[Exercise]:
 
 
 def read_set(
-    task: TaskConfig, dataset: datasets.Dataset, source: Rows, is_held_out: bool
+    task: TaskConfig,
+    dataset: datasets.Dataset,
+    source: Rows,
+    is_held_out: bool,
 ) -> list[AskedRow | None]:
     """Returns rows in the form that `task.name=mixed` takes, None for each row without tests."""
     exercises = _read(reading_of(task), dataset, source, is_held_out)
@@ -106,7 +111,10 @@ def read_set(
 
 
 def _read(
-    reading: Reading, dataset: datasets.Dataset, source: Rows, is_held_out: bool
+    reading: Reading,
+    dataset: datasets.Dataset,
+    source: Rows,
+    is_held_out: bool,
 ) -> list[Exercise | None]:
     """Returns the problem of each row of a split, None for each row without tests."""
     # The problem column is optional if the template reads prompts from a column.
@@ -133,6 +141,7 @@ def _read(
         tests = code_tests.read_tests(row)
         if reading.max_tests:
             tests = code_tests.longest(tests, reading.max_tests)
+        # Without a test there is nothing to grade by.
         if not tests or not isinstance(question, str):
             exercises.append(None)
             continue
@@ -150,7 +159,8 @@ def _problem(task: TaskConfig, id: str, exercise: Exercise) -> Problem:
     gold = {"tests": exercise.tests, "setup": exercise.setup}
     if exercise.prompt is not None:
         return Problem(id, task.name, exercise.prompt, gold)
-    function = exercise.tests[0].get("function", "").rpartition(".")[2]
+    # The policy writes the function, also where a test calls it as a method of a class.
+    function = as_text(exercise.tests[0].get("function", "")).rpartition(".")[2]
     instruction = INSTRUCTION
     if function:
         instruction = INSTRUCTION_FOR_FUNCTION.format(function=function)

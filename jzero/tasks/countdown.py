@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from jzero.answers.published import VERIFIERS
 from jzero.config.data_sources import show_sources
 from jzero.errors import UserError
+from jzero.json_values import as_list, as_object, member, to_integer
 from jzero.problems import problem_sets, row_loader
 from jzero.problems.options import read_known_options
 from jzero.problems.prompts import (
@@ -336,12 +337,13 @@ def read_puzzles(dataset: datasets.Dataset, source: str) -> list[Puzzle]:
     )
 
 
-def _parse_gold(gold: JsonValue) -> JsonValue:
-    return json.loads(gold) if isinstance(gold, str) else gold
+def _parse_gold(gold: JsonValue) -> dict[str, JsonValue]:
+    return as_object(json.loads(gold) if isinstance(gold, str) else gold, "gt_answer")
 
 
-def _read_puzzle(numbers: Sequence[int], target: int, prompt: str = "") -> Puzzle:
-    return Puzzle(tuple(int(number) for number in numbers), int(target), prompt)
+def _read_puzzle(numbers: JsonValue, target: JsonValue, prompt: str = "") -> Puzzle:
+    read_numbers = [to_integer(number, "a number") for number in as_list(numbers, "the numbers")]
+    return Puzzle(tuple(read_numbers), to_integer(target, "the target"), prompt)
 
 
 # Grading.
@@ -379,7 +381,8 @@ def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
         return Grade(options.malformed_score, False, "too long")
 
     # Reduce "x = expression", "expression = target" and "target = expression" to the expression.
-    target = str(gold["target"])
+    puzzle = as_object(gold, "gold")
+    target = str(puzzle["target"])
     sides = [unwrapped(side) for side in unwrapped(answer).split("=")]
     if len(sides) > 1 and NAME_OF_RESULT.fullmatch(sides[0]):
         sides = sides[1:]
@@ -391,8 +394,8 @@ def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
     except MalformedEquation:
         return Grade(options.malformed_score, False, "malformed")
 
-    if sorted(numbers) != sorted(gold["numbers"]):
+    if sorted(numbers) != sorted(member(puzzle, ("numbers",), list)):
         return Grade(options.format_score, False, "wrong numbers")
-    if value != gold["target"]:
+    if value != puzzle["target"]:
         return Grade(options.format_score, False, "wrong value")
     return Grade(1.0, True, "correct")

@@ -90,7 +90,9 @@ def example(task: TaskConfig, seed: int, index: int, tries: float) -> tuple[str,
 
 
 def _another_attempt(
-    attempts: list[Attempt], numbers: tuple[int, ...], rng: random.Random
+    attempts: list[Attempt],
+    numbers: tuple[int, ...],
+    rng: random.Random,
 ) -> Attempt:
     """Draws an attempt that is not in `attempts`; after MOST_REDRAWS draws accepts any attempt."""
     known_steps = [attempt.steps for attempt in attempts]

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jzero.json_values import to_integer
 from jzero.problems import problem_sets
 from jzero.problems.options import read_known_options
 from jzero.problems.prompts import GUESS_TEMPLATES, PLAIN_REPLY, find_template
@@ -102,7 +103,7 @@ def hint(guess: int | None, gold: int) -> str:
 def reply(gold: JsonValue, turns: list[tuple[str, Grade]], task: TaskConfig) -> str | None:
     """Returns the hint after the last response, or None if the response is right."""
     response, last_grade = turns[-1]
-    return None if last_grade.correct else hint(parse_guess(response), gold)
+    return None if last_grade.correct else hint(parse_guess(response), to_integer(gold))
 
 
 # The warm start.

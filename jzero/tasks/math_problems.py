@@ -16,6 +16,7 @@ from jzero.answers import extract, verdict
 from jzero.answers.published import VERIFIERS
 from jzero.config.data_sources import Rows
 from jzero.errors import UserError
+from jzero.json_values import as_object, as_text
 from jzero.problems import overlap, problem_sets, row_loader
 from jzero.problems.options import read_known_options
 from jzero.problems.problem_sets import AskedRow, Row
@@ -79,7 +80,11 @@ def math_template(name: str) -> PromptTemplate:
 
 
 def to_problem(
-    task: TaskConfig, task_name: str, id: str, row: Row, instruction: str = BOXED
+    task: TaskConfig,
+    task_name: str,
+    id: str,
+    row: Row,
+    instruction: str = BOXED,
 ) -> Problem:
     """Returns the problem of a row. Its gold is {"answer", "question"}.
 
@@ -146,7 +151,10 @@ def _load_sets(selection: Selection, reading: Reading) -> Sets[Row]:
 
 
 def _read(
-    reading: Reading, dataset: datasets.Dataset, source: Rows, is_held_out: bool
+    reading: Reading,
+    dataset: datasets.Dataset,
+    source: Rows,
+    is_held_out: bool,
 ) -> Sequence[Row | None]:
     """Returns a Row for each row of a split, None for a row that cannot be trained on."""
     # Held-out rows are never dropped. They have columns only if a reward reads them.
@@ -183,7 +191,10 @@ def _read_rows(reading: Reading, dataset: datasets.Dataset, source: Rows) -> lis
 
 
 def read_set(
-    task: TaskConfig, dataset: datasets.Dataset, source: Rows, is_held_out: bool
+    task: TaskConfig,
+    dataset: datasets.Dataset,
+    source: Rows,
+    is_held_out: bool,
 ) -> list[AskedRow | None]:
     """Returns the rows of a mixed data set that name this task, None for unusable rows.
 
@@ -294,7 +305,11 @@ def check_open(task: TaskConfig) -> None:
 
 
 def train_problems(
-    task: TaskConfig, seed: int, step: int, count: int, keep_columns: bool = False
+    task: TaskConfig,
+    seed: int,
+    step: int,
+    count: int,
+    keep_columns: bool = False,
 ) -> list[Problem]:
     """Returns the problems of one step.
 
@@ -346,13 +361,14 @@ def _answer_mark(template: str) -> str:
 
 
 def _grade_marked(response: str, gold: JsonValue, task: TaskConfig, mark: str) -> Grade:
+    reference = as_object(gold, "gold")
     if task.verifier in VERIFIERS:
         # A published verifier extracts the answer itself and ignores the template's answer mark.
-        return VERIFIERS[task.verifier].grade(response, gold["answer"])
+        return VERIFIERS[task.verifier].grade(response, reference["answer"])
     return verdict.grade(
         response,
-        gold["answer"],
+        reference["answer"],
         template=mark,
-        question=gold["question"],
+        question=as_text(reference["question"], "question"),
         units=options_of(task).units,
     )

@@ -263,7 +263,10 @@ def load_sets(task: TaskConfig) -> Sets[AskedRow]:
 
 
 def _read(
-    task: TaskConfig, dataset: datasets.Dataset, source: Rows, is_held_out: bool
+    task: TaskConfig,
+    dataset: datasets.Dataset,
+    source: Rows,
+    is_held_out: bool,
 ) -> list[AskedRow]:
     return read_rows(task, dataset, source, is_held_out=is_held_out)
 
@@ -293,7 +296,11 @@ def has_row_tasks(task: TaskConfig, dataset: datasets.Dataset) -> bool:
 
 
 def read_rows(
-    task: TaskConfig, dataset: datasets.Dataset, source: Rows, *, is_held_out: bool
+    task: TaskConfig,
+    dataset: datasets.Dataset,
+    source: Rows,
+    *,
+    is_held_out: bool,
 ) -> list[AskedRow]:
     """Returns the usable rows of a data set, in their order. `source` names its path and columns.
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from jzero.config.data_sources import Rows, read_source, split_sources
 from jzero.errors import UserError
+from jzero.json_values import as_object
 from jzero.problems import problem_sets, row_loader
 from jzero.problems.prompts import BOXED, COUNTDOWN_TEMPLATES
 from jzero.rewards import rewards
@@ -168,7 +169,7 @@ def load_suite(spec: str, task: TaskConfig, limit: int, seed: int) -> tuple[str,
         ]
     elif suite.kind == MULTIPLE_CHOICE:
         problems = [
-            choice_problem(task, f"{name}/{i}", row, seed, suite.instruction)
+            choice_problem(task, f"{name}/{i}", as_object(row, "a row"), seed, suite.instruction)
             for i, row in enumerate(dataset)
         ]
     else:
@@ -204,7 +205,11 @@ def load_questions(spec: str) -> list[str]:
 
 
 def choice_problem(
-    task: TaskConfig, id: str, row: JsonValue, seed: int, instruction: str = BOXED
+    task: TaskConfig,
+    id: str,
+    row: Mapping[str, JsonValue],
+    seed: int,
+    instruction: str = BOXED,
 ) -> Problem:
     """Returns the problem of a GPQA row. Its gold is the letter of the right choice.
 

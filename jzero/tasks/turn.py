@@ -295,7 +295,10 @@ def end_tools(request: TurnRequest, guard: Guard, grade: Grade) -> None:
 
 
 def add_rewards(
-    request: TurnRequest, step: Grade, environment_values: dict[str, object], guard: Guard
+    request: TurnRequest,
+    step: Grade,
+    environment_values: dict[str, object],
+    guard: Guard,
 ) -> Grade:
     """Adds the rewards that depend on this response only to the grade of a step.
 

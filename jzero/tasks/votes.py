@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from jzero.answers.extract import LONGEST_ANSWER, last_box, last_number
 from jzero.answers.same_answer import has_verdict, same_answer
+from jzero.json_values import from_fields
 from jzero.tasks import countdown, suites
 from jzero.types import Grade, JsonValue, Rollout
 from jzero.workers.pool import CallError, Pool
@@ -66,7 +67,7 @@ def votes_of(rollouts: Sequence[Rollout], pool: Pool, task: TaskConfig) -> list[
 
     def compare(first: str, second: str) -> Grade:
         try:
-            return Grade(**pool.call(COMPARER, first, second, task=task))
+            return from_fields(Grade, pool.call(COMPARER, first, second, task=task))
         except CallError as error:  # the comparison has no verdict
             return Grade(0.0, False, str(error))
 
@@ -79,7 +80,9 @@ def compare_in_worker(task: TaskConfig, first: str, second: str) -> JsonValue:
 
 
 def votes_of_all(
-    problems: Sequence[Sequence[Rollout]], pool: Pool, task: TaskConfig
+    problems: Sequence[Sequence[Rollout]],
+    pool: Pool,
+    task: TaskConfig,
 ) -> list[list[str]]:
     """Returns `votes_of` for each problem. The grader processes compare in parallel."""
     # Two threads for each grader process, so that a process has its next comparison while a thread
@@ -106,7 +109,10 @@ def count_as_one(answers: Sequence[str], compare: Compare) -> list[str]:
 
 
 def find_same(
-    answer: str, first_answers: Sequence[str], compare: Compare, failures: Counter[str]
+    answer: str,
+    first_answers: Sequence[str],
+    compare: Compare,
+    failures: Counter[str],
 ) -> str | None:
     """Returns the first entry of `first_answers` that equals `answer`, None if there is none.
 

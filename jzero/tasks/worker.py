@@ -83,7 +83,11 @@ class _Pipe:
             os._exit(0)
 
     def send_stage(
-        self, is_user_code: bool, function: str, seconds: float | None, grade: Grade | None
+        self,
+        is_user_code: bool,
+        function: str,
+        seconds: float | None,
+        grade: Grade | None,
     ) -> None:
         """Announces the code that runs next; `grade` is the grader's verdict, if it exists."""
         self.has_run_user_code |= is_user_code

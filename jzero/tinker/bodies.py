@@ -3,9 +3,8 @@
 import re
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
-
-from jzero.types import JsonValue
+# Pydantic cannot read the recursive type `jzero.types.JsonValue`, and has its own.
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
 
 # Names are parts of paths in the store: no slash, and no leading dot.
 NAME = r"[A-Za-z0-9_][A-Za-z0-9._\-]{0,127}"

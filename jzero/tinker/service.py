@@ -550,7 +550,7 @@ class Service:
                 for model_id in session.models:
                     by_run.setdefault(model_id, [])
         runs = [self.run_body(owner, run, records) for run, records in by_run.items()]
-        runs.sort(key=lambda run: run["last_request_time"], reverse=True)
+        runs.sort(key=lambda run: str(run["last_request_time"]), reverse=True)
         cursor = {"offset": offset, "limit": limit, "total_count": len(runs)}
         return {"training_runs": runs[offset : offset + limit], "cursor": cursor}
 

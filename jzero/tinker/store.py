@@ -27,6 +27,7 @@ from safetensors import numpy as safetensors_numpy
 from jzero.errors import UserError
 from jzero.model.huggingface.writing import write_tensors
 from jzero.tinker.bodies import KINDS, PATH, Metadata
+from jzero.types import JsonValue
 
 RECORD = "record.json"
 OPTIMIZER = "optimizer.safetensors"
@@ -66,7 +67,7 @@ class Record:
         return self.expires is not None and self.expires < time.time()
 
     @property
-    def body(self) -> dict[str, object]:
+    def body(self) -> dict[str, JsonValue]:
         """Returns the checkpoint as the API describes it."""
         # The API's names of the kinds.
         types = {"weights": "training", "sampler_weights": "sampler"}

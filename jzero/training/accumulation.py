@@ -83,7 +83,11 @@ class AccumulatingLearner(Learner):
     """The programs that train adapters of one shape on a frozen base."""
 
     def __init__(
-        self, model: qwen.QwenConfig, compute: ModelConfig, mesh: Mesh, token_loss: TokenLoss
+        self,
+        model: qwen.QwenConfig,
+        compute: ModelConfig,
+        mesh: Mesh,
+        token_loss: TokenLoss,
     ) -> None:
         """`compute.adapter` is the shape of the adapters; log-probs have temperature 1."""
         assert compute.adapter.rank, "only adapters are trained"
@@ -256,7 +260,8 @@ class AccumulatingLearner(Learner):
             loss = jax.grad(self._microbatch_loss, has_aux=True)
 
             def add(
-                index: jax.Array, sums: tuple[qwen.Params, jax.Array, jax.Array]
+                index: jax.Array,
+                sums: tuple[qwen.Params, jax.Array, jax.Array],
             ) -> tuple[qwen.Params, jax.Array, jax.Array]:
                 total, all_terms, all_logps = sums
                 gradient, (terms, logps) = loss(params, base, take(examples, index), kind)
@@ -295,7 +300,8 @@ class AccumulatingLearner(Learner):
             kind: jax.Array,
         ) -> tuple[jax.Array, jax.Array]:
             def fill(
-                index: jax.Array, results: tuple[jax.Array, jax.Array]
+                index: jax.Array,
+                results: tuple[jax.Array, jax.Array],
             ) -> tuple[jax.Array, jax.Array]:
                 all_terms, all_logps = results
                 _, outputs = self._microbatch_loss(params, base, take(examples, index), kind)
@@ -325,7 +331,8 @@ def empty(examples: Examples[jax.Array]) -> tuple[jax.Array, jax.Array]:
 
 
 def adamw_step(
-    state: AdapterState, settings: Float[Array, "6"]
+    state: AdapterState,
+    settings: Float[Array, "6"],
 ) -> tuple[AdapterState, dict[str, jax.Array]]:
     """Makes one step of AdamW in fp32, with the settings of `AdamW` in the order of its fields.
 

@@ -34,7 +34,8 @@ class CreditSettings:
 
 
 def training_sequences(
-    rollouts: Sequence[Rollout], sequence_per_turn: bool
+    rollouts: Sequence[Rollout],
+    sequence_per_turn: bool,
 ) -> tuple[list[Rollout], list[int]]:
     """Returns the sequences to train on, and the index of the rollout that each is taken from.
 
@@ -124,7 +125,9 @@ def has_top_entropy(
 
 
 def environment_weights(
-    sequences: Sequence[Rollout], chosen: Sequence[int], sequence_per_turn: bool
+    sequences: Sequence[Rollout],
+    chosen: Sequence[int],
+    sequence_per_turn: bool,
 ) -> dict[int, np.ndarray]:
     """Returns the weight of every token in the cross-entropy on the environment's replies.
 
@@ -359,7 +362,9 @@ def measured_tracks(rollouts: Sequence[Rollout], mask: np.ndarray) -> dict[str, 
 
 
 def with_parts(
-    episodes: Episodes, rollouts: Sequence[Rollout], settings: CreditSettings
+    episodes: Episodes,
+    rollouts: Sequence[Rollout],
+    settings: CreditSettings,
 ) -> Episodes:
     """Adds the named rewards of each turn to the episodes, on the turn's last token.
 
@@ -375,7 +380,9 @@ def with_parts(
 
 
 def advantages_of_graded(
-    episodes: Episodes, is_graded: np.ndarray, algorithm: algorithms.Algorithm
+    episodes: Episodes,
+    is_graded: np.ndarray,
+    algorithm: algorithms.Algorithm,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Computes `algorithms.compute_advantages` over only the graded episodes.
 

@@ -36,7 +36,9 @@ class Difference:
 
 
 def with_exact_ratio(
-    algorithm: Algorithm, compute: ModelConfig, rollout: RolloutConfig
+    algorithm: Algorithm,
+    compute: ModelConfig,
+    rollout: RolloutConfig,
 ) -> Algorithm:
     """Returns the trainer's algorithm: in exact mode the sampler's log-probs serve as pi_old.
 

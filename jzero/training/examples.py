@@ -138,7 +138,10 @@ def encode_conversation(
 
 
 def encode_row(
-    tok: PreTrainedTokenizerFast, row: ExampleRow, loss: str, system_prompt: str = ""
+    tok: PreTrainedTokenizerFast,
+    row: ExampleRow,
+    loss: str,
+    system_prompt: str = "",
 ) -> Example:
     """Encodes a row with messages, a conversation, text, or a prompt and a completion.
 

@@ -30,7 +30,10 @@ from jzero.sharding.publish import abstract_decoder_weights
 
 
 def abstract_base(
-    model: qwen.QwenConfig, mesh: Mesh, dtype: DTypeLike, has_int8_base: bool = False
+    model: qwen.QwenConfig,
+    mesh: Mesh,
+    dtype: DTypeLike,
+    has_int8_base: bool = False,
 ) -> qwen.Params:
     """Returns the shapes, types and shardings of a base on the training mesh."""
     # Without the value head, policy and critic of one shape have the same base.
@@ -39,7 +42,10 @@ def abstract_base(
 
 
 def load_base(
-    directory: Path, model: qwen.QwenConfig, mesh: Mesh, settings: ModelConfig
+    directory: Path,
+    model: qwen.QwenConfig,
+    mesh: Mesh,
+    settings: ModelConfig,
 ) -> qwen.Params:
     """Returns the model of a Hugging Face directory as a base, by model.base and model.dtype."""
     # Parameters are read in the base's dtype: fp32 parameters would need more memory than the base.

@@ -62,7 +62,10 @@ def rl_objective(algorithm: algorithms.Algorithm, rollout: RolloutConfig) -> Obj
 
 
 def policy_head(
-    model: qwen.QwenConfig, compute: ModelConfig, objective: Objective, mesh: Mesh
+    model: qwen.QwenConfig,
+    compute: ModelConfig,
+    objective: Objective,
+    mesh: Mesh,
 ) -> Head:
     """Returns the policy's head: log-probs at the objective's temperature and the policy loss."""
     dtype = jnp.dtype(compute.dtype)
@@ -189,7 +192,8 @@ def critic_head(algorithm: algorithms.Algorithm) -> Head:
 
 
 def mismatch_stats(
-    logps: Float[Array, "B T"], sampler_logps: Float[Array, "B T"]
+    logps: Float[Array, "B T"],
+    sampler_logps: Float[Array, "B T"],
 ) -> dict[str, Float[Array, "B T"]]:
     """Returns statistics of the difference between the policy's and the sampler's log-probs.
 

@@ -379,12 +379,15 @@ class Learner:
         )
 
     def programs(
-        self, batches: Sequence[Batch], layouts: Sequence[RowLayout]
+        self,
+        batches: Sequence[Batch],
+        layouts: Sequence[RowLayout],
     ) -> dict[str, Program]:
         """Returns `score` and `update` with abstract arguments for batches of these shapes."""
 
         def abstract(
-            x: np.ndarray | np.generic | jax.ShapeDtypeStruct, place: NamedSharding
+            x: np.ndarray | np.generic | jax.ShapeDtypeStruct,
+            place: NamedSharding,
         ) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
 
@@ -407,7 +410,10 @@ class Learner:
     # -- what the programs compute ---------------------------------------------------------------
 
     def _outputs(
-        self, params: qwen.Params, batch: Batch[jax.Array], layout: RowLayout
+        self,
+        params: qwen.Params,
+        batch: Batch[jax.Array],
+        layout: RowLayout,
     ) -> tuple[tuple[jax.Array, ...], Stats]:
         """Returns the head's outputs after the prefix, f32[B, T - prefix] each, and layer stats.
 
@@ -420,7 +426,10 @@ class Learner:
         return self._head_outputs(params, hidden, parts, layout), layer_stats
 
     def _hidden(
-        self, params: qwen.Params, batch: Batch[jax.Array], layout: RowLayout
+        self,
+        params: qwen.Params,
+        batch: Batch[jax.Array],
+        layout: RowLayout,
     ) -> tuple[jax.Array, Batch[jax.Array], Stats]:
         """Returns hidden states [B, T, E], the fields that the head reads, and layer stats.
 
@@ -619,7 +628,9 @@ class Learner:
         """Returns output `output` of the head, as `score` describes the first output."""
 
         def score_layouts(
-            params: qwen.Params, batches: Batches, counts: jax.Array
+            params: qwen.Params,
+            batches: Batches,
+            counts: jax.Array,
         ) -> list[jax.Array]:
             return [
                 self._score_layout(params, batch, layout, count, output)
@@ -651,7 +662,10 @@ class Learner:
         return lax.fori_loop(0, count, score_microbatch, scores)
 
     def _over_data(
-        self, function: Callable, in_specs: tuple[P, ...], out_specs: P | tuple[P, ...]
+        self,
+        function: Callable,
+        in_specs: tuple[P, ...],
+        out_specs: P | tuple[P, ...],
     ) -> Callable:
         """Wraps `function` in shard_map if the mesh has only the data axis."""
         if not self.is_data_parallel:

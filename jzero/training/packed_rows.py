@@ -37,7 +37,12 @@ class PackedRows:
     rotates: bool = False
 
     def attend(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, arrays: None
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        layer: jax.Array,
+        arrays: None,
     ) -> tuple[jax.Array, None]:
         """Attends to the tokens of each sequence and to the prefix of its row."""
         window = given(window_in_rows(self.model, layer, self.positions))

@@ -101,7 +101,9 @@ class PackedBatch:
 
 
 def layouts_of_lengths(
-    max_prompt_tokens: int, pack_lengths: Sequence[int], packs_per_row: int
+    max_prompt_tokens: int,
+    pack_lengths: Sequence[int],
+    packs_per_row: int,
 ) -> list[RowLayout]:
     """Returns a layout for each length of a pack.
 
@@ -219,7 +221,8 @@ def plan_shared_rows(
 
 
 def best_layout(
-    lengths: Sequence[int], layouts: Sequence[RowLayout]
+    lengths: Sequence[int],
+    layouts: Sequence[RowLayout],
 ) -> tuple[int, list[list[int]]]:
     """Returns the layout in which the rows of a group have the fewest tokens, and its slots.
 

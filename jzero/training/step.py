@@ -194,7 +194,10 @@ def make_minibatches(trainer: Trainer, rollouts: list[Rollout], step: int) -> li
 
 
 def divide_groups(
-    updates: UpdateSettings, group_size: int, sources: Sequence[int], step: int
+    updates: UpdateSettings,
+    group_size: int,
+    sources: Sequence[int],
+    step: int,
 ) -> list[list[list[int]]]:
     """Returns the groups of each minibatch. A group is a list of indices of sequences.
 
@@ -309,7 +312,10 @@ def score_minibatches(
     )
 
     def score(
-        learner: Learner, params: qwen.Params, minibatch: Minibatch, replays_sampler: bool = False
+        learner: Learner,
+        params: qwen.Params,
+        minibatch: Minibatch,
+        replays_sampler: bool = False,
     ) -> list[jax.Array]:
         batches = minibatch.batches
         # Only the policy repeats the sampler's choices (kept tokens and routes). The reference

@@ -146,7 +146,10 @@ def update_settings(config: Config) -> UpdateSettings:
 
 
 def row_shapes(
-    train: TrainConfig, rollout: RolloutConfig, mesh: Mesh, max_prompt_tokens: int
+    train: TrainConfig,
+    rollout: RolloutConfig,
+    mesh: Mesh,
+    max_prompt_tokens: int,
 ) -> RowShapes:
     """Returns the shapes of the rows of an optimizer step for prompts of `max_prompt_tokens`.
 
@@ -166,7 +169,9 @@ def row_shapes(
 
 
 def row_layouts(
-    train: TrainConfig, rollout: RolloutConfig, max_prompt_tokens: int
+    train: TrainConfig,
+    rollout: RolloutConfig,
+    max_prompt_tokens: int,
 ) -> list[RowLayout]:
     """Returns the layouts of rows for prompts of `max_prompt_tokens`, longest first."""
     # A row holds sequences of one group, so more packs than the group has would stay empty.
@@ -207,7 +212,8 @@ def microbatch_rows(train: TrainConfig, mesh: Mesh, layout: RowLayout, most: int
 
 
 def abstract_scored(
-    shapes: RowShapes, sharding: NamedSharding
+    shapes: RowShapes,
+    sharding: NamedSharding,
 ) -> tuple[Batch[jax.ShapeDtypeStruct], ...]:
     """Returns the shapes of batches for scoring only, one for each layout."""
     batches = []

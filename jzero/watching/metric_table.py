@@ -56,8 +56,10 @@ class MetricTable:
     def _add(self, line: bytes, samples: Callable[[int], Sequence[JsonObject]]) -> None:
         row = parse_row(line)
         step = row.get("step")
+        # A step that a resumed run writes again keeps its first row: curves need increasing steps.
         if not isinstance(step, int) or (self.steps and step <= self.steps[-1]):
             return
+        # The file may be of another version, with texts and lists among the metrics.
         numbers = {name: float(v) for name, v in row.items() if _is_number(v) and name != "step"}
         self.steps.append(step)
         for name, number in numbers.items():
@@ -100,8 +102,9 @@ class MetricTable:
 
 
 def _is_number(value: JsonValue) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value)
 
 
 def parse_row(line: bytes) -> JsonObject:

@@ -101,6 +101,7 @@ def empty_block(start: int) -> Block:
 def add_row(block: Block, row: JsonObject, texts: TextTable) -> None:
     """Appends the numbers of a row of samples.jsonl to a block; {} stands for a damaged row."""
     reason = _text(row.get("reason"))
+    # Rows of earlier versions have no `correct`.
     flags = CORRECT * bool(row.get("correct", reason == "correct"))
     flags |= CUT * (row.get("finish") == "length") | FAILED * bool(row.get("failed"))
     block.step.append(_integer(row.get("step"), -1))
@@ -161,6 +162,7 @@ class RolloutIndex:
         """Finds new lines. They are indexed before older lines that are still waiting."""
         for file in self._files:
             file.poll()
+        # A rotation moves lines to samples.1.jsonl, and so changes the numbers of all lines.
         has_moved = self._num_older != len(self._files[0])
         if has_moved or self._seen != self._file_generations():
             self._clear()
@@ -173,6 +175,7 @@ class RolloutIndex:
         deadline = time.monotonic() + seconds
         while self._pending and time.monotonic() < deadline:
             first, last = self._pending.pop()
+            # From the end of a range: people look at the newest rollouts first.
             start = max(first, last - BLOCK)
             if start > first:
                 self._pending.append((first, start))
@@ -195,6 +198,7 @@ class RolloutIndex:
         num_bytes = 0
         for number in numbers[:MAX_ROWS]:
             [line] = (self.read(number, number + 1) if number >= 0 else []) or [b""]
+            # The first rows are complete, and the rest of a large reply is an overview.
             row = shorten_row(parse_row(line), is_full=num_bytes > MAX_REPLY_BYTES)
             num_bytes += len(json.dumps(row))
             if not row and line == b"":
@@ -249,13 +253,15 @@ def _text(value: JsonValue) -> str:
 
 def _integer(value: JsonValue, default: int) -> int:
     # The index holds int32; a file that another program wrote may have larger numbers.
-    is_small = isinstance(value, int) and -(2**31) <= value < 2**31
-    return int(value) if is_small else default
+    if isinstance(value, int) and -(2**31) <= value < 2**31:
+        return int(value)  # a bool becomes 0 or 1
+    return default
 
 
 def _finite(value: JsonValue, default: float) -> float:
-    is_number = isinstance(value, int | float) and math.isfinite(value) and abs(value) < 1e30
-    return float(value) if is_number else default
+    if isinstance(value, int | float) and math.isfinite(value) and abs(value) < 1e30:
+        return float(value)
+    return default
 
 
 def shorten_row(row: JsonObject, *, is_full: bool = False) -> JsonObject:
@@ -292,6 +298,7 @@ def shorten_text(text: str, max_text: int = MAX_TEXT) -> str:
     """Returns a text without the middle of a long one."""
     if len(text) <= max_text:
         return text
+    # The end of a response has its answer, and its start the approach.
     half = max_text // 2
     note = f"\n[... {len(text) - 2 * half} characters are left out here ...]\n"
     return text[:half] + note + text[-half:]

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from jzero import http
+from jzero import http, json_values
 from jzero.errors import UserError, reason_of, shown
 from jzero.types import JsonValue, Prompt
 
@@ -137,7 +137,10 @@ def asked_for(settings: JudgeServer) -> frozenset[str]:
 
 
 def fill_rubric(
-    settings: JudgeServer, response: str, gold: JsonValue, episode: Mapping[str, JsonValue]
+    settings: JudgeServer,
+    response: str,
+    gold: JsonValue,
+    episode: Mapping[str, JsonValue],
 ) -> str:
     """Returns the message to the judge: the rubric with values substituted for the names.
 
@@ -163,7 +166,8 @@ def fill_rubric(
             return response
         if name == "gold":
             return _as_text(gold)
-        return _as_conversation(episode["prompt" if name == "prompt" else "messages"])
+        field = "prompt" if name == "prompt" else "messages"
+        return _as_conversation(json_values.as_prompt(episode[field], field))
 
     # A single pass: names in the values are not replaced.
     return _NAME_IN_BRACES.sub(value_of, read_rubric(settings))
@@ -227,7 +231,7 @@ def read_score(reply: str, settings: JudgeServer) -> float:
 
 def _text_of(reply: JsonValue) -> str:
     """Returns the text of a chat completion. Raises ValueError if the reply has none."""
-    return http.member(reply, ("choices", 0, "message", "content"), str)
+    return json_values.member(reply, ("choices", 0, "message", "content"), str)
 
 
 # -- the judge -------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jzero.config import TaskConfig, read_section
+from jzero.json_values import as_list, as_object, from_fields
 from jzero.setting import to_values
 from jzero.types import Grade, JsonValue, Turns
 
@@ -76,17 +77,19 @@ def write_request(number: int, request: TurnRequest | CallRequest) -> str:
 
 def read_request(kind: str, fields: dict[str, JsonValue]) -> TurnRequest | CallRequest:
     """Returns the request of a message."""
-    fields = fields | {"task": read_section(TaskConfig, fields["task"])}
+    task = read_section(TaskConfig, as_object(fields["task"], "task"))
     if kind == "call":
-        return CallRequest(**fields)
-    fields["earlier"] = tuple((text, _read_grade(grade)) for text, grade in fields["earlier"])
-    fields["step"] = _read_grade(fields["step"])
-    fields["called"] = tuple(fields["called"])
-    return TurnRequest(**fields)
+        return from_fields(CallRequest, fields | {"task": task})
+    turns = [as_list(turn, "a turn") for turn in as_list(fields["earlier"], "earlier")]
+    earlier = tuple((text, _read_grade(grade)) for text, grade in turns)
+    step = _read_grade(fields["step"])
+    called = tuple(as_list(fields["called"], "called"))
+    values = {"task": task, "earlier": earlier, "step": step, "called": called}
+    return from_fields(TurnRequest, fields | values)
 
 
 def _read_grade(fields: JsonValue) -> Grade | None:
-    return None if fields is None else Grade(**fields)
+    return None if fields is None else from_fields(Grade, fields)
 
 
 class BadMessageError(Exception):

@@ -41,10 +41,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 from jzero.config import TaskConfig
 from jzero.errors import UserError
+from jzero.json_values import from_fields
 from jzero.types import Grade, JsonValue
 from jzero.workers import keeper
 from jzero.workers.event_loop import EventLoop
@@ -281,10 +282,20 @@ class _Worker:
 
 
 def _read_stage(
-    is_user_code: object, function: object, seconds: object, score: object, correct: object
+    is_user_code: object,
+    function: object,
+    seconds: object,
+    score: object,
+    correct: object,
 ) -> _Stage:
     limit = None if seconds is None else _read_float(seconds)
     return _Stage(bool(is_user_code), str(function), limit, _read_float(score), bool(correct))
+
+
+class _Result(Protocol):
+    """A future of any type: `Future[A]` is no `Future[B]`."""
+
+    def set_exception(self, exception: BaseException | None) -> None: ...
 
 
 def _read_grade(fields: JsonValue) -> Grade:
@@ -293,7 +304,7 @@ def _read_grade(fields: JsonValue) -> Grade:
     Raises:
         TypeError, ValueError: a field has the wrong type.
     """
-    grade = Grade(**fields)
+    grade = from_fields(Grade, fields)
     # User-defined code may have written the message, so every type is checked.
     kinds = {
         "correct": bool,
@@ -355,7 +366,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         self._judge: Judge | None = None
         self._judge_threads: ThreadPoolExecutor | None = None
         self._event_loop: EventLoop | None = None
-        self._waiting: set[Future[JsonValue]] = set()  # missing results of `call` and `gather`
+        self._waiting: set[_Result] = set()  # missing results of `call` and `gather`
         self._threads = []
         for index in range(workers):
             # A daemon thread: a main thread that fails does not wait for a hanging grader.
@@ -401,7 +412,11 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         return [self._take() for _ in range(self._num_submitted - self._num_returned)]
 
     def call(
-        self, path: str, *arguments: JsonValue, task: TaskConfig, user_code: str = ""
+        self,
+        path: str,
+        *arguments: JsonValue,
+        task: TaskConfig,
+        user_code: str = "",
     ) -> JsonValue:
         """Calls `function(task, *arguments)` in a worker, and waits for its result.
 
@@ -427,7 +442,9 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         return result.result()
 
     def gather(
-        self, functions: Sequence[Callable[[], Awaitable[T]]], blocked_seconds: float
+        self,
+        functions: Sequence[Callable[[], Awaitable[T]]],
+        blocked_seconds: float,
     ) -> list[T]:
         """Awaits all functions at once in the event loop of the pool, and returns their results.
 
@@ -751,7 +768,11 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         return any(item.worker in (None, index) for item in self._items)
 
     def _blame_first(
-        self, batch: deque[_Item], reason: str, stage: _Stage, detail: str = ""
+        self,
+        batch: deque[_Item],
+        reason: str,
+        stage: _Stage,
+        detail: str = "",
     ) -> None:
         """Requeues a batch after its first item ended its worker.
 

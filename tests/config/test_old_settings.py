@@ -120,13 +120,19 @@ def test_a_warm_start_of_0_steps_is_none() -> None:
         (["rollout.max_running_groups=9", "rollout.max_staleness=2"], Together(2, 9)),
         (["mesh.decode_devices=3"], Apart(1, devices=3)),
         (["mesh.decode_devices=3", "rollout.max_staleness=4"], Apart(4, devices=3)),
-        (["rollout.placement=apart(max_staleness=4)", "mesh.decode_devices=0"], Together(4)),
     ],
 )
 def test_staleness_and_decoding_devices_are_a_placement(
     flags: list[str], placement: Together | Apart
 ) -> None:
     assert parse(*flags).rollout.placement == placement
+
+
+def test_0_decoding_devices_end_the_placement_of_a_recipe() -> None:
+    defaults = config.Config()
+    defaults.rollout.placement = Apart(max_staleness=4)
+    settings = cli.parse_settings(defaults, ["--config.mesh.decode_devices=0"])
+    assert settings.rollout.placement == Together(4)
 
 
 @pytest.mark.parametrize(

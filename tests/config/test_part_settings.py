@@ -1,11 +1,15 @@
 """Parts: choices with numbers of their own, in flags, in JSON, in the checks and in the help."""
 
+import itertools
 import json
+import operator
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
 
-from jzero import config
+from jzero import cli, config
 from jzero.config import describe, schema
 from jzero.config.checks import check_bounds, check_choice, check_type
 from jzero.errors import UserError
@@ -214,8 +218,12 @@ def test_arguments_are_listed_after_their_part() -> None:
         (Clip(low=float("nan")), "objective.low=nan is not a number"),
         (Clip(weight=FixedLength(-1)), "objective.weight.length=-1 must be at least 0"),
         (SoftGate("square"), "objective.shape='square' is not one of round, flat"),
-        (Mean(), r"objective=Mean\(\) is not one of clip, soft_gate, none"),
-        ("clip", "objective=clip is not one of clip, soft_gate, none"),
+        (Mean(), r"objective=Mean\(\) is no part: write Clip\(\) .* or SoftGate\(\) .* or None"),
+        (Clip, r"objective=<class .*Clip'> is a class, .* write Clip\(\)"),
+        ("clip", r"objective='clip' is text, .* write Clip\(\)"),
+        ("clip(high=3)", r"objective='clip\(high=3\)' is text, .* write Clip\(high=3\)"),
+        ("none", "objective='none' is text, .* write None"),
+        ("clop", r"objective='clop' is no part: write Clip\(\)"),
     ],
 )
 def test_the_rules_of_arguments_are_checked(part: object, message: str) -> None:
@@ -251,3 +259,64 @@ def test_the_help_on_a_setting_lists_its_parts_and_their_arguments() -> None:
 def test_arguments_of_all_parts_are_counted() -> None:
     [item] = [item for item in schema.walk(Section(), "") if item.name == "objective"]
     assert len(list(describe.arguments_of(item.type))) == 8  # the length of the weight included
+
+
+# -- Parts of all settings -------------------------------------------------------------------------
+
+SETTINGS_WITH_PARTS = {
+    item.name: item.type.parts
+    for item in schema.list_settings(config.Config())
+    if item.type.parts and not item.part
+}
+CHOICES = [(name, part) for name, parts in SETTINGS_WITH_PARTS.items() for part in parts]
+
+
+@pytest.mark.parametrize(("name", "part"), CHOICES, ids=str)
+def test_a_recipe_with_the_name_of_a_part_is_told_what_to_write(
+    name: str, part: type | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The advice is code that runs, and makes the part."""
+    settings = config.Config()
+    section, _, field_name = name.rpartition(".")
+    owner = operator.attrgetter(section)(settings) if section else settings
+    setattr(owner, field_name, part_name(part))
+
+    with pytest.raises(SystemExit):
+        cli.parse_settings(settings, [f"--config.{name}={part_name(part)}"])
+
+    message = capsys.readouterr().err.strip()
+    written = re.fullmatch(r".* write (\S+?)(?: \((from \S+ import \S+)\))?", message)
+    assert written is not None, message
+    names: dict[str, object] = {}
+    exec(written[2] or "", names)
+    assert eval(written[1], names) == (None if part is None else part())
+
+
+def contradictions() -> Iterator[tuple[str, str]]:
+    """Yields a flag that chooses a part, and one with an argument that only other parts have."""
+    for name, parts in SETTINGS_WITH_PARTS.items():
+        arguments = {argument: part for part in parts if part for argument in field_types(part)}
+        for chosen, (argument, owner) in itertools.product(parts, arguments.items()):
+            if chosen is None or argument not in field_types(chosen):
+                value = getattr(owner(), argument)
+                text = show_part(value) if field_types(owner)[argument].parts else str(value)
+                yield f"--config.{name}={part_name(chosen)}", f"--config.{name}.{argument}={text}"
+
+
+CONTRADICTIONS = list(contradictions())
+
+
+@pytest.mark.parametrize("flags", CONTRADICTIONS, ids=" ".join)
+def test_flags_that_contradict_each_other_are_one_error(
+    flags: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    messages = set()
+    for order in (flags, flags[::-1]):
+        with pytest.raises(SystemExit):
+            cli.parse_settings(config.Config(), list(order))
+        messages.add(capsys.readouterr().err)
+
+    [message] = messages
+    assert message.startswith(f"error: {flags[0]} and {flags[1].partition('=')[0]}=")
+    assert "contradict each other" in message
+    assert message.count("\n") == 1

@@ -32,7 +32,7 @@ from jzero.workers.pool import Pool
 
 MOST_MODULES = 6
 # Records: a problem and a grade, settings, a sequence of tokens, and errors.
-VALUES = ("types", "tokens", "errors", "setting", "config", "decoder.sequence")
+VALUES = ("types", "tokens", "errors", "setting", "config", "json_values", "decoder.sequence")
 
 # Runs in the process of the run, and as `sitecustomize` in the grader process.
 RECORDER = """

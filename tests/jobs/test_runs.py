@@ -54,6 +54,27 @@ def wait_until(is_done: Callable[[], bool], *processes: subprocess.Popen) -> Non
         time.sleep(0.005)
 
 
+def finish(
+    process: subprocess.Popen, *others: subprocess.Popen, code: int = 0, seconds: float = 300
+) -> tuple[str, str]:
+    """Waits for a process as `runs.finish` does; fails at once if another process fails.
+
+    A sampler waits for ever for a trainer that ended with an error, and a trainer for its samplers.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            out, err = process.communicate(timeout=0.2)
+            break
+        except subprocess.TimeoutExpired:
+            assert time.monotonic() < deadline, f"still runs after {seconds} s: {process.args}"
+        for other in others:
+            # A process that has done its part may end before the one that the test waits for.
+            assert other.poll() in (None, 0), other.communicate()
+    assert process.returncode == code, err[-3000:]
+    return out, err
+
+
 def metrics_of(workdir: Path) -> list[dict]:
     """Returns the metrics that do not depend on who samples."""
     groups = ("jobs/", "async/", "publish/")
@@ -80,8 +101,8 @@ def test_a_run_whose_sampler_is_killed_is_the_synchronous_run(
     lost.kill()
     lost.communicate()
     other = start_sampler(environment, store, "--name=other")
-    runs.finish(trainer)
-    out, _ = runs.finish(other)
+    finish(trainer, other)
+    out, _ = finish(other)
 
     assert "the run has all of its rollouts" in out
     assert metrics_of(workdir) == metrics_of(tmp_path / "synchronous")
@@ -140,11 +161,11 @@ def test_a_terminated_sampler_hands_its_request_back(
     first = start_sampler(environment, store)
     wait_until(lambda: leased(store), trainer, first)
     first.send_signal(signal.SIGTERM)
-    out, _ = runs.finish(first)
+    out, _ = finish(first, trainer)
     assert "SIGTERM" in out
     second = start_sampler(environment, store)
-    runs.finish(trainer)
-    runs.finish(second)
+    finish(trainer, second)
+    finish(second)
 
 
 @pytest.mark.thorough
@@ -162,8 +183,8 @@ def test_a_killed_trainer_continues_to_the_same_numbers(
             trainer.kill()
             trainer.communicate()
             trainer = runs.launch(environment, workdir, *changes, jobs(store, max_staleness=1))
-        runs.finish(trainer)
-        runs.finish(sampler)
+        finish(trainer, sampler)
+        finish(sampler)
     assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
     assert weights_of(tmp_path / "killed") == weights_of(tmp_path / "whole")
     versions = [row["version"] for row in runs.rows(tmp_path / "whole" / "jobs.jsonl")]
@@ -179,8 +200,9 @@ def test_requests_of_any_weights_stay_within_the_bound(
     settings = {"schedule": "arrival", "groups_per_request": 1}
     trainer = runs.launch(environment, workdir, *CHANGES, jobs(store, max_staleness=2, **settings))
     samplers = [start_sampler(environment, store) for _ in range(2)]
-    for process in (trainer, *samplers):
-        runs.finish(process)
+    finish(trainer, *samplers)
+    for sampler in samplers:
+        finish(sampler)
     log = runs.rows(workdir / "jobs.jsonl")
     assert len({row["request"] for row in log}) == len(log) == 4 * STEPS
     assert all(row["step"] - 3 <= row["version"] < row["step"] for row in log)
@@ -198,7 +220,7 @@ def test_with_an_adapter_only_the_adapter_is_sent(
         *CHANGES,
         f"--config.model.path={model}",
         "--config.model.adapter.rank=2",
-        "--config.warm_start=none",
+        "--config.warm_start.steps=0",
         "--config.rollout.max_prompt_tokens=300",
         "--config.train.microbatch_tokens=2048",
         "--config.train.steps=2",
@@ -210,11 +232,11 @@ def test_with_an_adapter_only_the_adapter_is_sent(
     weights = tmp_path / "other" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     other = start_sampler(environment, store, f"--config.model.path={tmp_path / 'other'}")
-    _, err = runs.finish(other, 2)
+    _, err = finish(other, trainer, code=2)
     assert "holds other weights than the trainer's base" in err
     sampler = start_sampler(environment, store)
-    runs.finish(trainer)
-    runs.finish(sampler)
+    finish(trainer, sampler)
+    finish(sampler)
 
     assert metrics_of(tmp_path / "jobs") == metrics_of(tmp_path / "synchronous")
     manifest = json.loads((store / "snapshots" / "00000000.json").read_text())
@@ -235,10 +257,10 @@ def test_mistakes_are_one_line(tmp_path: Path, environment: dict[str, str]) -> N
     try:
         wait_until((store / "run.json").exists, trainer)
         changed = start_sampler(environment, store, "--config.rollout.temperature=0.5")
-        _, err = runs.finish(changed, 2)
+        _, err = finish(changed, trainer, code=2)
         assert "rollout.temperature=0.5: the trainer has 1.0, leave it out" in err
         (store / "decoder.json").write_text(json.dumps({"device": "TPU v9"}))
-        _, err = runs.finish(start_sampler(environment, store), 2)
+        _, err = finish(start_sampler(environment, store), trainer, code=2)
         assert "device: cpu instead of TPU v9" in err
     finally:
         trainer.kill()

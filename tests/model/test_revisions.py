@@ -9,7 +9,9 @@ import pytest
 import reference
 from runs import ROOT
 
-from jzero.config import Config, ModelConfig, validate
+from jzero import cli
+from jzero.config import Config, ModelConfig
+from jzero.config.old_settings import put_old_value
 from jzero.errors import UserError
 from jzero.files import split_revision
 from jzero.model import huggingface
@@ -56,7 +58,7 @@ from jzero.model import huggingface
 from jzero.model.hub import commit_of
 
 found = {}
-for name in ("me/tiny", "me/tiny#v1", ModelConfig(path="me/tiny", revision="v1").source):
+for name in ("me/tiny", "me/tiny#v1"):
     directory = huggingface.resolve(name, ("config.json",))
     found.setdefault(name, [commit_of(directory), read_positions(name)])
 print(json.dumps(found))
@@ -110,7 +112,7 @@ def test_what_is_written_keeps_the_revision_and_the_card_links_to_the_model(
     tmp_path: Path,
 ) -> None:
     settings = reference.settings(train={"microbatch_tokens": 240})
-    settings.model = ModelConfig(path="Qwen/Qwen2.5-0.5B", revision="v1")
+    settings.model = ModelConfig(path="Qwen/Qwen2.5-0.5B#v1")
     settings.task.data = "main@openai/gsm8k#e53f048"
     (tmp_path / "versions.json").write_text("{}")
     base = read_base_model(reference.settings().model)
@@ -122,7 +124,7 @@ def test_what_is_written_keeps_the_revision_and_the_card_links_to_the_model(
     assert stage.data == ["openai/gsm8k#e53f048"]
     assert card.data.base_model == "Qwen/Qwen2.5-0.5B"
     assert card.data.datasets == ["openai/gsm8k"]
-    assert '| `model.revision` | `"v1"` |' in card.text
+    assert '| `model.path` | `"Qwen/Qwen2.5-0.5B#v1"` |' in card.text
 
 
 def test_a_known_model_with_a_revision_can_be_planned() -> None:
@@ -143,5 +145,12 @@ def test_a_known_model_with_a_revision_can_be_planned() -> None:
 )
 def test_a_revision_of_no_hub_model_is_a_mistake(path: str, message: str) -> None:
     with pytest.raises(UserError) as error:
-        validate(Config(model=ModelConfig(path=path, revision="v1")))
+        put_old_value(Config(model=ModelConfig(path=path)), "model.revision", "v1")
     assert message in str(error.value)
+
+
+def test_the_old_setting_is_a_part_of_the_hub_id() -> None:
+    settings = cli.parse_settings(
+        Config(), ["--config.model.revision=v1", "--config.model.path=me/tiny"]
+    )
+    assert settings.model.path == "me/tiny#v1"

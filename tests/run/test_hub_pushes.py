@@ -408,7 +408,7 @@ def test_a_run_without_a_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 PUSHED = (
     "--config.hub.push=every_checkpoint",
     "--config.hub.repo=me/tiny",
-    "--config.hub.tags=mine",
+    "--config.hub.card.tags=mine",
     "--config.hub.language=en",
     "--config.hub.push.on_push=echo {repo} {revision} {step}",
     "--config.train.steps=6",

@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 from jzero.answers.published import hendrycks, two_stage
 from jzero.answers.published.packages import NO_LIMIT
+from jzero.json_values import as_object, member, to_integer
 from jzero.types import Grade, JsonValue
 
 # The original's limits.
@@ -65,7 +66,9 @@ def _tagged_answer(response: str) -> str | None:
 
 
 def _grade_answer(
-    answer: str | None, gold: JsonValue, is_equal: Callable[[str, str], bool]
+    answer: str | None,
+    gold: JsonValue,
+    is_equal: Callable[[str, str], bool],
 ) -> Grade:
     if answer is None:
         return Grade(0.0, False, "no answer")
@@ -179,20 +182,21 @@ def grade_countdown(response: str, gold: JsonValue) -> Grade:
     `gold` is {"numbers": [...], "target": ...}, or the same as JSON. Any answer in its tags scores
     at least FORMAT_SCORE.
     """
-    problem = json.loads(gold) if isinstance(gold, str) else gold
-    assert isinstance(problem, dict), f"{gold=}"
+    problem = as_object(json.loads(gold) if isinstance(gold, str) else gold, "gold")
+    numbers = member(problem, ("numbers",), list)
+    target = to_integer(problem["target"], "target")
     answers = _TAGGED.findall(response.split("\n")[-1])
     if not answers:
         return Grade(0.0, False, "no answer")
     equation = answers[-1].strip()
     # Each number must be used exactly once.
     # The digits of 3.5 count as the numbers 3 and 5, as in the original.
-    if sorted(int(number) for number in re.findall(r"\d+", equation)) != sorted(problem["numbers"]):
+    if sorted(int(number) for number in re.findall(r"\d+", equation)) != sorted(numbers):
         return Grade(FORMAT_SCORE, False, "wrong numbers")
     try:
         value = _arithmetic_value(equation)
         # The original's tolerance.
-        is_right = abs(value - problem["target"]) < 1e-5
+        is_right = abs(value - target) < 1e-5
     except Exception:  # malformed, a division by zero, too large, or nested too deeply
         return Grade(FORMAT_SCORE, False, "unparsed")
     if is_right:

@@ -29,6 +29,7 @@ import inspect
 
 from jzero.environments.tools.toolbox import public_methods
 from jzero.errors import UserError, quoted
+from jzero.json_values import as_list, as_object, as_text
 from jzero.problems import bounds
 from jzero.rewards.user_functions import find_function
 from jzero.types import JsonValue, Prompt
@@ -86,7 +87,7 @@ def adapt(instance: object) -> object:
     return instance if hasattr(instance, "step") else Resetting(instance)
 
 
-def first_prompt(row: dict[str, JsonValue], observation: object) -> Prompt:
+def first_prompt(row: dict[str, JsonValue], observation: object) -> JsonValue:
     """Returns the prompt of an episode from the column `prompt` and the observation of `reset`.
 
     Raises:
@@ -107,9 +108,9 @@ def first_prompt(row: dict[str, JsonValue], observation: object) -> Prompt:
         return prompt
     if isinstance(prompt, str):
         return prompt + observation
-    *before, last = prompt
+    *before, last = map(as_object, as_list(prompt, PROMPT))
     # As TRL does, without a separator.
-    return [*before, {**last, "content": last["content"] + observation}]
+    return [*before, {**last, "content": as_text(last["content"]) + observation}]
 
 
 def begin(name: str, gold: JsonValue, most_bytes: int) -> object:
@@ -124,12 +125,14 @@ def begin(name: str, gold: JsonValue, most_bytes: int) -> object:
     # The prompt was made by another instance in a first reset. This instance must agree with it.
     # `reset` gets a copy, because it may change the row.
     instance = kind()
-    returned = first_prompt(gold["row"], instance.reset(**copy.deepcopy(gold["row"])))
+    first = as_object(gold, "gold")
+    row = as_object(first["row"], "row")
+    returned = first_prompt(row, instance.reset(**copy.deepcopy(row)))
     prompt = bounds.read_prompt(returned, most_bytes, "the prompt of reset")
-    if prompt != gold["observation"]:
+    if prompt != first["observation"]:
         raise ValueError(
             f"reset has to be a function of the row: it said {quoted(prompt)}, and before "
-            f"{quoted(gold['observation'])}"
+            f"{quoted(first['observation'])}"
         )
     return instance
 

@@ -32,6 +32,7 @@ from jzero.environments.tools.toolbox import (
     make_toolbox,
     tool_schemas,
 )
+from jzero.json_values import member
 from jzero.problems import bounds
 from jzero.programming import code_runs
 from jzero.types import Turns
@@ -90,6 +91,7 @@ class ToolEpisode:
             messages, use = await answer_calls(
                 calls, self.toolbox, task.tools, num_earlier, seconds
             )
+        # After the calls: if one raises, the episode has not taken the response.
         self.responses.append(response)
         return ToolTurn(messages, use, self.environment)
 
@@ -123,7 +125,7 @@ def notes(task: TaskConfig) -> list[str]:
     """Returns log lines with the names of the tools and the sandbox of the interpreter."""
     if not has_tools(task):
         return []
-    names = [schema["function"]["name"] for schema in schemas(task)]
+    names = [member(schema, ("function", "name"), str) for schema in schemas(task)]
     lines = [f"tools: {', '.join(names)} (at most {task.tools.max_calls} calls of an episode)"]
     return [*lines, code_runs.describe(task)] if INTERPRETER in task.tools.names else lines
 

@@ -28,6 +28,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from jzero.environments.tools.schemas import Schema, mismatch
+from jzero.json_values import as_list, as_object
 from jzero.types import JsonValue
 
 JSON = "json"
@@ -76,7 +77,9 @@ def syntax_of(chat_template: object) -> str:
 
 
 def parse_calls(
-    response: str, syntax: str, parameters: Mapping[str, Schema]
+    response: str,
+    syntax: str,
+    parameters: Mapping[str, Schema],
 ) -> list[Call | BadCall]:
     """Returns the calls in a response, in order; an empty list if the response is an answer.
 
@@ -109,7 +112,10 @@ def _stray_tags(text: str, syntax: str) -> list[Call | BadCall]:
 
 
 def _parse_call(
-    body: str, has_end: bool, syntax: str, parameters: Mapping[str, Schema]
+    body: str,
+    has_end: bool,
+    syntax: str,
+    parameters: Mapping[str, Schema],
 ) -> Call | BadCall:
     try:
         if not has_end:
@@ -121,10 +127,8 @@ def _parse_call(
         return error.bad_call
 
 
-def _known_parameters(name: object, parameters: Mapping[str, Schema]) -> Schema:
+def _known_parameters(name: str, parameters: Mapping[str, Schema]) -> Schema:
     """Returns the schema of a tool's parameters; raises _CallError for an unknown tool."""
-    if not isinstance(name, str):
-        raise _CallError(f'"name" is {json.dumps(name)[:60]}: it has to be the name of a tool')
     if name not in parameters:
         known = ", ".join(parameters) or "none"
         raise _CallError(f"there is no tool {name[:60]!r}: the tools are {known}")
@@ -132,15 +136,15 @@ def _known_parameters(name: object, parameters: Mapping[str, Schema]) -> Schema:
 
 
 def _check_arguments(name: str, arguments: dict[str, JsonValue], schema: Schema) -> Call:
-    properties = schema["properties"]
+    properties = as_object(schema["properties"])
     takes = f"{name} takes {', '.join(properties) or 'no arguments'}"
-    for argument in schema.get("required", []):
+    for argument in as_list(schema.get("required", [])):
         if argument not in arguments:
             raise _CallError(f"the argument {argument} is missing: {takes}", name)
     for argument, value in arguments.items():
         if argument not in properties:
             raise _CallError(f"there is no argument {argument[:60]!r}: {takes}", name)
-        if reason := mismatch(value, properties[argument]):
+        if reason := mismatch(value, as_object(properties[argument])):
             raise _CallError(f"the argument {argument} is wrong: {reason}", name)
     return Call(name, arguments)
 
@@ -184,6 +188,8 @@ def _parse_json(body: str, parameters: Mapping[str, Schema]) -> Call:
         if key not in ("name", "arguments"):
             raise _CallError(f"the call has the key {json.dumps(key)[:60]}: {form}")
     name, arguments = call["name"], call["arguments"]
+    if not isinstance(name, str):
+        raise _CallError(f'"name" is {json.dumps(name)[:60]}: it has to be the name of a tool')
     schema = _known_parameters(name, parameters)
     if not isinstance(arguments, dict):
         raise _CallError(f'"arguments" is no JSON object: {form}', name)
@@ -200,6 +206,7 @@ def _parse_xml(body: str, parameters: Mapping[str, Schema]) -> Call:
         raise _CallError(f"the call is not one <function=NAME>...</function>: {form}")
     name, content = found[1], found[2]
     schema = _known_parameters(name, parameters)
+    properties = as_object(schema["properties"])
     arguments: dict[str, JsonValue] = {}
     # Parameters must follow each other with only white space between them.
     position = 0
@@ -207,7 +214,7 @@ def _parse_xml(body: str, parameters: Mapping[str, Schema]) -> Call:
         key, text = parameter[1], parameter[2]
         if key in arguments:
             raise _CallError(f"the argument {key[:60]!r} is there twice", name)
-        arguments[key] = _read_value(key, text, schema["properties"].get(key, {}), name)
+        arguments[key] = _read_value(key, text, as_object(properties.get(key, {})), name)
         position = parameter.end()
     if content[position:].strip():
         raise _CallError(f"{content[position:].strip()[:60]!r} is no parameter: {form}", name)

@@ -25,6 +25,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 
 from jzero.errors import UserError
+from jzero.json_values import as_list, as_object, as_text
 from jzero.types import JsonValue
 
 Schema = dict[str, JsonValue]
@@ -118,7 +119,7 @@ def _schema_of_type(hint: object, where: str) -> Schema:
     )
 
 
-def _one_of(values: list[object], where: str) -> Schema:
+def _one_of(values: list[JsonValue], where: str) -> Schema:
     if not values or any(type(value) not in _TYPES for value in values):
         raise UserError(f"{where} has the values {values}: they have to be numbers, text or None")
     names = list(dict.fromkeys(_TYPES[type(value)]["type"] for value in values))
@@ -128,12 +129,13 @@ def _one_of(values: list[object], where: str) -> Schema:
 def _union(members: Sequence[object], where: str) -> Schema:
     # None becomes the entry "nullable", and simple types become one list of type names.
     choices = [_schema_of_type(hint, where) for hint in members if hint is not type(None)]
+    schema: Schema
     are_plain = all(list(choice) == ["type"] for choice in choices)
     if len(choices) == 1:
         schema = choices[0]
     elif are_plain and all(isinstance(choice["type"], str) for choice in choices):
         # Sorted, as get_json_schema sorts them: the prompt must have the same tokens.
-        names = sorted({choice["type"] for choice in choices})
+        names = sorted({as_text(choice["type"]) for choice in choices})
         schema = {"type": names[0] if len(names) == 1 else names}
     else:
         schema = {"anyOf": choices}
@@ -199,13 +201,14 @@ def mismatch(value: JsonValue, schema: Mapping[str, JsonValue]) -> str:
     if value is None and schema.get("nullable"):
         return ""
     if "anyOf" in schema:
-        reasons = [mismatch(value, choice) for choice in schema["anyOf"]]
+        choices = [as_object(choice) for choice in as_list(schema["anyOf"])]
+        reasons = [mismatch(value, choice) for choice in choices]
         return "" if "" in reasons else " and ".join(reasons)
     wanted = schema.get("type", [])
-    names = [wanted] if isinstance(wanted, str) else wanted
+    names = [wanted] if isinstance(wanted, str) else [as_text(name) for name in as_list(wanted)]
     if names and not any(_has_type(value, name) for name in names):
         return f"{_shown(value)} is no {' or '.join(names)}"
-    if "enum" in schema and value not in schema["enum"]:
+    if "enum" in schema and value not in as_list(schema["enum"]):
         return f"{_shown(value)} is not one of {json.dumps(schema['enum'])}"
     if isinstance(value, list):
         return _mismatch_of_items(value, schema)
@@ -215,8 +218,8 @@ def mismatch(value: JsonValue, schema: Mapping[str, JsonValue]) -> str:
 
 
 def _mismatch_of_members(value: dict[str, JsonValue], schema: Mapping[str, JsonValue]) -> str:
-    properties = schema.get("properties", {})
-    for name in schema.get("required", []):
+    properties = as_object(schema.get("properties", {}))
+    for name in as_list(schema.get("required", [])):
         if name not in value:
             return f"{_shown(value)} lacks {name}"
     # The schema of all other members; a boolean says whether there may be any.
@@ -225,19 +228,19 @@ def _mismatch_of_members(value: dict[str, JsonValue], schema: Mapping[str, JsonV
         if name not in properties and other is False:
             return f"{_shown(value)} may not have {name}"
         own = properties.get(name, {} if isinstance(other, bool) else other)
-        if reason := mismatch(item, own):
+        if reason := mismatch(item, as_object(own)):
             return reason
     return ""
 
 
 def _mismatch_of_items(value: list[JsonValue], schema: Mapping[str, JsonValue]) -> str:
     if "prefixItems" in schema:
-        schemas = schema["prefixItems"]
+        schemas = as_list(schema["prefixItems"])
         if len(value) != len(schemas):
             return f"{_shown(value)} has {len(value)} items and needs {len(schemas)}"
     else:
         schemas = [schema.get("items", {})] * len(value)
-    reasons = [mismatch(item, own) for item, own in zip(value, schemas, strict=True)]
+    reasons = [mismatch(item, as_object(own)) for item, own in zip(value, schemas, strict=True)]
     return next(filter(None, reasons), "")
 
 

@@ -19,6 +19,7 @@ from jzero.environments.tools.interpreter import Python
 from jzero.environments.tools.schemas import Schema, function_schema
 from jzero.environments.tools.search import Search
 from jzero.errors import UserError
+from jzero.json_values import member
 from jzero.rewards.user_functions import find_function
 from jzero.setting import read_arguments
 
@@ -49,7 +50,7 @@ class Tool(NamedTuple):
     @property
     def parameters(self) -> Schema:
         """The schema of the tool's parameters."""
-        return self.schema["function"]["parameters"]
+        return member(self.schema, ("function", "parameters"), dict)
 
 
 class Toolbox(NamedTuple):
@@ -154,7 +155,7 @@ def _by_name(tools: Sequence[Tool]) -> dict[str, Tool]:
 
 def _make_tool(function: Callable[..., object], limits_itself: bool = False) -> Tool:
     schema = function_schema(function)
-    return Tool(schema["function"]["name"], schema, function, limits_itself)
+    return Tool(member(schema, ("function", "name"), str), schema, function, limits_itself)
 
 
 def _methods_as_tools(item: object, limits_itself: bool = False) -> list[Tool]:

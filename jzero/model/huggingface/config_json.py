@@ -63,7 +63,9 @@ def parse_config(hf_config: HuggingFaceConfig, source: str | Path = "config.json
 
 
 def config_json(
-    config: QwenConfig, dtype: str, extra: HuggingFaceConfig | None = None
+    config: QwenConfig,
+    dtype: str,
+    extra: HuggingFaceConfig | None = None,
 ) -> dict[str, Any]:
     """Returns a config.json for `transformers`, as a dict.
 

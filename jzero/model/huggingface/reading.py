@@ -13,8 +13,9 @@ import numpy as np
 from jax.sharding import Sharding
 from safetensors import SafetensorError, safe_open
 
-from jzero.config.checks import is_hub_id, positions_of, read_cached_config
+from jzero.config.checks import positions_of, read_cached_config
 from jzero.errors import UserError, reason_of
+from jzero.files import is_hub_id
 from jzero.hosts import collectives
 from jzero.model import hub
 from jzero.model.architecture import Params, QwenConfig, kept_dtype
@@ -165,7 +166,8 @@ def reader(path: str | Path, config: QwenConfig, dtype: str) -> Callable[[str], 
 
 
 def check_checkpoint(
-    path: Path, config: QwenConfig
+    path: Path,
+    config: QwenConfig,
 ) -> tuple[Mapping[str, HeaderEntry], Mapping[str, list[Tensor]]]:
     """Returns the headers of a checkpoint's tensors, and the tensors of every parameter.
 
@@ -232,7 +234,9 @@ def read_parameter(
 
 
 def parts_of_tensor(
-    handle: TensorFile, file: Path, tensor: Tensor
+    handle: TensorFile,
+    file: Path,
+    tensor: Tensor,
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yields parts of a tensor in the shape of our parameter, with the first row of each.
 

@@ -76,7 +76,8 @@ class Tensor(NamedTuple):
 
 
 def checkpoint_tensors(
-    config: QwenConfig, names_of_checkpoint: Collection[str] = ()
+    config: QwenConfig,
+    names_of_checkpoint: Collection[str] = (),
 ) -> dict[str, list[Tensor]]:
     """Returns the tensors of every parameter ("embed", "layers.q", ...).
 
@@ -123,7 +124,8 @@ def checkpoint_tensors(
 
 
 def other_tensors(
-    family: Family, names_of_checkpoint: Collection[str]
+    family: Family,
+    names_of_checkpoint: Collection[str],
 ) -> Mapping[str, StoredTensor]:
     """Returns `Family.other_tensors` if the checkpoint has them, else an empty table."""
     # One name is enough to recognize the form of a checkpoint.

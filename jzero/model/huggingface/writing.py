@@ -211,7 +211,10 @@ def write_weights(
 
 
 def fetch_weight(
-    weight: LinearWeight, leaf: str, num_stacked: int, read_original: ReadParameter | None
+    weight: LinearWeight,
+    leaf: str,
+    num_stacked: int,
+    read_original: ReadParameter | None,
 ) -> np.ndarray:
     """Returns a parameter on the host, merged with its adapter. Every host calls this function.
 
