@@ -38,6 +38,7 @@ KEY_VARIABLE = "JZERO_STORE_KEY"
 KEY_FILE = "store.key"  # in the workdir
 REQUEST_SECONDS = 600.0  # in which a client has to send its request and to read the reply
 SILENT_SECONDS = 60.0  # of a client, after which its connection ends
+FAREWELL_SECONDS = 2.0  # in which samplers see that the run has ended
 MOST_CONNECTIONS = 64  # at once; others wait
 MOST_BYTES = 1 << 30  # of a file that a client writes
 PART_BYTES = 1 << 20
@@ -233,6 +234,7 @@ def serve(address: str, directory: str, workdir: Path) -> Iterator[StoreServer]:
         terminal.say(f"they need the key {source} in {KEY_VARIABLE}")
         try:
             yield server
+            time.sleep(FAREWELL_SECONDS)
         finally:
             server.shutdown()
             thread.join()

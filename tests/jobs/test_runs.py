@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 import runs
 import tiny
+from servers import free_port
+
+from jzero.jobs.store_server import KEY_VARIABLE
 
 STEPS = 4
 CHANGES = (
@@ -35,7 +38,7 @@ def jobs(store: Path, **settings: object) -> str:
     return f"--config.rollout.placement=jobs({arguments})"
 
 
-def start_sampler(environment: dict[str, str], store: Path, *flags: str) -> subprocess.Popen:
+def start_sampler(environment: dict[str, str], store: Path | str, *flags: str) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "jzero.sample", f"--join={store}", *flags],
         cwd=runs.ROOT,
@@ -89,18 +92,20 @@ def weights_of(workdir: Path) -> bytes:
 def test_a_run_whose_sampler_is_killed_is_the_synchronous_run(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    """The lost lease goes to another sampler; then a replay gives the same bytes."""
+    """The lost lease goes to a sampler that joins over HTTP; a replay gives the same bytes."""
     store, workdir = tmp_path / "store", tmp_path / "jobs"
+    environment = environment | {KEY_VARIABLE: "secret"}
+    address = f"127.0.0.1:{free_port()}"
     runs.finish(runs.launch(environment, tmp_path / "synchronous", *CHANGES))
 
     # One request a step, which is decoded as the synchronous run decodes the step.
-    whole_steps = jobs(store, groups_per_request=4)
+    whole_steps = jobs(store, groups_per_request=4, serve=address)
     trainer = runs.launch(environment, workdir, *CHANGES, whole_steps)
     lost = start_sampler(environment, store, "--name=lost")
     wait_until(lambda: leased(store), trainer, lost)
     lost.kill()
     lost.communicate()
-    other = start_sampler(environment, store, "--name=other")
+    other = start_sampler(environment, f"http://{address}", "--name=other")
     finish(trainer, other)
     out, _ = finish(other)
 

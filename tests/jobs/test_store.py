@@ -31,6 +31,7 @@ def store(
         yield open_store(str(tmp_path / "store"))
     else:
         monkeypatch.setenv(KEY_VARIABLE, "secret")
+        monkeypatch.setattr(store_server, "FAREWELL_SECONDS", 0.0)
         # The trainer's own folders, which samplers only read.
         monkeypatch.setattr(store_server, "WRITTEN", ("",))
         monkeypatch.setattr(store_server, "REMOVED", ("",))

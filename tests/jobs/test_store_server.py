@@ -16,6 +16,11 @@ from jzero.jobs.store import FolderStore, RetryingStore, StoreError, open_store
 from jzero.jobs.store_server import KEY_FILE, KEY_VARIABLE, StoreServer, serve
 
 
+@pytest.fixture(autouse=True)
+def without_farewell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_server, "FAREWELL_SECONDS", 0.0)
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[StoreServer]:
     with serve("127.0.0.1:0", str(tmp_path / "store"), tmp_path / "run") as served:
