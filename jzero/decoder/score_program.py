@@ -25,6 +25,7 @@ from jzero.decoder.program_settings import ProgramSettings
 from jzero.decoder.programs import compile_program, state_specs_of
 from jzero.model import qwen
 from jzero.model.delta_net import DeltaState
+from jzero.model.linear import RowAdapters
 from jzero.model.logprobs import split_columns
 from jzero.model.run_model import ModelInputs, run_model
 from jzero.model.softmax import softmax_statistics
@@ -59,6 +60,7 @@ class ScoreInputs(NamedTuple, Generic[Leaf]):
     # i32[rows]: the rows of the states that the chunks continue; SCORING_ROWS and above: padding.
     # None in models without such states.
     state_rows: Leaf | None = None
+    adapters: RowAdapters | None = None  # of the rows, in an adapter bank; None without a bank
 
 
 class TokenScores(NamedTuple, Generic[Leaf]):
@@ -163,7 +165,7 @@ def extend(
     outputs = run_model(
         settings.model,
         params,
-        ModelInputs(inputs.tokens, positions, is_token),
+        ModelInputs(inputs.tokens, positions, is_token, adapters=inputs.adapters),
         cache,
         settings.arithmetic,
         dtype=settings.dtype,

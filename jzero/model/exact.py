@@ -7,6 +7,7 @@ This module has the products, norms and sums of the layers; docs/models.md expla
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -17,7 +18,15 @@ from jaxtyping import Array, Float, PyTree, Shaped
 
 from jzero.attention.exact import sum_by_halves
 from jzero.model.delta_net import in_fp32
-from jzero.model.linear import LINEAR_OUTPUT, LinearWeight, linear
+from jzero.model.linear import (
+    LINEAR_OUTPUT,
+    BankedWeight,
+    LinearWeight,
+    RowAdapters,
+    linear,
+    rows_of,
+    separate_banked_product,
+)
 
 # Rows of every product (`in_tiles`). With another number of rows, the libraries that XLA:CPU calls
 # take other code paths, with other bits.
@@ -86,7 +95,29 @@ def tiled_product(
     shards: int, x: Float[Array, "N inputs"], weight: LinearWeight
 ) -> Float[Array, "N outputs"]:
     """Computes `linear` for one tile of rows at a time. See `in_tiles`."""
+    if isinstance(weight, BankedWeight):
+        return tiled_banked_product(shards, x, weight)
     return checkpoint_name(in_tiles(linear, shards, x, weight), LINEAR_OUTPUT)
+
+
+def tiled_banked_product(
+    shards: int, x: Float[Array, "N inputs"], weight: BankedWeight
+) -> Float[Array, "N outputs"]:
+    """Computes `separate_banked_product` for one tile of rows, with their adapters, at a time."""
+    # Only decoders have banks, and in their programs XLA splits no rows.
+    assert shards == 1, f"{shards=}"
+
+    def multiply_tile(tile: tuple[jax.Array, RowAdapters]) -> jax.Array:
+        rows, adapters = tile
+        return separate_banked_product(rows, replace(weight, rows=adapters))
+
+    def split(column: Shaped[Array, "N ..."]) -> Shaped[Array, "tiles rows ..."]:
+        return column.reshape(-1, ROW_TILE, *column.shape[1:])
+
+    # The barriers are those of `in_tiles`.
+    tiles = lax.optimization_barrier(jax.tree.map(split, (x, rows_of(weight))))
+    out = lax.optimization_barrier(lax.map(multiply_tile, tiles))
+    return out.reshape(len(x), -1)
 
 
 def pad_rows(shards: int, x: Shaped[Array, "rows ..."]) -> Shaped[Array, "padded ..."]:
