@@ -175,7 +175,7 @@ def load_bank(
         loaded.base,
         engine.mesh,
         engine.dtype,
-        slots_per_shape=len(named),
+        most_slots=len(named),
         exact=settings.model.exact,
     )
     held: dict[str, HeldAdapter] = {}

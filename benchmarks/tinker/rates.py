@@ -101,7 +101,9 @@ class Client:
             sampling_params={"max_tokens": new, "temperature": 1.0, "stop": []},
         )
         message = wire.decode("SampleResponse", self.result(promise).content)
-        return sum(len(sequence["tokens"]) // 4 for sequence in message["sequences"])
+        sequences = message["sequences"]
+        assert isinstance(sequences, list)
+        return sum(len(tokens_of(sequence)) for sequence in sequences)
 
     def train(self, model: str, seq_id: int, request: bytes) -> None:
         """Sends a gradient and a step, and waits for both."""
@@ -112,6 +114,12 @@ class Client:
         )
         self.result(sent.raise_for_status().json())
         self.result(step)
+
+
+def tokens_of(sequence: wire.Value) -> np.ndarray:
+    """Returns the tokens of a SampledSequence."""
+    assert isinstance(sequence, dict)
+    return wire.integers("tokens", sequence.get("tokens"))
 
 
 def serve(service: Service) -> str:
@@ -204,13 +212,17 @@ def gradient_request(model: str, seq_id: int, rows: np.ndarray, num_prompt: int)
     data: list[wire.Value] = []
     is_response = np.arange(1, rows.shape[1]) >= num_prompt
     for row, advantage in zip(rows, np.linspace(-1, 1, len(rows)), strict=True):
-        inputs = {
+        inputs: wire.Message = {
             "target_tokens": tensor(row[1:], "<i8", wire.INT64),
             "logprobs": tensor(np.where(is_response, -5.0, 0.0), "<f4", wire.FLOAT32),
             "advantages": tensor(np.where(is_response, advantage, 0.0), "<f4", wire.FLOAT32),
         }
-        chunk = {"encoded_text": {"tokens": row[:-1].astype("<i4").tobytes()}}
-        data.append({"model_input": [chunk], "loss_fn_inputs": inputs})
+        text: wire.Message = {"tokens": row[:-1].astype("<i4").tobytes()}
+        datum: wire.Message = {
+            "model_input": [{"encoded_text": text}],
+            "loss_fn_inputs": inputs,
+        }
+        data.append(datum)
     message: wire.Message = {
         "model_id": model,
         "seq_id": seq_id,

@@ -1,15 +1,16 @@
 """Many adapters of one frozen base in one decoder: a batch mixes sequences of all of them.
 
-    bank = AdapterBank(model, base, mesh, dtype, slots_per_shape=8, exact=False)
-    held = bank.add("math", settings, adapter)     # copies the adapter; None: all slots are in use
-    sequence.adapter = bank.hold("math")           # the adapter stays until `release`
-    Scheduler(engine, bank.params, ...)            # weights with all adapters
+    bank = AdapterBank(model, base, mesh, dtype, most_slots=8, exact=False)
+    bank.add("math", settings, adapter)      # copies the adapter; False: sequences hold all slots
+    sequence.adapter = bank.hold("math")     # the adapter stays until `release`
+    Scheduler(engine, bank.params, ...)      # weights with all adapters
 
 The bank replaces the weights of linear layers by `linear.BankedWeight`: the factors of all adapters
 are stacked, and every row of a program has the number of its slot. Adapters of one shape (rank and
-targets) are one group with a fixed number of slots, so adding an adapter compiles nothing unless
-its shape is new. Ranks are padded with zeros to powers of two. With `exact` they are not: a padded
-product has other bits on some devices.
+targets) are one group. Its number of slots doubles when sequences hold all of them: every slot
+costs arithmetic, and every number of slots compiles its own programs. Adding an adapter compiles
+nothing else, unless its shape is new. Ranks are padded with zeros to powers of two. With `exact`
+they are not: a padded product has other bits on some devices.
 
 An adapter in the bank never changes: a newer version of it is another adapter with another number.
 It stays in its slot as long as sequences hold it. The least recently used one of the others makes
@@ -36,6 +37,7 @@ from jzero.numerics.sizes import power_of_two
 from jzero.sharding.mesh import adapter_shardings
 
 SMALLEST_RANK = 8  # smaller ranks are padded to it
+FIRST_SLOTS = 2  # of a new group: an adapter that is sampled, and the next one
 MOST_SHAPES = 4  # groups that may exist at a time; every combination compiles its own programs
 
 
@@ -51,7 +53,7 @@ class HeldAdapter:
 BASE_MODEL = HeldAdapter(slot=-1, scale=0.0, number=0)  # the base without an adapter
 
 
-def row_adapters(held: Sequence[HeldAdapter]) -> RowAdapters:
+def row_adapters(held: Sequence[HeldAdapter]) -> RowAdapters[np.ndarray]:
     """Returns the adapters of sequences as arrays of NumPy."""
     slots = [adapter.slot for adapter in held]
     scales = [adapter.scale for adapter in held]
@@ -123,7 +125,7 @@ class AdapterBank:
         mesh: Mesh,
         dtype: DTypeLike,
         *,
-        slots_per_shape: int,
+        most_slots: int,
         exact: bool = False,
         on_evict: OnEvict = drop_evicted,
     ) -> None:
@@ -132,14 +134,14 @@ class AdapterBank:
         Args:
             base: the decoder's weights of the base, plain or int8, without fused weights.
             mesh: the decoder's.
-            slots_per_shape: adapters of one shape on the device at a time.
+            most_slots: adapters of one shape on the device at a time.
             on_evict: gets an adapter that leaves the bank to make room for another one.
         """
         self.model = model
         self.base = base
         self.mesh = mesh
         self.dtype = jnp.dtype(dtype)
-        self.slots_per_shape = slots_per_shape
+        self.most_slots = most_slots
         self.exact = exact
         self.on_evict = on_evict
         self.groups: list[Group] = []
@@ -250,7 +252,7 @@ class AdapterBank:
     def _place_of(self, held: HeldAdapter) -> tuple[Group, int]:
         """Returns the group of an adapter, and its slot there."""
         for group in self.groups:
-            if 0 <= held.slot - group.first < self.slots_per_shape:
+            if 0 <= held.slot - group.first < self.most_slots:
                 return group, held.slot - group.first
         raise AssertionError(f"{held=} is in no group")
 
@@ -259,10 +261,15 @@ class AdapterBank:
         if None in group.occupants:
             return group.occupants.index(None)
         unheld = [one for one in group.occupants if one is not None and not one.num_holders]
-        if not unheld:
+        num_slots = len(group.occupants)
+        if unheld:
+            self._evict(min(unheld, key=last_use_of))
+        elif num_slots < self.most_slots:
+            num_more = min(num_slots, self.most_slots - num_slots)
+            group.factors = add_slots(group.factors, num_more)
+            group.occupants += [None] * num_more
+        else:
             return None
-        oldest = min(unheld, key=last_use_of)
-        self._evict(oldest)
         return group.occupants.index(None)
 
     def _evict(self, occupant: Occupant) -> None:
@@ -283,18 +290,18 @@ class AdapterBank:
                 if occupant is not None:
                     self._evict(occupant)
             self.groups.remove(oldest)
-        # Slots keep their numbers as long as their group exists.
+        # Slots keep their numbers as long as their group exists, however many it will have.
         taken = {group.first for group in self.groups}
-        firsts = range(0, MOST_SHAPES * self.slots_per_shape, self.slots_per_shape)
+        firsts = range(0, MOST_SHAPES * self.most_slots, self.most_slots)
         first = next(number for number in firsts if number not in taken)
-        factors = self._empty_factors(shape)
-        group = Group(shape, first, factors, [None] * self.slots_per_shape)
+        num_slots = min(FIRST_SLOTS, self.most_slots)
+        group = Group(shape, first, self._empty_factors(shape, num_slots), [None] * num_slots)
         self.groups.append(group)
         return group
 
-    def _empty_factors(self, shape: GroupShape) -> qwen.Params:
-        """Returns zeros for all slots of a group."""
-        model, settings, slots = self.model, shape.settings, self.slots_per_shape
+    def _empty_factors(self, shape: GroupShape, slots: int) -> qwen.Params:
+        """Returns zeros for the slots of a group."""
+        model, settings = self.model, shape.settings
         layers = adapters.abstract(model, settings)["layers"]
         places = adapter_shardings(model, settings, self.mesh)["layers"]
         stacked, stacked_places = {}, {}
@@ -360,6 +367,21 @@ def write_slot(factors: qwen.Params, adapter: qwen.Params, index: jax.Array) -> 
             "a": write(pair["a"], adapter[name]["a"], pair["a"].ndim - 2),
             "b": write(pair["b"], adapter[name]["b"], 1),
         }
+        for name, pair in factors.items()
+    }
+
+
+@partial(jax.jit, static_argnums=1)
+def add_slots(factors: qwen.Params, count: int) -> qwen.Params:
+    """Appends empty slots to a group."""
+
+    def widen(stacked: jax.Array, slot_axis: int) -> jax.Array:
+        padding = [(0, 0)] * stacked.ndim
+        padding[slot_axis] = (0, count)
+        return jnp.pad(stacked, padding)
+
+    return {
+        name: {"a": widen(pair["a"], pair["a"].ndim - 2), "b": widen(pair["b"], 1)}
         for name, pair in factors.items()
     }
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from jzero.decoder import slot_state
 from jzero.decoder.caches import chunk_cache
@@ -25,7 +25,6 @@ from jzero.decoder.program_settings import ProgramSettings
 from jzero.decoder.programs import compile_program, state_specs_of
 from jzero.model import qwen
 from jzero.model.delta_net import DeltaState
-from jzero.model.linear import RowAdapters
 from jzero.model.logprobs import split_columns
 from jzero.model.run_model import ModelInputs, run_model
 from jzero.model.softmax import softmax_statistics
@@ -60,7 +59,8 @@ class ScoreInputs(NamedTuple, Generic[Leaf]):
     # i32[rows]: the rows of the states that the chunks continue; SCORING_ROWS and above: padding.
     # None in models without such states.
     state_rows: Leaf | None = None
-    adapters: RowAdapters | None = None  # of the rows, in an adapter bank; None without a bank
+    # RowAdapters of the rows, in an adapter bank; None without a bank.
+    adapters: PyTree = None
 
 
 class TokenScores(NamedTuple, Generic[Leaf]):

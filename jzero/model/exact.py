@@ -7,7 +7,6 @@ This module has the products, norms and sums of the layers; docs/models.md expla
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import jax
@@ -23,9 +22,11 @@ from jzero.model.linear import (
     BankedWeight,
     LinearWeight,
     RowAdapters,
+    as_matrix,
     linear,
     rows_of,
     separate_banked_product,
+    slots_of,
 )
 
 # Rows of every product (`in_tiles`). With another number of rows, the libraries that XLA:CPU calls
@@ -92,7 +93,7 @@ def rounded(product: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 def tiled_product(
-    shards: int, x: Float[Array, "N inputs"], weight: LinearWeight
+    shards: int, x: Float[Array, "N inputs"], weight: LinearWeight | BankedWeight
 ) -> Float[Array, "N outputs"]:
     """Computes `linear` for one tile of rows at a time. See `in_tiles`."""
     if isinstance(weight, BankedWeight):
@@ -107,9 +108,13 @@ def tiled_banked_product(
     # Only decoders have banks, and in their programs XLA splits no rows.
     assert shards == 1, f"{shards=}"
 
+    # The factors of one slot are arrays of their own, as those of a single adapter are.
+    slots = lax.optimization_barrier(slots_of(weight, x.shape[1]))
+    matrix = as_matrix(weight.weight, x.shape[1])
+
     def multiply_tile(tile: tuple[jax.Array, RowAdapters]) -> jax.Array:
         rows, adapters = tile
-        return separate_banked_product(rows, replace(weight, rows=adapters))
+        return separate_banked_product(rows, matrix, adapters, slots)
 
     def split(column: Shaped[Array, "N ..."]) -> Shaped[Array, "tiles rows ..."]:
         return column.reshape(-1, ROW_TILE, *column.shape[1:])

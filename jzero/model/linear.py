@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from typing import NamedTuple, TypeAlias
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,10 @@ GROUPED_PRODUCT = "grouped product"  # [N * experts of a token, outputs]
 
 
 FrozenWeight: TypeAlias = Array | QuantizedWeight
+
+
+Leaf = TypeVar("Leaf")
+"""A jax.Array, or what describes one: its PartitionSpec, an array of NumPy."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["weight", "a", "b"], meta_fields=["scale"])
@@ -81,11 +85,11 @@ class AdaptedWeight:
         return weight.astype(np.float32) + self.scale * change.reshape(weight.shape)
 
 
-class RowAdapters(NamedTuple):
+class RowAdapters(NamedTuple, Generic[Leaf]):
     """The adapter of every row of x, or of every sequence of a program."""
 
-    slot: Int[Array, " N"]  # in the bank; -1: the base without an adapter
-    scale: Float[Array, " N"]  # alpha / R of this adapter
+    slot: Leaf  # i32[N] in the bank; -1: the base without an adapter
+    scale: Leaf  # f32[N] alpha / R of this adapter
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["a", "b"], meta_fields=["first"])
@@ -141,13 +145,14 @@ class PartOfJoined:
     """Placeholder for a weight or a bias that is part of a `JoinedWeight`. It has no array."""
 
 
-LinearWeight: TypeAlias = FrozenWeight | AdaptedWeight | BankedWeight
+LinearWeight: TypeAlias = FrozenWeight | AdaptedWeight
 # (x [N, inputs], weight) -> [N, outputs]: `linear`, or an `Arithmetic.product` that calls it.
 Product: TypeAlias = Callable[..., jax.Array]
 
 
 def linear(
-    x: Float[Array, "N inputs"], weight: LinearWeight | JoinedWeight | PartOfJoined
+    x: Float[Array, "N inputs"],
+    weight: LinearWeight | BankedWeight | JoinedWeight | PartOfJoined,
 ) -> Float[Array, "N outputs"]:
     """Multiplies x by a weight [*inputs, *outputs]: plain, int8, or with adapters."""
     if isinstance(weight, JoinedWeight | PartOfJoined):  # a user-defined layer
@@ -342,23 +347,51 @@ def banked_product(x: Float[Array, "N inputs"], weight: BankedWeight) -> Float[A
     return base.astype(x.dtype)
 
 
+class SlotFactors(NamedTuple):
+    """The factors in the slots of a group, as matrices."""
+
+    slots: Int[Array, " n"]
+    a: Float[Array, "n inputs R"]
+    b: Float[Array, "n R outputs"]
+
+
+def slots_of(weight: BankedWeight, inputs: int) -> list[SlotFactors]:
+    """Returns the factors of every group of a bank."""
+    groups = []
+    for group in weight.groups:
+        num_slots, rank = group.b.shape[:2]
+        a = jnp.swapaxes(group.a.reshape(inputs, num_slots, rank), 0, 1)
+        b = group.b.reshape(num_slots, rank, -1)
+        groups.append(SlotFactors(group.first + jnp.arange(num_slots), a, b))
+    return groups
+
+
 def separate_banked_product(
-    x: Float[Array, "N inputs"], weight: BankedWeight
+    x: Float[Array, "N inputs"],
+    weight: FrozenWeight,
+    rows: RowAdapters,
+    groups: Sequence[SlotFactors],
 ) -> Float[Array, "N outputs"]:
     """Computes `banked_product` with the same products and sums as `adapted_product`.
 
     A row has the same bits as with its adapter only, if the ranks of the bank are not padded.
+
+    weight: [inputs, outputs]. groups: as `slots_of` returns them.
     """
-    base, rows = times_weight(x, as_matrix(weight.weight, x.shape[1])), rows_of(weight)
+    base = times_weight(x, weight)
+
+    def use_slot(
+        out: Float[Array, "N outputs"], factors: SlotFactors
+    ) -> tuple[Float[Array, "N outputs"], None]:
+        slot, a, b = factors
+        low_rank = product_in_fp32("ni,ir->nr", x, a).astype(x.dtype)
+        change = rows.scale[:, None] * product_in_fp32("nr,ro->no", low_rank, b)
+        is_own = rows.slot[:, None] == slot
+        return jnp.where(is_own, (base + change).astype(x.dtype), out), None
+
     out = base.astype(x.dtype)
-    for group in weight.groups:
-        for index in range(group.b.shape[0]):
-            a = group.a[..., index, :].reshape(x.shape[1], -1)
-            b = group.b[index].reshape(a.shape[1], -1)
-            low_rank = product_in_fp32("ni,ir->nr", x, a).astype(x.dtype)
-            change = rows.scale[:, None] * product_in_fp32("nr,ro->no", low_rank, b)
-            is_own = rows.slot[:, None] == group.first + index
-            out = jnp.where(is_own, (base + change).astype(x.dtype), out)
+    for group in groups:
+        out, _ = jax.lax.scan(use_slot, out, group)
     return out
 
 

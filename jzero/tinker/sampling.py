@@ -97,7 +97,7 @@ class Snapshots:
         mesh: Mesh,
         dtype: str,
         resident: int,
-        is_exact: bool,
+        exact: bool,
     ) -> None:
         """Makes an empty collection.
 
@@ -105,7 +105,7 @@ class Snapshots:
             base: the decoder's weights of the base model.
             mesh: the decoder's.
             resident: snapshots of one shape in the bank.
-            is_exact: config.model.exact.
+            exact: config.model.exact.
         """
         self.model = model
         self.base = base
@@ -118,8 +118,8 @@ class Snapshots:
                 base,
                 mesh,
                 dtype,
-                slots_per_shape=resident,
-                exact=is_exact,
+                most_slots=resident,
+                exact=exact,
                 on_evict=self.keep_on_host,
             )
         self.by_key: dict[str, Snapshot] = {}

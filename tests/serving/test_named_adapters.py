@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import jax.numpy as jnp
 import numpy as np
 import openai
 import pytest
@@ -35,7 +36,7 @@ def random_adapter(model: qwen.QwenConfig, settings: AdapterConfig) -> qwen.Para
     return {
         "layers": {
             name: {
-                factor: (0.3 * rng.standard_normal(leaf.shape)).astype(np.float32)
+                factor: jnp.asarray(0.3 * rng.standard_normal(leaf.shape), jnp.float32)
                 for factor, leaf in pair.items()
             }
             for name, pair in shapes.items()

@@ -20,8 +20,6 @@ PROMPT = (72, 101, 108, 108, 111)
 SMALL = Shape(4, ("q", "k", "v", "o", "gate", "up", "down"))
 LARGE = Shape(12, ("q", "v", "down"))
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 Answers = dict[str, bytes | BaseException]
 
 
@@ -148,18 +146,19 @@ def test_snapshots_that_come_and_go_do_not_change_those_that_are_sampled(samplin
         nonlocal calls
         calls += 1
         take(sampling, f"new{calls}", SMALL, 10 + calls)
-        if calls == 2:
-            ask(sampling, together, "new2")
+        if calls == 3:
+            assert live_adapters(sampling)
+            ask(sampling, together, "new3")
             # The request goes on with the weights that it holds.
             sampling.snapshots.drop("a")
-        if calls > 3:
+        if calls > 4:
             sampling.snapshots.drop(f"new{calls - 1}")
 
     ask(sampling, together, "a")
     sampling.run(train)
 
-    assert calls > 3
-    assert together["a"] == alone["a"] != together["new2"]
+    assert calls > 4
+    assert together["a"] == alone["a"] != together["new3"]
     assert num_holders(sampling) == 0
     gone: Answers = {}
     ask(sampling, gone, "a")
