@@ -62,7 +62,11 @@ def row_adapters(held: Sequence[HeldAdapter]) -> RowAdapters[np.ndarray]:
 
 def has_bank(params: qwen.Params) -> bool:
     """Returns whether weights have adapters for every row."""
-    return any(isinstance(leaf, BankedWeight) for leaf in params["layers"].values())
+    layers = params["layers"]
+    # The layers of a decoder without adapters may be apart (`sharding.side_by_side`).
+    if isinstance(layers, tuple):
+        return False
+    return any(isinstance(leaf, BankedWeight) for leaf in layers.values())
 
 
 @dataclass(frozen=True)
