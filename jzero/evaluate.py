@@ -1,4 +1,4 @@
-"""`python -m jzero.evaluate --model DIR [--adapter DIR] (--suite aime24,mine=FILE | --loglikelihood FILE) [--out DIR] [--config.X.Y=Z ...]`
+"""`python -m jzero.evaluate --model DIR [--adapter DIR | --adapter NAME=DIR ...] (--suite aime24,mine=FILE | --loglikelihood FILE) [--out DIR] [--config.X.Y=Z ...]`
 `jzero evaluate RUN [--suite aime24,mine=FILE] [--out DIR] [--config.X.Y=Z ...]`
 
 Evaluates a model on one or more suites. RUN is the workdir of a run: its newest export is evaluated
@@ -6,7 +6,9 @@ with the prompts, lengths and graders of the run, by default on the held-out pro
 OUT/<suite>-<kind>.jsonl and the metrics to OUT/summary.json, and prints a table. By default each
 problem gets one greedy response, as in the tables of model cards. --config.eval.samples=K adds K
 responses at --config.rollout.temperature or, if it is set, --config.eval.temperature, and reports
-avg@K, pass@k and maj@K. --adapter is an adapter of the model in PEFT's format.
+avg@K, pass@k and maj@K. --adapter is an adapter of the model in PEFT's format. With --adapter
+NAME=DIR, once for every adapter, one process evaluates them all on one base that it loads once, and
+writes the files of each to OUT/NAME.
 
 With --loglikelihood nothing is sampled: the model's answer to a question is the choice that it
 finds most probable. FILE has one JSON object per line: {"question": "...", "choices": ["...",
@@ -16,11 +18,13 @@ finds most probable. FILE has one JSON object per line: {"question": "...", "cho
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
 import numpy as np
+from jax.sharding import Mesh
 
 import jzero
 from jzero import cli, config
@@ -30,7 +34,7 @@ from jzero.decoder.engine import Engine
 from jzero.errors import UserError
 from jzero.hosts import peers, processes
 from jzero.model import adapters, huggingface, peft, qwen
-from jzero.model.base_model import read_base_model
+from jzero.model.base_model import BaseModel, read_base_model
 from jzero.planning.host_memory import (
     check_host_memory,
     graders_part,
@@ -50,7 +54,7 @@ from jzero.rollout.sampler import (
     mesh_of_decoder,
 )
 from jzero.run.environment import versions
-from jzero.run.finished import FoundModel, find_model
+from jzero.run.finished import FoundModel, find_model, read_adapter_flags
 from jzero.run.samples import write_responses
 from jzero.setup import check_context, with_given_adapter, with_stop_strings
 from jzero.sharding.mesh import adapter_shardings, configured_mesh, param_shardings
@@ -110,6 +114,7 @@ class Command(NamedTuple):
     out: Path  # the directory to write to
     settings: config.Config
     questions: list[Path]
+    adapters: dict[str, str]  # by name: several adapters to evaluate one after the other
 
 
 def parse(arguments: Sequence[str]) -> Command:
@@ -122,8 +127,11 @@ def parse(arguments: Sequence[str]) -> Command:
     )
     parser.add_argument(
         "--adapter",
-        default="",
-        help="directory or hub id of an adapter of the model, in PEFT's format",
+        metavar="[NAME=]DIR",
+        action="append",
+        default=[],
+        help="directory or hub id of an adapter of the model, in PEFT's format; with names it may "
+        "be given again",
     )
     task_flags = parser.add_mutually_exclusive_group(required=True)
     task_flags.add_argument(
@@ -140,7 +148,12 @@ def parse(arguments: Sequence[str]) -> Command:
     given, config_flags = parser.parse_known_args(arguments)
     settings = cli.parse_settings(defaults(given.model), config_flags)
     settings.model.path = given.model
-    settings.model.adapter.path = given.adapter or settings.model.adapter.path
+    named = read_adapter_flags(given.adapter)
+    settings.model.adapter.path = named.pop("", "") or settings.model.adapter.path
+    if named and settings.model.adapter.path:
+        raise UserError(
+            f"model.adapter.path={settings.model.adapter.path}: leave it out, or --adapter"
+        )
     # With task.name=mixed each row names its task, so there is no single template with stop
     # strings.
     template = None
@@ -150,7 +163,10 @@ def parse(arguments: Sequence[str]) -> Command:
         template = math_problems.math_template(settings.task.template)
     settings = with_stop_strings(settings, template)
     questions = [Path(path) for path in given.loglikelihood]
-    return Command(split_sources(given.suite), out_directory(given.out), settings, questions)
+    suite_names = split_sources(given.suite)
+    if named and questions:
+        raise UserError("--loglikelihood: give one adapter, as --adapter DIR")
+    return Command(suite_names, out_directory(given.out), settings, questions, named)
 
 
 def parse_run(arguments: Sequence[str]) -> Command:
@@ -167,7 +183,7 @@ def parse_run(arguments: Sequence[str]) -> Command:
             "--suite NAME"
         )
     settings = cli.parse_settings(settings_of_run(found, found.settings), config_flags)
-    return Command(split_sources(given.suite), out_directory(given.out), settings, [])
+    return Command(split_sources(given.suite), out_directory(given.out), settings, [], {})
 
 
 def settings_of_run(found: FoundModel, settings: config.Config) -> config.Config:
@@ -195,6 +211,21 @@ def held_out_problems(settings: config.Config) -> dict[str, list[Problem]]:
     return {HELD_OUT: problems}
 
 
+class LoadedDecoder(NamedTuple):
+    """A decoder without weights, and what is known of its model."""
+
+    sampler: Sampler
+    publish: Callable[[qwen.Params], qwen.Params]  # training parameters -> the decoder's
+    settings: config.Config  # with the rank and the targets of an adapter
+    base: BaseModel
+    mesh: Mesh  # for loading
+
+    def load_frozen(self) -> qwen.Params:
+        """Loads the frozen base under adapters."""
+        assert self.base.directory, "settings.model.path is empty"
+        return load_base(self.base.directory, self.base.model, self.mesh, self.settings.model)
+
+
 def load(
     settings: config.Config, pool: Pool, has_full_cache: bool = False
 ) -> tuple[Sampler, qwen.Params]:
@@ -204,6 +235,70 @@ def load(
     slot at full length. With an adapter at `settings.model.adapter.path` the weights are a base
     with an adapter.
     """
+    decoder = load_decoder(settings, pool, has_full_cache)
+    base, mesh, adapter = decoder.base, decoder.mesh, decoder.settings.model.adapter
+    assert base.directory, "settings.model.path is empty"
+    if not adapter.rank:
+        params = huggingface.load(base.directory, base.model, param_shardings(base.model, mesh))
+        return decoder.sampler, decoder.publish(params)
+    # As in training: the decoder multiplies by a frozen base and by the factors of the adapter.
+    factors = peft.load(
+        peft.resolve(adapter.path),
+        base.model,
+        adapter,
+        adapter_shardings(base.model, adapter, mesh),
+    )
+    weights = decoder.publish(adapters.join(decoder.load_frozen(), factors, adapter.scale))
+    return decoder.sampler, weights
+
+
+class NamedAdapter(NamedTuple):
+    """An adapter in the decoder's layout."""
+
+    name: str
+    settings: config.AdapterConfig  # with its path
+    factors: qwen.Params
+
+
+class BaseWithAdapters(NamedTuple):
+    """A decoder, the weights of a frozen base, and several adapters of it."""
+
+    sampler: Sampler
+    base: qwen.Params
+    adapters: Iterator[NamedAdapter]  # reads an adapter when it is asked for
+
+
+def load_with_adapters(
+    settings: config.Config, named: Mapping[str, str], pool: Pool
+) -> BaseWithAdapters:
+    """Loads a model once, and its adapters one after the other.
+
+    named: the directory or hub id of every adapter. Raises UserError if one does not fit the model;
+    the files of all adapters are looked for before the model is loaded.
+    """
+    directories = {name: peft.resolve(path) for name, path in named.items()}
+    first, *_ = named.values()
+    # With the settings of an adapter, the decoder has a frozen base without fused weights, and room
+    # for an adapter.
+    model = replace(settings.model, adapter=config.AdapterConfig(path=first))
+    decoder = load_decoder(replace(settings, model=model), pool)
+    engine, base = decoder.sampler.engine, decoder.base
+    shapes = {name: peft.read_settings(path, base.model) for name, path in directories.items()}
+
+    def read_all() -> Iterator[NamedAdapter]:
+        for name, adapter in shapes.items():
+            places = adapter_shardings(base.model, adapter, engine.mesh)
+            dtype = settings.model.dtype
+            factors = peft.load(directories[name], base.model, adapter, places, dtype)
+            yield NamedAdapter(name, replace(adapter, path=named[name]), factors)
+
+    return BaseWithAdapters(decoder.sampler, decoder.publish(decoder.load_frozen()), read_all())
+
+
+def load_decoder(
+    settings: config.Config, pool: Pool, has_full_cache: bool = False
+) -> LoadedDecoder:
+    """Returns a decoder for the model at `settings.model.path`. See `load`."""
     if settings.model.adapter.rank and not settings.model.adapter.path:
         raise UserError(
             f"model.adapter.rank={settings.model.adapter.rank} is a setting of training runs: "
@@ -234,19 +329,7 @@ def load(
     sampler, publish = make_sized_sampler(
         decoder, settings.task, base, mesh, decoder_mesh, pool, with_pages
     )
-    adapter = settings.model.adapter
-    if not adapter.rank:
-        params = huggingface.load(base.directory, base.model, param_shardings(base.model, mesh))
-        return sampler, publish(params)
-    # As in training: the decoder multiplies by a frozen base and by the factors of the adapter.
-    frozen = load_base(base.directory, base.model, mesh, settings.model)
-    factors = peft.load(
-        peft.resolve(adapter.path),
-        base.model,
-        adapter,
-        adapter_shardings(base.model, adapter, mesh),
-    )
-    return sampler, publish(adapters.join(frozen, factors, adapter.scale))
+    return LoadedDecoder(sampler, publish, settings, base, mesh)
 
 
 def check_responses(settings: config.Config, name: str, num_problems: int) -> None:
@@ -304,25 +387,63 @@ def run_on(
     # Host memory is checked before the model is loaded.
     for name, problems in problem_sets.items():
         check_responses(settings, name, len(problems))
-
-    summary: dict[str, SuiteSummary] = {}
     with Pool(settings.task.grade_workers) as pool:
         sampler, params = load(settings, pool)
-        for name, problems in problem_sets.items():
-            if settings.eval.rewards:
-                print_left_out(name, problems, settings.task)
-            fitting = sampler.encode_problems(problems, name)
-            if not fitting:
-                raise UserError(
-                    f"rollout.max_prompt_tokens={settings.rollout.max_prompt_tokens}: all prompts "
-                    f"of suite {name} are longer; raise it"
-                )
-            summary[name] = SuiteSummary(
-                problems=len(fitting),
-                dropped=len(problems) - len(fitting),
-                graded_by=name_graders(problems, settings),
-                kinds=evaluate_suite(sampler, params, name, fitting, out, settings),
+        return run_with(sampler, params, problem_sets, out, settings)
+
+
+def run_adapters(
+    specs: list[str], named: Mapping[str, str], out: Path, settings: config.Config
+) -> dict[str, dict[str, SuiteSummary]]:
+    """Evaluates several adapters of one model on suites. The base is loaded once.
+
+    named: the directory or hub id of every adapter. Writes the files of an adapter in `out`/name,
+    and returns the summaries by the names of adapter and suite.
+    """
+    check(settings)
+    problem_sets = load_suites(specs, settings)
+    for name, problems in problem_sets.items():
+        check_responses(settings, name, len(problems))
+    summaries = {}
+    with Pool(settings.task.grade_workers) as pool:
+        loaded = load_with_adapters(settings, named, pool)
+        for adapter in loaded.adapters:
+            params = adapters.join(loaded.base, adapter.factors, adapter.settings.scale)
+            model = replace(settings.model, adapter=adapter.settings)
+            summaries[adapter.name] = run_with(
+                loaded.sampler,
+                params,
+                problem_sets,
+                out / adapter.name,
+                replace(settings, model=model),
             )
+    return summaries
+
+
+def run_with(
+    sampler: Sampler,
+    params: qwen.Params,
+    problem_sets: Mapping[str, list[Problem]],
+    out: Path,
+    settings: config.Config,
+) -> dict[str, SuiteSummary]:
+    """Evaluates decoder weights on problem sets, and writes the files in `out`. See `run_on`."""
+    summary: dict[str, SuiteSummary] = {}
+    for name, problems in problem_sets.items():
+        if settings.eval.rewards:
+            print_left_out(name, problems, settings.task)
+        fitting = sampler.encode_problems(problems, name)
+        if not fitting:
+            raise UserError(
+                f"rollout.max_prompt_tokens={settings.rollout.max_prompt_tokens}: all prompts "
+                f"of suite {name} are longer; raise it"
+            )
+        summary[name] = SuiteSummary(
+            problems=len(fitting),
+            dropped=len(problems) - len(fitting),
+            graded_by=name_graders(problems, settings),
+            kinds=evaluate_suite(sampler, params, name, fitting, out, settings),
+        )
     write_summary(out, settings, {"suites": summary})
     return summary
 
@@ -485,6 +606,12 @@ def main() -> None:
         if command.questions:
             likelihoods = run_loglikelihood(command.questions, command.out, command.settings)
             text = likelihood_table(likelihoods)
+        elif command.adapters:
+            summaries = run_adapters(
+                command.suites, command.adapters, command.out, command.settings
+            )
+            tables = (f"{name}:\n{table(summary)}" for name, summary in summaries.items())
+            text = "\n\n".join(tables)
         elif command.suites:
             text = table(run(command.suites, command.out, command.settings))
         else:

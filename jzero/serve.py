@@ -2,6 +2,7 @@
 
     jzero serve RUN [--host HOST] [--port PORT] [--config.section.field=value ...]
     jzero serve DIR_OR_ID --adapter DIR
+    jzero serve DIR_OR_ID --adapter NAME=DIR --adapter NAME=DIR
     jzero serve DIR_OR_ID --jetstream PORT
 
 RUN is the workdir of a run: its newest export, on its base if it is an adapter, answers with the
@@ -9,8 +10,10 @@ run's lengths, dtype and filters. DIR_OR_ID, or --model DIR_OR_ID, is a model wi
 
 The HTTP API (extra `serve`) has completions and chats. One thread decodes all requests together
 (continuous batching): a request joins at the next call of the device. Another thread serves HTTP.
-With --adapter every request is answered by the model with this adapter, in PEFT's format. With
---jetstream, JetStream's gRPC server (extra `jetstream`) replaces HTTP, and decoding is greedy.
+With --adapter DIR every request is answered by the model with this adapter, in PEFT's format. With
+--adapter NAME=DIR, once for every adapter, the model of a request chooses an adapter by its name,
+or the base; one batch has requests for all of them. With --jetstream, JetStream's gRPC server
+(extra `jetstream`) replaces HTTP, and decoding is greedy.
 """
 
 import argparse
@@ -19,17 +22,19 @@ import os
 import socket
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 
 import jax
 
 from jzero import cli, config
 from jzero.chat import dialogue_settings
+from jzero.decoder.adapter_bank import MOST_SHAPES, AdapterBank, HeldAdapter
 from jzero.errors import UserError
-from jzero.evaluate import load
+from jzero.evaluate import load, load_with_adapters
 from jzero.model import qwen
 from jzero.rollout.sampler import Sampler, make_seed
-from jzero.run.finished import find_model
+from jzero.run.finished import find_model, read_adapter_flags
 from jzero.serving import keys, limits, sockets
 from jzero.serving.connections import BoundedConfig
 from jzero.serving.ending import GracefulServer
@@ -52,8 +57,11 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
     parser.add_argument("--model", default="", help="the same as RUN, as a flag")
     parser.add_argument(
         "--adapter",
-        default="",
-        help="directory or hub id of an adapter of the model, in PEFT's format",
+        metavar="[NAME=]DIR",
+        action="append",
+        default=[],
+        help="directory or hub id of an adapter of the model, in PEFT's format; with names it may "
+        "be given again",
     )
     parser.add_argument(
         "--served-model-name",
@@ -92,9 +100,10 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
             "give one model: jzero serve RUN, where RUN is a workdir, a directory or a hub id"
         )
     options.model = options.model or options.run
+    options.adapters = read_adapter_flags(options.adapter)
     found = find_model(options.model)
-    if options.adapter:
-        found = replace(found, adapter=options.adapter)
+    if options.adapters:
+        found = replace(found, adapter=options.adapters.pop("", ""))
     # As in OpenAI's API, texts do not contain the stop string.
     defaults = dialogue_settings(found)
     defaults.rollout.decode_steps = STREAMED_TOKENS
@@ -108,8 +117,25 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
         # JetStream takes one token per call.
         settings.rollout.decode_steps = 1
         settings.rollout.num_pages = 0
+    check_adapters(options, settings)
     config.validate(settings)
     return options, settings
+
+
+def check_adapters(options: argparse.Namespace, settings: config.Config) -> None:
+    """Raises UserError for options that cannot be with adapters by name."""
+    if not options.adapters:
+        return
+    served_name = options.served_model_name or options.model
+    if served_name in options.adapters:
+        raise UserError(f"--adapter {served_name}=...: this is the name of the base")
+    if settings.model.adapter.path:
+        raise UserError("model.adapter.path: leave it out, or --adapter NAME=DIR")
+    if options.jetstream is not None:
+        raise UserError(
+            f"--jetstream={options.jetstream}: JetStream's requests name no model: give one "
+            "--adapter DIR"
+        )
 
 
 def main() -> None:
@@ -122,7 +148,11 @@ def main() -> None:
         bound = take_port(options, key)
         # JetStream has no preemption, so every slot needs all of its pages.
         has_full_cache = options.jetstream is not None
-        sampler, params = load(settings, Pool(0), has_full_cache)
+        held: dict[str, HeldAdapter] = {}
+        if options.adapters:
+            sampler, params, held = load_bank(settings, options.adapters)
+        else:
+            sampler, params = load(settings, Pool(0), has_full_cache)
         seed = make_seed(sampler.engine, (settings.train.seed, 0))
         if options.jetstream is None:
             sockets.listen(options.host, options.port, bound)
@@ -131,7 +161,35 @@ def main() -> None:
         serve_jetstream(options.jetstream, engine)
     else:
         name = options.served_model_name or options.model
-        serve_http(name, sampler, params, seed, bound, limits_of_server, key)
+        serve_http(name, sampler, params, held, seed, bound, limits_of_server, key)
+
+
+def load_bank(
+    settings: config.Config, named: Mapping[str, str]
+) -> tuple[Sampler, qwen.Params, dict[str, HeldAdapter]]:
+    """Returns a sampler, weights with the adapters of `named`, and their places by name."""
+    loaded = load_with_adapters(settings, named, Pool(0))
+    engine = loaded.sampler.engine
+    bank = AdapterBank(
+        engine.model,
+        loaded.base,
+        engine.mesh,
+        engine.dtype,
+        most_slots=len(named),
+        exact=settings.model.exact,
+    )
+    held: dict[str, HeldAdapter] = {}
+    for adapter in loaded.adapters:
+        place = None
+        if bank.add(adapter.name, adapter.settings, adapter.factors):
+            place = bank.hold(adapter.name)
+        if place is None:
+            raise UserError(
+                f"--adapter {adapter.name}={named[adapter.name]}: at most {MOST_SHAPES} different "
+                "ranks and sets of targets can be served together: leave this adapter out"
+            )
+        held[adapter.name] = place
+    return loaded.sampler, bank.params, held
 
 
 def take_port(options: argparse.Namespace, key: str | None) -> list[socket.socket]:
@@ -153,6 +211,7 @@ def serve_http(
     model_name: str,
     sampler: Sampler,
     params: qwen.Params,
+    held: Mapping[str, HeldAdapter],
     seed: jax.Array,
     bound: list[socket.socket],
     limits_of_server: Limits,
@@ -174,6 +233,7 @@ def serve_http(
         sampler.tokenizer,
         limits_of_server.max_request_sequences,
         limits_of_server.max_request_logprobs,
+        held,
     )
     server = Server(reader, worker, limits_of_server)
     thread = threading.Thread(target=worker.run, args=(params, seed), daemon=True)
@@ -181,7 +241,8 @@ def serve_http(
 
     def announce() -> None:
         addresses = " and ".join(f"{sockets.url(opened)}/v1" for opened in bound)
-        print(f"{model_name}: listening on {addresses} until Ctrl-C", flush=True)
+        names = ", ".join(reader.models)
+        print(f"{names}: listening on {addresses} until Ctrl-C", flush=True)
 
     configuration = BoundedConfig(make_app(server, key), limits_of_server)
     # uvicorn raises the signal that ended it once more.

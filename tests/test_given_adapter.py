@@ -114,6 +114,55 @@ def test_evaluation_with_an_adapter_answers_as_the_merged_model_does(
     assert summary["config"]["model"]["adapter"]["path"] == str(adapter)
 
 
+@pytest.mark.thorough  # as above
+def test_several_adapters_are_evaluated_in_one_go_as_each_alone(
+    base: Path, adapter: Path, tmp_path: Path
+) -> None:
+    other = AdapterConfig(rank=4, alpha=8.0, targets=("q", "down"))
+    peft.save(tmp_path / "b", MODEL, other, random_adapter(other), base=str(base), dtype="float32")
+    named = {"one": str(adapter), "two": str(tmp_path / "b")}
+    out = tmp_path / "together"
+
+    summaries = evaluate.run_adapters(["countdown"], named, out, evaluation(base))
+
+    assert list(summaries) == ["one", "two"]
+    answers = {}
+    for name, path in named.items():
+        evaluate.run(["countdown"], tmp_path / name, evaluation(base, path))
+        answers[name] = (out / name / "countdown-greedy.jsonl").read_text()
+        assert answers[name] == (tmp_path / name / "countdown-greedy.jsonl").read_text()
+        summary = json.loads((out / name / "summary.json").read_text())
+        assert summary["suites"] == summaries[name]
+        assert summary["config"]["model"]["adapter"]["path"] == path
+    assert answers["one"] != answers["two"]
+
+
+def test_adapters_by_name_are_read_from_their_flags(base: Path) -> None:
+    model = ["--model", str(base), "--suite=countdown"]
+    command = evaluate.parse([*model, "--adapter=a=x/y=z", "--adapter=b-2=hub/id"])
+    assert command.adapters == {"a": "x/y=z", "b-2": "hub/id"}
+    assert command.settings.model.adapter.path == ""
+    # A path with a = has no name.
+    command = evaluate.parse([*model, "--adapter=x/y=z"])
+    assert (command.adapters, command.settings.model.adapter.path) == ({}, "x/y=z")
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ("--adapter a=x --adapter a=y", "the name a twice"),
+        ("--adapter x --adapter y", "several adapters without a name"),
+        ("--adapter x --adapter a=y", "several adapters need names"),
+        ("--adapter ..=x", "give NAME=DIR"),
+        ("--adapter =x", "give NAME=DIR"),
+        ("--adapter a=x --config.model.adapter.path=y", "leave it out, or --adapter"),
+    ],
+)
+def test_wrong_names_of_adapters_are_refused(base: Path, flags: str, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        evaluate.parse(["--model", str(base), "--suite=countdown", *flags.split()])
+
+
 def test_the_server_takes_an_adapter(base: Path, adapter: Path) -> None:
     _, settings = serve.parse(["--model", str(base), "--adapter", str(adapter)])
     assert settings.model.adapter.path == str(adapter)

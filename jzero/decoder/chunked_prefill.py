@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
+from jzero.decoder.adapter_bank import BASE_MODEL, has_bank, row_adapters
 from jzero.decoder.decode_state import DecodeState, Start
 from jzero.decoder.engine import Engine, PageCopy, Placement, Samples
 from jzero.decoder.pages import SCRATCH_PAGE
@@ -58,6 +59,7 @@ def place(engine: Engine, sequence: Sequence, slot: int) -> Returning:
         group=sequence.prompt_id,
         shared_tokens=min(len(sequence.prompt_tokens), len(sequence) - 1),
         filters=sequence.filters,
+        adapter=sequence.adapter,
         beginning=sequence.tokens.ids,
     )
     to_write: list[PageCopy] = engine.place(placement)
@@ -89,7 +91,13 @@ def prefill(
     # has written.
     for number in range(max(map(len, chunks_of_shard))):
         next_chunks = [chunks[number : number + 1] for chunks in chunks_of_shard]
-        state = engine.extend(params, state, make_inputs(engine, next_chunks))
+        inputs = make_inputs(engine, next_chunks)
+        if has_bank(params):
+            held = [
+                chunks[0][0].sequence.adapter if chunks else BASE_MODEL for chunks in next_chunks
+            ]
+            inputs = inputs._replace(adapters=row_adapters(held))
+        state = engine.extend(params, state, inputs)
     starts = [make_start(item, temperature) for item in returning]
     return engine.start(state, starts, samples)
 

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import PyTree
 
 from jzero.decoder.sampling import SlotFilters
+from jzero.model.linear import RowAdapters
 
 Leaf = TypeVar("Leaf")
 """A jax.Array, or what describes one: its PartitionSpec, its sharding, its ShapeDtypeStruct."""
@@ -107,6 +108,13 @@ class ResumePoint(NamedTuple, Generic[Leaf]):
     limit: Leaf  # the number of tokens at which the next turn ends
 
 
+class PromptChoices(NamedTuple):
+    """What requests to a server choose for one call of `prefill`."""
+
+    filters: SlotFilters  # of every prompt
+    adapters: RowAdapters | None  # of every prompt, in an adapter bank; None without a bank
+
+
 class Choices(NamedTuple):
     """What requests to a server choose for one call of `generate`."""
 
@@ -114,6 +122,7 @@ class Choices(NamedTuple):
     num_steps: (
         jax.Array | np.ndarray
     )  # i32[shards] of the call, at most `decode_steps`; the same for all shards
+    adapters: RowAdapters | None  # of every slot, in an adapter bank; None without a bank
 
 
 # How the values are split over the slot shards. Only the axis "slots" is manual in the programs, so

@@ -52,7 +52,7 @@ def seconds_of_pass(engine: Engine, params: qwen.Params, samples: Samples, kind:
     ]
     state = engine.start(engine.init_decode_state(), starts, samples)
     words = jax.device_put(np.zeros(2, np.uint32), NamedSharding(engine.mesh, P()))
-    inputs = engine.idle_inputs(engine.drafter.inputs_at(kind, {}), samples)
+    inputs = engine.idle_inputs(params, engine.drafter.inputs_at(kind, {}), samples)
     seed = jax.jit(jax.random.wrap_key_data)(words)
     jax.block_until_ready((state, seed, inputs))
     started = time.perf_counter()

@@ -43,6 +43,7 @@ from jzero.decoder.programs import (
 )
 from jzero.decoder.sampling import SlotFilters
 from jzero.model import qwen
+from jzero.model.linear import RowAdapters
 from jzero.tokens import TRACKS
 
 NUM_COUNTS = 3  # of every slot: passes, tokens of drafts, accepted tokens of drafts
@@ -80,6 +81,7 @@ class Call(NamedTuple):
     forced: Int[Array, "slots steps"] | None
     most_tokens: Int[Array, " slots"]  # of this call
     filters: SlotFilters | None
+    adapters: RowAdapters | None
 
 
 def compile_generate(settings: ProgramSettings, mesh: Mesh) -> jax.stages.Wrapped:
@@ -187,6 +189,7 @@ def generate_with_drafts(
         forced=forced_tokens,
         most_tokens=most_tokens,
         filters=None if choices is None else choices.filters,
+        adapters=None if choices is None else choices.adapters,
     )
     empty_result = ResultTokens(
         tracks={
@@ -257,6 +260,7 @@ def plain_pass(call: Call, loop: Loop) -> Loop:
         call.shared_pages,
         None if forced is None else forced[:, 0],
         call.filters,
+        call.adapters,
     )
     # A slot that only waits for the rest of its reply stays active.
     next_state = next_state._replace(active=jnp.where(running, next_state.active, state.active))
@@ -303,6 +307,7 @@ def draft_pass(call: Call, loop: Loop) -> Loop:
         shared_pages,
         None if forced is None else forced.ravel(),
         jax.tree.map(for_each_row, call.filters),
+        jax.tree.map(for_each_row, call.adapters),
     )
     sampled = {name: x.reshape(slots, width, *x.shape[1:]) for name, x in sampled.items()}
 

@@ -39,11 +39,13 @@ from jaxtyping import Bool, Float, Int, PyTree
 from jzero import attention
 from jzero.config import RolloutConfig
 from jzero.decoder import slot_state
+from jzero.decoder.adapter_bank import BASE_MODEL, HeldAdapter, has_bank, row_adapters
 from jzero.decoder.decode_state import (
     Arrival,
     Choices,
     DecodeState,
     Prefix,
+    PromptChoices,
     ResultTokens,
     ResumePoint,
     Start,
@@ -58,6 +60,7 @@ from jzero.decoder.score_program import ScoreInputs, TokenScores, compile_extend
 from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.model.delta_net import DeltaState
+from jzero.model.linear import RowAdapters
 from jzero.numerics.sizes import divide_up, power_of_two
 from jzero.tokens import TrackShapes
 
@@ -89,6 +92,7 @@ class Placement:
     group: Hashable  # samples with the same group share the full pages
     shared_tokens: int  # of their first `shared_tokens` tokens
     filters: Filters | None = None  # of a request to a server; None: the engine's
+    adapter: HeldAdapter = BASE_MODEL  # samples share pages only if their weights are the same
     reserved_tokens: int = 0  # tokens whose KV the calls dispatched so far may have written
     is_paused: bool = False  # between two turns: the slot keeps its pages and does not decode
     resume_point: ResumePoint[int] | None = None  # for the next call, after a pause
@@ -456,7 +460,8 @@ class Engine:
         shard = self.shard_of(placement.slot)
         full_pages = placement.shared_tokens // self.settings.page_size
         for other in self.placements.values():
-            if other.group == placement.group and self.shard_of(other.slot) == shard:
+            is_same = (other.adapter, other.group) == (placement.adapter, placement.group)
+            if is_same and self.shard_of(other.slot) == shard:
                 slot = other.slot % self.slots_per_shard
                 return self.page_allocators[shard].pages_of_slot[slot][:full_pages]
         return []
@@ -528,6 +533,7 @@ class Engine:
         seed: jax.Array,
         samples: Samples = ROLLOUTS,
         filters: SequenceOf[Filters | None] = (),
+        adapters: SequenceOf[HeldAdapter] = (),
     ) -> Prefix[jax.Array]:
         """Prefills prompts and samples the first token of each of their samples.
 
@@ -538,11 +544,14 @@ class Engine:
             requests: the number that keys the noise of each sample.
             seed: a PRNG key.
             filters: of the prompts, if `samples` has choices; None: the engine's.
+            adapters: of the prompts, if `params` have an adapter bank; `samples` has choices then.
         """
         arrays = self._to_device(padded_tokens, true_length, requests, temperature)
         if samples.has_choices:
             columns = self._to_device(*self.filter_columns(filters))
-            return self.programs(samples).prefill(params, seed, *arrays, SlotFilters(*columns))
+            choices = PromptChoices(SlotFilters(*columns), self._adapters(params, adapters))
+            return self.programs(samples).prefill(params, seed, *arrays, choices)
+        assert not has_bank(params), "sequences choose their adapters: Samples.has_choices"
         return self.programs(samples).prefill(params, seed, *arrays)
 
     def prefill(
@@ -655,21 +664,26 @@ class Engine:
             texts = drafter.remember(decode_state.drafts, self._take_beginnings())
             decode_state = decode_state._replace(drafts=texts)
             arrays.append(drafter.inputs(self._references()))
-        inputs = self._last_inputs(samples)
+        inputs = self._last_inputs(params, samples)
         return self.programs(samples).generate(params, decode_state, seed, *arrays, *inputs)
 
-    def idle_inputs(self, drafts: DraftInputs[jax.Array], samples: Samples) -> list[PyTree]:
+    def idle_inputs(
+        self, params: qwen.Params, drafts: DraftInputs[jax.Array], samples: Samples
+    ) -> list[PyTree]:
         """Returns the inputs of `generate` after the seed, for slots on the scratch page."""
         slots = self.max_concurrent_decodes
         table = np.zeros((slots, self.pages_per_slot), np.int32)
         shared_pages = np.zeros(slots // self.slots_per_block, np.int32)
         arrays = self._to_device(table, np.ones(slots, np.bool_), shared_pages)
-        return [*arrays, drafts, *self._last_inputs(samples)]
+        return [*arrays, drafts, *self._last_inputs(params, samples)]
 
-    def _last_inputs(self, samples: Samples) -> list[jax.Array] | list[Choices]:
+    def _last_inputs(
+        self, params: qwen.Params, samples: Samples
+    ) -> list[jax.Array] | list[Choices]:
         """Returns the last inputs of the next call, and clears those of slots between turns."""
         if samples.has_choices:
-            return [self._choices()]
+            return [self._choices(params)]
+        assert not has_bank(params), "sequences choose their adapters: Samples.has_choices"
         assert self.call_steps == self.settings.decode_steps, f"{self.call_steps=}"
         return self._to_device(*self._take_turn_inputs())
 
@@ -798,14 +812,22 @@ class Engine:
         shortest = lengths.reshape(-1, self.slots_per_block).min(axis=1)
         return np.minimum(common_pages, shortest // self.settings.page_size).astype(np.int32)
 
-    def _choices(self) -> Choices:
-        """Returns the filters of the sequences in the slots, and the steps of the next call."""
+    def _choices(self, params: qwen.Params) -> Choices:
+        """Returns what the sequences in the slots choose, and the steps of the next call."""
         by_slot: list[Filters | None] = [None] * self.max_concurrent_decodes
+        held = [BASE_MODEL] * self.max_concurrent_decodes
         for slot, placement in self.placements.items():
             by_slot[slot] = placement.filters
+            held[slot] = placement.adapter
         num_steps = np.full(self.num_shards, self.call_steps, np.int32)
         *columns, num_steps = self._to_device(*self.filter_columns(by_slot), num_steps)
-        return Choices(SlotFilters(*columns), num_steps)
+        return Choices(SlotFilters(*columns), num_steps, self._adapters(params, held))
+
+    def _adapters(self, params: qwen.Params, held: SequenceOf[HeldAdapter]) -> RowAdapters | None:
+        """Returns the adapters of sequences; None if the weights have no adapter bank."""
+        if not has_bank(params):
+            return None
+        return jax.tree.map(self._split_over_shards, row_adapters(held))
 
     def _take_turn_inputs(self) -> list[np.ndarray]:
         """Returns the inputs of the next call for slots between turns, and clears them.

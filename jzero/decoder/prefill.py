@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32, Int32
 
+from jzero.decoder.adapter_bank import BASE_MODEL, HeldAdapter
 from jzero.decoder.engine import Engine
 from jzero.decoder.sampling import Filters
 from jzero.decoder.sequence import Groups, Sequence
@@ -79,6 +80,7 @@ class PrefillBatch:
     requests: Int32[np.ndarray, "rows group_size"]
     temperature: Float32[np.ndarray, " rows"]
     filters: list[Filters | None]  # of the rows; None: the engine's
+    adapters: list[HeldAdapter]  # of the rows
 
 
 def take_prefill_batch(
@@ -112,6 +114,7 @@ def take_prefill_batch(
         requests=np.zeros((num_rows, group_size), np.int32),
         temperature=np.zeros(num_rows, np.float32),
         filters=[None] * num_rows,
+        adapters=[BASE_MODEL] * num_rows,
     )
     for shard, groups in enumerate(taken):
         for row, group in enumerate(groups, start=shard * rows_per_shard):
@@ -123,6 +126,7 @@ def take_prefill_batch(
             request_ids = [sequence.request_id for sequence in group]
             batch.requests[row, : len(group)] = request_ids
             batch.filters[row] = first.filters
+            batch.adapters[row] = first.adapter
             batch.temperature[row] = first.temperature_or(temperature)
     return batch
 

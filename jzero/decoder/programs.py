@@ -28,12 +28,14 @@ from jzero.decoder.decode_state import (
     Choices,
     DecodeState,
     Prefix,
+    PromptChoices,
     ResultTokens,
     ResumePoint,
     Start,
 )
 from jzero.decoder.program_settings import ProgramSettings
 from jzero.model import qwen
+from jzero.model.linear import RowAdapters
 from jzero.model.quantized import QuantizedWeight
 from jzero.model.run_model import ModelInputs, run_model
 from jzero.sharding.tpu_options import tpu_options
@@ -68,15 +70,15 @@ def compile_programs(settings: ProgramSettings, mesh: Mesh) -> Programs:
     prefix_specs = PREFIX_SPECS._replace(slot_state=slot_state.specs_of(settings.model))
     # Resume points and forced tokens, which `generate` takes only if episodes have several turns.
     turn_inputs = (by_slot, by_slot) if settings.max_turns > 1 else ()
-    filters: tuple[P, ...] = ()
+    prompt_choices: tuple[P, ...] = ()
     decode: Callable = generate
     if settings.has_choices:
         # Requests to a server have one turn.
-        decode, turn_inputs, filters = generate_as_chosen, (by_slot,), (by_slot,)
+        decode, turn_inputs, prompt_choices = generate_as_chosen, (by_slot,), (by_slot,)
     return Programs(
         prefill=program(
             prefill,
-            in_specs=(everywhere, everywhere, by_slot, by_slot, by_slot, by_slot, *filters),
+            in_specs=(everywhere, everywhere, by_slot, by_slot, by_slot, by_slot, *prompt_choices),
             out_specs=prefix_specs,
         ),
         insert=program(
@@ -151,7 +153,7 @@ def prefill(
     lengths: Int[Array, " prompts"],
     requests: Int[Array, "prompts G"],
     temperature: Float[Array, " prompts"],
-    filters: sampling.SlotFilters | None = None,
+    choices: PromptChoices | None = None,
 ) -> Prefix[jax.Array]:
     """Computes the keys and values of prompts, and samples the first token of each sample.
 
@@ -159,8 +161,10 @@ def prefill(
         tokens: prompts, padded at their end to whole pages.
         lengths: tokens of each prompt, at least 1.
         requests: the number that keys the noise of each sample.
-        filters: of the prompts, if `settings.has_choices`.
+        choices: the filters and the adapters of the prompts, if `settings.has_choices`.
     """
+    filters = None if choices is None else choices.filters
+    adapters = None if choices is None else choices.adapters
     prompts, width = tokens.shape
     samples = requests.shape[1]
     is_token = jnp.arange(width)[None] < lengths[:, None]
@@ -168,7 +172,7 @@ def prefill(
     outputs = run_model(
         settings.model,
         params,
-        ModelInputs(tokens, positions, is_token),
+        ModelInputs(tokens, positions, is_token, adapters=adapters),
         prompt_cache(settings, is_token.astype(jnp.int32)),
         settings.arithmetic,
         dtype=settings.dtype,
@@ -334,7 +338,8 @@ def generate(
         resume_points: the fields of `ResumePoint`, for episodes of several turns.
         forced_tokens: tokens that a slot takes instead of sampled ones, by step; -1 samples. The
             environment's reply enters the sequence this way.
-        choices: the filters of the slots and the number of steps, if `settings.has_choices`.
+        choices: the filters and the adapters of the slots and the number of steps, if
+            `settings.has_choices`.
     """
     # Cast and reshape once per call, outside of the loop over steps and layers.
     params = with_flat_outputs(qwen.cast(params, settings.dtype))
@@ -353,6 +358,7 @@ def generate(
 
     num_steps = settings.decode_steps if choices is None else choices.num_steps[0]
     filters = None if choices is None else choices.filters
+    adapters = None if choices is None else choices.adapters
 
     def has_next_step(carry: LoopCarry) -> jax.Array:
         step, is_due, _, _ = carry
@@ -365,7 +371,7 @@ def generate(
         counts = result.counts + state.active
         forced = None if forced_tokens is None else forced_tokens[:, step]
         state, sampled = decode_step(
-            settings, params, state, seed, table, shared_pages, forced, filters
+            settings, params, state, seed, table, shared_pages, forced, filters, adapters
         )
 
         def write(column: jax.Array, columns: jax.Array) -> jax.Array:
@@ -442,6 +448,7 @@ def decode_step(
     shared_pages: Int[Array, " blocks"],
     forced: Int[Array, " slots"] | None,
     filters: sampling.SlotFilters | None,
+    adapters: RowAdapters | None = None,
 ) -> tuple[DecodeState[jax.Array], dict[str, jax.Array]]:
     """Computes one token for every slot, active or not, and returns its tracks.
 
@@ -452,7 +459,7 @@ def decode_step(
     outputs = run_model(
         settings.model,
         params,
-        ModelInputs(state.tokens[:, None], positions[:, None], active[:, None]),
+        ModelInputs(state.tokens[:, None], positions[:, None], active[:, None], adapters=adapters),
         slot_cache(settings, state, table, shared_pages),
         settings.arithmetic,
         dtype=settings.dtype,

@@ -216,6 +216,13 @@ class Scheduler:
             pass
         self.scorer.cancel()
 
+    def use_weights(self, params: qwen.Params) -> None:
+        """Replaces the weights for the next calls.
+
+        Sequences continue with the adapters that they hold in an `adapter_bank.AdapterBank`.
+        """
+        self.params = self.scorer.params = params
+
     def cancel(self) -> None:
         """Drops all unfinished sequences and frees their pages. A suspended `run` then ends."""
         for slot in (*self.decoding, *self.waiting):
@@ -382,6 +389,7 @@ class Scheduler:
             seed=self.seed,
             samples=self.samples,
             filters=batch.filters,
+            adapters=batch.adapters,
         )
         for item in batch.rows:
             self.counters.prefills += 1
@@ -412,6 +420,7 @@ class Scheduler:
                     group=sequence.prompt_id,
                     shared_tokens=len(sequence.prompt_tokens),
                     filters=sequence.filters,
+                    adapter=sequence.adapter,
                     beginning=sequence.tokens.ids,
                 )
                 try:

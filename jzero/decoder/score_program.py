@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from jzero.decoder import slot_state
 from jzero.decoder.caches import chunk_cache
@@ -59,6 +59,8 @@ class ScoreInputs(NamedTuple, Generic[Leaf]):
     # i32[rows]: the rows of the states that the chunks continue; SCORING_ROWS and above: padding.
     # None in models without such states.
     state_rows: Leaf | None = None
+    # RowAdapters of the rows, in an adapter bank; None without a bank.
+    adapters: PyTree = None
 
 
 class TokenScores(NamedTuple, Generic[Leaf]):
@@ -163,7 +165,7 @@ def extend(
     outputs = run_model(
         settings.model,
         params,
-        ModelInputs(inputs.tokens, positions, is_token),
+        ModelInputs(inputs.tokens, positions, is_token, adapters=inputs.adapters),
         cache,
         settings.arithmetic,
         dtype=settings.dtype,

@@ -8,10 +8,11 @@ A sequence reserves all of its pages at once, and every call scores one chunk of
 therefore always finishes, however few pages there are. While the first sequence of the queue lacks
 pages, the scheduler places no sequence in a slot.
 
-Prefix sharing: a sequence reuses pages that already hold its beginning. They belong to sequences in
-slots, or to sequences that were scored before, which keep their pages until the space is needed.
-Sequences with a common beginning compute it once, except for tokens with requested scores. Models
-with recurrent layers (`slot_state.py`) share nothing: pages do not hold their states.
+Prefix sharing: a sequence reuses pages that already hold its beginning, computed with the same
+weights. They belong to sequences in slots, or to sequences that were scored before, which keep
+their pages until the space is needed. Sequences with a common beginning compute it once, except for
+tokens with requested scores. Models with recurrent layers (`slot_state.py`) share nothing: pages do
+not hold their states.
 """
 
 import itertools
@@ -23,6 +24,7 @@ import jax
 import numpy as np
 from jaxtyping import Float32, Int32
 
+from jzero.decoder.adapter_bank import BASE_MODEL, HeldAdapter, has_bank, row_adapters
 from jzero.decoder.decode_state import DecodeState
 from jzero.decoder.engine import SCORING_ROWS, Engine
 from jzero.decoder.pages import SCRATCH_PAGE, OutOfPages
@@ -48,6 +50,7 @@ class Scoring:
     temperature: float = 1.0  # at which the tokens are scored; above 0
     # Tokens before this one are scored at temperature 1.
     temperature_from: int = 0
+    adapter: HeldAdapter = BASE_MODEL  # its weights, if the engine's have an adapter bank
     scores: TokenScores[np.ndarray] = field(init=False)  # one row, for tokens[first:]
     num_scored: int = 0  # number of tokens from `first` on with scores
 
@@ -251,7 +254,10 @@ class Scorer:
         # The token before `first` is computed, because its output gives the score of `first`.
         most_pages = (scoring.first - 1) // page_size
 
-        def count_pages(tokens: Int32[np.ndarray, " tokens"]) -> int:
+        def count_pages(adapter: HeldAdapter, tokens: Int32[np.ndarray, " tokens"]) -> int:
+            # Keys and values are those of the tokens only with the same weights.
+            if adapter != scoring.adapter:
+                return 0
             return min(most_pages, count_common(scoring.tokens, tokens) // page_size)
 
         num_running = [len(running(rows)) for rows in self.rows]
@@ -262,17 +268,19 @@ class Scorer:
         for slot, sequence in in_slots.items():
             # A prefill has written the prompt. The tokens after it may belong to a reply, which
             # later calls will write.
-            if (count := count_pages(sequence.prompt_tokens)) > len(best):
+            count = count_pages(sequence.adapter, sequence.prompt_tokens)
+            if count > len(best):
                 shard = engine.shard_of(slot)
                 best = engine.pages_of(shard, slot % engine.slots_per_shard)[:count]
         most_coming = 0
         used: ScoredRow | None = None
         for row in itertools.chain.from_iterable(self.rows):
-            if (count := count_pages(row.scoring.tokens[: row.position])) > len(best):
+            adapter, tokens = row.scoring.adapter, row.scoring.tokens
+            if (count := count_pages(adapter, tokens[: row.position])) > len(best):
                 used, shard = row, row.shard
                 best = engine.pages_of(shard, engine.slots_per_shard + row.row)[:count]
             if not row.has_ended:
-                most_coming = max(most_coming, count_pages(row.scoring.tokens[: row.num_inputs]))
+                most_coming = max(most_coming, count_pages(adapter, tokens[: row.num_inputs]))
         if used is not None and used.has_ended:
             self.rows[shard].remove(used)
             self.rows[shard].append(used)  # the rows are in the order of their last use
@@ -362,6 +370,7 @@ class Scorer:
         )
         assert inputs.targets is not None and inputs.temperature is not None
         parts = []
+        held = [BASE_MODEL] * num_rows
         for shard, rows in enumerate(by_shard):
             for i, row in enumerate(rows, start=shard * rows_per_shard):
                 start, end = row.position, min(row.position + width, row.num_inputs)
@@ -378,8 +387,11 @@ class Scorer:
                 if inputs.state_rows is not None:
                     inputs.state_rows[i] = row.row
                 parts.append(Part(row.scoring, i, start, end))
+                held[i] = row.scoring.adapter
                 row.position = end
                 row.has_ended = end == row.num_inputs
+        if has_bank(self.params):
+            inputs = inputs._replace(adapters=row_adapters(held))
         return inputs, parts
 
     def _chunk_width(self, row: ScoredRow) -> int:

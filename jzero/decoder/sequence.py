@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from jzero.config import RolloutConfig
+from jzero.decoder.adapter_bank import BASE_MODEL, HeldAdapter
 from jzero.decoder.sampling import Filters
 from jzero.tokens import Tokens
 from jzero.types import Turn
@@ -28,7 +29,7 @@ PollReplies = Callable[[bool], list[Reply]]  # see Scheduler.run
 class Sequence:
     """One sample: its tokens so far, and the state that the scheduler needs to continue it."""
 
-    prompt_id: int  # sequences with the same prompt_id share the KV pages of their prompt
+    prompt_id: int  # sequences with the same prompt_id and weights share the prompt's KV pages
     sample_index: int  # index in the group of its prompt
     request_id: int  # keys the noise, a function of (seed, request_id, position)
     prompt_tokens: Int32[np.ndarray, " tokens"]
@@ -45,6 +46,7 @@ class Sequence:
     stop_strings: list[str] = field(default_factory=list)  # end a turn, besides rollout.stop
     filters: Filters | None = None  # of a request to a server; None: those of the settings
     stop_ids: tuple[int, ...] = ()  # end a turn, besides those of the engine
+    adapter: HeldAdapter = BASE_MODEL  # its weights, if the engine's have an adapter bank
 
     def __post_init__(self) -> None:
         if not len(self.tokens):

@@ -17,7 +17,17 @@ from jaxtyping import Array, Float, PyTree, Shaped
 
 from jzero.attention.exact import sum_by_halves
 from jzero.model.delta_net import in_fp32
-from jzero.model.linear import LINEAR_OUTPUT, LinearWeight, linear
+from jzero.model.linear import (
+    LINEAR_OUTPUT,
+    BankedWeight,
+    LinearWeight,
+    RowAdapters,
+    as_matrix,
+    linear,
+    rows_of,
+    separate_banked_product,
+    slots_of,
+)
 
 # Rows of every product (`in_tiles`). With another number of rows, the libraries that XLA:CPU calls
 # take other code paths, with other bits.
@@ -83,10 +93,36 @@ def rounded(product: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 def tiled_product(
-    shards: int, x: Float[Array, "N inputs"], weight: LinearWeight
+    shards: int, x: Float[Array, "N inputs"], weight: LinearWeight | BankedWeight
 ) -> Float[Array, "N outputs"]:
     """Computes `linear` for one tile of rows at a time. See `in_tiles`."""
+    if isinstance(weight, BankedWeight):
+        return tiled_banked_product(shards, x, weight)
     return checkpoint_name(in_tiles(linear, shards, x, weight), LINEAR_OUTPUT)
+
+
+def tiled_banked_product(
+    shards: int, x: Float[Array, "N inputs"], weight: BankedWeight
+) -> Float[Array, "N outputs"]:
+    """Computes `separate_banked_product` for one tile of rows, with their adapters, at a time."""
+    # Only decoders have banks, and in their programs XLA splits no rows.
+    assert shards == 1, f"{shards=}"
+
+    # The factors of one slot are arrays of their own, as those of a single adapter are.
+    slots = lax.optimization_barrier(slots_of(weight, x.shape[1]))
+    matrix = as_matrix(weight.weight, x.shape[1])
+
+    def multiply_tile(tile: tuple[jax.Array, RowAdapters]) -> jax.Array:
+        rows, adapters = tile
+        return separate_banked_product(rows, matrix, adapters, slots)
+
+    def split(column: Shaped[Array, "N ..."]) -> Shaped[Array, "tiles rows ..."]:
+        return column.reshape(-1, ROW_TILE, *column.shape[1:])
+
+    # The barriers are those of `in_tiles`.
+    tiles = lax.optimization_barrier(jax.tree.map(split, (x, rows_of(weight))))
+    out = lax.optimization_barrier(lax.map(multiply_tile, tiles))
+    return out.reshape(len(x), -1)
 
 
 def pad_rows(shards: int, x: Shaped[Array, "rows ..."]) -> Shaped[Array, "padded ..."]:

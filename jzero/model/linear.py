@@ -4,7 +4,8 @@
 
 A weight is an array [*inputs, *outputs], a frozen int8 `QuantizedWeight`, or an `AdaptedWeight`: an
 array or `QuantizedWeight`, frozen, with a low-rank adapter (LoRA, Hu et al. 2021, arXiv:2106.09685,
-eq. 3). Layers do not depend on the kind of weight. A new kind is one more case of `linear`.
+eq. 3). A `BankedWeight` has many adapters, and every row of x uses one of them or none. Layers do
+not depend on the kind of weight. A new kind is one more case of `linear`.
 
 A layer calls `linear` as `Arithmetic.product`: with `model.exact` that is `exact.tiled_product`,
 which calls `linear` for one tile of rows at a time.
@@ -16,17 +17,17 @@ An int8 weight is never dequantized for a product: its integers are exact in eve
 so the product is with the integers, and the scale of each channel multiplies the channel's output.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from typing import TypeAlias
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from jzero.model.quantized import QuantizedWeight, dequantize
 from jzero.numerics.products import (
@@ -41,6 +42,13 @@ from jzero.numerics.products import (
 LOW_RANK_PRODUCT = "low rank product"  # x A [N, R]: narrow, so keeping it is almost free
 LINEAR_OUTPUT = "linear output"  # [N, outputs]
 GROUPED_PRODUCT = "grouped product"  # [N * experts of a token, outputs]
+
+
+FrozenWeight: TypeAlias = Array | QuantizedWeight
+
+
+Leaf = TypeVar("Leaf")
+"""A jax.Array, or what describes one: its PartitionSpec, an array of NumPy."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["weight", "a", "b"], meta_fields=["scale"])
@@ -77,6 +85,39 @@ class AdaptedWeight:
         return weight.astype(np.float32) + self.scale * change.reshape(weight.shape)
 
 
+class RowAdapters(NamedTuple, Generic[Leaf]):
+    """The adapter of every row of x, or of every sequence of a program."""
+
+    slot: Leaf  # i32[N] in the bank; -1: the base without an adapter
+    scale: Leaf  # f32[N] alpha / R of this adapter
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["a", "b"], meta_fields=["first"])
+@dataclass(frozen=True)
+class BankedFactors:
+    """The factors of n adapters of one rank. Unused slots are zeros.
+
+    The slots are next to the ranks, so that one product serves all adapters of a group.
+    """
+
+    a: Float[Array, "... n R"]  # [*inputs, n, R]
+    b: Float[Array, "n R ..."]  # [n, R, *outputs]
+    first: int  # the bank's number of the first of these slots
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["weight", "groups", "rows"], meta_fields=[])
+@dataclass(frozen=True)
+class BankedWeight:
+    """A frozen weight W with many adapters (`decoder.adapter_bank`). It has no gradient.
+
+    In the stack of all layers every array leads with an axis [L].
+    """
+
+    weight: FrozenWeight  # [*inputs, *outputs]
+    groups: tuple[BankedFactors, ...]  # one for every shape of adapters
+    rows: RowAdapters | None = None  # set by `choose_adapters`
+
+
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["weight", "bias"],
@@ -104,16 +145,16 @@ class PartOfJoined:
     """Placeholder for a weight or a bias that is part of a `JoinedWeight`. It has no array."""
 
 
-FrozenWeight: TypeAlias = Array | QuantizedWeight
 LinearWeight: TypeAlias = FrozenWeight | AdaptedWeight
 # (x [N, inputs], weight) -> [N, outputs]: `linear`, or an `Arithmetic.product` that calls it.
 Product: TypeAlias = Callable[..., jax.Array]
 
 
 def linear(
-    x: Float[Array, "N inputs"], weight: LinearWeight | JoinedWeight | PartOfJoined
+    x: Float[Array, "N inputs"],
+    weight: LinearWeight | BankedWeight | JoinedWeight | PartOfJoined,
 ) -> Float[Array, "N outputs"]:
-    """Multiplies x by a weight [*inputs, *outputs]: plain, int8, or with an adapter."""
+    """Multiplies x by a weight [*inputs, *outputs]: plain, int8, or with adapters."""
     if isinstance(weight, JoinedWeight | PartOfJoined):  # a user-defined layer
         raise TypeError(
             "linear() got a weight that the decoder has fused with others. A layer has to multiply "
@@ -132,6 +173,8 @@ def linear(
             weight.scale,
         )
         return checkpoint_name(out, LINEAR_OUTPUT)
+    if isinstance(weight, BankedWeight):
+        return banked_product(x, weight)
     if isinstance(weight, QuantizedWeight):
         return checkpoint_name(quantized_product(x, weight.as_matrix(inputs)), LINEAR_OUTPUT)
     # A plain weight. Narrow types need the product that accumulates in fp32.
@@ -263,6 +306,99 @@ def adapted_backward(
 
 
 adapted_product.defvjp(adapted_forward, adapted_backward)
+
+
+# -- a weight with many adapters -------------------------------------------------------------------
+
+
+def choose_adapters(layers: Mapping[str, PyTree], rows: RowAdapters) -> dict[str, PyTree]:
+    """Returns the parameters of all layers, with the adapters of the rows in banked weights."""
+
+    def with_rows(leaf: PyTree) -> PyTree:
+        if not isinstance(leaf, BankedWeight):
+            return leaf
+        # The loop over the layers slices every array, so the rows have an axis of layers as well.
+        num_layers = len(leaf.groups[0].a)
+        by_layer = (jnp.broadcast_to(column, (num_layers, *column.shape)) for column in rows)
+        return replace(leaf, rows=RowAdapters(*by_layer))
+
+    return {name: with_rows(leaf) for name, leaf in layers.items()}
+
+
+def banked_product(x: Float[Array, "N inputs"], weight: BankedWeight) -> Float[Array, "N outputs"]:
+    """Computes x W + scale * (x A) B with the A, B and scale of every row.
+
+    All adapters of a group are one product, in which a row keeps the ranks of its own adapter. The
+    other ranks are zeros in the second product. This is more arithmetic than a gather of the
+    factors, but it reads every factor once and not once for each row.
+    """
+    base, rows = times_weight(x, as_matrix(weight.weight, x.shape[1])), rows_of(weight)
+    for group in weight.groups:
+        num_slots, rank = group.b.shape[:2]
+        low_rank = product_in_fp32("ni,ir->nr", x, group.a.reshape(x.shape[1], -1))
+        is_own = rows.slot[:, None] == group.first + jnp.arange(num_slots)
+        kept = jnp.where(is_own[..., None], low_rank.reshape(-1, num_slots, rank), 0)
+        change = product_in_fp32(
+            "nr,ro->no",
+            kept.reshape(len(x), -1).astype(x.dtype),
+            group.b.reshape(num_slots * rank, -1),
+        )
+        base = base + rows.scale[:, None] * change
+    return base.astype(x.dtype)
+
+
+class SlotFactors(NamedTuple):
+    """The factors in the slots of a group, as matrices."""
+
+    slots: Int[Array, " n"]
+    a: Float[Array, "n inputs R"]
+    b: Float[Array, "n R outputs"]
+
+
+def slots_of(weight: BankedWeight, inputs: int) -> list[SlotFactors]:
+    """Returns the factors of every group of a bank."""
+    groups = []
+    for group in weight.groups:
+        num_slots, rank = group.b.shape[:2]
+        a = jnp.swapaxes(group.a.reshape(inputs, num_slots, rank), 0, 1)
+        b = group.b.reshape(num_slots, rank, -1)
+        groups.append(SlotFactors(group.first + jnp.arange(num_slots), a, b))
+    return groups
+
+
+def separate_banked_product(
+    x: Float[Array, "N inputs"],
+    weight: FrozenWeight,
+    rows: RowAdapters,
+    groups: Sequence[SlotFactors],
+) -> Float[Array, "N outputs"]:
+    """Computes `banked_product` with the same products and sums as `adapted_product`.
+
+    A row has the same bits as with its adapter only, if the ranks of the bank are not padded.
+
+    weight: [inputs, outputs]. groups: as `slots_of` returns them.
+    """
+    base = times_weight(x, weight)
+
+    def use_slot(
+        out: Float[Array, "N outputs"], factors: SlotFactors
+    ) -> tuple[Float[Array, "N outputs"], None]:
+        slot, a, b = factors
+        low_rank = product_in_fp32("ni,ir->nr", x, a).astype(x.dtype)
+        change = rows.scale[:, None] * product_in_fp32("nr,ro->no", low_rank, b)
+        is_own = rows.slot[:, None] == slot
+        return jnp.where(is_own, (base + change).astype(x.dtype), out), None
+
+    out = base.astype(x.dtype)
+    for group in groups:
+        out, _ = jax.lax.scan(use_slot, out, group)
+    return out
+
+
+def rows_of(weight: BankedWeight) -> RowAdapters:
+    """Returns the adapters of the rows of a product."""
+    assert weight.rows is not None, "the program has not chosen the adapters of its rows"
+    return weight.rows
 
 
 # -- an int8 weight without an adapter -------------------------------------------------------------

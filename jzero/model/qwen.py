@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn import initializers
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from jzero.attention.xla import ATTENTION_OUTPUT
 from jzero.model.architecture import FP32_PARAMETERS, Params, QwenConfig
@@ -37,7 +37,13 @@ from jzero.model.layers import (
     rotary,
     unrolls_layers,
 )
-from jzero.model.linear import GROUPED_PRODUCT, LINEAR_OUTPUT, LOW_RANK_PRODUCT
+from jzero.model.linear import (
+    GROUPED_PRODUCT,
+    LINEAR_OUTPUT,
+    LOW_RANK_PRODUCT,
+    RowAdapters,
+    choose_adapters,
+)
 from jzero.model.quantized import QuantizedWeight, is_quantized
 from jzero.model.softmax import SOFTMAX_STATISTICS
 from jzero.model.traced_once import traced_once
@@ -235,6 +241,7 @@ def forward(
     recur: Recur | None = None,
     arithmetic: Arithmetic = PLAIN,
     attention_rotates: bool = False,
+    row_adapters: RowAdapters | None = None,
 ) -> tuple[Float[Array, "B T E"], PyTree]:
     """Computes the hidden states after the final norm.
 
@@ -251,6 +258,7 @@ def forward(
     arithmetic: with exact arithmetic the bits of a token are independent of the other tokens, if
         those of `attend` are.
     attention_rotates: `attend` receives q and k before RoPE.
+    row_adapters: the adapter of each of the B rows, if weights are banked (`linear.BankedWeight`).
     Returns the hidden states, and `carry` after the last layer.
     """
     rows = arithmetic.rows(*tokens.shape)
@@ -285,6 +293,13 @@ def forward(
         forward_pass = ForwardPass(rope, attend_to_rows, recur_over_rows, arithmetic, local_rope)
         # The cast happens once and before the loop, so that a sharded stack is gathered in `dtype`.
         layers = cast(params["layers"], dtype)
+        if row_adapters is not None:
+
+            def of_tokens(column: Shaped[Array, " B"]) -> Shaped[Array, " N"]:
+                by_token = jnp.broadcast_to(column[:, None], positions.shape)
+                return rows.enter(by_token).ravel()
+
+            layers = choose_adapters(layers, jax.tree.map(of_tokens, row_adapters))
         x = params["embed"][tokens.ravel()].astype(dtype)
         family = family_of(config.model_type)
         if family.scales_embedding:

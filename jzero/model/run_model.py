@@ -23,6 +23,7 @@ from jzero.model import experts, qwen
 from jzero.model.architecture import Params, QwenConfig
 from jzero.model.arithmetic import Arithmetic
 from jzero.model.delta_net import DeltaInputs
+from jzero.model.linear import RowAdapters
 
 Arrays = TypeVar("Arrays")
 """The tree of arrays that the layers of a model read and change, such as keys and values."""
@@ -61,6 +62,7 @@ class ModelInputs(NamedTuple):
     # Router replay: the experts of every token, or -1 where the router chooses. None: it always
     # chooses.
     replayed_routes: Int[Array, "B T Lk"] | None = None
+    adapters: RowAdapters | None = None  # of the B rows, in a program with an adapter bank
 
 
 class ModelOutputs(NamedTuple, Generic[Arrays]):
@@ -102,6 +104,7 @@ def run_model(
         recur=cache.recur,
         arithmetic=arithmetic,
         attention_rotates=cache.rotates,
+        row_adapters=inputs.adapters,
     )
     if not model.num_experts:
         hidden, arrays = forward(cache.arrays)

@@ -2,8 +2,10 @@
 
 found = find_model("runs/mine")              # the workdir of a run: its newest export
 found = find_model("Qwen/Qwen2.5-0.5B")      # a directory or a hub id: a model without a run
+adapters = read_adapter_flags(["math=runs/a", "code=runs/b"])  # of one model, by name
 """
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -68,6 +70,34 @@ def find_model(name: str) -> FoundModel:
     if (newest / peft.CONFIG).exists():
         return FoundModel(name, settings.model.path, str(newest), settings)
     return FoundModel(name, str(newest), "", settings)
+
+
+ADAPTER_NAME = re.compile(r"[\w.-]+")  # also the name of a directory
+
+
+def read_adapter_flags(flags: list[str]) -> dict[str, str]:
+    """Returns the directory or hub id of every adapter that --adapter gives, by name.
+
+    A flag is NAME=DIR, or DIR, which has the name "" and must be the only one. Raises UserError for
+    other names, and if a name is given twice.
+    """
+    by_name: dict[str, str] = {}
+    for flag in filter(None, flags):
+        name, equals, path = flag.partition("=")
+        # A directory may have a = in its path.
+        if not equals or "/" in name:
+            name, path = "", flag
+        elif not ADAPTER_NAME.fullmatch(name) or name.strip(".") == "" or not path:
+            raise UserError(
+                f"--adapter {flag}: give NAME=DIR, with a NAME of letters, digits, - and _"
+            )
+        if name in by_name:
+            which = f"the name {name} twice" if name else "several adapters without a name"
+            raise UserError(f"--adapter {flag}: {which}: give every adapter as NAME=DIR")
+        by_name[name] = path
+    if "" in by_name and len(by_name) > 1:
+        raise UserError(f"--adapter {by_name['']}: several adapters need names: give NAME=DIR")
+    return by_name
 
 
 def run_settings(workdir: Path) -> Config | None:

@@ -37,15 +37,15 @@ POLL_SECONDS = 0.2  # polling interval for disconnected clients while their requ
 
 def make_app(server: "Server", key: str | None = None) -> Starlette:
     """Returns the application. With a key it requires the key in every request."""
-    model = {
-        "id": server.reader.model_name,
-        "object": "model",
-        "created": int(time.time()),
-        "owned_by": "jzero",
-    }
+    base, created = server.reader.model_name, int(time.time())
+    models = []
+    for name in server.reader.models:
+        model = {"id": name, "object": "model", "created": created, "owned_by": "jzero"}
+        # As vLLM names the base of an adapter.
+        models.append(model if name == base else model | {"parent": base})
 
     async def list_models(_: Request) -> JSONResponse:
-        return JSONResponse({"object": "list", "data": [model]})
+        return JSONResponse({"object": "list", "data": models})
 
     async def health(_: Request) -> JSONResponse:
         return JSONResponse({"status": "ok"})

@@ -40,7 +40,7 @@ class Reply:
             "id": f"{kind}-{time.time_ns()}",
             "object": kind,
             "created": int(time.time()),
-            "model": reader.model_name,
+            "model": options.model,
         }
         self.writers = [
             ChoiceWriter(options, sequence, reader.tokenizer, reader.engine.settings.stop)

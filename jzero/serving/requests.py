@@ -2,14 +2,16 @@
 
 import itertools
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Annotated, Literal, cast
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, model_validator
 from starlette.exceptions import HTTPException
 
+from jzero.decoder.adapter_bank import BASE_MODEL, HeldAdapter
 from jzero.decoder.engine import Engine
 from jzero.decoder.sampling import Filters
 from jzero.decoder.score_program import MAX_ALTERNATIVES
@@ -218,6 +220,7 @@ class CompletionRequest(BaseModel, strict=True, extra="allow"):
             wants_logprobs=self.logprobs is not False,
             wants_usage=self.stream_options.get("include_usage", False),
             num_choices=self.n,
+            model=self.model,
             is_greedy=self.temperature == 0,
             num_alternatives=self.top_logprobs if is_chat else int(self.logprobs),
             echoes=bool(self.echo),
@@ -240,7 +243,7 @@ def always() -> bool:
 
 
 class RequestReader:
-    """Reads requests for one model, and makes sequences of them. Numbers the prompts.
+    """Reads requests for a model and its adapters, makes sequences of them, numbers the prompts.
 
     `read` checks sizes before it validates fields, and `make_sequences` before it tokenizes text.
     Both may run in any thread.
@@ -253,6 +256,7 @@ class RequestReader:
         text_tokenizer: PreTrainedTokenizerFast,
         max_sequences: int,
         max_logprobs: int = Limits.max_request_logprobs,
+        adapters: Mapping[str, HeldAdapter] = MappingProxyType({}),
     ) -> None:
         """Makes a reader.
 
@@ -260,8 +264,10 @@ class RequestReader:
             max_sequences: maximum number of sequences of one request.
             max_logprobs: maximum number of log-probabilities of the prompt and of alternatives in
                 one reply.
+            adapters: of the engine's bank, by the names that requests give.
         """
         self.model_name = model_name
+        self.models = {model_name: BASE_MODEL} | dict(adapters)
         self.engine = engine
         self.tokenizer = text_tokenizer
         self.max_sequences = max_sequences
@@ -339,8 +345,8 @@ class RequestReader:
             server_value = getattr(settings, name, None)
             if name not in LABELS and value not in (*NEUTRAL_VALUES.get(name, ()), server_value):
                 raise UserError(f"{name}={shown(value)}: {REASONS.get(name, NO_OPTION)}")
-        if request.model != self.model_name:
-            message = f"there is no model {request.model}, only {self.model_name}"
+        if request.model not in self.models:
+            message = f"there is no model {request.model}, only {', '.join(self.models)}"
             raise HTTPException(404, message)
         # The server returns all of its samples, and cannot choose the best of more.
         if request.best_of not in (None, request.n):
@@ -458,6 +464,7 @@ class RequestReader:
                     temperature=request.temperature,
                     stop_strings=request.stop_strings,
                     filters=filters,
+                    adapter=self.models[request.model],
                 )
                 sequences.append(sequence)
         return sequences

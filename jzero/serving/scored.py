@@ -25,6 +25,7 @@ class ReplyOptions:
     wants_logprobs: bool
     wants_usage: bool  # in a stream; other replies always include it
     num_choices: int  # per prompt
+    model: str  # the name in the request
     is_greedy: bool = False
     num_alternatives: int = 0  # number of most probable tokens for each token of `logprobs`
     echoes: bool = False  # the text and the `logprobs` start with the prompt
@@ -78,6 +79,7 @@ def scoring_of(options: ReplyOptions, sequence: Sequence) -> Scoring | None:
         # Greedy sequences have temperature 0, at which there are no log-probabilities.
         temperature=sequence.temperature or 1.0,
         temperature_from=num_prompt,
+        adapter=sequence.adapter,
     )
 
 

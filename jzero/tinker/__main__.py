@@ -179,6 +179,7 @@ def make_service(settings: config.Config, options: Options) -> Service:
         decoding_mesh,
         settings.model.dtype,
         options.limits.resident_snapshots,
+        settings.model.exact,
     )
     tenants = Tenants(
         compute=settings.model,

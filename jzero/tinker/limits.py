@@ -28,7 +28,11 @@ class TinkerLimits(ServerLimits):
         metadata={"least": 1, "help": "snapshots of weights for sampling, on device or host"},
     )
     resident_snapshots: int = field(
-        default=8, metadata={"least": 1, "help": "snapshots on the device; others are on the host"}
+        default=8,
+        metadata={
+            "least": 1,
+            "help": "snapshots of one rank that are sampled at a time; others are on the host",
+        },
     )
     max_futures: int = field(
         default=20_000, metadata={"least": 1, "help": "promises whose results are kept"}

@@ -1,16 +1,16 @@
 """Snapshots of adapters, and the requests that are sampled from them. Runs in the worker's thread.
 
-A snapshot is a copy of an adapter, which training does not change. Requests for one snapshot with
-the same filters are decoded together (continuous batching), and a request joins at the next call of
-the device. The KV cache belongs to one run of the scheduler, and so to one snapshot: keys and
-values of different weights never meet.
+A snapshot is a copy of an adapter, which training does not change. Requests for all snapshots are
+decoded together (continuous batching), and a request joins at the next call of the device: the
+snapshots in use are in the decoder's `AdapterBank`. The KV cache is shared only among requests for
+one snapshot. Adapters of experts cannot be in a bank; models with experts decode the requests for
+one snapshot after the other.
 """
 
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,9 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float32, Int32
 
+from jzero.decoder.adapter_bank import BASE_MODEL, AdapterBank, HeldAdapter, can_hold
 from jzero.decoder.engine import Engine, Samples
+from jzero.decoder.sampling import Filters
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.score_program import MAX_ALTERNATIVES
 from jzero.decoder.scoring import Scoring
@@ -32,7 +34,9 @@ from jzero.tinker.tenants import Shape
 
 BASE = "base"  # key of the model without an adapter
 COALESCE_SECONDS = 0.01  # clients send equal prompts one by one: a group shares one prefill
-SWITCH_SECONDS = 1.0  # of decoding one snapshot, if others wait
+SWITCH_SECONDS = 1.0  # of decoding one snapshot, if others wait and there is no bank
+# Filters are data, so that requests with other filters are decoded together.
+REQUESTS = Samples(is_trained=False, has_choices=True)
 # The API's value of an empty cell, with token 0.
 NO_LOGPROB = -99999.0  # of an empty cell
 
@@ -58,9 +62,8 @@ class Request:
     done: Callable[[bytes | BaseException], None]  # called once, in the worker's thread
 
     @property
-    def program(self) -> tuple[str, int, float]:
-        """Requests with the same snapshot and filters are decoded together."""
-        return self.snapshot, self.top_k, self.top_p
+    def filters(self) -> Filters:
+        return Filters(self.top_k, self.top_p)
 
 
 @dataclass(eq=False)
@@ -68,6 +71,7 @@ class Live:
     """A request that is being decoded or scored."""
 
     request: Request
+    adapter: HeldAdapter
     sequences: list[Sequence] = field(default_factory=list)
     num_finished: int = 0
     prompt_scoring: Scoring | None = None
@@ -80,79 +84,127 @@ class Snapshot:
     """A copy of an adapter for sampling."""
 
     shape: Shape
-    adapter: qwen.Params  # on the device, or of NumPy on the host
-    is_resident: bool = True
+    adapter: qwen.Params | None  # arrays of NumPy; None while the bank has it
 
 
 class Snapshots:
-    """The snapshots of all sessions. The least recently used ones are on the host."""
+    """The snapshots of all sessions: those in use are in the bank, the others on the host."""
 
     def __init__(
-        self, model: qwen.QwenConfig, base: qwen.Params, mesh: Mesh, dtype: str, resident: int
+        self,
+        model: qwen.QwenConfig,
+        base: qwen.Params,
+        mesh: Mesh,
+        dtype: str,
+        resident: int,
+        exact: bool,
     ) -> None:
-        """base: the decoder's weights of the base model. mesh: the decoder's."""
+        """Makes an empty collection.
+
+        Args:
+            base: the decoder's weights of the base model.
+            mesh: the decoder's.
+            resident: snapshots of one shape in the bank.
+            exact: config.model.exact.
+        """
         self.model = model
         self.base = base
         self.mesh = mesh
-        self.dtype = jnp.dtype(dtype)
-        self.resident = resident
-        self.by_key: OrderedDict[str, Snapshot] = OrderedDict()  # by their last use
+        self.dtype = np.dtype(jnp.dtype(dtype))
+        self.bank: AdapterBank | None = None
+        if can_hold(model):
+            self.bank = AdapterBank(
+                model,
+                base,
+                mesh,
+                dtype,
+                most_slots=resident,
+                exact=exact,
+                on_evict=self.keep_on_host,
+            )
+        self.by_key: dict[str, Snapshot] = {}
         # Snapshots of checkpoints are read when they are used. Any thread may add an entry.
         self.readers: dict[str, Callable[[], tuple[Shape, qwen.Params]]] = {}
 
     def take(self, key: str, shape: Shape, params: qwen.Params) -> None:
         """Copies an adapter as the snapshot `key`."""
-        self.by_key[key] = Snapshot(shape, self._put(shape, copy_as(params, self.dtype)))
-        self._make_room(key)
+        self.evict(key)
+        snapshot = self.by_key[key] = Snapshot(shape, None)
+        if self.bank is None or not self.bank.add(key, shape.settings, params):
+            snapshot.adapter = self.on_host(params)
 
-    def _put(self, shape: Shape, adapter: qwen.Params) -> qwen.Params:
-        return jax.device_put(adapter, adapter_shardings(self.model, shape.settings, self.mesh))
+    def on_host(self, params: qwen.Params) -> qwen.Params:
+        """Returns a copy of an adapter on the host, in the decoder's type."""
+
+        def copy(leaf: jax.Array) -> np.ndarray:
+            return collectives.fetch_global(leaf).astype(self.dtype)
+
+        return jax.tree.map(copy, params)
+
+    def keep_on_host(self, key: str, adapter: qwen.Params) -> None:
+        """Keeps a snapshot that leaves the bank."""
+        self.by_key[key].adapter = adapter
 
     def evict(self, key: str) -> None:
         """Drops a snapshot. One of a checkpoint is read again if it is used again."""
         self.by_key.pop(key, None)
+        if self.bank is not None:
+            self.bank.forget(key)
 
     def drop(self, key: str) -> None:
         """Forgets a snapshot for ever."""
         self.evict(key)
         self.readers.pop(key, None)
 
-    def weights(self, key: str) -> qwen.Params:
-        """Returns the decoder's weights of a snapshot. Raises UserError if it is gone."""
-        if key == BASE:
-            return self.base
+    def find(self, key: str) -> Snapshot:
+        """Returns a snapshot. Raises UserError if it is gone."""
         if key not in self.by_key:
             if key not in self.readers:
                 raise UserError("the weights of this sampling client are gone: make a new client")
             self.take(key, *self.readers[key]())
-        snapshot = self.by_key[key]
-        self.by_key.move_to_end(key)
-        if not snapshot.is_resident:
-            snapshot.adapter = self._put(snapshot.shape, snapshot.adapter)
-            snapshot.is_resident = True
-        self._make_room(key)
-        return adapters.join(self.base, snapshot.adapter, snapshot.shape.settings.scale)
+        return self.by_key[key]
 
-    def _make_room(self, used: str) -> None:
-        """Moves the least recently used snapshots to the host."""
-        resident = [key for key, snapshot in self.by_key.items() if snapshot.is_resident]
-        for key in resident[: max(0, len(resident) - self.resident)]:
-            if key != used:
-                snapshot = self.by_key[key]
-                snapshot.adapter = jax.tree.map(collectives.fetch_global, snapshot.adapter)
-                snapshot.is_resident = False
+    # -- models with a bank ------------------------------------------------------------------------
 
+    def hold(self, key: str) -> HeldAdapter | None:
+        """Returns the adapter of a snapshot, which stays in the bank until `release`.
 
-@partial(jax.jit, static_argnums=1)
-def copy_as(params: qwen.Params, dtype: jnp.dtype) -> qwen.Params:
-    """Returns a copy of an adapter in `dtype`."""
-    # Without the barrier jit would return the arrays themselves if the types are equal, and the
-    # next optimizer step donates them.
-    return jax.tree.map(lambda x: jax.lax.optimization_barrier(x).astype(dtype).copy(), params)
+        None if requests hold all slots of the bank. Raises UserError if the snapshot is gone.
+        """
+        if key == BASE or self.bank is None:
+            return BASE_MODEL
+        snapshot = self.find(key)
+        if snapshot.adapter is not None:
+            if not self.bank.add(key, snapshot.shape.settings, snapshot.adapter):
+                return None
+            snapshot.adapter = None
+        return self.bank.hold(key)
+
+    def release(self, held: HeldAdapter) -> None:
+        """Undoes one `hold`."""
+        if self.bank is not None:
+            self.bank.release(held)
+
+    # -- all models --------------------------------------------------------------------------------
+
+    def weights(self, key: str) -> qwen.Params:
+        """Returns the decoder's weights: of all snapshots, or without a bank of one.
+
+        Raises UserError if the snapshot is gone.
+        """
+        if self.bank is not None:
+            return self.bank.params
+        if key == BASE:
+            return self.base
+        snapshot = self.find(key)
+        settings = snapshot.shape.settings
+        places = adapter_shardings(self.model, settings, self.mesh)
+        adapter = jax.device_put(snapshot.adapter, places)
+        return adapters.join(self.base, adapter, settings.scale)
 
 
 class Sampling:
-    """Decodes the waiting requests, one snapshot after the other."""
+    """Decodes the waiting requests."""
 
     def __init__(
         self,
@@ -189,10 +241,15 @@ class Sampling:
         if max(request.topk_prompt, request.topk_sampled) > MAX_ALTERNATIVES:
             raise UserError(f"top-k log-probs: k is at most {MAX_ALTERNATIVES}")
 
-    def run(self, between_calls: Callable[[], None]) -> None:
-        """Decodes the requests of the first waiting one's snapshot, and those that join them.
+    def weights_of(self, request: Request) -> str:
+        """Returns the key of the weights that a request needs. Requests of one key are a batch."""
+        return request.snapshot if self.snapshots.bank is None else BASE
 
-        between_calls: is called before every device call; it may add waiting requests.
+    def run(self, between_calls: Callable[[], None]) -> None:
+        """Decodes the requests that the first waiting one can be with, and those that join them.
+
+        between_calls: is called before every device call; it may add waiting requests and
+            snapshots.
         """
         # RL recipes send num_samples=1 with the same prompt once for each member of a group.
         # Waiting turns these calls into one prefill.
@@ -200,28 +257,28 @@ class Sampling:
         between_calls()
         if not self.waiting:
             return
-        program = self.waiting[0].program
-        snapshot, top_k, top_p = program
+        key = self.weights_of(self.waiting[0])
         try:
-            params = self.snapshots.weights(snapshot)
+            params = self.snapshots.weights(key)
         except UserError as error:
-            self.fail_waiting(program, error)
+            self.fail_waiting(key, error)
             return
-        # top-k and top-p are compiled into the decode program, so one run has one pair of them. The
-        # temperature and the stops belong to each sequence.
-        samples = Samples(top_p=top_p, top_k=top_k, is_trained=False)
-        scheduler = Scheduler(self.engine, params, self.decode, samples)
+        scheduler = Scheduler(self.engine, params, self.decode, REQUESTS)
         started = time.monotonic()
 
         def admit_more() -> Groups:
             between_calls()
             self.take_scored(scheduler)
-            others_wait = any(request.program != program for request in self.waiting)
+            others_wait = any(self.weights_of(request) != key for request in self.waiting)
             if others_wait and time.monotonic() - started > SWITCH_SECONDS:
                 # Admits nothing more: the run ends with its live sequences, and the next run takes
                 # the snapshot of the first waiting request.
                 return []
-            return self.admit(scheduler, program)
+            groups = self.admit(scheduler, key)
+            if self.snapshots.bank is not None:
+                # The bank may have other adapters now.
+                scheduler.use_weights(self.snapshots.bank.params)
+            return groups
 
         try:
             # Scoring may outlast the last sequence; the scheduler ends once both are done.
@@ -233,7 +290,7 @@ class Sampling:
         except Exception as error:
             # Without any live request the failure is not theirs: the next attempt would repeat it.
             if not (self.live or self.scoring):
-                self.fail_waiting(program, error)
+                self.fail_waiting(key, error)
             self.fail_live(error)
             raise
         finally:
@@ -241,21 +298,33 @@ class Sampling:
             scheduler.cancel()
             self.prefills += scheduler.counters.prefills
 
-    def admit(self, scheduler: Scheduler, program: tuple[str, int, float]) -> Groups:
-        """Moves requests of a program into the scheduler, as many as there are free slots."""
-        groups: dict[tuple[tuple[int, ...], float], list[Sequence]] = {}
+    def admit(self, scheduler: Scheduler, key: str) -> Groups:
+        """Moves requests of a batch into the scheduler, as many as there are free slots."""
+        groups: dict[tuple, list[Sequence]] = {}
         others: deque[Request] = deque()
         while self.waiting:
             request = self.waiting.popleft()
             # A request with more samples than slots is admitted when nothing else is live; its
             # samples then wait in the scheduler.
             has_room = len(self.live) + request.num_samples <= self.engine.max_concurrent_decodes
-            if request.program != program or (self.live and not has_room):
+            if self.weights_of(request) != key or (self.live and not has_room):
                 others.append(request)
                 continue
-            live = Live(request)
+            try:
+                adapter = self.snapshots.hold(request.snapshot)
+            except UserError as error:
+                request.done(error)
+                continue
+            if adapter is None:
+                # Later requests wait as well, or the first one might never get a slot of the bank.
+                others.append(request)
+                others.extend(self.waiting)
+                self.waiting.clear()
+                break
+            live = Live(request, adapter)
             # Equal prompts share one prefill, whichever requests they are of.
-            group = groups.setdefault((request.prompt, request.temperature), [])
+            shared = adapter, request.prompt, request.temperature, request.filters
+            group = groups.setdefault(shared, [])
             if not group:
                 self.num_prompts += 1
             for index, noise in enumerate(request.noise):
@@ -267,7 +336,9 @@ class Sampling:
                     length_limit=len(request.prompt) + request.max_tokens,
                     temperature=request.temperature,
                     stop_strings=list(request.stop_strings),
+                    filters=request.filters,
                     stop_ids=request.stop_ids,
+                    adapter=adapter,
                 )
                 # The scheduler shares the pages of a prompt among sequences with equal prompt_id.
                 if group:
@@ -285,7 +356,10 @@ class Sampling:
         if not (request.has_prompt_logprobs or request.topk_prompt):
             return
         live.prompt_scoring = Scoring(
-            np.array(request.prompt, np.int32), 1, alternatives=request.topk_prompt
+            np.array(request.prompt, np.int32),
+            1,
+            alternatives=request.topk_prompt,
+            adapter=live.adapter,
         )
         self.submit_scoring(scheduler, live, live.prompt_scoring)
 
@@ -308,6 +382,7 @@ class Sampling:
                 sequence.tokens.ids.copy(),
                 len(sequence.prompt_tokens),
                 alternatives=live.request.topk_sampled,
+                adapter=live.adapter,
             )
             live.sampled_scorings.append(scoring)
             self.submit_scoring(scheduler, live, scoring)
@@ -323,14 +398,15 @@ class Sampling:
     def answer_if_done(self, live: Live) -> None:
         """Answers a request once everything it asks for is computed."""
         if live.num_finished == len(live.sequences) and not live.num_to_score:
+            self.snapshots.release(live.adapter)
             live.request.done(response_of(live))
 
     # -- requests that end early -----------------------------------------------------------------
 
-    def fail_waiting(self, program: tuple[str, int, float], error: BaseException) -> None:
-        """Fails the waiting requests of a program."""
-        failed = [request for request in self.waiting if request.program == program]
-        self.waiting = deque(request for request in self.waiting if request.program != program)
+    def fail_waiting(self, key: str, error: BaseException) -> None:
+        """Fails the waiting requests of a batch."""
+        failed = [request for request in self.waiting if self.weights_of(request) == key]
+        self.waiting = deque(one for one in self.waiting if self.weights_of(one) != key)
         for request in failed:
             request.done(error)
 
@@ -342,6 +418,7 @@ class Sampling:
         self.live.clear()
         self.scoring.clear()
         for live in failed.values():
+            self.snapshots.release(live.adapter)
             live.request.done(error)
 
     def cancel(self, session: str) -> None:

@@ -357,7 +357,7 @@ def test_the_suites_are_answered_and_written(tmp_path: Path, quick_runs: None) -
     ]
     arguments += [f"--config.{change}" for change in changes]
 
-    found_specs, out, settings, _ = evaluate.parse(arguments)
+    found_specs, out, settings, *_ = evaluate.parse(arguments)
     summaries = evaluate.run(found_specs, out, settings)
 
     assert found_specs == specs

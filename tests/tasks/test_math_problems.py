@@ -789,7 +789,7 @@ def check_evaluation(model: str, data: Path, out: Path) -> None:
     ]
     arguments += [f"--config.{change}" for change in changes]
 
-    found_specs, found_out, settings, _ = evaluate.parse(arguments)
+    found_specs, found_out, settings, *_ = evaluate.parse(arguments)
     assert found_specs == specs
     assert settings.rollout.max_new_tokens == 8
     assert settings.task.template == "qwen_math"

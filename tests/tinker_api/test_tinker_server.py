@@ -3,6 +3,7 @@
 import gzip
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
@@ -87,6 +88,44 @@ def test_two_tenants_are_as_they_are_alone(url) -> None:
             assert same(left, right)
         assert alone[rank][1] == together[rank][1]
         assert same(alone[rank][2], together[rank][2])
+
+
+def test_two_tenants_that_train_and_sample_at_once_have_no_mismatch(url) -> None:
+    """The cookbook's metrics kl_sample_train_v1 and _v2 of three RL steps are exactly 0."""
+
+    def live(client: Client, rank: int, mismatches: list[float]) -> None:
+        client.begin(rank=rank, seed=rank)
+        for step in range(3):
+            sampler = client.snapshot()
+            sampled = client.sample(sampler, PROMPT, num_samples=4, seed=step)
+            data = []
+            for number, (tokens, logps) in enumerate(
+                zip(sampled.tokens, sampled.logprobs, strict=True)
+            ):
+                before = np.zeros(len(PROMPT) - 1)
+                advantages = np.full(len(tokens), 1.5 - number)
+                inputs = {
+                    "logprobs": tensor(np.concatenate([before, logps])),
+                    "advantages": tensor(np.concatenate([before, advantages])),
+                }
+                data.append(datum([*PROMPT, *tokens], **inputs))
+            trained = client.train(data, loss_fn="importance_sampling")
+            gaps = [
+                logps - row[-len(logps) :]
+                for logps, row in zip(sampled.logprobs, trained, strict=True)
+            ]
+            gap = np.concatenate(gaps)
+            mismatches += [float(gap.mean()), float(0.5 * (gap**2).mean())]
+        client.http.post(f"sessions/{client.session}/finish", json={})
+
+    found: list[float] = []
+    with ThreadPoolExecutor(2) as threads:
+        clients = [(Client(url, key), rank) for key, rank in (("tml-ann", 4), ("tml-bob", 6))]
+        lives = [threads.submit(live, client, rank, found) for client, rank in clients]
+        for one in lives:
+            one.result()
+
+    assert found == [0.0] * 12
 
 
 # -- sampling --------------------------------------------------------------------------------------

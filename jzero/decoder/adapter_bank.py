@@ -1,0 +1,403 @@
+"""Many adapters of one frozen base in one decoder: a batch mixes sequences of all of them.
+
+    bank = AdapterBank(model, base, mesh, dtype, most_slots=8, exact=False)
+    bank.add("math", settings, adapter)      # copies the adapter; False: sequences hold all slots
+    sequence.adapter = bank.hold("math")     # the adapter stays until `release`
+    Scheduler(engine, bank.params, ...)      # weights with all adapters
+
+The bank replaces the weights of linear layers by `linear.BankedWeight`: the factors of all adapters
+are stacked, and every row of a program has the number of its slot. Adapters of one shape (rank and
+targets) are one group. Its number of slots doubles when sequences hold all of them: every slot
+costs arithmetic, and every number of slots compiles its own programs. Adding an adapter compiles
+nothing else, unless its shape is new. Ranks are padded with zeros to powers of two. With `exact`
+they are not: a padded product has other bits on some devices.
+
+An adapter in the bank never changes: a newer version of it is another adapter with another number.
+It stays in its slot as long as sequences hold it. The least recently used one of the others makes
+room for an adapter that is added.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
+
+from jzero.config import AdapterConfig
+from jzero.errors import UserError
+from jzero.hosts import collectives
+from jzero.model import adapters, qwen
+from jzero.model.linear import BankedFactors, BankedWeight, RowAdapters
+from jzero.numerics.sizes import power_of_two
+from jzero.sharding.mesh import adapter_shardings
+
+SMALLEST_RANK = 8  # smaller ranks are padded to it
+FIRST_SLOTS = 2  # of a new group: an adapter that is sampled, and the next one
+MOST_SHAPES = 4  # groups that may exist at a time; every combination compiles its own programs
+
+
+@dataclass(frozen=True)
+class HeldAdapter:
+    """The weights that a sequence is computed with. Equal only if the weights are the same."""
+
+    slot: int  # in the bank
+    scale: float  # alpha / R
+    number: int  # of all adapters that the bank has ever had
+
+
+BASE_MODEL = HeldAdapter(slot=-1, scale=0.0, number=0)  # the base without an adapter
+
+
+def row_adapters(held: Sequence[HeldAdapter]) -> RowAdapters[np.ndarray]:
+    """Returns the adapters of sequences as arrays of NumPy."""
+    slots = [adapter.slot for adapter in held]
+    scales = [adapter.scale for adapter in held]
+    return RowAdapters(np.array(slots, np.int32), np.array(scales, np.float32))
+
+
+def has_bank(params: qwen.Params) -> bool:
+    """Returns whether weights have adapters for every row."""
+    layers = params["layers"]
+    # The layers of a decoder without adapters may be apart (`sharding.side_by_side`).
+    if isinstance(layers, tuple):
+        return False
+    return any(isinstance(leaf, BankedWeight) for leaf in layers.values())
+
+
+@dataclass(frozen=True)
+class GroupShape:
+    """The shape of the adapters of a group. The rank includes its padding."""
+
+    rank: int
+    targets: tuple[str, ...]
+
+    @property
+    def settings(self) -> AdapterConfig:
+        return AdapterConfig(rank=self.rank, targets=self.targets)
+
+
+@dataclass(eq=False)
+class Occupant:
+    """An adapter in a slot."""
+
+    key: str
+    held: HeldAdapter
+    rank: int  # without padding
+    num_holders: int = 0
+    last_use: int = 0
+    is_forgotten: bool = False  # its slot becomes free with its last holder
+
+
+@dataclass(eq=False)
+class Group:
+    """The stacked factors of adapters of one shape."""
+
+    shape: GroupShape
+    first: int  # the bank's number of its first slot
+    factors: qwen.Params  # {"q": {"a": [L, *inputs, n, R], "b": [L, n, R, *outputs]}, ...}
+    occupants: list[Occupant | None] = field(default_factory=list)  # by slot
+
+    @property
+    def is_idle(self) -> bool:
+        return not any(one.num_holders for one in self.occupants if one is not None)
+
+    @property
+    def last_use(self) -> int:
+        return max((one.last_use for one in self.occupants if one is not None), default=0)
+
+
+# (key, adapter as arrays of NumPy, in the decoder's dtype): see `AdapterBank.on_evict`.
+OnEvict = Callable[[str, qwen.Params], None]
+
+
+def drop_evicted(key: str, adapter: qwen.Params) -> None:
+    """The `OnEvict` of an owner that does not need evicted adapters."""
+
+
+class AdapterBank:
+    """The adapters on the device, and the number of sequences that hold each of them."""
+
+    def __init__(
+        self,
+        model: qwen.QwenConfig,
+        base: qwen.Params,
+        mesh: Mesh,
+        dtype: DTypeLike,
+        *,
+        most_slots: int,
+        exact: bool = False,
+        on_evict: OnEvict = drop_evicted,
+    ) -> None:
+        """Makes an empty bank.
+
+        Args:
+            base: the decoder's weights of the base, plain or int8, without fused weights.
+            mesh: the decoder's.
+            most_slots: adapters of one shape on the device at a time.
+            on_evict: gets an adapter that leaves the bank to make room for another one.
+        """
+        self.model = model
+        self.base = base
+        self.mesh = mesh
+        self.dtype = jnp.dtype(dtype)
+        self.most_slots = most_slots
+        self.exact = exact
+        self.on_evict = on_evict
+        self.groups: list[Group] = []
+        self.by_key: dict[str, Occupant] = {}
+        self.num_added = 0
+        self.clock = 0  # counts the uses
+
+    @property
+    def params(self) -> qwen.Params:
+        """The decoder's weights with all adapters. `add` makes earlier ones invalid."""
+        layers = dict(self.base["layers"])
+        for name in layers:
+            groups = tuple(
+                BankedFactors(**group.factors[name], first=group.first)
+                for group in self.groups
+                if name in group.factors
+            )
+            if groups:
+                layers[name] = BankedWeight(layers[name], groups)
+        return self.base | {"layers": layers}
+
+    def shape_of(self, settings: AdapterConfig) -> GroupShape:
+        """Returns the shape of the group of an adapter. Raises UserError if it has none."""
+        targets = adapters.targets(self.model, settings)
+        check_targets(self.model, settings)
+        rank = settings.rank if self.exact else power_of_two(settings.rank, SMALLEST_RANK)
+        return GroupShape(rank, tuple(targets))
+
+    # -- sequences ---------------------------------------------------------------------------------
+
+    def hold(self, key: str) -> HeldAdapter | None:
+        """Returns an adapter, which stays until `release`. None if the bank does not have it."""
+        occupant = self.by_key.get(key)
+        if occupant is None:
+            return None
+        occupant.num_holders += 1
+        self._use(occupant)
+        return occupant.held
+
+    def release(self, held: HeldAdapter) -> None:
+        """Undoes one `hold`."""
+        if held == BASE_MODEL:
+            return
+        group, index = self._place_of(held)
+        occupant = group.occupants[index]
+        assert occupant is not None and occupant.held == held, f"{held=} is not in the bank"
+        assert occupant.num_holders > 0, f"{held=} is not held"
+        occupant.num_holders -= 1
+        if occupant.is_forgotten and not occupant.num_holders:
+            group.occupants[index] = None
+
+    # -- adapters ----------------------------------------------------------------------------------
+
+    def add(self, key: str, settings: AdapterConfig, adapter: qwen.Params) -> bool:
+        """Copies an adapter into a slot. Returns False if sequences hold all slots.
+
+        The copy has the decoder's type, and later changes of `adapter` do not affect it. The shape
+        of an adapter that is added for the first time compiles programs at their next call.
+        """
+        assert key not in self.by_key, f"{key=} is in the bank"
+        group = self._group_of(self.shape_of(settings))
+        index = None if group is None else self._free_slot(group)
+        if group is None or index is None:
+            return False
+        self.num_added += 1
+        held = HeldAdapter(group.first + index, settings.scale, self.num_added)
+        places = adapter_shardings(self.model, settings, self.mesh)["layers"]
+        factors = jax.device_put(adapter["layers"], places)
+        group.factors = write_slot(group.factors, factors, self._on_device(index))
+        occupant = Occupant(key, held, settings.rank)
+        group.occupants[index] = self.by_key[key] = occupant
+        self._use(occupant)
+        return True
+
+    def forget(self, key: str) -> None:
+        """Removes an adapter, if it is in the bank. Sequences that hold it finish with it."""
+        occupant = self.by_key.pop(key, None)
+        if occupant is None:
+            return
+        occupant.is_forgotten = True
+        if not occupant.num_holders:
+            group, index = self._place_of(occupant.held)
+            group.occupants[index] = None
+
+    def read(self, key: str) -> qwen.Params:
+        """Returns an adapter of the bank as arrays of NumPy, without padding."""
+        occupant = self.by_key[key]
+        group, index = self._place_of(occupant.held)
+        factors = read_slot(group.factors, self._on_device(index))
+        layers = jax.tree.map(collectives.fetch_global, factors)
+        rank = occupant.rank
+        return {
+            "layers": {
+                name: {"a": pair["a"][..., :rank], "b": pair["b"][:, :rank]}
+                for name, pair in layers.items()
+            }
+        }
+
+    def _on_device(self, index: int) -> jax.Array:
+        return jax.device_put(np.int32(index), NamedSharding(self.mesh, P()))
+
+    # -- slots -------------------------------------------------------------------------------------
+
+    def _use(self, occupant: Occupant) -> None:
+        self.clock += 1
+        occupant.last_use = self.clock
+
+    def _place_of(self, held: HeldAdapter) -> tuple[Group, int]:
+        """Returns the group of an adapter, and its slot there."""
+        for group in self.groups:
+            if 0 <= held.slot - group.first < self.most_slots:
+                return group, held.slot - group.first
+        raise AssertionError(f"{held=} is in no group")
+
+    def _free_slot(self, group: Group) -> int | None:
+        """Returns a free slot, after an eviction if necessary; None if all are held."""
+        if None in group.occupants:
+            return group.occupants.index(None)
+        unheld = [one for one in group.occupants if one is not None and not one.num_holders]
+        num_slots = len(group.occupants)
+        if unheld:
+            self._evict(min(unheld, key=last_use_of))
+        elif num_slots < self.most_slots:
+            num_more = min(num_slots, self.most_slots - num_slots)
+            group.factors = add_slots(group.factors, num_more)
+            group.occupants += [None] * num_more
+        else:
+            return None
+        return group.occupants.index(None)
+
+    def _evict(self, occupant: Occupant) -> None:
+        self.on_evict(occupant.key, self.read(occupant.key))
+        self.forget(occupant.key)
+
+    def _group_of(self, shape: GroupShape) -> Group | None:
+        """Returns the group of a shape, perhaps a new one; None if sequences hold all groups."""
+        for group in self.groups:
+            if group.shape == shape:
+                return group
+        if len(self.groups) == MOST_SHAPES:
+            idle = [group for group in self.groups if group.is_idle]
+            if not idle:
+                return None
+            oldest = min(idle, key=last_use_of)
+            for occupant in oldest.occupants:
+                if occupant is not None:
+                    self._evict(occupant)
+            self.groups.remove(oldest)
+        # Slots keep their numbers as long as their group exists, however many it will have.
+        taken = {group.first for group in self.groups}
+        firsts = range(0, MOST_SHAPES * self.most_slots, self.most_slots)
+        first = next(number for number in firsts if number not in taken)
+        num_slots = min(FIRST_SLOTS, self.most_slots)
+        group = Group(shape, first, self._empty_factors(shape, num_slots), [None] * num_slots)
+        self.groups.append(group)
+        return group
+
+    def _empty_factors(self, shape: GroupShape, slots: int) -> qwen.Params:
+        """Returns zeros for the slots of a group."""
+        model, settings = self.model, shape.settings
+        layers = adapters.abstract(model, settings)["layers"]
+        places = adapter_shardings(model, settings, self.mesh)["layers"]
+        stacked, stacked_places = {}, {}
+        for name, pair in layers.items():
+            a, b = pair["a"].shape, pair["b"].shape
+            a_spec, b_spec = (specs_of(places[name][factor]) for factor in ("a", "b"))
+            stacked[name] = {"a": (*a[:-1], slots, a[-1]), "b": (b[0], slots, *b[1:])}
+            stacked_places[name] = {
+                "a": NamedSharding(
+                    self.mesh, P(*a_spec[: len(a) - 1], None, *a_spec[len(a) - 1 :])
+                ),
+                "b": NamedSharding(self.mesh, P(*b_spec[:1], None, *b_spec[1:])),
+            }
+
+        def zeros() -> qwen.Params:
+            return {
+                name: {factor: jnp.zeros(size, self.dtype) for factor, size in pair.items()}
+                for name, pair in stacked.items()
+            }
+
+        return jax.jit(zeros, out_shardings=stacked_places)()
+
+
+def last_use_of(item: Occupant | Group) -> int:
+    return item.last_use
+
+
+def specs_of(place: NamedSharding) -> tuple:
+    """Returns the mesh axis of every axis of a factor."""
+    return tuple(place.spec)
+
+
+def check_targets(model: qwen.QwenConfig, settings: AdapterConfig) -> None:
+    """Raises UserError for an adapter that cannot be in a bank."""
+    for name, target in adapters.targets(model, settings).items():
+        if target.is_of_experts:
+            raise UserError(
+                f"the adapter has factors for the experts' weight {name}, which cannot be sampled "
+                "next to other adapters: use one adapter at a time, or adapters without targets "
+                "in experts"
+            )
+
+
+def can_hold(model: qwen.QwenConfig) -> bool:
+    """Returns whether a bank can hold adapters on all linear layers of a model."""
+    return not any(target.is_of_experts for target in adapters.linear_layers(model).values())
+
+
+@partial(jax.jit, donate_argnums=0)
+def write_slot(factors: qwen.Params, adapter: qwen.Params, index: jax.Array) -> qwen.Params:
+    """Writes an adapter into a slot of a group, padded with zeros."""
+
+    def write(stacked: jax.Array, factor: jax.Array, slot_axis: int) -> jax.Array:
+        rank_axis = slot_axis + 1
+        widened = jnp.expand_dims(factor.astype(stacked.dtype), slot_axis)
+        padding = [(0, 0)] * widened.ndim
+        padding[rank_axis] = (0, stacked.shape[rank_axis] - widened.shape[rank_axis])
+        padded = jnp.pad(widened, padding)
+        return jax.lax.dynamic_update_slice_in_dim(stacked, padded, index, slot_axis)
+
+    return {
+        name: {
+            "a": write(pair["a"], adapter[name]["a"], pair["a"].ndim - 2),
+            "b": write(pair["b"], adapter[name]["b"], 1),
+        }
+        for name, pair in factors.items()
+    }
+
+
+@partial(jax.jit, static_argnums=1)
+def add_slots(factors: qwen.Params, count: int) -> qwen.Params:
+    """Appends empty slots to a group."""
+
+    def widen(stacked: jax.Array, slot_axis: int) -> jax.Array:
+        padding = [(0, 0)] * stacked.ndim
+        padding[slot_axis] = (0, count)
+        return jnp.pad(stacked, padding)
+
+    return {
+        name: {"a": widen(pair["a"], pair["a"].ndim - 2), "b": widen(pair["b"], 1)}
+        for name, pair in factors.items()
+    }
+
+
+@jax.jit
+def read_slot(factors: qwen.Params, index: jax.Array) -> qwen.Params:
+    """Returns the padded factors in a slot of a group."""
+
+    def take(stacked: jax.Array, slot_axis: int) -> jax.Array:
+        return jax.lax.dynamic_index_in_dim(stacked, index, slot_axis, keepdims=False)
+
+    return {
+        name: {"a": take(pair["a"], pair["a"].ndim - 2), "b": take(pair["b"], 1)}
+        for name, pair in factors.items()
+    }

@@ -1,0 +1,201 @@
+"""Sampling of many snapshots in one batch, without a server: exact, so alone means the same bytes.
+
+The server's tests have two slots of the bank for each shape (`tinker_client.LIMITS`).
+"""
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import pytest
+from tinker_client import LIMITS, load_service
+
+from jzero.errors import UserError
+from jzero.model import adapters, qwen
+from jzero.tinker.sampling import BASE, Request, Sampling
+from jzero.tinker.service import Service
+from jzero.tinker.tenants import Shape
+
+PROMPT = (72, 101, 108, 108, 111)
+SMALL = Shape(4, ("q", "k", "v", "o", "gate", "up", "down"))
+LARGE = Shape(12, ("q", "v", "down"))
+
+Answers = dict[str, bytes | BaseException]
+
+
+@pytest.fixture(scope="module")
+def service(model: str, tmp_path_factory: pytest.TempPathFactory) -> Service:
+    """A service whose thread does not run: the tests call its sampling."""
+    return load_service(model, tmp_path_factory.mktemp("quiet"))
+
+
+@pytest.fixture
+def sampling(service: Service) -> Sampling:
+    """Sampling without any snapshot."""
+    for key in list(service.sampling.snapshots.by_key):
+        service.sampling.snapshots.drop(key)
+    return service.sampling
+
+
+def random_adapter(model: qwen.QwenConfig, shape: Shape, seed: int) -> qwen.Params:
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda leaf: jax.device_put((0.3 * rng.standard_normal(leaf.shape)).astype(np.float32)),
+        adapters.abstract(model, shape.settings),
+    )
+
+
+def take(sampling: Sampling, key: str, shape: Shape, seed: int) -> None:
+    adapter = random_adapter(sampling.snapshots.model, shape, seed)
+    sampling.snapshots.take(key, shape, adapter)
+
+
+def ask(sampling: Sampling, answers: Answers, key: str, name: str = "", **changes: object) -> None:
+    """Queues a request for a snapshot. Its answer comes under `name`, by default the key."""
+    fields: dict = {
+        "snapshot": key,
+        "prompt": PROMPT,
+        "num_samples": 2,
+        "max_tokens": 12,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "stop_ids": (),
+        "stop_strings": (),
+        "noise": (3, 4),
+        "has_prompt_logprobs": True,
+        "topk_prompt": 2,
+        "topk_sampled": 1,
+        "owner_session": "s",
+    }
+
+    def done(result: bytes | BaseException) -> None:
+        assert (name or key) not in answers, "a request is answered once"
+        answers[name or key] = result
+
+    sampling.waiting.append(Request(**fields | changes, done=done))
+
+
+def live_adapters(sampling: Sampling) -> set[int]:
+    return {live.adapter.number for live in sampling.live.values()}
+
+
+def num_holders(sampling: Sampling) -> int:
+    bank = sampling.snapshots.bank
+    assert bank is not None
+    occupants = [one for group in bank.groups for one in group.occupants]
+    return sum(one.num_holders for one in occupants if one is not None)
+
+
+def test_snapshots_of_several_tenants_and_the_base_are_one_batch(sampling) -> None:
+    take(sampling, "a", SMALL, 1)
+    take(sampling, "b", LARGE, 2)
+    take(sampling, "c", SMALL, 3)
+    choices = {"a": {}, "b": {"top_k": 3}, "c": {"top_p": 0.5, "temperature": 0.7}, BASE: {}}
+    alone: Answers = {}
+    for key, changes in choices.items():
+        ask(sampling, alone, key, **changes)
+        sampling.run(lambda: None)
+    together: Answers = {}
+    for key, changes in choices.items():
+        ask(sampling, together, key, **changes)
+    most_live = 0
+
+    def watch() -> None:
+        nonlocal most_live
+        most_live = max(most_live, len(live_adapters(sampling)))
+
+    sampling.run(watch)
+
+    assert most_live == 4
+    assert together == alone
+    assert len({*together.values()}) == 4
+    assert num_holders(sampling) == 0
+
+
+def test_more_snapshots_than_slots_take_turns(sampling) -> None:
+    keys = [f"k{number}" for number in range(LIMITS.resident_snapshots + 3)]
+    alone: Answers = {}
+    for number, key in enumerate(keys):
+        take(sampling, key, SMALL, number)
+        ask(sampling, alone, key)
+        sampling.run(lambda: None)
+    together: Answers = {}
+    for key in keys:
+        ask(sampling, together, key)
+
+    while sampling.waiting:
+        sampling.run(lambda: None)
+
+    # The first ones were on the host meanwhile.
+    assert together == alone
+    assert len({*together.values()}) == len(keys)
+    assert num_holders(sampling) == 0
+
+
+def test_snapshots_that_come_and_go_do_not_change_those_that_are_sampled(sampling) -> None:
+    take(sampling, "a", SMALL, 1)
+    alone: Answers = {}
+    ask(sampling, alone, "a")
+    sampling.run(lambda: None)
+    calls = 0
+    together: Answers = {}
+
+    def train() -> None:
+        """Each call takes a newer snapshot of a tenant, and drops the one before it."""
+        nonlocal calls
+        calls += 1
+        take(sampling, f"new{calls}", SMALL, 10 + calls)
+        if calls == 3:
+            assert live_adapters(sampling)
+            ask(sampling, together, "new3")
+            # The request goes on with the weights that it holds.
+            sampling.snapshots.drop("a")
+        if calls > 4:
+            sampling.snapshots.drop(f"new{calls - 1}")
+
+    ask(sampling, together, "a")
+    sampling.run(train)
+
+    assert calls > 4
+    assert together["a"] == alone["a"] != together["new3"]
+    assert num_holders(sampling) == 0
+    gone: Answers = {}
+    ask(sampling, gone, "a")
+    sampling.run(lambda: None)
+    assert isinstance(gone["a"], UserError)
+
+
+def test_equal_prompts_of_one_snapshot_share_a_prefill_and_those_of_others_do_not(sampling) -> None:
+    take(sampling, "a", SMALL, 1)
+    take(sampling, "b", SMALL, 2)
+
+    def prefills_of(keys: list[str]) -> int:
+        before = sampling.prefills
+        for number, key in enumerate(keys):
+            ask(sampling, {}, key, str(number))
+        sampling.run(lambda: None)
+        return sampling.prefills - before
+
+    assert prefills_of(["a", "a", "a"]) == 1
+    assert prefills_of(["a", "b", "a", BASE]) == 3
+
+
+def test_a_failed_run_frees_the_bank(sampling, monkeypatch) -> None:
+    take(sampling, "a", SMALL, 1)
+    answers: Answers = {}
+    ask(sampling, answers, "a")
+
+    def fail(*_: object) -> Callable:
+        raise RuntimeError("no device")
+
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError):
+        patched.setattr(sampling.engine, "generate", fail)
+        sampling.run(lambda: None)
+
+    assert isinstance(answers["a"], RuntimeError)
+    assert num_holders(sampling) == 0
+    again: Answers = {}
+    ask(sampling, again, "a")
+    sampling.run(lambda: None)
+    assert isinstance(again["a"], bytes)
