@@ -33,6 +33,7 @@ from jzero.errors import UserError
 from jzero.hosts import collectives
 from jzero.model import adapters, qwen
 from jzero.model.linear import BankedFactors, BankedWeight, RowAdapters
+from jzero.model.quantized import is_quantized
 from jzero.numerics.sizes import power_of_two
 from jzero.sharding.mesh import adapter_shardings
 
@@ -141,6 +142,11 @@ class AdapterBank:
             most_slots: adapters of one shape on the device at a time.
             on_evict: gets an adapter that leaves the bank to make room for another one.
         """
+        if exact and has_int8(base):
+            raise UserError(
+                "with model.exact, several adapters of an int8 base have other bits in one batch: "
+                "serve one adapter, or set model.base=native or model.exact=False"
+            )
         self.model = model
         self.base = base
         self.mesh = mesh
@@ -349,9 +355,19 @@ def check_targets(model: qwen.QwenConfig, settings: AdapterConfig) -> None:
             )
 
 
-def can_hold(model: qwen.QwenConfig) -> bool:
-    """Returns whether a bank can hold adapters on all linear layers of a model."""
-    return not any(target.is_of_experts for target in adapters.linear_layers(model).values())
+def can_hold(model: qwen.QwenConfig, base: qwen.Params, exact: bool) -> bool:
+    """Returns whether a bank can hold adapters on all linear layers of a model.
+
+    Not those of experts. With `exact` the base may not be int8: XLA may round its scales once
+    together with the sum, and in a bank it does not.
+    """
+    has_experts = any(target.is_of_experts for target in adapters.linear_layers(model).values())
+    return not has_experts and not (exact and has_int8(base))
+
+
+def has_int8(base: qwen.Params) -> bool:
+    """Returns whether weights of a base are int8."""
+    return any(map(is_quantized, jax.tree.leaves(base, is_leaf=is_quantized)))
 
 
 @partial(jax.jit, donate_argnums=0)

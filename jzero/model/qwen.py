@@ -295,11 +295,11 @@ def forward(
         layers = cast(params["layers"], dtype)
         if row_adapters is not None:
 
-            def of_tokens(column: Shaped[Array, " B"]) -> Shaped[Array, " N"]:
+            def spread_over_tokens(column: Shaped[Array, " B"]) -> Shaped[Array, " N"]:
                 by_token = jnp.broadcast_to(column[:, None], positions.shape)
                 return rows.enter(by_token).ravel()
 
-            layers = choose_adapters(layers, jax.tree.map(of_tokens, row_adapters))
+            layers = choose_adapters(layers, jax.tree.map(spread_over_tokens, row_adapters))
         x = params["embed"][tokens.ravel()].astype(dtype)
         family = family_of(config.model_type)
         if family.scales_embedding:

@@ -112,7 +112,7 @@ class Snapshots:
         self.mesh = mesh
         self.dtype = np.dtype(jnp.dtype(dtype))
         self.bank: AdapterBank | None = None
-        if can_hold(model):
+        if can_hold(model, base, exact):
             self.bank = AdapterBank(
                 model,
                 base,

@@ -7,18 +7,23 @@ import numpy as np
 import pytest
 import test_adapter_bank as bank_tests
 
+from jzero.decoder.adapter_bank import can_hold
+from jzero.errors import UserError
 
-@pytest.mark.parametrize(
-    ("dtype", "has_int8_base"),
-    [
-        ("float32", False),
-        pytest.param("bfloat16", False, marks=pytest.mark.thorough),
-        pytest.param("float32", True, marks=pytest.mark.thorough),
-    ],
-)
-def test_exact_batches_have_the_bits_of_each_adapter_alone(dtype, has_int8_base) -> None:
+
+def test_a_bank_of_an_int8_base_is_not_exact() -> None:
+    engine = bank_tests.engine_in("float32", is_exact=True)
+    base = bank_tests.base_of(engine, True)
+    with pytest.raises(UserError, match="several adapters of an int8 base have other bits"):
+        bank_tests.full_bank(engine, base)
+    assert not can_hold(engine.model, base, exact=True)
+    assert can_hold(engine.model, base, exact=False)
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.thorough)])
+def test_exact_batches_have_the_bits_of_each_adapter_alone(dtype) -> None:
     engine = bank_tests.engine_in(dtype, is_exact=True)
-    base = bank_tests.base_of(engine, has_int8_base)
+    base = bank_tests.base_of(engine, False)
     bank, held = bank_tests.full_bank(engine, base)
 
     together = bank_tests.complete(engine, bank.params, held)
