@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,17 @@ def no_room(
     )
 
 
-def write_atomic(path: str | os.PathLike[str], content: str | bytes) -> None:
+def write_atomic(
+    path: str | os.PathLike[str],
+    content: str | bytes,
+    mode: int = 0o666,
+) -> None:
     """Writes `content` to `path` so that the file is never half written.
 
     If the process or the machine dies, the file holds either its old content or the new one. Raises
     UserError if the disk is full.
+
+    mode: who may read and write the file, less what the umask of the process denies.
     """
     path = Path(path)
     # The temporary file is in the same folder, because only a rename within a file system is
@@ -78,7 +85,7 @@ def write_atomic(path: str | os.PathLike[str], content: str | bytes) -> None:
     data = content.encode() if isinstance(content, str) else content
     with naming_full_disk(path, len(data)):
         try:
-            with temporary.open("wb") as file:
+            with open(temporary, "wb", opener=partial(os.open, mode=mode)) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())  # the content reaches the disk before the name does

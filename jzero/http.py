@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hmac
 import json
 import math
 import os
@@ -258,6 +259,16 @@ async def _exchange(request: httpx.Request, limits: _Limits, use_proxies: bool) 
 
 
 # -- The client ------------------------------------------------------------------------------------
+
+
+def bears_key(authorization: str, key: bytes) -> bool:
+    """Returns whether an Authorization header carries a key, as `Client` sends it.
+
+    Servers of this package call it. The comparison takes the same time for every wrong key.
+    """
+    scheme, _, sent = authorization.partition(" ")
+    is_right = hmac.compare_digest(sent.strip().encode(), key)
+    return scheme.lower() == "bearer" and is_right
 
 
 def check_url(setting: str, url: str, schemes: tuple[str, ...] = ("http", "https")) -> None:

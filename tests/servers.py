@@ -155,6 +155,15 @@ def server_process(
         yield server
 
 
+def wait_until_healthy(server: subprocess.Popen, address: str) -> None:
+    """Waits until a server answers, or has ended."""
+    while server.poll() is None:
+        with contextlib.suppress(httpx.HTTPError):
+            httpx.get(f"{address}/health").raise_for_status()
+            break
+        time.sleep(0.1)
+
+
 # -- the server as a thread -----------------------------------------------------------------------
 
 

@@ -87,7 +87,7 @@ def rounding_errors(
 def noise_of(errors: Float32[np.ndarray, " tokens"], dtype: str) -> float:
     """Returns the root mean square of the errors of a type, at least LEAST_NOISE.
 
-    errors: those of bfloat16.
+    errors: of bfloat16.
     """
     # Rounding errors grow in proportion to the unit roundoff of a type.
     scaled = errors * (ROUNDOFF[dtype] / ROUNDOFF["bfloat16"])

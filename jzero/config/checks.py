@@ -122,7 +122,7 @@ def describe_wrong_part(item: Setting) -> str:
         choices = " or ".join(how_to_write(part) for part in item.type.parts)
         return f"{given} is no part: write {choices}"
     [part] = named
-    # The brackets of a flag, as in "clip(high=0.28)", are those of Python.
+    # In a recipe "clip(high=0.28)" is written as in a flag: both are calls of Python.
     arguments = f"({end}" if bracket else "()"
     kind = "text" if text else "a class"
     return f"{given} is {kind}, and a recipe needs the part: write {how_to_write(part, arguments)}"

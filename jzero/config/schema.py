@@ -911,9 +911,7 @@ class EveryCheckpoint(Push):
 class Card:
     """The entries of model cards that a run cannot know."""
 
-    tags: tuple[str, ...] = setting(
-        (), "Tags of the model card, in addition to those of the recipe."
-    )
+    tags: tuple[str, ...] = setting((), "Tags of the model card, besides the tags of the recipe.")
     language: tuple[str, ...] = setting((), "Languages of the model card, such as en.")
     license: str = setting(
         "unknown", "License of the model card as the hub names it, such as apache-2.0."

@@ -33,9 +33,9 @@ from jzero.errors import UserError
 from jzero.hosts import collectives
 from jzero.model import adapters, qwen
 from jzero.model.linear import BankedFactors, BankedWeight, RowAdapters
-from jzero.model.quantized import is_quantized
 from jzero.numerics.sizes import power_of_two
 from jzero.sharding.mesh import adapter_shardings
+from jzero.sharding.publish import has_quantized
 
 SMALLEST_RANK = 8  # smaller ranks are padded to it
 FIRST_SLOTS = 2  # of a new group: an adapter that is sampled, and the next one
@@ -142,7 +142,7 @@ class AdapterBank:
             most_slots: adapters of one shape on the device at a time.
             on_evict: gets an adapter that leaves the bank to make room for another one.
         """
-        if exact and has_int8(base):
+        if exact and has_quantized(base):
             raise UserError(
                 "with model.exact, several adapters of an int8 base have other bits in one batch: "
                 "serve one adapter, or set model.base=native or model.exact=False"
@@ -358,16 +358,11 @@ def check_targets(model: qwen.QwenConfig, settings: AdapterConfig) -> None:
 def can_hold(model: qwen.QwenConfig, base: qwen.Params, exact: bool) -> bool:
     """Returns whether a bank can hold adapters on all linear layers of a model.
 
-    Not those of experts. With `exact` the base may not be int8: XLA may round its scales once
-    together with the sum, and in a bank it does not.
+    It cannot hold adapters of experts. With `exact` it cannot hold any of an int8 base: the
+    products by the scales would have other bits than with one adapter.
     """
     has_experts = any(target.is_of_experts for target in adapters.linear_layers(model).values())
-    return not has_experts and not (exact and has_int8(base))
-
-
-def has_int8(base: qwen.Params) -> bool:
-    """Returns whether weights of a base are int8."""
-    return any(map(is_quantized, jax.tree.leaves(base, is_leaf=is_quantized)))
+    return not has_experts and not (exact and has_quantized(base))
 
 
 @partial(jax.jit, donate_argnums=0)

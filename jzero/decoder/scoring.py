@@ -255,7 +255,7 @@ class Scorer:
         most_pages = (scoring.first - 1) // page_size
 
         def count_pages(adapter: HeldAdapter, tokens: Int32[np.ndarray, " tokens"]) -> int:
-            # Keys and values are those of the tokens only with the same weights.
+            # Other weights compute other keys and values from the same tokens.
             if adapter != scoring.adapter:
                 return 0
             return min(most_pages, count_common(scoring.tokens, tokens) // page_size)

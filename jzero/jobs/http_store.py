@@ -1,18 +1,24 @@
 """The store of a trainer that serves it over HTTP (`store_server.py`), as a sampler sees it."""
 
-import json
 import os
 import urllib.parse
+from collections.abc import Callable
+from typing import TypeVar
 
 from jzero.errors import UserError
-from jzero.http import Client, Refused, RemoteError
+from jzero.http import Client, Refused, RemoteError, parse_json
 from jzero.jobs.store import StoreError
 from jzero.jobs.store_server import KEY_VARIABLE
+from jzero.json_values import as_list, as_text, finite_number
+from jzero.types import JsonValue
+
+T = TypeVar("T")
 
 SECONDS = 60.0  # of an exchange
 SECONDS_OF_FILE = 600.0  # of one with the content of a file
 MOST_BYTES = 1 << 36  # of a file: a snapshot of 32B parameters
-MOST_NAMES_BYTES = 1 << 24
+MOST_REPLY_BYTES = 1 << 24  # of any other reply
+LATEST = 1e11  # seconds of a time that a clock may have
 
 NOT_FOUND, EXISTS = 404, 412
 NO_RETRY = (401, 403)  # a wrong key stays wrong
@@ -38,23 +44,24 @@ class HttpStore:
         )
 
     def _send(
-        self, method: str, path: str, content: bytes | None = None, most: int = MOST_NAMES_BYTES
+        self,
+        method: str,
+        kind: str,
+        name: str,
+        content: bytes | None = None,
+        max_bytes: int = MOST_REPLY_BYTES,
     ) -> bytes:
-        seconds = SECONDS if most <= MOST_NAMES_BYTES and content is None else SECONDS_OF_FILE
-        kind, _, name = path.partition("/")
+        """Sends a request for a name, and returns the bytes of the reply."""
+        has_file = content is not None or max_bytes > MOST_REPLY_BYTES
+        path = f"{kind}/{urllib.parse.quote(name)}"
+        seconds = SECONDS_OF_FILE if has_file else SECONDS
         try:
-            return self.client.send(
-                method,
-                f"{kind}/{urllib.parse.quote(name)}",
-                content,
-                max_bytes=most,
-                seconds=seconds,
-            )
+            return self.client.send(method, path, content, max_bytes=max_bytes, seconds=seconds)
         except Refused as error:
             if error.status == NOT_FOUND:
-                raise FileNotFoundError(path) from None
+                raise FileNotFoundError(name) from None
             if error.status == EXISTS:
-                raise FileExistsError(path) from None
+                raise FileExistsError(name) from None
             if error.status in NO_RETRY:
                 raise UserError(str(error)) from None
             raise StoreError(str(error)) from None
@@ -62,36 +69,42 @@ class HttpStore:
             raise StoreError(str(error)) from None
 
     def read(self, name: str) -> bytes:
-        return self._send("GET", f"files/{name}", most=MOST_BYTES)
+        return self._send("GET", "files", name, max_bytes=MOST_BYTES)
 
     def write(self, name: str, data: bytes) -> None:
-        self._send("PUT", f"files/{name}", data)
+        self._send("PUT", "files", name, data)
 
     def create(self, name: str, data: bytes) -> bool:
         try:
-            self._send("POST", f"files/{name}", data)
+            self._send("POST", "files", name, data)
         except FileExistsError:
             return False
         return True
 
     def names(self, folder: str) -> list[str]:
-        found = json.loads(self._send("GET", f"names/{folder}"))
-        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-            raise StoreError(f"{self.address}: {folder} is no list of names")
-        return found
+        def read_names(value: JsonValue) -> list[str]:
+            return list(map(as_text, as_list(value)))
+
+        return self._ask("names", folder, read_names)
 
     def delete(self, name: str) -> None:
-        self._send("DELETE", f"files/{name}")
+        self._send("DELETE", "files", name)
 
     def modified(self, name: str) -> float:
-        return self._seconds(f"modified/{name}")
+        return self._ask("modified", name, as_seconds)
 
     def now(self, who: str) -> float:
-        return self._seconds(f"now/{who}")
+        return self._ask("now", who, as_seconds)
 
-    def _seconds(self, path: str) -> float:
-        text = self._send("GET", path)
+    def _ask(self, kind: str, name: str, read: Callable[[JsonValue], T]) -> T:
+        """Returns the result of `read` for a reply in JSON."""
+        reply = self._send("GET", kind, name)
         try:
-            return float(text)
-        except ValueError:
-            raise StoreError(f"{self.address}/{path} is no time") from None
+            return read(parse_json(reply))
+        except ValueError as error:
+            raise StoreError(f"{self.address} answers with a wrong reply ({error})") from None
+
+
+def as_seconds(value: JsonValue) -> float:
+    """Returns a time of a reply."""
+    return finite_number(value, 0, LATEST)

@@ -16,7 +16,6 @@ private network or a tunnel.
 """
 
 import contextlib
-import hmac
 import http.server
 import json
 import os
@@ -32,6 +31,7 @@ from pathlib import Path
 from jzero import terminal
 from jzero.errors import UserError
 from jzero.files import write_atomic
+from jzero.http import bears_key
 from jzero.jobs.store import FolderStore, open_store
 
 KEY_VARIABLE = "JZERO_STORE_KEY"
@@ -133,9 +133,7 @@ class RequestHandler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def _check_key(self) -> None:
-        scheme, _, sent = self.headers.get("Authorization", "").partition(" ")
-        is_right = hmac.compare_digest(sent.strip().encode(), self.server.key)
-        if scheme.lower() != "bearer" or not is_right:
+        if not bears_key(self.headers.get("Authorization", ""), self.server.key):
             raise BadRequest(401, f"the key is wrong: set {KEY_VARIABLE} to the trainer's")
 
     def _get(self, kind: str, name: str) -> bytes:
@@ -199,8 +197,7 @@ def read_key(workdir: Path) -> str:
     if key:
         return key
     if not path.exists():
-        write_atomic(path, secrets.token_urlsafe(32) + "\n")
-        path.chmod(0o600)
+        write_atomic(path, secrets.token_urlsafe(32) + "\n", mode=0o600)
     return path.read_text(encoding="ascii").strip()
 
 

@@ -1,6 +1,5 @@
 """The API key of the HTTP server: its sources, and the check of a request's key."""
 
-import hmac
 import os
 
 from starlette.authentication import (
@@ -11,6 +10,7 @@ from starlette.authentication import (
 )
 from starlette.requests import HTTPConnection
 
+from jzero import http
 from jzero.errors import UserError
 
 KEY_VARIABLE = "JZERO_API_KEY"
@@ -48,10 +48,7 @@ class KeyCheck(AuthenticationBackend):
         # Not conn.url.path: in older versions of Starlette a hostile Host header could change it.
         if conn.scope["path"] in OPEN_PATHS:
             return None
-        scheme, _, sent = conn.headers.get("authorization", "").partition(" ")
-        # A constant-time comparison, so that its duration reveals nothing about the key.
-        is_right = hmac.compare_digest(sent.strip().encode(), self.key)
-        if scheme.lower() != "bearer" or not is_right:
+        if not http.bears_key(conn.headers.get("authorization", ""), self.key):
             raise AuthenticationError(
                 "this server requires its API key: send it as `Authorization: Bearer KEY`, "
                 "which OpenAI's client does with api_key=KEY"

@@ -4,13 +4,11 @@ The second half says what malformed requests meet, and tests parts of the server
 """
 
 import asyncio
-import contextlib
 import itertools
 import json
 import random
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -28,6 +26,7 @@ from servers import (
     load_alone,
     save_model,
     server_process,
+    wait_until_healthy,
 )
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -62,11 +61,7 @@ def url(model, environment: dict[str, str]) -> Iterator[str]:
     """The address of a server, which Ctrl-C ends without a word."""
     port = free_port()
     with server_process(model, environment, "--port", str(port)) as server:
-        while server.poll() is None:
-            with contextlib.suppress(httpx.HTTPError):
-                httpx.get(f"http://127.0.0.1:{port}/health").raise_for_status()
-                break
-            time.sleep(0.1)
+        wait_until_healthy(server, f"http://127.0.0.1:{port}")
         yield f"http://127.0.0.1:{port}/v1"
         server.send_signal(signal.SIGINT)
         assert (server.wait(60), server.stderr.read()) == (0, "")
@@ -380,11 +375,7 @@ def test_a_served_name_replaces_the_directory(model, environment: dict[str, str]
     flags = ("--port", str(port), "--served-model-name", "smol")
     with server_process(model, environment, *flags) as server:
         address = f"http://127.0.0.1:{port}"
-        while server.poll() is None:
-            with contextlib.suppress(httpx.HTTPError):
-                httpx.get(f"{address}/health").raise_for_status()
-                break
-            time.sleep(0.1)
+        wait_until_healthy(server, address)
         with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
             assert [found.id for found in client.models.list()] == ["smol"]
             answer = client.completions.create(model="smol", prompt="a", max_tokens=2)

@@ -172,6 +172,22 @@ def test_a_full_disk_is_tried_again(
     HttpStore(server.url).write("results/one", b"x")
 
 
+@pytest.mark.parametrize("reply", [b"", b"[", b"<html>", b"NaN", b"-1", b'{"a": 1}', b"[1]"])
+def test_a_wrong_reply_is_an_error_of_the_store(
+    server: StoreServer, key: str, monkeypatch: pytest.MonkeyPatch, reply: bytes
+) -> None:
+    """Something else may answer at the address; `RetryingStore` asks again."""
+
+    def get(handler: store_server.RequestHandler, kind: str, name: str) -> bytes:
+        return reply
+
+    monkeypatch.setattr(store_server.RequestHandler, "_get", get)
+    store = HttpStore(server.url)
+    for ask_store in (store.names, store.modified, store.now):
+        with pytest.raises(StoreError, match="answers with a wrong reply"):
+            ask_store("results")
+
+
 def test_mistakes_are_one_line(tmp_path: Path, server: StoreServer) -> None:
     port = server.server_address[1]
     with (

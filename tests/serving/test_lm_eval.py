@@ -10,14 +10,12 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
-from servers import ROOM, SETTINGS, free_port, save_model, server_process
+from servers import ROOM, SETTINGS, free_port, save_model, server_process, wait_until_healthy
 
 from jzero import evaluate
 
@@ -100,13 +98,7 @@ def url(model: str, environment: dict[str, str]) -> Iterator[str]:
     port = free_port()
     with server_process(model, environment, "--port", str(port)) as server:
         address = f"http://127.0.0.1:{port}"
-        while server.poll() is None:
-            try:
-                httpx.get(f"{address}/health").raise_for_status()
-            except httpx.HTTPError:
-                time.sleep(0.1)
-                continue
-            break
+        wait_until_healthy(server, address)
         yield f"{address}/v1/completions"
 
 

@@ -1,18 +1,15 @@
 """`jzero serve --adapter NAME=DIR`: requests choose among adapters, and one batch has them all."""
 
-import contextlib
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import jax.numpy as jnp
 import numpy as np
 import openai
 import pytest
 import servers
-from servers import Alone, free_port, save_model, server_process
+from servers import Alone, free_port, save_model, server_process, wait_until_healthy
 
 from jzero import cli, evaluate, serve
 from jzero.config import AdapterConfig
@@ -71,11 +68,7 @@ def client(model: Path, environment: dict[str, str]) -> Iterator[openai.OpenAI]:
     flags = [f"--adapter={name}={model.parent / name}" for name in SHAPES]
     arguments = [f"--port={port}", "--served-model-name=base", *flags]
     with server_process(str(model), environment, *arguments) as server:
-        while server.poll() is None:
-            with contextlib.suppress(httpx.HTTPError):
-                httpx.get(f"http://127.0.0.1:{port}/health").raise_for_status()
-                break
-            time.sleep(0.1)
+        wait_until_healthy(server, f"http://127.0.0.1:{port}")
         url = f"http://127.0.0.1:{port}/v1"
         with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as openai_client:
             yield openai_client

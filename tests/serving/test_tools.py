@@ -1,15 +1,12 @@
 """Tools of a chat: what the template shows, and the calls that are read in the answers."""
 
-import contextlib
 import copy
 import itertools
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import jax.numpy as jnp
 import numpy as np
 import openai
@@ -17,7 +14,7 @@ import pytest
 import reference
 from hypothesis import given
 from hypothesis import strategies as st
-from servers import byte_tokenizer, free_port, server_process
+from servers import byte_tokenizer, free_port, server_process, wait_until_healthy
 from transformers import AddedToken
 
 from jzero.decoder.sequence import Sequence
@@ -233,11 +230,7 @@ def ask(tmp_path_factory, environment: dict[str, str]) -> Iterator[Callable]:
     model, port = save_calling_model(tmp_path_factory.mktemp("calling")), free_port()
     flags = ("--port", str(port), "--config.rollout.max_prompt_tokens=1024")
     with server_process(model, environment, *flags) as server:
-        while server.poll() is None:
-            with contextlib.suppress(httpx.HTTPError):
-                httpx.get(f"http://127.0.0.1:{port}/health").raise_for_status()
-                break
-            time.sleep(0.1)
+        wait_until_healthy(server, f"http://127.0.0.1:{port}")
         url = f"http://127.0.0.1:{port}/v1"
         with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
 
