@@ -285,7 +285,8 @@ def take_turn(request: TurnRequest, guard: Guard) -> Grade:
     if "environments" in values:
         # Such an episode is scored only by reward functions, so `correct` follows from its score.
         grade = batched_rewards.with_verdict(grade, request.task)
-    return replace(grade, reply=None if request.is_last else taker.reply(grade))
+    reply = None if request.is_last else taker.reply(grade)
+    return grade if reply is grade.reply else replace(grade, reply=reply)
 
 
 def end_tools(request: TurnRequest, guard: Guard, grade: Grade) -> None:

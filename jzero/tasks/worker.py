@@ -121,7 +121,8 @@ def work(descriptor: int, memory_limit: ctypes.c_uint64) -> None:
     try:
         while True:
             for number, kind, fields in pipe.receive():
-                request = read_request(kind, fields)
+                # User-defined code may change the settings that it gets.
+                request = read_request(kind, fields, may_share_task=not pipe.has_run_user_code)
                 # Lifts the limit that user-defined code of the previous request may have left.
                 memory_limit.value = 0
                 if isinstance(request, TurnRequest):

@@ -12,6 +12,8 @@ never waits forever.
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import json
 import socket
 import struct
@@ -20,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jzero.config import TaskConfig, read_section
-from jzero.json_values import as_list, as_object, from_fields
+from jzero.json_values import as_list, as_object, as_text, from_fields
 from jzero.setting import to_values
 from jzero.types import Grade, JsonValue, Turns
 
@@ -71,13 +73,19 @@ class CallRequest:
 def write_request(number: int, request: TurnRequest | CallRequest) -> str:
     """Returns a request as JSON. Grades become dicts of their fields."""
     kind = "turn" if isinstance(request, TurnRequest) else "call"
-    fields = vars(request) | {"task": to_values(request.task)}
+    fields = vars(request) | {"task": _write_task(request.task)}
     return json.dumps([number, kind, fields], default=vars)
 
 
-def read_request(kind: str, fields: dict[str, JsonValue]) -> TurnRequest | CallRequest:
-    """Returns the request of a message."""
-    task = read_section(TaskConfig, as_object(fields["task"], "task"))
+def read_request(
+    kind: str, fields: dict[str, JsonValue], may_share_task: bool = False
+) -> TurnRequest | CallRequest:
+    """Returns the request of a message.
+
+    Its settings are new objects. With `may_share_task`, requests with equal settings share them.
+    """
+    read = _read_shared_task if may_share_task else _read_task
+    task = read(as_text(fields["task"], "task"))
     if kind == "call":
         return from_fields(CallRequest, fields | {"task": task})
     turns = [as_list(turn, "a turn") for turn in as_list(fields["earlier"], "earlier")]
@@ -86,6 +94,27 @@ def read_request(kind: str, fields: dict[str, JsonValue]) -> TurnRequest | CallR
     called = tuple(as_list(fields["called"], "called"))
     values = {"task": task, "earlier": earlier, "step": step, "called": called}
     return from_fields(TurnRequest, fields | values)
+
+
+# The settings that were written last, and their JSON text. They are the same in most requests of a
+# run, and to write and read them would take three times as long as to grade.
+_written: tuple[TaskConfig, str] | None = None
+
+
+def _write_task(task: TaskConfig) -> str:
+    global _written
+    known = _written
+    if known is None or known[0] != task:
+        known = copy.deepcopy(task), json.dumps(to_values(task))
+        _written = known
+    return known[1]
+
+
+def _read_task(text: str) -> TaskConfig:
+    return read_section(TaskConfig, as_object(json.loads(text), "task"))
+
+
+_read_shared_task = functools.lru_cache(maxsize=8)(_read_task)
 
 
 def _read_grade(fields: JsonValue) -> Grade | None:
@@ -112,8 +141,8 @@ class Pipe:
             OSError: the other end is closed.
         """
         self._socket.settimeout(seconds)
-        self._socket.sendall(_LENGTH.pack(len(message)))
-        self._socket.sendall(message)
+        # In one call: the other end would wake up for the length alone.
+        self._socket.sendall(_LENGTH.pack(len(message)) + message)
 
     def receive(self, seconds: float | None = None) -> bytes:
         """Returns the next message.

@@ -44,3 +44,22 @@ def test_a_request_is_the_same_on_both_sides(request_: TurnRequest | CallRequest
     assert number == 17
     assert read == request_
     assert isinstance(read.task, TaskConfig) and isinstance(read.task.reward, RewardConfig)
+
+
+def test_settings_that_have_changed_are_written_anew() -> None:
+    task = TaskConfig(reward=RewardConfig(("accuracy", "length")))
+    for seconds in (1.0, 2.0):
+        task.grade_seconds = seconds
+        task.reward.weights = (seconds, 1.0)
+        message = write_request(0, TurnRequest("math", "7", "7", task))
+        _, kind, fields = json.loads(message)
+        assert read_request(kind, fields).task == task
+        assert read_request(kind, fields, may_share_task=True).task == task
+
+
+def test_settings_are_shared_only_where_they_may_be() -> None:
+    _, kind, fields = json.loads(write_request(0, TurnRequest("math", "7", "7", TASK)))
+    own = [read_request(kind, dict(fields)).task for _ in range(2)]
+    shared = [read_request(kind, dict(fields), may_share_task=True).task for _ in range(2)]
+    assert own[0] is not own[1] and own[0].tools is not own[1].tools
+    assert shared[0] is shared[1] is not own[0]

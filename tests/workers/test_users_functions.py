@@ -35,6 +35,15 @@ def graded(pool: Pool, function: str, **limits: float) -> Grade:
     return grade
 
 
+def test_settings_that_a_function_changes_are_those_of_one_response(pool: Pool) -> None:
+    for _ in range(3):
+        grade = graded(pool, "count_in_settings")
+        assert (
+            grade.parts["users_functions:count_in_settings"]
+            == config.TaskConfig().max_reply_bytes + 1
+        )
+
+
 @pytest.mark.parametrize(
     "function, reason",
     [

@@ -18,6 +18,11 @@ def one(response, gold, task):
     return 1
 
 
+def count_in_settings(response, gold, task):
+    task.max_reply_bytes += 1
+    return task.max_reply_bytes
+
+
 def misspelt(response, gold, task):
     return len(respons)  # noqa: F821
 
