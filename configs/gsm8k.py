@@ -5,12 +5,15 @@
     python -m jzero.main --config configs/gsm8k.py:rho-1b-ppo        # oat's PPO, as published
     python -m jzero.main --config configs/gsm8k.py:qwen2.5-1.5b-ppo  # the same on another model
     python -m jzero.main --config configs/gsm8k.py:tiny,dapo         # a preset, another algorithm
+    python -m jzero.main --config configs/gsm8k.py:smollm2-135m --config.model.path=DIR  # on a CPU
 
 Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b; rho-1b-ppo, the PPO of oat's
 documentation, and the last four with -ppo, that PPO on another model. qwen3-8b-lora-int8,
 qwen3-4b-lora and qwen3-1.7b-lora train an adapter on one device; -int8 has the frozen model in 8
 bits. gemma-3-1b, gemma-3-1b-lora and gemma-3-270m are base models with the template r1, whose
-license has to be accepted on the hub. tiny learns nothing: it shows that all parts fit.
+license has to be accepted on the hub. smollm2-135m is for a CPU, and DIR the export of
+configs/sft.py:smollm2-135m: the published model solves nearly no problem. tiny learns nothing: it
+shows that all parts fit.
 
 Data and models come from the hub, or from --config.task.data=DIRECTORY (with train.jsonl and
 test.jsonl) and --config.model.path=DIRECTORY. tiny takes its tokenizer from the hub, or from
@@ -61,14 +64,48 @@ RHO_PPO = "rho-1b-ppo"
 PPO_HUB_IDS = {RHO_PPO: "lkevinzc/rho-1b-sft-GSM8K"} | {
     f"{name}-ppo": hub_id for name, hub_id in QWEN25_HUB_IDS.items()
 }
+SMOLLM2 = "smollm2-135m"
 HUB = QWEN25_HUB_IDS | PPO_HUB_IDS | QWEN3_ADAPTER_HUB_IDS | GEMMA3_HUB_IDS
+HUB |= {SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct"}
 # Without a preset, an accelerator gets the first of these that its memory holds.
 LARGEST_FIRST = QWEN_LARGEST_FIRST
 
 
 def get_config(preset: str = "") -> Config:
     """Returns the config of "preset", "preset,algorithm" or ""."""
-    return choose_fitting_preset(preset, tiny, qwen, HUB, LARGEST_FIRST)
+    return choose_fitting_preset(preset, tiny, pretrained, HUB, LARGEST_FIRST)
+
+
+def pretrained(preset: str) -> Config:
+    return smollm2() if preset == SMOLLM2 else qwen(preset)
+
+
+def smollm2() -> Config:
+    """8 problems x 8 answers a step, in full precision, for two CPU cores."""
+    return Config(
+        name=f"gsm8k-{SMOLLM2}",
+        model=ModelConfig(path=HUB[SMOLLM2], dtype="float32", remat="none"),
+        task=TaskConfig(name="gsm8k", template="chat"),
+        rollout=RolloutConfig(
+            num_prompts=8,
+            group_size=8,
+            max_prompt_tokens=256,
+            max_new_tokens=192,
+            num_slots=64,
+            page_size=16,
+            decode_steps=16,
+        ),
+        algorithm=algorithms.dr_grpo(),
+        optimizer=OptimizerConfig(lr=1e-5),
+        train=TrainConfig(
+            steps=100,
+            # One group of 8 answers, or several of short ones.
+            microbatch_tokens=256 + 4 * 192,
+            packs_per_row=4,
+            checkpoint_every=20,
+        ),
+        eval=EvalConfig(problems=1319, samples=0, every=50),
+    )
 
 
 def qwen(preset: str) -> Config:

@@ -3,10 +3,13 @@
     python -m jzero.main --config configs/sft.py:tiny               # 2 minutes on a laptop
     python -m jzero.main --config configs/sft.py:openr1-distill-7b  # OpenR1-Distill-7B's recipe
     python -m jzero.main --config configs/sft.py:qwen2.5-1.5b --config.sft.data=FILE.jsonl
+    python -m jzero.main --config configs/sft.py:smollm2-135m       # solutions of GSM8K, on a CPU
 
-Presets: tiny, openr1-distill-7b, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b.
+Presets: tiny, openr1-distill-7b, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b; smollm2-135m,
+which shows SmolLM2-135M-Instruct the solutions of GSM8K before RL (configs/gsm8k.py:smollm2-135m).
 
-Data: a set has a column messages, conversations or text, or columns prompt and completion.
+Data: a set has a column messages, conversations or text, columns prompt and completion, or columns
+problem and solution, or question and answer.
 `python -m jzero.generate` writes such a set. The result, WORKDIR/export-<step>, is a model for any
 other recipe: --config.model.path=WORKDIR/export-<step>.
 Hardware: for openr1-distill-7b the original took one node of 8 H100. A microbatch has one row of
@@ -46,8 +49,12 @@ from jzero.config import (
     schedules,
 )
 from jzero.planning.fitting import choose_fitting_preset
+from jzero.problems.problem_sets import DEFAULT_SETS
 
-HUB = {"openr1-distill-7b": "open-r1/Qwen2.5-Math-7B-RoPE-300k"} | QWEN25_HUB_IDS
+HUB = {
+    "openr1-distill-7b": "open-r1/Qwen2.5-Math-7B-RoPE-300k",
+    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct",
+} | QWEN25_HUB_IDS
 LONGEST_EXAMPLE = 32768  # tokens
 # Without a preset, an accelerator gets the first of these that its memory holds.
 LARGEST_FIRST = ("openr1-distill-7b", "qwen2.5-3b", "qwen2.5-1.5b", "qwen2.5-0.5b")
@@ -55,7 +62,25 @@ LARGEST_FIRST = ("openr1-distill-7b", "qwen2.5-3b", "qwen2.5-1.5b", "qwen2.5-0.5
 
 def get_config(preset: str = "") -> Config:
     """Returns the config of "preset" or ""."""
-    return choose_fitting_preset(preset, tiny, qwen, HUB, LARGEST_FIRST)
+    return choose_fitting_preset(preset, tiny, pretrained, HUB, LARGEST_FIRST)
+
+
+def pretrained(preset: str) -> Config:
+    return smollm2() if preset == "smollm2-135m" else qwen(preset)
+
+
+def smollm2() -> Config:
+    """The 7,473 solutions of GSM8K once, in full precision, as a CPU computes it fastest."""
+    return Config(
+        name="sft-gsm8k-smollm2-135m",
+        model=ModelConfig(path=HUB["smollm2-135m"], dtype="float32", remat="none"),
+        task=TaskConfig(name="gsm8k", template="chat"),
+        rollout=RolloutConfig(max_prompt_tokens=256, max_new_tokens=256),
+        optimizer=OptimizerConfig(lr=1e-4, schedule=schedules.Cosine(), warmup=schedules.Steps(10)),
+        sft=Sft(data=DEFAULT_SETS["gsm8k"], batch_size=32, pack_length=512),
+        train=TrainConfig(microbatch_tokens=2 * 512, checkpoint_every=50),
+        eval=EvalConfig(problems=128, every=100),
+    )
 
 
 def qwen(preset: str) -> Config:

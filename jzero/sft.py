@@ -49,7 +49,7 @@ from jzero.run.workdir import check_workdir
 from jzero.setup import build_sampler, check_context, resolve
 from jzero.sharding.mesh import configured_mesh
 from jzero.tasks import TASKS, draws_examples, suites
-from jzero.training.examples import Example, ExampleRow, encode_row
+from jzero.training.examples import TURNS, Example, ExampleRow, encode_row
 from jzero.training.frozen_base import load_base, load_model, name_base
 from jzero.training.heads import Stats, expert_metrics
 from jzero.training.optimizer import learning_rate
@@ -58,7 +58,13 @@ from jzero.training.supervised import SupervisedTrainer
 from jzero.workers.pool import Pool
 
 # The possible columns of an example. A data set is read with the first entry that it has.
-EXAMPLE_COLUMNS = (["messages"], ["prompt", "completion"], ["conversations"], ["text"])
+EXAMPLE_COLUMNS = (
+    ["messages"],
+    ["prompt", "completion"],
+    ["conversations"],
+    ["text"],
+    *map(list, TURNS),
+)
 
 
 @dataclass(frozen=True)
@@ -325,7 +331,8 @@ def read_rows(source: Rows, config: Config, *, is_held_out: bool) -> Sequence[Ex
             return cast(Sequence[ExampleRow], examples)
     raise UserError(
         f"sft.data={source.path} has columns {', '.join(dataset.column_names)}: "
-        "it needs messages, prompt and completion, conversations, or text"
+        "it needs messages, prompt and completion, problem and solution, question and answer, "
+        "conversations, or text"
     )
 
 

@@ -327,7 +327,7 @@ def test_rows_without_examples_are_refused_before_anything_is_written(tmp_path: 
     config = mixed_sets(tmp_path)
     change_sft(config, data=write_jsonl(tmp_path / "three.jsonl", [{"source": "x"}]))
 
-    with pytest.raises(ValueError, match="it needs messages, prompt and completion, conv"):
+    with pytest.raises(ValueError, match="it needs messages, prompt and completion, problem and"):
         sft.train(config, tmp_path / "run")
 
     assert not (tmp_path / "run").exists()

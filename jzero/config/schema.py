@@ -658,7 +658,8 @@ class Sft:
     data: str = setting(
         "",
         "Data sets, in the notation of task.data, with a column messages, columns prompt and "
-        "completion, or a column conversations or text; or the name of a task, for its "
+        "completion, a column conversations or text, or columns problem and solution, or question "
+        "and answer; or the name of a task, for its "
         "warm-start examples: warm_start.steps * warm_start.batch_size of them.",
     )
     eval_data: str = setting(

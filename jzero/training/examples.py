@@ -14,9 +14,11 @@ from jzero.model.tokenizer import PreTrainedTokenizerFast
 
 # One message of a chat: "role" and "content".
 Message = Mapping[str, str]
-# A row of a data set: {"messages": [...]}, {"prompt": ..., "completion": ...}, {"text": ...} or
-# {"conversations": [...]} with ShareGPT messages ("from" and "value").
+# A row of a data set: {"messages": [...]}, {"prompt": ..., "completion": ...}, {"text": ...},
+# {"conversations": [...]} with ShareGPT messages ("from" and "value"), or two columns of TURNS.
 ExampleRow = Mapping[str, str | list[Message]]
+# Columns of a problem and its worked solution, which become the turns of a chat.
+TURNS = (("problem", "solution"), ("question", "answer"))
 
 # The roles of the speakers in ShareGPT conversations.
 ROLES = {
@@ -145,7 +147,8 @@ def encode_row(
 ) -> Example:
     """Encodes a row with messages, a conversation, text, or a prompt and a completion.
 
-    A prompt and its completion are both text or both messages. `loss` is sft.loss: "assistant"
+    A prompt and its completion are both text or both messages. A problem and its solution (TURNS)
+    are messages of the user and of the assistant. `loss` is sft.loss: "assistant"
     trains the assistant's messages, "all" trains all tokens except the first, which no input
     predicts. A row of text has no assistant, so "all" applies to it. `system_prompt` is
     sft.system_prompt: it is inserted before messages that have no system prompt.
@@ -153,11 +156,13 @@ def encode_row(
     if "text" in row:
         return encode_text(tok, str(row["text"]))
     keep_end = loss == "all"
-    if "messages" in row or "conversations" in row:
+    if "prompt" not in row:
         if "messages" in row:
             messages = messages_of(row, "messages")
-        else:
+        elif "conversations" in row:
             messages = [to_message(message) for message in messages_of(row, "conversations")]
+        else:
+            messages = turns_of(row)
         messages = add_system_prompt(messages, system_prompt)
         example = encode_conversation(tok, messages, first_trained=0, keep_end=keep_end)
     elif isinstance(row["prompt"], str):
@@ -170,6 +175,15 @@ def encode_row(
     if loss == "assistant":
         return example
     return Example(example.tokens, [False] + [True] * (len(example.tokens) - 1))
+
+
+def turns_of(row: ExampleRow) -> list[Message]:
+    """Returns a problem and its solution as messages of a chat."""
+    [(problem, solution)] = [names for names in TURNS if set(names) <= set(row)]
+    return [
+        {"role": "user", "content": str(row[problem])},
+        {"role": "assistant", "content": str(row[solution])},
+    ]
 
 
 def to_message(message: Message) -> Message:

@@ -240,7 +240,7 @@ def test_no_bit_differs_between_slots_and_packed_rows(model: qwen.QwenConfig, dt
     assert_exact(sampled_plainly(model, dtype))
 
 
-@pytest.mark.thorough_cases("dense", "hybrid with experts")
+@pytest.mark.thorough_cases("hybrid with experts")
 @pytest.mark.parametrize(
     "model",
     [QWEN3, GEMMA, exact_hybrid(HYBRID_MOE)],
@@ -268,9 +268,7 @@ def test_scores_of_given_tokens_have_the_bits_of_the_sampler() -> None:
 
 
 # Every model and every mesh, also those of the next test, but not each with each.
-@pytest.mark.thorough_cases(
-    "data 8-experts", "data 8-hybrid", "data 4, tensor 2-dense", "data 4, tensor 2-windows"
-)
+@pytest.mark.thorough_cases("data 8-hybrid", "data 4, tensor 2-dense", "data 4, tensor 2-windows")
 @pytest.mark.parametrize(
     "model",
     [MODEL, GEMMA, MOE, exact_hybrid(HYBRID)],
@@ -281,7 +279,7 @@ def test_devices_change_no_bit(sizes: tuple[int, int, int], model: qwen.QwenConf
     assert_exact(Sampled(settings(train={"microbatch_tokens": 2048}), sizes, model))
 
 
-@pytest.mark.thorough_cases("experts", "hybrid")
+@pytest.mark.thorough_cases("experts")
 @pytest.mark.parametrize(
     "model",
     [MODEL, GEMMA, MOE, exact_hybrid(HYBRID)],
@@ -293,7 +291,7 @@ def test_two_devices_round_alike(model: qwen.QwenConfig) -> None:
     assert_exact(Sampled(changed, (4, 1, 2), model))
 
 
-@pytest.mark.thorough_cases("dense", "experts")
+@pytest.mark.thorough_cases("dense")
 @pytest.mark.parametrize("model", [MODEL, GEMMA, MOE], ids=["dense", "windows", "experts"])
 def test_an_adapter_is_exact(model: qwen.QwenConfig) -> None:
     changes = {"adapter": AdapterConfig(rank=4)}

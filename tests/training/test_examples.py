@@ -10,6 +10,7 @@ from jzero.errors import UserError
 from jzero.model import tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.training.examples import (
+    TURNS,
     Example,
     ExampleRow,
     Message,
@@ -245,6 +246,21 @@ def test_a_conversation_is_its_messages(
     assert encode_row(tok, {"conversations": messages}, loss) == example
     without = {"conversations": row["conversations"][1:]}
     assert encode_row(tok, without, loss, "Be brief.") == example
+
+
+@pytest.mark.parametrize("names", TURNS, ids=" ".join)
+@pytest.mark.parametrize("loss", ["assistant", "all"])
+def test_a_problem_and_its_solution_are_turns_of_a_chat(
+    names: tuple[str, str], loss: str, tok: PreTrainedTokenizerFast
+) -> None:
+    row = dict(zip(names, ("2 + 2?", "It is 4."), strict=True))
+    messages = [
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "It is 4."},
+    ]
+    assert encode_row(tok, row, loss) == encode_row(tok, {"messages": messages}, loss)
+    system = [{"role": "system", "content": "Be brief."}, *messages]
+    assert encode_row(tok, row, loss, "Be brief.") == encode_row(tok, {"messages": system}, loss)
 
 
 @pytest.mark.parametrize(
