@@ -1,7 +1,7 @@
 """Runs `jzero.main` once for each of several runs and seeds, and prints a table of the results.
 
     python benchmarks/compare.py --out runs/algorithms \\
-        --recipe configs/countdown.py:tiny --warm-start \\
+        --recipe configs/countdown.py:tiny-long --warm-start \\
         --run "grpo: ,grpo" --run "dr_grpo: ,dr_grpo --config.optimizer.lr=2e-4" \\
         --seeds 0 1 2 [--metrics eval/accuracy ...] [-- --config.section.field=value ...]
 

@@ -3,9 +3,9 @@
     python benchmarks/exact.py [--dtype float32] [--steps 3] [--warm_start 60] \\
         [--config.rollout.num_prompts=16 ...]
 
-The run is configs/countdown.py:tiny with 16 prompts and two minibatches, so that old log-probs are
-needed. Both arms start from the same weights, after a warm start of a few supervised steps. Each
-line of the table is a step:
+The run is configs/countdown.py:tiny-long with 16 prompts and two minibatches, so that old log-probs
+are needed. Both arms start from the same weights, after a warm start of a few supervised steps.
+Each line of the table is a step:
 
     differ      tokens of the first minibatch whose log-probability by the trainer's score program
                 has other bits than the sampler's, of all of them; this score is not in the times

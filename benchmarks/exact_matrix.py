@@ -3,10 +3,10 @@
     python benchmarks/exact_matrix.py --steps 50 [--out DIR] [--only TEXT,...] [--model DIR]
         [--config.section.field=value ...]
 
-Each case is a run of configs/countdown.py:tiny in a process of its own: Qwen2 and Qwen3, fp32 and
-bf16, on one device in two splits into microbatches, on 8 fake devices (data 8), and on 8 of which
-two share a model (data 4, tensor 2). In every case the samples of a group share their prompt, in
-the decoder's pages and in the trainer's rows, and there are too few pages for all slots, so that
+Each case is a run of configs/countdown.py:tiny-long in a process of its own: Qwen2 and Qwen3, fp32
+and bf16, on one device in two splits into microbatches, on 8 fake devices (data 8), and on 8 of
+which two share a model (data 4, tensor 2). In every case the samples of a group share their prompt,
+in the decoder's pages and in the trainer's rows, and there are too few pages for all slots, so that
 sequences are preempted and prefilled again. One more case runs without model.exact: it says which
 accuracy to expect. `--only` chooses the cases whose name holds every TEXT.
 
@@ -120,7 +120,7 @@ class Case:
             "model.dtype": self.dtype,
             "rollout.kv_dtype": self.dtype,
         }
-        recipe = f"--config={ROOT / 'configs/countdown.py'}:tiny"
+        recipe = f"--config={ROOT / 'configs/countdown.py'}:tiny-long"
         return [recipe, *(f"--config.{name}={value}" for name, value in settings.items())]
 
 

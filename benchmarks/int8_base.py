@@ -1,6 +1,6 @@
 """Measures what model.base=int8 changes: logits, held-out accuracy, and the mismatch in training.
 
-    python benchmarks/int8_base.py                    # the model of countdown:tiny, warm-started
+    python benchmarks/int8_base.py                # the model of countdown:tiny-long, warm-started
     python benchmarks/int8_base.py --model DIR --config configs/gsm8k.py:tiny
     python benchmarks/int8_base.py --steps 10 --rank 32 --config.eval.problems=500
 
@@ -187,7 +187,9 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", help="directory or hub id; default: the recipe's warm start")
-    parser.add_argument("--config", default=f"{main.RECIPES / 'countdown.py'}:tiny", help="recipe")
+    parser.add_argument(
+        "--config", default=f"{main.RECIPES / 'countdown.py'}:tiny-long", help="recipe"
+    )
     parser.add_argument("--steps", type=int, default=4, help="of training, for the mismatch")
     return parser
 

@@ -1,6 +1,6 @@
 """Measures what a sampler in 8 bits changes: accuracy, and the mismatch that training corrects.
 
-    python benchmarks/int8_sampler.py                    # the model of countdown:tiny, warm-started
+    python benchmarks/int8_sampler.py              # the model of countdown:tiny-long, warm-started
     python benchmarks/int8_sampler.py --model DIR --config configs/gsm8k.py:tiny
     python benchmarks/int8_sampler.py --steps 10 --config.eval.problems=500
 

@@ -1,6 +1,6 @@
 """On-policy distillation: a student samples, and a teacher scores its tokens.
 
-    python -m jzero.main --config configs/countdown.py:tiny --workdir runs/countdown-tiny
+    python -m jzero.main --config configs/countdown.py:tiny-long --workdir runs/countdown-tiny-long
     python -m jzero.main --config configs/distill.py:tiny          # from the model of that run
     python -m jzero.main --config configs/distill.py:tiny,grpo     # the same student by RL alone
     python -m jzero.main --config configs/distill.py:qwen3-1.7b    # from Qwen3-8B
@@ -12,8 +12,8 @@ attached accelerators hold, and tiny on a CPU. An algorithm without a teacher, s
 the teacher off.
 
 Models: the teacher of tiny is the export of the first command, or --config.teacher.path=DIRECTORY
-of another run of configs/countdown.py:tiny. The Qwen presets load student and teacher from the hub,
-or from --config.model.path=DIRECTORY and --config.teacher.path=DIRECTORY.
+of another run of configs/countdown.py:tiny-long. The Qwen presets load student and teacher from the
+hub, or from --config.model.path=DIRECTORY and --config.teacher.path=DIRECTORY.
 Hardware: tiny needs two CPU cores. The Qwen presets need one accelerator host with 8 devices, which
 hold the teacher in bfloat16 beside the student.
 Cost: tiny takes a few minutes; the command before it takes about 11.
@@ -44,7 +44,7 @@ HUB = {
 # Without a preset, an accelerator gets the first of these that its memory holds.
 LARGEST_FIRST = ("qwen3-1.7b", "qwen3-0.6b")
 TEACHER = "Qwen/Qwen3-8B"
-TINY_TEACHER = "runs/countdown-tiny/export-50"  # what configs/countdown.py:tiny writes
+TINY_TEACHER = "runs/countdown-tiny-long/export-50"  # what configs/countdown.py:tiny-long writes
 
 # What the student itself reads as a teacher: the answer behind the question.
 PROMPT_WITH_ANSWER = (
@@ -91,7 +91,7 @@ def qwen(preset: str) -> Config:
 
 
 def tiny() -> Config:
-    """A student with the warm start of configs/countdown.py:tiny, as the teacher was before its RL.
+    """A student with the warm start of countdown.py:tiny-long, as the teacher was before its RL.
 
     A student of 0.2M parameters does not learn from this teacher: it takes over the long search and
     not the arithmetic (lab/log.md).

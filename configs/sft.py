@@ -121,7 +121,7 @@ def as_published(config: Config) -> Config:
 
 
 def tiny() -> Config:
-    """The warm start of configs/countdown.py:tiny as a run of its own.
+    """The warm start of configs/countdown.py:tiny-long as a run of its own.
 
     It trains 1M parameters from scratch on 1,200 * 64 = 76,800 examples.
     """

@@ -28,7 +28,7 @@ def test_every_case_is_an_exact_run_that_shares_and_preempts(matrix: ModuleType)
     assert [case.layout for case in cases if not case.is_exact] == ["not exact, 1 device"] * 4
     for case in cases:
         recipe, *flags = case.flags()
-        assert recipe.endswith("countdown.py:tiny")
+        assert recipe.endswith("countdown.py:tiny-long")
         settings = cli.parse_settings(countdown.tiny(), flags)
         config.validate(settings)
         assert settings.model.exact == case.is_exact
