@@ -294,6 +294,7 @@ def serving(args: argparse.Namespace, folder: Path) -> None:
         port = listener.getsockname()[1]
     log = folder / "serve.log"
     command = [sys.executable, "-m", "jzero.serve", f"--model={args.model}", f"--port={port}"]
+    command.append("--served-model-name=model")
     started = time.perf_counter()
     process = start([*command, "--config.model.dtype=float32"], log)
     address = f"http://127.0.0.1:{port}"
@@ -303,7 +304,7 @@ def serving(args: argparse.Namespace, folder: Path) -> None:
     def answer(question: str) -> int:
         """Returns the number of tokens of an answer."""
         body = {
-            "model": "any",
+            "model": "model",
             "messages": [{"role": "user", "content": question}],
             "max_tokens": SERVED_TOKENS,
             "temperature": 0,
