@@ -181,12 +181,14 @@ def split_over_mesh(
         row_spec = P(rows or None)
         window_arrays = () if window is None else tuple(window)
         window_specs = (P(), row_spec)[: len(window_arrays)]
+        # All axes of the mesh, also one of slices, which the specs do not name.
+        axes = {*rows, *parts, "tensor"} if mesh is None else set(mesh.axis_names)
         return jax.shard_map(
             on_device,
             mesh=mesh,
             in_specs=(spec, spec, spec, row_spec, *window_specs),
             out_specs=spec,
-            axis_names={*rows, *parts, "tensor"},
+            axis_names=axes,
             check_vma=False,
         )(q, k, v, segments, *window_arrays)
 

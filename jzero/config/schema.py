@@ -1008,6 +1008,12 @@ class MeshConfig:
         "for long responses. It divides the query heads of a device.",
         at_least=None,
     )
+    slices: int = setting(
+        1,
+        "Number of slices that train together, each with a copy of the parameters (data "
+        "parallelism over the data-center network). The other sizes are those of one slice.",
+        at_least=1,
+    )
 
 
 @dataclass

@@ -113,9 +113,10 @@ def training_placement(mesh: Mesh) -> Placement:
     """Returns the placement on a training mesh."""
     product = product_of_platform(mesh.devices.flat[0].platform)
     # If only rows are split, the entire program is inside a shard_map (`training.learner`).
-    if mesh.shape["data"] == mesh.size:
+    num_slices = mesh.shape.get("slices", 1)
+    if num_slices * mesh.shape["data"] == mesh.size:
         return Placement(product)
-    rows = tuple(axis for axis in mesh.axis_names if axis != "tensor")
+    rows = tuple(axis for axis in mesh.axis_names if axis not in ("slices", "tensor"))
     return Placement(product, mesh.shape["tensor"], rows, mesh)
 
 
@@ -277,12 +278,14 @@ def mixture(
         return on_device(h, is_token, replayed, *weights)
     split = P("tensor") if is_split else P()
     by_row = P(rows or None)
+    # All axes of the mesh, also one of slices, which the specs do not name.
+    axes = {*rows, "tensor"} if placement.mesh is None else set(placement.mesh.axis_names)
     return jax.shard_map(
         on_device,
         mesh=placement.mesh,
         in_specs=(by_row, by_row, by_row, P(), split),
         out_specs=(by_row, P(), by_row),
-        axis_names={*rows, "tensor"},
+        axis_names=axes,
         check_vma=False,
     )(h, is_token, replayed, *weights)
 

@@ -31,7 +31,12 @@ from jzero.attention.backend import Packed, Window, given
 from jzero.errors import UserError
 from jzero.model.architecture import QwenConfig
 from jzero.model.delta_net import DeltaInputs, recur_packed
-from jzero.sharding.mesh import ROW_AXES, context_shards, row_shards, token_axes
+from jzero.sharding.mesh import (
+    ROW_AXES,
+    context_shards,
+    row_shards_of_slice,
+    token_axes,
+)
 from jzero.types import RowLayout
 
 
@@ -66,7 +71,7 @@ def to_parts(x: jax.Array, mesh: Mesh) -> jax.Array:
 
     Afterwards every device holds only its own parts.
     """
-    context, shards = context_shards(mesh), row_shards(mesh)
+    context, shards = context_shards(mesh), row_shards_of_slice(mesh)
     B, T, *trailing = x.shape
     missing = -T % context
     padding = [(0, 0), (0, missing)] + [(0, 0)] * len(trailing)
@@ -78,7 +83,7 @@ def to_parts(x: jax.Array, mesh: Mesh) -> jax.Array:
 
 def to_rows(parts: jax.Array, mesh: Mesh, tokens: int) -> jax.Array:
     """Joins parts [B * c, part, ...] to rows [B, tokens, ...], replicated over the c devices."""
-    context, shards = context_shards(mesh), row_shards(mesh)
+    context, shards = context_shards(mesh), row_shards_of_slice(mesh)
     num_parts, part, *trailing = parts.shape
     B = num_parts // context
     rows = parts.reshape(shards, context, B // shards, part, *trailing).swapaxes(1, 2)

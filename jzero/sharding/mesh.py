@@ -1,20 +1,24 @@
 """Builds device meshes, and maps a parameter's logical axes to mesh axes in one table.
 
 Training runs on a mesh (data, fsdp, tensor) over all devices, or on (data, fsdp, context, tensor)
-with context parallelism (`context.py`). Decoding runs on a mesh (slots, tensor) over the devices of
+with context parallelism (`context.py`). Several slices have an axis "slices" before these: each
+slice holds a copy of the parameters. Decoding runs on a mesh (slots, tensor) over the devices of
 one host: the same devices or, with rollout.placement=apart, others. `publish.py` copies weights
 from one mesh to the other.
 """
 
 import functools
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import jax
 import numpy as np
+from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jaxtyping import PyTree
 
 from jzero.config import AdapterConfig, MeshConfig
 from jzero.errors import UserError
@@ -37,8 +41,8 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
     "norm": None,
     "rank": None,
 }
-ROW_AXES = ("data", "fsdp")  # the mesh axes that split rows
-ROWS = P(None, ROW_AXES)  # how the rows of a batch [M, B, T] are split
+SLICES = "slices"  # the first axis of a mesh over several slices
+ROW_AXES = ("data", "fsdp")  # the mesh axes that split rows within a slice
 
 
 class Device(Protocol):
@@ -50,11 +54,19 @@ class Device(Protocol):
     @property
     def process_index(self) -> int: ...
 
+    @property
+    def platform(self) -> str: ...
+
 
 def configured_mesh(settings: MeshConfig, devices: Sequence[Device] | None = None) -> Mesh:
     """Returns `train_mesh` with the sizes in the settings."""
     return train_mesh(
-        settings.data, settings.fsdp, settings.tensor, devices, context=settings.context
+        settings.data,
+        settings.fsdp,
+        settings.tensor,
+        devices,
+        context=settings.context,
+        slices=settings.slices,
     )
 
 
@@ -64,15 +76,16 @@ def train_mesh(
     tensor: int,
     devices: Sequence[Device] | None = None,
     context: int = 1,
+    slices: int = 1,
 ) -> Mesh:
     """Returns the mesh (data, fsdp, tensor) over `devices`, by default all devices.
 
-    The mesh has an axis "context" before "tensor" if `context` is not 1. One of the sizes may be
-    -1, which fills the remaining devices. Raises UserError if the sizes do not fill the devices, or
-    if `tensor` does not divide the devices of a host.
+    The mesh has an axis "context" before "tensor" if `context` is not 1, and an axis "slices"
+    before all others if `slices` is not 1; then the other sizes are those of one slice. One of the
+    sizes may be -1, which fills the remaining devices. Raises UserError if the sizes do not fill
+    the devices, or if `tensor` does not divide the devices of a host.
     """
-    # The devices of a host are neighbors in the mesh, so that an axis "tensor" stays within a host.
-    devices = sorted(devices or jax.devices(), key=host_and_id)
+    devices = in_slices(list(devices or jax.devices()), slices)
     sizes = {"data": data, "fsdp": fsdp, "context": context, "tensor": tensor}
     if context == 1:
         del sizes["context"]
@@ -82,10 +95,13 @@ def train_mesh(
     num_open = sum(size == -1 for size in sizes.values())
     if num_open > 1 or any(size == 0 or size < -1 for size in sizes.values()):
         raise UserError(f"{settings}: sizes are positive, and at most one is -1")
+    outer = {SLICES: slices} if slices > 1 else {}
     try:
-        mesh = make_mesh(devices, sizes)
+        mesh = make_mesh(devices, outer | sizes)
     except ValueError:  # NumPy cannot reshape the devices to these sizes
-        raise UserError(f"{settings} does not fill the {len(devices)} devices") from None
+        of_slice = " of a slice" if slices > 1 else ""
+        number = len(devices) // slices
+        raise UserError(f"{settings} does not fill the {number} devices{of_slice}") from None
 
     # A host decodes with all of its devices, in groups of `tensor`.
     tensor = mesh.shape["tensor"]
@@ -141,8 +157,71 @@ def host_and_id(device: Device) -> tuple[int, int]:
     return device.process_index, device.id
 
 
+def slice_of(device: Device) -> int:
+    """Returns the number of a TPU's slice. Other devices report none that a mesh could use."""
+    # A GPU's slice_index is the number of its host, and a single TPU slice may have none.
+    number = getattr(device, "slice_index", None) if device.platform == "tpu" else None
+    return number or 0
+
+
+def in_slices(devices: Sequence[Device], slices: int) -> list[Device]:
+    """Returns the devices slice by slice, and in a slice host by host.
+
+    Devices that are no TPUs form `slices` parts of as many neighboring hosts or devices. Raises
+    UserError if the devices are not that many slices of equal size.
+    """
+    # Not in the order of mesh_utils.create_hybrid_device_mesh: it arranges a slice by the torus,
+    # and may put devices of several hosts on an axis "tensor", which has to stay within a host.
+    ordered = sorted(devices, key=lambda device: (slice_of(device), *host_and_id(device)))
+    sizes = Counter(map(slice_of, ordered))
+    if ordered[0].platform == "tpu":
+        if len(sizes) != slices:
+            raise UserError(
+                f"mesh.slices={slices}: the devices belong to {len(sizes)} slices; set "
+                f"mesh.slices={len(sizes)}"
+            )
+        if len(set(sizes.values())) > 1:
+            raise UserError(f"mesh.slices={slices}: the slices have different numbers of devices")
+        return ordered
+    num_hosts = len({device.process_index for device in ordered})
+    number, kind = (num_hosts, "hosts") if num_hosts > 1 else (len(ordered), "devices")
+    if number % slices:
+        raise UserError(f"mesh.slices={slices} does not divide the {number} {kind}")
+    return ordered
+
+
+def num_slices(mesh: Mesh) -> int:
+    """Returns the number of slices, each with a copy of the parameters."""
+    return mesh.shape.get(SLICES, 1)
+
+
+def is_data_parallel(mesh: Mesh) -> bool:
+    """Returns whether devices split only rows, so that each has all parameters."""
+    return num_slices(mesh) * mesh.shape["data"] == mesh.size
+
+
+def summed_axes(mesh: Mesh) -> tuple[str, ...]:
+    """Returns the axes that a training program itself sums over, once, after all microbatches.
+
+    XLA splits along the other axes, and sums over them in every microbatch.
+    """
+    slices = (SLICES,) if num_slices(mesh) > 1 else ()
+    return (*slices, "data") if is_data_parallel(mesh) else slices
+
+
+def rows_spec(mesh: Mesh) -> P:
+    """Returns how the rows of a batch [M, B, T] are split."""
+    slices = (SLICES,) if num_slices(mesh) > 1 else ()
+    return P(None, (*slices, *ROW_AXES))
+
+
 def row_shards(mesh: Mesh) -> int:
     """Returns how many parts the rows of a microbatch are split into."""
+    return num_slices(mesh) * row_shards_of_slice(mesh)
+
+
+def row_shards_of_slice(mesh: Mesh) -> int:
+    """Returns how many parts a slice splits its rows of a microbatch into."""
     return math.prod(mesh.shape[axis] for axis in ROW_AXES)
 
 
@@ -157,8 +236,65 @@ def weight_shards(mesh: Mesh) -> int:
 
 
 def token_axes(mesh: Mesh) -> tuple[str, ...]:
-    """Returns the mesh axes that split the tokens of a microbatch: its rows, and their parts."""
+    """Returns the mesh axes that split the tokens of a slice: its rows, and their parts."""
     return tuple(axis for axis in (*ROW_AXES, "context") if axis in mesh.shape)
+
+
+def over_slices(
+    function: Callable,
+    mesh: Mesh,
+    in_specs: Sequence[P],
+    out_specs: P | Sequence[P],
+) -> Callable:
+    """Returns `function` as a program of every slice, which may sum over the axis "slices".
+
+    As `jax.shard_map` over that axis only, with XLA splitting along the others. The rows of fields
+    [M, B, ...] with a spec P(None, ...) are split, and everything with the spec P() is the same in
+    all slices.
+    """
+    # XLA's partitioner fails at lookups under a shard_map over some of the axes (JAX 0.10), so
+    # this is a vmap over an array's axis of slices, which XLA splits.
+    slices = num_slices(mesh)
+
+    def is_split(spec: P) -> bool:
+        return len(spec) > 0
+
+    def split(field: jax.Array) -> jax.Array:
+        parts = field.reshape(len(field), slices, -1, *field.shape[2:])
+        place = NamedSharding(mesh, P(None, SLICES, ROW_AXES))
+        return lax.with_sharding_constraint(parts, place)
+
+    def join(parts: jax.Array) -> jax.Array:
+        rows = parts.reshape(len(parts), -1, *parts.shape[3:])
+        return lax.with_sharding_constraint(rows, NamedSharding(mesh, rows_spec(mesh)))
+
+    def axis(spec: P) -> int | None:
+        return 1 if is_split(spec) else None
+
+    are_many = not isinstance(out_specs, P)
+    mapped = jax.vmap(
+        function,
+        in_axes=tuple(map(axis, in_specs)),
+        out_axes=tuple(map(axis, out_specs)) if are_many else axis(out_specs),
+        axis_size=slices,
+        axis_name=SLICES,
+        spmd_axis_name=SLICES,
+    )
+
+    def program(*arguments: PyTree) -> PyTree:
+        inputs = [
+            jax.tree.map(split, argument) if is_split(spec) else argument
+            for argument, spec in zip(arguments, in_specs, strict=True)
+        ]
+        results = mapped(*inputs)
+        if not are_many:
+            return jax.tree.map(join, results) if is_split(out_specs) else results
+        return tuple(
+            jax.tree.map(join, result) if is_split(spec) else result
+            for result, spec in zip(results, out_specs, strict=True)
+        )
+
+    return program
 
 
 def make_mesh(devices: Sequence[Device], sizes: dict[str, int]) -> Mesh:

@@ -271,11 +271,11 @@ class AccumulatingLearner(Learner):
             zeros = jax.tree.map(jnp.zeros_like, params)
             total, terms, logps = lax.fori_loop(0, count, add, (zeros, *empty(examples)))
             # After the loop: one sum over the devices instead of one for each microbatch.
-            if self.is_data_parallel:
-                total = lax.psum(total, "data")
+            if self.summed_axes:
+                total = lax.psum(total, self.summed_axes)
             return total, terms, logps
 
-        rows = P(None, "data")
+        rows = P(None, self.summed_axes)
         over_rows = self._over_data(
             sum_microbatches, in_specs=(P(), P(), rows, P(), P()), out_specs=(P(), rows, rows)
         )
@@ -310,7 +310,7 @@ class AccumulatingLearner(Learner):
 
             return lax.fori_loop(0, count, fill, empty(examples))
 
-        rows = P(None, "data")
+        rows = P(None, self.summed_axes)
         over_rows = self._over_data(
             evaluate, in_specs=(P(), P(), rows, P(), P()), out_specs=(rows, rows)
         )

@@ -26,7 +26,7 @@ from jzero.config import ModelConfig, RolloutConfig
 from jzero.model import qwen
 from jzero.model.arithmetic import choose as choose_arithmetic
 from jzero.model.logprobs import token_logps
-from jzero.sharding.mesh import weight_shards
+from jzero.sharding.mesh import is_data_parallel, weight_shards
 from jzero.types import Batch, RowLayout
 
 # Sums over trained tokens, by name. See `Learner.update`.
@@ -88,8 +88,7 @@ def policy_head(
     token_shards = mesh.shape["data"] * (1 if is_split else weight_shards(mesh))
 
     # Under shard_map (data parallelism only) every device sees only its rows.
-    is_data_parallel = mesh.shape["data"] == mesh.size
-    row_shards = 1 if is_data_parallel else token_shards
+    row_shards = 1 if is_data_parallel(mesh) else token_shards
     arithmetic = choose_arithmetic(compute.exact, mesh, row_shards)
 
     def constrain(x: jax.Array, spec: P) -> jax.Array:

@@ -48,11 +48,14 @@ from jzero.model.run_model import ModelInputs, run_model
 from jzero.sharding import context
 from jzero.sharding.mesh import (
     ROW_AXES,
-    ROWS,
     adapter_shardings,
     context_shards,
+    is_data_parallel,
+    over_slices,
     param_shardings,
-    row_shards,
+    row_shards_of_slice,
+    rows_spec,
+    summed_axes,
     token_axes,
 )
 from jzero.sharding.tpu_options import tpu_options
@@ -103,14 +106,15 @@ class Learner:
         self.optimizer = optimizer(settings)
 
         self.replicated = NamedSharding(mesh, P())
-        self.row_sharding = NamedSharding(mesh, ROWS)
+        self.row_sharding = NamedSharding(mesh, rows_spec(mesh))
         self.adapter = compute.adapter
         self.model_shardings = param_shardings(model, mesh)
         # Shardings of the trained parameters: the adapter, or the full model without one.
         self.shardings = self.model_shardings
         if self.adapter.rank:
             self.shardings = adapter_shardings(model, self.adapter, mesh)
-        self.is_data_parallel = mesh.shape["data"] == mesh.size
+        self.is_data_parallel = is_data_parallel(mesh)
+        self.summed_axes = summed_axes(mesh)
         self.context = context_shards(mesh)
         context.check_context_axis(mesh, model)
         self.expert_placement = experts.training_placement(mesh)
@@ -128,7 +132,7 @@ class Learner:
                 kernel, mesh.shape["tensor"], ROW_AXES, mesh, parts
             )
         # A program under shard_map (data parallelism only) sees one shard of the rows.
-        shards = 1 if self.is_data_parallel else row_shards(mesh)
+        shards = 1 if self.is_data_parallel else row_shards_of_slice(mesh)
         self.arithmetic = choose_for_training(compute.exact, mesh, shards)
 
     # -- state -----------------------------------------------------------------------------------
@@ -550,7 +554,7 @@ class Learner:
         is_on_policy: jax.Array,
         layouts: tuple[RowLayout, ...],
     ) -> tuple[tuple[qwen.Params, Stats], list[jax.Array | None]]:
-        """Returns the gradient and the stats, summed over every microbatch and every data shard.
+        """Returns the gradient and the stats, summed over all microbatches and devices.
 
         The list has the log-probabilities of each layout with model.exact, and None without it.
         """
@@ -570,10 +574,15 @@ class Learner:
             total, logps = lax.fori_loop(0, counts[number], add, (total, logps))
             all_logps.append(logps)
         assert total is not None, f"{layouts=}"
-        if self.is_data_parallel:
+        if self.summed_axes:
             gradient, stats = total
+            if not self.is_data_parallel:
+                # The devices of a slice first sum the shard that each keeps, so that only shards
+                # cross slices.
+                gradient = lax.with_sharding_constraint(gradient, self.shardings)
             # The devices are summed once, after all microbatches.
-            total = lax.psum(gradient, "data"), combine_stats_over(stats, "data")
+            gradient = lax.psum(gradient, self.summed_axes)
+            total = gradient, combine_stats_over(stats, self.summed_axes)
         return total, all_logps
 
     def _update(
@@ -588,8 +597,8 @@ class Learner:
     ) -> tuple[State, Stats, list[jax.Array | None]]:
         summed_gradient = self._over_data(
             partial(self._gradient, layouts=layouts),
-            in_specs=(P(), P(), P(None, "data"), P(), P()),
-            out_specs=(P(), P(None, "data")),
+            in_specs=(P(), P(), P(None, self.summed_axes), P(), P()),
+            out_specs=(P(), P(None, self.summed_axes)),
         )
         summed, logps = summed_gradient(state.params, base, batches, counts, is_on_policy)
         gradient, stats = summed
@@ -639,8 +648,8 @@ class Learner:
 
         score = self._over_data(
             score_layouts,
-            in_specs=(P(), P(None, "data"), P()),
-            out_specs=P(None, "data"),
+            in_specs=(P(), P(None, self.summed_axes), P()),
+            out_specs=P(None, self.summed_axes),
         )
         return score(params, batches, counts)
 
@@ -667,12 +676,17 @@ class Learner:
         in_specs: tuple[P, ...],
         out_specs: P | tuple[P, ...],
     ) -> Callable:
-        """Wraps `function` in shard_map if the mesh has only the data axis."""
-        if not self.is_data_parallel:
-            return function
-        return jax.shard_map(
-            function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-        )
+        """Maps `function` over the axes that it sums over by itself, if there are any.
+
+        A spec is P(), or P(None, axes) for fields [M, B, ...] with rows that are split.
+        """
+        if self.is_data_parallel:
+            return jax.shard_map(
+                function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+            )
+        if self.summed_axes:
+            return over_slices(function, self.mesh, in_specs, out_specs)
+        return function
 
 
 def policy_learner(
