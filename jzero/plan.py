@@ -28,7 +28,7 @@ prints what `jzero train` chooses for 20 pairs of a known model and such a machi
 compares values of train.pack for the responses that a run has logged, and needs no topology.
 
 Topologies of TPUs, with libtpu:    v5e:2x4 v5e:4x4 ... v5e:16x16, v6e:2x4 ..., v5p:2x2x1 v5p:2x2x2
-                                    ..., tpu7x:2x2x1 ...
+                                    ..., tpu7x:2x2x1 ...; two slices: 2xv5e:2x4
 Topologies of the GPUs of one host, with jax-cuda12-plugin:    a100:8 h100:8 h200:8
                                                               l4:1 rtx4090:1 a100-40gb:1
 """

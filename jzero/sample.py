@@ -119,7 +119,8 @@ def build(settings: Config, run: str, store: Store, pool: Pool) -> tuple[Sampler
     check_host_memory(settings, parts_of_engine(rollout))
     base = read_base_model(settings.model)
     check_context(settings, base)
-    mesh = configured_mesh(settings.mesh)
+    # The trainer may have several slices; a sampler is one process on one of them.
+    mesh = configured_mesh(replace(settings.mesh, slices=1))
     decoder = decoder_settings(settings.model, rollout, settings.algorithm, settings.eval)
     decoder_mesh = mesh_of_decoder(0, mesh)
 
@@ -265,13 +266,15 @@ class Worker:
     check_stop: Callable[[], None]
     idle_seconds: float = 0.0  # without a request, after which the sampler ends; 0: never
     num_answered: int = 0
+    idle_share: float = 0.0  # of the time since the first look for a request
 
     def run(self) -> None:
         """Answers requests.
 
         Raises Interrupted on a signal or without work, and UserError if the sampler is refused.
         """
-        last_work = time.monotonic()
+        started = last_work = time.monotonic()
+        busy_seconds = 0.0
         while read_if_exists(self.store, END) is None:
             self.check_stop()
             reason = read_if_exists(self.store, f"{REFUSED}/{self.name}")
@@ -281,8 +284,11 @@ class Worker:
                     "hardware and its version of jzero"
                 )
             request = self.take()
+            taken = time.monotonic()
             if request is not None and self.work_on(request):
                 last_work = time.monotonic()
+                busy_seconds += last_work - taken
+                self.idle_share = 1 - busy_seconds / (last_work - started)
                 continue
             # A cloud machine without work costs as much as one with work.
             if 0 < self.idle_seconds < time.monotonic() - last_work:
@@ -471,7 +477,10 @@ def sample(
         worker = Worker(store, leases, sampler, weights, name, check_stop, 60 * idle_minutes)
         terminal.say(f"{name} samples for {settings.name} on {jax.device_count()} devices")
         worker.run()
-    terminal.say(f"{name}: the run has all of its rollouts, {worker.num_answered} requests of mine")
+    terminal.say(
+        f"{name}: the run has all of its rollouts, {worker.num_answered} requests of mine, "
+        f"{worker.idle_share:.0%} of the time without a request"
+    )
 
 
 if __name__ == "__main__":

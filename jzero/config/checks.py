@@ -726,9 +726,6 @@ def check_jobs(config: Config) -> Iterator[str]:
     # What is listed here has not been tested with separate jobs.
     unsupported = {
         "sft": config.sft is not None,
-        "task.environment": config.task.environment,
-        f"task.name={config.task.name}": ":" in config.task.name,
-        "task.tools.names": config.task.tools.names,
         "algorithm.dynamic_sampling_rounds": config.algorithm.dynamic_sampling_rounds,
         "teacher": config.teacher is not None,
         "a critic (algorithm.advantage=gae)": algorithms.needs_critic(config.algorithm),

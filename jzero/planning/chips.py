@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from jzero.errors import UserError
 
@@ -180,25 +181,38 @@ class DescribedDevice:
     process_index: int
     platform: str
     device_kind: str
+    slice_index: int = 0
 
 
-def split_topology(topology: str) -> tuple[str, str]:
-    """Returns the family and the shape of a topology: "v5e:2x4" is ("v5e", "2x4").
+class Topology(NamedTuple):
+    """Equal slices of TPUs, or the GPUs of a host."""
+
+    family: str
+    shape: str  # of a slice, such as "2x4", or the number of GPUs
+    num_slices: int = 1
+
+
+def split_topology(topology: str) -> Topology:
+    """Returns the parts of a topology: "2xv5e:2x4" are 2 slices of 2x4 chips of "v5e".
 
     Raises:
         UserError: The topology is unknown.
     """
     family, _, shape = topology.partition(":")
+    num_slices = 1
+    number, _, name = family.partition("x")
+    if number.isdigit() and int(number) > 0:
+        num_slices, family = int(number), name
     # GPUs have a number of devices, and TPUs have the shape of a slice.
-    if family in GPUS and shape.isdigit() and int(shape) > 0:
-        return family, shape
+    if family in GPUS and shape.isdigit() and int(shape) > 0 and num_slices == 1:
+        return Topology(family, shape)
     has_shape = re.fullmatch(r"[1-9]\d*(x[1-9]\d*)+", shape) is not None
     if family in TPUS and has_shape and shape.count("x") + 1 == TPUS[family].num_dimensions:
-        return family, shape
+        return Topology(family, shape, num_slices)
     gpus = ", ".join(f"{name}:8" for name in GPUS)
     raise UserError(
         f"--topology={topology!r} is not known: "
-        "v5e:2x4 (also 1x1 2x2 4x4 4x8 8x8 8x16 16x16), v6e:2x4 (as v5e), "
+        "v5e:2x4 (also 1x1 2x2 4x4 4x8 8x8 8x16 16x16), v6e:2x4 (as v5e), 2xv5e:2x4 (two slices), "
         f"v5p:2x2x2 (also 2x2x1 2x2x4 ...), tpu7x:2x2x1, {gpus}"
     )
 
@@ -212,7 +226,7 @@ def described_devices(topology: str) -> list[DescribedDevice]:
     Raises:
         UserError: The topology is unknown.
     """
-    family, shape = split_topology(topology)
+    family, shape, num_slices = split_topology(topology)
     if family in GPUS:
         kind = GPUS[family].device_kind
         return [DescribedDevice(index, 0, "gpu", kind) for index in range(int(shape))]
@@ -224,8 +238,17 @@ def described_devices(topology: str) -> list[DescribedDevice]:
         num_of_host = _num_devices(family, TPUS[family].host_topology.partition(":")[2])
     kind = TPUS[family].device_kind
     return [
-        DescribedDevice(index, index // num_of_host, "tpu", kind) for index in range(num_devices)
+        DescribedDevice(index, index // num_of_host, "tpu", kind, index // num_devices)
+        for index in range(num_slices * num_devices)
     ]
+
+
+def host_topology(device_kind: str, num_devices: int) -> str:
+    """Returns the slice that is one host with this many devices: "v5e:2x2", "v5e:2x4"."""
+    usual = HOST_TOPOLOGIES[device_kind]
+    family = usual.partition(":")[0]
+    shapes = [shape for shape in CHIPS_PER_HOST if _num_devices(family, shape) == num_devices]
+    return f"{family}:{shapes[0]}" if shapes else usual
 
 
 def _num_devices(family: str, shape: str) -> int:

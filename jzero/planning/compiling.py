@@ -23,7 +23,9 @@ from jax.experimental import topologies
 
 from jzero.errors import UserError
 from jzero.files import write_atomic
-from jzero.planning.chips import CHIPS_PER_HOST, GPUS, TPUS, split_topology
+from jzero.planning.chips import CHIPS_PER_HOST, GPUS, TPUS, Topology, split_topology
+from jzero.planning.crossing import crossing
+from jzero.sharding.mesh import num_slices
 
 # A jitted function, and its arguments: jax.ShapeDtypeStructs with shardings, and static values.
 Program = tuple[jax.stages.Wrapped, Sequence[object]]
@@ -63,6 +65,8 @@ class Measurement:
     peak_bytes: float  # arguments, results and temporaries together
     compile_s: float
     kv_bytes: float = 0.0  # the part of the arguments that is the KV cache
+    slice_bytes: float = 0.0  # of the results of collectives between slices, once in a call
+    repeated_slice_bytes: float = 0.0  # the same, in a pass of a loop such as over microbatches
     error: str | None = None  # the first line of the compiler's error, if it rejected the program
 
     def as_json(self) -> dict[str, float | str]:
@@ -75,26 +79,30 @@ def compile_only_devices(topology: str) -> list[Device]:
     Raises:
         UserError: The topology is unknown, or the package that compiles for it is not installed.
     """
-    family, shape = split_topology(topology)
-    if family in GPUS:
-        return _gpu_host(family, int(shape))
-    return _tpu_slice(topology, shape)
+    parts = split_topology(topology)
+    if parts.family in GPUS:
+        return _gpu_host(parts.family, int(parts.shape))
+    return _tpu_slices(parts)
 
 
-def _tpu_slice(topology: str, shape: str) -> list[Device]:
+def _tpu_slices(topology: Topology) -> list[Device]:
     if importlib.util.find_spec("libtpu") is None:
         raise UserError("compiling for TPUs needs libtpu: pip install 'jzero[tpu]'")
     # Existing variables take precedence. libtpu reads them when it is loaded.
     for name, value in LIBTPU_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    options = {}
+    options: dict[str, int | tuple[int, ...]] = {}
+    family, shape, num_slices = topology
     if shape in CHIPS_PER_HOST:
         # libtpu would otherwise assume hosts of 2x2 chips.
         options["chips_per_host_bounds"] = CHIPS_PER_HOST[shape]
+    if num_slices > 1:
+        options["num_slices"] = num_slices
+    name = f"{family}:{shape}"
     try:
-        return list(topologies.get_topology_desc(topology, "tpu", **options).devices)
+        return list(topologies.get_topology_desc(name, "tpu", **options).devices)
     except jax.errors.JaxRuntimeError as error:
-        raise UserError(f"--topology={topology}: {error}") from error
+        raise UserError(f"--topology={name}: {error}") from error
 
 
 def _gpu_host(family: str, count: int) -> list[Device]:
@@ -139,19 +147,20 @@ def measure(program: Program, topology: str, cache: Path | None) -> Measurement:
 def _cache_key(lowered: jax.stages.Lowered, arguments: Sequence[object], topology: str) -> str:
     """Returns a digest of everything that the compiled program depends on."""
     # Another version of the compiler may allocate differently.
-    family = topology.partition(":")[0]
+    family, _, num_slices = split_topology(topology)
     compiler = "libtpu" if family in TPUS else "jax-cuda12-plugin"
     versions = [importlib.metadata.version(package) for package in ("jax", compiler)]
-    # The program's text contains the number of its devices, but not their kind.
+    # The program's text contains the number of its devices, but not their kind and their slices.
     device_kind = jax.tree.leaves(arguments)[0].sharding.mesh.devices.flat[0].device_kind
-    text = "\n".join([device_kind, *versions, lowered.as_text()])
+    slices = [f"{num_slices} slices"] if num_slices > 1 else []
+    text = "\n".join([device_kind, *slices, *versions, lowered.as_text()])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _compile(lowered: jax.stages.Lowered, arguments: Sequence[object]) -> Measurement:
     start = time.perf_counter()
     try:
-        memory = lowered.compile().memory_analysis()
+        compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         # A program that is too large is a result of the plan, and not an error.
         needed = _bytes_in_refusal(str(error))
@@ -165,12 +174,20 @@ def _compile(lowered: jax.stages.Lowered, arguments: Sequence[object]) -> Measur
             compile_s=_seconds_since(start),
             error=str(error).split("\n")[0],
         )
+    compile_s = _seconds_since(start)
+    memory = compiled.memory_analysis()
     assert memory is not None, "XLA reports no memory for this platform"
+    mesh = jax.tree.leaves(arguments)[0].sharding.mesh
+    collectives = []
+    if num_slices(mesh) > 1:
+        collectives = crossing(compiled.as_text() or "", mesh.size // num_slices(mesh))
     return Measurement(
         argument_bytes=memory.argument_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
         peak_bytes=memory.peak_memory_in_bytes,
-        compile_s=_seconds_since(start),
+        compile_s=compile_s,
+        slice_bytes=sum(one.bytes for one in collectives if not one.is_repeated),
+        repeated_slice_bytes=sum(one.bytes for one in collectives if one.is_repeated),
     )
 
 

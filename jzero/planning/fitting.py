@@ -27,7 +27,7 @@ from jzero.planning.memory import DEFAULT_GPU_SHARE, STATE, row_tokens
 from jzero.planning.models import is_known
 from jzero.planning.planned_run import PlannedRun, build
 from jzero.sharding.context import heads_to_share
-from jzero.sharding.mesh import context_shards, row_shards
+from jzero.sharding.mesh import context_shards, row_shards, slice_of
 
 GPU_SHARE_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # the share of a GPU that JAX takes
 SMALLEST_SHARE = 1 / 4  # of the KV cache of an accelerator: with less, decoding would crawl
@@ -42,7 +42,9 @@ SHORTEST_RESPONSE = 256  # tokens: advice never makes responses shorter than thi
 def attached_devices() -> list[DescribedDevice]:
     """Returns descriptions of all devices of the run."""
     return [
-        DescribedDevice(device.id, device.process_index, device.platform, device.device_kind)
+        DescribedDevice(
+            device.id, device.process_index, device.platform, device.device_kind, slice_of(device)
+        )
         for device in jax.devices()
     ]
 

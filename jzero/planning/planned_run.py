@@ -30,7 +30,7 @@ from jzero.model import adapters, tokenizer
 from jzero.model.new_model import check_experts, new_model
 from jzero.model.qwen import QwenConfig
 from jzero.numerics.sizes import power_of_two
-from jzero.planning.chips import CHIPS, HOST_TOPOLOGIES, Chip, DescribedDevice
+from jzero.planning.chips import CHIPS, Chip, DescribedDevice, host_topology
 from jzero.planning.compiling import Device, Program, compile_only_devices, device_bytes
 from jzero.planning.models import architecture
 from jzero.rollout.sampler import decoder_settings, new_engine, with_needed_slots
@@ -415,7 +415,7 @@ def _host_mesh(mesh: Mesh) -> tuple[Mesh, int]:
     # XLA cannot compile a program with collectives for a part of a slice. With several hosts, the
     # mesh is therefore built on a smaller slice, which is exactly one host.
     if num_hosts > 1 and not isinstance(first, DescribedDevice):
-        devices = compile_only_devices(HOST_TOPOLOGIES[first.device_kind])
+        devices = compile_only_devices(host_topology(first.device_kind, host_mesh.size))
         host_mesh = make_mesh(devices, dict(host_mesh.shape))
     return host_mesh, num_hosts
 

@@ -12,6 +12,7 @@ from jzero.planning.memory import phase_totals, suggestions
 from jzero.planning.planned_run import PlannedRun, build, with_scores
 from jzero.planning.roofline import PhaseCost, roofline, update_by_layout
 from jzero.planning.search import search
+from jzero.sharding.mesh import SLICES
 
 MAX_ERROR = 120  # characters of a compiler's error in the table
 
@@ -117,6 +118,7 @@ def format_report(report: Report) -> str:
         [_heading(report)],
         list(_part_lines(report)),
         list(_program_lines(report)),
+        *([list(_slice_lines(report))] if SLICES in report.mesh else []),
         list(_phase_lines(report)),
         list(_roofline_lines(report)),
         list(_verdict_lines(report)),
@@ -145,6 +147,13 @@ def _program_lines(report: Report) -> Iterator[str]:
         columns = "".join(f"{size / GIB:10.3f}" for size in sizes)
         error = f"  {program.error[:MAX_ERROR]}" if program.error else ""
         yield f"{name:<20}{columns}{program.compile_s:11.1f}{error}"
+
+
+def _slice_lines(report: Report) -> Iterator[str]:
+    yield "between slices, a device       MB once   MB in loops"
+    for name, program in report.programs.items():
+        columns = f"{program.slice_bytes / 1e6:14.3f}{program.repeated_slice_bytes / 1e6:14.3f}"
+        yield f"{name:<24}{columns}"
 
 
 def _phase_lines(report: Report) -> Iterator[str]:

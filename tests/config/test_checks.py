@@ -149,8 +149,8 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
         "rollout.placement=jobs has no store: set rollout.placement.store to a directory",
     ),
     (
-        {"rollout.placement": "jobs(store='s')", "task.environment": "shop.py:Shop"},
-        "rollout.placement=jobs does not support task.environment",
+        {"rollout.placement": "jobs(store='s')", "model.base": "int8"},
+        "rollout.placement=jobs does not support model.base=int8",
     ),
     (
         {"rollout.placement": "jobs(store='s')", "algorithm.advantage": "gae"},

@@ -156,6 +156,97 @@ def change_a_log_prob(workdir: Path, request: str) -> None:
     path.write_bytes(replace(result, rollouts=[changed, *others]).to_bytes())
 
 
+# Each with random weights: what the episodes are about does not matter, only that they have turns.
+GUESS = (
+    f"--config={runs.ROOT}/configs/guess.py:tiny",
+    "--config.warm_start=none",
+    "--config.rollout.num_prompts=8",
+    "--config.rollout.group_size=4",
+    "--config.train.minibatches=1",
+    "--config.train.microbatch_tokens=464",
+    "--config.train.steps=3",
+    "--config.train.checkpoint_every=3",
+    "--config.eval.every=0",
+    "--config.eval.problems=0",
+    "--config.task.grade_workers=1",
+)
+ENVIRONMENT = (
+    *GUESS,
+    "--config.task.options=",
+    "--config.task.name=environment",
+    "--config.task.turn_reward=score",
+)
+# The warm start shows calls of the calculator, so that some responses have them.
+TOOLS = (
+    f"--config={runs.ROOT}/configs/calculator.py:tiny",
+    "--config.warm_start.steps=300",
+    "--config.rollout.num_prompts=4",
+    "--config.rollout.group_size=4",
+    "--config.train.microbatch_tokens=1936",
+    *GUESS[6:],
+)
+
+COUNTER = '''
+class Counter:
+    """Says how many responses it has had: a reply depends on all turns of its episode."""
+
+    def reset(self, row, seed):
+        self.number = seed % 7
+        self.responses = 0
+        return "1-7\\n"
+
+    def step(self, response):
+        self.responses += 1
+        score = (self.number + sum(response.encode())) % 5
+        return f"{self.responses}", {"score": score / 4, "correct": score == 4}, False
+'''
+
+
+@pytest.mark.quick_cases("environment")
+@pytest.mark.parametrize("kind", ["environment", "tools", "turns"])
+def test_episodes_are_those_of_the_synchronous_run(
+    tmp_path: Path, environment: dict[str, str], kind: str
+) -> None:
+    """Environments, tools and graders run beside the sampler, and a killed one loses nothing."""
+    store = tmp_path / "store"
+    (tmp_path / "counter.py").write_text(COUNTER)
+    recipes = {
+        "environment": (*ENVIRONMENT, f"--config.task.environment={tmp_path}/counter.py:Counter"),
+        "tools": TOOLS,
+        "turns": GUESS,
+    }
+
+    def launch(workdir: Path, *changes: str) -> subprocess.Popen:
+        command = [sys.executable, *runs.PROGRAM, *recipes[kind], *changes]
+        return subprocess.Popen(
+            [*command, f"--workdir={workdir}"],
+            cwd=runs.ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    runs.finish(launch(tmp_path / "synchronous"))
+    trainer = launch(tmp_path / "jobs", jobs(store, groups_per_request=8 if kind != "tools" else 4))
+    lost = start_sampler(environment, store)
+    wait_until(lambda: leased(store), trainer, lost)
+    lost.kill()
+    lost.communicate()
+    sampler = start_sampler(environment, store)
+    finish(trainer, sampler)
+    finish(sampler)
+
+    metrics, expected = metrics_of(tmp_path / "jobs"), metrics_of(tmp_path / "synchronous")
+    for row in (*metrics, *expected):
+        del row["rollout/slot_utilization"]  # slots wait for replies for as long as these take
+    assert metrics == expected
+    assert weights_of(tmp_path / "jobs") == weights_of(tmp_path / "synchronous")
+    assert max(row["turns/mean"] for row in metrics if "turns/mean" in row) > 1
+    replayed = run_replay(environment, tmp_path / "jobs", "--requests=1")
+    assert replayed.returncode == 0, replayed.stdout
+
+
 @pytest.mark.thorough
 def test_a_terminated_sampler_hands_its_request_back(
     tmp_path: Path, environment: dict[str, str]
