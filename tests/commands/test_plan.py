@@ -213,3 +213,19 @@ def test_a_host_of_several_decodes_with_split_heads(cache) -> None:
     settings.mesh.tensor = 2
     generate = build(settings, compile_only_devices("v5e:4x4")).programs["generate"]
     assert measure(generate, "v5e:4x4", cache).peak_bytes > 0
+
+
+@pytest.mark.thorough
+@needs_libtpu
+@pytest.mark.parametrize("topology", ["2xv5e:2x4", "2xv6e:2x4"])
+def test_only_gradients_cross_slices(cache, topology: str) -> None:
+    """The compilers of TPUs sum over the devices of a slice first, and send a part of it on."""
+    settings = small_settings(num_rows=16, num_slots=256)
+    settings.mesh.slices, settings.mesh.data, settings.mesh.fsdp = 2, 1, -1
+    run = build(settings, compile_only_devices(topology))
+    update = measure(run.programs["update"], topology, cache)
+    part = run.parts["weights"]
+    assert part <= update.slice_bytes < part + 1000
+    assert update.repeated_slice_bytes == 0
+    publish = measure(run.programs["publish"], topology, cache)
+    assert publish.slice_bytes == publish.repeated_slice_bytes == 0

@@ -230,7 +230,11 @@ def test_described_devices_are_those_of_a_slice() -> None:
     assert hosts == [host for host in range(4) for _ in range(4)]
     assert len(described_devices("tpu7x:2x2x1")) == 8
     assert {device.process_index for device in described_devices("v5e:2x4")} == {0}
+    several = described_devices("2xv5e:4x4")
+    assert [device.slice_index for device in several] == 16 * [0] + 16 * [1]
+    assert [device.process_index for device in several] == [n // 4 for n in range(32)]
     [gpu] = described_devices("l4:1")
     assert gpu == DescribedDevice(0, 0, "gpu", "NVIDIA L4")
-    with pytest.raises(UserError, match="v5e:2x4"):
-        described_devices("v5e:2x")
+    for unknown in ("v5e:2x", "2xh100:8", "0xv5e:2x4", "xv5e:2x4"):
+        with pytest.raises(UserError, match="v5e:2x4"):
+            described_devices(unknown)

@@ -197,6 +197,15 @@ def test_every_host_decodes_its_share() -> None:
     assert run.mesh.size == 16
 
 
+@needs_libtpu
+def test_a_host_that_is_a_slice_decodes_alone() -> None:
+    settings = small_settings(num_rows=16, num_slots=256)
+    settings.mesh.slices = 2
+    run = build(settings, compile_only_devices("2xv5e:2x4"))
+    assert (run.num_hosts, run.engine.mesh.size, run.mesh.size) == (2, 8, 16)
+    assert run.mesh.shape["slices"] == 2
+
+
 @pytest.mark.parametrize("num_rows", [0, 5])
 def test_search_finds_the_largest_that_fits(num_rows, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most `num_rows` rows on each of 8 devices fit. Pages for every slot take little."""
