@@ -4,7 +4,8 @@
         print(collective.kind, collective.bytes, collective.is_repeated)
 
 Read from the text of XLA's optimized program. Devices are numbered as in the program's mesh, slice
-by slice.
+by slice. The compiler of TPUs compiles the program of one slice, with collectives among its
+devices, and sends to other slices through the hosts.
 """
 
 import math
@@ -16,6 +17,11 @@ import numpy as np
 COLLECTIVE = re.compile(
     r" = (?P<result>.+?) (?P<kind>all-gather|all-reduce|all-to-all|reduce-scatter|"
     r"collective-permute)(?:-start)?\("
+)
+# A transfer through the hosts of a slice: its array, and what the hosts do with it.
+SEND = re.compile(
+    r" = \((?P<array>\w+\[[\d,]*\]).* send\(.*is_host_transfer=true"
+    r".*_xla_megascale_transfer_type=\"(?P<kind>\w+)\""
 )
 ARRAY = re.compile(r"\b[a-z]+(\d+)\w*\[([\d,]*)\]")  # such as bf16[8,128]
 LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})\}")
@@ -31,14 +37,22 @@ class Collective:
     """A collective with devices of several slices."""
 
     kind: str  # such as all-reduce
-    bytes: int  # of the result on each device
+    bytes: int  # of the result on each device, or of what it sends to the hosts
     is_repeated: bool  # in a loop, such as the one over microbatches
 
 
 def crossing(program: str, devices_per_slice: int) -> list[Collective]:
     """Returns the collectives of an optimized program that have devices of several slices."""
     found = []
+    is_in_entry = False
     for line in program.splitlines():
+        # The other computations are bodies of loops and fusions, and fusions send nothing.
+        if line and not line[0].isspace():
+            is_in_entry = line.startswith("ENTRY")
+        if send := SEND.search(line):
+            kind = send["kind"].lower().replace("_", "-")
+            found.append(Collective(kind, bytes_in(send["array"]), not is_in_entry))
+            continue
         match = COLLECTIVE.search(line)
         if match is None:
             continue

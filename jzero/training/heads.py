@@ -26,7 +26,7 @@ from jzero.config import ModelConfig, RolloutConfig
 from jzero.model import qwen
 from jzero.model.arithmetic import choose as choose_arithmetic
 from jzero.model.logprobs import token_logps
-from jzero.sharding.mesh import is_data_parallel, weight_shards
+from jzero.sharding.mesh import is_data_parallel, num_slices, weight_shards
 from jzero.types import Batch, RowLayout
 
 # Sums over trained tokens, by name. See `Learner.update`.
@@ -100,7 +100,7 @@ def policy_head(
     def place_logits(logits: jax.Array) -> jax.Array:
         # Without this constraint XLA splits the gradient of the logits by rows and then gathers all
         # of it.
-        if mesh.shape["data"] > 1:
+        if mesh.shape["data"] > 1 or num_slices(mesh) > 1:
             return constrain(logits, P("data", None, vocabulary_axes))
         return logits
 

@@ -41,6 +41,7 @@ from jax.sharding import PartitionSpec as P
 from jzero import attention
 from jzero.algorithms import Algorithm
 from jzero.config import ModelConfig, OptimizerConfig
+from jzero.errors import UserError
 from jzero.hosts import collectives
 from jzero.model import adapters, experts, huggingface, peft, qwen
 from jzero.model.arithmetic import Arithmetic, choose_for_training
@@ -51,6 +52,7 @@ from jzero.sharding.mesh import (
     adapter_shardings,
     context_shards,
     is_data_parallel,
+    num_slices,
     over_slices,
     param_shardings,
     row_shards_of_slice,
@@ -117,6 +119,7 @@ class Learner:
         self.summed_axes = summed_axes(mesh)
         self.context = context_shards(mesh)
         context.check_context_axis(mesh, model)
+        check_experts_of_slices(model, mesh)
         self.expert_placement = experts.training_placement(mesh)
 
         backend = attention.choose(compute.kernels, mesh, window=model.sliding_window)
@@ -687,6 +690,17 @@ class Learner:
         if self.summed_axes:
             return over_slices(function, self.mesh, in_specs, out_specs)
         return function
+
+
+def check_experts_of_slices(model: qwen.QwenConfig, mesh: Mesh) -> None:
+    """Raises UserError if several slices cannot compute the experts of a model."""
+    # JAX has no vmap of `lax.ragged_dot` with weights that are the same for all (0.10).
+    is_on_cpu = mesh.devices.flat[0].platform == "cpu"
+    if model.num_experts and num_slices(mesh) > 1 and not (is_data_parallel(mesh) or is_on_cpu):
+        raise UserError(
+            f"mesh.slices={num_slices(mesh)}: with experts every device of a slice needs whole "
+            "weights; set mesh.data=-1 mesh.fsdp=1 mesh.tensor=1, or mesh.slices=1"
+        )
 
 
 def policy_learner(

@@ -41,3 +41,21 @@ def test_only_collectives_of_several_slices_count() -> None:
         Collective("all-gather", 16, is_repeated=False),
         Collective("collective-permute", 20, is_repeated=True),
     ]
+
+
+def test_transfers_through_the_hosts_of_tpus_count() -> None:
+    megascale = "is_host_transfer=true, frontend_attributes={_xla_megascale_transfer_type="
+    program = f"""
+%body (x: f32[8]) -> f32[8] {{
+  %s = (s32[1,176]{{1,0:T(1,128)}}, u32[], token[]) send(%x, %t), {megascale}"ONE_TO_ONE"}}
+}}
+
+ENTRY %main (x: f32[8]) -> f32[8] {{
+  %r = f32[8] all-reduce(%x), replica_groups={{{{0,1,2,3,4,5,6,7}}}}, to_apply=%add
+  %u = (f32[36,8,128]{{2,1,0:T(8,128)}}, u32[], token[]) send(%x, %t), {megascale}"ALL_REDUCE"}}
+}}
+"""
+    assert crossing(program, devices_per_slice=8) == [
+        Collective("one-to-one", 4 * 176, is_repeated=True),
+        Collective("all-reduce", 4 * 36 * 8 * 128, is_repeated=False),
+    ]
