@@ -69,7 +69,7 @@ class Arithmetic:
     norm           (x [*batch, width], scale [width], eps): see `rms_norm`.
     unfused        keeps the compiler from fusing a product into the sum that follows.
     unfolded       keeps the compiler from computing with a constant at compile time.
-    logps          (logits, tokens, temperature, place): see `softmax.plain_logps`.
+    logps          (logits, tokens, temperature, place, look_up): see `softmax.plain_logps`.
     recurrence     the gated delta nets.
     experts        the router and the experts of MoE layers.
     rows           (B, T) -> how tokens pass through the layers.

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from jzero.model import qwen
 from jzero.model.arithmetic import PLAIN, Arithmetic
-from jzero.model.softmax import Placement, kept_logps, leave_in_place
+from jzero.model.softmax import LookUp, Placement, by_index, kept_logps, leave_in_place
 
 
 def token_logps(
@@ -26,6 +26,7 @@ def token_logps(
     dtype: DTypeLike,
     place: Placement = leave_in_place,
     place_logits: Placement = leave_in_place,
+    look_up: LookUp = by_index,
     kept: Int[Array, "B T K"] | None = None,
     arithmetic: Arithmetic = PLAIN,
 ) -> tuple[Float[Array, "B T"], ...]:
@@ -39,6 +40,7 @@ def token_logps(
     least one: chunks of the flattened [B * T] would undo a sharding of B.
     place, place_logits: sharding constraints on a chunk's hidden states [B, width, E] and on its
         logits [B, width, V].
+    look_up: takes the logits of the targets.
     arithmetic: of the head's product and the softmax.
     """
 
@@ -49,9 +51,9 @@ def token_logps(
     ) -> tuple[Float[Array, "B width"], ...]:
         logits = qwen.head(config, params, place(hidden), dtype, arithmetic=arithmetic)
         if kept is None:
-            return arithmetic.logps(logits, targets, temperature, place_logits)
+            return arithmetic.logps(logits, targets, temperature, place_logits, look_up)
         assert not arithmetic.is_exact, "the checks of the config refuse exact kept tokens"
-        return kept_logps(logits, targets, kept, temperature, place_logits)
+        return kept_logps(logits, targets, kept, temperature, place_logits, look_up)
 
     B, T = targets.shape
     # A chunk has columns of all B rows, so that a sharding of B stays intact.

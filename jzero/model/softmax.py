@@ -22,6 +22,7 @@ from jzero.attention.exact import sum_by_halves
 SOFTMAX_STATISTICS = "softmax statistics"
 
 Placement = Callable[[jax.Array], jax.Array]  # constrains the sharding of an array
+LookUp = Callable[[jax.Array, jax.Array], jax.Array]  # (logits [*batch, V], tokens) -> [*batch]
 
 
 def leave_in_place(x: jax.Array) -> jax.Array:
@@ -29,11 +30,23 @@ def leave_in_place(x: jax.Array) -> jax.Array:
     return x
 
 
+def by_index(logits: Float[Array, "*batch V"], tokens: Int[Array, "*batch"]) -> jax.Array:
+    """Returns the logits of the tokens [*batch]."""
+    return jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+
+
+def by_mask(logits: Float[Array, "*batch V"], tokens: Int[Array, "*batch"]) -> jax.Array:
+    """Returns what `by_index` returns, by a sum over the vocabulary, which XLA can always split."""
+    words = lax.broadcasted_iota(tokens.dtype, logits.shape, logits.ndim - 1)
+    return jnp.where(words == tokens[..., None], logits, 0).sum(axis=-1)
+
+
 def plain_logps(
     logits: Float[Array, "*batch V"],
     tokens: Int[Array, "*batch"],
     temperature: Float[Array, "*batch"] | float,
     place: Placement = leave_in_place,
+    look_up: LookUp = by_index,
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
     """Computes log p(token) and the entropy of p = softmax(logits / temperature).
 
@@ -41,7 +54,7 @@ def plain_logps(
     """
     scaled = place(logits / in_last_axis(temperature))
     logz, mean_logit = softmax_statistics(scaled)
-    at_token = jnp.take_along_axis(scaled, tokens[..., None], axis=-1)[..., 0]
+    at_token = look_up(scaled, tokens)
     return at_token - logz, logz - mean_logit  # H(p) = log Z - sum_v p_v logit_v
 
 
@@ -56,6 +69,7 @@ def kept_logps(
     kept: Int[Array, "B T K"],
     temperature: float,
     place: Placement = leave_in_place,
+    look_up: LookUp = by_index,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"], Float[Array, "B T"]]:
     """Computes log q(token), the entropy of p, and log p(token) for p as in `plain_logps`.
 
@@ -64,7 +78,7 @@ def kept_logps(
     """
     scaled = place(logits / temperature)
     logz, mean_logit = softmax_statistics(scaled)
-    at_token = jnp.take_along_axis(scaled, tokens[..., None], axis=-1)[..., 0]
+    at_token = look_up(scaled, tokens)
     kept_logz = logz_of_kept(scaled, kept, logz)
     return at_token - kept_logz, logz - mean_logit, at_token - logz
 
@@ -74,6 +88,7 @@ def exact_logps(
     tokens: Int[Array, "*batch"],
     temperature: Float[Array, "*batch"] | float,
     place: Placement = leave_in_place,
+    look_up: LookUp = by_index,
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
     """Computes `plain_logps` with log-probabilities of the same bits in every program.
 
@@ -88,7 +103,7 @@ def exact_logps(
     shifted = (logits - largest[..., None]) / scale[..., None]
     masses = jnp.exp(shifted)
     total = sum_by_halves(masses)
-    at_token = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+    at_token = look_up(logits, tokens)
     logps = (at_token - largest) / scale - jnp.log(total)
     # H(p) = log Z - sum_v p_v logit_v
     entropy = jnp.log(total) - jnp.sum(masses / total[..., None] * shifted, axis=-1)

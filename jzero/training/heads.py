@@ -26,6 +26,7 @@ from jzero.config import ModelConfig, RolloutConfig
 from jzero.model import qwen
 from jzero.model.arithmetic import choose as choose_arithmetic
 from jzero.model.logprobs import token_logps
+from jzero.model.softmax import by_index, by_mask
 from jzero.sharding.mesh import is_data_parallel, num_slices, weight_shards
 from jzero.types import Batch, RowLayout
 
@@ -122,6 +123,8 @@ def policy_head(
             dtype=dtype,
             place=place_hidden,
             place_logits=place_logits,
+            # Over the axis of slices, XLA would split a lookup by moving logits between slices.
+            look_up=by_mask if num_slices(mesh) > 1 else by_index,
             kept=kept,
             arithmetic=arithmetic,
         )

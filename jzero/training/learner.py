@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,7 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int
 
 from jzero import attention
 from jzero.algorithms import Algorithm
@@ -457,6 +459,9 @@ class Learner:
             layout,
             self.mesh if self.context > 1 else None,
         )
+        if num_slices(self.mesh) > 1 and not self.is_data_parallel:
+            embedding = SplitEmbedding(params["embed"], self.mesh, self.model_shardings["embed"])
+            params = params | {"embed": embedding}
         outputs = run_model(
             self.model,
             params,
@@ -690,6 +695,27 @@ class Learner:
         if self.summed_axes:
             return over_slices(function, self.mesh, in_specs, out_specs)
         return function
+
+
+class SplitEmbedding(NamedTuple):
+    """The embedding [V, E] of a slice, whose devices look up all tokens in their own columns.
+
+    Left to itself, XLA looks up over the axis of slices, too, and sends embeddings between them.
+    """
+
+    weight: jax.Array
+    mesh: Mesh
+    place: NamedSharding
+
+    def __getitem__(self, tokens: Int[Array, " N"]) -> Float[Array, "N E"]:
+        """Returns the embeddings of tokens, on the devices of their rows."""
+
+        def place(x: jax.Array, *spec: str | tuple[str, ...] | None) -> jax.Array:
+            return lax.with_sharding_constraint(x, NamedSharding(self.mesh, P(*spec)))
+
+        columns = self.place.spec[1]
+        found = place(self.weight[place(tokens, None)], None, columns)
+        return place(found, token_axes(self.mesh))
 
 
 def check_experts_of_slices(model: qwen.QwenConfig, mesh: Mesh) -> None:

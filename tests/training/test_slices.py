@@ -20,6 +20,7 @@ from jzero.planning.crossing import crossing
 from jzero.sharding.mesh import decode_mesh, param_shardings, train_mesh
 from jzero.sharding.publish import publisher
 from jzero.training.heads import Stats
+from jzero.training.learner import check_experts_of_slices
 from jzero.training.trainer import Trainer, abstract_batches, make_trainer
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -35,12 +36,18 @@ MOE = replace(
 Sizes = tuple[int, ...]
 
 
-def trainer_on(slices: int, sizes: Sizes, model: qwen.QwenConfig = reference.MODEL) -> Trainer:
+def trainer_on(
+    slices: int,
+    sizes: Sizes,
+    model: qwen.QwenConfig = reference.MODEL,
+    compute: dict[str, object] | None = None,
+) -> Trainer:
     """Returns a trainer without Adam."""
     data, fsdp, tensor, *context = sizes
     devices = jax.devices()[: slices * int(np.prod(sizes))]
     mesh = train_mesh(data, fsdp, tensor, devices, *context, slices=slices)
-    settings = reference.settings(train=test_learner.PACKINGS["two slots"])
+    packing = test_learner.PACKINGS["two slots"]
+    settings = reference.settings(train=packing, model=compute or {})
     trainer = make_trainer(settings, model, None, mesh)
     trainer.policy.optimizer = optax.identity()
     return trainer
@@ -139,6 +146,30 @@ def test_experts_and_delta_nets(model: qwen.QwenConfig, sizes: Sizes) -> None:
         np.testing.assert_allclose(stats[name], value, rtol=2e-4, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_head_that_is_split_by_vocabulary(is_tied: bool) -> None:
+    model = replace(reference.MODEL, vocab_size=64, tie_word_embeddings=is_tied)
+    compute: dict[str, object] = {"logit_chunk": 16}
+
+    gradients = []
+    for slices, sizes in ((2, (1, 2, 2)), (1, (1, 1, 1))):
+        trainer = trainer_on(slices, sizes, model, compute)
+        minibatch = test_learner.packed_minibatch(trainer)
+        params = reference.random_params(model)
+        gradients.append(test_learner.gradient_of(trainer, minibatch, params)[0])
+
+    assert reference.difference(*gradients) < 2e-6
+
+
+def test_experts_on_accelerators_are_refused() -> None:
+    mesh = train_mesh(1, -1, 1, TPUS, slices=2)
+
+    with pytest.raises(UserError, match="mesh.slices=2: with experts every device of a slice"):
+        check_experts_of_slices(MOE, mesh)
+
+    check_experts_of_slices(MOE, train_mesh(-1, 1, 1, TPUS, slices=2))
+
+
 def test_scores_are_those_of_each_sequence_alone() -> None:
     scores = test_learner.scores_of_rollouts(trainer_on(2, (1, 2, 2)))
 
@@ -148,9 +179,13 @@ def test_scores_are_those_of_each_sequence_alone() -> None:
 # -- what crosses the slices -----------------------------------------------------------------------
 
 
-def test_only_the_sum_of_the_gradients_crosses_slices() -> None:
+@pytest.mark.quick_cases("(1, 4, 1)")
+@pytest.mark.parametrize("sizes", [(1, 4, 1), (2, 2, 1), (1, 2, 2), (1, 2, 1, 2)], ids=str)
+def test_only_the_sum_of_the_gradients_crosses_slices(sizes: Sizes) -> None:
     """Once in a step, after all microbatches, and each device sends only its shard."""
-    trainer = trainer_on(2, (1, 2, 2))
+    # 64 words are split over the devices of a slice, in chunks of 16 tokens.
+    model = replace(reference.MODEL, vocab_size=64)
+    trainer = trainer_on(2, sizes, model, {"logit_chunk": 16})
     policy = trainer.policy
     function, arguments = policy.programs(abstract_batches(trainer), trainer.layouts)["update"]
 
