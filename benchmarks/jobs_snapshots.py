@@ -106,6 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--dtype", default="", choices=["", *DTYPES], help="rounds the weights")
+    parser.add_argument("--last", type=int, default=0, help="only so many versions (0: all)")
     options = parser.parse_args()
     settings = json.loads((options.run / "config.json").read_text(encoding="utf-8"))
     store = open_store(settings["rollout"]["placement"]["store"])
@@ -114,7 +115,7 @@ def main() -> None:
     numbers = sorted({v for v in map(version_of, store.names(FOLDER)) if v is not None})
     measure(
         in_type(reader.load(number, reader.manifest(number).identity), options.dtype)
-        for number in numbers
+        for number in numbers[-options.last :]
     )
 
 
