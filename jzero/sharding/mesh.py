@@ -271,11 +271,13 @@ def over_slices(
     def axis(spec: P) -> int | None:
         return 1 if is_split(spec) else None
 
-    are_many = not isinstance(out_specs, P)
+    def joined(results: PyTree, spec: P) -> PyTree:
+        return jax.tree.map(join, results) if is_split(spec) else results
+
     mapped = jax.vmap(
         function,
         in_axes=tuple(map(axis, in_specs)),
-        out_axes=tuple(map(axis, out_specs)) if are_many else axis(out_specs),
+        out_axes=axis(out_specs) if isinstance(out_specs, P) else tuple(map(axis, out_specs)),
         axis_size=slices,
         axis_name=SLICES,
         spmd_axis_name=SLICES,
@@ -287,12 +289,9 @@ def over_slices(
             for argument, spec in zip(arguments, in_specs, strict=True)
         ]
         results = mapped(*inputs)
-        if not are_many:
-            return jax.tree.map(join, results) if is_split(out_specs) else results
-        return tuple(
-            jax.tree.map(join, result) if is_split(spec) else result
-            for result, spec in zip(results, out_specs, strict=True)
-        )
+        if isinstance(out_specs, P):
+            return joined(results, out_specs)
+        return tuple(map(joined, results, out_specs))
 
     return program
 

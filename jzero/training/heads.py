@@ -264,8 +264,8 @@ def combine_stats(a: Stats, b: Stats) -> Stats:
     }
 
 
-def combine_stats_over(stats: Stats, axis: str) -> Stats:
-    """Combines the stats of all devices along a mesh axis. For use under shard_map."""
+def combine_stats_over(stats: Stats, axis: str | tuple[str, ...]) -> Stats:
+    """Combines the stats of all devices along mesh axes. For use under shard_map or vmap."""
     maxima = {name: lax.pmax(x, axis) for name, x in stats.items() if is_maximum(name)}
     sums = {name: x for name, x in stats.items() if not is_maximum(name)}
     return lax.psum(sums, axis) | maxima

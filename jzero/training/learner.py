@@ -26,10 +26,9 @@ How rows and parameters are split:
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -697,7 +696,8 @@ class Learner:
         return function
 
 
-class SplitEmbedding(NamedTuple):
+@dataclass(frozen=True)
+class SplitEmbedding:
     """The embedding [V, E] of a slice, whose devices look up all tokens in their own columns.
 
     Left to itself, XLA looks up over the axis of slices, too, and sends embeddings between them.

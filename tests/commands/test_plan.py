@@ -225,7 +225,8 @@ def test_only_gradients_cross_slices(cache, topology: str) -> None:
     run = build(settings, compile_only_devices(topology))
     update = measure(run.programs["update"], topology, cache)
     part = run.parts["weights"]
-    assert part <= update.slice_bytes < part + 1000
+    # The compiler pads arrays to its tiles.
+    assert part <= update.slice_bytes < 2 * part
     assert update.repeated_slice_bytes == 0
     publish = measure(run.programs["publish"], topology, cache)
     assert publish.slice_bytes == publish.repeated_slice_bytes == 0
