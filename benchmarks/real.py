@@ -115,7 +115,7 @@ def finish(process: subprocess.Popen, log: Path, started: float) -> Process:
     output = log.read_text(encoding="utf-8", errors="replace")
     if process.returncode:
         last = "\n".join(output.splitlines()[-5:])
-        sys.exit(f"error: {' '.join(map(str, process.args))} ended with {status}:\n{last}")
+        sys.exit(f"error: {process.args} ended with {process.returncode}:\n{last}")
     processor = usage.ru_utime + usage.ru_stime
     return Process(seconds, processor, usage.ru_maxrss * 1024 / GIBIBYTE, output)
 
