@@ -1,17 +1,12 @@
 """The command `python -m jzero.tinker`: its flags and mistakes, a restart, and the SDK."""
 
-import contextlib
 import json
-import os
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runs import started
-from tinker_client import NAME, SETTINGS, Client, datum
+from tinker_client import Client, datum, process
 from tinker_sdk import sdk_pythons
 
 from jzero.errors import UserError
@@ -20,27 +15,6 @@ from jzero.tinker.sessions import Keys
 
 HERE = Path(__file__).parent
 DATA = [datum([72, 101, 108, 108, 111, 32, 119])]
-
-
-@contextlib.contextmanager
-def process(model: str, store: Path) -> Iterator[tuple[subprocess.Popen, str]]:
-    """Runs the server as a process. Yields it and its address."""
-    arguments = [f"--model={model}", f"--name={NAME}", f"--store={store}", "--port=0", *SETTINGS]
-    with started(
-        [sys.executable, "-m", "jzero.tinker", *arguments],
-        cwd=HERE.parents[1],
-        env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as server:
-        assert server.stdout is not None
-        lines = []
-        for line in server.stdout:
-            lines.append(line)
-            if "TINKER_BASE_URL=" in line:
-                break
-        assert "TINKER_BASE_URL=" in lines[-1], lines
-        yield server, lines[-1].partition("TINKER_BASE_URL=")[2].split()[0]
 
 
 @pytest.mark.parametrize(

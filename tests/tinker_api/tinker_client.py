@@ -1,6 +1,9 @@
-"""A server of this process on a tiny model, and a client that speaks the wire without the SDK."""
+"""A server on a tiny model, and a client that speaks the wire without the SDK."""
 
 import contextlib
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+from runs import started
 
 from jzero.serving import sockets
 from jzero.tinker import __main__ as command
@@ -73,6 +77,28 @@ def serving(service: Service, keys: Keys) -> Iterator[str]:
         server.should_exit = True
         thread.join(60)
         assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def process(model: str, store: Path, *flags: str) -> Iterator[tuple[subprocess.Popen, str]]:
+    """Runs the server as a process, with further flags. Yields it and its address."""
+    arguments = [f"--model={model}", f"--name={NAME}", f"--store={store}", "--port=0"]
+    arguments += [*SETTINGS, *flags]
+    with started(
+        [sys.executable, "-m", "jzero.tinker", *arguments],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        assert server.stdout is not None
+        lines = []
+        for line in server.stdout:
+            lines.append(line)
+            if "TINKER_BASE_URL=" in line:
+                break
+        assert "TINKER_BASE_URL=" in lines[-1], lines
+        yield server, lines[-1].partition("TINKER_BASE_URL=")[2].split()[0]
 
 
 @dataclass
