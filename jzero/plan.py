@@ -34,7 +34,6 @@ Topologies of the GPUs of one host, with jax-cuda12-plugin:    a100:8 h100:8 h20
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -44,6 +43,7 @@ from jzero import cli, main
 from jzero.config import Config
 from jzero.files import write_atomic
 from jzero.planning.chips import described_devices
+from jzero.planning.compiling import cache_directory
 from jzero.planning.largest import as_json, format_largest, largest_models, memory_of
 from jzero.planning.machines import find_machine, format_verdict, plan_on
 from jzero.planning.models import hub_id_of, short_names
@@ -51,12 +51,6 @@ from jzero.planning.packs import format_packs
 from jzero.planning.report import format_report, make_report
 from jzero.planning.sizing import choose_sizes
 from jzero.sizing.table import format_table
-
-
-def cache_directory() -> Path:
-    """Returns the directory of cached measurements of compiled programs."""
-    cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache_home) / "jzero" / "plan"
 
 
 def print_largest(topology: str, arguments: list[str], json_file: str | None) -> None:

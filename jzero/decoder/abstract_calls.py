@@ -9,10 +9,13 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from jzero.decoder.decode_state import Arrival, Prefix, ResumePoint
-from jzero.decoder.engine import SMALLEST_INSERT, Engine
+from jzero.decoder.adapter_bank import has_bank
+from jzero.decoder.decode_state import Arrival, Choices, Prefix, PromptChoices, ResumePoint
+from jzero.decoder.engine import ROLLOUTS, SMALLEST_INSERT, Engine, Samples
+from jzero.decoder.sampling import SlotFilters
 from jzero.decoder.score_program import ScoreInputs
 from jzero.model import qwen
+from jzero.model.linear import RowAdapters
 from jzero.numerics.sizes import power_of_two
 from jzero.tokens import TRACKS
 
@@ -23,30 +26,32 @@ def abstract_calls(
     engine: Engine,
     params: qwen.Params,
     prefill_shapes: list[tuple[int, int]],
+    samples: Samples = ROLLOUTS,
 ) -> dict[str, Call]:
     """Returns a call of every program, by name.
 
     Args:
-        params: abstract weights.
+        params: abstract weights, perhaps with an adapter bank if `samples` has choices.
         prefill_shapes: (rows per shard, tokens per row) of each prefill.
     """
     key_type = jax.eval_shape(lambda: jax.random.key(0)).dtype
     # A PRNG key is replicated over all devices.
     seed = engine.abstract_array((), key_type, P())
     state = engine.abstract_state()
+    programs = engine.programs(samples)
     calls: dict[str, Call] = {}
     for rows, width in prefill_shapes:
-        inputs = prefill_inputs(engine, rows, width)
-        calls[f"prefill {rows}x{width}"] = engine.jitted.prefill, (params, seed, *inputs)
+        inputs = prefill_inputs(engine, rows, width, params, samples)
+        calls[f"prefill {rows}x{width}"] = programs.prefill, (params, seed, *inputs)
         inputs = insert_inputs(engine, rows, width)
-        calls[f"insert {rows}x{width}"] = engine.jitted.insert, (state, *inputs)
-    inputs = generate_inputs(engine)
-    calls["generate"] = engine.jitted.generate, (params, state, seed, *inputs)
+        calls[f"insert {rows}x{width}"] = programs.insert, (state, *inputs)
+    inputs = generate_inputs(engine, params, samples)
+    calls["generate"] = programs.generate, (params, state, seed, *inputs)
     # Only engines that prefill in chunks run `extend`.
     if engine.longest_prefill() < engine.max_sequence_tokens:
         width = engine.chunk_width
         context = engine.context_pages(engine.max_sequence_tokens - 1)
-        chunk = score_inputs(engine, 1, width, context)
+        chunk = score_inputs(engine, params, 1, width, context)
         chunk = chunk._replace(targets=None, temperature=None)
         name = f"extend 1x{width}+{context * engine.settings.page_size}"
         calls[name] = engine.extend_program, (params, state, chunk)
@@ -67,7 +72,7 @@ def score_calls(engine: Engine, params: qwen.Params, alternatives: int) -> dict[
     return {
         f"engine-score {rows}x{width}+{pages * engine.settings.page_size}": (
             program,
-            (params, state, row_states, score_inputs(engine, rows, width, pages)),
+            (params, state, row_states, score_inputs(engine, params, rows, width, pages)),
         )
         for rows, pages in ((most_rows, 0), (1, context))
     }
@@ -75,6 +80,7 @@ def score_calls(engine: Engine, params: qwen.Params, alternatives: int) -> dict[
 
 def score_inputs(
     engine: Engine,
+    params: qwen.Params,
     rows: int,
     width: int,
     context_pages: int,
@@ -90,17 +96,33 @@ def score_inputs(
         context_pages=by_slot(engine, (all_rows, context_pages)),
         write_pages=by_slot(engine, (all_rows, width // engine.settings.page_size)),
         state_rows=by_slot(engine, (all_rows,)) if engine.has_slot_state else None,
+        adapters=slot_choices(engine, all_rows, params)[1],
     )
 
 
-def prefill_inputs(engine: Engine, rows: int, width: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+def slot_choices(
+    engine: Engine, count: int, params: qwen.Params
+) -> tuple[SlotFilters, RowAdapters | None]:
+    """Returns the filters and the adapters of `count` prompts or slots."""
+    numbers, floats = by_slot(engine, (count,)), by_slot(engine, (count,), jnp.float32)
+    filters = SlotFilters(numbers, floats, floats)  # type: ignore[arg-type]
+    return filters, RowAdapters(numbers, floats) if has_bank(params) else None
+
+
+def prefill_inputs(
+    engine: Engine, rows: int, width: int, params: qwen.Params, samples: Samples
+) -> tuple:
     """Returns the arguments of `prefill` after the weights and the seed."""
     prompts = rows * engine.num_shards
+    choices = ()
+    if samples.has_choices:
+        choices = (PromptChoices(*slot_choices(engine, prompts, params)),)
     return (
         by_slot(engine, (prompts, width)),
         by_slot(engine, (prompts,)),
         by_slot(engine, (prompts, engine.settings.group_size)),
         by_slot(engine, (prompts,), jnp.float32),
+        *choices,
     )
 
 
@@ -142,7 +164,7 @@ def insert_inputs(engine: Engine, rows: int, width: int) -> tuple:
     )
 
 
-def generate_inputs(engine: Engine) -> tuple:
+def generate_inputs(engine: Engine, params: qwen.Params, samples: Samples) -> tuple:
     """Returns the arguments of `generate` after the weights, the state and the seed."""
     slots = engine.max_concurrent_decodes
     inputs = (
@@ -151,6 +173,10 @@ def generate_inputs(engine: Engine) -> tuple:
         by_slot(engine, (slots // engine.slots_per_block,)),
         *([drafter.abstract_inputs()] if (drafter := engine.paying_drafter) else []),
     )
+    if samples.has_choices:
+        filters, row_adapters = slot_choices(engine, slots, params)
+        num_steps = by_slot(engine, (engine.num_shards,))
+        return *inputs, Choices(filters, num_steps, row_adapters)  # type: ignore[arg-type]
     # As in Engine.generate: only episodes of several turns have resume points and forced tokens.
     if engine.settings.max_turns == 1:
         return inputs

@@ -175,10 +175,7 @@ class AdapterBank:
 
     def shape_of(self, settings: AdapterConfig) -> GroupShape:
         """Returns the shape of the group of an adapter. Raises UserError if it has none."""
-        targets = adapters.targets(self.model, settings)
-        check_targets(self.model, settings)
-        rank = settings.rank if self.exact else power_of_two(settings.rank, SMALLEST_RANK)
-        return GroupShape(rank, tuple(targets))
+        return group_shape(self.model, settings, self.exact)
 
     # -- sequences ---------------------------------------------------------------------------------
 
@@ -311,28 +308,52 @@ class AdapterBank:
 
     def _empty_factors(self, shape: GroupShape, slots: int) -> qwen.Params:
         """Returns zeros for the slots of a group."""
-        model, settings = self.model, shape.settings
-        layers = adapters.abstract(model, settings)["layers"]
-        places = adapter_shardings(model, settings, self.mesh)["layers"]
-        stacked, stacked_places = {}, {}
-        for name, pair in layers.items():
-            a, b = pair["a"].shape, pair["b"].shape
-            a_spec, b_spec = (specs_of(places[name][factor]) for factor in ("a", "b"))
-            stacked[name] = {"a": (*a[:-1], slots, a[-1]), "b": (b[0], slots, *b[1:])}
-            stacked_places[name] = {
-                "a": NamedSharding(
-                    self.mesh, P(*a_spec[: len(a) - 1], None, *a_spec[len(a) - 1 :])
-                ),
-                "b": NamedSharding(self.mesh, P(*b_spec[:1], None, *b_spec[1:])),
-            }
+        factors = abstract_factors(self.model, shape, slots, self.mesh, self.dtype)
 
         def zeros() -> qwen.Params:
-            return {
-                name: {factor: jnp.zeros(size, self.dtype) for factor, size in pair.items()}
-                for name, pair in stacked.items()
-            }
+            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), factors)
 
-        return jax.jit(zeros, out_shardings=stacked_places)()
+        return jax.jit(zeros, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, factors))()
+
+
+def abstract_factors(
+    model: qwen.QwenConfig, shape: GroupShape, slots: int, mesh: Mesh, dtype: DTypeLike
+) -> qwen.Params:
+    """Returns the shapes, types and shardings of a group of `slots` adapters."""
+    layers = adapters.abstract(model, shape.settings)["layers"]
+    places = adapter_shardings(model, shape.settings, mesh)["layers"]
+    stacked = {}
+    for name, pair in layers.items():
+        a, b = pair["a"].shape, pair["b"].shape
+        a_spec, b_spec = (specs_of(places[name][factor]) for factor in ("a", "b"))
+        a_place = NamedSharding(mesh, P(*a_spec[: len(a) - 1], None, *a_spec[len(a) - 1 :]))
+        b_place = NamedSharding(mesh, P(*b_spec[:1], None, *b_spec[1:]))
+        stacked[name] = {
+            "a": jax.ShapeDtypeStruct((*a[:-1], slots, a[-1]), dtype, sharding=a_place),
+            "b": jax.ShapeDtypeStruct((b[0], slots, *b[1:]), dtype, sharding=b_place),
+        }
+    return stacked
+
+
+def abstract_bank(
+    model: qwen.QwenConfig,
+    base: qwen.Params,
+    settings: AdapterConfig,
+    slots: int,
+    mesh: Mesh,
+    dtype: DTypeLike,
+    exact: bool,
+) -> qwen.Params:
+    """Returns the decoder's weights with one full group of adapters, for a plan.
+
+    base: the decoder's abstract weights.
+    """
+    shape = group_shape(model, settings, exact)
+    factors = abstract_factors(model, shape, slots, mesh, dtype)
+    layers = dict(base["layers"])
+    for name, pair in factors.items():
+        layers[name] = BankedWeight(layers[name], (BankedFactors(**pair, first=0),))
+    return base | {"layers": layers}
 
 
 def last_use_of(item: Occupant | Group) -> int:
@@ -342,6 +363,13 @@ def last_use_of(item: Occupant | Group) -> int:
 def specs_of(place: NamedSharding) -> tuple:
     """Returns the mesh axis of every axis of a factor."""
     return tuple(place.spec)
+
+
+def group_shape(model: qwen.QwenConfig, settings: AdapterConfig, exact: bool) -> GroupShape:
+    """Returns the shape of the group of an adapter. Raises UserError if it has none."""
+    check_targets(model, settings)
+    rank = settings.rank if exact else power_of_two(settings.rank, SMALLEST_RANK)
+    return GroupShape(rank, tuple(adapters.targets(model, settings)))
 
 
 def check_targets(model: qwen.QwenConfig, settings: AdapterConfig) -> None:

@@ -63,8 +63,7 @@ def bytes_of_phases(run: PlannedRun) -> PhaseBytes:
         }
         # Prefills and decode steps alternate, so the larger of the two counts.
         phases["rollout"] = parts_on_device(run, "rollout") | {
-            "work of sampling": max(_prefill_bytes(run.engine), _decode_bytes(run.engine))
-            + _dequantized_bytes(policy)
+            "work of sampling": sampling_work_bytes(run.engine, policy)
         }
     if run.num_scoring_passes:
         # Policy, critic and teacher score one after the other, so the largest counts.
@@ -120,6 +119,11 @@ def sampling_bytes(compute: ModelConfig, engine: Engine) -> float:
     weights = abstract_decoder_weights(model, engine.mesh, engine.dtype, quantizes, layout)
     work = max(_prefill_bytes(engine), _decode_bytes(engine))
     return device_bytes(weights) + prefix_bytes(engine) + work
+
+
+def sampling_work_bytes(engine: Engine, policy: Learner) -> float:
+    """Returns the temporary bytes of sampling with the weights of a learner."""
+    return max(_prefill_bytes(engine), _decode_bytes(engine)) + _dequantized_bytes(policy)
 
 
 def _prefill_bytes(engine: Engine) -> float:
@@ -192,6 +196,19 @@ def _update_components(run: PlannedRun, learner: Learner, state: State) -> dict[
         "gradient of the embedding": max(_embedding_bytes(learner, n) for n in row_tokens),
     }
     return max(layers, logits, key=_total)
+
+
+def adapter_update_bytes(learner: Learner, tokens: int) -> float:
+    """Returns the temporary bytes of a gradient of an adapter, for a microbatch of `tokens`.
+
+    tokens: of one device. The accumulated gradient is a result, next to that of the microbatch.
+    """
+    assert learner.adapter.rank, "only an adapter is trained"
+    state = learner.abstract_state()
+    gradient = _trained_parameters(learner, state) * FP32
+    layers = 2 * gradient + _layer_work(learner, state, tokens)
+    logits = gradient + _logits_bytes(learner, tokens)
+    return gradient + _activation_bytes(learner, tokens) + max(layers, logits)
 
 
 def _score_bytes(run: PlannedRun, learner: Learner, state: State) -> float:

@@ -119,6 +119,12 @@ def _gpu_host(family: str, count: int) -> list[Device]:
     return list(description.devices)
 
 
+def cache_directory() -> Path:
+    """Returns the directory of cached measurements of compiled programs."""
+    cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache_home) / "jzero" / "plan"
+
+
 def device_bytes(tree: object) -> float:
     """Returns the bytes that abstract arrays take on one device. Other leaves count as 0."""
     total = 0

@@ -7,6 +7,11 @@ One thread trains and samples, another one serves HTTP. Clients name the model b
 tells the cookbook which renderer and tokenizer to use. With --exact the log-probs that `sample`
 reports and those that `forward` computes are the same bits. Checkpoints are in --store. Without
 --keys only this machine is answered, and every key is accepted.
+
+    python -m jzero.tinker --model Qwen3-4B --plan v5e:1x1 --config.model.base=int8
+
+prints whether the server of these flags fits other devices, and compiles its programs for them;
+nothing is downloaded. The topologies are those of `python -m jzero.plan`.
 """
 
 import argparse
@@ -22,13 +27,18 @@ from pathlib import Path
 
 import jax
 import uvicorn
+from jax.sharding import Mesh
 
 from jzero import cli, config
 from jzero.errors import UserError
-from jzero.model import huggingface, tokenizer
+from jzero.model import huggingface, qwen, tokenizer
 from jzero.model.base_model import read_base_model
+from jzero.planning.compiling import cache_directory
+from jzero.planning.fitting import attached_bytes
+from jzero.planning.kv_pool import describe as describe_pool
 from jzero.planning.kv_pool import room_of_decoder, size_pool
-from jzero.rollout.sampler import decoder_settings, make_seed, mesh_of_decoder, new_engine
+from jzero.planning.planned_run import kv_bytes_per_token
+from jzero.rollout.sampler import make_seed
 from jzero.serving import limits, sockets
 from jzero.serving.connections import BoundedConfig
 from jzero.serving.limits import Limits
@@ -37,6 +47,15 @@ from jzero.sharding.mesh import configured_mesh
 from jzero.sharding.publish import publisher
 from jzero.tinker.http import Api, make_app
 from jzero.tinker.limits import TinkerLimits
+from jzero.tinker.plan import (
+    CPU_MICROBATCH_TOKENS,
+    Residents,
+    choose_sizes,
+    describe,
+    engine_of,
+    format_plan,
+    make_plan,
+)
 from jzero.tinker.sampling import Sampling, Snapshots
 from jzero.tinker.service import Served, Service
 from jzero.tinker.sessions import Keys, read_keys
@@ -45,7 +64,6 @@ from jzero.tinker.tenants import Tenants
 from jzero.tinker.worker import Worker
 from jzero.training.frozen import load_base
 
-POOL_SHARE = 0.5  # of the memory that sampling could have on an accelerator; training has the rest
 DEFAULT_CONTEXT = 4096
 DEFAULT_SLOTS = 64
 DECODE_STEPS = 8  # tokens of one decode call
@@ -98,6 +116,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--keys", default="", metavar="FILE", help="lines of NAME tml-KEY")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument(
+        "--plan", default="", metavar="TOPOLOGY", help="plan for devices such as v5e:1x1, and end"
+    )
     parser.add_argument("--port", type=int, default=8000, help="port, 0 for any (default 8000)")
     limits.add_flags(parser, TinkerLimits, "limits of the server")
     return parser
@@ -112,7 +133,9 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
     context = options.context
     # Not the model's full context by default: a KV cache for 128k tokens would leave room for few
     # slots.
-    if not context:
+    if not context and options.plan:
+        context = DEFAULT_CONTEXT  # a plan reads no file of the model
+    elif not context:
         context = min(huggingface.read_positions(options.model) or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     if context < 2:
         raise UserError(f"--context={context}: give 2 or more")
@@ -148,6 +171,38 @@ def check_settings(settings: config.Config) -> None:
     config.validate(settings)
 
 
+def residents_of(options: Options) -> Residents:
+    return Residents(options.resident, options.limits.resident_snapshots, options.max_rank)
+
+
+def with_sizes(
+    settings: config.Config, model: qwen.QwenConfig, mesh: Mesh, residents: Residents
+) -> config.Config:
+    """Returns the settings with the KV cache and the microbatches that fit the attached devices.
+
+    Prints a line about the KV cache.
+    """
+    available = attached_bytes(settings.memory)
+    engine = engine_of(settings, model, mesh)
+    if available is None:
+        # A share of the free memory, which leaves room for training.
+        room = room_of_decoder(settings.memory, engine, settings.model)
+        rollout = size_pool(settings.rollout, engine, room)
+        tokens = settings.train.microbatch_tokens or CPU_MICROBATCH_TOKENS
+        return replace(
+            settings, rollout=rollout, train=replace(settings.train, microbatch_tokens=tokens)
+        )
+    sizes = choose_sizes(settings, describe(settings, model, mesh, residents), residents, available)
+    page_bytes = kv_bytes_per_token(engine) * engine.settings.page_size
+    reason = "the plan of the server; python -m jzero.tinker --plan prints it"
+    print(describe_pool(engine, sizes.num_pages // engine.num_shards, page_bytes, reason))
+    return replace(
+        settings,
+        rollout=replace(settings.rollout, num_pages=sizes.num_pages),
+        train=replace(settings.train, microbatch_tokens=sizes.microbatch_tokens),
+    )
+
+
 def make_service(settings: config.Config, options: Options) -> Service:
     """Loads the model, and returns the server's state. Nothing runs yet."""
     if jax.process_count() > 1:
@@ -158,18 +213,9 @@ def make_service(settings: config.Config, options: Options) -> Service:
     mesh = configured_mesh(settings.mesh)
     if mesh.shape.get("context", 1) > 1:
         raise UserError("mesh.context is not served here: set it to 1")
-    decoding_mesh = mesh_of_decoder(0, mesh)
-    decoder = decoder_settings(settings.model, settings.rollout, settings.algorithm, settings.eval)
-    # Samples end at the stops of their requests, which the host checks: no token ends a slot.
-    engine = new_engine(decoder, base.model, decoding_mesh, (), 1)
-    room = room_of_decoder(settings.memory, engine, settings.model)
-    rollout = size_pool(settings.rollout, engine, room)
-    # The plan of `size_pool` leaves no room for training. On CPUs the pool is only a share of the
-    # free memory, which does leave room.
-    if decoding_mesh.devices.flat[0].platform != "cpu" and not settings.rollout.num_pages:
-        least = engine.pages_per_slot * engine.num_shards
-        rollout = replace(rollout, num_pages=max(least, int(rollout.num_pages * POOL_SHARE)))
-    engine = new_engine(replace(decoder, rollout=rollout), base.model, decoding_mesh, (), 1)
+    settings = with_sizes(settings, base.model, mesh, residents_of(options))
+    engine = engine_of(settings, base.model, mesh)
+    decoding_mesh = engine.mesh
 
     frozen = load_base(base.directory, base.model, mesh, settings.model)
     publish = publisher(base.model, mesh, decoding_mesh, settings.model.dtype)
@@ -248,20 +294,37 @@ def check_host(host: str, keys: Keys) -> None:
         raise UserError(f"--host={host}: others could train here: give --keys, or serve 127.0.0.1")
 
 
+def options_of(given: argparse.Namespace) -> Options:
+    """Returns the options of the service."""
+    return Options(
+        name=given.name or given.model,
+        store=Path(given.store),
+        adapters=given.adapters,
+        resident=given.resident,
+        max_rank=given.max_rank,
+        limits=limits.read_flags(given, TinkerLimits),
+    )
+
+
+def print_plan(given: argparse.Namespace, settings: config.Config) -> bool:
+    """Prints the plan for given.plan. Returns whether the server fits."""
+    residents = residents_of(options_of(given))
+    plan = make_plan(settings, residents, given.plan, cache_directory())
+    print(format_plan(plan))
+    return plan.fits
+
+
 def main() -> None:
     """Runs the command."""
     with cli.user_errors():
+        if any(argument.split("=")[0] == "--plan" for argument in sys.argv[1:]):
+            # Compilation needs no device, and must not take one from a server on this machine.
+            jax.config.update("jax_platforms", "cpu")
+            sys.exit(0 if print_plan(*parse(sys.argv[1:])) else 1)
         given, settings = parse(cli.start_jax(sys.argv[1:]))
         keys = read_keys(given.keys)
         check_host(given.host, keys)
-        options = Options(
-            name=given.name or given.model,
-            store=Path(given.store),
-            adapters=given.adapters,
-            resident=given.resident,
-            max_rank=given.max_rank,
-            limits=limits.read_flags(given, TinkerLimits),
-        )
+        options = options_of(given)
         # The port is bound before the model is loaded, so that a port in use is reported at once.
         bound = sockets.bind(given.host, given.port)
         service = make_service(settings, options)

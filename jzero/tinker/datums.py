@@ -1,11 +1,14 @@
 """Training examples: from the protobuf of forward_backward to packed rows, and results back.
 
     batch = read_batch(request, vocabulary=V, longest=2048, limits=limits)   # UserError if refused
-    packed = pack(batch.data, row_lengths, microbatch_tokens, shards)
+    packed = pack(batch, row_lengths, microbatch_tokens, shards)
     results = packed.from_rows(logps)                                        # one array per datum
 
 Unlike the sequences of jzero's own runs, a datum has its own targets: position t of the input
 predicts `target_tokens[t]`, which need not be the next token, or K targets with weights.
+
+Consecutive datums that begin alike, as the samples of one prompt do, share their prefix: a row has
+it once, and its log-probs are copied to all of them. Positions with a loss are never shared.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,12 +18,12 @@ import numpy as np
 from jaxtyping import Float32, Int32
 
 from jzero.errors import UserError, shown
-from jzero.numerics.sizes import power_of_two
+from jzero.numerics.sizes import divide_up, power_of_two
 from jzero.tinker import losses, wire
 from jzero.tinker.limits import TinkerLimits
 from jzero.training.accumulation import Examples
-from jzero.training.packing import best_fit
-from jzero.types import Batch
+from jzero.training.packing import best_fit, num_rows
+from jzero.types import Batch, RowLayout
 
 # The fields of a position's loss besides its target: read if the loss has them.
 RATIO_FIELDS = ("logprobs", "advantages")
@@ -37,6 +40,8 @@ CONFIG: Mapping[str, tuple[str, ...]] = {
     "dro": ("beta",),
 }
 ROWS_MOST = 512  # rows of a microbatch
+LEAST_SHARED = 32  # tokens: shorter prefixes are not worth another layout
+LEAST_GAIN = 0.8  # of the tokens of plain rows: with more, rows are plain and compile less
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class Datum:
     low: Float32[np.ndarray, " N"]
     high: Float32[np.ndarray, " N"]
     is_matrix: bool  # whether the targets were sent as [N, K], so that the answer is [N, K]
+    num_without_loss: int = 0  # inputs at the beginning whose loss is 0 by weight or advantage
 
 
 @dataclass(frozen=True)
@@ -180,18 +186,22 @@ def read_datum(
     ids = targets.reshape(len(tokens), -1)
     if ids.dtype == np.float32:
         raise UserError(f"{name}: target_tokens are float32: send integers")
+    weights = inputs.get("weights", np.ones(targets.shape, np.float32)).reshape(ids.shape)
+    advantages = field_or("advantages", 0)
+    has_loss = advantages != 0 if "advantages" in INPUTS[loss] else (weights != 0).any(axis=1)
     return Datum(
         tokens=tokens,
         targets=ids,
-        weights=inputs.get("weights", np.ones(targets.shape, np.float32)).reshape(ids.shape),
+        weights=weights,
         logprobs=field_or("logprobs", 0),
-        advantages=field_or("advantages", 0),
+        advantages=advantages,
         # A threshold for each token, if sent, takes precedence over the threshold of the call.
         low=field_or("clip_low_threshold", config.get("clip_low_threshold", losses.DEFAULT_LOW)),
         high=field_or(
             "clip_high_threshold", config.get("clip_high_threshold", losses.DEFAULT_HIGH)
         ),
         is_matrix=is_matrix,
+        num_without_loss=int(has_loss.argmax()) if has_loss.any() else len(tokens),
     )
 
 
@@ -222,12 +232,31 @@ def check_tokens(name: str, datum: Datum, vocabulary: int, longest: int) -> None
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a datum is in the rows."""
+
+    row: int
+    column: int  # of the first input that is not shared
+    shared: int  # inputs at the beginning of the row, before those at `column`
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The rows of a call: their layout, and the data in each slot of each row."""
+
+    layout: RowLayout
+    rows: list[list[list[int]]]
+    shared: list[int]  # by datum: the inputs that are in the prefix of its row
+
+
+@dataclass(frozen=True)
 class Packed:
     """The rows of a call."""
 
     examples: Examples[np.ndarray]
+    layout: RowLayout
     microbatches: int  # those that are not empty
-    places: list[tuple[int, int]]  # (row, column) of each datum
+    places: list[Place]  # of each datum
     data: list[Datum]
 
     def from_rows(self, rows: Float32[np.ndarray, "M B T K"]) -> list[np.ndarray]:
@@ -235,10 +264,13 @@ class Packed:
         # [M, B, T, K] -> [M * B, T, K]
         flat = rows.reshape(-1, *rows.shape[2:])
         results = []
-        for (row, column), datum in zip(self.places, self.data, strict=True):
+        for place, datum in zip(self.places, self.data, strict=True):
             # The columns of other datums with more targets are padding.
             count = datum.targets.shape[1]
-            values = flat[row, column : column + len(datum.tokens), :count]
+            end = place.column + len(datum.tokens) - place.shared
+            values = np.concatenate(
+                [flat[place.row, : place.shared], flat[place.row, place.column : end]]
+            )[:, :count]
             results.append(values if datum.is_matrix else values[:, 0])
         return results
 
@@ -252,24 +284,124 @@ def row_lengths(longest: int, shortest: int = 256) -> list[int]:
     return [*lengths, longest]
 
 
-def pack(
-    data: Sequence[Datum], beta: float, lengths: Sequence[int], microbatch_tokens: int, shards: int
-) -> Packed:
-    """Packs data into rows of one of `lengths`, in microbatches of about `microbatch_tokens`.
-
-    shards: devices that split the rows of a microbatch. The numbers of microbatches and targets
-    are rounded up to powers of two, so that few shapes are compiled.
-    """
+def plan_plain(data: Sequence[Datum], lengths: Sequence[int]) -> Plan:
+    """Returns rows of one of `lengths`, in which every datum has all its inputs."""
     sizes = [len(datum.tokens) for datum in data]
     longest, total = max(sizes), sum(sizes)
     # The shortest rows that hold the longest datum, or longer ones if many data share them.
     wanted = max(longest, min(total, lengths[min(1, len(lengths) - 1)]))
     width = next((length for length in lengths if length >= wanted), lengths[-1])
-    bins = best_fit(sizes, width)
-    # At least one row for each device, and equally many for all.
-    per_microbatch = min(max(1, microbatch_tokens // (width * shards)), ROWS_MOST) * shards
+    rows = [[members] for members in best_fit(sizes, width)]
+    return Plan(RowLayout(0, 1, width), rows, [0] * len(data))
+
+
+def num_shareable(first: Datum, second: Datum) -> int:
+    """Returns how many inputs at the beginning are equal, have equal targets, and have no loss."""
+    count = min(first.num_without_loss, second.num_without_loss)
+    if first.targets.shape[1] != second.targets.shape[1]:
+        return 0
+    is_equal = (first.tokens[:count] == second.tokens[:count]) & (
+        first.targets[:count] == second.targets[:count]
+    ).all(axis=1)
+    return count if is_equal.all() else int(is_equal.argmin())
+
+
+def find_groups(data: Sequence[Datum]) -> list[tuple[list[int], int]]:
+    """Returns groups of consecutive data, each with the number of inputs that its members share.
+
+    A datum that shares too little with its neighbors is a group of its own, which shares nothing.
+    """
+    groups: list[tuple[list[int], int]] = []
+    for index, datum in enumerate(data):
+        if groups:
+            members, shared = groups[-1]
+            common = num_shareable(data[members[0]], datum)
+            if len(members) > 1:
+                # A few tokens less are fine, another prompt with the same first words is not.
+                is_member, common = 2 * common >= shared, min(common, shared)
+            else:
+                is_member = True
+            if is_member and common >= LEAST_SHARED:
+                groups[-1] = [*members, index], common
+                continue
+        groups.append(([index], 0))
+    return groups
+
+
+def plan_shared(data: Sequence[Datum], longest: int) -> Plan | None:
+    """Returns rows with a prefix that several data share; None if there are none.
+
+    longest: tokens of a row.
+    """
+    groups = find_groups(data)
+    most_shared = max(shared for _, shared in groups)
+    if not most_shared:
+        return None
+    prefix = power_of_two(most_shared, LEAST_SHARED)
+    shared = [0] * len(data)
+    for members, count in groups:
+        for index in members:
+            # A datum that is alone may use the prefix of its row as well, also with a loss.
+            alone = min(prefix, len(data[index].tokens) - 1)
+            shared[index] = count if len(members) > 1 else alone
+    bodies = [len(datum.tokens) - count for datum, count in zip(data, shared, strict=True)]
+    slot = power_of_two(max(bodies), LEAST_SHARED)
+    if prefix + slot > longest:
+        return None  # the rounding needs more than a row
+    slots_of_groups = []
+    for members, _ in groups:
+        bins = best_fit([bodies[index] for index in members], slot)
+        slots_of_groups.append([[members[item] for item in items] for items in bins])
+    room = (longest - prefix) // slot
+    wanted = power_of_two(max(map(len, slots_of_groups)))
+    layout = RowLayout(prefix, min(wanted, room), slot)
+    rows = [
+        slots[start : start + layout.slots]
+        for slots in slots_of_groups
+        for start in range(0, num_rows(len(slots), layout) * layout.slots, layout.slots)
+    ]
+    return Plan(layout, rows, shared)
+
+
+def plan_rows(data: Sequence[Datum], lengths: Sequence[int]) -> Plan:
+    """Returns the rows with the fewest tokens."""
+    plain = plan_plain(data, lengths)
+    shared = plan_shared(data, lengths[-1])
+    if shared is None or computed_tokens(shared) > LEAST_GAIN * computed_tokens(plain):
+        return plain
+    return shared
+
+
+def computed_tokens(plan: Plan) -> int:
+    """Returns the tokens of all rows, with padding."""
+    return len(plan.rows) * plan.layout.tokens
+
+
+def rows_of_microbatch(rows: int, most: int) -> int:
+    """Returns how many of `rows` rows are in a microbatch, at most `most`.
+
+    Empty rows are computed, too; a multiple of an eighth of `most` has few of them, and there are
+    only eight such shapes.
+    """
+    step = max(1, most // 8)
+    per_microbatch = divide_up(rows, divide_up(rows, most))
+    return min(most, divide_up(per_microbatch, step) * step)
+
+
+def pack(call: FwdBwd, lengths: Sequence[int], microbatch_tokens: int, shards: int) -> Packed:
+    """Packs the data of a call into rows, in microbatches of at most `microbatch_tokens`.
+
+    A plain row has one of `lengths`. A microbatch has at least one row for each of the `shards`
+    devices that split its rows. The numbers of microbatches and targets are rounded up to powers
+    of two, so that few shapes are compiled.
+    """
+    data, plan = call.data, plan_rows(call.data, lengths)
+    layout = plan.layout
+    width = layout.tokens
+    most = min(max(1, microbatch_tokens // (width * shards)), ROWS_MOST)
+    per_microbatch = rows_of_microbatch(divide_up(len(plan.rows), shards), most) * shards
     # Only these microbatches are computed. The number of rows is padded further, for the shape.
-    used = -(-len(bins) // per_microbatch)
+    used = divide_up(len(plan.rows), per_microbatch)
     targets = power_of_two(max(datum.targets.shape[1] for datum in data))
     shape = (power_of_two(used), per_microbatch, width)
 
@@ -279,24 +411,31 @@ def pack(
     fields = {name: zeros(np.int32) for name in ("tokens", "segments", "positions")}
     ids, weights = zeros(np.int32, targets), zeros(np.float32, targets)
     logps, advantages, low, high = (zeros(np.float32) for _ in range(4))
-    places = [(0, 0)] * len(data)
-    for row, members in enumerate(bins):
-        column = 0
-        # Segment 0 is padding.
-        for segment, index in enumerate(members, start=1):
-            datum = data[index]
-            count = len(datum.tokens)
-            span = (row, slice(column, column + count))
-            fields["tokens"][span] = datum.tokens
-            fields["segments"][span] = segment
-            fields["positions"][span] = np.arange(count)
-            width_of_targets = slice(datum.targets.shape[1])
-            ids[(*span, width_of_targets)] = datum.targets
-            weights[(*span, width_of_targets)] = datum.weights
-            logps[span], advantages[span] = datum.logprobs, datum.advantages
-            low[span], high[span] = datum.low, datum.high
-            places[index] = row, column
-            column += count
+
+    def write(datum: Datum, row: int, column: int, segment: int, first: int, end: int) -> None:
+        """Writes inputs first..end of a datum to a row, from `column` on."""
+        span, part = (row, slice(column, column + end - first)), slice(first, end)
+        fields["tokens"][span] = datum.tokens[part]
+        fields["segments"][span] = segment
+        fields["positions"][span] = np.arange(first, end)
+        width_of_targets = slice(datum.targets.shape[1])
+        ids[(*span, width_of_targets)] = datum.targets[part]
+        weights[(*span, width_of_targets)] = datum.weights[part]
+        logps[span], advantages[span] = datum.logprobs[part], datum.advantages[part]
+        low[span], high[span] = datum.low[part], datum.high[part]
+
+    places: dict[int, Place] = {}
+    for row, slots in enumerate(plan.rows):
+        owner = slots[0][0]
+        write(data[owner], row, 0, 1, 0, plan.shared[owner])
+        for number, members in enumerate(slots):
+            column = layout.prefix + number * layout.slot
+            # Segment 0 is padding.
+            for segment, index in enumerate(members, start=1):
+                shared, end = plan.shared[index], len(data[index].tokens)
+                write(data[index], row, column, segment, shared, end)
+                places[index] = Place(row, column, shared)
+                column += end - shared
 
     def split(rows: np.ndarray) -> np.ndarray:
         # [M * B, T, ...] -> [M, B, T, ...]
@@ -318,6 +457,7 @@ def pack(
         advantages=split(advantages),
         low=split(low),
         high=split(high),
-        beta=np.full(shape, beta, np.float32),
+        beta=np.full(shape, call.beta, np.float32),
     )
-    return Packed(examples, used, places, list(data))
+    in_order = [places[index] for index in range(len(data))]
+    return Packed(examples, layout, used, in_order, list(data))

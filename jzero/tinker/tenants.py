@@ -66,7 +66,7 @@ class Tenants:
     """All tenants, and the programs that train them."""
 
     compute: ModelConfig
-    microbatch_tokens: int  # 0: what fits
+    microbatch_tokens: int
     base: BaseModel
     mesh: Mesh
     frozen: qwen.Params  # the base
@@ -157,14 +157,15 @@ class Tenants:
         learner = self.learner(tenant.shape)
         # Devices of the tensor axis hold the same rows. All other axes split them.
         shards = self.mesh.size // self.mesh.shape["tensor"]
-        packed = datums.pack(
-            call.data,
-            call.beta,
-            datums.row_lengths(self.longest),
-            self.microbatch_tokens,
-            shards,
+        lengths = datums.row_lengths(self.longest)
+        packed = datums.pack(call, lengths, self.microbatch_tokens, shards)
+        arguments = (
+            self.frozen,
+            packed.examples,
+            packed.layout,
+            packed.microbatches,
+            call.kind,
         )
-        arguments = (self.frozen, packed.examples, packed.microbatches, call.kind)
         if call.is_forward_only:
             terms, logps = learner.evaluate(tenant.state, *arguments)
         else:

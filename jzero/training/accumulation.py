@@ -4,7 +4,7 @@ A `Learner` makes one optimizer step of a whole batch in one program. Here the c
 in several calls, with its own targets, and steps when it wants to:
 
     state = learner.begin(seed)
-    state, terms, logps = learner.add_gradient(state, base, examples, kind)   # any number of times
+    state, terms, logps = learner.add_gradient(state, base, examples, ...)   # any number of times
     state, norms = learner.step(state, AdamW(learning_rate=1e-4))
 
 Only adapters are trained, on a frozen base that several states share. The kind of the loss and the
@@ -12,7 +12,6 @@ settings of the optimizer are data: no value of them compiles anything.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property
 from typing import Generic, NamedTuple
 
@@ -21,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
@@ -112,6 +111,17 @@ class AccumulatingLearner(Learner):
         """Copies a state from the host to the mesh."""
         return jax.tree.map(collectives.put_global, host, self.state_places)
 
+    def abstract_adapter_state(self) -> AdapterState:
+        """Returns the shapes, types and shardings of a state."""
+        shapes = adapters.abstract(self.model, self.adapter)
+
+        def place(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(leaf.shape, jnp.float32, sharding=sharding)
+
+        tree = jax.tree.map(place, shapes, self.shardings)
+        step = jax.ShapeDtypeStruct((), jnp.int32, sharding=self.replicated)
+        return AdapterState(tree, tree, tree, tree, step)  # type: ignore[arg-type]
+
     @cached_property
     def state_places(self) -> AdapterState:
         """The sharding of every leaf of a state."""
@@ -141,10 +151,13 @@ class AccumulatingLearner(Learner):
         state: AdapterState,
         base: qwen.Params,
         examples: Examples[np.ndarray],
+        layout: RowLayout,
         microbatches: int,
         kind: int,
     ) -> tuple[AdapterState, np.ndarray, np.ndarray]:
         """Adds the gradient of the summed loss terms of the first `microbatches` microbatches.
+
+        `layout` is that of the rows. The terms of a prefix count once for its row.
 
         Returns the next state, the terms f32[M, B, T] and the log-probs f32[M, B, T, K]. If the
         program fails, `state` is as it was.
@@ -156,6 +169,7 @@ class AccumulatingLearner(Learner):
             self.put_examples(examples),
             collectives.put_global(np.int32(microbatches), self.replicated),
             collectives.put_global(np.int32(kind), self.replicated),
+            layout,
         )
         # Read the results first: an error of the device shows here, before the state changes.
         terms, logps = jax.device_get((terms, logps))
@@ -166,6 +180,7 @@ class AccumulatingLearner(Learner):
         state: AdapterState,
         base: qwen.Params,
         examples: Examples[np.ndarray],
+        layout: RowLayout,
         microbatches: int,
         kind: int,
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -177,6 +192,7 @@ class AccumulatingLearner(Learner):
                 self.put_examples(examples),
                 collectives.put_global(np.int32(microbatches), self.replicated),
                 collectives.put_global(np.int32(kind), self.replicated),
+                layout,
             )
         )
 
@@ -194,6 +210,7 @@ class AccumulatingLearner(Learner):
     def gradient_program(self) -> jax.stages.Wrapped:
         return jax.jit(
             self._add_gradient,
+            static_argnames="layout",
             out_shardings=(self.shardings, self.row_sharding, self.row_sharding),
             compiler_options=training_options(self.mesh, self.arithmetic),
         )
@@ -202,6 +219,7 @@ class AccumulatingLearner(Learner):
     def evaluation_program(self) -> jax.stages.Wrapped:
         return jax.jit(
             self._evaluate,
+            static_argnames="layout",
             out_shardings=self.row_sharding,
             compiler_options=training_options(self.mesh, self.arithmetic),
         )
@@ -219,21 +237,22 @@ class AccumulatingLearner(Learner):
         base: qwen.Params,
         examples: Examples[jax.Array],
         kind: jax.Array,
+        layout: RowLayout,
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         """Returns the sum of the terms of one microbatch, its terms [B, T] and logps [B, T, K]."""
-        logps = self._logps(self.whole(base, params), examples)
+        logps = self._logps(self.whole(base, params), examples, layout)
         is_token = examples.rows.segments > 0
         terms = jnp.where(is_token, self.token_loss(kind, logps, examples), 0)
         return terms.sum(), (terms, logps)
 
-    def _logps(self, params: qwen.Params, examples: Examples[jax.Array]) -> Float[Array, "B T K"]:
-        """Returns the log-probabilities of the given targets."""
-        # No shared prefix: one slot as long as the row.
-        layout = RowLayout(0, 1, examples.rows.tokens.shape[-1])
-        hidden, rows, _ = self._hidden(params, examples.rows, layout)
+    def _logps(
+        self, params: qwen.Params, examples: Examples[jax.Array], layout: RowLayout
+    ) -> Float[Array, "B T K"]:
+        """Returns the log-probabilities of the given targets, also of those in the prefix."""
+        hidden, _, _ = self._hidden(params, examples.rows, layout)
 
         def score(targets: Int[Array, "B T"]) -> Float[Array, "B T"]:
-            return self._head_outputs(params, hidden, replace(rows, targets=targets), layout)[0]
+            return self.head.outputs(params, hidden, targets, None)[0]
 
         by_target = jnp.moveaxis(examples.targets, -1, 0)
         if len(by_target) == 1:
@@ -249,6 +268,7 @@ class AccumulatingLearner(Learner):
         examples: Examples[jax.Array],
         count: jax.Array,
         kind: jax.Array,
+        layout: RowLayout,
     ) -> tuple[qwen.Params, jax.Array, jax.Array]:
         def sum_microbatches(
             params: qwen.Params,
@@ -264,7 +284,7 @@ class AccumulatingLearner(Learner):
                 sums: tuple[qwen.Params, jax.Array, jax.Array],
             ) -> tuple[qwen.Params, jax.Array, jax.Array]:
                 total, all_terms, all_logps = sums
-                gradient, (terms, logps) = loss(params, base, take(examples, index), kind)
+                gradient, (terms, logps) = loss(params, base, take(examples, index), kind, layout)
                 total = jax.tree.map(jnp.add, total, gradient)
                 return total, all_terms.at[index].set(terms), all_logps.at[index].set(logps)
 
@@ -291,6 +311,7 @@ class AccumulatingLearner(Learner):
         examples: Examples[jax.Array],
         count: jax.Array,
         kind: jax.Array,
+        layout: RowLayout,
     ) -> tuple[jax.Array, jax.Array]:
         def evaluate(
             params: qwen.Params,
@@ -304,7 +325,9 @@ class AccumulatingLearner(Learner):
                 results: tuple[jax.Array, jax.Array],
             ) -> tuple[jax.Array, jax.Array]:
                 all_terms, all_logps = results
-                _, outputs = self._microbatch_loss(params, base, take(examples, index), kind)
+                _, outputs = self._microbatch_loss(
+                    params, base, take(examples, index), kind, layout
+                )
                 terms, logps = outputs
                 return all_terms.at[index].set(terms), all_logps.at[index].set(logps)
 

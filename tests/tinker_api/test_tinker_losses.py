@@ -16,7 +16,7 @@ from jzero.errors import UserError
 from jzero.model import adapters
 from jzero.sharding.mesh import train_mesh
 from jzero.tinker import datums, losses, wire
-from jzero.tinker.datums import Datum
+from jzero.tinker.datums import Datum, FwdBwd
 from jzero.tinker.limits import TinkerLimits
 from jzero.training.accumulation import AccumulatingLearner, AdamW, AdapterState
 
@@ -24,6 +24,7 @@ ADAPTER = AdapterConfig(rank=3, alpha=32.0)
 LENGTHS = (5, 17, 9, 30, 1)
 ROW_LENGTHS = (32,)
 LOW, HIGH, BETA = 0.7, 1.4, 0.3
+BOUNDS = {"low": LOW, "high": HIGH}
 
 
 class Tiny:
@@ -46,15 +47,19 @@ class Tiny:
         }
         return state._replace(params={"layers": layers})
 
-    def pack(self, data: list[Datum]) -> datums.Packed:
-        return datums.pack(data, BETA, ROW_LENGTHS, microbatch_tokens=64, shards=1)
+    def pack(self, data: list[Datum], loss: str = "cross_entropy") -> datums.Packed:
+        kind = losses.KINDS.index(loss)
+        call = FwdBwd("m", 1, kind, BETA, is_forward_only=False, data=data)
+        return datums.pack(call, ROW_LENGTHS, microbatch_tokens=64, shards=1)
+
+    def arguments(self, packed: datums.Packed, loss: str) -> tuple:
+        """Returns the arguments of `add_gradient` and `evaluate` after the state."""
+        kind = losses.KINDS.index(loss)
+        return self.frozen, packed.examples, packed.layout, packed.microbatches, kind
 
     def add(self, state: AdapterState, data: list[Datum], loss: str) -> tuple[AdapterState, float]:
-        packed = self.pack(data)
-        kind = losses.KINDS.index(loss)
-        state, terms, _ = self.learner.add_gradient(
-            state, self.frozen, packed.examples, packed.microbatches, kind
-        )
+        packed = self.pack(data, loss)
+        state, terms, _ = self.learner.add_gradient(state, *self.arguments(packed, loss))
         return state, float(terms.sum(dtype=np.float64))
 
 
@@ -161,7 +166,7 @@ def test_the_loss_and_its_gradient_are_those_of_float64(tiny, loss, num_targets)
 def test_log_probs_come_back_in_the_order_and_shape_of_the_data(tiny) -> None:
     data, state = random_data(3), tiny.begin()
     packed = tiny.pack(data)
-    _, rows = tiny.learner.evaluate(state, tiny.frozen, packed.examples, packed.microbatches, 0)
+    _, rows = tiny.learner.evaluate(state, *tiny.arguments(packed, "cross_entropy"))
     _, _, wanted = naive(tiny, state, data, "cross_entropy")
     for found, expected in zip(packed.from_rows(rows), wanted, strict=True):
         np.testing.assert_allclose(found, expected, atol=2e-5)
@@ -174,6 +179,114 @@ def test_several_calls_accumulate_to_one(tiny) -> None:
     for datum in data:
         parts, _ = tiny.add(parts, [datum], "ppo")
     assert reference.difference(parts.gradient, whole.gradient) < 1e-5
+
+
+# -- shared prefixes -------------------------------------------------------------------------------
+
+SHARED_ROWS = (128, 256)
+
+
+def random_groups(seed: int = 0) -> list[Datum]:
+    """Returns samples of two prompts as RL sends them, and a datum that is alone.
+
+    The prompts have 41 and 50 tokens, so that data share 40 and 49 inputs: the last one predicts
+    the first token of each sample.
+    """
+    rng = np.random.default_rng(seed)
+    data = []
+    for prompt_length, lengths in ((41, (3, 7, 20)), (50, (11, 4)), (1, (30,))):
+        prompt = rng.integers(0, reference.VOCAB, prompt_length)
+        for length in lengths:
+            ids = np.concatenate([prompt, rng.integers(0, reference.VOCAB, length)])
+            is_sampled = np.arange(1, len(ids)) >= prompt_length
+            advantages = np.where(is_sampled, rng.normal(0, 1, len(ids) - 1), 0)
+            fields = {name: np.full(len(ids) - 1, value) for name, value in BOUNDS.items()}
+            data.append(
+                Datum(
+                    tokens=ids[:-1].astype(np.int32),
+                    targets=np.where(is_sampled, ids[1:], 0)[:, None],
+                    weights=is_sampled[:, None].astype(np.float32),
+                    logprobs=np.where(is_sampled, -4.2, 0).astype(np.float32),
+                    advantages=advantages.astype(np.float32),
+                    is_matrix=False,
+                    num_without_loss=prompt_length - 1,
+                    **fields,
+                )
+            )
+    return data
+
+
+def pack_rows(data: list[Datum], lengths: tuple[int, ...], loss: str = "ppo") -> datums.Packed:
+    kind = losses.KINDS.index(loss)
+    call = FwdBwd("m", 1, kind, BETA, is_forward_only=False, data=data)
+    return datums.pack(call, lengths, microbatch_tokens=512, shards=1)
+
+
+def without_sharing(data: list[Datum]) -> list[Datum]:
+    return [replace(datum, num_without_loss=0) for datum in data]
+
+
+@pytest.mark.parametrize("loss", losses.KINDS)
+def test_a_shared_prefix_has_the_same_log_probs_and_gradient_with_fewer_tokens(tiny, loss) -> None:
+    data, state = random_groups(), tiny.begin()
+    shared = pack_rows(data, SHARED_ROWS, loss)
+    plain = pack_rows(without_sharing(data), SHARED_ROWS, loss)
+    assert plain.layout.prefix == 0 and shared.layout.prefix == 64
+    assert [place.shared for place in shared.places[:5]] == [40, 40, 40, 49, 49]
+
+    results = []
+    for packed in (shared, plain):
+        arguments = tiny.arguments(packed, loss)
+        gradient, terms, logps = tiny.learner.add_gradient(state, *arguments)
+        _, scored = tiny.learner.evaluate(state, *arguments)
+        results.append((gradient.gradient, terms.sum(), packed.from_rows(logps)))
+        for left, right in zip(packed.from_rows(scored), packed.from_rows(logps), strict=True):
+            np.testing.assert_allclose(left, right, atol=2e-5)
+
+    (found, total, logps), (wanted, wanted_total, wanted_logps) = results
+    assert total == pytest.approx(wanted_total, rel=1e-5)
+    assert reference.difference(found, wanted) < 2e-5
+    for left, right, datum in zip(logps, wanted_logps, data, strict=True):
+        assert left.shape == (len(datum.tokens),)
+        np.testing.assert_allclose(left, right, atol=2e-5)
+
+
+def test_a_group_of_samples_computes_its_prompt_once() -> None:
+    """Eight samples of 64 tokens with a prompt of 64: rows of one prefix and eight slots."""
+    rng = np.random.default_rng(0)
+    prompts = rng.integers(0, 99, (4, 64))
+    data = []
+    for prompt in prompts:
+        for _ in range(8):
+            ids = np.concatenate([prompt, rng.integers(0, 99, 64)])
+            numbers = {name: np.full(127, value, np.float32) for name, value in BOUNDS.items()}
+            flat = {name: np.ones(127, np.float32) for name in ("logprobs", "advantages")}
+            data.append(
+                Datum(
+                    tokens=ids[:-1],
+                    targets=ids[1:, None],
+                    weights=np.ones((127, 1), np.float32),
+                    is_matrix=False,
+                    num_without_loss=63,
+                    **numbers,
+                    **flat,
+                )
+            )
+    shared = pack_rows(data, (256, 512, 1024))
+    assert tuple(shared.layout) == (64, 8, 64)
+    assert shared.examples.rows.tokens.size == 4 * 576
+    assert pack_rows(without_sharing(data), (256, 512, 1024)).examples.rows.tokens.size >= 32 * 127
+
+
+def test_positions_with_a_loss_or_other_targets_are_not_shared() -> None:
+    first, second = random_groups()[:2]
+    assert datums.num_shareable(first, second) == 40
+    targets = second.targets.copy()
+    targets[10] = 1
+    assert datums.num_shareable(first, replace(second, targets=targets)) == 10
+    assert datums.num_shareable(first, replace(second, num_without_loss=7)) == 7
+    apart = [replace(datum, num_without_loss=31) for datum in random_groups()[:5]]
+    assert pack_rows(apart, SHARED_ROWS).layout.prefix == 0, "31 tokens are too few"
 
 
 def test_the_sum_is_not_a_mean(tiny) -> None:
@@ -230,9 +343,10 @@ def test_steps_are_those_of_torch(tiny, settings) -> None:
 def test_a_failed_call_leaves_the_gradient_as_it_was(tiny) -> None:
     state, _ = tiny.add(tiny.begin(), random_data(), "ppo")
     packed = tiny.pack(random_data())
-    wrong = packed.examples._replace(weights=packed.examples.weights[..., 0])
+    weights = packed.examples.weights[..., 0]
+    wrong = replace(packed, examples=packed.examples._replace(weights=weights))
     with pytest.raises((TypeError, ValueError)):
-        tiny.learner.add_gradient(state, tiny.frozen, wrong, packed.microbatches, 0)
+        tiny.learner.add_gradient(state, *tiny.arguments(wrong, "cross_entropy"))
     again, _ = tiny.add(state, random_data(), "ppo")  # nothing was donated
     doubled = jax.tree.map(lambda x: 2 * x, state.gradient)
     assert reference.difference(again.gradient, doubled) < 1e-5

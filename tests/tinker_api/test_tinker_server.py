@@ -11,7 +11,7 @@ import pytest
 from tinker_client import CONTEXT, NAME, Client, datum, logprobs_of, loss_of, sampled_of, tensor
 
 from jzero.model import peft, tokenizer
-from jzero.tinker import wire
+from jzero.tinker import datums, wire
 from jzero.tinker.service import Service
 
 PROMPT = [72, 101, 108, 108, 111]
@@ -43,6 +43,34 @@ def test_sample_forward_and_prompt_log_probs_are_the_same_bits(client) -> None:
         # The gradient's program computes them, too.
         (again,) = logprobs_of(client.result(client.send([datum(ids)])))
         np.testing.assert_array_equal(again, forward)
+
+
+def test_samples_of_one_prompt_have_the_same_bits_together_and_alone(client, service) -> None:
+    """Together they share the rows' prefix, which changes no bit of a log-prob."""
+    client.train(DATA)
+    prompt = list(range(30, 71))
+    sampled = client.sample(client.snapshot(), prompt, num_samples=8, max_tokens=8)
+    data = []
+    for tokens, logps in zip(sampled.tokens, sampled.logprobs, strict=True):
+        before = np.zeros(len(prompt) - 1)
+        inputs = {
+            "logprobs": tensor(np.concatenate([before, logps])),
+            "advantages": tensor(np.concatenate([before, np.ones(len(tokens))])),
+        }
+        data.append(datum([*prompt, *tokens], **inputs))
+    fields = {"loss_fn": "importance_sampling"}
+
+    together = client.forward(data, **fields)
+
+    call = datums.read_batch(
+        {"data": data, **fields}, vocabulary=10_000, longest=CONTEXT, limits=service.limits
+    )
+    lengths = datums.row_lengths(CONTEXT)
+    assert datums.plan_rows(call.data, lengths).layout.prefix == 64
+    for one, found, logps in zip(data, together, sampled.logprobs, strict=True):
+        np.testing.assert_array_equal(found[-len(logps) :], logps)
+        assert same(client.forward([one], **fields), [found])
+    assert same(client.train(data, **fields), together)
 
 
 def test_training_does_not_change_a_snapshot_and_neither_does_its_place(client) -> None:
