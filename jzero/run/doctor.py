@@ -225,13 +225,17 @@ def _kl(evidence: Evidence) -> str | None:
 
 
 def _padding(evidence: Evidence) -> str | None:
-    share = evidence.above("update/padding", 0.85)
+    padding, left_out = evidence.mean("update/padding"), evidence.mean("update/left_out") or 0.0
+    if padding is None or left_out >= 1:
+        return None
+    # The rows of sequences that are left out are empty as well, whatever train.pack is.
+    share = 1 - (1 - padding) / (1 - left_out)
     update, step = evidence.mean("time/update"), evidence.mean("time/step")
     # Padding of a short update costs next to nothing.
     is_slow = update is not None and step is not None and update > 0.25 * step
-    if share is None or not is_slow or not evidence.has_steps(WINDOW):
+    if share < 0.85 or not is_slow or not evidence.has_steps(WINDOW):
         return None
-    return f"{_percent(share)} of the rows of an update are padding"
+    return f"{_percent(padding)} of the rows of an update are padding"
 
 
 def _nothing_trained(evidence: Evidence) -> str | None:
@@ -355,7 +359,8 @@ REMARKS: dict[str, Remark] = {
         _nothing_trained,
     ),
     "padding": Remark(
-        "`update/padding` is above 85 %, and `time/update` is above a quarter of a step.",
+        "`update/padding` is above 85 %, also without the sequences of `update/left_out`, and "
+        "`time/update` is above a quarter of a step.",
         "Choose `train.pack` by `python -m jzero.plan --packs WORKDIR`, or lower "
         "`train.microbatch_tokens`.",
         _padding,

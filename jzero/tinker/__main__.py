@@ -153,11 +153,11 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
     settings.model.path = options.model
     if options.exact:
         settings.model.exact = True
-    check_settings(settings)
+    check_settings(settings, options.max_rank)
     return options, settings
 
 
-def check_settings(settings: config.Config) -> None:
+def check_settings(settings: config.Config, max_rank: int) -> None:
     """Raises UserError for settings that this server does not have."""
     if settings.model.adapter.rank or settings.model.adapter.path:
         raise UserError("model.adapter: clients choose the shape of their adapters: leave it out")
@@ -168,7 +168,9 @@ def check_settings(settings: config.Config) -> None:
         )
     if settings.rollout.max_turns > 1:
         raise UserError("rollout.max_turns: clients write the turns: leave it out")
-    config.validate(settings)
+    # Without an adapter the settings of a frozen base would be refused.
+    adapter = config.AdapterConfig(rank=max_rank)
+    config.validate(replace(settings, model=replace(settings.model, adapter=adapter)))
 
 
 def residents_of(options: Options) -> Residents:

@@ -8,6 +8,7 @@ that runs. `choose_sizes` divides the memory by arithmetic, at the start of a se
 then compiles every program of the largest shapes, for devices that need not be attached.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -159,6 +160,12 @@ def choose_sizes(
     pages = engine.pages_per_shard - 1
     if not settings.rollout.num_pages:
         pages = min(pages, max(engine.pages_per_slot, int(POOL_SHARE * room / page_bytes) - 1))
+    elif (pages + 1) * page_bytes > room:
+        most = (int(room / page_bytes) - 1) * engine.num_shards
+        raise UserError(
+            f"rollout.num_pages={settings.rollout.num_pages} does not fit next to training: set it "
+            f"to at most {most}, or to 0"
+        )
     left = available - fixed - (pages + 1) * page_bytes
     tokens = longest
     while 2 * tokens <= MOST_MICROBATCH_TOKENS and work_bytes(parts, 2 * tokens) <= left:
@@ -276,8 +283,10 @@ def abstract_examples(parts: Parts, sizes: Sizes) -> Examples[jax.ShapeDtypeStru
 def server_programs(parts: Parts, examples: Examples[jax.ShapeDtypeStruct]) -> dict[str, Program]:
     """Returns the server's programs in their largest shapes, by name."""
     engine, learner = parts.engine, parts.learner
+    # A smaller shape of a program needs less memory.
+    largest_prefill = max(prefill_shapes(engine), key=math.prod)
     programs: dict[str, Program] = {}
-    programs |= abstract_calls(engine, parts.bank, prefill_shapes(engine), REQUESTS)
+    programs |= abstract_calls(engine, parts.bank, [largest_prefill], REQUESTS)
     programs |= score_calls(engine, parts.bank, MAX_ALTERNATIVES)
 
     def number(dtype: type, *shape: int) -> jax.ShapeDtypeStruct:
@@ -286,10 +295,8 @@ def server_programs(parts: Parts, examples: Examples[jax.ShapeDtypeStruct]) -> d
     state = parts.state
     count, kind = number(np.int32), number(np.int32)
     layout = RowLayout(0, 1, engine.max_sequence_tokens)
-    arguments = (parts.base, examples, count, kind, layout)
-    programs["forward"] = learner.evaluation_program, (state.params, *arguments)
-    with_gradient = (state.params, parts.base, state.gradient, examples, count, kind, layout)
-    programs["forward_backward"] = learner.gradient_program, with_gradient
+    arguments = (state.params, parts.base, state.gradient, examples, count, kind, layout)
+    programs["forward_backward"] = learner.gradient_program, arguments
     settings = number(np.float32, len(AdamW._fields))
     programs["optim_step"] = learner.step_program, (state, settings)
     return programs

@@ -23,6 +23,8 @@ from jzero.setting import field_types
 ROOT = Path(__file__).resolve().parents[2]
 # Metrics of the first steps of tiny recipes, by recipe: what the doctor reads, and their settings.
 HEALTHY = json.loads(Path(__file__).with_name("healthy_runs.json").read_text(encoding="utf-8"))
+# The same of runs of 12 steps on a busy machine, whose times are uneven: a list for each metric.
+BUSY = json.loads(Path(__file__).with_name("healthy_busy_runs.json").read_text(encoding="utf-8"))
 
 NUM_PROMPTS, GROUP_SIZE = 16, 8
 SETTINGS = flatten(json.loads(to_json(Config()))) | {
@@ -188,6 +190,29 @@ def test_tiny_recipes_get_no_remark(recipe: str) -> None:
         checked.check(row["step"], row, is_last=is_last)
     assert checked.findings == []
     assert len(run["metrics"]) >= 10
+
+
+@pytest.mark.parametrize("name", BUSY)
+def test_runs_of_all_recipes_get_no_remark(name: str) -> None:
+    run = BUSY[name]
+    checked = Doctor(run["settings"])
+    columns = run["metrics"]
+    steps = zip(*columns.values(), strict=True)
+    rows = [dict(zip(columns, values, strict=True)) for values in steps]
+    for row in rows:
+        checked.check(row["step"], row, is_last=row is rows[-1])
+    assert checked.findings == []
+    assert len(rows) >= 6
+
+
+def test_there_are_twenty_healthy_runs() -> None:
+    assert len(HEALTHY) + len(BUSY) >= 20
+
+
+def test_empty_rows_of_sequences_that_are_left_out_are_no_fault() -> None:
+    """Groups of one score leave their rows empty, and no other train.pack would fill them."""
+    left_out = Illness(always(update__padding=0.9, update__left_out=0.75), "", 0, "")
+    assert findings_of(left_out) == []
 
 
 @pytest.mark.parametrize(

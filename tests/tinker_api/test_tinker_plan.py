@@ -1,0 +1,110 @@
+"""The plan of the server's process: its parts by arithmetic, and its programs compiled."""
+
+import jax
+import numpy as np
+import pytest
+
+from jzero.config import AdapterConfig, Config
+from jzero.errors import UserError
+from jzero.model import adapters
+from jzero.planning import chips
+from jzero.planning.models import architecture
+from jzero.sharding.mesh import configured_mesh
+from jzero.tinker import __main__ as command
+from jzero.tinker import plan
+from jzero.tinker.plan import Parts, Residents
+
+RANK = 32
+SIZES = ("--context=2048", f"--max-rank={RANK}", "--resident=2", "--resident-snapshots=4")
+SPLIT = ("--config.mesh.tensor=8", "--config.mesh.fsdp=1")
+
+
+def read(model: str, *flags: str) -> tuple[Config, Residents]:
+    given, settings = command.parse([f"--model={model}", "--plan=v5e:1x1", *flags])
+    return settings, command.residents_of(command.options_of(given))
+
+
+def described(model: str, topology: str, *flags: str) -> tuple[Config, Parts, Residents, float]:
+    """Returns the parts on devices that are only described, and the bytes of a device."""
+    settings, residents = read(model, *SIZES, *flags)
+    devices = chips.described_devices(topology)
+    mesh = configured_mesh(settings.mesh, devices)
+    parts = plan.describe(settings, architecture(model), mesh, residents)
+    available = plan.usable_bytes(devices[0].device_kind, devices[0].platform)
+    assert available is not None
+    return settings, parts, residents, available
+
+
+@pytest.mark.parametrize(
+    ("model", "topology", "flags"),
+    [
+        ("Qwen3-4B", "v5e:1x1", ("--config.model.base=int8",)),
+        ("Qwen3-8B", "v5e:2x4", SPLIT),
+        ("Qwen3-8B", "h100:1", ()),
+    ],
+)
+def test_everything_is_on_a_device_at_the_same_time(model, topology, flags) -> None:
+    settings, parts, residents, available = described(model, topology, *flags)
+
+    fixed = parts.fixed_bytes(residents)
+    sizes = plan.choose_sizes(settings, parts, residents, available)
+
+    page = plan.kv_bytes_per_token(parts.engine) * parts.engine.settings.page_size
+    pages = sizes.num_pages / parts.engine.num_shards
+    tokens = sizes.microbatch_tokens / plan.row_shards(parts.learner.mesh)
+    total = sum(fixed.values()) + pages * page + plan.work_bytes(parts, int(tokens))
+    assert 0.6 * available < total <= available
+    num_trained = adapters.num_params(
+        architecture(model), AdapterConfig(RANK, plan.ALPHA, parts.learner.adapter.targets)
+    )
+    if parts.learner.mesh.size == 1:
+        # Parameters, two moments and the gradient in fp32; snapshots in bfloat16.
+        assert fixed["2 training states"] == pytest.approx(2 * 16 * num_trained, rel=1e-4)
+        assert fixed["bank of 4 snapshots"] == pytest.approx(4 * 2 * num_trained, rel=1e-4)
+    assert "decoder's copy of the base" not in fixed
+
+
+def test_a_server_that_does_not_fit_says_what_helps() -> None:
+    # Every chip of a split base has a copy for its decoder, unless the base is split by heads.
+    arguments = described("Qwen3-8B", "v5e:2x4")
+    with pytest.raises(UserError, match=r"needs .* GiB on a device.*--config.mesh.tensor"):
+        plan.choose_sizes(*arguments)
+
+
+def test_given_sizes_take_precedence() -> None:
+    flags = ("--config.rollout.num_pages=100", "--config.train.microbatch_tokens=4096")
+    sizes = plan.choose_sizes(*described("Qwen3-8B", "h100:1", *flags))
+    assert sizes == plan.Sizes(num_pages=100, microbatch_tokens=4096)
+    flags = ("--config.model.base=int8", "--config.rollout.num_pages=1000")
+    with pytest.raises(UserError, match=r"num_pages=1000 does not fit .* at most \d+"):
+        plan.choose_sizes(*described("Qwen3-4B", "v5e:1x1", *flags))
+
+
+def test_all_programs_of_a_tiny_server_are_compiled(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(chips.CHIPS, "cpu", chips.CHIPS["TPU v5 lite"])
+    settings, residents = read(
+        model,
+        "--context=128",
+        "--max-rank=8",
+        "--config.rollout.num_slots=8",
+        "--config.rollout.page_size=32",
+    )
+
+    made = plan.plan_on(settings, residents, jax.devices()[:1], "cpu", None)
+
+    names = {name.split()[0] for name in made.programs}
+    expected = {"prefill", "insert", "generate", "engine-score", "forward_backward", "optim_step"}
+    assert names == expected
+    assert made.fits and made.work > 0
+    # The programs of sampling have the bank as an argument, and those of training the base.
+    base = made.parts["frozen base"]
+    bank = made.parts["bank of 8 snapshots"]
+    for name, one in made.programs.items():
+        if name.startswith(("prefill", "generate")):
+            assert one.argument_bytes > base + bank
+    assert made.programs["forward_backward"].argument_bytes > base
+    text = plan.format_plan(made)
+    assert text.endswith("fits") and "training states" in text
+    assert np.isfinite(made.needed)
