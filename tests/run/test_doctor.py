@@ -198,7 +198,11 @@ def test_runs_of_all_recipes_get_no_remark(name: str) -> None:
     checked = Doctor(run["settings"])
     columns = run["metrics"]
     steps = zip(*columns.values(), strict=True)
-    rows = [dict(zip(columns, values, strict=True)) for values in steps]
+    # A step that trained on no token lacks the metrics of the policy.
+    rows = [
+        {metric: value for metric, value in zip(columns, values, strict=True) if value is not None}
+        for values in steps
+    ]
     for row in rows:
         checked.check(row["step"], row, is_last=row is rows[-1])
     assert checked.findings == []
