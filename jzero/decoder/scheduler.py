@@ -394,7 +394,8 @@ class Scheduler:
             groups_by_shard[shard].append(group)
             num_free[shard] -= len(group)
             if self.caches_prefixes:
-                coming[shard].update(self._prefix_hashes(group[0], len(group[0])))
+                keys = page_keys(group[0].tokens.ids, engine.settings.page_size)
+                coming[shard].update(prefix_hashes(self._weights_of(group[0]), keys))
 
         if returning:
             self.state = chunked_prefill.prefill(
@@ -423,15 +424,14 @@ class Scheduler:
         if not self.caches_prefixes:
             return shard, num_cached, waits
         page_size = self.engine.settings.page_size
-        sequence = group[0]
-        # The last token is the input of the first decode step, so its output has to be computed.
-        num_inputs = len(sequence) - 1
-        keys = page_keys(sequence.tokens.ids[:num_inputs], page_size)
-        hashes = self._prefix_hashes(sequence, num_inputs)
+        weights = self._weights_of(group[0])
+        # The last token is the input of the first decode step.
+        keys = page_keys(group[0].tokens.ids[:-1], page_size)
+        hashes = prefix_hashes(weights, keys)
         for candidate, cache in enumerate(self.engine.prefix_caches):
             if num_free[candidate] <= 0:
                 continue
-            num_found = len(cache.find(self._weights_of(sequence), keys)) * page_size
+            num_found = len(cache.find(weights, keys)) * page_size
             num_coming = sum(number in coming[candidate] for number in hashes) * page_size
             most = max(num_found, num_coming)
             if most > num_cached and chunked_prefill.pays(self.engine, group, most):
@@ -441,11 +441,6 @@ class Scheduler:
     def _weights_of(self, sequence: Sequence) -> Hashable:
         """Returns the weights that would compute a sequence now: `Placement.weights`."""
         return self.version, sequence.adapter
-
-    def _prefix_hashes(self, sequence: Sequence, num_tokens: int) -> list[int]:
-        """Returns a number for each prefix of full pages among the first tokens of a sequence."""
-        keys = page_keys(sequence.tokens.ids[:num_tokens], self.engine.settings.page_size)
-        return prefix_hashes(self._weights_of(sequence), keys)
 
     def _cached_pages(self, sequence: Sequence, shard: int) -> list[int]:
         """Returns the cached pages of a shard with the beginning of a sequence."""
@@ -621,7 +616,7 @@ class Scheduler:
         return sequence
 
     def _num_with_kv(self, sequence: Sequence, slot: int) -> int:
-        """Returns a number of tokens whose KV no later call writes, at least for full turns."""
+        """Returns how many tokens have KV that neither later calls nor those in flight write."""
         # Calls in flight continue from the last known token: they write its KV and later ones.
         num_written = 0
         if sequence.tokens.sampled[-1]:

@@ -200,12 +200,10 @@ def decode(
         is_busy = scheduler.decoding or scheduler.queue or any(scheduler.pending)
         return [] if is_busy else next(waiting, [])
 
+    seed = seed_on(engine)
     with jax.transfer_guard("disallow"):
-        finished = list(
-            scheduler.run(
-                rounds[0], group_size, temperature, seed_on(engine), admit_more=admit_more
-            )
-        )
+        run = scheduler.run(rounds[0], group_size, temperature, seed, admit_more=admit_more)
+        finished = list(run)
     assert len(finished) == sum(len(group) for groups in rounds for group in groups)
     test_engine.assert_empty(engine)
     return scheduler.counters
