@@ -44,6 +44,7 @@ EVALUATION = Samples(is_trained=False)
 TURNS = 5
 SHOTS = 8
 GROUP = 8
+LONGEST_PROMPT = 1536
 SYSTEM = (
     "You are a careful assistant. Read the question twice, reason step by step, check every "
     "calculation, and give the answer of the last step as a number after the words: The answer is."
@@ -220,6 +221,8 @@ def with_cache(model: Model, name: str, args: argparse.Namespace, choice: str) -
         prefix_cache=choice,
         num_slots=args.prompts // 2 if is_episode else args.slots,
         max_turns=TURNS if is_episode else 1,
+        # The rest of the context is for the turns after the prompt.
+        max_prompt_tokens=512 if is_episode else LONGEST_PROMPT,
         num_pages=0,
         group_size=1,
     )
@@ -323,11 +326,11 @@ def main() -> None:
     settings.model.dtype = args.dtype
     settings.rollout = replace(
         settings.rollout,
-        max_prompt_tokens=1536,
+        max_prompt_tokens=LONGEST_PROMPT,
         max_new_tokens=args.new,
         decode_steps=min(args.new, settings.rollout.decode_steps),
         kv_dtype=args.dtype,
-        max_episode_tokens=1536 + args.new,
+        max_episode_tokens=LONGEST_PROMPT + args.new,
     )
     sampler, params = load(settings, Pool(0))
     model = Model(sampler.engine, params, sampler.tokenizer)
