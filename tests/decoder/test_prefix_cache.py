@@ -388,7 +388,7 @@ def test_equal_tokens_of_other_adapters_share_nothing() -> None:
 
     answers = {}
     for choice in ("auto", "off"):
-        engine = new_engine(**SIZES, prefix_cache=choice)
+        engine = new_engine(page_size=PAGE, num_slots=4, decode_steps=4, prefix_cache=choice)
         bank, held = test_adapter_bank.full_bank(engine, test_adapter_bank.base_of(engine))
         answers[choice] = groups_of(held)
         scheduler = Scheduler(engine, bank.params, text_of, test_adapter_bank.REQUESTS)
