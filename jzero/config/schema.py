@@ -523,6 +523,14 @@ class RolloutConfig:
         "Number of pages in the KV cache. 0: enough for every slot at full length, or as many "
         "as fit into free memory.",
     )
+    prefix_cache: str = setting(
+        "auto",
+        "Starts sequences from the KV of earlier ones with the same beginning and weights, "
+        "if the rest is at most half of their tokens. The cache has only pages that no sequence "
+        "needs. auto: not for rollouts to train on, whose last bits would depend on others. Always "
+        "off with model.exact, in models with delta nets, and for rollouts with routing_replay.",
+        choices=("auto", "on", "off"),
+    )
     decode_steps: int = setting(
         32, "Tokens decoded for each slot in one call of the device.", at_least=1
     )

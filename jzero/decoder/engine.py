@@ -53,6 +53,7 @@ from jzero.decoder.decode_state import (
 from jzero.decoder.draft_program import DraftInputs, compile_generate
 from jzero.decoder.drafter import Beginning, Drafter
 from jzero.decoder.pages import PageAllocator
+from jzero.decoder.prefix_cache import PrefixCache
 from jzero.decoder.program_settings import make_program_settings, with_choices, with_filters
 from jzero.decoder.programs import Programs, compile_programs
 from jzero.decoder.sampling import Filters, SlotFilters
@@ -92,7 +93,9 @@ class Placement:
     group: Hashable  # samples with the same group share the full pages
     shared_tokens: int  # of their first `shared_tokens` tokens
     filters: Filters | None = None  # of a request to a server; None: the engine's
-    adapter: HeldAdapter = BASE_MODEL  # samples share pages only if their weights are the same
+    # Samples share pages only if their weights are the same: the adapter, and the policy version.
+    adapter: HeldAdapter = BASE_MODEL
+    version: int = 0
     reserved_tokens: int = 0  # tokens whose KV the calls dispatched so far may have written
     is_paused: bool = False  # between two turns: the slot keeps its pages and does not decode
     resume_point: ResumePoint[int] | None = None  # for the next call, after a pause
@@ -101,6 +104,11 @@ class Placement:
     # For drafts: the tokens of a sequence that the device does not know yet, and other texts.
     beginning: np.ndarray | None = None
     references: np.ndarray | None = None
+
+    @property
+    def weights(self) -> Hashable:
+        """The weights that compute the sample's keys and values; equal only if they are."""
+        return self.version, self.adapter
 
 
 @dataclass(frozen=True)
@@ -245,6 +253,16 @@ class Engine:
             )
             for _ in range(self.num_shards)
         ]
+
+    @cached_property
+    def prefix_caches(self) -> list[PrefixCache]:
+        """The prefix cache of each shard. Its pages belong to the current decode state."""
+        return list(map(PrefixCache, self.page_allocators))
+
+    def clear_prefix_caches(self) -> None:
+        """Frees all cached pages."""
+        for cache in self.prefix_caches:
+            cache.clear()
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -402,7 +420,8 @@ class Engine:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, spec))
 
     def init_decode_state(self) -> DecodeState[jax.Array]:
-        """Returns a state in which all slots are empty."""
+        """Returns a state in which all slots are empty, and empties the prefix caches."""
+        self.clear_prefix_caches()
         return self._empty_state()
 
     @cached_property
@@ -425,12 +444,15 @@ class Engine:
         slots = range(first, first + self.slots_per_shard)
         return [slot for slot in slots if slot not in self.placements]
 
-    def place(self, placement: Placement) -> list[PageCopy]:
+    def place(self, placement: Placement, cached_pages: SequenceOf[int] = ()) -> list[PageCopy]:
         """Reserves the pages that a sample needs for its prompt and its first call.
 
         Full pages of tokens that the sample shares with its group (prefix sharing) are reused from
         another sample of the group on the same shard. The last page of the prompt is copied for
         each sample, because the sample writes its first tokens there.
+
+        cached_pages: pages of the shard's prefix cache with the beginning of the sample. They are
+            reused instead if they are more.
 
         Returns:
             The pages that `bulk_insert` has to write.
@@ -443,6 +465,8 @@ class Engine:
         # Sharing is safe because a sample writes only after its prompt: it never modifies a full
         # page of the prompt.
         shared_pages = self._shared_pages(placement)
+        if len(cached_pages) > len(shared_pages):
+            shared_pages = cached_pages
         first_call_end = placement.length + self.tokens_of(self.call_steps)
         # Reserve the first call's pages as well: a sample that is placed can decode at least one
         # call.
@@ -455,12 +479,12 @@ class Engine:
         to_write = new_pages[: pages_of_prompt - len(shared_pages)]
         return [PageCopy(i, page) for i, page in enumerate(to_write, start=len(shared_pages))]
 
-    def _shared_pages(self, placement: Placement) -> list[int]:
+    def _shared_pages(self, placement: Placement) -> SequenceOf[int]:
         """Returns the full pages of the group's shared tokens on the shard of `placement`."""
         shard = self.shard_of(placement.slot)
         full_pages = placement.shared_tokens // self.settings.page_size
         for other in self.placements.values():
-            is_same = (other.adapter, other.group) == (placement.adapter, placement.group)
+            is_same = (other.weights, other.group) == (placement.weights, placement.group)
             if is_same and self.shard_of(other.slot) == shard:
                 slot = other.slot % self.slots_per_shard
                 return self.page_allocators[shard].pages_of_slot[slot][:full_pages]
@@ -699,11 +723,27 @@ class Engine:
         is_exact = self.program_settings.arithmetic.is_exact
         return not (self.has_slot_state or self.input_tracks(samples) or is_exact)
 
+    def caches_prefixes(self, samples: Samples) -> bool:
+        """Whether sequences may start from cached keys and values (rollout.prefix_cache)."""
+        # Chunks round otherwise than one prefill, and what is cached depends on other sequences. A
+        # rollout for training is a function of the weights, the request and the seed.
+        choice = self.settings.prefix_cache
+        wants_cache = choice == "on" or (choice == "auto" and not samples.is_trained)
+        return wants_cache and self.can_prefill_in_chunks(samples)
+
     @property
     def chunk_width(self) -> int:
         """Returns the tokens of a chunk, a multiple of the page size."""
         page_size = self.settings.page_size
         return max(1, self.chunk_tokens // page_size) * page_size
+
+    def extend_width(self, num_tokens: int) -> int:
+        """Returns the padded width of the next chunk of a sequence with `num_tokens` left."""
+        if not num_tokens:
+            return 0
+        page_size = self.settings.page_size
+        num_pages = power_of_two(divide_up(num_tokens, page_size))
+        return min(num_pages * page_size, self.chunk_width)
 
     def longest_prefill(self, samples: Samples = ROLLOUTS) -> int:
         """Returns the tokens of the longest prefill that this engine runs."""

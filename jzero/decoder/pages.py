@@ -2,11 +2,12 @@
 
 The KV cache of a shard is a pool of pages, each with room for `page_size` tokens. A slot holds the
 pages of its sequence, in order. Samples of one prompt share the full pages of the prompt (prefix
-sharing): pages are reference-counted, and free again when their last slot releases them. Nothing
-here touches the device; `engine.py` sends `table` with every call.
+sharing): pages are reference-counted, and free again when their last holder releases them. A holder
+is a slot or the prefix cache (`prefix_cache.py`), which gives pages back when a slot needs them.
+Nothing here touches the device; `engine.py` sends `table` with every call.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Int
@@ -23,6 +24,10 @@ class OutOfPages(Exception):
     """The pool has no free page; the caller preempts a sequence and tries again."""
 
 
+def reclaim_nothing(num_pages: int) -> None:
+    """The `PageAllocator.reclaim` of a pool without a prefix cache."""
+
+
 class PageAllocator:
     """The pages of one shard.
 
@@ -30,8 +35,10 @@ class PageAllocator:
         table: the page ids of each slot, in the order of its tokens; unused entries are
             SCRATCH_PAGE.
         pages_of_slot: the same page ids as lists, without the unused entries.
-        reference_counts: the number of slots that hold each page.
-        free_pages: the pages that no slot holds.
+        reference_counts: the number of holders of each page.
+        free_pages: the pages without a holder.
+        reclaim: called with a number of pages before a reservation fails for lack of them; frees
+            as many as it can.
     """
 
     table: Int[np.ndarray, "slots pages_per_slot"]
@@ -51,16 +58,17 @@ class PageAllocator:
         self.reference_counts = np.zeros(num_pages, np.int32)
         self.table = np.full((num_slots, pages_per_slot), SCRATCH_PAGE, np.int32)
         self.pages_of_slot: list[list[int]] = [[] for _ in range(num_slots)]
+        self.reclaim: Callable[[int], None] = reclaim_nothing
 
     def reserve(self, slot: int, num_tokens: int, shared_pages: Sequence[int] = ()) -> list[int]:
         """Extends the pages of `slot` so that they hold `num_tokens` tokens.
 
         Args:
-            shared_pages: pages of another slot that become the first pages of this slot. Requires
-                that the slot has no pages yet.
+            shared_pages: pages with another holder that become the first pages of this slot.
+                Requires that the slot has no pages yet.
 
         Returns:
-            The pages that were free. No other slot holds them.
+            The pages that were free. Nothing else holds them.
 
         Raises:
             OutOfPages: too few pages are free. The slot is unchanged.
@@ -69,23 +77,36 @@ class PageAllocator:
         assert not (shared_pages and held_pages), f"{slot=} holds pages"
         pages_in_all = -(-num_tokens // self.page_size)
         missing = pages_in_all - len(held_pages) - len(shared_pages)
-        # Check before any change, so that the slot is unchanged if this raises.
+        # Hold the shared pages first: `reclaim` could free them otherwise.
+        self.hold(shared_pages)
         if missing > len(self.free_pages):
+            self.reclaim(missing - len(self.free_pages))
+        # Check before the slot changes.
+        if missing > len(self.free_pages):
+            self.drop(shared_pages)
             raise OutOfPages
         new_pages = [self.free_pages.pop() for _ in range(missing)]
+        self.hold(new_pages)
         added_pages = [*shared_pages, *new_pages]
-        if added_pages:
-            begin = len(held_pages)
-            self.table[slot, begin : begin + len(added_pages)] = added_pages
-            # `+=` counts an index once, and a slot holds no page twice.
-            self.reference_counts[added_pages] += 1
-            held_pages += added_pages
+        begin = len(held_pages)
+        self.table[slot, begin : begin + len(added_pages)] = added_pages
+        held_pages += added_pages
         return new_pages
 
     def release(self, slot: int) -> None:
-        """Removes all pages from `slot`; pages that no other slot holds become free."""
-        held_pages = self.pages_of_slot[slot]
-        self.reference_counts[held_pages] -= 1
-        self.free_pages += [page for page in held_pages if self.reference_counts[page] == 0]
+        """Removes all pages from `slot`; pages without another holder become free."""
+        self.drop(self.pages_of_slot[slot])
         self.pages_of_slot[slot] = []
         self.table[slot] = SCRATCH_PAGE
+
+    def hold(self, pages: Sequence[int]) -> None:
+        """Adds a holder to each of several different pages."""
+        # `+=` counts an index once, so no page may occur twice. NumPy rejects an empty list.
+        if len(pages):
+            self.reference_counts[list(pages)] += 1
+
+    def drop(self, pages: Sequence[int]) -> None:
+        """Removes a holder from each of several different pages; they may become free."""
+        if len(pages):
+            self.reference_counts[list(pages)] -= 1
+        self.free_pages += [page for page in pages if self.reference_counts[page] == 0]

@@ -7,7 +7,7 @@
 This is continuous batching. Groups of sequences that share a prompt wait in the queue. One prefill
 computes the prompt's KV and the first token of every sequence of the group. Each prefilled sequence
 is then placed into a slot of its shard, and decode calls extend it by up to `rollout.decode_steps`
-tokens each. Two properties need care:
+tokens each. Three properties need care:
 
 - **Calls run one ahead of the host.** The next call is dispatched before the last one is read, so
   the device never waits for Python. The host may therefore notice one call late that a sequence
@@ -16,11 +16,14 @@ tokens each. Two properties need care:
   that waits for a reply gives up its slot. Without such an episode the youngest sequence returns to
   the queue and continues from a prefill later. The noise is keyed by request and position, so the
   tokens are the same.
+- **Prefixes may be cached** (`prefix_cache.py`). Full pages of sequences are cached once they are
+  written, and a sequence of the queue whose beginning is cached computes only the rest. Groups that
+  begin like one that is about to be prefilled wait for its pages.
 """
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
 import jax
@@ -31,6 +34,7 @@ from jzero.decoder.decode_state import Prefix, ResultTokens
 from jzero.decoder.engine import ROLLOUTS, Engine, PageCopy, Placement, Samples
 from jzero.decoder.pages import OutOfPages
 from jzero.decoder.prefill import take_prefill_batch
+from jzero.decoder.prefix_cache import page_keys, prefix_hashes
 from jzero.decoder.references import PastResponses, References
 from jzero.decoder.scoring import Scorer
 from jzero.decoder.sequence import (
@@ -60,6 +64,7 @@ class PrefilledSample:
     prefix: Prefix
     row: int
     column: int
+    version: int  # policy version of the weights
 
 
 def without_kv(prefix: Prefix[jax.Array]) -> Prefix[jax.Array]:
@@ -109,6 +114,8 @@ class Scheduler:
         self.decode = decode
         self.samples = samples
         self.settings = samples.settings(engine.settings)
+        self.caches_prefixes = engine.caches_prefixes(samples)
+        self.version = 0  # policy version of the weights
         # Tables and buffers of the engine have this length.
         longest, room = self.settings.longest_episode, engine.max_sequence_tokens
         assert longest <= room, f"{longest=} {room=}"
@@ -192,7 +199,7 @@ class Scheduler:
             must_wait = not (has_work or self.scorer.is_busy)
             num_replies = self._handle_replies(wait=must_wait)
             if must_wait and not num_replies:
-                self.scorer.cancel()  # frees the pages that it keeps for sharing
+                self._free_kept_pages()
                 return
 
             # Decoding sequences reserve their pages first; the remaining pages admit other
@@ -214,20 +221,26 @@ class Scheduler:
             yield from self._read_call(in_flight.popleft())
         while self._handle_replies(wait=True):
             pass
-        self.scorer.cancel()
+        self._free_kept_pages()
 
-    def use_weights(self, params: qwen.Params) -> None:
+    def use_weights(self, params: qwen.Params, version: int | None = None) -> None:
         """Replaces the weights for the next calls.
 
         Sequences continue with the adapters that they hold in an `adapter_bank.AdapterBank`.
+
+        version: the policy version of the weights. Sequences continue with the KV that they have,
+            and later ones share none of it. None: only the adapters of a bank have changed.
         """
         self.params = self.scorer.params = params
+        if version is not None and version != self.version:
+            self.version = version
+            self.scorer.give_up_all_pages()
 
     def cancel(self) -> None:
         """Drops all unfinished sequences and frees their pages. A suspended `run` then ends."""
         for slot in (*self.decoding, *self.waiting):
             self._free_slot(slot)
-        self.scorer.cancel()
+        self._free_kept_pages()
         self.poll_replies = None
         self.queue.clear()
         self.asked.clear()
@@ -237,12 +250,22 @@ class Scheduler:
         for samples in self.pending:
             samples.clear()
 
+    def _free_kept_pages(self) -> None:
+        """Frees the pages that are only kept for sharing."""
+        self.scorer.cancel()
+        self.engine.clear_prefix_caches()
+
     # -- scoring -----------------------------------------------------------------------------------
 
     def _score(self) -> None:
         """Dispatches one call for the sequences to score, if there are any."""
         if self.scorer.is_busy:
-            in_slots = self.decoding | self.waiting
+            placements = self.engine.placements
+            in_slots = {
+                slot: sequence
+                for slot, sequence in (self.decoding | self.waiting).items()
+                if placements[slot].version == self.version
+            }
             self.state = self.scorer.step(self.state, in_slots, self.evict_waiting)
 
     # -- between two turns -------------------------------------------------------------------------
@@ -331,21 +354,48 @@ class Scheduler:
             while sum(num_free) < num_queued and self.evict_waiting(shard, min_calls):
                 num_free[shard] += 1
 
-        # A whole group goes to the shard with the most free slots, because shards share no pages.
+        # Every pass may cache prefixes for which groups wait.
+        while self._admit_from_queue(num_free):
+            pass
+
+    def _admit_from_queue(self, num_free: list[int]) -> bool:
+        """Prefills groups of the queue as long as there are free slots.
+
+        num_free: free slots of each shard that no sequence has claimed; counts down.
+
+        Returns whether to call again: groups were postponed until their prefixes are cached.
+        """
+        engine = self.engine
         groups_by_shard: list[Groups] = [[] for _ in range(engine.num_shards)]
         returning: list[chunked_prefill.Returning] = []
-        while self.queue and max(num_free) > 0:
-            shard = int(np.argmax(num_free))
-            group = self.queue[0]
-            if chunked_prefill.is_for_chunks(engine, group, self.samples):
-                item = self._place_returning(group[0], shard)
-                if item is None:
-                    break  # the first in line waits for pages
-                returning.append(item)
-            else:
-                groups_by_shard[shard].append(group)
-            self.queue.popleft()
+        postponed: list[tuple[int, list[Sequence]]] = []  # with the shard
+        # By shard: the prefixes that the next prefills will write (`prefix_hashes`).
+        coming: list[set[int]] = [set() for _ in range(engine.num_shards)]
+        lacks_pages = False
+        while self.queue and max(num_free) > 0 and not lacks_pages:
+            group = self.queue.popleft()
+            shard, num_cached, waits = self._choose_shard(group, num_free, coming)
+            if waits:
+                # It keeps its claim to slots, so that no later group overtakes it.
+                postponed.append((shard, group))
+                num_free[shard] -= len(group)
+                continue
+            is_cached = chunked_prefill.pays(engine, group, num_cached)
+            if is_cached or chunked_prefill.is_for_chunks(engine, group, self.samples):
+                placed = self._place_returning(group[: num_free[shard]], shard)
+                returning += placed
+                num_free[shard] -= len(placed)
+                remaining = group[len(placed) :]
+                if remaining:
+                    self.queue.appendleft(remaining)
+                    # If slots are lacking, there may be some on another shard.
+                    lacks_pages = num_free[shard] > 0  # the first in line waits for pages
+                continue
+            groups_by_shard[shard].append(group)
             num_free[shard] -= len(group)
+            if self.caches_prefixes:
+                keys = page_keys(group[0].tokens.ids, engine.settings.page_size)
+                coming[shard].update(prefix_hashes(self._weights_of(group[0]), keys))
 
         if returning:
             self.state = chunked_prefill.prefill(
@@ -355,21 +405,94 @@ class Scheduler:
             self._prefill(groups_by_shard)
         self._place_pending()
 
-    def _place_returning(self, sequence: Sequence, shard: int) -> chunked_prefill.Returning | None:
-        """Places a long returning sequence into a slot of a shard; None if pages are lacking."""
-        slot = self.engine.free_slots(shard)[0]
-        while True:
-            try:
-                item = chunked_prefill.place(self.engine, sequence, slot)
-            except OutOfPages:
-                if self._make_room(shard):
-                    continue
-                return None
-            break
-        self.counters.prefills += 1
-        self.counters.prefill_tokens += item.num_inputs - item.first
-        self._admit(sequence, slot)
-        return item
+        for shard, group in reversed(postponed):
+            self.queue.appendleft(group)
+            num_free[shard] += len(group)
+        # Prefixes of sequences that wait for pages are not cached yet.
+        return bool(postponed) and not lacks_pages and not any(self.pending)
+
+    def _choose_shard(
+        self, group: list[Sequence], num_free: list[int], coming: list[set[int]]
+    ) -> tuple[int, int, bool]:
+        """Returns a shard with free slots, the group's cached tokens there, and whether to wait.
+
+        A group goes to the shard with the longest cached prefix or, if none is long enough, to the
+        one with the most free slots, because shards share no pages. The group waits if a longer
+        prefix than the cached one is `coming`.
+        """
+        shard, num_cached, waits = int(np.argmax(num_free)), 0, False
+        if not self.caches_prefixes:
+            return shard, num_cached, waits
+        page_size = self.engine.settings.page_size
+        weights = self._weights_of(group[0])
+        # The last token is the input of the first decode step.
+        keys = page_keys(group[0].tokens.ids[:-1], page_size)
+        hashes = prefix_hashes(weights, keys)
+        for candidate, cache in enumerate(self.engine.prefix_caches):
+            if num_free[candidate] <= 0:
+                continue
+            num_found = len(cache.find(weights, keys)) * page_size
+            num_coming = sum(number in coming[candidate] for number in hashes) * page_size
+            most = max(num_found, num_coming)
+            if most > num_cached and chunked_prefill.pays(self.engine, group, most):
+                shard, num_cached, waits = candidate, most, num_coming > num_found
+        return shard, num_cached, waits
+
+    def _weights_of(self, sequence: Sequence) -> Hashable:
+        """Returns the weights that would compute a sequence now: `Placement.weights`."""
+        return self.version, sequence.adapter
+
+    def _cached_pages(self, sequence: Sequence, shard: int) -> list[int]:
+        """Returns the cached pages of a shard with the beginning of a sequence."""
+        if not self.caches_prefixes:
+            return []
+        keys = page_keys(sequence.tokens.ids[:-1], self.engine.settings.page_size)
+        return self.engine.prefix_caches[shard].find(self._weights_of(sequence), keys)
+
+    def _cache_pages(self, sequence: Sequence, slot: int, num_tokens: int) -> None:
+        """Caches the full pages of the first tokens of the sequence in a slot."""
+        if not self.caches_prefixes:
+            return
+        shard, local_slot = divmod(slot, self.engine.slots_per_shard)
+        weights = self.engine.placements[slot].weights
+        keys = page_keys(sequence.tokens.ids[:num_tokens], self.engine.settings.page_size)
+        pages = self.engine.pages_of(shard, local_slot)
+        self.engine.prefix_caches[shard].insert(weights, keys, pages)
+
+    def _place_returning(
+        self, group: list[Sequence], shard: int
+    ) -> list[chunked_prefill.Returning]:
+        """Places sequences into slots of a shard, to be prefilled in chunks.
+
+        Returns fewer than given if pages are lacking.
+        """
+        placed: list[chunked_prefill.Returning] = []
+        for sequence in group:
+            slot = self.engine.free_slots(shard)[0]
+            while True:
+                cached_pages = self._cached_pages(sequence, shard)
+                try:
+                    item = chunked_prefill.place(
+                        self.engine, sequence, slot, self.version, cached_pages
+                    )
+                except OutOfPages:
+                    if self._make_room(shard):
+                        continue
+                    return placed
+                break
+            self.counters.prefills += 1
+            self.counters.prefill_tokens += item.num_left
+            if self.caches_prefixes and not placed:
+                # The others of a group would share its prefill without a cache as well.
+                self.counters.cached_tokens += item.first
+            if self.caches_prefixes and not sequence.num_new:
+                sequence.cached_tokens = item.first
+            # A later sequence may share pages that this one is about to write
+            # (`chunked_prefill.prefill`).
+            self._cache_pages(sequence, slot, item.num_inputs)
+            self._admit(sequence, slot)
+            placed.append(item)
+        return placed
 
     def _admit(self, sequence: Sequence, slot: int) -> None:
         """Moves a sequence with pages into a slot, where it decodes."""
@@ -395,7 +518,7 @@ class Scheduler:
             self.counters.prefills += 1
             self.counters.prefill_tokens += int(batch.true_length[item.row])
             for column, sequence in enumerate(item.group):
-                sample = PrefilledSample(sequence, prefix, item.row, column)
+                sample = PrefilledSample(sequence, prefix, item.row, column, self.version)
                 self.pending[item.shard].append(sample)
 
     def _place_pending(self) -> None:
@@ -421,6 +544,7 @@ class Scheduler:
                     shared_tokens=len(sequence.prompt_tokens),
                     filters=sequence.filters,
                     adapter=sequence.adapter,
+                    version=sample.version,
                     beginning=sequence.tokens.ids,
                 )
                 try:
@@ -436,6 +560,7 @@ class Scheduler:
                 prefixes[id(sample.prefix)] = sample.prefix
                 insert_key = id(sample.prefix), sequence.temperature_or(self.temperature)
                 inserts.setdefault(insert_key, []).append((placement, page_copies))
+                self._cache_pages(sequence, slot, len(sequence))
                 self._admit(sequence, slot)
                 self.newly_placed[slot] = sample
 
@@ -484,10 +609,22 @@ class Scheduler:
 
     def _free_slot(self, slot: int) -> Sequence:
         """Frees a slot and its pages. Returns the sequence that was in the slot."""
+        in_slots = self.decoding if slot in self.decoding else self.waiting
+        sequence = in_slots.pop(slot)
+        self._cache_pages(sequence, slot, self._num_with_kv(sequence, slot))
         self.engine.free_resource(slot)
-        if slot in self.decoding:
-            return self.decoding.pop(slot)
-        return self.waiting.pop(slot)
+        return sequence
+
+    def _num_with_kv(self, sequence: Sequence, slot: int) -> int:
+        """Returns how many tokens have KV that neither later calls nor those in flight write."""
+        # Calls in flight continue from the last known token: they write its KV and later ones.
+        num_written = 0
+        if sequence.tokens.sampled[-1]:
+            num_written = len(sequence) - 1
+        elif sequence.turns:
+            # The device may not have taken all of the reply.
+            num_written = sequence.turns[-1].end - 1
+        return max(num_written, self.engine.placements[slot].length)
 
     def _admission_number(self, slot: int) -> int:
         return self.decoding[slot].admission_number

@@ -193,6 +193,12 @@ class Scorer:
                 return True
         return False
 
+    def give_up_all_pages(self) -> None:
+        """Frees the pages of all ended sequences."""
+        for shard in range(self.engine.num_shards):
+            while self.give_up_pages(shard):
+                pass
+
     def drop(self, unwanted: list[Scoring]) -> list[Scoring]:
         """Removes the unwanted sequences that have not started from the queue, and returns them."""
         dropped = [scoring for scoring in unwanted if scoring in self.queue]

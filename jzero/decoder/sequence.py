@@ -47,6 +47,7 @@ class Sequence:
     filters: Filters | None = None  # of a request to a server; None: those of the settings
     stop_ids: tuple[int, ...] = ()  # end a turn, besides those of the engine
     adapter: HeldAdapter = BASE_MODEL  # its weights, if the engine's have an adapter bank
+    cached_tokens: int = 0  # of the prompt, whose KV was in the prefix cache
 
     def __post_init__(self) -> None:
         if not len(self.tokens):
@@ -146,6 +147,7 @@ class DecodeCounters:
     grading_seconds: float = 0.0  # spent waiting for grades with nothing to decode
     prefills: int = 0  # prefilled prompts, one for all samples of a group
     prefill_tokens: int = 0  # prefilled tokens without padding
+    cached_tokens: int = 0  # tokens not prefilled, because the prefix cache had their KV
     decoded_tokens: int = 0  # tokens that decode calls emitted
     wasted_tokens: int = 0  # tokens decoded after the end of their sequence
     slot_steps: int = 0  # computed slots times steps, including idle slots

@@ -179,5 +179,8 @@ def host_metrics(counters: DecodeCounters, grading: dict[str, int]) -> dict[str,
             counts["drafted_tokens"], 1
         )
         metrics["rollout/tokens_per_pass"] = counts["decoded_tokens"] / counts["draft_passes"]
+    if counts["cached_tokens"]:
+        num_tokens = counts["cached_tokens"] + counts["prefill_tokens"]
+        metrics["rollout/prefix_cache_hits"] = counts["cached_tokens"] / num_tokens
     # grade/graded is left out: the other metrics already imply the number of gradings.
     return metrics | {name: counts[name] for name in grading if name != "grade/graded"}

@@ -83,6 +83,9 @@ METRICS: dict[str, Metric] = {
     "rollout/tokens_per_pass": Metric(
         "Tokens of a sequence in one pass of the model, on average (`rollout.draft`).", "tokens"
     ),
+    "rollout/prefix_cache_hits": Metric(
+        "Share of the tokens to prefill whose KV was cached (`rollout.prefix_cache=on`).", "share"
+    ),
     # -- Episodes of several turns.
     "turns/mean": Metric("Mean number of turns of an episode.", "turns"),
     "turns/sampled_tokens": Metric(

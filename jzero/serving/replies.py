@@ -124,7 +124,7 @@ class Reply:
         # OpenAI's marker for the end of a stream.
         yield "data: [DONE]\n\n"
 
-    def count_tokens(self) -> dict[str, int]:
+    def count_tokens(self) -> dict[str, object]:
         """Returns the usage. A prompt counts once, regardless of the number of its choices."""
         # The choices of a prompt are adjacent.
         one_of_each = self.sequences[:: self.options.num_choices]
@@ -134,6 +134,9 @@ class Reply:
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {
+                "cached_tokens": sum(sequence.cached_tokens for sequence in one_of_each)
+            },
         }
 
 

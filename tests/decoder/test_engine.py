@@ -535,7 +535,7 @@ def test_preempted_sequences_may_be_prefilled_in_chunks(
     def counted_extend(params, state, inputs):
         nonlocal num_chunks
         num_chunks += int((inputs.lengths > 0).sum())
-        assert inputs.tokens.shape[1] == chunk_tokens
+        assert inputs.tokens.shape[1] <= chunk_tokens
         return extend(params, state, inputs)
 
     def watched_prefill(**arguments):
