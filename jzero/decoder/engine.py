@@ -470,9 +470,9 @@ class Engine:
         first_call_end = placement.length + self.tokens_of(self.call_steps)
         # Reserve the first call's pages as well: a sample that is placed can decode at least one
         # call.
-        new_pages = self.page_allocators[shard].reserve(
-            slot, min(first_call_end, placement.limit), shared_pages
-        )
+        # A sequence that was given up has a limit below its length (`serving.worker`).
+        end = max(min(first_call_end, placement.limit), placement.length)
+        new_pages = self.page_allocators[shard].reserve(slot, end, shared_pages)
         self.placements[placement.slot] = placement
         placement.reserved_tokens = placement.length
         pages_of_prompt = divide_up(placement.length, self.settings.page_size)

@@ -279,6 +279,22 @@ def test_samples_of_a_prompt_start_from_its_cached_pages() -> None:
     assert counters.prefill_tokens < plain.prefill_tokens
 
 
+def test_a_request_that_was_cancelled_in_the_queue_ends_and_leaves_its_pages() -> None:
+    """Without a cached prefix, and with one; the request after it is answered."""
+    prompt = prompts_with(PREFIX, 1)[0]
+    rounds = in_rounds([prompt] * 4, 1, 1)
+    for groups in (rounds[0], rounds[2]):
+        groups[0][0].length_limit = 0  # as `serving.worker` cancels
+
+    decode(make(**SIZES), rounds)
+
+    assert all(group[0].is_finished for groups in rounds for group in groups)
+    plain = in_rounds([prompt] * 4, 1, 1)
+    decode(make(**SIZES, prefix_cache="off"), plain)
+    for number in (1, 3):
+        assert rounds[number][0][0].new_tokens == plain[number][0][0].new_tokens
+
+
 def test_the_next_turn_of_a_chat_computes_only_what_is_new() -> None:
     """A client sends the conversation so far, with the answers that it got."""
     engine = make(**SIZES, max_new_tokens=40)
