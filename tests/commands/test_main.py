@@ -391,7 +391,7 @@ MISTAKES = {
     ),
     "short slot": (
         ["--config.train.pack=8"],
-        "train.pack=8 has no room for the 176 tokens that may follow a prompt",
+        "train.pack=8 has no room for the 96 tokens that may follow a prompt",
     ),
     "few tokens": (
         ["--config.train.microbatch_tokens=8"],
@@ -417,6 +417,7 @@ MISTAKES = {
         [
             "--config.eval.problems=99999999",
             "--config.task.numbers_max=3",
+            "--config.rollout.max_new_tokens=176",
             "--config.memory.check=False",
         ],
         "eval.problems=99999999 is",

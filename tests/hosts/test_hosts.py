@@ -110,6 +110,7 @@ class FakeDevice:
 
     id: int
     process_index: int
+    platform: str = "cpu"
 
 
 def test_a_mesh_keeps_tensor_inside_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
