@@ -12,7 +12,7 @@ that derivative into a gradient of the parameters.
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import descriptions
@@ -34,6 +34,13 @@ from jzero.types import Grade, Params, Problem, Rollout, State, Turn
 
 VOCAB = 61
 MODEL = qwen.QwenConfig("qwen2", VOCAB, 16, 24, 2, 4, 2, 8, True, 10000.0, 1e-6)
+MOE = replace(
+    MODEL,
+    model_type="qwen3_moe",
+    num_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=16,
+)
 
 TokenArrays = Sequence[np.ndarray]  # for each rollout one number for each of its tokens
 Lists = list[list[float]]  # the same for sampled tokens only

@@ -17,6 +17,7 @@ Only full pages are cached. A sequence never writes to a page that is full again
 cache can share it.
 """
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as SequenceOf
@@ -104,16 +105,13 @@ class PrefixCache:
 
     def evict(self, num_pages: int) -> None:
         """Frees `num_pages` pages that no slot holds, or all of these if there are fewer."""
-        num_freed = 0
-        for node in list(self.nodes):
-            if num_freed == num_pages:
-                return
-            if self.allocator.reference_counts[node.page] > 1:
-                continue
-            # The node's descendants were visited before. The remaining ones are in use: a slot
-            # keeps their pages, but nothing can find them without this node.
+        counts = self.allocator.reference_counts
+        unused = (node for node in self.nodes if counts[node.page] == 1)
+        # All chosen before any is removed, which changes `nodes`.
+        for node in list(itertools.islice(unused, num_pages)):
+            # The node's unused descendants were removed before. The remaining ones are in use: a
+            # slot keeps their pages, but nothing can find them without this node.
             self._remove(node)
-            num_freed += 1
 
     def clear(self) -> None:
         """Drops all pages."""

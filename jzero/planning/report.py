@@ -1,6 +1,6 @@
 """The report of a plan, as data and as the text that the command prints."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -117,7 +117,7 @@ def format_report(report: Report) -> str:
     sections = [
         [_heading(report)],
         list(_part_lines(report)),
-        list(_program_lines(report)),
+        list(program_lines(report.programs)),
         *([list(_slice_lines(report))] if SLICES in report.mesh else []),
         list(_phase_lines(report)),
         list(_roofline_lines(report)),
@@ -140,13 +140,14 @@ def _part_lines(report: Report) -> Iterator[str]:
         yield f"{name:<20}{size / GIB:10.3f}"
 
 
-def _program_lines(report: Report) -> Iterator[str]:
-    yield "program              arguments      temp      peak  compile s"
-    for name, program in report.programs.items():
+def program_lines(programs: Mapping[str, Measurement], width: int = 20) -> Iterator[str]:
+    """Yields a table of the memory of compiled programs; names have `width` characters."""
+    yield f"{'program':<{width}} arguments      temp      peak  compile s"
+    for name, program in programs.items():
         sizes = (program.argument_bytes, program.temp_bytes, program.peak_bytes)
         columns = "".join(f"{size / GIB:10.3f}" for size in sizes)
         error = f"  {program.error[:MAX_ERROR]}" if program.error else ""
-        yield f"{name:<20}{columns}{program.compile_s:11.1f}{error}"
+        yield f"{name:<{width}}{columns}{program.compile_s:11.1f}{error}"
 
 
 def _slice_lines(report: Report) -> Iterator[str]:

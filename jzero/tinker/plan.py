@@ -39,6 +39,7 @@ from jzero.planning.compiling import (
 from jzero.planning.fitting import usable_bytes
 from jzero.planning.models import architecture
 from jzero.planning.planned_run import kv_bytes_per_token, prefix_bytes
+from jzero.planning.report import program_lines
 from jzero.rollout.sampler import DecoderSettings, decoder_settings, mesh_of_decoder, new_engine
 from jzero.sharding.mesh import configured_mesh, row_shards
 from jzero.sharding.publish import abstract_decoder_weights, has_decoder_layout
@@ -317,12 +318,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     share = 100 * plan.needed / plan.available
     yield f"{'in all':<30}{plan.needed / GIB:9.3f}{share:8.0f}%"
     yield ""
-    yield "program                       arguments      temp      peak  compile s"
-    for name, one in plan.programs.items():
-        sizes = (one.argument_bytes, one.temp_bytes, one.peak_bytes)
-        columns = "".join(f"{size / GIB:10.3f}" for size in sizes)
-        error = f"  {one.error}" if one.error else ""
-        yield f"{name:<29}{columns}{one.compile_s:11.1f}{error}"
+    yield from program_lines(plan.programs, width=29)
     yield ""
     yield (
         f"rollout.num_pages={plan.sizes.num_pages} "

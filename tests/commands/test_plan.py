@@ -68,6 +68,8 @@ def test_a_report_is_json(report) -> None:
             "temp_bytes",
             "peak_bytes",
             "kv_bytes",
+            "slice_bytes",
+            "repeated_slice_bytes",
         }
 
 

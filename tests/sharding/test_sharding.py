@@ -28,14 +28,6 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 Sizes = tuple[int, int, int]  # of the axes data, fsdp and tensor
 
-MOE = replace(
-    reference.MODEL,
-    model_type="qwen3_moe",
-    num_experts=4,
-    num_experts_per_tok=2,
-    moe_intermediate_size=16,
-)
-
 slow = pytest.mark.slow
 every_mesh = pytest.mark.parametrize(
     "sizes", [(1, 1, 1), (8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 1, 2)], ids=str
@@ -242,7 +234,7 @@ def test_publish_casts_and_keeps_values(sizes: Sizes, dtype: str) -> None:
 @pytest.mark.parametrize("name", ["qwen2", "experts"])
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 2, 2), (1, 4, 1)], ids=str)
 def test_publish_may_round_linear_layers_to_8_bits(sizes: Sizes, name: str) -> None:
-    model = {"qwen2": reference.MODEL, "experts": MOE}[name]
+    model = {"qwen2": reference.MODEL, "experts": reference.MOE}[name]
     train = mesh_of(sizes)
     decode = decode_mesh(train)
     rng = np.random.default_rng(0)

@@ -25,13 +25,6 @@ from jzero.training.trainer import Trainer, abstract_batches, make_trainer
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-MOE = replace(
-    reference.MODEL,
-    model_type="qwen3_moe",
-    num_experts=4,
-    num_experts_per_tok=2,
-    moe_intermediate_size=16,
-)
 # Sizes of a slice: data, fsdp, tensor and, if it is not 1, context.
 Sizes = tuple[int, ...]
 
@@ -135,7 +128,9 @@ def test_gradient_is_that_of_each_sequence_alone(slices: int, sizes: Sizes) -> N
 
 @pytest.mark.thorough_cases("experts", "delta nets")
 @pytest.mark.parametrize(
-    ("model", "sizes"), [(MOE, (1, 2, 2)), (HYBRID, (1, 2, 1, 2))], ids=["experts", "delta nets"]
+    ("model", "sizes"),
+    [(reference.MOE, (1, 2, 2)), (HYBRID, (1, 2, 1, 2))],
+    ids=["experts", "delta nets"],
 )
 def test_experts_and_delta_nets(model: qwen.QwenConfig, sizes: Sizes) -> None:
     gradient, stats = gradient_on(2, sizes, model)
@@ -165,9 +160,9 @@ def test_experts_on_accelerators_are_refused() -> None:
     mesh = train_mesh(1, -1, 1, TPUS, slices=2)
 
     with pytest.raises(UserError, match="mesh.slices=2: with experts every device of a slice"):
-        check_experts_of_slices(MOE, mesh)
+        check_experts_of_slices(reference.MOE, mesh)
 
-    check_experts_of_slices(MOE, train_mesh(-1, 1, 1, TPUS, slices=2))
+    check_experts_of_slices(reference.MOE, train_mesh(-1, 1, 1, TPUS, slices=2))
 
 
 def test_scores_are_those_of_each_sequence_alone() -> None:
