@@ -33,13 +33,19 @@ def environment(tmp_path: Path) -> dict[str, str]:
 def run_newest(
     environment: dict[str, str], venv: str | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs .ci/newest. There is a Python 3.12 if `venv` is given: what it does to make a venv."""
+    """Runs .ci/newest in a checkout without venvs.
+
+    There is a Python 3.12 if `venv` is given: what it does to make a venv.
+    """
+    script = Path(environment["HOME"]) / "checkout/.ci/newest"
+    script.parent.mkdir(parents=True)
+    shutil.copy2(NEWEST, script)
     if venv is not None:
         python = Path(environment["PATH"]) / "python3.12"
         python.write_text(FAKE_PYTHON.format(venv=venv))
         python.chmod(0o755)
     return subprocess.run(
-        [NEWEST], env=environment | variables, capture_output=True, text=True, check=False
+        [script], env=environment | variables, capture_output=True, text=True, check=False
     )
 
 
