@@ -9,7 +9,8 @@ this machine. --peer is an interpreter with PyTorch, transformers and TRL, by de
 
     evaluate   greedy answers of at most 128 tokens to 64 questions of GSM8K, a whole process
                each: `jzero.evaluate`, and `generate` of transformers in batches of 32
-    gsm8k      an RL step of 4 questions with 8 answers of at most 64 tokens
+    gsm8k      an RL step of 4 questions with 8 answers of at most 64 tokens, whose reward is the
+               parity of their length
     sums       an RL step of configs/sums.py: 16 problems with 16 answers of at most 8 tokens
     lora       the same with an adapter
     serve      tokens a second of `jzero.serve` for 1 and for 16 requests at a time
@@ -192,14 +193,16 @@ def trl_steps(peer: str, model: str, flags: list[str], log: Path) -> Step:
 def steps_of(kind: str, args: argparse.Namespace, folder: Path, peak: float) -> None:
     """Prints the rows of an RL step."""
     count = args.steps
-    quiet = ["--config.eval.problems=0", "--config.eval.every=0", "--config.train.export=False"]
+    quiet = ["--config.eval.problems=0", "--config.eval.every=0"]
     quiet += [f"--config.train.steps={count}", f"--config.train.checkpoint_every={10 * count}"]
     if kind == "gsm8k":
         flags = ["--config=configs/gsm8k.py:smollm2-135m", f"--config.task.data={args.data}"]
         flags += ["--config.rollout.num_prompts=4", "--config.rollout.group_size=8"]
         flags += ["--config.rollout.max_new_tokens=64"]
+        # The model solves next to nothing, and groups of equal scores would be left out.
+        flags.append(f"--config.task.reward.functions={ROOT / 'benchmarks/trl_grpo.py'}:odd_length")
         peer_flags = ["--task=gsm8k", f"--data={args.data}", "--problems=4", "--answers=8"]
-        peer_flags += ["--longest=64"]
+        peer_flags += ["--longest=64", "--odd"]
     else:
         suffix = "-lora" if kind == "lora" else ""
         flags = [f"--config=configs/sums.py:smollm2-135m{suffix}"]

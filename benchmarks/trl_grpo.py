@@ -8,7 +8,8 @@
 By default the problems are those of configs/sums.py: the problems of every step, the grader, the 16
 answers to each of 16 problems, the longest answer, the loss (Dr. GRPO) and the optimizer are those
 of the recipe; weights are in fp32, and products in bfloat16 on a GPU. Answers to sums end at a line
-break. --task gsm8k asks the questions of DIR/train.jsonl in the model's chat format.
+break. --task gsm8k asks the questions of DIR/train.jsonl in the model's chat format. --odd rewards
+answers of an odd number of characters: a model that solves no problem has something to learn.
 
 The line of JSON has the mean reward of each step, the median seconds and processor seconds of a
 step after the first, the seconds of the first, and the peak of the memory: the GPU's, or on a CPU
@@ -46,6 +47,16 @@ def row_of(problem: Problem) -> dict[str, JsonValue]:
     return {"prompt": problem.prompt, "gold": json.dumps(problem.gold)}
 
 
+def text_of(completion: str | list[dict[str, str]]) -> str:
+    """Returns the text of a completion: itself, or the message of a chat."""
+    return completion if isinstance(completion, str) else completion[0]["content"]
+
+
+def odd_length(completions: list[Any], **_: object) -> list[float]:
+    """A reward in TRL's form, for jzero as well: 1 for an odd number of characters."""
+    return [float(len(text_of(completion)) % 2) for completion in completions]
+
+
 def problems_of_steps(task: TaskConfig, args: argparse.Namespace) -> list[dict[str, JsonValue]]:
     """Returns a row for each problem, in the order in which the recipe trains on them."""
     draw = find_task(task.name).train_problems
@@ -78,13 +89,15 @@ def train(args: argparse.Namespace) -> dict[str, object]:
     processor_seconds: list[float] = []
     heldout: dict[int, float] = {}
 
-    def score(completion: Any, gold: str) -> float:
-        """Returns the score of a completion: text, or the messages of a chat."""
-        text = completion if isinstance(completion, str) else completion[0]["content"]
+    def score(text: str, gold: str) -> float:
         return grade(text, json.loads(gold), task).score
 
     def reward(completions: list[Any], gold: list[str], **_: object) -> list[float]:
-        scores = [score(text, answer) for text, answer in zip(completions, gold, strict=True)]
+        if args.odd:
+            scores = odd_length(completions)
+        else:
+            texts = map(text_of, completions)
+            scores = [score(text, answer) for text, answer in zip(texts, gold, strict=True)]
         rewards.append(statistics.fmean(scores))
         return scores
 
@@ -199,6 +212,7 @@ def main() -> None:
     parser.add_argument("model", help="directory of a model")
     parser.add_argument("--task", choices=("sums", "gsm8k"), default="sums")
     parser.add_argument("--data", default="", help="folder with train.jsonl, of --task gsm8k")
+    parser.add_argument("--odd", action="store_true", help="reward odd numbers of characters")
     parser.add_argument("--problems", type=int, default=16, help="of a step")
     parser.add_argument("--answers", type=int, default=16, help="to each problem")
     parser.add_argument("--longest", type=int, default=8, help="tokens of an answer")

@@ -69,11 +69,11 @@ def pretrained(preset: str) -> Config:
         optimizer=OptimizerConfig(lr=LEARNING_RATES.get(model, 1e-5)),
         train=TrainConfig(
             steps=60,
-            # Two responses in a pack, a group in a row, and 4 rows in a microbatch: groups of equal
-            # scores are left out, so a step has 8 to 12 rows.
-            microbatch_tokens=4 * (PROMPT + 8 * RESPONSE),
+            # Two responses in most packs, a group in a row, and two rows in a microbatch: groups of
+            # equal scores are left out, so a step has 8 to 12 rows.
+            microbatch_tokens=2 * (PROMPT + 10 * RESPONSE),
             pack="longest",
-            packs_per_row=8,
+            packs_per_row=10,
             checkpoint_every=20,
         ),
         eval=EvalConfig(problems=128, samples=4, every=20),

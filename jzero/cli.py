@@ -15,7 +15,9 @@ import ast
 import atexit
 import contextlib
 import difflib
+import hashlib
 import os
+import platform
 import re
 import signal
 import sys
@@ -33,10 +35,12 @@ from jzero.config import old_settings, other_names
 from jzero.environments import environment, verifiers
 from jzero.errors import UserError, causes, shown
 from jzero.hosts import peers, processes
-from jzero.hosts.platform import choose_platform
+from jzero.hosts.platform import choose_platform, set_default_cpu_devices
 from jzero.setting import class_of_part, field_types, part_name, read_tuple
 
 HELP_FLAGS = {"-h", "-help", "--help"}
+SHARED_PROGRAMS_BYTES = 2**31  # of compiled programs in the user's cache
+SHARED_PROGRAM_SECONDS = 0.2  # a program that compiles faster is not kept there
 STATUS_OF_CTRL_C = 128 + signal.SIGINT  # as a shell reports a process that the signal ended
 
 # The flags that join the processes of one run, with their help.
@@ -505,10 +509,8 @@ def start_jax(arguments: Sequence[str]) -> list[str]:
     terminal.quiet_libraries()
     choose_platform()
     atexit.register(end_quietly_at_ctrl_c)
-    # A machine without an accelerator gets one virtual device per core, at most two: decoding on
-    # two devices is faster than on two threads inside one.
-    if "JAX_NUM_CPU_DEVICES" not in os.environ:
-        jax.config.update("jax_num_cpu_devices", min(2, os.cpu_count() or 1))
+    set_default_cpu_devices()
+    share_compiled_programs()
 
     # --help must not wait for other processes.
     if asked_help(remaining) is None:
@@ -534,5 +536,36 @@ def keep_compiled_programs(directory: Path) -> None:
 
     JAX_COMPILATION_CACHE_DIR takes precedence over `directory`.
     """
-    if not jax.config.values["jax_compilation_cache_dir"]:
+    if jax.config.values["jax_compilation_cache_dir"] in (None, "", str(shared_programs())):
         jax.config.update("jax_compilation_cache_dir", str(directory.absolute()))
+        jax.config.update("jax_compilation_cache_max_size", -1)  # unlimited
+
+
+def share_compiled_programs() -> None:
+    """Caches compiled programs for all commands of this user that have no directory of their own.
+
+    JAX deletes the programs that were not used for the longest time.
+    """
+    directory = shared_programs()
+    if jax.config.values["jax_compilation_cache_dir"]:
+        return
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return  # a user without a writable home: every command compiles its programs
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    jax.config.update("jax_compilation_cache_max_size", SHARED_PROGRAMS_BYTES)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", SHARED_PROGRAM_SECONDS)
+
+
+def shared_programs() -> Path:
+    """Returns the directory of `share_compiled_programs`.
+
+    Machines that share a home may have other instructions. JAX's names of programs do not depend on
+    the instructions of a CPU, so the directory does.
+    """
+    processor = Path("/proc/cpuinfo")
+    lines = processor.read_text(encoding="utf-8").splitlines() if processor.exists() else []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    kind = hashlib.sha256(f"{platform.machine()} {flags}".encode()).hexdigest()[:16]
+    return files.user_cache() / "programs" / kind

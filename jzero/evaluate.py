@@ -35,6 +35,7 @@ from jzero.errors import UserError
 from jzero.hosts import peers, processes
 from jzero.model import adapters, huggingface, peft, qwen
 from jzero.model.base_model import BaseModel, read_base_model
+from jzero.planning.fitting import set_cpu_devices
 from jzero.planning.host_memory import (
     check_host_memory,
     graders_part,
@@ -227,15 +228,18 @@ class LoadedDecoder(NamedTuple):
 
 
 def load(
-    settings: config.Config, pool: Pool, has_full_cache: bool = False
+    settings: config.Config,
+    pool: Pool,
+    has_full_cache: bool = False,
+    problems: Sequence[Problem] = (),
 ) -> tuple[Sampler, qwen.Params]:
     """Returns a sampler for the model at `settings.model.path`, and its decoder weights.
 
-    The KV cache has as many pages as fit into memory, or, with `has_full_cache`, enough for every
-    slot at full length. With an adapter at `settings.model.adapter.path` the weights are a base
-    with an adapter.
+    The KV cache has as many pages as fit into memory and as `problems` need, or, with
+    `has_full_cache`, enough for every slot at full length. With an adapter at
+    `settings.model.adapter.path` the weights are a base with an adapter.
     """
-    decoder = load_decoder(settings, pool, has_full_cache)
+    decoder = load_decoder(settings, pool, has_full_cache, problems)
     base, mesh, adapter = decoder.base, decoder.mesh, decoder.settings.model.adapter
     assert base.directory, "settings.model.path is empty"
     if not adapter.rank:
@@ -269,19 +273,20 @@ class BaseWithAdapters(NamedTuple):
 
 
 def load_with_adapters(
-    settings: config.Config, named: Mapping[str, str], pool: Pool
+    settings: config.Config, named: Mapping[str, str], pool: Pool, problems: Sequence[Problem] = ()
 ) -> BaseWithAdapters:
     """Loads a model once, and its adapters one after the other.
 
-    named: the directory or hub id of every adapter. Raises UserError if one does not fit the model;
-    the files of all adapters are looked for before the model is loaded.
+    named: the directory or hub id of every adapter. problems: as in `load_decoder`. Raises
+    UserError if an adapter does not fit the model; the files of all adapters are looked for before
+    the model is loaded.
     """
     directories = {name: peft.resolve(path) for name, path in named.items()}
     first, *_ = named.values()
     # With the settings of an adapter, the decoder has a frozen base without fused weights, and room
     # for an adapter.
     model = replace(settings.model, adapter=config.AdapterConfig(path=first))
-    decoder = load_decoder(replace(settings, model=model), pool)
+    decoder = load_decoder(replace(settings, model=model), pool, problems=problems)
     engine, base = decoder.sampler.engine, decoder.base
     shapes = {name: peft.read_settings(path, base.model) for name, path in directories.items()}
 
@@ -296,9 +301,15 @@ def load_with_adapters(
 
 
 def load_decoder(
-    settings: config.Config, pool: Pool, has_full_cache: bool = False
+    settings: config.Config,
+    pool: Pool,
+    has_full_cache: bool = False,
+    problems: Sequence[Problem] = (),
 ) -> LoadedDecoder:
-    """Returns a decoder for the model at `settings.model.path`. See `load`."""
+    """Returns a decoder for the model at `settings.model.path`. See `load`.
+
+    problems: all that will be decoded, if that is known. The KV cache is no larger than they need.
+    """
     if settings.model.adapter.rank and not settings.model.adapter.path:
         raise UserError(
             f"model.adapter.rank={settings.model.adapter.rank} is a setting of training runs: "
@@ -310,6 +321,7 @@ def load_decoder(
             f"model.base={settings.model.base} applies to the frozen model under an adapter: give "
             "--adapter, or leave it out"
         )
+    set_cpu_devices(settings.model.path)
     settings = with_given_adapter(settings)
     # Check memory before the weights are read: a process that runs out of memory is killed without
     # a message.
@@ -324,7 +336,13 @@ def load_decoder(
     def with_pages(engine: Engine) -> config.RolloutConfig:
         rollout = with_full_pool(settings.rollout, engine) if has_full_cache else settings.rollout
         room = room_of_decoder(settings.memory, engine, settings.model)
-        return size_pool(rollout, engine, room)
+        longest = 0
+        if problems:
+            encoded = Sampler(engine, base.tokenizer, pool, settings.task).encode_problems(problems)
+            prompt = max((len(item.prompt_tokens) for item in encoded), default=0)
+            shorter = settings.rollout.max_prompt_tokens - prompt
+            longest = settings.eval.longest_episode(settings.rollout) - shorter
+        return size_pool(rollout, engine, room, longest=longest)
 
     sampler, publish = make_sized_sampler(
         decoder, settings.task, base, mesh, decoder_mesh, pool, with_pages
@@ -388,8 +406,12 @@ def run_on(
     for name, problems in problem_sets.items():
         check_responses(settings, name, len(problems))
     with Pool(settings.task.grade_workers) as pool:
-        sampler, params = load(settings, pool)
+        sampler, params = load(settings, pool, problems=flat(problem_sets))
         return run_with(sampler, params, problem_sets, out, settings)
+
+
+def flat(problem_sets: Mapping[str, list[Problem]]) -> list[Problem]:
+    return [problem for problems in problem_sets.values() for problem in problems]
 
 
 def run_adapters(
@@ -406,7 +428,7 @@ def run_adapters(
         check_responses(settings, name, len(problems))
     summaries = {}
     with Pool(settings.task.grade_workers) as pool:
-        loaded = load_with_adapters(settings, named, pool)
+        loaded = load_with_adapters(settings, named, pool, flat(problem_sets))
         for adapter in loaded.adapters:
             params = adapters.join(loaded.base, adapter.factors, adapter.settings.scale)
             model = replace(settings.model, adapter=adapter.settings)

@@ -66,6 +66,11 @@ def no_room(
     )
 
 
+def user_cache() -> Path:
+    """Returns the directory for what can be made again: $XDG_CACHE_HOME/jzero or ~/.cache/jzero."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jzero"
+
+
 def write_atomic(
     path: str | os.PathLike[str],
     content: str | bytes,

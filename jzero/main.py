@@ -52,6 +52,9 @@ def run() -> None:
 def run_arguments(arguments: list[str]) -> None:
     """Runs the training of a command line. A mistake in it ends the process."""
     command = parse(cli.start_jax(arguments))
+    from jzero.planning.fitting import set_cpu_devices  # not at the top: it takes seconds
+
+    set_cpu_devices(command.settings.model.path)
     with cli.user_errors():
         # Hosts with different settings would compile different programs, and wait for each other in
         # their collectives.

@@ -46,6 +46,7 @@ from jzero.jobs.stream import BROKEN, END, REFUSED, RUN, STORE_SECONDS, is_name,
 from jzero.jobs.weights import to_params
 from jzero.model import adapters, qwen
 from jzero.model.base_model import BaseModel, read_base_model
+from jzero.planning.fitting import set_cpu_devices
 from jzero.planning.host_memory import check_host_memory, parts_of_engine
 from jzero.planning.kv_pool import room_of_decoder, size_pool
 from jzero.rollout.sampler import (
@@ -117,6 +118,7 @@ def build(settings: Config, run: str, store: Store, pool: Pool) -> tuple[Sampler
     rollout = replace(settings.rollout, placement=Together())
     rollout = with_needed_slots(rollout, settings.eval)
     check_host_memory(settings, parts_of_engine(rollout))
+    set_cpu_devices(settings.model.path)
     base = read_base_model(settings.model)
     check_context(settings, base)
     # The trainer may have several slices; a sampler is one process on one of them.

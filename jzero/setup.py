@@ -43,7 +43,7 @@ from jzero.model.base_model import BaseModel, read_base_model
 from jzero.model.families import window_of
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.planning.disk import check_disk
-from jzero.planning.fitting import check_memory, fitting_pages
+from jzero.planning.fitting import check_memory, fitting_pages, set_cpu_devices
 from jzero.planning.host_memory import check_host_memory, parts_of_run
 from jzero.planning.kv_pool import room_in_run, size_pool
 from jzero.planning.sizing import with_sizes, with_sizes_of
@@ -190,6 +190,7 @@ def resolve(config: Config, workdir: Path | None = None) -> Config:
     workdir: of a run that may be resumed; it keeps its sizes.
     Raises UserError if the settings do not fit together.
     """
+    set_cpu_devices(config.model.path)
     # Fine-tuning reads conversations, which have no template of a task.
     if config.sft is None:
         config = with_stop_strings(config)

@@ -1,4 +1,4 @@
-"""Chooses the platform that JAX runs on, before JAX looks for devices.
+"""Chooses the platform that JAX runs on, and its CPU devices, before JAX looks for devices.
 
 JAX loads every installed accelerator library and queries it for devices. libtpu is installed on
 many machines without a TPU, because it compiles for TPUs (`python -m jzero.plan`). On such a
@@ -31,6 +31,9 @@ VARIABLES = (
 )
 
 
+CPU_DEVICES_VARIABLE = "JAX_NUM_CPU_DEVICES"
+
+
 def choose_platform() -> None:
     """Selects the CPU platform on a machine without any sign of an accelerator.
 
@@ -41,6 +44,29 @@ def choose_platform() -> None:
     if jax.config.values["jax_platforms"] or may_have_tpu(Path("/")) or has_plugins():
         return
     jax.config.update("jax_platforms", "cpu")
+
+
+def default_cpu_devices() -> int:
+    """Returns the number of devices that a CPU is split into: one for each core, at most two.
+
+    Decoding with a small model is faster on two devices than on two threads inside one.
+    """
+    return min(2, os.cpu_count() or 1)
+
+
+def set_default_cpu_devices() -> None:
+    """Splits the CPU into devices, unless JAX_NUM_CPU_DEVICES says how many.
+
+    Has to be called before any device is used.
+    """
+    if CPU_DEVICES_VARIABLE not in os.environ:
+        jax.config.update("jax_num_cpu_devices", default_cpu_devices())
+
+
+def has_default_cpu_devices() -> bool:
+    """Returns whether `set_default_cpu_devices` chose the number of CPU devices."""
+    number = jax.config.values["jax_num_cpu_devices"]
+    return CPU_DEVICES_VARIABLE not in os.environ and number == default_cpu_devices()
 
 
 def may_have_tpu(root: Path) -> bool:

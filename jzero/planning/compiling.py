@@ -22,7 +22,7 @@ import jax
 from jax.experimental import topologies
 
 from jzero.errors import UserError
-from jzero.files import write_atomic
+from jzero.files import user_cache, write_atomic
 from jzero.planning.chips import CHIPS_PER_HOST, GPUS, TPUS, Topology, split_topology
 from jzero.planning.crossing import crossing
 from jzero.sharding.mesh import num_slices
@@ -121,8 +121,7 @@ def _gpu_host(family: str, count: int) -> list[Device]:
 
 def cache_directory() -> Path:
     """Returns the directory of cached measurements of compiled programs."""
-    cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache_home) / "jzero" / "plan"
+    return user_cache() / "plan"
 
 
 def device_bytes(tree: object) -> float:

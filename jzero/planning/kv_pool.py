@@ -46,6 +46,7 @@ def size_pool(
     engine: Engine,
     room: Room | None,
     recorded_pages: int = 0,
+    longest: int = 0,
 ) -> RolloutConfig:
     """Returns the rollout settings with the final rollout.num_pages, and prints a line about them.
 
@@ -56,6 +57,7 @@ def size_pool(
         engine: the decoder with the pages that `rollout` requests. It has no device state.
         room: `room_in_run` or `room_of_decoder`.
         recorded_pages: the pages per shard with which the run started; 0 for a new run.
+        longest: the most tokens that a sequence can have, where its prompt is known; 0: unknown.
 
     Raises:
         UserError: rollout.num_pages, or one sequence of full length, does not fit.
@@ -78,6 +80,10 @@ def size_pool(
         # As many pages as fit, but at least enough for one sequence of full length.
         pages = min(full, max(int(room.bytes / page_bytes) - 1, engine.pages_per_slot))
         reason = room.reason
+        if longest:
+            # One sequence of full length has to fit nevertheless.
+            needed = engine.slots_per_shard * divide_up(longest, engine.settings.page_size)
+            pages = min(pages, max(needed, engine.pages_per_slot))
         if (pages + 1) * page_bytes > room.most_bytes:
             raise UserError(
                 f"rollout.max_new_tokens={rollout.max_new_tokens}: the KV cache of one "
@@ -90,7 +96,7 @@ def size_pool(
         pages, reason = min(full, recorded_pages), "the size that the run began with"
     # All hosts use the size of the host with the least memory.
     pages = min(collectives.gather_json(pages))
-    processes.print_once(describe(engine, pages, page_bytes, reason))
+    processes.print_once(describe(engine, pages, page_bytes, reason, longest))
     return replace(rollout, num_pages=_all_pages(engine, pages))
 
 
@@ -109,25 +115,31 @@ def _all_pages(engine: Engine, pages: int) -> int:
     return max(0, pages) * engine.num_shards * jax.process_count()
 
 
-def describe(engine: Engine, pages: int, page_bytes: float, reason: str) -> str:
-    """Returns a line with the size of the KV cache, its capacity, and the reason for its size."""
+def describe(engine: Engine, pages: int, page_bytes: float, reason: str, longest: int = 0) -> str:
+    """Returns a line with the size of the KV cache, its capacity, and the reason for its size.
+
+    longest: as in `size_pool`.
+    """
     shards = engine.num_shards
-    tokens = pages * engine.settings.page_size * shards
-    sequences = min(pages // engine.pages_per_slot, engine.slots_per_shard) * shards
+    page_size = engine.settings.page_size
+    tokens = pages * page_size * shards
+    pages_per_slot = divide_up(longest, page_size) if longest else engine.pages_per_slot
+    sequences = min(pages // pages_per_slot, engine.slots_per_shard) * shards
     slots = engine.slots_per_shard * shards
-    holds = f"all {slots}" if pages == engine.pages_per_shard - 1 else f"{sequences} of {slots}"
+    is_full = pages >= engine.slots_per_shard * pages_per_slot
+    holds = f"all {slots}" if is_full else f"{sequences} of {slots}"
     why = f" ({reason}; rollout.num_pages sets it)"
     if reason == "rollout.num_pages":
         why = f" (rollout.num_pages={engine.settings.num_pages})"
-    if pages == engine.pages_per_shard - 1 and not engine.settings.num_pages:
+    if is_full and not engine.settings.num_pages:
         # The full size needs no explanation.
-        why = ""
+        why = ", the longest that there are" if longest else ""
     devices = f"each of {shards} devices" if shards > 1 else "the device"
     if engine.program_settings.tensor > 1:
         devices = f"each of {engine.mesh.size} devices"
     return (
         f"KV cache: {(pages + 1) * page_bytes / GIB:.2f} GiB on {devices}, {tokens} tokens, "
-        f"{holds} slots at {engine.max_sequence_tokens} tokens{why}"
+        f"{holds} slots at {longest or engine.max_sequence_tokens} tokens{why}"
     )
 
 

@@ -10,6 +10,7 @@ Asynchronous rollouts (`async_stream.py`) call `Sampler.decode`, the core of the
 """
 
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 
 import jax
@@ -96,7 +97,9 @@ class Sampler:
             ) from None
         return np.array(ids, np.int32)
 
-    def encode_problems(self, problems: list[Problem], name: str = "") -> list[EncodedProblem]:
+    def encode_problems(
+        self, problems: SequenceOf[Problem], name: str = ""
+    ) -> list[EncodedProblem]:
         """Tokenizes prompts, and drops prompts longer than rollout.max_prompt_tokens.
 
         If `name` is given, prints how many problems of the problem set `name` were dropped.

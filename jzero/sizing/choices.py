@@ -44,6 +44,7 @@ from jzero.planning.fitting import (
     microbatch_tokens,
     quantize_base,
     room_for_arrays,
+    set_cpu_devices,
     shorter_responses,
     train_an_adapter,
     with_remedies,
@@ -88,6 +89,7 @@ class Wishes:
 
 def this_machine(settings: Config, workdir: Path) -> Machine:
     """Returns the attached devices, and the memory and disk that are free."""
+    set_cpu_devices(settings.model.path)
     available = attached_bytes(settings.memory)
     if available is None and jax.default_backend() == "cpu":
         available = cpu_bytes()

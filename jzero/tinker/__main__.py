@@ -34,7 +34,7 @@ from jzero.errors import UserError
 from jzero.model import huggingface, qwen, tokenizer
 from jzero.model.base_model import read_base_model
 from jzero.planning.compiling import cache_directory
-from jzero.planning.fitting import attached_bytes
+from jzero.planning.fitting import attached_bytes, set_cpu_devices
 from jzero.planning.kv_pool import describe as describe_pool
 from jzero.planning.kv_pool import room_of_decoder, size_pool
 from jzero.planning.planned_run import kv_bytes_per_token
@@ -207,6 +207,7 @@ def with_sizes(
 
 def make_service(settings: config.Config, options: Options) -> Service:
     """Loads the model, and returns the server's state. Nothing runs yet."""
+    set_cpu_devices(settings.model.path)
     if jax.process_count() > 1:
         raise UserError("jzero.tinker runs on one host: start one process")
     base = read_base_model(settings.model)

@@ -134,6 +134,7 @@ def test_programs_are_kept_in_the_workdir_unless_told_otherwise(tmp_path: Path) 
     try:
         for configured, expected in (
             (None, str(tmp_path / "programs")),
+            (str(cli.shared_programs()), str(tmp_path / "programs")),
             ("/elsewhere", "/elsewhere"),
         ):
             jax.config.update(name, configured)

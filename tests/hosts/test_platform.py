@@ -1,5 +1,6 @@
-"""CPU runs do not load libtpu, and a TPU is still found."""
+"""CPU runs do not load libtpu, have devices that suit the model, and a TPU is still found."""
 
+import json
 import os
 import subprocess
 import sys
@@ -29,6 +30,90 @@ def test_a_cpu_run_prints_nothing_of_libtpu() -> None:
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
     assert (run.returncode, run.stdout, run.stderr) == (0, "cpu\n", "")
+
+
+CPU_DEVICES = """
+import sys
+from jzero import cli
+cli.start_jax([])
+from jzero.planning.fitting import set_cpu_devices
+set_cpu_devices(sys.argv[1])
+import jax
+print(jax.device_count())
+"""
+
+
+def number_of_cpu_devices(model: Path, **variables: str) -> int:
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""} | variables
+    command = [sys.executable, "-c", CPU_DEVICES, str(model)]
+    return int(subprocess.check_output(command, env=environment, text=True, timeout=300))
+
+
+@pytest.mark.parametrize(
+    ("layers", "variables", "expected"),
+    [
+        (1, {}, platform.default_cpu_devices()),
+        (64, {}, 1),
+        (64, {"JAX_NUM_CPU_DEVICES": "3"}, 3),
+    ],
+)
+def test_a_large_model_has_one_cpu_device(
+    layers: int, variables: dict[str, str], expected: int, tmp_path: Path
+) -> None:
+    model = {
+        "model_type": "llama",
+        "vocab_size": 1024,
+        "hidden_size": 256,
+        "intermediate_size": 1024,
+        "num_hidden_layers": layers,  # of 1.05M parameters
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(model))
+
+    assert number_of_cpu_devices(tmp_path, **variables) == expected
+
+
+def test_a_model_that_is_not_there_is_reported_later(tmp_path: Path) -> None:
+    missing = number_of_cpu_devices(tmp_path / "missing", HF_HUB_OFFLINE="1")
+
+    assert missing == platform.default_cpu_devices()
+
+
+PROGRAMS = """
+from jzero import cli
+cli.start_jax([])
+import jax
+jax.jit(lambda x: x + 1)(1.0)
+print(jax.config.values["jax_compilation_cache_dir"])
+"""
+
+
+def test_commands_share_the_compiled_programs_of_a_user(tmp_path: Path) -> None:
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(tmp_path)}
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    command = [sys.executable, "-c", PROGRAMS]
+
+    def run(**variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            env=environment | variables,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=True,
+        )
+
+    assert run().stdout.startswith(str(tmp_path / "jzero/programs"))
+    given = str(tmp_path / "given")
+    assert run(JAX_COMPILATION_CACHE_DIR=given).stdout.strip() == given
+    # A home that cannot be written to costs nothing but the cache.
+    (tmp_path / "file").touch()
+    without = run(XDG_CACHE_HOME=str(tmp_path / "file"))
+    assert (without.stdout, without.stderr) == ("None\n", "")
 
 
 def pci_device(root: Path, vendor: str, device: str) -> None:

@@ -86,6 +86,28 @@ def test_a_cache_has_the_pages_that_a_share_of_the_free_memory_holds(
     assert "rollout.num_pages sets it)" in printed
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize(("longest", "pages"), [(17, 3), (40, 5), (0, 5)])
+def test_a_cache_is_no_larger_than_known_prompts_need(shards, longest, pages, capsys) -> None:
+    settings = settings_of()
+    engine = engine_of(settings, shards)
+    room = kv_pool.room_of_decoder(settings.memory, engine, settings.model)
+    sized = kv_pool.size_pool(settings.rollout, engine, room, longest=longest)
+
+    assert sized.num_pages == 8 * pages
+    printed = capsys.readouterr().out
+    assert f"all 8 slots at {longest or 40} tokens" in printed
+    assert ("the longest that there are" in printed) == (longest > 0)
+
+
+def test_one_slot_has_pages_for_its_longest_sequence() -> None:
+    settings = settings_of(num_slots=1)
+    engine = engine_of(settings)
+    room = kv_pool.room_of_decoder(settings.memory, engine, settings.model)
+
+    assert kv_pool.size_pool(settings.rollout, engine, room, longest=17).num_pages == 5
+
+
 def test_a_cache_holds_at_least_one_sequence(monkeypatch) -> None:
     settings = settings_of()
     engine = engine_of(settings)
