@@ -45,6 +45,9 @@ from jzero.serving.requests import RequestReader
 from jzero.serving.worker import DecodingWorker
 from jzero.workers.pool import Pool
 
+# A decode step computes all slots, also the idle ones. On a CPU a step of many slots takes longer:
+# with more than this, a single request would wait for idle slots.
+SLOTS_OF_A_CORE = 4
 STREAMED_TOKENS = 8  # tokens of one decode call, and so of one event of a stream
 
 
@@ -107,6 +110,9 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
     # As in OpenAI's API, texts do not contain the stop string.
     defaults = dialogue_settings(found)
     defaults.rollout.decode_steps = STREAMED_TOKENS
+    if jax.config.values["jax_platforms"] == "cpu":
+        cores = os.cpu_count() or 1
+        defaults.rollout.num_slots = min(defaults.rollout.num_slots, SLOTS_OF_A_CORE * cores)
     settings = cli.parse_settings(defaults, config_flags)
     if options.jetstream is not None:
         if settings.rollout.draft is not None:
