@@ -287,7 +287,7 @@ def build(
     check_context(config, base)
     critic = read_critic(config, base.model)
     devices, _ = split_devices(config.rollout.decode_devices)
-    mesh = configured_mesh(config.mesh, devices)
+    mesh = configured_mesh(config.mesh, devices, config.rollout.hosts_per_decoder)
     # The tensor axis has to divide the heads of both models.
     check_tensor_axis(mesh, base.model)
     if critic is not None:
