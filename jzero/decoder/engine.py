@@ -365,7 +365,7 @@ class Engine:
         static, model = self.program_settings, self.model
         split = static.tensor if static.kv_axis else 1
         # A kernel may store several heads in one row, or pad a head to a wider row.
-        rows, width = static.attention.pool_rows(model.num_key_value_heads // split, model.head_dim)
+        rows, width = static.attention.pool_rows(static.kv_heads // split, model.head_dim)
         num_pages = self.num_shards * len(model.attention_layers) * self.pages_per_shard
         shape = split * rows, num_pages, self.settings.page_size, width
         spec = P(static.kv_axis, "slots")

