@@ -107,8 +107,9 @@ CHANGES = [
     "--config.mesh.data=-1",
     "--config.mesh.fsdp=1",
     "--config.mesh.tensor=2",
-    # Without a warm start, all runs begin with the same bits.
-    "--config.warm_start=none",
+    # A warm start that changes nothing: all runs begin with the same bits.
+    "--config.warm_start.steps=1",
+    "--config.warm_start.lr=0",
     "--config.task.reward.functions=('accuracy', 'length')",
 ]
 TWO_TURNS = [
@@ -158,7 +159,9 @@ def test_two_hosts_are_one_decoder_also_when_stopped(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [[], TWO_TURNS], ids=["one turn", "two turns"])
+@pytest.mark.parametrize(
+    "changes", [["--config.model.adapter.rank=2"], TWO_TURNS], ids=["adapter", "two turns"]
+)
 def test_two_decoders_of_two_hosts_are_two_hosts_also_when_killed(
     changes: list[str], environment: dict[str, str], tmp_path: Path
 ) -> None:
