@@ -131,6 +131,8 @@ def check_equal_runs(got: Path, want: Path) -> None:
     assert any(row["optimizer/grad_norm"] > 0 for row in want_rows)
     for got_row, want_row in zip(got_rows, want_rows, strict=True):
         assert got_row["policy/exact_tokens"] > 0
+        for row in (got_row, want_row):
+            del row["rollout/slot_utilization"]  # of episodes, it depends on when replies arrive
         assert got_row == pytest.approx(want_row, rel=1e-3, abs=1e-6)
     got_samples, want_samples = (rows(folder / "samples.jsonl") for folder in (got, want))
     assert len(want_samples) > 0
