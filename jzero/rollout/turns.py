@@ -203,12 +203,12 @@ class SharedTurns:
             self.check_stop()
         except interrupt.Interrupted as error:
             reason = str(error)
-        replies_here = [
-            [sequence.prompt_id, sequence.sample_index, tokens]
+        replies_here: list[tuple[int, int, list[int] | None]] = [
+            (sequence.prompt_id, sequence.sample_index, tokens)
             for sequence, tokens in self.grader.poll_replies(wait and not reason)
         ]
         replies: list[Reply] = []
-        for reason_there, replies_there in self.exchange.gather([reason, replies_here]):
+        for reason_there, replies_there in self.exchange.gather((reason, replies_here)):
             if reason_there:
                 raise interrupt.Interrupted(reason_there)
             for prompt_id, sample_index, tokens in replies_there:
