@@ -84,7 +84,7 @@ def row_of(recipe: Config, model: str, topology: str, method: str, rank: int, to
     cells += [
         f"{verdict.available / GIB:.1f}",
         "yes" if verdict.fits else "no",
-        str(verdict.run.engine.settings.num_slots * verdict.run.num_hosts),
+        str(verdict.run.engine.settings.num_slots * verdict.run.num_decoders),
         f"{sizes['fsdp']} x {sizes.get('context', 1)} x {sizes['tensor']}",
     ]
     return f"| {' | '.join(cells)} |"

@@ -329,7 +329,7 @@ def load_decoder(
     base = read_base_model(settings.model)
     check_context(settings, base)
     assert base.directory, "settings.model.path is empty"
-    mesh = configured_mesh(settings.mesh)
+    mesh = configured_mesh(settings.mesh, hosts_per_decoder=settings.rollout.hosts_per_decoder)
     decoder = decoder_settings(settings.model, settings.rollout, settings.algorithm, settings.eval)
     decoder_mesh = mesh_of_decoder(settings.rollout.decode_devices, mesh)
 

@@ -33,6 +33,7 @@ from jzero.config import (
     validate,
 )
 from jzero.decoder.engine import Engine
+from jzero.decoder.program_settings import repeats_heads
 from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
 from jzero.hosts import collectives, peers, processes
@@ -287,7 +288,7 @@ def build(
     check_context(config, base)
     critic = read_critic(config, base.model)
     devices, _ = split_devices(config.rollout.decode_devices)
-    mesh = configured_mesh(config.mesh, devices)
+    mesh = configured_mesh(config.mesh, devices, config.rollout.hosts_per_decoder)
     # The tensor axis has to divide the heads of both models.
     check_tensor_axis(mesh, base.model)
     if critic is not None:
@@ -346,10 +347,11 @@ def read_critic(config: Config, policy: qwen.QwenConfig) -> qwen.QwenConfig | No
 def check_tensor_axis(mesh: Mesh, model: qwen.QwenConfig) -> None:
     """Raises UserError if the tensor axis of the mesh cannot split the heads of a model."""
     tensor, heads = mesh.shape["tensor"], model.num_key_value_heads
-    if heads % tensor:
+    if heads % tensor and not repeats_heads(model, tensor):
         raise UserError(
             f"mesh.tensor={tensor} does not divide the model's {heads} key-value heads; "
-            "set it to one of their divisors"
+            "set it to one of their divisors, or to a multiple of them that divides its "
+            f"{model.num_attention_heads} query heads"
         )
 
 

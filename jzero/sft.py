@@ -126,7 +126,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
     base = read_base_model(config.model)
     config = with_sizes_of(config, base.directory)
     require_disk(config, base.model, workdir)
-    mesh = configured_mesh(config.mesh)
+    mesh = configured_mesh(config.mesh, hosts_per_decoder=config.rollout.hosts_per_decoder)
     trainer = make_trainer(config, base, mesh)
     learner = trainer.learner
 

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -47,6 +48,31 @@ def launch(environment: dict[str, str], workdir: Path, *changes: str) -> subproc
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def launch_hosts(
+    environment: dict[str, str],
+    workdir: Path,
+    *changes: str,
+    number: int = 2,
+    devices: int = 2,
+    last_changes: Sequence[str] = (),
+) -> list[subprocess.Popen]:
+    """Starts the run `RUN` as one process for each of `number` hosts with as many devices.
+
+    `last_changes` are further arguments of the last process.
+    """
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    environment = environment | {"JAX_NUM_CPU_DEVICES": str(devices)}
+    joining = [*changes, f"--coordinator=localhost:{port}", f"--num_processes={number}"]
+    launched = []
+    for index in range(number):
+        own_changes = last_changes if index == number - 1 else ()
+        process_id = f"--process_id={index}"
+        launched.append(launch(environment, workdir, *joining, process_id, *own_changes))
+    return launched
 
 
 @contextlib.contextmanager

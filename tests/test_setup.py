@@ -28,8 +28,8 @@ Changes = dict[str, dict[str, object]]
     ("changes", "message"),
     [
         (
-            {"mesh": {"tensor": 4, "data": 1, "fsdp": -1}},
-            "mesh.tensor=4 does not divide the model's 2 key-value heads",
+            {"mesh": {"tensor": 8, "data": 1, "fsdp": -1}},
+            "mesh.tensor=8 does not divide the model's 2 key-value heads",
         ),
         (
             {"mesh": {"data": 3, "fsdp": 1}},

@@ -20,7 +20,7 @@ from pathlib import Path
 from jzero import algorithms, http
 from jzero.config import architecture, teachers, turns
 from jzero.config.data_sources import read_sources
-from jzero.config.placement import Jobs
+from jzero.config.placement import Jobs, Together
 from jzero.config.schema import Config, RolloutConfig, Setting, list_settings, walk
 from jzero.errors import UserError, shown
 from jzero.files import JsonObject, is_hub_id, split_revision
@@ -709,6 +709,24 @@ def check_schedule_of_a_step(config: Config) -> Iterator[str]:
         )
 
 
+def check_decoders_of_hosts(config: Config) -> Iterator[str]:
+    """Hosts that decode together decide everything alike, without a look at their clocks."""
+    rollout = config.rollout
+    if rollout.hosts_per_decoder == 1:
+        return
+    name = f"rollout.hosts_per_decoder={rollout.hosts_per_decoder}"
+    if not isinstance(rollout.placement, Together) or rollout.max_staleness:
+        yield (
+            f"{name} samples synchronously, on the devices that train: set "
+            "rollout.placement=together(max_staleness=0), or rollout.hosts_per_decoder=1"
+        )
+    if rollout.draft is not None and not rollout.draft.cost:
+        yield (
+            f"{name} needs rollout.draft.cost: each host would measure another cost, and draft at "
+            "other places; set it to 1.2, for example"
+        )
+
+
 def check_jobs(config: Config) -> Iterator[str]:
     """Separate jobs sample what depends only on the weights, the request and the seed."""
     rollout = config.rollout
@@ -941,6 +959,7 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_lengths,
     check_context,
     check_schedule_of_a_step,
+    check_decoders_of_hosts,
     check_jobs,
     check_length_of_the_run,
     check_data_sources,

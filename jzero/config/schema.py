@@ -493,6 +493,13 @@ class RolloutConfig:
         "Where rollouts are sampled, and how old they may be when they are trained on.",
     )
 
+    hosts_per_decoder: int = setting(
+        1,
+        "Number of neighboring hosts that decode together, for models that one host cannot hold. "
+        "mesh.tensor is then the number of all their devices. 1: every host decodes by itself.",
+        at_least=1,
+    )
+
     # The sampling distribution, and the end of a response.
     temperature: float = setting(1.0, "Sampling temperature.")
     top_k: int = setting(0, "Samples only from the k most likely tokens. 0: from all tokens.")

@@ -129,8 +129,9 @@ def prefill_inputs(
 def insert_inputs(engine: Engine, rows: int, width: int) -> tuple:
     """Returns the arguments of `insert` after the state."""
     model, prompts = engine.model, rows * engine.num_shards
+    kv_heads = engine.program_settings.kv_heads
     kv = jax.ShapeDtypeStruct(
-        (len(model.attention_layers), prompts, width, model.num_key_value_heads, model.head_dim),
+        (len(model.attention_layers), prompts, width, kv_heads, model.head_dim),
         engine.dtype,
         sharding=engine.get_prefix_destination_sharding().k,
     )

@@ -34,6 +34,16 @@ Function = TypeVar("Function", bound=Callable)
 KeysAndValues = tuple[attention.Pool, attention.Pool]  # of one device
 
 
+def with_repeated_heads(
+    settings: ProgramSettings, k: jax.Array, v: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns keys and values [..., K, D] with a KV head for every device of a shard."""
+    repeats = settings.kv_heads // settings.model.num_key_value_heads
+    if repeats == 1:
+        return k, v
+    return jnp.repeat(k, repeats, axis=-2), jnp.repeat(v, repeats, axis=-2)
+
+
 def split_over_tensor(
     settings: ProgramSettings,
     function: Function,
@@ -84,6 +94,7 @@ class PromptCache:
         positions = jnp.broadcast_to(jnp.arange(width), self.segments.shape)
         window = attention.given(window_in_rows(settings.model, layer, positions))
         out = packed(q, stored_k, stored_v, self.segments, layout, *window)
+        k, v = with_repeated_heads(settings, k, v)
         all_k = lax.dynamic_update_index_in_dim(arrays.k, k, layer, 0)
         all_v = lax.dynamic_update_index_in_dim(arrays.v, v, layer, 0)
         return out, arrays._replace(k=all_k, v=all_v)
@@ -109,7 +120,7 @@ def prompt_cache(settings: ProgramSettings, segments: Int[Array, "prompts T"]) -
         len(model.attention_layers),
         prompts,
         width,
-        model.num_key_value_heads,
+        settings.kv_heads,
         model.head_dim,
     )
     empty = jnp.zeros(kv_shape, settings.dtype)
@@ -179,6 +190,7 @@ class PagedCache:
 
         pool_spec = P(settings.kv_axis)
         heads_spec = P(None, None, settings.kv_axis)
+        k, v = with_repeated_heads(settings, k, v)
         write_and_attend = split_over_tensor(
             settings,
             write_and_attend,
@@ -253,6 +265,7 @@ class FusedPagedCache:
         pool_spec = P(settings.kv_axis)
         heads_spec = P(None, settings.kv_axis)
         pools_specs = (pool_spec, pool_spec)
+        k, v = with_repeated_heads(settings, k, v)
         decode = split_over_tensor(
             settings,
             settings.attention.decode,
@@ -422,6 +435,7 @@ class ChunkCache:
 
         pool_spec = P(settings.kv_axis)
         heads_spec = P(None, None, settings.kv_axis)
+        k, v = with_repeated_heads(settings, k, v)
         write_and_attend = split_over_tensor(
             settings,
             write_and_attend,

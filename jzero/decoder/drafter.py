@@ -18,6 +18,7 @@ from jaxtyping import Int32
 from jzero.decoder.draft_program import DraftInputs, compile_remember
 from jzero.decoder.drafts import SEPARATOR, Drafting, DraftState
 from jzero.decoder.program_settings import ProgramSettings
+from jzero.hosts import collectives
 from jzero.numerics.sizes import power_of_two
 
 
@@ -126,7 +127,7 @@ class Drafter:
 
     def _on_devices(self, array: np.ndarray) -> jax.Array:
         """Splits the first axis over the shards."""
-        return jax.device_put(array, NamedSharding(self.mesh, P("slots")))
+        return collectives.put(array, NamedSharding(self.mesh, P("slots")))
 
 
 def joined(

@@ -26,7 +26,7 @@ from collections.abc import Hashable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +59,7 @@ from jzero.decoder.programs import Programs, compile_programs
 from jzero.decoder.sampling import Filters, SlotFilters
 from jzero.decoder.score_program import ScoreInputs, TokenScores, compile_extend, compile_score
 from jzero.errors import UserError
+from jzero.hosts import collectives
 from jzero.model import qwen
 from jzero.model.delta_net import DeltaState
 from jzero.model.linear import RowAdapters
@@ -131,6 +132,7 @@ class Samples:
 
 
 ROLLOUTS = Samples()
+ResultT = TypeVar("ResultT")
 
 
 class Engine:
@@ -163,8 +165,10 @@ class Engine:
         """Makes an engine without device state. No program is compiled yet.
 
         Args:
-            settings: the slots and pages of this host.
-            mesh: the devices of this host, with axes (slots, tensor).
+            settings: the slots and pages of this decoder.
+            mesh: the devices of this decoder, with axes (slots, tensor). If they belong to several
+                hosts, they are one shard, and all of these hosts call the same methods in the same
+                order.
             stop_ids: tokens that end a response.
             dtype: of weights and activations.
             attention_name: `config.model.kernels`.
@@ -361,7 +365,7 @@ class Engine:
         static, model = self.program_settings, self.model
         split = static.tensor if static.kv_axis else 1
         # A kernel may store several heads in one row, or pad a head to a wider row.
-        rows, width = static.attention.pool_rows(model.num_key_value_heads // split, model.head_dim)
+        rows, width = static.attention.pool_rows(static.kv_heads // split, model.head_dim)
         num_pages = self.num_shards * len(model.attention_layers) * self.pages_per_shard
         shape = split * rows, num_pages, self.settings.page_size, width
         spec = P(static.kv_axis, "slots")
@@ -574,9 +578,9 @@ class Engine:
         if samples.has_choices:
             columns = self._to_device(*self.filter_columns(filters))
             choices = PromptChoices(SlotFilters(*columns), self._adapters(params, adapters))
-            return self.programs(samples).prefill(params, seed, *arrays, choices)
+            return self._in_order(self.programs(samples).prefill(params, seed, *arrays, choices))
         assert not has_bank(params), "sequences choose their adapters: Samples.has_choices"
-        return self.programs(samples).prefill(params, seed, *arrays)
+        return self._in_order(self.programs(samples).prefill(params, seed, *arrays))
 
     def prefill(
         self,
@@ -659,7 +663,7 @@ class Engine:
                     end += 1
         temperatures = np.full(self.num_shards, temperature, np.float32)
         arrays = self._to_device(arrivals, copies, temperatures)
-        return self.programs(samples).insert(decode_state, prefix, *arrays)
+        return self._in_order(self.programs(samples).insert(decode_state, prefix, *arrays))
 
     def generate(
         self,
@@ -689,7 +693,8 @@ class Engine:
             decode_state = decode_state._replace(drafts=texts)
             arrays.append(drafter.inputs(self._references()))
         inputs = self._last_inputs(params, samples)
-        return self.programs(samples).generate(params, decode_state, seed, *arrays, *inputs)
+        program = self.programs(samples).generate
+        return self._in_order(program(params, decode_state, seed, *arrays, *inputs))
 
     def idle_inputs(
         self, params: qwen.Params, drafts: DraftInputs[jax.Array], samples: Samples
@@ -760,7 +765,7 @@ class Engine:
     ) -> DecodeState[jax.Array]:
         """Writes the keys and values of one chunk per row into the pages of its sequence."""
         arrays = jax.tree.map(self._split_over_shards, inputs)
-        return self.extend_program(params, decode_state, arrays)
+        return self._in_order(self.extend_program(params, decode_state, arrays))
 
     def start(
         self,
@@ -805,7 +810,8 @@ class Engine:
         one of score_program.ALTERNATIVES. Most code calls this through `scoring.Scorer`.
         """
         arrays = jax.tree.map(self._split_over_shards, inputs)
-        return self.score_program(alternatives)(params, decode_state, row_states, arrays)
+        program = self.score_program(alternatives)
+        return self._in_order(program(params, decode_state, row_states, arrays))
 
     def empty_row_states(self) -> DeltaState | None:
         """Returns the recurrent states of empty rows for scoring, or None without such states."""
@@ -907,12 +913,20 @@ class Engine:
         references = {slot: placement.references for slot, placement in self.placements.items()}
         return {slot: tokens for slot, tokens in references.items() if tokens is not None}
 
+    def _in_order(self, results: ResultT) -> ResultT:
+        """Returns the results of a program after the next program may be dispatched."""
+        # XLA:CPU runs independent programs, such as a prefill and a call in flight, at the same
+        # time. Two hosts would begin their collectives in different orders, and wait forever.
+        if self.mesh.is_multi_process and self.mesh.devices.flat[0].platform == "cpu":
+            jax.block_until_ready(results)
+        return results
+
     def _to_device(self, *arrays: np.ndarray) -> list[jax.Array]:
         """Splits the first axis of each array over the shards."""
         return [self._split_over_shards(array) for array in arrays]
 
     def _split_over_shards(self, array: np.ndarray) -> jax.Array:
-        return jax.device_put(array, NamedSharding(self.mesh, P("slots")))
+        return collectives.put(array, NamedSharding(self.mesh, P("slots")))
 
 
 def zeros_program(abstract: PyTree) -> jax.stages.Wrapped:

@@ -31,6 +31,7 @@ class ProgramSettings:
     dtype: jnp.dtype  # of weights and activations
     attention: attention.Backend
     kv_storage: DTypeLike  # element type of the pools
+    kv_heads: int  # in prefixes and pools: the model's, or one for each device of a shard
     kv_axis: str | None  # the mesh axis that KV heads are split over; None: replicated
     logits_axis: str  # the mesh axis that logits are split over while sampling; "": none
     vocabulary_parts: tuple[slice, ...]  # logits are computed for one part after the other
@@ -97,8 +98,10 @@ def make_program_settings(
     may_split = may_split_logits(filters, tracks, exact)
     logits_axis, vocabulary_parts = split_logits(may_split, model.vocab_size, mesh)
 
-    # KV heads are split as the weights are: replicated if `tensor` does not divide them.
-    splits_heads = model.num_key_value_heads % tensor == 0
+    # With fewer KV heads than devices, several devices store the same head.
+    kv_heads = model.num_key_value_heads
+    if repeats_heads(model, tensor):
+        kv_heads = tensor
 
     backend = attention.choose(attention_name, mesh, window=model.sliding_window)
     if settings.kv_dtype == "int8" and not backend.reads_int8:
@@ -116,7 +119,8 @@ def make_program_settings(
         dtype=dtype,
         attention=backend,
         kv_storage=attention.kv_storage(settings.kv_dtype, device.platform),
-        kv_axis="tensor" if splits_heads else None,
+        kv_heads=kv_heads,
+        kv_axis="tensor" if kv_heads % tensor == 0 else None,
         logits_axis=logits_axis,
         vocabulary_parts=vocabulary_parts,
         filters=filters,
@@ -134,6 +138,12 @@ def make_program_settings(
         sample=sampling.sample_exactly if exact else sampling.sample,
         drafting=drafts.numbers_of(settings.draft),
     )
+
+
+def repeats_heads(model: qwen.QwenConfig, tensor: int) -> bool:
+    """Returns whether each of `tensor` devices has one of fewer KV heads, with its query heads."""
+    heads = model.num_key_value_heads
+    return heads < tensor and tensor % heads == 0 and model.num_attention_heads % tensor == 0
 
 
 def with_choices(program_settings: ProgramSettings, mesh: Mesh) -> ProgramSettings:

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from jzero import algorithms
 from jzero.config import POSITIONS, Config, ModelConfig, teachers
+from jzero.decoder.program_settings import repeats_heads
 from jzero.distillation.in_process import (
     ModelTeacher,
     TeacherSettings,
@@ -236,10 +237,11 @@ def check_tokenizer(
 def check_heads(path: str, model: qwen.QwenConfig, mesh: Mesh) -> None:
     """Raises UserError if the tensor axis of the mesh cannot split the teacher's heads."""
     tensor, heads = mesh.shape["tensor"], model.num_key_value_heads
-    if heads % tensor:
+    if heads % tensor and not repeats_heads(model, tensor):
         raise UserError(
             f"mesh.tensor={tensor} does not divide the {heads} key-value heads of "
-            f"teacher.path={path}; set it to one of their divisors"
+            f"teacher.path={path}; set it to one of their divisors, or to a multiple of them that "
+            f"divides its {model.num_attention_heads} query heads"
         )
 
 

@@ -6,8 +6,9 @@ host skips one, or swaps two, all hosts wait forever. A value that differs betwe
 decide whether a collective is called. In a run with one host, every function returns immediately.
 """
 
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,13 +19,22 @@ from jax.sharding import Sharding
 from jaxtyping import PyTree
 
 from jzero.errors import UserError
-from jzero.hosts.peers import has_peers
+from jzero.hosts.peers import PEERS, has_peers
 from jzero.types import JsonValue
+
+# In the coordinator's key-value store: the values of every `Exchange`, by their number and host.
+EXCHANGE_FOLDER = "jzero/exchange"
+EXCHANGE_SECONDS = 7 * 24 * 3600
+_EXCHANGES = itertools.count()
 
 
 def local_share(count: int) -> slice:
     """Returns this host's share of `count` items: a contiguous slice, as even as possible."""
-    index = jax.process_index()
+    return share_of(count, jax.process_index())
+
+
+def share_of(count: int, index: int) -> slice:
+    """Returns the share of `count` items of the host with this index. See `local_share`."""
     num_processes = jax.process_count()
     # The shares of two hosts differ by at most one item.
     return slice(count * index // num_processes, count * (index + 1) // num_processes)
@@ -58,6 +68,43 @@ def gather_json(value: JsonT) -> list[JsonT]:
     return [json.loads(text) for text in texts]
 
 
+class Exchange:
+    """Gathers JSON values from some of the hosts, without their devices.
+
+    `gather_json` runs a program on the devices, after all programs that were dispatched before.
+    Here the values go through JAX's key-value store, so that devices may be busy meanwhile. All of
+    the hosts must call `gather` equally often.
+    """
+
+    def __init__(self, hosts: Sequence[int]) -> None:
+        """`hosts` are indices of processes, among them this one.
+
+        All of the hosts make their exchanges in the same order.
+        """
+        self.hosts = list(hosts)
+        self._folder = f"{EXCHANGE_FOLDER}/{next(_EXCHANGES)}/{self.hosts[0]}"
+        self._num_gathered = 0
+
+    def gather(self, value: JsonT) -> list[JsonT]:
+        """Returns the values of all of the hosts, in their order."""
+        client, here = PEERS.client, jax.process_index()
+        number = self._num_gathered
+        client.key_value_set(f"{self._folder}/{number}/{here}", json.dumps(value))
+        values = []
+        for host in self.hosts:
+            # Another host may wait for a grade or compile for a long time. If it ends, `peers`
+            # ends this process, too.
+            text = client.blocking_key_value_get(
+                f"{self._folder}/{number}/{host}", EXCHANGE_SECONDS * 1000
+            )
+            values.append(json.loads(text))
+        # A host that gave this value has read all earlier ones.
+        if number:
+            client.key_value_delete(f"{self._folder}/{number - 1}/{here}")
+        self._num_gathered += 1
+        return values
+
+
 def check_shared(path: Path) -> None:
     """Raises UserError unless every host sees the file that the first host wrote. A collective."""
     gather_json("written")  # a barrier: every host looks after the first host has written
@@ -83,6 +130,14 @@ def put_global(x: np.ndarray | np.generic, sharding: Sharding) -> jax.Array:
     # transfers, which a transfer guard may forbid.
     with jax.transfer_guard_host_to_device("allow"):
         return jax.make_array_from_callback(x.shape, sharding, lambda index: np.asarray(x)[index])
+
+
+def put(x: np.ndarray, sharding: Sharding) -> jax.Array:
+    """Puts an array onto the devices of a sharding. All of its hosts have the array."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    # `jax.device_put` would first compare the arrays of all hosts of the run, in a collective.
+    return put_global(x, sharding)
 
 
 def fetch_global(x: jax.Array) -> np.ndarray:

@@ -243,12 +243,22 @@ def described_devices(topology: str) -> list[DescribedDevice]:
     ]
 
 
-def host_topology(device_kind: str, num_devices: int) -> str:
-    """Returns the slice that is one host with this many devices: "v5e:2x2", "v5e:2x4"."""
-    usual = HOST_TOPOLOGIES[device_kind]
-    family = usual.partition(":")[0]
-    shapes = [shape for shape in CHIPS_PER_HOST if _num_devices(family, shape) == num_devices]
-    return f"{family}:{shapes[0]}" if shapes else usual
+def smaller_slice(device_kind: str, num_devices: int) -> str:
+    """Returns a slice with this many devices, a host or more: "v5e:2x2", "v5e:2x4".
+
+    Raises:
+        UserError: There is no such slice.
+    """
+    family, _, shape = HOST_TOPOLOGIES[device_kind].partition(":")
+    if num_devices == 1 and TPUS[family].num_dimensions == 2:
+        shape = "1x1"
+    # The next larger slice is twice as long in its shortest dimension: 2x2, 2x4, 4x4, 4x8.
+    while _num_devices(family, shape) < num_devices:
+        shortest, *others = sorted(map(int, shape.split("x")))
+        shape = "x".join(map(str, sorted([2 * shortest, *others])))
+    if _num_devices(family, shape) != num_devices:
+        raise UserError(f"no slice of {family} has the {num_devices} devices of a decoder")
+    return f"{family}:{shape}"
 
 
 def _num_devices(family: str, shape: str) -> int:

@@ -283,7 +283,7 @@ def shrink_pool(
     pages = int(kept_share * engine.pages_per_shard) - 2
     if kept_share < smallest_share or pages < engine.pages_per_slot:
         return settings
-    return _with_rollout(settings, num_pages=pages * engine.num_shards * run.num_hosts)
+    return _with_rollout(settings, num_pages=pages * engine.num_shards * run.num_decoders)
 
 
 def fitting_pages(settings: Config) -> int | None:
@@ -355,7 +355,7 @@ def microbatch_tokens(run: PlannedRun) -> int:
 
 def engine_slots(run: PlannedRun) -> int:
     """Returns the sequences that all hosts decode at the same time."""
-    return run.engine.max_concurrent_decodes * run.num_hosts
+    return run.engine.max_concurrent_decodes * run.num_decoders
 
 
 def recompute_layers(settings: Config, run: PlannedRun) -> Config | None:
@@ -397,7 +397,7 @@ def fewer_slots(settings: Config, run: PlannedRun) -> Config | None:
     if rollout.num_pages:
         # Every shard needs at least the pages of one full sequence.
         pages = rollout.num_pages // 2
-        enough = engine.num_shards * run.num_hosts * engine.pages_per_slot
+        enough = engine.num_shards * run.num_decoders * engine.pages_per_slot
         return _with_rollout(settings, num_pages=pages) if pages >= enough else None
     if engine.slots_per_shard < 2:
         return None
@@ -465,8 +465,8 @@ def split_layers(settings: Config, run: PlannedRun) -> Config | None:
     tensor = 2 * run.mesh.shape["tensor"]
     if run.trainer.policy.model.num_key_value_heads % tensor:
         return None
-    # The devices of one host decode together, in groups of `tensor`.
-    if run.mesh.size // run.num_hosts % tensor or run.mesh.shape["fsdp"] % 2:
+    # The devices of a decoder are used in groups of `tensor`.
+    if run.mesh.size // run.num_decoders % tensor or run.mesh.shape["fsdp"] % 2:
         return None
     # fsdp=-1 takes what the other axes leave: half as many devices get separate rows.
     return replace(settings, mesh=replace(settings.mesh, data=1, fsdp=-1, tensor=tensor))

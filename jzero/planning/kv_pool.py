@@ -28,6 +28,7 @@ from jzero.planning.arithmetic import sampling_bytes
 from jzero.planning.chips import GIB
 from jzero.planning.fitting import attached_bytes
 from jzero.planning.planned_run import kv_bytes_per_token
+from jzero.sharding.mesh import num_decoders
 
 CPU_SHARE = 1 / 8  # of the free memory: trainer, graders and other programs also need memory
 
@@ -111,8 +112,8 @@ def with_full_pool(rollout: RolloutConfig, engine: Engine) -> RolloutConfig:
 
 
 def _all_pages(engine: Engine, pages: int) -> int:
-    """Returns the rollout.num_pages that gives every shard of every host this many pages."""
-    return max(0, pages) * engine.num_shards * jax.process_count()
+    """Returns the rollout.num_pages that gives every shard of every decoder this many pages."""
+    return max(0, pages) * engine.num_shards * num_decoders(engine.mesh)
 
 
 def describe(engine: Engine, pages: int, page_bytes: float, reason: str, longest: int = 0) -> str:
@@ -159,7 +160,7 @@ def room_in_run(
     if available is None or num_pages is None:
         return None
     # The plan covers sampling and training together.
-    shards = engine.num_shards * jax.process_count()
+    shards = engine.num_shards * num_decoders(engine.mesh)
     pages = divide_up(num_pages, shards) or engine.pages_per_shard - 1
     page_bytes = kv_bytes_per_token(engine) * engine.settings.page_size
     return _planned_room((pages + 1) * page_bytes, available)

@@ -124,7 +124,7 @@ def _saving(change: str, saved_bytes: float) -> str:
 
 def _for_rollout(run: PlannedRun, excess: float) -> list[str]:
     engine, pool = run.engine, run.parts["KV pool"]
-    num_shards = engine.num_shards * run.num_hosts
+    num_shards = engine.num_shards * run.num_decoders
     lines = []
     # One page of every shard is for idle slots, and one absorbs the rounding.
     pages = engine.pages_per_shard - 2 - int(excess / pool * engine.pages_per_shard)
@@ -138,12 +138,19 @@ def _for_rollout(run: PlannedRun, excess: float) -> list[str]:
 
 
 def _for_decoder_weights(run: PlannedRun) -> list[str]:
-    # "tensor" must divide the KV heads and the devices of a host.
+    # "tensor" must divide the KV heads, and either the devices of a host or those of several hosts
+    # that decode together.
     tensor = 2 * run.mesh.shape["tensor"]
-    num_local_devices = run.mesh.size // run.num_hosts
-    if run.engine.model.num_key_value_heads % tensor or num_local_devices % tensor:
+    per_host = run.mesh.size // run.num_hosts
+    if run.engine.model.num_key_value_heads % tensor:
         return []
-    return [_saving(f"mesh.tensor={tensor}", run.parts["decoder weights"] / 2)]
+    change = f"mesh.tensor={tensor}"
+    if per_host % tensor:
+        hosts = tensor // per_host
+        if tensor % per_host or run.num_hosts % hosts:
+            return []
+        change += f" --config.rollout.hosts_per_decoder={hosts}"
+    return [_saving(change, run.parts["decoder weights"] / 2)]
 
 
 def _for_update(run: PlannedRun, measured: Mapping[str, Measurement]) -> list[str]:

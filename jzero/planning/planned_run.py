@@ -30,11 +30,17 @@ from jzero.model import adapters, tokenizer
 from jzero.model.new_model import check_experts, new_model
 from jzero.model.qwen import QwenConfig
 from jzero.numerics.sizes import power_of_two
-from jzero.planning.chips import CHIPS, Chip, DescribedDevice, host_topology
+from jzero.planning.chips import CHIPS, Chip, DescribedDevice, smaller_slice
 from jzero.planning.compiling import Device, Program, compile_only_devices, device_bytes
 from jzero.planning.models import architecture
 from jzero.rollout.sampler import decoder_settings, new_engine, with_needed_slots
-from jzero.sharding.mesh import adapter_shardings, configured_mesh, decode_mesh, make_mesh
+from jzero.sharding.mesh import (
+    adapter_shardings,
+    configured_mesh,
+    decode_mesh,
+    hosts_of,
+    make_mesh,
+)
 from jzero.sharding.publish import (
     abstract_decoder_weights,
     gather_adapter_program,
@@ -115,8 +121,8 @@ class PlannedRun:
 
     workload: Workload
     trainer: Trainer
-    sampling: Engine | None  # of one host; None for fine-tuning without suites
-    num_hosts: int
+    sampling: Engine | None  # one decoder; None for fine-tuning without suites
+    num_decoders: int
     programs: dict[str, Program]
     parts: dict[str, float]  # bytes on a device that stay allocated between programs
     num_scoring_passes: int  # forward passes over the batch before the first optimizer step
@@ -137,6 +143,10 @@ class PlannedRun:
         return list(self.mesh.devices.flat)
 
     @property
+    def num_hosts(self) -> int:
+        return len(hosts_of(self.mesh))
+
+    @property
     def chip(self) -> Chip:
         return CHIPS[self.devices[0].device_kind]
 
@@ -154,16 +164,16 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
             "give model.adapter.rank and model.adapter.targets instead"
         )
     model, critic = architectures(settings)
-    mesh = configured_mesh(settings.mesh, devices)
-    host_mesh, num_hosts = _host_mesh(mesh)
+    mesh = configured_mesh(settings.mesh, devices, settings.rollout.hosts_per_decoder)
+    decoder_mesh, num_decoders = _decoder_mesh(mesh)
     rollout = with_needed_slots(settings.rollout, settings.eval, settings.sft is not None)
     decoder = decoder_settings(settings.model, rollout, settings.algorithm, settings.eval)
     engine = None
     if settings.sft is None or settings.eval.suites:
-        # Every host has its own engine on its own devices, with its share of the slots.
-        engine = new_engine(decoder, model, host_mesh, STOP_IDS, num_hosts)
+        # Every decoder has its own engine on its own devices, with its share of the slots.
+        engine = new_engine(decoder, model, decoder_mesh, STOP_IDS, num_decoders)
     if settings.sft is not None:
-        return _build_fine_tuning(settings, settings.sft, model, mesh, engine, num_hosts)
+        return _build_fine_tuning(settings, settings.sft, model, mesh, engine, num_decoders)
 
     assert engine is not None, "an RL run samples"
     trainer = make_trainer(settings, model, critic, mesh)
@@ -210,7 +220,7 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
         workload(settings),
         trainer,
         engine,
-        num_hosts,
+        num_decoders,
         programs,
         parts,
         num_scoring_passes,
@@ -346,7 +356,7 @@ def _build_fine_tuning(
     model: QwenConfig,
     mesh: Mesh,
     engine: Engine | None,
-    num_hosts: int,
+    num_decoders: int,
 ) -> PlannedRun:
     """Plans a supervised fine-tuning run as `sft.train` sets it up.
 
@@ -373,7 +383,7 @@ def _build_fine_tuning(
         parts |= sampling_parts
     parts["batches"] = device_bytes(learner_programs["update"][1][1])
     return PlannedRun(
-        workload(settings), trainer, engine, num_hosts, programs, parts, num_scoring_passes=0
+        workload(settings), trainer, engine, num_decoders, programs, parts, num_scoring_passes=0
     )
 
 
@@ -407,17 +417,17 @@ def architectures(settings: config.Config) -> tuple[QwenConfig, QwenConfig | Non
     return model, architecture(settings.critic.path) if settings.critic.path else model
 
 
-def _host_mesh(mesh: Mesh) -> tuple[Mesh, int]:
-    """Returns the mesh that one host decodes on, and the number of hosts."""
+def _decoder_mesh(mesh: Mesh) -> tuple[Mesh, int]:
+    """Returns the mesh of one decoder, and the number of decoders."""
     first = mesh.devices.flat[0]
-    host_mesh = decode_mesh(mesh, first.process_index)
-    num_hosts = mesh.size // host_mesh.size
-    # XLA cannot compile a program with collectives for a part of a slice. With several hosts, the
-    # mesh is therefore built on a smaller slice, which is exactly one host.
-    if num_hosts > 1 and not isinstance(first, DescribedDevice):
-        devices = compile_only_devices(host_topology(first.device_kind, host_mesh.size))
-        host_mesh = make_mesh(devices, dict(host_mesh.shape))
-    return host_mesh, num_hosts
+    decoder_mesh = decode_mesh(mesh, first.process_index)
+    num_decoders = mesh.size // decoder_mesh.size
+    # XLA cannot compile a program with collectives for a part of a slice. With several decoders,
+    # the mesh is therefore built on a smaller slice, which has the devices of one decoder.
+    if num_decoders > 1 and not isinstance(first, DescribedDevice):
+        devices = compile_only_devices(smaller_slice(first.device_kind, decoder_mesh.size))
+        decoder_mesh = make_mesh(devices, dict(decoder_mesh.shape))
+    return decoder_mesh, num_decoders
 
 
 def kv_bytes_per_token(engine: Engine) -> float:

@@ -67,7 +67,7 @@ def roofline(run: PlannedRun) -> dict[str, PhaseCost]:
     decoder_weights = run.parts["decoder weights"]
     num_prefills = -(-num_prompt_tokens // PREFILL_TOKENS)
     # Rollouts beyond the slots of all hosts are decoded in further rounds.
-    num_rounds = -(-num_rollouts // (engine.max_concurrent_decodes * run.num_hosts))
+    num_rounds = -(-num_rollouts // (engine.max_concurrent_decodes * run.num_decoders))
     num_decode_steps = response * num_rounds
     # On average over a response, half of it is in the KV cache.
     cache = engine.slots_per_shard * (prompt + response / 2) * kv_bytes_per_token(engine)

@@ -50,7 +50,7 @@ def _largest_microbatch(settings: config.Config, run: PlannedRun, measure: Measu
 def _largest_pool(settings: config.Config, run: PlannedRun, measure: Measure) -> int:
     """Returns the largest rollout.num_pages with which sampling fits; 0 if none does."""
     engine = run.engine
-    num_shards = engine.num_shards * run.num_hosts
+    num_shards = engine.num_shards * run.num_decoders
     page = run.parts["KV pool"] / engine.pages_per_shard
     generate = measure(run.programs["generate"])
     free = run.chip.hbm_bytes - phase_totals(run, {"generate": generate})["rollout"]

@@ -124,24 +124,32 @@ def answer_questions(
     choices exceeds the context. All hosts must call this function together.
     """
     longest = sampler.engine.max_sequence_tokens
-    mine = problems[collectives.local_share(len(problems))]
+    # The hosts of a decoder score their shares together, and each returns its own.
+    own = collectives.local_share(len(problems))
+    decoded = sampler.decoded_share(len(problems))
+    num_dropped = 0
+    scorings_to_run: list[Scoring] = []
     scored_problems: list[tuple[MultipleChoice, list[Scoring]]] = []
-    for problem in mine:
+    for number in range(decoded.start, decoded.stop):
+        problem = problems[number]
+        is_own = own.start <= number < own.stop
         encoded = [
             encode_choice(sampler.tokenizer, problem.question, choice) for choice in problem.choices
         ]
-        if max(len(tokens) for tokens, _ in encoded) <= longest:
-            # Score only the tokens of the choice, given the question.
-            scorings = [Scoring(tokens, first=num_question) for tokens, num_question in encoded]
+        if max(len(tokens) for tokens, _ in encoded) > longest:
+            num_dropped += is_own
+            continue
+        # Score only the tokens of the choice, given the question.
+        scorings = [Scoring(tokens, first=num_question) for tokens, num_question in encoded]
+        scorings_to_run += scorings
+        if is_own:
             scored_problems.append((problem, scorings))
-    score_all(
-        sampler.engine, params, [scoring for _, scorings in scored_problems for scoring in scorings]
-    )
+    score_all(sampler.engine, params, scorings_to_run)
     answered = [answer_question(problem, scorings) for problem, scorings in scored_problems]
     # Hosts exchange JSON: the shares differ in size.
     share = {
         "answered": [asdict(item) for item in answered],
-        "dropped": len(mine) - len(answered),
+        "dropped": num_dropped,
     }
     gathered = [json.loads(data) for data in collectives.gather_bytes(json.dumps(share).encode())]
     all_answered = [from_json(item) for part in gathered for item in part["answered"]]

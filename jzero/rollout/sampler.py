@@ -2,7 +2,7 @@
 
     problems
       -> Sampler.encode_problems   tokenizes prompts, drops problems whose prompt is too long
-      -> Sampler.sample_rollouts   decodes this host's share of the problems, grades every turn
+      -> Sampler.sample_rollouts   decodes the shares of this host's decoder, grades every turn
       -> Sampler.gather_rollouts   collects the rollouts of all hosts, adds whole-batch rewards
 
 The synchronous train loop, `jzero.evaluate` and `jzero.generate` call these three methods.
@@ -45,8 +45,8 @@ from jzero.model.architecture import track_sizes
 from jzero.model.base_model import BaseModel
 from jzero.rewards import rewards
 from jzero.rewards.trl_rewards import TrainerState
-from jzero.rollout.turns import TurnGrader, least_tokens, longest_token
-from jzero.sharding.mesh import decode_mesh, make_mesh, split_devices
+from jzero.rollout.turns import SharedTurns, TurnGrader, least_tokens, longest_token
+from jzero.sharding.mesh import decode_mesh, hosts_of, make_mesh, num_decoders, split_devices
 from jzero.sharding.publish import publisher
 from jzero.sharding.side_by_side import weight_layout
 from jzero.tasks import mixed
@@ -70,13 +70,15 @@ class EncodedProblem:
 
 @dataclass
 class Sampler:
-    """Samples and grades responses on this host's decode devices."""
+    """Samples and grades responses on the devices of this host's decoder."""
 
     engine: Engine
     tokenizer: tokenizer.PreTrainedTokenizerFast
     pool: Pool
     task: config.TaskConfig
     history: History = field(default_factory=lambda: History(None, 0))  # of rollout.draft
+    # With the other hosts of the decoder; None if this host decodes by itself.
+    exchange: collectives.Exchange | None = None
 
     def encode_prompt(self, problem: Problem) -> Int32[np.ndarray, " tokens"]:
         """Returns the token ids of the problem's prompt, with the chat template applied."""
@@ -143,18 +145,21 @@ class Sampler:
         `problems`, the sample's index in its group, and the token's position. It depends neither on
         the number of hosts nor on the other sequences in the batch.
         """
+        # Every host has a contiguous share, so that the gathered rollouts are in order. The hosts
+        # of a decoder decode their shares together, and each grades and returns its own.
         share = collectives.local_share(len(problems))
-        # Every host decodes a contiguous share, so that the gathered rollouts are in order.
-        mine = problems[share]
+        decoded = self.decoded_share(len(problems))
+        decoded_problems = problems[decoded]
         groups = make_groups(
-            [item.prompt_tokens for item in mine],
+            [item.prompt_tokens for item in decoded_problems],
             group_size,
             samples.settings(self.engine.settings).max_new_tokens,
-            first_prompt=share.start,
+            first_prompt=decoded.start,
         )
+        own_prompts = range(share.start - decoded.start, share.stop - decoded.start)
 
         def problem_of(prompt_id: int) -> Problem:
-            return mine[prompt_id].problem
+            return decoded_problems[prompt_id].problem
 
         counters = self.decode(
             params,
@@ -166,10 +171,20 @@ class Sampler:
             version=version,
             check_stop=check_stop,
             samples=samples,
+            own_prompts=own_prompts,
         )
-        sequences = [sequence for group in groups for sequence in group]
+        own_groups = groups[own_prompts.start : own_prompts.stop]
+        sequences = [sequence for group in own_groups for sequence in group]
         rollouts = [to_rollout(problem_of(s.prompt_id), s) for s in sequences]
         return rollouts, counters
+
+    def decoded_share(self, count: int) -> slice:
+        """Returns the shares of `count` items of all hosts of this host's decoder."""
+        if self.exchange is None:
+            return collectives.local_share(count)
+        first, last = self.exchange.hosts[0], self.exchange.hosts[-1]
+        start = collectives.share_of(count, first).start
+        return slice(start, collectives.share_of(count, last).stop)
 
     def decode(
         self,
@@ -184,12 +199,14 @@ class Sampler:
         admit_more: AdmitMore = admit_none,
         check_stop: interrupt.StopCheck = interrupt.never_stop,
         samples: Samples = ROLLOUTS,
+        own_prompts: range | None = None,
     ) -> DecodeCounters:
         """Decodes `groups` in place, and submits every turn for grading when it ends.
 
         `problem_of` returns the problem of a `Sequence.prompt_id`; see `Scheduler.run` for
         `admit_more`. `check_stop` is called after every turn. If it raises Interrupted on one host,
-        all hosts raise.
+        all hosts raise. `own_prompts` are the prompts whose turns this host grades, which a decoder
+        of several hosts requires. Its first host alone returns the counts of its decoding.
         """
 
         # The scheduler yields each sequence at the end of a turn; the grader returns the reply to
@@ -205,7 +222,7 @@ class Sampler:
             samples,
             past_responses=lambda sequence: self.history.of(key_of(sequence)),
         )
-        grader = TurnGrader(
+        grader: TurnGrader | SharedTurns = TurnGrader(
             pool=self.pool,
             task=self.task,
             settings=scheduler.settings,
@@ -213,6 +230,11 @@ class Sampler:
             tokenizer=self.tokenizer,
             problem_of=problem_of,
         )
+        if self.exchange is not None:
+            assert own_prompts is not None and admit_more is admit_none
+            grader = SharedTurns(grader, self.exchange, own_prompts, check_stop)
+            # Its hosts stop together, when they poll.
+            check_stop = interrupt.never_stop
         # The number of an episode's turns is unknown, and so are the groups that `admit_more` adds.
         has_turns = self.engine.settings.max_turns > 1
         total = None
@@ -240,7 +262,10 @@ class Sampler:
             interrupt.raise_if_any_host_stopped(str(reason))
         finally:
             scheduler.cancel()  # after an interruption the engine must be free for an evaluation
-        return replace(scheduler.counters, grading_seconds=grader.seconds_waited)
+        counters = scheduler.counters
+        if self.exchange is not None and jax.process_index() != self.exchange.hosts[0]:
+            counters = DecodeCounters()  # counted by the first host
+        return replace(counters, grading_seconds=grader.seconds_waited)
 
     def gather_rollouts(
         self,
@@ -420,7 +445,7 @@ def mesh_of_decoder(num_devices: int, mesh: Mesh) -> Mesh:
 def make_engine(settings: DecoderSettings, base: BaseModel, mesh_for_decoding: Mesh) -> Engine:
     """Returns the decoder of this host, without device state."""
     return new_engine(
-        settings, base.model, mesh_for_decoding, base.stop_tokens, jax.process_count()
+        settings, base.model, mesh_for_decoding, base.stop_tokens, num_decoders(mesh_for_decoding)
     )
 
 
@@ -429,12 +454,12 @@ def new_engine(
     model: qwen.QwenConfig,
     mesh_for_decoding: Mesh,
     stop_ids: tuple[int, ...],
-    num_hosts: int,
+    number: int,
 ) -> Engine:
-    """Returns the decoder of one of `num_hosts` hosts, without device state."""
+    """Returns one of `number` decoders of a run, without device state."""
     return Engine(
         model,
-        per_host_settings(settings.rollout, num_hosts),
+        per_decoder_settings(settings.rollout, number),
         mesh_for_decoding,
         stop_ids,
         settings.compute.dtype,
@@ -461,7 +486,9 @@ def make_sampler(
     history = History(
         settings.rollout.draft, settings.rollout.group_size * settings.rollout.max_turns
     )
-    sampler = Sampler(engine, base.tokenizer, pool, task, history)
+    hosts = hosts_of(mesh_for_decoding)
+    exchange = collectives.Exchange(hosts) if len(hosts) > 1 else None
+    sampler = Sampler(engine, base.tokenizer, pool, task, history, exchange)
     publish = publisher(
         base.model,
         mesh,
@@ -527,16 +554,16 @@ def with_needed_slots(
     return replace(rollout, num_slots=min(rollout.num_slots or most, most))
 
 
-def per_host_settings(rollout: config.RolloutConfig, num_hosts: int) -> config.RolloutConfig:
-    """Returns one host's share of rollout.num_slots and num_pages, which count all hosts.
+def per_decoder_settings(rollout: config.RolloutConfig, number: int) -> config.RolloutConfig:
+    """Returns the share of one of `number` decoders of rollout.num_slots and num_pages.
 
     A command without a training run has DEFAULT_SLOTS with rollout.num_slots=0.
     """
     return replace(
         rollout,
-        # Rounded up, so that no host has 0.
-        num_slots=-(-(rollout.num_slots or DEFAULT_SLOTS) // num_hosts),
-        num_pages=-(-rollout.num_pages // num_hosts),
+        # Rounded up, so that no decoder has 0.
+        num_slots=-(-(rollout.num_slots or DEFAULT_SLOTS) // number),
+        num_pages=-(-rollout.num_pages // number),
     )
 
 
@@ -548,7 +575,7 @@ def _fold_key(words: jax.Array) -> jax.Array:
 def make_seed(engine: Engine, key: tuple[int, int]) -> jax.Array:
     """Returns the random key of two integers, replicated over the engine's devices."""
     replicated = NamedSharding(engine.mesh, P())
-    return _fold_key(jax.device_put(np.array(key, np.uint32), replicated))
+    return _fold_key(collectives.put(np.array(key, np.uint32), replicated))
 
 
 def to_rollout(problem: Problem, sequence: Sequence) -> Rollout:

@@ -3,8 +3,9 @@
 Training runs on a mesh (data, fsdp, tensor) over all devices, or on (data, fsdp, context, tensor)
 with context parallelism (`context.py`). Several slices have an axis "slices" before these: each
 slice holds a copy of the parameters. Decoding runs on a mesh (slots, tensor) over the devices of
-one host: the same devices or, with rollout.placement=apart, others. `publish.py` copies weights
-from one mesh to the other.
+one host: the same devices or, with rollout.placement=apart, others. With
+rollout.hosts_per_decoder above 1, "tensor" spans the devices of several hosts, which decode
+together. `publish.py` copies weights from one mesh to the other.
 """
 
 import functools
@@ -58,7 +59,11 @@ class Device(Protocol):
     def platform(self) -> str: ...
 
 
-def configured_mesh(settings: MeshConfig, devices: Sequence[Device] | None = None) -> Mesh:
+def configured_mesh(
+    settings: MeshConfig,
+    devices: Sequence[Device] | None = None,
+    hosts_per_decoder: int = 1,
+) -> Mesh:
     """Returns `train_mesh` with the sizes in the settings."""
     return train_mesh(
         settings.data,
@@ -67,6 +72,7 @@ def configured_mesh(settings: MeshConfig, devices: Sequence[Device] | None = Non
         devices,
         context=settings.context,
         slices=settings.slices,
+        hosts_per_decoder=hosts_per_decoder,
     )
 
 
@@ -77,13 +83,15 @@ def train_mesh(
     devices: Sequence[Device] | None = None,
     context: int = 1,
     slices: int = 1,
+    hosts_per_decoder: int = 1,
 ) -> Mesh:
     """Returns the mesh (data, fsdp, tensor) over `devices`, by default all devices.
 
     The mesh has an axis "context" before "tensor" if `context` is not 1, and an axis "slices"
     before all others if `slices` is not 1; then the other sizes are those of one slice. One of the
     sizes may be -1, which fills the remaining devices. Raises UserError if the sizes do not fill
-    the devices, or if `tensor` does not divide the devices of a host.
+    the devices, or if `tensor` neither divides the devices of a host nor spans the devices of
+    `hosts_per_decoder` hosts (rollout.hosts_per_decoder).
     """
     devices = in_slices(list(devices or jax.devices()), slices)
     sizes = {"data": data, "fsdp": fsdp, "context": context, "tensor": tensor}
@@ -103,27 +111,70 @@ def train_mesh(
         number = len(devices) // slices
         raise UserError(f"{settings} does not fill the {number} devices{of_slice}") from None
 
-    # A host decodes with all of its devices, in groups of `tensor`.
-    tensor = mesh.shape["tensor"]
-    first_host = devices[0].process_index
-    per_host = sum(device.process_index == first_host for device in devices)
-    if per_host % tensor:
-        raise UserError(
-            f"mesh.tensor={tensor} must divide the {per_host} devices of a host, "
-            "which decode together"
-        )
+    check_decoders(devices, mesh.shape["tensor"], hosts_per_decoder)
     return mesh
 
 
-def decode_mesh(train: Mesh, process: int | None = None) -> Mesh:
-    """Returns the mesh (slots, tensor) over the devices of one host, by default this one.
+def check_decoders(devices: Sequence[Device], tensor: int, hosts_per_decoder: int) -> None:
+    """Raises UserError unless groups of `tensor` devices are decoders of that many hosts.
 
-    "tensor" has the same size as in the training mesh `train`; the other devices are slots.
+    devices: in the order of the training mesh.
+    """
+    counts = Counter(device.process_index for device in devices)
+    per_host = counts[devices[0].process_index]
+    if hosts_per_decoder == 1:
+        # A host decodes with all of its devices, in groups of `tensor`.
+        if per_host % tensor:
+            raise UserError(
+                f"mesh.tensor={tensor} must divide the {per_host} devices of a host, which decode "
+                "together, unless several hosts do (rollout.hosts_per_decoder)"
+            )
+        return
+
+    setting = f"rollout.hosts_per_decoder={hosts_per_decoder}"
+    if len(counts) % hosts_per_decoder:
+        raise UserError(f"{setting} does not divide the number of hosts, {len(counts)}")
+    num_devices = per_host * hosts_per_decoder
+    if tensor != num_devices:
+        raise UserError(
+            f"{setting} splits every layer over all {num_devices} devices of these hosts: set "
+            f"mesh.tensor={num_devices}, not {tensor}"
+        )
+    for start in range(0, len(devices), tensor):
+        hosts = sorted({device.process_index for device in devices[start : start + tensor]})
+        # The hosts' shares of the prompts have to be neighbors, too (`Sampler.sample_rollouts`).
+        if hosts != list(range(hosts[0], hosts[0] + hosts_per_decoder)):
+            raise UserError(
+                f"{setting}: hosts {', '.join(map(str, hosts))} would decode together, which "
+                "takes neighboring hosts with equal numbers of devices: set it to 1"
+            )
+
+
+def decode_mesh(train: Mesh, process: int | None = None) -> Mesh:
+    """Returns the mesh (slots, tensor) that one host decodes on, by default this one.
+
+    "tensor" has the same size as in the training mesh `train`; the other devices of the host are
+    slots. If "tensor" spans several hosts, the mesh has the devices of all of them.
     """
     process = jax.process_index() if process is None else process
-    # Every host samples by itself, so that no collective of the decoder waits for another host.
-    devices = [device for device in train.devices.flat if device.process_index == process]
-    return make_mesh(devices, {"slots": -1, "tensor": train.shape["tensor"]})
+    tensor = train.shape["tensor"]
+    # Hosts sample by themselves if they can, so that no collective of a decoder waits for another
+    # host.
+    devices: list[Device] = []
+    for shard in train.devices.reshape(-1, tensor):
+        if any(device.process_index == process for device in shard):
+            devices += list(shard)
+    return make_mesh(devices, {"slots": -1, "tensor": tensor})
+
+
+def hosts_of(mesh: Mesh) -> list[int]:
+    """Returns the numbers of the processes that have devices of a mesh, in order."""
+    return sorted({device.process_index for device in mesh.devices.flat})
+
+
+def num_decoders(mesh_for_decoding: Mesh) -> int:
+    """Returns the number of decoders of the run, one of which has the mesh."""
+    return jax.process_count() // len(hosts_of(mesh_for_decoding))
 
 
 def split_devices(decode: int) -> tuple[list[Device], list[Device]]:

@@ -213,7 +213,7 @@ def make_service(settings: config.Config, options: Options) -> Service:
     base = read_base_model(settings.model)
     check_context(settings, base)
     assert base.directory is not None, "--model is required"
-    mesh = configured_mesh(settings.mesh)
+    mesh = configured_mesh(settings.mesh, hosts_per_decoder=settings.rollout.hosts_per_decoder)
     if mesh.shape.get("context", 1) > 1:
         raise UserError("mesh.context is not served here: set it to 1")
     settings = with_sizes(settings, base.model, mesh, residents_of(options))

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ import reference
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from runs import finish, launch, rows, timeless, wait_for
+from runs import finish, launch, launch_hosts, rows, timeless, wait_for
 
 from jzero import cli
 from jzero.decoder.serialization import rollouts_from_bytes, rollouts_to_bytes
@@ -181,15 +180,9 @@ def launch_two(
     second_changes: Sequence[str] = (),
 ) -> list[subprocess.Popen]:
     """Starts two processes on one run; `second_changes` are further arguments of process 1."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    environment = environment | {"JAX_NUM_CPU_DEVICES": str(devices)}
-    joining = [*CHANGES, *changes, f"--coordinator=localhost:{port}", "--num_processes=2"]
-    return [
-        launch(environment, workdir, *joining, "--process_id=0"),
-        launch(environment, workdir, *joining, "--process_id=1", *second_changes),
-    ]
+    return launch_hosts(
+        environment, workdir, *CHANGES, *changes, devices=devices, last_changes=second_changes
+    )
 
 
 def stop_second_process(environment: Environment, workdir: Path, *changes: str) -> None:

@@ -18,6 +18,7 @@ from jzero.model import adapters, qwen
 from jzero.model.base_model import read_base_model
 from jzero.planning import chips
 from jzero.planning.arithmetic import bytes_of_phases, totals
+from jzero.planning.chips import smaller_slice
 from jzero.planning.compiling import Measurement, Program, compile_only_devices, measure
 from jzero.planning.models import architecture
 from jzero.planning.planned_run import build, kv_bytes_per_token
@@ -195,6 +196,40 @@ def test_every_host_decodes_its_share() -> None:
     assert run.engine.mesh.size == 4
     assert run.engine.max_concurrent_decodes == 64
     assert run.mesh.size == 16
+
+
+@needs_libtpu
+def test_two_hosts_decode_together() -> None:
+    settings = small_settings(num_rows=16, num_slots=256)
+    settings.mesh.tensor = 8
+    settings.rollout.hosts_per_decoder = 2
+    run = build(settings, compile_only_devices("v5e:4x4"))
+    assert (run.num_hosts, run.num_decoders) == (4, 2)
+    assert dict(run.engine.mesh.shape) == {"slots": 1, "tensor": 8}
+    assert run.engine.max_concurrent_decodes == 128
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_devices", "topology"),
+    [
+        ("TPU v5 lite", 1, "v5e:1x1"),
+        ("TPU v5 lite", 4, "v5e:2x2"),
+        ("TPU v6 lite", 8, "v6e:2x4"),
+        ("TPU v5 lite", 32, "v5e:4x8"),
+        ("TPU v5", 4, "v5p:2x2x1"),
+        ("TPU v5", 16, "v5p:2x2x4"),
+        ("TPU7x", 16, "tpu7x:2x2x2"),
+    ],
+)
+def test_smaller_slices_have_the_devices_of_a_decoder(
+    kind: str, num_devices: int, topology: str
+) -> None:
+    assert smaller_slice(kind, num_devices) == topology
+
+
+def test_a_decoder_without_a_slice_is_refused() -> None:
+    with pytest.raises(UserError, match="no slice of v5e has the 12 devices of a decoder"):
+        smaller_slice("TPU v5 lite", 12)
 
 
 @needs_libtpu

@@ -246,7 +246,7 @@ def test_only_tokens_of_high_entropy_have_a_gradient() -> None:
 
 
 @pytest.mark.quick_cases("(2, 2, 2)")
-@pytest.mark.parametrize("sizes", [DATA_ALONE, (2, 2, 2), (1, 8, 1)], ids=str)
+@pytest.mark.parametrize("sizes", [DATA_ALONE, (2, 2, 2), (1, 8, 1), (1, 2, 4)], ids=str)
 def test_gradient_does_not_depend_on_the_mesh(sizes: tuple[int, int, int]) -> None:
     trainer = gradient_trainer("two slots", sizes)
 
