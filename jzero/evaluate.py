@@ -53,6 +53,7 @@ from jzero.rollout.sampler import (
     decoder_settings,
     make_sized_sampler,
     mesh_of_decoder,
+    without_training,
 )
 from jzero.run.environment import versions
 from jzero.run.finished import FoundModel, find_model, read_adapter_flags
@@ -331,10 +332,11 @@ def load_decoder(
     assert base.directory, "settings.model.path is empty"
     mesh = configured_mesh(settings.mesh, hosts_per_decoder=settings.rollout.hosts_per_decoder)
     decoder = decoder_settings(settings.model, settings.rollout, settings.algorithm, settings.eval)
+    decoder = without_training(decoder)
     decoder_mesh = mesh_of_decoder(settings.rollout.decode_devices, mesh)
 
     def with_pages(engine: Engine) -> config.RolloutConfig:
-        rollout = with_full_pool(settings.rollout, engine) if has_full_cache else settings.rollout
+        rollout = with_full_pool(decoder.rollout, engine) if has_full_cache else decoder.rollout
         room = room_of_decoder(settings.memory, engine, settings.model)
         longest = 0
         if problems:

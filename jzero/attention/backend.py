@@ -69,7 +69,8 @@ class Paged(Protocol):
     shared: prefix sharing: for each block of neighboring slots, the number of first pages that are
         full and identical. A backend can read these pages once for the block, or ignore `shared`.
     kv_heads: K, which does not always follow from the shape of a pool.
-    window: the newest tokens of each slot that are visible, for a backend that `has_windows`.
+    window: the newest tokens of each slot that are visible, for a backend that `has_windows`. The
+        pages before them may have other tokens, and `shared` is then 0.
     """
 
     def __call__(

@@ -398,9 +398,9 @@ def paged(
     """Computes the attention of decoding in fp32, one page of every slot at a time.
 
     Prefix sharing: the pages that the slots of a block share are read once for the block, in one
-    larger product of all its queries. Then every slot reads its private pages, as many as the slot
-    with the most. `kv_heads` is not used, because the pools have one row per KV head. See
-    `backend.Paged` for the arguments.
+    larger product of all its queries. Then every slot reads its private pages, from its window on,
+    as many as the slot with the most. `kv_heads` is not used, because the pools have one row per KV
+    head. See `backend.Paged` for the arguments.
     """
     S, H, D = q.shape
     K, _, page_size, _ = k_pool.shape
@@ -455,6 +455,8 @@ def paged(
 
     # Then the private pages of every slot.
     first_page = jnp.repeat(shared, block)
+    if first_visible is not None:
+        first_page = jnp.maximum(first_page, first_visible // page_size)
     max_tokens = (lengths - first_page * page_size).max()
 
     def has_private_page(carry: PageCarry) -> jax.Array:

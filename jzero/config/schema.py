@@ -534,8 +534,10 @@ class RolloutConfig:
         "auto",
         "Starts sequences from the KV of earlier ones with the same beginning and weights, "
         "if the rest is at most half of their tokens. The cache has only pages that no sequence "
-        "needs. auto: not for rollouts to train on, whose last bits would depend on others. Always "
-        "off with model.exact, in models with delta nets, and for rollouts with routing_replay.",
+        "needs. auto: not for rollouts to train on, whose last bits would depend on others. In "
+        "runs of models with sliding windows auto is off, and layers with a window keep only its "
+        "tokens; with on they keep all. Always off with model.exact, in models with "
+        "delta nets, and for rollouts with routing_replay.",
         choices=("auto", "on", "off"),
     )
     decode_steps: int = setting(

@@ -97,6 +97,7 @@ def score_inputs(
         write_pages=by_slot(engine, (all_rows, width // engine.settings.page_size)),
         state_rows=by_slot(engine, (all_rows,)) if engine.has_slot_state else None,
         adapters=slot_choices(engine, all_rows, params)[1],
+        row_rings=by_slot(engine, (all_rows,)) if engine.has_rings else None,
     )
 
 

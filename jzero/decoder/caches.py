@@ -11,7 +11,8 @@ from layer to layer as an argument of `attend` and `recur`. All arrays are of on
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jzero import attention
 from jzero.attention import pools
-from jzero.decoder import slot_state
+from jzero.decoder import rings, slot_state
 from jzero.decoder.decode_state import CacheArrays, DecodeState
 from jzero.decoder.pages import SCRATCH_PAGE
 from jzero.decoder.program_settings import ProgramSettings
@@ -114,21 +115,37 @@ class PromptCache:
 
 def prompt_cache(settings: ProgramSettings, segments: Int[Array, "prompts T"]) -> PromptCache:
     """Returns an empty cache for prompts."""
-    model = settings.model
     prompts, width = segments.shape
-    kv_shape = (
-        len(model.attention_layers),
-        prompts,
-        width,
-        settings.kv_heads,
-        model.head_dim,
-    )
-    empty = jnp.zeros(kv_shape, settings.dtype)
-    arrays = CacheArrays(empty, empty, slot_state.empty_slots(model, prompts))
+    empty = empty_keys(settings, prompts, width)
+    arrays = CacheArrays(empty, empty, slot_state.empty_slots(settings.model, prompts))
     return PromptCache(settings, segments, arrays)
 
 
+def empty_keys(settings: ProgramSettings, rows: int, width: int) -> jax.Array:
+    """Returns zeros for the keys, or the values, of rows in all layers: [L, rows, T, K, D]."""
+    model = settings.model
+    num_layers = len(model.attention_layers)
+    kv_shape = (num_layers, rows, width, settings.kv_heads, model.head_dim)
+    return jnp.zeros(kv_shape, settings.dtype)
+
+
 # -- decoding --------------------------------------------------------------------------------------
+
+
+def first_row_of(settings: ProgramSettings, layer: Int[Array, ""]) -> Int[Array, ""]:
+    """Returns the first row of a layer in the pool of a shard."""
+    if settings.rings is None:
+        return layer * settings.pages_per_shard
+    pages = rings.pages_of_layers(settings.model, settings.rings, settings.pages_per_shard)
+    return jnp.asarray(rings.first_rows(pages))[layer]
+
+
+class StepPages(NamedTuple):
+    """The pages of one decode step in a layer, numbered within the layer."""
+
+    table: Int[Array, "slots pages_per_slot"]
+    write_page: Int[Array, " slots"]  # the page of each slot's token
+    shared_pages: Int[Array, " blocks"]  # see attention.backend.Paged
 
 
 @dataclass(frozen=True)
@@ -141,11 +158,10 @@ class PagedCache:
     settings: ProgramSettings
     arrays: CacheArrays
     active: Bool[Array, " slots"]
-    write_page: Int[Array, " slots"]  # the page of each slot's token
-    write_offset: Int[Array, " slots"]  # its place in this page
-    table: Int[Array, "slots pages_per_slot"]
+    pages: StepPages
+    ring_pages: StepPages | None  # of layers with rings, see `rings.py`
+    write_offset: Int[Array, " slots"]  # the place of each slot's token in its page
     lengths: Int[Array, " slots"]  # tokens with the new one; 1 for idle slots
-    shared_pages: Int[Array, " blocks"]
     rotates: bool = False
 
     def attend(
@@ -158,7 +174,11 @@ class PagedCache:
     ) -> tuple[jax.Array, CacheArrays]:
         """Writes the tokens' keys and values, and attends to the pages of each slot."""
         settings = self.settings
-        first_row = layer * settings.pages_per_shard
+        first_row = first_row_of(settings, layer)
+        pages = self.pages
+        if self.ring_pages is not None:
+            has_ring = rings.has_ring(settings.model, layer)
+            pages = jax.tree.map(partial(jnp.where, has_ring), self.ring_pages, pages)
 
         def write_and_attend(
             q: jax.Array,
@@ -202,11 +222,11 @@ class PagedCache:
             k,
             v,
             (arrays.k, arrays.v),
-            first_row + self.write_page,
+            first_row + pages.write_page,
             self.write_offset,
-            first_row + self.table,
+            first_row + pages.table,
             self.lengths,
-            self.shared_pages,
+            pages.shared_pages,
             window_of_layer(settings.model, layer),
         )
         return out.astype(q.dtype), arrays._replace(k=k_pool, v=v_pool)
@@ -262,6 +282,7 @@ class FusedPagedCache:
         """Rotates q and k, writes keys and values, and attends to the pages of each slot."""
         settings = self.settings
         assert settings.attention.decode is not None
+        assert settings.rings is None, "attention.choose refuses windows"
         pool_spec = P(settings.kv_axis)
         heads_spec = P(None, settings.kv_axis)
         pools_specs = (pool_spec, pool_spec)
@@ -316,16 +337,24 @@ def slot_cache(
     if settings.attention.decode is None:
         # The page that holds the position of each slot's input.
         page_numbers = (positions // settings.page_size)[:, None]
-        page_of_token = jnp.take_along_axis(table, page_numbers, axis=1)
+
+        def pages_of_step(table: jax.Array, shared_pages: jax.Array) -> StepPages:
+            page_of_token = jnp.take_along_axis(table, page_numbers, axis=1)
+            write_page = jnp.where(active, page_of_token[:, 0], SCRATCH_PAGE)
+            return StepPages(table, write_page, shared_pages)
+
+        ring_pages = None
+        if settings.rings is not None:
+            ring_table = rings.ring_table(settings.rings, *table.shape)
+            ring_pages = pages_of_step(ring_table, jnp.zeros_like(shared_pages))
         return PagedCache(
             settings,
             arrays,
             active,
-            write_page=jnp.where(active, page_of_token[:, 0], SCRATCH_PAGE),
+            pages=pages_of_step(table, shared_pages),
+            ring_pages=ring_pages,
             write_offset=positions % settings.page_size,
-            table=table,
             lengths=lengths,
-            shared_pages=shared_pages,
         )
     if settings.model.partial_rotary_factor != 1:
         raise UserError(
@@ -370,11 +399,22 @@ def full_rotary(
 # -- scoring ---------------------------------------------------------------------------------------
 
 
+class ChunkPages(NamedTuple):
+    """The pages of one chunk of every row in a layer, numbered within the layer."""
+
+    context: Int[Array, "rows C"]
+    write: Int[Array, "rows W"]  # the pages of the chunk
+
+
 @dataclass(frozen=True)
 class ChunkCache:
     """Pages of sequences, each of which computes a chunk of tokens after its earlier pages.
 
     Attention sees one packed row: the context's tokens, then the chunk's. Padding has segment 0.
+
+    In decoders with rings a chunk replaces pages that it reads, and XLA would copy the pool to keep
+    them. So the pools stay as they are, and `arrays` has the keys and values of the chunk, as those
+    of a prompt: [L, rows, T, K, D]. `score_program` writes them after the last layer.
     """
 
     settings: ProgramSettings
@@ -382,8 +422,9 @@ class ChunkCache:
     is_token: Bool[Array, "rows T"]
     segments: Int[Array, "rows S"]  # S tokens: the context pages, then the chunk
     positions: Int[Array, "rows S"]  # of the same tokens in their sequences
-    context_pages: Int[Array, "rows C"]
-    write_pages: Int[Array, "rows W"]  # the pages of the chunk
+    pages: ChunkPages
+    ring_pages: ChunkPages | None  # of layers with rings, see `rings.py`
+    pools: KeysAndValues | None  # in decoders with rings
     rotates: bool = False
 
     def attend(
@@ -397,7 +438,7 @@ class ChunkCache:
         """Writes the chunk's keys and values, and attends to the context and the chunk."""
         settings, page_size = self.settings, self.settings.page_size
         rows, width = self.is_token.shape
-        num_context = self.context_pages.shape[1] * page_size
+        num_context = self.pages.context.shape[1] * page_size
         layout = RowLayout(num_context, 1, width)
 
         def write_and_attend(
@@ -418,8 +459,9 @@ class ChunkCache:
                 x: jax.Array,
             ) -> tuple[attention.Pool, jax.Array]:
                 """Writes x into the pool. Returns the pool, and x after the context."""
-                by_page = x.reshape(-1, page_size, kv_heads, head_dim)
-                pool = settings.attention.write(pool, by_page, write_rows)
+                if self.pools is None:
+                    by_page = x.reshape(-1, page_size, kv_heads, head_dim)
+                    pool = settings.attention.write(pool, by_page, write_rows)
                 # Attend to keys and values as decoding would read them from the pool.
                 x = attention.as_stored(x, settings.kv_storage, settings.dtype)
                 if not num_context:
@@ -442,14 +484,33 @@ class ChunkCache:
             in_specs=(heads_spec, heads_spec, heads_spec, pool_spec, P(), P(), P(), P()),
             out_specs=(heads_spec, pool_spec),
         )
-        first_row = layer * settings.pages_per_shard
-        write_rows = first_row + self.write_pages.ravel()
-        read_rows = first_row + self.context_pages.ravel()
+        rows_of_layer = self.rows_of(layer)
         window = window_in_rows(settings.model, layer, self.positions)
-        out, (k_pool, v_pool) = write_and_attend(
-            q, k, v, (arrays.k, arrays.v), write_rows, read_rows, self.segments, window
+        pools_of_layer = self.pools or (arrays.k, arrays.v)
+        out, (next_k, next_v) = write_and_attend(
+            q,
+            k,
+            v,
+            pools_of_layer,
+            rows_of_layer.write,
+            rows_of_layer.context,
+            self.segments,
+            window,
         )
-        return out, arrays._replace(k=k_pool, v=v_pool)
+        if self.pools is not None:
+            next_k = lax.dynamic_update_index_in_dim(arrays.k, k, layer, 0)
+            next_v = lax.dynamic_update_index_in_dim(arrays.v, v, layer, 0)
+        return out, arrays._replace(k=next_k, v=next_v)
+
+    def rows_of(self, layer: jax.Array) -> ChunkPages:
+        """Returns the rows of the pool of a layer's pages, without the axis of rows."""
+        pages = self.pages
+        if self.ring_pages is not None:
+            has_ring = rings.has_ring(self.settings.model, layer)
+            pages = jax.tree.map(partial(jnp.where, has_ring), self.ring_pages, pages)
+        first_row = first_row_of(self.settings, layer)
+        write_rows = first_row + pages.write.ravel()
+        return ChunkPages(first_row + pages.context.ravel(), write_rows)
 
     def recur(
         self,
@@ -472,18 +533,53 @@ def chunk_cache(
     row_states: DeltaState | None,
     starts: Int[Array, " rows"],
     is_token: Bool[Array, "rows T"],
-    context_pages: Int[Array, "rows C"],
-    write_pages: Int[Array, "rows W"],
+    pages: ChunkPages,
+    row_rings: Int[Array, " rows"] | None,
 ) -> ChunkCache:
     """Returns the cache of one chunk of every row.
 
     row_states: the recurrent states before the chunks, [L, rows, ...].
-    starts, context_pages, write_pages: as in `score_program.ScoreInputs`.
+    starts, pages, row_rings: as in `score_program.ScoreInputs`.
     """
     rows, width = is_token.shape
-    num_context = context_pages.shape[1] * settings.page_size
+    page_size = settings.page_size
+    num_context = pages.context.shape[1] * page_size
     context = jnp.broadcast_to(jnp.arange(num_context), (rows, num_context))
     segments = jnp.concatenate([context < starts[:, None], is_token], axis=1).astype(jnp.int32)
     positions = jnp.concatenate([context, starts[:, None] + jnp.arange(width)], axis=1)
     arrays = CacheArrays(state.k_pool, state.v_pool, row_states)
-    return ChunkCache(settings, arrays, is_token, segments, positions, context_pages, write_pages)
+    ring_pages, pools = None, None
+    if settings.rings is not None:
+        assert row_rings is not None
+        lengths = starts + is_token.sum(axis=1)
+        ring_pages = chunk_pages_in_rings(
+            settings.rings, page_size, row_rings, starts, lengths, pages
+        )
+        pools = state.k_pool, state.v_pool
+        empty = empty_keys(settings, rows, width)
+        arrays = CacheArrays(empty, empty, row_states)
+    return ChunkCache(settings, arrays, is_token, segments, positions, pages, ring_pages, pools)
+
+
+def chunk_pages_in_rings(
+    sizes: rings.Rings,
+    page_size: int,
+    row_rings: Int[Array, " rows"],
+    starts: Int[Array, " rows"],
+    lengths: Int[Array, " rows"],
+    pages: ChunkPages,
+) -> ChunkPages:
+    """Returns the pages of a chunk in layers with rings.
+
+    lengths: tokens of each sequence after the chunk.
+    pages: in layers with full attention.
+    """
+    num_context, num_written = pages.context.shape[1], pages.write.shape[1]
+    # Pages of the context that the ring no longer holds are outside of the window.
+    context = jnp.broadcast_to(jnp.arange(num_context), pages.context.shape)
+    written = (starts // page_size)[:, None] + jnp.arange(num_written)
+    is_kept = rings.is_newest(sizes, written, -(-lengths // page_size))
+    return ChunkPages(
+        context=rings.ring_rows(sizes, row_rings, context),
+        write=rings.ring_rows(sizes, row_rings, written, is_kept),
+    )

@@ -9,6 +9,9 @@ The sequence therefore gets the same tokens as without the interruption.
 
 A prompt whose beginning is in the prefix cache is placed in the same way: its first pages are the
 cached ones, and chunks compute the rest.
+
+Decoders with rings (`rings.py`) compute all tokens, because no slot has the ring of another one.
+The pages that a sequence shares with its group in the other layers are not written again.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -109,7 +112,8 @@ def place(
     num_pages = divide_up(placement.length, engine.settings.page_size)
     first = (num_pages - len(to_write)) * engine.settings.page_size
     pages = engine.pages_of(engine.shard_of(slot), slot % engine.slots_per_shard)[:num_pages]
-    return Returning(sequence, slot, first, pages, position=first)
+    position = 0 if engine.has_rings else first
+    return Returning(sequence, slot, first, pages, position)
 
 
 def prefill(
@@ -186,6 +190,7 @@ def make_inputs(engine: Engine, chunks: list[list[Returning]]) -> ScoreInputs[np
         lengths=np.zeros(rows, np.int32),
         context_pages=np.full((rows, context_pages), SCRATCH_PAGE, np.int32),
         write_pages=np.full((rows, width // page_size), SCRATCH_PAGE, np.int32),
+        row_rings=engine.unused_rings(rows),
     )
     for shard, shard_items in enumerate(chunks):
         for row, item in enumerate(shard_items, start=shard * rows_per_shard):
@@ -195,7 +200,12 @@ def make_inputs(engine: Engine, chunks: list[list[Returning]]) -> ScoreInputs[np
             inputs.lengths[row] = end - start
             first_page, end_page = start // page_size, divide_up(end, page_size)
             inputs.context_pages[row, :first_page] = item.pages[:first_page]
-            inputs.write_pages[row, : end_page - first_page] = item.pages[first_page:end_page]
+            # Without rings, chunks begin after the shared pages.
+            first_own = max(first_page, item.first // page_size)
+            own_pages = item.pages[first_own:end_page]
+            inputs.write_pages[row, first_own - first_page : end_page - first_page] = own_pages
+            if inputs.row_rings is not None:
+                inputs.row_rings[row] = item.slot % engine.slots_per_shard
     return inputs
 
 

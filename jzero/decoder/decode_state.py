@@ -41,13 +41,14 @@ class Prefix(NamedTuple, Generic[Leaf]):
 class DecodeState(NamedTuple, Generic[Leaf]):
     """The KV cache and the slots.
 
-    All layers of a shard share one pool: page p of layer l is row l * pages_per_shard + p. The loop
-    over layers carries this one array, and every layer writes it in place. Separate arrays per
-    layer, cut out of a stack and put back, would be copied in every layer of every step. KV heads
-    come first because TPU kernels require [heads, pages, page_size, width].
+    All layers of a shard share one pool: page p of layer l is row l * pages_per_shard + p, or the
+    row that `rings.py` gives it if layers with a window keep fewer pages than others. The loop over
+    layers carries this one array, and every layer writes it in place. Separate arrays per layer,
+    cut out of a stack and put back, would be copied in every layer of every step. KV heads come
+    first because TPU kernels require [heads, pages, page_size, width].
     """
 
-    # [K, shards * L * pages_per_shard, page_size, D], with rows in the kernels' layout; or a
+    # [K, shards * pages of all layers, page_size, D], with rows in the kernels' layout; or a
     # pools.QuantizedPool of this shape.
     k_pool: PyTree
     v_pool: PyTree  # the same for the values

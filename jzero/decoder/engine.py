@@ -38,7 +38,7 @@ from jaxtyping import Bool, Float, Int, PyTree
 
 from jzero import attention
 from jzero.config import RolloutConfig
-from jzero.decoder import slot_state
+from jzero.decoder import drafts, rings, slot_state
 from jzero.decoder.adapter_bank import BASE_MODEL, HeldAdapter, has_bank, row_adapters
 from jzero.decoder.decode_state import (
     Arrival,
@@ -56,6 +56,7 @@ from jzero.decoder.pages import PageAllocator
 from jzero.decoder.prefix_cache import PrefixCache
 from jzero.decoder.program_settings import make_program_settings, with_choices, with_filters
 from jzero.decoder.programs import Programs, compile_programs
+from jzero.decoder.rings import Rings
 from jzero.decoder.sampling import Filters, SlotFilters
 from jzero.decoder.score_program import ScoreInputs, TokenScores, compile_extend, compile_score
 from jzero.errors import UserError
@@ -209,6 +210,14 @@ class Engine:
                 f"{settings.page_size} on each of {self.num_shards} devices"
             )
         self.pages_per_shard = usable_pages + 1  # plus the scratch page
+        # The rings of a pool with enough pages for them; None: all layers keep all pages.
+        self.full_rings = rings.choose(
+            model,
+            settings,
+            drafts.numbers_of(settings.draft),
+            self.slots_per_shard,
+            SCORING_ROWS,
+        )
 
         self.program_settings = make_program_settings(
             model=model,
@@ -219,6 +228,7 @@ class Engine:
             attention_name=attention_name,
             slots_per_shard=self.slots_per_shard,
             pages_per_shard=self.pages_per_shard,
+            rings=self.rings_of(self.pages_per_shard),
             exact=exact,
             tracks=tracks,
         )
@@ -246,13 +256,12 @@ class Engine:
         """The page allocator of each shard."""
         # Built on first use, so an engine that only serves for planning takes no memory, however
         # many slots it has.
-        # After the rows of the slots, every shard has SCORING_ROWS rows for the sequences that it
-        # scores.
+        # After the rows of the slots, every shard has rows for the sequences that it scores.
         return [
             PageAllocator(
                 self.pages_per_shard,
                 self.settings.page_size,
-                self.slots_per_shard + SCORING_ROWS,
+                self.slots_per_shard + self.scoring_rows,
                 self.pages_per_slot,
             )
             for _ in range(self.num_shards)
@@ -267,6 +276,29 @@ class Engine:
         """Frees all cached pages."""
         for cache in self.prefix_caches:
             cache.clear()
+
+    def rings_of(self, pages_per_shard: int) -> Rings | None:
+        """Returns the rings of a pool of this size; None if all layers keep all pages."""
+        return self.full_rings if rings.fits(self.full_rings, pages_per_shard) else None
+
+    def pool_pages(self, pages_per_shard: int) -> int:
+        """Returns the pages of all layers of a shard, each with its scratch page.
+
+        pages_per_shard: of a layer that keeps all pages.
+        """
+        sizes = self.rings_of(pages_per_shard)
+        return sum(rings.pages_of_layers(self.model, sizes, pages_per_shard))
+
+    @property
+    def has_rings(self) -> bool:
+        """Whether layers with a sliding window keep only the pages of it: see `rings.py`."""
+        return self.program_settings.rings is not None
+
+    @property
+    def scoring_rows(self) -> int:
+        """The rows of a shard for sequences that are scored."""
+        sizes = self.program_settings.rings
+        return SCORING_ROWS if sizes is None else sizes.scoring_rows
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -366,7 +398,7 @@ class Engine:
         split = static.tensor if static.kv_axis else 1
         # A kernel may store several heads in one row, or pad a head to a wider row.
         rows, width = static.attention.pool_rows(static.kv_heads // split, model.head_dim)
-        num_pages = self.num_shards * len(model.attention_layers) * self.pages_per_shard
+        num_pages = self.num_shards * self.pool_pages(self.pages_per_shard)
         shape = split * rows, num_pages, self.settings.page_size, width
         spec = P(static.kv_axis, "slots")
         pool = self.abstract_array(shape, static.kv_storage, spec)
@@ -734,7 +766,8 @@ class Engine:
         # rollout for training is a function of the weights, the request and the seed.
         choice = self.settings.prefix_cache
         wants_cache = choice == "on" or (choice == "auto" and not samples.is_trained)
-        return wants_cache and self.can_prefill_in_chunks(samples)
+        # A ring belongs to one slot, so nothing can start from its pages.
+        return wants_cache and not self.has_rings and self.can_prefill_in_chunks(samples)
 
     @property
     def chunk_width(self) -> int:
@@ -816,6 +849,11 @@ class Engine:
     def empty_row_states(self) -> DeltaState | None:
         """Returns the recurrent states of empty rows for scoring, or None without such states."""
         return self._empty_row_states() if self.has_slot_state else None
+
+    def unused_rings(self, num_rows: int) -> Int[np.ndarray, " rows"] | None:
+        """Returns `ScoreInputs.row_rings` of padding rows; None without rings."""
+        sizes = self.program_settings.rings
+        return None if sizes is None else np.full(num_rows, sizes.count, np.int32)
 
     def score_width(self, num_tokens: int) -> int:
         """Returns the padded width of a sequence's next chunk, with `num_tokens` tokens left."""

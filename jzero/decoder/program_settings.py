@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 from jzero import attention
 from jzero.config import RolloutConfig
 from jzero.decoder import drafts, sampling
+from jzero.decoder.rings import Rings
 from jzero.errors import UserError
 from jzero.model import experts, qwen
 from jzero.model.arithmetic import PLAIN, Arithmetic
@@ -42,7 +43,8 @@ class ProgramSettings:
     stop_ids: tuple[int, ...]  # tokens that end a response
     max_turns: int
     slots_per_shard: int
-    pages_per_shard: int  # including the scratch page
+    # Of a layer that keeps all pages, including the scratch page.
+    pages_per_shard: int
     page_size: int  # tokens
     decode_steps: int  # steps of one call of `generate`
     tensor: int  # devices that share a shard
@@ -51,6 +53,7 @@ class ProgramSettings:
     arithmetic: Arithmetic = PLAIN
     sample: Callable[..., tuple[jax.Array, jax.Array]] = sampling.sample  # or `sample_exactly`
     drafting: drafts.Drafting | None = None  # the numbers of rollout.draft
+    rings: Rings | None = None  # of layers with a sliding window; None: they keep all pages
 
     def records(self, name: str) -> bool:
         """Returns whether the programs return a track."""
@@ -88,6 +91,7 @@ def make_program_settings(
     attention_name: str,
     slots_per_shard: int,
     pages_per_shard: int,
+    rings: Rings | None,
     exact: bool = False,
     tracks: TrackShapes = (),
 ) -> ProgramSettings:
@@ -137,6 +141,7 @@ def make_program_settings(
         arithmetic=choose_arithmetic(exact, mesh),
         sample=sampling.sample_exactly if exact else sampling.sample,
         drafting=drafts.numbers_of(settings.draft),
+        rings=rings,
     )
 
 

@@ -14,13 +14,15 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jzero.decoder import drafts, sampling, slot_state
-from jzero.decoder.caches import prompt_cache, slot_cache, split_over_tensor
+from jzero import attention
+from jzero.decoder import drafts, rings, sampling, slot_state
+from jzero.decoder.caches import KeysAndValues, prompt_cache, slot_cache, split_over_tensor
 from jzero.decoder.decode_state import (
     PREFIX_SPECS,
     STATE_SPECS,
@@ -35,6 +37,7 @@ from jzero.decoder.decode_state import (
 )
 from jzero.decoder.program_settings import ProgramSettings
 from jzero.model import qwen
+from jzero.model.architecture import ATTENTION, SLIDING
 from jzero.model.linear import RowAdapters
 from jzero.model.quantized import QuantizedWeight
 from jzero.model.run_model import ModelInputs, run_model
@@ -239,28 +242,16 @@ def insert(
     """
     arrival = Arrival(*arrivals[0])
     source_pages, target_pages = page_copies[0]
-    layers, prompts, width, heads, head_dim = prefix.k.shape
-    page_size = settings.page_size
-
-    # Write the pages of all layers at once: layer l has its pages at l * pages_per_shard.
-    first_rows = jnp.arange(layers)[:, None] * settings.pages_per_shard
-    target_rows = (first_rows + target_pages[None]).ravel()
-    pool_spec = P(settings.kv_axis)
-    pages_spec = P(None, None, settings.kv_axis)
-    write_pages = split_over_tensor(
-        settings,
-        settings.attention.write,
-        in_specs=(pool_spec, pages_spec, P()),
-        out_specs=pool_spec,
-    )
-
-    def take_pages(x: jax.Array) -> jax.Array:
-        """[L, prompts, T, K, D] -> [L * copies, page_size, K, D]"""
-        pages = x.reshape(layers, prompts * width // page_size, page_size, heads, head_dim)
-        return pages[:, source_pages].reshape(-1, page_size, heads, head_dim)
-
-    k_pool = write_pages(state.k_pool, take_pages(prefix.k), target_rows)
-    v_pool = write_pages(state.v_pool, take_pages(prefix.v), target_rows)
+    k_pool, v_pool = state.k_pool, state.v_pool
+    if settings.rings is None:
+        # Write the pages of all layers at once: layer l has its pages at l * pages_per_shard.
+        first_rows = jnp.arange(len(prefix.k))[:, None] * settings.pages_per_shard
+        target_rows = (first_rows + target_pages[None]).ravel()
+        k_pool = copy_pages(settings, k_pool, prefix.k, source_pages, target_rows)
+        v_pool = copy_pages(settings, v_pool, prefix.v, source_pages, target_rows)
+    else:
+        copies = source_pages, target_pages
+        k_pool, v_pool = insert_with_rings(settings, (k_pool, v_pool), prefix, arrival, copies)
 
     def set_slots(column: jax.Array, values: jax.Array) -> jax.Array:
         return column.at[arrival.slot].set(values, mode="drop")
@@ -287,6 +278,81 @@ def insert(
         slot_state=states,
         drafts=state.drafts,
     )
+
+
+def copy_pages(
+    settings: ProgramSettings,
+    pool: attention.Pool,
+    prompts: Float[Array, "L prompts T K D"],
+    source_pages: Int[Array, " copies"],
+    target_rows: Int[Array, " L*copies"],
+) -> attention.Pool:
+    """Returns a pool with pages of prompts written to it.
+
+    source_pages: counted over all prompts. The same ones are taken of every layer.
+    """
+    layers, num_prompts, width, heads, head_dim = prompts.shape
+    page_size = settings.page_size
+    pages = prompts.reshape(layers, num_prompts * width // page_size, page_size, heads, head_dim)
+    pages = pages[:, source_pages].reshape(-1, page_size, heads, head_dim)
+    pool_spec = P(settings.kv_axis)
+    pages_spec = P(None, None, settings.kv_axis)
+    write_pages = split_over_tensor(
+        settings,
+        settings.attention.write,
+        in_specs=(pool_spec, pages_spec, P()),
+        out_specs=pool_spec,
+    )
+    return write_pages(pool, pages, target_rows)
+
+
+def insert_with_rings(
+    settings: ProgramSettings,
+    pools: KeysAndValues,
+    prefix: Prefix[jax.Array],
+    arrival: Arrival[jax.Array],
+    page_copies: tuple[Int[Array, " copies"], Int[Array, " copies"]],
+) -> KeysAndValues:
+    """Copies prefix pages to the pools, in decoders whose layers with a window have rings.
+
+    page_copies: source and target pages of the layers that keep all pages. In the other layers
+        every arrival gets the last pages of its prompt in the ring of its slot.
+    """
+    sizes, page_size = settings.rings, settings.page_size
+    assert sizes is not None
+    k_pool, v_pool = pools
+    layer_pages = rings.pages_of_layers(settings.model, sizes, settings.pages_per_shard)
+    first_rows = rings.first_rows(layer_pages)
+
+    # Layers that keep all pages, all at once.
+    source_pages, target_pages = page_copies
+    layers = np.array(settings.model.layers_of(ATTENTION))
+    target_rows = (jnp.asarray(first_rows[layers])[:, None] + target_pages[None]).ravel()
+    k_pool = copy_pages(settings, k_pool, prefix.k[layers], source_pages, target_rows)
+    v_pool = copy_pages(settings, v_pool, prefix.v[layers], source_pages, target_rows)
+
+    # One layer with rings at a time: samples share no pages there, so the pages of all layers would
+    # be a copy of all rings.
+    pages_per_prompt = prefix.k.shape[2] // page_size
+    num_pages = -(-arrival.length // page_size)
+    page = num_pages[:, None] - 1 - jnp.arange(min(sizes.pages, pages_per_prompt))
+    # The numbers of padding columns are those of rings for scoring.
+    is_kept = (page >= 0) & (arrival.slot < sizes.slots)[:, None]
+    ring_pages = rings.ring_rows(sizes, arrival.slot, page, is_kept).ravel()
+    ring_sources = (arrival.prefix_row[:, None] * pages_per_prompt + page).ravel()
+    ring_sources = jnp.clip(ring_sources, 0, prefix.k.shape[1] * pages_per_prompt - 1)
+    ring_layers = jnp.array(settings.model.layers_of(SLIDING))
+    ring_first_rows = jnp.asarray(first_rows)[ring_layers]
+
+    def copy_layer(i: jax.Array, pools: KeysAndValues) -> KeysAndValues:
+        k, v = (lax.dynamic_index_in_dim(x, ring_layers[i]) for x in (prefix.k, prefix.v))
+        target_rows = ring_first_rows[i] + ring_pages
+        return (
+            copy_pages(settings, pools[0], k, ring_sources, target_rows),
+            copy_pages(settings, pools[1], v, ring_sources, target_rows),
+        )
+
+    return lax.fori_loop(0, len(ring_layers), copy_layer, (k_pool, v_pool))
 
 
 def start(

@@ -19,10 +19,10 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PyTree
 
 from jzero.decoder import slot_state
-from jzero.decoder.caches import chunk_cache
-from jzero.decoder.decode_state import DecodeState
+from jzero.decoder.caches import ChunkCache, ChunkPages, KeysAndValues, chunk_cache
+from jzero.decoder.decode_state import CacheArrays, DecodeState
 from jzero.decoder.program_settings import ProgramSettings
-from jzero.decoder.programs import compile_program, state_specs_of
+from jzero.decoder.programs import compile_program, copy_pages, state_specs_of
 from jzero.model import qwen
 from jzero.model.delta_net import DeltaState
 from jzero.model.logprobs import split_columns
@@ -53,14 +53,19 @@ class ScoreInputs(NamedTuple, Generic[Leaf]):
     temperature: Leaf | None  # f32[rows, T], above 0: temperature at which each target is scored
     starts: Leaf  # i32[rows]: tokens of the sequence before the chunk
     lengths: Leaf  # i32[rows]: tokens of the chunk without padding
-    # i32[rows, C]: the sequence's first pages, of which `starts` tokens are read
+    # i32[rows, C]: the sequence's first pages, of which `starts` tokens are read, in layers that
+    # keep all pages
     context_pages: Leaf
-    write_pages: Leaf  # i32[rows, T / page]: pages for the chunk's keys and values
-    # i32[rows]: the rows of the states that the chunks continue; SCORING_ROWS and above: padding.
-    # None in models without such states.
+    # i32[rows, T / page]: pages for the chunk's keys and values in these layers
+    write_pages: Leaf
+    # i32[rows]: the rows of the states that the chunks continue; Engine.scoring_rows and above:
+    # padding. None in models without such states.
     state_rows: Leaf | None = None
     # RowAdapters of the rows, in an adapter bank; None without a bank.
     adapters: PyTree = None
+    # i32[rows]: the ring of each row's sequence (`rings.py`); Rings.count and above: padding. None
+    # in decoders without rings.
+    row_rings: Leaf | None = None
 
 
 class TokenScores(NamedTuple, Generic[Leaf]):
@@ -79,6 +84,8 @@ def compile_score(settings: ProgramSettings, mesh: Mesh, alternatives: int) -> j
     input_specs = ScoreInputs(*(by_slot for _ in ScoreInputs._fields))
     if state_specs.slot_state is None:
         input_specs = input_specs._replace(state_rows=None)
+    if settings.rings is None:
+        input_specs = input_specs._replace(row_rings=None)
     score_specs = TokenScores(*(by_slot for _ in TokenScores._fields))
     return compile_program(
         settings,
@@ -96,6 +103,8 @@ def compile_extend(settings: ProgramSettings, mesh: Mesh) -> jax.stages.Wrapped:
     state_specs = state_specs_of(settings)
     input_specs = ScoreInputs(*(by_slot for _ in ScoreInputs._fields))
     input_specs = input_specs._replace(targets=None, temperature=None, state_rows=None)
+    if settings.rings is None:
+        input_specs = input_specs._replace(row_rings=None)
     return compile_program(
         settings,
         mesh,
@@ -158,8 +167,8 @@ def extend(
         states,
         inputs.starts,
         is_token,
-        inputs.context_pages,
-        inputs.write_pages,
+        ChunkPages(inputs.context_pages, inputs.write_pages),
+        inputs.row_rings,
     )
     positions = inputs.starts[:, None] + jnp.arange(width)[None]
     outputs = run_model(
@@ -172,11 +181,33 @@ def extend(
         placement=settings.experts,
     )
     k_pool, v_pool, next_states = outputs.cache
+    if cache.pools is not None:
+        k_pool, v_pool = write_chunks(settings, cache, cache.pools, outputs.cache)
     if row_states is not None:
         assert inputs.state_rows is not None
         all_rows = jnp.arange(rows)
         row_states = slot_state.copy_rows(next_states, all_rows, row_states, inputs.state_rows)
     return state._replace(k_pool=k_pool, v_pool=v_pool), row_states, outputs.hidden
+
+
+def write_chunks(
+    settings: ProgramSettings,
+    cache: ChunkCache,
+    pools: KeysAndValues,
+    chunks: CacheArrays,
+) -> KeysAndValues:
+    """Writes the keys and values of chunks after all layers have read the pools."""
+    every_page = jnp.arange(cache.pages.write.size)
+
+    def write_layer(layer: jax.Array, pools: KeysAndValues) -> KeysAndValues:
+        target_rows = cache.rows_of(layer).write
+        k, v = (lax.dynamic_index_in_dim(x, layer) for x in (chunks.k, chunks.v))
+        return (
+            copy_pages(settings, pools[0], k, every_page, target_rows),
+            copy_pages(settings, pools[1], v, every_page, target_rows),
+        )
+
+    return lax.fori_loop(0, len(chunks.k), write_layer, pools)
 
 
 def score_in_chunks(

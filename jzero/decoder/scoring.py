@@ -11,8 +11,8 @@ pages, the scheduler places no sequence in a slot.
 Prefix sharing: a sequence reuses pages that already hold its beginning, computed with the same
 weights. They belong to sequences in slots, or to sequences that were scored before, which keep
 their pages until the space is needed. Sequences with a common beginning compute it once, except for
-tokens with requested scores. Models with recurrent layers (`slot_state.py`) share nothing: pages do
-not hold their states.
+tokens with requested scores. Models with recurrent layers (`slot_state.py`) share nothing, because
+pages do not hold their states, and neither do decoders with rings (`rings.py`).
 """
 
 import itertools
@@ -26,7 +26,7 @@ from jaxtyping import Float32, Int32
 
 from jzero.decoder.adapter_bank import BASE_MODEL, HeldAdapter, has_bank, row_adapters
 from jzero.decoder.decode_state import DecodeState
-from jzero.decoder.engine import SCORING_ROWS, Engine
+from jzero.decoder.engine import Engine
 from jzero.decoder.pages import SCRATCH_PAGE, OutOfPages
 from jzero.decoder.score_program import ALTERNATIVES, MAX_ALTERNATIVES, ScoreInputs, TokenScores
 from jzero.decoder.sequence import DecodeCounters, Sequence
@@ -268,8 +268,8 @@ class Scorer:
 
         num_running = [len(running(rows)) for rows in self.rows]
         shard, best = int(np.argmin(num_running)), []
-        # Pages without the recurrent state at their end cannot be shared.
-        if not most_pages or engine.has_slot_state:
+        # Pages without the recurrent state at their end cannot be shared, nor those of a ring.
+        if not most_pages or engine.has_slot_state or engine.has_rings:
             return shard, best, False
         for slot, sequence in in_slots.items():
             # A prefill has written the prompt. The tokens after it may belong to a reply, which
@@ -295,7 +295,7 @@ class Scorer:
     def _free_row(self, shard: int) -> int | None:
         """Returns an unused row of a shard, or None."""
         taken = {row.row for row in self.rows[shard]}
-        return next((row for row in range(SCORING_ROWS) if row not in taken), None)
+        return next((row for row in range(self.engine.scoring_rows) if row not in taken), None)
 
     def _reserve(
         self,
@@ -371,8 +371,9 @@ class Scorer:
             context_pages=np.full((num_rows, context_pages), SCRATCH_PAGE, np.int32),
             write_pages=np.full((num_rows, width // page_size), SCRATCH_PAGE, np.int32),
             state_rows=(
-                np.full(num_rows, SCORING_ROWS, np.int32) if engine.has_slot_state else None
+                np.full(num_rows, engine.scoring_rows, np.int32) if engine.has_slot_state else None
             ),
+            row_rings=engine.unused_rings(num_rows),
         )
         assert inputs.targets is not None and inputs.temperature is not None
         parts = []
@@ -392,6 +393,8 @@ class Scorer:
                 inputs.write_pages[i, : end_page - first_page] = pages[first_page:end_page]
                 if inputs.state_rows is not None:
                     inputs.state_rows[i] = row.row
+                if inputs.row_rings is not None:
+                    inputs.row_rings[i] = engine.slots_per_shard + row.row
                 parts.append(Part(row.scoring, i, start, end))
                 held[i] = row.scoring.adapter
                 row.position = end

@@ -28,7 +28,7 @@ from jzero.planning.compiling import Device
 from jzero.planning.host_memory import free_bytes, total_bytes
 from jzero.planning.memory import DEFAULT_GPU_SHARE, STATE, row_tokens
 from jzero.planning.models import is_known
-from jzero.planning.planned_run import PlannedRun, build
+from jzero.planning.planned_run import PlannedRun, build, pages_that_fit
 from jzero.sharding.context import heads_to_share
 from jzero.sharding.mesh import context_shards, row_shards, slice_of
 
@@ -279,8 +279,8 @@ def shrink_pool(
         return settings
     engine, pool = run.engine, run.parts["KV pool"]
     kept_share = 1 - verdict.excess["rollout"] / pool
-    # One page is for idle slots, and one absorbs the rounding.
-    pages = int(kept_share * engine.pages_per_shard) - 2
+    # One page absorbs the rounding.
+    pages = pages_that_fit(engine, kept_share * pool) - 1
     if kept_share < smallest_share or pages < engine.pages_per_slot:
         return settings
     return _with_rollout(settings, num_pages=pages * engine.num_shards * run.num_decoders)

@@ -22,12 +22,13 @@ from jzero.config import MemoryConfig, ModelConfig, RolloutConfig
 from jzero.decoder.engine import Engine
 from jzero.errors import UserError
 from jzero.hosts import collectives, processes
+from jzero.model.architecture import SLIDING
 from jzero.numerics.sizes import divide_up
 from jzero.planning import host_memory
 from jzero.planning.arithmetic import sampling_bytes
 from jzero.planning.chips import GIB
 from jzero.planning.fitting import attached_bytes
-from jzero.planning.planned_run import kv_bytes_per_token
+from jzero.planning.planned_run import pages_that_fit, pool_bytes
 from jzero.sharding.mesh import num_decoders
 
 CPU_SHARE = 1 / 8  # of the free memory: trainer, graders and other programs also need memory
@@ -63,33 +64,32 @@ def size_pool(
     Raises:
         UserError: rollout.num_pages, or one sequence of full length, does not fit.
     """
-    page_bytes = kv_bytes_per_token(engine) * engine.settings.page_size
     full = engine.pages_per_shard - 1  # one page is for idle slots
     if room is None:
         pages, reason = full, "the memory of a device is not known"
     elif rollout.num_pages:
         # An explicit rollout.num_pages is used as it is, or rejected.
-        if (full + 1) * page_bytes > room.most_bytes:
+        if pool_bytes(engine, full) > room.most_bytes:
             raise UserError(
                 f"rollout.num_pages={rollout.num_pages} takes "
-                f"{(full + 1) * page_bytes / GIB:.1f} GiB on a device, and there are "
+                f"{pool_bytes(engine, full) / GIB:.1f} GiB on a device, and there are "
                 f"{room.most_bytes / GIB:.1f} GiB: set it to at most "
-                f"{_all_pages(engine, int(room.most_bytes / page_bytes) - 1)}, or to 0"
+                f"{_all_pages(engine, pages_that_fit(engine, room.most_bytes))}, or to 0"
             )
         pages, reason = full, "rollout.num_pages"
     else:
         # As many pages as fit, but at least enough for one sequence of full length.
-        pages = min(full, max(int(room.bytes / page_bytes) - 1, engine.pages_per_slot))
+        pages = min(full, max(pages_that_fit(engine, room.bytes), engine.pages_per_slot))
         reason = room.reason
         if longest:
             # One sequence of full length has to fit nevertheless.
             needed = engine.slots_per_shard * divide_up(longest, engine.settings.page_size)
             pages = min(pages, max(needed, engine.pages_per_slot))
-        if (pages + 1) * page_bytes > room.most_bytes:
+        if pool_bytes(engine, pages) > room.most_bytes:
             raise UserError(
                 f"rollout.max_new_tokens={rollout.max_new_tokens}: the KV cache of one "
                 f"sequence of {engine.max_sequence_tokens} tokens takes "
-                f"{(pages + 1) * page_bytes / GIB:.1f} GiB on a device, and there are "
+                f"{pool_bytes(engine, pages) / GIB:.1f} GiB on a device, and there are "
                 f"{room.most_bytes / GIB:.1f} GiB: lower it"
             )
     # A resumed run has its original size, unless its settings ask for less.
@@ -97,7 +97,7 @@ def size_pool(
         pages, reason = min(full, recorded_pages), "the size that the run began with"
     # All hosts use the size of the host with the least memory.
     pages = min(collectives.gather_json(pages))
-    processes.print_once(describe(engine, pages, page_bytes, reason, longest))
+    processes.print_once(describe(engine, pages, reason, longest))
     return replace(rollout, num_pages=_all_pages(engine, pages))
 
 
@@ -116,7 +116,7 @@ def _all_pages(engine: Engine, pages: int) -> int:
     return max(0, pages) * engine.num_shards * num_decoders(engine.mesh)
 
 
-def describe(engine: Engine, pages: int, page_bytes: float, reason: str, longest: int = 0) -> str:
+def describe(engine: Engine, pages: int, reason: str, longest: int = 0) -> str:
     """Returns a line with the size of the KV cache, its capacity, and the reason for its size.
 
     longest: as in `size_pool`.
@@ -139,9 +139,23 @@ def describe(engine: Engine, pages: int, page_bytes: float, reason: str, longest
     if engine.program_settings.tensor > 1:
         devices = f"each of {engine.mesh.size} devices"
     return (
-        f"KV cache: {(pages + 1) * page_bytes / GIB:.2f} GiB on {devices}, {tokens} tokens, "
+        f"KV cache: {pool_bytes(engine, pages) / GIB:.2f} GiB on {devices}, {tokens} tokens, "
         f"{holds} slots at {longest or engine.max_sequence_tokens} tokens{why}"
+        f"{_describe_rings(engine, pages)}"
     )
+
+
+def _describe_rings(engine: Engine, pages: int) -> str:
+    """Returns what layers with a sliding window keep; "" for a model without windows."""
+    model = engine.model
+    if not model.sliding_window:
+        return ""
+    num_layers = f"{len(model.layers_of(SLIDING))} of {len(model.attention_layers)} layers"
+    rings = engine.rings_of(pages + 1)
+    if rings is None:
+        return f"; {num_layers} have a window of {model.sliding_window} tokens, and keep all tokens"
+    tokens = rings.pages * engine.settings.page_size
+    return f"; {num_layers} keep only the newest {tokens} tokens of each slot"
 
 
 def room_in_run(
@@ -162,8 +176,7 @@ def room_in_run(
     # The plan covers sampling and training together.
     shards = engine.num_shards * num_decoders(engine.mesh)
     pages = divide_up(num_pages, shards) or engine.pages_per_shard - 1
-    page_bytes = kv_bytes_per_token(engine) * engine.settings.page_size
-    return _planned_room((pages + 1) * page_bytes, available)
+    return _planned_room(pool_bytes(engine, pages), available)
 
 
 def room_of_decoder(memory: MemoryConfig, engine: Engine, compute: ModelConfig) -> Room | None:

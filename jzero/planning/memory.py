@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from jzero.planning.chips import GIB
 from jzero.planning.compiling import Measurement
-from jzero.planning.planned_run import PlannedRun
+from jzero.planning.planned_run import PlannedRun, pages_that_fit, pool_bytes
 from jzero.sharding.mesh import row_shards
 
 # JAX's default share of a GPU's memory, without XLA_PYTHON_CLIENT_MEM_FRACTION.
@@ -126,10 +126,10 @@ def _for_rollout(run: PlannedRun, excess: float) -> list[str]:
     engine, pool = run.engine, run.parts["KV pool"]
     num_shards = engine.num_shards * run.num_decoders
     lines = []
-    # One page of every shard is for idle slots, and one absorbs the rounding.
-    pages = engine.pages_per_shard - 2 - int(excess / pool * engine.pages_per_shard)
+    # One page of every shard absorbs the rounding.
+    pages = pages_that_fit(engine, pool - excess) - 1
     if pages >= engine.pages_per_slot:
-        saved = (1 - (pages + 1) / engine.pages_per_shard) * pool
+        saved = pool - pool_bytes(engine, pages)
         lines.append(_saving(f"rollout.num_pages={pages * num_shards}", saved))
     # Without rollout.num_pages, the pool's size is proportional to the slots.
     if engine.slots_per_shard > 1 and not run.workload.num_pages:

@@ -27,6 +27,7 @@ from jzero.distillation.in_process import (
 )
 from jzero.errors import UserError
 from jzero.model import adapters, tokenizer
+from jzero.model.architecture import ATTENTION
 from jzero.model.new_model import check_experts, new_model
 from jzero.model.qwen import QwenConfig
 from jzero.numerics.sizes import power_of_two
@@ -431,11 +432,43 @@ def _decoder_mesh(mesh: Mesh) -> tuple[Mesh, int]:
 
 
 def kv_bytes_per_token(engine: Engine) -> float:
-    """Returns the bytes that the keys and values of one token take on a device."""
+    """Returns the bytes that the keys and values of one token take on a device, in all layers."""
     state = engine.abstract_state()
-    pool = device_bytes((state.k_pool, state.v_pool))
-    # The pool's bytes are of one device, which holds the pages of one shard.
-    return pool / (engine.pages_per_shard * engine.settings.page_size)
+    return device_bytes((state.k_pool, state.v_pool)) / tokens_in_pool(engine)
+
+
+def tokens_in_pool(engine: Engine) -> float:
+    """Returns how many tokens of all layers take as many pages as the pool of a shard has."""
+    pages = engine.pool_pages(engine.pages_per_shard) * engine.settings.page_size
+    return pages / len(engine.model.attention_layers)
+
+
+def pool_bytes(engine: Engine, pages: int) -> float:
+    """Returns the bytes on a device of a KV cache with `pages` pages for sequences in each shard.
+
+    Layers with a sliding window may have fewer pages (`decoder.rings`).
+    """
+    layers = len(engine.model.attention_layers)
+    page_of_layer = kv_bytes_per_token(engine) * engine.settings.page_size / layers
+    return engine.pool_pages(pages + 1) * page_of_layer
+
+
+def pages_that_fit(engine: Engine, room: float) -> int:
+    """Returns the largest `pages` with which `pool_bytes` are at most `room`.
+
+    Negative if not even the page for idle slots fits.
+    """
+    page_bytes = kv_bytes_per_token(engine) * engine.settings.page_size  # of all layers
+    if engine.full_rings is not None:
+        # The size of the rings is fixed, so more pages fit in the other layers.
+        num_layers = len(engine.model.attention_layers)
+        num_full = len(engine.model.layers_of(ATTENTION))
+        layer_bytes = page_bytes / num_layers
+        ring_bytes = (num_layers - num_full) * engine.full_rings.pages_of_layer * layer_bytes
+        pages = int((room - ring_bytes) / (num_full * layer_bytes)) - 1
+        if engine.rings_of(pages + 1) is not None:
+            return pages
+    return int(room / page_bytes) - 1
 
 
 def prefix_bytes_per_token(engine: Engine) -> float:
@@ -447,8 +480,7 @@ def prefix_bytes_per_token(engine: Engine) -> float:
     if not isinstance(state.k_pool, QuantizedPool):
         return kv_bytes_per_token(engine)
     numbers = device_bytes((state.k_pool.values, state.v_pool.values))
-    tokens = engine.pages_per_shard * engine.settings.page_size
-    return numbers * engine.dtype.itemsize / tokens
+    return numbers * engine.dtype.itemsize / tokens_in_pool(engine)
 
 
 def prefix_bytes(engine: Engine) -> float:

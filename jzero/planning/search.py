@@ -8,7 +8,7 @@ from jzero import config, terminal
 from jzero.planning.chips import GIB
 from jzero.planning.compiling import Measurement, Program
 from jzero.planning.memory import phase_totals, row_tokens
-from jzero.planning.planned_run import PlannedRun, build
+from jzero.planning.planned_run import PlannedRun, build, pages_that_fit
 
 Measure = Callable[[Program], Measurement]
 
@@ -51,14 +51,13 @@ def _largest_pool(settings: config.Config, run: PlannedRun, measure: Measure) ->
     """Returns the largest rollout.num_pages with which sampling fits; 0 if none does."""
     engine = run.engine
     num_shards = engine.num_shards * run.num_decoders
-    page = run.parts["KV pool"] / engine.pages_per_shard
     generate = measure(run.programs["generate"])
     free = run.chip.hbm_bytes - phase_totals(run, {"generate": generate})["rollout"]
 
-    # Memory is linear in the pages, which gives a first guess. The guess is lowered until it
-    # compiles and fits. Pages for all slots are enough; one page of every shard is for idle slots.
+    # The memory of the pages gives a first guess, which is lowered until it compiles and fits.
+    # Pages for all slots are enough.
     enough = engine.slots_per_shard * engine.pages_per_slot
-    pages = min(engine.pages_per_shard - 1 + int(free // page), enough)
+    pages = min(pages_that_fit(engine, run.parts["KV pool"] + free), enough)
     while pages >= engine.pages_per_slot:
         num_pages = pages * num_shards
         changed = replace(settings, rollout=replace(settings.rollout, num_pages=num_pages))

@@ -424,6 +424,17 @@ def decoder_settings(
     return DecoderSettings(rollout, compute, longest, config.num_kept(algorithm, rollout))
 
 
+def without_training(settings: DecoderSettings) -> DecoderSettings:
+    """Returns the settings of a command that trains on nothing: rollout.prefix_cache=auto is on.
+
+    Layers with a sliding window keep all tokens then, because a cached prefix needs them.
+    """
+    rollout = settings.rollout
+    if rollout.prefix_cache != "auto":
+        return settings
+    return replace(settings, rollout=replace(rollout, prefix_cache="on"))
+
+
 def mesh_of_decoder(num_devices: int, mesh: Mesh) -> Mesh:
     """Returns the mesh that a sampler decodes on.
 

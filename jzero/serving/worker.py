@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import jax
 
-from jzero.decoder.engine import SCORING_ROWS, Engine, Samples
+from jzero.decoder.engine import Engine, Samples
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.scoring import Scoring
 from jzero.decoder.sequence import DecodeCounters, Groups, Sequence
@@ -116,7 +116,7 @@ class DecodingWorker:
         self.scheduler: Scheduler | None = None  # of the running thread
         # Keep enough sequences in the scorer to fill its rows, and leave the others here, where
         # they can be dropped.
-        self.most_scoring = max(self.num_slots, SCORING_ROWS * engine.num_shards)
+        self.most_scoring = max(self.num_slots, engine.scoring_rows * engine.num_shards)
         self.clock = StepClock()
         self.last_admission = (0.0, 0)  # monotonic time, and `DecodeCounters.slot_steps` by then
         self.has_ended = False  # the thread has ended: no sequence will be decoded any more

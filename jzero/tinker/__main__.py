@@ -37,7 +37,6 @@ from jzero.planning.compiling import cache_directory
 from jzero.planning.fitting import attached_bytes, set_cpu_devices
 from jzero.planning.kv_pool import describe as describe_pool
 from jzero.planning.kv_pool import room_of_decoder, size_pool
-from jzero.planning.planned_run import kv_bytes_per_token
 from jzero.rollout.sampler import make_seed
 from jzero.serving import limits, sockets
 from jzero.serving.connections import BoundedConfig
@@ -195,9 +194,8 @@ def with_sizes(
             settings, rollout=rollout, train=replace(settings.train, microbatch_tokens=tokens)
         )
     sizes = choose_sizes(settings, describe(settings, model, mesh, residents), residents, available)
-    page_bytes = kv_bytes_per_token(engine) * engine.settings.page_size
     reason = "the plan of the server; python -m jzero.tinker --plan prints it"
-    print(describe_pool(engine, sizes.num_pages // engine.num_shards, page_bytes, reason))
+    print(describe_pool(engine, sizes.num_pages // engine.num_shards, reason))
     return replace(
         settings,
         rollout=replace(settings.rollout, num_pages=sizes.num_pages),

@@ -38,9 +38,15 @@ from jzero.planning.compiling import (
 )
 from jzero.planning.fitting import usable_bytes
 from jzero.planning.models import architecture
-from jzero.planning.planned_run import kv_bytes_per_token, prefix_bytes
+from jzero.planning.planned_run import pages_that_fit, pool_bytes, prefix_bytes
 from jzero.planning.report import program_lines
-from jzero.rollout.sampler import DecoderSettings, decoder_settings, mesh_of_decoder, new_engine
+from jzero.rollout.sampler import (
+    DecoderSettings,
+    decoder_settings,
+    mesh_of_decoder,
+    new_engine,
+    without_training,
+)
 from jzero.sharding.mesh import configured_mesh, row_shards
 from jzero.sharding.publish import abstract_decoder_weights, has_decoder_layout
 from jzero.tinker import datums, losses
@@ -122,7 +128,9 @@ def describe(
 
 
 def decoder_of(settings: config.Config) -> DecoderSettings:
-    return decoder_settings(settings.model, settings.rollout, settings.algorithm, settings.eval)
+    """Returns the settings of the server's decoder, whose samples belong to requests."""
+    decoder = decoder_settings(settings.model, settings.rollout, settings.algorithm, settings.eval)
+    return without_training(decoder)
 
 
 def engine_of(settings: config.Config, model: qwen.QwenConfig, mesh: Mesh) -> Engine:
@@ -147,9 +155,7 @@ def choose_sizes(
     longest = engine.max_sequence_tokens
     fixed = sum(parts.fixed_bytes(residents).values())
     least_work = work_bytes(parts, longest)
-    page_bytes = kv_bytes_per_token(engine) * engine.settings.page_size
-    # One page more is for idle slots.
-    least = (engine.pages_per_slot + 1) * page_bytes
+    least = pool_bytes(engine, engine.pages_per_slot)
     room = available - fixed - least_work
     if room < least:
         raise UserError(
@@ -160,14 +166,15 @@ def choose_sizes(
         )
     pages = engine.pages_per_shard - 1
     if not settings.rollout.num_pages:
-        pages = min(pages, max(engine.pages_per_slot, int(POOL_SHARE * room / page_bytes) - 1))
-    elif (pages + 1) * page_bytes > room:
-        most = (int(room / page_bytes) - 1) * engine.num_shards
+        fitting = pages_that_fit(engine, POOL_SHARE * room)
+        pages = min(pages, max(engine.pages_per_slot, fitting))
+    elif pool_bytes(engine, pages) > room:
+        most = pages_that_fit(engine, room) * engine.num_shards
         raise UserError(
             f"rollout.num_pages={settings.rollout.num_pages} does not fit next to training: set it "
             f"to at most {most}, or to 0"
         )
-    left = available - fixed - (pages + 1) * page_bytes
+    left = available - fixed - pool_bytes(engine, pages)
     tokens = longest
     while 2 * tokens <= MOST_MICROBATCH_TOKENS and work_bytes(parts, 2 * tokens) <= left:
         tokens *= 2

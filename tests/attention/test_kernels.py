@@ -471,6 +471,33 @@ def test_paged_windows_equal_the_definition(window: int) -> None:
     np.testing.assert_allclose(by_exact, expected, atol=1e-5)
 
 
+WINDOW_KERNELS: dict[str, tuple[Paged, tuple[int, int]]] = {
+    "xla": (xla.paged, xla.pool_rows(2, 64)),
+    "exact": (exact.paged, (1, 128)),
+    "tpu": (partial(tpu.paged, width=17), tpu.pool_rows(2, 64)),
+    "gpu": (partial(gpu_paged, width=17), gpu.pool_rows(2, 64)),
+}
+
+
+@quick
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("kernel", WINDOW_KERNELS)
+def test_pages_before_a_window_may_hold_other_tokens(kernel: str) -> None:
+    """A ring has newer pages there. No bit of the output changes."""
+    paged, pool_rows = WINDOW_KERNELS[kernel]
+    q, k_pool, v_pool, table, lengths, shared = paged_inputs((4, 2, 64), jnp.bfloat16, pool_rows)
+    run = jax.jit(partial(paged, kv_heads=2, window=jnp.int32(17)))
+    expected = run(q, k_pool, v_pool, table, lengths, shared)
+    page_ends = (np.arange(MAX_PAGES) + 1) * PAGE_SIZE
+    is_before = page_ends <= lengths[:, None] - 17
+    newest = np.take_along_axis(table, (lengths[:, None] - 1) // PAGE_SIZE, axis=1)
+
+    found = run(q, k_pool, v_pool, np.where(is_before, newest, table), lengths, shared)
+
+    assert is_before.any()
+    np.testing.assert_array_equal(found, expected)
+
+
 @quick
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("heads", in_default_suite({"three heads of 64"}, SHARDS))

@@ -75,6 +75,8 @@ def complete_with(
     engine: Engine,
     temperature: float = TEMPERATURE,
     past: Completions | None = None,
+    prompts: list[np.ndarray] = PROMPTS,
+    max_new: int = MAX_NEW,
     **settings: object,
 ) -> tuple[Completions, Scheduler]:
     """Decodes as `test_engine.complete` does, with the responses of an earlier epoch."""
@@ -82,7 +84,7 @@ def complete_with(
         engine, params_on(engine), text_of, past_responses=past_of(past) if past else None
     )
     scheduler.settings = replace(scheduler.settings, **settings)
-    groups = make_groups(PROMPTS, GROUP, MAX_NEW)
+    groups = make_groups(prompts, GROUP, max_new)
     seed = seed_on(engine)
     with jax.transfer_guard("disallow"):
         completions = by_key(list(scheduler.run(groups, GROUP, temperature, seed)))

@@ -442,13 +442,13 @@ def converse(
     )
 
 
-def assert_same(got: Conversation, want: Conversation) -> None:
+def assert_same(got: Conversation, want: Conversation, atol: float = 1e-5) -> None:
     """Asserts that the episodes of `got`, which may be fewer, are those of `want`."""
     assert got.tokens.keys() <= want.tokens.keys()
     for key in got.tokens:
         assert got.tokens[key] == want.tokens[key], key
         assert got.turns[key] == want.turns[key], key
-        np.testing.assert_allclose(got.logps[key], want.logps[key], atol=1e-5)
+        np.testing.assert_allclose(got.logps[key], want.logps[key], atol=atol)
 
 
 @pytest.mark.parametrize(

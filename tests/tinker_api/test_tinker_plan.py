@@ -9,6 +9,7 @@ from jzero.errors import UserError
 from jzero.model import adapters
 from jzero.planning import chips
 from jzero.planning.models import architecture
+from jzero.planning.planned_run import kv_bytes_per_token
 from jzero.sharding.mesh import configured_mesh
 from jzero.tinker import __main__ as command
 from jzero.tinker import plan
@@ -49,7 +50,7 @@ def test_everything_is_on_a_device_at_the_same_time(model, topology, flags) -> N
     fixed = parts.fixed_bytes(residents)
     sizes = plan.choose_sizes(settings, parts, residents, available)
 
-    page = plan.kv_bytes_per_token(parts.engine) * parts.engine.settings.page_size
+    page = kv_bytes_per_token(parts.engine) * parts.engine.settings.page_size
     pages = sizes.num_pages / parts.engine.num_shards
     tokens = sizes.microbatch_tokens / plan.row_shards(parts.learner.mesh)
     total = sum(fixed.values()) + pages * page + plan.work_bytes(parts, int(tokens))

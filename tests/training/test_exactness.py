@@ -247,15 +247,18 @@ def test_no_bit_differs_between_slots_and_packed_rows(model: qwen.QwenConfig, dt
     ids=["dense", "windows", "hybrid with experts"],
 )
 def test_preempted_sequences_are_exact_in_plain_rows(model: qwen.QwenConfig) -> None:
-    rollout = {"num_pages": 20, "page_size": 8}
+    # A smaller pool has no rings, whose pages the windows are in otherwise.
+    rollout = {"num_pages": 40 if model.sliding_window else 20, "page_size": 8}
     sampled = Sampled(settings(rollout=rollout, train={"packs_per_row": 0}), model=model)
     assert sampled.scheduler.counters.preempted > 0
+    assert sampled.engine.has_rings == (model.sliding_window > 0)
     assert_exact(sampled)
 
 
-@pytest.mark.thorough
-def test_scores_of_given_tokens_have_the_bits_of_the_sampler() -> None:
-    sampled = sampled_plainly(QWEN3, "bfloat16")
+@pytest.mark.thorough_cases("dense")
+@pytest.mark.parametrize("model", [QWEN3, GEMMA], ids=["dense", "windows"])
+def test_scores_of_given_tokens_have_the_bits_of_the_sampler(model: qwen.QwenConfig) -> None:
+    sampled = sampled_plainly(model, "bfloat16")
     sampled.engine.score_tokens = 32  # a sequence is scored in several chunks
     scorings = [
         Scoring(rollout.tokens.ids, rollout.prompt_length, temperature=ROLLOUT["temperature"])
@@ -298,8 +301,9 @@ def test_an_adapter_is_exact(model: qwen.QwenConfig) -> None:
     assert_exact(Sampled(settings("bfloat16", model=changes), model=model))
 
 
-@pytest.mark.thorough
-def test_turns_that_go_on_after_a_reply_are_exact() -> None:
+@pytest.mark.thorough_cases("dense")
+@pytest.mark.parametrize("model", [MODEL, GEMMA], ids=["dense", "windows"])
+def test_turns_that_go_on_after_a_reply_are_exact(model: qwen.QwenConfig) -> None:
     def reply_once(scheduler: Scheduler) -> Callable[[bool], list[Reply]]:
         def poll(wait: bool) -> list[Reply]:
             waiting = list(scheduler.waiting.values())
@@ -308,7 +312,7 @@ def test_turns_that_go_on_after_a_reply_are_exact() -> None:
         return poll
 
     rollout = {"max_turns": 2, "max_new_tokens": 20, "max_reply_tokens": 8}
-    sampled = Sampled(settings(rollout=rollout), poll_replies=reply_once)
+    sampled = Sampled(settings(rollout=rollout), model=model, poll_replies=reply_once)
     assert all(len(item.turns) == 2 for item in sampled.rollouts)
     assert_exact(sampled)
 
