@@ -13,7 +13,8 @@ this machine. --peer is an interpreter with PyTorch, transformers and TRL, by de
                parity of their length
     sums       an RL step of configs/sums.py: 16 problems with 16 answers of at most 8 tokens
     lora       the same with an adapter
-    serve      tokens a second of `jzero.serve` for 1 and for 16 requests at a time
+    serve      tokens a second of `jzero.serve` for 1 and for 16 requests at a time, after as many
+               others, which compile
 
 A step is the median of those after the first; TRL does the same steps (`trl_grpo.py`). Memory is
 the peak of the main process. Shares of the peak are of the machine's own product of two matrices,
@@ -198,7 +199,8 @@ def steps_of(kind: str, args: argparse.Namespace, folder: Path, peak: float) -> 
     if kind == "gsm8k":
         flags = ["--config=configs/gsm8k.py:smollm2-135m", f"--config.task.data={args.data}"]
         flags += ["--config.rollout.num_prompts=4", "--config.rollout.group_size=8"]
-        flags += ["--config.rollout.max_new_tokens=64"]
+        flags += ["--config.rollout.max_new_tokens=64", "--config.train.packs_per_row=8"]
+        flags += [f"--config.train.microbatch_tokens={256 + 8 * 64}"]  # a group
         # The model solves next to nothing, and groups of equal scores would be left out.
         flags.append(f"--config.task.reward.functions={ROOT / 'benchmarks/trl_grpo.py'}:odd_length")
         peer_flags = ["--task=gsm8k", f"--data={args.data}", "--problems=4", "--answers=8"]
@@ -302,7 +304,7 @@ def serving(args: argparse.Namespace, folder: Path) -> None:
     process = start([*command, "--config.model.dtype=float32"], log)
     address = f"http://127.0.0.1:{port}"
     lines = Path(args.data, "test.jsonl").read_text(encoding="utf-8").splitlines()
-    questions = [json.loads(line)["problem"] for line in lines[:32]]
+    questions = [json.loads(line)["problem"] for line in lines[:64]]
 
     def answer(question: str) -> int:
         """Returns the number of tokens of an answer."""
@@ -332,8 +334,9 @@ def serving(args: argparse.Namespace, folder: Path) -> None:
                 time.sleep(0.2)
         idle = resident_gib(process.pid)
         ready = time.perf_counter() - started
-        answer(questions[0])  # compiles
         for concurrent, count in ((1, 4), (16, 32)):
+            with ThreadPoolExecutor(concurrent) as threads:  # compiles
+                list(threads.map(answer, questions[-count:]))
             before, begin = processor_seconds(process.pid), time.perf_counter()
             with ThreadPoolExecutor(concurrent) as threads:
                 num_tokens = sum(threads.map(answer, questions[:count]))
@@ -385,6 +388,8 @@ def main() -> None:
     print(f"{'':24}{'seconds':>9}{'processor':>11}{'peak GiB':>10}{'ratio':>9}", flush=True)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
+        # Of this run alone: the first process compiles its programs.
+        os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
         for kind in args.only or kinds:
             if kind == "evaluate":
                 evaluations(args, folder)

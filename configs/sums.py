@@ -9,9 +9,9 @@ an adapter on the frozen model; and tiny, random weights and a warm start.
 
 Models: the presets load their models from the hub, where Gemma's license has to be accepted, or
 from --config.model.path=DIRECTORY.
-Hardware: two CPU cores; smollm2-135m needs 6 GB of memory and its adapter 3 GB, and the models of
+Hardware: two CPU cores; smollm2-135m needs 5 GB of memory and its adapter 3 GB, and the models of
 0.5b and 0.6b four times as much. Any accelerator with 16 GB holds each of them.
-Cost: lab/learning.md has the minutes and the curves of smollm2-135m on two CPU cores.
+Cost: 12 seconds a step of smollm2-135m on two idle CPU cores (lab/speed.md).
 Target: smollm2-135m solves a fifth of the problems at temperature 1 before the run.
 """
 
@@ -55,7 +55,7 @@ def pretrained(preset: str) -> Config:
     model = preset.removesuffix("-lora")
     config = Config(
         name=f"sums-{preset}",
-        model=ModelConfig(path=HUB[preset], dtype="float32"),
+        model=ModelConfig(path=HUB[preset], dtype="float32", remat="none"),
         task=TaskConfig(name="sums", template="plain"),
         rollout=RolloutConfig(
             num_prompts=16,
