@@ -564,8 +564,9 @@ def shared_programs() -> Path:
     Machines that share a home may have other instructions. JAX's names of programs do not depend on
     the instructions of a CPU, so the directory does.
     """
-    processor = Path("/proc/cpuinfo")
-    lines = processor.read_text(encoding="utf-8").splitlines() if processor.exists() else []
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    kind = hashlib.sha256(f"{platform.machine()} {flags}".encode()).hexdigest()[:16]
+    instructions = ""
+    # The file has an entry for each core, and making it takes time on a machine with many.
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        instructions = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    kind = hashlib.sha256(f"{platform.machine()} {instructions.strip()}".encode()).hexdigest()[:16]
     return files.user_cache() / "programs" / kind

@@ -32,6 +32,7 @@ from jzero.chat import dialogue_settings
 from jzero.decoder.adapter_bank import MOST_SHAPES, AdapterBank, HeldAdapter
 from jzero.errors import UserError
 from jzero.evaluate import load, load_with_adapters
+from jzero.hosts.platform import is_cpu_chosen
 from jzero.model import qwen
 from jzero.rollout.sampler import Sampler, make_seed
 from jzero.run.finished import find_model, read_adapter_flags
@@ -110,7 +111,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
     # As in OpenAI's API, texts do not contain the stop string.
     defaults = dialogue_settings(found)
     defaults.rollout.decode_steps = STREAMED_TOKENS
-    if jax.config.values["jax_platforms"] == "cpu":
+    if is_cpu_chosen():
         cores = os.cpu_count() or 1
         defaults.rollout.num_slots = min(defaults.rollout.num_slots, SLOTS_OF_A_CORE * cores)
     settings = cli.parse_settings(defaults, config_flags)

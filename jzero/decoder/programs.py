@@ -336,23 +336,44 @@ def insert_with_rings(
     pages_per_prompt = prefix.k.shape[2] // page_size
     num_pages = -(-arrival.length // page_size)
     page = num_pages[:, None] - 1 - jnp.arange(min(sizes.pages, pages_per_prompt))
-    # The numbers of padding columns are those of rings for scoring.
+    # A padding column has the number of a slot that does not exist, which would be a scoring ring.
     is_kept = (page >= 0) & (arrival.slot < sizes.slots)[:, None]
     ring_pages = rings.ring_rows(sizes, arrival.slot, page, is_kept).ravel()
     ring_sources = (arrival.prefix_row[:, None] * pages_per_prompt + page).ravel()
     ring_sources = jnp.clip(ring_sources, 0, prefix.k.shape[1] * pages_per_prompt - 1)
-    ring_layers = jnp.array(settings.model.layers_of(SLIDING))
-    ring_first_rows = jnp.asarray(first_rows)[ring_layers]
+    return copy_layers(
+        settings,
+        (k_pool, v_pool),
+        (prefix.k, prefix.v),
+        jnp.array(settings.model.layers_of(SLIDING)),
+        ring_sources,
+        lambda layer: jnp.asarray(first_rows)[layer] + ring_pages,
+    )
+
+
+def copy_layers(
+    settings: ProgramSettings,
+    pools: KeysAndValues,
+    prompts: tuple[Float[Array, "L prompts T K D"], Float[Array, "L prompts T K D"]],
+    layers: Int[Array, " layers"],
+    source_pages: Int[Array, " copies"],
+    target_rows_of: Callable[[Int[Array, ""]], Int[Array, " copies"]],
+) -> KeysAndValues:
+    """Does the same as `copy_pages` for keys and values, one of the `layers` at a time.
+
+    target_rows_of: returns the rows of a layer's pages in the pools.
+    """
 
     def copy_layer(i: jax.Array, pools: KeysAndValues) -> KeysAndValues:
-        k, v = (lax.dynamic_index_in_dim(x, ring_layers[i]) for x in (prefix.k, prefix.v))
-        target_rows = ring_first_rows[i] + ring_pages
+        layer = layers[i]
+        k, v = (lax.dynamic_index_in_dim(x, layer) for x in prompts)
+        target_rows = target_rows_of(layer)
         return (
-            copy_pages(settings, pools[0], k, ring_sources, target_rows),
-            copy_pages(settings, pools[1], v, ring_sources, target_rows),
+            copy_pages(settings, pools[0], k, source_pages, target_rows),
+            copy_pages(settings, pools[1], v, source_pages, target_rows),
         )
 
-    return lax.fori_loop(0, len(ring_layers), copy_layer, (k_pool, v_pool))
+    return lax.fori_loop(0, len(layers), copy_layer, pools)
 
 
 def start(

@@ -22,7 +22,7 @@ from jzero.decoder import slot_state
 from jzero.decoder.caches import ChunkCache, ChunkPages, KeysAndValues, chunk_cache
 from jzero.decoder.decode_state import CacheArrays, DecodeState
 from jzero.decoder.program_settings import ProgramSettings
-from jzero.decoder.programs import compile_program, copy_pages, state_specs_of
+from jzero.decoder.programs import compile_program, copy_layers, state_specs_of
 from jzero.model import qwen
 from jzero.model.delta_net import DeltaState
 from jzero.model.logprobs import split_columns
@@ -197,17 +197,14 @@ def write_chunks(
     chunks: CacheArrays,
 ) -> KeysAndValues:
     """Writes the keys and values of chunks after all layers have read the pools."""
-    every_page = jnp.arange(cache.pages.write.size)
-
-    def write_layer(layer: jax.Array, pools: KeysAndValues) -> KeysAndValues:
-        target_rows = cache.rows_of(layer).write
-        k, v = (lax.dynamic_index_in_dim(x, layer) for x in (chunks.k, chunks.v))
-        return (
-            copy_pages(settings, pools[0], k, every_page, target_rows),
-            copy_pages(settings, pools[1], v, every_page, target_rows),
-        )
-
-    return lax.fori_loop(0, len(chunks.k), write_layer, pools)
+    return copy_layers(
+        settings,
+        pools,
+        (chunks.k, chunks.v),
+        jnp.arange(len(chunks.k)),
+        jnp.arange(cache.pages.write.size),
+        lambda layer: cache.rows_of(layer).write,
+    )
 
 
 def score_in_chunks(

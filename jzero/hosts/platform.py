@@ -69,6 +69,11 @@ def has_default_cpu_devices() -> bool:
     return CPU_DEVICES_VARIABLE not in os.environ and number == default_cpu_devices()
 
 
+def is_cpu_chosen() -> bool:
+    """Returns whether JAX runs on the CPU, without starting it."""
+    return jax.config.values["jax_platforms"] == "cpu"
+
+
 def may_have_tpu(root: Path) -> bool:
     """Returns whether the machine may have a TPU. `root` is the root of its file system."""
     if any(os.environ.get(name) for name in VARIABLES):

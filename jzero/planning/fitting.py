@@ -5,11 +5,12 @@
     shrink_pool(...)            fewer KV cache pages, if the full KV cache does not fit
     choose_fitting_preset       the preset of a recipe: the largest that fits, unless one is named
 
-Nothing is compiled or downloaded. CPU devices share the memory of the machine, unless
-memory.device_gib sets a limit.
+Nothing is compiled, and at most the config.json of a model is downloaded. CPU devices share the
+memory of the machine, unless memory.device_gib sets a limit.
 """
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from jzero import config
 from jzero.config import Config, teachers
 from jzero.errors import UserError
 from jzero.hosts import processes
-from jzero.hosts.platform import has_default_cpu_devices
+from jzero.hosts.platform import has_default_cpu_devices, is_cpu_chosen
 from jzero.model import huggingface, qwen
 from jzero.planning.arithmetic import bytes_of_phases, totals
 from jzero.planning.chips import CHIPS, GIB, DescribedDevice
@@ -53,13 +54,22 @@ def set_cpu_devices(path: str) -> None:
     Does nothing once JAX has started, or if JAX_NUM_CPU_DEVICES gives another number. Only
     config.json of the model is read.
     """
-    if jax.config.values["jax_platforms"] != "cpu" or not (path and has_default_cpu_devices()):
+    if not (path and is_cpu_chosen() and has_default_cpu_devices()):
         return
     with contextlib.suppress(UserError):  # the command itself reports a model that is not there
-        model, _ = huggingface.load_config(huggingface.resolve(path, ("config.json",)))
-        if qwen.num_params(model) >= PARAMS_FOR_ONE_CPU_DEVICE:
+        if params_of_model(path) >= PARAMS_FOR_ONE_CPU_DEVICE:
             with contextlib.suppress(RuntimeError):  # JAX has started
                 jax.config.update("jax_num_cpu_devices", 1)
+
+
+@functools.cache
+def params_of_model(path: str) -> int:
+    """Returns the number of parameters of a model, by its config.json.
+
+    A command asks at every place that may be the first to start JAX; a hub answers once.
+    """
+    model, _ = huggingface.load_config(huggingface.resolve(path, ("config.json",)))
+    return qwen.num_params(model)
 
 
 def attached_devices() -> list[DescribedDevice]:
