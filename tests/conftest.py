@@ -21,6 +21,7 @@ import gc
 import importlib.metadata
 import importlib.util
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,6 +31,9 @@ from pathlib import Path
 
 from skips import platform_asked_for
 
+# A shell ignores Ctrl-C in what it starts in the background, and so would every process of a test.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Workers of pytest-xdist inherit the variable.
 os.environ.setdefault("JAX_PLATFORMS", platform_asked_for(sys.argv[1:]))
 # Grader processes, of which the suite starts hundreds, take a third less with compiled modules.

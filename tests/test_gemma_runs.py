@@ -13,16 +13,18 @@ from tiny import tiny_settings
 from jzero import algorithms, train
 from jzero.config import AdapterConfig, Config, RewardConfig, Together, tiny_arch
 
-# A window that is shorter than a prompt, in one of two layers.
-ARCH = tiny_arch(
-    "tiny-gemma3",
-    hidden_size=32,
-    intermediate_size=32,
-    num_hidden_layers=2,
-    head_dim=8,
-    sliding_window=6,
-    sliding_window_pattern=2,
-)
+
+def arch(name: str) -> str:
+    """Returns a model with a window that is shorter than a prompt, in one of two layers."""
+    return tiny_arch(
+        name,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        head_dim=8,
+        sliding_window=6,
+        sliding_window_pattern=2,
+    )
 
 
 def one_turn(**changes: Any) -> Config:
@@ -77,19 +79,27 @@ RUNS = {
     "asynchronous": (asynchronous, np.inf),  # rollouts are older than the policy
     "context parallel": (context_parallel, ROUNDED),
     "exact": (exact, 0.0),
+    "gemma2": (one_turn, ROUNDED),
+    "gemma2, exact": (exact, 0.0),
 }
 
 
 # An int8 base has an adapter, too; episodes of several turns are those of the asynchronous run.
 @pytest.mark.thorough_cases(
-    "int8 base", "int8 KV cache", "asynchronous", "context parallel", "exact"
+    "int8 base",
+    "int8 KV cache",
+    "asynchronous",
+    "context parallel",
+    "exact",
+    "gemma2",
+    "gemma2, exact",
 )
 @pytest.mark.usefixtures("quick_runs")
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_with_windows(name: str, tmp_path: Path) -> None:
     make, difference = RUNS[name]
     config = make()
-    config.model.arch = ARCH
+    config.model.arch = arch("tiny-gemma2" if "gemma2" in name else "tiny-gemma3")
 
     train.train(config, tmp_path)
 

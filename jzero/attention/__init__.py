@@ -52,6 +52,7 @@ def shipped(module: str) -> Callable[[], Backend]:
             write,
             reads_int8=is_reference,
             has_windows=True,
+            has_soft_cap=True,
             needs_width=module in ("tpu", "gpu"),
         )
 
@@ -63,7 +64,9 @@ def tpu_with_fused_decoding() -> Backend:
     from jzero.attention import tpu_decode
 
     backend = shipped("tpu")()
-    return backend._replace(decode=tpu_decode.decode, reads_int8=True, has_windows=False)
+    return backend._replace(
+        decode=tpu_decode.decode, reads_int8=True, has_windows=False, has_soft_cap=False
+    )
 
 
 # The values of model.attention. An entry is a function that returns the backend, so that Pallas and
@@ -83,14 +86,15 @@ PLATFORMS = {"tpu": "tpu", "gpu": "gpu", "cuda": "gpu"}
 SAME_PLATFORM = {"tpu": "tpu", "gpu": "gpu", "tpu_fused": "tpu"}
 
 
-def choose(name: str, mesh: Mesh, *, window: int = 0) -> Backend:
+def choose(name: str, mesh: Mesh, *, window: int = 0, soft_cap: float = 0.0) -> Backend:
     """Returns the backend called `name`, or the default of the mesh's platform if `name` is "".
 
     window: the tokens of the model's sliding windows; 0 for a model without windows.
+    soft_cap: the bound of the model's scores (`xla.soft_capped`); 0 for a model without one.
 
     The devices of the mesh need not be attached: `jzero.plan` compiles for described devices.
     Raises UserError if `name` is unknown, if its kernels are for another platform, or if the model
-    needs sliding windows and the kernels have none.
+    needs sliding windows or bounded scores and the kernels have none.
     """
     # By the mesh, and not by `lax.platform_dependent` inside of the programs: that traces every
     # branch, so that tiny CPU shapes would have to pass the checks of all kernels.
@@ -98,24 +102,33 @@ def choose(name: str, mesh: Mesh, *, window: int = 0) -> Backend:
     default = PLATFORMS.get(platform, "xla")
     _check_name(name, platform, default)
     backend = BACKENDS[name or default]()
-    if window and not backend.has_windows:
+    missing = "sliding windows" if window and not backend.has_windows else ""
+    if soft_cap and not backend.has_soft_cap:
+        missing = missing or "bounded scores"
+    if missing:
         raise UserError(
-            f"the attention kernels of model.attention={name or default} have no sliding windows, "
+            f"the attention kernels of model.attention={name or default} have no {missing}, "
             "which this model needs: leave model.attention out, or set model.attention=xla"
         )
+    settings: dict[str, float] = {}
     if window and backend.needs_width:
-        return with_width(backend, window)
-    return backend
+        settings["width"] = window
+    if soft_cap:
+        settings["soft_cap"] = soft_cap
+    return compiled_for(backend, **settings) if settings else backend
 
 
 @functools.cache
-def with_width(backend: Backend, width: int) -> Backend:
-    """Returns a backend whose kernels are compiled for windows of `width` tokens."""
+def compiled_for(backend: Backend, **settings: float) -> Backend:
+    """Returns a backend whose kernels are compiled for these settings of a model.
+
+    width: tokens of a sliding window. soft_cap: the bound of scores.
+    """
     # Cached, because programs are compiled again for another backend, and partials are not equal.
     packed: Callable[..., jax.Array] = backend.packed
     paged: Callable[..., jax.Array] = backend.paged
     return backend._replace(
-        packed=functools.partial(packed, width=width), paged=functools.partial(paged, width=width)
+        packed=functools.partial(packed, **settings), paged=functools.partial(paged, **settings)
     )
 
 

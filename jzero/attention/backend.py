@@ -155,3 +155,5 @@ class Backend(NamedTuple):
     # Whether they take the tokens of a window as the argument `width`, because it has to be known
     # when they are compiled.
     needs_width: bool = False
+    # Whether they take the bound of scores as the argument `soft_cap`.
+    has_soft_cap: bool = False

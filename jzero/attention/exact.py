@@ -30,7 +30,7 @@ from jzero.attention import xla
 from jzero.attention.backend import Window
 from jzero.attention.exact_gradient import Residuals, gradients_of_rows, needed_blocks
 from jzero.attention.pools import decode_kv, from_rows, one_row_per_head
-from jzero.attention.xla import MASKED, OnlineSoftmax
+from jzero.attention.xla import MASKED, OnlineSoftmax, soft_capped
 from jzero.errors import UserError
 from jzero.numerics.products import product_in_fp32
 from jzero.types import RowLayout
@@ -90,12 +90,13 @@ def fold_block(
     keys: Float[Array, "R K block D"],
     values: Float[Array, "R K block D"],
     is_visible: Bool[Array, "R m block"],
+    soft_cap: float = 0.0,
 ) -> OnlineSoftmax:
     """Folds one block of keys of every row into the softmax, in fp32."""
     scale = queries.shape[-1] ** -0.5
-    scores = products("zmd,zpd->zmp", queries, keys)
+    scores = soft_capped(products("zmd,zpd->zmp", queries, keys) * scale, soft_cap)
     is_visible = is_visible[:, None]
-    scores = lax.optimization_barrier(jnp.where(is_visible, scores * scale, MASKED))
+    scores = lax.optimization_barrier(jnp.where(is_visible, scores, MASKED))
     largest = jnp.maximum(softmax.largest, scores.max(-1))
     # Exactly 0 for invisible keys, even if no key of the block is visible and all scores are equal.
     weights = jnp.where(is_visible, jnp.exp(scores - largest[..., None]), 0)
@@ -172,6 +173,7 @@ def packed(
     layout: RowLayout,
     window: Window | None = None,
     key_block: int = KEY_BLOCK,
+    soft_cap: float = 0.0,
 ) -> Float[Array, "B N H D"]:
     """Computes packed attention; the padding of a prefix must be at its end.
 
@@ -186,12 +188,12 @@ def packed(
         k_segments: jax.Array,
         window: xla.RowWindow | None = None,
     ) -> jax.Array:
-        return attend_rows(q, k, v, q_segments, k_segments, key_block, window)
+        return attend_rows(q, k, v, q_segments, k_segments, key_block, window, soft_cap)
 
     return xla.packed(q, k, v, segments, layout, window, attend=attend)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5,))
+@partial(jax.custom_vjp, nondiff_argnums=(5, 7))
 def attend_rows(
     q: Float[Array, "R N H D"],
     k: Float[Array, "R M K D"],
@@ -200,9 +202,10 @@ def attend_rows(
     k_segments: Int[Array, "R M"],
     key_block: int,
     window: xla.RowWindow | None = None,
+    soft_cap: float = 0.0,
 ) -> Float[Array, "R N H D"]:
     """Computes `xla.AttendRows`: each tile of queries reads only the key blocks that it sees."""
-    out, _ = fold_rows(q, k, v, q_segments, k_segments, key_block, window)
+    out, _ = fold_rows(q, k, v, q_segments, k_segments, key_block, window, soft_cap)
     return out
 
 
@@ -214,6 +217,7 @@ def fold_rows(
     k_segments: Int[Array, "R M"],
     key_block: int,
     window: xla.RowWindow | None = None,
+    soft_cap: float = 0.0,
 ) -> tuple[Float[Array, "R N H D"], Float[Array, "tiles R K m"]]:
     """Returns the output of `attend_rows`, and log sum exp of the scores by tile and KV head.
 
@@ -252,7 +256,7 @@ def fold_rows(
             if window is not None:
                 is_visible &= query_position[:, :, None] - position[:, None] < window.size
             is_visible_by_head = jnp.tile(is_visible, (1, queries.shape[2] // tile, 1))
-            softmax = fold_block(softmax, queries, keys, values, is_visible_by_head)
+            softmax = fold_block(softmax, queries, keys, values, is_visible_by_head, soft_cap)
 
             # After the last block that the tile sees of a sequence comes the next sequence.
             last_position = query_position.max(axis=1, keepdims=True)
@@ -314,17 +318,18 @@ def attend_forward(
     k_segments: jax.Array,
     key_block: int,
     window: xla.RowWindow | None = None,
+    soft_cap: float = 0.0,
 ) -> tuple[jax.Array, Residuals]:
-    out, log_totals = fold_rows(q, k, v, q_segments, k_segments, key_block, window)
+    out, log_totals = fold_rows(q, k, v, q_segments, k_segments, key_block, window, soft_cap)
     return out, Residuals(q, k, v, q_segments, k_segments, out, log_totals, window)
 
 
 def attend_backward(
-    key_block: int, residuals: Residuals, gradient: jax.Array
+    key_block: int, soft_cap: float, residuals: Residuals, gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, None, None, None]:
     # The backward pass has blocks of another size, so `key_block` is not used.
     needed = needed_blocks(residuals)
-    return (*gradients_of_rows(residuals, gradient, needed), None, None, None)
+    return (*gradients_of_rows(residuals, gradient, needed, soft_cap), None, None, None)
 
 
 attend_rows.defvjp(attend_forward, attend_backward)
@@ -352,6 +357,7 @@ def paged(
     kv_heads: int,
     window: Int[Array, ""] | None = None,
     key_block: int = KEY_BLOCK,
+    soft_cap: float = 0.0,
 ) -> Float[Array, "S H D"]:
     """Computes the attention of decoding; every slot reads all of its pages, shared or not.
 
@@ -394,7 +400,7 @@ def paged(
                 is_visible, (*is_visible.shape[:1], queries.shape[2], key_block)
             )
             keys, values = read(k_pool, parts), read(v_pool, parts)
-            return block + 1, fold_block(softmax, queries, keys, values, is_visible)
+            return block + 1, fold_block(softmax, queries, keys, values, is_visible, soft_cap)
 
         def has_block(carry: Blocks) -> jax.Array:
             block, _ = carry

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jzero.attention.xla import RowWindow
+from jzero.attention.xla import RowWindow, soft_capped
 from jzero.numerics.products import product_in_fp32
 
 NO_SEGMENT = jnp.iinfo(jnp.int32).max  # above every segment
@@ -87,7 +87,10 @@ Gradients = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def gradients_of_rows(
-    residuals: Residuals, gradient: Float[Array, "R N H D"], needed: Bool[Array, "tiles blocks"]
+    residuals: Residuals,
+    gradient: Float[Array, "R N H D"],
+    needed: Bool[Array, "tiles blocks"],
+    soft_cap: float = 0.0,
 ) -> tuple[Float[Array, "R N H D"], Float[Array, "R M K D"], Float[Array, "R M K D"]]:
     """Returns the gradients of q, k and v from the gradient of the output.
 
@@ -146,9 +149,12 @@ def gradients_of_rows(
             # With weights p, output o and the gradient g of o, the gradient of a score is
             # p (g v - g o).
             scores = product_in_fp32("rkmd,rkpd->rkmp", q, k) * scale
+            scores = soft_capped(scores, soft_cap)
             weights = jnp.where(is_visible, jnp.exp(scores - log_total[..., None]), 0)
             weight_grads = product_in_fp32("rkmd,rkpd->rkmp", out_grads, v)
             score_grads = weights * (weight_grads - out_product) * scale
+            if soft_cap:
+                score_grads *= 1 - jnp.square(scores / soft_cap)
             weights, score_grads = weights.astype(v.dtype), score_grads.astype(q.dtype)
             v_grads = add_at(
                 v_grads, block * tile, product_in_fp32("rkmp,rkmd->rkpd", weights, out_grads)

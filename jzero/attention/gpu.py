@@ -39,11 +39,13 @@ def packed(
     window: Window | None = None,
     implementation: Literal["xla", "cudnn"] = "cudnn",
     width: int = 0,
+    soft_cap: float = 0.0,
 ) -> Float[Array, "B N H D"]:
     """Computes packed attention by cuDNN with an explicit mask.
 
     cuDNN's causal mask does not support segments. cuDNN requires 16-bit types and a head size that
-    is a multiple of 8 and at most 128; XLA computes other inputs, and models with sliding windows.
+    is a multiple of 8 and at most 128; XLA computes other inputs, and models with sliding windows
+    or bounded scores.
     width: not used.
     implementation: tests run the same call by XLA, because cuDNN has no CPU path.
     """
@@ -72,8 +74,8 @@ def packed(
         )
         return out[:, :N]
 
-    if window is not None:
-        return xla.packed(q, k, v, segments, layout, window)
+    if window is not None or soft_cap:
+        return xla.packed(q, k, v, segments, layout, window, soft_cap=soft_cap)
     D = q.shape[-1]
     fits_cudnn = q.dtype in (jnp.bfloat16, jnp.float16) and D % 8 == 0 and D <= 128
     if implementation == "cudnn" and not fits_cudnn:
@@ -92,6 +94,7 @@ def paged(
     window: Int[Array, ""] | None = None,
     interpret: bool = False,
     width: int = 0,
+    soft_cap: float = 0.0,
 ) -> Float[Array, "S H D"]:
     """Computes the attention of decoding; every slot reads all of its pages, shared or not.
 
@@ -99,10 +102,10 @@ def paged(
     """
 
     def kernel(q: jax.Array, table: jax.Array, lengths: jax.Array) -> jax.Array:
-        return paged_by_kernel(q, k_pool, v_pool, table, lengths, interpret)
+        return paged_by_kernel(q, k_pool, v_pool, table, lengths, interpret, soft_cap)
 
     return xla.paged_with_windows(
-        kernel, q, k_pool, v_pool, table, lengths, kv_heads, window, width
+        kernel, q, k_pool, v_pool, table, lengths, kv_heads, window, width, soft_cap
     )
 
 
@@ -113,6 +116,7 @@ def paged_by_kernel(
     table: Int[Array, "S max_pages"],
     lengths: Int[Array, " S"],
     interpret: bool,
+    soft_cap: float = 0.0,
 ) -> Float[Array, "S H D"]:
     """Computes the attention of decoding to all tokens.
 
@@ -138,6 +142,7 @@ def paged_by_kernel(
         k_splits=splits,
         num_warps=NUM_WARPS,
         interpret=interpret,
+        attn_logits_soft_cap=soft_cap or None,
     )
     return out.astype(jnp.float32)
 

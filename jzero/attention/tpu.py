@@ -7,6 +7,7 @@ If heads are smaller, a row has 128 // D neighboring KV heads.
 """
 
 import functools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -141,6 +142,7 @@ def splash_kernel(
     num_heads: int,
     interpret: bool,
     width: int,
+    soft_cap: float,
 ) -> splash.SplashAttentionKernel:
     """Returns splash attention for one row of a layout, for the queries from `first_query` on.
 
@@ -162,7 +164,12 @@ def splash_kernel(
         # estimate for v6e, the copies into and out of the stack of all layers cost more than
         # computing it again (lab/log.md, 2026-11-23).
         kernel = splash.make_splash_mha(
-            mask, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret
+            mask,
+            block_sizes=sizes,
+            attn_logits_soft_cap=soft_cap or None,
+            head_shards=1,
+            q_seq_shards=1,
+            interpret=interpret,
         )
         return jax.device_get(kernel)
 
@@ -191,13 +198,18 @@ def packed(
     window: Window | None = None,
     interpret: bool = False,
     width: int = 0,
+    soft_cap: float = 0.0,
 ) -> Float[Array, "B N H D"]:
     """Computes packed attention by splash. See `backend.Packed`.
 
     width: tokens in the window of each layer that has one. The mask of splash is static.
     """
+    rows_in_window = partial(
+        packed_rows, layout=layout, interpret=interpret, width=width, soft_cap=soft_cap
+    )
+    rows_without_window = partial(rows_in_window, width=0)
     if window is None:
-        return packed_rows(q, k, v, segments, layout, interpret, 0)
+        return rows_without_window(q, k, v, segments)
     assert 0 < width < 1 << 15, f"{width=}"
     prefix = layout.prefix
     padding = prefix - (segments[:, :prefix] > 0).sum(axis=1)
@@ -205,19 +217,16 @@ def packed(
 
     def in_window(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
         if not prefix:
-            return packed_rows(q, k, v, segments, layout, interpret, width)
+            return rows_in_window(q, k, v, segments)
         k, v, segments = (prefix_to_slots(x, prefix, padding) for x in (k, v, segments))
         if not has_prefix_queries:
-            return packed_rows(q, k, v, segments, layout, interpret, width)
+            return rows_in_window(q, k, v, segments)
         q = prefix_to_slots(q, prefix, padding)
-        out = packed_rows(q, k, v, segments, layout, interpret, width)
+        out = rows_in_window(q, k, v, segments)
         return prefix_to_slots(out, prefix, -padding)
 
-    def without_window(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
-        return packed_rows(q, k, v, segments, layout, interpret, 0)
-
     # All layers are one loop, so the kind of a layer is data.
-    return lax.cond(window.size <= width, in_window, without_window, q, k, v, segments)
+    return lax.cond(window.size <= width, in_window, rows_without_window, q, k, v, segments)
 
 
 def packed_rows(
@@ -225,9 +234,11 @@ def packed_rows(
     k: Float[Array, "B T K D"],
     v: Float[Array, "B T K D"],
     segments: Int[Array, "B T"],
+    *,
     layout: RowLayout,
     interpret: bool,
     width: int,
+    soft_cap: float,
 ) -> Float[Array, "B N H D"]:
     """Computes packed attention with a window of `width` tokens, or without one if it is 0.
 
@@ -263,7 +274,9 @@ def packed_rows(
     # Splash also masks keys with another segment id than the query. The ids distinguish only tokens
     # from padding: padding sees padding, at least itself, so every query has a visible key.
     is_token = (segments > 0).astype(jnp.int32)
-    kernel = splash_kernel(layout, first_query, queries, length, block, H, interpret, width)
+    kernel = splash_kernel(
+        layout, first_query, queries, length, block, H, interpret, width, soft_cap
+    )
     # The block sizes include the backward pass, so all three mask infos exist.
     assert kernel.dq_mask_info is not None
     assert kernel.dkv_mask_info is not None
@@ -315,6 +328,7 @@ def paged(
     kv_heads: int,
     window: Int[Array, ""] | None = None,
     width: int = 0,
+    soft_cap: float = 0.0,
 ) -> Float[Array, "S H D"]:
     """Computes the attention of decoding; every slot reads all of its pages, shared or not.
 
@@ -322,10 +336,10 @@ def paged(
     """
 
     def kernel(q: jax.Array, table: jax.Array, lengths: jax.Array) -> jax.Array:
-        return paged_by_kernel(q, k_pool, v_pool, table, lengths, kv_heads)
+        return paged_by_kernel(q, k_pool, v_pool, table, lengths, kv_heads, soft_cap)
 
     return xla.paged_with_windows(
-        kernel, q, k_pool, v_pool, table, lengths, kv_heads, window, width
+        kernel, q, k_pool, v_pool, table, lengths, kv_heads, window, width, soft_cap
     )
 
 
@@ -336,6 +350,7 @@ def paged_by_kernel(
     table: Int[Array, "S max_pages"],
     lengths: Int[Array, " S"],
     kv_heads: int,
+    soft_cap: float = 0.0,
 ) -> Float[Array, "S H D"]:
     """Computes the attention of decoding to all tokens."""
     S, H, D = q.shape
@@ -366,6 +381,7 @@ def paged_by_kernel(
         lengths.astype(jnp.int32),
         table,
         pages_per_compute_block=pages_per_block,
+        attn_logits_soft_cap=soft_cap or None,
     )
     out = out.reshape(S, rows, n, G, width)
     parts = [out[:, :, i, :, i * D : (i + 1) * D] for i in range(n)]

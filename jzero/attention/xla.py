@@ -28,6 +28,11 @@ QUERY_BLOCK = 512
 KEY_RANGES = 8  # maximum ranges of queries with different numbers of keys; each is compiled
 
 
+def soft_capped(scores: Float[Array, "*batch"], cap: float) -> Float[Array, "*batch"]:
+    """Bounds scores or logits to (-cap, cap) (arXiv:2408.00118, section 2.2); 0: unchanged."""
+    return cap * jnp.tanh(scores / cap) if cap else scores
+
+
 # -- packed rows -----------------------------------------------------------------------------------
 
 
@@ -76,12 +81,13 @@ def packed(
     layout: RowLayout,
     window: Window | None = None,
     attend: AttendRows | None = None,
+    soft_cap: float = 0.0,
 ) -> Float[Array, "B N H D"]:
     """Computes causal attention within segments; slots also see their row's prefix.
 
     Every slot becomes a separate row for `attend`, with the keys of its prefix before the keys of
     the slot. The prefix attends only to itself. Kernels pass another `attend`, which gets a window
-    only if the model has windows.
+    only if the model has windows, and bounds the scores by itself.
     """
     prefix, num_slots, slot_tokens = layout
     B, _, H, D = q.shape
@@ -105,7 +111,7 @@ def packed(
         k_segments: jax.Array,
         window: RowWindow | None,
     ) -> jax.Array:
-        kernel = attend_in_blocks if attend is None else attend
+        kernel = partial(attend_in_blocks, soft_cap=soft_cap) if attend is None else attend
         return kernel(q, k, v, q_segments, k_segments, *given(window))
 
     body_window = head_window = None
@@ -168,6 +174,7 @@ def attend_in_blocks(
     q_segments: Int[Array, "R N"],
     k_segments: Int[Array, "R M"],
     window: RowWindow | None = None,
+    soft_cap: float = 0.0,
 ) -> Float[Array, "R N H D"]:
     """Computes `AttendRows` for QUERY_BLOCK queries at a time; the last block can have fewer.
 
@@ -177,7 +184,8 @@ def attend_in_blocks(
     N = q.shape[1]
     prefix = k.shape[1] - N
     if N <= QUERY_BLOCK:
-        return attend_block(q, k, v, BlockTokens(q_segments, k_segments, 0, window), prefix)
+        tokens = BlockTokens(q_segments, k_segments, 0, window)
+        return attend_block(q, k, v, tokens, prefix, soft_cap)
 
     # The queries of a range skip all keys after the range: up to KEY_RANGES ranges leave out almost
     # half of all pairs.
@@ -202,6 +210,7 @@ def attend_in_blocks(
             v[:, keys],
             BlockTokens(q_segments[:, queries], k_segments[:, keys], start, range_window),
             prefix,
+            soft_cap,
         )
         outputs.append(out)
     return jnp.concatenate(outputs, axis=1)
@@ -213,6 +222,7 @@ def attend_range(
     v: Float[Array, "R M K D"],
     tokens: BlockTokens,
     prefix: int,
+    soft_cap: float,
 ) -> Float[Array, "R N H D"]:
     """Computes queries start..start + N of the slots, at most QUERY_BLOCK at a time."""
     R, N, H, D = q.shape
@@ -230,7 +240,7 @@ def attend_range(
         if window is not None and q_positions is not None:
             window = window._replace(q_positions=q_positions)
         block_tokens = BlockTokens(q_segments, tokens.k_segments, start, window)
-        return attend_block(q, k, v, block_tokens, prefix)
+        return attend_block(q, k, v, block_tokens, prefix, soft_cap)
 
     blocks = (
         split(q),
@@ -248,6 +258,7 @@ def attend_block(
     v: Float[Array, "R M K D"],
     tokens: BlockTokens,
     prefix: int,
+    soft_cap: float,
 ) -> Float[Array, "R N H D"]:
     """Computes queries start..start + N of the slots against every key, with an fp32 softmax."""
     R, N, H, D = q.shape
@@ -260,19 +271,20 @@ def attend_block(
     queries = queries.reshape(R, K, G * N, D)
     keys = k.transpose(0, 2, 1, 3)
     values = v.transpose(0, 2, 1, 3)
-    out: jax.Array = mix(queries, keys, values, tokens, prefix)
+    out: jax.Array = mix(queries, keys, values, tokens, prefix, soft_cap)
     # [R, K, G * N, D] -> [R, N, K, G, D]
     out = out.reshape(R, K, G, N, D).transpose(0, 3, 1, 2, 4)
     return out.reshape(R, N, H, D)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def mix(
     queries: Float[Array, "R K GN D"],
     keys: Float[Array, "R K M D"],
     values: Float[Array, "R K M D"],
     tokens: BlockTokens,
     prefix: int,
+    soft_cap: float,
 ) -> Float[Array, "R K GN D"]:
     """Returns the values, weighted by the softmax of the scores. See `attend_block`.
 
@@ -280,7 +292,7 @@ def mix(
     output and the log sum exp of the scores of each query, and recomputes the weights from them
     (Dao et al. 2022, arXiv:2205.14135, algorithm 4).
     """
-    out, _ = mix_forward(queries, keys, values, tokens, prefix)
+    out, _ = mix_forward(queries, keys, values, tokens, prefix, soft_cap)
     return out
 
 
@@ -289,13 +301,14 @@ def masked_scores(
     keys: Float[Array, "R K M D"],
     tokens: BlockTokens,
     prefix: int,
+    soft_cap: float,
 ) -> Float[Array, "R K GN M"]:
     """Returns the scores of all queries and keys in fp32."""
     R, K, GN, D = queries.shape
     q_segments, k_segments, start, window = tokens
     N, M = q_segments.shape[1], k_segments.shape[1]
     scores = product_in_fp32("rknd,rkmd->rknm", queries, keys)
-    scores = scores.reshape(R, K, GN // N, N, M) * D**-0.5
+    scores = soft_capped(scores.reshape(R, K, GN // N, N, M) * D**-0.5, soft_cap)
     is_visible = visible(q_segments, k_segments, prefix, start)
     if window is not None:
         # A token is in its own window, so a row without a visible key does not arise.
@@ -311,9 +324,10 @@ def mix_forward(
     values: Float[Array, "R K M D"],
     tokens: BlockTokens,
     prefix: int,
+    soft_cap: float,
 ) -> tuple[Float[Array, "R K GN D"], tuple]:
     """Returns the output and the residuals for the backward pass."""
-    scores = masked_scores(queries, keys, tokens, prefix)
+    scores = masked_scores(queries, keys, tokens, prefix, soft_cap)
     largest = scores.max(axis=-1, keepdims=True)
     weights = jnp.exp(scores - largest)
     total = weights.sum(axis=-1, keepdims=True)
@@ -324,21 +338,26 @@ def mix_forward(
 
 
 def mix_backward(
-    prefix: int, residuals: tuple, gradient: Float[Array, "R K GN D"]
+    prefix: int, soft_cap: float, residuals: tuple, gradient: Float[Array, "R K GN D"]
 ) -> tuple[jax.Array | None, ...]:
     """Returns the gradients of queries, keys and values.
 
     With weights p, output o and the gradient g of o, the gradient of a score is p (g v - g o).
+    That of an unbounded score is 1 - (score / cap)^2 times as large.
     """
     queries, keys, values, tokens, out, log_total = residuals
     scale = queries.shape[-1] ** -0.5
-    scores = masked_scores(queries, keys, tokens, prefix)
+    scores = masked_scores(queries, keys, tokens, prefix, soft_cap)
     weights = jnp.exp(scores - log_total)
     weight_grads = product_in_fp32("rknd,rkmd->rknm", gradient, values)
     along_output = jnp.sum(
         gradient.astype(jnp.float32) * out.astype(jnp.float32), axis=-1, keepdims=True
     )
-    score_grads = (weights * (weight_grads - along_output) * scale).astype(queries.dtype)
+    score_grads = weights * (weight_grads - along_output) * scale
+    if soft_cap:
+        # Masked scores are far below the bound, and have no weight.
+        score_grads *= 1 - jnp.square(jnp.maximum(scores, -soft_cap) / soft_cap)
+    score_grads = score_grads.astype(queries.dtype)
     query_grads = jnp.einsum("rknm,rkmd->rknd", score_grads, keys)
     key_grads = jnp.einsum("rknm,rknd->rkmd", score_grads, queries)
     value_grads = jnp.einsum("rknm,rknd->rkmd", weights.astype(values.dtype), gradient)
@@ -371,8 +390,9 @@ def fold_page(
     keys: Float[Array, "K R page D"],
     values: Float[Array, "K R page D"],
     is_visible: Bool[Array, "R page"] | Bool[Array, "R m page"],
+    soft_cap: float,
 ) -> OnlineSoftmax:
-    scores = jnp.einsum("nkmd,knpd->nkmp", q, keys)
+    scores = soft_capped(jnp.einsum("nkmd,knpd->nkmp", q, keys), soft_cap)
     if is_visible.ndim == 2:  # the same for all queries
         is_visible = is_visible[:, None]
     scores = jnp.where(is_visible[:, None], scores, MASKED)
@@ -394,6 +414,7 @@ def paged(
     shared: Int[Array, " blocks"],
     kv_heads: int = 0,
     window: Int[Array, ""] | None = None,
+    soft_cap: float = 0.0,
 ) -> Float[Array, "S H D"]:
     """Computes the attention of decoding in fp32, one page of every slot at a time.
 
@@ -441,7 +462,7 @@ def paged(
         # The first row of a block stands for all: the shared pages are the same in every row.
         pages = lax.dynamic_index_in_dim(table[::block], number, 1, keepdims=False)
         keys, values = read(k_pool, pages), read(v_pool, pages)
-        return number + 1, fold_page(softmax, block_queries, keys, values, is_shared)
+        return number + 1, fold_page(softmax, block_queries, keys, values, is_shared, soft_cap)
 
     empty = OnlineSoftmax(
         largest=jnp.full(block_queries.shape[:3], MASKED),
@@ -474,7 +495,7 @@ def paged(
         if first_visible is not None:
             is_visible &= position >= first_visible[:, None]
         keys, values = read(k_pool, pages), read(v_pool, pages)
-        return number + 1, fold_page(softmax, slot_queries, keys, values, is_visible)
+        return number + 1, fold_page(softmax, slot_queries, keys, values, is_visible, soft_cap)
 
     start = (0, jax.tree.map(to_slots, by_block))
     _, by_slot = lax.while_loop(has_private_page, fold_private_page, start)
@@ -491,6 +512,7 @@ def paged_with_windows(
     kv_heads: int,
     window: Int[Array, ""] | None,
     width: int,
+    soft_cap: float,
 ) -> Float[Array, "S H D"]:
     """Computes the attention of decoding by a kernel that has no windows. See `backend.Paged`.
 
@@ -501,7 +523,7 @@ def paged_with_windows(
         return kernel(q, table, lengths)
 
     def in_window(q: jax.Array, table: jax.Array, lengths: jax.Array) -> jax.Array:
-        return paged_in_window(q, k_pool, v_pool, table, lengths, kv_heads, width)
+        return paged_in_window(q, k_pool, v_pool, table, lengths, kv_heads, width, soft_cap)
 
     def without_window(q: jax.Array, table: jax.Array, lengths: jax.Array) -> jax.Array:
         return kernel(q, table, lengths).astype(jnp.float32)
@@ -518,6 +540,7 @@ def paged_in_window(
     lengths: Int[Array, " S"],
     kv_heads: int,
     width: int,
+    soft_cap: float,
 ) -> Float[Array, "S H D"]:
     """Computes the attention of decoding for a window of `width` tokens, all pages at a time.
 
@@ -541,6 +564,7 @@ def paged_in_window(
     keys, values = read_window(k_pool), read_window(v_pool)
     queries = q.reshape(S, kv_heads, H // kv_heads, D)
     scores = product_in_fp32("skgd,smkd->skgm", queries, keys) * D**-0.5
+    scores = soft_capped(scores, soft_cap)
     weights = jax.nn.softmax(jnp.where(is_visible[:, None, None], scores, MASKED), axis=-1)
     out = product_in_fp32("skgm,smkd->skgd", weights.astype(q.dtype), values)
     return out.reshape(S, H, D)

@@ -136,7 +136,9 @@ def _forward(
 ) -> Float[Array, "B T E"]:
     mesh = train_mesh(1, 1, 1, jax.devices()[:1])
     # The reference implementation: kernels round in other ways.
-    backend = attention.choose("xla", mesh, window=config.sliding_window)
+    backend = attention.choose(
+        "xla", mesh, window=config.sliding_window, soft_cap=config.attn_logit_softcapping
+    )
     segments = is_token.astype(jnp.int32)
     layout = RowLayout(0, 1, tokens.shape[1])
     cache = PackedRows(

@@ -25,8 +25,8 @@ class Architecture:
         "qwen2",
         "Model family, a key of jzero.model.families.FAMILIES. qwen2 has biases on q, k and v; "
         "qwen3 normalizes q and k instead; llama and mistral do neither; qwen3_5_text mixes "
-        "gated delta nets with attention; gemma3_text has sliding windows; qwen3_moe is qwen3 "
-        "with experts, and qwen3_5_moe_text is qwen3_5_text with experts.",
+        "gated delta nets with attention; gemma2 and gemma3_text have sliding windows; qwen3_moe "
+        "is qwen3 with experts, and qwen3_5_moe_text is qwen3_5_text with experts.",
     )
     hidden_size: int = setting(128, "Width of the residual stream.", at_least=1)
     intermediate_size: int = setting(512, "Width of the MLP's hidden layer.", at_least=1)
@@ -73,21 +73,27 @@ class Architecture:
         at_least=2,
     )
 
-    # Sliding windows: gemma3_text.
+    # Sliding windows: gemma2 and gemma3_text.
     sliding_window: int = setting(
         0,
-        "For gemma3_text: tokens that a layer with a sliding window attends to, with the token "
-        "itself. 0: other families.",
+        "For gemma2 and gemma3_text: tokens that a layer with a sliding window attends to, with "
+        "the token itself. 0: other families.",
     )
     sliding_window_pattern: int = setting(
         6,
-        "For gemma3_text: layers from one with full attention to the next; all others have a "
-        "sliding window.",
+        "For gemma2 and gemma3_text: layers from one with full attention to the next; all others "
+        "have a sliding window.",
         at_least=1,
     )
     rope_local_base_freq: float = setting(
         10000.0,
         "For gemma3_text: base of the rotary position embedding in layers with a sliding window.",
+    )
+    attn_logit_softcapping: float = setting(
+        0.0, "For gemma2: bound of the scores of attention. 0: no bound.", at_least=0
+    )
+    final_logit_softcapping: float = setting(
+        0.0, "For gemma2: bound of the logits. 0: no bound.", at_least=0
     )
 
     # MoE families: qwen3_moe and qwen3_5_moe_text.
@@ -119,6 +125,13 @@ TINY_MODELS: dict[str, dict[str, str | int | float | bool]] = {
     "tiny-qwen3": {"model_type": "qwen3"},
     "tiny-llama": {"model_type": "llama"},
     "tiny-qwen3.5": {"model_type": "qwen3_5_text"},
+    "tiny-gemma2": {
+        "model_type": "gemma2",
+        "sliding_window": 32,
+        "sliding_window_pattern": 2,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
     "tiny-gemma3": {
         "model_type": "gemma3_text",
         "sliding_window": 32,

@@ -107,7 +107,9 @@ def make_program_settings(
     if repeats_heads(model, tensor):
         kv_heads = tensor
 
-    backend = attention.choose(attention_name, mesh, window=model.sliding_window)
+    backend = attention.choose(
+        attention_name, mesh, window=model.sliding_window, soft_cap=model.attn_logit_softcapping
+    )
     if settings.kv_dtype == "int8" and not backend.reads_int8:
         raise UserError(
             f"rollout.kv_dtype=int8: the attention kernels of platform {device.platform} do not "

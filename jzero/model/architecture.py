@@ -87,11 +87,14 @@ class QwenConfig:
     delta_net: DeltaNetConfig | None = None
     partial_rotary_factor: float = 1.0
     # For models with sliding windows: tokens in the window of a SLIDING layer, with the token
-    # itself, and the base of its rotary frequencies, which are not scaled.
+    # itself, and the base of its rotary frequencies, which are not scaled. 0: that of all layers.
     sliding_window: int = 0
     local_rope_theta: float = 0.0
     # Scores are divided by the square root of this number. 0: of head_dim.
     query_scale: int = 0
+    # Bounds of the scores of attention, and of the logits (`attention.xla.soft_capped`). 0: none.
+    attn_logit_softcapping: float = 0.0
+    final_logit_softcapping: float = 0.0
     # For MoE (`experts.py`): experts of a layer, experts per token, the width of one expert, and
     # whether the weights of a token's experts are divided by their sum. 0 experts: a dense MLP.
     num_experts: int = 0

@@ -28,6 +28,7 @@ from jzero.model.architecture import QwenConfig
 from jzero.model.arithmetic import Arithmetic
 from jzero.model.experts import ExpertLayer
 from jzero.model.known_models import (
+    GEMMA2_MODELS,
     GEMMA3_MODELS,
     GEMMA3_TEXT_MODELS,
     LLAMA_MODELS,
@@ -464,19 +465,28 @@ FAMILIES["qwen3_5_moe"] = with_vision(
 )
 
 
-FAMILIES["gemma3_text"] = Family(  # the text models of Gemma 3: 270M and 1B
-    architecture="Gemma3ForCausalLM",
-    layer=gemma.GemmaLayer,
+FAMILIES["gemma2"] = Family(  # 2B, 9B and 27B
+    architecture="Gemma2ForCausalLM",
+    layer=partial(gemma.GemmaLayer, query_key_norm=False),
     tensors=GEMMA_TENSORS,
     refusals=gemma.refusals,
-    defaults=gemma.DEFAULTS,
+    defaults=gemma.GEMMA2_DEFAULTS,
     norm=zero_centered_norm,
     norm_initializer=ZEROS,
     scales_embedding=True,
     is_exact=True,
+    known_models=GEMMA2_MODELS,
+    extra_fields=gemma.gemma2_fields,
+    extra_entries=gemma.gemma2_entries,
+)
+FAMILIES["gemma3_text"] = replace(  # the text models of Gemma 3: 270M and 1B
+    FAMILIES["gemma2"],
+    architecture="Gemma3ForCausalLM",
+    layer=partial(gemma.GemmaLayer, query_key_norm=True),
+    defaults=gemma.GEMMA3_DEFAULTS,
     known_models=GEMMA3_TEXT_MODELS,
-    extra_fields=gemma.extra_fields,
-    extra_entries=gemma.extra_entries,
+    extra_fields=gemma.gemma3_fields,
+    extra_entries=gemma.gemma3_entries,
     flat=gemma.flat,
 )
 FAMILIES["gemma3"] = replace(  # with a vision tower: 4B, 12B and 27B

@@ -1,12 +1,16 @@
-"""Gemma 3: its layer, and the entries of its config.json.
+"""Gemma 2 and 3: their layer, and the entries of their config.json.
 
 A layer differs from `DenseLayer` in four points. Norms multiply by 1 + weight, and the outputs of
-attention and MLP pass through a norm of their own before they are added. The MLP has a GELU. Five
-of six layers attend to a sliding window, with another base of RoPE. The embedding is multiplied by
-the square root of its width (`Family.scales_embedding`).
+attention and MLP pass through a norm of their own before they are added. The MLP has a GELU. Some
+layers attend to a sliding window. The embedding is multiplied by the square root of its width
+(`Family.scales_embedding`).
 
-Sources: Gemma 3 Technical Report (arXiv:2503.19786), sections 2 and 2.1; Gemma3TextModel in
-transformers.
+    Gemma 2   every other layer has a window; scores and logits are bounded (`soft_capped`)
+    Gemma 3   five of six layers have a window, with another base of RoPE; heads of q and k are
+              normed
+
+Sources: Gemma 2 (arXiv:2408.00118), section 2; Gemma 3 Technical Report (arXiv:2503.19786),
+sections 2 and 2.1; Gemma2Model and Gemma3TextModel in transformers.
 """
 
 import math
@@ -37,10 +41,28 @@ from jzero.model.rope import LinearScaling
 from jzero.model.rope_entries import HuggingFaceConfig, rope_refusals
 
 ACTIVATION = "gelu_pytorch_tanh"
+SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 LOCAL_BASE = 10_000.0  # of the layers with a window, the default of transformers
-PATTERN = 6  # layers from one with full attention to the next
+GEMMA3_PATTERN = 6  # layers from one with full attention to the next
 
-DEFAULTS: HuggingFaceConfig = {  # the defaults of `transformers`
+# The defaults of `transformers`.
+GEMMA2_DEFAULTS: HuggingFaceConfig = {
+    "vocab_size": 256_000,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 2,
+    "tie_word_embeddings": True,
+    "hidden_activation": ACTIVATION,
+    "max_position_embeddings": 8192,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
+GEMMA3_DEFAULTS: HuggingFaceConfig = {
     "vocab_size": 262_208,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -59,15 +81,16 @@ DEFAULTS: HuggingFaceConfig = {  # the defaults of `transformers`
 class GemmaLayer(DenseLayer):
     """A layer with full attention or with a sliding window; its number decides."""
 
-    def __init__(self, config: QwenConfig, rngs: nnx.Rngs) -> None:
-        super().__init__(config, rngs, attention_bias=False, query_key_norm=True)
+    def __init__(self, config: QwenConfig, rngs: nnx.Rngs, *, query_key_norm: bool) -> None:
+        super().__init__(config, rngs, attention_bias=False, query_key_norm=query_key_norm)
         E, D = config.hidden_size, config.head_dim
         self.config = config
         # 1 + 0: the norms of a new model multiply by 1.
         self.attn_norm = parameter(rngs, (E,), ("norm",), ZEROS)
         self.mlp_norm = parameter(rngs, (E,), ("norm",), ZEROS)
-        self.q_norm = parameter(rngs, (D,), ("norm",), ZEROS)
-        self.k_norm = parameter(rngs, (D,), ("norm",), ZEROS)
+        if query_key_norm:
+            self.q_norm = parameter(rngs, (D,), ("norm",), ZEROS)
+            self.k_norm = parameter(rngs, (D,), ("norm",), ZEROS)
         self.attn_out_norm = parameter(rngs, (E,), ("norm",), ZEROS)
         self.mlp_out_norm = parameter(rngs, (E,), ("norm",), ZEROS)
 
@@ -99,6 +122,18 @@ class GemmaLayer(DenseLayer):
         out = arithmetic.product(activated * up, self.down.get_value())
         return x + arithmetic.unfused(norm(out, self.mlp_out_norm)), carry
 
+    def queries_keys_values(
+        self,
+        h: Float[Array, "N E"],
+        rope: Rotary,
+        arithmetic: Arithmetic,
+    ) -> tuple[Float[Array, "B T H D"], Float[Array, "B T K D"], Float[Array, "B T K D"]]:
+        """Returns q, in the scale of attention, k and v; q and k are rotated."""
+        q, k, v = super().queries_keys_values(h, rope, arithmetic)
+        if not self.query_key_norm and self.config.query_scale:
+            q = (q.astype(jnp.float32) * query_factor(self.config)).astype(q.dtype)
+        return q, k, v
+
     def normed_heads(
         self,
         arithmetic: Arithmetic,
@@ -106,15 +141,17 @@ class GemmaLayer(DenseLayer):
         k: jax.Array,
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the heads of q and k after their norms, with q in the scale of attention."""
-        # Attention divides scores by the root of head_dim. The factor is exact in the fp32 of the
-        # norm, where bf16 queries would be rounded once more.
-        factor = 1.0
-        if self.config.query_scale:
-            factor = math.sqrt(self.head_dim / self.config.query_scale)
-        q_scale = factor * (1 + self.q_norm.get_value().astype(jnp.float32))
+        # The factor is exact in the fp32 of the norm, where bf16 queries would be rounded once
+        # more.
+        q_scale = query_factor(self.config) * (1 + self.q_norm.get_value().astype(jnp.float32))
         q = arithmetic.norm(q, q_scale, self.norm_eps)
         k = zero_centered_norm(arithmetic, k, self.k_norm.get_value(), self.norm_eps)
         return q, k
+
+
+def query_factor(config: QwenConfig) -> float:
+    """Returns the factor of queries: attention itself divides scores by the root of head_dim."""
+    return math.sqrt(config.head_dim / config.query_scale) if config.query_scale else 1.0
 
 
 def gelu(arithmetic: Arithmetic, x: Float[Array, "N F"]) -> Float[Array, "N F"]:
@@ -151,7 +188,7 @@ def flat(hf_config: HuggingFaceConfig) -> HuggingFaceConfig:
     text = hf_config.get("text_config")
     if isinstance(text, Mapping):
         top_level = {name: value for name, value in hf_config.items() if name != "text_config"}
-        hf_config = {**DEFAULTS, **text, **top_level}
+        hf_config = {**GEMMA3_DEFAULTS, **text, **top_level}
     ropes = hf_config.get("rope_parameters")
     if not isinstance(ropes, Mapping) or not ropes.keys() & {ATTENTION, SLIDING}:
         return hf_config
@@ -178,25 +215,55 @@ def layer_types(hf_config: HuggingFaceConfig) -> tuple[str, ...]:
     if listed is not None:
         return tuple(listed)
     pattern = hf_config.get("_sliding_window_pattern") or hf_config.get("sliding_window_pattern")
-    # The pattern counts layers from 1: every PATTERN-th one has full attention.
-    numbers = range(1, hf_config["num_hidden_layers"] + 1)
-    return tuple(SLIDING if number % (pattern or PATTERN) else ATTENTION for number in numbers)
+    return pattern_of_layers(hf_config["num_hidden_layers"], pattern or GEMMA3_PATTERN)
 
 
-def extra_fields(hf_config: HuggingFaceConfig) -> JsonObject:
-    """Returns the fields of `QwenConfig` that only Gemma has."""
+def pattern_of_layers(num_layers: int, pattern: int) -> tuple[str, ...]:
+    """Returns the kind of every layer: of `pattern` layers the last one has full attention."""
+    numbers = range(1, num_layers + 1)
+    return tuple(SLIDING if number % pattern else ATTENTION for number in numbers)
+
+
+def shared_fields(hf_config: HuggingFaceConfig) -> JsonObject:
+    """Returns the fields of `QwenConfig` that Gemma 2 and 3 have."""
     scale = hf_config.get("query_pre_attn_scalar") or hf_config["head_dim"]
     return {
         "layer_types": layer_types(hf_config),
         "sliding_window": hf_config["sliding_window"],
-        "local_rope_theta": float(hf_config["rope_local_base_freq"]),
         "query_scale": 0 if scale == hf_config["head_dim"] else scale,
     }
 
 
-def extra_entries(config: QwenConfig, extra: HuggingFaceConfig) -> JsonObject:
-    """Returns the entries of config.json that only Gemma has, for transformers 4 and 5."""
+def gemma2_fields(hf_config: HuggingFaceConfig) -> JsonObject:
+    """Returns the fields of `QwenConfig` that Gemma 2 has beside the usual ones."""
+    return shared_fields(hf_config) | {name: float(hf_config[name] or 0) for name in SOFT_CAPS}
+
+
+def gemma3_fields(hf_config: HuggingFaceConfig) -> JsonObject:
+    """Returns the fields of `QwenConfig` that Gemma 3 has beside the usual ones."""
+    local_theta = float(hf_config["rope_local_base_freq"])
+    return shared_fields(hf_config) | {"local_rope_theta": local_theta}
+
+
+def shared_entries(config: QwenConfig) -> JsonObject:
+    """Returns the entries of config.json that Gemma 2 and 3 have, for transformers 4 and 5."""
     assert config.layer_types is not None
+    return {
+        "layer_types": list(config.layer_types),
+        "sliding_window": config.sliding_window,
+        "query_pre_attn_scalar": config.query_scale or config.head_dim,
+        "hidden_activation": ACTIVATION,
+        "hidden_act": ACTIVATION,
+    }
+
+
+def gemma2_entries(config: QwenConfig, extra: HuggingFaceConfig) -> JsonObject:
+    """Returns the entries of config.json that Gemma 2 has beside the usual ones."""
+    return shared_entries(config) | {name: getattr(config, name) or None for name in SOFT_CAPS}
+
+
+def gemma3_entries(config: QwenConfig, extra: HuggingFaceConfig) -> JsonObject:
+    """Returns the entries of config.json that Gemma 3 has beside the usual ones."""
     scaling: JsonObject = {"rope_type": "default"}
     if config.rope_scaling is not None:
         assert isinstance(config.rope_scaling, LinearScaling)
@@ -205,12 +272,7 @@ def extra_entries(config: QwenConfig, extra: HuggingFaceConfig) -> JsonObject:
         ATTENTION: {**scaling, "rope_theta": config.rope_theta},
         SLIDING: {"rope_type": "default", "rope_theta": config.local_rope_theta},
     }
-    return {
-        "layer_types": list(config.layer_types),
-        "sliding_window": config.sliding_window,
-        "query_pre_attn_scalar": config.query_scale or config.head_dim,
-        "hidden_activation": ACTIVATION,
-        "hidden_act": ACTIVATION,
+    return shared_entries(config) | {
         "rope_parameters": ropes,
         "rope_scaling": scaling if config.rope_scaling is not None else None,
         "rope_local_base_freq": config.local_rope_theta,
@@ -219,23 +281,27 @@ def extra_entries(config: QwenConfig, extra: HuggingFaceConfig) -> JsonObject:
 
 def refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
     """Yields the settings that `GemmaLayer` would compute differently from `transformers`."""
+    model_type = hf_config["model_type"]
     yield from rope_refusals(hf_config)
     scaling = hf_config.get("rope_scaling") or {}
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind not in ("default", "linear"):
-        yield f"rope_scaling with rope_type={shown(kind)} on gemma3: only linear is implemented"
+        yield (
+            f"rope_scaling with rope_type={shown(kind)} on {model_type}: only linear is implemented"
+        )
     if (activation := hf_config.get("hidden_activation")) != ACTIVATION:
         yield f"hidden_activation={shown(activation)}: only {ACTIVATION} is implemented"
-    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if hf_config.get(name):
-            yield f"{name}={shown(hf_config[name])}: soft caps are not implemented"
+    for name in SOFT_CAPS:
+        # transformers reads the bound of scores of a Gemma 3, and does not apply it.
+        if hf_config.get(name) and model_type != "gemma2":
+            yield f"{name}={shown(hf_config[name])} on {model_type}: only gemma2 has soft caps"
     for name in ("attention_bias", "use_bidirectional_attention"):
         if hf_config.get(name):
-            yield f"{name}=true on gemma3: only false is implemented"
+            yield f"{name}=true on {model_type}: only false is implemented"
     if other := set(layer_types(hf_config)) - {ATTENTION, SLIDING}:
         yield f"layer_types with {shown(min(other))}: only {ATTENTION} and {SLIDING}"
     if not hf_config.get("sliding_window"):
-        yield "no sliding_window: a model of gemma3 has layers with a window"
+        yield f"no sliding_window: a model of {model_type} has layers with a window"
     if hf_config.get("quantization_config"):
         yield "quantization_config: load the unquantized checkpoint"
     if hf_config.get("auto_map"):

@@ -329,6 +329,37 @@ QWEN3_5_MOE_MODELS = {
 }
 
 
+def gemma2(
+    hidden_size: int,
+    intermediate_size: int,
+    num_hidden_layers: int,
+    num_attention_heads: int,
+    num_key_value_heads: int,
+    *,
+    head_dim: int = 256,
+    query_scale: int = 0,
+) -> QwenConfig:
+    """Returns a model of Gemma 2: every other layer has a window of 4,096 tokens."""
+    return QwenConfig(
+        model_type="gemma2",
+        vocab_size=256_000,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_hidden_layers=num_hidden_layers,
+        num_attention_heads=num_attention_heads,
+        num_key_value_heads=num_key_value_heads,
+        head_dim=head_dim,
+        tie_word_embeddings=True,
+        rope_theta=1e4,
+        rms_norm_eps=1e-6,
+        layer_types=(SLIDING, ATTENTION) * (num_hidden_layers // 2),
+        sliding_window=4096,
+        query_scale=query_scale,
+        attn_logit_softcapping=50.0,
+        final_logit_softcapping=30.0,
+    )
+
+
 def gemma3(
     hidden_size: int,
     intermediate_size: int,
@@ -370,6 +401,13 @@ def with_instruct(models: KnownModels) -> KnownModels:
     return {**models, **{f"{name.removesuffix('-pt')}-it": model for name, model in models.items()}}
 
 
+GEMMA2_MODELS = with_instruct(
+    {
+        "google/gemma-2-2b": gemma2(2304, 9216, 26, 8, 4),
+        "google/gemma-2-9b": gemma2(3584, 14_336, 42, 16, 8),
+        "google/gemma-2-27b": gemma2(4608, 36_864, 46, 32, 16, head_dim=128, query_scale=144),
+    }
+)
 GEMMA3_TEXT_MODELS = with_instruct(
     {
         "google/gemma-3-270m": gemma3(640, 2048, 18, 4, 1, is_text=True),

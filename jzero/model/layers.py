@@ -77,12 +77,12 @@ def rotary(config: QwenConfig, positions: Int[Array, "B T"]) -> Rotary:
 
 
 def local_rotary(config: QwenConfig, positions: Int[Array, "B T"]) -> Rotary | None:
-    """Computes the angles of layers with a sliding window, or None for a model without them.
+    """Computes the angles of layers with a sliding window, or None if they have none of their own.
 
     Their frequencies have a base of their own, and are not scaled: a window is never longer than
     the context of pretraining.
     """
-    if not config.sliding_window:
+    if not config.local_rope_theta:
         return None
     return rotary(replace(config, rope_theta=config.local_rope_theta, rope_scaling=None), positions)
 

@@ -23,7 +23,7 @@ from jax.nn import initializers
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PyTree, Shaped
 
-from jzero.attention.xla import ATTENTION_OUTPUT
+from jzero.attention.xla import ATTENTION_OUTPUT, soft_capped
 from jzero.model.architecture import FP32_PARAMETERS, Params, QwenConfig
 from jzero.model.arithmetic import PLAIN, Arithmetic
 from jzero.model.delta_net import DeltaInputs, Recur
@@ -370,4 +370,5 @@ def head(
         return linear_product(f"{batch}e,{weight_letters}->{batch}v", hidden, weight)
 
     with arithmetic.products():
-        return arithmetic.head(product, hidden, weight)
+        logits = arithmetic.head(product, hidden, weight)
+    return soft_capped(logits, config.final_logit_softcapping)

@@ -123,7 +123,12 @@ class Learner:
         check_experts_of_slices(model, mesh)
         self.expert_placement = experts.training_placement(mesh)
 
-        backend = attention.choose(compute.kernels, mesh, window=model.sliding_window)
+        backend = attention.choose(
+            compute.kernels,
+            mesh,
+            window=model.sliding_window,
+            soft_cap=model.attn_logit_softcapping,
+        )
         self.packed_attention = backend.packed
         if not self.is_data_parallel:
             # XLA cannot partition a kernel by itself.

@@ -1,5 +1,6 @@
 """Packed and paged attention in XLA against one dense softmax per query."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -82,12 +83,19 @@ def mask_of(segments: np.ndarray, layout: RowLayout) -> np.ndarray:
 
 
 def naive(
-    q: jax.Array, k: jax.Array, v: jax.Array, segments: np.ndarray, layout: RowLayout
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segments: np.ndarray,
+    layout: RowLayout,
+    soft_cap: float = 0.0,
 ) -> jax.Array:
     """Computes one dense softmax over every key of the row, and zeros for padding."""
     k = jnp.repeat(k, H // K, axis=2)
     v = jnp.repeat(v, H // K, axis=2)
     scores = jnp.einsum("bthd,bshd->bhts", q, k) / np.sqrt(D)
+    if soft_cap:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
     scores = jnp.where(mask_of(segments, layout)[:, None], scores, -1e30)
     out = jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores, axis=-1), v)
     return jnp.where(per_head(segments > 0), out, 0)
@@ -113,13 +121,15 @@ def output_and_gradients(
 
 @quick
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_packed_and_its_gradients_equal_dense_attention(layout: RowLayout) -> None:
+@pytest.mark.parametrize("soft_cap", [0.0, 1.5], ids=["", "bounded"])
+def test_packed_and_its_gradients_equal_dense_attention(layout: RowLayout, soft_cap: float) -> None:
     q, k, v, segments = random_inputs(layout)
 
     @jax.jit
     def by_both(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[tuple, tuple]:
-        in_slots = output_and_gradients(xla.packed, q, k, v, segments, layout)
-        dense = output_and_gradients(naive, q, k, v, segments, layout)
+        packed, defined = (partial(attend, soft_cap=soft_cap) for attend in (xla.packed, naive))
+        in_slots = output_and_gradients(packed, q, k, v, segments, layout)
+        dense = output_and_gradients(defined, q, k, v, segments, layout)
         return in_slots, dense
 
     (out, *gradients), (expected, *expected_gradients) = by_both(q, k, v)

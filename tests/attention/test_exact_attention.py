@@ -1,5 +1,7 @@
 """Attention of `model.exact`: the definition's values, and one set of bits packed and paged."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,8 +38,12 @@ def test_packed_sequences_get_the_values_of_the_definition() -> None:
     np.testing.assert_allclose(ours[0, is_token], defined[0, is_token], atol=2e-6)
 
 
-@pytest.mark.parametrize("pool_rows", [(K, D), (K // 2, 2 * D)], ids=["a head", "two heads"])
-def test_a_slot_has_the_bits_of_a_packed_row(pool_rows: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("pool_rows", "soft_cap"),
+    [((K, D), 0.0), ((K // 2, 2 * D), 0.0), ((K, D), 1.5)],
+    ids=["a head", "two heads", "bounded scores"],
+)
+def test_a_slot_has_the_bits_of_a_packed_row(pool_rows: tuple[int, int], soft_cap: float) -> None:
     T = 96
     q, k, v = random_heads(0, 1, T, H, D), random_heads(1, 1, T, K, D), random_heads(2, 1, T, K, D)
     positions = jnp.array([0, 3, 40, 63, 64, 95])
@@ -51,8 +57,9 @@ def test_a_slot_has_the_bits_of_a_packed_row(pool_rows: tuple[int, int]) -> None
     shared = jnp.zeros(slots, jnp.int32)
     segments = jnp.ones((1, T), jnp.int32)
 
-    in_row = jax.jit(exact.packed, static_argnums=4)(q, k, v, segments, RowLayout(0, 1, T))
-    paged = jax.jit(exact.paged, static_argnums=6)
+    packed = jax.jit(partial(exact.packed, soft_cap=soft_cap), static_argnums=4)
+    paged = jax.jit(partial(exact.paged, soft_cap=soft_cap), static_argnums=6)
+    in_row = packed(q, k, v, segments, RowLayout(0, 1, T))
     in_slots = paged(q[0, positions], pool(k), pool(v), table, positions + 1, shared, K)
 
     np.testing.assert_array_equal(in_row[0, positions], in_slots)

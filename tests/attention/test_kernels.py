@@ -4,7 +4,7 @@
 """
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -213,18 +213,36 @@ def positions_of(segments: np.ndarray, layout: RowLayout) -> np.ndarray:
 
 
 WINDOW = 40  # shorter than a block and than most sequences, and reaches into prefixes
+SOFT_CAP = 2.0
+every_packed_with_windows = pytest.mark.parametrize(
+    "packed",
+    [partial(splash, width=WINDOW), exact.packed, cudnn_by_xla],
+    ids=["tpu", "exact", "gpu"],
+)
 
 
 @quick
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("size", [WINDOW, NO_WINDOW], ids=["window", "all tokens"])
 @pytest.mark.parametrize("layout", LAYOUTS[:5], ids=str)
-@pytest.mark.parametrize(
-    "packed",
-    [partial(splash, width=WINDOW), exact.packed, cudnn_by_xla],
-    ids=["tpu", "exact", "gpu"],
-)
+@every_packed_with_windows
 def test_windows_equal_the_definition(packed: Packed, layout: RowLayout, size: int) -> None:
+    assert_windows_equal_the_definition(packed, xla.packed, layout, size)
+
+
+@quick
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("size", [WINDOW, NO_WINDOW], ids=["window", "all tokens"])
+@every_packed_with_windows
+def test_bounded_scores_equal_the_definition(packed: Callable[..., jax.Array], size: int) -> None:
+    """As in Gemma 2. The bound is below the largest of 2,000 random scores."""
+    bounded, defined = (partial(kernel, soft_cap=SOFT_CAP) for kernel in (packed, xla.packed))
+    assert_windows_equal_the_definition(bounded, defined, LAYOUTS[2], size)
+
+
+def assert_windows_equal_the_definition(
+    packed: Packed, defined: Packed, layout: RowLayout, size: int
+) -> None:
     inputs = packed_inputs(layout, SMALL, rows=2)
     positions = jnp.asarray(positions_of(inputs.segments, layout))
 
@@ -238,7 +256,7 @@ def test_windows_equal_the_definition(packed: Packed, layout: RowLayout, size: i
 
     found = output_and_gradients(with_window(packed), inputs, layout)
 
-    assert_all_close(found, output_and_gradients(with_window(xla.packed), inputs, layout))
+    assert_all_close(found, output_and_gradients(with_window(defined), inputs, layout))
 
 
 @quick
@@ -452,19 +470,20 @@ def test_paged_kernels_equal_the_definition(heads: Heads) -> None:
 
 @quick
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("window", [1, 17, 33, 500, NO_WINDOW])
-def test_paged_windows_equal_the_definition(window: int) -> None:
+@pytest.mark.parametrize(
+    ("window", "soft_cap"),
+    [(1, 0), (17, 0), (33, 0), (500, 0), (NO_WINDOW, 0), (33, SOFT_CAP), (NO_WINDOW, SOFT_CAP)],
+)
+def test_paged_windows_equal_the_definition(window: int, soft_cap: float) -> None:
     heads = (4, 2, 64)
     inputs = paged_inputs(heads, jnp.bfloat16, xla.pool_rows(2, 64))
-    expected = jax.jit(partial(xla.paged, kv_heads=2, window=jnp.int32(window)))(*inputs)
-    width = window if window < NO_WINDOW else WINDOW
-    change = {"window": jnp.int32(window), "width": width}
+    change = {"window": jnp.int32(window), "soft_cap": soft_cap}
+    expected = jax.jit(partial(xla.paged, kv_heads=2, **change))(*inputs)
+    by_exact = paged_by(partial(exact.paged, **change), heads, jnp.bfloat16, (1, 128))
+    change["width"] = window if window < NO_WINDOW else WINDOW
 
     by_tpu = paged_by(partial(tpu.paged, **change), heads, jnp.bfloat16, tpu.pool_rows(2, 64))
     by_gpu = paged_by(partial(gpu_paged, **change), heads, jnp.bfloat16, gpu.pool_rows(2, 64))
-    by_exact = paged_by(
-        partial(exact.paged, window=jnp.int32(window)), heads, jnp.bfloat16, (1, 128)
-    )
 
     np.testing.assert_allclose(by_tpu, expected, atol=1e-5)
     np.testing.assert_allclose(by_gpu, expected, atol=2e-2)

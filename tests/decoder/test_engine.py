@@ -107,6 +107,16 @@ CONFIGS["gemma3"] = qwen.QwenConfig(
     local_rope_theta=100.0,
     query_scale=20,
 )
+# Bounds that change all scores and logits.
+CONFIGS["gemma2"] = replace(
+    CONFIGS["gemma3"],
+    model_type="gemma2",
+    rope_scaling=None,
+    layer_types=(SLIDING, ATTENTION, SLIDING),
+    local_rope_theta=0.0,
+    attn_logit_softcapping=0.5,
+    final_logit_softcapping=3.0,
+)
 CONFIGS["hybrid_moe"] = replace(
     CONFIGS["hybrid"],
     model_type="qwen3_5_moe_text",
@@ -157,7 +167,7 @@ def host_params(name: str) -> qwen.Params:
     The norms of a hybrid are 1 plus their weights, but for that of its gated delta nets, which
     forget half of what they hold in 20 tokens or so. Those of Gemma are 1 plus their weights, too.
     """
-    adds_one = name in ("hybrid", "hybrid_moe", "gemma3")
+    adds_one = name in ("hybrid", "hybrid_moe", "gemma2", "gemma3")
     centers = {"delta_norm": 1.0, "delta_decay": -3.0}
     rng = np.random.default_rng(1)
 
@@ -295,7 +305,9 @@ def scorer(name: str) -> Callable:
 
         def attend(q, k, v, layer, carry):
             window = window_in_rows(config, layer, positions)
-            return xla.packed(q, k, v, segments, RowLayout(0, 1, TOTAL), window), carry
+            cap = config.attn_logit_softcapping
+            layout = RowLayout(0, 1, TOTAL)
+            return xla.packed(q, k, v, segments, layout, window, soft_cap=cap), carry
 
         def recur(inputs, layer, carry):
             return recur_tokens(inputs, segments)[0], carry
@@ -326,7 +338,7 @@ def scored(
 
 
 @pytest.mark.quick_cases("qwen2")
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "gemma3", thorough("llama")])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "gemma3", "gemma2", thorough("llama")])
 def test_greedy_is_the_argmax_of_the_full_forward(name) -> None:
     completions = base(name, 0.0)
     for sequence, logits, logps in scored(make(name), completions, 1.0):

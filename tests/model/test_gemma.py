@@ -1,4 +1,4 @@
-"""Gemma 3, against transformers' PyTorch and against a dense definition of its windows."""
+"""Gemma 2 and 3, against transformers' PyTorch and against a dense definition of its windows."""
 
 import json
 from dataclasses import replace
@@ -23,7 +23,7 @@ from jzero.config import AdapterConfig
 from jzero.errors import UserError
 from jzero.model import adapters, huggingface, peft, qwen
 from jzero.model.architecture import ATTENTION, NO_WINDOW, SLIDING
-from jzero.model.known_models import GEMMA3_MODELS, GEMMA3_TEXT_MODELS
+from jzero.model.known_models import GEMMA2_MODELS, GEMMA3_MODELS, GEMMA3_TEXT_MODELS
 from jzero.model.layers import window_in_rows
 from jzero.model.rope import LinearScaling
 from jzero.sharding.mesh import make_mesh
@@ -50,8 +50,24 @@ PLAIN = qwen.QwenConfig(
 )
 # As the larger models: a stretched context, and scores that another number divides.
 STRETCHED = replace(PLAIN, rope_scaling=LinearScaling(8.0), query_scale=21)
+# Gemma 2, with bounds that change every score and logit of a random model.
+BOUNDED = replace(
+    PLAIN,
+    model_type="gemma2",
+    rope_theta=1e4,
+    layer_types=(SLIDING, ATTENTION, SLIDING, ATTENTION),
+    local_rope_theta=0.0,
+    query_scale=21,
+    attn_logit_softcapping=0.7,
+    final_logit_softcapping=1.5,
+)
 every_config = pytest.mark.parametrize(
-    "config", [pytest.param(PLAIN, id="plain"), pytest.param(STRETCHED, id="stretched")]
+    "config",
+    [
+        pytest.param(PLAIN, id="plain"),
+        pytest.param(STRETCHED, id="stretched"),
+        pytest.param(BOUNDED, id="bounded"),
+    ],
 )
 
 # Without token 0: it pads in transformers, which drops the gradient of its embedding.
@@ -73,7 +89,8 @@ def logits_of(
         q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, carry: PyTree
     ) -> tuple[jax.Array, PyTree]:
         window = window_in_rows(config, layer, positions)
-        return xla.packed(q, k, v, segments, layout, window), carry
+        cap = config.attn_logit_softcapping
+        return xla.packed(q, k, v, segments, layout, window, soft_cap=cap), carry
 
     hidden, _ = qwen.forward(config, params, tokens, positions, attend, dtype=jnp.float32)
     return qwen.head(config, params, hidden, jnp.float32)
@@ -128,7 +145,7 @@ def test_transformers_computes_the_same_from_an_export(
     huggingface.save(tmp_path / "model", config, params, dtype="float32", hf_config_extra=extra)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
 
-    assert type(model).__name__ == "Gemma3ForCausalLM"
+    assert type(model).__name__.startswith("Gemma")
     with torch.no_grad():
         expected = model(torch.tensor(np.asarray(TOKENS), dtype=torch.long)).logits.numpy()
     np.testing.assert_allclose(logits_of_tokens(config, params), expected, atol=2e-4, rtol=0)
@@ -294,15 +311,24 @@ def test_a_packed_sequence_is_as_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"sliding_window": 3}, {"local_rope_theta": 50.0}, {"query_scale": 64}]
+    ("config", "change"),
+    [
+        (PLAIN, {"sliding_window": 3}),
+        (PLAIN, {"local_rope_theta": 50.0}),
+        (PLAIN, {"query_scale": 64}),
+        (BOUNDED, {"sliding_window": 3}),
+        (BOUNDED, {"query_scale": 64}),
+        (BOUNDED, {"attn_logit_softcapping": 0.0}),
+        (BOUNDED, {"final_logit_softcapping": 0.0}),
+    ],
 )
-def test_every_entry_matters(change: dict[str, float]) -> None:
+def test_every_entry_matters(config: qwen.QwenConfig, change: dict[str, float]) -> None:
     """Or the comparisons above would compare nothing."""
-    params = random_params(PLAIN)
+    params = random_params(config)
 
-    changed = logits_of_tokens(replace(PLAIN, **change), params)
+    changed = logits_of_tokens(replace(config, **change), params)
 
-    assert np.abs(logits_of_tokens(PLAIN, params) - changed).max() > 1e-2
+    assert np.abs(logits_of_tokens(config, params) - changed).max() > 1e-2
 
 
 def test_a_backend_without_windows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,9 +345,9 @@ def test_a_backend_without_windows_is_refused(monkeypatch: pytest.MonkeyPatch) -
 # -- config.json -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*GEMMA3_TEXT_MODELS, *GEMMA3_MODELS])
+@pytest.mark.parametrize("name", [*GEMMA2_MODELS, *GEMMA3_TEXT_MODELS, *GEMMA3_MODELS])
 def test_config_round_trips(name: str) -> None:
-    model = {**GEMMA3_TEXT_MODELS, **GEMMA3_MODELS}[name]
+    model = {**GEMMA2_MODELS, **GEMMA3_TEXT_MODELS, **GEMMA3_MODELS}[name]
 
     written = json.loads(json.dumps(huggingface.config_json(model, "bfloat16")))
 
@@ -347,8 +373,8 @@ def test_the_old_form_is_read() -> None:
     ("entries", "reason"),
     [
         ({"hidden_activation": "gelu"}, "hidden_activation=gelu: only gelu_pytorch_tanh"),
-        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0: soft caps"),
-        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0: soft caps"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0 on gemma3_text"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0 on gemma3_text"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention=true"),
         ({"attention_bias": True}, "attention_bias=true on gemma3"),
         ({"layer_types": 4 * ["chunked_attention"]}, "layer_types with chunked_attention"),

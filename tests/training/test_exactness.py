@@ -82,6 +82,14 @@ GEMMA = replace(
     local_rope_theta=100.0,
     query_scale=48,
 )
+# Bounds that change all scores and logits.
+GEMMA2 = replace(
+    GEMMA,
+    model_type="gemma2",
+    local_rope_theta=0.0,
+    attn_logit_softcapping=0.5,
+    final_logit_softcapping=1.5,
+)
 HYBRID_MOE = replace(
     HYBRID,
     model_type="qwen3_5_moe_text",
@@ -227,13 +235,22 @@ def sampled_plainly(model: qwen.QwenConfig, dtype: str) -> Sampled:
 
 # Hybrids with experts are compared in plain rows below.
 @pytest.mark.thorough_cases(
-    "qwen3-bfloat16", "gemma3-float32", "experts-float32", "hybrid-bfloat16"
+    "qwen3-bfloat16", "gemma3-float32", "gemma2-bfloat16", "experts-float32", "hybrid-bfloat16"
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "model",
-    [MODEL, WIDE, QWEN3, GEMMA, MOE, exact_hybrid(HYBRID), exact_hybrid(HYBRID_MOE)],
-    ids=["qwen2", "two heads a row", "qwen3", "gemma3", "experts", "hybrid", "hybrid with experts"],
+    [MODEL, WIDE, QWEN3, GEMMA, GEMMA2, MOE, exact_hybrid(HYBRID), exact_hybrid(HYBRID_MOE)],
+    ids=[
+        "qwen2",
+        "two heads a row",
+        "qwen3",
+        "gemma3",
+        "gemma2",
+        "experts",
+        "hybrid",
+        "hybrid with experts",
+    ],
 )
 def test_no_bit_differs_between_slots_and_packed_rows(model: qwen.QwenConfig, dtype: str) -> None:
     """Prompts are shared by pages in the decoder, and by rows in the trainer."""

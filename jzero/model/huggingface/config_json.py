@@ -14,8 +14,14 @@ from jzero.model.rope_entries import read_rope, write_rope
 # Fields of QwenConfig that config.json does not have under the same names. `rope_entries`,
 # `expert_entries` and `Family.extra_entries` write the corresponding entries.
 HYBRID_FIELDS = ("layer_types", "delta_net", "partial_rotary_factor")
-WINDOW_FIELDS = ("sliding_window", "local_rope_theta", "query_scale")
-OMITTED_FIELDS = {"value_head", "rope_scaling", *HYBRID_FIELDS, *WINDOW_FIELDS, *EXPERT_FIELDS}
+GEMMA_FIELDS = (
+    "sliding_window",
+    "local_rope_theta",
+    "query_scale",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+)
+OMITTED_FIELDS = {"value_head", "rope_scaling", *HYBRID_FIELDS, *GEMMA_FIELDS, *EXPERT_FIELDS}
 
 
 def parse_config(hf_config: HuggingFaceConfig, source: str | Path = "config.json") -> QwenConfig:
