@@ -85,11 +85,13 @@ def pretrained(preset: str) -> Config:
 
 
 def tiny() -> Config:
-    """Random weights: the warm start shows sums of numbers up to 20, and RL goes on from there."""
+    """Random weights: a warm start with sums and differences of numbers up to 20, then RL."""
     return Config(
         name="sums-tiny",
         model=tiny_model(),
-        task=TaskConfig(name="sums", template="plain", options=("value_max=20", "shots=0")),
+        task=TaskConfig(
+            name="sums", template="plain", options=("value_max=20", "shots=0", "differences=true")
+        ),
         rollout=RolloutConfig(
             num_prompts=32,
             group_size=8,

@@ -10,14 +10,18 @@ from jzero.setting import setting
 
 MOST_TOKENS = 16
 MOST_MATCH = 8
-TOKENS = "Tokens of a draft (k). A pass with drafts computes 1 + k tokens of every sequence."
+TOKENS = (
+    "Most tokens of a draft (k). A pass computes 1 + k tokens of every sequence, or 1 + k/2 or "
+    "1 + k/4 where shorter drafts gain more."
+)
 MATCH = (
     "Most tokens that are compared to find a draft: the draft follows the place where the most of "
     "the last tokens have occurred before."
 )
 COST = (
-    "Time of a pass with drafts, in passes without. Drafts are tried where they are expected to "
-    "gain more. 0: measured when decoding starts; another value makes runs independent of clocks."
+    "Time of a pass with drafts of k tokens, in passes without; shorter drafts cost less in "
+    "proportion. Drafts are tried where they are expected to gain more. 0: measured when decoding "
+    "starts; another value makes runs independent of clocks."
 )
 REACH = "Tokens of other responses that are searched besides the sequence itself."
 

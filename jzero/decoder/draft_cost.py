@@ -1,6 +1,7 @@
-"""Measures how much longer a pass with drafts takes than a pass without."""
+"""Measures how much longer passes with drafts take than a pass without."""
 
 import time
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -12,38 +13,37 @@ from jzero.decoder.engine import Engine, Samples
 from jzero.hosts import processes
 from jzero.model import qwen
 
-PASSES = 8  # of each kind, in one run
-RUNS = 4  # the fastest counts; the first one compiles
-NEVER, ALWAYS = 1e9, -1e9  # costs with which no pass has drafts, or every pass
+PASSES = 4  # of each kind, in one run
+RUNS = 3  # the fastest counts; the first one compiles
+NEVER, ALWAYS = 1e9, -1e9  # costs with which no pass has drafts of a length, or every pass
 
 
 def measure(engine: Engine, params: qwen.Params, samples: Samples) -> None:
-    """Measures the cost of a pass with drafts, once for an engine, and prints it.
+    """Measures the cost of passes with drafts, once for an engine, and prints it.
 
     The passes decode all slots of an engine without sequences, on the scratch page.
     """
     drafter = engine.drafter
-    if drafter is None or drafter.cost:
+    if drafter is None or drafter.costs:
         return
-    # Alternately, so that both kinds see the same load of a shared machine.
-    pairs = [
-        (
-            seconds_of_pass(engine, params, samples, NEVER),
-            seconds_of_pass(engine, params, samples, ALWAYS),
-        )
-        for _ in range(RUNS)
-    ]
-    without, with_drafts = (min(column) for column in zip(*pairs, strict=True))
-    drafter.cost = max(with_drafts / without, 1.0)
+    lengths = drafter.drafting.lengths
+    kinds = [[ALWAYS if n == chosen else NEVER for n in lengths] for chosen in (0, *lengths)]
+    # In turn, so that all kinds see the same load of a shared machine.
+    runs = [[seconds_of_pass(engine, params, samples, kind) for kind in kinds] for _ in range(RUNS)]
+    without, *with_drafts = (min(column) for column in zip(*runs, strict=True))
+    drafter.costs = [max(seconds / without, 1.0) for seconds in with_drafts]
     verdict = "" if drafter.pays else ": more than drafts can save, so there are none"
+    times = ", ".join(f"{cost:.2f}" for cost in drafter.costs)
     processes.print_once(
-        f"drafts of {drafter.drafting.tokens} tokens: a pass takes {drafter.cost:.2f} times as "
+        f"drafts of {', '.join(map(str, lengths))} tokens: a pass takes {times} times as "
         f"long with {engine.slots_per_shard} slots a device{verdict}"
     )
 
 
-def seconds_of_pass(engine: Engine, params: qwen.Params, samples: Samples, kind: float) -> float:
-    """Returns the seconds of a pass of all slots; `kind` is NEVER or ALWAYS."""
+def seconds_of_pass(
+    engine: Engine, params: qwen.Params, samples: Samples, costs: Sequence[float]
+) -> float:
+    """Returns the seconds of a pass of all slots; `costs` are NEVER or ALWAYS."""
     assert engine.drafter is not None
     limit = min(2 + PASSES, engine.max_sequence_tokens)
     starts = [
@@ -52,7 +52,7 @@ def seconds_of_pass(engine: Engine, params: qwen.Params, samples: Samples, kind:
     ]
     state = engine.start(engine.init_decode_state(), starts, samples)
     words = jax.device_put(np.zeros(2, np.uint32), NamedSharding(engine.mesh, P()))
-    inputs = engine.idle_inputs(params, engine.drafter.inputs_at(kind, {}), samples)
+    inputs = engine.idle_inputs(params, engine.drafter.inputs_at(costs, {}), samples)
     seed = jax.jit(jax.random.wrap_key_data)(words)
     jax.block_until_ready((state, seed, inputs))
     started = time.perf_counter()

@@ -14,8 +14,9 @@ accepted token have written keys and values beyond the end of the sequence; late
 these before they read them. A recurrent state has no such end (`slot_state.py`), so models with
 gated delta nets have no drafts.
 
-Passes with and without drafts alternate as `drafts.pays` decides, in two nested loops: a loop
-updates the pool in place, where a conditional would copy it.
+Passes without drafts and with drafts of each length (`Drafting.lengths`) alternate as
+`drafts.gains` decides, in nested loops: a loop updates the pool in place, where a conditional would
+copy it.
 """
 
 from collections.abc import Callable
@@ -52,7 +53,7 @@ NUM_COUNTS = 3  # of every slot: passes, tokens of drafts, accepted tokens of dr
 class DraftInputs(NamedTuple, Generic[Leaf]):
     """The inputs of a call that only drafts need."""
 
-    cost: Leaf  # f32[shards] time of a pass with drafts, in passes without
+    costs: Leaf  # f32[shards, lengths] times of a pass with drafts of a length, in passes without
     references: Leaf | None  # i32[slots, reach]; None without references
 
 
@@ -61,7 +62,7 @@ class Loop(NamedTuple):
 
     num_passes: jax.Array  # i32[]
     is_due: jax.Array  # bool[] whether another pass is due
-    pays: jax.Array  # bool[] whether it has drafts
+    kind: jax.Array  # i32[] 0: without drafts; i: with drafts of the i-th length
     drafts: Drafts
     state: DecodeState[jax.Array]
     result: ResultTokens[jax.Array]
@@ -76,7 +77,7 @@ class Call(NamedTuple):
     seed: Key[Array, ""]
     table: Int[Array, "slots pages_per_slot"]
     shared_pages: Int[Array, " blocks"]
-    cost: Float[Array, ""]
+    costs: Float[Array, " lengths"]
     num_passes: int | jax.Array
     forced: Int[Array, "slots steps"] | None
     most_tokens: Int[Array, " slots"]  # of this call
@@ -184,7 +185,7 @@ def generate_with_drafts(
         seed=seed,
         table=table,
         shared_pages=shared_pages,
-        cost=inputs.cost[0],
+        costs=inputs.costs[0],
         num_passes=steps if choices is None else choices.num_steps[0],
         forced=forced_tokens,
         most_tokens=most_tokens,
@@ -200,15 +201,16 @@ def generate_with_drafts(
         drafts=jnp.zeros((slots, NUM_COUNTS), jnp.int32),
     )
 
-    def with_drafts(loop: Loop) -> jax.Array:
-        return loop.is_due & loop.pays
+    passes = [partial(plain_pass, call)]
+    passes += [partial(draft_pass, call, length) for length in drafting.lengths]
 
-    def without_drafts(loop: Loop) -> jax.Array:
-        return loop.is_due & ~loop.pays
+    def is_next(kind: int, loop: Loop) -> jax.Array:
+        return loop.is_due & (loop.kind == kind)
 
     def alternate(loop: Loop) -> Loop:
-        loop = lax.while_loop(without_drafts, partial(plain_pass, call), loop)
-        return lax.while_loop(with_drafts, partial(draft_pass, call), loop)
+        for kind, run_pass in enumerate(passes):
+            loop = lax.while_loop(partial(is_next, kind), run_pass, loop)
+        return loop
 
     first = next_loop(call, jnp.int32(0), state, empty_result)
     last = lax.while_loop(lambda loop: loop.is_due, alternate, first)
@@ -227,12 +229,13 @@ def next_loop(
     found = drafts.find(call.drafting, state.drafts.texts, state.positions)
     if call.forced is not None:
         found = drafts.with_forced(found, call.forced, result.counts)
-    gains, costs = drafts.pays(call.drafting, found, state.drafts.outcomes, running, call.cost)
+    gains = drafts.gains(call.drafting, found, state.drafts.outcomes, running, call.costs)
+    gains = drafts.agree(gains, tensor)
     num_running = drafts.agree(running.sum(), tensor)
     return Loop(
         num_passes,
         is_due=(num_running > 0) & (num_passes < call.num_passes),
-        pays=drafts.agree(gains, tensor) > drafts.agree(costs, tensor),
+        kind=jnp.where(gains.max() > 0, 1 + jnp.argmax(gains), 0),
         drafts=found,
         state=state,
         result=result,
@@ -269,10 +272,14 @@ def plain_pass(call: Call, loop: Loop) -> Loop:
     return emit(call, loop, next_state, sampled, running[:, None], counts)
 
 
-def draft_pass(call: Call, loop: Loop) -> Loop:
-    """Computes the input and the draft of every slot, and keeps the tokens up to a mistake."""
-    settings, state, found, result = call.settings, loop.state, loop.drafts, loop.result
-    width = call.drafting.passed
+def draft_pass(call: Call, length: int, loop: Loop) -> Loop:
+    """Computes the input and the draft of every slot, and keeps the tokens up to a mistake.
+
+    length: most tokens of a draft.
+    """
+    settings, state, result = call.settings, loop.state, loop.result
+    found = drafts.cut(loop.drafts, length)
+    width = 1 + length
     slots = len(state.tokens)
     offset = jnp.arange(width)
     running = is_running(call, state, result)
@@ -317,7 +324,8 @@ def draft_pass(call: Call, loop: Loop) -> Loop:
         stops &= forced < 0
     # As in `decode_step`: a sequence ends with a stop token, or with its last position.
     continues = ~stops & (positions + 2 < state.limits[:, None])
-    is_next = is_input[:, 1:] & continues[:, :-1] & is_accepted(inputs[:, 1:], ids[:, :-1])
+    is_tried = is_input[:, 1:] & continues[:, :-1]
+    is_next = is_tried & is_accepted(inputs[:, 1:], ids[:, :-1])
     is_used = jnp.cumprod(jnp.concatenate([running[:, None], is_next], axis=1), axis=1) > 0
     num_used = is_used.sum(axis=1)
     num_accepted = jnp.maximum(num_used - 1, 0)
@@ -326,7 +334,11 @@ def draft_pass(call: Call, loop: Loop) -> Loop:
     def at_last(x: jax.Array) -> jax.Array:
         return jnp.take_along_axis(x, num_accepted[:, None], axis=1)[:, 0]
 
-    outcomes = drafts.with_outcomes(state.drafts.outcomes, found, num_accepted, running)
+    # The token after the accepted ones, unless the sequence or the draft has ended.
+    is_rejected = at_last(jnp.pad(is_tried, ((0, 0), (0, 1))))
+    outcomes = drafts.with_outcomes(
+        state.drafts.outcomes, found, num_accepted, is_rejected, running
+    )
     next_state = state._replace(
         k_pool=after.k_pool,
         v_pool=after.v_pool,

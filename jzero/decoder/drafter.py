@@ -34,8 +34,9 @@ class Drafter:
     """Sends texts to the slots of an engine.
 
     Attributes:
-        cost: the time of a pass with drafts, in passes without; 0: not measured yet.
-        pays: whether drafts can pay at this cost.
+        costs: the time of a pass with drafts of each length, in passes without; empty: not
+            measured yet.
+        pays: whether drafts can pay at these costs.
     """
 
     def __init__(
@@ -50,7 +51,10 @@ class Drafter:
         self.drafting = drafting
         self.mesh = mesh
         self.longest = longest
-        self.cost = cost
+        # Without a measurement, costs grow with the number of tokens.
+        self.costs = (
+            [1 + (cost - 1) * n / drafting.tokens for n in drafting.lengths] if cost else []
+        )
         self.num_shards = mesh.shape["slots"]
         self.num_slots = settings.slots_per_shard * self.num_shards
         self.slots_per_shard = settings.slots_per_shard
@@ -61,7 +65,8 @@ class Drafter:
     @property
     def pays(self) -> bool:
         # A draft saves at most as many passes as it has tokens.
-        return self.cost - 1 < self.drafting.tokens
+        pairs = [*zip(self.costs, self.drafting.lengths, strict=False)]
+        return not pairs or any(cost - 1 < length for cost, length in pairs)
 
     def abstract_state(self) -> DraftState[jax.ShapeDtypeStruct]:
         """Returns shapes and shardings of the texts of the slots."""
@@ -74,11 +79,12 @@ class Drafter:
     def abstract_inputs(self) -> DraftInputs[jax.ShapeDtypeStruct]:
         """Returns shapes and shardings of the inputs of a call."""
         sharding = NamedSharding(self.mesh, P("slots"))
-        cost = jax.ShapeDtypeStruct((self.num_shards,), jnp.float32, sharding=sharding)
+        shape = self.num_shards, len(self.drafting.lengths)
+        costs = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
         if not self.drafting.reach:
-            return DraftInputs(cost, None)
+            return DraftInputs(costs, None)
         shape = self.num_slots, self.drafting.reach
-        return DraftInputs(cost, jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding))
+        return DraftInputs(costs, jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding))
 
     def remember(
         self,
@@ -106,15 +112,16 @@ class Drafter:
 
     def inputs(self, references: dict[int, Int32[np.ndarray, " tokens"]]) -> DraftInputs[jax.Array]:
         """Returns the inputs of a call, with the references of slots; see `joined`."""
-        return self.inputs_at(self.cost, references)
+        return self.inputs_at(self.costs or [0.0] * len(self.drafting.lengths), references)
 
     def inputs_at(
         self,
-        cost: float,
+        costs_of_lengths: Sequence[float],
         references: dict[int, Int32[np.ndarray, " tokens"]],
     ) -> DraftInputs[jax.Array]:
-        """Returns `inputs` with another cost."""
-        costs = self._on_devices(np.full(self.num_shards, cost, np.float32))
+        """Returns `inputs` with other costs."""
+        by_shard = np.tile(np.array(costs_of_lengths, np.float32), (self.num_shards, 1))
+        costs = self._on_devices(by_shard)
         if not self.drafting.reach:
             return DraftInputs(costs, None)
         rows = np.full((self.num_slots, self.drafting.reach), SEPARATOR, np.int32)

@@ -4,9 +4,10 @@ A draft is the continuation of the place where the last tokens of a sequence hav
 in its prompt, in its own tokens, or in other responses to the same problem (references). Slots keep
 these tokens on the device (`DraftState`), so that the loop over passes needs no host.
 
-A draft of k tokens does not pay if the model takes longer for 1 + k tokens of every slot than the
-accepted tokens save. `pays` compares the two: the time was measured (`Engine.measure_drafts`), and
-the number of accepted tokens is the recent average of drafts whose match was as long.
+A pass of the model computes 1 + n tokens of every slot, for one of a few lengths n. Longer drafts
+take more time and save more passes where they are accepted. `gains` compares the two: the time was
+measured (`draft_cost`), and the expected number of accepted tokens follows from the recent share of
+accepted tokens in drafts whose match was as long.
 """
 
 from typing import Generic, NamedTuple, TypeVar
@@ -27,11 +28,12 @@ Leaf = TypeVar("Leaf")
 SEPARATOR = -1
 """Between two references, and after the last one. No token equals it."""
 
-# Every match length starts with an average that counts as much as this many drafts: half of the
-# draft is accepted after the longest match, and proportionally less after shorter ones.
-PRIOR_DRAFTS = 2
-# A pass forgets this share of all drafts so far. Averages therefore return to their start, and
-# match lengths that did not pay are tried again: once in some hundred passes.
+# Every match length starts with a share of accepted tokens that counts as much as this many tokens:
+# FIRST_SHARE after the longest match, and proportionally less after shorter ones.
+PRIOR_TOKENS = 6
+FIRST_SHARE = 0.7
+# A pass forgets this share of all drafts so far. The shares of accepted tokens therefore return to
+# their start, and match lengths that did not pay are tried again: once in some hundred passes.
 FORGETTING = 1e-3
 
 
@@ -44,8 +46,13 @@ class Drafting(NamedTuple):
 
     @property
     def passed(self) -> int:
-        """Returns the tokens of a slot in one pass."""
+        """Returns the most tokens of a slot in one pass."""
         return 1 + self.tokens
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Returns the lengths of drafts that a pass may check: k, its half and its quarter."""
+        return tuple(sorted({self.tokens // part for part in (1, 2, 4)} - {0}))
 
 
 class DraftState(NamedTuple, Generic[Leaf]):
@@ -54,7 +61,8 @@ class DraftState(NamedTuple, Generic[Leaf]):
     # i32[slots, reach + longest sequence]: references, then the sequence. A token at position p of
     # the sequence is at reach + p.
     texts: Leaf
-    # f32[shards, 2, match]: accepted tokens and number of drafts, by length of their match.
+    # f32[shards, 2, match]: accepted and rejected tokens, by length of the match. A draft has at
+    # most one rejected token: what follows it was not tried.
     outcomes: Leaf
 
 
@@ -156,39 +164,55 @@ def with_forced(
     )
 
 
-def pays(
+def gains(
     drafting: Drafting,
     found: Drafts,
     outcomes: Float[Array, "1 2 match"],
     running: Bool[Array, " slots"],
-    cost: Float[Array, ""],
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Returns the tokens that a pass with drafts is expected to gain, and those that it costs.
+    costs: Float[Array, " lengths"],
+) -> Float[Array, " lengths"]:
+    """Returns what a pass is expected to gain with drafts of each length, beyond what it costs.
 
-    Both are in tokens, relative to a pass without drafts, and summed over the slots of a shard.
+    In tokens, relative to a pass without drafts, and summed over the slots of a shard.
+
+    costs: times of a pass with drafts of each length, in passes without.
     """
-    accepted, number = outcomes[0]
-    shares = jnp.arange(1, drafting.match + 1) / drafting.match
-    prior = drafting.tokens / 2 * shares
-    averages = (accepted + PRIOR_DRAFTS * prior) / (number + PRIOR_DRAFTS)
-    expected = jnp.minimum(averages[jnp.maximum(found.matches - 1, 0)], found.counts)
-    # Replies have counts and no match: all of them are accepted.
-    gains = jnp.where(found.matches > 0, expected, found.counts)
-    return jnp.where(running, gains, 0).sum(), (cost - 1) * running.sum()
+    accepted, rejected = outcomes[0]
+    first_shares = FIRST_SHARE * jnp.arange(1, drafting.match + 1) / drafting.match
+    shares = (accepted + PRIOR_TOKENS * first_shares) / (accepted + rejected + PRIOR_TOKENS)
+    share = shares[jnp.maximum(found.matches - 1, 0)]
+    # Replies have no match: all of their tokens are accepted.
+    share = jnp.where(found.matches > 0, share, 1.0)
+    # A token is accepted if all tokens before it are.
+    number = jnp.arange(1, drafting.tokens + 1)
+    is_drafted = running[:, None] & (number <= found.counts[:, None])
+    expected = jnp.where(is_drafted, share[:, None] ** number, 0).sum(axis=0).cumsum()
+    by_length = expected[jnp.array(drafting.lengths) - 1]
+    return by_length - (costs - 1) * running.sum()
+
+
+def cut(found: Drafts, length: int) -> Drafts:
+    """Returns the first `length` tokens of every draft."""
+    counts = jnp.minimum(found.counts, length)
+    return found._replace(tokens=found.tokens[:, :length], counts=counts)
 
 
 def with_outcomes(
     outcomes: Float[Array, "1 2 match"],
     found: Drafts,
     accepted: Int[Array, " slots"],
+    is_rejected: Bool[Array, " slots"],
     running: Bool[Array, " slots"],
 ) -> Float[Array, "1 2 match"]:
-    """Returns the sums after one more pass, with `accepted` tokens of the draft of each slot."""
+    """Returns the sums after one more pass.
+
+    accepted: tokens of the draft of each slot. is_rejected: whether the next one was wrong.
+    """
     is_tried = running & (found.matches > 0)
     # An index out of range is dropped: a slot without a draft counts nowhere.
     index = jnp.where(is_tried, found.matches - 1, outcomes.shape[2])
-    values = jnp.stack([accepted.astype(jnp.float32), jnp.ones(accepted.shape)])
-    return outcomes.at[0, :, index].add(values.T, mode="drop")
+    values = jnp.stack([accepted, is_rejected], axis=1).astype(jnp.float32)
+    return outcomes.at[0, :, index].add(values, mode="drop")
 
 
 def append(

@@ -1,7 +1,7 @@
-"""Sums and differences of two numbers after a few solved ones, for pretrained models.
+"""Sums of two numbers after a few solved ones, for pretrained models.
 
     12 + 7 = 19
-    25 - 9 = 16
+    25 + 9 = 34
     31 + 14 = 45
     35 + 45 =
 
@@ -39,6 +39,7 @@ class Options:
 
     value_max: int = setting(49, "Largest number. The smallest is 2.", at_least=2, at_most=10**6)
     shots: int = setting(3, "Solved problems before the question.", at_least=0, at_most=100)
+    differences: bool = setting(False, "Half of the problems are differences, such as 25 - 9 = 16.")
 
 
 def options_of(task: TaskConfig) -> Options:
@@ -49,10 +50,10 @@ def options_of(task: TaskConfig) -> Options:
 # Problems.
 
 
-def _equation(rng: random.Random, largest: int) -> tuple[str, int]:
+def _equation(rng: random.Random, options: Options) -> tuple[str, int]:
     """Returns a sum or a difference such as "35 + 45", and its value, which is not negative."""
-    first, second = rng.randint(2, largest), rng.randint(2, largest)
-    if rng.random() < 0.5:
+    first, second = (rng.randint(2, options.value_max) for _ in range(2))
+    if not options.differences or rng.random() < 0.5:
         return f"{first} + {second}", first + second
     first, second = max(first, second), min(first, second)
     return f"{first} - {second}", first - second
@@ -61,8 +62,8 @@ def _equation(rng: random.Random, largest: int) -> tuple[str, int]:
 def question(options: Options, split: str, seed: int, index: int) -> tuple[str, str, int]:
     """Returns the lines of solved problems, the question, and its answer."""
     rng = random.Random(f"{NAME}/{split}/{seed}/{index}")
-    solved = [_equation(rng, options.value_max) for _ in range(options.shots)]
-    asked, answer = _equation(rng, options.value_max)
+    solved = [_equation(rng, options) for _ in range(options.shots)]
+    asked, answer = _equation(rng, options)
     return "".join(f"{equation} = {value}\n" for equation, value in solved), asked, answer
 
 

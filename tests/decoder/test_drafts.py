@@ -340,18 +340,31 @@ def test_drafts_are_tried_as_long_as_they_pay() -> None:
     running = jnp.array([True, False])
     outcomes = jnp.zeros((1, 2, 2))
 
-    def is_tried(outcomes: jax.Array) -> bool:
-        gains, costs = drafts.pays(drafting, found, outcomes, running, jnp.float32(1.5))
-        return bool(gains > costs)
+    def gains(outcomes: jax.Array, costs: list[float]) -> np.ndarray:
+        return np.asarray(drafts.gains(drafting, found, outcomes, running, jnp.array(costs)))
 
-    assert is_tried(outcomes)
-    for _ in range(20):
-        outcomes = drafts.with_outcomes(outcomes, found, jnp.array([0, 0]), running)
-    assert not is_tried(outcomes)
+    def after(outcomes: jax.Array, accepted: int) -> jax.Array:
+        for _ in range(20):
+            is_rejected = jnp.array([accepted < 4, False])
+            numbers = jnp.array([accepted, 0])
+            outcomes = drafts.with_outcomes(outcomes, found, numbers, is_rejected, running)
+        return outcomes
+
+    assert drafting.lengths == (1, 2, 4)
+    costs = [1.2, 1.3, 1.5]
+    assert (gains(outcomes, costs) > 0).all()
+    outcomes = after(outcomes, 0)
+    assert (gains(outcomes, costs) < 0).all()
     np.testing.assert_array_equal(outcomes[0], [[0, 0], [0, 20]])
-    for _ in range(20):
-        outcomes = drafts.with_outcomes(outcomes, found, jnp.array([4, 0]), running)
-    assert is_tried(outcomes)
+    # One token of every draft, so half of all that were tried: s + s^2 + s^3 + s^4 with s = 1/2.
+    once = after(after(jnp.zeros((1, 2, 2)), 1), 1)
+    np.testing.assert_array_equal(once[0], [[0, 40], [0, 40]])
+    np.testing.assert_allclose(gains(once, [1, 1, 1]), [0.5, 0.75, 0.9375], rtol=0.1)
+    assert gains(once, [1.1, 1.2, 1.8]).argmax() == 1
+    # All tokens of every draft: the longest pays most, unless it costs too much.
+    always = after(after(outcomes, 4), 4)
+    assert gains(always, costs).argmax() == 2
+    assert gains(always, [1.1, 3.0, 5.0]).argmax() == 0
 
 
 def test_an_engine_measures_the_cost_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -359,11 +372,14 @@ def test_an_engine_measures_the_cost_once(capsys: pytest.CaptureFixture[str]) ->
     got, _ = complete_with(engine)
     assert_same(got, base())
     assert engine.drafter is not None
-    cost = engine.drafter.cost
-    assert cost >= 1
-    assert f"a pass takes {cost:.2f} times as long with 8 slots" in capsys.readouterr().out
+    costs = engine.drafter.costs
+    assert len(costs) == 2
+    assert min(costs) >= 1
+    times = f"{costs[0]:.2f}, {costs[1]:.2f}"
+    line = f"drafts of 1, 3 tokens: a pass takes {times} times as long with 8 slots"
+    assert line in capsys.readouterr().out
     draft_cost.measure(engine, params_on(engine), ROLLOUTS)
-    assert engine.drafter.cost == cost
+    assert engine.drafter.costs == costs
     assert not capsys.readouterr().out
 
 
