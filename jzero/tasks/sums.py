@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import random
 import re
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 NAME = "sums"
 # At most nine digits: int() raises an exception for thousands of digits.
+MOST_DRAWS = 200
 _NUMBER = re.compile(r"\s*(-?[0-9]{1,9})\s*")
 
 
@@ -59,11 +61,24 @@ def _equation(rng: random.Random, options: Options) -> tuple[str, int]:
     return f"{first} - {second}", first - second
 
 
+def _is_held_out(equation: str) -> bool:
+    """Returns whether a question is asked in evaluations only: an eighth of all are."""
+    return zlib.crc32(equation.encode()) % 8 == 0
+
+
 def question(options: Options, split: str, seed: int, index: int) -> tuple[str, str, int]:
-    """Returns the lines of solved problems, the question, and its answer."""
+    """Returns the lines of solved problems, the question, and its answer.
+
+    A question of an evaluation is never asked in training, unless value_max is so small that there
+    are hardly any.
+    """
     rng = random.Random(f"{NAME}/{split}/{seed}/{index}")
     solved = [_equation(rng, options) for _ in range(options.shots)]
     asked, answer = _equation(rng, options)
+    for _ in range(MOST_DRAWS):
+        if _is_held_out(asked) == (split == "eval"):
+            break
+        asked, answer = _equation(rng, options)
     return "".join(f"{equation} = {value}\n" for equation, value in solved), asked, answer
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from jzero.config import TaskConfig
 from jzero.tasks import find_task, stop_strings, sums
+from jzero.types import Problem
 
 TASK = TaskConfig(name="sums", template="plain")
 LINE = re.compile(r"([0-9]+) ([+-]) ([0-9]+) = ?(-?[0-9]+)?")
@@ -26,12 +27,13 @@ def read_line(line: str) -> tuple[int, str | None]:
 
 @pytest.mark.parametrize("shots", [0, 1, 3])
 @pytest.mark.parametrize("largest", [2, 20, 49, 1000])
+@pytest.mark.parametrize("differences", ["true", "false"])
 def test_the_solved_problems_are_right_and_the_answer_is_the_value(
-    shots: int, largest: int
+    shots: int, largest: int, differences: str
 ) -> None:
-    task = TaskConfig(
-        name="sums", template="plain", options=(f"shots={shots}", f"value_max={largest}")
-    )
+    options = (f"shots={shots}", f"value_max={largest}", f"differences={differences}")
+    task = TaskConfig(name="sums", template="plain", options=options)
+    signs = set()
     for problem in sums.train_problems(task, seed=3, step=5, count=200):
         assert isinstance(problem.prompt, str)
         *solved, asked = problem.prompt.split("\n")
@@ -42,6 +44,8 @@ def test_the_solved_problems_are_right_and_the_answer_is_the_value(
         assert read_line(asked) == (problem.gold, None)
         assert isinstance(problem.gold, int) and problem.gold >= 0
         assert max(map(int, re.findall("[0-9]+", asked))) <= largest
+        signs |= {sign for sign in "+-" if sign in asked}
+    assert signs == ({"+", "-"} if differences == "true" else {"+"})
 
 
 def test_steps_seeds_and_splits_have_other_problems() -> None:
@@ -52,6 +56,18 @@ def test_steps_seeds_and_splits_have_other_problems() -> None:
     held_out = [problem.prompt for problem in sums.eval_problems(TASK, 32)]
     for other in (prompts(0, 2), prompts(1, 1), held_out):
         assert not set(map(str, other)) & set(map(str, prompts(0, 1)))
+
+
+def test_no_question_of_an_evaluation_is_asked_in_training() -> None:
+    def questions(problems: list[Problem]) -> set[str]:
+        return {str(problem.prompt).split("\n")[-1] for problem in problems}
+
+    asked = {f"{sums.example(TASK, 0, i, 1.0)[0]}".split("\n")[-1] for i in range(1000)}
+    for step in range(60):
+        asked |= questions(sums.train_problems(TASK, 0, step, 16))
+    assert len(asked) > 700
+    assert len(questions(sums.eval_problems(TASK, 128))) > 80
+    assert not asked & questions(sums.eval_problems(TASK, 128))
 
 
 @pytest.mark.parametrize(
