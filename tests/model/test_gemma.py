@@ -354,6 +354,22 @@ def test_config_round_trips(name: str) -> None:
     assert huggingface.parse_config(written) == model
 
 
+def test_the_file_of_gemma_2_is_read() -> None:
+    """The one of google/gemma-2-2b, which does not list the kinds of its layers."""
+    hf_config = {
+        "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "vocab_size": 256_000,
+        "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+        "query_pre_attn_scalar": 256, "sliding_window": 4096, "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-06, "attention_bias": False, "cache_implementation": "hybrid",
+        "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8192, "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    }  # fmt: skip
+
+    assert huggingface.parse_config(hf_config) == GEMMA2_MODELS["google/gemma-2-2b"]
+
+
 def test_the_old_form_is_read() -> None:
     """The file of google/gemma-3-4b-pt names only what differs from the defaults."""
     text = {
