@@ -67,7 +67,7 @@ def pretrained(preset: str) -> Config:
             decode_steps=RESPONSE,
         ),
         algorithm=algorithms.dr_grpo(),
-        # At a constant rate, accuracy stays where it is after 20 steps (lab/learning.md).
+        # With a constant rate, accuracy hardly rises after 20 steps (lab/learning.md).
         optimizer=OptimizerConfig(lr=LEARNING_RATES.get(model, 1e-5), schedule=schedules.Cosine()),
         train=TrainConfig(
             steps=60,
