@@ -185,7 +185,7 @@ def test_devices_of_their_own_decode_while_others_train(tmp_path: Path) -> None:
     assert published < 0.2 * (tmp_path / "base/model.safetensors").stat().st_size
 
 
-@pytest.mark.thorough_cases("native")
+@pytest.mark.slow
 @pytest.mark.parametrize("base", ["native", "int8"])
 @whole_runs
 def test_fine_tuning_an_adapter_learns_and_resumes(base: str, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_run_with_its_first_policy_as_teacher_resumes_to_the_same_numbers(
     assert exported_weights(tmp_path / "resumed", 4) == exported_weights(tmp_path / "whole", 4)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_recipe_runs_from_the_export_of_countdown(teacher: str, tmp_path: Path) -> None:
     from configs import distill as recipe
 

@@ -177,6 +177,7 @@ def test_a_resumed_run_has_the_same_numbers(finished: Path, tmp_path: Path) -> N
     assert resumed.read_bytes() == weights.read_bytes()
 
 
+@pytest.mark.slow
 def test_asynchronous_rollouts_have_both_tasks_before_and_after_a_resume(
     finished: Path, tmp_path: Path
 ) -> None:
@@ -221,6 +222,7 @@ def test_a_suite_of_such_rows_is_evaluated_by_the_command(finished: Path, tmp_pa
     assert "mine/code" in evaluate.table(summary)
 
 
+@pytest.mark.slow
 def test_checkpoints_can_be_turned_off(finished: Path, tmp_path: Path) -> None:
     """A run without them has the same numbers, and leaves its export."""
     for every, expected in ((0, ["0", "2"]), (-1, [])):

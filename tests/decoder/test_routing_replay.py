@@ -98,7 +98,7 @@ def test_replayed_experts_reproduce_the_log_probs() -> None:
     np.testing.assert_array_equal(restored.tokens["routes"], rollouts[0].tokens["routes"])
 
 
-@pytest.mark.thorough_cases("tensor")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes",
     [
