@@ -613,6 +613,7 @@ def test_a_mesh_of_cpus_chooses_xla(name: str) -> None:
         attention.write,
         reads_int8=True,
         has_windows=True,
+        has_soft_cap=True,
     )
     assert backend.decode is None
 

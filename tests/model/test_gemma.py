@@ -331,14 +331,21 @@ def test_every_entry_matters(config: qwen.QwenConfig, change: dict[str, float]) 
     assert np.abs(logits_of_tokens(config, params) - changed).max() > 1e-2
 
 
-def test_a_backend_without_windows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("needs", "missing"),
+    [({"window": 512}, "sliding windows"), ({"soft_cap": 50.0}, "bounded scores")],
+)
+def test_a_backend_without_windows_or_soft_caps_is_refused(
+    needs: dict[str, float], missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As the kernel that rotates, writes and attends in one call is on a TPU."""
     without = attention.tpu_with_fused_decoding
     assert not without().has_windows
     monkeypatch.setitem(attention.BACKENDS, "without", without)
     mesh = make_mesh(jax.devices()[:1], {"slots": 1, "tensor": 1})
     with pytest.raises(UserError) as raised:
-        attention.choose("without", mesh, window=512)
+        attention.choose("without", mesh, **needs)
+    assert f"have no {missing}, which this model needs" in str(raised.value)
     assert "leave model.attention out, or set model.attention=xla" in str(raised.value)
 
 
