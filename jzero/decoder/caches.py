@@ -152,7 +152,8 @@ class StepPages(NamedTuple):
 class PagedCache:
     """The pages and the recurrent states of slots, each of which decodes one token.
 
-    Idle slots write to the scratch page, and keep their recurrent state.
+    Idle slots write to the scratch page, and keep their recurrent state. In a pass with drafts
+    several neighboring rows are tokens of one slot (`draft_program.py`).
     """
 
     settings: ProgramSettings
@@ -248,7 +249,15 @@ def recur_in_slots(
     layer: jax.Array,
     arrays: CacheArrays,
 ) -> tuple[jax.Array, CacheArrays]:
-    """Computes one token of every slot, and replaces the states of the active slots."""
+    """Computes one token of every slot, and replaces the states of the active slots.
+
+    In a pass with drafts, computes several tokens of every slot, and keeps their inputs.
+    """
+    if isinstance(arrays.slot_state, slot_state.DraftStates):
+        out, draft = slot_state.recur_draft(
+            settings.arithmetic, inputs, active, layer, arrays.slot_state
+        )
+        return out, arrays._replace(slot_state=draft)
     layer_states = slot_state.take_layer(arrays.slot_state, layer)
     recurrence = settings.arithmetic.recurrence
     out, next_states = recurrence.slots(inputs, layer_states, active)

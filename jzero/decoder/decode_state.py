@@ -151,4 +151,4 @@ class CacheArrays(NamedTuple):
 
     k: PyTree  # the keys of all layers with attention, in pages or as in Prefix
     v: PyTree
-    slot_state: PyTree  # as in DecodeState or Prefix
+    slot_state: PyTree  # as in DecodeState or Prefix, or in a pass with drafts: a DraftStates

@@ -11,8 +11,9 @@ A pass computes 1 + k tokens of a slot as 1 + k slots of `programs.decode_step`:
 with the same pages, each one token longer than the row before it. All keys and values of a layer
 are written before attention reads them, so that a row sees the rows before it. Rows after the last
 accepted token have written keys and values beyond the end of the sequence; later passes overwrite
-these before they read them. A recurrent state has no such end (`slot_state.py`), so models with
-gated delta nets have no drafts.
+these before they read them. A recurrent state has no such end, so a gated delta net computes the
+rows of a slot from its state and does not change the state. After sampling, only the used inputs
+advance it (`slot_state.after_draft`).
 
 Passes without drafts and with drafts of each length (`Drafting.lengths`) alternate as
 `drafts.gains` decides, in nested loops: a loop updates the pool in place, where a conditional would
@@ -30,7 +31,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jzero.decoder import drafts
+from jzero.decoder import drafts, slot_state
 from jzero.decoder.decode_state import Choices, DecodeState, ResultTokens, ResumePoint
 from jzero.decoder.drafts import Drafting, Drafts, Leaf
 from jzero.decoder.program_settings import ProgramSettings
@@ -301,6 +302,7 @@ def draft_pass(call: Call, length: int, loop: Loop) -> Loop:
         requests=for_each_row(state.requests),
         temperature=for_each_row(state.temperature),
         active=is_input.ravel(),
+        slot_state=slot_state.before_draft(settings.model, settings.dtype, state.slot_state, width),
     )
     # The rows of a slot share its pages before the page of its input.
     shared_pages = jnp.where(running, state.positions // settings.page_size, 0)
@@ -342,6 +344,9 @@ def draft_pass(call: Call, length: int, loop: Loop) -> Loop:
     next_state = state._replace(
         k_pool=after.k_pool,
         v_pool=after.v_pool,
+        slot_state=slot_state.after_draft(
+            settings.model, settings.arithmetic, after.slot_state, num_used
+        ),
         tokens=jnp.where(running, at_last(ids), state.tokens),
         positions=state.positions + num_used,
         active=jnp.where(running, at_last(continues), state.active),

@@ -21,7 +21,6 @@ from jaxtyping import Array, Bool, Float, Int
 from jzero import attention
 from jzero.config import drafts
 from jzero.errors import UserError
-from jzero.model.architecture import QwenConfig
 
 Leaf = TypeVar("Leaf")
 
@@ -85,13 +84,8 @@ def numbers_of(draft: drafts.Draft | None) -> Drafting | None:
     return Drafting(draft.tokens, draft.match, reach)
 
 
-def check(model: QwenConfig, backend: attention.Backend) -> None:
-    """Raises UserError if the decoder cannot take back the tokens of a rejected draft."""
-    if model.delta_net is not None:
-        raise UserError(
-            f"rollout.draft: {model.model_type} has gated delta nets, whose states cannot go back "
-            "to the last accepted token: set rollout.draft=none"
-        )
+def check(backend: attention.Backend) -> None:
+    """Raises UserError if the decoder cannot compute several tokens of a slot in one pass."""
     if backend.decode is not None:
         raise UserError(
             "rollout.draft: the kernel of model.attention=tpu_fused writes one token of a slot in "

@@ -118,7 +118,7 @@ def make_program_settings(
         )
 
     if settings.draft is not None:
-        drafts.check(model, backend)
+        drafts.check(backend)
 
     return ProgramSettings(
         model=model,

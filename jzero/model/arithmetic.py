@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Shaped
 
 from jzero.attention.exact import sum_by_halves
-from jzero.model.delta_net import DeltaState, recur_chunks, recur_step
+from jzero.model.delta_net import DeltaState, recur_chunks, recur_few, recur_step
 from jzero.model.exact import (
     exact_rms_norm,
     pad_rows,
@@ -48,6 +48,7 @@ class Recurrence(NamedTuple):
 
     rows: Callable[..., tuple[jax.Array, DeltaState]]  # packed rows and prompts, as `recur_chunks`
     slots: Callable[..., tuple[jax.Array, DeltaState]]  # one token of every slot, as `recur_step`
+    drafts: Callable[..., tuple[jax.Array, DeltaState]]  # a few of every slot, as `recur_few`
 
 
 class TokenRows(NamedTuple):
@@ -147,7 +148,7 @@ PLAIN = Arithmetic(
     unfused=unchanged,
     unfolded=unchanged,
     logps=plain_logps,
-    recurrence=Recurrence(recur_chunks, recur_step),
+    recurrence=Recurrence(recur_chunks, recur_step, recur_few),
     experts=PLAIN_EXPERTS,
     rows=separate_rows,
 )
@@ -184,7 +185,8 @@ def exact_with(shards: int = 1, precision: str = "") -> Arithmetic:
         # cosine than in programs where positions are data.
         unfolded=lax.optimization_barrier,
         logps=exact_logps,
-        recurrence=Recurrence(recur_rows, recur_slots),
+        # A row has the bits of its tokens one by one, whatever the number of tokens is.
+        recurrence=Recurrence(recur_rows, recur_slots, recur_rows),
         experts=EXACT_EXPERTS,
         rows=partial(one_row, shards),
         precision=precision,

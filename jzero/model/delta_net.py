@@ -14,6 +14,7 @@ a sequence, every such layer needs two arrays: `DeltaState`.
     out, state = recur_tokens(inputs, segments, state)    # the definition: token by token
     out, state = recur_chunks(inputs, segments, state)    # the same in chunks: training and prefill
     out, state = recur_step(inputs, state, active)        # one token of every slot: decoding
+    out, state = recur_few(inputs, segments, state)       # a few tokens of every slot: drafts
 
 `hybrid.py` has the layer around these functions, and calls one of them through a function that its
 caller passes in (`Recur`). All computations are in fp32 or wider, for any type of activations.
@@ -334,11 +335,14 @@ def time_first(x: jax.Array) -> jax.Array:
 
 
 class Chunk(NamedTuple):
-    """Tokens that are computed together. In `recur_chunks` the arrays lead with [chunks]."""
+    """Tokens that are computed together. In `recur_chunks` the arrays lead with [chunks].
+
+    N tokens of a row, a power of two: CHUNK, or fewer in `recur_few`.
+    """
 
     heads: Heads
-    ids: Int[Array, "B CHUNK"]
-    places: Int[Array, "B CHUNK"]
+    ids: Int[Array, "B N"]
+    places: Int[Array, "B N"]
 
 
 def recur_chunks(
@@ -389,20 +393,48 @@ def recur_chunks(
     return out, DeltaState(recurrent, convolution)
 
 
+def recur_few(
+    inputs: DeltaInputs,
+    segments: Int[Array, "B T"],
+    state: DeltaState,
+) -> tuple[Float[Array, "B T H V"], DeltaState]:
+    """Computes a few tokens of one sequence in every row, all in one chunk.
+
+    Reads and writes the states, most of the bytes of a decode step, once for all tokens.
+
+    segments: 1 for tokens, 0 for the padding after them. A row may consist of padding only.
+    state: before the tokens. Returns the outputs, and the states after the tokens.
+    """
+    segment_info = read_segments(segments)
+    heads, start, convolution = prepare(inputs, segment_info, state)
+    B, T = segments.shape
+    size = 1 << (T - 1).bit_length()  # `inverse_of_unit_lower` requires a power of two
+
+    def extend(x: jax.Array) -> jax.Array:  # tokens that change no state: all gates are 0
+        return jnp.pad(x, [(0, 0), (0, size - T)] + [(0, 0)] * (x.ndim - 2))
+
+    # All tokens of a row belong to the sequence of its state.
+    ids = jnp.zeros((B, size), segments.dtype)
+    places = jnp.broadcast_to(jnp.arange(size), ids.shape)
+    chunk = Chunk(jax.tree.map(extend, heads), ids, places)
+    recurrent, out = advance_chunk(start, ids[:, 0], chunk, None)
+    return out[:, :T], DeltaState(recurrent, convolution)
+
+
 def advance_chunk(
     running: Float[Array, "B H K V"],
     previous: Int[Array, " B"],
     chunk: Chunk,
     start: Float[Array, "B H K V"] | None,
-) -> tuple[Float[Array, "B H K V"], Float[Array, "B CHUNK H V"]]:
+) -> tuple[Float[Array, "B H K V"], Float[Array, "B N H V"]]:
     """Computes one chunk: returns the next state and the outputs.
 
     running, previous: the state before the chunk, and the segment that it belongs to.
     start: the state from which every segment that begins in the chunk starts; None: zeros.
     """
-    q, k, v, log_decay, strength = (jnp.swapaxes(x, 1, 2) for x in chunk.heads)  # [B, H, CHUNK, .]
-    ids, columns = chunk.ids, jnp.arange(CHUNK)
-    total = jnp.cumsum(log_decay, axis=-1)  # [B, H, CHUNK] log decay of the chunk up to a token
+    q, k, v, log_decay, strength = (jnp.swapaxes(x, 1, 2) for x in chunk.heads)  # [B, H, N, .]
+    ids, columns = chunk.ids, jnp.arange(chunk.ids.shape[1])
+    total = jnp.cumsum(log_decay, axis=-1)  # [B, H, N] log decay of the chunk up to a token
 
     # decay[i, j]: the share of token j's update that is left when token i reads the state.
     is_before = columns[:, None] >= columns
@@ -417,12 +449,12 @@ def advance_chunk(
     # segments that continue from it, and of `start`, for segments that begin in the chunk.
     continues = (ids == previous[:, None])[:, None]
     kept = jnp.where(continues, jnp.exp(total), 0)
-    first = jnp.maximum(columns - chunk.places, 0)[:, None]  # [B, 1, CHUNK]
+    first = jnp.maximum(columns - chunk.places, 0)[:, None]  # [B, 1, N]
     before_first = jnp.take_along_axis(total - log_decay, first, axis=-1)
     since_first = jnp.where(continues, 0, total - before_first)
     kept_start = jnp.where(continues, 0, jnp.exp(since_first))
 
-    def read(x: jax.Array) -> jax.Array:  # x^T S for queries or keys [B, H, CHUNK, K]
+    def read(x: jax.Array) -> jax.Array:  # x^T S for queries or keys [B, H, N, K]
         from_running = multiply(x * kept[..., None], running)
         if start is None:
             return from_running

@@ -5,7 +5,8 @@ operations for every token: the order of sums is written out, and every product 
 is added. The backward pass differentiates the chunked form (`delta_net.recur_chunks`), which is
 mathematically the same function.
 
-    out, state = recur_rows(inputs, segments, state)      # like recur_chunks: training and prefill
+    out, state = recur_rows(inputs, segments, state)      # like recur_chunks: training and prefill,
+                                                          # and like recur_few: drafts
     out, state = recur_slots(inputs, state, active)       # like recur_step: decoding
 
 Programs call both as `Arithmetic.recurrence`. See `delta_net.py` for the dimension letters.

@@ -10,12 +10,13 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxtyping import PyTree
 from test_engine import (
     CONFIGS,
     PROMPTS,
@@ -35,6 +36,8 @@ from test_turns import converse
 
 from jzero.attention import xla
 from jzero.config import RolloutConfig
+from jzero.config.drafts import Ngram
+from jzero.decoder import slot_state
 from jzero.decoder.abstract_calls import abstract_calls
 from jzero.decoder.engine import Engine
 from jzero.decoder.scheduler import Scheduler
@@ -42,7 +45,8 @@ from jzero.decoder.scoring import Scoring, score_all
 from jzero.decoder.sequence import Groups, Sequence, make_groups
 from jzero.model import logprobs, qwen
 from jzero.model.architecture import ATTENTION, DELTA_NET, DeltaNetConfig
-from jzero.model.delta_net import recur_tokens
+from jzero.model.arithmetic import EXACT, PLAIN, Arithmetic
+from jzero.model.delta_net import DeltaInputs, DeltaState, recur_tokens
 from jzero.sharding.mesh import param_shardings
 from jzero.types import RowLayout
 
@@ -235,6 +239,73 @@ def test_shards_and_tensor_parallel_devices_compute_the_same() -> None:
         np.testing.assert_allclose(sequence.new_logps, want[key].new_logps, atol=2e-5)
 
 
+# -- drafts ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.quick_cases("exact")
+@pytest.mark.thorough_cases("plain")
+@pytest.mark.parametrize("arithmetic", [PLAIN, EXACT], ids=["plain", "exact"])
+def test_only_used_tokens_of_a_draft_advance_a_state(arithmetic: Arithmetic) -> None:
+    """0 to all tokens of a slot are used, in every layer: the state is that of single steps."""
+    layers, width = len(MODEL.delta_layers), 3
+    slots = width + 1
+    num_used = np.arange(slots)
+    rng = np.random.default_rng(5)
+    assert MODEL.delta_net is not None
+    sizes = MODEL.delta_net
+
+    def normal(*shape: int) -> jax.Array:
+        return jnp.float32(rng.standard_normal(shape))
+
+    states = jax.tree.map(lambda x: normal(*x.shape), slot_state.empty_slots(MODEL, slots))
+    channels = normal(layers, slots, width, sizes.num_channels)
+    kernels = normal(layers, sizes.num_channels, sizes.kernel_size)
+    log_decay = -jnp.abs(normal(layers, slots, width, sizes.num_value_heads))
+    strength = jax.nn.sigmoid(normal(layers, slots, width, sizes.num_value_heads))
+
+    def inputs_of(layer: int, tokens: slice) -> DeltaInputs:
+        """Returns inputs of rows of one token."""
+
+        def rows(x: jax.Array) -> jax.Array:
+            return x[layer, :, tokens].reshape(-1, 1, x.shape[-1])
+
+        return DeltaInputs(rows(channels), kernels[layer], rows(log_decay), rows(strength), sizes)
+
+    @jax.jit
+    def one_pass(states: DeltaState) -> tuple[list[jax.Array], DeltaState]:
+        draft = slot_state.before_draft(MODEL, jnp.float32, states, width)
+        outputs = []
+        for layer in range(layers):
+            inputs, is_token = inputs_of(layer, slice(None)), jnp.ones(slots * width, bool)
+            out, draft = slot_state.recur_draft(arithmetic, inputs, is_token, layer, draft)
+            outputs.append(out.reshape(slots, width, *out.shape[2:]))
+        return outputs, slot_state.after_draft(MODEL, arithmetic, draft, jnp.array(num_used))
+
+    @jax.jit
+    def one_by_one(states: DeltaState, active: jax.Array) -> tuple[list[jax.Array], DeltaState]:
+        outputs = []
+        for layer in range(layers):
+            state, outs = slot_state.take_layer(states, layer), []
+            for token in range(width):
+                inputs = inputs_of(layer, slice(token, token + 1))
+                out, state = arithmetic.recurrence.slots(inputs, state, active[:, token])
+                outs.append(out)
+            outputs.append(jnp.concatenate(outs, axis=1))
+            states = slot_state.with_layer(states, layer, state)
+        return outputs, states
+
+    is_used = np.arange(width) < num_used[:, None]
+    outputs, after = one_pass(states)
+    all_outputs, _ = one_by_one(states, jnp.ones_like(is_used))
+    _, expected = one_by_one(states, is_used)
+
+    atol = 0.0 if arithmetic.is_exact else 1e-5
+    compare = partial(np.testing.assert_allclose, rtol=0, atol=atol)
+    jax.tree.map(compare, outputs, all_outputs)
+    jax.tree.map(compare, after, expected)
+    assert not np.array_equal(after.recurrent[:, 1:], states.recurrent[:, 1:])
+
+
 # -- scores ----------------------------------------------------------------------------------------
 
 
@@ -268,8 +339,13 @@ def test_only_layers_with_attention_have_pages() -> None:
     assert make("qwen2").abstract_state().slot_state is None
 
 
+def bytes_of(tree: PyTree) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
 @pytest.mark.thorough  # XLA compiles with all of its optimizations
-def test_states_are_planned_as_they_are_and_written_in_place() -> None:
+@pytest.mark.parametrize("draft", [None, Ngram(tokens=1)], ids=["none", "ngram"])
+def test_states_are_planned_as_they_are_and_written_in_place(draft: Ngram | None) -> None:
     """XLA keeps no second copy of the states, and takes what `abstract_calls` describes."""
     jax.config.update("jax_disable_most_optimizations", False)
     model = replace(
@@ -278,7 +354,8 @@ def test_states_are_planned_as_they_are_and_written_in_place() -> None:
         layer_types=16 * (DELTA_NET, ATTENTION),
         delta_net=DeltaNetConfig(2, 4, 32, 64, kernel_size=4),
     )
-    engine = Engine(model, RolloutConfig(**SMALL), small_engine().mesh, (), "float32")
+    settings = RolloutConfig(**(SMALL | {"draft": draft}))
+    engine = Engine(model, settings, small_engine().mesh, (), "float32")
     weights = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
         qwen.abstract(model),
@@ -287,9 +364,14 @@ def test_states_are_planned_as_they_are_and_written_in_place() -> None:
     calls = abstract_calls(engine, weights, [(2, 16)])
     lowered = {name: program.lower(*inputs) for name, (program, inputs) in calls.items()}
 
-    states = jax.tree.leaves(engine.abstract_state().slot_state)
-    num_bytes = sum(x.size * x.dtype.itemsize for x in states)
+    num_bytes = bytes_of(engine.abstract_state().slot_state)
+    inputs_of_drafts = 0
+    if draft is not None:
+        states = slot_state.empty_slots(model, engine.slots_per_shard)
+        with_inputs = partial(slot_state.before_draft, model, jnp.float32, width=1 + draft.tokens)
+        inputs_of_drafts = bytes_of(jax.eval_shape(with_inputs, states)) - num_bytes
+        assert 0 < inputs_of_drafts < num_bytes / 8
     memory = lowered["generate"].compile().memory_analysis()
     assert memory is not None
     assert memory.alias_size_in_bytes > num_bytes
-    assert memory.temp_size_in_bytes < num_bytes / 2
+    assert memory.temp_size_in_bytes < num_bytes / 2 + inputs_of_drafts

@@ -147,6 +147,27 @@ def test_steps_of_decoding_go_on_where_a_prompt_ended():
         close(out[:, 0], np.asarray(whole)[np.arange(3), columns])
 
 
+@pytest.mark.quick_cases("5")
+@pytest.mark.thorough_cases("2", "17")
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5, 17])
+def test_a_few_tokens_are_those_of_the_formula(tokens):
+    """Of a draft, and the state after any of its tokens; a row without tokens keeps its state."""
+    rows = tokens + 1
+    inputs, state = random_inputs(3, rows, tokens), random_state(4, rows)
+    segments = jnp.asarray(np.arange(tokens) < np.arange(rows)[:, None], jnp.int32)
+
+    outputs, after = compiled(delta_net.recur_few)(inputs, segments, state)
+
+    np.testing.assert_array_equal(after.recurrent[0], state.recurrent[0])
+    np.testing.assert_array_equal(after.convolution[0], state.convolution[0])
+    for length in range(1, rows):
+        slow = slow_sequence(inputs, length, 0, length, state)
+        close(outputs[length, :length], slow.outputs)
+        close(after.recurrent[length], slow.recurrent)
+        close(after.convolution[length], slow.convolution)
+    assert np.isfinite(np.asarray(outputs)).all()
+
+
 def test_a_step_leaves_the_state_of_idle_slots_alone():
     inputs, state = random_inputs(3, 2, 1), random_state(4, 2)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from jzero.model import delta_net, exact_delta_net
 from jzero.model.architecture import DeltaNetConfig
+from jzero.model.arithmetic import EXACT
 from jzero.model.delta_net import DeltaInputs, DeltaState
 
 SIZES = DeltaNetConfig(num_key_heads=2, num_value_heads=4, key_dim=16, value_dim=24, kernel_size=4)
@@ -93,3 +94,36 @@ def test_rows_and_slots_have_the_same_bits() -> None:
         arrays = for_slots(inputs[0]), inputs[1], for_slots(inputs[2]), for_slots(inputs[3])
         out, states = of_slots(arrays, states)
         np.testing.assert_array_equal(out[0, 0], whole[0, token])
+
+
+def test_a_draft_has_the_bits_of_its_tokens_one_by_one() -> None:
+    """Its outputs, and the state after the first n tokens: of none in the first slot."""
+    slots, width = 4, 3
+
+    @jax.jit
+    def of_draft(arrays: tuple, segments: jax.Array, state: DeltaState) -> object:
+        return EXACT.recurrence.drafts(DeltaInputs(*arrays, SIZES), segments, state)
+
+    @jax.jit
+    def of_slots(arrays: tuple, state: DeltaState, active: jax.Array) -> object:
+        return EXACT.recurrence.slots(DeltaInputs(*arrays, SIZES), state, active)
+
+    def for_slots(x: jax.Array) -> jax.Array:
+        return jnp.concatenate([x, x[:1]])
+
+    inputs = INPUTS._replace(
+        channels=for_slots(INPUTS.channels[:, :width]),
+        log_decay=for_slots(INPUTS.log_decay[:, :width]),
+        strength=for_slots(INPUTS.strength[:, :width]),
+    )
+    states = jax.tree.map(for_slots, STATE)
+    is_token = np.arange(width) < np.arange(slots)[:, None]
+
+    out, after = of_draft(inputs[:4], jnp.int32(is_token), states)
+
+    for token in range(width):
+        arrays = part(inputs, slice(None), slice(token, token + 1))[:4]
+        expected, states = of_slots(arrays, states, jnp.array(is_token[:, token]))
+        rows = is_token[:, token]
+        np.testing.assert_array_equal(out[rows, token], expected[rows, 0])
+    jax.tree.map(np.testing.assert_array_equal, after, states)
