@@ -347,7 +347,8 @@ def test_states_do_not_depend_on_the_arrangement(arrangement: str, name: str) ->
     assert (scheduler.counters.preempted > 0) == (arrangement == "preempted")
 
 
-@pytest.mark.thorough_cases("ids-False", "ids-True", "strings-False")
+@pytest.mark.quick_cases("strings-False")
+@pytest.mark.thorough_cases("ids-False", "ids-True")
 @pytest.mark.parametrize("evict", [False, True])
 @pytest.mark.parametrize("stop", [(), ("!", "A", "Z", "k")], ids=["ids", "strings"])
 def test_states_follow_the_tokens_of_replies(stop: tuple[str, ...], evict: bool) -> None:
@@ -370,6 +371,21 @@ def test_stop_strings_end_the_same_responses_of_a_hybrid() -> None:
     assert_same(got, want, STATE_TOLERANCE)
     assert any(want[key].new_tokens != uncut[key].new_tokens for key in want)
     assert scheduler.counters.accepted_tokens > 0
+
+
+@pytest.mark.thorough  # also in test_exactness.py, with all of XLA's optimizations
+def test_exact_states_have_the_same_bits() -> None:
+    mesh = make_mesh(jax.devices()[:1], {"slots": 1, "tensor": 1})
+
+    def decode(draft: Draft | None, past: Completions | None) -> tuple[Completions, Scheduler]:
+        settings = RolloutConfig(**(SMALL | {"draft": draft}))
+        engine = Engine(CONFIGS["hybrid"], settings, mesh, STOP_IDS, "float32", exact=True)
+        return complete_with(engine, past=past)
+
+    want, _ = decode(None, None)
+    got, scheduler = decode(SHORT_HISTORY, want)
+    assert_same(got, want, atol=0)
+    assert 0 < scheduler.counters.accepted_tokens < scheduler.counters.drafted_tokens
 
 
 FAULTS: dict[str, Callable[[jax.Array], jax.Array]] = {

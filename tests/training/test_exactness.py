@@ -497,7 +497,7 @@ def test_a_family_whose_layers_are_not_exact_is_refused(monkeypatch: pytest.Monk
         make_trainer(settings(), replace(MODEL, model_type="other"), None, mesh)
 
 
-@pytest.mark.thorough_cases("qwen3-bfloat16", "experts-float32", "hybrid-bfloat16")
+@pytest.mark.thorough_cases("qwen3-bfloat16", "experts-float32")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "model",
