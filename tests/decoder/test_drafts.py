@@ -347,8 +347,7 @@ def test_states_do_not_depend_on_the_arrangement(arrangement: str, name: str) ->
     assert (scheduler.counters.preempted > 0) == (arrangement == "preempted")
 
 
-@pytest.mark.quick_cases("strings-False")
-@pytest.mark.thorough_cases("ids-False", "ids-True")
+@pytest.mark.thorough_cases("ids-False", "ids-True", "strings-False")
 @pytest.mark.parametrize("evict", [False, True])
 @pytest.mark.parametrize("stop", [(), ("!", "A", "Z", "k")], ids=["ids", "strings"])
 def test_states_follow_the_tokens_of_replies(stop: tuple[str, ...], evict: bool) -> None:
