@@ -386,7 +386,7 @@ def make_job_stream(
             "rollout.placement=jobs: the trainer has one process: leave out --num_processes, or "
             "set rollout.placement=together"
         )
-    # int8 weights are rounded from the trainer's fp32.
+    # 8-bit weights are rounded from the trainer's fp32.
     dtype = "float32" if config.rollout.quantizes_weights else config.model.dtype
     settings = JobSettings(
         config_json=to_json(config),

@@ -32,6 +32,7 @@ from jzero.attention.pools import (
     decode_kv,
     encode_kv,
     kv_storage,
+    number_of,
     scales_shape,
     write,
 )
@@ -50,7 +51,7 @@ def shipped(module: str) -> Callable[[], Backend]:
             kernels.paged,
             kernels.pool_rows,
             write,
-            reads_int8=is_reference,
+            reads_8_bits=is_reference,
             has_windows=True,
             has_soft_cap=True,
             needs_width=module in ("tpu", "gpu"),
@@ -65,7 +66,7 @@ def tpu_with_fused_decoding() -> Backend:
 
     backend = shipped("tpu")()
     return backend._replace(
-        decode=tpu_decode.decode, reads_int8=True, has_windows=False, has_soft_cap=False
+        decode=tpu_decode.decode, reads_8_bits=True, has_windows=False, has_soft_cap=False
     )
 
 

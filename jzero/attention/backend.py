@@ -147,9 +147,9 @@ class Backend(NamedTuple):
     pool_rows: PoolRows
     write: Write
     decode: Decode | None = None  # None: decoding calls `write` and then `paged`
-    # Whether decoding (`decode` if present, else `paged`) supports an int8 KV cache
+    # Whether decoding (`decode` if present, else `paged`) supports an int8 or fp8 KV cache
     # (`pools.QuantizedPool`).
-    reads_int8: bool = False
+    reads_8_bits: bool = False
     # Whether `packed` and `paged` support sliding windows, and decoding uses them.
     has_windows: bool = False
     # Whether they take the tokens of a window as the argument `width`, because it has to be known

@@ -4,29 +4,30 @@ A pool is [rows, pages, page_size, width]. XLA and the GPU's kernel keep one KV 
 rows = K, width = D. The TPU's kernel requires rows of 128 numbers, which hold several heads if
 heads are small. The page axis has the pages of all layers, layer after layer: [L * pages].
 
-With rollout.kv_dtype=int8 a pool is a `QuantizedPool`: 8-bit values, and one scale for each head of
-each token.
+With rollout.kv_dtype=int8 or fp8 a pool is a `QuantizedPool`: 8-bit values, and one scale for each
+head of each token.
 """
 
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Shaped
 
-from jzero.numerics.int8 import round_to_int8
+from jzero.numerics.eight_bits import FORMATS, FP8, INT8, Format, round_to_8_bits
 
 
 class QuantizedPool(NamedTuple):
-    """An int8 pool: values * scales, with one scale for each KV head of each token.
+    """An 8-bit pool: values * scales, with one scale for each KV head of each token.
 
     Tokens are the last axis of the scales, so that a kernel can multiply a head's scores by them
     without a transpose. The leaves can be shardings.
     """
 
-    values: Any  # i8[rows, pages, page, width]
+    values: Any  # i8, f8 or the bits of f8, u8[rows, pages, page, width]
     scales: Any  # f32[rows, pages, heads of a row, page]
 
     @property
@@ -36,6 +37,15 @@ class QuantizedPool(NamedTuple):
 
 
 Pool: TypeAlias = Shaped[Array, "rows pages page width"] | QuantizedPool
+
+# On CPUs, the element types of pools of these values of rollout.kv_dtype.
+STORED_BITS = {"bfloat16": jnp.uint16, "fp8": jnp.uint8}
+# The 8-bit numbers of pools by the type of their elements.
+STORED_NUMBERS = {
+    np.dtype(jnp.int8): INT8,
+    np.dtype(jnp.float8_e4m3fn): FP8,
+    np.dtype(jnp.uint8): FP8,
+}
 
 
 def one_row_per_head(num_heads: int, head_dim: int) -> tuple[int, int]:
@@ -52,27 +62,51 @@ def scales_shape(pool_shape: tuple[int, ...], head_dim: int) -> tuple[int, ...]:
 def kv_storage(dtype: str, platform: str) -> DTypeLike:
     """Returns the element type of the pools for `rollout.kv_dtype` and a platform.
 
-    On CPU it is uint16 for bfloat16: pools store the bits.
+    On CPU it is uint16 for bfloat16 and uint8 for fp8: pools store the bits.
     """
-    # XLA:CPU would convert a complete bfloat16 pool to fp32 and back around every write.
-    if dtype == "bfloat16" and platform == "cpu":
-        return jnp.uint16
-    return jnp.dtype(dtype)
+    # XLA:CPU would convert a complete bfloat16 pool to fp32 and back around every write, and a
+    # pool of float8 to float16.
+    if platform == "cpu" and dtype in STORED_BITS:
+        return STORED_BITS[dtype]
+    return jnp.dtype(FORMATS[dtype].dtype if dtype in FORMATS else dtype)
 
 
-def quantize_kv(x: Float[Array, "... D"]) -> tuple[Shaped[Array, "... D"], Float[Array, "..."]]:
-    """Rounds every head of every token to int8 with its scale max|x| / 127."""
-    values, scales = round_to_int8(x, axes=(x.ndim - 1,))
+def number_of(storage: DTypeLike) -> Format | None:
+    """Returns the 8-bit numbers of a `QuantizedPool`, by the element type of its values.
+
+    None for the element type of another pool.
+    """
+    return STORED_NUMBERS.get(np.dtype(storage))
+
+
+def quantize_kv(
+    x: Float[Array, "... D"], storage: DTypeLike
+) -> tuple[Shaped[Array, "... D"], Float[Array, "..."]]:
+    """Rounds every head of every token to 8-bit numbers with its scale.
+
+    The scale is the largest absolute value divided by the largest number.
+    """
+    values, scales = round_to_8_bits(x, (x.ndim - 1,), STORED_NUMBERS[np.dtype(storage)])
+    if storage == jnp.uint8:
+        values = lax.bitcast_convert_type(values, jnp.uint8)
     return values, scales[..., 0]
+
+
+def dequantize_kv(
+    values: Shaped[Array, "... D"], scales: Float[Array, "..."]
+) -> Float[Array, "... D"]:
+    """Returns values * scales in fp32: the inverse of `quantize_kv`."""
+    if values.dtype == jnp.uint8:
+        values = lax.bitcast_convert_type(values, FP8.dtype)
+    return values.astype(jnp.float32) * scales[..., None]
 
 
 def as_stored(
     x: Float[Array, "... D"], storage: DTypeLike, dtype: DTypeLike
 ) -> Float[Array, "... D"]:
     """Returns keys or values as read back from a pool: rounded to the pool's element type."""
-    if storage == jnp.int8:
-        values, scales = quantize_kv(x)
-        return (values * scales[..., None]).astype(dtype)
+    if number_of(storage) is not None:
+        return dequantize_kv(*quantize_kv(x, storage)).astype(dtype)
     return decode_kv(encode_kv(x, storage), dtype)
 
 
@@ -129,7 +163,7 @@ def read_rows(
     scales = pool.scales[:, pages].swapaxes(2, 3)  # [rows, W, page, heads of a row]
     # [rows, W, page, width] -> [rows, W, page, heads of a row, D]
     heads = values.reshape(*scales.shape, -1)
-    return (heads * scales[..., None]).astype(dtype).reshape(values.shape)
+    return dequantize_kv(heads, scales).astype(dtype).reshape(values.shape)
 
 
 def read(
@@ -152,7 +186,7 @@ def write(
     x [W, K, D] has single tokens for the places (pages[W], offsets[W]).
     """
     if isinstance(pool, QuantizedPool):
-        values, scales = quantize_kv(x)
+        values, scales = quantize_kv(x, pool.values.dtype)
         return QuantizedPool(
             write_entries(pool.values, values_by_row(pool, values), pages, offsets),
             write_scales(pool.scales, scales, pages, offsets),

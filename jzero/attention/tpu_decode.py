@@ -21,9 +21,9 @@ product with a block. Then every slot reads its private pages.
 On devices with two cores (TPU v4, v5p) each core has a part of the slots, if there are more than 16
 slots.
 
-The values of an int8 KV cache (rollout.kv_dtype=int8) are not dequantized: the scores of a head are
-multiplied by the scales of its keys, and the softmax weights by the scales of its values. A page's
-scales are read and written together with the page.
+The values of an 8-bit KV cache (rollout.kv_dtype=int8 or fp8) are not dequantized: the scores of a
+head are multiplied by the scales of its keys, and the softmax weights by the scales of its values.
+A page's scales are read and written together with the page.
 """
 
 import functools
@@ -39,9 +39,9 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jzero.attention.pools import Pool, QuantizedPool
+from jzero.attention.pools import Pool, QuantizedPool, number_of
 from jzero.errors import UserError
-from jzero.numerics import int8
+from jzero.numerics.eight_bits import Format, round_quotient
 
 SUBLANES = 8  # rows of fp32 in a vector register
 LANES = 128  # numbers in such a row
@@ -77,7 +77,7 @@ class Sizes(NamedTuple):
     block_pages: int  # pages of a block
     tile: int  # tokens written at once, including the new token
     product_dtype: DTypeLike  # dtype of the factors of products
-    is_int8: bool  # whether the KV cache is int8
+    number: Format | None  # the numbers of an 8-bit KV cache; None: the KV cache has no scales
 
     @property
     def heads_per_row(self) -> int:
@@ -129,11 +129,11 @@ class Scratch(NamedTuple):
     """Scratch memory of a core.
 
     An axis of 2 is keys and values, except in "2 blocks": a double buffer, in which one block is
-    computed while the other block is read. The last four exist only with an int8 KV cache.
+    computed while the other block is read. The last four exist only with an 8-bit KV cache.
     """
 
     q: Ref  # f32[rows * slots * queries, width] rotated queries
-    new: Ref  # f32[2, rows, slots, width] the new keys and values; integers for an int8 KV cache
+    new: Ref  # f32[2, rows, slots, width] the new keys and values; numbers of an 8-bit KV cache
     out: Ref  # f32[rows * slots * queries, width]
     # The softmax over the shared pages. Every lane has the same number.
     largest: Ref  # f32[rows * neighbors * queries, LANES]
@@ -221,21 +221,21 @@ def write_out(out: Ref, scratch: Scratch, sizes: Sizes) -> None:
 def store_new(which: int, row: int, x: jax.Array, scratch: Scratch, sizes: Sizes) -> None:
     """Stores the new keys (`which` 0) or values (1) of a row [slots, width] in the scratch memory.
 
-    For an int8 KV cache they are rounded like `int8.round_to_int8`.
+    For an 8-bit KV cache they are rounded like `eight_bits.round_to_8_bits`.
     """
     x = x.astype(jnp.float32)
-    if not sizes.is_int8:
+    if sizes.number is None:
         scratch.new[which, row] = x
         return
     divisors = jnp.ones_like(x)
     for part in range(sizes.heads_per_row):
         is_head = in_part(part, x.shape, sizes)
         largest = jnp.where(is_head, jnp.abs(x), 0).max(axis=1, keepdims=True)
-        scale = largest / int8.LARGEST
+        scale = largest / sizes.number.largest
         divisors = jnp.where(is_head & (scale > 0), scale, divisors)
         place = scratch.new_scales.at[which, row, part]
         place[...] = jnp.broadcast_to(scale, (sizes.slots, sizes.page_size))
-    scratch.new[which, row] = jnp.round(x / divisors)
+    scratch.new[which, row] = round_quotient(x / divisors, sizes.number).astype(jnp.float32)
 
 
 def scales_by_query(scales: Ref, num_queries: int, sizes: Sizes) -> jax.Array:
@@ -276,14 +276,14 @@ def kernel(
 
     refs: the input pools; the output [slots, q_rows * width]; the output pools, which alias the
         input pools in HBM; and the scratch memory. The pools are the keys and the values
-        [rows, pages, page, width], followed by their scales if the KV cache is int8.
+        [rows, pages, page, width], followed by their scales if the KV cache has 8 bits.
     """
-    num_pools = 4 if sizes.is_int8 else 2
+    num_pools = 4 if sizes.number else 2
     out, *outputs_and_scratch = refs[num_pools:]
     pools, scale_pools = outputs_and_scratch[:2], outputs_and_scratch[2:num_pools]
     scratch = Scratch(*outputs_and_scratch[num_pools:])
     blocks = scratch.k_blocks, scratch.v_blocks
-    scale_blocks = (scratch.k_scales, scratch.v_scales) if sizes.is_int8 else ()
+    scale_blocks = (scratch.k_scales, scratch.v_scales) if sizes.number else ()
     slots, rows, width, page = sizes.slots, sizes.rows, sizes.width, sizes.page_size
     base = pl.program_id(0) * slots  # the first slot of this part
     cosines, sines = cos[...], sin[...]
@@ -297,8 +297,10 @@ def kernel(
         store_new(1, row, v[:, lanes], scratch, sizes)
     # Pages of a block that were never read are uninitialized. The weights of their tokens are 0,
     # but 0 times NaN is NaN.
-    never_read = scratch.v_scales if sizes.is_int8 else scratch.v_blocks
-    never_read[...] = jnp.zeros_like(never_read)
+    if jnp.issubdtype(scratch.v_blocks.dtype, jnp.floating):
+        scratch.v_blocks[...] = jnp.zeros_like(scratch.v_blocks)
+    if sizes.number:
+        scratch.v_scales[...] = jnp.zeros_like(scratch.v_scales)
 
     def page_of(slot: jax.Array, number: jax.Array) -> jax.Array:
         """Returns the pool's page for page `number` of `slot`, an index into all parts' slots."""
@@ -367,7 +369,7 @@ def kernel(
         written = scratch.written.at[which]
         place = pools[which].at[:, target, pl.ds(offset, sizes.tile)]
         copies = [pltpu.make_async_copy(scratch.tiles.at[which], place, written)]
-        if sizes.is_int8:
+        if sizes.number:
             place = scale_pools[which].at[:, target]
             copies.append(pltpu.make_async_copy(scratch.scale_tiles.at[which], place, written))
         return copies
@@ -399,7 +401,7 @@ def kernel(
                 tile = jnp.where(is_new, new_token, old_tokens).astype(block_of_pool.dtype)
                 block_of_pool[tokens] = tile
                 scratch.tiles[which, row] = tile
-            if sizes.is_int8:
+            if sizes.number:
                 put_new_scales(which, slot, buffer, number, offset)
             for copy in page_writes(which, target, start):
                 copy.start()
@@ -418,8 +420,8 @@ def kernel(
                 scratch.scale_tiles[which, row, pl.ds(part, 1)] = scales
 
     def factor(x: jax.Array) -> jax.Array:
-        # Keys or values to the dtype of products; int8 numbers are converted by way of fp32.
-        if sizes.is_int8:
+        # Keys or values to the dtype of products; 8-bit numbers are converted by way of fp32.
+        if sizes.number:
             x = x.astype(jnp.float32)
         return x.astype(sizes.product_dtype)
 
@@ -435,7 +437,7 @@ def kernel(
                 factor(x[buffer, row].reshape(sizes.block_tokens, width)) for x in blocks
             )
             scores = product(q[row], keys, 1, sizes) * sizes.head_dim**-0.5
-            if sizes.is_int8:
+            if sizes.number:
                 scores *= scales_by_query(scratch.k_scales.at[buffer, row], num_queries, sizes)
             scores = jnp.where(is_visible, scores, MASKED)
             new_largest = jnp.maximum(largest, scores.max(axis=1, keepdims=True))
@@ -443,7 +445,7 @@ def kernel(
             rescale = jnp.exp(largest - new_largest)
             # The total is summed before the weights are multiplied by the scales of the values.
             total = total * rescale + weights.sum(axis=1, keepdims=True)
-            if sizes.is_int8:
+            if sizes.number:
                 weights *= scales_by_query(scratch.v_scales.at[buffer, row], num_queries, sizes)
             values = product(weights.astype(sizes.product_dtype), values, 0, sizes)
             updated.append(Softmax(new_largest, total, mixed * rescale + values))
@@ -597,12 +599,12 @@ def decode(
 ) -> tuple[Float[Array, "S H D"], Pool, Pool]:
     """Rotates, writes and attends in one kernel; see `backend.Decode`.
 
-    With bfloat16 queries and bfloat16 or int8 pools, the softmax weights are bfloat16 in products.
+    With bfloat16 queries and bfloat16 or 8-bit pools, the softmax weights are bfloat16 in products.
     If queries or pools are fp32, all factors are fp32. `slots_that_read_together` determines how
     many neighbors read their shared pages together.
 
     Raises UserError if the page size is not a multiple of the tokens written at once: 16 tokens for
-    16-bit pools, 8 for 32-bit pools, and 128 for int8 pools, because the scales of 128 tokens fill
+    16-bit pools, 8 for 32-bit pools, and 128 for 8-bit pools, because the scales of 128 tokens fill
     one row of a register.
     """
     S, H, D = q.shape
@@ -645,11 +647,11 @@ def decode(
 
 def check_page_size(k_pool: Pool) -> None:
     """Raises UserError for pages that the kernel cannot write; see `decode`."""
-    is_int8 = isinstance(k_pool, QuantizedPool)
-    numbers = k_pool.values if is_int8 else k_pool
+    has_scales = isinstance(k_pool, QuantizedPool)
+    numbers = k_pool.values if has_scales else k_pool
     num_bytes = numbers.dtype.itemsize
     page_size = numbers.shape[2]
-    multiple = LANES if is_int8 else tile_tokens(num_bytes)
+    multiple = LANES if has_scales else tile_tokens(num_bytes)
     if page_size % multiple:
         raise UserError(
             f"rollout.page_size={page_size}: the TPU's decode kernel requires a multiple of "
@@ -678,8 +680,8 @@ def sizes_of(
     that can share pages. cores: cores of a device.
     """
     S, H, D = q.shape
-    is_int8 = isinstance(k_pool, QuantizedPool)
-    numbers = k_pool.values if is_int8 else k_pool
+    has_scales = isinstance(k_pool, QuantizedPool)
+    numbers = k_pool.values if has_scales else k_pool
     rows, _, page_size, width = numbers.shape
     sharing = S // num_blocks
     sizes = Sizes(
@@ -696,15 +698,15 @@ def sizes_of(
         max_pages=max_pages,
         block_pages=pages_per_block(numbers, max_pages),
         tile=tile_tokens(numbers.dtype.itemsize),
-        product_dtype=q.dtype if is_int8 else jnp.promote_types(q.dtype, numbers.dtype),
-        is_int8=is_int8,
+        product_dtype=q.dtype if has_scales else jnp.promote_types(q.dtype, numbers.dtype),
+        number=number_of(numbers.dtype) if has_scales else None,
     )
     # The number of neighbors depends on the other sizes.
     return sizes._replace(neighbors=slots_that_read_together(sizes))
 
 
 def pool_arrays(k_pool: Pool, v_pool: Pool) -> tuple[jax.Array, ...]:
-    """Returns the arrays of two pools: keys and values, followed by the scales of int8 pools."""
+    """Returns the arrays of two pools: keys and values, followed by the scales of 8-bit pools."""
     if isinstance(k_pool, QuantizedPool) and isinstance(v_pool, QuantizedPool):
         return k_pool.values, v_pool.values, k_pool.scales, v_pool.scales
     assert isinstance(k_pool, jax.Array) and isinstance(v_pool, jax.Array)
@@ -753,7 +755,7 @@ def call(
         read=pltpu.SemaphoreType.DMA((2,)),
         written=pltpu.SemaphoreType.DMA((2,)),
     )
-    if sizes.is_int8:
+    if sizes.number:
         scratch = with_scales(scratch, sizes)
     grid = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=len(scalars),
@@ -779,7 +781,7 @@ def call(
 
 
 def with_scales(scratch: Scratch, sizes: Sizes) -> Scratch:
-    """Returns the scratch memory with the arrays that an int8 KV cache adds."""
+    """Returns the scratch memory with the arrays that an 8-bit KV cache adds."""
     rows, heads_per_row, page = sizes.rows, sizes.heads_per_row, sizes.page_size
     block = pltpu.VMEM((2, rows, sizes.block_pages, heads_per_row, page), jnp.float32)
     return scratch._replace(

@@ -21,7 +21,7 @@ from jzero import algorithms, http
 from jzero.config import architecture, teachers, turns
 from jzero.config.data_sources import read_sources
 from jzero.config.placement import Jobs, Together
-from jzero.config.schema import Config, RolloutConfig, Setting, list_settings, walk
+from jzero.config.schema import EIGHT_BITS, Config, RolloutConfig, Setting, list_settings, walk
 from jzero.errors import UserError, shown
 from jzero.files import JsonObject, is_hub_id, split_revision
 from jzero.setting import (
@@ -213,8 +213,8 @@ def check_exact(config: Config) -> Iterator[str]:
             f"rollout.kv_dtype={rollout.kv_dtype} rounds the keys that the trainer does not round: "
             "with model.exact set rollout.kv_dtype=float32, or model.dtype=bfloat16"
         )
-    # Only the sampler would round to int8.
-    if rollout.quantizes_weights or rollout.kv_dtype == "int8":
+    # Only the sampler would round to 8 bits.
+    if rollout.quantizes_weights or rollout.quantizes_kv:
         yield (
             f"rollout.weights={rollout.weights} rollout.kv_dtype={rollout.kv_dtype}: what the "
             "sampler rounds to 8 bits the trainer does not; with model.exact set "
@@ -488,12 +488,14 @@ def check_correction(config: Config) -> Iterator[str]:
 
 
 def check_corrected_sampler(config: Config) -> Iterator[str]:
-    """An int8 sampler requires a correction, or the sampler's log-probs as the old policy."""
+    """An 8-bit sampler requires a correction, or the sampler's log-probs as the old policy."""
     rollout = config.rollout
+    if divides_by_sampler(config.algorithm, rollout):
+        return
     for name, value in (("weights", rollout.weights), ("kv_dtype", rollout.kv_dtype)):
-        if value == "int8" and not divides_by_sampler(config.algorithm, config.rollout):
+        if value in EIGHT_BITS:
             yield (
-                f"rollout.{name}=int8 samples from another distribution than the trainer's: set "
+                f"rollout.{name}={value} samples from another distribution than the trainer's: set "
                 "algorithm.correction=token_truncate (truncated importance sampling), or "
                 "algorithm.old_policy=sampler"
             )

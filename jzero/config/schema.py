@@ -40,6 +40,7 @@ from jzero.setting import (
 
 Section = TypeVar("Section")  # a dataclass of settings
 
+EIGHT_BITS = ("int8", "fp8")  # the keys of numerics.eight_bits.FORMATS
 DTYPES = ("bfloat16", "float32")
 LARGEST_GIB = 2.0**20  # the operating system accepts memory limits below 2^63 bytes
 MOST_PROCESSES = 1024
@@ -545,16 +546,16 @@ class RolloutConfig:
     )
     weights: str = setting(
         "native",
-        "Precision of the decoder's copy of the trained weights. native: model.dtype. int8: the "
-        "linear layers in int8 with one scale for each output channel, quantized again whenever "
-        "the decoder gets new weights.",
-        choices=("native", "int8"),
+        "Precision of the decoder's copy of the trained weights. native: model.dtype. int8 and "
+        "fp8 (float8_e4m3fn): the linear layers in 8 bits with one scale for each output channel, "
+        "quantized again whenever the decoder gets new weights.",
+        choices=("native", *EIGHT_BITS),
     )
     kv_dtype: str = setting(
         "bfloat16",
-        "Type of the KV cache. int8: one scale for each head of each token; only on CPUs, and "
-        "with model.attention=xla or tpu_fused.",
-        choices=(*DTYPES, "int8"),
+        "Type of the KV cache. int8 and fp8 (float8_e4m3fn): one scale for each head of each "
+        "token; only on CPUs, and with model.attention=xla or tpu_fused.",
+        choices=(*DTYPES, *EIGHT_BITS),
     )
     draft: drafts.Draft | None = setting(
         None,
@@ -585,8 +586,13 @@ class RolloutConfig:
 
     @property
     def quantizes_weights(self) -> bool:
-        """Returns whether only the decoder's linear layers are in int8, not the trainer's."""
-        return self.weights == "int8"
+        """Returns whether only the decoder's linear layers are in 8 bits, not the trainer's."""
+        return self.weights in EIGHT_BITS
+
+    @property
+    def quantizes_kv(self) -> bool:
+        """Returns whether the KV cache is in 8 bits."""
+        return self.kv_dtype in EIGHT_BITS
 
     @property
     def longest_episode(self) -> int:

@@ -402,7 +402,7 @@ class Engine:
         shape = split * rows, num_pages, self.settings.page_size, width
         spec = P(static.kv_axis, "slots")
         pool = self.abstract_array(shape, static.kv_storage, spec)
-        if static.kv_storage == jnp.int8:
+        if attention.number_of(static.kv_storage) is not None:
             scales_shape = attention.scales_shape(shape, model.head_dim)
             scales = self.abstract_array(scales_shape, jnp.float32, spec)
             pool = attention.QuantizedPool(pool, scales)

@@ -110,11 +110,11 @@ def make_program_settings(
     backend = attention.choose(
         attention_name, mesh, window=model.sliding_window, soft_cap=model.attn_logit_softcapping
     )
-    if settings.kv_dtype == "int8" and not backend.reads_int8:
+    if settings.quantizes_kv and not backend.reads_8_bits:
         raise UserError(
-            f"rollout.kv_dtype=int8: the attention kernels of platform {device.platform} do not "
-            "support an int8 KV cache; set rollout.kv_dtype=bfloat16, or model.attention=xla, or "
-            "on TPUs model.attention=tpu_fused"
+            f"rollout.kv_dtype={settings.kv_dtype}: the attention kernels of platform "
+            f"{device.platform} do not support an 8-bit KV cache; set rollout.kv_dtype=bfloat16, "
+            "or model.attention=xla, or on TPUs model.attention=tpu_fused"
         )
 
     if settings.draft is not None:

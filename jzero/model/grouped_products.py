@@ -10,7 +10,7 @@ CPU, XLA computes `lax.ragged_dot` as a product with all weights, X times the wo
 
     out = grouped_product("blocks", rows, weight, sizes)
 
-also takes the other kinds of weights of `linear.py`: int8, and with an adapter for every group.
+also takes the other kinds of weights of `linear.py`: 8-bit, and with an adapter for every group.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,7 +48,7 @@ def ragged_product(
 ) -> Float[Array, "M outputs"]:
     """Multiplies every row by the weight of its group with `lax.ragged_dot`.
 
-    int8 weights are converted to the type of the rows, which represents all int8 values exactly.
+    8-bit weights are converted to the type of the rows, which represents all their values exactly.
     """
     # Platforms differ in the output of rows without a group. Masking inputs and outputs sets both
     # the output and the gradient of these rows to 0.
@@ -286,7 +286,7 @@ def times_frozen(
     weight: FrozenWeight,
     sizes: Int[Array, " X"],
 ) -> Float[Array, "M outputs"]:
-    """Multiplies every row by the frozen weight of its group, plain or int8, in fp32."""
+    """Multiplies every row by the frozen weight of its group, plain or 8-bit, in fp32."""
     if not isinstance(weight, QuantizedWeight):
         return multiply(rows, weight, sizes, jnp.float32)
     products = multiply(rows, weight.values, sizes, jnp.float32)

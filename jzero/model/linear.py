@@ -2,10 +2,10 @@
 
     out = linear(x, weight)       # [N, inputs] -> [N, outputs]
 
-A weight is an array [*inputs, *outputs], a frozen int8 `QuantizedWeight`, or an `AdaptedWeight`: an
-array or `QuantizedWeight`, frozen, with a low-rank adapter (LoRA, Hu et al. 2021, arXiv:2106.09685,
-eq. 3). A `BankedWeight` has many adapters, and every row of x uses one of them or none. Layers do
-not depend on the kind of weight. A new kind is one more case of `linear`.
+A weight is an array [*inputs, *outputs], a frozen `QuantizedWeight` of 8 bits, or an
+`AdaptedWeight`: an array or `QuantizedWeight`, frozen, with a low-rank adapter (LoRA, Hu et al.
+2021, arXiv:2106.09685, eq. 3). A `BankedWeight` has many adapters, and every row of x uses one of
+them or none. Layers do not depend on the kind of weight. A new kind is one more case of `linear`.
 
 A layer calls `linear` as `Arithmetic.product`: with `model.exact` that is `exact.tiled_product`,
 which calls `linear` for one tile of rows at a time.
@@ -13,8 +13,8 @@ which calls `linear` for one tile of rows at a time.
 `products` multiplies by several weights of the same inputs. A decoder on an accelerator fuses these
 weights (fused QKV) into one `JoinedWeight`, and multiplies once.
 
-An int8 weight is never dequantized for a product: its integers are exact in every computation type,
-so the product is with the integers, and the scale of each channel multiplies the channel's output.
+An 8-bit weight is never dequantized for a product: its numbers are exact in every computation type,
+so the product is with the numbers, and the scale of each channel multiplies the channel's output.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -69,7 +69,7 @@ class AdaptedWeight:
         """Returns W + scale * A B of the stack of all layers, in fp32 and in the shape of W.
 
         num_stacked: number of leading stack axes: 1, or 2 for experts. NumPy arrays are merged by
-        NumPy. An int8 W is scale * values.
+        NumPy. An 8-bit W is scale * values.
         """
         weight = self.weight
         if isinstance(weight, QuantizedWeight):
@@ -154,7 +154,7 @@ def linear(
     x: Float[Array, "N inputs"],
     weight: LinearWeight | BankedWeight | JoinedWeight | PartOfJoined,
 ) -> Float[Array, "N outputs"]:
-    """Multiplies x by a weight [*inputs, *outputs]: plain, int8, or with adapters."""
+    """Multiplies x by a weight [*inputs, *outputs]: plain, 8-bit, or with adapters."""
     if isinstance(weight, JoinedWeight | PartOfJoined):  # a user-defined layer
         raise TypeError(
             "linear() got a weight that the decoder has fused with others. A layer has to multiply "
@@ -401,7 +401,7 @@ def rows_of(weight: BankedWeight) -> RowAdapters:
     return weight.rows
 
 
-# -- an int8 weight without an adapter -------------------------------------------------------------
+# -- an 8-bit weight without an adapter -----------------------------------------------------------
 
 
 @jax.custom_vjp
@@ -439,7 +439,7 @@ quantized_product.defvjp(quantized_forward, quantized_backward)
 def times_weight(x: Float[Array, "N inputs"], weight: FrozenWeight) -> Float[Array, "N outputs"]:
     """Computes x W in fp32, for W [inputs, outputs]."""
     if isinstance(weight, QuantizedWeight):
-        values = weight.values.astype(x.dtype)  # exact: bf16 has all integers up to 256
+        values = weight.values.astype(x.dtype)  # exact: bf16 has all int8 and fp8 numbers
         return product_in_fp32("ni,io->no", x, values) * weight.scale
     return product_in_fp32("ni,io->no", x, weight)
 

@@ -1,12 +1,13 @@
-"""int8 weights of linear layers: symmetric integers with one scale for each output channel.
+"""8-bit weights of linear layers: 8-bit numbers with one scale for each output channel.
 
     quantized = quantize(weight, num_inputs=1)           # W [*inputs, *outputs], on the host
     W = dequantize(quantized, jnp.bfloat16)              # scale * values
 
-An output channel is one column of the matrix [inputs, outputs]. Its scale is max|W| / 127 over the
-inputs, as in the vector-wise quantization of LLM.int8() (Dettmers et al. 2022, arXiv:2208.07339),
-so the error of every weight is at most half a scale. `linear.py` multiplies by such weights without
-dequantizing them.
+An output channel is one column of the matrix [inputs, outputs]. With int8 its scale is
+max|W| / 127 over the inputs, as in the vector-wise quantization of LLM.int8() (Dettmers et al.
+2022, arXiv:2208.07339), so the error of every weight is at most half a scale. With fp8 (a decoder's
+weights only) the scale is max|W| / 448, and the error is at most 1/16 of the weight, or 1/1024 of
+the scale if that is more. `linear.py` multiplies by such weights without dequantizing them.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jzero.numerics.int8 import LARGEST, round_to_int8
+from jzero.numerics.eight_bits import INT8, Format, round_to_8_bits
 
 
 @jax.tree_util.register_dataclass
@@ -29,7 +30,7 @@ class QuantizedWeight:
     values, such as shardings.
     """
 
-    values: Any  # i8[*inputs, *outputs]
+    values: Any  # i8 or f8[*inputs, *outputs]
     scale: Any  # f32; the shape of `values`, with 1 for every input axis
 
     def as_matrix(self, inputs: int) -> "QuantizedWeight":
@@ -38,12 +39,12 @@ class QuantizedWeight:
 
 
 def is_quantized(leaf: object) -> TypeGuard[QuantizedWeight]:
-    """Returns whether a node of a tree of parameters is an int8 weight."""
+    """Returns whether a node of a tree of parameters is an 8-bit weight."""
     return isinstance(leaf, QuantizedWeight)
 
 
 def quantize(weight: np.ndarray, num_inputs: int, num_stacked: int = 0) -> QuantizedWeight:
-    """Rounds a weight on the host to the nearest multiples of its channels' scales.
+    """Rounds a weight on the host to int8: the nearest multiples of its channels' scales.
 
     num_inputs: number of input axes of the weight.
     num_stacked: number of leading axes, of layers or experts; each layer or expert has separate
@@ -68,11 +69,11 @@ def quantize_matrix(weight: np.ndarray, num_inputs: int) -> QuantizedWeight:
     """Returns the int8 weight of one layer or expert, from [*inputs, *outputs]."""
     weight = np.asarray(weight, np.float32)
     inputs = tuple(range(num_inputs))
-    scale = np.max(np.abs(weight), axis=inputs, keepdims=True) / np.float32(LARGEST)
+    scale = np.max(np.abs(weight), axis=inputs, keepdims=True) / np.float32(INT8.largest)
     # The scale of subnormal numbers may be 0, or so coarse that a quotient exceeds 127. Hence the
     # replacement of zero scales, and the clip.
     quotient = weight / np.where(scale > 0, scale, np.float32(1))
-    values = np.clip(np.round(quotient), -LARGEST, LARGEST)
+    values = np.clip(np.round(quotient), -INT8.largest, INT8.largest)
     return QuantizedWeight(values.astype(np.int8), scale)
 
 
@@ -80,14 +81,15 @@ def quantize_on_device(
     weight: Float[Array, "..."],
     num_inputs: int,
     num_stacked: int = 0,
+    number: Format = INT8,
 ) -> QuantizedWeight:
-    """Computes `quantize` inside a jitted program, for weights that need not be reproducible.
+    """Quantizes a weight inside a jitted program, if it needs not be reproducible.
 
-    An integer may differ by one from the result of `quantize` if a quotient lies between two
-    integers.
+    An int8 weight is that of `quantize`, but an integer may differ by one if a quotient lies
+    between two integers.
     """
     inputs = tuple(range(num_stacked, num_stacked + num_inputs))
-    return QuantizedWeight(*round_to_int8(weight, inputs))
+    return QuantizedWeight(*round_to_8_bits(weight, inputs, number))
 
 
 def dequantize(weight: QuantizedWeight, dtype: DTypeLike) -> Float[Array, "..."]:

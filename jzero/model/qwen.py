@@ -164,7 +164,7 @@ def num_params(config: QwenConfig) -> int:
 
 
 def cast(tree: Params, dtype: DTypeLike) -> Params:
-    """Converts every leaf to `dtype`, except int8 weights and their scales.
+    """Converts every leaf to `dtype`, except 8-bit weights and their scales.
 
     The parameters of FP32_PARAMETERS are never narrower than fp32.
     """
@@ -250,7 +250,7 @@ def forward(
     tokens, positions: the input ids, and the position of each token in its sequence.
     attend, carry: attention, and the tree that it reads and changes from layer to layer
         (`layers.Attend`).
-    dtype: the type of activations and weights; norms, angles and softmax are in fp32. int8 weights
+    dtype: the type of activations and weights; norms, angles and softmax are in fp32. 8-bit weights
         are not converted: `linear` multiplies by them.
     remat: a key of REMAT: which values the backward pass of a layer recomputes.
     recur: the function that computes the gated delta nets of a hybrid (`delta_net.Recur`), with the

@@ -1,1 +1,1 @@
-"""Matrix products in fp32 and int8, and sizes of arrays."""
+"""Matrix products in fp32, 8-bit numbers, and sizes of arrays."""

@@ -115,8 +115,9 @@ def sampling_bytes(compute: ModelConfig, engine: Engine) -> float:
     """Returns the bytes on a device of a decoder without training, excluding its KV cache."""
     model = engine.model
     layout = weight_layout(model, compute, engine.mesh)
-    quantizes = engine.settings.quantizes_weights or compute.is_base_quantized
-    weights = abstract_decoder_weights(model, engine.mesh, engine.dtype, quantizes, layout)
+    rollout = engine.settings
+    precision = rollout.weights if rollout.quantizes_weights else compute.base
+    weights = abstract_decoder_weights(model, engine.mesh, engine.dtype, precision, layout)
     work = max(_prefill_bytes(engine), _decode_bytes(engine))
     return device_bytes(weights) + prefix_bytes(engine) + work
 

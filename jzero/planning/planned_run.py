@@ -316,11 +316,11 @@ def _publishing(engine: Engine, policy: Learner) -> tuple[dict[str, Program], Pa
 
     The third value holds the weights that are not the trainer's own arrays: here, all of them.
     """
-    model, quantizes = policy.model, engine.settings.quantizes_weights
+    model, precision = policy.model, engine.settings.weights
     layout = weight_layout(model, policy.compute, engine.mesh)
-    publish = gather_program(model, policy.mesh, engine.dtype, quantizes=quantizes, layout=layout)
+    publish = gather_program(model, policy.mesh, engine.dtype, precision, layout=layout)
     params = policy.abstract_state().params
-    decoder_weights = abstract_decoder_weights(model, engine.mesh, engine.dtype, quantizes, layout)
+    decoder_weights = abstract_decoder_weights(model, engine.mesh, engine.dtype, precision, layout)
     return {"publish": (publish, (params,))}, decoder_weights, decoder_weights
 
 
@@ -338,14 +338,16 @@ def _adapter_publishing(
         return array.update(dtype=engine.dtype, sharding=sharding)
 
     decoder_adapter = jax.tree.map(place, params, adapter_shardings(model, adapter, engine.mesh))
-    has_int8_base = policy.compute.is_base_quantized
-    decoder_base = abstract_decoder_weights(model, engine.mesh, engine.dtype, has_int8_base)
+    precision = policy.compute.base
+    decoder_base = abstract_decoder_weights(model, engine.mesh, engine.dtype, precision)
     decoder_weights = adapters.join(decoder_base, decoder_adapter, adapter.scale)
     # With the same sharding on both meshes, the decoder reads the trainer's base without a copy.
     if has_decoder_layout(model, base, mesh):
         return programs, decoder_weights, decoder_adapter
     programs["publish base"] = (
-        gather_program(model, mesh, engine.dtype, has_int8_base),
+        gather_program(
+            model, mesh, engine.dtype, precision, is_quantized_base=policy.compute.is_base_quantized
+        ),
         (base,),
     )
     return programs, decoder_weights, decoder_weights
@@ -474,7 +476,7 @@ def pages_that_fit(engine: Engine, room: float) -> int:
 def prefix_bytes_per_token(engine: Engine) -> float:
     """Returns the bytes of one token's keys and values as a prefill returns them.
 
-    Only the KV cache can be int8: a prefill returns keys and values in the engine's dtype.
+    Only the KV cache can have 8 bits: a prefill returns keys and values in the engine's dtype.
     """
     state = engine.abstract_state()
     if not isinstance(state.k_pool, QuantizedPool):

@@ -506,7 +506,7 @@ def make_sampler(
         mesh_for_decoding,
         settings.compute.dtype,
         settings.compute.adapter,
-        settings.rollout.quantizes_weights,
+        settings.rollout.weights,
         weight_layout(base.model, settings.compute, mesh_for_decoding),
     )
     return sampler, publish

@@ -3,8 +3,8 @@
 One jitted program casts and gathers the weights, so that the devices of every host hold all
 weights, split only over "tensor". Each host then views its shards as arrays on its decode mesh.
 
-With rollout.weights=int8, each publication quantizes the weights of linear layers, and the devices
-exchange the int8 values.
+With rollout.weights=int8 or fp8, each publication quantizes the weights of linear layers, and the
+devices exchange the 8-bit values.
 
 Decoders on accelerators use fused weights, such as fused QKV, and on GPUs one tree of weights for
 each layer (`side_by_side.py`).
@@ -27,6 +27,7 @@ from jzero.config import AdapterConfig
 from jzero.model import adapters, qwen
 from jzero.model.linear import as_matrix
 from jzero.model.quantized import QuantizedWeight, is_quantized, quantize_on_device
+from jzero.numerics.eight_bits import FORMATS
 from jzero.sharding.mesh import adapter_shardings, decode_mesh, make_mesh, param_shardings
 from jzero.sharding.side_by_side import (
     AS_TRAINED,
@@ -44,14 +45,14 @@ Publish = Callable[[qwen.Params], qwen.Params]  # training parameters -> the dec
 def decoder_shardings(
     config: qwen.QwenConfig,
     mesh: Mesh,
-    is_int8: bool = False,
+    has_scales: bool = False,
     layout: WeightLayout = AS_TRAINED,
 ) -> qwen.Params:
     """Returns the shardings of the decoder's weights.
 
-    is_int8: whether the weights of linear layers are int8.
+    has_scales: whether the weights of linear layers are quantized.
     """
-    place = stack_shardings(config, mesh, is_int8, layout.joins)
+    place = stack_shardings(config, mesh, has_scales, layout.joins)
     if not layout.apart:
         return place
     layer_shardings = jax.tree.map(without_layers, place["layers"])
@@ -63,7 +64,9 @@ def without_layers(place: NamedSharding) -> NamedSharding:
     return NamedSharding(place.mesh, P(*place.spec[1:]))
 
 
-def stack_shardings(config: qwen.QwenConfig, mesh: Mesh, is_int8: bool, joins: bool) -> qwen.Params:
+def stack_shardings(
+    config: qwen.QwenConfig, mesh: Mesh, has_scales: bool, joins: bool
+) -> qwen.Params:
     """Returns the shardings of the decoder's weights with stacks of all layers."""
     # q, k and v are [L, E, heads * D] in the decoder. With an axis of heads whose number does not
     # fill TPU's tiles of 8, XLA would copy these weights of all layers to another layout in every
@@ -74,7 +77,7 @@ def stack_shardings(config: qwen.QwenConfig, mesh: Mesh, is_int8: bool, joins: b
         without_head_dim = layers[name].spec[:-1]
         layers[name] = NamedSharding(mesh, P(*without_head_dim))
     place = place | {"layers": layers}
-    if is_int8:
+    if has_scales:
         place = adapters.map_linear(config, place, quantized_places)
     if joins:
         place = place | {"layers": join_places(place["layers"], neighbors(config, mesh))}
@@ -82,7 +85,7 @@ def stack_shardings(config: qwen.QwenConfig, mesh: Mesh, is_int8: bool, joins: b
 
 
 def quantized_places(place: NamedSharding, target: adapters.Target) -> QuantizedWeight:
-    """Returns the shardings of an int8 weight [*stacked, *inputs, *outputs].
+    """Returns the shardings of an 8-bit weight [*stacked, *inputs, *outputs].
 
     The values are split like the weight, the scales like its stacked axes and outputs.
     """
@@ -93,14 +96,16 @@ def quantized_places(place: NamedSharding, target: adapters.Target) -> Quantized
     return QuantizedWeight(place, NamedSharding(place.mesh, spec))
 
 
-def abstract_quantized(weight: jax.ShapeDtypeStruct, target: adapters.Target) -> QuantizedWeight:
-    """Returns shapes, types and shardings of an int8 weight [*stacked, *inputs, *outputs]."""
+def abstract_quantized(
+    weight: jax.ShapeDtypeStruct, target: adapters.Target, dtype: DTypeLike
+) -> QuantizedWeight:
+    """Returns shapes, types and shardings of an 8-bit weight [*stacked, *inputs, *outputs]."""
     places = quantized_places(weight.sharding, target)
     num_stacked, num_inputs = len(target.stacked), len(target.inputs)
     outputs = weight.shape[num_stacked + num_inputs :]
     scales = (*target.stacked, *[1] * num_inputs, *outputs)
     return QuantizedWeight(
-        jax.ShapeDtypeStruct(weight.shape, jnp.int8, sharding=places.values),
+        jax.ShapeDtypeStruct(weight.shape, dtype, sharding=places.values),
         jax.ShapeDtypeStruct(scales, jnp.float32, sharding=places.scale),
     )
 
@@ -109,10 +114,14 @@ def abstract_decoder_weights(
     config: qwen.QwenConfig,
     mesh: Mesh,
     dtype: DTypeLike,
-    is_int8: bool = False,
+    precision: str = "native",
     layout: WeightLayout = AS_TRAINED,
 ) -> qwen.Params:
-    """Returns shapes, types and shardings of weights in the decoder's layout, on any mesh."""
+    """Returns shapes, types and shardings of weights in the decoder's layout, on any mesh.
+
+    precision: of the linear layers' weights: a key of FORMATS, or "native" for `dtype`.
+    """
+    has_scales = precision in FORMATS
 
     def place(
         path: tuple,
@@ -126,15 +135,16 @@ def abstract_decoder_weights(
         return jax.ShapeDtypeStruct(shape, leaf_dtype, sharding=sharding)
 
     weights = jax.tree.map_with_path(place, qwen.abstract(config), decoder_shardings(config, mesh))
-    if is_int8:
-        weights = adapters.map_linear(config, weights, abstract_quantized)
+    if has_scales:
+        quantized = partial(abstract_quantized, dtype=FORMATS[precision].dtype)
+        weights = adapters.map_linear(config, weights, quantized)
     # `eval_shape` returns shapes without shardings, which are added below.
     layers = weights["layers"]
     if layout.joins:
         layers = jax.eval_shape(partial(join_layers, together=neighbors(config, mesh)), layers)
     if layout.apart:
         layers = jax.eval_shape(layers_apart, layers)
-    places = decoder_shardings(config, mesh, is_int8, layout)
+    places = decoder_shardings(config, mesh, has_scales, layout)
     return jax.tree.map(
         lambda leaf, place: leaf.update(sharding=place), weights | {"layers": layers}, places
     )
@@ -144,21 +154,23 @@ def gather_program(
     config: qwen.QwenConfig,
     train: Mesh,
     dtype: DTypeLike,
-    is_int8: bool = False,
-    quantizes: bool = False,
+    precision: str = "native",
+    is_quantized_base: bool = False,
     layout: WeightLayout = AS_TRAINED,
 ) -> jax.stages.Wrapped:
     """Returns the jitted program from training parameters to the decoder's weights on all hosts.
 
     The weights are cast to `dtype`, and every host's devices hold all of them, split over "tensor".
 
-    is_int8: whether the weights of linear layers are already int8, as in a frozen base.
-    quantizes: whether the program quantizes the weights of linear layers to int8.
+    precision: of the decoder's linear layers: a key of FORMATS, or "native" for `dtype`.
+    is_quantized_base: whether the parameters are a frozen base that is in this precision already.
     """
+    has_scales = precision in FORMATS
     mesh = all_decoders_mesh(train)
-    places = decoder_shardings(config, mesh, is_int8 or quantizes, layout)
-    stack_places = stack_shardings(config, mesh, is_int8 or quantizes, layout.joins)
+    places = decoder_shardings(config, mesh, has_scales, layout)
+    stack_places = stack_shardings(config, mesh, has_scales, layout.joins)
     train_places = param_shardings(config, train)["layers"]
+    quantizes = has_scales and not is_quantized_base
     linear_layers = adapters.linear_layers(config) if quantizes else {}
 
     together = neighbors(config, mesh) if layout.joins else []
@@ -170,7 +182,9 @@ def gather_program(
             return weight
         target = linear_layers[name]
         num_experts_axes = len(target.stacked) - 1  # without the axis of layers
-        quantized = quantize_on_device(weight, len(target.inputs), num_experts_axes)
+        quantized = quantize_on_device(
+            weight, len(target.inputs), num_experts_axes, FORMATS[precision]
+        )
         # Without this constraint, XLA might gather the weight in higher precision and quantize it
         # after.
         train_place = NamedSharding(train, P(*train_places[name].spec[1:]))
@@ -182,7 +196,7 @@ def gather_program(
 
     def gather_layer(weights: qwen.Params) -> qwen.Params:
         weights = {name: quantize_layer(name, weight) for name, weight in weights.items()}
-        if not is_int8:  # an int8 base is flat already
+        if not is_quantized_base:  # which is flat already
             names = [name for name in FLAT if name in weights]
             weights = weights | {
                 name: as_matrix(weights[name], config.hidden_size) for name in names
@@ -227,21 +241,22 @@ def publisher(
     decode: Mesh,
     dtype: DTypeLike,
     adapter: AdapterConfig | None = None,
-    quantizes: bool = False,
+    precision: str = "native",
     layout: WeightLayout = AS_TRAINED,
 ) -> Publish:
     """Returns a function from training parameters to the decoder's weights on the mesh `decode`.
 
     The parameters cover the full model: plain, a frozen base, or a base with its adapter as
-    returned by `adapters.join`. `adapter` describes the adapter, if there may be one. `quantizes`
-    converts the weights of linear layers to int8. It requires plain parameters, and so does any
-    `layout` but the trainer's.
+    returned by `adapters.join`. `adapter` describes the adapter, if there may be one. `precision`
+    is a key of FORMATS if the weights of linear layers are quantized. This requires plain
+    parameters, and so does any `layout` but the trainer's.
 
     Every host calls the function, because the gathering programs run on all hosts. The training
     parameters are not changed. If `decode` has other devices than this host's part of `train`, the
     weights are copied from device to device.
     """
-    gather = gather_program(config, train, dtype, quantizes=quantizes, layout=layout)
+    quantizes = precision in FORMATS
+    gather = gather_program(config, train, dtype, precision, layout=layout)
     gather_adapter = None
     local_mesh = decode_mesh(train)
     local_adapter_places: qwen.Params = {"layers": {}}
@@ -267,16 +282,16 @@ def publisher(
         assert not (is_base and layout != AS_TRAINED), (
             "a frozen base lies as it does in the trainer"
         )
-        is_int8 = quantizes or has_quantized(params)
+        has_scales = quantizes or has_quantized(params)
         # Every device already holds the part that its decoder needs.
         if is_base and has_decoder_layout(config, params, train):
             gathered = params
         elif has_quantized(params):  # once per run, so the program is not cached
-            gathered = gather_program(config, train, dtype, is_int8=True)(params)
+            gathered = gather_program(config, train, dtype, "int8", is_quantized_base=True)(params)
         else:
             gathered = gather(params)
-        local_places = decoder_shardings(config, local_mesh, is_int8, layout)
-        places = decoder_shardings(config, decode, is_int8, layout)
+        local_places = decoder_shardings(config, local_mesh, has_scales, layout)
+        places = decoder_shardings(config, decode, has_scales, layout)
         return on_decoder(gathered, local_places, places)
 
     # The arrays of the last published base, and the decoder's weights made from them.
@@ -338,7 +353,7 @@ def is_frozen_base(params: qwen.Params) -> bool:
 
 
 def has_quantized(params: qwen.Params) -> bool:
-    """Returns whether weights of linear layers are int8."""
+    """Returns whether weights of linear layers are quantized."""
     return any(map(is_quantized, params["layers"].values()))
 
 

@@ -115,7 +115,7 @@ def describe(
     engine = engine_of(settings, model, mesh)
     learner = AccumulatingLearner(model, replace(compute, adapter=adapter), mesh, losses.token_loss)
     base = learner.abstract_base()
-    weights = abstract_decoder_weights(model, engine.mesh, compute.dtype, compute.is_base_quantized)
+    weights = abstract_decoder_weights(model, engine.mesh, compute.dtype, compute.base)
     bank = weights
     if can_hold(model, weights, compute.exact):
         bank = abstract_bank(

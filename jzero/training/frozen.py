@@ -38,7 +38,8 @@ def abstract_base(
     """Returns the shapes, types and shardings of a base on the training mesh."""
     # Without the value head, policy and critic of one shape have the same base.
     without_head = replace(model, value_head=False)
-    return abstract_decoder_weights(without_head, mesh, dtype, has_int8_base)
+    precision = "int8" if has_int8_base else "native"
+    return abstract_decoder_weights(without_head, mesh, dtype, precision)
 
 
 def load_base(

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from jax.typing import DTypeLike
@@ -395,25 +396,34 @@ def test_write_of_pages_changes_these_pages_alone(storage: DTypeLike) -> None:
 # -- 8 bits ----------------------------------------------------------------------------------------
 
 
-def int8_pool_of(pool: jax.Array) -> QuantizedPool:
+# The types of the values of pools: with fp8 a CPU stores the bits.
+in_8_bits = pytest.mark.parametrize("storage", [jnp.int8, jnp.float8_e4m3fn, jnp.uint8])
+
+
+def pool_in_8_bits(pool: jax.Array, storage: DTypeLike) -> QuantizedPool:
     """Returns a pool [K, pages, page, D] in 8 bits, written page by page."""
     scales = jnp.zeros(pools.scales_shape(pool.shape, D), jnp.float32)
-    empty = QuantizedPool(jnp.zeros(pool.shape, jnp.int8), scales)
+    empty = QuantizedPool(jnp.zeros(pool.shape, storage), scales)
     return write(empty, jnp.moveaxis(pool, 0, 2), np.arange(pool.shape[1]))
 
 
-def loop_int8(numbers: np.ndarray) -> np.ndarray:
+def loop_8_bits(numbers: np.ndarray, storage: DTypeLike) -> np.ndarray:
     """Returns the numbers of one head of one token after they were rounded to 8 bits."""
-    scale = np.float32(max(abs(numbers)) / 127)
-    return np.array([round(number / scale) * scale for number in numbers], np.float32)
+    if storage == jnp.int8:
+        scale = np.float32(max(abs(numbers)) / 127)
+        return np.array([round(number / scale) * scale for number in numbers], np.float32)
+    scale = np.float32(max(abs(numbers)) / 448)
+    rounded = (numbers / scale).astype(ml_dtypes.float8_e4m3fn)
+    return rounded.astype(np.float32) * scale
 
 
-def test_int8_pools_round_each_head_of_each_token_by_itself() -> None:
+@in_8_bits
+def test_pools_in_8_bits_round_each_head_of_each_token_by_itself(storage: DTypeLike) -> None:
     rng = np.random.default_rng(0)
     sizes = 10.0 ** rng.integers(-3, 3, (3, K, 1))
     tokens = (rng.standard_normal((3, K, D)) * sizes).astype(np.float32)
     tokens[1, 0] = 0
-    before = int8_pool_of(random_pool(rng, jnp.float32))
+    before = pool_in_8_bits(random_pool(rng, jnp.float32), storage)
     pages, offsets = np.array([4, 0, 4]), np.array([3, 2, 0])
 
     written = write(before, jnp.asarray(tokens), pages, offsets)
@@ -423,19 +433,20 @@ def test_int8_pools_round_each_head_of_each_token_by_itself() -> None:
     for token in range(3):
         for head in range(K):
             numbers = tokens[token, head]
-            rounded = loop_int8(numbers) if numbers.any() else numbers
+            rounded = loop_8_bits(numbers, storage) if numbers.any() else numbers
             expected[pages[token], offsets[token], head] = rounded
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=0)
     # What prefill attends to is what decoding reads.
-    stored = attention.as_stored(jnp.asarray(tokens), jnp.int8, jnp.float32)
+    stored = attention.as_stored(jnp.asarray(tokens), storage, jnp.float32)
     np.testing.assert_array_equal(found[pages, offsets], stored)
 
 
+@in_8_bits
 @pytest.mark.parametrize("page_size", [4, 8])
-def test_paged_attention_reads_int8_pools(page_size: int) -> None:
+def test_paged_attention_reads_pools_in_8_bits(page_size: int, storage: DTypeLike) -> None:
     """The output is that of the rounded keys and values, in pools that are not in 8 bits."""
     sequences = random_sequences(page_size, jnp.float32)
-    quantized = [int8_pool_of(pool) for pool in (sequences.k_pool, sequences.v_pool)]
+    quantized = [pool_in_8_bits(pool, storage) for pool in (sequences.k_pool, sequences.v_pool)]
     num_pages = sequences.k_pool.shape[1]
     restored = [
         jnp.moveaxis(pools.read(pool, np.arange(num_pages), K, D, jnp.float32), 2, 0)
@@ -456,7 +467,7 @@ def test_paged_attention_reads_int8_pools(page_size: int) -> None:
     found = attend(*quantized)
     np.testing.assert_allclose(found, attend(*restored), atol=1e-5)
     error = np.abs(found - naive_paged(random_queries(), sequences.k, sequences.v)).max()
-    assert 1e-4 < error < 0.05
+    assert 1e-4 < error < (0.05 if storage == jnp.int8 else 0.15)
 
 
 @quick

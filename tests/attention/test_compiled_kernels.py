@@ -20,7 +20,10 @@ from jzero.decoder.abstract_calls import abstract_calls
 from jzero.decoder.engine import Engine
 from jzero.model import qwen
 from jzero.model.architecture import ATTENTION, SLIDING
-from jzero.sharding.mesh import make_mesh, param_shardings, train_mesh
+from jzero.numerics.eight_bits import FORMATS
+from jzero.sharding.mesh import make_mesh, train_mesh
+from jzero.sharding.publish import abstract_decoder_weights
+from jzero.sharding.side_by_side import AS_TRAINED, WeightLayout
 from jzero.types import RowLayout
 
 Heads = tuple[int, int, int]  # (query heads, KV heads, head dim)
@@ -48,19 +51,32 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 """
 
 
-@pytest.fixture
-def tpus(monkeypatch: pytest.MonkeyPatch) -> Sequence[jax.Device]:
-    """Returns four v5e chips that are described to the compiler alone."""
+def described_tpus(
+    monkeypatch: pytest.MonkeyPatch, kind: str, topology: str
+) -> Sequence[jax.Device]:
+    """Returns devices of a topology that are described to the compiler alone."""
     pytest.importorskip("libtpu", reason="libtpu, whose compiler this is, is not installed")
     variables = {
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_WORKER_HOSTNAMES": "localhost",
-        "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+        "TPU_ACCELERATOR_TYPE": kind,
     }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    return topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+    return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+
+
+@pytest.fixture
+def tpus(monkeypatch: pytest.MonkeyPatch) -> Sequence[jax.Device]:
+    """Returns four chips of v5e."""
+    return described_tpus(monkeypatch, "v5litepod-8", "v5e:2x2")
+
+
+@pytest.fixture
+def tpu7x(monkeypatch: pytest.MonkeyPatch) -> Sequence[jax.Device]:
+    """Returns the eight devices of four chips of TPU7x."""
+    return described_tpus(monkeypatch, "tpu7x-8", "tpu7x:2x2x1")
 
 
 @pytest.fixture
@@ -191,6 +207,22 @@ def test_decoding_compiles_for_tpu_without_a_copy_of_its_kv(
     assert temporary_share < 0.1
 
 
+def test_decoding_in_fp8_compiles_for_tpu7x_without_a_copy_of_weights_or_kv(
+    tpu7x: Sequence[jax.Device],
+) -> None:
+    """Weights become bfloat16 inside of the product, and pages inside of the kernel."""
+    model = replace(dense_model(QWEN_05B), hidden_size=1024, intermediate_size=4096)
+
+    compiled, temporary_share = compile_decoding(model, 1, "tpu_fused", "fp8", tpu7x[:4], "fp8")
+
+    text = compiled.as_text()
+    assert text.count('custom_call_target="tpu_custom_call"') == 1
+    assert "f8e4m3fn[1024,8192]" in text.replace("[1,1024,8192]", "[1024,8192]")
+    assert temporary_share < 0.11
+    # Two layers of gate and up in bfloat16 would take 32 MiB, and the KV cache has 13.
+    assert compiled.memory_analysis().temp_size_in_bytes < 4 * 2**20
+
+
 def test_decoding_with_windows_compiles_for_tpu_without_a_copy_of_its_kv(
     tpus: Sequence[jax.Device],
 ) -> None:
@@ -228,7 +260,12 @@ def dense_model(heads: Heads) -> qwen.QwenConfig:
 
 
 def compile_decoding(
-    model: qwen.QwenConfig, tensor: int, kernels: str, kv_dtype: str, tpus: Sequence[jax.Device]
+    model: qwen.QwenConfig,
+    tensor: int,
+    kernels: str,
+    kv_dtype: str,
+    tpus: Sequence[jax.Device],
+    weights: str = "native",
 ) -> tuple[jax.stages.Compiled, float]:
     """Returns the program of decoding, and its temporary bytes in bytes of its KV cache."""
     settings = RolloutConfig(
@@ -237,22 +274,22 @@ def compile_decoding(
         max_new_tokens=4096,
         decode_steps=8,
         kv_dtype=kv_dtype,
-        page_size=tpu.LANES if kv_dtype == "int8" else 64,
+        page_size=tpu.LANES if kv_dtype in FORMATS else 64,
     )
     mesh = make_mesh(tpus, {"slots": 4 // tensor, "tensor": tensor})
     engine = Engine(model, settings, mesh, (1,), "bfloat16", kernels)
-
-    def on_mesh(leaf: jax.ShapeDtypeStruct, sharding: Sharding) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16, sharding=sharding)
-
-    params = jax.tree.map(on_mesh, qwen.abstract(model), param_shardings(model, mesh))
+    layout = AS_TRAINED if weights == "native" else WeightLayout(joins=True)
+    params = abstract_decoder_weights(model, mesh, "bfloat16", weights, layout)
 
     program, arguments = abstract_calls(engine, params, [])["generate"]
     compiled = program.lower(*arguments).compile()
 
     _, state, *_ = arguments
     arrays = jax.tree.leaves(state.k_pool)
-    assert {array.dtype.name for array in arrays} <= {kv_dtype, "float32"}
+    assert {array.dtype.name for array in arrays} <= {
+        kv_dtype.replace("fp8", "float8_e4m3fn"),
+        "float32",
+    }
     bytes_of_pool = sum(
         array.dtype.itemsize * np.prod(array.sharding.shard_shape(array.shape)) for array in arrays
     )

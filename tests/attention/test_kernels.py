@@ -611,7 +611,7 @@ def test_a_mesh_of_cpus_chooses_xla(name: str) -> None:
         xla.paged,
         xla.pool_rows,
         attention.write,
-        reads_int8=True,
+        reads_8_bits=True,
         has_windows=True,
         has_soft_cap=True,
     )

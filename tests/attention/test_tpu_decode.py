@@ -10,11 +10,12 @@ from jax.typing import DTypeLike
 
 from jzero.attention import pools, tpu, tpu_decode
 from jzero.errors import UserError
+from jzero.numerics.eight_bits import FP8, INT8, Format
 
 Heads = tuple[int, int, int]  # (query heads, KV heads, head dim)
 
 PAGE = 16
-INT8_PAGE = 128  # the kernel's smallest page in 8 bits
+PAGE_IN_8_BITS = 128  # the kernel's smallest page in 8 bits
 MAX_PAGES = 5
 FIRST_PAGE = 31  # of the layer; the pages before belong to another one
 SCRATCH = 0
@@ -23,8 +24,8 @@ IDLE = -1  # a slot that holds no sequence
 # One token, both sides of the boundaries of a page and of a block of two pages, an idle slot at the
 # start, in between and at the end, and a full slot beside short ones.
 LENGTHS = (IDLE, 1, 15, 16, 17, IDLE, 32, 33, 80, 2, 64, IDLE)
-INT8_LENGTHS = (IDLE, 1, 127, 128, 385, 512, 640, IDLE)
-INT8_SHARED = (0, 3)
+LENGTHS_IN_8_BITS = (IDLE, 1, 127, 128, 385, 512, 640, IDLE)
+SHARED_IN_8_BITS = (0, 3)
 
 HEADS: dict[str, Heads] = {
     "qwen2.5-0.5b": (14, 2, 64),
@@ -151,7 +152,7 @@ def by_definition(case: Case, dtype: DTypeLike, keys: np.ndarray, values: np.nda
 
 
 def by_kernel(
-    case: Case, dtype: DTypeLike, is_int8: bool = False
+    case: Case, dtype: DTypeLike, number: Format | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns what the kernel computes, as `by_definition` does."""
     K, D = case.k.shape[1:]
@@ -162,9 +163,9 @@ def by_kernel(
     def run(case: Case) -> tuple[jax.Array, ...]:
         shape = (rows, num_pages, case.page, width)
         empty: pools.Pool = jnp.zeros(shape, dtype)
-        if is_int8:
+        if number is not None:
             scales = jnp.zeros(pools.scales_shape(shape, D))
-            empty = pools.QuantizedPool(jnp.zeros(shape, jnp.int8), scales)
+            empty = pools.QuantizedPool(jnp.zeros(shape, number.dtype), scales)
         every_page = jnp.arange(num_pages)
         q, k, v = (x.astype(dtype) for x in (case.q, case.k, case.v))
         out, k_pool, v_pool = tpu_decode.decode(
@@ -244,33 +245,56 @@ def test_the_kernel_equals_the_definition(heads: Heads, dtype: DTypeLike) -> Non
     ],
 )
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32], ids=["bf16", "fp32"])
-def test_pages_in_8_bits_equal_the_definition(
+def test_int8_pages_equal_the_definition(
     heads: Heads, dtype: DTypeLike, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The new tokens are rounded to the nearest of 127 steps, and attention is of what is stored.
 
     A number in the middle between two steps may go to either one.
     """
-    monkeypatch.setattr(tpu_decode, "BLOCK_TOKENS", 2 * INT8_PAGE)
-    case = make_case(heads, dtype, INT8_LENGTHS, INT8_PAGE)
-    case = share_pages(case, INT8_SHARED)
+    compare_in_8_bits(heads, dtype, INT8, monkeypatch)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize(
+    "dtype", [jnp.bfloat16, pytest.param(jnp.float32, marks=pytest.mark.slow)], ids=["bf16", "fp32"]
+)
+def test_fp8_pages_equal_the_definition(dtype: DTypeLike, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new tokens are rounded to float8, whose numbers are 1/16 of the largest one apart."""
+    compare_in_8_bits(HEADS["a KV head of 64 a device"], dtype, FP8, monkeypatch)
+
+
+def compare_in_8_bits(
+    heads: Heads, dtype: DTypeLike, number: Format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compares pages of 8-bit numbers and their attention with the definition."""
+    monkeypatch.setattr(tpu_decode, "BLOCK_TOKENS", 2 * PAGE_IN_8_BITS)
+    case = make_case(heads, dtype, LENGTHS_IN_8_BITS, PAGE_IN_8_BITS)
+    case = share_pages(case, SHARED_IN_8_BITS)
     # To round a second time changes nothing but last digits.
     old = [
-        np.asarray(pools.as_stored(jnp.asarray(x), jnp.int8, jnp.float32))
+        np.asarray(pools.as_stored(jnp.asarray(x), number.dtype, jnp.float32))
         for x in (case.keys, case.values)
     ]
     case = case._replace(keys=old[0], values=old[1])
 
-    out, *stored = by_kernel(case, dtype, is_int8=True)
+    out, *stored = by_kernel(case, dtype, number)
 
     exact = put_new_tokens(case, dtype)
     is_idle = case.table[:, 0] == SCRATCH
     last = case.lengths - 1
-    of_slots = FIRST_PAGE + case.table[np.arange(len(last)), last // INT8_PAGE], last % INT8_PAGE
+    of_slots = (
+        FIRST_PAGE + case.table[np.arange(len(last)), last // PAGE_IN_8_BITS],
+        last % PAGE_IN_8_BITS,
+    )
     # XLA:CPU rounds a rotated key in bfloat16 in another place.
     of_rotation = 1e-5 if dtype == jnp.float32 else 2.0**-6
     for before, found, wanted in zip(old, stored, exact, strict=True):
-        steps = np.abs(wanted[of_slots]).max(axis=-1, keepdims=True) / 127
+        largest = np.abs(wanted[of_slots]).max(axis=-1, keepdims=True)
+        # The largest float8 numbers are 32 apart, and smaller ones 1/8 of the power of 2 below.
+        steps = largest / 127
+        if number == FP8:
+            steps = np.maximum(np.abs(wanted[of_slots]) / 8, largest / 448 * 2.0**-9)
         differences = np.abs(found[of_slots] - wanted[of_slots])
         assert (differences <= 0.5 * steps + of_rotation)[~is_idle].all()
         is_old = np.ones(found.shape[:2], bool)

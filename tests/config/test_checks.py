@@ -77,6 +77,15 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
         "rollout.kv_dtype=int8: what the sampler rounds to 8 bits the trainer does not",
     ),
     (
+        {
+            "rollout.weights": "fp8",
+            "algorithm.correction": "token_truncate",
+            "model.exact": True,
+            "rollout.kv_dtype": "fp8",
+        },
+        "rollout.weights=fp8 rollout.kv_dtype=fp8: what the sampler rounds to 8 bits the trainer",
+    ),
+    (
         {"rollout.group_size": 1},
         "rollout.group_size=1: the group_mean_std baseline needs a group of at least 2",
     ),
@@ -315,14 +324,15 @@ def test_combinations_are_not_checked_for_numbers_that_are_too_small() -> None:
     assert str(caught.value) == "train.minibatches=0 must be at least 1"
 
 
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
 @pytest.mark.parametrize("name", ["rollout.weights", "rollout.kv_dtype"])
-def test_only_training_must_correct_for_a_sampler_in_8_bits(name: str) -> None:
-    settings = changed_config({name: "int8"})
+def test_only_training_must_correct_for_a_sampler_in_8_bits(name: str, precision: str) -> None:
+    settings = changed_config({name: precision})
     config.validate(settings)
-    message = f"{name}=int8 samples from another distribution than the trainer's: set "
+    message = f"{name}={precision} samples from another distribution than the trainer's: set "
     with pytest.raises(UserError, match=f"{message}algorithm.correction=token_truncate"):
         config.validate(settings, is_training=True)
 
     for name_of_remedy, value in (("correction", "token_truncate"), ("old_policy", "sampler")):
-        corrected = {name: "int8", f"algorithm.{name_of_remedy}": value}
+        corrected = {name: precision, f"algorithm.{name_of_remedy}": value}
         config.validate(changed_config(corrected), is_training=True)

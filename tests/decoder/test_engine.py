@@ -27,11 +27,13 @@ from jzero.decoder.pages import OutOfPages
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import Groups, Sequence, make_groups
 from jzero.errors import UserError
-from jzero.model import logprobs, qwen
+from jzero.model import adapters, logprobs, qwen
 from jzero.model.architecture import ATTENTION, DELTA_NET, SLIDING, DeltaNetConfig
 from jzero.model.delta_net import recur_tokens
 from jzero.model.layers import window_in_rows
+from jzero.model.quantized import quantize_on_device
 from jzero.model.rope import LinearScaling, Llama3Scaling
+from jzero.numerics.eight_bits import FORMATS
 from jzero.sharding.mesh import make_mesh, param_shardings
 from jzero.types import RowLayout
 
@@ -405,30 +407,66 @@ def test_logps_with_a_bfloat16_cache_are_near(dtype, bound) -> None:
     assert 1e-5 < worst < bound
 
 
-INT8_PREEMPTED = {"num_slots": 6, "page_size": 4, "decode_steps": 4, "num_pages": 14}
+# Bounds of differences of log-probs: the numbers of fp8 are further apart than those of int8.
+NEAR = {"int8": 0.1, "fp8": 0.3}
+PREEMPTED_IN_8_BITS = {"num_slots": 6, "page_size": 4, "decode_steps": 4, "num_pages": 14}
 
 
-@pytest.mark.parametrize("shape", [(1, 1), thorough((2, 2))], ids=str)
-def test_an_int8_cache_is_near_and_does_not_depend_on_the_arrangement(shape) -> None:
-    """A prompt attends to what decoding reads, so a sequence goes on alike after a preemption.
-
-    Not to the last digit: a sum in another order may be rounded to the next of 255 numbers.
-    """
-    engine = make(shape=shape, kv_dtype="int8")
-    completions = complete(engine)[0]
+def largest_gap(engine: Engine, completions: Completions) -> float:
+    """Returns the largest difference between log-probs of the decoder and of the full forward."""
     gaps = [
         np.abs(sequence.new_logps - logps)
         for sequence, _, logps in scored(engine, completions, TEMPERATURE)
     ]
-    assert 1e-5 < np.concatenate(gaps).max() < 0.1
+    return float(np.concatenate(gaps).max())
 
-    preempted = make(kv_dtype="int8", **INT8_PREEMPTED)
+
+@pytest.mark.parametrize(
+    ("shape", "kv_dtype"),
+    [((1, 1), "int8"), thorough((2, 2), "int8"), ((1, 1), "fp8"), slow((2, 2), "fp8")],
+    ids=str,
+)
+def test_an_8_bit_cache_is_near_and_does_not_depend_on_the_arrangement(shape, kv_dtype) -> None:
+    """A prompt attends to what decoding reads, so a sequence goes on alike after a preemption.
+
+    Not to the last digit: a sum in another order may be rounded to the next of 255 numbers.
+    """
+    engine = make(shape=shape, kv_dtype=kv_dtype)
+    completions = complete(engine)[0]
+    assert 1e-5 < largest_gap(engine, completions) < NEAR[kv_dtype]
+
+    preempted = make(kv_dtype=kv_dtype, **PREEMPTED_IN_8_BITS)
     again, scheduler = complete(preempted)
     assert scheduler.counters.preempted > 0
     assert_same(again, completions, atol=2e-2)
 
 
-def test_an_int8_cache_takes_a_quarter_of_the_memory() -> None:
+@pytest.mark.parametrize(("precision", "bound"), [("int8", 0.2), ("fp8", 0.8)])
+def test_8_bit_weights_are_near_and_need_their_scales(precision, bound) -> None:
+    engine = make()
+    replicated = NamedSharding(engine.mesh, P())
+
+    def gap(weights: qwen.Params) -> float:
+        groups = make_groups(PROMPTS, GROUP, MAX_NEW)
+        scheduler = Scheduler(engine, jax.device_put(weights, replicated), text_of)
+        finished = scheduler.run(groups, GROUP, TEMPERATURE, seed_on(engine))
+        return largest_gap(engine, by_key(list(finished)))
+
+    model, params = CONFIGS["qwen2"], host_params("qwen2")
+    number = FORMATS[precision]
+    layers = dict(params["layers"])
+    for name, target in adapters.linear_layers(model).items():
+        num_inputs, num_stacked = len(target.inputs), len(target.stacked)
+        layers[name] = quantize_on_device(layers[name], num_inputs, num_stacked, number)
+
+    assert 1e-4 < gap(params | {"layers": layers}) < bound
+
+    # Without the scales of a single weight the log-probs are others.
+    unscaled = replace(layers["o"], scale=jnp.ones_like(layers["o"].scale))
+    assert gap(params | {"layers": layers | {"o": unscaled}}) > 2 * bound
+
+
+def test_an_8_bit_cache_takes_a_quarter_of_the_memory() -> None:
     def bytes_of_pools(kv_dtype: str) -> int:
         state = make(kv_dtype=kv_dtype).abstract_state()
         leaves = jax.tree.leaves((state.k_pool, state.v_pool))
@@ -437,13 +475,16 @@ def test_an_int8_cache_takes_a_quarter_of_the_memory() -> None:
     head_dim = CONFIGS["qwen2"].head_dim
     share = (head_dim + 4) / (4 * head_dim)  # a byte a number, and a scale in fp32
     assert bytes_of_pools("int8") == share * bytes_of_pools("float32")
+    assert bytes_of_pools("fp8") == bytes_of_pools("int8")
 
 
-def test_kernels_that_read_no_int8_pages_refuse_them() -> None:
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_kernels_that_read_no_8_bit_pages_refuse_them(kv_dtype: str) -> None:
     mesh = make_mesh(jax.devices()[:1], {"slots": 1, "tensor": 1})
-    settings = RolloutConfig(**(SMALL | {"kv_dtype": "int8"}))
+    settings = RolloutConfig(**(SMALL | {"kv_dtype": kv_dtype}))
     with pytest.raises(
-        UserError, match="not support an int8 KV cache; set rollout.kv_dtype=bfloat16"
+        UserError,
+        match=f"rollout.kv_dtype={kv_dtype}: .* not support an 8-bit KV cache; set rollout.kv_dty",
     ):
         Engine(CONFIGS["qwen2"], settings, mesh, STOP_IDS, "float32", "exact")
 

@@ -45,7 +45,7 @@ APART = WeightLayout(joins=True, apart=True)
 
 
 def published(
-    name: str, decode: Mesh, is_int8: bool = False, layout: WeightLayout = JOINED
+    name: str, decode: Mesh, precision: str = "native", layout: WeightLayout = JOINED
 ) -> qwen.Params:
     """Returns the decoder's weights of a model of test_engine.py, in fp32."""
     model = test_engine.CONFIGS[name]
@@ -54,7 +54,7 @@ def published(
     params = jax.tree.map(
         jax.device_put, test_engine.host_params(name), param_shardings(model, train)
     )
-    publish = publisher(model, train, decode, "float32", quantizes=is_int8, layout=layout)
+    publish = publisher(model, train, decode, "float32", precision=precision, layout=layout)
     return publish(params)
 
 
@@ -168,22 +168,22 @@ def test_publication_joins_the_trainers_numbers(name: str, shape: tuple[int, int
 
 
 @pytest.mark.parametrize("layout", [JOINED, APART], ids=["joined", "apart"])
-@pytest.mark.parametrize("is_int8", [False, True], ids=["native", "int8"])
+@pytest.mark.parametrize("precision", ["native", "int8", "fp8"])
 @pytest.mark.parametrize("name", ["qwen2", "qwen3_moe"])
 def test_plans_and_publication_agree_on_the_decoders_weights(
-    name: str, is_int8: bool, layout: WeightLayout
+    name: str, precision: str, layout: WeightLayout
 ) -> None:
     model, mesh = test_engine.CONFIGS[name], decode_mesh_of((2, 2))
-    planned = abstract_decoder_weights(model, mesh, "float32", is_int8, layout)
+    planned = abstract_decoder_weights(model, mesh, "float32", precision, layout)
 
-    found = published(name, mesh, is_int8, layout)
+    found = published(name, mesh, precision, layout)
 
     def assert_as_planned(leaf: jax.Array, plan: jax.ShapeDtypeStruct) -> None:
         assert (leaf.shape, leaf.dtype) == (plan.shape, plan.dtype)
         assert leaf.sharding == plan.sharding
 
     jax.tree.map(assert_as_planned, found, planned)
-    places = decoder_shardings(model, mesh, is_int8, layout)
+    places = decoder_shardings(model, mesh, precision != "native", layout)
     assert jax.tree.structure(places) == jax.tree.structure(planned)
 
 
@@ -216,11 +216,11 @@ def test_a_layer_with_other_products_is_told_what_to_do() -> None:
 
 
 def sampled(
-    name: str, shape: tuple[int, int], is_int8: bool, layout: WeightLayout
+    name: str, shape: tuple[int, int], precision: str, layout: WeightLayout
 ) -> test_engine.Completions:
     """Returns samples of a model whose weights have a layout."""
     engine = test_engine.make(name, shape)
-    weights = published(name, engine.mesh, is_int8, layout)
+    weights = published(name, engine.mesh, precision, layout)
     layers = weights["layers"][0] if layout.apart else weights["layers"]
     assert layout.joins == isinstance(layers["q"], JoinedWeight)
     scheduler = Scheduler(engine, weights, test_engine.text_of)
@@ -237,15 +237,15 @@ def sampled(
     "qwen2-(2, 2)-native-apart",
 )
 @pytest.mark.parametrize("layout", [JOINED, APART], ids=["joined", "apart"])
-@pytest.mark.parametrize("is_int8", [False, True], ids=["native", "int8"])
+@pytest.mark.parametrize("precision", ["native", "int8"])
 @pytest.mark.parametrize("shape", [(1, 1), (2, 2)], ids=str)
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "qwen3_moe"])
 def test_a_decoder_samples_the_same_from_every_layout(
-    name: str, shape: tuple[int, int], is_int8: bool, layout: WeightLayout
+    name: str, shape: tuple[int, int], precision: str, layout: WeightLayout
 ) -> None:
-    found = sampled(name, shape, is_int8, layout)
+    found = sampled(name, shape, precision, layout)
 
-    expected = sampled(name, shape, is_int8, AS_TRAINED)
+    expected = sampled(name, shape, precision, AS_TRAINED)
     assert found.keys() == expected.keys()
     test_engine.assert_same(found, expected)
 

@@ -109,13 +109,14 @@ def test_of_an_int8_base_the_integers_are_counted_once() -> None:
     assert "publish base" not in run.programs
 
 
-def test_of_a_sampler_in_8_bits_weights_and_pages_are_counted() -> None:
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_of_a_sampler_in_8_bits_weights_and_pages_are_counted(precision: str) -> None:
     settings = replace(small_settings(), mesh=MeshConfig())
     devices = chips.described_devices("v5e:1x1")
     settings.model.attention = "xla"
     native = build(settings, devices)
-    settings.rollout.weights = "int8"
-    settings.rollout.kv_dtype = "int8"
+    settings.rollout.weights = precision
+    settings.rollout.kv_dtype = precision
 
     run = build(settings, devices)
 

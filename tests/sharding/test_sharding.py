@@ -243,7 +243,7 @@ def test_publish_may_round_linear_layers_to_8_bits(sizes: Sizes, name: str) -> N
     )
     params = jax.tree.map(jax.device_put, host, param_shardings(model, train))
 
-    published = publisher(model, train, decode, "bfloat16", quantizes=True)(params)
+    published = publisher(model, train, decode, "bfloat16", precision="int8")(params)
 
     assert_placed(published, decoder_shardings(model, decode, True))
     linear_layers = adapters.linear_layers(model)
@@ -265,7 +265,7 @@ def test_publish_may_round_linear_layers_to_8_bits(sizes: Sizes, name: str) -> N
 def test_devices_gather_integers_of_8_bits() -> None:
     train = mesh_of((1, 4, 1))
     policy = policy_learner(reference.MODEL, reference.settings(), train)
-    program = gather_program(reference.MODEL, train, "bfloat16", quantizes=True)
+    program = gather_program(reference.MODEL, train, "bfloat16", precision="int8")
     text = program.lower(policy.abstract_state().params).compile().as_text()
     assert text is not None
     gathers = [line for line in text.splitlines() if " all-gather(" in line]
