@@ -133,7 +133,8 @@ def measure(
                 cache_bytes=kv_bytes_per_token(run.sampler.engine),
             )
             results.append(result)
-            print(f"{name}: mismatch {result.mismatch:.2g}", file=sys.stderr, flush=True)
+            # Each row takes minutes.
+            print(format_row(result, results[0]), file=sys.stderr, flush=True)
             del published
     return results
 
@@ -202,20 +203,23 @@ def perplexity(run: setup.Run, published: qwen.Params, texts: Sequence[Text]) ->
 def format_table(results: Sequence[Result]) -> str:
     """Returns the results as a Markdown table."""
     header = ["precision", "mismatch", "99 %", "k3", "perplexity", "weights MB", "cache bytes"]
-    lines = [" | ".join(header), " | ".join("---" for _ in header)]
-    for result in results:
-        change = result.perplexity - results[0].perplexity
-        cells = [
-            result.precision,
-            f"{result.mismatch:.2g}",
-            f"{result.percentile:.2g}",
-            f"{result.k3:.1e}",
-            f"{result.perplexity:.3f} ({change:+.3f})",
-            f"{result.weight_bytes / 1e6:.1f}",
-            f"{result.cache_bytes:,.0f}",
-        ]
-        lines.append(" | ".join(cells))
-    return "\n".join(f"| {line} |" for line in lines)
+    lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+    return "\n".join([*lines, *(format_row(result, results[0]) for result in results)])
+
+
+def format_row(result: Result, first: Result) -> str:
+    """Returns a result as a row of the table."""
+    change = result.perplexity - first.perplexity
+    cells = [
+        result.precision,
+        f"{result.mismatch:.2g}",
+        f"{result.percentile:.2g}",
+        f"{result.k3:.1e}",
+        f"{result.perplexity:.3f} ({change:+.3f})",
+        f"{result.weight_bytes / 1e6:.1f}",
+        f"{result.cache_bytes:,.0f}",
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def read_texts(path: Path, limit: int) -> list[Text]:
