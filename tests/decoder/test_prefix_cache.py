@@ -228,6 +228,7 @@ ARRANGEMENTS = {
     "few pages": {"num_pages": 14, "max_new_tokens": 8},
     "2 shards": {"shape": (2, 1), "num_slots": 6},
     "int8": {"kv_dtype": "int8"},
+    "fp8": {"kv_dtype": "fp8"},
 }
 
 
@@ -238,6 +239,7 @@ ARRANGEMENTS = {
         "gemma3",
         "few pages",
         *(pytest.param(name, marks=pytest.mark.thorough) for name in ("llama", "2 shards", "int8")),
+        pytest.param("fp8", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, pytest.param(0.7, marks=pytest.mark.thorough)])
@@ -250,7 +252,7 @@ def test_tokens_are_the_same_with_the_cache_and_without(arrangement, temperature
     plain = decode(without_cache, without, temperature=temperature)
     assert without_cache.has_rings == (arrangement == "gemma3")
 
-    atol = 2e-2 if arrangement == "int8" else 1e-4
+    atol = 2e-2 if arrangement in ("int8", "fp8") else 1e-4
     test_engine.assert_same(completions(with_cache), completions(without), atol)
     assert counters.cached_tokens > 0 and plain.cached_tokens == 0
     # The last token of a cached sequence is not prefilled either.
