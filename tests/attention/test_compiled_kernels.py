@@ -207,6 +207,7 @@ def test_decoding_compiles_for_tpu_without_a_copy_of_its_kv(
     assert temporary_share < 0.1
 
 
+@pytest.mark.thorough
 def test_decoding_in_fp8_compiles_for_tpu7x_without_a_copy_of_weights_or_kv(
     tpu7x: Sequence[jax.Device],
 ) -> None:
