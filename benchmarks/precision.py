@@ -27,6 +27,8 @@ from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jzero import cli, main, setup
@@ -122,8 +124,9 @@ def measure(
         params = load_model(weights, trainer.trainer.policy, settings.train.seed)
         for name in names:
             run = setup.build(with_settings(in_fp32, PRECISIONS[name]), pool)
-            is_frozen = run.config.model.is_base_quantized
-            published = run.publish(run.trainer.policy.freeze(params) if is_frozen else params)
+            # `freeze` consumes what it gets.
+            base = jax.tree.map(jnp.copy, params) if run.config.model.is_base_quantized else params
+            published = run.publish(run.trainer.policy.freeze(base))
             rollouts = sample(run, published, texts[:samples])
             result = Result(
                 precision=name,

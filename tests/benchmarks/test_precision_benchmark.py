@@ -21,7 +21,7 @@ def test_the_table_has_a_row_for_each_precision(monkeypatch: pytest.MonkeyPatch)
     settings = tiny_run(1, algorithms.PRESETS["grpo"]())
     settings.warm_start = None
     gold = {"numbers": [1, 2], "target": 3}
-    problem = Problem("one", "countdown", [{"role": "user", "content": "1 2 = 3"}], gold)
+    problem = Problem("one", "countdown", "1 2 = 3", gold)
     texts = [benchmark.Text(problem, "<answer>1 + 2</answer>")] * 3
 
     results = benchmark.measure(settings, texts, 2, NAMES)
