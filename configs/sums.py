@@ -11,8 +11,9 @@ Models: the presets load their models from the hub, where Gemma's license has to
 from --config.model.path=DIRECTORY.
 Hardware: two CPU cores; smollm2-135m needs 5 GB of memory and its adapter 3 GB, and the models of
 0.5b and 0.6b four times as much. Any accelerator with 16 GB holds each of them.
-Cost: 12 seconds a step of smollm2-135m on two idle CPU cores (lab/speed.md).
-Target: smollm2-135m solves a fifth of the problems at temperature 1 before the run.
+Cost: 12 seconds a step of smollm2-135m on two idle CPU cores (lab/speed.md), 13 minutes in all.
+Target: smollm2-135m goes from 14 % to 74 % of the held-out problems at temperature 1, and from 21 %
+to 80 % greedily (three seeds, lab/learning.md).
 """
 
 from jzero import algorithms
