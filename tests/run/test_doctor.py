@@ -236,6 +236,17 @@ def test_a_reward_with_a_folder_is_found_by_its_metric(
     assert [finding.name for finding in checked.findings] == ["reward_none"] * num_remarks
 
 
+@pytest.mark.parametrize(("mismatch", "num_remarks"), [(0.11, 0), (0.3, 1)])
+@pytest.mark.parametrize("setting", ["rollout.weights", "rollout.kv_dtype"])
+def test_a_sampler_in_8_bits_may_differ_more(
+    setting: str, mismatch: float, num_remarks: int
+) -> None:
+    checked = Doctor(SETTINGS | {setting: "fp8"})
+    for step in range(1, 4):
+        checked.check(step, WELL | {"policy/mismatch": mismatch})
+    assert [finding.name for finding in checked.findings] == ["mismatch"] * num_remarks
+
+
 def test_a_solved_task_is_no_collapse() -> None:
     solved = {"reward/accuracy": 1.0, "reward/mean": 1.0, "policy/entropy": 0.001}
     solved |= {"rollout/length": 9.0}
