@@ -7,7 +7,6 @@ If heads are smaller, a row has 128 // D neighboring KV heads.
 """
 
 import functools
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -204,10 +203,10 @@ def packed(
 
     width: tokens in the window of each layer that has one. The mask of splash is static.
     """
-    rows_in_window = partial(
+    rows_in_window = functools.partial(
         packed_rows, layout=layout, interpret=interpret, width=width, soft_cap=soft_cap
     )
-    rows_without_window = partial(rows_in_window, width=0)
+    rows_without_window = functools.partial(rows_in_window, width=0)
     if window is None:
         return rows_without_window(q, k, v, segments)
     assert 0 < width < 1 << 15, f"{width=}"

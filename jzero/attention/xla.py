@@ -343,7 +343,7 @@ def mix_backward(
     """Returns the gradients of queries, keys and values.
 
     With weights p, output o and the gradient g of o, the gradient of a score is p (g v - g o).
-    That of an unbounded score is 1 - (score / cap)^2 times as large.
+    With a soft cap, the chain rule adds the factor 1 - (score / cap)^2.
     """
     queries, keys, values, tokens, out, log_total = residuals
     scale = queries.shape[-1] ** -0.5

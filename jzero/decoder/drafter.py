@@ -65,8 +65,10 @@ class Drafter:
     @property
     def pays(self) -> bool:
         # A draft saves at most as many passes as it has tokens.
-        pairs = [*zip(self.costs, self.drafting.lengths, strict=False)]
-        return not pairs or any(cost - 1 < length for cost, length in pairs)
+        if not self.costs:
+            return True
+        pairs = zip(self.costs, self.drafting.lengths, strict=True)
+        return any(cost - 1 < length for cost, length in pairs)
 
     def abstract_state(self) -> DraftState[jax.ShapeDtypeStruct]:
         """Returns shapes and shardings of the texts of the slots."""

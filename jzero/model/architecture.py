@@ -37,6 +37,12 @@ def kept_dtype(name: str, dtype: str) -> str:
     return "float32" if name.rpartition(".")[2] in FP32_PARAMETERS else dtype
 
 
+def layers_with_windows(num_layers: int, pattern: int) -> tuple[str, ...]:
+    """Returns the kinds of layers: each `pattern`-th one has full attention, the others windows."""
+    numbers = range(1, num_layers + 1)
+    return tuple(SLIDING if number % pattern else ATTENTION for number in numbers)
+
+
 @dataclass(frozen=True)
 class DeltaNetConfig:
     """The sizes of a gated delta net (`delta_net.py`)."""
@@ -87,7 +93,7 @@ class QwenConfig:
     delta_net: DeltaNetConfig | None = None
     partial_rotary_factor: float = 1.0
     # For models with sliding windows: tokens in the window of a SLIDING layer, with the token
-    # itself, and the base of its rotary frequencies, which are not scaled. 0: that of all layers.
+    # itself, and the base of its rotary frequencies, which are not scaled. 0: `rope_theta`.
     sliding_window: int = 0
     local_rope_theta: float = 0.0
     # Scores are divided by the square root of this number. 0: of head_dim.

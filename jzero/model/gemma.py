@@ -25,7 +25,13 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from jzero.errors import shown
 from jzero.files import JsonObject
-from jzero.model.architecture import ATTENTION, NO_WINDOW, SLIDING, QwenConfig
+from jzero.model.architecture import (
+    ATTENTION,
+    NO_WINDOW,
+    SLIDING,
+    QwenConfig,
+    layers_with_windows,
+)
 from jzero.model.arithmetic import Arithmetic
 from jzero.model.layers import (
     ZEROS,
@@ -215,13 +221,7 @@ def layer_types(hf_config: HuggingFaceConfig) -> tuple[str, ...]:
     if listed is not None:
         return tuple(listed)
     pattern = hf_config.get("_sliding_window_pattern") or hf_config.get("sliding_window_pattern")
-    return pattern_of_layers(hf_config["num_hidden_layers"], pattern or GEMMA3_PATTERN)
-
-
-def pattern_of_layers(num_layers: int, pattern: int) -> tuple[str, ...]:
-    """Returns the kind of every layer: of `pattern` layers the last one has full attention."""
-    numbers = range(1, num_layers + 1)
-    return tuple(SLIDING if number % pattern else ATTENTION for number in numbers)
+    return layers_with_windows(hf_config["num_hidden_layers"], pattern or GEMMA3_PATTERN)
 
 
 def shared_fields(hf_config: HuggingFaceConfig) -> JsonObject:
@@ -235,12 +235,12 @@ def shared_fields(hf_config: HuggingFaceConfig) -> JsonObject:
 
 
 def gemma2_fields(hf_config: HuggingFaceConfig) -> JsonObject:
-    """Returns the fields of `QwenConfig` that Gemma 2 has beside the usual ones."""
+    """Returns the fields of `QwenConfig` that are specific to Gemma 2."""
     return shared_fields(hf_config) | {name: float(hf_config[name] or 0) for name in SOFT_CAPS}
 
 
 def gemma3_fields(hf_config: HuggingFaceConfig) -> JsonObject:
-    """Returns the fields of `QwenConfig` that Gemma 3 has beside the usual ones."""
+    """Returns the fields of `QwenConfig` that are specific to Gemma 3."""
     local_theta = float(hf_config["rope_local_base_freq"])
     return shared_fields(hf_config) | {"local_rope_theta": local_theta}
 
@@ -258,12 +258,12 @@ def shared_entries(config: QwenConfig) -> JsonObject:
 
 
 def gemma2_entries(config: QwenConfig, extra: HuggingFaceConfig) -> JsonObject:
-    """Returns the entries of config.json that Gemma 2 has beside the usual ones."""
+    """Returns the entries of config.json that are specific to Gemma 2."""
     return shared_entries(config) | {name: getattr(config, name) or None for name in SOFT_CAPS}
 
 
 def gemma3_entries(config: QwenConfig, extra: HuggingFaceConfig) -> JsonObject:
-    """Returns the entries of config.json that Gemma 3 has beside the usual ones."""
+    """Returns the entries of config.json that are specific to Gemma 3."""
     scaling: JsonObject = {"rope_type": "default"}
     if config.rope_scaling is not None:
         assert isinstance(config.rope_scaling, LinearScaling)

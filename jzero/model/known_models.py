@@ -10,9 +10,9 @@ from dataclasses import replace
 from jzero.model.architecture import (
     ATTENTION,
     DELTA_NET,
-    SLIDING,
     DeltaNetConfig,
     QwenConfig,
+    layers_with_windows,
 )
 from jzero.model.rope import LinearScaling, Llama3Scaling
 
@@ -352,7 +352,7 @@ def gemma2(
         tie_word_embeddings=True,
         rope_theta=1e4,
         rms_norm_eps=1e-6,
-        layer_types=(SLIDING, ATTENTION) * (num_hidden_layers // 2),
+        layer_types=layers_with_windows(num_hidden_layers, 2),
         sliding_window=4096,
         query_scale=query_scale,
         attn_logit_softcapping=50.0,
@@ -375,24 +375,26 @@ def gemma3(
 
     The text models have a window of 512 tokens, and a context that is not stretched.
     """
-    numbers = range(1, num_hidden_layers + 1)
-    return QwenConfig(
+    older = gemma2(
+        hidden_size,
+        intermediate_size,
+        num_hidden_layers,
+        num_attention_heads,
+        num_key_value_heads,
+        head_dim=head_dim,
+        query_scale=query_scale,
+    )
+    return replace(
+        older,
         model_type="gemma3_text" if is_text else "gemma3",
         vocab_size=262_144 if is_text else 262_208,
-        hidden_size=hidden_size,
-        intermediate_size=intermediate_size,
-        num_hidden_layers=num_hidden_layers,
-        num_attention_heads=num_attention_heads,
-        num_key_value_heads=num_key_value_heads,
-        head_dim=head_dim,
-        tie_word_embeddings=True,
         rope_theta=1e6,
-        rms_norm_eps=1e-6,
         rope_scaling=None if is_text else LinearScaling(factor=8.0),
-        layer_types=tuple(SLIDING if number % 6 else ATTENTION for number in numbers),
+        layer_types=layers_with_windows(num_hidden_layers, 6),
         sliding_window=512 if is_text else 1024,
         local_rope_theta=1e4,
-        query_scale=query_scale,
+        attn_logit_softcapping=0.0,
+        final_logit_softcapping=0.0,
     )
 
 

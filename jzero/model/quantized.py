@@ -85,8 +85,8 @@ def quantize_on_device(
 ) -> QuantizedWeight:
     """Quantizes a weight inside a jitted program, if it needs not be reproducible.
 
-    An int8 weight is that of `quantize`, but an integer may differ by one if a quotient lies
-    between two integers.
+    int8 values are those of `quantize`, except where a quotient lies halfway between two integers:
+    there they may differ by one.
     """
     inputs = tuple(range(num_stacked, num_stacked + num_inputs))
     return QuantizedWeight(*round_to_8_bits(weight, inputs, number))

@@ -211,7 +211,7 @@ def _entropy_collapse(evidence: Evidence) -> str | None:
 
 
 def _mismatch(evidence: Evidence) -> str | None:
-    # 8-bit weights alone differ by 0.05 (int8) or 0.11 (fp8) on a real model (lab/int8.md).
+    # On a real model 8-bit weights alone cause a mismatch of 0.05 (int8) or 0.11 (lab/int8.md).
     precisions = (evidence.text("rollout.weights"), evidence.text("rollout.kv_dtype"))
     has_8_bits = not {"int8", "fp8"}.isdisjoint(precisions)
     value = evidence.above("policy/mismatch", 0.2 if has_8_bits else 0.05)
