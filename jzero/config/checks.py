@@ -21,7 +21,15 @@ from jzero import algorithms, http
 from jzero.config import architecture, teachers, turns
 from jzero.config.data_sources import read_sources
 from jzero.config.placement import Jobs, Together
-from jzero.config.schema import EIGHT_BITS, Config, RolloutConfig, Setting, list_settings, walk
+from jzero.config.schema import (
+    EIGHT_BITS,
+    LARGEST_B2_IN_16_BITS,
+    Config,
+    RolloutConfig,
+    Setting,
+    list_settings,
+    walk,
+)
 from jzero.errors import UserError, shown
 from jzero.files import JsonObject, is_hub_id, split_revision
 from jzero.setting import (
@@ -510,6 +518,17 @@ def check_offload(config: Config) -> Iterator[str]:
         )
 
 
+def check_second_moment(config: Config) -> Iterator[str]:
+    """A second moment in bfloat16 must change by more than its rounding error."""
+    settings = config.optimizer
+    if settings.nu_dtype == "bfloat16" and settings.b2 > LARGEST_B2_IN_16_BITS:
+        yield (
+            f"optimizer.nu_dtype=bfloat16 rounds by up to 0.2 %, and with optimizer.b2="
+            f"{settings.b2:g} a second moment may need smaller changes: set optimizer.b2 to at "
+            f"most {LARGEST_B2_IN_16_BITS}, or nu_dtype to float32"
+        )
+
+
 def check_quantized_weights(config: Config) -> Iterator[str]:
     """With an adapter, model.base sets the precision of the base, not rollout.weights."""
     rollout, adapter = config.rollout, config.model.adapter
@@ -954,6 +973,7 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_correction,
     check_quantized_weights,
     check_offload,
+    check_second_moment,
     check_parts_of_the_algorithm,
     check_dual_clip,
     check_parts_of_the_loss,

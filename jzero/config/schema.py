@@ -42,6 +42,9 @@ Section = TypeVar("Section")  # a dataclass of settings
 
 EIGHT_BITS = ("int8", "fp8")  # the keys of numerics.eight_bits.FORMATS
 DTYPES = ("bfloat16", "float32")
+# bfloat16 rounds by up to 0.2 %. When the gradients vanish, a step changes a second moment by a
+# share of 1 - b2: with a b2 near 1, rounding would hold the moment where it is.
+LARGEST_B2_IN_16_BITS = 0.98
 LARGEST_GIB = 2.0**20  # the operating system accepts memory limits below 2^63 bytes
 MOST_PROCESSES = 1024
 PACK_LENGTHS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")  # values of train.pack that list numbers
@@ -631,6 +634,12 @@ class OptimizerConfig:
     mu_dtype: str = setting(
         "float32",
         "Type of Adam's first moment. bfloat16 saves 2 of 12 bytes per parameter.",
+        choices=DTYPES,
+    )
+    nu_dtype: str = setting(
+        "float32",
+        "Type of Adam's second moment. bfloat16 saves 2 of 12 bytes per parameter, and wants a b2 "
+        f"of at most {LARGEST_B2_IN_16_BITS}.",
         choices=DTYPES,
     )
     offload: bool = setting(

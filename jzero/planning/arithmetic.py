@@ -251,8 +251,9 @@ def tokens_of_device(mesh: Mesh, rows: int, layout: RowLayout) -> int:
 
 def _trained_parameters(learner: Learner, state: State) -> float:
     """Returns the number of trained parameters on one device, from the bytes of Adam's moments."""
-    # Adam has two moments for each trained parameter: nu in fp32, and mu in `mu_dtype`.
-    return device_bytes(state.opt_state) / (FP32 + jnp.dtype(learner.settings.mu_dtype).itemsize)
+    # Adam has two moments for each trained parameter.
+    moments = (learner.settings.mu_dtype, learner.settings.nu_dtype)
+    return device_bytes(state.opt_state) / sum(jnp.dtype(dtype).itemsize for dtype in moments)
 
 
 def _cast_bytes(learner: Learner, state: State) -> float:

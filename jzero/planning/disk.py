@@ -68,7 +68,8 @@ def checkpoint_bytes(config: Config, model: QwenConfig) -> float:
         trained *= 2  # the critic's backbone, or its adapter, is as large as the policy's
     moments = 0
     if config.train.save == "full":
-        moments = FP32 + BYTES_OF_DTYPE[config.optimizer.mu_dtype]
+        settings = config.optimizer
+        moments = BYTES_OF_DTYPE[settings.mu_dtype] + BYTES_OF_DTYPE[settings.nu_dtype]
     return trained * (FP32 + moments)
 
 

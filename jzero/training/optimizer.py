@@ -23,18 +23,33 @@ def optimizer(settings: OptimizerConfig) -> optax.GradientTransformation:
     clip = optax.identity()
     if settings.clip_norm:
         clip = optax.clip_by_global_norm(settings.clip_norm)
-    adam = optax.scale_by_adam(
-        settings.b1,
-        settings.b2,
-        settings.eps,
-        mu_dtype=jnp.dtype(settings.mu_dtype),
-    )
     decay = optax.identity()
     if settings.weight_decay:
         decay = optax.add_decayed_weights(settings.weight_decay, decayed_parameters)
     # Clipping comes first: the moments see the clipped gradient. Decay comes last, so that it is
     # not divided by the second moment (AdamW).
-    return optax.chain(clip, adam, decay)
+    return optax.chain(clip, _adam(settings), decay)
+
+
+def _adam(settings: OptimizerConfig) -> optax.GradientTransformation:
+    """Returns Adam, whose moments are kept in `mu_dtype` and `nu_dtype` and computed in fp32."""
+    mu_dtype, nu_dtype = jnp.dtype(settings.mu_dtype), jnp.dtype(settings.nu_dtype)
+    adam = optax.scale_by_adam(settings.b1, settings.b2, settings.eps, mu_dtype=mu_dtype)
+    if nu_dtype == jnp.float32:
+        return adam
+
+    def init(params: optax.Params) -> optax.OptState:
+        state = adam.init(params)
+        return state._replace(nu=optax.tree.cast(state.nu, nu_dtype))
+
+    def update(
+        gradient: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        state = state._replace(nu=optax.tree.cast(state.nu, jnp.float32))
+        step, state = adam.update(gradient, state, params)
+        return step, state._replace(nu=optax.tree.cast(state.nu, nu_dtype))
+
+    return optax.GradientTransformation(init, update)
 
 
 def decayed_parameters(params: qwen.Params) -> qwen.Params:

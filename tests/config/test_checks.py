@@ -52,6 +52,7 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     ({"optimizer.clip_norm": math.inf}, "optimizer.clip_norm=inf must be finite"),
     ({"optimizer.b1": 2.0}, "optimizer.b1=2.0 must be below 1"),
     ({"optimizer.b2": 1.0}, "optimizer.b2=1.0 must be below 1"),
+    ({"optimizer.nu_dtype": "bfloat16", "optimizer.b2": 0.999}, "set optimizer.b2 to at most 0.98"),
     ({"train.seed": 2**32}, "train.seed=4294967296 must be at most 4294967295"),
     (
         {"algorithm.advantage": "gae", "algorithm.gamma": 1.1},

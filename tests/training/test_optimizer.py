@@ -12,6 +12,7 @@ import reference
 
 from jzero.config import Config, OptimizerConfig, list_settings, names_part, set_part
 from jzero.config.old_settings import Moved, old_setting, put_old_value
+from jzero.config.schema import LARGEST_B2_IN_16_BITS
 from jzero.model import qwen
 from jzero.setting import part_name
 from jzero.training.optimizer import SCHEDULES, SHAPES, learning_rate, optimizer
@@ -302,13 +303,14 @@ def num_bytes(state: optax.OptState) -> int:
 
 
 @pytest.mark.thorough
-def test_a_first_moment_of_16_bits_takes_half_the_memory_and_steps_nearly_the_same() -> None:
+@pytest.mark.parametrize("moment", ["mu_dtype", "nu_dtype"])
+def test_a_moment_of_16_bits_takes_half_the_memory_and_steps_nearly_the_same(moment: str) -> None:
     params = reference.random_params()
-    in_32_bits = optimizer(OptimizerConfig(mu_dtype="float32", clip_norm=0))
-    in_16_bits = optimizer(OptimizerConfig(mu_dtype="bfloat16", clip_norm=0))
+    in_32_bits = optimizer(OptimizerConfig(clip_norm=0))
+    in_16_bits = optimizer(OptimizerConfig(clip_norm=0, **{moment: "bfloat16"}))
     state_32 = in_32_bits.init(params)
     state_16 = in_16_bits.init(params)
-    # The second moment, the other half of the state, stays in 32 bits.
+    # The other moment, half of the state, stays in 32 bits.
     assert num_bytes(state_16) == pytest.approx(3 / 4 * num_bytes(state_32), rel=1e-3)
 
     update_32 = jax.jit(in_32_bits.update)
@@ -323,3 +325,21 @@ def test_a_first_moment_of_16_bits_takes_half_the_memory_and_steps_nearly_the_sa
         step_16,
         step_32,
     )
+
+
+def test_a_second_moment_of_16_bits_follows_gradients_that_vanish() -> None:
+    """A thousand steps as a loop of NumPy in fp64; the gradients become 100 times smaller."""
+    settings = OptimizerConfig(nu_dtype="bfloat16", b2=LARGEST_B2_IN_16_BITS, clip_norm=0)
+    adam = optimizer(settings)
+    rng = np.random.default_rng(0)
+    params = {"q": np.zeros(64, np.float32)}
+    state, update = adam.init(params), jax.jit(adam.update)
+    mu, nu = np.zeros(64), np.zeros(64)
+    for number in range(1, 1001):
+        gradient = rng.normal(size=64) * (1.0 if number <= 500 else 0.01)
+        step, state = update({"q": gradient.astype(np.float32)}, state, params)
+        mu = settings.b1 * mu + (1 - settings.b1) * gradient
+        nu = settings.b2 * nu + (1 - settings.b2) * gradient**2
+    mean, variance = mu / (1 - settings.b1**number), nu / (1 - settings.b2**number)
+    want = mean / (np.sqrt(variance) + settings.eps)
+    np.testing.assert_allclose(step["q"], want, rtol=0.05)
