@@ -184,12 +184,14 @@ def own_learner(service: Service, options: argparse.Namespace, rows: np.ndarray)
     is_prompt = np.arange(length) < options.prompt
     weights = np.where(is_prompt, 0, 1 / rows.size).astype(np.float32)
     sequences = [TrainingSequence(Tokens(row), options.prompt, weights) for row in rows]
+    size = options.group
+    groups = [sequences[start : start + size] for start in range(0, len(sequences), size)]
     advantages = [np.full(length, value, np.float32) for value in np.linspace(-1, 1, len(rows))]
 
     def run() -> object:
         nonlocal state
         # As in a run, packing and the copy to the device belong to the step.
-        packed = pack([sequences], trainer.layouts, trainer.rows, trainer.microbatches)
+        packed = pack(groups, trainer.layouts, trainer.rows, trainer.microbatches)
         batches, counts = trainer.policy.put(packed)
         indices = list(range(len(sequences)))
         minibatch = Minibatch(indices, indices, packed, batches, counts)
@@ -268,6 +270,7 @@ def measure(options: argparse.Namespace, flags: list[str], store: Path) -> None:
         10, 200, (options.prompts * options.group, options.prompt + options.new)
     ).astype(np.int32)
     prompts = rows[:: options.group, : options.prompt].tolist()
+    rows[:, : options.prompt] = np.repeat(prompts, options.group, axis=0)
 
     base = client.post(
         "create_sampling_session",
