@@ -192,7 +192,7 @@ def _update_components(run: PlannedRun, learner: Learner, state: State) -> dict[
     logits = always | {"logits": max(_logits_bytes(learner, tokens) for tokens in row_tokens)}
     # Within the layers, the gradient of the microbatch exists next to the accumulated gradient.
     layers = always | {
-        "gradients": 2 * gradient,
+        "gradients": gradient + _microbatch_gradient_bytes(learner, state),
         "work of a layer": max(_layer_work(learner, state, tokens) for tokens in row_tokens),
         "gradient of the embedding": max(_embedding_bytes(learner, n) for n in row_tokens),
     }
@@ -254,6 +254,17 @@ def _trained_parameters(learner: Learner, state: State) -> float:
     # Adam has two moments for each trained parameter.
     moments = (learner.settings.mu_dtype, learner.settings.nu_dtype)
     return device_bytes(state.opt_state) / sum(jnp.dtype(dtype).itemsize for dtype in moments)
+
+
+def _microbatch_gradient_bytes(learner: Learner, state: State) -> float:
+    """Returns the bytes on a device of the gradient of one microbatch."""
+    gradient = _trained_parameters(learner, state) * FP32
+    if weight_shards(learner.mesh) > 1 or learner.adapter.rank:
+        return gradient
+    # A device with all weights of the layers has their gradient in the type of computation. The
+    # plans that this was compared with are in lab/memory.md.
+    itemsize = jnp.dtype(learner.compute.dtype).itemsize
+    return gradient - device_bytes(state.params["layers"]) * (1 - itemsize / FP32)
 
 
 def _cast_bytes(learner: Learner, state: State) -> float:
