@@ -291,6 +291,9 @@ def _compiling(evidence: Evidence) -> str | None:
     # Every run compiles in its first steps.
     if not evidence.has_steps(TREND_STEPS) or compiling < 0.3 * total or not total:
         return None
+    # A length that comes up for the first time compiles once.
+    if sum(row.get("compile/seconds", 0.0) > 0 for row in steps) < WINDOW - 1:
+        return None
     return f"after {evidence.step} steps, {_percent(compiling / total)} of a step is compilation"
 
 
@@ -384,7 +387,7 @@ REMARKS: dict[str, Remark] = {
         _preempted,
     ),
     "compiling": Remark(
-        "`compile/seconds` is above 30 % of the steps, after ten steps.",
+        "`compile/seconds` is above 30 % of three steps, two of which compile, after ten steps.",
         "Raise `train.microbatch_tokens`, or set `train.pack=longest`, so that shapes repeat.",
         _compiling,
     ),

@@ -213,6 +213,11 @@ def test_there_are_twenty_healthy_runs() -> None:
     assert len(HEALTHY) + len(BUSY) >= 20
 
 
+def test_a_shape_that_is_new_in_one_step_is_no_fault() -> None:
+    once = Illness(lambda step: {"compile/seconds": 9.0 * (step == 11)}, "", 0, "")
+    assert findings_of(once) == []
+
+
 def test_empty_rows_of_sequences_that_are_left_out_are_no_fault() -> None:
     """Groups of one score leave their rows empty, and no other train.pack would fill them."""
     left_out = Illness(always(update__padding=0.9, update__left_out=0.75), "", 0, "")
