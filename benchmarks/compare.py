@@ -10,6 +10,9 @@ appended to the recipe, and `{NAME}` in a flag is the export of the run NAME wit
 Settings after -- go to every run. With --warm-start, the recipe's warm start is made once, and all
 runs begin from its export. `--warm-start ,grpo` makes it with another algorithm of the recipe.
 
+A run with `--config.rollout.placement=jobs` gets --samplers processes of `python -m jzero.sample`,
+and a store of its own next to its workdir.
+
 A run writes to OUT/NAME-seedN. A run that was stopped resumes, and a finished run is not repeated.
 
 Each cell is the mean over the seeds with its standard error. --metrics chooses the columns:
@@ -35,11 +38,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from job_processes import run_with_samplers, sampler_command
 
 from jzero.files import JsonObject, read_jsonl
 from jzero.run.metrics import find_metric
 
 EVALUATIONS = {"before": "before", "after_warm_start": "warm start", "after": "after"}
+JOBS = "--config.rollout.placement=jobs"
 PHASES_BESIDES_RL = ("eval", "warm_start")
 MIB = 2**20
 REDUCTIONS = {"first": lambda values: values[0], "last": lambda values: values[-1]}
@@ -70,10 +75,16 @@ def parse_variant(text: str) -> Variant:
     return Variant(name.strip(), "".join(suffixes), [word for word in flags if word[0] != ","])
 
 
-def run(recipe: str, workdir: Path, flags: Sequence[str]) -> FinishedRun:
-    """Runs or resumes `jzero.main`."""
+def run(recipe: str, workdir: Path, flags: Sequence[str], num_samplers: int = 0) -> FinishedRun:
+    """Runs or resumes `jzero.main`, with samplers if its decoder is separate jobs."""
     command = [sys.executable, "-m", "jzero.main", f"--config={recipe}", f"--workdir={workdir}"]
-    subprocess.run([*command, *flags], check=True)
+    command += flags
+    if any(flag.startswith(JOBS) for flag in flags):
+        jobs = workdir.with_name(f"{workdir.name}-jobs")
+        command.append(f"--config.rollout.placement.store={jobs}/store")
+        run_with_samplers(command, [sampler_command(jobs / "store")] * num_samplers, jobs)
+    else:
+        subprocess.run(command, check=True)
     summary = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))
     files = [path for path in (workdir / "checkpoints").rglob("*") if path.is_file()]
     checkpoint_bytes = sum(path.stat().st_size for path in files)
@@ -88,7 +99,12 @@ def warm_start(recipe: str, workdir: Path, flags: Sequence[str]) -> list[str]:
 
 
 def run_all(
-    variants: Sequence[Variant], recipe: str, out: Path, seeds: Sequence[int], flags: Sequence[str]
+    variants: Sequence[Variant],
+    recipe: str,
+    out: Path,
+    seeds: Sequence[int],
+    flags: Sequence[str],
+    num_samplers: int,
 ) -> dict[str, list[FinishedRun]]:
     """Makes every run with every seed. Returns the runs of each variant, in the order of seeds."""
     finished: dict[str, list[FinishedRun]] = {variant.name: [] for variant in variants}
@@ -97,7 +113,7 @@ def run_all(
         for variant in variants:
             workdir = out / f"{variant.name}-seed{seed}"
             all_flags = flags_of_run(variant, flags, exports, seed)
-            result = run(recipe + variant.recipe_suffix, workdir, all_flags)
+            result = run(recipe + variant.recipe_suffix, workdir, all_flags, num_samplers)
             exports[variant.name] = result.summary["export"]
             finished[variant.name].append(result)
     return finished
@@ -218,6 +234,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="begin all runs from one warm start, which is made with this algorithm's preset",
     )
     parser.add_argument("--metrics", nargs="+", default=["eval/accuracy", "eval_greedy/accuracy"])
+    parser.add_argument(
+        "--samplers", type=int, default=2, help="of each run with rollout.placement=jobs"
+    )
     parser.add_argument("settings", nargs="*", help="settings of all runs, after --")
     return parser.parse_args(arguments)
 
@@ -230,7 +249,7 @@ def main() -> None:
         start = warm_start(args.recipe + args.warm_start, out / "warm-start", flags)
         # The runs begin after the warm start, and its settings would contradict warm_start=none.
         flags = [flag for flag in flags if not flag.startswith("--config.warm_start")] + start
-    finished = run_all(args.runs, args.recipe, out, args.seeds, flags)
+    finished = run_all(args.runs, args.recipe, out, args.seeds, flags, args.samplers)
     print(table(finished, args.metrics))
     if "remarks" in args.metrics:
         print(*remarks(finished), sep="\n")
