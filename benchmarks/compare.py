@@ -20,6 +20,7 @@ Each cell is the mean over the seeds with its standard error. --metrics chooses 
     eval/accuracy          an evaluation: before, after the warm start, and after RL
     eval/accuracy:each     the same evaluation at every step that had one
     policy/mismatch:mean   a metric of the steps: :first, :last, :mean or :sum
+    reward/accuracy:by10   the means of a metric over every ten steps, or another number of them
     peak_rss_bytes         the peak of the process's resident memory
     checkpoint_bytes       the size of the checkpoints that the run has kept
     remarks                the number of remarks of jzero.run.doctor; they follow the table
@@ -156,8 +157,22 @@ def figures(result: FinishedRun, column: str) -> dict[str, float]:
         by_step = {0: evaluations["before"][name]}
         by_step |= {row["step"]: row[name] for row in result.rows if name in row}
         return {f"step {step}": value for step, value in by_step.items()}
+    if reduction.startswith("by"):
+        return means_by_steps(result.rows, name, int(reduction.removeprefix("by")))
     values = [row[name] for row in result.rows if name in row]
     return {f"{name}, {reduction}": float(REDUCTIONS[reduction](values))} if values else {}
+
+
+def means_by_steps(rows: Sequence[JsonObject], name: str, size: int) -> dict[str, float]:
+    """Returns the means of a metric over every `size` steps, by their headings."""
+    blocks: dict[int, list[float]] = {}
+    for row in rows:
+        if name in row:
+            blocks.setdefault((row["step"] - 1) // size, []).append(row[name])
+    return {
+        f"{name}, steps {block * size + 1} to {(block + 1) * size}": float(np.mean(values))
+        for block, values in blocks.items()
+    }
 
 
 def seconds_of_rl(summary: JsonObject) -> float:
