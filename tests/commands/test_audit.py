@@ -492,7 +492,6 @@ def trl_rows(
             max_completion_length=TOKENS,
             use_cpu=True,
             bf16=False,
-            gradient_checkpointing=False,
             report_to=[],
             save_strategy="no",
             **options,
@@ -529,7 +528,7 @@ TRL_FAULTS: dict[str, tuple[Callable[[Models, Path], list[Row]], str]] = {
     # TRL's log-probs are those before the filter: only the tokens show it.
     "top-k applied": (
         lambda m, f: without_logps(trl_rows(m.merged, f, top_k=4)),
-        "sampled with top_k",
+        "top_k=4 was applied",
     ),
     "dtype": (lambda m, f: trl_rows(m.merged, f, "bfloat16"), "computed in bfloat16"),
     # The rollouts of the second step, after an update that the claim does not have.
@@ -540,6 +539,7 @@ TRL_FAULTS: dict[str, tuple[Callable[[Models, Path], list[Row]], str]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore")  # of TRL and of what it imports
 @pytest.mark.peer
 @pytest.mark.quick_cases()
 @pytest.mark.thorough_cases("qwen2-float32", "qwen2-bfloat16")
@@ -551,6 +551,7 @@ def test_honest_log_of_trl_is_not_rejected(models: Models, dtype: str, tmp_path:
     assert run(tmp_path, without_logps(rows), *flags_of(models), "--dtype", dtype) == []
 
 
+@pytest.mark.filterwarnings("ignore")  # of TRL and of what it imports
 @pytest.mark.peer
 @pytest.mark.quick_cases()
 @pytest.mark.thorough_cases(*(f"qwen2-{name}" for name in TRL_FAULTS))
@@ -562,8 +563,10 @@ def test_fault_in_a_log_of_trl_is_named(models: Models, name: str, tmp_path: Pat
         tmp_path, make_rows(models, tmp_path / "trl"), *flags_of(models), "--dtype", "float32"
     )
 
-    assert [text[: len(cause)] for text, _ in found] == [cause]
-    assert found[0][1] >= ROWS // 2
+    # A short response may fit another cause as well.
+    (text, count), *_ = found
+    assert text.startswith(cause)
+    assert count >= ROWS - 3
 
 
 # -- the command -----------------------------------------------------------------------------------
