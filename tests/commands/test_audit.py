@@ -527,8 +527,8 @@ TRL_FAULTS: dict[str, tuple[Callable[[Models, Path], list[Row]], str]] = {
     ),
     # TRL's log-probs are those before the filter: only the tokens show it.
     "top-k applied": (
-        lambda m, f: without_logps(trl_rows(m.merged, f, top_k=4)),
-        "top_k=4 was applied",
+        lambda m, f: without_logps(trl_rows(m.merged, f, top_k=5)),
+        "top_k=5 was applied",
     ),
     "dtype": (lambda m, f: trl_rows(m.merged, f, "bfloat16"), "computed in bfloat16"),
     # The rollouts of the second step, after an update that the claim does not have.
