@@ -10,6 +10,9 @@ appended to the recipe, and `{NAME}` in a flag is the export of the run NAME wit
 Settings after -- go to every run. With --warm-start, the recipe's warm start is made once, and all
 runs begin from its export. `--warm-start ,grpo` makes it with another algorithm of the recipe.
 
+A run with `--config.rollout.placement=jobs` gets --samplers processes of `python -m jzero.sample`,
+and a store of its own next to its workdir.
+
 A run writes to OUT/NAME-seedN. A run that was stopped resumes, and a finished run is not repeated.
 
 Each cell is the mean over the seeds with its standard error. --metrics chooses the columns:
@@ -17,6 +20,7 @@ Each cell is the mean over the seeds with its standard error. --metrics chooses 
     eval/accuracy          an evaluation: before, after the warm start, and after RL
     eval/accuracy:each     the same evaluation at every step that had one
     policy/mismatch:mean   a metric of the steps: :first, :last, :mean or :sum
+    reward/accuracy:by10   the means of a metric over every ten steps, or another number of them
     peak_rss_bytes         the peak of the process's resident memory
     checkpoint_bytes       the size of the checkpoints that the run has kept
     remarks                the number of remarks of jzero.run.doctor; they follow the table
@@ -35,11 +39,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from job_processes import run_with_samplers, sampler_command
 
 from jzero.files import JsonObject, read_jsonl
 from jzero.run.metrics import find_metric
 
 EVALUATIONS = {"before": "before", "after_warm_start": "warm start", "after": "after"}
+JOBS = "--config.rollout.placement=jobs"
 PHASES_BESIDES_RL = ("eval", "warm_start")
 MIB = 2**20
 REDUCTIONS = {"first": lambda values: values[0], "last": lambda values: values[-1]}
@@ -70,10 +76,16 @@ def parse_variant(text: str) -> Variant:
     return Variant(name.strip(), "".join(suffixes), [word for word in flags if word[0] != ","])
 
 
-def run(recipe: str, workdir: Path, flags: Sequence[str]) -> FinishedRun:
-    """Runs or resumes `jzero.main`."""
+def run(recipe: str, workdir: Path, flags: Sequence[str], num_samplers: int = 0) -> FinishedRun:
+    """Runs or resumes `jzero.main`, with samplers if its decoder is separate jobs."""
     command = [sys.executable, "-m", "jzero.main", f"--config={recipe}", f"--workdir={workdir}"]
-    subprocess.run([*command, *flags], check=True)
+    command += flags
+    if any(flag.startswith(JOBS) for flag in flags):
+        jobs = workdir.with_name(f"{workdir.name}-jobs")
+        command.append(f"--config.rollout.placement.store={jobs}/store")
+        run_with_samplers(command, [sampler_command(jobs / "store")] * num_samplers, jobs)
+    else:
+        subprocess.run(command, check=True)
     summary = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))
     files = [path for path in (workdir / "checkpoints").rglob("*") if path.is_file()]
     checkpoint_bytes = sum(path.stat().st_size for path in files)
@@ -88,7 +100,12 @@ def warm_start(recipe: str, workdir: Path, flags: Sequence[str]) -> list[str]:
 
 
 def run_all(
-    variants: Sequence[Variant], recipe: str, out: Path, seeds: Sequence[int], flags: Sequence[str]
+    variants: Sequence[Variant],
+    recipe: str,
+    out: Path,
+    seeds: Sequence[int],
+    flags: Sequence[str],
+    num_samplers: int,
 ) -> dict[str, list[FinishedRun]]:
     """Makes every run with every seed. Returns the runs of each variant, in the order of seeds."""
     finished: dict[str, list[FinishedRun]] = {variant.name: [] for variant in variants}
@@ -97,7 +114,7 @@ def run_all(
         for variant in variants:
             workdir = out / f"{variant.name}-seed{seed}"
             all_flags = flags_of_run(variant, flags, exports, seed)
-            result = run(recipe + variant.recipe_suffix, workdir, all_flags)
+            result = run(recipe + variant.recipe_suffix, workdir, all_flags, num_samplers)
             exports[variant.name] = result.summary["export"]
             finished[variant.name].append(result)
     return finished
@@ -140,8 +157,22 @@ def figures(result: FinishedRun, column: str) -> dict[str, float]:
         by_step = {0: evaluations["before"][name]}
         by_step |= {row["step"]: row[name] for row in result.rows if name in row}
         return {f"step {step}": value for step, value in by_step.items()}
+    if reduction.startswith("by"):
+        return means_by_steps(result.rows, name, int(reduction.removeprefix("by")))
     values = [row[name] for row in result.rows if name in row]
     return {f"{name}, {reduction}": float(REDUCTIONS[reduction](values))} if values else {}
+
+
+def means_by_steps(rows: Sequence[JsonObject], name: str, size: int) -> dict[str, float]:
+    """Returns the means of a metric over every `size` steps, by their headings."""
+    blocks: dict[int, list[float]] = {}
+    for row in rows:
+        if name in row:
+            blocks.setdefault((row["step"] - 1) // size, []).append(row[name])
+    return {
+        f"{name}, steps {block * size + 1} to {(block + 1) * size}": float(np.mean(values))
+        for block, values in blocks.items()
+    }
 
 
 def seconds_of_rl(summary: JsonObject) -> float:
@@ -218,6 +249,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="begin all runs from one warm start, which is made with this algorithm's preset",
     )
     parser.add_argument("--metrics", nargs="+", default=["eval/accuracy", "eval_greedy/accuracy"])
+    parser.add_argument(
+        "--samplers", type=int, default=2, help="of each run with rollout.placement=jobs"
+    )
     parser.add_argument("settings", nargs="*", help="settings of all runs, after --")
     return parser.parse_args(arguments)
 
@@ -230,7 +264,7 @@ def main() -> None:
         start = warm_start(args.recipe + args.warm_start, out / "warm-start", flags)
         # The runs begin after the warm start, and its settings would contradict warm_start=none.
         flags = [flag for flag in flags if not flag.startswith("--config.warm_start")] + start
-    finished = run_all(args.runs, args.recipe, out, args.seeds, flags)
+    finished = run_all(args.runs, args.recipe, out, args.seeds, flags, args.samplers)
     print(table(finished, args.metrics))
     if "remarks" in args.metrics:
         print(*remarks(finished), sep="\n")

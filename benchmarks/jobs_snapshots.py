@@ -4,6 +4,11 @@ RUN is the workdir of a run with rollout.placement=jobs. Prints the bytes of a v
 snapshot, and as the XOR with the version before: as it is, and by byte planes, compressed by zlib
 at levels 1 and 6 and, if the package is installed, by zstd. Medians over the versions in the store.
 --dtype bfloat16 rounds the weights of a run in fp32, as a run with model.dtype=bfloat16 publishes.
+
+    python benchmarks/jobs_snapshots.py RUN --every 5
+
+prints a row for each version instead: the bytes of the difference as jzero stores it, the processor
+seconds of making and of undoing it, and the same of every fifth version as a full snapshot.
 """
 
 import argparse
@@ -19,7 +24,16 @@ from pathlib import Path
 
 import numpy as np
 
-from jzero.jobs.snapshots import DTYPES, FOLDER, Reader, Tensors, bytes_of, version_of
+from jzero.jobs.snapshots import (
+    DTYPES,
+    FOLDER,
+    Reader,
+    Tensors,
+    bytes_of,
+    decode,
+    encode,
+    version_of,
+)
 from jzero.jobs.store import open_store
 from jzero.jobs.stream import RUN, read_run
 from jzero.jobs.weights import SEPARATOR
@@ -62,10 +76,8 @@ def measure(versions: Iterable[Tensors]) -> None:
     for previous, current in itertools.pairwise(versions):
         num_versions += 1
         size = sum(tensor.nbytes for tensor in current.values())
-        for key, tensor in current.items():
-            difference = bytes_of(tensor) ^ bytes_of(previous[key])
-            num_equal += int((~difference.reshape(-1, tensor.itemsize).any(1)).sum())
-            num_values += tensor.size
+        num_equal += count_equal(previous, current)
+        num_values += sum(tensor.size for tensor in current.values())
         for form, (name, compress) in itertools.product(FORMS, compressors().items()):
             row = rows.setdefault((form, name), Measured())
             start, total = time.perf_counter(), 0
@@ -90,6 +102,73 @@ def measure(versions: Iterable[Tensors]) -> None:
         print(f"| {form} | {name} | {middle:,.0f} | {middle / size:.1%} | {seconds:.1f} |")
 
 
+def count_equal(previous: Tensors, current: Tensors) -> int:
+    """Returns how many numbers have the same bytes in two versions."""
+    num_equal = 0
+    for key, tensor in current.items():
+        difference = bytes_of(tensor) ^ bytes_of(previous[key])
+        num_equal += int((~difference.reshape(-1, tensor.itemsize).any(1)).sum())
+    return num_equal
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A version as jzero stores it, with the processor seconds of making it and of reading it."""
+
+    bytes: int
+    encode: float
+    decode: float
+
+
+def store(current: Tensors, previous: Tensors | None) -> Stored:
+    """Encodes and decodes a version: as a full snapshot, or as the difference to `previous`."""
+    size, encode_seconds, decode_seconds = 0, 0.0, 0.0
+    for key, tensor in current.items():
+        base = None if previous is None else previous[key]
+        start = time.process_time()
+        data = encode(tensor, base)
+        encoded = time.process_time()
+        decode(data, str(tensor.dtype), tensor.shape, base)
+        size += len(data)
+        encode_seconds += encoded - start
+        decode_seconds += time.process_time() - encoded
+    return Stored(size, encode_seconds, decode_seconds)
+
+
+def measure_each(numbers: list[int], versions: Iterable[Tensors], every: int) -> None:
+    """Prints a row for each version after the first, and the medians of the columns."""
+    print("| version | numbers that change | difference, MB | encode s | decode s ", end="")
+    print("| full, MB | encode s | decode s | full / difference |")
+    print("|---" * 9 + "|")
+    differences: list[Stored] = []
+    shares: list[float] = []
+    pairs = itertools.pairwise(versions)
+    for number, (previous, current) in zip(numbers[1:], pairs, strict=True):
+        num_values = sum(tensor.size for tensor in current.values())
+        shares.append(1 - count_equal(previous, current) / num_values)
+        difference = store(current, previous)
+        differences.append(difference)
+        cells = [str(number), f"{shares[-1]:.2%}", *stored_cells(difference)]
+        if number % every == 0:
+            full = store(current, None)
+            cells += [*stored_cells(full), f"{full.bytes / difference.bytes:.1f}"]
+        else:
+            cells += [""] * 4
+        print(f"| {' | '.join(cells)} |", flush=True)
+    middle = Stored(
+        round(statistics.median(stored.bytes for stored in differences)),
+        statistics.median(stored.encode for stored in differences),
+        statistics.median(stored.decode for stored in differences),
+    )
+    cells = ["median", f"{statistics.median(shares):.2%}", *stored_cells(middle), *[""] * 4]
+    print(f"| {' | '.join(cells)} |")
+
+
+def stored_cells(stored: Stored) -> list[str]:
+    """Returns the cells of a version: MB, and seconds of encoding and of decoding."""
+    return [f"{stored.bytes / 1e6:.2f}", f"{stored.encode:.2f}", f"{stored.decode:.2f}"]
+
+
 def in_type(tensors: Tensors, dtype: str) -> Tensors:
     """Returns the tensors that a run with this model.dtype would publish for the same weights."""
     if not dtype:
@@ -107,16 +186,24 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--dtype", default="", choices=["", *DTYPES], help="rounds the weights")
     parser.add_argument("--last", type=int, default=0, help="only so many versions (0: all)")
+    parser.add_argument(
+        "--every", type=int, default=0, help="a row for each version; full ones every so many"
+    )
     options = parser.parse_args()
     settings = json.loads((options.run / "config.json").read_text(encoding="utf-8"))
     store = open_store(settings["rollout"]["placement"]["store"])
     run, _ = read_run(store.read(RUN), store.address)
     reader = Reader(store, run)
     numbers = sorted({v for v in map(version_of, store.names(FOLDER)) if v is not None})
-    measure(
+    numbers = numbers[-options.last :]
+    versions = (
         in_type(reader.load(number, reader.manifest(number).identity), options.dtype)
-        for number in numbers[-options.last :]
+        for number in numbers
     )
+    if options.every:
+        measure_each(numbers, versions, options.every)
+    else:
+        measure(versions)
 
 
 if __name__ == "__main__":

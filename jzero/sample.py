@@ -39,6 +39,7 @@ from jzero.hosts import interrupt, peers
 from jzero.hosts.interrupt import StopSignal
 from jzero.jobs.leases import FOLDER as LEASES
 from jzero.jobs.leases import Leases
+from jzero.jobs.prefetch import Prefetch
 from jzero.jobs.requests import ANY_VERSION, REQUESTS, RESULTS, Request, Result, request_of
 from jzero.jobs.snapshots import Reader, SnapshotError
 from jzero.jobs.store import RetryingStore, Store, open_store, read_if_exists
@@ -92,12 +93,16 @@ class Weights:
     _identity: str = ""
     _params: qwen.Params | None = None
 
+    def __post_init__(self) -> None:
+        self._prefetch = Prefetch(self.reader)
+
     def load(self, version: int, identity: str) -> qwen.Params:
         """Returns the decoder's weights of a version.
 
         Raises SnapshotError unless the store has the snapshot with this identity.
         """
         if self._params is None or identity != self._identity:
+            self._prefetch.stop()
             # Before the new weights are read, the old ones are freed.
             self._params = None
             params = to_params(self.reader.load(version, identity), self.shardings)
@@ -107,6 +112,10 @@ class Weights:
             self._params = self.publish(params)
             self._identity = identity
         return self._params
+
+    def prefetch(self, version: int) -> None:
+        """Reads a version into host memory in the background, once it is published."""
+        self._prefetch.start(version)
 
 
 def build(settings: Config, run: str, store: Store, pool: Pool) -> tuple[Sampler, Weights]:
@@ -343,6 +352,8 @@ class Worker:
                     raise SnapshotError("there are no weights yet")
                 version, snapshot = newest
             params = self.weights.load(version, snapshot)
+            # The requests of the next step name the version after this one, or a newer one.
+            self.weights.prefetch(version + 1)
             result = answer(
                 self.sampler, params, request, version, snapshot, self.name, self.tick(request)
             )

@@ -86,6 +86,15 @@ def test_a_column_for_each_step_begins_before_the_first(benchmark: ModuleType) -
     assert figures == {"step 0": 0.125, "step 2": 0.25, "step 3": 0.5}
 
 
+def test_a_column_is_the_mean_of_some_steps(benchmark: ModuleType) -> None:
+    figures = benchmark.figures(finished(benchmark, 0.5), "policy/mismatch:by2")
+
+    # No step from 3 on has the metric.
+    assert figures == pytest.approx({"policy/mismatch, steps 1 to 2": 3e-4})
+    by_one = benchmark.figures(finished(benchmark, 0.5), "policy/mismatch:by1")
+    assert list(by_one) == ["policy/mismatch, steps 1 to 1", "policy/mismatch, steps 2 to 2"]
+
+
 def test_a_run_gets_its_flags_the_exports_of_earlier_runs_and_the_seed(
     benchmark: ModuleType,
 ) -> None:

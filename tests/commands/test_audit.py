@@ -447,6 +447,128 @@ def test_only_the_version_with_other_weights_is_rejected(models: Models, tmp_pat
     assert count >= ROWS - 2
 
 
+# -- logs of TRL's trainer -------------------------------------------------------------------------
+
+
+def trl_rows(
+    path: Path, folder: Path, dtype: str = "float32", steps: int = 1, **options: object
+) -> list[Row]:
+    """Returns the rollouts of the last step of TRL's GRPO, with the log-probs that TRL computes.
+
+    The rows claim to be sampled as by default, whatever `options` of the trainer say.
+    """
+    torch = pytest.importorskip("torch")
+    trl = pytest.importorskip("trl")
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    datasets = pytest.importorskip("datasets")
+
+    # A token is a word, so that a prompt is its ids.
+    words = tokenizers.models.WordLevel({f"w{token}": token for token in range(VOCAB)}, "w0")
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    texts = [" ".join(f"w{token}" for token in prompt) for prompt in prompts(3, 10)]
+
+    batches: list[dict] = []
+
+    class LoggingTrainer(trl.GRPOTrainer):
+        """TRL logs texts: this trainer keeps the ids and the log-probs that its loss reads."""
+
+        def _generate_and_score_completions(self, inputs: list[dict]) -> dict:
+            batches.append(super()._generate_and_score_completions(inputs))
+            return batches[-1]
+
+    kind = getattr(torch, dtype)
+    trainer = LoggingTrainer(
+        model=transformers.AutoModelForCausalLM.from_pretrained(path, dtype=kind),
+        reward_funcs=lambda completion_ids, **_: [float(len(set(ids))) for ids in completion_ids],
+        args=trl.GRPOConfig(
+            output_dir=str(folder),
+            per_device_train_batch_size=ROWS,
+            num_generations=2,
+            # Two iterations over the rollouts: TRL computes the log-probs of the sampling policy.
+            num_iterations=2,
+            max_steps=2 * steps,
+            max_completion_length=TOKENS,
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+            save_strategy="no",
+            **options,
+        ),
+        train_dataset=datasets.Dataset.from_dict({"prompt": texts}),
+        processing_class=transformers.PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, pad_token="w0", eos_token="w2", padding_side="left"
+        ),
+    )
+    trainer.train()
+    batch = {name: value.float().numpy() for name, value in batches[-1].items() if name in KEPT}
+    rows: list[Row] = []
+    for row in range(ROWS):
+        seen = batch["prompt_mask"][row] > 0
+        sampled = batch["completion_mask"][row] > 0
+        rows.append(
+            {
+                "prompt_ids": batch["prompt_ids"][row, seen].astype(int).tolist(),
+                "completion_ids": batch["completion_ids"][row, sampled].astype(int).tolist(),
+                "logprobs": batch["old_per_token_logps"][row, sampled].tolist(),
+            }
+        )
+    return rows
+
+
+KEPT = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "old_per_token_logps")
+TRL_FAULTS: dict[str, tuple[Callable[[Models, Path], list[Row]], str]] = {
+    "adapter ignored": (lambda m, f: trl_rows(m.base, f), "the adapter was not applied"),
+    "older checkpoint": (lambda m, f: trl_rows(m.older, f), "sampled by older"),
+    "temperature": (
+        lambda m, f: trl_rows(m.merged, f, temperature=1.4),
+        "sampled at temperature 1.4",
+    ),
+    # TRL's log-probs are those before the filter: only the tokens show it.
+    "top-k applied": (
+        lambda m, f: without_logps(trl_rows(m.merged, f, top_k=5)),
+        "top_k=5 was applied",
+    ),
+    "dtype": (lambda m, f: trl_rows(m.merged, f, "bfloat16"), "computed in bfloat16"),
+    # The rollouts of the second step, after an update that the claim does not have.
+    "newer weights": (
+        lambda m, f: trl_rows(m.merged, f, steps=2, learning_rate=0.02),
+        "another model",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of TRL and of what it imports
+@pytest.mark.peer
+@pytest.mark.quick_cases()
+@pytest.mark.thorough_cases("qwen2-float32", "qwen2-bfloat16")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_honest_log_of_trl_is_not_rejected(models: Models, dtype: str, tmp_path: Path) -> None:
+    rows = trl_rows(models.merged, tmp_path / "trl", dtype)
+
+    assert run(tmp_path, rows, *flags_of(models), "--dtype", dtype) == []
+    assert run(tmp_path, without_logps(rows), *flags_of(models), "--dtype", dtype) == []
+
+
+@pytest.mark.filterwarnings("ignore")  # of TRL and of what it imports
+@pytest.mark.peer
+@pytest.mark.quick_cases()
+@pytest.mark.thorough_cases(*(f"qwen2-{name}" for name in TRL_FAULTS))
+@pytest.mark.parametrize("name", TRL_FAULTS)
+def test_fault_in_a_log_of_trl_is_named(models: Models, name: str, tmp_path: Path) -> None:
+    make_rows, cause = TRL_FAULTS[name]
+
+    found = run(
+        tmp_path, make_rows(models, tmp_path / "trl"), *flags_of(models), "--dtype", "float32"
+    )
+
+    # A short response may fit another cause as well.
+    (text, count), *_ = found
+    assert text.startswith(cause)
+    assert count >= ROWS - 3
+
+
 # -- the command -----------------------------------------------------------------------------------
 
 
