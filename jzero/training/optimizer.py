@@ -15,14 +15,14 @@ import optax
 from jax.typing import ArrayLike
 
 from jzero.config import OptimizerConfig, schedules
-from jzero.model import qwen
+from jzero.model import mtp, qwen
 
 
 def optimizer(settings: OptimizerConfig) -> optax.GradientTransformation:
     """Returns clipping by global norm and AdamW (arXiv:1711.05101) without its learning rate."""
     clip = optax.identity()
     if settings.clip_norm:
-        clip = optax.clip_by_global_norm(settings.clip_norm)
+        clip = clip_by_norms(settings.clip_norm)
     adam = optax.scale_by_adam(
         settings.b1,
         settings.b2,
@@ -35,6 +35,30 @@ def optimizer(settings: OptimizerConfig) -> optax.GradientTransformation:
     # Clipping comes first: the moments see the clipped gradient. Decay comes last, so that it is
     # not divided by the second moment (AdamW).
     return optax.chain(clip, adam, decay)
+
+
+def clip_by_norms(clip_norm: float) -> optax.GradientTransformation:
+    """Returns clipping by global norm, separately for a head for drafts (`draft_head.py`).
+
+    The gradient of the policy is the same whether the head is trained along or not.
+    """
+    clip = optax.clip_by_global_norm(clip_norm)
+
+    def update(
+        gradient: qwen.Params, state: optax.OptState, params: qwen.Params | None = None
+    ) -> tuple[qwen.Params, optax.OptState]:
+        clipped, state = clip.update(without_draft_head(gradient), state)
+        if mtp.NAME in gradient:
+            head, _ = clip.update({mtp.NAME: gradient[mtp.NAME]}, state)
+            clipped |= head
+        return clipped, state
+
+    return optax.GradientTransformation(clip.init, update)
+
+
+def without_draft_head(gradient: qwen.Params) -> qwen.Params:
+    """Returns a gradient without that of the head for drafts."""
+    return {name: leaves for name, leaves in gradient.items() if name != mtp.NAME}
 
 
 def decayed_parameters(params: qwen.Params) -> qwen.Params:
