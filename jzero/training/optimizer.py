@@ -6,7 +6,7 @@ passes it to `Learner.update`, so one compiled program serves the whole schedule
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -45,12 +45,13 @@ def clip_by_norms(clip_norm: float) -> optax.GradientTransformation:
     clip = optax.clip_by_global_norm(clip_norm)
 
     def update(
-        gradient: qwen.Params, state: optax.OptState, params: qwen.Params | None = None
-    ) -> tuple[qwen.Params, optax.OptState]:
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        gradient = cast(qwen.Params, updates)
         clipped, state = clip.update(without_draft_head(gradient), state)
         if mtp.NAME in gradient:
             head, _ = clip.update({mtp.NAME: gradient[mtp.NAME]}, state)
-            clipped |= head
+            clipped = cast(qwen.Params, clipped) | cast(qwen.Params, head)
         return clipped, state
 
     return optax.GradientTransformation(clip.init, update)
