@@ -38,7 +38,7 @@ from jzero.setting import parse_part
 from jzero.types import Params
 from jzero.workers.pool import Pool
 
-DRAFTS = (drafts.Ngram, drafts.Group, drafts.History, None)
+DRAFTS = (drafts.Ngram, drafts.Group, drafts.History, drafts.Mtp, None)
 HEADINGS = [
     "draft",
     "temperature",
@@ -142,6 +142,8 @@ def main() -> None:
     settings.rollout = replace(
         settings.rollout, max_prompt_tokens=256, max_new_tokens=args.new, kv_dtype=args.dtype
     )
+    if any(draft.startswith("mtp") for draft in args.draft):
+        settings.rollout.draft = drafts.Mtp()  # so that the head is read
     sampler, params = load(settings, Pool(0))
     texts = [json.loads(line)["problem"] for line in args.problems.open()]
     messages = [[{"role": "user", "content": text}] for text in texts]

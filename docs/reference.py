@@ -202,6 +202,12 @@ GROUPS = {
         "Experts",
         "Metrics of MoE models: see [models.md](../models.md#mixtures-of-experts-moe).",
     ),
+    "mtp": (
+        "The head for drafts",
+        "Metrics of runs with `rollout.draft=mtp` that train the head: see "
+        "[architecture.md](../architecture.md#the-decoder). They count the tokens after the first "
+        "of a response.",
+    ),
     "policy": (
         "Policy",
         "Means over the tokens that the step trained on. Responses that add exactly nothing to "

@@ -327,7 +327,7 @@ def load_decoder(
     # Check memory before the weights are read: a process that runs out of memory is killed without
     # a message.
     check_host_memory(settings, parts_of_engine(settings.rollout))
-    base = read_base_model(settings.model)
+    base = read_base_model(settings.model, settings.rollout.draft)
     check_context(settings, base)
     assert base.directory, "settings.model.path is empty"
     mesh = configured_mesh(settings.mesh, hosts_per_decoder=settings.rollout.hosts_per_decoder)

@@ -74,7 +74,7 @@ def run(options: Options) -> str:
             f"--step={options.step}: {options.workdir} has checkpoints of steps {steps}"
         )
     step = steps[-1] if options.step is None else options.step
-    base = read_base_model(settings.model)
+    base = read_base_model(settings.model, settings.rollout.draft)
     # Check the flags against the run before the parameters are read.
     base_name = check_adapter(options, settings, base) if options.adapter else ""
     # Without Adam's moments, which are twice as large as the parameters.

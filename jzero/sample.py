@@ -128,7 +128,7 @@ def build(settings: Config, run: str, store: Store, pool: Pool) -> tuple[Sampler
     rollout = with_needed_slots(rollout, settings.eval)
     check_host_memory(settings, parts_of_engine(rollout))
     set_cpu_devices(settings.model.path)
-    base = read_base_model(settings.model)
+    base = read_base_model(settings.model, settings.rollout.draft)
     check_context(settings, base)
     # The trainer may have several slices; a sampler is one process on one of them.
     mesh = configured_mesh(replace(settings.mesh, slices=1))

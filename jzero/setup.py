@@ -283,7 +283,7 @@ def build(
     recorded_pages: the number of KV cache pages that the run started with; 0 for a new run.
     workdir: of a run whose rollouts are sampled by separate jobs.
     """
-    base = base or read_base_model(config.model)
+    base = base or read_base_model(config.model, config.rollout.draft)
     config = with_sizes_of(config, base.directory)
     check_context(config, base)
     critic = read_critic(config, base.model)
@@ -482,6 +482,7 @@ def warm_started(
         config.train,
         row_tokens=config.rollout.longest_episode,
         most_rows=WARM_START_ROWS,
+        draft=config.rollout.draft,
     )
     return warm_start(trainer, warm, config.optimizer, make_example, params, check_stop)
 

@@ -49,6 +49,7 @@ from jzero.run.workdir import check_workdir
 from jzero.setup import build_sampler, check_context, resolve
 from jzero.sharding.mesh import configured_mesh
 from jzero.tasks import TASKS, draws_examples, suites
+from jzero.training.draft_head import head_metrics
 from jzero.training.examples import TURNS, Example, ExampleRow, encode_row
 from jzero.training.frozen_base import load_base, load_model, name_base
 from jzero.training.heads import Stats, expert_metrics
@@ -123,7 +124,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
     # An epoch has as many rows as all data sets together. Even a small data set gets one step.
     last_step = max(1, int(sft.epochs * data.num_examples) // sft.batch_size)
 
-    base = read_base_model(config.model)
+    base = read_base_model(config.model, config.rollout.draft)
     config = with_sizes_of(config, base.directory)
     require_disk(config, base.model, workdir)
     mesh = configured_mesh(config.mesh, hosts_per_decoder=config.rollout.hosts_per_decoder)
@@ -241,6 +242,7 @@ def make_trainer(config: Config, base: BaseModel, mesh: Mesh) -> SupervisedTrain
         config.train,
         sft.pack_length,
         sft.batch_size,
+        config.rollout.draft,
     )
 
 
@@ -409,7 +411,7 @@ def update_metrics(stats: Stats) -> dict[str, float]:
         "optimizer/grad_norm": float(sums["grad_norm"]),
         "optimizer/skipped": float(sums["skipped"]),
     }
-    return metrics | expert_metrics([sums])
+    return metrics | expert_metrics([sums]) | head_metrics([sums])
 
 
 def make_suites(config: Config, base: BaseModel, mesh: Mesh, pool: Pool) -> Suites | None:

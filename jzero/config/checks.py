@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jzero import algorithms, http
-from jzero.config import architecture, teachers, turns
+from jzero.config import architecture, drafts, teachers, turns
 from jzero.config.data_sources import read_sources
 from jzero.config.placement import Jobs, Together
 from jzero.config.schema import (
@@ -748,6 +748,21 @@ def check_decoders_of_hosts(config: Config) -> Iterator[str]:
         )
 
 
+def check_draft_head(config: Config) -> Iterator[str]:
+    """The head for drafts is trained with the full model, and within rows that are not split."""
+    draft = config.rollout.draft
+    if not isinstance(draft, drafts.Mtp) or not draft.weight:
+        return
+    name = f"rollout.draft=mtp(weight={draft.weight})"
+    advice = 'set rollout.draft="mtp(weight=0)", which leaves the head as it is'
+    if config.model.adapter.rank:
+        yield f"{name} with model.adapter: the head is a part of the frozen base; {advice}"
+    for axis in ("context", "slices"):
+        size = getattr(config.mesh, axis)
+        if size > 1:
+            yield f"{name} with mesh.{axis}={size} is not implemented: {advice}"
+
+
 def check_jobs(config: Config) -> Iterator[str]:
     """Separate jobs sample what depends only on the weights, the request and the seed."""
     rollout = config.rollout
@@ -982,6 +997,7 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_context,
     check_schedule_of_a_step,
     check_decoders_of_hosts,
+    check_draft_head,
     check_jobs,
     check_length_of_the_run,
     check_data_sources,

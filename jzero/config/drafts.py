@@ -23,6 +23,10 @@ COST = (
     "proportion. Drafts are tried where they are expected to gain more. 0: measured when decoding "
     "starts; another value makes runs independent of clocks."
 )
+WEIGHT = (
+    "Weight of the head's cross-entropy on the sampled tokens. Its gradient reaches only the head. "
+    "0: the head stays as it is."
+)
 REACH = "Tokens of other responses that are searched besides the sequence itself."
 
 
@@ -54,4 +58,13 @@ class History(Lookup):
     reach: int = setting(4096, REACH, at_least=1)
 
 
-Draft = Ngram | Group | History
+@dataclass(frozen=True)
+class Mtp:
+    """Drafts from Qwen3.5's own head for multi-token prediction (MTP), which is trained along."""
+
+    tokens: int = setting(4, TOKENS, at_least=1, at_most=MOST_TOKENS)
+    cost: float = setting(0.0, COST)
+    weight: float = setting(0.1, WEIGHT, at_least=0)
+
+
+Draft = Ngram | Group | History | Mtp

@@ -132,7 +132,7 @@ def insert_inputs(engine: Engine, rows: int, width: int) -> tuple:
     model, prompts = engine.model, rows * engine.num_shards
     kv_heads = engine.program_settings.kv_heads
     kv = jax.ShapeDtypeStruct(
-        (len(model.attention_layers), prompts, width, kv_heads, model.head_dim),
+        (model.num_cached_layers, prompts, width, kv_heads, model.head_dim),
         engine.dtype,
         sharding=engine.get_prefix_destination_sharding().k,
     )
@@ -154,6 +154,9 @@ def insert_inputs(engine: Engine, rows: int, width: int) -> tuple:
         tracks=abstract_tracks(settings.sampled_shapes, first_tokens),
         input_tracks=abstract_tracks(settings.input_shapes, (prompts, width)),
         slot_state=engine.abstract_slot_state(rows),
+        hidden=by_slot(engine, (prompts, model.hidden_size), engine.dtype)
+        if settings.drafts_by_head
+        else None,
     )
     # The largest insert fills every slot of a shard at once.
     arrivals = power_of_two(engine.slots_per_shard, SMALLEST_INSERT)

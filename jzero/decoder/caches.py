@@ -124,8 +124,7 @@ def prompt_cache(settings: ProgramSettings, segments: Int[Array, "prompts T"]) -
 def empty_keys(settings: ProgramSettings, rows: int, width: int) -> jax.Array:
     """Returns zeros for the keys, or the values, of rows in all layers: [L, rows, T, K, D]."""
     model = settings.model
-    num_layers = len(model.attention_layers)
-    kv_shape = (num_layers, rows, width, settings.kv_heads, model.head_dim)
+    kv_shape = (model.num_cached_layers, rows, width, settings.kv_heads, model.head_dim)
     return jnp.zeros(kv_shape, settings.dtype)
 
 

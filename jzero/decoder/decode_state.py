@@ -4,7 +4,8 @@
 and returns it with `ResultTokens` (`programs.py`). The names are JetStream's. An `Arrival`, a
 `Start` and a `ResumePoint` describe one slot; the host sends them as columns of an integer array.
 
-Dimensions: L layers with attention, or in `slot_state` layers with a gated delta net, K KV heads, D
+Dimensions: L layers with attention (the last one may be that of `model.mtp`), or in `slot_state`
+layers with a gated delta net, K KV heads, D
 head dim, T tokens of a padded prompt, G samples of a prompt. "slots" and "prompts" count all slot
 shards; inside a program they count one shard.
 """
@@ -36,6 +37,8 @@ class Prefix(NamedTuple, Generic[Leaf]):
     # Tracks of inputs, [prompts, T, *shape]: the values of all tokens of the prompts.
     input_tracks: PyTree
     slot_state: PyTree = None  # leaves [L, prompts, ...], after the last tokens; or None
+    # For drafts of the model's own head: [prompts, E] the hidden states of the last tokens.
+    hidden: Leaf | None = None
 
 
 class DecodeState(NamedTuple, Generic[Leaf]):

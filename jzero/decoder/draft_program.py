@@ -31,7 +31,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jzero.decoder import drafts, slot_state
+from jzero.decoder import drafts, head_drafts, slot_state
 from jzero.decoder.decode_state import Choices, DecodeState, ResultTokens, ResumePoint
 from jzero.decoder.drafts import Drafting, Drafts, Leaf
 from jzero.decoder.program_settings import ProgramSettings
@@ -67,6 +67,8 @@ class Loop(NamedTuple):
     drafts: Drafts
     state: DecodeState[jax.Array]
     result: ResultTokens[jax.Array]
+    # Of a head: the state that predicts the token after the input of every slot.
+    head_state: Float[Array, "slots E"] | None
 
 
 class Call(NamedTuple):
@@ -164,15 +166,8 @@ def generate_with_drafts(
         points = ResumePoint(*(resume_points[:, i] for i in range(3)))
         state = resume_slots(state, points)
 
-    texts = state.drafts.texts
-    if inputs.references is not None:
-        texts = texts.at[:, : drafting.reach].set(inputs.references)
-    # The first token of a new sequence was sampled on the device.
-    texts = drafts.append(
-        drafting, texts, state.positions, state.tokens[:, None], state.active[:, None]
-    )
-    state = state._replace(drafts=state.drafts._replace(texts=texts))
-
+    if not drafting.by_head:
+        state = state._replace(drafts=with_inputs(drafting, state, inputs.references))
     slots, steps = settings.slots_per_shard, settings.decode_steps
     # If every draft of every pass is accepted.
     room = steps * drafting.passed
@@ -213,9 +208,35 @@ def generate_with_drafts(
             loop = lax.while_loop(partial(is_next, kind), run_pass, loop)
         return loop
 
-    first = next_loop(call, jnp.int32(0), state, empty_result)
+    head_state = None
+    if drafting.by_head:
+        # Of the last token of every slot: the device keeps the state of the model, not of the head.
+        state, head_state = head_drafts.run_head(
+            decoder_of(call),
+            state,
+            state._replace(positions=state.positions - 1),
+            state.drafts.hidden,
+            state.tokens,
+        )
+    first = next_loop(call, jnp.int32(0), state, empty_result, head_state)
     last = lax.while_loop(lambda loop: loop.is_due, alternate, first)
     return last.state, last.result
+
+
+def with_inputs(
+    drafting: Drafting,
+    state: DecodeState[jax.Array],
+    references: Int[Array, "slots reach"] | None,
+) -> drafts.DraftState[jax.Array]:
+    """Returns the texts of the slots with their references and with the input of the next pass."""
+    texts = state.drafts.texts
+    if references is not None:
+        texts = texts.at[:, : drafting.reach].set(references)
+    # The first token of a new sequence was sampled on the device.
+    texts = drafts.append(
+        drafting, texts, state.positions, state.tokens[:, None], state.active[:, None]
+    )
+    return state.drafts._replace(texts=texts)
 
 
 def next_loop(
@@ -223,11 +244,15 @@ def next_loop(
     num_passes: jax.Array,
     state: DecodeState[jax.Array],
     result: ResultTokens[jax.Array],
+    head_state: Float[Array, "slots E"] | None,
 ) -> Loop:
     """Finds drafts for the next pass, and decides about it."""
     tensor = call.settings.tensor
     running = is_running(call, state, result)
-    found = drafts.find(call.drafting, state.drafts.texts, state.positions)
+    if call.drafting.by_head:
+        found = drafts.expected_of_head(call.drafting, len(state.tokens))
+    else:
+        found = drafts.find(call.drafting, state.drafts.texts, state.positions)
     if call.forced is not None:
         found = drafts.with_forced(found, call.forced, result.counts)
     gains = drafts.gains(call.drafting, found, state.drafts.outcomes, running, call.costs)
@@ -240,6 +265,14 @@ def next_loop(
         drafts=found,
         state=state,
         result=result,
+        head_state=head_state,
+    )
+
+
+def decoder_of(call: Call) -> head_drafts.Decoder:
+    """Returns what drafts of a head need of a call."""
+    return head_drafts.Decoder(
+        call.settings, call.params, call.seed, call.table, call.shared_pages, call.filters
     )
 
 
@@ -255,7 +288,7 @@ def plain_pass(call: Call, loop: Loop) -> Loop:
     state, result = loop.state, loop.result
     running = is_running(call, state, result)
     forced = forced_at(call, result.counts[:, None])
-    next_state, sampled = decode_step(
+    next_state, sampled, hidden = decode_step(
         call.settings,
         call.params,
         state._replace(active=running),
@@ -268,9 +301,19 @@ def plain_pass(call: Call, loop: Loop) -> Loop:
     )
     # A slot that only waits for the rest of its reply stays active.
     next_state = next_state._replace(active=jnp.where(running, next_state.active, state.active))
+    head_state = None
+    if call.drafting.by_head:
+        next_state, head_state = head_drafts.run_head(
+            decoder_of(call),
+            next_state,
+            state._replace(active=running),
+            hidden,
+            sampled["ids"],
+        )
+        next_state = head_drafts.keep_hidden(next_state, hidden, running)
     sampled = {name: values[:, None] for name, values in sampled.items()}
     counts = jnp.stack([running, jnp.zeros_like(running), jnp.zeros_like(running)], axis=1)
-    return emit(call, loop, next_state, sampled, running[:, None], counts)
+    return emit(call, loop, next_state, head_state, sampled, running[:, None], counts)
 
 
 def draft_pass(call: Call, length: int, loop: Loop) -> Loop:
@@ -284,12 +327,17 @@ def draft_pass(call: Call, length: int, loop: Loop) -> Loop:
     slots = len(state.tokens)
     offset = jnp.arange(width)
     running = is_running(call, state, result)
-    inputs = jnp.concatenate([state.tokens[:, None], found.tokens], axis=1)
     positions = state.positions[:, None] + offset
     is_input = running[:, None] & (offset <= found.counts[:, None])
     # A row beyond the limit of its sequence has no page, and a row beyond the reply no token.
     is_input &= positions + 1 < state.limits[:, None]
     is_input &= result.counts[:, None] + offset < call.most_tokens[:, None]
+    if loop.head_state is not None:
+        state, tokens = head_drafts.propose(decoder_of(call), state, loop.head_state, is_input)
+        # Replies are known.
+        is_reply = found.matches == 0
+        found = found._replace(tokens=jnp.where(is_reply[:, None], found.tokens, tokens))
+    inputs = jnp.concatenate([state.tokens[:, None], found.tokens], axis=1)
 
     def for_each_row(x: jax.Array) -> jax.Array:
         """[slots, ...] -> [slots * width, ...]"""
@@ -307,7 +355,7 @@ def draft_pass(call: Call, length: int, loop: Loop) -> Loop:
     # The rows of a slot share its pages before the page of its input.
     shared_pages = jnp.where(running, state.positions // settings.page_size, 0)
     forced = forced_at(call, result.counts[:, None] + offset)
-    after, sampled = decode_step(
+    after, sampled, hidden = decode_step(
         settings,
         call.params,
         rows,
@@ -334,7 +382,8 @@ def draft_pass(call: Call, length: int, loop: Loop) -> Loop:
 
     # What follows the last token that is used is the state after the pass.
     def at_last(x: jax.Array) -> jax.Array:
-        return jnp.take_along_axis(x, num_accepted[:, None], axis=1)[:, 0]
+        index = num_accepted.reshape(-1, 1, *(1 for _ in x.shape[2:]))
+        return jnp.take_along_axis(x, index, axis=1)[:, 0]
 
     # The token after the accepted ones, unless the sequence or the draft has ended.
     is_rejected = at_last(jnp.pad(is_tried, ((0, 0), (0, 1))))
@@ -352,13 +401,26 @@ def draft_pass(call: Call, length: int, loop: Loop) -> Loop:
         active=jnp.where(running, at_last(continues), state.active),
         drafts=state.drafts._replace(outcomes=outcomes),
     )
+    head_state = None
+    if call.drafting.by_head:
+        # The rows up to the last one that is used get their true tokens.
+        next_state, head_states = head_drafts.run_head(
+            decoder_of(call)._replace(table=for_each_row(call.table), shared_pages=shared_pages),
+            next_state,
+            rows._replace(active=is_used.ravel()),
+            hidden,
+            ids.ravel(),
+        )
+        head_state = at_last(head_states.reshape(slots, width, -1))
+        last_hidden = at_last(hidden.reshape(slots, width, -1))
+        next_state = head_drafts.keep_hidden(next_state, last_hidden, running)
     # Replies are no drafts, so they do not count.
     is_draft = running & (found.matches > 0)
     counts = jnp.stack(
         [running, jnp.where(is_draft, found.counts, 0), jnp.where(is_draft, num_accepted, 0)],
         axis=1,
     )
-    return emit(call, loop, next_state, sampled, is_used, counts)
+    return emit(call, loop, next_state, head_state, sampled, is_used, counts)
 
 
 def is_accepted(
@@ -381,6 +443,7 @@ def emit(
     call: Call,
     loop: Loop,
     state: DecodeState[jax.Array],
+    head_state: Float[Array, "slots E"] | None,
     tracks: dict[str, jax.Array],
     is_used: Bool[Array, "slots n"],
     counts: Int[Array, "slots counts"],
@@ -405,9 +468,12 @@ def emit(
         result.counts + is_used.sum(axis=1),
         result.drafts + counts,
     )
-    # The first token of the pass follows the input of the pass.
-    begin = loop.state.positions + 1
-    texts = drafts.append(call.drafting, state.drafts.texts, begin, tracks["ids"], is_used)
     outcomes = state.drafts.outcomes * (1 - drafts.FORGETTING)
-    state = state._replace(drafts=drafts.DraftState(texts, outcomes))
-    return next_loop(call, loop.num_passes + 1, state, result)
+    draft_state = state.drafts._replace(outcomes=outcomes)
+    if draft_state.texts is not None:
+        # The first token of the pass follows the input of the pass.
+        begin = loop.state.positions + 1
+        texts = drafts.append(call.drafting, draft_state.texts, begin, tracks["ids"], is_used)
+        draft_state = draft_state._replace(texts=texts)
+    state = state._replace(drafts=draft_state)
+    return next_loop(call, loop.num_passes + 1, state, result, head_state)

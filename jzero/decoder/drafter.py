@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 from jaxtyping import Int32
 
 from jzero.decoder.draft_program import DraftInputs, compile_remember
@@ -58,6 +59,8 @@ class Drafter:
         self.num_shards = mesh.shape["slots"]
         self.num_slots = settings.slots_per_shard * self.num_shards
         self.slots_per_shard = settings.slots_per_shard
+        self.hidden_shape = self.num_slots, settings.model.hidden_size
+        self.dtype = settings.dtype
         self.remember_program = compile_remember(settings, mesh)
         self.references: np.ndarray | None = None  # the ones on the devices
         self.references_on_devices: jax.Array | None = None
@@ -72,21 +75,21 @@ class Drafter:
 
     def abstract_state(self) -> DraftState[jax.ShapeDtypeStruct]:
         """Returns shapes and shardings of the texts of the slots."""
-        width = self.drafting.reach + self.longest
-        sharding = NamedSharding(self.mesh, P("slots"))
-        texts = jax.ShapeDtypeStruct((self.num_slots, width), jnp.int32, sharding=sharding)
         shape = self.num_shards, 2, self.drafting.match
-        return DraftState(texts, jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding))
+        outcomes = self._abstract(shape, jnp.float32)
+        if self.drafting.by_head:
+            return DraftState(None, outcomes, self._abstract(self.hidden_shape, self.dtype))
+        width = self.drafting.reach + self.longest
+        return DraftState(self._abstract((self.num_slots, width), jnp.int32), outcomes)
 
     def abstract_inputs(self) -> DraftInputs[jax.ShapeDtypeStruct]:
         """Returns shapes and shardings of the inputs of a call."""
-        sharding = NamedSharding(self.mesh, P("slots"))
         shape = self.num_shards, len(self.drafting.lengths)
-        costs = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+        costs = self._abstract(shape, jnp.float32)
         if not self.drafting.reach:
             return DraftInputs(costs, None)
         shape = self.num_slots, self.drafting.reach
-        return DraftInputs(costs, jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding))
+        return DraftInputs(costs, self._abstract(shape, jnp.int32))
 
     def remember(
         self,
@@ -94,7 +97,7 @@ class Drafter:
         beginnings: Sequence[Beginning],
     ) -> DraftState[jax.Array]:
         """Returns the state with the tokens of sequences that begin. Donates `state`."""
-        if not beginnings:
+        if state.texts is None or not beginnings:
             return state
         by_shard: list[list[Beginning]] = [[] for _ in range(self.num_shards)]
         for beginning in beginnings:
@@ -133,6 +136,10 @@ class Drafter:
             self.references = rows
             self.references_on_devices = self._on_devices(rows)
         return DraftInputs(costs, self.references_on_devices)
+
+    def _abstract(self, shape: tuple[int, ...], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
+        """Returns a shape whose first axis is split over the shards."""
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, P("slots")))
 
     def _on_devices(self, array: np.ndarray) -> jax.Array:
         """Splits the first axis over the shards."""

@@ -2,7 +2,8 @@
 
 A draft is the continuation of the place where the last tokens of a sequence have occurred before:
 in its prompt, in its own tokens, or in other responses to the same problem (references). Slots keep
-these tokens on the device (`DraftState`), so that the loop over passes needs no host.
+these tokens on the device (`DraftState`), so that the loop over passes needs no host. The drafts of
+rollout.draft=mtp come from a head of the model instead (`head_drafts.py`).
 
 A pass of the model computes 1 + n tokens of every slot, for one of a few lengths n. Longer drafts
 take more time and save more passes where they are accepted. `gains` compares the two: the time was
@@ -42,6 +43,7 @@ class Drafting(NamedTuple):
     tokens: int  # k
     match: int
     reach: int  # tokens of references; 0: none
+    by_head: bool = False  # from the model's own head, and not looked up
 
     @property
     def passed(self) -> int:
@@ -55,14 +57,16 @@ class Drafting(NamedTuple):
 
 
 class DraftState(NamedTuple, Generic[Leaf]):
-    """The texts of the slots, and how many drafts were accepted."""
+    """What the slots keep for drafts, and how many drafts were accepted."""
 
     # i32[slots, reach + longest sequence]: references, then the sequence. A token at position p of
-    # the sequence is at reach + p.
-    texts: Leaf
+    # the sequence is at reach + p. None for drafts of a head.
+    texts: Leaf | None
     # f32[shards, 2, match]: accepted and rejected tokens, by length of the match. A draft has at
     # most one rejected token: what follows it was not tried.
     outcomes: Leaf
+    # [slots, E] the model's hidden state at the position before the input, for drafts of a head.
+    hidden: Leaf | None = None
 
 
 class Drafts(NamedTuple):
@@ -70,16 +74,26 @@ class Drafts(NamedTuple):
 
     tokens: Int[Array, "slots k"]
     counts: Int[Array, " slots"]  # tokens of each draft
-    matches: Int[Array, " slots"]  # tokens before the draft that were found; 0: no draft
+    # Tokens before the draft that were found; 0: no draft. 1 for every draft of a head.
+    matches: Int[Array, " slots"]
 
 
-DRAFT_SPECS = DraftState(texts=P("slots"), outcomes=P("slots"))
+def specs_of(drafting: Drafting | None) -> DraftState[P] | None:
+    """Returns how the state is split over the slot shards, or None without drafts."""
+    if drafting is None:
+        return None
+    by_slot = P("slots")
+    if drafting.by_head:
+        return DraftState(texts=None, outcomes=by_slot, hidden=by_slot)
+    return DraftState(texts=by_slot, outcomes=by_slot)
 
 
 def numbers_of(draft: drafts.Draft | None) -> Drafting | None:
     """Returns the numbers of rollout.draft that are compiled into programs; None: no drafts."""
     if draft is None:
         return None
+    if isinstance(draft, drafts.Mtp):
+        return Drafting(draft.tokens, match=1, reach=0, by_head=True)
     reach = 0 if isinstance(draft, drafts.Ngram) else draft.reach
     return Drafting(draft.tokens, draft.match, reach)
 
@@ -132,6 +146,12 @@ def find(
     is_token = jnp.cumprod(tokens >= 0, axis=1)
     counts = jnp.where(matches > 0, is_token.sum(axis=1), 0)
     return Drafts(tokens, counts, jnp.where(counts > 0, matches, 0))
+
+
+def expected_of_head(drafting: Drafting, slots: int) -> Drafts:
+    """Returns drafts of a head before their tokens are known: all of them are equally likely."""
+    tokens = jnp.zeros((slots, drafting.tokens), jnp.int32)
+    return Drafts(tokens, jnp.full(slots, drafting.tokens), jnp.ones(slots, jnp.int32))
 
 
 def with_forced(

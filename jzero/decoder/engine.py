@@ -239,6 +239,7 @@ class Engine:
         self.call_steps = settings.decode_steps
         self.drafter: Drafter | None = None
         if settings.draft is not None and self.program_settings.drafting is not None:
+            assert model.mtp or not self.program_settings.drafts_by_head, "the model has no head"
             self.drafter = Drafter(
                 self.program_settings.drafting,
                 self.program_settings,
@@ -383,6 +384,7 @@ class Engine:
             tracks=dict.fromkeys(self.program_settings.sampled_shapes, by_slot),
             input_tracks=dict.fromkeys(self.program_settings.input_shapes, by_slot),
             slot_state=jax.tree.map(lambda x: x.sharding, self.abstract_slot_state(1)),
+            hidden=by_slot if self.program_settings.drafts_by_head else None,
         )
 
     def load_params(self, params: qwen.Params, shardings: qwen.Params) -> qwen.Params:
@@ -518,7 +520,11 @@ class Engine:
     def _shared_pages(self, placement: Placement) -> SequenceOf[int]:
         """Returns the full pages of the group's shared tokens on the shard of `placement`."""
         shard = self.shard_of(placement.slot)
-        full_pages = placement.shared_tokens // self.settings.page_size
+        shared_tokens = placement.shared_tokens
+        if self.model.mtp:
+            # What the head keeps at the last token of the prompt depends on the sample's first one.
+            shared_tokens -= 1
+        full_pages = shared_tokens // self.settings.page_size
         for other in self.placements.values():
             is_same = (other.weights, other.group) == (placement.weights, placement.group)
             if is_same and self.shard_of(other.slot) == shard:

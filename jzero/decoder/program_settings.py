@@ -55,6 +55,11 @@ class ProgramSettings:
     drafting: drafts.Drafting | None = None  # the numbers of rollout.draft
     rings: Rings | None = None  # of layers with a sliding window; None: they keep all pages
 
+    @property
+    def drafts_by_head(self) -> bool:
+        """Whether drafts come from the model's own head (rollout.draft=mtp)."""
+        return self.drafting is not None and self.drafting.by_head
+
     def records(self, name: str) -> bool:
         """Returns whether the programs return a track."""
         return name in dict(self.tracks)

@@ -36,7 +36,7 @@ from jzero.decoder.decode_state import (
     Start,
 )
 from jzero.decoder.program_settings import ProgramSettings
-from jzero.model import qwen
+from jzero.model import mtp, qwen
 from jzero.model.architecture import ATTENTION, SLIDING
 from jzero.model.linear import RowAdapters
 from jzero.model.quantized import QuantizedWeight
@@ -70,7 +70,10 @@ def compile_programs(settings: ProgramSettings, mesh: Mesh) -> Programs:
 
     by_slot, everywhere = P("slots"), P()
     state_specs = state_specs_of(settings)
-    prefix_specs = PREFIX_SPECS._replace(slot_state=slot_state.specs_of(settings.model))
+    prefix_specs = PREFIX_SPECS._replace(
+        slot_state=slot_state.specs_of(settings.model),
+        hidden=by_slot if settings.drafts_by_head else None,
+    )
     # Resume points and forced tokens, which `generate` takes only if episodes have several turns.
     turn_inputs = (by_slot, by_slot) if settings.max_turns > 1 else ()
     prompt_choices: tuple[P, ...] = ()
@@ -107,8 +110,9 @@ def compile_programs(settings: ProgramSettings, mesh: Mesh) -> Programs:
 
 def state_specs_of(settings: ProgramSettings) -> DecodeState[P]:
     """Returns the partition specs of the decode state over the slot shards."""
-    draft_specs = drafts.DRAFT_SPECS if settings.drafting else None
-    return STATE_SPECS._replace(slot_state=slot_state.specs_of(settings.model), drafts=draft_specs)
+    return STATE_SPECS._replace(
+        slot_state=slot_state.specs_of(settings.model), drafts=drafts.specs_of(settings.drafting)
+    )
 
 
 def compile_program(
@@ -172,11 +176,12 @@ def prefill(
     samples = requests.shape[1]
     is_token = jnp.arange(width)[None] < lengths[:, None]
     positions = jnp.broadcast_to(jnp.arange(width), (prompts, width))
+    cache = prompt_cache(settings, is_token.astype(jnp.int32))
     outputs = run_model(
         settings.model,
         params,
         ModelInputs(tokens, positions, is_token, adapters=adapters),
-        prompt_cache(settings, is_token.astype(jnp.int32)),
+        cache,
         settings.arithmetic,
         dtype=settings.dtype,
         placement=settings.experts,
@@ -202,6 +207,22 @@ def prefill(
         expand_logits=for_each_sample,
     )
 
+    arrays = outputs.cache
+    if settings.drafts_by_head:
+        # The pair of the last token is not known yet: the first step of a sample writes it.
+        next_tokens = jnp.roll(tokens, -1, axis=1)
+        _, arrays = mtp.forward(
+            settings.model,
+            params,
+            outputs.hidden,
+            next_tokens,
+            positions,
+            cache.attend,
+            arrays,
+            dtype=settings.dtype,
+            arithmetic=settings.arithmetic,
+        )
+
     def split_samples(x: jax.Array) -> jax.Array:
         """[prompts * G, ...] -> [prompts, G, ...]"""
         return x.reshape(*requests.shape, *x.shape[1:])
@@ -211,11 +232,12 @@ def prefill(
         return x.reshape(prompts, width, *x.shape[1:])
 
     return Prefix(
-        k=outputs.cache.k,
-        v=outputs.cache.v,
+        k=arrays.k,
+        v=arrays.v,
         tracks=jax.tree.map(split_samples, first_tokens),
         input_tracks=jax.tree.map(split_prompts, input_tracks(outputs.routes)),
-        slot_state=outputs.cache.slot_state,
+        slot_state=arrays.slot_state,
+        hidden=last_hidden if settings.drafts_by_head else None,
     )
 
 
@@ -266,6 +288,10 @@ def insert(
     states = state.slot_state
     if states is not None:
         states = slot_state.copy_rows(prefix.slot_state, arrival.prefix_row, states, arrival.slot)
+    draft_state = state.drafts
+    if prefix.hidden is not None:
+        hidden = prefix.hidden.at[arrival.prefix_row].get(mode="clip")
+        draft_state = draft_state._replace(hidden=set_slots(draft_state.hidden, hidden))
     return DecodeState(
         k_pool=k_pool,
         v_pool=v_pool,
@@ -276,7 +302,7 @@ def insert(
         temperature=set_slots(state.temperature, temperatures),
         active=set_slots(state.active, continues),
         slot_state=states,
-        drafts=state.drafts,
+        drafts=draft_state,
     )
 
 
@@ -457,7 +483,7 @@ def generate(
         # a call.
         counts = result.counts + state.active
         forced = None if forced_tokens is None else forced_tokens[:, step]
-        state, sampled = decode_step(
+        state, sampled, _ = decode_step(
             settings, params, state, seed, table, shared_pages, forced, filters, adapters
         )
 
@@ -536,11 +562,12 @@ def decode_step(
     forced: Int[Array, " slots"] | None,
     filters: sampling.SlotFilters | None,
     adapters: RowAdapters | None = None,
-) -> tuple[DecodeState[jax.Array], dict[str, jax.Array]]:
-    """Computes one token for every slot, active or not, and returns its tracks.
+) -> tuple[DecodeState[jax.Array], dict[str, jax.Array], Float[Array, "slots E"]]:
+    """Computes one token for every slot, active or not.
 
     Writes the input's key and value into the pool. Idle slots write to the scratch page, and keep
-    their recurrent state.
+    their recurrent state. Returns the state, the tracks of the tokens, and the hidden states that
+    they were sampled from.
     """
     active, positions = state.active, state.positions
     outputs = run_model(
@@ -553,10 +580,11 @@ def decode_step(
         placement=settings.experts,
         remembers_routes=settings.remembers_routes,
     )
+    hidden = outputs.hidden[:, 0]
     sampled = sample_tokens(
         settings,
         params,
-        outputs.hidden[:, 0],
+        hidden,
         seed,
         state.requests,
         positions + 1,
@@ -579,7 +607,7 @@ def decode_step(
         positions=positions + active,
         active=active & ~stops & (positions + 2 < state.limits),
     )
-    return state, sampled | {"ids": token} | input_tracks(outputs.routes)
+    return state, sampled | {"ids": token} | input_tracks(outputs.routes), hidden
 
 
 def sample_tokens(

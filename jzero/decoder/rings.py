@@ -116,7 +116,7 @@ def has_ring(model: QwenConfig, layer: Int[Array, ""]) -> Bool[Array, ""]:
 def pages_of_layers(model: QwenConfig, rings: Rings | None, pages_per_shard: int) -> list[int]:
     """Returns the pages of every layer in one shard, including the layer's scratch page."""
     if rings is None:
-        return [pages_per_shard] * len(model.attention_layers)
+        return [pages_per_shard] * model.num_cached_layers
     assert model.layer_types is not None
     return [
         rings.pages_of_layer if kind == SLIDING else pages_per_shard for kind in model.layer_types

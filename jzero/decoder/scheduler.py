@@ -68,8 +68,8 @@ class PrefilledSample:
 
 
 def without_kv(prefix: Prefix[jax.Array]) -> Prefix[jax.Array]:
-    """Returns a prefix without the KV and the slot states, which are most of its memory."""
-    return prefix._replace(k=None, v=None, slot_state=None)
+    """Returns a prefix without what only `insert` reads, which is most of its memory."""
+    return prefix._replace(k=None, v=None, slot_state=None, hidden=None)
 
 
 def take(

@@ -16,7 +16,8 @@ from jaxtyping import PyTree
 from jzero.model.rope import RopeScaling
 
 # A nested dict of arrays: {"embed", "layers": {"q", "k", ...}, "norm"}, with "lm_head" if the
-# embedding is not tied, or "value" in a critic. The leaves below "layers" lead with an axis [L].
+# embedding is not tied, "value" in a critic, or "mtp" (`mtp.py`). The leaves below "layers" lead
+# with an axis [L].
 Params = dict[str, PyTree]
 
 
@@ -109,6 +110,9 @@ class QwenConfig:
     norm_topk_prob: bool = False
     # The width of the shared MLP next to the experts that every token goes to. 0: no shared MLP.
     shared_expert_intermediate_size: int = 0
+    # Whether the parameters have the head for multi-token prediction (`mtp.py`), which only
+    # rollout.draft=mtp uses.
+    mtp: bool = False
 
     @property
     def mlp_width_of_a_token(self) -> int:
@@ -127,6 +131,11 @@ class QwenConfig:
     def attention_layers(self) -> tuple[int, ...]:
         """The numbers of the layers with attention, which need a KV cache."""
         return tuple(sorted(self.layers_of(ATTENTION) + self.layers_of(SLIDING)))
+
+    @property
+    def num_cached_layers(self) -> int:
+        """The number of layers in a KV cache: those with attention, and the head's."""
+        return len(self.attention_layers) + self.mtp
 
     @property
     def window_sizes(self) -> tuple[int, ...]:

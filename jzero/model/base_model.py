@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 from jzero.config import POSITIONS, ModelConfig, positions_of
 from jzero.config.architecture import config_file
+from jzero.config.drafts import Draft
 from jzero.errors import UserError
 from jzero.files import JsonObject
-from jzero.model import adapters, huggingface, qwen, tokenizer
+from jzero.model import adapters, huggingface, mtp, qwen, tokenizer
 from jzero.model.directory import read_json
 from jzero.model.new_model import check_experts, new_model
 
@@ -29,15 +30,18 @@ class BaseModel(NamedTuple):
         return tokenizer.eos_ids(self.tokenizer, str(self.directory or ""))
 
 
-def read_base_model(config: ModelConfig) -> BaseModel:
+def read_base_model(config: ModelConfig, draft: Draft | None = None) -> BaseModel:
     """Reads the model at `config.path`, or describes a new one with the architecture `config.arch`.
 
+    draft: rollout.draft, whose drafts may need a head (`mtp.py`).
+
     Raises UserError if the path, the model or the tokenizer cannot be used, if the tokenizer has
-    ids beyond the model's vocabulary, or if the model does not support the adapter.
+    ids beyond the model's vocabulary, or if the model does not support the adapter or the drafts.
     """
     if config.path:
         directory = huggingface.resolve(config.path)
         model, hf_config = huggingface.load_config(directory)
+        model = mtp.with_head(model, draft, hf_config)
         if config.max_position_embeddings:
             hf_config = hf_config | {POSITIONS: config.max_position_embeddings}
         tok = tokenizer.load(config.tokenizer or str(directory))
@@ -46,7 +50,7 @@ def read_base_model(config: ModelConfig) -> BaseModel:
         adapters.check(model, config.adapter)
         return BaseModel(directory, model, hf_config, tok)
     tok = tokenizer.load(config.tokenizer)
-    model = new_model(tokenizer.num_ids(tok), config.arch)
+    model = mtp.with_head(new_model(tokenizer.num_ids(tok), config.arch), draft)
     check_experts(model)
     adapters.check(model, config.adapter)
     # Rotary embeddings have no last position: the limit describes the architecture, and not the

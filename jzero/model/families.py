@@ -225,6 +225,24 @@ HYBRID_TENSORS = DENSE_TENSORS | {
 }
 
 
+MTP_PREFIX = "mtp."
+
+# The head for multi-token prediction: one layer with attention, and what is before and after it.
+MTP_TENSORS = {
+    "mtp.embedding_norm": StoredTensor("mtp.pre_fc_norm_embedding.weight"),
+    "mtp.hidden_norm": StoredTensor("mtp.pre_fc_norm_hidden.weight"),
+    "mtp.fc": StoredTensor("mtp.fc.weight", "linear"),
+    "mtp.norm": StoredTensor("mtp.norm.weight"),
+} | {
+    leaf.replace("layers.", MTP_PREFIX): stored._replace(
+        name=stored.name.replace("model.layers.{}", "mtp.layers.0")
+    )
+    for leaf, stored in DENSE_TENSORS.items()
+    if leaf.startswith("layers.") and not leaf.endswith("bias")
+}
+HYBRID_TENSORS |= MTP_TENSORS
+
+
 GEMMA_TENSORS = DENSE_TENSORS | {
     "layers.attn_out_norm": StoredTensor("model.layers.{}.post_attention_layernorm.weight"),
     "layers.mlp_norm": StoredTensor("model.layers.{}.pre_feedforward_layernorm.weight"),
@@ -424,8 +442,8 @@ FAMILIES: dict[str, Family] = {
         defaults=hybrid_config.DEFAULTS,
         extra_fields=hybrid_config.extra_fields,
         extra_entries=hybrid_config.extra_entries,
-        # The head for multi-token prediction, which `transformers` does not read either.
-        skipped=("mtp.",),
+        # The head for multi-token prediction is read only for rollout.draft=mtp (`mtp.py`).
+        skipped=(MTP_PREFIX,),
         exact_names=hybrid.EXACT_NAMES,
         is_exact=True,
     ),
@@ -453,7 +471,7 @@ def with_vision(family: Family, architecture: str, known_models: KnownModels) ->
         known_models=known_models,
         flat=hybrid_config.flat,
         nested=hybrid_config.nested,
-        skipped=("mtp.", "model.visual."),
+        skipped=(MTP_PREFIX, "model.visual."),
     )
 
 

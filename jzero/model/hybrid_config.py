@@ -88,7 +88,9 @@ def extra_entries(config: QwenConfig, extra: HuggingFaceConfig) -> JsonObject:
         SHARE: config.partial_rotary_factor,
         **image_entries,
     }
-    return {**sizes, "layer_types": list(config.layer_types), "rope_parameters": rope}
+    entries = {**sizes, "layer_types": list(config.layer_types), "rope_parameters": rope}
+    # Without the head, the entry of the original file remains, as its tensors do.
+    return {**entries, "mtp_num_hidden_layers": 1} if config.mtp else entries
 
 
 def nested(entries: JsonObject, extra: HuggingFaceConfig) -> JsonObject:

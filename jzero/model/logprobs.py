@@ -5,6 +5,8 @@ they would take 37 GiB. `token_logps` computes them for a chunk of tokens at a t
 and backward pass.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -55,10 +57,22 @@ def token_logps(
         assert not arithmetic.is_exact, "the checks of the config refuse exact kept tokens"
         return kept_logps(logits, targets, kept, temperature, place_logits, look_up)
 
-    B, T = targets.shape
+    arrays = (hidden, targets) if kept is None else (hidden, targets, kept)
+    return in_chunks(score, arrays, chunk)
+
+
+def in_chunks(
+    score: Callable[..., tuple[jax.Array, ...]],
+    arrays: tuple[jax.Array, ...],
+    chunk: int,
+) -> tuple[Float[Array, "B T"], ...]:
+    """Applies `score` to chunks of columns of arrays [B, T, ...], of about `chunk` tokens each.
+
+    score: takes some columns of the arrays, and returns arrays [B, columns].
+    """
+    B, T = arrays[0].shape[:2]
     # A chunk has columns of all B rows, so that a sharding of B stays intact.
     width = min(T, max(1, chunk // B))
-    arrays = (hidden, targets) if kept is None else (hidden, targets, kept)
     # A single chunk needs no loop, and its logits need not be recomputed.
     if width == T:
         return score(*arrays)

@@ -24,6 +24,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from jzero.attention.xla import ATTENTION_OUTPUT, soft_capped
+from jzero.model import mtp
 from jzero.model.architecture import FP32_PARAMETERS, Params, QwenConfig
 from jzero.model.arithmetic import PLAIN, Arithmetic
 from jzero.model.delta_net import DeltaInputs, Recur
@@ -98,6 +99,8 @@ class Qwen(nnx.Module):
             self.value = parameter(rngs, (E,), ("embed",), as_openrlhf)
         elif not config.tie_word_embeddings:
             self.lm_head = parameter(rngs, (E, V), ("embed", "vocab"), NORMAL)
+        if config.mtp:
+            self.mtp = mtp.DraftHead(config, rngs)
 
 
 def init(config: QwenConfig, key: jax.Array) -> Params:

@@ -33,7 +33,7 @@ def bytes_of_sequence(model: QwenConfig, num_tokens: int, kv_bytes: int = 2) -> 
 
     kv_bytes: bytes per element of a key or a value.
     """
-    values_per_token = 2 * len(model.attention_layers) * model.num_key_value_heads * model.head_dim
+    values_per_token = 2 * model.num_cached_layers * model.num_key_value_heads * model.head_dim
     state = 0
     if model.delta_net is not None:
         # The state is fp32 and does not grow with the sequence.

@@ -26,7 +26,7 @@ from jzero.distillation.in_process import (
     teacher_learner,
 )
 from jzero.errors import UserError
-from jzero.model import adapters, tokenizer
+from jzero.model import adapters, mtp, tokenizer
 from jzero.model.architecture import ATTENTION
 from jzero.model.new_model import check_experts, new_model
 from jzero.model.qwen import QwenConfig
@@ -374,6 +374,7 @@ def _build_fine_tuning(
         settings.train,
         sft.pack_length,
         sft.batch_size,
+        settings.rollout.draft,
     )
     num_rows = -(-sft.batch_size // supervised.rows)
     trainer = supervised_trainer(supervised, power_of_two(num_rows))
@@ -414,10 +415,12 @@ def architectures(settings: config.Config) -> tuple[QwenConfig, QwenConfig | Non
         vocab_size = tokenizer.num_ids(tokenizer.load(settings.model.tokenizer))
         model = new_model(vocab_size, settings.model.arch)
     check_experts(model)
+    critic = model
+    model = mtp.with_head(model, settings.rollout.draft)
     if not algorithms.needs_critic(settings.algorithm):
         return model, None
     # A critic has the policy's architecture, unless critic.path names another model.
-    return model, architecture(settings.critic.path) if settings.critic.path else model
+    return model, architecture(settings.critic.path) if settings.critic.path else critic
 
 
 def _decoder_mesh(mesh: Mesh) -> tuple[Mesh, int]:
@@ -442,7 +445,7 @@ def kv_bytes_per_token(engine: Engine) -> float:
 def tokens_in_pool(engine: Engine) -> float:
     """Returns how many tokens of all layers take as many pages as the pool of a shard has."""
     pages = engine.pool_pages(engine.pages_per_shard) * engine.settings.page_size
-    return pages / len(engine.model.attention_layers)
+    return pages / engine.model.num_cached_layers
 
 
 def pool_bytes(engine: Engine, pages: int) -> float:
@@ -450,7 +453,7 @@ def pool_bytes(engine: Engine, pages: int) -> float:
 
     Layers with a sliding window may have fewer pages (`decoder.rings`).
     """
-    layers = len(engine.model.attention_layers)
+    layers = engine.model.num_cached_layers
     page_of_layer = kv_bytes_per_token(engine) * engine.settings.page_size / layers
     return engine.pool_pages(pages + 1) * page_of_layer
 

@@ -171,6 +171,12 @@ METRICS: dict[str, Metric] = {
         "Largest share of a layer's choices that went to one expert.", "share"
     ),
     "experts/unused": Metric("Share of experts that no token went to.", "share"),
+    # -- The head for drafts (`rollout.draft=mtp`), on the tokens that it is trained on.
+    "mtp/accuracy": Metric(
+        "Share of the sampled tokens that the head predicts: they are its most probable ones.",
+        "share",
+    ),
+    "mtp/nll": Metric("Mean negative log-likelihood of the sampled tokens under the head.", "nats"),
     # -- The policy on the trained tokens. Means are over the tokens of all optimizer steps, except
     # sequences counted by `update/left_out`. A step that trains on no token has none of these
     # metrics.

@@ -30,6 +30,7 @@ import uvicorn
 from jax.sharding import Mesh
 
 from jzero import cli, config
+from jzero.config import drafts
 from jzero.errors import UserError
 from jzero.model import huggingface, qwen, tokenizer
 from jzero.model.base_model import read_base_model
@@ -208,6 +209,11 @@ def make_service(settings: config.Config, options: Options) -> Service:
     set_cpu_devices(settings.model.path)
     if jax.process_count() > 1:
         raise UserError("jzero.tinker runs on one host: start one process")
+    if isinstance(settings.rollout.draft, drafts.Mtp):
+        raise UserError(
+            "rollout.draft=mtp: jzero.tinker reads no head for drafts; choose rollout.draft=ngram, "
+            "for example"
+        )
     base = read_base_model(settings.model)
     check_context(settings, base)
     assert base.directory is not None, "--model is required"

@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jzero import algorithms
 from jzero.algorithms.losses import environment_loss, policy_loss, value_loss
 from jzero.algorithms.ratios import MAX_LOG_RATIO, SequenceSum
-from jzero.config import ModelConfig, RolloutConfig
+from jzero.config import ModelConfig, RolloutConfig, drafts
 from jzero.model import qwen
 from jzero.model.arithmetic import choose as choose_arithmetic
 from jzero.model.logprobs import token_logps
@@ -54,12 +54,20 @@ class Objective(NamedTuple):
     algorithm: algorithms.Algorithm  # its correction is resolved
     temperature: float = 1.0
     replays_routes: bool = False  # router replay: tokens go to the experts in `Batch.routes`
+    draft_weight: float = 0.0  # of the loss of the head for drafts (`draft_head.py`)
+
+
+def draft_weight(draft: drafts.Draft | None) -> float:
+    """Returns the weight of the loss of the head for drafts; 0: no head is trained."""
+    return draft.weight if isinstance(draft, drafts.Mtp) else 0.0
 
 
 def rl_objective(algorithm: algorithms.Algorithm, rollout: RolloutConfig) -> Objective:
     """Returns the objective of RL on rollouts that are sampled with these settings."""
     resolved = algorithms.resolve_correction(algorithm, rollout.max_staleness)
-    return Objective(resolved, rollout.temperature, rollout.routing_replay)
+    return Objective(
+        resolved, rollout.temperature, rollout.routing_replay, draft_weight(rollout.draft)
+    )
 
 
 def policy_head(

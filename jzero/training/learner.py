@@ -44,7 +44,7 @@ from jzero.algorithms import Algorithm
 from jzero.config import ModelConfig, OptimizerConfig
 from jzero.errors import UserError
 from jzero.hosts import collectives
-from jzero.model import adapters, experts, huggingface, peft, qwen
+from jzero.model import adapters, experts, huggingface, mtp, peft, qwen
 from jzero.model.arithmetic import Arithmetic, choose_for_training
 from jzero.model.run_model import ModelInputs, run_model
 from jzero.sharding import context
@@ -62,6 +62,7 @@ from jzero.sharding.mesh import (
     token_axes,
 )
 from jzero.sharding.tpu_options import tpu_options
+from jzero.training import draft_head
 from jzero.training.frozen import abstract_base, freeze, load_base
 from jzero.training.heads import (
     Head,
@@ -76,7 +77,7 @@ from jzero.training.heads import (
     tokens_with_loss,
     trained_targets,
 )
-from jzero.training.optimizer import optimizer
+from jzero.training.optimizer import optimizer, without_draft_head
 from jzero.training.packed_rows import PackedRows
 from jzero.training.packing import PackedBatch
 from jzero.types import Batch, RowLayout, State
@@ -98,14 +99,22 @@ class Learner:
         head: Head,
         mesh: Mesh,
         replays_routes: bool = False,
+        draft_weight: float = 0.0,
+        temperature: float = 1.0,
     ) -> None:
-        """replays_routes: router replay, tokens go to the experts in `Batch.routes`."""
+        """Makes the programs, which are compiled at their first calls.
+
+        replays_routes: router replay, tokens go to the experts in `Batch.routes`.
+        draft_weight, temperature: of the loss of the head for drafts (`draft_head.py`).
+        """
         self.model = model
         self.replays_routes = replays_routes
         self.compute = compute
         self.settings = settings
         self.head = head
         self.mesh = mesh
+        self.draft_weight = draft_weight if model.mtp else 0.0
+        self.temperature = temperature
         self.optimizer = optimizer(settings)
 
         self.replicated = NamedSharding(mesh, P())
@@ -454,15 +463,7 @@ class Learner:
         # Only the cache sees complete rows. With context parallelism the rest of the model treats
         # each part of a row as a row.
         parts = self._parts(batch)
-        cache = PackedRows(
-            self.model,
-            self.packed_attention,
-            self.arithmetic.recurrence,
-            batch.segments,
-            batch.positions,
-            layout,
-            self.mesh if self.context > 1 else None,
-        )
+        cache = self._cache(batch, layout)
         if num_slices(self.mesh) > 1 and not self.is_data_parallel:
             embedding = SplitEmbedding(params["embed"], self.mesh, self.model_shardings["embed"])
             params = params | {"embed": embedding}
@@ -484,6 +485,18 @@ class Learner:
             hidden = lax.with_sharding_constraint(hidden, rows)
         layer_stats = {} if load is None else {"expert_load": load.astype(jnp.float32)}
         return hidden, parts, layer_stats
+
+    def _cache(self, batch: Batch[jax.Array], layout: RowLayout) -> PackedRows:
+        """Returns how the tokens of packed rows attend to each other."""
+        return PackedRows(
+            self.model,
+            self.packed_attention,
+            self.arithmetic.recurrence,
+            batch.segments,
+            batch.positions,
+            layout,
+            self.mesh if self.context > 1 else None,
+        )
 
     def _parts(self, batch: Batch[jax.Array]) -> Batch[jax.Array]:
         """Returns the fields that the model and the head read, split for context parallelism.
@@ -529,7 +542,9 @@ class Learner:
         `params` are the trained parameters: an adapter on `base`, or the full model if `base` is
         empty. Log-probabilities f32[B, T - prefix] are returned only with model.exact.
         """
-        outputs, layer_stats = self._outputs(self.whole(base, params), batch, layout)
+        weights = self.whole(base, params)
+        hidden, parts, layer_stats = self._hidden(weights, batch, layout)
+        outputs = self._head_outputs(weights, hidden, parts, layout)
         # The head's outputs start after the prefix, so the fields of the loss must do so too.
         body = without_prefix(batch, layout)
         sequence_sum = make_sequence_sum(body.segments, trained_targets(body), layout)
@@ -541,6 +556,22 @@ class Learner:
         sums = summed_stats(stats, body) | lax.stop_gradient(layer_stats)
         sums |= {"loss": lax.stop_gradient(loss)}
         logps = lax.stop_gradient(outputs[0]) if self.arithmetic.is_exact else None
+        if self.draft_weight:
+            draft_loss, draft_sums = draft_head.head_loss(
+                self.model,
+                weights,
+                hidden,
+                batch,
+                layout,
+                self._cache(batch, layout).attend,
+                temperature=self.temperature,
+                chunk=self.compute.logit_chunk,
+                dtype=jnp.dtype(self.compute.dtype),
+                remat=self.compute.remat,
+                arithmetic=self.arithmetic,
+            )
+            loss += self.draft_weight * draft_loss
+            sums |= draft_sums
         return loss, (sums, logps)
 
     def _microbatch_gradient(
@@ -622,10 +653,13 @@ class Learner:
 
         step, opt_state = self.optimizer.update(gradient, state.opt_state, state.params)
         params = jax.tree.map(descend, state.params, step)
+        if self.model.mtp and not self.draft_weight and not self.adapter.rank:
+            # Without a loss, weight decay would still change the head.
+            params |= {mtp.NAME: state.params[mtp.NAME]}
         next_state = State(params, opt_state, state.step + 1)
 
         # With optimizer.skip_norm a step with a large gradient keeps the previous state.
-        grad_norm = optax.tree.norm(gradient)
+        grad_norm = optax.tree.norm(without_draft_head(gradient))
         stats |= {"grad_norm": grad_norm, "skipped": jnp.float32(0)}
         if self.settings.skip_norm:
             # A NaN norm makes the comparison false, so a step with a NaN gradient is skipped too.
@@ -743,7 +777,16 @@ def policy_learner(
 ) -> Learner:
     """Returns the policy's learner. Its `score` returns log-probabilities of the targets."""
     head = policy_head(model, compute, objective, mesh)
-    return Learner(model, compute, optimizer, head, mesh, objective.replays_routes)
+    return Learner(
+        model,
+        compute,
+        optimizer,
+        head,
+        mesh,
+        objective.replays_routes,
+        objective.draft_weight,
+        objective.temperature,
+    )
 
 
 def critic_learner(
@@ -755,8 +798,8 @@ def critic_learner(
 ) -> Learner:
     """Returns the critic's learner. Its `score` returns values of the states before targets."""
     head = critic_head(algorithm)
-    # The critic has the policy's architecture with a value head.
-    with_value = replace(model, value_head=True)
+    # The critic has the policy's architecture with a value head, and drafts no tokens.
+    with_value = replace(model, value_head=True, mtp=False)
     # The critic is never sampled, so it need not match a sampler exactly.
     return Learner(with_value, replace(compute, exact=False), optimizer, head, mesh)
 

@@ -6,7 +6,7 @@ passes it to `Learner.update`, so one compiled program serves the whole schedule
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +15,14 @@ import optax
 from jax.typing import ArrayLike
 
 from jzero.config import OptimizerConfig, schedules
-from jzero.model import qwen
+from jzero.model import mtp, qwen
 
 
 def optimizer(settings: OptimizerConfig) -> optax.GradientTransformation:
     """Returns clipping by global norm and AdamW (arXiv:1711.05101) without its learning rate."""
     clip = optax.identity()
     if settings.clip_norm:
-        clip = optax.clip_by_global_norm(settings.clip_norm)
+        clip = clip_by_norms(settings.clip_norm)
     decay = optax.identity()
     if settings.weight_decay:
         decay = optax.add_decayed_weights(settings.weight_decay, decayed_parameters)
@@ -50,6 +50,31 @@ def _adam(settings: OptimizerConfig) -> optax.GradientTransformation:
         return step, state._replace(nu=optax.tree.cast(state.nu, nu_dtype))
 
     return optax.GradientTransformation(init, update)
+
+
+def clip_by_norms(clip_norm: float) -> optax.GradientTransformation:
+    """Returns clipping by global norm, separately for a head for drafts (`draft_head.py`).
+
+    The gradient of the policy is the same whether the head is trained along or not.
+    """
+    clip = optax.clip_by_global_norm(clip_norm)
+
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        gradient = cast(qwen.Params, updates)
+        clipped, state = clip.update(without_draft_head(gradient), state)
+        if mtp.NAME in gradient:
+            head, _ = clip.update({mtp.NAME: gradient[mtp.NAME]}, state)
+            clipped = cast(qwen.Params, clipped) | cast(qwen.Params, head)
+        return clipped, state
+
+    return optax.GradientTransformation(clip.init, update)
+
+
+def without_draft_head(gradient: qwen.Params) -> qwen.Params:
+    """Returns a gradient without that of the head for drafts."""
+    return {name: leaves for name, leaves in gradient.items() if name != mtp.NAME}
 
 
 def decayed_parameters(params: qwen.Params) -> qwen.Params:

@@ -31,6 +31,7 @@ from jzero.training.credit import (
     training_sequences,
     zeros_like_tokens,
 )
+from jzero.training.draft_head import head_metrics
 from jzero.training.exactness import check_exact
 from jzero.training.heads import Stats, expert_metrics
 from jzero.training.learner import Learner
@@ -578,7 +579,7 @@ def update_metrics(
         metrics["optimizer/grad_norm"] = step_mean(policy_stats, "grad_norm")
         metrics["optimizer/skipped"] = step_mean(policy_stats, "skipped")
         metrics["optimizer/loss"] = step_mean(policy_stats, "loss")
-    return metrics | expert_metrics(policy_stats)
+    return metrics | expert_metrics(policy_stats) | head_metrics(policy_stats)
 
 
 def effective_samples(stats: Sequence[HostStats]) -> float:

@@ -11,12 +11,13 @@ from jax.sharding import Mesh
 
 from jzero.algorithms import supervised
 from jzero.config import ModelConfig, OptimizerConfig, TrainConfig
+from jzero.config.drafts import Draft
 from jzero.hosts import collectives
 from jzero.model import qwen
 from jzero.numerics.sizes import power_of_two
 from jzero.tokens import Tokens
 from jzero.training.examples import Example
-from jzero.training.heads import Objective, Stats
+from jzero.training.heads import Objective, Stats, draft_weight
 from jzero.training.learner import policy_learner
 from jzero.training.packing import PackedBatch, TrainingSequence, best_fit, pack
 from jzero.training.trainer import microbatch_rows
@@ -35,9 +36,14 @@ class SupervisedTrainer:
         train: TrainConfig,
         row_tokens: int,
         most_rows: int,
+        draft: Draft | None = None,
     ) -> None:
-        """most_rows: rows that an optimizer step may have; a microbatch has no more."""
-        self.learner = policy_learner(model, compute, optimizer, Objective(supervised()), mesh)
+        """most_rows: rows that an optimizer step may have; a microbatch has no more.
+
+        draft: rollout.draft, whose head is trained along.
+        """
+        objective = Objective(supervised(), draft_weight=draft_weight(draft))
+        self.learner = policy_learner(model, compute, optimizer, objective, mesh)
         # Examples share no prompt, so a row is one slot without a prefix.
         self.layout = RowLayout(prefix=0, slots=1, slot=row_tokens)
         self.rows = microbatch_rows(train, mesh, self.layout, most_rows)

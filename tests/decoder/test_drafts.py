@@ -275,10 +275,12 @@ def test_turns_give_the_same_episodes(stop: tuple[str, ...], evict: bool) -> Non
         assert got.counters.draft_passes < got.counters.decoded_tokens / 1.4
 
 
-def test_a_wrong_rule_of_acceptance_gives_other_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    def accept_all(drafted: jax.Array, sampled: jax.Array) -> jax.Array:
-        return jnp.ones(drafted.shape, bool)
+def accept_all(drafted: jax.Array, sampled: jax.Array) -> jax.Array:
+    """A wrong rule of acceptance."""
+    return jnp.ones(drafted.shape, bool)
 
+
+def test_a_wrong_rule_of_acceptance_gives_other_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_program, "is_accepted", accept_all)
     got, _ = complete_with(new_engine(draft=NGRAM))
     with pytest.raises(AssertionError):

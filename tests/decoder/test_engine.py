@@ -119,6 +119,7 @@ CONFIGS["gemma2"] = replace(
     attn_logit_softcapping=0.5,
     final_logit_softcapping=3.0,
 )
+CONFIGS["hybrid_mtp"] = replace(CONFIGS["hybrid"], mtp=True)
 CONFIGS["hybrid_moe"] = replace(
     CONFIGS["hybrid"],
     model_type="qwen3_5_moe_text",
@@ -169,6 +170,8 @@ def host_params(name: str) -> qwen.Params:
     The norms of a hybrid are 1 plus their weights, but for that of its gated delta nets, which
     forget half of what they hold in 20 tokens or so. Those of Gemma are 1 plus their weights, too.
     """
+    if name == "hybrid_mtp":
+        return host_params("hybrid") | {"mtp": host_head()}
     adds_one = name in ("hybrid", "hybrid_moe", "gemma2", "gemma3")
     centers = {"delta_norm": 1.0, "delta_decay": -3.0}
     rng = np.random.default_rng(1)
@@ -180,6 +183,16 @@ def host_params(name: str) -> qwen.Params:
         return (center + 0.12 * rng.standard_normal(x.shape)).astype(np.float32)
 
     return jax.tree_util.tree_map_with_path(random_leaf, qwen.abstract(CONFIGS[name]))
+
+
+def host_head() -> qwen.Params:
+    """The head for multi-token prediction, for the parameters of "hybrid"."""
+    rng = np.random.default_rng(2)
+
+    def random_leaf(x: jax.ShapeDtypeStruct) -> np.ndarray:
+        return (0.12 * rng.standard_normal(x.shape)).astype(np.float32)
+
+    return jax.tree.map(random_leaf, qwen.abstract(CONFIGS["hybrid_mtp"])["mtp"])
 
 
 def new_engine(

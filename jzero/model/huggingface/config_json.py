@@ -21,7 +21,14 @@ GEMMA_FIELDS = (
     "attn_logit_softcapping",
     "final_logit_softcapping",
 )
-OMITTED_FIELDS = {"value_head", "rope_scaling", *HYBRID_FIELDS, *GEMMA_FIELDS, *EXPERT_FIELDS}
+OMITTED_FIELDS = {
+    "value_head",
+    "mtp",
+    "rope_scaling",
+    *HYBRID_FIELDS,
+    *GEMMA_FIELDS,
+    *EXPERT_FIELDS,
+}
 
 
 def parse_config(hf_config: HuggingFaceConfig, source: str | Path = "config.json") -> QwenConfig:

@@ -14,7 +14,7 @@ import numpy as np
 from flax import traverse_util
 
 from jzero.model.architecture import Params, QwenConfig
-from jzero.model.families import Family, StoredTensor, family_of
+from jzero.model.families import MTP_PREFIX, Family, StoredTensor, family_of
 from jzero.model.qwen import abstract
 
 
@@ -150,6 +150,8 @@ def is_skipped(config: QwenConfig, name: str) -> bool:
 
     Such tensors are not read, and an export copies them from the original checkpoint.
     """
+    if config.mtp and name.startswith(MTP_PREFIX):
+        return False
     return name.startswith(family_of(config.model_type).skipped)
 
 
