@@ -50,8 +50,9 @@ def main_settings(config: JsonObject) -> JsonObject:
     rollout, optimizer = config["rollout"], config["optimizer"]
     responses = rollout["num_prompts"] * rollout["group_size"]
     adam = {name: optimizer[name] for name in COOKBOOK_ADAM}
-    # The loss of jzero.main is a mean over responses, and that of Tinker a sum.
-    adam["eps"] *= responses
+    # The loss of jzero.main is a mean over responses, and that of Tinker a sum. The product is
+    # rounded because the recipe has divided.
+    adam["eps"] = round(adam["eps"] * responses, 15)
     return {
         "groups": rollout["num_prompts"],
         "group_size": rollout["group_size"],
@@ -85,7 +86,7 @@ def curves(directories: Sequence[Path], metric: str) -> np.ndarray:
 
 def cells(rewards: np.ndarray) -> str:
     """Returns the rewards of one step [runs], and their mean with its standard deviation."""
-    each = ", ".join(f"{value:.2f}" for value in rewards)
+    each = ", ".join(f"{value:.3f}" for value in rewards)
     return f"{each} | {rewards.mean():.3f} ± {rewards.std(ddof=1):.3f}"
 
 
