@@ -1,30 +1,40 @@
 """Runs unmodified recipes of the Tinker cookbook against a server on this machine.
 
-    python benchmarks/tinker/cookbook.py --python SDK/bin/python --out DIR [--steps 12] [--recipes sl_loop,math_rl]
+    python benchmarks/tinker/cookbook.py --python SDK/bin/python --out DIR [--steps 12]
+    python benchmarks/tinker/cookbook.py --python SDK/bin/python --out DIR --model MODEL \\
+        --groups 4 --group-size 8 --max-tokens 6 --learning-rate 3e-4 --seeds 0,1,2
 
---python is an interpreter with `tinker`, `tinker-cookbook` and torch. The base is a Qwen3 of 0.4
-million parameters on bytes, which is pretrained for a few minutes to answer sums in the cookbook's
-format, half of the time with a wrong sum or without an end. Its tokenizer lies in a Hugging Face
-cache under a name that the cookbook knows. The server runs with --exact. Prints each recipe's
-metrics per step; the last column, the cookbook's kl_sample_train_v1 and _v2, has to be 0.
-"""  # noqa: E501 (the command line)
+--python is an interpreter with `tinker` and `tinker-cookbook[math-rl]`. --model is the directory of
+a chat model whose turns stand between <|im_start|> and <|im_end|>, such as SmolLM2-135M-Instruct.
+Without it the base is a tiny model that is pretrained first (tiny_base.py). The tokenizer lies in a
+Hugging Face cache under the name of a model that the cookbook knows, which determines the format of
+the prompts. The server runs with --exact.
+
+Two recipes train an adapter: sl_loop on sums with answers, and math_rl on the sums of the
+cookbook's environment `arithmetic`, once for each seed. That environment asks the same sums in
+every run and ignores the seed: the runs differ in the adapter's first weights, which the SDK leaves
+to the server, and in the samples.
+
+Prints each recipe's metrics per step, and writes those of math_rl to OUT/math_rl-seedN. The exit
+status is 1 if a recipe fails, or if the cookbook's kl_sample_train_v1 or _v2 is not 0.
+"""
 
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from tiny_base import make_base, make_tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 ROOT = Path(__file__).resolve().parents[2]
-NAME = "Qwen/Qwen3-8B-Base"
-LENGTH, ROWS = 160, 16  # tokens and rows of a pretraining step
+BASE_NAME = "Qwen/Qwen3-8B-Base"  # prompts of "User:" and "Assistant:"
+CHAT_NAME = "Qwen/Qwen3-4B-Instruct-2507"  # prompts between <|im_start|> and <|im_end|>
 SERVER = [
     "--exact",
     "--context=512",
@@ -36,92 +46,28 @@ SERVER = [
     "--config.rollout.decode_steps=4",
     "--config.train.microbatch_tokens=2048",
 ]
-RECIPES = {
-    "sl_loop": "tinker_cookbook.recipes.sl_loop batch_size=16 max_length=256 save_every=0",
-    "math_rl": "tinker_cookbook.recipes.math_rl.train env=arithmetic group_size=4 "
-    "groups_per_batch=16 max_tokens=16 loss_fn=importance_sampling eval_every=0 save_every=0",
-}
+SL_LOOP, MATH_RL = "sl_loop", "math_rl"
+KL_COLUMNS = ("optim/kl_sample_train_v1", "optim/kl_sample_train_v2")
 COLUMNS = (
     "train_mean_nll",
     "env/all/reward/total",
     "env/all/format",
     "env/all/correct",
     "time/total",
-    "optim/kl_sample_train_v1",
-    "optim/kl_sample_train_v2",
+    *KL_COLUMNS,
 )
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Returns a tokenizer whose tokens are bytes."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bpe = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    bpe.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>"],
-    )
+class Run(NamedTuple):
+    """One run of a recipe."""
+
+    name: str  # of its directory
+    arguments: list[str]  # of the interpreter
 
 
-def conversation(rng: np.random.Generator) -> str:
-    """Returns four sums with answers, half of them wrong and half of them without an end."""
-    text = "User: What is 4 + 5?\n\nAssistant: 9\n\n"
-    for _ in range(4):
-        a, b = rng.integers(0, 101, 2)
-        answer = a + b + (rng.integers(-9, 10) if rng.random() < 0.5 else 0)
-        end = "" if rng.random() < 0.5 else "".join(map(str, rng.integers(0, 10, 12)))
-        text += f"User: What is {a} + {b}?\n\nAssistant: {answer}{end}\n\n"
-    return text
-
-
-def make_base(out: Path, tokenizer: PreTrainedTokenizerFast, steps: int) -> None:
-    """Pretrains the base, and writes it with its tokenizer."""
-    torch.manual_seed(0)
-    rng = np.random.default_rng(0)
-    end = tokenizer.eos_token_id
-    assert isinstance(end, int)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=96,
-            intermediate_size=192,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
-            tie_word_embeddings=True,
-            max_position_embeddings=2048,
-            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-            eos_token_id=end,
-            bos_token_id=None,
-        )
-    )
-    adam = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0)
-    for step in range(steps):
-        adam.param_groups[0]["lr"] = 3e-3 * min(1, step / 20) * (1 - step / steps)
-        rows = torch.full((ROWS, LENGTH + 1), -100)
-        for row in rows:
-            ids = tokenizer.encode(conversation(rng))[: LENGTH + 1]
-            row[: len(ids)] = torch.tensor(ids)
-        logits = model(rows[:, :-1].clamp_min(0)).logits
-        loss = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), rows[:, 1:].flatten(), ignore_index=-100
-        )
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
-        if step == steps - 1:
-            print(f"base: {steps} steps, loss {float(loss):.3f}", flush=True)
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-
-
-def make_cache(home: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def make_cache(home: Path, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     """Writes the tokenizer into a Hugging Face cache under the name of a known model."""
-    repository = home / "hub" / f"models--{NAME.replace('/', '--')}"
+    repository = home / "hub" / f"models--{name.replace('/', '--')}"
     snapshot = repository / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True, exist_ok=True)
     (repository / "refs").mkdir(exist_ok=True)
@@ -150,11 +96,13 @@ def make_data(directory: Path) -> None:
     (data / "README.md").write_text(header)
 
 
-def start_server(model: Path, store: Path) -> tuple[subprocess.Popen[str], str]:
+def start_server(
+    model: Path, name: str, store: Path, rank: int
+) -> tuple[subprocess.Popen[str], str]:
     """Returns the server's process, and its address."""
-    command = [sys.executable, "-m", "jzero.tinker", f"--model={model}", f"--name={NAME}"]
+    command = [sys.executable, "-m", "jzero.tinker", f"--model={model}", f"--name={name}"]
     server = subprocess.Popen(
-        [*command, f"--store={store}", *SERVER],
+        [*command, f"--store={store}", f"--max-rank={rank}", *SERVER],
         cwd=ROOT,
         env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"},
         stdout=subprocess.PIPE,
@@ -167,10 +115,39 @@ def start_server(model: Path, store: Path) -> tuple[subprocess.Popen[str], str]:
     raise SystemExit("error: the server has ended: see its messages above")
 
 
-def run_recipe(name: str, options: argparse.Namespace, url: str) -> None:
-    """Runs one recipe, and prints its metrics."""
-    module, *arguments = RECIPES[name].split()
-    log = (options.out / f"{name}-{time.time():.0f}").resolve()
+def make_runs(recipe: str, options: argparse.Namespace, name: str) -> list[Run]:
+    """Returns the runs of one recipe with the model called `name`."""
+    common = [
+        f"model_name={name}",
+        f"max_steps={options.steps}",
+        f"lora_rank={options.rank}",
+        "save_every=0",
+    ]
+    if recipe == SL_LOOP:
+        module = ["-m", "tinker_cookbook.recipes.sl_loop", "batch_size=16", "max_length=256"]
+        return [Run(recipe, [*module, *common, f"learning_rate={options.sl_learning_rate}"])]
+    assert recipe == MATH_RL, f"{recipe=}"
+    module = [
+        "-m",
+        "tinker_cookbook.recipes.math_rl.train",
+        "env=arithmetic",
+        f"groups_per_batch={options.groups}",
+        f"group_size={options.group_size}",
+        f"max_tokens={options.max_tokens}",
+        f"learning_rate={options.learning_rate}",
+        "loss_fn=importance_sampling",
+        "eval_every=0",
+    ]
+    return [
+        Run(f"{recipe}-seed{seed}", [*module, *common, f"seed={seed}"])
+        for seed in options.seeds.split(",")
+    ]
+
+
+def is_healthy_run(run: Run, options: argparse.Namespace, url: str) -> bool:
+    """Runs a recipe, and prints its metrics. Returns whether it succeeded with a KL of 0."""
+    log = (options.out / run.name).resolve()
+    shutil.rmtree(log, ignore_errors=True)  # the recipe would resume
     environment = os.environ | {
         "HF_HOME": str((options.out / "hf").resolve()),
         "HF_HUB_OFFLINE": "1",
@@ -178,50 +155,78 @@ def run_recipe(name: str, options: argparse.Namespace, url: str) -> None:
         "TINKER_API_KEY": "tml-local",
         "TINKER_BASE_URL": url,
     }
-    common = [f"model_name={NAME}", f"max_steps={options.steps}", f"log_path={log}"]
-    common += [f"learning_rate={options.learning_rate}", "lora_rank=8"]
     started = time.monotonic()
-    with (options.out / f"{name}.log").open("w") as output:
+    printed = options.out / f"{run.name}.log"
+    with printed.open("w") as output:
         status = subprocess.run(
-            [options.python, "-W", "ignore", "-m", module, *arguments, *common],
+            [options.python, "-W", "ignore", *run.arguments, f"log_path={log}"],
             cwd=options.out / "data",
             env=environment,
             stdout=output,
             stderr=subprocess.STDOUT,
             check=False,
         ).returncode
-    print(f"{name}: exit status {status} after {time.monotonic() - started:.0f} s")
-    for line in (log / "metrics.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        shown = [
-            f"{column.split('/')[-1]} {row[column]:.4g}" for column in COLUMNS if column in row
-        ]
-        if shown:
+    print(f"{run.name}: exit status {status} after {time.monotonic() - started:.0f} s")
+    if status:
+        print(f"  its output is in {printed}")
+        return False
+    metrics = log / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    is_exact = True
+    for row in rows:
+        present = [column for column in COLUMNS if column in row]
+        is_exact &= all(row[column] == 0 for column in present if column in KL_COLUMNS)
+        if present:
+            shown = [f"{column.split('/')[-1]} {row[column]:.4g}" for column in present]
             print("  " + "  ".join(shown), flush=True)
+    return is_exact
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--python", required=True, type=Path)
+    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--model", type=Path, help="default: a tiny base, made in OUT")
+    parser.add_argument("--base-steps", type=int, default=500, help="of the tiny base")
+    parser.add_argument("--recipes", default=f"{SL_LOOP},{MATH_RL}")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--sl-learning-rate", type=float, default=1e-3, help="of sl_loop")
+    parser.add_argument("--learning-rate", type=float, default=1e-3, help="of math_rl")
+    parser.add_argument("--rank", type=int, default=8)
+    parser.add_argument("--groups", type=int, default=16, help="sums of a step of math_rl")
+    parser.add_argument("--group-size", type=int, default=4, help="samples of a sum")
+    parser.add_argument("--max-tokens", type=int, default=16, help="of a sample")
+    parser.add_argument("--seeds", default="0", help="of math_rl, such as 0,1,2")
+    return parser.parse_args()
 
 
 def main() -> None:
     """Makes what is missing, starts the server, and runs the recipes."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--python", required=True, type=Path)
-    parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--base-steps", type=int, default=500)
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--recipes", default=",".join(RECIPES))
-    options = parser.parse_args()
-    tokenizer = make_tokenizer()
-    base = options.out / "base"
-    if not (base / "config.json").exists():
-        make_base(base, tokenizer, options.base_steps)
-    make_cache(options.out / "hf", tokenizer)
+    options = parse()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.model is None:
+        name, model = BASE_NAME, options.out / "base"
+        tokenizer = make_tokenizer()
+        if not (model / "config.json").exists():
+            make_base(model, tokenizer, options.base_steps)
+    else:
+        name, model = CHAT_NAME, options.model
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    make_cache(options.out / "hf", tokenizer, name)
     make_data(options.out / "data")
-    server, url = start_server(base.resolve(), options.out.resolve() / "store")
+    server, url = start_server(model.resolve(), name, options.out.resolve() / "store", options.rank)
+    failed: list[str] = []
     try:
-        for name in options.recipes.split(","):
-            run_recipe(name, options, url)
+        for recipe in options.recipes.split(","):
+            for run in make_runs(recipe, options, name):
+                if not is_healthy_run(run, options, url):
+                    failed.append(run.name)
     finally:
         server.terminate()
+    if failed:
+        raise SystemExit(f"error: no success, or a KL that is not 0: {', '.join(failed)}")
 
 
 if __name__ == "__main__":
