@@ -245,6 +245,7 @@ def test_requests_keep_their_filters_and_their_temperature() -> None:
     assert decode(make("hybrid_mtp", draft=DRAFT)) == decode(make("hybrid"))
 
 
+@pytest.mark.thorough
 def test_a_plan_compiles_the_programs_of_a_head() -> None:
     engine = make("hybrid_mtp", draft=DRAFT)
     calls = abstract_calls(engine, params_on(engine), [(1, 32)])
