@@ -38,16 +38,18 @@ def _adam(settings: OptimizerConfig) -> optax.GradientTransformation:
     if nu_dtype == jnp.float32:
         return adam
 
+    def with_nu(state: optax.OptState, dtype: jnp.dtype) -> optax.ScaleByAdamState:
+        assert isinstance(state, optax.ScaleByAdamState)
+        return state._replace(nu=optax.tree.cast(state.nu, dtype))
+
     def init(params: optax.Params) -> optax.OptState:
-        state = adam.init(params)
-        return state._replace(nu=optax.tree.cast(state.nu, nu_dtype))
+        return with_nu(adam.init(params), nu_dtype)
 
     def update(
-        gradient: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, optax.OptState]:
-        state = state._replace(nu=optax.tree.cast(state.nu, jnp.float32))
-        step, state = adam.update(gradient, state, params)
-        return step, state._replace(nu=optax.tree.cast(state.nu, nu_dtype))
+        step, state = adam.update(updates, with_nu(state, jnp.dtype(jnp.float32)), params)
+        return step, with_nu(state, nu_dtype)
 
     return optax.GradientTransformation(init, update)
 
