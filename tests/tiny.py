@@ -14,6 +14,7 @@ import pytest
 import reference
 import servers
 from jax.sharding import Mesh
+from safetensors.numpy import load_file
 
 from jzero import config
 from jzero.attention import xla
@@ -193,7 +194,7 @@ def mixed_task(data: Path | str, *options: str, **changes: object) -> TaskConfig
     )
 
 
-# -- Qwen3.5: the entries of its config.json, and its forward pass over rows -----------------------
+# -- Qwen3.5: the entries of its config.json, its forward pass over rows, and its files ------------
 
 HYBRID_ENTRIES = {
     "vocab_size": 96,
@@ -251,6 +252,16 @@ def hybrid_forward(config: QwenConfig, params: qwen.Params, tokens: jax.Array, s
         config, params, tokens, positions, attend, dtype=jnp.float32, recur=recur
     )
     return qwen.head(config, params, hidden, jnp.float32)
+
+
+def assert_same_tensors(exported: Path, original: Path) -> None:
+    """The files of tensors of two models have the same names, types and bytes."""
+    before = load_file(original / "model.safetensors")
+    after = load_file(exported / "model.safetensors")
+    assert after.keys() == before.keys()
+    for name, tensor in before.items():
+        assert after[name].dtype == tensor.dtype, name
+        assert after[name].tobytes() == tensor.tobytes(), name
 
 
 # -- A run that is small enough to be compiled for a TPU slice in a test ---------------------------

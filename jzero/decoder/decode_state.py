@@ -5,9 +5,8 @@ and returns it with `ResultTokens` (`programs.py`). The names are JetStream's. A
 `Start` and a `ResumePoint` describe one slot; the host sends them as columns of an integer array.
 
 Dimensions: L layers with attention (the last one may be that of `model.mtp`), or in `slot_state`
-layers with a gated delta net, K KV heads, D
-head dim, T tokens of a padded prompt, G samples of a prompt. "slots" and "prompts" count all slot
-shards; inside a program they count one shard.
+layers with a gated delta net, K KV heads, D head dim, T tokens of a padded prompt, G samples of a
+prompt. "slots" and "prompts" count all slot shards; inside a program they count one shard.
 """
 
 from typing import Generic, NamedTuple, TypeVar

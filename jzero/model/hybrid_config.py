@@ -20,6 +20,7 @@ DEFAULT_SHARE = 0.25
 DEFAULT_INTERVAL = 4  # layers from one attention layer to the next
 # Entries of rope_parameters about images. For text, the three positions of a token are equal.
 IMAGE_ENTRIES = {"mrope_section", "mrope_interleaved"}
+NUM_MTP_LAYERS = "mtp_num_hidden_layers"  # of the head for multi-token prediction (`mtp.py`)
 
 SIZES = {  # fields of DeltaNetConfig -> entries of config.json
     "num_key_heads": "linear_num_key_heads",
@@ -90,7 +91,7 @@ def extra_entries(config: QwenConfig, extra: HuggingFaceConfig) -> JsonObject:
     }
     entries = {**sizes, "layer_types": list(config.layer_types), "rope_parameters": rope}
     # Without the head, the entry of the original file remains, as its tensors do.
-    return {**entries, "mtp_num_hidden_layers": 1} if config.mtp else entries
+    return {**entries, NUM_MTP_LAYERS: 1} if config.mtp else entries
 
 
 def nested(entries: JsonObject, extra: HuggingFaceConfig) -> JsonObject:

@@ -32,6 +32,7 @@ from jzero.errors import UserError
 from jzero.model import hybrid
 from jzero.model.architecture import Params, QwenConfig
 from jzero.model.arithmetic import PLAIN, Arithmetic
+from jzero.model.hybrid_config import NUM_MTP_LAYERS
 from jzero.model.layers import (
     NORMAL,
     ZEROS,
@@ -44,8 +45,7 @@ from jzero.model.layers import (
 from jzero.model.rope_entries import HuggingFaceConfig
 
 NAME = "mtp"  # of the head among the parameters, and the prefix of its tensors
-NUM_LAYERS = "mtp_num_hidden_layers"  # in config.json
-OWN_EMBEDDING = "mtp_use_dedicated_embeddings"
+OWN_EMBEDDING = "mtp_use_dedicated_embeddings"  # in config.json
 ADVICE = "choose rollout.draft=ngram, for example"
 
 
@@ -105,15 +105,15 @@ def check_checkpoint(hf_config: HuggingFaceConfig) -> None:
     """Raises UserError unless a checkpoint has a head as this file computes it."""
     text = hf_config.get("text_config")
     entries = {**hf_config, **text} if isinstance(text, Mapping) else hf_config
-    layers = entries.get(NUM_LAYERS)
+    layers = entries.get(NUM_MTP_LAYERS)
     if not layers:
         raise UserError(
-            f"rollout.draft=mtp: config.json has no {NUM_LAYERS}, so the checkpoint has no head "
-            f"for multi-token prediction: {ADVICE}"
+            f"rollout.draft=mtp: config.json has no {NUM_MTP_LAYERS}, so the checkpoint has no "
+            f"head for multi-token prediction: {ADVICE}"
         )
     if layers != 1:
         raise UserError(
-            f"rollout.draft=mtp: {NUM_LAYERS}={layers} is not implemented, only 1 is: {ADVICE}"
+            f"rollout.draft=mtp: {NUM_MTP_LAYERS}={layers} is not implemented, only 1 is: {ADVICE}"
         )
     if entries.get(OWN_EMBEDDING):
         raise UserError(

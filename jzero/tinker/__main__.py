@@ -32,7 +32,7 @@ from jax.sharding import Mesh
 from jzero import cli, config
 from jzero.config import drafts
 from jzero.errors import UserError
-from jzero.model import huggingface, qwen, tokenizer
+from jzero.model import huggingface, mtp, qwen, tokenizer
 from jzero.model.base_model import read_base_model
 from jzero.planning.compiling import cache_directory
 from jzero.planning.fitting import attached_bytes, set_cpu_devices
@@ -210,10 +210,7 @@ def make_service(settings: config.Config, options: Options) -> Service:
     if jax.process_count() > 1:
         raise UserError("jzero.tinker runs on one host: start one process")
     if isinstance(settings.rollout.draft, drafts.Mtp):
-        raise UserError(
-            "rollout.draft=mtp: jzero.tinker reads no head for drafts; choose rollout.draft=ngram, "
-            "for example"
-        )
+        raise UserError(f"rollout.draft=mtp: jzero.tinker reads no head for drafts; {mtp.ADVICE}")
     base = read_base_model(settings.model)
     check_context(settings, base)
     assert base.directory is not None, "--model is required"

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tiny import HYBRID_ENTRIES
+from tiny import HYBRID_ENTRIES, assert_same_tensors
 
 from jzero.attention import xla
 from jzero.config import ModelConfig, tiny_arch
@@ -171,20 +171,12 @@ def test_a_checkpoint_comes_back_as_it_was(with_vision: Path, tmp_path: Path, dr
     params = huggingface.load(with_vision, config)
     assert ("mtp" in params) == isinstance(draft, Mtp)
 
+    out = tmp_path / "out"
     huggingface.save(
-        tmp_path / "out",
-        config,
-        params,
-        dtype="bfloat16",
-        hf_config_extra=hf_config,
-        original=with_vision,
+        out, config, params, dtype="bfloat16", hf_config_extra=hf_config, original=with_vision
     )
 
-    before = load_file(with_vision / "model.safetensors")
-    after = load_file(tmp_path / "out" / "model.safetensors")
-    assert after.keys() == before.keys()
-    for name, tensor in before.items():
-        assert after[name].tobytes() == tensor.tobytes(), name
+    assert_same_tensors(out, with_vision)
     again, written = huggingface.load_config(tmp_path / "out")
     assert mtp.with_head(again, Mtp(), written) == mtp.with_head(plain, Mtp(), hf_config)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny
 from safetensors.numpy import load_file, save_file
-from tiny import HYBRID_ENTRIES, hybrid_forward
+from tiny import HYBRID_ENTRIES, assert_same_tensors, hybrid_forward
 
 from jzero.config import AdapterConfig
 from jzero.errors import UserError
@@ -146,21 +146,12 @@ def test_a_checkpoint_with_a_vision_tower_comes_back_as_it_was(with_vision, tmp_
     params = huggingface.load(with_vision, config)
     assert params["layers"]["delta_decay"].shape == (2, 4)
 
+    out = tmp_path / "out"
     huggingface.save(
-        tmp_path / "out",
-        config,
-        params,
-        dtype="bfloat16",
-        hf_config_extra=hf_config,
-        original=with_vision,
+        out, config, params, dtype="bfloat16", hf_config_extra=hf_config, original=with_vision
     )
 
-    before = load_file(with_vision / "model.safetensors")
-    after = load_file(tmp_path / "out" / "model.safetensors")
-    assert after.keys() == before.keys()
-    for name, tensor in before.items():
-        assert after[name].dtype == tensor.dtype, name
-        assert after[name].tobytes() == tensor.tobytes(), name
+    assert_same_tensors(out, with_vision)
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert written["vision_config"] == hf_config["vision_config"]
     assert written["model_type"] == "qwen3_5"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny
 from safetensors.numpy import load_file, save_file
-from tiny import hybrid_forward
+from tiny import assert_same_tensors, hybrid_forward
 
 from jzero.errors import UserError
 from jzero.model import adapters, huggingface, qwen
@@ -129,20 +129,12 @@ def test_tensors_round_trip_byte_for_byte_in_the_form_they_had(
     config, hf_config = huggingface.load_config(original)
     params = huggingface.load(original, config)
 
+    out = tmp_path / "out"
     huggingface.save(
-        tmp_path / "out",
-        config,
-        params,
-        dtype="float32",
-        hf_config_extra=hf_config,
-        original=original,
+        out, config, params, dtype="float32", hf_config_extra=hf_config, original=original
     )
 
-    before = load_file(original / "model.safetensors")
-    after = load_file(tmp_path / "out/model.safetensors")
-    assert after.keys() == before.keys()
-    for name, tensor in before.items():
-        assert after[name].tobytes() == tensor.tobytes(), name
+    assert_same_tensors(out, original)
     assert huggingface.load_config(tmp_path / "out")[0] == config
 
 
@@ -189,10 +181,7 @@ def test_a_checkpoint_with_a_vision_tower_comes_back_as_it_was(fused: Path, tmp_
         original=tmp_path / "vision",
     )
 
-    after = load_file(tmp_path / "out/model.safetensors")
-    assert after.keys() == before.keys()
-    for name, tensor in before.items():
-        assert after[name].tobytes() == tensor.tobytes(), name
+    assert_same_tensors(tmp_path / "out", tmp_path / "vision")
     written = json.loads((tmp_path / "out/config.json").read_text())
     assert written["text_config"]["model_type"] == "qwen3_5_moe_text"
     assert huggingface.load_config(tmp_path / "out")[0] == config
