@@ -34,10 +34,10 @@ INTEGER = re.compile(r"-?\d+")
 def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[Problem]:
     """Returns the sums of one step. `seed` is unused, as in the cookbook."""
     rng = np.random.RandomState(step)
+    template = TASK.find_template(task.template)
     problems = []
     for index in range(count):
         first, second = (int(rng.randint(0, LARGEST + 1)) for _ in range(2))
-        template = TASK.find_template(task.template)
         prompt = template.render({"question": f"What is {first} + {second}?"})
         problems.append(Problem(f"sums/{step}/{index}", task.name, prompt, first + second))
     return problems
