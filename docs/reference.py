@@ -186,7 +186,7 @@ GROUPS = {
         "metrics for each task that rows of the step name, as in `reward/mean/code`.",
     ),
     "async": ("Asynchronous rollouts", "See [scale.md](../scale.md#asynchronous-rollouts)."),
-    "jobs": ("Separate jobs", "See [scale.md](../scale.md#samplers-as-separate-jobs)."),
+    "jobs": ("Separate jobs", "See [clusters.md](../clusters.md#samplers-as-separate-jobs)."),
     "grade": ("Grading", ""),
     "tools": (
         "Tools",
