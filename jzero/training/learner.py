@@ -213,12 +213,14 @@ class Learner:
 
         A critic's adapter includes the value head.
         """
+        return self._adapter_program(collectives.put_global(np.uint32(seed), self.replicated))
 
+    @cached_property
+    def _adapter_program(self) -> jax.stages.Wrapped:
         def init(seed: jax.Array) -> qwen.Params:
             return adapters.init(self.model, self.adapter, jax.random.key(seed))
 
-        draw = jax.jit(init, out_shardings=self.shardings)
-        return draw(collectives.put_global(np.uint32(seed), self.replicated))
+        return jax.jit(init, out_shardings=self.shardings)
 
     def first_adapter(self, seed: int) -> qwen.Params:
         """Returns a run's initial adapter: the adapter at model.adapter.path, or a new adapter.

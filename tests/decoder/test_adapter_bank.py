@@ -139,7 +139,7 @@ def alone(engine: Engine, base: qwen.Params, name: str) -> Answers:
     [
         (False, (1, 1)),
         pytest.param(True, (1, 1), marks=pytest.mark.thorough),
-        pytest.param(False, (2, 2), marks=pytest.mark.thorough),
+        pytest.param(False, (2, 2), marks=pytest.mark.slow),
     ],
 )
 def test_a_batch_of_many_adapters_samples_as_each_alone(has_int8_base, shape) -> None:

@@ -338,7 +338,7 @@ def test_states_follow_drafts_of_any_length(tokens: int) -> None:
     assert scheduler.counters.accepted_tokens > 0
 
 
-@pytest.mark.thorough_cases("2 shards x tensor 2-hybrid", "preempted-hybrid")
+@pytest.mark.thorough_cases("2 shards x tensor 2-hybrid")
 @pytest.mark.parametrize("name", HYBRIDS)
 @pytest.mark.parametrize("arrangement", [*ARRANGEMENTS])
 def test_states_do_not_depend_on_the_arrangement(arrangement: str, name: str) -> None:

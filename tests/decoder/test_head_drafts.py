@@ -144,8 +144,7 @@ class Proposals:
         return wrong
 
 
-@pytest.mark.thorough_cases("one")
-@pytest.mark.quick_cases("three")
+@pytest.mark.quick_cases("one")
 @pytest.mark.parametrize("draft", [DRAFT, ONE], ids=["three", "one"])
 def test_drafts_are_those_of_the_head(monkeypatch: pytest.MonkeyPatch, draft: Mtp) -> None:
     """Its attention sees the whole text, in the prompt, after rejections, and over pages."""
@@ -191,7 +190,7 @@ def test_a_wrong_rule_of_acceptance_gives_other_tokens(monkeypatch: pytest.Monke
         assert_same(got, base("hybrid"), STATE_TOLERANCE)
 
 
-@pytest.mark.thorough_cases("preempted", "2 shards x tensor 2")
+@pytest.mark.thorough_cases("preempted")
 @pytest.mark.parametrize("arrangement", [*ARRANGEMENTS])
 def test_drafts_of_a_head_do_not_depend_on_the_arrangement(arrangement: str) -> None:
     engine = make("hybrid_mtp", draft=DRAFT, **ARRANGEMENTS[arrangement])

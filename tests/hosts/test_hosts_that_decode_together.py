@@ -146,7 +146,7 @@ def check_equal_runs(got: Path, want: Path) -> None:
         assert got_sample == want_sample
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_two_hosts_are_one_decoder_also_when_stopped(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

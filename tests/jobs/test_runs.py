@@ -203,6 +203,7 @@ class Counter:
 
 
 @pytest.mark.quick_cases("environment")
+@pytest.mark.thorough_cases("turns")  # the warm start of tools takes minutes
 @pytest.mark.parametrize("kind", ["environment", "tools", "turns"])
 def test_episodes_are_those_of_the_synchronous_run(
     tmp_path: Path, environment: dict[str, str], kind: str

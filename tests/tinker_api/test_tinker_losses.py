@@ -363,6 +363,8 @@ def test_only_one_program_serves_all_losses_and_settings(tiny) -> None:
 
 def test_adapters_of_one_seed_are_equal(tiny) -> None:
     reference.assert_equal(tiny.learner.begin(7).params, tiny.learner.begin(7).params)
+    # No adapter but the first one of a shape compiles anything.
+    assert tiny.learner._adapter_program._cache_size() == 1
     assert adapters.num_params(reference.MODEL, ADAPTER) > 0
 
 

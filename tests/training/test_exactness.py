@@ -234,9 +234,7 @@ def sampled_plainly(model: qwen.QwenConfig, dtype: str) -> Sampled:
 
 
 # Hybrids with experts are compared in plain rows below.
-@pytest.mark.thorough_cases(
-    "gemma3-float32", "gemma2-bfloat16", "experts-float32", "hybrid-bfloat16"
-)
+@pytest.mark.thorough_cases("gemma3-float32", "experts-float32", "hybrid-bfloat16")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "model",
@@ -257,7 +255,7 @@ def test_no_bit_differs_between_slots_and_packed_rows(model: qwen.QwenConfig, dt
     assert_exact(sampled_plainly(model, dtype))
 
 
-@pytest.mark.thorough_cases("hybrid with experts")
+@pytest.mark.thorough_cases("dense")
 @pytest.mark.parametrize(
     "model",
     [QWEN3, GEMMA, exact_hybrid(HYBRID_MOE)],
@@ -288,7 +286,7 @@ def test_scores_of_given_tokens_have_the_bits_of_the_sampler(model: qwen.QwenCon
 
 
 # Every model and every mesh, also those of the next test, but not each with each.
-@pytest.mark.thorough_cases("data 8-hybrid", "data 4, tensor 2-windows")
+@pytest.mark.thorough_cases("data 8-dense", "data 4, tensor 2-windows")
 @pytest.mark.parametrize(
     "model",
     [MODEL, GEMMA, MOE, exact_hybrid(HYBRID)],
@@ -299,7 +297,7 @@ def test_devices_change_no_bit(sizes: tuple[int, int, int], model: qwen.QwenConf
     assert_exact(Sampled(settings(train={"microbatch_tokens": 2048}), sizes, model))
 
 
-@pytest.mark.thorough_cases("experts")
+@pytest.mark.thorough_cases("dense")
 @pytest.mark.parametrize(
     "model",
     [MODEL, GEMMA, MOE, exact_hybrid(HYBRID)],
@@ -497,7 +495,7 @@ def test_a_family_whose_layers_are_not_exact_is_refused(monkeypatch: pytest.Monk
         make_trainer(settings(), replace(MODEL, model_type="other"), None, mesh)
 
 
-@pytest.mark.thorough_cases("qwen3-bfloat16", "experts-float32")
+@pytest.mark.thorough_cases("qwen3-bfloat16")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "model",
