@@ -142,6 +142,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    skips.skip_late(item)
+
+
 def pytest_collection_finish() -> None:
     """Leaves what was imported out of garbage collections.
 

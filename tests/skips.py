@@ -10,12 +10,16 @@ an environment that was set up without torch on purpose.
 The platform of the session is chosen here, too, before JAX is imported.
 """
 
+import math
 import re
+import time
 from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
 
+STARTED = time.monotonic()  # of this worker
+TIME_IS_OVER = "thorough: the time for these tests is over"
 PLATFORMS = {"gpu": "cuda", "tpu": "tpu"}  # of the marks, by JAX's names
 
 
@@ -36,6 +40,7 @@ class AllowedSkip(NamedTuple):
 
 ALLOWED_SKIPS = [
     AllowedSkip("slow: run with --all", "whole recipes take up to an hour"),
+    AllowedSkip(TIME_IS_OVER, "on a slow machine `.ci/run` has to end, too; it says how many"),
     AllowedSkip("downloads: run with --network", "the tests run without a network"),
     AllowedSkip("needs a (TPU|GPU), this is .*", "the machine has no such device"),
     AllowedSkip(
@@ -110,7 +115,14 @@ def is_allowed(reason: str, without: list[str]) -> bool:
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Adds the two options of this module to pytest's command line."""
+    """Adds the options of this module to pytest's command line."""
+    parser.addoption(
+        "--thorough-minutes",
+        type=float,
+        default=math.inf,
+        metavar="N",
+        help="with --thorough: begin no thorough test after N minutes; all others run",
+    )
     parser.addoption(
         "--strict-skips",
         action="store_true",
@@ -125,6 +137,14 @@ def add_options(parser: pytest.Parser) -> None:
     )
 
 
+def skip_late(item: pytest.Item) -> None:
+    """Skips a thorough test that would begin after --thorough-minutes."""
+    minutes = (time.monotonic() - STARTED) / 60
+    is_late = minutes > item.config.getoption("--thorough-minutes")
+    if is_late and item.get_closest_marker("thorough"):
+        pytest.skip(TIME_IS_OVER)
+
+
 class StrictSkips:
     """A pytest plugin that fails the session if a test is skipped for an unlisted reason.
 
@@ -134,6 +154,7 @@ class StrictSkips:
     def __init__(self, without: list[str]) -> None:
         self.without = without
         self.unexpected: dict[str, str] = {}  # test or module -> reason
+        self.num_late = 0  # thorough tests that would have begun too late
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._note(report)
@@ -148,6 +169,7 @@ class StrictSkips:
             return
         assert isinstance(report.longrepr, tuple), f"{report.longrepr=}"
         reason = report.longrepr[2].removeprefix("Skipped: ")
+        self.num_late += reason == TIME_IS_OVER
         if not is_allowed(reason, self.without):
             self.unexpected[report.nodeid] = reason
 
@@ -156,6 +178,8 @@ class StrictSkips:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.num_late:
+            terminalreporter.line(f"{self.num_late} thorough tests were not run: too late")
         if not self.unexpected:
             return
         terminalreporter.section("unexpected skips", red=True)

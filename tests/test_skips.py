@@ -21,6 +21,10 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if config.getoption("--strict-skips") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(skips.StrictSkips(config.getoption("--without")))
+
+
+def pytest_runtest_setup(item):
+    skips.skip_late(item)
 """
 SKIPPED_TEST = """
 import pytest
@@ -99,3 +103,31 @@ def test_no_package_of_the_extra_dev_is_a_reason() -> None:
         for name in (package, package.replace("-", "_")):
             assert not is_allowed(f"{name} is not installed", []), package
             assert not is_allowed(f"could not import '{name}': No module named '{name}'", [])
+
+
+THOROUGH_TEST = """
+import pytest
+
+
+@pytest.mark.thorough
+def test_of_many():
+    assert False
+
+
+def test_of_the_default_suite():
+    pass
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_thorough_tests_begin_only_in_their_time(tmp_path: Path, workers: int) -> None:
+    late = session(
+        tmp_path, THOROUGH_TEST, "--strict-skips", "--thorough-minutes=0", workers=workers
+    )
+    in_time = session(tmp_path, THOROUGH_TEST, "--strict-skips", "--thorough-minutes=60")
+
+    assert late.returncode == pytest.ExitCode.OK, late.stdout
+    assert "1 thorough tests were not run: too late" in late.stdout
+    assert "2 passed, 1 skipped" in late.stdout
+    assert in_time.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "not run" not in in_time.stdout
