@@ -916,6 +916,7 @@ def test_cancel_frees_everything_and_the_engine_serves_the_next(arrangement) -> 
     assert_same(another_scheduler, base())
 
 
+@pytest.mark.quick_cases("preempted")
 @pytest.mark.parametrize("arrangement", ["2 slots", "preempted"])
 def test_a_drained_run_ends_the_turns_that_have_begun_and_begins_no_other(arrangement) -> None:
     """A sequence that is preempted within its turn returns, and ends it."""

@@ -131,6 +131,7 @@ def logps(jobs: Jobs, rollout: Rollout) -> np.ndarray:
 # -- switches of weights ---------------------------------------------------------------------------
 
 
+@pytest.mark.quick_cases("tokens")
 @pytest.mark.parametrize("switch", ["requests", "turns", "tokens"])
 def test_a_sampler_takes_newer_weights_as_the_setting_says(make_jobs, switch: str) -> None:
     jobs = make_jobs(switch)
@@ -208,7 +209,7 @@ def test_the_next_samplers_continue_what_was_begun(make_jobs) -> None:
     jobs = make_jobs()
     stream = opened(jobs)
     handed_over: list[Sequence] = []
-    for number in range(3):
+    for number in range(2):
         request = hand_over(jobs, 5, f"sampler-{number}")
         handed_over += sequences_in(jobs.store.read(f"partials/{request.id}"))
     last = handed_over[-1:] and sequences_in(jobs.store.read(f"partials/{request.id}"))
@@ -244,6 +245,7 @@ def test_the_next_samplers_continue_what_was_begun(make_jobs) -> None:
     assert values["jobs/continued_tokens"] == num_continued
 
 
+@pytest.mark.thorough
 def test_a_turn_without_a_grade_is_graded_by_the_next_sampler(make_jobs) -> None:
     jobs = make_jobs()
     opened(jobs)
