@@ -117,8 +117,8 @@ def return_garbage() -> None:
 
     honest = Progress.result
 
-    def spoil(progress: Progress, sampler: str, seconds: float = 0.0) -> Result:
-        result = honest(progress, sampler, seconds)
+    def spoil(self: Progress, sampler: str, seconds: float = 0.0) -> Result:
+        result = honest(self, sampler, seconds)
         first = result.rollouts[0]
         match random.randrange(4):
             case 0:

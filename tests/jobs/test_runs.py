@@ -394,7 +394,7 @@ def test_samplers_switch_their_weights_between_two_tokens(
     assert f"and {num_mixed} cannot be sampled again" in replayed.stdout
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough_cases("preemption notice")
 @pytest.mark.parametrize("reason", ["SIGTERM", "preemption notice"])
 def test_the_tokens_of_a_stopped_sampler_are_not_sampled_again(
     tmp_path: Path, environment: dict[str, str], reason: str
