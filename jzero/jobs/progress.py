@@ -36,7 +36,7 @@ from jzero.jobs.snapshots import Reader, SnapshotError
 from jzero.rollout.sampler import to_rollout
 
 PARTIALS = "partials"  # folder of the store
-# Of a file: a few seconds to write, because a spot machine has 15 to 25.
+# Of the tokens in a file: seconds to write, because a spot machine has 15 to 25.
 MOST_BYTES = 32 << 20
 # What is taken from the sequences in a file. The request decides everything else.
 CARRIED = (

@@ -212,6 +212,15 @@ def test_arrival_drops_answers_that_became_too_old(make_jobs) -> None:
     assert left <= set(jobs.store.names("requests"))
 
 
+def test_what_a_sampler_hands_over_too_late_is_removed(make_jobs) -> None:
+    jobs = make_jobs("arrival")
+    stream = jobs.stream()
+    jobs.collect(stream, 0)
+    jobs.store.write("partials/closed", b"tokens")
+    jobs.collect(stream, 1)
+    assert not jobs.store.names("partials")
+
+
 def test_arrival_accepts_by_the_oldest_token(make_jobs) -> None:
     jobs = make_jobs("arrival", max_staleness=1, switch="tokens")
     stream = jobs.stream()
