@@ -54,7 +54,10 @@ def make_jobs(
 
 
 class AtTick:
-    """Does something once, when a sampler has made some decode calls or ended some turns."""
+    """Does something once, when a sampler has checked some times whether it should stop.
+
+    It checks twice before every decode call, and once after every turn.
+    """
 
     def __init__(self, number: int, action: Callable[[], None]) -> None:
         self.number = number
@@ -94,7 +97,7 @@ def answer_while_publishing(jobs: Jobs, version: int) -> tuple[Request, Result]:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
-    worker = jobs.new_worker("s", AtTick(4, publish_and_wait))
+    worker = jobs.new_worker("s", AtTick(7, publish_and_wait))
     request = worker.take()
     assert request is not None
     worker.work_on(request)
@@ -185,7 +188,7 @@ def test_a_snapshot_from_before_a_kill_of_the_trainer_is_not_taken(make_jobs) ->
 
 
 def hand_over(jobs: Jobs, ticks: int, name: str = "first") -> Request:
-    """Returns a request whose sampler was stopped after some decode calls and ends of turns."""
+    """Returns a request whose sampler was stopped at a check."""
     worker = jobs.new_worker(name, AtTick(ticks, stop))
     request = worker.take()
     assert request is not None
@@ -210,7 +213,7 @@ def test_the_next_samplers_continue_what_was_begun(make_jobs) -> None:
     stream = opened(jobs)
     handed_over: list[Sequence] = []
     for number in range(2):
-        request = hand_over(jobs, 5, f"sampler-{number}")
+        request = hand_over(jobs, 9, f"sampler-{number}")
         handed_over += sequences_in(jobs.store.read(f"partials/{request.id}"))
     last = handed_over[-1:] and sequences_in(jobs.store.read(f"partials/{request.id}"))
     assert any(sequence.turns for sequence in last)
@@ -251,7 +254,7 @@ def test_a_turn_without_a_grade_is_graded_by_the_next_sampler(make_jobs) -> None
     opened(jobs)
     ungraded: list[Sequence] = []
     # At the end of a turn its grade is missing, unless the grader is very fast.
-    for ticks in range(4, 40):
+    for ticks in range(7, 60):
         request = hand_over(jobs, ticks)
         data = jobs.store.read(f"partials/{request.id}")
         ungraded = [s for s in sequences_in(data) if s.turns and s.turns[-1].grade is None]
@@ -271,7 +274,7 @@ def test_a_turn_without_a_grade_is_graded_by_the_next_sampler(make_jobs) -> None
 def test_tokens_of_a_handed_over_request_continue_under_the_newest_weights(make_jobs) -> None:
     jobs = make_jobs("tokens")
     opened(jobs)
-    request = hand_over(jobs, 5)
+    request = hand_over(jobs, 9)
     publish(jobs, 1)
     worker = jobs.new_worker("second")
     worker.work_on(worker.take())
@@ -284,7 +287,7 @@ def test_tokens_of_a_handed_over_request_continue_under_the_newest_weights(make_
 def test_with_requests_the_weights_of_a_handed_over_request_stay(make_jobs) -> None:
     jobs = make_jobs("requests")
     opened(jobs)
-    request = hand_over(jobs, 5)
+    request = hand_over(jobs, 9)
     publish(jobs, 1)
     worker = jobs.new_worker("second")
     worker.work_on(worker.take())
@@ -297,7 +300,7 @@ def test_fixed_hands_over_nothing(make_jobs) -> None:
     """Its bits must not depend on how many samplers made a rollout."""
     jobs = make_jobs(schedule="fixed")
     opened(jobs)
-    hand_over(jobs, 5)
+    hand_over(jobs, 9)
     assert not jobs.store.names("partials")
 
 
@@ -356,7 +359,7 @@ def test_what_no_sampler_can_have_left_is_sampled_from_the_beginning(
     jobs = make_jobs()
     opened(jobs)
     # So early that no turn has ended, and the first sequence in the file is in its turn.
-    request = hand_over(jobs, 4)
+    request = hand_over(jobs, 7)
     name = f"partials/{request.id}"
     jobs.store.write(name, BAD[message](jobs.store.read(name)))
     worker = jobs.new_worker("second")
@@ -371,7 +374,7 @@ def test_tokens_that_are_too_old_are_sampled_again(
 ) -> None:
     jobs = make_jobs("tokens", max_staleness=1)
     opened(jobs)
-    request = hand_over(jobs, 5)
+    request = hand_over(jobs, 9)
     publish(jobs, 2)
     worker = jobs.new_worker("second")
     worker.work_on(worker.take())
@@ -386,7 +389,7 @@ def test_a_file_is_bounded_and_has_the_longest_sequences(
 ) -> None:
     jobs = make_jobs()
     opened(jobs)
-    request = hand_over(jobs, 8)
+    request = hand_over(jobs, 15)
     lengths = [s.num_new for s in sequences_in(jobs.store.read(f"partials/{request.id}"))]
     begun = jobs.new_worker("second").begin(request)
     one = sum(v.nbytes for v in begun.sequences[0].tokens.to_dict().values())
@@ -429,7 +432,7 @@ def test_a_preemption_notice_makes_a_sampler_hand_over(
                     assert time.monotonic() < deadline
                     time.sleep(0.005)
 
-            at_tick = AtTick(5, preempt)
+            at_tick = AtTick(9, preempt)
 
             def check_stop() -> None:
                 at_tick()

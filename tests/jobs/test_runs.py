@@ -53,8 +53,8 @@ def start_sampler(environment: dict[str, str], store: Path | str, *flags: str) -
     )
 
 
-# A sampler that pauses before every decode call, and looks for new weights as often. It counts its
-# calls in a file.
+# A sampler that pauses twice before every decode call, and looks for new weights as often. Its
+# pauses are counted in a file.
 SLOWLY = """
 import os
 import time
@@ -407,7 +407,7 @@ def test_the_tokens_of_a_stopped_sampler_are_not_sampled_again(
         on_spot = environment | {"GCE_METADATA_HOST": metadata.host}
         notices = "--config.train.preemption_notice=gce"
         first = start_slow_sampler(on_spot, store, calls, 0.3, notices)
-        wait_until(lambda: calls.stat().st_size >= 5, trainer, first)
+        wait_until(lambda: calls.stat().st_size >= 9, trainer, first)
         if reason == "SIGTERM":
             first.send_signal(signal.SIGTERM)
         else:
