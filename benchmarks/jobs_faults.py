@@ -43,9 +43,7 @@ from soak_hosts import SETTINGS
 from jzero.files import read_jsonl
 
 if TYPE_CHECKING:
-    from jzero.jobs.requests import Request, Result
-    from jzero.rollout.sampler import Sampler
-    from jzero.types import Params
+    from jzero.jobs.requests import Result
 
 ROOT = Path(__file__).resolve().parents[1]
 LEASE_SECONDS = 8.0
@@ -115,20 +113,12 @@ def disturb_stores() -> None:
 
 def return_garbage() -> None:
     """Makes this sampler spoil its results: each time in another way."""
-    from jzero import sample
+    from jzero.jobs.progress import Progress
 
-    answer = sample.answer
+    honest = Progress.result
 
-    def spoil(
-        sampler: Sampler,
-        params: Params,
-        request: Request,
-        version: int,
-        snapshot: str,
-        name: str,
-        tick: Callable[[], None] = lambda: None,
-    ) -> Result:
-        result = answer(sampler, params, request, version, snapshot, name, tick)
+    def spoil(self: Progress, sampler: str, seconds: float = 0.0) -> Result:
+        result = honest(self, sampler, seconds)
         first = result.rollouts[0]
         match random.randrange(4):
             case 0:
@@ -141,7 +131,7 @@ def return_garbage() -> None:
                 tokens = first.tokens.replaced(versions=first.tokens.versions + 1)
         return replace(result, rollouts=[replace(first, tokens=tokens), *result.rollouts[1:]])
 
-    sample.answer = spoil
+    Progress.result = spoil
 
 
 def skew_clock() -> None:

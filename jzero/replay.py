@@ -7,6 +7,9 @@ the prompts and the seed, so its rollouts can be made again from the snapshots i
 as rollout.placement.keep_snapshots keeps them. A difference means that the rollouts were not
 sampled as the log says: by other weights, by other hardware, or by a sampler with a fault. The exit
 status is 1 if there is one.
+
+With rollout.placement.schedule=arrival, some requests cannot be sampled again: those with several
+versions of the weights, and those that a second sampler has continued. The command names them.
 """
 
 import argparse
@@ -24,8 +27,9 @@ from jzero.jobs.requests import BadResultError, Request, Result
 from jzero.jobs.snapshots import SnapshotError
 from jzero.jobs.store import open_store
 from jzero.jobs.stream import LOG, RUN, read_run, request_file, result_file
+from jzero.jobs.weights import Weights
 from jzero.rollout.sampler import Sampler
-from jzero.sample import Weights, answer, build, local_settings
+from jzero.sample import answer, build, local_settings
 from jzero.types import Rollout
 from jzero.workers.pool import Pool
 
@@ -97,13 +101,23 @@ def replay(item: Logged, sampler: Sampler, weights: Weights) -> list[str]:
     # The log has the digest of what was trained on; the file may have changed since.
     if item.result.digest != row["digest"]:
         return ["its file holds other rollouts than the log says"]
-    params = weights.load(row["version"], row["snapshot"])
-    again = answer(sampler, params, request, row["version"], row["snapshot"], NAME)
+    identity = row["version"], row["snapshot"]
+    again = answer(sampler, weights.load(*identity), request, identity, NAME)
     differences = []
     for number, (old, new) in enumerate(zip(item.result.rollouts, again.rollouts, strict=True)):
         if found := difference(old, new):
             differences.append(f"rollout {number}: {found}")
     return differences
+
+
+def obstacle(result: Result) -> str:
+    """Returns why the rollouts of a result cannot be sampled again, "" if they can."""
+    if result.later_weights:
+        versions = ", ".join(str(version) for version, _ in result.weights)
+        return f"several versions sampled it ({versions}), switched at a time that is not logged"
+    if result.continued_tokens:
+        return "a second sampler continued it, with a prefill that rounds otherwise"
+    return ""
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -136,12 +150,16 @@ def main() -> None:
         log = read_log(options.run, options.step, options.requests)
         store = open_store(placement.store)
         run, _ = read_run(store.read(RUN), store.address)
-        num_tokens, num_different, num_gone = 0, 0, 0
+        num_tokens, num_different, num_gone, num_mixed = 0, 0, 0, 0
         with Pool(settings.task.grade_workers) as pool:
             sampler, weights = build(settings, run, store, pool)
             # By version, so that every snapshot is read once.
             for item in sorted(log, key=lambda logged: logged.row["version"]):
                 name = f"step {item.row['step']}, request {item.request.number}"
+                if reason := obstacle(item.result):
+                    terminal.say(f"{name}: {reason}")
+                    num_mixed += 1
+                    continue
                 try:
                     differences = replay(item, sampler, weights)
                 except SnapshotError as error:
@@ -153,8 +171,9 @@ def main() -> None:
                 for found in differences:
                     terminal.say(f"{name}, of {item.row['sampler']}: {found}")
     terminal.say(
-        f"{len(log) - num_gone} requests sampled again, {num_tokens} tokens: "
-        f"{num_different} requests differ; {num_gone} have no snapshot any more"
+        f"{len(log) - num_gone - num_mixed} requests sampled again, {num_tokens} tokens: "
+        f"{num_different} requests differ; {num_gone} have no snapshot any more, and {num_mixed} "
+        "cannot be sampled again"
     )
     sys.exit(1 if num_different else 0)
 

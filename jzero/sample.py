@@ -27,25 +27,34 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
-import numpy as np
 
 from jzero import cli, config, terminal
 from jzero.config import Config, Jobs, RolloutConfig, Together
 from jzero.decoder.engine import Engine
-from jzero.decoder.sequence import Groups, make_groups
+from jzero.decoder.sequence import Groups, groups_to_decode, never_drain
 from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.hosts import interrupt, peers
 from jzero.hosts.interrupt import StopSignal
 from jzero.jobs.leases import FOLDER as LEASES
 from jzero.jobs.leases import Leases
-from jzero.jobs.prefetch import Prefetch
-from jzero.jobs.requests import ANY_VERSION, REQUESTS, RESULTS, Request, Result, request_of
+from jzero.jobs.progress import PARTIALS, Progress
+from jzero.jobs.requests import (
+    ANY_VERSION,
+    REQUESTS,
+    RESULTS,
+    BadResultError,
+    Limits,
+    Request,
+    Result,
+    WeightsId,
+    request_of,
+)
 from jzero.jobs.snapshots import Reader, SnapshotError
 from jzero.jobs.store import RetryingStore, Store, open_store, read_if_exists
 from jzero.jobs.stream import BROKEN, END, REFUSED, RUN, STORE_SECONDS, is_name, read_run
-from jzero.jobs.weights import to_params
-from jzero.model import adapters, qwen
+from jzero.jobs.weights import Weights
+from jzero.model import qwen
 from jzero.model.base_model import BaseModel, read_base_model
 from jzero.planning.fitting import set_cpu_devices
 from jzero.planning.host_memory import check_host_memory, parts_of_engine
@@ -55,7 +64,6 @@ from jzero.rollout.sampler import (
     decoder_settings,
     make_sized_sampler,
     mesh_of_decoder,
-    to_rollout,
     with_needed_slots,
 )
 from jzero.run.environment import versions
@@ -79,43 +87,6 @@ MAY_DIFFER = (
 
 
 # -- the decoder -----------------------------------------------------------------------------------
-
-
-@dataclass
-class Weights:
-    """The weights of a run's versions on this machine's devices."""
-
-    reader: Reader
-    publish: Callable[[qwen.Params], qwen.Params]  # to the decoder's layout
-    shardings: qwen.Params  # of the tensors in a snapshot
-    base: qwen.Params | None  # under an adapter
-    scale: float  # of the adapter
-    _identity: str = ""
-    _params: qwen.Params | None = None
-
-    def __post_init__(self) -> None:
-        self._prefetch = Prefetch(self.reader)
-
-    def load(self, version: int, identity: str) -> qwen.Params:
-        """Returns the decoder's weights of a version.
-
-        Raises SnapshotError unless the store has the snapshot with this identity.
-        """
-        if self._params is None or identity != self._identity:
-            self._prefetch.stop()
-            # Before the new weights are read, the old ones are freed.
-            self._params = None
-            params = to_params(self.reader.load(version, identity), self.shardings)
-            # A snapshot of an adapter has only its matrices.
-            if self.base is not None:
-                params = adapters.join(self.base, params, self.scale)
-            self._params = self.publish(params)
-            self._identity = identity
-        return self._params
-
-    def prefetch(self, version: int) -> None:
-        """Reads a version into host memory in the background, once it is published."""
-        self._prefetch.start(version)
 
 
 def build(settings: Config, run: str, store: Store, pool: Pool) -> tuple[Sampler, Weights]:
@@ -144,15 +115,18 @@ def build(settings: Config, run: str, store: Store, pool: Pool) -> tuple[Sampler
     )
 
     reader = Reader(store, run)
+    placement = settings.rollout.placement
+    # The requests of schedule=fixed name their version; others want the newest one.
+    takes_newest = isinstance(placement, Jobs) and placement.schedule == "arrival"
     adapter = settings.model.adapter
     if not adapter.rank:
         shardings = param_shardings(base.model, mesh)
-        return sampler, Weights(reader, publish, shardings, None, 0.0)
+        return sampler, Weights(reader, publish, shardings, None, 0.0, takes_newest)
     check_base(reader, base)
     assert base.directory is not None, f"{settings.model.path=}"
     frozen = load_base(base.directory, base.model, mesh, settings.model)
     shardings = adapter_shardings(base.model, adapter, mesh)
-    return sampler, Weights(reader, publish, shardings, frozen, adapter.scale)
+    return sampler, Weights(reader, publish, shardings, frozen, adapter.scale, takes_newest)
 
 
 def check_base(reader: Reader, base: BaseModel) -> None:
@@ -215,51 +189,69 @@ def check_decoder(store: Store, sampler: Sampler) -> None:
         )
 
 
-def answer(
+def decode(
     sampler: Sampler,
     params: qwen.Params,
-    request: Request,
-    version: int,
-    snapshot: str,
-    name: str,
+    progress: Progress,
     tick: Callable[[], None] = interrupt.never_stop,
-) -> Result:
-    """Returns the result of a request. `tick` is called before every decode call, and may raise."""
+    has_newer: Callable[[], bool] = never_drain,
+    ends_turns: bool = False,
+) -> None:
+    """Decodes and grades the sequences of a request, until they are done or there are new weights.
+
+    Args:
+        sampler: the decoder.
+        params: the last one of `progress.weights`.
+        progress: the request with its sequences, which change in place.
+        tick: is called before every decode call, and may raise.
+        has_newer: whether there are newer weights.
+        ends_turns: newer weights wait for the end of the turns that have begun.
+    """
+    request = progress.request
     # The pool counts over all requests, and a result reports only its own.
     graded_before = dict(sampler.pool.counters)
-    groups = make_groups(
-        [np.array(prompt, np.int32) for prompt in request.prompts],
-        request.group_size,
-        sampler.engine.settings.max_new_tokens,
-        first_prompt=request.first_prompt,
-    )
+    in_grading = progress.in_grading
+    waiting = set(in_grading)
+    to_decode = [[s for s in group if s not in waiting] for group in progress.groups]
+    num_calls = 0
 
-    def admit_none_and_tick() -> Groups:
+    def is_over() -> bool:
+        # Every version decodes at least once, however fast versions follow each other.
+        return num_calls > 1 and has_newer()
+
+    def admit_none_and_tick() -> Groups | None:
+        nonlocal num_calls
         # The decoder asks for more groups before every call: the time to renew the lease.
         tick()
-        return []
+        num_calls += 1
+        return None if is_over() and not ends_turns else []
 
     counters = sampler.decode(
         params,
-        groups,
+        groups_to_decode(to_decode),
         group_size=request.group_size,
         problem_of=lambda prompt_id: request.problems[prompt_id],
         temperature=request.temperature,
         key=(request.seed, request.step),
-        version=version,
+        version=progress.weights[-1][0],
         admit_more=admit_none_and_tick,
         check_stop=tick,
+        drain=is_over if ends_turns else never_drain,
+        in_grading=in_grading,
     )
-    rollouts = [
-        to_rollout(request.problems[sequence.prompt_id], sequence)
-        for group in groups
-        for sequence in group
-    ]
-    grading = {
-        counter: number - graded_before[counter]
-        for counter, number in sampler.pool.counters.items()
-    }
-    return Result(request.id, version, snapshot, name, rollouts, dict(vars(counters)), grading)
+    progress.counters.add(counters)
+    for name, number in sampler.pool.counters.items():
+        count = number - graded_before[name]
+        progress.grading[name] = progress.grading.get(name, 0) + count
+
+
+def answer(
+    sampler: Sampler, params: qwen.Params, request: Request, weights: WeightsId, name: str
+) -> Result:
+    """Returns the result of a request that one version of the weights samples."""
+    progress = Progress.begin(request, sampler.engine.settings.max_new_tokens, weights)
+    decode(sampler, params, progress)
+    return progress.result(name)
 
 
 # -- requests --------------------------------------------------------------------------------------
@@ -275,6 +267,7 @@ class Worker:
     weights: Weights
     name: str
     check_stop: Callable[[], None]
+    placement: Jobs
     idle_seconds: float = 0.0  # without a request, after which the sampler ends; 0: never
     num_answered: int = 0
     idle_share: float = 0.0  # of the time since the first look for a request
@@ -344,33 +337,104 @@ class Worker:
 
     def work_on(self, request: Request) -> bool:
         """Answers a request. Returns False, and hands it back, if its weights cannot be read."""
-        version, snapshot = request.version, request.snapshot
+        started = time.monotonic()
+        version, progress = request.version, None
         try:
-            if version == ANY_VERSION:
-                newest = self.weights.reader.newest()
-                if newest is None:
-                    raise SnapshotError("there are no weights yet")
-                version, snapshot = newest
-            params = self.weights.load(version, snapshot)
-            # The requests of the next step name the version after this one, or a newer one.
-            self.weights.prefetch(version + 1)
-            result = answer(
-                self.sampler, params, request, version, snapshot, self.name, self.tick(request)
-            )
+            progress = self.begin(request)
+            while not progress.is_done:
+                version = progress.weights[-1][0]
+                self.decode(progress)
         except SnapshotError as error:
             # The trainer writes it again.
             self.store.write(f"{BROKEN}/{version:08d}", str(error).encode())
             self.leases.give_back(request.id)
             return False
-        except BaseException:
+        except BaseException as error:
             # Whatever ends this process, another sampler can start at once.
-            self.leases.give_back(request.id)
+            try:
+                if isinstance(error, interrupt.Interrupted) and progress is not None:
+                    self.hand_over(progress)
+            finally:
+                self.leases.give_back(request.id)
             raise
         # A late answer to a request that another sampler has answered.
-        if read_if_exists(self.store, f"{REQUESTS}/{request.id}") is not None:
+        if self.is_open(request):
+            result = progress.result(self.name, time.monotonic() - started)
             self.store.write(f"{RESULTS}/{result.name}", result.to_bytes())
         self.num_answered += 1
         return True
+
+    def begin(self, request: Request) -> Progress:
+        """Returns the sequences of a request: those of an earlier sampler, or new ones.
+
+        Raises SnapshotError if there are no weights yet.
+        """
+        max_new_tokens = self.sampler.engine.settings.max_new_tokens
+        if request.version != ANY_VERSION:
+            return Progress.begin(request, max_new_tokens, (request.version, request.snapshot))
+        newest = self.weights.reader.newest()
+        if newest is None:
+            raise SnapshotError("there are no weights yet")
+        progress = Progress.begin(request, max_new_tokens, newest)
+        data = read_if_exists(self.store, f"{PARTIALS}/{request.id}")
+        if data is None:
+            return progress
+        limits = Limits.of(self.sampler.engine, self.placement)
+        try:
+            progress.take_over(
+                data, limits, self.weights.reader, newest[0], self.placement.max_staleness
+            )
+        except BadResultError as error:
+            terminal.say(f"rollouts that a sampler has handed over: {error}: sampled again")
+        else:
+            terminal.say(f"continues {progress.continued_tokens} tokens of another sampler")
+        # The weights that sampled last may still have turns to end.
+        if self.placement.switch == "tokens" and newest[0] > progress.weights[-1][0]:
+            progress.weights.append(newest)
+        return progress
+
+    def decode(self, progress: Progress) -> None:
+        """Decodes until the sequences are done, or until they take newer weights."""
+        switch = self.placement.switch
+        self.weights.load(*progress.weights[-1])
+        # The requests of the next step name the version after this one, or a newer one.
+        self.weights.prefetch()
+
+        def has_newer() -> bool:
+            return switch != "requests" and self.weights.newer() is not None
+
+        # No name refers to the parameters here: they are freed before newer ones are loaded.
+        decode(
+            self.sampler,
+            self.weights.params,
+            progress,
+            self.tick(progress.request),
+            has_newer,
+            ends_turns=switch == "turns",
+        )
+        if progress.is_done:
+            return
+        newer = self.weights.newer()
+        assert newer is not None, "only newer weights end decoding early"
+        used = progress.used_weights
+        progress.weights.append(newer)
+        # The trainer would refuse the tokens of weights that are too old.
+        if used and newer[0] - used[0][0] > self.placement.max_staleness:
+            progress.restart(self.sampler.engine.settings.max_new_tokens)
+
+    def hand_over(self, progress: Progress) -> None:
+        """Writes the sequences of a request for the sampler that takes it next."""
+        request = progress.request
+        # With schedule=fixed, no bit of a rollout may depend on how many samplers made it.
+        if request.version != ANY_VERSION:
+            return
+        data = progress.to_bytes()
+        if data is not None and self.is_open(request):
+            self.store.write(f"{PARTIALS}/{request.id}", data)
+
+    def is_open(self, request: Request) -> bool:
+        """Whether the trainer still wants a request to be answered."""
+        return read_if_exists(self.store, f"{REQUESTS}/{request.id}") is not None
 
     def tick(self, request: Request) -> Callable[[], None]:
         """Returns a function that renews the lease of a request, and raises Interrupted."""
@@ -487,7 +551,8 @@ def sample(
         if placement.schedule == "fixed":
             check_decoder(store, sampler)
         leases = Leases(store, name, placement.lease_seconds)
-        worker = Worker(store, leases, sampler, weights, name, check_stop, 60 * idle_minutes)
+        idle_seconds = 60 * idle_minutes
+        worker = Worker(store, leases, sampler, weights, name, check_stop, placement, idle_seconds)
         terminal.say(f"{name} samples for {settings.name} on {jax.device_count()} devices")
         worker.run()
     terminal.say(

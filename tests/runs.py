@@ -138,6 +138,31 @@ class Stand(ThreadingHTTPServer):
         self.server_close()
 
 
+class Metadata(Stand):
+    """A stand-in for the metadata server of Google. `answer` is the text, or None for an error."""
+
+    def __init__(self) -> None:
+        metadata = self
+        self.answer: str | None = "FALSE"
+        self.requests: list[tuple[str, str | None]] = []  # path, and the header Metadata-Flavor
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                metadata.requests.append((self.path, self.headers["Metadata-Flavor"]))
+                self.send_response(200 if metadata.answer is not None else 503)
+                self.end_headers()
+                self.wfile.write((metadata.answer or "").encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        super().__init__(Handler)
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self.server_port}"
+
+
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Returns the rows of a file of JSON lines, every line of which is complete."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

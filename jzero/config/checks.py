@@ -777,6 +777,12 @@ def check_jobs(config: Config) -> Iterator[str]:
             f"rollout.placement.serve={jobs.serve} is no address: give HOST:PORT, such as "
             "0.0.0.0:8400"
         )
+    if jobs.schedule == "fixed" and jobs.switch != "requests":
+        yield (
+            f"rollout.placement.switch={jobs.switch} with schedule=fixed: rollouts would depend on "
+            "the time at which weights arrive, and no run could be repeated: set "
+            "rollout.placement.schedule=arrival, or switch=requests"
+        )
     # What is listed here has not been tested with separate jobs.
     unsupported = {
         "sft": config.sft is not None,

@@ -65,6 +65,13 @@ class Jobs:
         "arrival: the first ones that are ready and not too old.",
         choices=("fixed", "arrival"),
     )
+    switch: str = setting(
+        "requests",
+        "When a sampler takes newer weights. requests: with its next request. turns: with "
+        "schedule=arrival also within a request, once all turns that have begun are over. tokens: "
+        "with schedule=arrival between two decode calls, with a prefill of all tokens so far.",
+        choices=("requests", "turns", "tokens"),
+    )
     lease_seconds: float = setting(
         60.0,
         "Seconds without a sign of life after which a request is given to another sampler.",

@@ -44,6 +44,7 @@ from jzero.decoder.sequence import (
     PollReplies,
     Sequence,
     admit_none,
+    never_drain,
 )
 from jzero.hosts import collectives
 from jzero.model import qwen
@@ -155,6 +156,7 @@ class Scheduler:
         version: int = 0,
         poll_replies: PollReplies | None = None,
         admit_more: AdmitMore = admit_none,
+        drain: Callable[[], bool] = never_drain,
     ) -> Iterator[Sequence]:
         """Decodes `groups` and yields every sequence when it finishes, in finishing order.
 
@@ -166,6 +168,9 @@ class Scheduler:
         `admit_more()` is called before every decode call. It returns further groups to decode, or
         None if the caller has enough: then the run ends and leaves unfinished sequences as they
         are.
+
+        `drain()` is called after `admit_more()`. Once it returns True, no further turn begins, and
+        the run ends when the turns that have begun are over.
 
         `poll_replies(wait)` enables episodes of several turns. Each sequence is then yielded at the
         end of every turn, and `poll_replies` must return it later, exactly once a turn, with the
@@ -194,13 +199,20 @@ class Scheduler:
             self.queue.extend(more_groups)
             self.references.add(more_groups)
 
-            # Begin the turns whose replies have arrived. Block only if there is no other work.
+            is_draining = drain()
+            if is_draining:
+                self._drop_turns_to_begin()
             has_work = self.queue or self.decoding or in_flight or any(self.pending)
-            must_wait = not (has_work or self.scorer.is_busy)
-            num_replies = self._handle_replies(wait=must_wait)
-            if must_wait and not num_replies:
-                self._free_kept_pages()
-                return
+            if is_draining:
+                if not has_work:
+                    break
+            else:
+                # Begin the turns whose replies have arrived. Block only if there is no other work.
+                must_wait = not (has_work or self.scorer.is_busy)
+                num_replies = self._handle_replies(wait=must_wait)
+                if must_wait and not num_replies:
+                    self._free_kept_pages()
+                    return
 
             # Decoding sequences reserve their pages first; the remaining pages admit other
             # sequences.
@@ -249,6 +261,14 @@ class Scheduler:
         self.unread_calls = 0
         for samples in self.pending:
             samples.clear()
+
+    def _drop_turns_to_begin(self) -> None:
+        """Removes the sequences that have no token of their turn yet."""
+        # A sequence that was preempted returns to the queue within its turn, and stays.
+        self.queue = deque(group for group in self.queue if group[0].is_in_turn)
+        for shard, samples in enumerate(self.pending):
+            in_turn = [sample for sample in samples if sample.sequence.is_in_turn]
+            self.pending[shard] = deque(in_turn)
 
     def _free_kept_pages(self) -> None:
         """Frees the pages that are only kept for sharing."""

@@ -73,6 +73,11 @@ class Sequence:
         """Returns the log-probabilities of `new_tokens`; 0 in replies."""
         return self.tokens.logps[len(self.prompt_tokens) :].tolist()
 
+    @property
+    def is_in_turn(self) -> bool:
+        """Whether the current turn has tokens and has not ended."""
+        return len(self) > self.turn_start and not self.finish_reason
+
     def temperature_or(self, default: float) -> float:
         """Returns the sampling temperature of this sequence, or `default` if it has none."""
         return default if self.temperature is None else self.temperature
@@ -135,9 +140,29 @@ def make_groups(
     return groups
 
 
+def groups_to_decode(groups: Groups) -> Groups:
+    """Returns the unfinished sequences of groups: first the started ones, each a group of one."""
+    # One prefill of the prompt serves all sequences without tokens, so they stay in their group. A
+    # sequence with tokens needs its own prefill.
+    started: Groups = []
+    not_started: Groups = []
+    for group in groups:
+        unfinished = [sequence for sequence in group if not sequence.is_finished]
+        started += [[sequence] for sequence in unfinished if sequence.num_new]
+        without_tokens = [sequence for sequence in unfinished if not sequence.num_new]
+        if without_tokens:
+            not_started.append(without_tokens)
+    return started + not_started
+
+
 def admit_none() -> Groups:
     """The `AdmitMore` of a run that starts with all of its sequences."""
     return []
+
+
+def never_drain() -> bool:
+    """The `drain` of a run that ends with all of its sequences."""
+    return False
 
 
 @dataclass

@@ -3,6 +3,7 @@
     store.py      files in a directory or a bucket: atomic writes, exclusive creation, one clock
     snapshots.py  the weights of each policy version, by content hash: full, or as differences
     requests.py   requests for rollouts, and their results: identity, bytes, validation
+    progress.py   the sequences of a request, and how one sampler hands them to another
     leases.py     which sampler works on which request, with a deadline
     stream.py     the trainer's side: publishes snapshots and requests, collects rollouts
 
@@ -17,6 +18,7 @@ time: another one gives the same answer. All files of a store:
     snapshots/newest            the newest version
     requests/<id>               an open request
     leases/<id>                 its sampler; the time of the last change is the sign of life
+    partials/<id>               its sequences so far, of a sampler that was told to stop
     results/<id>-<digest>       its rollouts, until the trainer takes them
     refused/<sampler>           a sampler whose result failed validation, and why
     broken/<version>            a snapshot that a sampler could not read, and why

@@ -5,13 +5,20 @@ clock of the store, and the sampler renews it as long as it makes progress. Leas
 decide nothing: if two samplers answer a request, their answers are equal.
 """
 
+import statistics
 import time
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from jzero.jobs.store import Store, read_if_exists
 
 FOLDER = "leases"
 RENEWALS = 3  # of a lease in its time
+# A sampler that has had a request for longer than both is slow.
+SLOW_LEASES = 3  # lease times
+SLOW_FACTOR = 3  # times the median of the answered requests
+NUM_ANSWERS = 50  # in the median, the last ones
 
 
 @dataclass
@@ -73,3 +80,51 @@ class Leases:
         self._renewed.pop(request, None)
         if self.holder_of(request) == self.holder:
             self.store.delete(f"{FOLDER}/{request}")
+
+
+@dataclass
+class SlowLeases:
+    """Finds the samplers that renew their lease of a request for much longer than others need.
+
+    The trainer looks while it waits. Time counts from its first look at a lease.
+    """
+
+    leases: Leases
+    _since: dict[str, tuple[str, float]] = field(default_factory=dict)  # holder, time.monotonic()
+    _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_ANSWERS))
+    _last_look: float = 0.0  # time.monotonic()
+
+    def count_answer(self, seconds: float) -> None:
+        """Counts the seconds that a sampler worked on a request that it has answered."""
+        self._seconds.append(seconds)
+
+    @property
+    def limit(self) -> float:
+        """The seconds after which a sampler is slow."""
+        median = statistics.median(self._seconds) if self._seconds else 0.0
+        return max(SLOW_LEASES * self.leases.seconds, SLOW_FACTOR * median)
+
+    def find(self, requests: Iterable[str]) -> list[tuple[str, str, float]]:
+        """Returns the slow ones of some requests, each with its sampler and its seconds.
+
+        Looks a few times in the time of a lease, and returns nothing in between.
+        """
+        now = time.monotonic()
+        # In a bucket every look is a paid request.
+        if now - self._last_look < self.leases.seconds / RENEWALS:
+            return []
+        self._last_look = now
+        since: dict[str, tuple[str, float]] = {}
+        slow: list[tuple[str, str, float]] = []
+        for request in requests:
+            holder = self.leases.holder_of(request)
+            if holder is None:
+                continue
+            known_holder, start = self._since.get(request, (holder, now))
+            # Another sampler has its own time.
+            since[request] = holder, start if known_holder == holder else now
+            seconds = now - since[request][1]
+            if seconds > self.limit:
+                slow.append((request, holder, seconds))
+        self._since = since
+        return slow

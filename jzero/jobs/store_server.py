@@ -44,7 +44,7 @@ MOST_BYTES = 1 << 30  # of a file that a client writes
 PART_BYTES = 1 << 20
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,199})?")
 # What samplers write. The trainer writes into its directory itself.
-WRITTEN = ("results/", "leases/", "broken/", "decoder.json")
+WRITTEN = ("results/", "partials/", "leases/", "broken/", "decoder.json")
 REMOVED = ("leases/", "requests/")
 
 

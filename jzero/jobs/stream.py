@@ -31,7 +31,8 @@ from jzero.errors import UserError
 from jzero.files import JsonObject, naming_full_disk, read_jsonl, write_atomic
 from jzero.hosts import interrupt
 from jzero.jobs.leases import FOLDER as LEASES
-from jzero.jobs.leases import Leases
+from jzero.jobs.leases import Leases, SlowLeases
+from jzero.jobs.progress import PARTIALS
 from jzero.jobs.requests import (
     ANY_VERSION,
     REQUESTS,
@@ -113,24 +114,23 @@ class JobStream(ABC):
         self.placement = placement
         self.settings = settings
         self.groups = groups_per_request(placement, rollout)
-        self.limits = Limits(
-            vocab_size=sampler.engine.model.vocab_size,
-            max_turns=rollout.max_turns,
-            longest_continuation=rollout.longest_continuation,
-            tracks=sampler.engine.program_settings.tracks,
-        )
+        self.limits = Limits.of(sampler.engine, placement)
         self.check_stop: interrupt.StopCheck = interrupt.never_stop
         self.store = RetryingStore(
             open_store(placement.store), STORE_SECONDS, lambda: self.check_stop()
         )
         self.leases = Leases(self.store, TRAINER, placement.lease_seconds)
+        self.slow_leases = SlowLeases(self.leases)
 
         self.open: dict[str, Request] = {}  # published, not trained on
         self.ready: dict[str, Answer] = {}  # of open requests
         self.identities: dict[int, str] = {}  # of the snapshots of the last versions
         self.publisher: Publisher | None = None  # None before the first `collect`
         self.log: list[JsonObject] = []  # the lines of LOG
-        self.num_refused = 0  # results, since the last `metrics`
+        # Since the last `metrics`:
+        self.num_refused = 0  # results
+        self.num_given_again = 0  # requests of slow samplers
+        self.num_continued = 0  # tokens that samplers have handed over
         self.seconds_waited = 0.0
         self._saved = self.to_bytes()
 
@@ -177,6 +177,7 @@ class JobStream(ABC):
                 if name in vars(counted) and name != "grading_seconds":
                     setattr(counted, name, number)
             counters.add(counted)
+            self.num_continued += answer.result.continued_tokens
             for name, number in answer.result.grading.items():
                 if name in self.sampler.pool.counters:
                     self.sampler.pool.counters[name] += number
@@ -267,10 +268,12 @@ class JobStream(ABC):
         # The request first: without its lease alone, a sampler would begin it again.
         self.store.delete(f"{REQUESTS}/{request}")
         self.store.delete(f"{LEASES}/{request}")
+        self.store.delete(f"{PARTIALS}/{request}")
 
     def _remove_strangers(self) -> None:
         """Removes requests from before a kill that the run does not make again."""
-        for request in self.store.names(REQUESTS):
+        # A sampler may hand over a request at the moment in which it is closed.
+        for request in {*self.store.names(REQUESTS), *self.store.names(PARTIALS)}:
             if request not in self.open:
                 self.close_request(request)
 
@@ -283,6 +286,7 @@ class JobStream(ABC):
                 continue
             self._repair()
             self._restore_requests()
+            self._give_slow_requests_again()
             self.check_stop()
             time.sleep(self.store.poll_seconds)
             # By then the leases of dead samplers have expired, and the report counts living ones.
@@ -297,8 +301,27 @@ class JobStream(ABC):
             if request.id not in names and request.id not in self.ready:
                 self.store.write(f"{REQUESTS}/{request.id}", request.to_json())
 
+    @property
+    def waiting(self) -> list[str]:
+        """The open requests without an answer."""
+        return [request for request in self.open if request not in self.ready]
+
+    def _give_slow_requests_again(self) -> None:
+        """Lets a second sampler work on a request that a living sampler does not finish.
+
+        The first answer counts. With schedule=fixed both are equal.
+        """
+        for request, sampler, seconds in self.slow_leases.find(self.waiting):
+            self.num_given_again += 1
+            terminal.say(
+                f"{sampler} has worked on request {request} for {seconds:.0f} seconds: another "
+                "sampler may take it as well"
+            )
+            # Its sampler does not take a lease again that it has lost.
+            self.store.delete(f"{LEASES}/{request}")
+
     def _report_wait(self) -> None:
-        waiting = [request for request in self.open if request not in self.ready]
+        waiting = self.waiting
         now = self.store.now(TRAINER)
         leased = sum(not self.leases.is_expired(request, now) for request in waiting)
         advice = "" if leased else f": start python -m jzero.sample --join {self.store.address}"
@@ -344,6 +367,7 @@ class JobStream(ABC):
         write_atomic(request_file(self.settings.workdir, request.id), request.to_json())
         write_atomic(path, data)
         self.ready[request.id] = Answer(request, result, rollouts)
+        self.slow_leases.count_answer(result.seconds)
         self.close_request(request.id)
 
     def _refuse(self, request: Request, sampler: str, reason: str) -> None:
@@ -357,7 +381,8 @@ class JobStream(ABC):
 
     def _compare(self, first: Result, second: Result) -> None:
         """Reports two different answers to one request, which a sampler's fault must have made."""
-        if first.digest != second.digest and first.version == second.version:
+        are_comparable = first.is_repeatable and second.is_repeatable
+        if are_comparable and first.digest != second.digest and first.version == second.version:
             terminal.say(
                 f"{first.sampler} and {second.sampler} gave different answers to request "
                 f"{first.request}: python -m jzero.replay shows which one is wrong"
@@ -388,6 +413,8 @@ class JobStream(ABC):
                     "request": request.id,
                     "version": result.version,
                     "snapshot": result.snapshot,
+                    "later_weights": result.later_weights,
+                    "continued_tokens": result.continued_tokens,
                     "seed": [request.seed, request.step],
                     "sampler": result.sampler,
                     "digest": result.digest,
@@ -430,9 +457,12 @@ class JobStream(ABC):
         values["async/wasted_tokens"] = counters.wasted_tokens
         values["jobs/wait_seconds"] = self.seconds_waited
         values["jobs/refused_results"] = self.num_refused
+        values["jobs/given_again"] = self.num_given_again
+        values["jobs/continued_tokens"] = self.num_continued
         values["jobs/snapshot_bytes"] = self.publisher.bytes_written
         # Counted from one step to the next.
-        self.seconds_waited, self.num_refused = 0.0, 0
+        self.seconds_waited = 0.0
+        self.num_refused = self.num_given_again = self.num_continued = 0
         return values
 
     def to_bytes(self) -> bytes:
@@ -567,10 +597,14 @@ class ArrivalStream(JobStream):
         return chosen
 
     def accepts(self, request: Request, result: Result) -> bool:
+        # The weights of the oldest token decide.
         oldest = self.version - self.rollout.max_staleness
-        is_recent = oldest <= result.version <= self.version
-        # A version from before a kill may have had other weights.
-        return is_recent and self.identities.get(result.version) == result.snapshot
+        return all(
+            oldest <= version <= self.version
+            # A version from before a kill may have had other weights.
+            and self.identities.get(version) == snapshot
+            for version, snapshot in result.weights
+        )
 
     def saved_values(self) -> JsonObject:
         requests = [json.loads(request.to_json()) for request in self.open.values()]

@@ -28,7 +28,13 @@ from flax.serialization import msgpack_restore, msgpack_serialize
 from jaxtyping import Int32
 
 from jzero import config
-from jzero.decoder.sequence import DecodeCounters, EpisodeGroup, Groups, Sequence
+from jzero.decoder.sequence import (
+    DecodeCounters,
+    EpisodeGroup,
+    Groups,
+    Sequence,
+    groups_to_decode,
+)
 from jzero.decoder.serialization import restore_all, to_plain
 from jzero.errors import UserError
 from jzero.hosts import collectives, interrupt
@@ -201,7 +207,7 @@ class RolloutStream:
 
         return self.sampler.decode(
             weights,
-            self._unfinished_groups(),
+            groups_to_decode([group.sequences for group in self.groups]),
             group_size=self.rollout.group_size,
             problem_of=self.problem_of,
             temperature=self.rollout.temperature,
@@ -210,20 +216,6 @@ class RolloutStream:
             admit_more=admit_more,
             check_stop=check_stop,
         )
-
-    def _unfinished_groups(self) -> Groups:
-        """Returns the groups to decode: first started sequences, each as a group of one."""
-        # One prefill of the prompt serves all sequences without tokens, so they stay in their
-        # group. A sequence with tokens needs its own prefill.
-        started: Groups = []
-        not_started: Groups = []
-        for group in self.groups:
-            unfinished = [sequence for sequence in group.sequences if not sequence.is_finished]
-            started += [[sequence] for sequence in unfinished if sequence.num_new]
-            without_tokens = [sequence for sequence in unfinished if not sequence.num_new]
-            if without_tokens:
-                not_started.append(without_tokens)
-        return started + not_started
 
     def admit(self, version: int) -> list[EpisodeGroup]:
         """Admits as many groups as may start at policy `version`, and returns them.

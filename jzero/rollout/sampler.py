@@ -29,9 +29,11 @@ from jzero.decoder.sequence import (
     AdmitMore,
     DecodeCounters,
     Groups,
+    Reply,
     Sequence,
     admit_none,
     make_groups,
+    never_drain,
 )
 from jzero.decoder.serialization import rollouts_from_bytes, rollouts_to_bytes
 from jzero.environments import batched_rewards
@@ -200,13 +202,17 @@ class Sampler:
         check_stop: interrupt.StopCheck = interrupt.never_stop,
         samples: Samples = ROLLOUTS,
         own_prompts: range | None = None,
+        drain: Callable[[], bool] = never_drain,
+        in_grading: SequenceOf[Sequence] = (),
     ) -> DecodeCounters:
         """Decodes `groups` in place, and submits every turn for grading when it ends.
 
         `problem_of` returns the problem of a `Sequence.prompt_id`; see `Scheduler.run` for
-        `admit_more`. `check_stop` is called after every turn. If it raises Interrupted on one host,
-        all hosts raise. `own_prompts` are the prompts whose turns this host grades, which a decoder
-        of several hosts requires. Its first host alone returns the counts of its decoding.
+        `admit_more` and `drain`. `check_stop` is called after every turn, and before every look for
+        replies. If it raises Interrupted on one host, all hosts raise. `own_prompts` are the
+        prompts whose turns this host grades, which a decoder of several hosts requires. Its first
+        host alone returns the counts of its decoding. `in_grading` are sequences besides `groups`
+        whose last turn has ended in another process, and has no grade yet.
         """
 
         # The scheduler yields each sequence at the end of a turn; the grader returns the reply to
@@ -235,6 +241,14 @@ class Sampler:
             grader = SharedTurns(grader, self.exchange, own_prompts, check_stop)
             # Its hosts stop together, when they poll.
             check_stop = interrupt.never_stop
+        for sequence in in_grading:
+            grader.submit(sequence)
+
+        def poll_replies(wait: bool) -> list[Reply]:
+            # At the end of a run, the scheduler may wait for many replies and decode nothing.
+            check_stop()
+            return grader.poll_replies(wait)
+
         # The number of an episode's turns is unknown, and so are the groups that `admit_more` adds.
         has_turns = self.engine.settings.max_turns > 1
         total = None
@@ -248,8 +262,9 @@ class Sampler:
                     temperature=temperature,
                     seed=make_seed(self.engine, key),
                     version=version,
-                    poll_replies=grader.poll_replies,
+                    poll_replies=poll_replies,
                     admit_more=admit_more,
+                    drain=drain,
                 ):
                     self.history.add(key_of(sequence), sequence)
                     grader.submit(sequence)

@@ -123,6 +123,13 @@ METRICS: dict[str, Metric] = {
         "Time that the trainer waited for the rollouts of the step.", "seconds"
     ),
     "jobs/refused_results": Metric("Results of samplers that failed validation.", "results"),
+    "jobs/given_again": Metric(
+        "Requests that a second sampler may take because the first one is slow.", "requests"
+    ),
+    "jobs/continued_tokens": Metric(
+        "Tokens of the step that a sampler handed over, and another one did not sample again.",
+        "tokens",
+    ),
     "jobs/snapshot_bytes": Metric("Bytes of the snapshot of the weights in the store.", "bytes"),
     # -- Grading of the step's responses.
     "grade/no_answer": Metric("Responses in which no answer was found.", "responses"),

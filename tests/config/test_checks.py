@@ -175,6 +175,10 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
         "samplers load the base from model.path: set it, and warm_start=none",
     ),
     (
+        {"rollout.placement": "jobs(store='s',switch='tokens')"},
+        "rollout.placement.switch=tokens with schedule=fixed: rollouts would depend on the time",
+    ),
+    (
         {"rollout.placement": "jobs(store='s',groups_per_request=7)"},
         "rollout.placement.groups_per_request=7 does not divide rollout.num_prompts=128",
     ),

@@ -916,6 +916,32 @@ def test_cancel_frees_everything_and_the_engine_serves_the_next(arrangement) -> 
     assert_same(another_scheduler, base())
 
 
+@pytest.mark.quick_cases("preempted")
+@pytest.mark.parametrize("arrangement", ["2 slots", "preempted"])
+def test_a_drained_run_ends_the_turns_that_have_begun_and_begins_no_other(arrangement) -> None:
+    """A sequence that is preempted within its turn returns, and ends it."""
+    engine = make(**ARRANGEMENTS[arrangement])
+    scheduler = Scheduler(engine, params_on(engine), text_of)
+    groups = fresh_groups()
+    num_calls = 0
+
+    def drain() -> bool:
+        nonlocal num_calls
+        num_calls += 1
+        return num_calls > 2
+
+    ended = list(scheduler.run(groups, GROUP, TEMPERATURE, seed_on(engine), drain=drain))
+    scheduler.cancel()
+    assert_empty(engine)
+    sequences = [sequence for group in groups for sequence in group]
+    assert 0 < len(ended) < len(sequences)
+    assert [s.num_new for s in sequences if not s.is_finished] == [0] * (
+        len(sequences) - len(ended)
+    )
+    want = base()
+    assert_same(by_key(ended), {key: want[key] for key in by_key(ended)})
+
+
 def test_an_abandoned_run_must_be_cancelled() -> None:
     engine = make()
     scheduler = Scheduler(engine, params_on(engine), text_of)

@@ -4,39 +4,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from runs import Stand, finish, launch, rows, wait_for
+from runs import Metadata, finish, launch, rows, wait_for
 
 from jzero.errors import UserError
 from jzero.hosts import interrupt, preemption
-
-
-class Metadata(Stand):
-    """A stand-in for the metadata server. `answer` is the text, or None for an error."""
-
-    def __init__(self) -> None:
-        metadata = self
-        self.answer: str | None = "FALSE"
-        self.requests: list[tuple[str, str | None]] = []  # path, and the header Metadata-Flavor
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                metadata.requests.append((self.path, self.headers["Metadata-Flavor"]))
-                self.send_response(200 if metadata.answer is not None else 503)
-                self.end_headers()
-                self.wfile.write((metadata.answer or "").encode())
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        super().__init__(Handler)
-
-    @property
-    def host(self) -> str:
-        return f"127.0.0.1:{self.server_port}"
 
 
 @pytest.fixture

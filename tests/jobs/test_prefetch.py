@@ -11,7 +11,7 @@ import pytest
 from jzero.jobs.prefetch import Prefetch
 from jzero.jobs.snapshots import Publisher, Reader, SnapshotError
 from jzero.jobs.store import FolderStore, StoreError
-from jzero.sample import Weights
+from jzero.jobs.weights import Weights
 
 SECONDS = 30.0  # on a busy machine
 
@@ -113,7 +113,7 @@ def test_weights_of_a_sampler_are_read_ahead(tmp_path: Path) -> None:
     weights = Weights(source.reader(), lambda params: params, {"w": device}, None, 0.0)
 
     weights.load(0, identities[0])
-    weights.prefetch(1)
+    weights.prefetch()
     # Requests of the same version do not read anything.
     weights.load(0, identities[0])
     wait_until(lambda: weights.reader.identity == identities[1])

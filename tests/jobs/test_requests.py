@@ -16,6 +16,8 @@ from jzero.jobs.requests import (
     Result,
     check_result,
     request_of,
+    seal,
+    unseal,
 )
 from jzero.tokens import Tokens
 from jzero.types import Grade, Problem, Rollout, Turn
@@ -191,6 +193,70 @@ def test_any_version_is_allowed_where_the_request_names_none() -> None:
     question = request(version=ANY_VERSION, snapshot="")
     answered = result(request=question.id)
     assert len(check_result(question, answered, LIMITS)) == 4
+
+
+MIXED = replace(LIMITS, switch="tokens")
+LATER: JsonObject = {"later_weights": ((VERSION + 1, "next"),)}
+
+
+def mixed_result(versions: list[int], **changes: object) -> tuple[Request, Result]:
+    """Returns a result whose last response has these versions."""
+    question = request(version=ANY_VERSION, snapshot="")
+    tokens = change_tokens(versions=lambda _: np.array(versions)).rollouts
+    return question, result(request=question.id, rollouts=tokens, **LATER | changes)
+
+
+def test_tokens_of_several_versions_are_allowed_where_samplers_switch() -> None:
+    question, answered = mixed_result([VERSION, VERSION, VERSION + 1, VERSION + 1])
+    parsed = Result.parse(answered.to_bytes())
+    assert parsed.weights == ((VERSION, "hash"), (VERSION + 1, "next"))
+    assert parsed.digest == answered.digest
+    assert len(check_result(question, parsed, MIXED)) == 4
+    other = replace(answered, later_weights=((VERSION + 1, "other"),))
+    assert other.name != answered.name
+
+
+BAD_MIXED = {
+    "older weights than the one before": mixed_result([VERSION, VERSION + 1] * 2),
+    "tokens have other versions": mixed_result([VERSION] * 3 + [VERSION + 2]),
+    "versions are not in order": mixed_result([VERSION] * 4, later_weights=((VERSION, "hash"),)),
+    "a field has the wrong type": mixed_result([VERSION] * 4, later_weights=(("8", "next"),)),
+    "counters are no numbers": mixed_result([VERSION] * 4, continued_tokens="3"),
+    "no other sampler can repeat": (request(), result(**LATER)),
+}
+
+
+@pytest.mark.parametrize("message", BAD_MIXED)
+def test_versions_that_no_sampler_can_have_used_are_refused(message: str) -> None:
+    question, answered = BAD_MIXED[message]
+    with pytest.raises(BadResultError, match=message):
+        check_result(question, Result.parse(answered.to_bytes()), MIXED)
+
+
+def test_versions_follow_the_setting() -> None:
+    question, answered = mixed_result([VERSION, VERSION, VERSION + 1, VERSION + 1])
+    with pytest.raises(BadResultError, match="weights of several versions"):
+        check_result(question, answered, LIMITS)
+    with pytest.raises(BadResultError, match="a turn has weights of several versions"):
+        check_result(question, answered, replace(LIMITS, switch="turns"))
+
+
+def test_a_result_of_fixed_weights_is_sampled_by_one_sampler() -> None:
+    """Another sampler would have rounded otherwise."""
+    with pytest.raises(BadResultError, match="no other sampler can repeat"):
+        check_result(request(), result(continued_tokens=3), LIMITS)
+    question = request(version=ANY_VERSION, snapshot="")
+    assert check_result(question, result(request=question.id, continued_tokens=3), LIMITS)
+
+
+def test_a_result_of_an_earlier_version_can_be_read() -> None:
+    """Logged rollouts outlive a new field."""
+    values = unseal(result().to_bytes())
+    for name in ("later_weights", "continued_tokens", "seconds"):
+        del values[name]
+    parsed = Result.parse(seal(values))
+    assert parsed.digest == result().digest
+    assert parsed.is_repeatable
 
 
 def test_bytes_that_are_no_result_are_refused() -> None:

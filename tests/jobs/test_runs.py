@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ import runs
 import tiny
 from servers import free_port
 
+from jzero.decoder.sequence import Sequence
+from jzero.decoder.serialization import restore_all
+from jzero.jobs.requests import Result, unseal
 from jzero.jobs.store_server import KEY_VARIABLE
 
 STEPS = 4
@@ -43,6 +47,46 @@ def start_sampler(environment: dict[str, str], store: Path | str, *flags: str) -
         [sys.executable, "-m", "jzero.sample", f"--join={store}", *flags],
         cwd=runs.ROOT,
         env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+# A sampler that pauses twice before every decode call, and looks for new weights as often. Its
+# pauses are counted in a file.
+SLOWLY = """
+import os
+import time
+
+from jzero import sample
+from jzero.jobs import leases, prefetch
+
+seconds = float(os.environ["PAUSE_SECONDS"])
+renew = leases.Leases.renew
+
+
+def renew_slowly(self, request):
+    time.sleep(seconds)
+    renew(self, request)
+    with open(os.environ["CALLS"], "a") as file:
+        file.write(".")
+
+
+prefetch.LOOKS = 0.5
+leases.Leases.renew = renew_slowly
+sample.main()
+"""
+
+
+def start_slow_sampler(
+    environment: dict[str, str], store: Path, calls: Path, seconds: float, *flags: str
+) -> subprocess.Popen:
+    calls.touch()
+    return subprocess.Popen(
+        [sys.executable, "-c", SLOWLY, f"--join={store}", *flags],
+        cwd=runs.ROOT,
+        env=environment | {"PAUSE_SECONDS": str(seconds), "CALLS": str(calls)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -145,10 +189,6 @@ def run_replay(
 
 
 def change_a_log_prob(workdir: Path, request: str) -> None:
-    from dataclasses import replace
-
-    from jzero.jobs.requests import Result
-
     path = workdir / "rollouts" / request
     result = Result.parse(path.read_bytes())
     first, *others = result.rollouts
@@ -305,6 +345,105 @@ def test_requests_of_any_weights_stay_within_the_bound(
     assert all(row["step"] - 3 <= row["version"] < row["step"] for row in log)
     for row in runs.rows(workdir / "metrics.jsonl"):
         assert sum(row[f"async/staleness_{n}"] for n in range(3)) == pytest.approx(1)
+
+
+# 12 calls for the longest response.
+SMALL_CALLS = "--config.rollout.decode_steps=2"
+
+
+@pytest.mark.thorough
+def test_samplers_switch_their_weights_between_two_tokens(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """The log has all versions of a request, no token is too old, and a replay names the rest."""
+    store, workdir = tmp_path / "store", tmp_path / "run"
+    settings = {"schedule": "arrival", "switch": "tokens", "groups_per_request": 1}
+    changes = (
+        *CHANGES,
+        SMALL_CALLS,
+        "--config.train.steps=8",
+        jobs(store, max_staleness=2, **settings),
+    )
+    trainer = runs.launch(environment, workdir, *changes)
+    samplers = [
+        start_slow_sampler(environment, store, tmp_path / f"calls-{number}", 0.05)
+        for number in range(2)
+    ]
+    finish(trainer, *samplers)
+    for sampler in samplers:
+        finish(sampler)
+
+    log = runs.rows(workdir / "jobs.jsonl")
+    assert len({row["request"] for row in log}) == len(log) == 4 * 8
+    num_mixed_rollouts = 0
+    for row in log:
+        versions = [row["version"], *(version for version, _ in row["later_weights"])]
+        assert row["step"] - 3 <= versions[0] and versions[-1] < row["step"]
+        result = Result.parse((workdir / "rollouts" / row["request"]).read_bytes())
+        by_rollout = [set(r.tokens.versions[r.tokens.sampled].tolist()) for r in result.rollouts]
+        assert set().union(*by_rollout) == set(versions)
+        num_mixed_rollouts += sum(len(found) > 1 for found in by_rollout)
+    assert num_mixed_rollouts
+    for row in runs.rows(workdir / "metrics.jsonl"):
+        assert sum(row[f"async/staleness_{n}"] for n in range(3)) == pytest.approx(1)
+
+    num_mixed = sum(bool(row["later_weights"]) for row in log)
+    replayed = run_replay(environment, workdir)
+    assert replayed.returncode == 0, replayed.stdout
+    assert f"{len(log) - num_mixed} requests sampled again" in replayed.stdout
+    assert replayed.stdout.count("several versions sampled it") == num_mixed
+    assert f"and {num_mixed} cannot be sampled again" in replayed.stdout
+
+
+@pytest.mark.thorough_cases("preemption notice")
+@pytest.mark.parametrize("reason", ["SIGTERM", "preemption notice"])
+def test_the_tokens_of_a_stopped_sampler_are_not_sampled_again(
+    tmp_path: Path, environment: dict[str, str], reason: str
+) -> None:
+    store, workdir, calls = tmp_path / "store", tmp_path / "run", tmp_path / "calls"
+    settings = {"schedule": "arrival", "groups_per_request": 4, "lease_seconds": 3600}
+    trainer = runs.launch(environment, workdir, *CHANGES, SMALL_CALLS, jobs(store, **settings))
+    with runs.Metadata() as metadata:
+        # Only the sampler is on a spot machine.
+        on_spot = environment | {"GCE_METADATA_HOST": metadata.host}
+        notices = "--config.train.preemption_notice=gce"
+        first = start_slow_sampler(on_spot, store, calls, 0.3, notices)
+        wait_until(lambda: calls.stat().st_size >= 9, trainer, first)
+        if reason == "SIGTERM":
+            first.send_signal(signal.SIGTERM)
+        else:
+            metadata.answer = "TRUE"
+        out, _ = finish(first, trainer)
+    assert f"{reason}: " in out and "holds no request" in out
+    assert not leased(store)
+    [partial] = (store / "partials").glob("[!.]*")
+    sequences = restore_all(Sequence, unseal(partial.read_bytes())["sequences"])
+    num_tokens = sum(int(sequence.tokens.sampled.sum()) for sequence in sequences)
+
+    second = start_sampler(environment, store)
+    finish(trainer, second)
+    out, _ = finish(second)
+    assert f"continues {num_tokens} tokens of another sampler" in out
+    [row, *others] = runs.rows(workdir / "jobs.jsonl")
+    assert row["request"] == partial.name
+    assert row["continued_tokens"] == num_tokens > 0
+    assert not any(other["continued_tokens"] for other in others)
+    result = Result.parse((workdir / "rollouts" / partial.name).read_bytes())
+    for sequence in sequences:
+        rollout = result.rollouts[sequence.prompt_id * 4 + sequence.sample_index]
+        begun = rollout.tokens.first(len(sequence)).to_dict()
+        for name, values in sequence.tokens.to_dict().items():
+            assert begun[name].tobytes() == values.tobytes(), name
+    num_sampled = sum(int(rollout.tokens.sampled.sum()) for rollout in result.rollouts)
+    num_decoded = result.counters["decoded_tokens"] - result.counters["wasted_tokens"]
+    assert num_decoded <= num_sampled - num_tokens
+    assert not list((store / "partials").glob("[!.]*"))
+    [first_step, *_] = runs.rows(workdir / "metrics.jsonl")
+    assert first_step["jobs/continued_tokens"] == num_tokens
+
+    replayed = run_replay(environment, workdir)
+    assert replayed.returncode == 0, replayed.stdout
+    assert replayed.stdout.count("a second sampler continued it") == 1
 
 
 @pytest.mark.thorough

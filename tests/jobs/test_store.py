@@ -15,7 +15,7 @@ import pytest
 from jzero.errors import UserError
 from jzero.hosts.interrupt import Interrupted
 from jzero.jobs import store_server
-from jzero.jobs.leases import Leases
+from jzero.jobs.leases import SLOW_FACTOR, SLOW_LEASES, Leases, SlowLeases
 from jzero.jobs.store import BucketStore, FolderStore, RetryingStore, Store, open_store
 from jzero.jobs.store_server import KEY_VARIABLE, serve
 
@@ -246,3 +246,28 @@ def test_the_clock_of_a_host_does_not_matter(
     other = Leases(store, "b", 60)
     assert not other.take("r")
     assert abs(store.now("b") - clock()) < 30
+
+
+def test_a_living_sampler_is_slow_after_several_times_of_its_lease(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    slow = SlowLeases(Leases(store, "trainer", 0.05))
+    sampler = Leases(store, "a", 0.05)
+    assert sampler.take("r")
+    assert slow.find(["r", "free"]) == []
+    time.sleep(1.2 * SLOW_LEASES * 0.05)
+    [(request, holder, seconds)] = slow.find(["r", "free"])
+    assert (request, holder) == ("r", "a") and seconds > SLOW_LEASES * 0.05
+
+    # Another sampler has its own time.
+    sampler.give_back("r")
+    assert Leases(store, "b", 0.05).take("r")
+    time.sleep(0.05)
+    assert slow.find(["r"]) == []
+
+
+def test_long_requests_have_more_time_before_their_sampler_is_slow(tmp_path: Path) -> None:
+    slow = SlowLeases(Leases(FolderStore(tmp_path), "trainer", 1.0))
+    assert slow.limit == SLOW_LEASES
+    for seconds in (20.0, 1000.0, 30.0):
+        slow.count_answer(seconds)
+    assert slow.limit == SLOW_FACTOR * 30

@@ -61,6 +61,8 @@ def test_a_sampler_shares_the_directory_of_the_trainer(
     assert not trainer.create("leases/one", b"trainer")
     sampler.write("results/one-1", snapshot)
     assert trainer.read("results/one-1") == snapshot
+    sampler.write("partials/one", snapshot)
+    assert trainer.read("partials/one") == snapshot
     assert sampler.now("sampler") == pytest.approx(time.time(), abs=60)
     sampler.delete("leases/one")
     assert trainer.names("leases") == []

@@ -2,129 +2,44 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
-import reference
 import runs
-import tiny
+from job_streams import (
+    SINGLE_TURN,
+    STEPS,
+    Jobs,
+    Parts,
+    bits,
+    make_parts,
+    settings_of,
+    versions_of,
+)
 
-from jzero import config, sample, setup
-from jzero.config import Config
+from jzero import setup
 from jzero.hosts.interrupt import Interrupted
-from jzero.jobs.leases import Leases
-from jzero.jobs.requests import Result
-from jzero.jobs.store import FolderStore
-from jzero.jobs.stream import STREAMS, ArrivalStream, FixedStream, JobSettings, JobStream, run_id
-from jzero.model import qwen
-from jzero.model.base_model import read_base_model
-from jzero.rollout.sampler import Sampler
-from jzero.sharding.mesh import param_shardings, train_mesh
-from jzero.types import Rollout
-from jzero.workers.pool import Pool
-
-STEPS = 6
-
-
-def settings_of(folder: Path, schedule: str = "fixed", max_staleness: int = 1) -> Config:
-    """Returns settings of a run with 2 requests a step."""
-    settings = tiny.tiny_settings(
-        rollout={"max_turns": 1, "max_new_tokens": 8},
-        mesh={"data": 1},
-        eval={"every": 0, "problems": 0},
-    )
-    arguments = f"store='{folder / 'store'}',schedule='{schedule}',max_staleness={max_staleness}"
-    config.set_part(settings, "rollout.placement", f"jobs({arguments},groups_per_request=2)")
-    config.validate(settings, is_training=True)
-    return settings
-
-
-@dataclass
-class Jobs:
-    """A trainer's stream, and a sampler that works whenever the trainer waits."""
-
-    settings: Config
-    workdir: Path
-    decoder: Sampler
-    params: list[qwen.Params]  # of each version
-    publish: Callable[[qwen.Params], qwen.Params]  # to the decoder's layout
-    worker: sample.Worker | None = None
-
-    @property
-    def store(self) -> FolderStore:
-        assert isinstance(self.settings.rollout.placement, config.Jobs)
-        return FolderStore(Path(self.settings.rollout.placement.store))
-
-    def stream(self) -> JobStream:
-        """Returns a new stream of the run, as after a start of the trainer."""
-        self.workdir.mkdir(exist_ok=True)
-        rollout = self.settings.rollout
-        assert isinstance(rollout.placement, config.Jobs)
-        values = JobSettings(config.to_json(self.settings), self.workdir, "float32", STEPS, None)
-        problems = setup.training_problems(self.settings)
-        kind = STREAMS[rollout.placement.schedule]
-        return kind(self.decoder, problems, rollout, rollout.placement, values)
-
-    def work(self) -> None:
-        """Answers one request, as a sampler does."""
-        if self.worker is None:
-            self.worker = self.new_worker("s")
-        request = self.worker.take()
-        if request is not None:
-            self.worker.work_on(request)
-
-    def new_worker(self, name: str) -> sample.Worker:
-        reader = sample.Reader(self.store, run_id(self.workdir))
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.params[0])
-        weights = sample.Weights(reader, self.publish, shardings, None, 0.0)
-        leases = Leases(self.store, name, 5.0)
-        return sample.Worker(self.store, leases, self.decoder, weights, name, lambda: None)
-
-    def collect(
-        self, stream: JobStream, version: int, work: Callable[[], None] | None = None
-    ) -> list[Rollout]:
-        rollouts, _ = stream.collect(self.params[version], version, work or self.work)
-        return rollouts
+from jzero.jobs import leases
+from jzero.jobs.requests import Request, Result
+from jzero.jobs.stream import ArrivalStream, FixedStream
 
 
 @pytest.fixture(scope="module")
-def parts() -> Iterator[tuple[Sampler, Callable, list[qwen.Params]]]:
-    """A decoder with its publisher, and the weights of some versions."""
-    settings = tiny.tiny_settings(rollout={"max_turns": 1, "max_new_tokens": 8})
-    mesh = train_mesh(1, 1, 1, jax.devices()[:1])
-    base = read_base_model(settings.model)
-    places = param_shardings(base.model, mesh)
-    # Not `init_params`, which takes half a minute to compile.
-    params = []
-    for number in range(STEPS):
-        params.append(
-            jax.device_put(reference.random_params(base.model, 0.1 + number / 50), places)
-        )
-    with Pool(1) as pool:
-        decoder, publish = tiny.sampler_and_publish(settings, base, mesh, pool)
-        yield decoder, publish, params
+def parts() -> Iterator[Parts]:
+    yield from make_parts(SINGLE_TURN)
 
 
 @pytest.fixture
-def make_jobs(parts, tmp_path: Path, quick_compilation: None) -> Callable[..., Jobs]:
-    decoder, publish, params = parts
-
-    def make(schedule: str = "fixed", max_staleness: int = 1) -> Jobs:
-        settings = settings_of(tmp_path, schedule, max_staleness)
-        return Jobs(settings, tmp_path / "run", decoder, params, publish)
+def make_jobs(parts: Parts, tmp_path: Path, quick_compilation: None) -> Callable[..., Jobs]:
+    def make(schedule: str = "fixed", max_staleness: int = 1, **placement: object) -> Jobs:
+        settings = settings_of(
+            tmp_path, SINGLE_TURN, schedule=schedule, max_staleness=max_staleness, **placement
+        )
+        return Jobs(settings, tmp_path / "run", *parts)
 
     return make
-
-
-def bits(rollouts: list[Rollout]) -> list[bytes]:
-    return [values.tobytes() for r in rollouts for values in r.tokens.to_dict().values()]
-
-
-def versions_of(rollouts: list[Rollout]) -> set[int]:
-    return {int(v) for r in rollouts for v in r.tokens.versions[r.tokens.sampled]}
 
 
 def test_a_step_has_its_own_problems_and_the_version_of_the_schedule(make_jobs) -> None:
@@ -217,6 +132,36 @@ def test_a_resumed_trainer_takes_the_results_that_it_had(make_jobs) -> None:
     assert bits(jobs.collect(resumed, 1)) == expected
 
 
+def test_a_slow_sampler_does_not_hold_a_step(
+    make_jobs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It renews its lease for ever; another sampler answers, and its own answer is dropped."""
+    # A few tenths of a second, without a lease that expires.
+    monkeypatch.setattr(leases, "SLOW_LEASES", 0.005)
+    monkeypatch.setattr(leases, "SLOW_FACTOR", 0.0)
+    monkeypatch.setattr(leases, "RENEWALS", 1000)
+    jobs = make_jobs(max_staleness=0, lease_seconds=60.0)
+    stream = jobs.stream()
+    slow = jobs.new_worker("slow")
+    held: list[Request] = []
+
+    def work() -> None:
+        if not held:
+            request = slow.take()
+            assert request is not None
+            held.append(request)
+        slow.leases.renew(held[0].id)
+        jobs.work()
+
+    rollouts = jobs.collect(stream, 0, work)
+    assert "slow has worked on request" in capsys.readouterr().out
+    assert stream.metrics(rollouts, 0, stream_counters())["jobs/given_again"] == 1
+    log = runs.read_jsonl(jobs.workdir / "jobs.jsonl")
+    assert [row["sampler"] for row in log] == ["s", "s"]
+    slow.work_on(held[0])
+    assert not jobs.store.names("results")
+
+
 def test_a_signal_ends_the_wait(make_jobs) -> None:
     jobs = make_jobs()
 
@@ -265,6 +210,36 @@ def test_arrival_drops_answers_that_became_too_old(make_jobs) -> None:
     stream.publish_requests(2)
     assert not stream.ready
     assert left <= set(jobs.store.names("requests"))
+
+
+def test_what_a_sampler_hands_over_too_late_is_removed(make_jobs) -> None:
+    jobs = make_jobs("arrival")
+    stream = jobs.stream()
+    jobs.collect(stream, 0)
+    jobs.store.write("partials/closed", b"tokens")
+    jobs.collect(stream, 1)
+    assert not jobs.store.names("partials")
+
+
+def test_arrival_accepts_by_the_oldest_token(make_jobs) -> None:
+    jobs = make_jobs("arrival", max_staleness=1, switch="tokens")
+    stream = jobs.stream()
+    jobs.collect(stream, 0)
+    jobs.collect(stream, 1)
+    jobs.collect(stream, 2)
+    request = next(iter(stream.open.values()))
+    one, two = ((version, stream.identities[version]) for version in (1, 2))
+
+    def accepts(*weights: tuple[int, str]) -> bool:
+        first, *later = weights
+        result = Result(request.id, *first, "s", [], later_weights=tuple(later))
+        return stream.accepts(request, result)
+
+    assert accepts(one) and accepts(two) and accepts(one, two)
+    assert not accepts((0, "gone"), one, two)
+    # Weights from before a kill of the trainer, and of the future.
+    assert not accepts(one, (2, "other"))
+    assert not accepts(two, (3, "x"))
 
 
 def test_arrival_resumes_with_its_open_requests(make_jobs) -> None:
