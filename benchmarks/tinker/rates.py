@@ -251,7 +251,8 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
 def measure(options: argparse.Namespace, flags: list[str], store: Path) -> None:
     """Measures and prints the figures."""
     started = time.perf_counter()
-    context = f"--context={options.prompt + options.new}"
+    # A row of the learner, which is no longer than the context, holds a prompt and its samples.
+    context = f"--context={options.prompt + options.group * options.new}"
     slots = f"--config.rollout.num_slots={options.prompts * options.group}"
     _, settings = command.parse([f"--model={options.model}", context, slots, *flags])
     service = command.make_service(
