@@ -24,9 +24,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from real import peak_gib, resident_gib
 from soak_serve import HOST, free_port, save_tiny_model, wait_until_open
 
-GIBIBYTE = 1 << 30
 PREFIXES, PREFIX_SUMS = 6, 60
 MOST_TURNS = 5
 MOST_NEW_TOKENS = 24
@@ -50,12 +50,14 @@ class Totals:
     new_tokens: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, usage: dict) -> None:
+    def add(self, usage: dict) -> int:
+        """Counts an answer, and returns its number."""
         with self.lock:
             self.requests += 1
             self.prompt_tokens += usage["prompt_tokens"]
             self.cached_tokens += usage["prompt_tokens_details"]["cached_tokens"]
             self.new_tokens += usage["completion_tokens"]
+            return self.requests
 
 
 def conversation(rng: random.Random, prefixes: list[str]) -> Iterator[dict]:
@@ -71,7 +73,8 @@ def conversation(rng: random.Random, prefixes: list[str]) -> Iterator[dict]:
             "top_p": rng.choice((0.9, 1)),
             "stream": rng.random() < 0.5,
         }
-        if rng.random() < 0.2:
+        # A stream has no log-probs of alternatives.
+        if not request["stream"] and rng.random() < 0.4:
             request["logprobs"] = 3
         if rng.random() < 0.2:
             request["stop"] = ["="]
@@ -100,41 +103,28 @@ def ask(port: int, model: str, request: dict) -> dict:
     return json.loads(text)["usage"]
 
 
-def gibibytes(pid: int, name: str) -> float:
-    """Returns a line of /proc/PID/status that is in kB."""
-    for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024 / GIBIBYTE
-    raise RuntimeError(f"/proc/{pid}/status has no {name}")
-
-
 def measure(args: argparse.Namespace, server: subprocess.Popen, port: int, model: str) -> None:
     """Sends the requests and prints the table."""
     rng = random.Random(args.seed)
     prefixes = [sums(rng, PREFIX_SUMS) for _ in range(PREFIXES)]
     totals = Totals()
+    tenth = max(1, args.requests // 10)
     started = time.monotonic()
-    marks = iter(range(args.requests // 10, 10 * args.requests, args.requests // 10))
-    next_mark = next(marks)
-    print(f"idle: {gibibytes(server.pid, 'VmRSS'):.2f} GiB\n")
+    print(f"idle: {resident_gib(server.pid):.2f} GiB\n")
     print("| requests | seconds | GiB now | GiB at most | prompt tokens | cached | new tokens |")
     print("|---|---|---|---|---|---|---|", flush=True)
 
     def client(seed: int) -> None:
-        nonlocal next_mark
         own = random.Random(seed)
         while totals.requests < args.requests:
             for request in conversation(own, prefixes):
-                totals.add(ask(port, model, request))
-                with totals.lock:
-                    if totals.requests < next_mark:
-                        continue
-                    next_mark = next(marks)
-                    now, most = (gibibytes(server.pid, name) for name in ("VmRSS", "VmHWM"))
-                    share = totals.cached_tokens / totals.prompt_tokens
+                number = totals.add(ask(port, model, request))
+                if number % tenth == 0:
                     print(
-                        f"| {totals.requests:,} | {time.monotonic() - started:.0f} | {now:.2f} "
-                        f"| {most:.2f} | {totals.prompt_tokens:,} | {share:.0%} "
+                        f"| {number:,} | {time.monotonic() - started:.0f} "
+                        f"| {resident_gib(server.pid):.2f} | {peak_gib(server.pid):.2f} "
+                        f"| {totals.prompt_tokens:,} "
+                        f"| {totals.cached_tokens / totals.prompt_tokens:.0%} "
                         f"| {totals.new_tokens:,} |",
                         flush=True,
                     )

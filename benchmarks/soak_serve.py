@@ -385,7 +385,9 @@ def wait_until_open(server: subprocess.Popen, port: int) -> None:
         with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
             return
         time.sleep(0.2)
-    raise RuntimeError(f"the server ended with status {server.returncode} before it was attacked")
+    raise RuntimeError(
+        f"the server ended with status {server.returncode} before it accepted connections"
+    )
 
 
 def free_port() -> int:

@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 
 import httpx
+from real import peak_gib
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_METRICS = 45
@@ -68,13 +69,6 @@ def write_workdir(workdir: Path, num_rollouts: int, num_steps: int) -> None:
                 "token_advantages": score - 0.3,
             }
             file.write(json.dumps(sample) + "\n")
-
-
-def peak_mib(pid: int) -> float:
-    """Returns the peak resident memory of a process (Linux)."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    [line] = [line for line in status.splitlines() if line.startswith("VmHWM")]
-    return int(line.split()[1]) / 1024
 
 
 def measure_page(url: str) -> float | None:
@@ -127,7 +121,7 @@ def measure(workdir: Path, *, has_browser: bool) -> None:
         for name, seconds in times.items():
             print(f"{name:10}{seconds:8.2f} s")
         print(f"searched {found['searched']} of {found['total']} rollouts")
-        print(f"memory    {peak_mib(server.pid):8.0f} MiB")
+        print(f"memory    {1024 * peak_gib(server.pid):8.0f} MiB")
         server.terminate()
 
 

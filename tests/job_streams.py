@@ -10,7 +10,10 @@ import tiny
 
 from jzero import config, sample, setup
 from jzero.config import Config
+from jzero.decoder.sequence import Sequence
+from jzero.decoder.serialization import restore_all
 from jzero.jobs.leases import Leases
+from jzero.jobs.requests import Result, unseal
 from jzero.jobs.store import FolderStore
 from jzero.jobs.stream import STREAMS, JobSettings, JobStream, run_id
 from jzero.jobs.weights import Weights
@@ -121,3 +124,17 @@ def bits(rollouts: list[Rollout]) -> list[bytes]:
 def versions_of(rollouts: list[Rollout]) -> set[int]:
     """Returns the versions that sampled tokens of rollouts."""
     return {int(v) for r in rollouts for v in r.tokens.versions[r.tokens.sampled]}
+
+
+def sequences_in(data: bytes) -> list[Sequence]:
+    """Returns the sequences in a file that a sampler has handed over."""
+    return restore_all(Sequence, unseal(data)["sequences"])
+
+
+def assert_continued(result: Result, sequences: list[Sequence]) -> None:
+    """Asserts that rollouts in groups of 4 begin with the bytes of the sequences handed over."""
+    for sequence in sequences:
+        rollout = result.rollouts[sequence.prompt_id * 4 + sequence.sample_index]
+        begun = rollout.tokens.first(len(sequence)).to_dict()
+        for name, values in sequence.tokens.to_dict().items():
+            assert begun[name].tobytes() == values.tobytes(), name

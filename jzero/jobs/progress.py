@@ -192,7 +192,7 @@ def check_usable(
 
 
 def weights_of(sequences: list[Sequence], weights: list[WeightsId]) -> tuple[WeightsId, ...]:
-    """Returns those of the weights that sampled tokens of the sequences."""
+    """Returns the weights that sampled at least one token of the sequences."""
     used = {int(v) for s in sequences for v in np.unique(s.tokens.versions[s.tokens.sampled])}
     return tuple(each for each in weights if each[0] in used)
 
@@ -213,12 +213,8 @@ def check_sequence(
             check_grade(turn)
     if turns and (sequence.is_finished or turns[-1].grade is None):
         last = turns[-1]
-        ended = last.start, last.text, last.finish_reason
-        if last.end != len(tokens) or ended != (
-            start,
-            sequence.turn_text,
-            sequence.finish_reason,
-        ):
+        ended = last.start, last.end, last.text, last.finish_reason
+        if ended != (start, len(tokens), sequence.turn_text, sequence.finish_reason):
             raise BadResultError("its last turn is out of place")
         return
     # The current turn runs.
@@ -231,7 +227,7 @@ def check_sequence(
     if not len(tokens) < sequence.length_limit <= prompt_length + limits.longest_continuation:
         raise BadResultError("its current turn has no room")
     if limits.switch == "turns":
-        # Its other tokens will be those of the last version.
+        # The last version will sample the rest of the turn.
         check_one_version(tokens.part(start, len(tokens)))
         if start < len(tokens) and tokens.versions[-1] != versions[-1]:
             raise BadResultError("its current turn has older weights")

@@ -297,9 +297,9 @@ class JobStream(ABC):
     def _restore_requests(self) -> None:
         """Writes requests again whose files are gone, such as damaged ones."""
         names = set(self.store.names(REQUESTS))
-        for request in self.open.values():
-            if request.id not in names and request.id not in self.ready:
-                self.store.write(f"{REQUESTS}/{request.id}", request.to_json())
+        for request in self.waiting:
+            if request not in names:
+                self.store.write(f"{REQUESTS}/{request}", self.open[request].to_json())
 
     @property
     def waiting(self) -> list[str]:

@@ -211,8 +211,8 @@ class Sampler:
         `admit_more` and `drain`. `check_stop` is called after every turn, and before every look for
         replies. If it raises Interrupted on one host, all hosts raise. `own_prompts` are the
         prompts whose turns this host grades, which a decoder of several hosts requires. Its first
-        host alone returns the counts of its decoding. `in_grading` are sequences besides `groups`
-        whose last turn has ended in another process, and has no grade yet.
+        host alone returns the counts of its decoding. `in_grading`: further sequences,
+        whose last turn ended before this call and has no grade yet.
         """
 
         # The scheduler yields each sequence at the end of a turn; the grader returns the reply to

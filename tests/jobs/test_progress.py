@@ -9,11 +9,19 @@ import numpy as np
 import pytest
 import reference
 import runs
-from job_streams import Jobs, Parts, bits, make_parts, settings_of, versions_of
+from job_streams import (
+    Jobs,
+    Parts,
+    assert_continued,
+    bits,
+    make_parts,
+    sequences_in,
+    settings_of,
+    versions_of,
+)
 
 from jzero import sample
 from jzero.decoder.sequence import Sequence
-from jzero.decoder.serialization import restore_all
 from jzero.hosts import preemption
 from jzero.hosts.interrupt import Interrupted, StopSignal
 from jzero.jobs import prefetch, progress
@@ -198,14 +206,16 @@ def hand_over(jobs: Jobs, ticks: int, name: str = "first") -> Request:
     return request
 
 
-def sequences_in(data: bytes) -> list[Sequence]:
-    return restore_all(Sequence, unseal(data)["sequences"])
+def answer_of_the_next(jobs: Jobs, newest: int) -> tuple[Request, Result]:
+    """Returns a request that one sampler began with version 0 and the next one answered.
 
-
-def starts_with(rollout: Rollout, sequence: Sequence) -> bool:
-    """Whether all bytes of a sequence are those of the beginning of a rollout."""
-    begun = rollout.tokens.first(len(sequence)).to_dict()
-    return all(begun[k].tobytes() == v.tobytes() for k, v in sequence.tokens.to_dict().items())
+    newest: the version that the trainer published in between.
+    """
+    request = hand_over(jobs, 9)
+    publish(jobs, newest)
+    worker = jobs.new_worker("second")
+    worker.work_on(worker.take())
+    return request, result_of(jobs, request)
 
 
 def test_the_next_samplers_continue_what_was_begun(make_jobs) -> None:
@@ -223,10 +233,8 @@ def test_the_next_samplers_continue_what_was_begun(make_jobs) -> None:
     assert worker.work_on(worker.take())
 
     result = result_of(jobs, request)
-    by_sequence = dict(zip(range(8), result.rollouts, strict=True))
-    for sequence in handed_over:
-        rollout = by_sequence[sequence.prompt_id * 4 + sequence.sample_index]
-        assert starts_with(rollout, sequence)
+    assert len(result.rollouts) == 8
+    assert_continued(result, handed_over)
     num_continued = sum(int(sequence.tokens.sampled.sum()) for sequence in last)
     assert result.continued_tokens == num_continued > 0
     # The noise belongs to the request and the position, whoever samples.
@@ -274,11 +282,7 @@ def test_a_turn_without_a_grade_is_graded_by_the_next_sampler(make_jobs) -> None
 def test_tokens_of_a_handed_over_request_continue_under_the_newest_weights(make_jobs) -> None:
     jobs = make_jobs("tokens")
     opened(jobs)
-    request = hand_over(jobs, 9)
-    publish(jobs, 1)
-    worker = jobs.new_worker("second")
-    worker.work_on(worker.take())
-    result = result_of(jobs, request)
+    _, result = answer_of_the_next(jobs, newest=1)
     assert [version for version, _ in result.weights] == [0, 1]
     for rollout in result.rollouts:
         np.testing.assert_allclose(rollout.tokens.logps, logps(jobs, rollout), atol=1e-4)
@@ -287,11 +291,7 @@ def test_tokens_of_a_handed_over_request_continue_under_the_newest_weights(make_
 def test_with_requests_the_weights_of_a_handed_over_request_stay(make_jobs) -> None:
     jobs = make_jobs("requests")
     opened(jobs)
-    request = hand_over(jobs, 9)
-    publish(jobs, 1)
-    worker = jobs.new_worker("second")
-    worker.work_on(worker.take())
-    result = result_of(jobs, request)
+    _, result = answer_of_the_next(jobs, newest=1)
     assert versions_of(result.rollouts) == {0}
     assert result.continued_tokens
 
@@ -374,12 +374,8 @@ def test_tokens_that_are_too_old_are_sampled_again(
 ) -> None:
     jobs = make_jobs("tokens", max_staleness=1)
     opened(jobs)
-    request = hand_over(jobs, 9)
-    publish(jobs, 2)
-    worker = jobs.new_worker("second")
-    worker.work_on(worker.take())
+    request, result = answer_of_the_next(jobs, newest=2)
     assert "version 0 is not one of 1 to 2: sampled again" in capsys.readouterr().out
-    result = result_of(jobs, request)
     assert bits(result.rollouts) == bits(undisturbed(jobs, request, 2).rollouts)
     assert not result.continued_tokens
 

@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 import runs
 import tiny
+from job_streams import assert_continued, sequences_in
 from servers import free_port
 
-from jzero.decoder.sequence import Sequence
-from jzero.decoder.serialization import restore_all
-from jzero.jobs.requests import Result, unseal
+from jzero.jobs.requests import Result
 from jzero.jobs.store_server import KEY_VARIABLE
 
 STEPS = 4
@@ -417,7 +416,7 @@ def test_the_tokens_of_a_stopped_sampler_are_not_sampled_again(
     assert f"{reason}: " in out and "holds no request" in out
     assert not leased(store)
     [partial] = (store / "partials").glob("[!.]*")
-    sequences = restore_all(Sequence, unseal(partial.read_bytes())["sequences"])
+    sequences = sequences_in(partial.read_bytes())
     num_tokens = sum(int(sequence.tokens.sampled.sum()) for sequence in sequences)
 
     second = start_sampler(environment, store)
@@ -429,11 +428,7 @@ def test_the_tokens_of_a_stopped_sampler_are_not_sampled_again(
     assert row["continued_tokens"] == num_tokens > 0
     assert not any(other["continued_tokens"] for other in others)
     result = Result.parse((workdir / "rollouts" / partial.name).read_bytes())
-    for sequence in sequences:
-        rollout = result.rollouts[sequence.prompt_id * 4 + sequence.sample_index]
-        begun = rollout.tokens.first(len(sequence)).to_dict()
-        for name, values in sequence.tokens.to_dict().items():
-            assert begun[name].tobytes() == values.tobytes(), name
+    assert_continued(result, sequences)
     num_sampled = sum(int(rollout.tokens.sampled.sum()) for rollout in result.rollouts)
     num_decoded = result.counters["decoded_tokens"] - result.counters["wasted_tokens"]
     assert num_decoded <= num_sampled - num_tokens
