@@ -121,8 +121,8 @@ def test_gradient_is_that_of_each_sequence_alone(slices: int, sizes: Sizes) -> N
     gradient, stats = gradient_on(slices, sizes)
 
     slow_loss, slow_gradient = test_learner.slow_step()
-    assert reference.difference(gradient, slow_gradient) < 1e-6
-    np.testing.assert_allclose(stats["loss"], slow_loss, atol=1e-7)
+    reference.assert_same_gradient(gradient, slow_gradient)
+    reference.assert_same_loss(stats["loss"], slow_loss)
     np.testing.assert_allclose(stats["mismatch_max"], test_learner.largest_mismatch(), rtol=1e-4)
 
 
@@ -136,7 +136,7 @@ def test_experts_and_delta_nets(model: qwen.QwenConfig, sizes: Sizes) -> None:
     gradient, stats = gradient_on(2, sizes, model)
 
     expected, expected_stats = gradient_on(1, (1, 1, 1), model)
-    assert reference.difference(gradient, expected) < 2e-5
+    reference.assert_same_gradient(gradient, expected)
     for name, value in expected_stats.items():
         np.testing.assert_allclose(stats[name], value, rtol=2e-4, atol=1e-6, err_msg=name)
 
@@ -153,7 +153,7 @@ def test_a_head_that_is_split_by_vocabulary(is_tied: bool) -> None:
         params = reference.random_params(model)
         gradients.append(test_learner.gradient_of(trainer, minibatch, params)[0])
 
-    assert reference.difference(*gradients) < 2e-6
+    reference.assert_same_gradient(*gradients)
 
 
 def test_experts_on_accelerators_are_refused() -> None:
