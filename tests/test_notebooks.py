@@ -76,21 +76,34 @@ def parameters_of(path: Path) -> dict[str, object]:
     return {ast.unparse(node.targets[0]): ast.literal_eval(node.value) for node in assignments}
 
 
+def recipes_of(path: Path) -> list[str]:
+    """Returns the recipes that a notebook names: the default, and others in its comments."""
+    [cell] = [cell for cell in code_cells(path) if "parameters" in tags(cell)]
+    return re.findall(r'"(\w+:[\w.-]+)"', source(cell))
+
+
 @pytest.mark.parametrize(("name", "disk_gb"), [("colab", 15), ("kaggle", 20)])
-def test_the_defaults_fit_the_disk_by_plan(name: str, disk_gb: int, tmp_path: Path) -> None:
+def test_the_recipes_that_it_names_fit_the_disk_by_plan(
+    name: str, disk_gb: int, tmp_path: Path
+) -> None:
     """A free Google Drive has 15 GB, and /kaggle/working has 20."""
-    values = parameters_of(ROOT / "notebooks" / f"{name}.ipynb")
-    recipe, _, preset = str(values["RECIPE"]).partition(":")
-    module = importlib.import_module(f"configs.{recipe}")
+    path = ROOT / "notebooks" / f"{name}.ipynb"
+    values = parameters_of(path)
     flags = values["FLAGS"]
     assert isinstance(flags, list) and flags == [f"--config.memory.disk_gb={disk_gb}"]
-    settings = parse_settings(module.get_config(preset), flags)
+    recipes = recipes_of(path)
+    assert recipes[0] == values["RECIPE"]
+    assert any("gemma-3-1b" in recipe for recipe in recipes)
+    for recipe in recipes:
+        module, _, preset = recipe.partition(":")
+        preset = importlib.import_module(f"configs.{module}").get_config(preset)
+        settings = parse_settings(preset, flags)
 
-    need = disk_need(settings, architecture(settings.model.path), tmp_path)
+        need = disk_need(settings, architecture(settings.model.path), tmp_path)
 
-    assert need.available == pytest.approx(disk_gb * GB)
-    assert need.fits
-    check_disk(settings, tmp_path)  # raises no UserError
+        assert need.available == pytest.approx(disk_gb * GB)
+        assert need.fits, recipe
+        check_disk(settings, tmp_path)  # raises no UserError
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
