@@ -215,6 +215,11 @@ ENVIRONMENT = (
     "--config.task.name=environment",
     "--config.task.turn_reward=score",
 )
+FP8 = (
+    "--config.rollout.weights=fp8",
+    "--config.rollout.kv_dtype=fp8",
+    "--config.algorithm.correction=token_truncate",
+)
 # The warm start shows calls of the calculator, so that some responses have them.
 TOOLS = (
     f"--config={runs.ROOT}/configs/calculator.py:tiny",
@@ -242,18 +247,21 @@ class Counter:
 
 
 @pytest.mark.quick_cases("environment")
-@pytest.mark.thorough_cases("turns")  # the warm start of tools takes minutes
-@pytest.mark.parametrize("kind", ["environment", "tools", "turns"])
+@pytest.mark.thorough_cases("turns in fp8")  # the warm start of tools takes minutes
+@pytest.mark.parametrize("kind", ["environment", "tools", "turns in fp8"])
 def test_episodes_are_those_of_the_synchronous_run(
     tmp_path: Path, environment: dict[str, str], kind: str
 ) -> None:
-    """Environments, tools and graders run beside the sampler, and a killed one loses nothing."""
+    """Environments, tools and graders run beside the sampler, and a killed one loses nothing.
+
+    A sampler rounds the weights as the synchronous run does, and both export the trainer's.
+    """
     store = tmp_path / "store"
     (tmp_path / "counter.py").write_text(COUNTER)
     recipes = {
         "environment": (*ENVIRONMENT, f"--config.task.environment={tmp_path}/counter.py:Counter"),
         "tools": TOOLS,
-        "turns": GUESS,
+        "turns in fp8": (*GUESS, *FP8),
     }
 
     def launch(workdir: Path, *changes: str) -> subprocess.Popen:
