@@ -7,7 +7,7 @@
     leases.py     which sampler works on which request, with a deadline
     stream.py     the trainer's side: publishes snapshots and requests, collects rollouts
 
-`python -m jzero.sample` is the sampler. docs/scale.md is the user guide.
+`python -m jzero.sample` is the sampler. docs/clusters.md is the user guide.
 
 A rollout is a function of the weights, the request and the seed, so a sampler may be lost at any
 time: another one gives the same answer. All files of a store:
