@@ -113,7 +113,10 @@ def make_program_settings(
         kv_heads = tensor
 
     backend = attention.choose(
-        attention_name, mesh, window=model.sliding_window, soft_cap=model.attn_logit_softcapping
+        "exact" if exact else attention_name,
+        mesh,
+        window=model.sliding_window,
+        soft_cap=model.attn_logit_softcapping,
     )
     if settings.quantizes_kv and not backend.reads_8_bits:
         raise UserError(

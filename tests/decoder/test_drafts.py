@@ -35,6 +35,7 @@ from test_engine import (
     thorough,
 )
 
+from jzero import attention
 from jzero.config import RolloutConfig
 from jzero.config.drafts import Draft, Group, History, Ngram
 from jzero.decoder import draft_cost, draft_program, drafts, slot_state
@@ -381,6 +382,7 @@ def test_exact_states_have_the_same_bits() -> None:
     def decode(draft: Draft | None, past: Completions | None) -> tuple[Completions, Scheduler]:
         settings = RolloutConfig(**(SMALL | {"draft": draft}))
         engine = Engine(CONFIGS["hybrid"], settings, mesh, STOP_IDS, "float32", exact=True)
+        assert engine.program_settings.attention == attention.choose("exact", mesh)
         return complete_with(engine, past=past)
 
     want, _ = decode(None, None)
