@@ -39,6 +39,7 @@ from jzero.types import Params
 from jzero.workers.pool import Pool
 
 DRAFTS = (drafts.Ngram, drafts.Group, drafts.History, drafts.Mtp, None)
+MAX_PROMPT = 256  # tokens; longer prompts are left out
 HEADINGS = [
     "draft",
     "temperature",
@@ -80,6 +81,15 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeat", type=int, default=1, help="measured pairs of runs")
     parser.add_argument("--dtype", default="float32", help="of the computation")
     return parser
+
+
+def read_prompts(problems: Path, sampler: Sampler) -> list[np.ndarray]:
+    """Returns the prompts of a file, without those of more than MAX_PROMPT tokens."""
+    with problems.open(encoding="utf-8") as file:
+        texts = [json.loads(line)["problem"] for line in file]
+    messages = [[{"role": "user", "content": text}] for text in texts]
+    encoded = (tokenizer.prompt_ids(sampler.tokenizer, prompt, []) for prompt in messages)
+    return [np.array(ids, np.int32) for ids in encoded if len(ids) <= MAX_PROMPT]
 
 
 def engine_with(sampler: Sampler, args: argparse.Namespace, slots: int, draft: str) -> Engine:
@@ -140,15 +150,12 @@ def main() -> None:
     settings.model.path = args.model
     settings.model.dtype = args.dtype
     settings.rollout = replace(
-        settings.rollout, max_prompt_tokens=256, max_new_tokens=args.new, kv_dtype=args.dtype
+        settings.rollout, max_prompt_tokens=MAX_PROMPT, max_new_tokens=args.new, kv_dtype=args.dtype
     )
     if any(draft.startswith("mtp") for draft in args.draft):
         settings.rollout.draft = drafts.Mtp()  # so that the head is read
     sampler, params = load(settings, Pool(0))
-    texts = [json.loads(line)["problem"] for line in args.problems.open()]
-    messages = [[{"role": "user", "content": text}] for text in texts]
-    encoded = (tokenizer.prompt_ids(sampler.tokenizer, prompt, []) for prompt in messages)
-    prompts = [np.array(ids, np.int32) for ids in encoded if len(ids) <= 256]
+    prompts = read_prompts(args.problems, sampler)
 
     rows = []
     for slots in args.slots:

@@ -12,7 +12,7 @@ that are problems of the file, as drafts.py reads it.
     episodes    of up to three turns, with replies that depend on what was said, and stop strings
 
 Everything decodes with model.exact, once without drafts on one device, then with each kind of draft
-in another arrangement: 8 shards, 2 shards on 4 devices, too few pages, so that sequences are
+in another arrangement: 8 shards, 2 shards and small pages, too few pages, so that sequences are
 preempted, other slots and pages. Past responses (rollout.draft=history) are those of the first run,
 every fifth token changed. A line of the table is a family and a kind of draft:
 
@@ -25,17 +25,17 @@ The exit status is 1 if a sequence differs, or if no draft was accepted somewher
 """
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
+import drafts
 import jax
 import measure
 import numpy as np
-from jax.sharding import Mesh
 
 from jzero import cli
 from jzero.config import RolloutConfig
@@ -46,7 +46,7 @@ from jzero.decoder.sampling import Filters
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import DecodeCounters, Groups, Reply, Sequence, make_groups
 from jzero.evaluate import defaults, load
-from jzero.model import qwen, tokenizer
+from jzero.model import qwen
 from jzero.model.new_model import new_model
 from jzero.rollout.sampler import make_seed
 from jzero.sharding.mesh import make_mesh, param_shardings
@@ -99,14 +99,13 @@ class Arrangement:
     """Devices, slots and pages of a decoder."""
 
     shards: int = 1
-    tensor: int = 1
     settings: dict[str, int] = field(default_factory=dict)
 
 
 WITHOUT_DRAFTS = Arrangement()
 ARRANGEMENTS = {
     "ngram": Arrangement(shards=8),
-    "group": Arrangement(shards=2, tensor=2, settings={"page_size": 4}),
+    "group": Arrangement(shards=2, settings={"page_size": 4}),
     "history": Arrangement(settings={"num_slots": 12, "page_size": 4, "num_pages": 60}),
     "mtp": Arrangement(settings={"num_slots": 24, "page_size": 8}),
 }
@@ -244,22 +243,31 @@ def random_prompts(count: int) -> list[np.ndarray]:
 def tiny_engine(
     model: qwen.QwenConfig, work: Workload, draft: Draft | None, arrangement: Arrangement
 ) -> Engine:
-    settings: dict[str, object] = {
-        "max_prompt_tokens": 24,
-        "max_new_tokens": work.new_tokens,
-        "num_slots": 64,
-        "page_size": 16,
-        "decode_steps": 8,
-        "kv_dtype": "float32",
-        "group_size": GROUP,
-        "draft": draft,
-    }
+    rollout = RolloutConfig(
+        max_prompt_tokens=24,
+        max_new_tokens=work.new_tokens,
+        num_slots=64,
+        page_size=16,
+        decode_steps=8,
+        kv_dtype="float32",
+        group_size=GROUP,
+        draft=draft,
+    )
     if work.is_episodes:
-        settings |= {**TURNS, "top_p": 0.9}
-    shape = {"slots": arrangement.shards, "tensor": arrangement.tensor}
-    mesh = make_mesh(jax.devices()[: arrangement.shards * arrangement.tensor], shape)
-    rollout = RolloutConfig(**(settings | arrangement.settings))
+        rollout = replace(rollout, top_p=0.9, **TURNS)
+    rollout = replace(rollout, **arrangement.settings)
+    shards = arrangement.shards
+    mesh = make_mesh(jax.devices()[:shards], {"slots": shards, "tensor": 1})
     return Engine(model, rollout, mesh, STOP_IDS, "float32", exact=True)
+
+
+def decode_tiny(
+    model: qwen.QwenConfig, params: Params, work: Workload, kind: str, past: Decoded | None
+) -> Decoded:
+    arrangement = ARRANGEMENTS.get(kind, WITHOUT_DRAFTS)
+    engine = tiny_engine(model, work, KINDS.get(kind), arrangement)
+    placed = engine.load_params(params, param_shardings(model, engine.mesh))
+    return decode(engine, placed, work, past, STOP_STRINGS)
 
 
 def run_tiny(name: str, sequences: int) -> Iterator[list[str]]:
@@ -267,22 +275,11 @@ def run_tiny(name: str, sequences: int) -> Iterator[list[str]]:
     model = tiny_model(name)
     params = random_params(model)
     prompts = random_prompts(max(1, sequences // GROUP // 2))
-    for work in (Workload(False, prompts, 24), Workload(True, prompts, TURNS["max_new_tokens"])):
-
-        def run(
-            kind: str, arrangement: Arrangement, past: Decoded | None, work: Workload = work
-        ) -> Decoded:
-            engine = tiny_engine(model, work, KINDS.get(kind), arrangement)
-            placed = engine.load_params(params, param_shardings(model, engine.mesh))
-            return decode(engine, placed, work, past, STOP_STRINGS)
-
-        want = run("", WITHOUT_DRAFTS, None)
-        for kind, arrangement in ARRANGEMENTS.items():
-            if kind != "mtp" or model.mtp:
-                start = time.perf_counter()
-                got = run(kind, arrangement, want)
-                label = f"{name}, {'episodes' if work.is_episodes else 'requests'}"
-                yield table_row(label, kind, got, want, time.perf_counter() - start)
+    kinds = [kind for kind in KINDS if kind != "mtp" or model.mtp]
+    requests = Workload(False, prompts, 24)
+    episodes = Workload(True, prompts, TURNS["max_new_tokens"])
+    for label, work in (("requests", requests), ("episodes", episodes)):
+        yield from rows_of(f"{name}, {label}", kinds, partial(decode_tiny, model, params, work))
 
 
 # -- a model in a directory ------------------------------------------------------------------------
@@ -294,31 +291,25 @@ def run_model(directory: str, problems: Path, sequences: int, new: int) -> Itera
     settings.model.path, settings.model.dtype, settings.model.exact = directory, "float32", True
     settings.rollout = replace(
         settings.rollout,
-        max_prompt_tokens=256,
+        max_prompt_tokens=drafts.MAX_PROMPT,
         max_new_tokens=new,
         kv_dtype="float32",
-        num_slots=16,
         group_size=GROUP,
     )
     sampler, params = load(settings, Pool(0))
     template = sampler.engine
-    texts = [json.loads(line)["problem"] for line in problems.open(encoding="utf-8")]
-    messages = [[{"role": "user", "content": text}] for text in texts]
-    encoded = (tokenizer.prompt_ids(sampler.tokenizer, prompt, []) for prompt in messages)
-    prompts = [np.array(ids, np.int32) for ids in encoded if len(ids) <= 256]
-    work = Workload(False, prompts[: sequences // GROUP], new)
+    work = Workload(False, drafts.read_prompts(problems, sampler)[: sequences // GROUP], new)
 
-    def run(draft: Draft | None, past: Decoded | None, **changes: int) -> Decoded:
-        rollout = replace(template.settings, draft=draft, num_pages=0, **changes)
-        mesh: Mesh = template.mesh
-        engine = Engine(template.model, rollout, mesh, template.stop_ids, "float32", exact=True)
+    def run(kind: str, past: Decoded | None) -> Decoded:
+        slots = 8 if kind else 16
+        draft = KINDS.get(kind)
+        rollout = replace(template.settings, draft=draft, num_pages=0, num_slots=slots)
+        engine = Engine(
+            template.model, rollout, template.mesh, template.stop_ids, "float32", exact=True
+        )
         return decode(engine, params, work, past, ())
 
-    want = run(None, None)
-    for kind in ("ngram", "group", "history"):
-        start = time.perf_counter()
-        got = run(KINDS[kind], want, num_slots=8)
-        yield table_row(Path(directory).name, kind, got, want, time.perf_counter() - start)
+    yield from rows_of(Path(directory).name, ["ngram", "group", "history"], run)
 
 
 # -- the table -------------------------------------------------------------------------------------
@@ -334,6 +325,17 @@ HEADINGS = [
     "other bits",
     "seconds",
 ]
+
+
+def rows_of(
+    name: str, kinds: list[str], run: Callable[[str, Decoded | None], Decoded]
+) -> Iterator[list[str]]:
+    """Yields a row for each kind of draft. run(kind, past) decodes; "" is without drafts."""
+    want = run("", None)
+    for kind in kinds:
+        start = time.perf_counter()
+        got = run(kind, want)
+        yield table_row(name, kind, got, want, time.perf_counter() - start)
 
 
 def table_row(name: str, kind: str, got: Decoded, want: Decoded, seconds: float) -> list[str]:

@@ -828,9 +828,9 @@ def adamw(
 
 
 # The largest relative norm of the difference between two gradients in fp32 whose sums run in
-# another order. Rounding depends on the processor: the same test found 0.93e-6 with AVX2 and
-# 1.07e-6 with SSE 4.2 (XLA_FLAGS=--xla_cpu_max_isa=SSE4_2).
-ROUNDING = 2e-5
+# another order. Rounding depends on the processor: a test of the whole model found 0.93e-6 with
+# AVX2 and 1.07e-6 with SSE 4.2 (XLA_FLAGS=--xla_cpu_max_isa=SSE4_2).
+ROUNDING = 4e-6
 
 
 def difference(got: qwen.Params, want: qwen.Params) -> float:
@@ -843,14 +843,17 @@ def difference(got: qwen.Params, want: qwen.Params) -> float:
     return max(jax.tree.leaves(jax.tree.map(relative_norm, got, want)))
 
 
-def assert_same_gradient(got: qwen.Params, want: qwen.Params) -> None:
-    """Asserts that two gradients in fp32 differ by no more than rounding."""
-    assert difference(got, want) < ROUNDING
+def assert_same_gradient(got: qwen.Params, want: qwen.Params, bound: float = ROUNDING) -> None:
+    """Asserts that two gradients in fp32 differ by no more than rounding.
+
+    bound: of `difference`; larger for experts, delta nets, adapters and split rows.
+    """
+    assert difference(got, want) < bound
 
 
 def assert_same_loss(got: np.ndarray | float, want: np.ndarray | float) -> None:
     """Asserts that two losses in fp32, whose terms may cancel, differ by no more than rounding."""
-    np.testing.assert_allclose(got, want, rtol=ROUNDING, atol=1e-6)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
 
 
 def assert_equal(found: Params, expected: Params) -> None:

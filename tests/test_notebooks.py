@@ -38,6 +38,11 @@ def code_cells(path: Path) -> list[dict]:
     return [cell for cell in cells(path) if cell["cell_type"] == "code"]
 
 
+def parameters_cell(path: Path) -> dict:
+    [cell] = [cell for cell in code_cells(path) if "parameters" in tags(cell)]
+    return cell
+
+
 def script(path: Path, parameters: str) -> str:
     """Returns the code of a notebook with other parameters, without its FOREIGN cells."""
     parts = []
@@ -60,7 +65,7 @@ def test_a_notebook_is_clean_python_with_a_limit_of_time(path: Path) -> None:
     for cell in code_cells(path):
         assert cell["outputs"] == []
         assert cell["execution_count"] is None
-    [parameters] = [cell for cell in code_cells(path) if "parameters" in tags(cell)]
+    parameters = parameters_cell(path)
 
     tree = ast.parse(script(path, source(parameters)))
 
@@ -71,15 +76,14 @@ def test_a_notebook_is_clean_python_with_a_limit_of_time(path: Path) -> None:
 
 def parameters_of(path: Path) -> dict[str, object]:
     """Returns the values of a notebook's parameters."""
-    [cell] = [cell for cell in code_cells(path) if "parameters" in tags(cell)]
+    cell = parameters_cell(path)
     assignments = [node for node in ast.parse(source(cell)).body if isinstance(node, ast.Assign)]
     return {ast.unparse(node.targets[0]): ast.literal_eval(node.value) for node in assignments}
 
 
 def recipes_of(path: Path) -> list[str]:
     """Returns the recipes that a notebook names: the default, and others in its comments."""
-    [cell] = [cell for cell in code_cells(path) if "parameters" in tags(cell)]
-    return re.findall(r'"(\w+:[\w.-]+)"', source(cell))
+    return re.findall(r'"(\w+:[\w.-]+)"', source(parameters_cell(path)))
 
 
 @pytest.mark.parametrize(("name", "disk_gb"), [("colab", 15), ("kaggle", 20)])
@@ -95,9 +99,9 @@ def test_the_recipes_that_it_names_fit_the_disk_by_plan(
     assert recipes[0] == values["RECIPE"]
     assert any("gemma-3-1b" in recipe for recipe in recipes)
     for recipe in recipes:
-        module, _, preset = recipe.partition(":")
-        preset = importlib.import_module(f"configs.{module}").get_config(preset)
-        settings = parse_settings(preset, flags)
+        file, _, preset = recipe.partition(":")
+        module = importlib.import_module(f"configs.{file}")
+        settings = parse_settings(module.get_config(preset), flags)
 
         need = disk_need(settings, architecture(settings.model.path), tmp_path)
 

@@ -87,9 +87,12 @@ PLATFORMS = {"tpu": "tpu", "gpu": "gpu", "cuda": "gpu"}
 SAME_PLATFORM = {"tpu": "tpu", "gpu": "gpu", "tpu_fused": "tpu"}
 
 
-def choose(name: str, mesh: Mesh, *, window: int = 0, soft_cap: float = 0.0) -> Backend:
+def choose(
+    name: str, mesh: Mesh, *, exact: bool = False, window: int = 0, soft_cap: float = 0.0
+) -> Backend:
     """Returns the backend called `name`, or the default of the mesh's platform if `name` is "".
 
+    exact: `config.model.exact`, which has a backend of its own, whatever `name` is.
     window: the tokens of the model's sliding windows; 0 for a model without windows.
     soft_cap: the bound of the model's scores (`xla.soft_capped`); 0 for a model without one.
 
@@ -100,6 +103,7 @@ def choose(name: str, mesh: Mesh, *, window: int = 0, soft_cap: float = 0.0) -> 
     # By the mesh, and not by `lax.platform_dependent` inside of the programs: that traces every
     # branch, so that tiny CPU shapes would have to pass the checks of all kernels.
     platform = mesh.devices.flat[0].platform
+    name = "exact" if exact else name
     default = PLATFORMS.get(platform, "xla")
     _check_name(name, platform, default)
     backend = BACKENDS[name or default]()

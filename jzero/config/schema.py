@@ -167,11 +167,6 @@ class ModelConfig:
         """Returns whether the linear layers of a frozen base are in int8."""
         return self.base == "int8"
 
-    @property
-    def kernels(self) -> str:
-        """Returns the key in jzero.attention.BACKENDS of the attention kernels."""
-        return "exact" if self.exact else self.attention
-
 
 @dataclass(frozen=True)
 class JudgeServer:

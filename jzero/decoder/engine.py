@@ -172,7 +172,7 @@ class Engine:
                 order.
             stop_ids: tokens that end a response.
             dtype: of weights and activations.
-            attention_name: `config.model.attention`; not read if `exact`.
+            attention_name: `config.model.attention`.
             longest_evaluation: tokens of the longest evaluation sequence. If evaluation sequences
                 are longer than rollouts, fewer of them may find pages at the same time.
             exact: `config.model.exact`.

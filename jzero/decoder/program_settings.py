@@ -113,8 +113,9 @@ def make_program_settings(
         kv_heads = tensor
 
     backend = attention.choose(
-        "exact" if exact else attention_name,
+        attention_name,
         mesh,
+        exact=exact,
         window=model.sliding_window,
         soft_cap=model.attn_logit_softcapping,
     )

@@ -489,7 +489,7 @@ def new_engine(
         mesh_for_decoding,
         stop_ids,
         settings.compute.dtype,
-        settings.compute.kernels,
+        settings.compute.attention,
         longest_evaluation=settings.longest_evaluation,
         exact=settings.compute.exact,
         tracks=recorded_tracks(track_sizes(model, settings.kept, settings.rollout.routing_replay)),

@@ -133,8 +133,9 @@ class Learner:
         self.expert_placement = experts.training_placement(mesh)
 
         backend = attention.choose(
-            compute.kernels,
+            compute.attention,
             mesh,
+            exact=compute.exact,
             window=model.sliding_window,
             soft_cap=model.attn_logit_softcapping,
         )

@@ -160,7 +160,7 @@ def test_the_loss_and_its_gradient_are_those_of_float64(tiny, loss, num_targets)
 
     wanted_total, wanted, _ = naive(tiny, state, data, loss)
     assert total == pytest.approx(wanted_total, rel=2e-6, abs=2e-5)
-    reference.assert_same_gradient(found.gradient, wanted)
+    reference.assert_same_gradient(found.gradient, wanted, 2e-5)
 
 
 def test_log_probs_come_back_in_the_order_and_shape_of_the_data(tiny) -> None:
@@ -178,7 +178,7 @@ def test_several_calls_accumulate_to_one(tiny) -> None:
     parts = state
     for datum in data:
         parts, _ = tiny.add(parts, [datum], "ppo")
-    reference.assert_same_gradient(parts.gradient, whole.gradient)
+    reference.assert_same_gradient(parts.gradient, whole.gradient, 1e-5)
 
 
 # -- shared prefixes -------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ def test_a_shared_prefix_has_the_same_log_probs_and_gradient_with_fewer_tokens(t
 
     (found, total, logps), (wanted, wanted_total, wanted_logps) = results
     assert total == pytest.approx(wanted_total, rel=1e-5)
-    reference.assert_same_gradient(found, wanted)
+    reference.assert_same_gradient(found, wanted, 2e-5)
     for left, right, datum in zip(logps, wanted_logps, data, strict=True):
         assert left.shape == (len(datum.tokens),)
         np.testing.assert_allclose(left, right, atol=2e-5)
@@ -295,7 +295,7 @@ def test_the_sum_is_not_a_mean(tiny) -> None:
     twice, second = tiny.add(state, [*data, *data], "importance_sampling")
     assert second == pytest.approx(2 * first, rel=1e-5)
     doubled = jax.tree.map(lambda x: 2 * x, once.gradient)
-    reference.assert_same_gradient(twice.gradient, doubled)
+    reference.assert_same_gradient(twice.gradient, doubled, 1e-5)
 
 
 SETTINGS = [
@@ -349,7 +349,7 @@ def test_a_failed_call_leaves_the_gradient_as_it_was(tiny) -> None:
         tiny.learner.add_gradient(state, *tiny.arguments(wrong, "cross_entropy"))
     again, _ = tiny.add(state, random_data(), "ppo")  # nothing was donated
     doubled = jax.tree.map(lambda x: 2 * x, state.gradient)
-    reference.assert_same_gradient(again.gradient, doubled)
+    reference.assert_same_gradient(again.gradient, doubled, 1e-5)
 
 
 def test_only_one_program_serves_all_losses_and_settings(tiny) -> None:

@@ -192,7 +192,7 @@ class Sampled:
             mesh,
             (3,),
             config.model.dtype,
-            attention_name=config.model.kernels,
+            attention_name=config.model.attention,
             exact=config.model.exact,
         )
         if change_programs is not None:

@@ -142,7 +142,7 @@ def test_the_gradient_does_not_depend_on_the_mesh(
     gradient, stats, state = step_on(sizes, model, base)
     expected, expected_stats, _ = step_on((1, 1, 1), model, base)
 
-    reference.assert_same_gradient(gradient, expected)
+    reference.assert_same_gradient(gradient, expected, 2e-5)
     np.testing.assert_array_equal(stats["expert_load"], expected_stats["expert_load"])
     assert is_quantized(state.base["layers"]["experts_up"]) == (base == "int8")
 

@@ -74,7 +74,7 @@ def test_gradient_and_load_do_not_depend_on_the_mesh(sizes: tuple[int, ...]) -> 
     gradient, stats, _ = step_on(sizes)
     expected, expected_stats, _ = step_on((1, 1, 1))
 
-    reference.assert_same_gradient(gradient, expected)
+    reference.assert_same_gradient(gradient, expected, 5e-6)
     np.testing.assert_array_equal(stats["expert_load"], expected_stats["expert_load"])
     reference.assert_same_loss(stats["loss"], expected_stats["loss"])
     for name in ("router", "experts_gate", "experts_up", "experts_down"):
@@ -87,7 +87,7 @@ def test_experts_in_a_hybrid_do_not_depend_on_the_mesh(sizes: tuple[int, ...]) -
     gradient, stats, num_tokens = step_on(sizes, HYBRID_MOE)
     expected, expected_stats, _ = step_on((1, 1, 1), HYBRID_MOE)
 
-    reference.assert_same_gradient(gradient, expected)
+    reference.assert_same_gradient(gradient, expected, 2e-5)
     np.testing.assert_array_equal(stats["expert_load"], expected_stats["expert_load"])
     assert stats["expert_load"].sum(axis=1).tolist() == [2 * num_tokens, 2 * num_tokens]
     for name in ("router", "experts_gate", "shared_up", "shared_router", "delta_qkv"):

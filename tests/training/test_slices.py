@@ -136,7 +136,7 @@ def test_experts_and_delta_nets(model: qwen.QwenConfig, sizes: Sizes) -> None:
     gradient, stats = gradient_on(2, sizes, model)
 
     expected, expected_stats = gradient_on(1, (1, 1, 1), model)
-    reference.assert_same_gradient(gradient, expected)
+    reference.assert_same_gradient(gradient, expected, 2e-5)
     for name, value in expected_stats.items():
         np.testing.assert_allclose(stats[name], value, rtol=2e-4, atol=1e-6, err_msg=name)
 
