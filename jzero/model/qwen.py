@@ -374,4 +374,7 @@ def head(
 
     with arithmetic.products():
         logits = arithmetic.head(product, hidden, weight)
-    return soft_capped(logits, config.final_logit_softcapping)
+    if not config.final_logit_softcapping:
+        return logits
+    # What reads the logits subtracts from them, and the last operation of a soft cap is a product.
+    return arithmetic.unfused(soft_capped(logits, config.final_logit_softcapping))

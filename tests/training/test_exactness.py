@@ -495,12 +495,12 @@ def test_a_family_whose_layers_are_not_exact_is_refused(monkeypatch: pytest.Monk
         make_trainer(settings(), replace(MODEL, model_type="other"), None, mesh)
 
 
-@pytest.mark.thorough_cases("qwen3-bfloat16")
+@pytest.mark.thorough_cases("qwen3-bfloat16", "gemma2-float32")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "model",
-    [MODEL, QWEN3, MOE, exact_hybrid(HYBRID), exact_hybrid(HYBRID_MOE)],
-    ids=["qwen2", "qwen3", "experts", "hybrid", "hybrid with experts"],
+    [MODEL, QWEN3, GEMMA, GEMMA2, MOE, exact_hybrid(HYBRID), exact_hybrid(HYBRID_MOE)],
+    ids=["qwen2", "qwen3", "gemma3", "gemma2", "experts", "hybrid", "hybrid with experts"],
 )
 def test_no_bit_differs_with_drafts(model: qwen.QwenConfig, dtype: str) -> None:
     """Tokens and log-probabilities are those of decoding one token after the other."""
