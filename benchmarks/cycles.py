@@ -2,6 +2,9 @@
 
     python benchmarks/cycles.py --model Qwen2.5-3B --topology v5e:2x4 [--top 20]
     python benchmarks/cycles.py --model Qwen2.5-3B --topology v5e:2x4 --program update
+    python benchmarks/cycles.py --model Qwen3-8B --topology v5e:1x1 -- --config.rollout.num_slots=4
+
+Flags after -- change settings of the recipe, which is that of benchmarks/plan.py.
 
 A compiled TPU program says how many cycles XLA expects of every operation. This script sums them
 over the loops of the program. Calls of Pallas kernels, gathers and scatters have no estimate and
@@ -169,6 +172,7 @@ def settings_of(args: argparse.Namespace) -> Config:
     recipe = f"{ROOT / 'configs/countdown.py'}:qwen2.5-3b"
     flags = plan_benchmark.setting_flags(args.model, args.topology)
     flags += ["--config.train.pack=longest", f"--config.model.remat={args.remat}"]
+    flags += args.flags
     settings = command.parse(["--config", recipe, *flags]).settings
     settings.model.path = hub_id_of(args.model)
     settings.model.attention = args.attention
@@ -268,6 +272,7 @@ def main() -> None:
         "--kv", default="bfloat16", choices=("bfloat16", "int8"), help="rollout.kv_dtype"
     )
     parser.add_argument("--top", type=int, default=20, help="operations to print")
+    parser.add_argument("flags", nargs="*", help="--config flags, after --")
     args = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
 
@@ -283,7 +288,8 @@ def main() -> None:
             least_of_products, least_of_attention = update_peak_seconds(run)
             attention = Attention(least_of_attention, least_of_attention, 0)
         else:
-            least_of_products = run.parts["decoder weights"] / run.chip.bandwidth
+            weights = run.parts["decoder weights"] + run.parts.get("frozen base", 0)
+            least_of_products = weights / run.chip.bandwidth
             attention = decode_seconds(run, directory, decode_work(run))
 
     units = 1 if is_update else settings.rollout.decode_steps

@@ -58,7 +58,7 @@ def cell_settings(model: str, topology: str) -> dict[str, int]:
     family, shape = topology.split(":")
     devices_per_chip = 2 if family == "tpu7x" else 1
     num_devices = math.prod(map(int, shape.split("x"))) * devices_per_chip
-    tensor = TENSOR.get(model, 1) if family == "v5e" else 1
+    tensor = min(TENSOR.get(model, 1), num_devices) if family == "v5e" else 1
     # Beyond 16 devices the state is copied, not split further.
     fsdp = min(num_devices, 16) // tensor
     num_prompts = max(128, 4 * num_devices)
