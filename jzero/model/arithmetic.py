@@ -10,6 +10,7 @@ mode. Attention is chosen separately (`attention.choose`).
 """
 
 import contextlib
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -154,6 +155,42 @@ PLAIN = Arithmetic(
 )
 
 
+# XLA multiplies a single row by a weight number by number on a TPU, three times as long as several
+# rows take (lab/cycles.md). So a single row has company there.
+FEW_ROWS = 8
+
+
+def padded_if_lone(batch: int, time: int) -> TokenRows:
+    """Pads a single token to FEW_ROWS, and leaves more tokens in their rows."""
+    if batch * time > 1:
+        return separate_rows(batch, time)
+
+    # Behind the barriers XLA cannot leave out the rows that are cut off later.
+    def enter(x: Shaped[Array, "1 1 *rest"]) -> Shaped[Array, "1 padded *rest"]:
+        padding = [(0, 0), (0, FEW_ROWS - 1)] + [(0, 0)] * (x.ndim - 2)
+        return lax.optimization_barrier(jnp.pad(x, padding))
+
+    def leave(x: Shaped[Array, "1 padded *rest"]) -> Shaped[Array, "1 1 *rest"]:
+        return lax.optimization_barrier(x)[:, :1]
+
+    return TokenRows(enter, leave)
+
+
+def head_of_several_rows(
+    multiply: Multiply, hidden: Float[Array, "*batch E"], weight: jax.Array
+) -> Float[Array, "*batch V"]:
+    """Multiplies all rows at once, and at least FEW_ROWS."""
+    shape = hidden.shape[:-1]
+    if math.prod(shape) > 1:
+        return multiply(hidden, weight)
+    rows = padded_if_lone(1, 1)
+    logits = multiply(rows.enter(hidden.reshape(1, 1, -1))[0], weight)
+    return rows.leave(logits[None]).reshape(*shape, -1)
+
+
+PLAIN_ON_TPU = replace(PLAIN, head=head_of_several_rows, rows=padded_if_lone)
+
+
 # -- exact -----------------------------------------------------------------------------------------
 
 
@@ -203,7 +240,7 @@ def choose(is_exact: bool, mesh: Mesh, shards: int = 1) -> Arithmetic:
     shards: number of devices that XLA splits the rows over; 1 inside a shard_map over rows.
     """
     if not is_exact:
-        return PLAIN
+        return PLAIN_ON_TPU if is_tpu(mesh) else PLAIN
     # Only TPUs need another algorithm than the default.
     return exact_with(shards, TPU_PRODUCTS if is_tpu(mesh) else "")
 

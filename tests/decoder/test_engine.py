@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 from jzero import attention
 from jzero.attention import tpu, tpu_decode, xla
 from jzero.config import RolloutConfig
+from jzero.decoder import program_settings
 from jzero.decoder.abstract_calls import abstract_calls
 from jzero.decoder.engine import Engine, Placement
 from jzero.decoder.pages import OutOfPages
@@ -29,6 +30,7 @@ from jzero.decoder.sequence import Groups, Sequence, make_groups
 from jzero.errors import UserError
 from jzero.model import adapters, logprobs, qwen
 from jzero.model.architecture import ATTENTION, DELTA_NET, SLIDING, DeltaNetConfig
+from jzero.model.arithmetic import FEW_ROWS, PLAIN_ON_TPU
 from jzero.model.delta_net import recur_tokens
 from jzero.model.layers import window_in_rows
 from jzero.model.quantized import quantize_on_device
@@ -625,6 +627,23 @@ def test_preempted_sequences_may_be_prefilled_in_chunks(
 def test_what_returns_with_more_than_pages_is_prefilled_at_once() -> None:
     assert make().can_prefill_in_chunks()
     assert not make("hybrid").can_prefill_in_chunks()
+
+
+@pytest.mark.quick_cases("qwen2")
+@pytest.mark.parametrize("name", ["qwen2", "gemma2", "qwen3_moe", "hybrid_moe"])
+def test_a_single_slot_of_a_tpu_is_multiplied_with_rows_of_padding(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_settings, "choose_arithmetic", lambda *_: PLAIN_ON_TPU)
+    engine = new_engine(name, num_slots=1)
+    completions, _ = complete(engine)
+    assert_same(completions, base(name))
+
+    calls = abstract_calls(engine, params_on(engine), [])
+    function, arguments = calls["generate"]
+    text = function.lower(*arguments).as_text()
+    rows = re.findall(r"dot_general .*-> tensor<(\d+)x\d+xf32>", text)
+    assert set(rows) == {str(FEW_ROWS)}
 
 
 def test_completions_do_not_depend_on_their_company() -> None:
