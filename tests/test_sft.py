@@ -216,6 +216,7 @@ def test_a_run_that_is_done_is_not_done_again(
     assert "resumed" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_weights_say_how_often_examples_of_each_set_are_drawn(tmp_path: Path) -> None:
     """Three of four examples are of the second set, whose answers are shorter."""
     config = mixed_sets(tmp_path, epochs=2)

@@ -144,6 +144,7 @@ def test_packed_compiles_for_tpu(heads: Heads, tpus: Sequence[jax.Device]) -> No
     assert not re.search("all-reduce|all-gather|all-to-all|collective", program)
 
 
+@pytest.mark.thorough
 def test_windows_compile_for_tpu(tpus: Sequence[jax.Device]) -> None:
     """Both kinds of layer are kernels, one of which runs."""
     mesh = train_mesh(1, 1, 1, tpus[:1])
@@ -224,6 +225,7 @@ def test_decoding_in_fp8_compiles_for_tpu7x_without_a_copy_of_weights_or_kv(
     assert compiled.memory_analysis().temp_size_in_bytes < 4 * 2**20
 
 
+@pytest.mark.thorough
 def test_decoding_with_windows_compiles_for_tpu_without_a_copy_of_its_kv(
     tpus: Sequence[jax.Device],
 ) -> None:

@@ -234,8 +234,7 @@ def test_the_kernel_equals_the_definition(heads: Heads, dtype: DTypeLike) -> Non
     assert_equal_to_definition(make_case(heads, dtype, LENGTHS), dtype)
 
 
-@pytest.mark.quick_cases("fp32-qwen2.5-0.5b")
-@pytest.mark.thorough_cases("bf16-three KV heads of 64")
+@pytest.mark.thorough_cases("fp32-qwen2.5-0.5b", "bf16-three KV heads of 64")
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize(
     "heads",
@@ -255,6 +254,7 @@ def test_int8_pages_equal_the_definition(
     compare_in_8_bits(heads, dtype, INT8, monkeypatch)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize(
     "dtype", [jnp.bfloat16, pytest.param(jnp.float32, marks=pytest.mark.slow)], ids=["bf16", "fp32"]
@@ -313,7 +313,7 @@ SHARED = (3, 0, 1)
 LENGTHS_OF_SHARING = (IDLE, 64, 49, 80, 1, 33, 16, IDLE, 17, 65, 40, IDLE)
 
 
-@pytest.mark.quick_cases("qwen2.5-0.5b-bf16")
+@pytest.mark.thorough
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("name", ["qwen2.5-0.5b", "qwen2.5-7b"])

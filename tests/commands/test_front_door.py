@@ -79,6 +79,7 @@ def test_the_choices_are_printed_and_the_run_ends_with_an_export(trained) -> Non
     assert not any(sample["prompt"][-1]["content"] in questions for sample in samples)
 
 
+@pytest.mark.thorough
 def test_the_recipe_is_the_same_run(trained, environment: dict[str, str]) -> None:
     program = ["-m", "jzero.main", "--config", str(trained.run / FILE), "--workdir", "again"]
     subprocess.run(
@@ -114,6 +115,7 @@ class Hot:
 """
 
 
+@pytest.mark.thorough
 def test_a_machine_that_is_not_attached(trained, environment: dict[str, str]) -> None:
     flags = ["--model", "model", "--data", "sums.jsonl", "--workdir", "rented", "--machine"]
 
@@ -198,6 +200,7 @@ def test_evaluate_takes_the_held_out_problems_of_the_run(trained, tmp_path: Path
     assert [row["samples"] for row in greedy] == [row["samples"] for row in theirs]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("quick_runs")
 def test_compare_pairs_both_models_on_the_same_problems(
     trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -46,6 +46,7 @@ def command(attack: ModuleType, out: Path, urls: list[str], *more: str) -> list[
 
 
 @pytest.mark.usefixtures("quick_retries")
+@pytest.mark.quick_cases("grouped")
 @pytest.mark.parametrize("shape", ["flat", "grouped"])
 def test_every_row_is_there_once_after_two_stops(
     shape: str, attack: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

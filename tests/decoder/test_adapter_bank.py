@@ -134,6 +134,7 @@ def alone(engine: Engine, base: qwen.Params, name: str) -> Answers:
     return complete(engine, params, {name: BASE_MODEL})[name]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("has_int8_base", "shape"),
     [
@@ -195,6 +196,7 @@ def test_samples_of_one_prompt_share_pages_only_with_the_same_weights() -> None:
         ]
 
 
+@pytest.mark.thorough
 def test_a_snapshot_does_not_change_when_its_source_does() -> None:
     engine = engine_in()
     bank = bank_of(engine, base_of(engine))

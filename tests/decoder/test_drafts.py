@@ -146,6 +146,7 @@ def test_a_draft_follows_the_latest_of_the_longest_matches(reach: int, match: in
 # -- the same tokens -------------------------------------------------------------------------------
 
 
+@pytest.mark.quick_cases("ngram-0.0", "history-0.0", "history-0.7")
 @pytest.mark.parametrize("temperature", [0.0, TEMPERATURE])
 @pytest.mark.parametrize("kind", [*KINDS])
 def test_every_kind_of_draft_gives_the_same_tokens(kind: str, temperature: float) -> None:
@@ -186,7 +187,7 @@ ARRANGEMENTS = {
 }
 
 
-@pytest.mark.quick_cases("preempted", "8 shards")
+@pytest.mark.quick_cases("preempted")
 @pytest.mark.parametrize("arrangement", [*ARRANGEMENTS])
 def test_drafts_do_not_depend_on_the_arrangement(arrangement: str) -> None:
     engine = make(draft=SHORT_HISTORY, **ARRANGEMENTS[arrangement])
@@ -196,6 +197,7 @@ def test_drafts_do_not_depend_on_the_arrangement(arrangement: str) -> None:
     assert (scheduler.counters.preempted > 0) == (arrangement == "preempted")
 
 
+@pytest.mark.thorough
 def test_preempted_sequences_are_prefilled_in_chunks() -> None:
     engine = new_engine(draft=SHORT_HISTORY, **ARRANGEMENTS["preempted"])
     engine.chunk_tokens = 8
@@ -214,6 +216,7 @@ def test_an_int8_cache_gives_the_same_tokens() -> None:
     assert_same(got, want, atol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "filters",
     [{"top_k": 5}, {"top_p": 0.6}, thorough({"min_p": 0.1}), thorough({"top_k": 7, "top_p": 0.8})],
@@ -288,6 +291,7 @@ def test_a_wrong_rule_of_acceptance_gives_other_tokens(monkeypatch: pytest.Monke
         assert_same(got, base())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["qwen3_moe", slow("hybrid_moe")])
 def test_recorded_tracks_are_those_of_the_same_tokens(name: str) -> None:
     """The routes of inputs, and the tokens that the filters keep."""
@@ -314,8 +318,7 @@ HYBRIDS = ["hybrid", "hybrid_moe"]
 STATE_TOLERANCE = 2e-5
 
 
-@pytest.mark.quick_cases("0.7-history-hybrid")
-@pytest.mark.thorough_cases("0.0-one token-hybrid_moe")
+@pytest.mark.thorough_cases("0.7-history-hybrid", "0.0-one token-hybrid_moe")
 @pytest.mark.parametrize("name", HYBRIDS)
 @pytest.mark.parametrize("kind", [*KINDS])
 @pytest.mark.parametrize("temperature", [0.0, TEMPERATURE])
@@ -503,6 +506,7 @@ def test_drafts_that_cannot_pay_are_off() -> None:
     assert engine.paying_drafter is None
 
 
+@pytest.mark.quick_cases("qwen2")
 @pytest.mark.parametrize("name", ["qwen2", "hybrid"])
 def test_a_plan_compiles_the_pass_with_drafts(name: str) -> None:
     engine = make(name, draft=KINDS["group"])

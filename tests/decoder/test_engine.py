@@ -436,6 +436,7 @@ def largest_gap(engine: Engine, completions: Completions) -> float:
     return float(np.concatenate(gaps).max())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("shape", "kv_dtype"),
     [((1, 1), "int8"), thorough((2, 2), "int8"), thorough((1, 1), "fp8")],

@@ -10,6 +10,7 @@ NAME = "qwen3_moe"
 NAMES = [NAME, "hybrid_moe"]
 
 
+@pytest.mark.quick_cases(NAME)
 @pytest.mark.parametrize("name", NAMES)
 def test_sampled_log_probs_are_those_of_the_trainer(name: str) -> None:
     for sequence, _, logps in scored(make(name), base(name), TEMPERATURE):

@@ -236,9 +236,11 @@ ARRANGEMENTS = {
     "arrangement",
     [
         "qwen2",
-        "gemma3",
         "few pages",
-        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("llama", "2 shards", "int8")),
+        *(
+            pytest.param(name, marks=pytest.mark.thorough)
+            for name in ("gemma3", "llama", "2 shards", "int8")
+        ),
         pytest.param("fp8", marks=pytest.mark.slow),
     ],
 )
@@ -329,6 +331,7 @@ def test_the_next_turn_of_a_chat_computes_only_what_is_new() -> None:
     test_engine.assert_empty(engine)
 
 
+@pytest.mark.thorough
 def test_episodes_that_lose_their_slot_return_to_their_pages() -> None:
     kept = test_turns.converse(make("qwen2", **test_turns.SIZES))
     sizes = test_turns.SIZES | {"page_size": PAGE}

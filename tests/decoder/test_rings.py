@@ -283,6 +283,7 @@ def test_given_tokens_have_the_scores_of_layers_that_keep_all_pages(score_tokens
         np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_scoring_and_sampling_do_not_touch_the_rings_of_each_other() -> None:
     """Prompts are inserted between the chunks of a sequence that is scored."""
     engine = make("local", **LONG)

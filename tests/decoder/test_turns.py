@@ -182,6 +182,7 @@ def played(**task: Any) -> list[Rollout]:
     return play(**task)
 
 
+@pytest.mark.thorough
 def test_every_prompt_extends_the_last_by_the_response_and_the_reply() -> None:
     """To the token. An end of turn that the policy did not write is added, and is not sampled."""
     tok = trained_player().tokenizer
@@ -299,6 +300,7 @@ def test_training_has_room_for_every_episode() -> None:
     assert max(lengths) <= settings.rollout.longest_continuation
 
 
+@pytest.mark.thorough
 def test_a_slow_grade_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That a slow grade holds nobody up is tested below, where time is counted in calls."""
     source = (

@@ -277,6 +277,7 @@ def errors_of(stderr: str) -> list[str]:
     return [line for line in stderr.splitlines() if line.startswith("error: ")]
 
 
+@pytest.mark.thorough
 def test_hosts_that_were_started_differently_are_refused(
     environment: Environment, tmp_path: Path
 ) -> None:

@@ -142,7 +142,7 @@ def logps(jobs: Jobs, rollout: Rollout) -> np.ndarray:
 # -- switches of weights ---------------------------------------------------------------------------
 
 
-@pytest.mark.quick_cases("tokens")
+@pytest.mark.thorough
 @pytest.mark.parametrize("switch", ["requests", "turns", "tokens"])
 def test_a_sampler_takes_newer_weights_as_the_setting_says(make_jobs, switch: str) -> None:
     jobs = make_jobs(switch)

@@ -246,8 +246,8 @@ class Counter:
 '''
 
 
-@pytest.mark.quick_cases("environment")
-@pytest.mark.thorough_cases("turns in fp8")  # the warm start of tools takes minutes
+# The warm start of tools takes minutes.
+@pytest.mark.thorough_cases("environment", "turns in fp8")
 @pytest.mark.parametrize("kind", ["environment", "tools", "turns in fp8"])
 def test_episodes_are_those_of_the_synchronous_run(
     tmp_path: Path, environment: dict[str, str], kind: str

@@ -267,7 +267,7 @@ def test_search_finds_the_largest_that_fits(num_rows, monkeypatch: pytest.Monkey
     assert len(tries) < 12
 
 
-@pytest.mark.quick_cases("ppo-2")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name, minibatches",
     [

@@ -157,6 +157,7 @@ def test_every_damaged_file_is_one_line_or_does_not_matter(
     gc.collect()  # what Orbax left fails here, not in a test that comes later
 
 
+@pytest.mark.thorough
 def test_an_adapter_of_another_rank_is_refused(saved: Path) -> None:
     with pytest.raises(UserError, match=r"holds .*this config needs .*resume with the config"):
         resume(saved, adapter_state(STEPS[1], rank=8))

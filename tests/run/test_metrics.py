@@ -123,6 +123,7 @@ assert peak_rss_bytes() >= block.nbytes
 """
 
 
+@pytest.mark.thorough
 def test_the_peak_of_the_memory_sees_an_allocation() -> None:
     # A process of its own: the peak of this one may be gigabytes by now.
     done = subprocess.run([sys.executable, "-c", ALLOCATION], cwd=ROOT)

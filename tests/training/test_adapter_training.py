@@ -148,6 +148,7 @@ def bytes_of_base(model: qwen.QwenConfig, base: str) -> int:
     return num_quantized + 4 * num_scales + 2 * (qwen.num_params(model) - num_quantized)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("base_type", [pytest.param("native", marks=pytest.mark.slow), "int8"])
 def test_policy_critic_reference_and_decoder_share_one_base(base_type: str, tmp_path: Path) -> None:
     """No second copy of any weight: beside the base there is only what the adapters need."""

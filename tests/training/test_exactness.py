@@ -356,6 +356,7 @@ def test_a_broken_rule_in_the_sampler_fails_by_name(
 # -- the forward pass ------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_tokens_beside_a_row_and_a_gradient_change_no_bit_of_its_logits() -> None:
     model = replace(QWEN3, num_hidden_layers=1)
     params = random_params(model)

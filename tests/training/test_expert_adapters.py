@@ -102,8 +102,7 @@ def test_experts_are_linear_layers_with_an_axis_of_their_own() -> None:
     assert axes["experts_up"]["b"] == ("layers", "experts", "rank", "expert_mlp")
 
 
-@pytest.mark.quick_cases("native-experts")
-@pytest.mark.thorough_cases("int8-experts")
+@pytest.mark.thorough_cases("native-experts", "int8-experts")
 @every_model
 @every_base
 def test_gradients_are_projections_of_the_whole_gradient(base: str, name: str) -> None:

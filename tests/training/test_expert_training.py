@@ -68,7 +68,7 @@ def test_padding_counts_in_no_load() -> None:
     assert stats["expert_load"].sum(axis=1).tolist() == [2 * num_tokens, 2 * num_tokens]
 
 
-@pytest.mark.quick_cases("(2, 2, 2)")
+@pytest.mark.thorough
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 1, 8), (1, 2, 2, 2)], ids=str)
 def test_gradient_and_load_do_not_depend_on_the_mesh(sizes: tuple[int, ...]) -> None:
     gradient, stats, _ = step_on(sizes)

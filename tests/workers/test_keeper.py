@@ -108,9 +108,15 @@ ENDS = ["close", "exception", "INT", "TERM", "KILL"]
 
 
 @linux
-@pytest.mark.quick_cases("processes-KILL", "processes-close", "asyncio-KILL")
+@pytest.mark.quick_cases("asyncio-KILL")
 @pytest.mark.thorough_cases(
-    "processes-exception", "processes-INT", "processes-TERM", "asyncio-close", "asyncio-TERM"
+    "processes-KILL",
+    "processes-close",
+    "processes-exception",
+    "processes-INT",
+    "processes-TERM",
+    "asyncio-close",
+    "asyncio-TERM",
 )
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("mode", ["processes", "asyncio"])
