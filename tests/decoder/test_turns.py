@@ -456,7 +456,7 @@ def assert_same(got: Conversation, want: Conversation, atol: float = 1e-5) -> No
 @pytest.mark.parametrize(
     "name, stop",
     [
-        ("qwen2", ()),
+        pytest.param("qwen2", (), marks=pytest.mark.thorough),
         ("qwen2", ("!", "A", "Z", "k")),
         pytest.param("qwen3", ("!", "A", "Z", "k"), marks=pytest.mark.slow),
     ],
