@@ -19,12 +19,13 @@ from test_kept_tokens import updated
 from tiny import sampler_and_publish, stream_of, tiny_settings
 
 from jzero import config
-from jzero.algorithms import ADVANTAGES
+from jzero.algorithms import ADVANTAGES, Algorithm
 from jzero.decoder.engine import Samples
 from jzero.decoder.serialization import rollouts_from_bytes, rollouts_to_bytes
 from jzero.model import qwen
 from jzero.model.base_model import read_base_model
 from jzero.rollout.sampler import Sampler
+from jzero.setting import field_types
 from jzero.sharding.mesh import train_mesh
 from jzero.tasks import guess
 from jzero.tokens import TRACKS
@@ -47,7 +48,7 @@ def track(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         assert block is not None, f"{name} is not on the page"
         (tmp_path / name).write_text(block[1], encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    tables = ADVANTAGES, TRACKS
+    tables = ADVANTAGES, TRACKS, field_types(Algorithm)
     before = [dict(table) for table in tables]
     importlib.import_module("my_tracks")
     yield
