@@ -172,13 +172,11 @@ def settings_of(args: argparse.Namespace) -> Config:
     recipe = f"{ROOT / 'configs/countdown.py'}:qwen2.5-3b"
     flags = plan_benchmark.setting_flags(args.model, args.topology)
     flags += ["--config.train.pack=longest", f"--config.model.remat={args.remat}"]
-    flags += args.flags
-    settings = command.parse(["--config", recipe, *flags]).settings
+    flags += [f"--config.model.attention={args.attention}"]
+    flags += [f"--config.rollout.weights={args.weights}", f"--config.rollout.kv_dtype={args.kv}"]
+    settings = command.parse(["--config", recipe, *flags, *args.flags]).settings
     settings.model.path = hub_id_of(args.model)
-    settings.model.attention = args.attention
-    settings.rollout.weights = args.weights
-    settings.rollout.kv_dtype = args.kv
-    if args.kv == "int8":
+    if settings.rollout.kv_dtype == "int8":
         settings.rollout.page_size = LANES
     return settings
 
@@ -277,8 +275,8 @@ def main() -> None:
     jax.config.update("jax_platforms", "cpu")
 
     is_update = args.program == "update"
-    counts_bundles = args.attention == "tpu_fused" and not is_update
     settings = settings_of(args)
+    counts_bundles = settings.model.attention == "tpu_fused" and not is_update
     with kernel_instructions.written_bundles() if counts_bundles else nullcontext() as directory:
         run = build(settings, compile_only_devices(args.topology))
         function, arguments = run.programs["update" if is_update else "generate"]

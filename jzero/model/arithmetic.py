@@ -10,7 +10,6 @@ mode. Attention is chosen separately (`attention.choose`).
 """
 
 import contextlib
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from jaxtyping import Array, Float, Shaped
 from jzero.attention.exact import sum_by_halves
 from jzero.model.delta_net import DeltaState, recur_chunks, recur_few, recur_step
 from jzero.model.exact import (
+    ROW_TILE,
     exact_rms_norm,
     pad_rows,
     product_of_any_rows,
@@ -140,6 +140,18 @@ def separate_rows(batch: int, time: int) -> TokenRows:
     return TokenRows(unchanged, unchanged)
 
 
+def one_row(multiple: int, batch: int, time: int) -> TokenRows:
+    """Puts all tokens in one row, padded to a multiple of `multiple`."""
+
+    def enter(x: Shaped[Array, "B T *rest"]) -> Shaped[Array, "1 padded *rest"]:
+        return pad_rows(multiple, x.reshape(batch * time, *x.shape[2:]))[None]
+
+    def leave(x: Shaped[Array, "1 padded *rest"]) -> Shaped[Array, "B T *rest"]:
+        return x[0, : batch * time].reshape(batch, time, *x.shape[2:])
+
+    return TokenRows(enter, leave)
+
+
 PLAIN = Arithmetic(
     product=linear,
     single_output=linear,
@@ -164,14 +176,14 @@ def padded_if_lone(batch: int, time: int) -> TokenRows:
     """Pads a single token to FEW_ROWS, and leaves more tokens in their rows."""
     if batch * time > 1:
         return separate_rows(batch, time)
+    rows = one_row(FEW_ROWS, batch, time)
 
     # Behind the barriers XLA cannot leave out the rows that are cut off later.
     def enter(x: Shaped[Array, "1 1 *rest"]) -> Shaped[Array, "1 padded *rest"]:
-        padding = [(0, 0), (0, FEW_ROWS - 1)] + [(0, 0)] * (x.ndim - 2)
-        return lax.optimization_barrier(jnp.pad(x, padding))
+        return lax.optimization_barrier(rows.enter(x))
 
     def leave(x: Shaped[Array, "1 padded *rest"]) -> Shaped[Array, "1 1 *rest"]:
-        return lax.optimization_barrier(x)[:, :1]
+        return rows.leave(lax.optimization_barrier(x))
 
     return TokenRows(enter, leave)
 
@@ -180,30 +192,18 @@ def head_of_several_rows(
     multiply: Multiply, hidden: Float[Array, "*batch E"], weight: jax.Array
 ) -> Float[Array, "*batch V"]:
     """Multiplies all rows at once, and at least FEW_ROWS."""
-    shape = hidden.shape[:-1]
-    if math.prod(shape) > 1:
+    *batch, width = hidden.shape
+    if hidden.size > width:
         return multiply(hidden, weight)
     rows = padded_if_lone(1, 1)
-    logits = multiply(rows.enter(hidden.reshape(1, 1, -1))[0], weight)
-    return rows.leave(logits[None]).reshape(*shape, -1)
+    logits = multiply(rows.enter(hidden.reshape(1, 1, width))[0], weight)
+    return rows.leave(logits[None]).reshape(*batch, -1)
 
 
 PLAIN_ON_TPU = replace(PLAIN, head=head_of_several_rows, rows=padded_if_lone)
 
 
 # -- exact -----------------------------------------------------------------------------------------
-
-
-def one_row(shards: int, batch: int, time: int) -> TokenRows:
-    """Puts all tokens in one row, padded to the tiles of the products on every shard."""
-
-    def enter(x: Shaped[Array, "B T *rest"]) -> Shaped[Array, "1 padded *rest"]:
-        return pad_rows(shards, x.reshape(batch * time, *x.shape[2:]))[None]
-
-    def leave(x: Shaped[Array, "1 padded *rest"]) -> Shaped[Array, "B T *rest"]:
-        return x[0, : batch * time].reshape(batch, time, *x.shape[2:])
-
-    return TokenRows(enter, leave)
 
 
 def exact_with(shards: int = 1, precision: str = "") -> Arithmetic:
@@ -225,7 +225,8 @@ def exact_with(shards: int = 1, precision: str = "") -> Arithmetic:
         # A row has the bits of its tokens one by one, whatever the number of tokens is.
         recurrence=Recurrence(recur_rows, recur_slots, recur_rows),
         experts=EXACT_EXPERTS,
-        rows=partial(one_row, shards),
+        # The rows of every shard are complete tiles of the products.
+        rows=partial(one_row, shards * ROW_TILE),
         precision=precision,
         is_exact=True,
     )

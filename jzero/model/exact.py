@@ -125,9 +125,9 @@ def tiled_banked_product(
     return out.reshape(len(x), -1)
 
 
-def pad_rows(shards: int, x: Shaped[Array, "rows ..."]) -> Shaped[Array, "padded ..."]:
-    """Appends rows of zeros until every shard has complete tiles."""
-    missing = -len(x) % (shards * ROW_TILE)
+def pad_rows(multiple: int, x: Shaped[Array, "rows ..."]) -> Shaped[Array, "padded ..."]:
+    """Appends rows of zeros until their number is a multiple of `multiple`."""
+    missing = -len(x) % multiple
     return jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))
 
 
@@ -139,7 +139,7 @@ def product_of_any_rows(
 ) -> Float[Array, "*batch outputs"]:
     """Computes product(x, weight) in tiles, for any number of rows."""
     rows = x.reshape(-1, x.shape[-1])
-    out: jax.Array = in_tiles(product, shards, pad_rows(shards, rows), weight)
+    out: jax.Array = in_tiles(product, shards, pad_rows(shards * ROW_TILE, rows), weight)
     return out[: len(rows)].reshape(*x.shape[:-1], -1)
 
 
