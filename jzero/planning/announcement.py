@@ -31,7 +31,7 @@ def announcement(
 
     planned_bytes: the planner's estimate for a device; None if it is unknown, or if
     memory.check=False.
-    hours: of the run's steps (`planned_hours`); None if they are unknown.
+    hours: of the run's steps (`planned_hours`); None if only the clock can tell (`hours_by_clock`).
     price: dollars an hour; 0 if unknown.
     """
     needs = []
@@ -44,9 +44,8 @@ def announcement(
         devices = f" on each of {number} devices" if number > 1 else ""
         needs.append(f"{planned_bytes / GIB:.1f} of {available / GIB:.1f} GiB memory{devices}")
     needs.append(f"at most {disk.needed / GB:.1f} of {disk.available / GB:.1f} GB disk")
-    needs.append(
-        "the hours that its third step will tell" if hours is None else _time(hours, price)
-    )
+    if hours is not None:
+        needs.append(_time(hours, price))
     return f"this run needs {', '.join(needs)}"
 
 
