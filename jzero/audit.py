@@ -65,9 +65,10 @@ class Weights:
         # A product of the arrays, because another scale would be compiled again.
         changed = {
             name: {"a": factors["a"], "b": factors["b"] * factor}
-            for name, factors in self.adapter["layers"].items()
+            for name, factors in adapters.factors_of(self.adapter).items()
         }
-        return Model(self.config, adapters.join(self.base, {"layers": changed}, self.scale))
+        adapter = adapters.tree_of(changed)
+        return Model(self.config, adapters.join(self.base, adapter, self.scale))
 
 
 def read_weights(directory: Path, config: QwenConfig, adapter: str | None) -> Weights:

@@ -25,6 +25,7 @@ from jzero.decoder.program_settings import ProgramSettings
 from jzero.decoder.programs import compile_program, copy_layers, state_specs_of
 from jzero.model import qwen
 from jzero.model.delta_net import DeltaState
+from jzero.model.linear import RowAdapters
 from jzero.model.logprobs import split_columns
 from jzero.model.run_model import ModelInputs, run_model
 from jzero.model.softmax import softmax_statistics
@@ -226,7 +227,7 @@ def score_in_chunks(
     )
 
     def score_chunk(chunk: tuple[jax.Array, jax.Array, jax.Array]) -> TokenScores[jax.Array]:
-        return score_columns(settings, params, *chunk, alternatives)
+        return score_columns(settings, params, *chunk, alternatives, inputs.adapters)
 
     by_chunk = lax.map(score_chunk, chunks)
 
@@ -244,12 +245,23 @@ def score_columns(
     targets: Int[Array, "rows columns"],
     temperature: Float[Array, "rows columns"],
     alternatives: int,
+    adapters: RowAdapters | None,
 ) -> TokenScores[jax.Array]:
-    """Scores the targets of some columns. All of their logits exist at once."""
+    """Scores the targets of some columns. All of their logits exist at once.
+
+    adapters: of the rows, in an adapter bank.
+    """
     # Padding columns have temperature 0. Their scores are unused, but must not be NaN.
     scale = jnp.where(temperature > 0, temperature, 1.0)
     arithmetic = settings.arithmetic
-    logits = qwen.head(settings.model, params, hidden, settings.dtype, arithmetic=arithmetic)
+    logits = qwen.head(
+        settings.model,
+        params,
+        hidden,
+        settings.dtype,
+        arithmetic=arithmetic,
+        row_adapters=adapters,
+    )
     logps, _ = arithmetic.logps(logits, targets, scale)
     logits = logits / scale[..., None]
     log_total, _ = softmax_statistics(logits)

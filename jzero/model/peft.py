@@ -94,24 +94,37 @@ def module_tensors(config: QwenConfig) -> dict[str, list[Tensor]]:
 
 def modules(config: QwenConfig) -> dict[str, list[str]]:
     """Returns the base's names of each linear layer: {"q": ["model.layers.0...", ...], ...}."""
-    tensors = module_tensors(config)
     return {
-        name: [tensor.name.removesuffix(SUFFIX) for tensor in tensors[f"layers.{name}"]]
-        for name in adapters.linear_layers(config)
+        name: [tensor.name.removesuffix(SUFFIX) for tensor in tensors]
+        for name, tensors in weight_tensors(config).items()
     }
 
 
+def weight_tensors(config: QwenConfig) -> dict[str, list[Tensor]]:
+    """Returns the tensors of every weight that may have an adapter, by target."""
+    tensors = module_tensors(config)
+    weights = {name: tensors[f"layers.{name}"] for name in adapters.linear_layers(config)}
+    if adapters.OUTPUT in adapters.adaptable(config):
+        # The module exists in every model. If it is tied to the embedding, PEFT adds the adapter to
+        # the module only.
+        stored = family_of(config.model_type).tensors[adapters.OUTPUT]
+        shape = config.hidden_size, config.vocab_size
+        output = Tensor(stored.name, None, shape, (shape[1], shape[0]), is_linear=True)
+        weights[adapters.OUTPUT] = [output]
+    return weights
+
+
 def adapter_tensors(config: QwenConfig, settings: AdapterConfig) -> dict[str, list[Tensor]]:
-    """Returns the tensors of every factor ("layers.q.a", "layers.q.b", ...).
+    """Returns the tensors of every factor ("layers.q.a", "layers.q.b", ..., "lm_head.a", ...).
 
     A factor has one tensor per layer, or one per expert of each layer.
     """
     rank = settings.rank
-    weight_tensors = module_tensors(config)
+    weights = weight_tensors(config)
     tensors: dict[str, list[Tensor]] = {}
     for name, target in adapters.targets(config, settings).items():
         a, b = [], []
-        for weight in weight_tensors[f"layers.{name}"]:
+        for weight in weights[name]:
             module = weight.name.removesuffix(SUFFIX)
             # Like the weight of the base, both factors are weights of a torch Linear.
             num_outputs, num_inputs = weight.stored_shape
@@ -135,8 +148,9 @@ def adapter_tensors(config: QwenConfig, settings: AdapterConfig) -> dict[str, li
                     is_linear=True,
                 )
             )
-        tensors[f"layers.{name}.a"] = a
-        tensors[f"layers.{name}.b"] = b
+        leaf = name if name == adapters.OUTPUT else f"layers.{name}"
+        tensors[f"{leaf}.a"] = a
+        tensors[f"{leaf}.b"] = b
     return tensors
 
 
@@ -328,7 +342,7 @@ def read_targets(file: Path, target_modules: object, config: QwenConfig) -> tupl
     """Returns our names of the linear layers in `target_modules`, in the table's order."""
     names = modules(config)
     if target_modules == ALL_LINEAR:
-        return tuple(names)
+        return tuple(adapters.linear_layers(config))
     if not has_kind(target_modules, "list of texts") or not target_modules:
         raise UserError(
             f"{file}: target_modules={shown(target_modules)} is neither a list of names of "
@@ -396,7 +410,8 @@ def load(
     tensors = adapter_tensors(config, settings)
     check_tensors(file, stored, tensors)
     shardings = flatten(sharding) if sharding is not None else {}
-    return unflatten(read_parameters(stored, tensors, shardings, dtype))
+    # An adapter on the output layer only has no leaf in the layers.
+    return {"layers": {}} | unflatten(read_parameters(stored, tensors, shardings, dtype))
 
 
 def check_tensors(

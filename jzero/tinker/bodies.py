@@ -1,7 +1,7 @@
 """The JSON bodies of the Tinker API. Unknown fields are ignored; a wrong type is status 422."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 # Pydantic cannot read the recursive type `jzero.types.JsonValue`, and has its own.
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
@@ -48,6 +48,18 @@ class LoraConfig(Body):
     train_unembed: bool = True
     train_mlp: bool = True
     train_attn: bool = True
+
+    @property
+    def parts(self) -> set[Literal["mlp", "attn", "unembed"]]:
+        """Returns the parts of the model that have an adapter."""
+        chosen: set[Literal["mlp", "attn", "unembed"]] = set()
+        if self.train_mlp:
+            chosen.add("mlp")
+        if self.train_attn:
+            chosen.add("attn")
+        if self.train_unembed:
+            chosen.add("unembed")
+        return chosen
 
 
 class OptimizerConfig(Body):

@@ -34,7 +34,7 @@ from jzero.tinker.limits import TinkerLimits
 from jzero.tinker.sampling import BASE, Request, Sampling
 from jzero.tinker.sessions import Model, SamplerSession, Session, Sessions
 from jzero.tinker.store import Record, Store, iso_time
-from jzero.tinker.tenants import FwdBwdResult, Shape, Tenants
+from jzero.tinker.tenants import FwdBwdResult, Shape, Tenants, part_of
 from jzero.tinker.worker import Job, Worker
 from jzero.training.accumulation import AdamW
 from jzero.types import JsonValue
@@ -44,10 +44,6 @@ Answer = dict[str, JsonValue]
 # that polls has to see from the id whether an unknown promise belonged to a sample.
 SAMPLE_PREFIX = "sample-"  # of the promises of samples, which a client may send anew
 LINK_SECONDS = 3600  # for which the links of a download work
-NOT_UNEMBED = (
-    "train_unembed is not served: adapters are on the linear layers of attention and MLP only. "
-    "weights_info answers train_unembed=false."
-)
 
 
 class NotFoundError(Exception):
@@ -135,13 +131,7 @@ class Service:
 
     def create_session(self, owner: str, body: bodies.CreateSession) -> Answer:
         session = self.sessions.create(owner, body.user_metadata)
-        return {
-            "type": "create_session",
-            "session_id": session.session_id,
-            # The SDK prints this message to the user. Its default is train_unembed=true, so a
-            # refusal would fail every client that keeps the defaults.
-            "warning_message": NOT_UNEMBED,
-        }
+        return {"type": "create_session", "session_id": session.session_id}
 
     def session(self, owner: str, session_id: str) -> Session:
         """Returns an open session of `owner`."""
@@ -215,7 +205,7 @@ class Service:
         if body.lora_config is None:
             raise UserError("full fine-tuning is not served: send a lora_config")
         lora = body.lora_config
-        shape = self.tenants.shape_of(lora.rank, lora.train_mlp, lora.train_attn)
+        shape = self.tenants.shape_of(lora.rank, lora.parts)
         # Without a seed every model differs, as two runs of a client should.
         seed = lora.seed if lora.seed is not None else secrets.randbits(31)
         model_id = f"{session.session_id}:train:{body.model_seq_id}"
@@ -473,14 +463,14 @@ class Service:
 
     def weights_info(self, owner: str, body: bodies.TinkerPath) -> Answer:
         record = self.find_record(owner, body.tinker_path)
-        names = [name.rpartition("_")[2] in ("gate", "up", "down") for name in record.targets]
+        parts = {part_of(name) for name in record.targets}
         return {
             "base_model": record.base_model,
             "is_lora": True,
             "lora_rank": record.rank,
-            "train_unembed": False,
-            "train_mlp": any(names),
-            "train_attn": not all(names),
+            "train_unembed": "unembed" in parts,
+            "train_mlp": "mlp" in parts,
+            "train_attn": "attn" in parts,
         }
 
     def set_lifetime(self, owner: str, path: str, body: bodies.Lifetime) -> Answer:

@@ -29,6 +29,7 @@ ADAPTERS = {
     "six": AdapterConfig(rank=6, alpha=9.0),
     "other six": AdapterConfig(rank=6, alpha=4.0),
     "attention": AdapterConfig(rank=12, alpha=20.0, targets=("q", "v", "o")),
+    "words": AdapterConfig(rank=5, alpha=9.0, targets=("down", "lm_head")),
 }
 REQUESTS = Samples(is_trained=False, has_choices=True)
 MAX_NEW = 12
