@@ -77,7 +77,7 @@ def read_weights(directory: Path, config: QwenConfig, adapter: str | None) -> We
         return Weights(config, base, None, 1.0, 0)
     path = peft.resolve(adapter)
     settings = peft.read_settings(path, config)
-    factors = peft.load(path, config, settings)
+    factors = peft.load(path, config, settings, base=directory)
     return Weights(config, base, factors, settings.scale, settings.rank)
 
 

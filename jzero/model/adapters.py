@@ -22,7 +22,7 @@ parameters of the head are trained, because the base has none.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -296,19 +296,28 @@ def scale_of(params: Params) -> float:
     return scale
 
 
+def check_merge(config: QwenConfig, names: Collection[str]) -> None:
+    """Raises UserError if an adapter on targets of these names cannot be merged into the model.
+
+    If the model ties its embedding to the output layer, the merged weight would not be the
+    embedding's any more.
+    """
+    if OUTPUT in names and config.tie_word_embeddings:
+        raise UserError(
+            f"the adapter is on {OUTPUT}, which this model ties to its embedding, so it cannot be "
+            "merged into the model: export the adapter itself (jzero export --adapter; without "
+            "train.export_merged and hub.push), or leave out this target"
+        )
+
+
 def with_merged_output(config: QwenConfig, params: Params) -> Params:
     """Returns joined parameters in which lm_head itself has the adapter of the output layer.
 
-    Such parameters can be merged, and not computed with. Raises UserError if the model ties its
-    embedding to the output layer: the merged weight would not be the embedding's any more.
+    Such parameters can be merged, and not computed with. Raises UserError as `check_merge` does.
     """
     if output_adapter.NAME not in params:
         return params
-    if config.tie_word_embeddings:
-        raise UserError(
-            f"the adapter is on {OUTPUT}, which this model ties to its embedding, so it cannot be "
-            "merged into the model: use the adapter itself, as with jzero export --adapter"
-        )
+    check_merge(config, [OUTPUT])
     merged = {name: leaf for name, leaf in params.items() if name != output_adapter.NAME}
     adapter = params[output_adapter.NAME]
     merged[OUTPUT] = AdaptedWeight(params[OUTPUT], adapter.a, adapter.b, adapter.scale)

@@ -38,7 +38,12 @@ from jzero.model.exact import (
 from jzero.model.exact_delta_net import recur_rows, recur_slots
 from jzero.model.expert_arithmetic import EXACT_EXPERTS, PLAIN_EXPERTS, ExpertArithmetic
 from jzero.model.linear import BankedFactors, linear, plus_changes, plus_separate_changes
-from jzero.model.softmax import exact_logps, plain_logps
+from jzero.model.softmax import (
+    exact_logps,
+    exact_logps_of_many,
+    plain_logps,
+    plain_logps_of_many,
+)
 
 # On a TPU the default product of a row depends on the number of rows; this algorithm's does not.
 TPU_PRODUCTS = "BF16_BF16_F32"
@@ -83,6 +88,7 @@ class Arithmetic:
     unfused        keeps the compiler from fusing a product into the sum that follows.
     unfolded       keeps the compiler from computing with a constant at compile time.
     logps          (logits, tokens, temperature, place, look_up): see `softmax.plain_logps`.
+    logps_of_many  (logits, tokens): see `softmax.plain_logps_of_many`.
     recurrence     the gated delta nets.
     experts        the router and the experts of MoE layers.
     rows           (B, T) -> how tokens pass through the layers.
@@ -100,6 +106,7 @@ class Arithmetic:
     unfused: Callable[[jax.Array], jax.Array]
     unfolded: Callable[[jax.Array], jax.Array]
     logps: Callable[..., tuple[jax.Array, jax.Array]]
+    logps_of_many: Callable[[jax.Array, jax.Array], jax.Array]
     recurrence: Recurrence
     experts: ExpertArithmetic
     rows: Callable[[int, int], TokenRows]
@@ -179,6 +186,7 @@ PLAIN = Arithmetic(
     unfused=unchanged,
     unfolded=unchanged,
     logps=plain_logps,
+    logps_of_many=plain_logps_of_many,
     recurrence=Recurrence(recur_chunks, recur_step, recur_few),
     experts=PLAIN_EXPERTS,
     rows=separate_rows,
@@ -245,6 +253,7 @@ def exact_with(shards: int = 1, precision: str = "") -> Arithmetic:
         # cosine than in programs where positions are data.
         unfolded=lax.optimization_barrier,
         logps=exact_logps,
+        logps_of_many=exact_logps_of_many,
         # A row has the bits of its tokens one by one, whatever the number of tokens is.
         recurrence=Recurrence(recur_rows, recur_slots, recur_rows),
         experts=EXACT_EXPERTS,

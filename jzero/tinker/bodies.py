@@ -173,6 +173,16 @@ class SamplingParams(Body):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
+class TensorBody(Body):
+    """A tensor in JSON: dense, or a matrix in CSR."""
+
+    data: list[int] | list[float]
+    dtype: str
+    shape: list[int] | None = None
+    sparse_crow_indices: list[int] | None = None
+    sparse_col_indices: list[int] | None = None
+
+
 class Sample(Body):
     """POST asample."""
 
@@ -186,8 +196,9 @@ class Sample(Body):
     prompt_logprobs: bool | None = False
     topk_prompt_logprobs: Annotated[int, Field(ge=0)] = 0
     topk_sample_logprobs: Annotated[int, Field(ge=0)] = 0
-    target_prompt_logprobs: JsonValue = None
-    prompt_alt_tokens_k: int = 0
+    target_prompt_logprobs: TensorBody | None = None
+    prompt_alt_tokens_k: Annotated[int, Field(ge=0)] = 0
+    prompt_logprobs_last_n: Annotated[int, Field(ge=1)] | None = None
 
 
 class RetrieveFuture(Body):

@@ -31,6 +31,7 @@ from jzero.tinker.commands import (
 )
 from jzero.tinker.datums import FwdBwd, read_batch
 from jzero.tinker.limits import TinkerLimits
+from jzero.tinker.prompt_targets import read_targets
 from jzero.tinker.sampling import BASE, Request, Sampling
 from jzero.tinker.sessions import Model, SamplerSession, Session, Sessions
 from jzero.tinker.store import Record, Store, iso_time
@@ -663,13 +664,27 @@ class Service:
         """Returns what the worker has to do. Raises UserError for what is not served."""
         if any(chunk.type != "encoded_text" for chunk in body.prompt.chunks):
             raise UserError("only encoded_text is served: no images, no sound")
-        if body.target_prompt_logprobs is not None or body.prompt_alt_tokens_k:
-            raise UserError(
-                "target_prompt_logprobs and prompt_alt_tokens_k are not served: use forward with "
-                "the targets, or topk_prompt_logprobs"
-            )
         params = body.sampling_params
         prompt = tuple(token for chunk in body.prompt.chunks for token in chunk.tokens)
+        targets = None
+        if body.target_prompt_logprobs is not None:
+            targets = read_targets(
+                body.target_prompt_logprobs,
+                len(prompt),
+                vocabulary=self.tenants.base.model.vocab_size,
+                most=self.limits.max_targets,
+            )
+        if body.prompt_alt_tokens_k > self.limits.max_targets:
+            raise UserError(
+                f"prompt_alt_tokens_k={body.prompt_alt_tokens_k}: at most "
+                f"{self.limits.max_targets} (--max-targets)"
+            )
+        last_n = body.prompt_logprobs_last_n
+        if last_n is not None and not (body.prompt_logprobs and last_n < len(prompt)):
+            raise UserError(
+                f"prompt_logprobs_last_n={last_n}: it needs prompt_logprobs and a prompt of more "
+                "tokens"
+            )
         room = self.sampling.engine.max_sequence_tokens - len(prompt)
         stop = params.stop
         if isinstance(stop, str):
@@ -699,6 +714,9 @@ class Service:
             has_prompt_logprobs=bool(body.prompt_logprobs),
             topk_prompt=body.topk_prompt_logprobs,
             topk_sampled=body.topk_sample_logprobs,
+            prompt_logprobs_from=1 if last_n is None else len(prompt) - last_n,
+            targets=targets,
+            num_alternatives=body.prompt_alt_tokens_k,
             owner_session=sampler.sampler_id.partition(":")[0],
             done=done,
         )
