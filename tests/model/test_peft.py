@@ -175,7 +175,7 @@ def test_adapters_of_the_output_layer_round_trip(
 
 
 # PEFT warns that a tied output layer cannot be merged.
-of_tied = pytest.mark.filterwarnings("ignore:Model with `tie_word_embeddings=True`:UserWarning")
+of_tied = pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
 
 
 @pytest.mark.peer
