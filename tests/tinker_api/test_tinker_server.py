@@ -216,7 +216,7 @@ def test_named_tokens_of_a_prompt_have_the_bits_of_forward(client) -> None:
     client.train(DATA)
     sampler, ids = client.snapshot(), TEXTS[0]
     named = np.full((len(ids) - 1, 3), -1)
-    named[2], named[5, 1] = [7, 300, 0], ids[6]
+    named[2], named[5, 1] = [7, 200, 0], ids[6]
     kept = np.maximum(named, 0)
     weights = tensor(np.ones(named.shape))
     (expected,) = client.forward([datum(ids, target_tokens=tensor(kept, "<i8"), weights=weights)])
