@@ -640,7 +640,8 @@ def sample_tokens(
         name, weight_spec = "embed", P("tensor")
     else:
         name, weight_spec = "lm_head", P(None, "tensor")
-    weights, weight_specs = {name: params[name]}, {name: weight_spec}
+    weights: qwen.Params = {name: params[name]}
+    weight_specs: qwen.Params = {name: weight_spec}
     if output_adapter.NAME in params:
         adapter = params[output_adapter.NAME]
         weights[output_adapter.NAME] = adapter

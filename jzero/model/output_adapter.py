@@ -12,13 +12,13 @@ product to the logits. All products accumulate in fp32, and the sum is not round
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from jzero.model.linear import BankedFactors, RowAdapters
 from jzero.numerics.products import linear_product
@@ -51,15 +51,14 @@ class BankedOutputAdapters:
     groups: tuple[BankedFactors, ...]
 
 
-Factors = TypeVar("Factors", OutputAdapter, BankedFactors)
 AnyOutputAdapter: TypeAlias = OutputAdapter | BankedOutputAdapters
 
 
 def of_words(adapter: AnyOutputAdapter, part: slice, dtype: DTypeLike) -> AnyOutputAdapter:
     """Returns the adapter of a part of the vocabulary, in the type of the computation."""
 
-    def cut(factors: Factors) -> Factors:
-        return replace(factors, a=factors.a.astype(dtype), b=factors.b[..., part].astype(dtype))
+    def cut(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return a.astype(dtype), b[..., part].astype(dtype)
 
     return map_factors(cut, adapter)
 
@@ -67,20 +66,25 @@ def of_words(adapter: AnyOutputAdapter, part: slice, dtype: DTypeLike) -> AnyOut
 def specs(adapter: AnyOutputAdapter, axis: str) -> AnyOutputAdapter:
     """Returns the tree of an adapter whose vocabulary a mesh axis splits, with a spec at leaves."""
 
-    def spec(factors: Factors) -> Factors:
-        words_last = [None] * (factors.b.ndim - 1) + [axis]
-        return replace(factors, a=P(), b=P(*words_last))
+    def spec(a: jax.Array, b: jax.Array) -> tuple[P, P]:
+        words_last = [None] * (b.ndim - 1) + [axis]
+        return P(), P(*words_last)
 
     return map_factors(spec, adapter)
 
 
 def map_factors(
-    change: Callable[[Factors], Factors], adapter: AnyOutputAdapter
+    change: Callable[[jax.Array, jax.Array], tuple[PyTree, PyTree]], adapter: AnyOutputAdapter
 ) -> AnyOutputAdapter:
-    """Applies a function to the factors of every group of a bank, or to the only factors."""
+    """Applies a function to A and B of every group of a bank, or of the only adapter."""
     if isinstance(adapter, OutputAdapter):
-        return change(adapter)
-    return BankedOutputAdapters(tuple(map(change, adapter.groups)))
+        a, b = change(adapter.a, adapter.b)
+        return replace(adapter, a=a, b=b)
+    groups = []
+    for group in adapter.groups:
+        a, b = change(group.a, group.b)
+        groups.append(replace(group, a=a, b=b))
+    return BankedOutputAdapters(tuple(groups))
 
 
 def by_token(rows: RowAdapters, batch: tuple[int, ...]) -> RowAdapters:
