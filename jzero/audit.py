@@ -65,9 +65,10 @@ class Weights:
         # A product of the arrays, because another scale would be compiled again.
         changed = {
             name: {"a": factors["a"], "b": factors["b"] * factor}
-            for name, factors in self.adapter["layers"].items()
+            for name, factors in adapters.factors_of(self.adapter).items()
         }
-        return Model(self.config, adapters.join(self.base, {"layers": changed}, self.scale))
+        adapter = adapters.tree_of(changed)
+        return Model(self.config, adapters.join(self.base, adapter, self.scale))
 
 
 def read_weights(directory: Path, config: QwenConfig, adapter: str | None) -> Weights:
@@ -76,7 +77,7 @@ def read_weights(directory: Path, config: QwenConfig, adapter: str | None) -> We
         return Weights(config, base, None, 1.0, 0)
     path = peft.resolve(adapter)
     settings = peft.read_settings(path, config)
-    factors = peft.load(path, config, settings)
+    factors = peft.load(path, config, settings, base=directory)
     return Weights(config, base, factors, settings.scale, settings.rank)
 
 

@@ -252,6 +252,7 @@ def load(
         base.model,
         adapter,
         adapter_shardings(base.model, adapter, mesh),
+        base=base.directory,
     )
     weights = decoder.publish(adapters.join(decoder.load_frozen(), factors, adapter.scale))
     return decoder.sampler, weights
@@ -295,7 +296,9 @@ def load_with_adapters(
         for name, adapter in shapes.items():
             places = adapter_shardings(base.model, adapter, engine.mesh)
             dtype = settings.model.dtype
-            factors = peft.load(directories[name], base.model, adapter, places, dtype)
+            factors = peft.load(
+                directories[name], base.model, adapter, places, dtype, base.directory
+            )
             yield NamedAdapter(name, replace(adapter, path=named[name]), factors)
 
     return BaseWithAdapters(decoder.sampler, decoder.publish(decoder.load_frozen()), read_all())

@@ -77,6 +77,8 @@ def run(options: Options) -> str:
     base = read_base_model(settings.model, settings.rollout.draft)
     # Check the flags against the run before the parameters are read.
     base_name = check_adapter(options, settings, base) if options.adapter else ""
+    if settings.model.adapter.rank and not options.adapter:
+        adapters.check_merge(base.model, adapters.targets(base.model, settings.model.adapter))
     # Without Adam's moments, which are twice as large as the parameters.
     items, record = checkpoints.read_items(step, {"params": trained_params(settings, base)})
     try:

@@ -43,7 +43,7 @@ from jzero.model import adapters, huggingface, peft, qwen
 from jzero.model.base_model import BaseModel, read_base_model
 from jzero.model.families import window_of
 from jzero.model.tokenizer import PreTrainedTokenizerFast
-from jzero.planning.disk import check_disk
+from jzero.planning.disk import check_disk, exports_models
 from jzero.planning.fitting import check_memory, fitting_pages, set_cpu_devices
 from jzero.planning.host_memory import check_host_memory, parts_of_run
 from jzero.planning.kv_pool import room_in_run, size_pool
@@ -286,6 +286,8 @@ def build(
     base = base or read_base_model(config.model, config.rollout.draft)
     config = with_sizes_of(config, base.directory)
     check_context(config, base)
+    if config.model.adapter.rank and exports_models(config.model, config.train, config.hub):
+        adapters.check_merge(base.model, adapters.targets(base.model, config.model.adapter))
     critic = read_critic(config, base.model)
     devices, _ = split_devices(config.rollout.decode_devices)
     mesh = configured_mesh(config.mesh, devices, config.rollout.hosts_per_decoder)

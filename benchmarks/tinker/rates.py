@@ -166,7 +166,7 @@ def own_decoder(service: Service, prompts: list[list[int]], group: int, new: int
 def own_learner(service: Service, options: argparse.Namespace, rows: np.ndarray) -> Callable:
     """Returns a function that makes an optimizer step of a GRPO run."""
     tenants = service.tenants
-    shape = tenants.shape_of(options.rank, True, True)
+    shape = tenants.shape_of(options.rank, {"mlp", "attn"})
     length = rows.shape[1]
     settings = Config(
         model=replace(tenants.compute, adapter=shape.settings),

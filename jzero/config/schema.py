@@ -81,7 +81,7 @@ class AdapterConfig:
     targets: tuple[str, ...] = setting(
         (),
         "Linear layers that have an adapter, such as q,k,v,o,gate,up,down. Empty or all: every "
-        "linear layer of the model's family.",
+        "linear layer of the model's family. lm_head adds the output layer: all,lm_head.",
     )
     path: str = setting(
         "",

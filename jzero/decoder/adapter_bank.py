@@ -5,19 +5,20 @@
     sequence.adapter = bank.hold("math")     # the adapter stays until `release`
     Scheduler(engine, bank.params, ...)      # weights with all adapters
 
-The bank replaces the weights of linear layers by `linear.BankedWeight`: the factors of all adapters
-are stacked, and every row of a program has the number of its slot. Adapters of one shape (rank and
-targets) are one group. Its number of slots doubles when sequences hold all of them: every slot
-costs arithmetic, and every number of slots compiles its own programs. Adding an adapter compiles
-nothing else, unless its shape is new. Ranks are padded with zeros to powers of two. With `exact`
-they are not: a padded product has other bits on some devices.
+The bank replaces the weights of linear layers by `linear.BankedWeight`, and gives the output layer
+an `output_adapter.BankedOutputAdapters`: the factors of all adapters are stacked, and every row of
+a program has the number of its slot. Adapters of one shape (rank and targets) are one group. Its
+number of slots doubles when sequences hold all of them: every slot costs arithmetic, and every
+number of slots compiles its own programs. Adding an adapter compiles nothing else, unless its shape
+is new. Ranks are padded with zeros to powers of two. With `exact` they are not: a padded product
+has other bits on some devices.
 
 An adapter in the bank never changes: a newer version of it is another adapter with another number.
 It stays in its slot as long as sequences hold it. The least recently used one of the others makes
 room for an adapter that is added.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -31,8 +32,9 @@ from jax.typing import DTypeLike
 from jzero.config import AdapterConfig
 from jzero.errors import UserError
 from jzero.hosts import collectives
-from jzero.model import adapters, qwen
+from jzero.model import adapters, output_adapter, qwen
 from jzero.model.linear import BankedFactors, BankedWeight, RowAdapters
+from jzero.model.output_adapter import BankedOutputAdapters
 from jzero.numerics.sizes import power_of_two
 from jzero.sharding.mesh import adapter_shardings
 from jzero.sharding.publish import has_quantized
@@ -63,6 +65,8 @@ def row_adapters(held: Sequence[HeldAdapter]) -> RowAdapters[np.ndarray]:
 
 def has_bank(params: qwen.Params) -> bool:
     """Returns whether weights have adapters for every row."""
+    if isinstance(params.get(output_adapter.NAME), BankedOutputAdapters):
+        return True
     layers = params["layers"]
     # The layers of a decoder without adapters may be apart (`sharding.side_by_side`).
     if isinstance(layers, tuple):
@@ -96,7 +100,10 @@ class Occupant:
 
 @dataclass(eq=False)
 class Group:
-    """The stacked factors of adapters of one shape."""
+    """The stacked factors of adapters of one shape.
+
+    Those of the output layer have no axis [L].
+    """
 
     shape: GroupShape
     first: int  # the bank's number of its first slot
@@ -162,16 +169,12 @@ class AdapterBank:
     @property
     def params(self) -> qwen.Params:
         """The decoder's weights with all adapters. `add` makes earlier ones invalid."""
-        layers = dict(self.base["layers"])
-        for name in layers:
-            groups = tuple(
-                BankedFactors(**group.factors[name], first=group.first)
-                for group in self.groups
-                if name in group.factors
-            )
-            if groups:
-                layers[name] = BankedWeight(layers[name], groups)
-        return self.base | {"layers": layers}
+        factors: dict[str, tuple[BankedFactors, ...]] = {}
+        for group in self.groups:
+            for name, pair in group.factors.items():
+                banked = BankedFactors(**pair, first=group.first)
+                factors[name] = (*factors.get(name, ()), banked)
+        return with_bank(self.base, factors)
 
     def shape_of(self, settings: AdapterConfig) -> GroupShape:
         """Returns the shape of the group of an adapter. Raises UserError if it has none."""
@@ -215,8 +218,8 @@ class AdapterBank:
             return False
         self.num_added += 1
         held = HeldAdapter(group.first + index, settings.scale, self.num_added)
-        places = adapter_shardings(self.model, settings, self.mesh)["layers"]
-        factors = jax.device_put(adapter["layers"], places)
+        places = adapter_shardings(self.model, settings, self.mesh)
+        factors = adapters.factors_of(jax.device_put(adapter, places))
         group.factors = write_slot(group.factors, factors, self._on_device(index))
         occupant = Occupant(key, held, settings.rank)
         group.occupants[index] = self.by_key[key] = occupant
@@ -238,14 +241,13 @@ class AdapterBank:
         occupant = self.by_key[key]
         group, index = self._place_of(occupant.held)
         factors = read_slot(group.factors, self._on_device(index))
-        layers = jax.tree.map(collectives.fetch_global, factors)
-        rank = occupant.rank
-        return {
-            "layers": {
-                name: {"a": pair["a"][..., :rank], "b": pair["b"][:, :rank]}
-                for name, pair in layers.items()
-            }
+        host = jax.tree.map(collectives.fetch_global, factors)
+        ranks = np.arange(occupant.rank)
+        unpadded = {
+            name: {"a": pair["a"][..., ranks], "b": pair["b"].take(ranks, slot_axis_of_b(name))}
+            for name, pair in host.items()
         }
+        return adapters.tree_of(unpadded)
 
     def _on_device(self, index: int) -> jax.Array:
         return jax.device_put(np.int32(index), NamedSharding(self.mesh, P()))
@@ -320,19 +322,41 @@ def abstract_factors(
     model: qwen.QwenConfig, shape: GroupShape, slots: int, mesh: Mesh, dtype: DTypeLike
 ) -> qwen.Params:
     """Returns the shapes, types and shardings of a group of `slots` adapters."""
-    layers = adapters.abstract(model, shape.settings)["layers"]
-    places = adapter_shardings(model, shape.settings, mesh)["layers"]
-    stacked = {}
-    for name, pair in layers.items():
-        a, b = pair["a"].shape, pair["b"].shape
-        a_spec, b_spec = (specs_of(places[name][factor]) for factor in ("a", "b"))
-        a_place = NamedSharding(mesh, P(*a_spec[: len(a) - 1], None, *a_spec[len(a) - 1 :]))
-        b_place = NamedSharding(mesh, P(*b_spec[:1], None, *b_spec[1:]))
-        stacked[name] = {
-            "a": jax.ShapeDtypeStruct((*a[:-1], slots, a[-1]), dtype, sharding=a_place),
-            "b": jax.ShapeDtypeStruct((b[0], slots, *b[1:]), dtype, sharding=b_place),
+    one = adapters.factors_of(adapters.abstract(model, shape.settings))
+    places = adapters.factors_of(adapter_shardings(model, shape.settings, mesh))
+
+    def stack(
+        factor: jax.ShapeDtypeStruct, place: NamedSharding, slot_axis: int
+    ) -> jax.ShapeDtypeStruct:
+        lengths, spec = list(factor.shape), [*place.spec, None]
+        lengths.insert(slot_axis, slots)
+        spec.insert(slot_axis, None)
+        stacked_place = NamedSharding(mesh, P(*spec[: len(lengths)]))
+        return jax.ShapeDtypeStruct(tuple(lengths), dtype, sharding=stacked_place)
+
+    return {
+        name: {
+            "a": stack(pair["a"], places[name]["a"], pair["a"].ndim - 1),
+            "b": stack(pair["b"], places[name]["b"], slot_axis_of_b(name)),
         }
-    return stacked
+        for name, pair in one.items()
+    }
+
+
+def slot_axis_of_b(name: str) -> int:
+    """Returns the axis of the slots in the stacked B of a target: before the ranks."""
+    return 0 if name == adapters.OUTPUT else 1
+
+
+def with_bank(base: qwen.Params, factors: Mapping[str, tuple[BankedFactors, ...]]) -> qwen.Params:
+    """Returns the weights of the base with the adapters of a bank, by target."""
+    layers, outside_of_layers = dict(base["layers"]), {}
+    for name, groups in factors.items():
+        if name == adapters.OUTPUT:
+            outside_of_layers[output_adapter.NAME] = BankedOutputAdapters(groups)
+        else:
+            layers[name] = BankedWeight(layers[name], groups)
+    return base | outside_of_layers | {"layers": layers}
 
 
 def abstract_bank(
@@ -350,19 +374,12 @@ def abstract_bank(
     """
     shape = group_shape(model, settings, exact)
     factors = abstract_factors(model, shape, slots, mesh, dtype)
-    layers = dict(base["layers"])
-    for name, pair in factors.items():
-        layers[name] = BankedWeight(layers[name], (BankedFactors(**pair, first=0),))
-    return base | {"layers": layers}
+    groups = {name: (BankedFactors(**pair, first=0),) for name, pair in factors.items()}
+    return with_bank(base, groups)
 
 
 def last_use_of(item: Occupant | Group) -> int:
     return item.last_use
-
-
-def specs_of(place: NamedSharding) -> tuple:
-    """Returns the mesh axis of every axis of a factor."""
-    return tuple(place.spec)
 
 
 def group_shape(model: qwen.QwenConfig, settings: AdapterConfig, exact: bool) -> GroupShape:
@@ -408,7 +425,7 @@ def write_slot(factors: qwen.Params, adapter: qwen.Params, index: jax.Array) -> 
     return {
         name: {
             "a": write(pair["a"], adapter[name]["a"], pair["a"].ndim - 2),
-            "b": write(pair["b"], adapter[name]["b"], 1),
+            "b": write(pair["b"], adapter[name]["b"], slot_axis_of_b(name)),
         }
         for name, pair in factors.items()
     }
@@ -424,7 +441,10 @@ def add_slots(factors: qwen.Params, count: int) -> qwen.Params:
         return jnp.pad(stacked, padding)
 
     return {
-        name: {"a": widen(pair["a"], pair["a"].ndim - 2), "b": widen(pair["b"], 1)}
+        name: {
+            "a": widen(pair["a"], pair["a"].ndim - 2),
+            "b": widen(pair["b"], slot_axis_of_b(name)),
+        }
         for name, pair in factors.items()
     }
 
@@ -437,6 +457,9 @@ def read_slot(factors: qwen.Params, index: jax.Array) -> qwen.Params:
         return jax.lax.dynamic_index_in_dim(stacked, index, slot_axis, keepdims=False)
 
     return {
-        name: {"a": take(pair["a"], pair["a"].ndim - 2), "b": take(pair["b"], 1)}
+        name: {
+            "a": take(pair["a"], pair["a"].ndim - 2),
+            "b": take(pair["b"], slot_axis_of_b(name)),
+        }
         for name, pair in factors.items()
     }

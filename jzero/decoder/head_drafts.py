@@ -26,7 +26,7 @@ from jzero.decoder.decode_state import DecodeState
 from jzero.decoder.program_settings import ProgramSettings
 from jzero.decoder.programs import sample_tokens
 from jzero.decoder.sampling import SlotFilters
-from jzero.model import mtp, qwen
+from jzero.model import mtp, output_adapter, qwen
 
 
 class Decoder(NamedTuple):
@@ -84,13 +84,15 @@ def propose(
     """
     # Measures and kept tokens belong to tokens that are sampled, not to guesses.
     settings = replace(decoder.settings, tracks=())
+    # The head is trained with the base's output layer (`training.draft_head`).
+    params = {n: leaf for n, leaf in decoder.params.items() if n != output_adapter.NAME}
     length = is_input.shape[1] - 1
     tokens: list[jax.Array] = []
     for number in range(length):
         positions = state.positions + number  # of the token before
         sampled = sample_tokens(
             settings,
-            decoder.params,
+            params,
             head_state,
             decoder.seed,
             state.requests,

@@ -36,7 +36,7 @@ from jzero.decoder.decode_state import (
     Start,
 )
 from jzero.decoder.program_settings import ProgramSettings
-from jzero.model import mtp, qwen
+from jzero.model import mtp, output_adapter, qwen
 from jzero.model.architecture import ATTENTION, SLIDING
 from jzero.model.linear import RowAdapters
 from jzero.model.quantized import QuantizedWeight
@@ -205,6 +205,7 @@ def prefill(
         for_each_sample(temperature),
         jax.tree.map(for_each_sample, filters),
         expand_logits=for_each_sample,
+        adapters=adapters,
     )
 
     arrays = outputs.cache
@@ -590,6 +591,7 @@ def decode_step(
         positions + 1,
         state.temperature,
         filters,
+        adapters=adapters,
     )
     token = sampled["ids"]
     stops = is_stop(settings, token)
@@ -620,6 +622,7 @@ def sample_tokens(
     temperature: Float[Array, " slots"],
     filters: sampling.SlotFilters | None = None,
     expand_logits: Callable[[jax.Array], jax.Array] = lambda logits: logits,
+    adapters: RowAdapters | None = None,
 ) -> dict[str, jax.Array]:
     """Samples the token at `positions` of each request.
 
@@ -629,6 +632,7 @@ def sample_tokens(
     Args:
         filters: of the slots; None: those of the settings.
         expand_logits: maps the logits of `rows` hidden states to the logits of `slots` slots.
+        adapters: of the `rows` hidden states, in an adapter bank.
     """
     slot_filters = settings.filters if filters is None else filters
     # Prefill computes the logits of a prompt once and expands them to all of its samples.
@@ -636,15 +640,31 @@ def sample_tokens(
         name, weight_spec = "embed", P("tensor")
     else:
         name, weight_spec = "lm_head", P(None, "tensor")
+    weights: qwen.Params = {name: params[name]}
+    weight_specs: qwen.Params = {name: weight_spec}
+    if output_adapter.NAME in params:
+        adapter = params[output_adapter.NAME]
+        weights[output_adapter.NAME] = adapter
+        weight_specs[output_adapter.NAME] = output_adapter.specs(adapter, "tensor")
     # One uniform number for each part: a token of a later part may replace an earlier one.
     noise = sampling.uniforms(seed, requests, positions, len(settings.vocabulary_parts))
 
     def draw(
-        weight: jax.Array, hidden: jax.Array, noise: jax.Array, temperature: jax.Array
+        weights: qwen.Params,
+        hidden: jax.Array,
+        noise: jax.Array,
+        temperature: jax.Array,
+        adapters: RowAdapters | None,
     ) -> dict[str, jax.Array]:
         def head(hidden: jax.Array, part: slice) -> jax.Array:
             logits = qwen.head(
-                settings.model, {name: weight}, hidden, settings.dtype, part, settings.arithmetic
+                settings.model,
+                weights,
+                hidden,
+                settings.dtype,
+                part,
+                settings.arithmetic,
+                adapters,
             )
             return expand_logits(logits)
 
@@ -676,9 +696,9 @@ def sample_tokens(
         return tracks | {"ids": ids, "logps": logps}
 
     if settings.logits_axis:
-        in_specs = (weight_spec, P(), P(), P())
+        in_specs = (weight_specs, P(), P(), P(), P())
         draw = split_over_tensor(settings, draw, in_specs=in_specs, out_specs=P())
-    return draw(params[name], hidden, noise, temperature)
+    return draw(weights, hidden, noise, temperature, adapters)
 
 
 def given_logits(logits: jax.Array, hidden: jax.Array, part: slice) -> jax.Array:

@@ -243,6 +243,27 @@ def draw_from_part(
     )
 
 
+def draw_many(
+    logits: Float[Array, "*batch V"],
+    uniform: Float[Array, "*batch n"],
+    temperature: Float[Array, "*batch"],
+) -> Int[Array, "*batch n"]:
+    """Draws n tokens with replacement at every position, without filters.
+
+    uniform: one number in [0, 1) for each draw. Temperature 0 draws the most probable token.
+    """
+    is_greedy = temperature == 0
+    scale = jnp.where(is_greedy, 1.0, temperature)
+    largest = logits.max(axis=-1, keepdims=True)
+    probs = jnp.exp((logits - largest) / scale[..., None])
+    rows = probs.reshape(-1, probs.shape[-1])
+    rows = jnp.pad(rows, ((0, 0), (0, -rows.shape[1] % BLOCK)))
+    draws = uniform.reshape(len(rows), -1)
+    tokens = jax.vmap(lambda column: invert(rows, column), in_axes=1, out_axes=1)(draws)
+    most_probable = logits.argmax(axis=-1)[..., None]
+    return jnp.where(is_greedy[..., None], most_probable, tokens.reshape(uniform.shape))
+
+
 def sample_kept(
     head: Head,
     part: slice,

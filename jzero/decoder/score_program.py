@@ -23,8 +23,10 @@ from jzero.decoder.caches import ChunkCache, ChunkPages, KeysAndValues, chunk_ca
 from jzero.decoder.decode_state import CacheArrays, DecodeState
 from jzero.decoder.program_settings import ProgramSettings
 from jzero.decoder.programs import compile_program, copy_layers, state_specs_of
+from jzero.decoder.sampling import draw_many
 from jzero.model import qwen
 from jzero.model.delta_net import DeltaState
+from jzero.model.linear import RowAdapters
 from jzero.model.logprobs import split_columns
 from jzero.model.run_model import ModelInputs, run_model
 from jzero.model.softmax import softmax_statistics
@@ -66,6 +68,17 @@ class ScoreInputs(NamedTuple, Generic[Leaf]):
     # i32[rows]: the ring of each row's sequence (`rings.py`); Rings.count and above: padding. None
     # in decoders without rings.
     row_rings: Leaf | None = None
+    # i32[rows, T, K]: tokens that are scored at temperature 1 in the place of each target; -1:
+    # padding. None: no row has any.
+    given: Leaf | None = None
+    draws: PyTree = None  # Draws in the place of each target; None: no row has any
+
+
+class Draws(NamedTuple, Generic[Leaf]):
+    """Random tokens, drawn with replacement from the distribution of every target."""
+
+    uniforms: Leaf  # f32[rows, T, n], one number in [0, 1) for each draw
+    temperature: Leaf  # f32[rows, T]; 0: the most probable token
 
 
 class TokenScores(NamedTuple, Generic[Leaf]):
@@ -75,6 +88,9 @@ class TokenScores(NamedTuple, Generic[Leaf]):
     ranks: Leaf  # i32[rows, T]: 1 for the most probable token
     top_tokens: Leaf  # i32[rows, T, alternatives]: the most probable tokens, best first
     top_logps: Leaf  # f32[rows, T, alternatives]
+    given_logps: Leaf | None = None  # f32[rows, T, K], if there are given tokens
+    drawn_tokens: Leaf | None = None  # i32[rows, T, n], if there are draws
+    drawn_logps: Leaf | None = None  # f32[rows, T, n] at temperature 1
 
 
 def compile_score(settings: ProgramSettings, mesh: Mesh, alternatives: int) -> jax.stages.Wrapped:
@@ -207,6 +223,16 @@ def write_chunks(
     )
 
 
+class Columns(NamedTuple):
+    """Some columns of the rows of a call, and what is wanted of them. See `ScoreInputs`."""
+
+    hidden: Float[Array, "rows columns E"]
+    targets: Int[Array, "rows columns"]
+    temperature: Float[Array, "rows columns"]
+    given: Int[Array, "rows columns K"] | None
+    draws: Draws[jax.Array] | None
+
+
 def score_in_chunks(
     settings: ProgramSettings,
     params: qwen.Params,
@@ -219,14 +245,11 @@ def score_in_chunks(
     # All rows of a chunk have their logits at once, so fewer columns fit next to more rows.
     rows, width = inputs.targets.shape
     columns = min(width, max(1, LOGIT_TOKENS // rows))
-    chunks = (
-        split_columns(hidden, columns),
-        split_columns(inputs.targets, columns),
-        split_columns(inputs.temperature, columns),
-    )
+    all_columns = Columns(hidden, inputs.targets, inputs.temperature, inputs.given, inputs.draws)
+    chunks = jax.tree.map(lambda x: split_columns(x, columns), all_columns)
 
-    def score_chunk(chunk: tuple[jax.Array, jax.Array, jax.Array]) -> TokenScores[jax.Array]:
-        return score_columns(settings, params, *chunk, alternatives)
+    def score_chunk(chunk: Columns) -> TokenScores[jax.Array]:
+        return score_columns(settings, params, chunk, alternatives, inputs.adapters)
 
     by_chunk = lax.map(score_chunk, chunks)
 
@@ -240,17 +263,33 @@ def score_in_chunks(
 def score_columns(
     settings: ProgramSettings,
     params: qwen.Params,
-    hidden: Float[Array, "rows columns E"],
-    targets: Int[Array, "rows columns"],
-    temperature: Float[Array, "rows columns"],
+    columns: Columns,
     alternatives: int,
+    adapters: RowAdapters | None,
 ) -> TokenScores[jax.Array]:
-    """Scores the targets of some columns. All of their logits exist at once."""
+    """Scores the targets of some columns. All of their logits exist at once.
+
+    adapters: of the rows, in an adapter bank.
+    """
+    hidden, targets, temperature, given, draws = columns
     # Padding columns have temperature 0. Their scores are unused, but must not be NaN.
     scale = jnp.where(temperature > 0, temperature, 1.0)
     arithmetic = settings.arithmetic
-    logits = qwen.head(settings.model, params, hidden, settings.dtype, arithmetic=arithmetic)
+    logits = qwen.head(
+        settings.model,
+        params,
+        hidden,
+        settings.dtype,
+        arithmetic=arithmetic,
+        row_adapters=adapters,
+    )
     logps, _ = arithmetic.logps(logits, targets, scale)
+    given_logps, drawn_tokens, drawn_logps = None, None, None
+    if given is not None:
+        given_logps = arithmetic.logps_of_many(logits, jnp.maximum(given, 0))
+    if draws is not None:
+        drawn_tokens = draw_many(logits, draws.uniforms, draws.temperature)
+        drawn_logps = arithmetic.logps_of_many(logits, drawn_tokens)
     logits = logits / scale[..., None]
     log_total, _ = softmax_statistics(logits)
     target = jnp.take_along_axis(logits, targets[..., None], axis=-1)
@@ -261,4 +300,7 @@ def score_columns(
         ranks=ranks,
         top_tokens=top_tokens.astype(jnp.int32),
         top_logps=top_logits - log_total[..., None],
+        given_logps=given_logps,
+        drawn_tokens=drawn_tokens,
+        drawn_logps=drawn_logps,
     )

@@ -28,7 +28,13 @@ from jzero.decoder.adapter_bank import BASE_MODEL, HeldAdapter, has_bank, row_ad
 from jzero.decoder.decode_state import DecodeState
 from jzero.decoder.engine import Engine
 from jzero.decoder.pages import SCRATCH_PAGE, OutOfPages
-from jzero.decoder.score_program import ALTERNATIVES, MAX_ALTERNATIVES, ScoreInputs, TokenScores
+from jzero.decoder.score_program import (
+    ALTERNATIVES,
+    MAX_ALTERNATIVES,
+    Draws,
+    ScoreInputs,
+    TokenScores,
+)
 from jzero.decoder.sequence import DecodeCounters, Sequence
 from jzero.hosts import collectives
 from jzero.model import qwen
@@ -51,6 +57,12 @@ class Scoring:
     # Tokens before this one are scored at temperature 1.
     temperature_from: int = 0
     adapter: HeldAdapter = BASE_MODEL  # its weights, if the engine's have an adapter bank
+    # Other tokens that are scored at temperature 1 in the place of each token from `first` on; -1
+    # is padding.
+    given: Int32[np.ndarray, "scored K"] | None = None
+    # Draws in the place of each token from `first` on: a number in [0, 1) for each.
+    uniforms: Float32[np.ndarray, "scored n"] | None = None
+    draw_temperature: float = 1.0  # 0: the most probable token
     scores: TokenScores[np.ndarray] = field(init=False)  # one row, for tokens[first:]
     num_scored: int = 0  # number of tokens from `first` on with scores
 
@@ -67,7 +79,12 @@ class Scoring:
             ranks=np.zeros(count, np.int32),
             top_tokens=np.zeros((count, self.alternatives), np.int32),
             top_logps=np.zeros((count, self.alternatives), np.float32),
+            given_logps=zeros_like(self.given, np.float32),
+            drawn_tokens=zeros_like(self.uniforms, np.int32),
+            drawn_logps=zeros_like(self.uniforms, np.float32),
         )
+        for more in (self.given, self.uniforms):
+            assert more is None or len(more) == count, f"{len(more)=} {count=}"
 
     @property
     def is_finished(self) -> bool:
@@ -78,6 +95,19 @@ class Scoring:
         """Returns the temperatures of tokens start..end."""
         positions = np.arange(start, end)
         return np.where(positions < self.temperature_from, 1.0, self.temperature).astype(np.float32)
+
+
+def zeros_like(array: np.ndarray | None, dtype: type) -> np.ndarray | None:
+    """Returns zeros in the shape of an array, or None."""
+    return None if array is None else np.zeros(array.shape, dtype)
+
+
+def wider(scorings: Iterable[Scoring], name: str) -> int:
+    """Returns the columns that a call needs for a field of its scorings; 0: none has it."""
+    arrays = [array for scoring in scorings if (array := getattr(scoring, name)) is not None]
+    # Powers of two keep compilations few.
+    most = max((array.shape[1] for array in arrays), default=0)
+    return power_of_two(most) if most else 0
 
 
 @dataclass(eq=False)
@@ -109,6 +139,18 @@ class Part:
     row: int  # row in the call's arrays
     start: int  # the chunk's tokens
     end: int
+
+    @property
+    def scored(self) -> tuple[slice, slice]:
+        """Returns the columns of the call with requested scores, and their places in the scores."""
+        # The chunk's token t scores token t + 1. Tokens before `first` have no requested score.
+        first = self.scoring.first
+        begin = max(self.start + 1, first)
+        end = max(self.end + 1, begin)
+        return (
+            slice(begin - 1 - self.start, end - 1 - self.start),
+            slice(begin - first, end - first),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -375,6 +417,15 @@ class Scorer:
             ),
             row_rings=engine.unused_rings(num_rows),
         )
+        scorings = [row.scoring for row in itertools.chain.from_iterable(by_shard)]
+        if num_given := wider(scorings, "given"):
+            inputs = inputs._replace(given=np.full((num_rows, width, num_given), -1, np.int32))
+        if num_draws := wider(scorings, "uniforms"):
+            draws = Draws(
+                uniforms=np.zeros((num_rows, width, num_draws), np.float32),
+                temperature=np.zeros((num_rows, width), np.float32),
+            )
+            inputs = inputs._replace(draws=draws)
         assert inputs.targets is not None and inputs.temperature is not None
         parts = []
         held = [BASE_MODEL] * num_rows
@@ -385,6 +436,7 @@ class Scorer:
                 inputs.tokens[i, : end - start] = tokens[start:end]
                 inputs.targets[i, : end - start] = tokens[start + 1 : end + 1]
                 inputs.temperature[i, : end - start] = row.scoring.temperatures(start + 1, end + 1)
+                fill_more(inputs, i, Part(row.scoring, i, start, end))
                 inputs.starts[i] = start
                 inputs.lengths[i] = end - start
                 pages = engine.pages_of(shard, engine.slots_per_shard + row.row)
@@ -411,20 +463,46 @@ class Scorer:
         scores = jax.device_get(call.scores)
         for part in call.parts:
             scoring = part.scoring
-            # The chunk's token t scores token t + 1. Tokens before `first` have no requested score.
-            begin = max(part.start + 1, scoring.first)
-            source = slice(begin - 1 - part.start, part.end - part.start)
-            target = slice(begin - scoring.first, part.end + 1 - scoring.first)
-            if begin > part.end:
+            source, target = part.scored
+            if target.start >= target.stop:
                 continue
             scoring.scores.logps[target] = scores.logps[part.row, source]
             scoring.scores.ranks[target] = scores.ranks[part.row, source]
             kept = (part.row, source, slice(scoring.alternatives))
             scoring.scores.top_tokens[target] = scores.top_tokens[kept]
             scoring.scores.top_logps[target] = scores.top_logps[kept]
+            copy_columns(scoring.scores.given_logps, target, scores.given_logps, part.row, source)
+            copy_columns(scoring.scores.drawn_tokens, target, scores.drawn_tokens, part.row, source)
+            copy_columns(scoring.scores.drawn_logps, target, scores.drawn_logps, part.row, source)
             scoring.num_scored += target.stop - target.start
             if scoring.is_finished:
                 self.finished.append(scoring)
+
+
+def fill_more(inputs: ScoreInputs[np.ndarray], row: int, part: Part) -> None:
+    """Writes the given tokens and the draws of a chunk into a row of a call."""
+    scoring = part.scoring
+    columns, places = part.scored
+    if scoring.given is not None:
+        assert inputs.given is not None
+        inputs.given[row, columns, : scoring.given.shape[1]] = scoring.given[places]
+    if scoring.uniforms is not None:
+        draws = inputs.draws
+        draws.uniforms[row, columns, : scoring.uniforms.shape[1]] = scoring.uniforms[places]
+        draws.temperature[row, columns] = scoring.draw_temperature
+
+
+def copy_columns(
+    target: np.ndarray | None,
+    places: slice,
+    source: np.ndarray | None,
+    row: int,
+    columns: slice,
+) -> None:
+    """Copies the results of a chunk [columns, n] from a row of a call, if they are wanted."""
+    if target is not None:
+        assert source is not None
+        target[places] = source[row, columns, : target.shape[1]]
 
 
 def count_common(left: Int32[np.ndarray, " a"], right: Int32[np.ndarray, " b"]) -> int:

@@ -21,8 +21,7 @@ SEPARATOR = "/"
 
 def to_tensors(params: qwen.Params, dtype: DTypeLike) -> Tensors:
     """Returns the tensors of a full model, or of the adapter in joined parameters."""
-    base, adapter = adapters.split(params)
-    leaves, _ = jax.tree_util.tree_flatten_with_path(adapter if adapter["layers"] else base)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(adapters.trained_part(params))
     tensors = {}
     for path, leaf in leaves:
         name = jax.tree_util.keystr(path, simple=True, separator=SEPARATOR)

@@ -13,12 +13,16 @@ a separate adapter: then W is [L, X, inputs, outputs], A [L, X, inputs, R] and B
 Only the family's table of tensors (`families.py`) defines which parameters are weights of linear
 layers, and how many of their axes are inputs.
 
+The output layer may have an adapter as well, if the targets name it: {"layers": ..., "lm_head":
+{"a": f32[E, R], "b": f32[R, V]}}. It changes the logits only: if the model ties its embedding to
+the output layer, the embedding stays unchanged (`output_adapter.py`).
+
 The adapter of a critic also contains the critic's head: {"layers": ..., "value": f32[E]}. All
 parameters of the head are trained, because the base has none.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -26,14 +30,16 @@ import jax.numpy as jnp
 
 from jzero.config import AdapterConfig
 from jzero.errors import UserError
-from jzero.model import qwen
+from jzero.model import output_adapter, qwen
 from jzero.model.architecture import Params, QwenConfig
 from jzero.model.families import family_of
 from jzero.model.linear import AdaptedWeight, FrozenWeight, LinearWeight
+from jzero.model.output_adapter import OutputAdapter
 from jzero.model.quantized import QuantizedWeight, dequantize, is_quantized
 
 ALL = "all"  # target name of all linear layers
 HEAD = "value"  # the critic's head
+OUTPUT = output_adapter.TARGET  # the output layer
 
 
 class Target(NamedTuple):
@@ -72,7 +78,6 @@ def linear_layers(config: QwenConfig) -> dict[str, Target]:
         name = leaf.removeprefix("layers.")
         # The table may name more parameters than the family has.
         is_linear = stored.layout in LINEAR_LAYOUTS and stored.is_adaptable
-        # As with PEFT's all-linear, the embedding and the head have no adapter.
         if leaf.startswith("layers.") and name in weights and is_linear:
             shape, names = weights[name].shape, axes[name]
             first_input = LINEAR_LAYOUTS[stored.layout]
@@ -88,23 +93,48 @@ def linear_layers(config: QwenConfig) -> dict[str, Target]:
     return layers
 
 
+def adaptable(config: QwenConfig) -> dict[str, Target]:
+    """Returns all weights that may have an adapter: the linear layers, and then the output layer.
+
+    A critic has no output layer.
+    """
+    layers = linear_layers(config)
+    if config.value_head:
+        return layers
+    output = Target(
+        stacked=(),
+        inputs=(config.hidden_size,),
+        outputs=(config.vocab_size,),
+        stacked_axes=(),
+        input_axes=("embed",),
+        output_axes=("vocab",),
+    )
+    return layers | {OUTPUT: output}
+
+
 def targets(config: QwenConfig, adapter: AdapterConfig) -> dict[str, Target]:
-    """Returns the weights that have an adapter. Raises UserError for a name that does not exist."""
+    """Returns the weights that have an adapter. Raises UserError for a name that does not exist.
+
+    A critic with the settings of a policy leaves out the output layer.
+    """
     layers = linear_layers(config)
     # A flag may be repeated for every name, or given once with all names: q,v.
-    text = ",".join(adapter.targets)
-    if text in ("", ALL):
-        return layers
-    # Names are kept in the table's order, not in the order of the flag.
-    names = text.split(",")
+    text = ",".join(adapter.targets) or ALL
+    # As with PEFT's all-linear, the output layer has an adapter only if it is named.
+    names = [name for name in text.split(",") if name != OUTPUT]
+    if names == [ALL]:
+        names = [*layers]
     unknown = [name for name in names if name not in layers]
     if unknown:
         raise UserError(
             f"model.adapter.targets={text}: {config.model_type} has no linear "
             f"layer {unknown[0]}; it has {', '.join(layers)}, and {ALL} stands for all of "
-            "them"
+            f"them; {OUTPUT} is the output layer"
         )
-    return {name: target for name, target in layers.items() if name in names}
+    if OUTPUT in text.split(","):
+        names.append(OUTPUT)
+    # Names are kept in the table's order, not in the order of the flag.
+    return {name: target for name, target in adaptable(config).items() if name in names}
 
 
 def map_linear(
@@ -148,13 +178,13 @@ def init(config: QwenConfig, adapter: AdapterConfig, key: jax.Array) -> Params:
     # not change any values.
     chosen = targets(config, adapter)
     rank = adapter.rank
-    layers = {}
-    for place, name in enumerate(linear_layers(config)):
+    factors = {}
+    for place, name in enumerate(adaptable(config)):
         if name in chosen:
             target = chosen[name]
             # Kaiming's bound is sqrt(6 / ((1 + a^2) inputs)), and a^2 is 5.
             bound = 1 / math.sqrt(math.prod(target.inputs))
-            layers[name] = {
+            factors[name] = {
                 "a": jax.random.uniform(
                     jax.random.fold_in(key, place),
                     (*target.stacked, *target.inputs, rank),
@@ -166,7 +196,7 @@ def init(config: QwenConfig, adapter: AdapterConfig, key: jax.Array) -> Params:
             }
     # The head of a critic is trained completely, because the base has none.
     head = {HEAD: qwen.init(config, key)[HEAD]} if config.value_head else {}
-    return {"layers": layers, **head}
+    return tree_of(factors) | head
 
 
 def abstract(config: QwenConfig, adapter: AdapterConfig) -> Params:
@@ -179,7 +209,7 @@ def logical_axes(config: QwenConfig, adapter: AdapterConfig) -> Params:
 
     A is split like the inputs of W, and B like the outputs. The rank is not split.
     """
-    layers = {
+    factors = {
         name: {
             "a": (*target.stacked_axes, *target.input_axes, "rank"),
             "b": (*target.stacked_axes, "rank", *target.output_axes),
@@ -187,13 +217,26 @@ def logical_axes(config: QwenConfig, adapter: AdapterConfig) -> Params:
         for name, target in targets(config, adapter).items()
     }
     head = {HEAD: qwen.logical_axes(config)[HEAD]} if config.value_head else {}
-    return {"layers": layers, **head}
+    return tree_of(factors) | head
 
 
 def num_params(config: QwenConfig, adapter: AdapterConfig) -> int:
     """Returns the number of trained parameters."""
     leaves = jax.tree.leaves(abstract(config, adapter))
     return sum(leaf.size for leaf in leaves)
+
+
+def factors_of(adapter: Params) -> Params:
+    """Returns the factors of every target: {"q": {"a", "b"}, ..., "lm_head": {"a", "b"}}."""
+    output = {OUTPUT: adapter[OUTPUT]} if OUTPUT in adapter else {}
+    return adapter["layers"] | output
+
+
+def tree_of(factors: Params) -> Params:
+    """Undoes `factors_of`."""
+    layers = {name: pair for name, pair in factors.items() if name != OUTPUT}
+    output = {OUTPUT: factors[OUTPUT]} if OUTPUT in factors else {}
+    return {"layers": layers} | output
 
 
 # -- base and adapter combined ---------------------------------------------------------------------
@@ -208,8 +251,11 @@ def join(base: Params, adapter: Params, scale: float) -> Params:
     layers = dict(base["layers"])
     for name, factors in adapter["layers"].items():
         layers[name] = AdaptedWeight(layers[name], factors["a"], factors["b"], scale)
-    # A critic's adapter also has the value head, outside of the layers.
-    outside_of_layers = {name: leaf for name, leaf in adapter.items() if name != "layers"}
+    outside_of_layers = {}
+    if OUTPUT in adapter:
+        outside_of_layers[output_adapter.NAME] = OutputAdapter(**adapter[OUTPUT], scale=scale)
+    if HEAD in adapter:
+        outside_of_layers[HEAD] = adapter[HEAD]
     return base | outside_of_layers | {"layers": layers}
 
 
@@ -220,32 +266,71 @@ def full_params(base: Params, trained: Params, scale: float) -> Params:
 
 def split(params: Params) -> tuple[Params, Params]:
     """Undoes `join`: returns the base, and the adapter ({"layers": {}} without one)."""
-    adapter = {
-        name: {"a": leaf.a, "b": leaf.b}
-        for name, leaf in params["layers"].items()
-        if is_adapted(leaf)
-    }
+    base = {name: leaf for name, leaf in params.items() if name != output_adapter.NAME}
+    factors = {name: {"a": leaf.a, "b": leaf.b} for name, leaf in adapted(params).items()}
 
     def weight_of(leaf: jax.Array | AdaptedWeight) -> FrozenWeight:
         return leaf.weight if isinstance(leaf, AdaptedWeight) else leaf
 
-    return jax.tree.map(weight_of, params, is_leaf=is_adapted), {"layers": adapter}
+    return jax.tree.map(weight_of, base, is_leaf=is_adapted), tree_of(factors)
+
+
+def adapted(params: Params) -> dict[str, AdaptedWeight | OutputAdapter]:
+    """Returns the weights with an adapter in joined parameters, by target."""
+    weights = {name: leaf for name, leaf in params["layers"].items() if is_adapted(leaf)}
+    if output_adapter.NAME in params:
+        weights[OUTPUT] = params[output_adapter.NAME]
+    return weights
+
+
+def trained_part(params: Params) -> Params:
+    """Returns the adapter in joined parameters, or the parameters themselves without one."""
+    _, adapter = split(params)
+    return adapter if factors_of(adapter) else params
 
 
 def scale_of(params: Params) -> float:
     """Returns the scale of the adapter in joined parameters."""
     # All adapted weights of one adapter have the same alpha / R.
-    [scale] = {leaf.scale for leaf in params["layers"].values() if is_adapted(leaf)}
+    [scale] = {leaf.scale for leaf in adapted(params).values()}
     return scale
+
+
+def check_merge(config: QwenConfig, names: Collection[str]) -> None:
+    """Raises UserError if an adapter on targets of these names cannot be merged into the model.
+
+    If the model ties its embedding to the output layer, the merged weight would not be the
+    embedding's any more.
+    """
+    if OUTPUT in names and config.tie_word_embeddings:
+        raise UserError(
+            f"the adapter is on {OUTPUT}, which this model ties to its embedding, so it cannot be "
+            "merged into the model: export the adapter itself (jzero export --adapter; without "
+            "train.export_merged and hub.push), or leave out this target"
+        )
+
+
+def with_merged_output(config: QwenConfig, params: Params) -> Params:
+    """Returns joined parameters in which lm_head itself has the adapter of the output layer.
+
+    Such parameters can be merged, and not computed with. Raises UserError as `check_merge` does.
+    """
+    if output_adapter.NAME not in params:
+        return params
+    check_merge(config, [OUTPUT])
+    merged = {name: leaf for name, leaf in params.items() if name != output_adapter.NAME}
+    adapter = params[output_adapter.NAME]
+    merged[OUTPUT] = AdaptedWeight(params[OUTPUT], adapter.a, adapter.b, adapter.scale)
+    return merged
 
 
 def merge(config: QwenConfig, base: Params, adapter: Params, scale: float) -> Params:
     """Returns the fp32 parameters W + scale * A B of the model without an adapter.
 
-    An int8 W is dequantized first.
+    An int8 W is dequantized first. Raises UserError as `with_merged_output` does.
     """
-    joined = join(base, adapter, scale)
-    num_stacked = {name: len(target.stacked) for name, target in linear_layers(config).items()}
+    joined = with_merged_output(config, join(base, adapter, scale))
+    num_stacked = {name: len(target.stacked) for name, target in adaptable(config).items()}
 
     def merged(path: tuple, leaf: LinearWeight, like: jax.ShapeDtypeStruct) -> jax.Array:
         if isinstance(leaf, AdaptedWeight):

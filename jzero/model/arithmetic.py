@@ -10,7 +10,8 @@ mode. Attention is chosen separately (`attention.choose`).
 """
 
 import contextlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float, PyTree, Shaped
 
 from jzero.attention.exact import sum_by_halves
 from jzero.model.delta_net import DeltaState, recur_chunks, recur_few, recur_step
@@ -30,18 +31,24 @@ from jzero.model.exact import (
     pad_rows,
     product_of_any_rows,
     rounded,
+    separate_slots,
     single_output,
     tiled_product,
 )
 from jzero.model.exact_delta_net import recur_rows, recur_slots
 from jzero.model.expert_arithmetic import EXACT_EXPERTS, PLAIN_EXPERTS, ExpertArithmetic
-from jzero.model.linear import linear
-from jzero.model.softmax import exact_logps, plain_logps
+from jzero.model.linear import BankedFactors, linear, plus_changes, plus_separate_changes
+from jzero.model.softmax import (
+    exact_logps,
+    exact_logps_of_many,
+    plain_logps,
+    plain_logps_of_many,
+)
 
 # On a TPU the default product of a row depends on the number of rows; this algorithm's does not.
 TPU_PRODUCTS = "BF16_BF16_F32"
 
-Multiply = Callable[[jax.Array, jax.Array], jax.Array]  # (hidden states, weight) -> logits
+Multiply = Callable[[PyTree, PyTree], jax.Array]  # (hidden states, weight) -> logits
 
 
 class Recurrence(NamedTuple):
@@ -50,6 +57,13 @@ class Recurrence(NamedTuple):
     rows: Callable[..., tuple[jax.Array, DeltaState]]  # packed rows and prompts, as `recur_chunks`
     slots: Callable[..., tuple[jax.Array, DeltaState]]  # one token of every slot, as `recur_step`
     drafts: Callable[..., tuple[jax.Array, DeltaState]]  # a few of every slot, as `recur_few`
+
+
+class BankedLogits(NamedTuple):
+    """How the logits of a row get the change by its adapter in a bank (`output_adapter`)."""
+
+    prepare: Callable[..., PyTree]  # (groups of the bank, inputs) -> factors
+    add: Callable[..., jax.Array]  # (logits [N, V], x [N, inputs], rows, factors) -> logits
 
 
 class TokenRows(NamedTuple):
@@ -66,12 +80,15 @@ class Arithmetic:
     product        (x [N, inputs], weight) -> [N, outputs]; weights as in `linear.linear`.
     single_output  the same for a weight [inputs, 1].
     head           (multiply, hidden [*batch, E], weight) -> [*batch, V]: calls `multiply` with
-                   hidden states and the weight of the head.
+                   hidden states and the weight of the head. `hidden` may also be a tree that
+                   begins with them and has arrays [*batch].
+    banked_logits  the output layer with adapters of a bank.
     sum            the sum over the last axis.
     norm           (x [*batch, width], scale [width], eps): see `rms_norm`.
     unfused        keeps the compiler from fusing a product into the sum that follows.
     unfolded       keeps the compiler from computing with a constant at compile time.
     logps          (logits, tokens, temperature, place, look_up): see `softmax.plain_logps`.
+    logps_of_many  (logits, tokens): see `softmax.plain_logps_of_many`.
     recurrence     the gated delta nets.
     experts        the router and the experts of MoE layers.
     rows           (B, T) -> how tokens pass through the layers.
@@ -82,12 +99,14 @@ class Arithmetic:
 
     product: Callable[..., jax.Array]
     single_output: Callable[..., jax.Array]
-    head: Callable[[Multiply, jax.Array, jax.Array], jax.Array]
+    head: Callable[[Multiply, PyTree, PyTree], jax.Array]
+    banked_logits: BankedLogits
     sum: Callable[[jax.Array], jax.Array]
     norm: Callable[[jax.Array, jax.Array, float], jax.Array]
     unfused: Callable[[jax.Array], jax.Array]
     unfolded: Callable[[jax.Array], jax.Array]
     logps: Callable[..., tuple[jax.Array, jax.Array]]
+    logps_of_many: Callable[[jax.Array, jax.Array], jax.Array]
     recurrence: Recurrence
     experts: ExpertArithmetic
     rows: Callable[[int, int], TokenRows]
@@ -130,9 +149,14 @@ def unchanged(x: jax.Array) -> jax.Array:
     return x
 
 
-def apply(multiply: Multiply, x: jax.Array, weight: jax.Array) -> jax.Array:
+def apply(multiply: Multiply, x: PyTree, weight: PyTree) -> jax.Array:
     """Multiplies all rows at once."""
     return multiply(x, weight)
+
+
+def unchanged_groups(groups: Sequence[BankedFactors], inputs: int) -> Sequence[BankedFactors]:
+    """Returns the groups of a bank."""
+    return groups
 
 
 def separate_rows(batch: int, time: int) -> TokenRows:
@@ -156,11 +180,13 @@ PLAIN = Arithmetic(
     product=linear,
     single_output=linear,
     head=apply,
+    banked_logits=BankedLogits(unchanged_groups, plus_changes),
     sum=partial(jnp.sum, axis=-1),
     norm=rms_norm,
     unfused=unchanged,
     unfolded=unchanged,
     logps=plain_logps,
+    logps_of_many=plain_logps_of_many,
     recurrence=Recurrence(recur_chunks, recur_step, recur_few),
     experts=PLAIN_EXPERTS,
     rows=separate_rows,
@@ -189,14 +215,18 @@ def padded_if_lone(batch: int, time: int) -> TokenRows:
 
 
 def head_of_several_rows(
-    multiply: Multiply, hidden: Float[Array, "*batch E"], weight: jax.Array
+    multiply: Multiply, hidden: PyTree, weight: PyTree
 ) -> Float[Array, "*batch V"]:
     """Multiplies all rows at once, and at least FEW_ROWS."""
-    *batch, width = hidden.shape
-    if hidden.size > width:
+    batch = jax.tree.leaves(hidden)[0].shape[:-1]
+    if math.prod(batch) > 1:
         return multiply(hidden, weight)
     rows = padded_if_lone(1, 1)
-    logits = multiply(rows.enter(hidden.reshape(1, 1, width))[0], weight)
+
+    def enter(x: Shaped[Array, "..."]) -> Shaped[Array, "padded ..."]:
+        return rows.enter(x.reshape(1, 1, *x.shape[len(batch) :]))[0]
+
+    logits = multiply(jax.tree.map(enter, hidden), weight)
     return rows.leave(logits[None]).reshape(*batch, -1)
 
 
@@ -215,6 +245,7 @@ def exact_with(shards: int = 1, precision: str = "") -> Arithmetic:
         product=partial(tiled_product, shards),
         single_output=single_output,
         head=partial(product_of_any_rows, shards),
+        banked_logits=BankedLogits(separate_slots, plus_separate_changes),
         sum=sum_by_halves,
         norm=exact_rms_norm,
         unfused=rounded,
@@ -222,6 +253,7 @@ def exact_with(shards: int = 1, precision: str = "") -> Arithmetic:
         # cosine than in programs where positions are data.
         unfolded=lax.optimization_barrier,
         logps=exact_logps,
+        logps_of_many=exact_logps_of_many,
         # A row has the bits of its tokens one by one, whatever the number of tokens is.
         recurrence=Recurrence(recur_rows, recur_slots, recur_rows),
         experts=EXACT_EXPERTS,

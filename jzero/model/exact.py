@@ -6,7 +6,8 @@ many other tokens are computed together with a token. `arithmetic.EXACT` names a
 This module has the products, norms and sums of the layers; docs/models.md explains them.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
@@ -19,9 +20,11 @@ from jzero.attention.exact import sum_by_halves
 from jzero.model.delta_net import in_fp32
 from jzero.model.linear import (
     LINEAR_OUTPUT,
+    BankedFactors,
     BankedWeight,
     LinearWeight,
     RowAdapters,
+    SlotFactors,
     as_matrix,
     linear,
     rows_of,
@@ -36,46 +39,53 @@ ROW_TILE = 64
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def in_tiles(
-    product: Callable[[jax.Array, PyTree], jax.Array],
+    product: Callable[[PyTree, PyTree], jax.Array],
     shards: int,
-    x: Float[Array, "N inputs"],
+    x: PyTree[Shaped[Array, "N ..."]],
     weight: PyTree,
 ) -> Float[Array, "N outputs"]:
     """Computes product(x, weight) for ROW_TILE rows of each shard at a time.
 
-    All products then have the same shape on every device. N is a multiple of shards * ROW_TILE, and
+    x is an array [N, inputs], or a tree of arrays [N, ...] with something else of every row. All
+    products then have the same shape on every device. N is a multiple of shards * ROW_TILE, and
     the first N / shards rows are on the first shard. The backward pass differentiates the product
     of all rows at once: a weight gradient that is summed tile by tile would be rounded once per
     tile.
     """
-    width = x.shape[1]
+    num_rows = len(jax.tree.leaves(x)[0])
+
+    def split(x: Shaped[Array, "N ..."]) -> Shaped[Array, "tiles shards rows ..."]:
+        return jnp.swapaxes(x.reshape(shards, -1, ROW_TILE, *x.shape[1:]), 0, 1)
+
+    def join(rows: Shaped[Array, "shards rows ..."]) -> Shaped[Array, "N ..."]:
+        return rows.reshape(-1, *rows.shape[2:])
 
     def multiply_tile(
-        rows: Float[Array, "shards rows inputs"],
+        rows: PyTree[Shaped[Array, "shards rows ..."]],
     ) -> Float[Array, "shards rows outputs"]:
-        return product(rows.reshape(-1, width), weight).reshape(shards, ROW_TILE, -1)
+        return product(jax.tree.map(join, rows), weight).reshape(shards, ROW_TILE, -1)
 
     # Each step of the loop takes one tile of every shard. A loop over the tiles in row order would
     # move the rows of one device after the other to all devices.
-    tiles = jnp.swapaxes(x.reshape(shards, -1, ROW_TILE, width), 0, 1)
+    tiles = jax.tree.map(split, x)
     # The barriers keep a loop over a single tile the same product as a loop over several. Without
     # them, XLA would not compute rows of padding that are cut off later.
     out = lax.optimization_barrier(lax.map(multiply_tile, lax.optimization_barrier(tiles)))
-    return jnp.swapaxes(out, 0, 1).reshape(len(x), -1)
+    return jnp.swapaxes(out, 0, 1).reshape(num_rows, -1)
 
 
 def in_tiles_forward(
-    product: Callable[[jax.Array, PyTree], jax.Array], shards: int, x: jax.Array, weight: PyTree
-) -> tuple[jax.Array, tuple[jax.Array, PyTree]]:
+    product: Callable[[PyTree, PyTree], jax.Array], shards: int, x: PyTree, weight: PyTree
+) -> tuple[jax.Array, tuple[PyTree, PyTree]]:
     return in_tiles(product, shards, x, weight), (x, weight)
 
 
 def in_tiles_backward(
-    product: Callable[[jax.Array, PyTree], jax.Array],
+    product: Callable[[PyTree, PyTree], jax.Array],
     shards: int,
-    kept: tuple[jax.Array, PyTree],
+    kept: tuple[PyTree, PyTree],
     gradient: jax.Array,
-) -> tuple[jax.Array, PyTree]:
+) -> tuple[PyTree, PyTree]:
     _, backward = jax.vjp(product, *kept)
     return backward(gradient)
 
@@ -109,7 +119,7 @@ def tiled_banked_product(
     assert shards == 1, f"{shards=}"
 
     # The factors of one slot are arrays of their own, as those of a single adapter are.
-    slots = lax.optimization_barrier(slots_of(weight, x.shape[1]))
+    slots = separate_slots(weight.groups, x.shape[1])
     matrix = as_matrix(weight.weight, x.shape[1])
 
     def multiply_tile(tile: tuple[jax.Array, RowAdapters]) -> jax.Array:
@@ -125,6 +135,11 @@ def tiled_banked_product(
     return out.reshape(len(x), -1)
 
 
+def separate_slots(groups: Sequence[BankedFactors], inputs: int) -> list[SlotFactors]:
+    """Returns the factors of the slots of a bank, as arrays of their own."""
+    return lax.optimization_barrier(slots_of(groups, inputs))
+
+
 def pad_rows(multiple: int, x: Shaped[Array, "rows ..."]) -> Shaped[Array, "padded ..."]:
     """Appends rows of zeros until their number is a multiple of `multiple`."""
     missing = -len(x) % multiple
@@ -133,14 +148,21 @@ def pad_rows(multiple: int, x: Shaped[Array, "rows ..."]) -> Shaped[Array, "padd
 
 def product_of_any_rows(
     shards: int,
-    product: Callable[[jax.Array, jax.Array], jax.Array],
-    x: Float[Array, "*batch inputs"],
-    weight: Array,
+    product: Callable[[PyTree, PyTree], jax.Array],
+    x: PyTree,
+    weight: PyTree,
 ) -> Float[Array, "*batch outputs"]:
-    """Computes product(x, weight) in tiles, for any number of rows."""
-    rows = x.reshape(-1, x.shape[-1])
-    out: jax.Array = in_tiles(product, shards, pad_rows(shards * ROW_TILE, rows), weight)
-    return out[: len(rows)].reshape(*x.shape[:-1], -1)
+    """Computes product(x, weight) in tiles, for any number of rows.
+
+    x: an array [*batch, inputs], or a tree that begins with it and has arrays [*batch].
+    """
+    batch = jax.tree.leaves(x)[0].shape[:-1]
+
+    def rows_of_tiles(x: Shaped[Array, "..."]) -> Shaped[Array, "N ..."]:
+        return pad_rows(shards * ROW_TILE, x.reshape(-1, *x.shape[len(batch) :]))
+
+    out: jax.Array = in_tiles(product, shards, jax.tree.map(rows_of_tiles, x), weight)
+    return out[: math.prod(batch)].reshape(*batch, -1)
 
 
 def single_output(x: Float[Array, "N inputs"], weight: Float[Array, "inputs 1"]) -> jax.Array:

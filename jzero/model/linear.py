@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PyTree
 
 from jzero.model.quantized import QuantizedWeight, dequantize
@@ -333,7 +334,17 @@ def banked_product(x: Float[Array, "N inputs"], weight: BankedWeight) -> Float[A
     factors, but it reads every factor once and not once for each row.
     """
     base, rows = times_weight(x, as_matrix(weight.weight, x.shape[1])), rows_of(weight)
-    for group in weight.groups:
+    return plus_changes(base, x, rows, weight.groups).astype(x.dtype)
+
+
+def plus_changes(
+    base: Float[Array, "N outputs"],
+    x: Float[Array, "N inputs"],
+    rows: RowAdapters,
+    groups: Sequence[BankedFactors],
+) -> Float[Array, "N outputs"]:
+    """Adds scale * (x A) B to x W in fp32, with the A, B and scale of every row."""
+    for group in groups:
         num_slots, rank = group.b.shape[:2]
         low_rank = product_in_fp32("ni,ir->nr", x, group.a.reshape(x.shape[1], -1))
         is_own = rows.slot[:, None] == group.first + jnp.arange(num_slots)
@@ -344,7 +355,7 @@ def banked_product(x: Float[Array, "N inputs"], weight: BankedWeight) -> Float[A
             group.b.reshape(num_slots * rank, -1),
         )
         base = base + rows.scale[:, None] * change
-    return base.astype(x.dtype)
+    return base
 
 
 class SlotFactors(NamedTuple):
@@ -355,15 +366,15 @@ class SlotFactors(NamedTuple):
     b: Float[Array, "n R outputs"]
 
 
-def slots_of(weight: BankedWeight, inputs: int) -> list[SlotFactors]:
+def slots_of(groups: Sequence[BankedFactors], inputs: int) -> list[SlotFactors]:
     """Returns the factors of every group of a bank."""
-    groups = []
-    for group in weight.groups:
+    slots = []
+    for group in groups:
         num_slots, rank = group.b.shape[:2]
         a = jnp.swapaxes(group.a.reshape(inputs, num_slots, rank), 0, 1)
         b = group.b.reshape(num_slots, rank, -1)
-        groups.append(SlotFactors(group.first + jnp.arange(num_slots), a, b))
-    return groups
+        slots.append(SlotFactors(group.first + jnp.arange(num_slots), a, b))
+    return slots
 
 
 def separate_banked_product(
@@ -378,7 +389,20 @@ def separate_banked_product(
 
     weight: [inputs, outputs]. groups: as `slots_of` returns them.
     """
-    base = times_weight(x, weight)
+    return plus_separate_changes(times_weight(x, weight), x, rows, groups, x.dtype)
+
+
+def plus_separate_changes(
+    base: Float[Array, "N outputs"],
+    x: Float[Array, "N inputs"],
+    rows: RowAdapters,
+    groups: Sequence[SlotFactors],
+    dtype: DTypeLike = jnp.float32,
+) -> Float[Array, "N outputs"]:
+    """Computes `plus_changes` one adapter after the other, and rounds to `dtype`.
+
+    groups: as `slots_of` returns them.
+    """
 
     def use_slot(
         out: Float[Array, "N outputs"], factors: SlotFactors
@@ -387,9 +411,9 @@ def separate_banked_product(
         low_rank = product_in_fp32("ni,ir->nr", x, a).astype(x.dtype)
         change = rows.scale[:, None] * product_in_fp32("nr,ro->no", low_rank, b)
         is_own = rows.slot[:, None] == slot
-        return jnp.where(is_own, (base + change).astype(x.dtype), out), None
+        return jnp.where(is_own, (base + change).astype(dtype), out), None
 
-    out = base.astype(x.dtype)
+    out = base.astype(dtype)
     for group in groups:
         out, _ = jax.lax.scan(use_slot, out, group)
     return out

@@ -34,7 +34,7 @@ from jzero.model.directory import file_in, read_json
 from jzero.model.families import family_of
 from jzero.model.hub import is_on_hub
 from jzero.model.huggingface.headers import HeaderEntry, check_type, name_some, read_header
-from jzero.model.huggingface.reading import read_parameters
+from jzero.model.huggingface.reading import have_equal_values, read_parameters, stored_tensors
 from jzero.model.huggingface.schema import Entry, has_kind, wrong_values
 from jzero.model.huggingface.tensors import Tensor, checkpoint_tensors, flatten, unflatten
 from jzero.model.huggingface.writing import check_dtype, new_directory, write_tensors
@@ -94,24 +94,37 @@ def module_tensors(config: QwenConfig) -> dict[str, list[Tensor]]:
 
 def modules(config: QwenConfig) -> dict[str, list[str]]:
     """Returns the base's names of each linear layer: {"q": ["model.layers.0...", ...], ...}."""
-    tensors = module_tensors(config)
     return {
-        name: [tensor.name.removesuffix(SUFFIX) for tensor in tensors[f"layers.{name}"]]
-        for name in adapters.linear_layers(config)
+        name: [tensor.name.removesuffix(SUFFIX) for tensor in tensors]
+        for name, tensors in weight_tensors(config).items()
     }
 
 
+def weight_tensors(config: QwenConfig) -> dict[str, list[Tensor]]:
+    """Returns the tensors of every weight that may have an adapter, by target."""
+    tensors = module_tensors(config)
+    weights = {name: tensors[f"layers.{name}"] for name in adapters.linear_layers(config)}
+    if adapters.OUTPUT in adapters.adaptable(config):
+        # The module exists in every model. If it is tied to the embedding, PEFT adds the adapter to
+        # the module only.
+        stored = family_of(config.model_type).tensors[adapters.OUTPUT]
+        shape = config.hidden_size, config.vocab_size
+        output = Tensor(stored.name, None, shape, (shape[1], shape[0]), is_linear=True)
+        weights[adapters.OUTPUT] = [output]
+    return weights
+
+
 def adapter_tensors(config: QwenConfig, settings: AdapterConfig) -> dict[str, list[Tensor]]:
-    """Returns the tensors of every factor ("layers.q.a", "layers.q.b", ...).
+    """Returns the tensors of every factor ("layers.q.a", "layers.q.b", ..., "lm_head.a", ...).
 
     A factor has one tensor per layer, or one per expert of each layer.
     """
     rank = settings.rank
-    weight_tensors = module_tensors(config)
+    weights = weight_tensors(config)
     tensors: dict[str, list[Tensor]] = {}
     for name, target in adapters.targets(config, settings).items():
         a, b = [], []
-        for weight in weight_tensors[f"layers.{name}"]:
+        for weight in weights[name]:
             module = weight.name.removesuffix(SUFFIX)
             # Like the weight of the base, both factors are weights of a torch Linear.
             num_outputs, num_inputs = weight.stored_shape
@@ -135,8 +148,9 @@ def adapter_tensors(config: QwenConfig, settings: AdapterConfig) -> dict[str, li
                     is_linear=True,
                 )
             )
-        tensors[f"layers.{name}.a"] = a
-        tensors[f"layers.{name}.b"] = b
+        leaf = name if name == adapters.OUTPUT else f"layers.{name}"
+        tensors[f"{leaf}.a"] = a
+        tensors[f"{leaf}.b"] = b
     return tensors
 
 
@@ -328,7 +342,7 @@ def read_targets(file: Path, target_modules: object, config: QwenConfig) -> tupl
     """Returns our names of the linear layers in `target_modules`, in the table's order."""
     names = modules(config)
     if target_modules == ALL_LINEAR:
-        return tuple(names)
+        return tuple(adapters.linear_layers(config))
     if not has_kind(target_modules, "list of texts") or not target_modules:
         raise UserError(
             f"{file}: target_modules={shown(target_modules)} is neither a list of names of "
@@ -376,10 +390,13 @@ def load(
     settings: AdapterConfig,
     sharding: Params | None = None,
     dtype: str = "float32",
+    base: Path | None = None,
 ) -> Params:
     """Returns the factors of the adapter in the directory `path`, as `adapters.init` does.
 
     settings: the result of `read_settings`.
+    base: directory of the base model, to compare with the copy of its output layer that PEFT saves
+        next to an adapter of that layer. None: a file with such a copy is refused.
     sharding: a tree like the adapter with the sharding of every leaf; None: the default device.
     dtype: type of the factors.
     Raises UserError if the tensors do not match `settings` or are damaged, before anything is
@@ -394,9 +411,42 @@ def load(
     # The header is enough to check all names, shapes and types before anything is read.
     stored = read_header(file)
     tensors = adapter_tensors(config, settings)
+    if adapters.OUTPUT in adapters.targets(config, settings):
+        stored = without_base_copy(file, stored, config, base)
     check_tensors(file, stored, tensors)
     shardings = flatten(sharding) if sharding is not None else {}
-    return unflatten(read_parameters(stored, tensors, shardings, dtype))
+    # An adapter on the output layer only has no leaf in the layers.
+    return {"layers": {}} | unflatten(read_parameters(stored, tensors, shardings, dtype))
+
+
+def without_base_copy(
+    file: Path, stored: Mapping[str, HeaderEntry], config: QwenConfig, base: Path | None
+) -> Mapping[str, HeaderEntry]:
+    """Returns `stored` without the copy of the base's output layer, if it is the base's.
+
+    PEFT saves the copy with an adapter of the output layer, unless it is told not to, and replaces
+    the weights of the base with it. Raises UserError if the copy is not known to be the base's.
+    """
+    output = weight_tensors(config)[adapters.OUTPUT][0]
+    copy = f"{PREFIX}{output.name.removesuffix(SUFFIX)}.base_layer{SUFFIX}"
+    if copy not in stored:
+        return stored
+    advice = "save the adapter with save_pretrained(..., save_embedding_layers=False)"
+    if base is None:
+        raise UserError(f"{file} holds a copy of the base's output layer, {copy}: {advice}")
+    leaf = "embed" if config.tie_word_embeddings else adapters.OUTPUT
+    [original] = checkpoint_tensors(config)[leaf]
+    of_base = stored_tensors(base)[original.name]
+    entry = stored[copy]
+    is_same = entry.shape == of_base.shape and have_equal_values(
+        (file, copy), (of_base.file, original.name), entry.shape
+    )
+    if not is_same:
+        raise UserError(
+            f"{file}: {copy} is not {original.name} of the model in {base}: the adapter is of "
+            "another model, or its embedding was changed"
+        )
+    return {name: entry for name, entry in stored.items() if name != copy}
 
 
 def check_tensors(

@@ -24,9 +24,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from jzero.attention.xla import ATTENTION_OUTPUT, soft_capped
-from jzero.model import mtp
+from jzero.model import mtp, output_adapter
 from jzero.model.architecture import FP32_PARAMETERS, Params, QwenConfig
-from jzero.model.arithmetic import PLAIN, Arithmetic
+from jzero.model.arithmetic import PLAIN, Arithmetic, Multiply
 from jzero.model.delta_net import DeltaInputs, Recur
 from jzero.model.families import Layer, family_of
 from jzero.model.layers import (
@@ -45,6 +45,7 @@ from jzero.model.linear import (
     RowAdapters,
     choose_adapters,
 )
+from jzero.model.output_adapter import AnyOutputAdapter, OutputAdapter
 from jzero.model.quantized import QuantizedWeight, is_quantized
 from jzero.model.softmax import SOFTMAX_STATISTICS
 from jzero.model.traced_once import traced_once
@@ -355,10 +356,14 @@ def head(
     dtype: DTypeLike,
     part: slice = EVERY_WORD,
     arithmetic: Arithmetic = PLAIN,
+    row_adapters: RowAdapters | None = None,
 ) -> Float[Array, "*batch words"]:
     """Computes fp32 logits of a part of the vocabulary.
 
-    The inputs of the product are in `dtype`; it accumulates in fp32.
+    The inputs of the product are in `dtype`; it accumulates in fp32. An adapter of the output layer
+    is among `params` (`output_adapter.py`).
+
+    row_adapters: the adapter of each row, the first axis of `hidden`, if the adapters are banked.
     """
     # The embedding is [V, E] and the head [E, V], so the part of the vocabulary is a slice of rows
     # or of columns.
@@ -373,8 +378,50 @@ def head(
         return linear_product(f"{batch}e,{weight_letters}->{batch}v", hidden, weight)
 
     with arithmetic.products():
-        logits = arithmetic.head(product, hidden, weight)
+        adapter = params.get(output_adapter.NAME)
+        if adapter is None:
+            logits = arithmetic.head(product, hidden, weight)
+        else:
+            adapter = output_adapter.of_words(adapter, part, dtype)
+            logits = adapted_logits(arithmetic, product, hidden, weight, adapter, row_adapters)
     if not config.final_logit_softcapping:
         return logits
     # What reads the logits subtracts from them, and the last operation of a soft cap is a product.
     return arithmetic.unfused(soft_capped(logits, config.final_logit_softcapping))
+
+
+def adapted_logits(
+    arithmetic: Arithmetic,
+    multiply: Multiply,
+    hidden: Float[Array, "*batch E"],
+    weight: Array,
+    adapter: AnyOutputAdapter,
+    row_adapters: RowAdapters | None,
+) -> Float[Array, "*batch words"]:
+    """Adds the change by an adapter, or by those of a bank, to multiply(hidden, weight)."""
+    if isinstance(adapter, OutputAdapter):
+
+        def with_adapter(
+            hidden: Float[Array, "*rows E"], weights: tuple[Array, OutputAdapter]
+        ) -> Float[Array, "*rows words"]:
+            weight, adapter = weights
+            return multiply(hidden, weight) + adapter.change(hidden)
+
+        return arithmetic.head(with_adapter, hidden, (weight, adapter))
+
+    assert row_adapters is not None, "the program has not chosen the adapters of its rows"
+
+    def with_own_adapter(
+        tokens: tuple[Float[Array, "*rows E"], RowAdapters], weights: tuple[Array, PyTree]
+    ) -> Float[Array, "*rows words"]:
+        hidden, rows = tokens
+        weight, factors = weights
+        batch, width = hidden.shape[:-1], hidden.shape[-1]
+        x = hidden.reshape(-1, width)
+        by_row = jax.tree.map(jnp.ravel, rows)
+        logits = arithmetic.banked_logits.add(multiply(x, weight), x, by_row, factors)
+        return logits.reshape(*batch, -1)
+
+    factors = arithmetic.banked_logits.prepare(adapter.groups, hidden.shape[-1])
+    tokens = hidden, output_adapter.by_token(row_adapters, hidden.shape[:-1])
+    return arithmetic.head(with_own_adapter, tokens, (weight, factors))

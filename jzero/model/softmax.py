@@ -95,10 +95,7 @@ def exact_logps(
     The entropies may differ. place: a sharding constraint on the logits.
     """
     logits = place(logits)
-    # XLA replaces a division by a constant with a product by its reciprocal, which has other bits.
-    # The condition keeps the scale from being a constant: tokens are never negative, but XLA cannot
-    # infer that.
-    scale = jnp.where(tokens < 0, 1.0, jnp.broadcast_to(jnp.float32(temperature), tokens.shape))
+    scale = exact_scale(tokens, temperature)
     largest = lax.stop_gradient(logits.max(axis=-1))
     shifted = (logits - largest[..., None]) / scale[..., None]
     masses = jnp.exp(shifted)
@@ -108,6 +105,35 @@ def exact_logps(
     # H(p) = log Z - sum_v p_v logit_v
     entropy = jnp.log(total) - jnp.sum(masses / total[..., None] * shifted, axis=-1)
     return logps, entropy
+
+
+def exact_scale(
+    tokens: Int[Array, "*batch"], temperature: Float[Array, "*batch"] | float
+) -> Float[Array, "*batch"]:
+    """Returns the temperatures as a divisor that is not a constant of the program."""
+    # XLA replaces a division by a constant with a product by its reciprocal, which has other bits.
+    # The condition keeps the scale from being a constant: tokens are never negative, but XLA cannot
+    # infer that.
+    return jnp.where(tokens < 0, 1.0, jnp.broadcast_to(jnp.float32(temperature), tokens.shape))
+
+
+def plain_logps_of_many(
+    logits: Float[Array, "*batch V"], tokens: Int[Array, "*batch K"]
+) -> Float[Array, "*batch K"]:
+    """Computes log p of K tokens of every position at temperature 1. Nothing has a gradient."""
+    logz, _ = softmax_statistics(logits)
+    return jnp.take_along_axis(logits, tokens, axis=-1) - logz[..., None]
+
+
+def exact_logps_of_many(
+    logits: Float[Array, "*batch V"], tokens: Int[Array, "*batch K"]
+) -> Float[Array, "*batch K"]:
+    """Computes `plain_logps_of_many` with the bits of `exact_logps`."""
+    scale = exact_scale(tokens[..., 0], 1.0)[..., None]
+    largest = logits.max(axis=-1)[..., None]
+    total = sum_by_halves(jnp.exp((logits - largest) / scale))
+    at_tokens = jnp.take_along_axis(logits, tokens, axis=-1)
+    return (at_tokens - largest) / scale - jnp.log(total)[..., None]
 
 
 @jax.custom_vjp

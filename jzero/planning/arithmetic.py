@@ -315,7 +315,11 @@ def _adapted_products(learner: Learner) -> int:
     """Returns how many products with an adapter's first factor a layer computes per token."""
     if not learner.adapter.rank:
         return 0
-    targets = adapters.targets(learner.model, learner.adapter).values()
+    targets = [
+        target
+        for name, target in adapters.targets(learner.model, learner.adapter).items()
+        if name != adapters.OUTPUT  # outside of the layers
+    ]
     num_chosen = learner.model.num_experts_per_tok
     return sum(num_chosen if target.is_of_experts else 1 for target in targets)
 

@@ -313,11 +313,11 @@ def publisher(
         if not is_frozen_base(base):
             # The next update donates these parameters, so the decoder must not read the same
             # arrays.
-            assert not changes["layers"], "an adapter needs a frozen base"
+            assert not adapters.factors_of(changes), "an adapter needs a frozen base"
             return publish_whole(base)
         # A frozen base does not change, so only the adapter is gathered each time.
         weights = publish_base(base)
-        if gather_adapter is None or not changes["layers"]:
+        if gather_adapter is None or not adapters.factors_of(changes):
             return weights
         published = on_decoder(gather_adapter(changes), local_adapter_places, decode_adapter_places)
         return adapters.join(weights, published, adapters.scale_of(params))
@@ -375,8 +375,7 @@ def published_bytes(weights: qwen.Params) -> int:
     """Returns the bytes on one device that each publication writes: an adapter or a model."""
     if isinstance(weights["layers"], tuple):  # apart: without an adapter
         return bytes_of_one_device(weights)
-    _, adapter = adapters.split(weights)
-    return bytes_of_one_device(adapter if adapter["layers"] else weights)
+    return bytes_of_one_device(adapters.trained_part(weights))
 
 
 def bytes_of_one_device(weights: qwen.Params) -> int:

@@ -1,7 +1,7 @@
 """The JSON bodies of the Tinker API. Unknown fields are ignored; a wrong type is status 422."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 # Pydantic cannot read the recursive type `jzero.types.JsonValue`, and has its own.
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
@@ -48,6 +48,18 @@ class LoraConfig(Body):
     train_unembed: bool = True
     train_mlp: bool = True
     train_attn: bool = True
+
+    @property
+    def parts(self) -> set[Literal["mlp", "attn", "unembed"]]:
+        """Returns the parts of the model that have an adapter."""
+        chosen: set[Literal["mlp", "attn", "unembed"]] = set()
+        if self.train_mlp:
+            chosen.add("mlp")
+        if self.train_attn:
+            chosen.add("attn")
+        if self.train_unembed:
+            chosen.add("unembed")
+        return chosen
 
 
 class OptimizerConfig(Body):
@@ -161,6 +173,16 @@ class SamplingParams(Body):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
+class TensorBody(Body):
+    """A tensor in JSON: dense, or a matrix in CSR."""
+
+    data: list[int] | list[float]
+    dtype: str
+    shape: list[int] | None = None
+    sparse_crow_indices: list[int] | None = None
+    sparse_col_indices: list[int] | None = None
+
+
 class Sample(Body):
     """POST asample."""
 
@@ -174,8 +196,9 @@ class Sample(Body):
     prompt_logprobs: bool | None = False
     topk_prompt_logprobs: Annotated[int, Field(ge=0)] = 0
     topk_sample_logprobs: Annotated[int, Field(ge=0)] = 0
-    target_prompt_logprobs: JsonValue = None
-    prompt_alt_tokens_k: int = 0
+    target_prompt_logprobs: TensorBody | None = None
+    prompt_alt_tokens_k: Annotated[int, Field(ge=0)] = 0
+    prompt_logprobs_last_n: Annotated[int, Field(ge=1)] | None = None
 
 
 class RetrieveFuture(Body):

@@ -16,7 +16,11 @@ class TinkerLimits(ServerLimits):
         default=1024, metadata={"least": 1, "help": "datums of one forward_backward call"}
     )
     max_targets: int = field(
-        default=32, metadata={"least": 1, "help": "targets of one position (K of [N, K])"}
+        default=32,
+        metadata={
+            "least": 1,
+            "help": "targets of one position (K of [N, K]), and prompt_alt_tokens_k",
+        },
     )
     max_waiting_sequences: int = field(
         default=4096, metadata={"least": 1, "help": "samples that wait for a slot"}

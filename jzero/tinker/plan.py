@@ -107,10 +107,10 @@ class Parts:
 def describe(
     settings: config.Config, model: qwen.QwenConfig, mesh: Mesh, residents: Residents
 ) -> Parts:
-    """Returns the parts of a server with adapters of the largest rank on all linear layers."""
+    """Returns the parts of a server with adapters of the largest rank on all their layers."""
     compute = settings.model
     adapter = AdapterConfig(
-        rank=residents.max_rank, alpha=ALPHA, targets=tuple(adapters.linear_layers(model))
+        rank=residents.max_rank, alpha=ALPHA, targets=tuple(adapters.adaptable(model))
     )
     engine = engine_of(settings, model, mesh)
     learner = AccumulatingLearner(model, replace(compute, adapter=adapter), mesh, losses.token_loss)

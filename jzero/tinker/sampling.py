@@ -30,6 +30,7 @@ from jzero.hosts import collectives
 from jzero.model import adapters, qwen
 from jzero.sharding.mesh import adapter_shardings
 from jzero.tinker import wire
+from jzero.tinker.prompt_targets import PromptTargets
 from jzero.tinker.tenants import Shape
 
 BASE = "base"  # key of the model without an adapter
@@ -60,6 +61,28 @@ class Request:
     topk_sampled: int
     owner_session: str
     done: Callable[[bytes | BaseException], None]  # called once, in the worker's thread
+    prompt_logprobs_from: int = 1  # the first prompt token that has log-probs
+    targets: PromptTargets | None = None
+    num_alternatives: int = 0  # tokens to draw in the place of every prompt token
+
+    @property
+    def has_prompt_scores(self) -> bool:
+        """Whether tokens of the prompt are scored."""
+        return bool(
+            self.has_prompt_logprobs or self.topk_prompt or self.targets or self.num_alternatives
+        )
+
+    @property
+    def first_scored(self) -> int:
+        """The first prompt token in whose place something is scored."""
+        firsts = []
+        if self.has_prompt_logprobs or self.topk_prompt:
+            firsts.append(self.prompt_logprobs_from)
+        if self.targets is not None:
+            firsts.append(self.targets.first)
+        if self.num_alternatives:
+            firsts.append(1)
+        return min(firsts)
 
     @property
     def filters(self) -> Filters:
@@ -353,13 +376,21 @@ class Sampling:
     def score_prompt(self, scheduler: Scheduler, live: Live) -> None:
         """Submits the prompt of a request to the scorer, if its log-probs are wanted."""
         request = live.request
-        if not (request.has_prompt_logprobs or request.topk_prompt):
+        if not request.has_prompt_scores:
             return
+        first, uniforms = request.first_scored, None
+        if request.num_alternatives:
+            # Equal seeds draw equal tokens.
+            size = len(request.prompt) - first, request.num_alternatives
+            uniforms = np.random.default_rng(request.noise[0]).random(size, np.float32)
         live.prompt_scoring = Scoring(
             np.array(request.prompt, np.int32),
-            1,
+            first,
             alternatives=request.topk_prompt,
             adapter=live.adapter,
+            given=None if request.targets is None else request.targets.given(first),
+            uniforms=uniforms,
+            draw_temperature=request.temperature,
         )
         self.submit_scoring(scheduler, live, live.prompt_scoring)
 
@@ -457,23 +488,41 @@ def response_of(live: Live) -> bytes:
         sequences.append(answer)
     response: wire.Message = {"sequences": sequences}
     if live.prompt_scoring is not None:
-        if request.has_prompt_logprobs:
-            logps: Float32[np.ndarray, " prompt"] = np.concatenate(
-                # The first token of a prompt has no log-prob. The API's "no value" is NaN.
-                [np.array([np.nan], np.float32), live.prompt_scoring.scores.logps]
-            )
-            response["prompt_logprobs"] = logps.astype("<f4").tobytes()
-        if request.topk_prompt:
-            response["topk_prompt_logprobs"] = topk_message(
-                live.prompt_scoring, request.topk_prompt, 1
-            )
+        response |= prompt_fields(request, live.prompt_scoring)
     return wire.encode("SampleResponse", response)
 
 
+def prompt_fields(request: Request, scoring: Scoring) -> wire.Message:
+    """Returns the fields of a SampleResponse about the tokens of the prompt."""
+    fields: wire.Message = {}
+    scores, start = scoring.scores, request.prompt_logprobs_from
+    if request.has_prompt_logprobs:
+        # The first token of a prompt has no log-prob. The API's "no value" is NaN.
+        logps = np.full(len(request.prompt), np.nan, np.float32)
+        logps[start:] = scores.logps[start - scoring.first :]
+        fields["prompt_logprobs"] = logps.astype("<f4").tobytes()
+    if request.topk_prompt:
+        fields["topk_prompt_logprobs"] = topk_message(scoring, request.topk_prompt, start)
+    if request.targets is not None:
+        assert scores.given_logps is not None
+        fields["target_prompt_logprobs"] = request.targets.answer(scoring.first, scores.given_logps)
+    if request.num_alternatives:
+        assert scores.drawn_tokens is not None and scores.drawn_logps is not None
+        fields["prompt_alt_tokens"] = {
+            "tokens": wire.tensor(scores.drawn_tokens),
+            "logprobs": wire.tensor(scores.drawn_logps),
+        }
+    return fields
+
+
 def topk_message(scoring: Scoring, k: int, num_empty: int) -> wire.Message:
-    """Returns the k most probable tokens of every scored one, after `num_empty` empty rows."""
-    tokens: Int32[np.ndarray, "scored k"] = scoring.scores.top_tokens[:, :k]
-    logps: Float32[np.ndarray, "scored k"] = scoring.scores.top_logps[:, :k]
+    """Returns the k most probable tokens of the scored ones, in rows after `num_empty` empty ones.
+
+    num_empty: also the first scored token in a row; 0: all scored tokens.
+    """
+    skipped = max(0, num_empty - scoring.first)
+    tokens: Int32[np.ndarray, "scored k"] = scoring.scores.top_tokens[skipped:, :k]
+    logps: Float32[np.ndarray, "scored k"] = scoring.scores.top_logps[skipped:, :k]
     empty_tokens = np.zeros((num_empty, k), np.int32)
     empty_logps = np.full((num_empty, k), NO_LOGPROB, np.float32)
     all_tokens = np.concatenate([empty_tokens, tokens])

@@ -31,10 +31,11 @@ from jzero.tinker.commands import (
 )
 from jzero.tinker.datums import FwdBwd, read_batch
 from jzero.tinker.limits import TinkerLimits
+from jzero.tinker.prompt_targets import read_targets
 from jzero.tinker.sampling import BASE, Request, Sampling
 from jzero.tinker.sessions import Model, SamplerSession, Session, Sessions
 from jzero.tinker.store import Record, Store, iso_time
-from jzero.tinker.tenants import FwdBwdResult, Shape, Tenants
+from jzero.tinker.tenants import FwdBwdResult, Shape, Tenants, part_of
 from jzero.tinker.worker import Job, Worker
 from jzero.training.accumulation import AdamW
 from jzero.types import JsonValue
@@ -44,10 +45,6 @@ Answer = dict[str, JsonValue]
 # that polls has to see from the id whether an unknown promise belonged to a sample.
 SAMPLE_PREFIX = "sample-"  # of the promises of samples, which a client may send anew
 LINK_SECONDS = 3600  # for which the links of a download work
-NOT_UNEMBED = (
-    "train_unembed is not served: adapters are on the linear layers of attention and MLP only. "
-    "weights_info answers train_unembed=false."
-)
 
 
 class NotFoundError(Exception):
@@ -135,13 +132,7 @@ class Service:
 
     def create_session(self, owner: str, body: bodies.CreateSession) -> Answer:
         session = self.sessions.create(owner, body.user_metadata)
-        return {
-            "type": "create_session",
-            "session_id": session.session_id,
-            # The SDK prints this message to the user. Its default is train_unembed=true, so a
-            # refusal would fail every client that keeps the defaults.
-            "warning_message": NOT_UNEMBED,
-        }
+        return {"type": "create_session", "session_id": session.session_id}
 
     def session(self, owner: str, session_id: str) -> Session:
         """Returns an open session of `owner`."""
@@ -215,7 +206,7 @@ class Service:
         if body.lora_config is None:
             raise UserError("full fine-tuning is not served: send a lora_config")
         lora = body.lora_config
-        shape = self.tenants.shape_of(lora.rank, lora.train_mlp, lora.train_attn)
+        shape = self.tenants.shape_of(lora.rank, lora.parts)
         # Without a seed every model differs, as two runs of a client should.
         seed = lora.seed if lora.seed is not None else secrets.randbits(31)
         model_id = f"{session.session_id}:train:{body.model_seq_id}"
@@ -473,14 +464,14 @@ class Service:
 
     def weights_info(self, owner: str, body: bodies.TinkerPath) -> Answer:
         record = self.find_record(owner, body.tinker_path)
-        names = [name.rpartition("_")[2] in ("gate", "up", "down") for name in record.targets]
+        parts = {part_of(name) for name in record.targets}
         return {
             "base_model": record.base_model,
             "is_lora": True,
             "lora_rank": record.rank,
-            "train_unembed": False,
-            "train_mlp": any(names),
-            "train_attn": not all(names),
+            "train_unembed": "unembed" in parts,
+            "train_mlp": "mlp" in parts,
+            "train_attn": "attn" in parts,
         }
 
     def set_lifetime(self, owner: str, path: str, body: bodies.Lifetime) -> Answer:
@@ -673,13 +664,27 @@ class Service:
         """Returns what the worker has to do. Raises UserError for what is not served."""
         if any(chunk.type != "encoded_text" for chunk in body.prompt.chunks):
             raise UserError("only encoded_text is served: no images, no sound")
-        if body.target_prompt_logprobs is not None or body.prompt_alt_tokens_k:
-            raise UserError(
-                "target_prompt_logprobs and prompt_alt_tokens_k are not served: use forward with "
-                "the targets, or topk_prompt_logprobs"
-            )
         params = body.sampling_params
         prompt = tuple(token for chunk in body.prompt.chunks for token in chunk.tokens)
+        targets = None
+        if body.target_prompt_logprobs is not None:
+            targets = read_targets(
+                body.target_prompt_logprobs,
+                len(prompt),
+                vocabulary=self.tenants.base.model.vocab_size,
+                most=self.limits.max_targets,
+            )
+        if body.prompt_alt_tokens_k > self.limits.max_targets:
+            raise UserError(
+                f"prompt_alt_tokens_k={body.prompt_alt_tokens_k}: at most "
+                f"{self.limits.max_targets} (--max-targets)"
+            )
+        last_n = body.prompt_logprobs_last_n
+        if last_n is not None and not (body.prompt_logprobs and last_n < len(prompt)):
+            raise UserError(
+                f"prompt_logprobs_last_n={last_n}: it needs prompt_logprobs and a prompt of more "
+                "tokens"
+            )
         room = self.sampling.engine.max_sequence_tokens - len(prompt)
         stop = params.stop
         if isinstance(stop, str):
@@ -709,6 +714,9 @@ class Service:
             has_prompt_logprobs=bool(body.prompt_logprobs),
             topk_prompt=body.topk_prompt_logprobs,
             topk_sampled=body.topk_sample_logprobs,
+            prompt_logprobs_from=1 if last_n is None else len(prompt) - last_n,
+            targets=targets,
+            num_alternatives=body.prompt_alt_tokens_k,
             owner_session=sampler.sampler_id.partition(":")[0],
             done=done,
         )

@@ -6,11 +6,11 @@ many states as `resident` are on the device; the least recently used others wait
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -28,6 +28,15 @@ from jzero.training.accumulation import AccumulatingLearner, AdamW, AdapterState
 
 ALPHA = 32.0  # as the API's own adapters: the output is multiplied by 32 / rank
 MLP_PARTS = ("gate", "up", "down")  # the other linear layers mix tokens
+Part = Literal["mlp", "attn", "unembed"]  # of a model, as lora_config divides it
+AdaptedParts = Collection[Part]  # the parts with an adapter
+
+
+def part_of(target: str) -> Part:
+    """Returns the part of the model to which the target of an adapter belongs."""
+    if target == adapters.OUTPUT:
+        return "unembed"
+    return "mlp" if target.rpartition("_")[2] in MLP_PARTS else "attn"
 
 
 class Shape(NamedTuple):
@@ -83,17 +92,15 @@ class Tenants:
         assert self.base.directory is not None, "a server loads its model"
         return store.hash_of_model(self.base.directory)
 
-    def shape_of(self, rank: int, train_mlp: bool, train_attn: bool) -> Shape:
+    def shape_of(self, rank: int, parts: AdaptedParts) -> Shape:
         """Returns the shape that a client asks for. Raises UserError if it is not served."""
         if rank > self.max_rank:
             raise UserError(f"lora_config.rank={rank}: this server has --max-rank={self.max_rank}")
-        wanted = []
-        for name in adapters.linear_layers(self.base.model):
-            is_mlp = name.rpartition("_")[2] in MLP_PARTS
-            if train_mlp if is_mlp else train_attn:
-                wanted.append(name)
+        wanted = [name for name in adapters.adaptable(self.base.model) if part_of(name) in parts]
         if not wanted:
-            raise UserError("lora_config trains nothing: set train_mlp or train_attn")
+            raise UserError(
+                "lora_config trains nothing: set train_mlp, train_attn or train_unembed"
+            )
         shape = Shape(rank, tuple(wanted))
         try:
             adapters.check(self.base.model, shape.settings)

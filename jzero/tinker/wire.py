@@ -80,6 +80,12 @@ MESSAGES: Mapping[str, tuple[Field, ...]] = {
         Field(2, "prompt_logprobs", "bytes", "optional"),
         Field(3, "topk_prompt_logprobs", "TopkLogprobs", "optional"),
         Field(4, "prompt_cache_hit_tokens", "int"),
+        Field(5, "target_prompt_logprobs", "Tensor", "optional"),
+        Field(6, "prompt_alt_tokens", "PromptAltTokens", "optional"),
+    ),
+    "PromptAltTokens": (
+        Field(1, "tokens", "Tensor"),
+        Field(2, "logprobs", "Tensor"),
     ),
     "BatchedTensor": (
         Field(1, "data", "bytes"),
@@ -379,21 +385,36 @@ def from_csr(
     values = np.frombuffer(whole(name, sparse.get("values", b""), dtype.itemsize), dtype)
     starts = np.frombuffer(whole(name, sparse.get("crow_indices", b""), 8), "<i8")
     columns = np.frombuffer(whole(name, sparse.get("col_indices", b""), 8), "<i8")
-    counts = np.diff(starts)
-    is_consistent = (
-        len(starts) == shape[0] + 1
-        and starts[0] == 0
-        and starts[-1] == len(values) == len(columns)
-        and (counts >= 0).all()
-        and ((columns >= 0) & (columns < shape[1])).all()
-    )
-    if not is_consistent:
+    if not is_csr(starts, columns, len(values), (shape[0], shape[1])):
         raise WireError(f"{name}: the indices of the sparse tensor do not fit the shape {shape}")
     # The SDK converts targets and weights [N, K] to CSR, each with its own pattern. Cells that a
     # pattern leaves out were 0.
     matrix = np.zeros(shape, dtype)
-    matrix[np.repeat(np.arange(shape[0]), counts), columns] = values
+    matrix[np.repeat(np.arange(shape[0]), np.diff(starts)), columns] = values
     return matrix
+
+
+def is_csr(
+    starts: Shaped[np.ndarray, " n"],
+    columns: Shaped[np.ndarray, " n"],
+    num_values: int,
+    shape: tuple[int, int],
+) -> bool:
+    """Returns whether the indices of a matrix in CSR fit its shape and its values."""
+    return bool(
+        len(starts) == shape[0] + 1
+        and starts[0] == 0
+        and starts[-1] == num_values == len(columns)
+        and (np.diff(starts) >= 0).all()
+        and ((columns >= 0) & (columns < shape[1])).all()
+    )
+
+
+def tensor(array: Shaped[np.ndarray, ...]) -> Message:
+    """Returns an array of float32 or integers as a dense Tensor."""
+    dtype = FLOAT32 if array.dtype.kind == "f" else INT64
+    data = array.astype(DTYPES[dtype]).tobytes()
+    return {"dense": data, "dtype": dtype, "shape": [*array.shape]}
 
 
 def whole(name: str, data: Value, size: int) -> bytes:

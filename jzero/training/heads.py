@@ -23,7 +23,7 @@ from jzero import algorithms
 from jzero.algorithms.losses import environment_loss, policy_loss, value_loss
 from jzero.algorithms.ratios import MAX_LOG_RATIO, SequenceSum
 from jzero.config import ModelConfig, RolloutConfig, drafts
-from jzero.model import qwen
+from jzero.model import output_adapter, qwen
 from jzero.model.arithmetic import choose as choose_arithmetic
 from jzero.model.logprobs import token_logps
 from jzero.model.softmax import by_index, by_mask
@@ -120,9 +120,16 @@ def policy_head(
         kept: jax.Array | None,
     ) -> tuple[jax.Array, ...]:
         weight = constrain(params[weight_name].astype(dtype), weight_spec)
+        params = params | {weight_name: weight}
+        if output_adapter.NAME in params:
+            # B is split as the weight is.
+            adapter = params[output_adapter.NAME]
+            a = constrain(adapter.a, P())
+            b = constrain(adapter.b, P(None, vocabulary_axes))
+            params = params | {output_adapter.NAME: replace(adapter, a=a, b=b)}
         return token_logps(
             model,
-            params | {weight_name: weight},
+            params,
             hidden,
             targets,
             temperature=objective.temperature,

@@ -29,6 +29,7 @@ ADAPTERS = {
     "six": AdapterConfig(rank=6, alpha=9.0),
     "other six": AdapterConfig(rank=6, alpha=4.0),
     "attention": AdapterConfig(rank=12, alpha=20.0, targets=("q", "v", "o")),
+    "words": AdapterConfig(rank=5, alpha=9.0, targets=("down", "lm_head")),
 }
 REQUESTS = Samples(is_trained=False, has_choices=True)
 MAX_NEW = 12
@@ -154,6 +155,23 @@ def test_a_batch_of_many_adapters_samples_as_each_alone(has_int8_base, shape) ->
         test_engine.assert_same(answers, alone(engine, base, name))
     tokens = [[one.new_tokens for one in answers.values()] for answers in together.values()]
     assert len({str(one) for one in tokens}) == len(tokens), "the adapters make no difference"
+
+
+def test_devices_that_split_the_logits_sample_as_one_with_an_output_adapter() -> None:
+    found = {}
+    for shape in ((1, 1), (1, 2)):
+        engine = engine_in(shape=shape)
+        assert bool(engine.program_settings.logits_axis) == (shape[1] > 1)
+        factors = jax.device_put(
+            adapter("words"), adapter_shardings(MODEL, ADAPTERS["words"], engine.mesh)
+        )
+        params = adapters.join(base_of(engine), factors, ADAPTERS["words"].scale)
+        scheduler = Scheduler(engine, params, test_engine.text_of)
+        groups = make_groups({"words": BASE_MODEL})
+        list(scheduler.run(groups, 2, TEMPERATURE, test_engine.seed_on(engine)))
+        found[shape] = test_engine.by_key([one for group in groups for one in group])
+
+    test_engine.assert_same(found[1, 2], found[1, 1])
 
 
 def scores(engine: Engine, params: qwen.Params, held: list[HeldAdapter]) -> list[np.ndarray]:

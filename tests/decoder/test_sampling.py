@@ -332,3 +332,24 @@ def test_uniforms_depend_on_seed_request_and_position_only() -> None:
     assert not set(numbers.tolist()) & set(with_another_seed.tolist())
     with_swapped_arguments = np.asarray(uniforms(key, positions, requests))[:, 0]
     assert not set(numbers.tolist()) & set(with_swapped_arguments.tolist())
+
+
+def test_many_draws_of_a_position_have_its_distribution() -> None:
+    """Evenly spaced numbers draw each token as often as its probability says, to one draw."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 2, (2, 3, 300)).astype(np.float32)
+    temperature = np.array([[1.0, 0.5, 0.0], [2.0, 1.0, 0.7]], np.float32)
+    count = 2000
+    uniform = np.broadcast_to((np.arange(count, dtype=np.float32) + 0.5) / count, (2, 3, count))
+
+    tokens = np.asarray(sampling.draw_many(*map(jnp.asarray, (logits, uniform, temperature))))
+
+    for place in np.ndindex(2, 3):
+        if temperature[place] == 0:
+            assert set(tokens[place]) == {logits[place].argmax()}
+            continue
+        scaled = logits[place].astype(np.float64) / temperature[place]
+        wanted = np.exp(scaled - scaled.max())
+        wanted *= count / wanted.sum()
+        found = np.bincount(tokens[place], minlength=300)
+        assert np.abs(found - wanted).max() <= 1.01

@@ -117,7 +117,15 @@ def test_the_choice_of_targets_changes_no_values() -> None:
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [((), LINEAR), (("all",), LINEAR), (("q,v",), ("q", "v")), (("v", "q"), ("q", "v"))],
+    [
+        ((), LINEAR),
+        (("all",), LINEAR),
+        (("q,v",), ("q", "v")),
+        (("v", "q"), ("q", "v")),
+        (("lm_head",), ("lm_head",)),
+        (("lm_head,all",), (*LINEAR, "lm_head")),
+        (("lm_head", "v"), ("v", "lm_head")),
+    ],
     ids=str,
 )
 def test_targets_are_named_one_by_one_or_all_at_once(
@@ -154,6 +162,7 @@ def test_the_number_of_parameters_is_rank_times_inputs_and_outputs() -> None:
         (AdapterConfig(rank=4, targets=("all", "q")), "no linear layer all"),
         (AdapterConfig(rank=17), "model.adapter.rank=17 is above 16, the rank of the weight k"),
         (AdapterConfig(rank=33, targets=("q",)), "above 32, the rank of the weight q"),
+        (AdapterConfig(rank=33, targets=("lm_head",)), "above 32, the rank of the weight lm_head"),
     ],
 )
 def test_an_impossible_adapter_is_refused_in_one_line(

@@ -144,6 +144,122 @@ def test_we_compute_what_peft_does_with_its_adapter(
     assert relative_error(without, expected) > 1e-2, "the adapter changes nothing"
 
 
+# -- the output layer ------------------------------------------------------------------------------
+
+UNTIED = replace(MODEL, tie_word_embeddings=False)
+with_output = pytest.mark.parametrize("config", [MODEL, UNTIED], ids=["tied", "untied"])
+
+
+@with_output
+@pytest.mark.parametrize("targets", [("q", "lm_head"), ("lm_head",)], ids=["with layers", "only"])
+def test_adapters_of_the_output_layer_round_trip(
+    config: qwen.QwenConfig, targets: tuple[str, ...], tmp_path: Path
+) -> None:
+    settings = replace(SETTINGS, targets=targets)
+    adapter = trained_adapter(config, settings)
+
+    peft.save(tmp_path / "adapter", config, settings, adapter, base=BASE, dtype="float32")
+    found_settings, found = read(tmp_path / "adapter", config)
+
+    assert found_settings == settings
+    assert_equal(found, adapter)
+    tensors = load_file(tmp_path / "adapter" / peft.WEIGHTS)
+    output = {name: tensor.shape for name, tensor in tensors.items() if "lm_head" in name}
+    V, E = config.vocab_size, config.hidden_size
+    assert output == {
+        "base_model.model.lm_head.lora_A.weight": (3, E),
+        "base_model.model.lm_head.lora_B.weight": (V, 3),
+    }
+    entries = json.loads((tmp_path / "adapter" / peft.CONFIG).read_text())
+    assert entries["target_modules"][-1] == "lm_head"
+
+
+# PEFT warns that a tied output layer cannot be merged.
+of_tied = pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
+
+
+@pytest.mark.peer
+@of_another_version
+@of_tied
+@with_output
+def test_peft_computes_what_we_do_with_an_adapter_of_the_output_layer(
+    config: qwen.QwenConfig, tmp_path: Path
+) -> None:
+    peer = pytest.importorskip("peft")
+    base = write_base(tmp_path / "base", config)
+    settings = replace(SETTINGS, targets=("all", "lm_head"))
+    adapter = trained_adapter(config, settings)
+
+    peft.save(tmp_path / "adapter", config, settings, adapter, base=BASE, dtype="float32")
+    model = peer.PeftModel.from_pretrained(base, tmp_path / "adapter")
+
+    expected = logits_of_torch(model)
+    joined = adapters.join(random_params(config), adapter, settings.scale)
+    np.testing.assert_allclose(logits_of(config, joined), expected, atol=1e-5, rtol=1e-5)
+    layers_only = adapters.join(random_params(config), {"layers": adapter["layers"]}, 2.0)
+    assert relative_error(logits_of(config, layers_only), expected) > 1e-2
+
+
+@pytest.mark.peer
+@of_another_version
+@of_tied
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
+@with_output
+def test_we_compute_what_peft_does_with_its_adapter_of_the_output_layer(
+    config: qwen.QwenConfig, tmp_path: Path
+) -> None:
+    peer, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
+    base = write_base(tmp_path / "base", config)
+    torch.manual_seed(0)
+    lora = peer.LoraConfig(
+        task_type="CAUSAL_LM",
+        r=4,
+        lora_alpha=6,
+        target_modules=["v_proj", "lm_head"],
+        init_lora_weights=False,
+    )
+    model = peer.get_peft_model(base, lora).eval()
+    # By default PEFT saves a copy of the base's output layer.
+    model.save_pretrained(tmp_path / "with copy")
+    model.save_pretrained(tmp_path / "without", save_embedding_layers=False)
+
+    settings, adapter = read(tmp_path / "without", config)
+
+    assert settings.targets == ("v", "lm_head")
+    joined = adapters.join(random_params(config), adapter, settings.scale)
+    ours = logits_of(config, joined)
+    np.testing.assert_allclose(ours, logits_of_torch(model), atol=1e-5, rtol=1e-5)
+    with_copy = peft.load(tmp_path / "with copy", config, settings, base=tmp_path / "base")
+    assert_equal(with_copy, adapter)
+
+
+@with_output
+def test_a_copy_of_the_output_layer_has_to_be_that_of_the_base(
+    config: qwen.QwenConfig, tmp_path: Path
+) -> None:
+    params = random_params(config)
+    huggingface.save(tmp_path / "base", config, params, dtype="float32", hf_config_extra={})
+    settings = replace(SETTINGS, targets=("lm_head",))
+    adapter = trained_adapter(config, settings)
+    path = tmp_path / "adapter"
+    peft.save(path, config, settings, adapter, base=BASE, dtype="float32")
+    tensors = load_file(path / peft.WEIGHTS)
+    weight = params["embed"] if config.tie_word_embeddings else params["lm_head"].T
+    copy = np.array(weight)
+
+    def load(base: Path | None) -> qwen.Params:
+        name = "base_model.model.lm_head.base_layer.weight"
+        save_file(tensors | {name: np.ascontiguousarray(copy)}, path / peft.WEIGHTS)
+        return peft.load(path, config, settings, base=base)
+
+    assert_equal(load(tmp_path / "base"), adapter)
+    with pytest.raises(UserError, match="save_embedding_layers=False"):
+        load(None)
+    copy[3, 2] += 1
+    with pytest.raises(UserError, match="is not .* of the model in .*/base"):
+        load(tmp_path / "base")
+
+
 # -- experts ---------------------------------------------------------------------------------------
 
 
@@ -453,7 +569,7 @@ def test_a_setting_that_is_not_implemented_is_refused_by_name(name: str, adapter
         ({"target_modules": []}, "target_modules=[] is neither"),
         ({"target_modules": ".*_proj"}, "target_modules=.*_proj is neither"),
         ({"target_modules": ["q_proj", 1]}, "is neither a list of names"),
-        ({"target_modules": ["q_proj", "lm_head"]}, "target_modules has lm_head, which is no"),
+        ({"target_modules": ["q_proj", "norm"]}, "target_modules has norm, which is no"),
         ({"target_modules": ["proj"]}, "target_modules has proj, which is no linear layer"),
         ({"target_modules": ["layers.0.mlp.up_proj"]}, "not that module of the other layers"),
         ({"bias": "all\n\x1b[31m" * 1000}, "bias="),

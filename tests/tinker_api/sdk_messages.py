@@ -63,6 +63,11 @@ def response(rng):
         # The count of tokens has other names in other versions.
         count = "length" if has_field(prompt, "length") else "prompt_length"
         setattr(prompt, count, rng.randrange(200))
+    if rng.random() < 0.5 and has_field(message, "target_prompt_logprobs"):
+        tensor(rng, message.target_prompt_logprobs)
+    if rng.random() < 0.5 and has_field(message, "prompt_alt_tokens"):
+        tensor(rng, message.prompt_alt_tokens.tokens)
+        tensor(rng, message.prompt_alt_tokens.logprobs)
     return message
 
 

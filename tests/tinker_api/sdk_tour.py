@@ -4,6 +4,7 @@ The last line is a JSON object of facts that all have to be true. Runs in an env
 `tinker` and without jzero.
 """
 
+import inspect
 import json
 import sys
 import warnings
@@ -37,6 +38,39 @@ DATA = [datum(list(range(30, 50))), datum([5, 6, 7, 8])]
 def logps(client, data):
     outputs = client.forward(data, "cross_entropy").result().loss_fn_outputs
     return np.concatenate([np.array(one["logprobs"].data, np.float32) for one in outputs])
+
+
+def named_and_drawn(sampler, ids, expected):
+    """Returns facts about log-probs of named and of drawn tokens, in newer versions.
+
+    expected: the log-probs of the prompt's own tokens from the second one on.
+    """
+    facts = {}
+    named = np.array([*zip(ids[1:], range(len(ids) - 1), strict=True)], np.int64)
+    named[3:, 1] = -1
+    answer = sampler.sample(
+        types.ModelInput.from_ints(ids),
+        1,
+        types.SamplingParams(max_tokens=1, temperature=0.8, seed=1),
+        target_prompt_logprobs=types.TensorData.from_numpy(named),
+        prompt_alt_tokens_k=3,
+        include_prompt_logprobs=True,
+        prompt_logprobs_last_n=2,
+    ).result()
+    found = answer.target_prompt_logprobs.to_numpy()
+    facts["named"] = bool((found[:, 0] == expected).all() and (found[3:, 1] == 0).all())
+    facts["last"] = [one is None for one in answer.prompt_logprobs].count(False) == 2
+    drawn = answer.prompt_alt_tokens
+    tokens = drawn.tokens.to_numpy()
+    again = sampler.sample(
+        types.ModelInput.from_ints(ids),
+        1,
+        types.SamplingParams(max_tokens=1),
+        target_prompt_logprobs=types.TensorData.from_numpy(tokens),
+    ).result()
+    logprobs = again.target_prompt_logprobs.to_numpy()
+    facts["drawn"] = bool((logprobs == drawn.logprobs.to_numpy()).all())
+    return facts
 
 
 def main(url):
@@ -76,6 +110,8 @@ def main(url):
     facts["exact"] = bool((logps(train, [datum(ids)])[-len(sampled) :] == sampled).all())
     scored = sampler.compute_logprobs(types.ModelInput.from_ints(ids)).result()
     facts["scored"] = bool((np.array(scored[-len(sampled) :], np.float32) == sampled).all())
+    if "target_prompt_logprobs" in inspect.signature(sampler.sample).parameters:
+        facts |= named_and_drawn(sampler, ids, np.array(scored[1:], np.float32))
     base = waited(service.create_sampling_client(base_model=NAME))
     facts["base"] = len(base.sample(PROMPT, 1, params).result().sequences) == 1
 
@@ -89,6 +125,7 @@ def main(url):
     rest = service.create_rest_client()
     listed = rest.list_checkpoints(train.model_id).result().checkpoints
     facts["listed"] = path in [one.tinker_path for one in listed]
+    facts["train_unembed"] = bool(rest.get_weights_info_by_tinker_path(path).result().train_unembed)
     # Comparisons of NumPy's numbers are no JSON.
     version = facts.pop("version")
     print(json.dumps({"version": version, **{name: bool(fact) for name, fact in facts.items()}}))

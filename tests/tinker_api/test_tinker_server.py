@@ -208,6 +208,116 @@ def test_top_log_probs_are_those_of_the_tokens(client) -> None:
     np.testing.assert_allclose(logps, sampled.logprobs[0], rtol=1e-5)
 
 
+def values_of(message: wire.Message) -> np.ndarray:
+    return wire.dense("answer", message)
+
+
+def test_named_tokens_of_a_prompt_have_the_bits_of_forward(client) -> None:
+    client.train(DATA)
+    sampler, ids = client.snapshot(), TEXTS[0]
+    named = np.full((len(ids) - 1, 3), -1)
+    named[2], named[5, 1] = [7, 200, 0], ids[6]
+    kept = np.maximum(named, 0)
+    weights = tensor(np.ones(named.shape))
+    (expected,) = client.forward([datum(ids, target_tokens=tensor(kept, "<i8"), weights=weights)])
+    expected = np.where(named >= 0, expected, 0)
+    body = {"data": named.ravel().tolist(), "dtype": "int64", "shape": [*named.shape]}
+
+    dense = client.sample(sampler, ids, max_tokens=1, target_prompt_logprobs=body)
+    both = client.sample(
+        sampler, ids, max_tokens=1, target_prompt_logprobs=body, prompt_logprobs=True
+    )
+
+    for answer in (dense, both):
+        found = answer.message["target_prompt_logprobs"]
+        np.testing.assert_array_equal(values_of(found), expected)
+    prompt = np.frombuffer(both.message["prompt_logprobs"], "<f4")
+    assert prompt[6] == expected[5, 1], "the prompt's own token"
+
+    rows, columns = np.nonzero(named >= 0)
+    csr = {
+        "data": named[rows, columns].tolist(),
+        "dtype": "int64",
+        "shape": [*named.shape],
+        "sparse_crow_indices": np.searchsorted(rows, np.arange(len(ids))).tolist(),
+        "sparse_col_indices": columns.tolist(),
+    }
+    sparse = client.sample(sampler, ids, max_tokens=1, target_prompt_logprobs=csr)
+    found = sparse.message["target_prompt_logprobs"]
+    assert "sparse_csr" in found
+    np.testing.assert_array_equal(values_of(found), expected)
+
+
+def test_drawn_tokens_of_a_prompt_have_the_bits_of_forward(client) -> None:
+    sampler, ids = client.sampler(base_model=NAME), TEXTS[0]
+
+    def draw(**more: object) -> tuple[np.ndarray, np.ndarray]:
+        answer = client.sample(sampler, ids, max_tokens=1, prompt_alt_tokens_k=4, **more)
+        drawn = answer.message["prompt_alt_tokens"]
+        return values_of(drawn["tokens"]), values_of(drawn["logprobs"])
+
+    tokens, logps = draw(temperature=0.7)
+
+    assert tokens.shape == logps.shape == (len(ids) - 1, 4)
+    weights = tensor(np.ones(tokens.shape))
+    (expected,) = client.forward([datum(ids, target_tokens=tensor(tokens, "<i8"), weights=weights)])
+    np.testing.assert_array_equal(logps, expected)
+    assert len(np.unique(tokens)) > 4
+    np.testing.assert_array_equal(draw(temperature=0.7)[0], tokens)
+    assert not np.array_equal(draw(temperature=0.7, seed=6)[0], tokens)
+    greedy = draw(temperature=0)
+    top = client.sample(sampler, ids, max_tokens=1, topk_prompt_logprobs=1)
+    best = np.frombuffer(top.message["topk_prompt_logprobs"]["token_ids"], "<i4")
+    np.testing.assert_array_equal(greedy[0], np.repeat(best[1:, None], 4, axis=1))
+
+
+def test_the_last_log_probs_of_a_prompt_are_those_of_the_whole(client) -> None:
+    sampler, ids = client.sampler(base_model=NAME), TEXTS[0]
+    wanted = {"max_tokens": 1, "prompt_logprobs": True, "topk_prompt_logprobs": 1}
+    whole = client.sample(sampler, ids, **wanted).message
+    last = client.sample(sampler, ids, **wanted, prompt_logprobs_last_n=2).message
+
+    logps = np.frombuffer(last["prompt_logprobs"], "<f4")
+    assert np.isnan(logps[:-2]).all()
+    np.testing.assert_array_equal(logps[-2:], np.frombuffer(whole["prompt_logprobs"], "<f4")[-2:])
+    top, all_top = last["topk_prompt_logprobs"], whole["topk_prompt_logprobs"]
+    assert top["length"] == len(ids)
+    assert np.frombuffer(top["logprobs"], "<f4")[:-2].tolist() == [-99999.0] * (len(ids) - 2)
+    assert top["token_ids"][-8:] == all_top["token_ids"][-8:]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"data": [1.5] * 4, "dtype": "float32", "shape": [4, 1]}, "send int64"),
+        ({"data": [1] * 3, "dtype": "int64", "shape": [3, 1]}, "not [4, K]"),
+        ({"data": [1] * 4, "dtype": "int64", "shape": [4]}, "not [4, K]"),
+        ({"data": [1] * 7, "dtype": "int64", "shape": [4, 2]}, "do not fill"),
+        ({"data": [1, 1, 1, 10**6], "dtype": "int64", "shape": [4, 1]}, "token outside"),
+        ({"data": [1, 1, 1, -2], "dtype": "int64", "shape": [4, 1]}, "token outside"),
+        ({"data": [1, 1, 1, 2**70], "dtype": "int64", "shape": [4, 1]}, "no int64"),
+        ({"data": [-1] * 4, "dtype": "int64", "shape": [4, 1]}, "names no token"),
+        ({"data": [1] * 20, "dtype": "int64", "shape": [4, 5]}, "at most 4 (--max-targets)"),
+        (
+            {
+                "data": [1],
+                "dtype": "int64",
+                "shape": [4, 2],
+                "sparse_crow_indices": [0, 0, 0, 0, 1],
+                "sparse_col_indices": [2],
+            },
+            "indices do not fit",
+        ),
+    ],
+)
+def test_named_tokens_that_do_not_fit_the_prompt_are_refused(client, body, reason) -> None:
+    sampler = client.sampler(base_model=NAME)
+    refused = client.ask(sampler, PROMPT, 1, target_prompt_logprobs=body)
+    assert refused.status_code == 400 and reason in refused.text, refused.text
+    too_many = client.ask(sampler, PROMPT, 2, prompt_alt_tokens_k=5)
+    assert too_many.status_code == 400 and "--max-targets" in too_many.text
+
+
 # -- checkpoints -----------------------------------------------------------------------------------
 
 
@@ -258,7 +368,8 @@ def test_weights_for_samplers_are_sampled_by_path_and_load_as_peft(
 
     assert found.tokens == expected.tokens and same(found.logprobs, expected.logprobs)
     info = client.post("weights_info", tinker_path=path).json()
-    assert (info["lora_rank"], info["train_unembed"], info["train_mlp"]) == (4, False, True)
+    parts = [info[f"train_{part}"] for part in ("unembed", "mlp", "attn")]
+    assert (info["lora_rank"], parts) == (4, [True, True, True])
     promise = client.post(
         "save_weights_external", model_id=client.model, seq_id=client.next(), path="e"
     )
@@ -271,7 +382,40 @@ def test_weights_for_samplers_are_sampled_by_path_and_load_as_peft(
         (tmp_path / name).write_bytes(httpx.get(link).content)
     settings = peft.read_settings(tmp_path, service.tenants.base.model)
     assert settings.rank == 4
-    peft.load(tmp_path, service.tenants.base.model, settings)
+    adapter = peft.load(tmp_path, service.tenants.base.model, settings)
+    assert np.any(adapter["lm_head"]["b"]), "the output layer is trained"
+
+
+def test_the_parts_of_an_adapter_are_those_of_the_client(client) -> None:
+    client.begin(1, train_unembed=False, train_attn=False)
+    promise = client.post("save_weights", model_id=client.model, seq_id=client.next(), path="m")
+    path = client.done(promise)["path"]
+    info = client.post("weights_info", tinker_path=path).json()
+    assert [info[f"train_{part}"] for part in ("unembed", "mlp", "attn")] == [False, True, False]
+    nothing = {"train_mlp": False, "train_attn": False, "train_unembed": False}
+    refused = client.post(
+        "create_model",
+        session_id=client.session,
+        model_seq_id=2,
+        base_model=NAME,
+        lora_config={"rank": 4, **nothing},
+    )
+    assert refused.status_code == 400 and "train_unembed" in refused.text
+
+
+@pytest.mark.thorough
+def test_the_output_layer_alone_is_trained_and_sampled(client) -> None:
+    before = client.forward(DATA)
+    client.begin(1, train_mlp=False, train_attn=False)
+    assert same(client.forward(DATA), before), "untrained adapters change nothing"
+
+    client.train(DATA)
+
+    after = client.forward(DATA)
+    assert sum(logps.sum() for logps in after) > sum(logps.sum() for logps in before)
+    sampled = client.sample(client.snapshot(), PROMPT, max_tokens=4)
+    (forward,) = client.forward([datum([*PROMPT, *sampled.tokens[0]])])
+    np.testing.assert_array_equal(forward[-4:], sampled.logprobs[0])
 
 
 def test_checkpoints_are_listed_expire_and_are_deleted(client) -> None:

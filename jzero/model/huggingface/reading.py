@@ -292,19 +292,26 @@ def check_tensors(
 
 def check_head(stored: Mapping[str, HeaderEntry], embedding: str) -> None:
     """Raises UserError if a tied model's checkpoint has a head that differs from its embedding."""
-    # `transformers` does not tie the two if they differ. They are compared a few rows at a time to
-    # save memory.
+    # `transformers` does not tie the two if they differ.
     file = stored[HEAD].file
-    head_rows = open_file(file).get_slice(HEAD)
-    embedding_rows = open_file(stored[embedding].file).get_slice(embedding)
-    num_rows = stored[HEAD].shape[0]
-    for start in range(0, num_rows, ROWS):
-        part = slice(start, min(start + ROWS, num_rows))
-        if not np.array_equal(head_rows[part], embedding_rows[part]):
-            raise UserError(
-                f"{file}: {HEAD} is not {embedding}, and config.json says "
-                "tie_word_embeddings=true: set it to false, or remove the tensor"
-            )
+    if not have_equal_values((file, HEAD), (stored[embedding].file, embedding), stored[HEAD].shape):
+        raise UserError(
+            f"{file}: {HEAD} is not {embedding}, and config.json says "
+            "tie_word_embeddings=true: set it to false, or remove the tensor"
+        )
+
+
+def have_equal_values(
+    first: tuple[Path, str], second: tuple[Path, str], shape: tuple[int, ...]
+) -> bool:
+    """Returns whether two tensors, each the name in a file, have the same values."""
+    # They are compared a few rows at a time to save memory.
+    first_rows, second_rows = (open_file(file).get_slice(name) for file, name in (first, second))
+    for start in range(0, shape[0], ROWS):
+        part = slice(start, min(start + ROWS, shape[0]))
+        if not np.array_equal(first_rows[part], second_rows[part]):
+            return False
+    return True
 
 
 def read_tensor(handle: TensorFile, file: Path, name: str) -> np.ndarray:

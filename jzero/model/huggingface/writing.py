@@ -150,7 +150,7 @@ def write_weights(
 ) -> None:
     """Writes safetensors files of at most `max_shard_bytes`, and an index if there are several."""
     check_dtype(dtype)
-    leaves = flatten(params)
+    leaves = flatten(adapters.with_merged_output(config, params))
     kept = kept or KeptTensors(None, config)
     tensors: dict[str, list[Part]] = {}  # by name in the checkpoint
     for leaf, layers in checkpoint_tensors(config, kept.stored).items():
