@@ -216,7 +216,7 @@ class AdapterBank:
         self.num_added += 1
         held = HeldAdapter(group.first + index, settings.scale, self.num_added)
         places = adapter_shardings(self.model, settings, self.mesh)["layers"]
-        factors = jax.device_put(adapter["layers"], places)
+        factors = jax.tree.map(collectives.place, adapter["layers"], places)
         group.factors = write_slot(group.factors, factors, self._on_device(index))
         occupant = Occupant(key, held, settings.rank)
         group.occupants[index] = self.by_key[key] = occupant
@@ -248,7 +248,7 @@ class AdapterBank:
         }
 
     def _on_device(self, index: int) -> jax.Array:
-        return jax.device_put(np.int32(index), NamedSharding(self.mesh, P()))
+        return collectives.put(np.array(index, np.int32), NamedSharding(self.mesh, P()))
 
     # -- slots -------------------------------------------------------------------------------------
 
