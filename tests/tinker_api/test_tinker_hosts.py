@@ -21,7 +21,13 @@ from tinker_client import NAME, SETTINGS, Client, datum, process
 PROMPT = [72, 101, 108, 108, 111]
 DATA = [datum([72, 101, 108, 108, 111, 32, 119]), datum([116, 104, 101, 32])]
 # Fewer places than there are tenants and snapshots: states and snapshots go to the host and back.
-FLAGS = ["--config.mesh.tensor=2", "--resident=1", "--adapters=3", "--resident-snapshots=1"]
+FLAGS = [
+    "--config.mesh.tensor=2",
+    "--resident=1",
+    "--adapters=3",
+    "--resident-snapshots=1",
+    "--session-seconds=3600",  # these clients have no heartbeat
+]
 TOGETHER = [*FLAGS, "--config.rollout.hosts_per_decoder=2"]
 SECONDS = 20.0  # within which a host ends after the other one
 
@@ -221,7 +227,7 @@ def test_a_killed_host_ends_the_other_one(model, tmp_path, index: int) -> None:
 @pytest.mark.parametrize(
     ("flags", "second_flags", "reason"),
     [
-        (FLAGS[1:], (), "--config.rollout.hosts_per_decoder=2 --config.mesh.tensor=2"),
+        ([], (), "--config.rollout.hosts_per_decoder=2 --config.mesh.tensor=2"),
         (TOGETHER, ("--max-rank=8",), "--max-rank is 64 on host 0 and 8 on host 1"),
     ],
     ids=["apart", "differently"],
