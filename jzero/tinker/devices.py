@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import jax
 
@@ -187,8 +187,9 @@ class Devices:
     def publish(self, do: str, **arguments: object) -> None:
         """Sends a call to the other processes, if this is process 0 of several."""
         if isinstance(self.stream, Sender):
+            message = {"do": do, "state": self.fingerprint(), **arguments}
             with ending_all_hosts():
-                self.stream.publish({"do": do, "state": self.fingerprint(), **arguments})  # type: ignore[dict-item]
+                self.stream.publish(cast(Message, message))
 
     def receive(self) -> dict:
         """Returns the next call of process 0."""
@@ -213,7 +214,7 @@ class Devices:
             snapshots.bank.clock if snapshots.bank is not None else 0,
         ]
 
-    def share(self, compute: Callable[[], Message]) -> Message:
+    def share(self, compute: Callable[[], dict]) -> dict:
         """Returns the result that `compute` has on process 0.
 
         Raises UserError on all hosts if `compute` fails.
@@ -295,7 +296,8 @@ def checkpoint_message(checkpoint: Checkpoint) -> Message:
 
 
 def checkpoint_of(message: dict) -> Checkpoint:
-    return Checkpoint(**message | {"shape": shape_of(message["shape"])})
+    message["shape"] = shape_of(message["shape"])
+    return Checkpoint(**message)
 
 
 def request_message(request: Request) -> dict:

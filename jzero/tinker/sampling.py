@@ -27,7 +27,6 @@ from jzero.decoder.scoring import Scoring
 from jzero.decoder.sequence import Groups, Sequence
 from jzero.errors import UserError
 from jzero.hosts import collectives
-from jzero.hosts.broadcast import Message
 from jzero.model import adapters, qwen
 from jzero.sharding.mesh import adapter_shardings
 from jzero.tinker import wire
@@ -127,7 +126,7 @@ class Snapshots:
         # Snapshots of checkpoints are read when they are used. Any thread may add an entry. With
         # several hosts, process 0 reads, and `share` returns its result on all of them.
         self.readers: dict[str, Callable[[], tuple[Shape, qwen.Params]]] = {}
-        self.share: Callable[[Callable[[], Message]], Message] = call
+        self.share: Callable[[Callable[[], dict]], dict] = call
 
     def take(self, key: str, shape: Shape, params: qwen.Params) -> None:
         """Copies an adapter as the snapshot `key`."""
@@ -169,7 +168,7 @@ class Snapshots:
     def read(self, key: str) -> tuple[Shape, qwen.Params]:
         """Reads the snapshot of a checkpoint. Raises UserError if it is gone."""
 
-        def read() -> Message:
+        def read() -> dict:
             if key not in self.readers:
                 raise UserError("the weights of this sampling client are gone: make a new client")
             shape, params = self.readers[key]()
@@ -217,7 +216,7 @@ class Snapshots:
         return adapters.join(self.base, adapter, settings.scale)
 
 
-def call(compute: Callable[[], Message]) -> Message:
+def call(compute: Callable[[], dict]) -> dict:
     """The `Snapshots.share` of one host."""
     return compute()
 

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-import httpx
 import numpy as np
 import pytest
 from runs import ROOT, started
@@ -208,19 +207,20 @@ def cpu_seconds(pid: int) -> float:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("index", [0, 1], ids=["the first, idle", "the second, busy"])
-def test_a_killed_host_ends_the_other_one(model, tmp_path, index: int) -> None:
-    with hosts(model, tmp_path) as (*servers, url), contextlib.suppress(httpx.HTTPError):
+def test_the_end_of_the_serving_host_ends_the_idle_one(model, tmp_path) -> None:
+    with hosts(model, tmp_path) as (first, second, _):
+        check_end_after_kill(first, second, 0)
+
+
+@pytest.mark.thorough
+def test_the_end_of_another_host_ends_the_busy_server(model, tmp_path) -> None:
+    with hosts(model, tmp_path) as (first, second, url):
         client = Client(url).begin()
-        sampler = client.snapshot()
-        client.sample(sampler, PROMPT)
-        if index:  # in the middle of samples and of training
-            for number in range(20):
-                client.ask(sampler, PROMPT, 100 + number, num_samples=8, max_tokens=120)
-                client.send(DATA)
-        check_end_after_kill(servers[index], servers[1 - index], index)
-        return
-    pytest.fail("the client could not finish")
+        sampler = client.sampler(base_model=NAME)
+        for number in range(20):
+            client.ask(sampler, PROMPT, number, num_samples=2, max_tokens=120, stop=[])
+            client.send(DATA)
+        check_end_after_kill(second, first, 1)
 
 
 @pytest.mark.thorough
