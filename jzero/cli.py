@@ -107,7 +107,7 @@ def user_errors() -> Iterator[None]:
         if not peers.has_peers():
             print("stopped", file=sys.stderr, flush=True)
             sys.exit(STATUS_OF_CTRL_C)
-        peers.end_process(f"{peers.this_host()} was stopped at once. {peers.RESUME_ADVICE}", 1)
+        peers.end_process(f"{peers.this_host()} was stopped at once. {peers.advice()}", 1)
     except Exception as error:
         if files.is_full_disk(error):  # not raised by `naming_full_disk`
             exit_at_once(str(files.no_room(getattr(error, "filename", None), None, error)))
@@ -118,9 +118,7 @@ def user_errors() -> Iterator[None]:
         # JAX reports a lost process as a runtime error of the collective that waited for it.
         is_runtime_error = isinstance(error, jax.errors.JaxRuntimeError)
         reason = "another host may be gone" if is_runtime_error else type(error).__name__
-        peers.end_process(
-            f"{peers.this_host()} cannot continue: {reason}. {peers.RESUME_ADVICE}", 1
-        )
+        peers.end_process(f"{peers.this_host()} cannot continue: {reason}. {peers.advice()}", 1)
 
 
 # -- Settings --------------------------------------------------------------------------------------

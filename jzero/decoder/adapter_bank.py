@@ -219,7 +219,7 @@ class AdapterBank:
         self.num_added += 1
         held = HeldAdapter(group.first + index, settings.scale, self.num_added)
         places = adapter_shardings(self.model, settings, self.mesh)
-        factors = adapters.factors_of(jax.device_put(adapter, places))
+        factors = adapters.factors_of(jax.tree.map(collectives.place, adapter, places))
         group.factors = write_slot(group.factors, factors, self._on_device(index))
         occupant = Occupant(key, held, settings.rank)
         group.occupants[index] = self.by_key[key] = occupant
@@ -250,7 +250,7 @@ class AdapterBank:
         return adapters.tree_of(unpadded)
 
     def _on_device(self, index: int) -> jax.Array:
-        return jax.device_put(np.int32(index), NamedSharding(self.mesh, P()))
+        return collectives.put(np.array(index, np.int32), NamedSharding(self.mesh, P()))
 
     # -- slots -------------------------------------------------------------------------------------
 

@@ -140,6 +140,14 @@ def put(x: np.ndarray, sharding: Sharding) -> jax.Array:
     return put_global(x, sharding)
 
 
+def place(x: jax.Array | np.ndarray, sharding: Sharding) -> jax.Array:
+    """Puts an array of devices or of every host onto the devices of a sharding.
+
+    A collective if `x` is spread over hosts.
+    """
+    return put(x, sharding) if isinstance(x, np.ndarray) else jax.device_put(x, sharding)
+
+
 def fetch_global(x: jax.Array) -> np.ndarray:
     """Returns the full array on every host. A collective if its shards are spread over hosts."""
     # This host already holds every value, so no other host is needed.

@@ -47,6 +47,17 @@ RESUME_ADVICE = (
     "Start the same command, with the same --workdir, on all hosts: "
     "the run continues from its last checkpoint"
 )
+_ADVICE = [RESUME_ADVICE]  # of this process: what to do after a host has ended
+
+
+def set_advice(advice: str) -> None:
+    """Sets what the last line of this process tells the user to do. Called before the start."""
+    _ADVICE[0] = advice
+
+
+def advice() -> str:
+    """Returns what to do after a host has ended: by default, to resume a run."""
+    return _ADVICE[0]
 
 
 class Link:
@@ -211,10 +222,16 @@ def end_on_signals() -> None:
     def end(number: int, _frame: FrameType | None) -> NoReturn:
         name = signal.Signals(number).name
         host = this_host() if has_peers() else "this host"
-        end_process(f"{name} on {host} outside of the steps. {RESUME_ADVICE}", 1)
+        end_process(f"{name} on {host} outside of the steps. {advice()}", 1)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
+
+
+def leave() -> None:
+    """Tells the other hosts that this process has finished. For processes that use os._exit."""
+    if LINK is not None:
+        LINK.send({"bye": 1})
 
 
 def _leave(link: Link) -> None:
@@ -274,7 +291,7 @@ def watch_peers(link: Link) -> None:
             if seconds > link.silence_limit:
                 end_process(
                     f"{connection.name} has not answered for {link.silence_limit:g} s: its process "
-                    f"hangs, or its machine or network failed. {RESUME_ADVICE}",
+                    f"hangs, or its machine or network failed. {advice()}",
                     1,
                 )
             if seconds > NOTICE_SECONDS and connection.index not in named:
@@ -305,11 +322,10 @@ def _read(link: Link, connection: Connection) -> bool:
     try:
         messages = connection.receive(0)
     except ValueError as error:
-        end_process(f"{connection.name} sent {error}. {RESUME_ADVICE}", 1)
+        end_process(f"{connection.name} sent {error}. {advice()}", 1)
     if messages is None:
         end_process(
-            f"{connection.name} is gone: its process was killed, or its machine failed. "
-            f"{RESUME_ADVICE}",
+            f"{connection.name} is gone: its process was killed, or its machine failed. {advice()}",
             1,
         )
     for message in messages:

@@ -24,9 +24,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+import jax
+
 from jzero.config import AdapterConfig
 from jzero.errors import UserError, shown
-from jzero.files import JsonObject
+from jzero.files import JsonObject, write_atomic
 from jzero.hosts import collectives, processes
 from jzero.model import adapters, hub
 from jzero.model.architecture import Params, QwenConfig
@@ -34,7 +36,13 @@ from jzero.model.directory import file_in, read_json
 from jzero.model.families import family_of
 from jzero.model.hub import is_on_hub
 from jzero.model.huggingface.headers import HeaderEntry, check_type, name_some, read_header
-from jzero.model.huggingface.reading import have_equal_values, read_parameters, stored_tensors
+from jzero.model.huggingface.reading import (
+    have_equal_values,
+    open_files,
+    read_parameter,
+    read_parameters,
+    stored_tensors,
+)
 from jzero.model.huggingface.schema import Entry, has_kind, wrong_values
 from jzero.model.huggingface.tensors import Tensor, checkpoint_tensors, flatten, unflatten
 from jzero.model.huggingface.writing import check_dtype, new_directory, write_tensors
@@ -173,20 +181,38 @@ def save(
     dtype: type of the tensors, a key of `huggingface.DTYPES`.
     Raises UserError if `dtype` is unknown or `path` exists and is not an empty directory.
     """
-    assert not config.value_head, "PEFT has no tensor for the head of a critic"
-    stored_dtype = check_dtype(dtype)
+    check_dtype(dtype)
     with new_directory(path) as directory:
         # `fetch_global` is a collective, so every host has to fetch every factor.
-        leaves = flatten(adapter)
-        stored = {}
-        for leaf, layers in adapter_tensors(config, settings).items():
-            host = collectives.fetch_global(leaves[leaf]).astype(stored_dtype)
-            for tensor in layers:
-                stored[tensor.name] = tensor.to_stored(tensor.of(host))
+        fetched = jax.tree.map(collectives.fetch_global, adapter)
         if processes.is_first_process():
-            write_tensors(directory / WEIGHTS, stored)
-        text = json.dumps(config_json(config, settings, base), indent=2) + "\n"
-        processes.write_once(directory / CONFIG, text)
+            write(directory, config, settings, fetched, base=base, dtype=dtype)
+
+
+def write(
+    directory: Path,
+    config: QwenConfig,
+    settings: AdapterConfig,
+    adapter: Params,
+    *,
+    base: str,
+    dtype: str,
+) -> None:
+    """Writes the files of an adapter, as arrays of NumPy, into an existing directory.
+
+    See `save`. Only one host calls this function.
+    """
+    stored_dtype = check_dtype(dtype)
+    assert not config.value_head, "PEFT has no tensor for the head of a critic"
+    leaves = flatten(adapter)
+    stored = {}
+    for leaf, layers in adapter_tensors(config, settings).items():
+        host = leaves[leaf].astype(stored_dtype)
+        for tensor in layers:
+            stored[tensor.name] = tensor.to_stored(tensor.of(host))
+    write_tensors(directory / WEIGHTS, stored)
+    text = json.dumps(config_json(config, settings, base), indent=2) + "\n"
+    write_atomic(directory / CONFIG, text)
 
 
 def config_json(config: QwenConfig, settings: AdapterConfig, base: str) -> JsonObject:
@@ -402,21 +428,46 @@ def load(
     Raises UserError if the tensors do not match `settings` or are damaged, before anything is
     allocated, and if a tensor is not finite.
     """
-    directory = Path(path)
+    stored, tensors = read_headers(Path(path), config, settings, base)
+    shardings = flatten(sharding) if sharding is not None else {}
+    # An adapter on the output layer only has no leaf in the layers.
+    return {"layers": {}} | unflatten(read_parameters(stored, tensors, shardings, dtype))
+
+
+def load_to_host(
+    path: str | Path,
+    config: QwenConfig,
+    settings: AdapterConfig,
+    dtype: str = "float32",
+    base: Path | None = None,
+) -> Params:
+    """Returns the factors as `load` does, as arrays of NumPy."""
+    stored, tensors = read_headers(Path(path), config, settings, base)
+    handles = open_files(stored)
+    factors = {}
+    for leaf, layers in tensors.items():
+        factors[leaf] = read_parameter(stored, handles, layers, dtype)
+    return {"layers": {}} | unflatten(factors)
+
+
+def read_headers(
+    directory: Path, config: QwenConfig, settings: AdapterConfig, base: Path | None
+) -> tuple[Mapping[str, HeaderEntry], dict[str, list[Tensor]]]:
+    """Returns the headers of the adapter's tensors, which are checked, and what they hold."""
     file = file_in(directory, WEIGHTS)
     if file is None:
         is_pickled = file_in(directory, PICKLED) is not None
         advice = f"; {PICKLED} may run code and is not read" if is_pickled else ""
-        raise UserError(f"no {WEIGHTS} in {path}{advice}: save the adapter with a current PEFT")
+        raise UserError(
+            f"no {WEIGHTS} in {directory}{advice}: save the adapter with a current PEFT"
+        )
     # The header is enough to check all names, shapes and types before anything is read.
-    stored = read_header(file)
+    stored: Mapping[str, HeaderEntry] = read_header(file)
     tensors = adapter_tensors(config, settings)
     if adapters.OUTPUT in adapters.targets(config, settings):
         stored = without_base_copy(file, stored, config, base)
     check_tensors(file, stored, tensors)
-    shardings = flatten(sharding) if sharding is not None else {}
-    # An adapter on the output layer only has no leaf in the layers.
-    return {"layers": {}} | unflatten(read_parameters(stored, tensors, shardings, dtype))
+    return stored, tensors
 
 
 def without_base_copy(

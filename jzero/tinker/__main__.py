@@ -8,6 +8,15 @@ tells the cookbook which renderer and tokenizer to use. With --exact the log-pro
 reports and those that `forward` computes are the same bits. Checkpoints are in --store. Without
 --keys only this machine is answered, and every key is accepted.
 
+With several hosts, the same command runs on each of them, next to the flags of the processes:
+
+    python -m jzero.tinker --model DIR_OR_ID --config.rollout.hosts_per_decoder=2
+        --config.mesh.tensor=8 --config.mesh.fsdp=1
+        --coordinator HOST:PORT --num_processes 2 --process_id 0
+
+Process 0 serves and has the store, and mesh.tensor is the number of all devices. A Cloud TPU and
+SLURM need none of the last three flags.
+
     python -m jzero.tinker --model Qwen3-4B --plan v5e:1x1 --config.model.base=int8
 
 prints whether the server of these flags fits other devices, and compiles its programs for them;
@@ -18,20 +27,28 @@ import argparse
 import asyncio
 import contextlib
 import ipaddress
+import json
 import os
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import jax
 import uvicorn
 from jax.sharding import Mesh
 
+import jzero
 from jzero import cli, config
 from jzero.config import drafts
 from jzero.errors import UserError
+from jzero.hosts import broadcast, collectives, peers, processes
+from jzero.hosts.broadcast import Receiver, Sender
 from jzero.model import huggingface, mtp, qwen, tokenizer
 from jzero.model.base_model import read_base_model
 from jzero.planning.compiling import cache_directory
@@ -45,6 +62,7 @@ from jzero.serving.limits import Limits
 from jzero.setup import check_context
 from jzero.sharding.mesh import configured_mesh
 from jzero.sharding.publish import publisher
+from jzero.tinker.devices import ADVICE, Devices
 from jzero.tinker.http import Api, make_app
 from jzero.tinker.limits import TinkerLimits
 from jzero.tinker.plan import (
@@ -67,6 +85,7 @@ from jzero.training.frozen import load_base
 DEFAULT_CONTEXT = 4096
 DEFAULT_SLOTS = 64
 DECODE_STEPS = 8  # tokens of one decode call
+END_SECONDS = 60  # for which process 0 waits at its end for the call that all hosts compute
 
 
 @dataclass(frozen=True)
@@ -184,7 +203,9 @@ def with_sizes(
 
     Prints a line about the KV cache.
     """
-    available = attached_bytes(settings.memory)
+    # Hosts have to choose the same sizes: those of the host with the least memory.
+    known = collectives.gather_json(attached_bytes(settings.memory))
+    available = None if None in known else min(filter(None, known))
     engine = engine_of(settings, model, mesh)
     if available is None:
         # A share of the free memory, which leaves room for training.
@@ -196,7 +217,7 @@ def with_sizes(
         )
     sizes = choose_sizes(settings, describe(settings, model, mesh, residents), residents, available)
     reason = "the plan of the server; python -m jzero.tinker --plan prints it"
-    print(describe_pool(engine, sizes.num_pages // engine.num_shards, reason))
+    processes.print_once(describe_pool(engine, sizes.num_pages // engine.num_shards, reason))
     return replace(
         settings,
         rollout=replace(settings.rollout, num_pages=sizes.num_pages),
@@ -204,11 +225,29 @@ def with_sizes(
     )
 
 
-def make_service(settings: config.Config, options: Options) -> Service:
-    """Loads the model, and returns the server's state. Nothing runs yet."""
+def check_hosts(settings: config.Config) -> None:
+    """Raises UserError unless the hosts are one decoder, whose tensor axis has all devices."""
+    hosts, devices = jax.process_count(), jax.device_count()
+    if hosts == 1:
+        return
+    rollout, mesh = settings.rollout, settings.mesh
+    if rollout.hosts_per_decoder != hosts or mesh.tensor != devices:
+        raise UserError(
+            f"the {hosts} hosts of jzero.tinker train and decode together, every layer split over "
+            f"all of their {devices} devices: set --config.rollout.hosts_per_decoder={hosts} "
+            f"--config.mesh.tensor={devices}, or start one process on one host"
+        )
+
+
+def make_devices(
+    settings: config.Config, options: Options, stream: Sender | Receiver | None = None
+) -> Devices:
+    """Loads the model on all hosts.
+
+    stream: between the hosts; None for one host.
+    """
     set_cpu_devices(settings.model.path)
-    if jax.process_count() > 1:
-        raise UserError("jzero.tinker runs on one host: start one process")
+    check_hosts(settings)
     if isinstance(settings.rollout.draft, drafts.Mtp):
         raise UserError(f"rollout.draft=mtp: jzero.tinker reads no head for drafts; {mtp.ADVICE}")
     base = read_base_model(settings.model)
@@ -247,9 +286,17 @@ def make_service(settings: config.Config, options: Options) -> Service:
         return tokenizer.decode(base.tokenizer, ids)
 
     sampling = Sampling(engine, snapshots, make_seed(engine, (settings.train.seed, 0)), decode)
+    return Devices(tenants, sampling, stream)
+
+
+def make_service(
+    settings: config.Config, options: Options, stream: Sender | Receiver | None = None
+) -> Service:
+    """Loads the model, and returns the server's state. Nothing runs yet."""
+    devices = make_devices(settings, options, stream)
+    base = devices.tenants.base
     served = Served(options.name, base.model.model_type, base.stop_tokens)
-    store = Store(options.store)
-    return Service(served, tenants, sampling, Worker(sampling), store, options.limits)
+    return Service(served, devices, Worker(devices), Store(options.store), options.limits)
 
 
 class TinkerServer(uvicorn.Server):
@@ -318,6 +365,86 @@ def print_plan(given: argparse.Namespace, settings: config.Config) -> bool:
     return plan.fits
 
 
+def start_values(options: Options, settings: config.Config) -> dict[str, object]:
+    """Returns what all hosts must have in common, by name, as JSON values.
+
+    The store, the keys and the addresses belong to process 0.
+    """
+    return {
+        "--name": options.name,
+        "--adapters": options.adapters,
+        "--resident": options.resident,
+        "--max-rank": options.max_rank,
+        "jzero": jzero.__version__,
+        "jax": jax.__version__,
+        **{limits.flag_name(name): value for name, value in asdict(options.limits).items()},
+        **config.flatten(json.loads(config.to_json(settings))),
+    }
+
+
+def serve(given: argparse.Namespace, settings: config.Config, options: Options) -> None:
+    """Serves until Ctrl-C or SIGTERM, and ends this process."""
+    keys = read_keys(given.keys)
+    check_host(given.host, keys)
+    # The port is bound before the model is loaded, so that a port in use is reported at once.
+    bound = sockets.bind(given.host, given.port)
+    stream = broadcast.open_stream() if peers.has_peers() else None
+    service = make_service(settings, options, stream)
+    sockets.listen(given.host, given.port, bound)
+
+    def announce() -> None:
+        addresses = " and ".join(sockets.url(opened) for opened in bound)
+        print(f"{options.name}: TINKER_BASE_URL={addresses} until Ctrl-C", flush=True)
+
+    service.worker.thread.start()
+    if peers.has_peers():
+        # Before, these signals ended all hosts with an error.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, raise_interrupt)
+    # uvicorn raises the signal that ended it once more.
+    with contextlib.suppress(KeyboardInterrupt):
+        make_server(service, keys, announce).run(bound)
+    if stream is not None:
+        end_hosts(service.worker, stream)
+    # An orderly exit would wait for the thread, which may be in the middle of a call.
+    os._exit(0)
+
+
+def raise_interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def end_hosts(worker: Worker, stream: Sender | Receiver) -> None:
+    """Ends the other hosts after the call that they compute."""
+    worker.end()
+    worker.thread.join(END_SECONDS)
+    if worker.thread.is_alive():
+        peers.end_process(f"host 0 was stopped in a call that took more than {END_SECONDS} s", 1)
+    peers.leave()
+    stream.close()
+
+
+def follow(settings: config.Config, options: Options) -> None:
+    """Computes what process 0 computes, until it ends, and ends this process."""
+    stream = broadcast.open_stream()
+    devices = make_devices(settings, options, stream)
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        name = signal.Signals(number).name
+        peers.end_process(f"{name} on {peers.this_host()}. {peers.advice()}", 1)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
+    # The main thread is free for signals.
+    thread = threading.Thread(target=devices.follow, name="tinker", daemon=True)
+    thread.start()
+    processes.print_everywhere(f"{peers.this_host()} computes with host 0 until it ends")
+    thread.join()
+    peers.leave()
+    stream.close()
+    os._exit(0)
+
+
 def main() -> None:
     """Runs the command."""
     with cli.user_errors():
@@ -325,25 +452,14 @@ def main() -> None:
             # Compilation needs no device, and must not take one from a server on this machine.
             jax.config.update("jax_platforms", "cpu")
             sys.exit(0 if print_plan(*parse(sys.argv[1:])) else 1)
+        peers.set_advice(ADVICE)
         given, settings = parse(cli.start_jax(sys.argv[1:]))
-        keys = read_keys(given.keys)
-        check_host(given.host, keys)
         options = options_of(given)
-        # The port is bound before the model is loaded, so that a port in use is reported at once.
-        bound = sockets.bind(given.host, given.port)
-        service = make_service(settings, options)
-        sockets.listen(given.host, given.port, bound)
-
-    def announce() -> None:
-        addresses = " and ".join(sockets.url(opened) for opened in bound)
-        print(f"{options.name}: TINKER_BASE_URL={addresses} until Ctrl-C", flush=True)
-
-    service.worker.thread.start()
-    # uvicorn raises the signal that ended it once more.
-    with contextlib.suppress(KeyboardInterrupt):
-        make_server(service, keys, announce).run(bound)
-    # An orderly exit would wait for the thread, which may be in the middle of a call.
-    os._exit(0)
+        set_cpu_devices(settings.model.path)  # before the first look at the devices
+        peers.check_same_start(start_values(options, settings))
+        if processes.is_first_process():
+            serve(given, settings, options)
+        follow(settings, options)
 
 
 if __name__ == "__main__":

@@ -146,8 +146,10 @@ class Snapshots:
                 on_evict=self.keep_on_host,
             )
         self.by_key: dict[str, Snapshot] = {}
-        # Snapshots of checkpoints are read when they are used. Any thread may add an entry.
+        # Snapshots of checkpoints are read when they are used. Any thread may add an entry. With
+        # several hosts, process 0 reads, and `share` returns its result on all of them.
         self.readers: dict[str, Callable[[], tuple[Shape, qwen.Params]]] = {}
+        self.share: Callable[[Callable[[], dict]], dict] = call
 
     def take(self, key: str, shape: Shape, params: qwen.Params) -> None:
         """Copies an adapter as the snapshot `key`."""
@@ -159,8 +161,9 @@ class Snapshots:
     def on_host(self, params: qwen.Params) -> qwen.Params:
         """Returns a copy of an adapter on the host, in the decoder's type."""
 
-        def copy(leaf: jax.Array) -> np.ndarray:
-            return collectives.fetch_global(leaf).astype(self.dtype)
+        def copy(leaf: jax.Array | np.ndarray) -> np.ndarray:
+            whole = leaf if isinstance(leaf, np.ndarray) else collectives.fetch_global(leaf)
+            return whole.astype(self.dtype)
 
         return jax.tree.map(copy, params)
 
@@ -182,10 +185,20 @@ class Snapshots:
     def find(self, key: str) -> Snapshot:
         """Returns a snapshot. Raises UserError if it is gone."""
         if key not in self.by_key:
+            self.take(key, *self.read(key))
+        return self.by_key[key]
+
+    def read(self, key: str) -> tuple[Shape, qwen.Params]:
+        """Reads the snapshot of a checkpoint. Raises UserError if it is gone."""
+
+        def read() -> dict:
             if key not in self.readers:
                 raise UserError("the weights of this sampling client are gone: make a new client")
-            self.take(key, *self.readers[key]())
-        return self.by_key[key]
+            shape, params = self.readers[key]()
+            return {"rank": shape.rank, "targets": shape.targets, "params": params}
+
+        message = self.share(read)
+        return Shape(message["rank"], tuple(message["targets"])), message["params"]
 
     # -- models with a bank ------------------------------------------------------------------------
 
@@ -222,8 +235,13 @@ class Snapshots:
         snapshot = self.find(key)
         settings = snapshot.shape.settings
         places = adapter_shardings(self.model, settings, self.mesh)
-        adapter = jax.device_put(snapshot.adapter, places)
+        adapter = jax.tree.map(collectives.place, snapshot.adapter, places)
         return adapters.join(self.base, adapter, settings.scale)
+
+
+def call(compute: Callable[[], dict]) -> dict:
+    """The `Snapshots.share` of one host."""
+    return compute()
 
 
 class Sampling:
@@ -246,6 +264,8 @@ class Sampling:
         self.scoring: dict[Scoring, Live] = {}
         self.num_prompts = 0  # numbers the groups that share pages
         self.prefills = 0
+        # With several hosts, the clock of process 0: they decide alike.
+        self.clock: Callable[[], float] = time.monotonic
 
     def check(self, request: Request) -> None:
         """Raises UserError if a request cannot be served. Any thread may call this."""
@@ -271,8 +291,8 @@ class Sampling:
     def run(self, between_calls: Callable[[], None]) -> None:
         """Decodes the requests that the first waiting one can be with, and those that join them.
 
-        between_calls: is called before every device call; it may add waiting requests and
-            snapshots.
+        between_calls: is called before every device call, on all hosts alike; it may add waiting
+            requests and snapshots.
         """
         # RL recipes send num_samples=1 with the same prompt once for each member of a group.
         # Waiting turns these calls into one prefill.
@@ -287,13 +307,13 @@ class Sampling:
             self.fail_waiting(key, error)
             return
         scheduler = Scheduler(self.engine, params, self.decode, REQUESTS)
-        started = time.monotonic()
+        started = self.clock()
 
         def admit_more() -> Groups:
             between_calls()
             self.take_scored(scheduler)
             others_wait = any(self.weights_of(request) != key for request in self.waiting)
-            if others_wait and time.monotonic() - started > SWITCH_SECONDS:
+            if others_wait and self.clock() - started > SWITCH_SECONDS:
                 # Admits nothing more: the run ends with its live sequences, and the next run takes
                 # the snapshot of the first waiting request.
                 return []

@@ -30,12 +30,13 @@ from jzero.tinker.commands import (
     failure_of,
 )
 from jzero.tinker.datums import FwdBwd, read_batch
+from jzero.tinker.devices import Devices
 from jzero.tinker.limits import TinkerLimits
 from jzero.tinker.prompt_targets import read_targets
-from jzero.tinker.sampling import BASE, Request, Sampling
+from jzero.tinker.sampling import BASE, Request
 from jzero.tinker.sessions import Model, SamplerSession, Session, Sessions
 from jzero.tinker.store import Record, Store, iso_time
-from jzero.tinker.tenants import FwdBwdResult, Shape, Tenants, part_of
+from jzero.tinker.tenants import FwdBwdResult, Shape, part_of
 from jzero.tinker.worker import Job, Worker
 from jzero.training.accumulation import AdamW
 from jzero.types import JsonValue
@@ -74,15 +75,16 @@ class Service:
     def __init__(
         self,
         served: Served,
-        tenants: Tenants,
-        sampling: Sampling,
+        devices: Devices,
         worker: Worker,
         store: Store,
         limits: TinkerLimits,
     ) -> None:
         self.served = served
-        self.tenants = tenants
-        self.sampling = sampling
+        self.devices = devices
+        # Used here only for what touches no device.
+        self.tenants = devices.tenants
+        self.sampling = devices.sampling
         self.worker = worker
         self.store = store
         self.limits = limits
@@ -100,7 +102,9 @@ class Service:
     def post(self, call: Callable[[], None]) -> None:
         """Runs a call in the event loop. For the worker's thread."""
         assert self.loop is not None, "a call comes before any result"
-        self.loop.call_soon_threadsafe(call)
+        # The server may have ended in the meantime: then nobody waits for the result.
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(call)
 
     def finish(self, future: Future, result: Result) -> None:
         """Sets a result from the worker's thread."""
@@ -166,11 +170,7 @@ class Service:
             self.snapshots.pop(sampler, None)
 
         def free() -> None:
-            self.sampling.cancel(session.session_id)
-            for model_id in models:
-                self.tenants.remove(model_id)
-            for sampler in samplers:
-                self.sampling.snapshots.drop(sampler)
+            self.devices.end_session(session.session_id, models, samplers)
 
         # The worker frees what the session holds: a job of this session may be in progress, and the
         # adapters belong to the worker's thread.
@@ -213,7 +213,7 @@ class Service:
 
         def compute() -> Result:
             self.check_open(session)
-            self.tenants.create(model_id, shape, seed % 2**32)
+            self.devices.create(model_id, shape, seed % 2**32)
             return {"type": "create_model", "model_id": model_id}
 
         return self.begin_model(
@@ -314,7 +314,7 @@ class Service:
             raise
 
         def compute() -> Result:
-            return result_of(call, self.tenants.forward_backward(call))
+            return result_of(call, self.devices.forward_backward(call))
 
         return self.command(model, number, compute)
 
@@ -335,7 +335,7 @@ class Service:
         )
 
         def compute() -> Result:
-            return {"metrics": self.tenants.optim_step(model.model_id, settings)}
+            return {"metrics": self.devices.optim_step(model.model_id, settings)}
 
         return self.command(model, body.seq_id, compute)
 
@@ -369,8 +369,9 @@ class Service:
         # Only checkpoints of kind weights resume training. The moments would triple the size of the
         # others.
         has_optimizer = record.kind == "weights"
-        step = self.tenants.write(record.run, temporary, has_optimizer, self.served.name)
-        complete = replace(record, step=step, base_hash=self.tenants.base_hash)
+        checkpoint = self.devices.fetch(record.run, has_optimizer)
+        self.tenants.write(checkpoint, temporary, self.served.name)
+        complete = replace(record, step=checkpoint.step, base_hash=self.tenants.base_hash)
         return self.store.commit(temporary, complete)
 
     def save_weights(self, owner: str, body: bodies.SaveWeights, kind: str) -> Answer:
@@ -387,7 +388,6 @@ class Service:
 
     def save_for_sampler(self, owner: str, body: bodies.SaveForSampler) -> Answer:
         model = self.model(owner, body.model_id)
-        shape = Shape(model.rank, model.targets)
         if body.path is not None:
             name = body.path
 
@@ -405,8 +405,7 @@ class Service:
 
         def take() -> Result:
             self.check_open(session)
-            tenant = self.tenants.tenant(model.model_id)
-            self.sampling.snapshots.take(sampler, shape, tenant.state.params)
+            self.devices.take_snapshot(sampler, model.model_id)
             return {"type": "save_weights_for_sampler", "sampling_session_id": sampler}
 
         answer = self.command(model, body.seq_id, take)
@@ -420,7 +419,7 @@ class Service:
         self.snapshots[key] = owner
         while len(self.snapshots) > self.limits.max_snapshots:
             oldest, _ = self.snapshots.popitem(last=False)
-            evict = partial(self.sampling.snapshots.evict, oldest)
+            evict = partial(self.devices.evict_snapshot, oldest)
             self.worker.submit(Job(oldest, evict, lambda error: None))
 
     def load_weights(self, owner: str, body: bodies.LoadWeights) -> Answer:
@@ -435,7 +434,9 @@ class Service:
                 )
 
             def replace_state() -> Result:
-                self.tenants.load(model.model_id, record, directory, body.optimizer)
+                # Read first: a damaged checkpoint leaves the model as it is.
+                checkpoint = self.tenants.read(record, directory, body.optimizer)
+                self.devices.load(model.model_id, checkpoint)
                 return {"type": "load_weights", "path": record.path, "model_id": model.model_id}
 
             return self.command(model, body.seq_id, replace_state)
@@ -448,7 +449,7 @@ class Service:
 
         def load() -> Result:
             self.check_open(session)
-            self.tenants.load(model_id, record, directory, body.optimizer)
+            self.devices.load(model_id, self.tenants.read(record, directory, body.optimizer))
             return {"type": "load_weights", "path": record.path, "model_id": model_id}
 
         shape = Shape(record.rank, record.targets)

@@ -6,7 +6,7 @@ many states as `resident` are on the device; the least recently used others wait
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,7 @@ from jzero.tinker.datums import FwdBwd
 from jzero.training.accumulation import AccumulatingLearner, AdamW, AdapterState
 
 ALPHA = 32.0  # as the API's own adapters: the output is multiplied by 32 / rank
+MOMENTS = ("mu", "nu")  # prefixes of the names of Adam's moments
 MLP_PARTS = ("gate", "up", "down")  # the other linear layers mix tokens
 Part = Literal["mlp", "attn", "unembed"]  # of a model, as lora_config divides it
 AdaptedParts = Collection[Part]  # the parts with an adapter
@@ -60,6 +61,17 @@ class Tenant:
     state: AdapterState  # arrays of the device, or of NumPy while it waits on the host
     is_resident: bool = True
     has_gradient: bool = False
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A tenant on the host, as arrays of NumPy."""
+
+    shape: Shape
+    seed: int
+    step: int
+    params: qwen.Params
+    moments: dict[str, np.ndarray] | None  # by name; None: the optimizer begins anew
 
 
 @dataclass(frozen=True)
@@ -192,46 +204,72 @@ class Tenants:
 
     # -- checkpoints -----------------------------------------------------------------------------
 
-    def write(self, model_id: str, directory: Path, has_optimizer: bool, base_name: str) -> int:
-        """Writes the files of a checkpoint into a directory. Returns the number of steps."""
+    def fetch(self, model_id: str, has_optimizer: bool) -> Checkpoint:
+        """Copies a tenant to the host, with or without the state of its optimizer."""
         tenant = self.tenant(model_id)
-        write_adapter(self.base.model, tenant.shape, tenant.state.params, directory, base_name)
+        moments = None
         if has_optimizer:
             moments = {}
-            for prefix, tree in (("mu", tenant.state.mu), ("nu", tenant.state.nu)):
+            for prefix, tree in zip(MOMENTS, (tenant.state.mu, tenant.state.nu), strict=True):
                 for name, leaf in flatten(tree).items():
                     moments[f"{prefix}.{name}"] = collectives.fetch_global(leaf)
-            store.write_moments(directory, moments)
-        return int(tenant.state.step)
+        return Checkpoint(
+            shape=tenant.shape,
+            seed=tenant.seed,
+            step=int(collectives.fetch_global(tenant.state.step)),
+            params=jax.tree.map(collectives.fetch_global, tenant.state.params),
+            moments=moments,
+        )
 
-    def load(
-        self, model_id: str, record: store.Record, directory: Path, has_optimizer: bool
-    ) -> None:
-        """Replaces or adds a tenant with the adapter of a checkpoint.
+    def write(self, checkpoint: Checkpoint, directory: Path, base_name: str) -> None:
+        """Writes the files of a checkpoint into an existing directory. Uses no device."""
+        peft.write(
+            directory,
+            self.base.model,
+            checkpoint.shape.settings,
+            checkpoint.params,
+            base=base_name,
+            dtype="float32",
+        )
+        if checkpoint.moments is not None:
+            store.write_moments(directory, checkpoint.moments)
+
+    def read(self, record: store.Record, directory: Path, has_optimizer: bool) -> Checkpoint:
+        """Reads a checkpoint. Uses no device.
 
         Without the optimizer, the moments and the step count begin at 0. Raises UserError if the
-        checkpoint is of another base.
+        checkpoint is damaged or of another base.
         """
-        # The moments are read before the tenant is replaced, so that a damaged checkpoint leaves it
-        # as it is.
         shape, params = self.read_adapter(record, directory)
-        learner = self.learner(shape)
-        state = learner.begin_on(params)
+        moments = None
         if has_optimizer:
             moments = store.read_moments(directory)
+            names = flatten(self.learner(shape).shardings)
+            check_moments(moments, [f"{prefix}.{name}" for prefix in MOMENTS for name in names])
+        step = record.step if has_optimizer else 0
+        return Checkpoint(shape, record.seed, step, params, moments)
+
+    def load(self, model_id: str, checkpoint: Checkpoint) -> None:
+        """Replaces or adds a tenant with a checkpoint."""
+        learner = self.learner(checkpoint.shape)
+        params = jax.tree.map(collectives.put_global, checkpoint.params, learner.shardings)
+        state = learner.begin_on(params)
+        if checkpoint.moments is not None:
             state = state._replace(
-                mu=put_moments(moments, "mu", learner),
-                nu=put_moments(moments, "nu", learner),
-                step=collectives.put_global(np.int32(record.step), learner.replicated),
+                mu=put_moments(checkpoint.moments, "mu", learner),
+                nu=put_moments(checkpoint.moments, "nu", learner),
+                step=collectives.put_global(np.int32(checkpoint.step), learner.replicated),
             )
-        self._add(model_id, Tenant(shape, record.seed, state))
+        self._add(model_id, Tenant(checkpoint.shape, checkpoint.seed, state))
 
     def read_adapter(self, record: store.Record, directory: Path) -> tuple[Shape, qwen.Params]:
-        """Returns the adapter of a checkpoint. Raises UserError if it is of another base."""
+        """Returns the adapter of a checkpoint as arrays of NumPy.
+
+        Raises UserError if the adapter is damaged or of another base.
+        """
         self.check_base(record)
         shape = Shape(record.rank, record.targets)
-        learner = self.learner(shape)
-        return shape, peft.load(directory, self.base.model, shape.settings, learner.shardings)
+        return shape, peft.load_to_host(directory, self.base.model, shape.settings)
 
     def check_base(self, record: store.Record) -> None:
         """Raises UserError if a checkpoint is of another base."""
@@ -242,17 +280,11 @@ class Tenants:
             )
 
 
-def write_adapter(
-    model: qwen.QwenConfig, shape: Shape, params: qwen.Params, directory: Path, base_name: str
-) -> None:
-    """Writes an adapter in PEFT's format into an existing directory."""
-    written = directory / "adapter"
-    peft.save(written, model, shape.settings, params, base=base_name, dtype="float32")
-    # peft.save creates its own directory, but the checkpoint's directory exists already, for the
-    # other files.
-    for file in written.iterdir():
-        file.rename(directory / file.name)
-    written.rmdir()
+def check_moments(moments: Mapping[str, np.ndarray], names: Sequence[str]) -> None:
+    """Raises UserError if a checkpoint lacks a moment."""
+    missing = [name for name in names if name not in moments]
+    if missing:
+        raise UserError(f"{store.OPTIMIZER} lacks {missing[0]}: the checkpoint is damaged")
 
 
 def put_moments(
@@ -260,9 +292,6 @@ def put_moments(
 ) -> qwen.Params:
     """Returns the moments of a checkpoint on the mesh."""
     names = flatten(learner.shardings)
-    missing = [name for name in names if f"{prefix}.{name}" not in moments]
-    if missing:
-        raise UserError(f"{store.OPTIMIZER} lacks {prefix}.{missing[0]}: the checkpoint is damaged")
     return unflatten(
         {
             name: collectives.put_global(moments[f"{prefix}.{name}"], sharding)

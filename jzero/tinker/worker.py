@@ -5,6 +5,7 @@ training call runs between two decode calls, and only if sampling has had `SAMPL
 the last one. So neither kind of work starves the other.
 """
 
+import contextlib
 import queue
 import threading
 import time
@@ -14,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jzero.errors import UserError
-from jzero.tinker.sampling import Request, Sampling
+from jzero.tinker.devices import Devices, Ended
+from jzero.tinker.sampling import Request
 
 SAMPLING_SECONDS = 0.25  # of decoding between two training calls, while both kinds wait
 
@@ -31,12 +33,14 @@ class Job:
 class Worker:
     """Runs jobs and samples. `submit` and `sample` may be called by any thread."""
 
-    def __init__(self, sampling: Sampling) -> None:
-        self.sampling = sampling
+    def __init__(self, devices: Devices) -> None:
+        self.devices = devices
+        self.sampling = devices.sampling
         self.inbox: queue.SimpleQueue[Job | Request | None] = queue.SimpleQueue()
         self.jobs: OrderedDict[str, deque[Job]] = OrderedDict()  # models take turns
         self.last_job = 0.0  # when the last job ended
         self.is_stopping = False
+        self.is_ending = False
         self.thread = threading.Thread(target=self.run, name="tinker", daemon=True)
 
     # -- any thread --------------------------------------------------------------------------------
@@ -53,28 +57,40 @@ class Worker:
         """Ends the thread once it has done what is queued."""
         self.inbox.put(None)
 
+    def end(self) -> None:
+        """Ends the thread after its current call, and then the other hosts."""
+        self.is_ending = True
+        self.inbox.put(None)
+
     # -- the thread --------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Works until `stop`."""
-        while not (self.is_stopping and not self.jobs and not self.sampling.waiting):
-            self.take(must_wait=not (self.jobs or self.sampling.waiting))
-            if self.jobs:
-                self.run_job()
-            if self.sampling.waiting:
-                self.run_sampling()
+        """Works until `stop` or `end`."""
+        with contextlib.suppress(Ended):
+            while not (self.is_stopping and not self.jobs and not self.sampling.waiting):
+                self.take(must_wait=not (self.jobs or self.sampling.waiting))
+                if self.jobs:
+                    self.run_job()
+                if self.sampling.waiting:
+                    self.run_sampling()
+        self.devices.end()
 
     def take(self, must_wait: bool) -> None:
-        """Moves what has arrived to its queue. Blocks if there is nothing else to do."""
+        """Moves what has arrived to its queue. Blocks if there is nothing else to do.
+
+        Raises Ended after `end`.
+        """
         while must_wait or not self.inbox.empty():
             item = self.inbox.get()
             must_wait = False
             if item is None:
                 self.is_stopping = True
             elif isinstance(item, Request):
-                self.sampling.waiting.append(item)
+                self.devices.queue(item)
             else:
                 self.jobs.setdefault(item.queue, deque()).append(item)
+        if self.is_ending:
+            raise Ended
 
     def run_job(self) -> None:
         """Runs the first job of the model whose turn it is."""
@@ -97,7 +113,7 @@ class Worker:
     def run_sampling(self) -> None:
         """Samples the requests of one snapshot."""
         try:
-            self.sampling.run(self.between_calls)
+            self.devices.sample(self.between_calls)
         except Exception:
             # The requests have failed with this error already.
             traceback.print_exc()

@@ -172,7 +172,7 @@ class AccumulatingLearner(Learner):
             layout,
         )
         # Read the results first: an error of the device shows here, before the state changes.
-        terms, logps = jax.device_get((terms, logps))
+        terms, logps = map(collectives.fetch_global, (terms, logps))
         return state._replace(gradient=gradient), terms, logps
 
     def evaluate(
@@ -185,16 +185,15 @@ class AccumulatingLearner(Learner):
         kind: int,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns terms and log-probs as `add_gradient`, without a gradient."""
-        return jax.device_get(
-            self.evaluation_program(
-                state.params,
-                base,
-                self.put_examples(examples),
-                collectives.put_global(np.int32(microbatches), self.replicated),
-                collectives.put_global(np.int32(kind), self.replicated),
-                layout,
-            )
+        terms, logps = self.evaluation_program(
+            state.params,
+            base,
+            self.put_examples(examples),
+            collectives.put_global(np.int32(microbatches), self.replicated),
+            collectives.put_global(np.int32(kind), self.replicated),
+            layout,
         )
+        return collectives.fetch_global(terms), collectives.fetch_global(logps)
 
     def step(self, state: AdapterState, settings: AdamW) -> tuple[AdapterState, dict[str, float]]:
         """Makes one AdamW step with the accumulated gradient, and clears it. `state` is donated.

@@ -80,14 +80,16 @@ def serving(service: Service, keys: Keys) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def process(model: str, store: Path, *flags: str) -> Iterator[tuple[subprocess.Popen, str]]:
+def process(
+    model: str, store: Path, *flags: str, devices: int = 1
+) -> Iterator[tuple[subprocess.Popen, str]]:
     """Runs the server as a process, with further flags. Yields it and its address."""
     arguments = [f"--model={model}", f"--name={NAME}", f"--store={store}", "--port=0"]
     arguments += [*SETTINGS, *flags]
     with started(
         [sys.executable, "-m", "jzero.tinker", *arguments],
         cwd=Path(__file__).parents[2],
-        env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"},
+        env=os.environ | {"JAX_NUM_CPU_DEVICES": str(devices)},
         stdout=subprocess.PIPE,
         text=True,
     ) as server:
