@@ -17,7 +17,7 @@ from jzero.tinker.service import Service
 from jzero.tinker.tenants import Shape
 
 PROMPT = (72, 101, 108, 108, 111)
-SMALL = Shape(4, ("q", "k", "v", "o", "gate", "up", "down"))
+SMALL = Shape(4, ("q", "k", "v", "o", "gate", "up", "down", "lm_head"))
 LARGE = Shape(12, ("q", "v", "down"))
 
 Answers = dict[str, bytes | BaseException]
