@@ -11,6 +11,7 @@ of bounded size, and a page of another origin can neither read them nor embed th
 is checked, because a hostile page may let its own name resolve to 127.0.0.1 (DNS rebinding).
 """
 
+import contextlib
 import gzip
 import http.server
 import json
@@ -115,6 +116,13 @@ class RequestHandler(http.server.BaseHTTPRequestHandler):
     sys_version = ""
     timeout = REQUEST_SECONDS
     server: PageServer  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def handle_one_request(self) -> None:
+        # A browser that leaves the page closes the connections on which it waits for replies.
+        with contextlib.suppress(ConnectionError):
+            super().handle_one_request()
+            return
+        self.close_connection = True
 
     def do_GET(self) -> None:
         if not self._is_allowed():

@@ -4,8 +4,11 @@ import contextlib
 import http.client
 import json
 import os
+import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -245,6 +248,25 @@ def test_wrong_requests_get_a_short_answer(tmp_path: Path, path: str, status: in
         assert connection.getresponse().status == 501
         connection.close()
         assert httpx.get(url).status_code == 200
+
+
+def test_a_browser_that_leaves_is_no_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", 1)
+    with served(run) as url:
+        address = httpx.URL(url)
+        for _ in range(10):
+            with socket.create_connection((address.host, address.port), timeout=30) as connection:
+                connection.sendall(b"GET /state HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                # Closes without waiting for the reply, as a browser does.
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert httpx.get(f"{url}state").status_code == 200
+        deadline = time.monotonic() + 30
+        while any("process_request_thread" in thread.name for thread in threading.enumerate()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert capfd.readouterr().err == ""
 
 
 def test_pages_of_other_names_read_nothing(tmp_path: Path) -> None:
