@@ -45,6 +45,7 @@ LIMITS = TinkerLimits(
     resident_snapshots=2,
     poll_seconds=20,
     hole_seconds=2,
+    session_seconds=3600,  # clients of the tests send no heartbeats, and a slow machine compiles
 )
 OWNERS = {"tml-ann": "ann", "tml-bob": "bob"}
 
