@@ -101,9 +101,10 @@ def draw(runs: list[FinishedRun], peers: list[PeerRun], out: Path) -> None:
 
 
 def draw_run(axis: Axes, panel: Panel, run: FinishedRun, color: str) -> None:
-    steps = [row["step"] for row in run.rows]
-    values = [row[panel.metric] for row in run.rows]
-    axis.plot(steps, values, color=color, alpha=0.35, lw=1)
+    # A step that trains nothing has no metrics of its update.
+    rows = [row for row in run.rows if panel.metric in row]
+    values = [row[panel.metric] for row in rows]
+    axis.plot([row["step"] for row in rows], values, color=color, alpha=0.35, lw=1)
 
     points = heldout_of(run, panel.eval_metric).items() if panel.eval_metric else ()
     if points:
