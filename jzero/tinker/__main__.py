@@ -203,7 +203,7 @@ def with_sizes(
 
     Prints a line about the KV cache.
     """
-    # Hosts have to choose the same sizes: those of the host with the least memory.
+    # All hosts use the sizes of the host with the least memory.
     known = collectives.gather_json(attached_bytes(settings.memory))
     available = None if None in known else min(filter(None, known))
     engine = engine_of(settings, model, mesh)
@@ -428,13 +428,7 @@ def follow(settings: config.Config, options: Options) -> None:
     """Computes what process 0 computes, until it ends, and ends this process."""
     stream = broadcast.open_stream()
     devices = make_devices(settings, options, stream)
-
-    def end(number: int, frame: FrameType | None) -> NoReturn:
-        name = signal.Signals(number).name
-        peers.end_process(f"{name} on {peers.this_host()}. {peers.advice()}", 1)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)
+    peers.end_on_signals(when="")  # a server has no steps
     # The main thread is free for signals.
     thread = threading.Thread(target=devices.follow, name="tinker", daemon=True)
     thread.start()

@@ -17,6 +17,7 @@ PATH = re.compile(rf"tinker://(?P<run>{RUN})/(?P<kind>{'|'.join(KINDS)})/(?P<nam
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME}$")]
 SequenceNumber = Annotated[int, Field(ge=0, lt=2**63)]
 Metadata = dict[str, JsonValue]
+Part = Literal["mlp", "attn", "unembed"]  # of a model, as lora_config divides it
 
 
 class Body(BaseModel):
@@ -50,16 +51,14 @@ class LoraConfig(Body):
     train_attn: bool = True
 
     @property
-    def parts(self) -> set[Literal["mlp", "attn", "unembed"]]:
+    def parts(self) -> set[Part]:
         """Returns the parts of the model that have an adapter."""
-        chosen: set[Literal["mlp", "attn", "unembed"]] = set()
-        if self.train_mlp:
-            chosen.add("mlp")
-        if self.train_attn:
-            chosen.add("attn")
-        if self.train_unembed:
-            chosen.add("unembed")
-        return chosen
+        is_trained: dict[Part, bool] = {
+            "mlp": self.train_mlp,
+            "attn": self.train_attn,
+            "unembed": self.train_unembed,
+        }
+        return {part for part in is_trained if is_trained[part]}
 
 
 class OptimizerConfig(Body):

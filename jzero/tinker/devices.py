@@ -27,6 +27,7 @@ from jzero.errors import UserError
 from jzero.hosts import peers
 from jzero.hosts.broadcast import Message, Receiver, Sender, StreamEndedError
 from jzero.tinker.datums import Datum, FwdBwd
+from jzero.tinker.prompt_targets import PromptTargets
 from jzero.tinker.sampling import Request, Sampling
 from jzero.tinker.tenants import Checkpoint, FwdBwdResult, Shape, Tenants
 from jzero.training.accumulation import AdamW
@@ -58,7 +59,7 @@ class Devices:
 
     def create(self, model_id: str, shape: Shape, seed: int) -> None:
         """See `Tenants.create`."""
-        self.publish("create", model_id=model_id, shape=asdict_of(shape), seed=seed)
+        self.publish("create", model_id=model_id, shape=shape._asdict(), seed=seed)
         with self.in_lockstep():
             self.tenants.create(model_id, shape, seed)
 
@@ -147,7 +148,7 @@ class Devices:
         with contextlib.suppress(UserError):
             match do:
                 case "create":
-                    self.create(given["model_id"], shape_of(given["shape"]), given["seed"])
+                    self.create(given["model_id"], Shape.of(given["shape"]), given["seed"])
                 case "forward_backward":
                     data = [Datum(**datum) for datum in given.pop("data")]
                     self.forward_backward(FwdBwd(**given, data=data))
@@ -282,37 +283,37 @@ def end_all_hosts(error: Exception) -> NoReturn:
 # -- arguments as messages -------------------------------------------------------------------------
 
 
-def asdict_of(shape: Shape) -> Message:
-    return {"rank": shape.rank, "targets": list(shape.targets)}
-
-
-def shape_of(message: dict) -> Shape:
-    return Shape(message["rank"], tuple(message["targets"]))
-
-
 def checkpoint_message(checkpoint: Checkpoint) -> Message:
     named = {field.name: getattr(checkpoint, field.name) for field in fields(checkpoint)}
-    return named | {"shape": asdict_of(checkpoint.shape)}
+    return named | {"shape": checkpoint.shape._asdict()}
 
 
 def checkpoint_of(message: dict) -> Checkpoint:
-    message["shape"] = shape_of(message["shape"])
+    message["shape"] = Shape.of(message["shape"])
     return Checkpoint(**message)
 
 
 def request_message(request: Request) -> dict:
     """Returns a request without its callback, which only process 0 has."""
-    return {
-        field.name: getattr(request, field.name)
-        for field in fields(request)
-        if field.name != "done"
-    }
+    named = {field.name: getattr(request, field.name) for field in fields(request)}
+    del named["done"]
+    targets = request.targets
+    return named | {"targets": None if targets is None else asdict(targets)}
 
 
 def request_of(message: dict) -> Request:
     for name in TUPLES:
         message[name] = tuple(message[name])
+    if message["targets"] is not None:
+        message["targets"] = targets_of(message["targets"])
     return Request(**message, done=answer_nobody)
+
+
+def targets_of(message: dict) -> PromptTargets:
+    message["shape"] = tuple(message["shape"])
+    if message["sparse"] is not None:
+        message["sparse"] = tuple(message["sparse"])
+    return PromptTargets(**message)
 
 
 def answer_nobody(result: bytes | BaseException) -> None:

@@ -20,7 +20,7 @@ from jzero.tinker.bodies import TensorBody
 NAME = "target_prompt_logprobs"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a request with targets can be compared and hashed
 class PromptTargets:
     """The named tokens of every row, and where their log-probs are in the answer."""
 

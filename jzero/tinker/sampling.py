@@ -195,10 +195,10 @@ class Snapshots:
             if key not in self.readers:
                 raise UserError("the weights of this sampling client are gone: make a new client")
             shape, params = self.readers[key]()
-            return {"rank": shape.rank, "targets": shape.targets, "params": params}
+            return shape._asdict() | {"params": params}
 
         message = self.share(read)
-        return Shape(message["rank"], tuple(message["targets"])), message["params"]
+        return Shape.of(message), message["params"]
 
     # -- models with a bank ------------------------------------------------------------------------
 

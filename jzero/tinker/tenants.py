@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -23,14 +23,13 @@ from jzero.model import adapters, peft, qwen
 from jzero.model.base_model import BaseModel
 from jzero.model.huggingface.tensors import flatten, unflatten
 from jzero.tinker import datums, losses, store
+from jzero.tinker.bodies import Part
 from jzero.tinker.datums import FwdBwd
 from jzero.training.accumulation import AccumulatingLearner, AdamW, AdapterState
 
 ALPHA = 32.0  # as the API's own adapters: the output is multiplied by 32 / rank
 MOMENTS = ("mu", "nu")  # prefixes of the names of Adam's moments
 MLP_PARTS = ("gate", "up", "down")  # the other linear layers mix tokens
-Part = Literal["mlp", "attn", "unembed"]  # of a model, as lora_config divides it
-AdaptedParts = Collection[Part]  # the parts with an adapter
 
 
 def part_of(target: str) -> Part:
@@ -45,6 +44,11 @@ class Shape(NamedTuple):
 
     rank: int
     targets: tuple[str, ...]
+
+    @classmethod
+    def of(cls, message: Mapping) -> "Shape":
+        """Returns the shape of a message, which is `_asdict` with a list for the tuple."""
+        return cls(message["rank"], tuple(message["targets"]))
 
     @property
     def settings(self) -> AdapterConfig:
@@ -104,7 +108,7 @@ class Tenants:
         assert self.base.directory is not None, "a server loads its model"
         return store.hash_of_model(self.base.directory)
 
-    def shape_of(self, rank: int, parts: AdaptedParts) -> Shape:
+    def shape_of(self, rank: int, parts: Collection[Part]) -> Shape:
         """Returns the shape that a client asks for. Raises UserError if it is not served."""
         if rank > self.max_rank:
             raise UserError(f"lora_config.rank={rank}: this server has --max-rank={self.max_rank}")

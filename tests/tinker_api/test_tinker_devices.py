@@ -12,7 +12,9 @@ from tinker_client import CONTEXT, LIMITS, datum, tensor
 from jzero.errors import UserError
 from jzero.hosts.broadcast import SIZES, Message, Receiver, Sender, from_bytes, to_bytes
 from jzero.tinker import datums, devices
+from jzero.tinker.bodies import TensorBody
 from jzero.tinker.devices import Devices
+from jzero.tinker.prompt_targets import read_targets
 from jzero.tinker.sampling import Request
 from jzero.tinker.service import Service
 from jzero.tinker.tenants import Checkpoint, Shape
@@ -25,27 +27,44 @@ def sent(message: Message) -> dict:
     return from_bytes(data[SIZES.size :][:text_size], data[SIZES.size + text_size :])
 
 
+REQUEST = Request(
+    snapshot="s:sample:1",
+    prompt=(1, 2),
+    num_samples=2,
+    max_tokens=3,
+    temperature=0.1,
+    top_k=4,
+    top_p=0.3,
+    stop_ids=(7,),
+    stop_strings=("é\n",),
+    noise=(5, 6),
+    has_prompt_logprobs=True,
+    topk_prompt=1,
+    topk_sampled=2,
+    owner_session="s",
+    done=print,
+)
+
+
 def test_a_request_arrives_whole() -> None:
-    request = Request(
-        snapshot="s:sample:1",
-        prompt=(1, 2),
-        num_samples=2,
-        max_tokens=3,
-        temperature=0.1,
-        top_k=4,
-        top_p=0.3,
-        stop_ids=(7,),
-        stop_strings=("é\n",),
-        noise=(5, 6),
-        has_prompt_logprobs=True,
-        topk_prompt=1,
-        topk_sampled=2,
-        owner_session="s",
-        done=print,
-    )
-    got = devices.request_of(sent(devices.request_message(request)))
-    assert replace(got, done=print) == request
+    got = devices.request_of(sent(devices.request_message(REQUEST)))
+    assert replace(got, done=print) == REQUEST
     hash(got)  # its fields are keys of groups
+
+
+@pytest.mark.parametrize(
+    "csr", [{}, {"sparse_crow_indices": [0, 1, 2], "sparse_col_indices": [1, 0]}]
+)
+def test_named_tokens_of_a_request_arrive_whole(csr: dict) -> None:
+    body = TensorBody(data=[5, 6] if csr else [-1, 5, 6, -1], dtype="int64", shape=[2, 2], **csr)
+    named = read_targets(body, prompt_length=3, vocabulary=9, most=2)
+    arrived = devices.request_of(sent(devices.request_message(replace(REQUEST, targets=named))))
+    hash(arrived)
+    got = arrived.targets
+    assert got is not None and (got.shape, got.first) == (named.shape, named.first)
+    np.testing.assert_array_equal(got.given(1), [[5], [6]])
+    logps = np.array([[-1.0], [-2.0]], np.float32)
+    assert got.answer(1, logps) == named.answer(1, logps)
 
 
 def test_a_training_call_arrives_whole() -> None:

@@ -193,7 +193,8 @@ def test_two_hosts_train_and_sample_with_the_same_bits_rest_and_end_in_order(
         client.train(DATA)
         promise = client.post("save_weights", model_id=client.model, seq_id=client.next(), path="a")
         path = client.done(promise)["path"]
-        sampled = client.sample(client.snapshot(), PROMPT, stop=[])
+        snapshot = client.snapshot()
+        sampled = client.sample(snapshot, PROMPT, stop=[])
         client.train(DATA)
         promise = client.post(
             "load_weights", model_id=client.model, seq_id=client.next(), path=path, optimizer=True
@@ -207,8 +208,15 @@ def test_two_hosts_train_and_sample_with_the_same_bits_rest_and_end_in_order(
         assert np.subtract(after, before).max() < 5
 
         # The loaded weights are those of the snapshot, and the trainer has the sampler's bits.
-        rows = client.forward([datum([*PROMPT, *sampled.tokens[0]])])
+        text = [*PROMPT, *sampled.tokens[0]]
+        rows = client.forward([datum(text)])
         assert rows[0][len(PROMPT) - 1 :].tobytes() == sampled.logprobs[0].tobytes()
+        named = {"data": text[1:], "dtype": "int64", "shape": [len(text) - 1, 1]}
+        answer = client.sample(
+            snapshot, text, max_tokens=1, target_prompt_logprobs=named, prompt_alt_tokens_k=2
+        )
+        assert answer.message["target_prompt_logprobs"]["dense"] == rows[0].tobytes()
+        assert answer.message["prompt_alt_tokens"]["tokens"]["shape"] == [len(text) - 1, 2]
 
         first.send_signal(signal.SIGINT)
         for server in (first, second):
