@@ -28,6 +28,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
+from jaxtyping import PyTree
 
 from jzero.config import AdapterConfig
 from jzero.errors import UserError
@@ -102,7 +103,7 @@ class Occupant:
 class Group:
     """The stacked factors of adapters of one shape.
 
-    Those of the output layer have no axis [L].
+    The factors of the output layer have no axis of layers.
     """
 
     shape: GroupShape
@@ -348,6 +349,13 @@ def slot_axis_of_b(name: str) -> int:
     return 0 if name == adapters.OUTPUT else 1
 
 
+def slot_axes(factors: qwen.Params) -> PyTree[int]:
+    """Returns the axis of the slots in every stacked factor of a group."""
+    return {
+        name: {"a": pair["a"].ndim - 2, "b": slot_axis_of_b(name)} for name, pair in factors.items()
+    }
+
+
 def with_bank(base: qwen.Params, factors: Mapping[str, tuple[BankedFactors, ...]]) -> qwen.Params:
     """Returns the weights of the base with the adapters of a bank, by target."""
     layers, outside_of_layers = dict(base["layers"]), {}
@@ -422,13 +430,7 @@ def write_slot(factors: qwen.Params, adapter: qwen.Params, index: jax.Array) -> 
         padded = jnp.pad(widened, padding)
         return jax.lax.dynamic_update_slice_in_dim(stacked, padded, index, slot_axis)
 
-    return {
-        name: {
-            "a": write(pair["a"], adapter[name]["a"], pair["a"].ndim - 2),
-            "b": write(pair["b"], adapter[name]["b"], slot_axis_of_b(name)),
-        }
-        for name, pair in factors.items()
-    }
+    return jax.tree.map(write, factors, adapter, slot_axes(factors))
 
 
 @partial(jax.jit, static_argnums=1)
@@ -440,13 +442,7 @@ def add_slots(factors: qwen.Params, count: int) -> qwen.Params:
         padding[slot_axis] = (0, count)
         return jnp.pad(stacked, padding)
 
-    return {
-        name: {
-            "a": widen(pair["a"], pair["a"].ndim - 2),
-            "b": widen(pair["b"], slot_axis_of_b(name)),
-        }
-        for name, pair in factors.items()
-    }
+    return jax.tree.map(widen, factors, slot_axes(factors))
 
 
 @jax.jit
@@ -456,10 +452,4 @@ def read_slot(factors: qwen.Params, index: jax.Array) -> qwen.Params:
     def take(stacked: jax.Array, slot_axis: int) -> jax.Array:
         return jax.lax.dynamic_index_in_dim(stacked, index, slot_axis, keepdims=False)
 
-    return {
-        name: {
-            "a": take(pair["a"], pair["a"].ndim - 2),
-            "b": take(pair["b"], slot_axis_of_b(name)),
-        }
-        for name, pair in factors.items()
-    }
+    return jax.tree.map(take, factors, slot_axes(factors))

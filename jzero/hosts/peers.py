@@ -213,16 +213,18 @@ def wait_for_verdict() -> None:
         time.sleep(VERDICT_SECONDS)
 
 
-def end_on_signals() -> None:
+def end_on_signals(when: str = " outside of the steps") -> None:
     """Makes Ctrl-C and SIGTERM end all hosts, while the run cannot save its state yet.
 
     Inside `interrupt.StopSignal` they stop the run with a checkpoint instead.
+
+    when: what the last line says of the moment.
     """
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:
         name = signal.Signals(number).name
         host = this_host() if has_peers() else "this host"
-        end_process(f"{name} on {host} outside of the steps. {advice()}", 1)
+        end_process(f"{name} on {host}{when}. {advice()}", 1)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)

@@ -398,7 +398,7 @@ def adapted_logits(
     adapter: AnyOutputAdapter,
     row_adapters: RowAdapters | None,
 ) -> Float[Array, "*batch words"]:
-    """Adds the change by an adapter, or by those of a bank, to multiply(hidden, weight)."""
+    """Returns multiply(hidden, weight) plus the output of an adapter, or of a bank's adapters."""
     if isinstance(adapter, OutputAdapter):
 
         def with_adapter(
