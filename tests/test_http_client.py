@@ -431,7 +431,7 @@ def test_one_module_is_a_client_of_http_and_one_of_websockets() -> None:
         if is_client(path.read_text(encoding="utf-8"))
     }
     # The processes of one run meet, and reach their coordinator, over connections of their own.
-    within_one_run = {"jzero/hosts/rendezvous.py", "jzero/hosts/relay.py"}
+    within_one_run = {f"jzero/hosts/{name}.py" for name in ("broadcast", "relay", "rendezvous")}
     assert clients - within_one_run == {"jzero/http.py", "jzero/websocket.py"}
 
 
