@@ -87,9 +87,6 @@ class StoreServer(http.server.ThreadingHTTPServer):
         finally:
             self.free.release()
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away is no event: it sends its request again."""
-
 
 class RequestHandler(http.server.BaseHTTPRequestHandler):
     """Answers one request of a connection."""
@@ -98,6 +95,13 @@ class RequestHandler(http.server.BaseHTTPRequestHandler):
     sys_version = ""
     timeout = SILENT_SECONDS
     server: StoreServer  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def handle_one_request(self) -> None:
+        """Answers one request. A client that goes away is no event: it sends its request again."""
+        with contextlib.suppress(OSError):
+            super().handle_one_request()
+            return
+        self.close_connection = True
 
     def do_GET(self) -> None:
         self._answer(self._get)

@@ -3,6 +3,8 @@
 import http.client
 import socket
 import stat
+import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,6 +95,38 @@ def test_nothing_is_answered_without_the_key(
     monkeypatch.setenv(KEY_VARIABLE, "another")
     with pytest.raises(UserError, match="the key is wrong"):
         RetryingStore(open_store(server.url), 60).read("run.json")
+
+
+def test_mistakes_of_the_server_are_printed_and_clients_that_leave_are_not(
+    server: StoreServer,
+    key: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host, port = server.server_address[:2]
+    request = f"GET /names/results HTTP/1.1\r\nAuthorization: Bearer {key}\r\n\r\n"
+    for _ in range(10):
+        with socket.create_connection((str(host), int(port)), timeout=20) as connection:
+            connection.sendall(request.encode())
+            # Closes without waiting for the reply.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert ask(server, "GET", "/names/results", key)[0] == 200
+    wait_for_threads()
+    assert "Traceback" not in capfd.readouterr().err
+
+    monkeypatch.setattr(server.store, "names", lambda folder: 1 / 0)
+    with pytest.raises(http.client.RemoteDisconnected):
+        ask(server, "GET", "/names/results", key)
+    wait_for_threads()
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+def wait_for_threads() -> None:
+    """Waits until the server answers no request."""
+    deadline = time.monotonic() + 30
+    while any("process_request_thread" in thread.name for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
