@@ -234,8 +234,14 @@ def shaken(model: Any) -> Any:
     return model
 
 
-@partial(jax.jit, static_argnums=0)
-def hybrid_forward(config: QwenConfig, params: qwen.Params, tokens: jax.Array, segments: jax.Array):
+@partial(jax.jit, static_argnums=0, static_argnames="remat")
+def hybrid_forward(
+    config: QwenConfig,
+    params: qwen.Params,
+    tokens: jax.Array,
+    segments: jax.Array,
+    remat: str = "none",
+):
     """Returns the logits of plain rows."""
     layout = RowLayout(0, 1, tokens.shape[1])
 
@@ -249,7 +255,7 @@ def hybrid_forward(config: QwenConfig, params: qwen.Params, tokens: jax.Array, s
     columns = jnp.arange(tokens.shape[1])
     positions = columns - jax.lax.cummax(jnp.where(is_first, columns, 0), axis=1)
     hidden, _ = qwen.forward(
-        config, params, tokens, positions, attend, dtype=jnp.float32, recur=recur
+        config, params, tokens, positions, attend, dtype=jnp.float32, remat=remat, recur=recur
     )
     return qwen.head(config, params, hidden, jnp.float32)
 

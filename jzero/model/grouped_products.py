@@ -3,10 +3,10 @@
     out = PRODUCTS["blocks"](rows, weights, sizes, jnp.bfloat16)   # [M, I], [X, I, O], i32[X]
 
 The rows are sorted by group, and `sizes` is the number of rows of every group. Rows after the last
-group belong to no group: their output is 0. On TPU and GPU this product is `lax.ragged_dot`. On a
-CPU, XLA computes `lax.ragged_dot` as a product with all weights, X times the work, so there
-`block_product` multiplies blocks of rows, each by the weight of its group.
-`tests/model/test_grouped_products.py` compares both with a loop over groups.
+group belong to no group: their output is 0. On a TPU this product is `lax.ragged_dot`. On other
+devices, XLA computes `lax.ragged_dot` as a product with all weights, X times the work. So a GPU has
+the kernels of `grouped_triton.py`, and on a CPU `block_product` multiplies blocks of rows, each by
+the weight of its group. `tests/model/test_grouped_products.py` compares all with a loop over groups.
 
     out = grouped_product("blocks", rows, weight, sizes)
 
@@ -24,6 +24,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Num, PyTree
 
+from jzero.model.grouped_triton import triton_product
 from jzero.model.linear import (
     GROUPED_PRODUCT,
     LOW_RANK_PRODUCT,
@@ -244,12 +245,16 @@ differentiable_blocks.defvjp(block_product_forward, block_product_backward)
 # -- the table -------------------------------------------------------------------------------------
 
 
-PRODUCTS: Mapping[str, GroupedProduct] = {"ragged": ragged_product, "blocks": block_product}
+PRODUCTS: Mapping[str, GroupedProduct] = {
+    "ragged": ragged_product,
+    "blocks": block_product,
+    "triton": triton_product,
+}
 
 # The product of each platform; all others use "blocks", because XLA:CPU takes about ten times as
 # long for `lax.ragged_dot` (lab/speed.md). In a topology description of devices that are not
 # attached, the platform of CUDA GPUs is "cuda".
-PLATFORMS: Mapping[str, str] = {"tpu": "ragged", "gpu": "ragged", "cuda": "ragged"}
+PLATFORMS: Mapping[str, str] = {"tpu": "ragged", "gpu": "triton", "cuda": "triton"}
 
 
 def product_of_platform(platform: str) -> str:

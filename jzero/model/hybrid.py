@@ -203,11 +203,10 @@ def forward(
         block, block_weights = scanned
         for place, kind in enumerate(kinds):
             place_in_kind = kinds[:place].count(kind)
-            layer_weights = weights_of_layer(block_weights, kind, place, place_in_kind)
             index = block * kinds.count(kind) + place_in_kind  # among the layers of this kind
             number = block * len(kinds) + place  # among all layers
-            compute = remat(partial(one_layer, config, forward_pass, kind))
-            x, carry = compute(layer_weights, x, index, number, carry)
+            layer = partial(one_layer, config, forward_pass, kind, place, place_in_kind)
+            x, carry = remat(layer)(block_weights, x, index, number, carry)
         return (x, carry), None
 
     indices = jnp.arange(blocks, dtype=jnp.int32)
@@ -246,7 +245,9 @@ def one_layer(
     config: QwenConfig,
     forward_pass: ForwardPass,
     kind: str,
-    weights: Params,
+    place: int,
+    place_in_kind: int,
+    block_weights: Params,
     x: Float[Array, "N E"],
     index: jax.Array,
     number: jax.Array,
@@ -254,8 +255,12 @@ def one_layer(
 ) -> tuple[Float[Array, "N E"], PyTree]:
     """Computes a layer: attention or a gated delta net, then the MLP or the experts.
 
+    place, place_in_kind: of the layer in its block, and among the block's layers of its kind.
+    block_weights: of all layers of the block. Those of the layer are taken here, because the
+        backward pass keeps the arguments of this function: layers taken before it would be copies.
     index: the number of the layer among the layers of its kind. number: among all layers.
     """
+    weights = weights_of_layer(block_weights, kind, place, place_in_kind)
     mixer = add_delta_net if kind == DELTA_NET else add_attention
     x, mixer_part = mixer(config, forward_pass, weights, x, index, mixer_carry(carry))
     carry = with_mixer_carry(carry, mixer_part)

@@ -91,6 +91,11 @@ def _total(components: dict[str, float]) -> float:
     return sum(components.values())
 
 
+def is_on_gpu(mesh: Mesh) -> bool:
+    """Returns whether XLA holds the outputs of products in fp32 where it adds others to them."""
+    return mesh.devices.flat[0].platform == "gpu"
+
+
 # -- publish ---------------------------------------------------------------------------------------
 
 
@@ -130,7 +135,6 @@ def sampling_work_bytes(engine: Engine, policy: Learner) -> float:
 def _prefill_bytes(engine: Engine) -> float:
     """Returns the peak bytes of a prefill: its keys and values, one layer, and the first logits."""
     model, tensor = engine.model, engine.mesh.shape["tensor"]
-    itemsize = engine.dtype.itemsize
     # XLA holds the keys and values of all layers three times: the carry of the scan over layers,
     # the carry with the new layer, and the result. One of the three is not split by heads.
     local = prefix_bytes_per_token(engine)
@@ -138,7 +142,7 @@ def _prefill_bytes(engine: Engine) -> float:
     sizes = []
     for rows, width in prefill_shapes(engine):
         tokens = rows * width
-        layer = tokens * _values_per_token(model, tensor) * itemsize
+        layer = tokens * _values_per_token(model, tensor) * _product_itemsize(engine)
         # Each member of a group samples its first token from these logits.
         logits = rows * engine.settings.group_size * _num_logits(engine) * FP32
         sizes.append(tokens * (2 * local + unsplit) + layer + logits)
@@ -152,9 +156,14 @@ def _chunk_bytes(engine: Engine) -> float:
         return 0.0
     # The chunk attends to the keys and values before it, in one layer at a time.
     model, tensor = engine.model, engine.mesh.shape["tensor"]
-    layer = engine.chunk_width * _values_per_token(model, tensor)
+    layer = engine.chunk_width * _values_per_token(model, tensor) * _product_itemsize(engine)
     attended = engine.max_sequence_tokens * 4 * model.num_key_value_heads * model.head_dim
-    return (layer + attended) * engine.dtype.itemsize
+    return layer + attended * engine.dtype.itemsize
+
+
+def _product_itemsize(engine: Engine) -> int:
+    """Returns the bytes of a value that a product of a prefill has computed."""
+    return FP32 if is_on_gpu(engine.mesh) else engine.dtype.itemsize
 
 
 def _decode_bytes(engine: Engine) -> float:
@@ -193,7 +202,7 @@ def _update_components(run: PlannedRun, learner: Learner, state: State) -> dict[
     # Within the layers, the gradient of the microbatch exists next to the accumulated gradient.
     layers = always | {
         "gradients": gradient + _microbatch_gradient_bytes(learner, state),
-        "work of a layer": max(_layer_work(learner, state, tokens) for tokens in row_tokens),
+        "work of a layer": max(_layer_gradient_bytes(learner, state, n) for n in row_tokens),
         "gradient of the embedding": max(_embedding_bytes(learner, n) for n in row_tokens),
     }
     return max(layers, logits, key=_total)
@@ -207,7 +216,7 @@ def adapter_update_bytes(learner: Learner, tokens: int) -> float:
     assert learner.adapter.rank, "only an adapter is trained"
     state = learner.abstract_state()
     gradient = _trained_parameters(learner, state) * FP32
-    layers = 2 * gradient + _layer_work(learner, state, tokens)
+    layers = 2 * gradient + _layer_gradient_bytes(learner, state, tokens)
     logits = gradient + _logits_bytes(learner, tokens)
     return gradient + _activation_bytes(learner, tokens) + max(layers, logits)
 
@@ -324,8 +333,31 @@ def _adapted_products(learner: Learner) -> int:
     return sum(num_chosen if target.is_of_experts else 1 for target in targets)
 
 
+def _layer_gradient_bytes(learner: Learner, state: State, tokens: int) -> float:
+    """Returns the temporary bytes of the backward pass of one layer, with its recomputation."""
+    work = _layer_work(learner, state, tokens)
+    if not learner.adapter.rank:
+        return work
+    # The products of an adapter's gradients wait until the end of the layer, and what they multiply
+    # with them: fitted to the compiled programs in lab/memory.md. XLA for GPUs holds the outputs of
+    # products in fp32, and lets two of the layers that a step of a hybrid's scan computes wait.
+    model, tensor = learner.model, learner.mesh.shape["tensor"]
+    itemsize = jnp.dtype(learner.compute.dtype).itemsize
+    is_gpu = is_on_gpu(learner.mesh)
+    mlp = 8 * model.mlp_width_of_a_token * (FP32 if is_gpu else itemsize)
+    if not model.num_experts:  # every device along "tensor" has the rows of all experts
+        mlp /= tensor
+    layers = 2 if is_gpu and model.delta_net is not None else 1
+    waiting = layers * tokens * (mlp + 7 * model.hidden_size * itemsize)
+    forward_values = tokens * _values_per_token(model, tensor) * itemsize
+    return work + max(waiting - forward_values, 0.0)
+
+
 def _layer_work(learner: Learner, state: State, tokens: int) -> float:
-    """Returns the temporary bytes of the forward and backward pass of one layer."""
+    """Returns the temporary bytes of one layer, whose gradient, if there is one, is of all weights.
+
+    See `_layer_gradient_bytes` for adapters.
+    """
     model, mesh = learner.model, learner.mesh
     itemsize = jnp.dtype(learner.compute.dtype).itemsize
     activations = tokens * _values_per_token(model, mesh.shape["tensor"]) * itemsize
@@ -381,4 +413,6 @@ def _logits_bytes(learner: Learner, tokens: int) -> float:
     itemsize = jnp.dtype(learner.compute.dtype).itemsize
     chunk = min(learner.compute.logit_chunk, tokens)
     gradient_of_head = 0 if learner.adapter.rank else model.hidden_size * itemsize
-    return columns * (2 * chunk * FP32 + gradient_of_head)
+    # A loop over chunks on GPUs has a third array of the size of a chunk.
+    arrays = 3 if is_on_gpu(mesh) and tokens > chunk else 2
+    return columns * (arrays * chunk * FP32 + gradient_of_head)

@@ -31,6 +31,13 @@ from jzero.decoder.engine import Engine
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import Sequence, make_groups
 from jzero.model import qwen
+from jzero.model.grouped_products import (
+    PRODUCTS,
+    GroupedProduct,
+    block_product,
+    product_of_platform,
+)
+from jzero.model.grouped_triton import triton_product
 from jzero.sharding.mesh import decode_mesh, train_mesh
 from jzero.sharding.publish import publisher
 from jzero.sharding.side_by_side import weight_layout
@@ -251,6 +258,41 @@ def test_paged_attention_is_the_definition(shapes: Shapes) -> None:
         print("paged", (H, K, D), error(found, expected))
         assert found.dtype == jnp.float32
         assert 0 < error(found, expected) < 2e-2
+
+
+@on_devices
+def test_grouped_products_are_the_definition(shapes: Shapes) -> None:
+    """Of few rows, as in decoding, and of many; the gradients, too."""
+    kind = product_of_platform(jax.default_backend())
+    product = partial(triton_product, interpret=True) if shapes is TINY else PRODUCTS[kind]
+    inputs, outputs, groups = (32, 20, 3) if shapes is TINY else (512, 384, 16)
+    for num_rows in (groups, 40) if shapes is TINY else (groups, 5000):
+        rng = np.random.default_rng(num_rows)
+        shares = rng.dirichlet(np.full(groups, 2.0))
+        sizes = jnp.asarray(rng.multinomial(num_rows - 1, shares), jnp.int32)  # one has no group
+        arrays = [
+            jnp.asarray(rng.standard_normal(shape), jnp.bfloat16)
+            for shape in ((num_rows, inputs), (groups, inputs, outputs), (num_rows, outputs))
+        ]
+
+        def run(
+            product: GroupedProduct,
+            arrays: list[jax.Array],
+            sizes: jax.Array = sizes,
+        ) -> tuple[jax.Array, ...]:
+            rows, weights, cotangent = arrays
+            call = partial(product, sizes=sizes, dtype=rows.dtype)
+            out, pullback = jax.vjp(lambda rows, weights: call(rows, weights), rows, weights)
+            return out, *pullback(cotangent)
+
+        found = jax.jit(partial(run, product))(arrays)
+
+        exact = [x.astype(jnp.float32) for x in arrays]
+        with jax.default_matmul_precision("highest"):
+            expected = jax.jit(partial(run, block_product))(exact)
+        errors = [error(a, b) for a, b in zip(found, expected, strict=True)]
+        print("grouped", kind, num_rows, errors)
+        assert 0 < max(errors) < 1e-2
 
 
 class Step(NamedTuple):

@@ -1,15 +1,22 @@
 """Products of sorted rows with the weights of their groups, against a loop over groups."""
 
+import importlib.util
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import SingleDeviceSharding
 
-from jzero.model.grouped_products import PRODUCTS, GroupedProduct
+from jzero.model.grouped_products import PRODUCTS, GroupedProduct, product_of_platform
+from jzero.model.grouped_triton import triton_product
+from jzero.planning.compiling import compile_only_devices
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-every_product = pytest.mark.parametrize("product", PRODUCTS.values(), ids=PRODUCTS.keys())
+HERE = PRODUCTS | {"triton": partial(triton_product, interpret=True)}  # as this CPU computes them
+every_product = pytest.mark.parametrize("product", HERE.values(), ids=HERE.keys())
 SIZES = {
     "even": [20, 20, 20, 20],
     "uneven": [0, 61, 1, 9],  # 9 rows have no group
@@ -24,11 +31,24 @@ SIZES = {
 def test_products_and_gradients_are_those_of_a_loop(
     product: GroupedProduct, sizes: list[int]
 ) -> None:
-    rng = np.random.default_rng(0)
-    rows, weights = rng.standard_normal((80, 5)), rng.standard_normal((4, 5, 3))
-    cotangent = rng.standard_normal((80, 3))
+    compare_with_loop(product, sizes, num_rows=80, inputs=5, outputs=3)
 
-    expected, of_rows, of_weights = np.zeros((80, 3)), np.zeros((80, 5)), np.zeros((4, 5, 3))
+
+@every_product
+def test_groups_and_weights_of_several_tiles(product: GroupedProduct) -> None:
+    compare_with_loop(product, [0, 161, 5, 130], num_rows=300, inputs=150, outputs=140)
+
+
+def compare_with_loop(
+    product: GroupedProduct, sizes: list[int], num_rows: int, inputs: int, outputs: int
+) -> None:
+    """Compares a product and its gradients with those of a loop over groups."""
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((num_rows, inputs))
+    weights = rng.standard_normal((len(sizes), inputs, outputs))
+    cotangent = rng.standard_normal((num_rows, outputs))
+
+    expected, of_rows, of_weights = map(np.zeros_like, (cotangent, rows, weights))
     first = 0
     for group, size in enumerate(sizes):
         part = slice(first, first + size)
@@ -45,4 +65,51 @@ def test_products_and_gradients_are_those_of_a_loop(
     found = both(jnp.float32(rows), jnp.float32(weights), jnp.int32(sizes))
 
     for ours, theirs in zip(found, (expected, of_rows, of_weights), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=2e-5)
+        np.testing.assert_allclose(ours, theirs, atol=2e-5 * max(1, np.abs(theirs).max()))
+
+
+@every_product
+def test_integers_are_weights_without_a_gradient(product: GroupedProduct) -> None:
+    rng = np.random.default_rng(0)
+    rows = jnp.asarray(rng.standard_normal((40, 20)), jnp.bfloat16)
+    weights = jnp.asarray(rng.integers(-127, 128, (3, 20, 10)), jnp.int8)
+    sizes = jnp.int32([7, 0, 30])
+
+    @jax.jit
+    def both(rows: jax.Array) -> tuple:
+        out, backward = jax.vjp(lambda r: product(r, weights, sizes, jnp.float32), rows)
+        return out, backward(jnp.ones_like(out))[0]
+
+    out, of_rows = both(rows)
+
+    group = np.repeat([0, 2], [7, 30])
+    chosen = np.asarray(weights, np.float64)[group]
+    exact = np.einsum("ni,nio->no", np.asarray(rows[:37], np.float64), chosen)
+    np.testing.assert_allclose(out[:37], exact, rtol=1e-5, atol=1e-3)
+    np.testing.assert_allclose(np.float64(of_rows[:37]), chosen.sum(axis=2), rtol=1e-2, atol=1)
+    assert not out[37:].any() and not of_rows[37:].any()
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax_plugins") is None, reason="jax-cuda12-plugin is not installed"
+)
+def test_gpus_need_no_copy_of_the_rows_for_each_group() -> None:
+    """XLA's `lax.ragged_dot` would take 2 GiB here for the product, and 6 for both gradients."""
+    [device] = compile_only_devices("h100:1")
+    place = SingleDeviceSharding(device)
+    product = PRODUCTS[product_of_platform(device.platform)]
+
+    def total(rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
+        return product(rows, weights, sizes, jnp.bfloat16).astype(jnp.float32).sum()
+
+    arguments = [
+        jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+        for shape, dtype in (
+            ((4096, 2048), jnp.bfloat16),
+            ((128, 2048, 768), jnp.bfloat16),
+            ((128,), jnp.int32),
+        )
+    ]
+    gradients = jax.jit(jax.grad(total, argnums=(0, 1)), out_shardings=place)
+    compiled = gradients.lower(*arguments).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 64 * 2**20

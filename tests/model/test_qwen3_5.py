@@ -201,6 +201,35 @@ def test_an_adapter_is_on_every_layer_of_a_kind():
     }  # fmt: skip
 
 
+def test_a_gradient_keeps_no_copy_of_frozen_layers() -> None:
+    """The scan over blocks of layers kept the weights that it had taken out of each block."""
+    entries = {
+        **HYBRID_ENTRIES,
+        "model_type": "qwen3_5_text",
+        "tie_word_embeddings": False,
+        "intermediate_size": 512,
+        "num_hidden_layers": 16,
+        "layer_types": ["linear_attention", "full_attention"] * 8,
+    }
+    config = huggingface.parse_config(entries)
+    params = qwen.abstract(config)
+    tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
+
+    @jax.jit
+    def gradient(embed: jax.Array, params: qwen.Params, tokens: jax.Array) -> jax.Array:
+        def total(embed: jax.Array) -> jax.Array:
+            trained = params | {"embed": embed}
+            return hybrid_forward(
+                config, trained, tokens, jnp.ones_like(tokens), remat="full"
+            ).sum()
+
+        return jax.grad(total)(embed)
+
+    compiled = gradient.lower(params["embed"], params, tokens).compile()
+    sizes = [4 * leaf.size for leaf in jax.tree.leaves(params["layers"])]
+    assert compiled.memory_analysis().temp_size_in_bytes < sum(sizes) / 2
+
+
 def test_sizes_of_the_hub():
     models = FAMILIES["qwen3_5"].known_models
     counts = {name: qwen.num_params(model) for name, model in models.items()}

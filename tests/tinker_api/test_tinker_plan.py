@@ -1,13 +1,17 @@
 """The plan of the server's process: its parts by arithmetic, and its programs compiled."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
+from runs import ROOT
 
 from jzero.config import AdapterConfig, Config
 from jzero.errors import UserError
 from jzero.model import adapters
 from jzero.planning import chips
+from jzero.planning.arithmetic import adapter_update_bytes
 from jzero.planning.models import architecture
 from jzero.planning.planned_run import kv_bytes_per_token
 from jzero.sharding.mesh import configured_mesh
@@ -63,6 +67,27 @@ def test_everything_is_on_a_device_at_the_same_time(model, topology, flags) -> N
         assert fixed["2 training states"] == pytest.approx(2 * 16 * num_trained, rel=1e-4)
         assert fixed["bank of 4 snapshots"] == pytest.approx(4 * 2 * num_trained, rel=1e-4)
     assert "decoder's copy of the base" not in fixed
+
+
+def compiled_gradients() -> list[tuple[str, str, str, int, float]]:
+    """Returns model, base, topology, tokens and GiB of the compiled gradients in lab/memory.md."""
+    page = (ROOT / "lab" / "memory.md").read_text(encoding="utf-8")
+    [table] = re.findall(r"^## Gradients of adapters\n(.*?)^## ", page, re.MULTILINE | re.DOTALL)
+    rows = re.findall(
+        r"^\| (\S+) \| (\w+) \| ([^,|]+).*? \| ([\d,]+) \| ([\d.]+) \|", table, re.MULTILINE
+    )
+    return [(m, b, t, int(n.replace(",", "")), float(gib)) for m, b, t, n, gib in rows]
+
+
+@pytest.mark.parametrize(("model", "base", "topology", "tokens", "gib"), compiled_gradients())
+def test_the_gradient_of_an_adapter_is_counted_as_it_is_compiled(
+    model, base, topology, tokens, gib
+) -> None:
+    flags = [f"--config.model.base={base}"] if base == "int8" else []
+    flags += SPLIT if topology == "v5e:2x4" else []
+    _, parts, _, _ = described(model, topology, *flags)
+    counted = adapter_update_bytes(parts.learner, tokens) / plan.GIB
+    assert 0.95 * gib < counted < 1.12 * gib
 
 
 def test_a_server_that_does_not_fit_says_what_helps() -> None:
