@@ -6,7 +6,8 @@ The rows are sorted by group, and `sizes` is the number of rows of every group. 
 group belong to no group: their output is 0. On a TPU this product is `lax.ragged_dot`. On other
 devices, XLA computes `lax.ragged_dot` as a product with all weights, X times the work. So a GPU has
 the kernels of `grouped_triton.py`, and on a CPU `block_product` multiplies blocks of rows, each by
-the weight of its group. `tests/model/test_grouped_products.py` compares all with a loop over groups.
+the weight of its group. `tests/model/test_grouped_products.py` compares all three with a loop over
+groups.
 
     out = grouped_product("blocks", rows, weight, sizes)
 

@@ -14,7 +14,7 @@ tiles are data: `tiles_of` places them before the kernel starts.
 Sums are in fp32. 8-bit integers are converted to the type of the rows tile by tile.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from jax.experimental.pallas import triton as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Num
 
+from jzero.errors import UserError
 from jzero.numerics.sizes import divide_up, power_of_two
 
 Ref = Any  # a reference to memory inside a kernel; Pallas has no public type for it
@@ -33,6 +34,7 @@ Ref = Any  # a reference to memory inside a kernel; Pallas has no public type fo
 FEWEST_ROWS, MOST_ROWS = 16, 128  # limits of the rows of a tile; Triton multiplies at least 16
 COLUMNS = 128  # of a tile
 INNER = 64  # terms of a sum that a program reads at a time, for types of 16 bits
+MOST_NUMBERS = 2**31 - 1  # of an array
 STAGES = 3  # reads that are under way while a program multiplies
 
 
@@ -174,20 +176,28 @@ def inner_of(dtype: DTypeLike, inputs: int) -> int:
 def call(
     kernel: Callable[..., None],
     grid: tuple[int, ...],
+    arguments: Sequence[jax.Array],
     out: jax.ShapeDtypeStruct,
     height: int,
     interpret: bool,
-) -> Callable[..., jax.Array]:
-    """Returns the call of a kernel, whose programs read and write parts of whole arrays."""
-    return pl.pallas_call(
-        kernel,
-        out_shape=out,
-        grid=grid,
-        compiler_params=plgpu.CompilerParams(
-            num_warps=8 if height == MOST_ROWS else 4, num_stages=STAGES
-        ),
-        interpret=interpret,
+) -> jax.Array:
+    """Calls a kernel, whose programs read and write parts of whole arrays.
+
+    Raises UserError for arrays whose places are no 32-bit numbers, as Triton computes them.
+    """
+    largest = max(array.size for array in (*arguments, out))
+    if largest > MOST_NUMBERS:
+        raise UserError(
+            f"a product of experts has {largest / 1e9:.1f} billion numbers, and Triton's kernels "
+            "count to 2.1: lower train.microbatch_tokens, or rollout.num_slots"
+        )
+    compiler_params = plgpu.CompilerParams(
+        num_warps=8 if height == MOST_ROWS else 4, num_stages=STAGES
     )
+    run = pl.pallas_call(
+        kernel, out_shape=out, grid=grid, compiler_params=compiler_params, interpret=interpret
+    )
+    return run(*arguments)
 
 
 # -- products --------------------------------------------------------------------------------------
@@ -208,7 +218,7 @@ def multiply(
     grid = (len(tiles.group), divide_up(outputs, width_of(outputs)))
     kernel = partial(multiply_kernel, height=height, transposed=transposed)
     result = jax.ShapeDtypeStruct((num_rows, outputs), dtype)
-    out = call(kernel, grid, result, height, interpret)(*tiles, rows, weights)
+    out = call(kernel, grid, (*tiles, rows, weights), result, height, interpret)
     # No tile has written the rows without a group.
     return jnp.where((jnp.arange(num_rows) < sizes.sum())[:, None], out, 0)
 
@@ -231,7 +241,8 @@ def weight_gradient(
     ends = jnp.cumsum(sizes)
     result = jax.ShapeDtypeStruct((len(sizes), inputs, outputs), dtype)
     kernel = partial(gradient_kernel, height=height)
-    return call(kernel, grid, result, MOST_ROWS, interpret)(ends - sizes, ends, rows, gradient)
+    arguments = (ends - sizes, ends, rows, gradient)
+    return call(kernel, grid, arguments, result, MOST_ROWS, interpret)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))

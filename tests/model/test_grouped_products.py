@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
+from jzero.errors import UserError
 from jzero.model.grouped_products import PRODUCTS, GroupedProduct, product_of_platform
 from jzero.model.grouped_triton import triton_product
 from jzero.planning.compiling import compile_only_devices
@@ -88,6 +89,19 @@ def test_integers_are_weights_without_a_gradient(product: GroupedProduct) -> Non
     np.testing.assert_allclose(out[:37], exact, rtol=1e-5, atol=1e-3)
     np.testing.assert_allclose(np.float64(of_rows[:37]), chosen.sum(axis=2), rtol=1e-2, atol=1)
     assert not out[37:].any() and not of_rows[37:].any()
+
+
+def test_arrays_that_are_too_large_for_a_kernel_are_named() -> None:
+    arguments = [
+        jax.ShapeDtypeStruct(shape, dtype)
+        for shape, dtype in (
+            ((2**21, 2048), jnp.bfloat16),
+            ((8, 2048, 16), jnp.bfloat16),
+            ((8,), jnp.int32),
+        )
+    ]
+    with pytest.raises(UserError, match="4.3 billion numbers.*lower train.microbatch_tokens"):
+        jax.eval_shape(partial(triton_product, dtype=jnp.bfloat16), *arguments)
 
 
 @pytest.mark.skipif(
