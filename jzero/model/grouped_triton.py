@@ -16,7 +16,7 @@ Sums are in fp32. 8-bit integers are converted to the type of the rows tile by t
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +28,6 @@ from jaxtyping import Array, Float, Int, Num
 
 from jzero.errors import UserError
 from jzero.numerics.sizes import divide_up, power_of_two
-
-Ref = Any  # a reference to memory inside a kernel; Pallas has no public type for it
 
 FEWEST_ROWS, MOST_ROWS = 16, 128  # limits of the rows of a tile; Triton multiplies at least 16
 COLUMNS = 128  # of a tile
@@ -48,12 +46,13 @@ class Tiles(NamedTuple):
 
 def tiles_of(sizes: Int[Array, " X"], num_rows: int, height: int) -> Tiles:
     """Returns tiles of `height` rows, of which each group has as many as it needs."""
-    ends, last_tiles = jnp.cumsum(sizes), jnp.cumsum(divide_up(sizes, height))
+    numbers = -(-sizes // height)  # of tiles of every group
+    ends, last_tiles = jnp.cumsum(sizes), jnp.cumsum(numbers)
     number = jnp.arange(num_rows // height + len(sizes), dtype=jnp.int32)  # at most so many
     group = jnp.searchsorted(last_tiles, number, side="right").astype(jnp.int32)
     is_used = group < len(sizes)
     group = jnp.minimum(group, len(sizes) - 1)
-    first_tile = last_tiles[group] - divide_up(sizes[group], height)
+    first_tile = last_tiles[group] - numbers[group]
     start = ends[group] - sizes[group] + (number - first_tile) * height
     return Tiles(group, start, jnp.where(is_used, ends[group], start))
 
@@ -77,35 +76,35 @@ def dot(
 class Range(NamedTuple):
     """Indices of an axis, of which those from `end` on do not exist."""
 
-    index: Int[Array, " n"]
+    places: Int[Array, " n"]
     end: int | jax.Array
 
 
-def part(ref: Ref, first: Range, second: Range, *group: jax.Array) -> tuple:
+def part(ref: jax.Ref, first: Range, second: Range, *group: jax.Array) -> tuple:
     """Returns the reference to ref[group, first, second], and which of its indices exist."""
-    mask = (first.index < first.end)[:, None] & (second.index < second.end)[None, :]
-    return ref.at[(*group, first.index[:, None], second.index[None, :])], mask
+    mask = (first.places < first.end)[:, None] & (second.places < second.end)[None, :]
+    return ref.at[(*group, first.places[:, None], second.places[None, :])], mask
 
 
-def load(ref: Ref, first: Range, second: Range, *group: jax.Array) -> jax.Array:
+def load(ref: jax.Ref, first: Range, second: Range, *group: jax.Array) -> jax.Array:
     """Returns ref[group, first, second], and 0 at indices that do not exist."""
     place, mask = part(ref, first, second, *group)
     return plgpu.load(place, mask=mask, other=0)
 
 
-def store(values: jax.Array, ref: Ref, first: Range, second: Range, *group: jax.Array) -> None:
+def store(values: jax.Array, ref: jax.Ref, first: Range, second: Range, *group: jax.Array) -> None:
     """Writes values to ref[group, first, second] where the indices exist."""
     place, mask = part(ref, first, second, *group)
     plgpu.store(place, values.astype(ref.dtype), mask=mask)
 
 
 def multiply_kernel(
-    group_ref: Ref,  # i32[tiles]; the next two, too: see `Tiles`
-    start_ref: Ref,
-    end_ref: Ref,
-    rows_ref: Ref,  # [M, inputs]
-    weights_ref: Ref,  # [X, inputs, outputs], or [X, outputs, inputs] if transposed
-    out_ref: Ref,  # [M, outputs]
+    group_ref: jax.Ref,  # i32[tiles]; the next two, too: see `Tiles`
+    start_ref: jax.Ref,
+    end_ref: jax.Ref,
+    rows_ref: jax.Ref,  # [M, inputs]
+    weights_ref: jax.Ref,  # [X, inputs, outputs], or [X, outputs, inputs] if transposed
+    out_ref: jax.Ref,  # [M, outputs]
     *,
     height: int,
     transposed: bool,
@@ -134,11 +133,11 @@ def multiply_kernel(
 
 
 def gradient_kernel(
-    first_ref: Ref,  # i32[X] the first row of every group
-    end_ref: Ref,  # i32[X] one past its last row
-    rows_ref: Ref,  # [M, inputs]
-    gradient_ref: Ref,  # [M, outputs]
-    out_ref: Ref,  # [X, inputs, outputs]
+    first_ref: jax.Ref,  # i32[X] the first row of every group
+    end_ref: jax.Ref,  # i32[X] one past its last row
+    rows_ref: jax.Ref,  # [M, inputs]
+    gradient_ref: jax.Ref,  # [M, outputs]
+    out_ref: jax.Ref,  # [X, inputs, outputs]
     *,
     height: int,
 ) -> None:
