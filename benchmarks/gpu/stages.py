@@ -26,6 +26,9 @@ UPDATE = (
     ("Qwen2.5-1.5B", 8, "full"),
     ("Qwen2.5-7B", 2, "full"),
 )
+# Rows of a product of Qwen3-30B-A3B's experts: those of 2,048 tokens.
+EXPERTS = ("--rows=16384", "--experts=128", "--inputs=2048", "--outputs=768", "--dtype=bfloat16")
+EXPERTS_TINY = ("--rows=64", "--experts=4", "--inputs=16", "--outputs=16", "--repeat=1")
 
 
 def benchmark(name: str, *arguments: str) -> list[str]:
@@ -35,7 +38,8 @@ def benchmark(name: str, *arguments: str) -> list[str]:
 def tests(scratch: Path, is_tiny: bool) -> list[Job]:
     mark = ["-k", "cpu and packed"] if is_tiny else ["-m", "gpu"]
     command = [sys.executable, "-m", "pytest", "-n", "0", "-s", *mark, "tests/device"]
-    return [Job("tests", 560, command)]
+    shape = EXPERTS_TINY if is_tiny else EXPERTS
+    return [Job("tests", 480, command), Job("experts", 80, benchmark("experts", *shape))]
 
 
 def decode(scratch: Path, is_tiny: bool) -> list[Job]:
