@@ -338,9 +338,9 @@ def _layer_gradient_bytes(learner: Learner, state: State, tokens: int) -> float:
     work = _layer_work(learner, state, tokens)
     if not learner.adapter.rank:
         return work
-    # The products of an adapter's gradients wait until the end of the layer, and what they multiply
-    # with them: fitted to the compiled programs in lab/memory.md. XLA for GPUs holds the outputs of
-    # products in fp32, and lets two of the layers that a step of a hybrid's scan computes wait.
+    # XLA computes the gradients of an adapter at the end of a layer, and holds what they multiply
+    # until then. The numbers are fitted to the compiled programs in lab/memory.md. On GPUs the
+    # outputs of products are held in fp32, and those of two layers of a hybrid's block.
     model, tensor = learner.model, learner.mesh.shape["tensor"]
     itemsize = jnp.dtype(learner.compute.dtype).itemsize
     is_gpu = is_on_gpu(learner.mesh)
@@ -348,15 +348,15 @@ def _layer_gradient_bytes(learner: Learner, state: State, tokens: int) -> float:
     if not model.num_experts:  # every device along "tensor" has the rows of all experts
         mlp /= tensor
     layers = 2 if is_gpu and model.delta_net is not None else 1
-    waiting = layers * tokens * (mlp + 7 * model.hidden_size * itemsize)
+    held = layers * tokens * (mlp + 7 * model.hidden_size * itemsize)
     forward_values = tokens * _values_per_token(model, tensor) * itemsize
-    return work + max(waiting - forward_values, 0.0)
+    return work + max(held - forward_values, 0.0)
 
 
 def _layer_work(learner: Learner, state: State, tokens: int) -> float:
-    """Returns the temporary bytes of one layer, whose gradient, if there is one, is of all weights.
+    """Returns the temporary bytes of one layer, and of its backward pass if all weights are trained.
 
-    See `_layer_gradient_bytes` for adapters.
+    `_layer_gradient_bytes` adds those of an adapter's backward pass.
     """
     model, mesh = learner.model, learner.mesh
     itemsize = jnp.dtype(learner.compute.dtype).itemsize
