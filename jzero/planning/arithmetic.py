@@ -354,7 +354,7 @@ def _layer_gradient_bytes(learner: Learner, state: State, tokens: int) -> float:
 
 
 def _layer_work(learner: Learner, state: State, tokens: int) -> float:
-    """Returns the temporary bytes of one layer, and of its backward pass if all weights are trained.
+    """Returns the temporary bytes of one layer, with its backward pass if all weights are trained.
 
     `_layer_gradient_bytes` adds those of an adapter's backward pass.
     """
