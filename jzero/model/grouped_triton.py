@@ -244,7 +244,6 @@ def weight_gradient(
     return call(kernel, grid, arguments, result, MOST_ROWS, interpret)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def triton_product(
     rows: Float[Array, "M inputs"],
     weights: Num[Array, "X inputs outputs"],
@@ -256,18 +255,30 @@ def triton_product(
 
     interpret: compute on any device, slowly, as tests do.
     """
-    return multiply(rows, weights, sizes, dtype, interpret)
+    return differentiable(dtype, interpret, rows, weights, sizes)
 
 
-Kept = tuple[jax.Array, jax.Array, jax.Array]  # the arguments
-
-
-def product_forward(
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def differentiable(
+    dtype: DTypeLike,
+    interpret: bool,
     rows: Float[Array, "M inputs"],
     weights: Num[Array, "X inputs outputs"],
     sizes: Int[Array, " X"],
+) -> Float[Array, "M outputs"]:
+    """Computes `triton_product`. JAX does not differentiate kernels."""
+    return multiply(rows, weights, sizes, dtype, interpret)
+
+
+Kept = tuple[jax.Array, jax.Array, jax.Array]  # the arrays
+
+
+def product_forward(
     dtype: DTypeLike,
     interpret: bool,
+    rows: Float[Array, "M inputs"],
+    weights: Num[Array, "X inputs outputs"],
+    sizes: Int[Array, " X"],
 ) -> tuple[Float[Array, "M outputs"], Kept]:
     return multiply(rows, weights, sizes, dtype, interpret), (rows, weights, sizes)
 
@@ -284,4 +295,4 @@ def product_backward(
     return of_rows, weight_gradient(rows, gradient, sizes, weights.dtype, interpret), None
 
 
-triton_product.defvjp(product_forward, product_backward)
+differentiable.defvjp(product_forward, product_backward)
