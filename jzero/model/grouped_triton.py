@@ -11,7 +11,7 @@ tiles are data: `tiles_of` places them before the kernel starts.
     d rows  = d out[r] W[g]^T        multiply(d out, weights, transposed=True)
     d W[g]  = rows[g]^T d out[g]     weight_gradient(rows, d out)
 
-Sums are in fp32. 8-bit integers are converted to the type of the rows tile by tile.
+Sums are in fp32. 8-bit weights are converted to the type of the rows tile by tile.
 """
 
 from collections.abc import Callable, Sequence
@@ -89,7 +89,9 @@ def part(ref: jax.Ref, first: Range, second: Range, *group: jax.Array) -> tuple:
 def load(ref: jax.Ref, first: Range, second: Range, *group: jax.Array) -> jax.Array:
     """Returns ref[group, first, second], and 0 at indices that do not exist."""
     place, mask = part(ref, first, second, *group)
-    return plgpu.load(place, mask=mask, other=0)
+    # Triton converts no integer to float8.
+    zero = 0 if jnp.issubdtype(ref.dtype, jnp.integer) else 0.0
+    return plgpu.load(place, mask=mask, other=zero)
 
 
 def store(values: jax.Array, ref: jax.Ref, first: Range, second: Range, *group: jax.Array) -> None:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
+from jax.typing import DTypeLike
 
 from jzero.errors import UserError
 from jzero.model.grouped_products import PRODUCTS, GroupedProduct, product_of_platform
@@ -104,9 +105,28 @@ def test_arrays_that_are_too_large_for_a_kernel_are_named() -> None:
         jax.eval_shape(partial(triton_product, dtype=jnp.bfloat16), *arguments)
 
 
-@pytest.mark.skipif(
+needs_cuda = pytest.mark.skipif(
     importlib.util.find_spec("jax_plugins") is None, reason="jax-cuda12-plugin is not installed"
 )
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.float8_e4m3fn, jnp.float32])
+def test_gpus_multiply_by_every_type_of_weights(dtype: DTypeLike) -> None:
+    place = SingleDeviceSharding(compile_only_devices("h100:1")[0])
+    arguments = [
+        jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+        for shape, dtype in (
+            ((64, 96), jnp.float32 if dtype == jnp.float32 else jnp.bfloat16),
+            ((8, 96, 40), dtype),
+            ((8,), jnp.int32),
+        )
+    ]
+    product = jax.jit(partial(triton_product, dtype=jnp.float32), out_shardings=place)
+    assert "triton" in product.lower(*arguments).compile().as_text()
+
+
+@needs_cuda
 def test_gpus_need_no_copy_of_the_rows_for_each_group() -> None:
     """XLA's `lax.ragged_dot` would take 2 GiB here for the product, and 6 for both gradients."""
     [device] = compile_only_devices("h100:1")
