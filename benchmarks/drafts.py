@@ -9,10 +9,11 @@ machine falls on both. The ratio of tokens a second is the median over --repeat 
 the last epoch is a run with the same weights and other noise.
 
 The script prints a Markdown table with one row for each draft, temperature and number of slots:
-tokens a second, the ratio, the share of drafted tokens that were accepted, the tokens of a slot in
-a pass of the model, and the share of responses with the same tokens as without drafts. That share
-is 1 with model.exact. Otherwise rounding may differ between one and several tokens, and a token
-whose probability lies on the edge of its noise may become another one.
+tokens a second, the ratio, the seconds of the tail (after three quarters of the responses have
+ended, as at the end of an RL step), the share of drafted tokens that were accepted, the tokens of a
+slot in a pass of the model, and the share of responses with the same tokens as without drafts. That
+share is 1 with model.exact. Otherwise rounding may differ between one and several tokens, and a
+token whose probability lies on the edge of its noise may become another one.
 """
 
 import argparse
@@ -47,6 +48,8 @@ HEADINGS = [
     "tokens/s without",
     "tokens/s",
     "ratio",
+    "tail s without",
+    "tail s",
     "accepted",
     "tokens a pass",
     "same responses",
@@ -57,6 +60,7 @@ class Decoded(NamedTuple):
     """One run over all prompts."""
 
     seconds: float
+    tail_seconds: float  # after three quarters of the responses have ended
     responses: list[list[int]]
     counters: DecodeCounters
 
@@ -137,10 +141,16 @@ def decode(
     scheduler = Scheduler(engine, params, lambda ids: "", past_responses=past_responses)
     groups = make_groups(prompts, args.group, num_new or args.new)
     started = time.perf_counter()
-    finished = list(scheduler.run(groups, args.group, temperature, make_seed(engine, (seed, 0))))
-    seconds = time.perf_counter() - started
+    finished: list[Sequence] = []
+    ends: list[float] = []
+    for sequence in scheduler.run(groups, args.group, temperature, make_seed(engine, (seed, 0))):
+        finished.append(sequence)
+        ends.append(time.perf_counter())
+    last = time.perf_counter()
+    tail = last - ends[3 * len(ends) // 4 - 1] if len(ends) > 1 else 0.0
     finished.sort(key=lambda sequence: sequence.request_id)
-    return Decoded(seconds, [sequence.new_tokens for sequence in finished], scheduler.counters)
+    responses = [sequence.new_tokens for sequence in finished]
+    return Decoded(last - started, tail, responses, scheduler.counters)
 
 
 def main() -> None:
@@ -196,6 +206,8 @@ def table_row(
         f"{without.speed:,.1f}",
         f"{drafted.speed:,.1f}",
         f"{ratio:.2f}",
+        f"{without.tail_seconds:.1f}",
+        f"{drafted.tail_seconds:.1f}",
         f"{accepted:.2f}",
         f"{emitted:.2f}",
         f"{np.mean(equal):.2f}",
