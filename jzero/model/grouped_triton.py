@@ -33,6 +33,7 @@ FEWEST_ROWS, MOST_ROWS = 16, 128  # limits of the rows of a tile; Triton multipl
 COLUMNS = 128  # of a tile
 INNER = 64  # terms of a sum that a program reads at a time, for types of 16 bits
 MOST_NUMBERS = 2**31 - 1  # of an array
+MOST_WARPS = 8  # of a program
 STAGES = 3  # reads that are under way while a program multiplies
 
 
@@ -58,7 +59,7 @@ def tiles_of(sizes: Int[Array, " X"], num_rows: int, height: int) -> Tiles:
 
 
 def height_of_tiles(num_rows: int, num_groups: int) -> int:
-    """Returns the rows of a tile: about those of a group of average size."""
+    """Returns the number of rows of a tile: about as many as an average group has."""
     return min(max(power_of_two(divide_up(num_rows, num_groups)), FEWEST_ROWS), MOST_ROWS)
 
 
@@ -179,7 +180,7 @@ def call(
     grid: tuple[int, ...],
     arguments: Sequence[jax.Array],
     out: jax.ShapeDtypeStruct,
-    height: int,
+    num_warps: int,
     interpret: bool,
 ) -> jax.Array:
     """Calls a kernel, whose programs read and write parts of whole arrays.
@@ -192,9 +193,7 @@ def call(
             f"a product of experts has {largest / 1e9:.1f} billion numbers, and Triton's kernels "
             "count to 2.1: lower train.microbatch_tokens, or rollout.num_slots"
         )
-    compiler_params = plgpu.CompilerParams(
-        num_warps=8 if height == MOST_ROWS else 4, num_stages=STAGES
-    )
+    compiler_params = plgpu.CompilerParams(num_warps=num_warps, num_stages=STAGES)
     run = pl.pallas_call(
         kernel, out_shape=out, grid=grid, compiler_params=compiler_params, interpret=interpret
     )
@@ -219,7 +218,8 @@ def multiply(
     grid = (len(tiles.group), divide_up(outputs, width_of(outputs)))
     kernel = partial(multiply_kernel, height=height, transposed=transposed)
     result = jax.ShapeDtypeStruct((num_rows, outputs), dtype)
-    out = call(kernel, grid, (*tiles, rows, weights), result, height, interpret)
+    num_warps = MOST_WARPS if height == MOST_ROWS else MOST_WARPS // 2
+    out = call(kernel, grid, (*tiles, rows, weights), result, num_warps, interpret)
     # No tile has written the rows without a group.
     return jnp.where((jnp.arange(num_rows) < sizes.sum())[:, None], out, 0)
 
@@ -243,7 +243,7 @@ def weight_gradient(
     result = jax.ShapeDtypeStruct((len(sizes), inputs, outputs), dtype)
     kernel = partial(gradient_kernel, height=height)
     arguments = (ends - sizes, ends, rows, gradient)
-    return call(kernel, grid, arguments, result, MOST_ROWS, interpret)
+    return call(kernel, grid, arguments, result, MOST_WARPS, interpret)
 
 
 def triton_product(

@@ -256,8 +256,8 @@ def one_layer(
     """Computes a layer: attention or a gated delta net, then the MLP or the experts.
 
     place, place_in_kind: of the layer in its block, and among the block's layers of its kind.
-    block_weights: of all layers of the block. Those of the layer are taken here, because the
-        backward pass keeps the arguments of this function: layers taken before it would be copies.
+    block_weights: the weights of all layers of the block. This function selects the layer's,
+        because the backward pass keeps its arguments: selected before, weights would be kept twice.
     index: the number of the layer among the layers of its kind. number: among all layers.
     """
     weights = weights_of_layer(block_weights, kind, place, place_in_kind)

@@ -339,8 +339,8 @@ def _layer_gradient_bytes(learner: Learner, state: State, tokens: int) -> float:
     if not learner.adapter.rank:
         return work
     # XLA computes the gradients of an adapter at the end of a layer, and holds what they multiply
-    # until then. The numbers are fitted to the compiled programs in lab/memory.md. On GPUs the
-    # outputs of products are held in fp32, and those of two layers of a hybrid's block.
+    # until then. The numbers are fitted to the compiled programs in lab/memory.md. On GPUs, XLA
+    # holds the outputs of products in fp32, and for a hybrid those of two layers at a time.
     model, tensor = learner.model, learner.mesh.shape["tensor"]
     itemsize = jnp.dtype(learner.compute.dtype).itemsize
     is_gpu = is_on_gpu(learner.mesh)
@@ -349,18 +349,16 @@ def _layer_gradient_bytes(learner: Learner, state: State, tokens: int) -> float:
         mlp /= tensor
     layers = 2 if is_gpu and model.delta_net is not None else 1
     held = layers * tokens * (mlp + 7 * model.hidden_size * itemsize)
-    forward_values = tokens * _values_per_token(model, tensor) * itemsize
-    return work + max(held - forward_values, 0.0)
+    return work + max(held - _activations_of_a_layer(learner, tokens), 0.0)
 
 
 def _layer_work(learner: Learner, state: State, tokens: int) -> float:
     """Returns the temporary bytes of one layer, with its backward pass if all weights are trained.
 
-    `_layer_gradient_bytes` adds those of an adapter's backward pass.
+    `_layer_gradient_bytes` adds what the backward pass of an adapter holds.
     """
     model, mesh = learner.model, learner.mesh
-    itemsize = jnp.dtype(learner.compute.dtype).itemsize
-    activations = tokens * _values_per_token(model, mesh.shape["tensor"]) * itemsize
+    activations = _activations_of_a_layer(learner, tokens)
     activations += _dequantized_bytes(learner) + delta_work_bytes(model, tokens)
     shards = weight_shards(mesh)
     if shards == 1:
@@ -371,8 +369,15 @@ def _layer_work(learner: Learner, state: State, tokens: int) -> float:
         layers = device_bytes(learner.abstract_base()["layers"])
         return activations + layers * shards / model.num_hidden_layers
     # Both the gathered weights and their gradient have the compute dtype.
+    itemsize = jnp.dtype(learner.compute.dtype).itemsize
     num_weights = device_bytes(state.params["layers"]) / FP32 * shards
     return activations + 2 * itemsize * num_weights / model.num_hidden_layers
+
+
+def _activations_of_a_layer(learner: Learner, tokens: int) -> float:
+    """Returns the bytes of the values of a layer's forward pass that exist at a time."""
+    itemsize = jnp.dtype(learner.compute.dtype).itemsize
+    return tokens * _values_per_token(learner.model, learner.mesh.shape["tensor"]) * itemsize
 
 
 def _dequantized_bytes(learner: Learner) -> float:

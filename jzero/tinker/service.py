@@ -102,7 +102,7 @@ class Service:
     def post(self, call: Callable[[], None]) -> None:
         """Runs a call in the event loop. For the worker's thread."""
         assert self.loop is not None, "a call comes before any result"
-        # If the server has ended, nobody waits for the result.
+        # If the server has ended, no request waits for the result.
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(call)
 

@@ -8,7 +8,6 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from threading import Thread
 
 import httpx
 import pytest
-from runs import started
+from runs import started, wait_for_request_threads
 
 from jzero.errors import UserError
 from jzero.run.metrics_writer import MetricsWriter
@@ -262,10 +261,7 @@ def test_a_browser_that_leaves_is_no_error(
                 # Closes without waiting for the reply, as a browser does.
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         assert httpx.get(f"{url}state").status_code == 200
-        deadline = time.monotonic() + 30
-        while any("process_request_thread" in thread.name for thread in threading.enumerate()):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for_request_threads()
     assert capfd.readouterr().err == ""
 
 

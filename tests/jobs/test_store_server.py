@@ -4,12 +4,12 @@ import http.client
 import socket
 import stat
 import struct
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import runs
 
 from jzero.errors import UserError
 from jzero.jobs import store_server
@@ -111,22 +111,14 @@ def test_mistakes_of_the_server_are_printed_and_clients_that_leave_are_not(
             # Closes without waiting for the reply.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     assert ask(server, "GET", "/names/results", key)[0] == 200
-    wait_for_threads()
+    runs.wait_for_request_threads()
     assert "Traceback" not in capfd.readouterr().err
 
     monkeypatch.setattr(server.store, "names", lambda folder: 1 / 0)
     with pytest.raises(http.client.RemoteDisconnected):
         ask(server, "GET", "/names/results", key)
-    wait_for_threads()
+    runs.wait_for_request_threads()
     assert "ZeroDivisionError" in capfd.readouterr().err
-
-
-def wait_for_threads() -> None:
-    """Waits until the server answers no request."""
-    deadline = time.monotonic() + 30
-    while any("process_request_thread" in thread.name for thread in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
