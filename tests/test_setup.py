@@ -101,9 +101,10 @@ def test_passes_over_problems_without_end_are_refused() -> None:
         setup.with_steps(settings)
 
 
-def test_passes_over_the_problems_are_refused_where_examples_are_learned() -> None:
-    with pytest.raises(UserError, match="train.prompt_epochs=3.0 counts passes of RL"):
-        reference.settings(train={"prompt_epochs": 3.0}, sft={"data": "countdown"})
+@pytest.mark.parametrize(("name", "value"), [("prompt_epochs", 3.0), ("steps", 60)])
+def test_lengths_of_rl_are_refused_where_examples_are_learned(name: str, value: float) -> None:
+    with pytest.raises(UserError, match=f"train.{name}={value} is the length of RL.*sft.epochs"):
+        reference.settings(train={name: value}, sft={"data": "countdown"})
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from jzero.config.schema import (
     Config,
     RolloutConfig,
     Setting,
+    TrainConfig,
     list_settings,
     walk,
 )
@@ -811,13 +812,17 @@ def check_jobs(config: Config) -> Iterator[str]:
 
 
 def check_length_of_the_run(config: Config) -> Iterator[str]:
-    """train.prompt_epochs is for RL only; supervised fine-tuning has sft.epochs."""
-    epochs = config.train.prompt_epochs
-    if epochs and config.sft is not None:
-        yield (
-            f"train.prompt_epochs={epochs} counts passes of RL, and this run has sft: "
-            "set train.prompt_epochs=0 and sft.epochs"
-        )
+    """Supervised fine-tuning has sft.epochs; the settings of the length of RL are refused."""
+    if config.sft is None:
+        return
+    train, default = config.train, TrainConfig()
+    for name in ("steps", "prompt_epochs"):
+        value, usual = getattr(train, name), getattr(default, name)
+        if value != usual:
+            yield (
+                f"train.{name}={value} is the length of RL, and this run has sft: leave it at "
+                f"{usual}, and set sft.epochs"
+            )
 
 
 def check_data_sources(config: Config) -> Iterator[str]:

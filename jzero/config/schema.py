@@ -708,7 +708,7 @@ class Sft:
         "tokens (all).",
         choices=("assistant", "all"),
     )
-    epochs: float = setting(1.0, "Number of passes over the data.")
+    epochs: float = setting(1.0, "Number of passes over the data. 0.1: a tenth of it.")
     batch_size: int = setting(128, "Examples per step.", at_least=1)
     pack_length: int = setting(4096, "Tokens per packed row.", at_least=1)
     long_examples: str = setting(
