@@ -37,6 +37,7 @@ from jzero.attention.pools import (
     write,
 )
 from jzero.errors import UserError
+from jzero.hosts.platform import platform_of
 from jzero.types import RowLayout
 
 
@@ -80,9 +81,8 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
     "tpu_fused": tpu_with_fused_decoding,
 }
 
-# The default backend of each platform (model.attention=""). Other platforms use "xla". Attached
-# NVIDIA GPUs have the platform "gpu"; described devices, which are not attached, have "cuda".
-PLATFORMS = {"tpu": "tpu", "gpu": "gpu", "cuda": "gpu"}
+# The default backend of each platform (model.attention=""). CPUs use "xla".
+PLATFORMS = {"tpu": "tpu", "gpu": "gpu"}
 # For backends that run on only one platform: the platform's entry in PLATFORMS.
 SAME_PLATFORM = {"tpu": "tpu", "gpu": "gpu", "tpu_fused": "tpu"}
 
@@ -102,7 +102,7 @@ def choose(
     """
     # By the mesh, and not by `lax.platform_dependent` inside of the programs: that traces every
     # branch, so that tiny CPU shapes would have to pass the checks of all kernels.
-    platform = mesh.devices.flat[0].platform
+    platform = platform_of(mesh)
     name = "exact" if exact else name
     default = PLATFORMS.get(platform, "xla")
     _check_name(name, platform, default)

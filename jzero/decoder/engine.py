@@ -61,6 +61,7 @@ from jzero.decoder.sampling import Filters, SlotFilters
 from jzero.decoder.score_program import ScoreInputs, TokenScores, compile_extend, compile_score
 from jzero.errors import UserError
 from jzero.hosts import collectives
+from jzero.hosts.platform import platform_of
 from jzero.model import qwen
 from jzero.model.delta_net import DeltaState
 from jzero.model.linear import RowAdapters
@@ -961,7 +962,7 @@ class Engine:
         """Returns the results of a program after the next program may be dispatched."""
         # XLA:CPU runs independent programs, such as a prefill and a call in flight, at the same
         # time. Two hosts would begin their collectives in different orders, and wait forever.
-        if self.mesh.is_multi_process and self.mesh.devices.flat[0].platform == "cpu":
+        if self.mesh.is_multi_process and platform_of(self.mesh) == "cpu":
             jax.block_until_ready(results)
         return results
 

@@ -13,6 +13,7 @@ import pkgutil
 from pathlib import Path
 
 import jax
+from jax.sharding import Mesh
 
 GOOGLE = "0x1ae0"  # the PCI vendor
 NO_TPUS = {"0x001f", "0x0042"}  # Google's PCI devices on every VM: disk and network
@@ -32,6 +33,15 @@ VARIABLES = (
 
 
 CPU_DEVICES_VARIABLE = "JAX_NUM_CPU_DEVICES"
+
+
+def platform_of(mesh: Mesh) -> str:
+    """Returns the platform of the devices of `mesh`: "tpu", "gpu" or "cpu".
+
+    GPUs that are described and not attached call themselves "cuda".
+    """
+    platform = mesh.devices.flat[0].platform
+    return "gpu" if platform == "cuda" else platform
 
 
 def choose_platform() -> None:

@@ -24,6 +24,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from jzero.attention.exact import sum_by_halves
+from jzero.hosts.platform import platform_of
 from jzero.model.delta_net import DeltaState, recur_chunks, recur_few, recur_step
 from jzero.model.exact import (
     ROW_TILE,
@@ -286,4 +287,4 @@ def choose_for_training(is_exact: bool, mesh: Mesh, shards: int = 1) -> Arithmet
 
 def is_tpu(mesh: Mesh) -> bool:
     """Returns whether the devices of `mesh` are TPUs."""
-    return mesh.devices.flat[0].platform == "tpu"
+    return platform_of(mesh) == "tpu"

@@ -30,6 +30,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from jzero.hosts.platform import platform_of
 from jzero.model.architecture import QwenConfig
 from jzero.model.arithmetic import PLAIN, Arithmetic
 from jzero.model.expert_arithmetic import ExpertMlps
@@ -111,7 +112,7 @@ def routes_of(carry: ExpertCarry) -> Int[Array, "N Lk"] | None:
 
 def training_placement(mesh: Mesh) -> Placement:
     """Returns the placement on a training mesh."""
-    product = product_of_platform(mesh.devices.flat[0].platform)
+    product = product_of_platform(platform_of(mesh))
     # If only rows are split, the entire program is inside a shard_map (`training.learner`).
     num_slices = mesh.shape.get("slices", 1)
     if num_slices * mesh.shape["data"] == mesh.size:
@@ -122,7 +123,7 @@ def training_placement(mesh: Mesh) -> Placement:
 
 def decoding_placement(mesh: Mesh) -> Placement:
     """Returns the placement on one shard of a decoding mesh (slots, tensor)."""
-    product = product_of_platform(mesh.devices.flat[0].platform)
+    product = product_of_platform(platform_of(mesh))
     return Placement(product, mesh.shape["tensor"])
 
 

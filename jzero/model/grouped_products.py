@@ -253,9 +253,8 @@ PRODUCTS: Mapping[str, GroupedProduct] = {
 }
 
 # The product of each platform; all others use "blocks", because XLA:CPU takes about ten times as
-# long for `lax.ragged_dot` (lab/speed.md). In a topology description of devices that are not
-# attached, the platform of CUDA GPUs is "cuda".
-PLATFORMS: Mapping[str, str] = {"tpu": "ragged", "gpu": "triton", "cuda": "triton"}
+# long for `lax.ragged_dot` (lab/speed.md).
+PLATFORMS: Mapping[str, str] = {"tpu": "ragged", "gpu": "triton"}
 
 
 def product_of_platform(platform: str) -> str:

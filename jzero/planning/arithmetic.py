@@ -24,6 +24,7 @@ from jax.sharding import Mesh
 from jzero.config import ModelConfig
 from jzero.decoder.engine import Engine
 from jzero.decoder.prefill import prefill_shapes
+from jzero.hosts.platform import platform_of
 from jzero.model import adapters
 from jzero.model.qwen import QwenConfig
 from jzero.planning.compiling import device_bytes
@@ -93,7 +94,7 @@ def _total(components: dict[str, float]) -> float:
 
 def is_on_gpu(mesh: Mesh) -> bool:
     """Returns whether XLA holds the outputs of products in fp32 where it adds others to them."""
-    return mesh.devices.flat[0].platform == "gpu"
+    return platform_of(mesh) == "gpu"
 
 
 # -- publish ---------------------------------------------------------------------------------------

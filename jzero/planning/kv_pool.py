@@ -22,6 +22,7 @@ from jzero.config import MemoryConfig, ModelConfig, RolloutConfig
 from jzero.decoder.engine import Engine
 from jzero.errors import UserError
 from jzero.hosts import collectives, processes
+from jzero.hosts.platform import platform_of
 from jzero.model.architecture import SLIDING
 from jzero.numerics.sizes import divide_up
 from jzero.planning import host_memory
@@ -191,7 +192,7 @@ def room_of_decoder(memory: MemoryConfig, engine: Engine, compute: ModelConfig) 
 
 
 def _shares_host_memory(engine: Engine, available: float | None) -> bool:
-    return available is None and engine.mesh.devices.flat[0].platform == "cpu"
+    return available is None and platform_of(engine.mesh) == "cpu"
 
 
 def _room_on_host() -> Room:

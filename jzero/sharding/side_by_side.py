@@ -26,6 +26,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import PyTree
 
 from jzero.config import ModelConfig
+from jzero.hosts.platform import platform_of
 from jzero.model import adapters, qwen
 from jzero.model.families import family_of
 from jzero.model.linear import JoinedWeight, PartOfJoined, join_outputs
@@ -58,7 +59,7 @@ def weight_layout(config: qwen.QwenConfig, model: ModelConfig, mesh: Mesh) -> We
     """
     # With an adapter, the decoder shares the frozen base with the trainer. With model.exact,
     # products must have the same bits as the trainer's.
-    platform = mesh.devices.flat[0].platform
+    platform = platform_of(mesh)
     if platform == "cpu" or model.adapter.rank or model.exact:
         return AS_TRAINED
     is_one_kind = family_of(config.model_type).stack is None  # a hybrid has a loop of its own

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jzero.algorithms import Algorithm
 from jzero.config import ModelConfig, RolloutConfig
 from jzero.errors import UserError
+from jzero.hosts.platform import platform_of
 from jzero.model.architecture import QwenConfig
 from jzero.model.families import FAMILIES, family_of
 from jzero.sharding.mesh import context_shards
@@ -87,7 +88,7 @@ def check_can_be_exact(compute: ModelConfig, model: QwenConfig, mesh: Mesh) -> N
             f"mesh.tensor={mesh.shape['tensor']}: the order of a sum over more than two devices is "
             "not fixed; with model.exact set mesh.tensor to 1 or 2"
         )
-    if mesh.devices.flat[0].platform == "tpu" and compute.dtype != "bfloat16":
+    if platform_of(mesh) == "tpu" and compute.dtype != "bfloat16":
         raise UserError(
             f"model.dtype={compute.dtype}: the products of model.exact on a TPU take "
             "bfloat16; set model.dtype=bfloat16, or model.exact=false"

@@ -44,6 +44,7 @@ from jzero.algorithms import Algorithm
 from jzero.config import ModelConfig, OptimizerConfig
 from jzero.errors import UserError
 from jzero.hosts import collectives
+from jzero.hosts.platform import platform_of
 from jzero.model import adapters, experts, huggingface, mtp, peft, qwen
 from jzero.model.arithmetic import Arithmetic, choose_for_training
 from jzero.model.run_model import ModelInputs, run_model
@@ -763,7 +764,7 @@ class SplitEmbedding:
 def check_experts_of_slices(model: qwen.QwenConfig, mesh: Mesh) -> None:
     """Raises UserError if several slices cannot compute the experts of a model."""
     # JAX has no vmap of `lax.ragged_dot` with weights that are the same for all (0.10).
-    is_on_cpu = mesh.devices.flat[0].platform == "cpu"
+    is_on_cpu = platform_of(mesh) == "cpu"
     if model.num_experts and num_slices(mesh) > 1 and not (is_data_parallel(mesh) or is_on_cpu):
         raise UserError(
             f"mesh.slices={num_slices(mesh)}: with experts every device of a slice needs whole "
@@ -810,7 +811,7 @@ def critic_learner(
 def training_options(mesh: Mesh, arithmetic: Arithmetic) -> dict[str, bool | str] | None:
     """Returns the XLA options for training programs, or None for XLA's defaults."""
     options = tpu_options(mesh) | arithmetic.compiler_options
-    if mesh.devices.flat[0].platform == "tpu":
+    if platform_of(mesh) == "tpu":
         # Where the weights of a product are sharded, XLA:TPU overlaps the product with the
         # transfer of the shards (windowed einsum) and accumulates results of full size in HBM. An
         # update of Qwen2.5-3B on v5e:2x4 then takes twice as many cycles (lab/log.md). No product

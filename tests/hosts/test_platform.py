@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 from jzero.hosts import platform
-from jzero.hosts.platform import VARIABLES, may_have_tpu
+from jzero.hosts.platform import VARIABLES, may_have_tpu, platform_of
+from jzero.planning.chips import DescribedDevice
 
 START = "from jzero import cli; cli.start_jax([]); import jax; print(jax.devices()[0].platform)"
 
@@ -151,3 +154,12 @@ def test_a_tpu_is_found_by_the_variables_that_describe_it(
     monkeypatch.setenv(name, "v5litepod-8")
 
     assert may_have_tpu(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("tpu", "tpu"), ("gpu", "gpu"), ("cuda", "gpu"), ("cpu", "cpu")]
+)
+def test_described_gpus_are_gpus(name: str, expected: str) -> None:
+    """A program that is planned is the one that runs: JAX's described GPUs are called "cuda"."""
+    mesh = Mesh(np.array([DescribedDevice(0, 0, name, "NVIDIA H100 80GB HBM3")]), "slots")
+    assert platform_of(mesh) == expected

@@ -135,7 +135,7 @@ def test_gpus_need_no_copy_of_the_rows_for_each_group() -> None:
     """XLA's `lax.ragged_dot` would take 2 GiB here for the product, and 6 for both gradients."""
     [device] = compile_only_devices("h100:1")
     place = SingleDeviceSharding(device)
-    product = PRODUCTS[product_of_platform(device.platform)]
+    product = PRODUCTS[product_of_platform("gpu")]
 
     def total(rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
         return product(rows, weights, sizes, jnp.bfloat16).astype(jnp.float32).sum()
