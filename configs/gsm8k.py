@@ -85,7 +85,8 @@ def smollm2() -> Config:
     return Config(
         name=f"gsm8k-{SMOLLM2}",
         model=ModelConfig(path=HUB[SMOLLM2], dtype="float32", remat="none"),
-        task=TaskConfig(name="gsm8k", template="chat"),
+        # Asked as in the examples of configs/sft.py:smollm2-135m, which have no instruction.
+        task=TaskConfig(name="gsm8k", template="chat", system_prompt="none"),
         rollout=RolloutConfig(
             num_prompts=8,
             group_size=8,

@@ -74,7 +74,8 @@ def smollm2() -> Config:
     return Config(
         name="sft-gsm8k-smollm2-135m",
         model=ModelConfig(path=HUB["smollm2-135m"], dtype="float32", remat="none"),
-        task=TaskConfig(name="gsm8k", template="chat"),
+        # Suites ask as the examples do, which have no instruction.
+        task=TaskConfig(name="gsm8k", template="chat", system_prompt="none"),
         rollout=RolloutConfig(max_prompt_tokens=256, max_new_tokens=256),
         optimizer=OptimizerConfig(lr=1e-4, schedule=schedules.Cosine(), warmup=schedules.Steps(10)),
         sft=Sft(data=DEFAULT_SETS["gsm8k"], batch_size=32, pack_length=512),

@@ -10,6 +10,9 @@ from jzero import algorithms, config
 from jzero.config.presets import keep_truncation_rule
 from jzero.errors import UserError
 from jzero.planning.models import architecture
+from jzero.problems.problem_sets import Row
+from jzero.tasks.math_problems import to_problem
+from jzero.training.examples import add_system_prompt, turns_of
 
 DEFAULT_TYPES = {
     setting.name: type(setting.value)
@@ -94,3 +97,14 @@ def test_the_models_of_all_recipes_can_be_planned(recipe: str) -> None:
     module = load_recipe(recipe)
     for preset in module.HUB:
         assert architecture(module.get_config(preset).model.path).num_hidden_layers > 0
+
+
+def test_gsm8k_is_asked_with_the_prompts_of_its_supervised_examples() -> None:
+    """SmolLM2 learns the solutions first, and would have to find them again for other prompts."""
+    supervised = load_recipe("sft").get_config("smollm2-135m")
+    examples = turns_of({"question": "How many?", "answer": "1 + 1 = 2\n#### 2"})
+    question, _ = examples
+    asked = add_system_prompt([question], supervised.sft.system_prompt)
+    for settings in (supervised, load_recipe("gsm8k").get_config("smollm2-135m")):
+        problem = to_problem(settings.task, "gsm8k", "0", Row("How many?", "2"))
+        assert problem.prompt == asked
