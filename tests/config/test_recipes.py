@@ -102,8 +102,7 @@ def test_the_models_of_all_recipes_can_be_planned(recipe: str) -> None:
 def test_gsm8k_is_asked_with_the_prompts_of_its_supervised_examples() -> None:
     """SmolLM2 learns the solutions first, and would have to find them again for other prompts."""
     supervised = load_recipe("sft").get_config("smollm2-135m")
-    examples = turns_of({"question": "How many?", "answer": "1 + 1 = 2\n#### 2"})
-    question, _ = examples
+    question, _ = turns_of({"question": "How many?", "answer": "1 + 1 = 2\n#### 2"})
     asked = add_system_prompt([question], supervised.sft.system_prompt)
     for settings in (supervised, load_recipe("gsm8k").get_config("smollm2-135m")):
         problem = to_problem(settings.task, "gsm8k", "0", Row("How many?", "2"))
