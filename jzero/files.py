@@ -1,19 +1,30 @@
-"""Reads and writes files of a run safely, even if the run is killed or the disk is full."""
+"""Reads and writes files safely: foreign files of any kind, and the files of a killed run.
+
+    for number, line in read_lines(path):    # regular files only, lines of a bounded length
+        row = parse_json(line, path, number)
+    settings = parse_json(read_text(path), path)
+
+`open_file` is the only way to open a file that another program or user has written: a FIFO, a
+device or a folder is refused before anything is read, and a size is bounded before it is allocated.
+"""
 
 import contextlib
 import errno
-import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from jzero import json_values
 from jzero.errors import UserError, causes
 
 JsonObject = dict[str, Any]  # a JSON object as `json` reads it
 
+MAX_TEXT_BYTES = 64 << 20  # of a file that is read whole, such as config.json
+MAX_LINE_BYTES = 64 << 20  # of a line of a log
 
 # Full disk, exceeded quota, file size limit.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -150,13 +161,117 @@ def check_not_input(out: Path, source: Path, flag: str) -> None:
         raise UserError(f"--out {out} is the file that {flag} reads: give another")
 
 
-def parse_json(text: str, path: Path, line: int | None = None) -> JsonObject:
-    """Parses a JSON object from the file `path`.
+def open_file(
+    path: str | os.PathLike[str],
+    most_bytes: int | None = None,
+    name: str = "",
+) -> BinaryIO:
+    """Opens an existing file that somebody else may have written.
 
-    Raises UserError, with the file name and the line number, if the text is damaged.
+    Args:
+        path: the file.
+        most_bytes: the size that is allowed, None for every size.
+        name: what errors call the file, such as "data FILE"; its path by default.
+
+    Raises:
+        FileNotFoundError: there is no file of this name.
+        UserError: the file is not a regular file, cannot be opened, or is too large.
+    """
+    name = name or str(path)
+    try:
+        # Without O_NONBLOCK, opening a FIFO waits for somebody who writes to it.
+        file = open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK))  # noqa: SIM115
+    except FileNotFoundError:
+        raise
+    except IsADirectoryError:
+        raise _irregular(name) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{name} cannot be opened ({reason}): fix its name or its rights") from None
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        file.close()
+        raise _irregular(name)
+    if most_bytes is not None and status.st_size > most_bytes:
+        file.close()
+        raise _too_large(name, most_bytes)
+    return file
+
+
+def _irregular(name: str) -> UserError:
+    return UserError(f"{name} is a folder, a pipe or a device: name a file")
+
+
+def _too_large(name: str, most_bytes: int) -> UserError:
+    return UserError(f"{name} has more than {most_bytes:,} bytes: name a smaller file")
+
+
+def read_bytes(
+    path: str | os.PathLike[str],
+    most_bytes: int = MAX_TEXT_BYTES,
+    name: str = "",
+) -> bytes:
+    """Returns the content of a file. Raises as `open_file` does."""
+    with open_file(path, most_bytes, name) as file:
+        # The size of a file in /proc is 0, and another process may append meanwhile.
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise _too_large(name or str(path), most_bytes)
+    return content
+
+
+def read_text(
+    path: str | os.PathLike[str],
+    most_bytes: int = MAX_TEXT_BYTES,
+    name: str = "",
+) -> str:
+    """Returns the content of a text file in UTF-8. Raises as `open_file` does.
+
+    Raises:
+        UserError: the file is not in UTF-8.
     """
     try:
-        value = json.loads(text)
+        return read_bytes(path, most_bytes, name).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{name or path} is not in UTF-8 (byte {error.start}): save the file in UTF-8"
+        ) from None
+
+
+def read_lines(
+    path: str | os.PathLike[str],
+    most_bytes: int = MAX_LINE_BYTES,
+    name: str = "",
+) -> Iterator[tuple[int, bytes]]:
+    """Yields the number, from 1, and the bytes of each line, with its line break.
+
+    Only a line feed ends a line. Raises as `open_file` does.
+
+    Raises:
+        UserError: a line has more than `most_bytes` bytes.
+    """
+    with open_file(path, name=name) as file:
+        number = 0
+        # The limit of `readline` bounds the memory for a file without line breaks.
+        while line := file.readline(most_bytes + 1):
+            number += 1
+            if len(line) > most_bytes:
+                raise UserError(
+                    f"{name or path} line {number} has more than {most_bytes:,} bytes: remove it"
+                )
+            yield number, line
+
+
+def parse_json(text: str | bytes, path: Path, line: int | None = None) -> JsonObject:
+    """Parses a JSON object from the file `path`, which may hold NaN.
+
+    Raises UserError, with the file name and the line number, if the text is damaged or exceeds the
+    bounds of `json_values.parse`. Bytes that are not UTF-8 become U+FFFD.
+    """
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "replace")
+    try:
+        value = json_values.parse(text, allows_nan=True)
         if not isinstance(value, dict):
             raise ValueError("no JSON object")
     except (ValueError, RecursionError) as error:
@@ -179,18 +294,16 @@ def read_jsonl(path: Path) -> list[JsonObject]:
     A file that does not exist has no lines. A last line without its newline is incomplete and is
     dropped.
 
-    Raises UserError if another line is damaged.
+    Raises UserError if another line is damaged, or if the file is not a regular file.
     """
-    if not path.exists():
-        return []
-    # errors="replace": an incomplete last line may end within a character. newline="\n": a response
-    # may contain a lone carriage return, which must not split its line.
-    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+    try:
         return [
             parse_json(line, path, number)
-            for number, line in enumerate(file, 1)
-            if line.endswith("\n")
+            for number, line in read_lines(path)
+            if line.endswith(b"\n")
         ]
+    except FileNotFoundError:
+        return []
 
 
 def rotated(samples: Path) -> Path:

@@ -28,7 +28,6 @@ import asyncio
 import functools
 import hmac
 import json
-import math
 import os
 import random
 import re
@@ -39,6 +38,7 @@ from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
+from jzero import json_values
 from jzero.errors import UserError, causes, reason_of, shown
 from jzero.types import JsonValue
 
@@ -53,18 +53,12 @@ GRACE_SECONDS = 5.0  # after the deadline, for the network thread
 MAX_REPLY_BYTES = 4 << 20
 MAX_ERROR_BYTES = 64 << 10  # of an error reply; the key is removed before the text is shortened
 SHOWN_BYTES = 300  # of an error reply in an error message
-MAX_DEPTH = 64  # of nested JSON arrays and objects
-MAX_CONTAINERS = 1 << 20  # arrays and objects of one reply; each takes up to 230 bytes of memory
-MAX_DIGITS = 300  # of an integer; longer ones do not fit a float64
 PARTS_AT_ONCE = 64  # chunks of a reply that are read before other exchanges get their turn
 HIDDEN_KEY = "[API key]"
 
 # Time-out, conflict, too early, too many requests: the same request may succeed later.
 _TRANSIENT_STATUSES = (408, 409, 425, 429)  # besides all statuses >= 500
 _KEY = re.compile(r"[\x21-\x7e]+")
-# Possessive repetitions: a string without its end fails at once instead of backtracking.
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-_NOT_A_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class RemoteError(Exception):
@@ -106,59 +100,12 @@ def parse_json(content: bytes, key: str = "") -> JsonValue:
     """Parses untrusted JSON. Lone surrogates become U+FFFD, and `key` becomes HIDDEN_KEY.
 
     Raises:
-        ValueError: the content is not UTF-8 or not JSON, has an object with duplicate keys or a
-            number that is not finite, or exceeds MAX_DEPTH, MAX_CONTAINERS or MAX_DIGITS.
+        ValueError: the content is not UTF-8, or `json_values.parse` refuses it.
     """
     text = content.decode("utf-8")
-    depth = 0
-
-    # Count containers and nesting before parsing, because the parser would build all of them.
-    brackets = _STRING.sub(b"", content).translate(None, _NOT_A_BRACKET)
-    # A container has two brackets.
-    if len(brackets) > 2 * MAX_CONTAINERS:
-        raise ValueError(f"more than {MAX_CONTAINERS} lists and objects")
-    # Strings are removed, so every bracket opens or closes a container.
-    for bracket in brackets:
-        depth += 1 if bracket in b"[{" else -1
-        if depth > MAX_DEPTH:
-            raise ValueError(f"nested more than {MAX_DEPTH} deep")
-    try:
-        value = json.loads(
-            text,
-            parse_int=_parse_int,
-            parse_float=_parse_float,
-            parse_constant=_refuse_constant,
-            object_pairs_hook=_to_object,
-        )
-    except json.JSONDecodeError as error:
-        raise ValueError(f"no JSON: {error.msg} at character {error.pos}") from None
+    value = json_values.parse(text)
     # Without an escape sequence there are no lone surrogates, and the key can only occur verbatim.
     return _clean(value, key) if "\\" in text or (key and key in text) else value
-
-
-def _parse_int(digits: str) -> int:
-    if len(digits) > MAX_DIGITS:
-        raise ValueError(f"a number of {len(digits)} digits")
-    return int(digits)
-
-
-def _parse_float(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        raise ValueError(f"{shown(digits)} does not fit a float64")
-    return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _to_object(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
-    # json.loads would silently keep the last of two equal keys.
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        raise ValueError("an object has the same key twice")
-    return value
 
 
 def _clean(value: JsonValue, key: str) -> JsonValue:

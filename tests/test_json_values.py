@@ -9,6 +9,8 @@ import pytest
 
 from jzero import json_values
 from jzero.types import Grade, JsonValue
+from tests.hostile_values import VALUES as VALUES_BY_NAME
+from tests.hostile_values import Raw, to_json
 
 VALUES: list[JsonValue] = [
     None, True, False, 0, 7, 2.5, "", "7", "text", [], [1, "a"], {}, {"a": [None]}
@@ -85,3 +87,53 @@ def test_members_are_found_by_path_and_kind() -> None:
     for path, kind in ((("a", 0, "b"), int), (("a", 0, "c"), str), (("a",), dict)):
         with pytest.raises(ValueError, match=r"is .* and not "):
             json_values.member(reply, path, kind)
+
+
+DOORS: list[tuple[Callable[[object], object], type]] = [
+    (lambda value: json_values.bounded_int(value, -5, 2**31 - 1, "x"), int),
+    (lambda value: json_values.bounded_number(value, -1e9, 1e9, "x"), float),
+    (lambda value: json_values.finite_number(value, -1e9, 1e9), float),
+    (lambda value: json_values.bounded_text(value, 100, "x"), str),
+    (lambda value: json_values.bounded_list(value, 3, "x"), list),
+]
+
+
+@pytest.mark.parametrize("name", VALUES_BY_NAME)
+def test_a_bounded_reader_returns_its_type_or_gives_one_line(name: str) -> None:
+    value = VALUES_BY_NAME[name]
+    for read, kind in DOORS:
+        try:
+            result = read(value)
+        except ValueError as error:
+            assert str(error).isprintable()
+            assert len(str(error)) < 300
+            continue
+        assert type(result) is kind or isinstance(result, Raw)
+        if isinstance(result, int | float):
+            assert math.isfinite(result)
+            assert abs(result) <= 2**31
+        if isinstance(result, str):
+            assert len(result.encode()) <= 400
+
+
+@pytest.mark.parametrize("name", VALUES_BY_NAME)
+def test_parsing_gives_a_finite_bounded_value_or_one_line(name: str) -> None:
+    text = to_json({"a": [VALUES_BY_NAME[name]]})
+    for allows_nan in (False, True):
+        try:
+            value = json_values.parse(text, allows_nan=allows_nan)
+        except ValueError as error:
+            assert str(error).isprintable()
+            continue
+        item = json_values.as_list(json_values.as_object(value)["a"])[0]
+        if isinstance(item, int | float):
+            assert allows_nan or math.isfinite(item)
+            float(item)  # no integer is beyond all floats
+
+
+def test_a_long_integer_among_short_ones_is_found() -> None:
+    for text in ("[1, 2e3, 3.5E-400]", "[" + "1" * 300 + "]"):
+        assert len(json_values.as_list(json_values.parse(text))) >= 1
+    for text in ("[" + "1" * 400 + ".0]", "[1E400]", "[1.1e+309]"):
+        with pytest.raises(ValueError):
+            json_values.parse(text)
