@@ -48,6 +48,7 @@ from jzero.planning.fitting import check_memory, fitting_pages, set_cpu_devices
 from jzero.planning.host_memory import check_host_memory, parts_of_run
 from jzero.planning.kv_pool import room_in_run, size_pool
 from jzero.planning.sizing import with_sizes, with_sizes_of
+from jzero.problems import problem_sets
 from jzero.problems.prompts import PromptTemplate
 from jzero.rewards import rewards
 from jzero.rollout.async_stream import (
@@ -227,12 +228,8 @@ def with_steps(config: Config) -> Config:
             f"{config.task.name} have no end without task.data; set train.prompt_epochs=0 and "
             "train.steps"
         )
-    steps_of_pass = num_problems / num_prompts
-    # Without drop_last, the last problems of a pass and the first of the next share a step.
-    if config.task.drop_last:
-        steps_of_pass = num_problems // num_prompts
-    # A small share of a pass may be less than a step.
-    steps = max(1, int(train.prompt_epochs * steps_of_pass))
+    pass_end = problem_sets.pass_end_of(config.task)
+    steps = problem_sets.num_steps(train.prompt_epochs, num_prompts, num_problems, pass_end)
     processes.print_once(
         f"train.prompt_epochs={train.prompt_epochs:g}: {num_problems} problems, {num_prompts} in a "
         f"step, take {steps} steps"

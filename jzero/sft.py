@@ -72,10 +72,10 @@ EXAMPLE_COLUMNS = (
 class SftData:
     """The rows of a run, as text."""
 
-    rows: problem_sets.Stream[
-        ExampleRow
-    ]  # endless and shuffled; step s takes rows (s - 1) * batch_size on
+    rows: problem_sets.Stream[ExampleRow]  # endless and shuffled
     num_examples: int  # rows of one epoch
+    # The last step of an epoch is shorter. Weights mix sets whose epochs end at different steps.
+    epoch_end: problem_sets.PassEnd
     held_out: list[ExampleRow]
 
 
@@ -121,8 +121,10 @@ def train(config: Config, workdir: Path) -> JsonObject:
     sft, clock = settings_of(config), Clock()
     with terminal.phase("read the data", has_bar=False):
         data = read_data(config)
-    # An epoch has as many rows as all data sets together. Even a small data set gets one step.
-    last_step = max(1, int(sft.epochs * data.num_examples) // sft.batch_size)
+    # An epoch has as many rows as all data sets together.
+    last_step = problem_sets.num_steps(
+        sft.epochs, sft.batch_size, data.num_examples, data.epoch_end
+    )
 
     base = read_base_model(config.model, config.rollout.draft)
     config = with_sizes_of(config, base.directory)
@@ -177,23 +179,29 @@ def train(config: Config, workdir: Path) -> JsonObject:
             for step in progress:
                 # -- Examples -> packed rows.
                 with clock("pack"):
-                    indices = range((step - 1) * sft.batch_size, step * sft.batch_size)
+                    indices = problem_sets.rows_of_step(
+                        step, sft.batch_size, data.num_examples, data.epoch_end
+                    )
                     rows = [data.rows[index] for index in indices]
                     examples = encode_rows(base.tokenizer, rows, sft)
-                    if not examples:
+                    # The few rows at the end of an epoch may all be too long: they change nothing.
+                    if not examples and (len(rows) == sft.batch_size or step == 1):
                         raise UserError(
                             f"step {step}: every example is longer than "
                             f"sft.pack_length={sft.pack_length} tokens; raise it, or set "
                             "sft.long_examples=cut"
                         )
-                    packed = trainer.pack(examples)
+                    packed = trainer.pack(examples) if examples else None
 
                 # -- Update. Reading the stats waits for the device. Schedules count optimizer steps
                 # from 0.
                 lr = learning_rate(config.optimizer, step - 1, last_step)
-                with clock("update"):
-                    state, stats = trainer.step(state, packed, lr)
-                    metrics = update_metrics(stats)
+                metrics: dict[str, float] = {}
+                if packed is not None:
+                    with clock("update"):
+                        state, stats = trainer.step(state, packed, lr)
+                        metrics = update_metrics(stats)
+                    metrics["update/padding"] = 1 - packed.num_inputs / packed.computed_inputs
                 # Before the checkpoint, because a state that is not finite stays so.
                 if wrong := nonfinite(metrics):
                     raise UserError(
@@ -202,13 +210,13 @@ def train(config: Config, workdir: Path) -> JsonObject:
                     )
                 metrics |= {
                     "optimizer/lr": lr,
-                    "sft/epoch": step * sft.batch_size / data.num_examples,
-                    "sft/dropped": sft.batch_size - len(examples),
-                    "update/padding": 1 - packed.num_inputs / packed.computed_inputs,
+                    "sft/epoch": (indices[-1] + 1) / data.num_examples,
+                    "sft/dropped": len(rows) - len(examples),
                 }
                 metrics |= progress.step_metrics()
-                # `step_metrics` has added the seconds.
-                metrics["update/tokens_per_second"] = packed.num_inputs / metrics["time/update"]
+                if packed is not None:
+                    # `step_metrics` has added the seconds.
+                    metrics["update/tokens_per_second"] = packed.num_inputs / metrics["time/update"]
 
                 # -- Evaluate.
                 if name := session.schedule.evaluation_after(step):
@@ -266,7 +274,8 @@ def read_data(config: Config) -> SftData:
     for source in find_held_out_sources(selection):
         held_out += read_rows(source, config, is_held_out=True)
     rows = problem_sets.stream(sets, selection.weights, config.train.seed)
-    return SftData(rows, sum(map(len, sets)), held_out)
+    epoch_end = "complete" if selection.weights else "short"
+    return SftData(rows, sum(map(len, sets)), epoch_end, held_out)
 
 
 def selection_of(sft: Sft) -> Selection:

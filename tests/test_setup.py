@@ -72,9 +72,9 @@ def ten_questions(tmp_path: Path) -> str:
     ("train", "steps"),
     [
         ({"steps": 7}, 7),
-        ({"steps": 0, "prompt_epochs": 3.0}, 7),  # 30 problems, 4 in a step
+        ({"steps": 0, "prompt_epochs": 3.0}, 8),  # 30 problems, 4 in a step
         ({"steps": 5, "prompt_epochs": 3.0}, 5),  # train.steps is the most there may be
-        ({"steps": 200, "prompt_epochs": 3.0}, 7),
+        ({"steps": 200, "prompt_epochs": 3.0}, 8),
         ({"steps": 0, "prompt_epochs": 0.1}, 1),
     ],
 )

@@ -185,6 +185,31 @@ def read_metrics(workdir: Path) -> list[dict[str, JsonValue]]:
     return read_jsonl(workdir / "metrics.jsonl")
 
 
+def test_the_last_step_of_an_epoch_is_shorter(tmp_path: Path) -> None:
+    """Also if all its examples are too long: it changes nothing then."""
+    rows = [{"prompt": f"{i}?", "completion": "1"} for i in range(5)]
+    data = write_jsonl(tmp_path / "rows.jsonl", rows)
+    settings = mixed_sets(tmp_path, data=data, eval_data="", batch_size=2)
+    # The epoch ends with one row.
+    read = sft.read_data(settings)
+    last = read.rows[4]["prompt"]
+    sft.train(settings, tmp_path / "run")
+
+    for row in rows:
+        if row["prompt"] == last:
+            row["completion"] = "1" * 40
+    change_sft(settings, data=write_jsonl(tmp_path / "with_a_long_row.jsonl", rows))
+    sft.train(settings, tmp_path / "long")
+
+    metrics = read_metrics(tmp_path / "run")
+    assert [row["sft/epoch"] for row in metrics] == [0.4, 0.8, 1.0]
+    assert [row["sft/dropped"] for row in metrics] == [0, 0, 0]
+    skipped = read_metrics(tmp_path / "long")
+    assert [row["sft/dropped"] for row in skipped] == [0, 0, 1]
+    assert "sft/loss" not in skipped[-1]
+    assert skipped[1]["sft/loss"] == metrics[1]["sft/loss"]
+
+
 @pytest.mark.thorough
 def test_an_epoch_sees_every_example_of_all_sets_once(tmp_path: Path) -> None:
     summary = sft.train(mixed_sets(tmp_path, epochs=2), tmp_path / "run")

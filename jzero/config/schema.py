@@ -748,7 +748,8 @@ class TrainConfig:
     prompt_epochs: float = setting(
         0.0,
         "Number of passes over the training problems. The number of RL steps is then problems * "
-        "prompt_epochs / rollout.num_prompts. 0: train.steps decides.",
+        "prompt_epochs / rollout.num_prompts, rounded up so that the last step has the last "
+        "problems. 0: train.steps decides.",
     )
     minibatches: int = setting(
         1,

@@ -22,7 +22,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, cast
 
 from jzero.errors import UserError, quoted
 from jzero.files import split_revision
@@ -601,10 +601,47 @@ def drawn(draw: Callable[[int], RowType]) -> Stream[RowType]:
     return cast(Stream[RowType], grain.MapDataset.source(_Drawn(draw)))
 
 
+# What a step does where a pass over the rows ends: rows of the next pass complete the step, the last
+# rows are dropped if they do not fill a step, or the last step of the pass is shorter.
+PassEnd = Literal["complete", "drop", "short"]
+
+
+def rows_of_step(step: int, count: int, num_rows: int, pass_end: PassEnd) -> range:
+    """Returns the indices in `stream` of the rows of a step.
+
+    A pass has `num_rows` indices, and a step `count` of them. Steps count from 1, and step 1 begins
+    the first pass. Step 0 has the rows of step 1: callers outside of training ask for it.
+    """
+    step_index = max(step - 1, 0)
+    if pass_end == "complete":
+        return range(step_index * count, (step_index + 1) * count)
+    passes, step_of_pass = divmod(step_index, int(_steps_of_pass(count, num_rows, pass_end)))
+    first = passes * num_rows + step_of_pass * count
+    return range(first, min(first + count, (passes + 1) * num_rows))
+
+
+def num_steps(passes: float, count: int, num_rows: int, pass_end: PassEnd) -> int:
+    """Returns the number of steps that see the rows of `passes` passes, at least 1."""
+    steps = passes * _steps_of_pass(count, num_rows, pass_end)
+    # 0.1 * 30 is slightly more than 3.
+    return max(1, math.ceil(steps - 1e-9))
+
+
+def _steps_of_pass(count: int, num_rows: int, pass_end: PassEnd) -> float:
+    if pass_end == "complete":
+        return num_rows / count
+    return num_rows // count if pass_end == "drop" else -(-num_rows // count)
+
+
+def pass_end_of(task: TaskConfig) -> PassEnd:
+    """Returns what the steps of RL do at the end of a pass."""
+    return "drop" if task.drop_last else "complete"
+
+
 def step_indices(
     step: int, count: int, num_rows: int, task: TaskConfig, weights: Sequence[float] = ()
 ) -> range:
-    """Returns the indices in `stream` of the `count` rows of a step.
+    """Returns the indices in `stream` of the `count` rows of a step of RL.
 
     With `task.drop_last` each pass over the `num_rows` rows starts with a new step, and the last
     rows of a pass are skipped if they do not fill a step. `weights` are the arguments of `stream`.
@@ -612,23 +649,17 @@ def step_indices(
     Raises:
         UserError: the rows do not fill one step, or weights mix passes of different lengths.
     """
-    if not task.drop_last:
-        return range(step * count, (step + 1) * count)
-    if weights:
+    if task.drop_last and weights:
         raise UserError(
             "task.drop_last=True counts passes over all sets, and weights mix passes of different "
             "lengths: leave weight out of task.data, or set task.drop_last=False"
         )
-    steps_of_pass = num_rows // count
-    if not steps_of_pass:
+    if task.drop_last and num_rows < count:
         raise UserError(
             f"task.drop_last=True: {num_rows} problems do not fill a step of "
             f"rollout.num_prompts={count}; lower it, or set task.drop_last=False"
         )
-    # The steps of a run count from 1, so step 1 begins the first pass.
-    passes, step_of_pass = divmod(max(step - 1, 0), steps_of_pass)
-    first = passes * num_rows + step_of_pass * count
-    return range(first, first + count)
+    return rows_of_step(step, count, num_rows, pass_end_of(task))
 
 
 def stream(

@@ -54,7 +54,7 @@ def test_a_published_countdown_set_keeps_its_order(tmp_path: Path) -> None:
         rows.append({"nums": [i % 9 + 1, i % 7 + 2, 3], "target": (i * 7) % 90 + 1})
     task = TaskConfig(data=write_rows(tmp_path / "c.jsonl", rows))
     problems: list[Problem] = []
-    for step in (0, 3, 20):
+    for step in (1, 4, 21):
         problems += countdown.train_problems(task, 7, step, 16)
 
     assert digest([problem.prompt for problem in problems]) == "175e21270470fa0a"
@@ -75,7 +75,7 @@ def test_shuffled_and_mixed_sets_keep_their_order(
 ) -> None:
     task = TaskConfig(name="math", data=with_weights(math_sets, weights))
     problems: list[Problem] = []
-    for step in (0, 3, 20):
+    for step in (1, 4, 21):
         problems += math_problems.train_problems(task, 7, step, 16)
 
     assert digest([problem.gold for problem in problems]) == expected
@@ -87,10 +87,10 @@ def test_a_step_is_read_without_the_steps_before_it(
 ) -> None:
     task = TaskConfig(name="math", data=with_weights(math_sets, weights))
     golds = []
-    for step in range(20):
+    for step in range(1, 21):
         golds += [p.gold for p in math_problems.train_problems(task, 7, step, 4)]
 
-    [later] = [[p.gold for p in math_problems.train_problems(task, 7, 1, 40)]]
+    [later] = [[p.gold for p in math_problems.train_problems(task, 7, 2, 40)]]
 
     assert later == golds[40:]
 

@@ -227,8 +227,8 @@ def test_a_published_set_is_split_and_shuffled(
     epoch_size = len(all_keys - held_out)
 
     evaluated = keys_of(countdown.eval_problems(task, len(held_out)))
-    first_epoch = keys_of(countdown.train_problems(task, 0, 0, epoch_size))
-    second_epoch = keys_of(countdown.train_problems(task, 0, 1, epoch_size))
+    first_epoch = keys_of(countdown.train_problems(task, 0, 1, epoch_size))
+    second_epoch = keys_of(countdown.train_problems(task, 0, 2, epoch_size))
 
     assert set(evaluated) == held_out
     assert set(first_epoch) == set(second_epoch) == all_keys - held_out
@@ -239,9 +239,9 @@ def test_a_published_set_is_split_and_shuffled(
     # The problems of a step are the same as those of as many steps of one problem.
     quarter = epoch_size // 4
     steps_of_one = []
-    for index in range(3 * quarter, 4 * quarter):
+    for index in range(3 * quarter + 1, 4 * quarter + 1):
         steps_of_one += countdown.train_problems(task, 0, index, 1)
-    assert countdown.train_problems(task, 0, 3, quarter) == steps_of_one
+    assert countdown.train_problems(task, 0, 4, quarter) == steps_of_one
 
 
 def test_the_rows_to_train_on_can_be_chosen_and_counted(

@@ -110,7 +110,7 @@ def datasets_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check_problems(task: config.TaskConfig, held_out: list[dict[str, Any]]) -> None:
     """Asserts that a task trains on TRAIN_ROWS and is evaluated on the rows `held_out`."""
-    trained = math_problems.train_problems(task, 0, 0, 10)
+    trained = math_problems.train_problems(task, 0, 1, 10)
     evaluated = math_problems.eval_problems(task, 100)
 
     found = {(problem.prompt, problem.gold["answer"]) for problem in trained}
@@ -175,8 +175,8 @@ def test_json_answers_keep_their_text(tmp_path: Path) -> None:
 def test_every_epoch_has_all_problems_in_another_order(tmp_path: Path) -> None:
     task = math_task(write_jsonl(tmp_path / "a.jsonl", question_rows(12)))
 
-    first = math_problems.train_problems(task, 0, 0, 12)
-    second = math_problems.train_problems(task, 0, 1, 12)
+    first = math_problems.train_problems(task, 0, 1, 12)
+    second = math_problems.train_problems(task, 0, 2, 12)
 
     assert len(set(prompts_of(first))) == 12
     assert set(prompts_of(first)) == set(prompts_of(second))
@@ -188,11 +188,11 @@ def test_every_epoch_has_all_problems_in_another_order(tmp_path: Path) -> None:
 def test_problems_are_a_function_of_seed_and_step(tmp_path: Path) -> None:
     task = math_task(write_jsonl(tmp_path / "a.jsonl", question_rows(12)))
 
-    first = math_problems.train_problems(task, 0, 0, 12)
-    second = math_problems.train_problems(task, 0, 1, 12)
-    of_another_seed = math_problems.train_problems(task, 1, 0, 12)
+    first = math_problems.train_problems(task, 0, 1, 12)
+    second = math_problems.train_problems(task, 0, 2, 12)
+    of_another_seed = math_problems.train_problems(task, 1, 1, 12)
 
-    assert first + second == steps_of_one_problem(task, 0, 0, 24)
+    assert first + second == steps_of_one_problem(task, 0, 1, 25)
     assert prompts_of(first) != prompts_of(of_another_seed)
 
 
@@ -209,7 +209,7 @@ def two_sets(tmp_path: Path) -> str:
 
 def count_by_set(task: config.TaskConfig, count: int) -> collections.Counter[str]:
     """Returns how many of the first problems are from each set."""
-    problems = math_problems.train_problems(task, 3, 0, count)
+    problems = math_problems.train_problems(task, 3, 1, count)
     return collections.Counter(prompt.split()[0] for prompt in prompts_of(problems))
 
 
@@ -222,7 +222,7 @@ def test_sets_are_mixed_by_their_weights(two_sets: str) -> None:
     task = math_task(f"rows('{first}',weight=1),rows('{second}',weight=3)")
 
     assert count_by_set(task, 400) == {"a": 100, "b": 300}
-    assert math_problems.train_problems(task, 3, 5, 8) == steps_of_one_problem(task, 3, 40, 48)
+    assert math_problems.train_problems(task, 3, 6, 8) == steps_of_one_problem(task, 3, 41, 49)
 
 
 def test_every_set_needs_a_weight(two_sets: str) -> None:
@@ -231,7 +231,7 @@ def test_every_set_needs_a_weight(two_sets: str) -> None:
 
     message = "some of the sets have a weight: give each of them one, or none"
     with pytest.raises(ValueError, match=message):
-        math_problems.train_problems(task, 3, 0, 1)
+        math_problems.train_problems(task, 3, 1, 1)
 
 
 # Columns and dropped rows
@@ -252,7 +252,7 @@ def test_columns_and_levels_are_those_of_the_settings(named_otherwise: str) -> N
         str(Rows(named_otherwise, problem="Q", answer="gold", level_min=4, level_max=5))
     )
 
-    problems = math_problems.train_problems(task, 0, 0, 8)
+    problems = math_problems.train_problems(task, 0, 1, 8)
 
     found = {(problem.prompt, problem.gold["answer"]) for problem in problems}
     assert found == {(f"q {i}", f"{i},000") for i in range(20) if i % 5 >= 3}
@@ -286,7 +286,7 @@ def test_the_split_and_the_rows_to_train_on_can_be_chosen(tmp_path: Path) -> Non
     few_of_a_level = math_task(str(Rows(source, limit=1, level_min=2, level_max=2)))
 
     def trained(task: config.TaskConfig) -> set[str]:
-        return set(prompts_of(math_problems.train_problems(task, 0, 0, 60)))
+        return set(prompts_of(math_problems.train_problems(task, 0, 1, 60)))
 
     assert trained(hard) == {f"hard {i}" for i in range(6)}
     assert trained(few) == {f"p {i}" for i in range(4)}
@@ -314,7 +314,7 @@ def test_dropped_rows_are_counted(tmp_path: Path) -> None:
     test_set = write_jsonl(tmp_path / "test.jsonl", [{"problem": "P  3!", "answer": "3"}])
     task = math_task(train_set, eval_data=test_set)
 
-    trained = math_problems.train_problems(task, 0, 0, 50)
+    trained = math_problems.train_problems(task, 0, 1, 50)
     notes = TASKS["math"].notes(task)
 
     assert len(set(prompts_of(trained))) == 5
@@ -337,7 +337,7 @@ def test_the_contaminated_gsm8k_is_refused_by_content(
 
     message = "holds GSM8K's test questions among its 8792 rows: train on the 7,473"
     with pytest.raises(ValueError, match=message):
-        math_problems.train_problems(task, 0, 0, 1)
+        math_problems.train_problems(task, 0, 1, 1)
 
 
 def test_gsm8k_is_whole(shared: Path) -> None:
