@@ -601,8 +601,8 @@ def drawn(draw: Callable[[int], RowType]) -> Stream[RowType]:
     return cast(Stream[RowType], grain.MapDataset.source(_Drawn(draw)))
 
 
-# What a step does where a pass over the rows ends: rows of the next pass complete the step, the last
-# rows are dropped if they do not fill a step, or the last step of the pass is shorter.
+# What a step does where a pass over the rows ends: rows of the next pass complete the step, the
+# last rows are dropped if they do not fill a step, or the last step of the pass is shorter.
 PassEnd = Literal["complete", "drop", "short"]
 
 
