@@ -34,6 +34,7 @@ from jzero.run.finished import FoundModel, find_model
 from jzero.types import Problem
 
 RESAMPLES = 10_000
+NUMBERS_AT_A_TIME = 1 << 20  # drawn numbers of the bootstrap
 SHOWN = 5  # problems of each kind
 LONGEST_SHOWN = 200  # characters of a question or of the end of a response
 
@@ -68,8 +69,13 @@ def paired_difference(
     rng = np.random.default_rng(seed)
     # Drawing gains draws both results of a problem together. Independent resamples of the two
     # models would ignore that both find the same problems hard, and give a wider interval.
-    drawn = rng.integers(0, len(gains), (RESAMPLES, len(gains)))
-    low, high = np.quantile(gains[drawn].mean(axis=1), (0.025, 0.975))
+    # Some resamples at a time: all of them would take a gigabyte for 6,000 problems.
+    means = []
+    while len(means) < RESAMPLES:
+        count = min(RESAMPLES - len(means), max(1, NUMBERS_AT_A_TIME // len(gains)))
+        drawn = rng.integers(0, len(gains), (count, len(gains)))
+        means.extend(gains[drawn].mean(axis=1).tolist())
+    low, high = np.quantile(means, (0.025, 0.975))
     # McNemar's test counts problems that are solved or not. A share of several samples is neither.
     is_binary = bool(np.isin(np.concatenate([base, run]), (0.0, 1.0)).all())
     p_value = mcnemar(int((gains > 0).sum()), int((gains < 0).sum())) if is_binary else None

@@ -532,14 +532,18 @@ def run_loglikelihood(
     return summary
 
 
+def percent_with_error(share: float, error: float | None) -> str:
+    """Returns a share in percent, with its standard error if there are several problems."""
+    return f"{100 * share:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
+
+
 def likelihood_table(summary: Mapping[str, LikelihoodSummary]) -> str:
     """Returns a line for each file of questions."""
     lines = [f"{'questions':16}{'problems':>9}{'accuracy':>14}{'per character':>16}"]
     for name, values in summary.items():
-        by_sum = f"{100 * values['accuracy']:.1f} ± {100 * values['stderr']:.1f}"
-        per_character = (
-            f"{100 * values['accuracy_per_character']:.1f} ± "
-            f"{100 * values['stderr_per_character']:.1f}"
+        by_sum = percent_with_error(values["accuracy"], values["stderr"])
+        per_character = percent_with_error(
+            values["accuracy_per_character"], values["stderr_per_character"]
         )
         num_problems = values["problems"]
         lines.append(f"{name:16}{num_problems:9d}{by_sum:>14}{per_character:>16}")
@@ -575,7 +579,7 @@ def table(summary: Mapping[str, SuiteSummary]) -> str:
     ]
     for name, suite in summary.items():
         for kind, metrics in suite["kinds"].items():
-            accuracy = f"{100 * metrics['accuracy']:.1f} ± {100 * metrics['stderr']:.1f}"
+            accuracy = percent_with_error(metrics["accuracy"], metrics.get("stderr"))
             pass_at_most = _last_percentage(metrics, "pass@")
             majority = _last_percentage(metrics, "maj@")
             lines.append(

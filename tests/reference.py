@@ -391,7 +391,7 @@ def token_weights(
         if kind == "token_mean":
             return 1 / max(sum(counts[j] for j in chosen), 1)
         if kind == "batch_token_mean":
-            return 1 / sum(counts)
+            return len(counts) / len(chosen) / sum(counts)
         assert kind == "constant", kind
         return 1 / len(chosen) / (algorithm.length_norm or max_new)
 

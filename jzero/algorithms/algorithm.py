@@ -122,7 +122,7 @@ class TokenMean:
 
 @dataclass(frozen=True)
 class BatchTokenMean:
-    """A sum over tokens, divided by the number of tokens of all optimizer steps of the RL step."""
+    """A sum over tokens, divided by the mean number of tokens of the RL step's optimizer steps."""
 
 
 @dataclass(frozen=True)

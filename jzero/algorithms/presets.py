@@ -379,7 +379,7 @@ def trl_018(**changes: object) -> Algorithm:
 
 
 def trl_head(**changes: object) -> Algorithm:
-    """The default of TRL 1.10 (dapo) with its correction for vLLM."""
+    """The default of TRL 1.10 to 1.16 (dapo) with its correction for vLLM."""
     algorithm = Algorithm(
         name="trl_head",
         advantage=GroupMeanStd(1e-4),

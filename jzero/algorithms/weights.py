@@ -53,11 +53,16 @@ def token_mean(lengths: Lengths, all_lengths: AllLengths, max_length: int) -> Le
 
 
 def batch_token_mean(lengths: Lengths, all_lengths: AllLengths, max_length: int) -> Lengths:
-    """w = 1 / sum_i |o_i|, with the sum over all optimizer steps of the RL step.
+    """w = K / sum_i |o_i|, with the sum over all K optimizer steps of the RL step.
 
-    Source: loss_type="dapo" of TRL 1.10.
+    K is the number of all rollouts divided by the rollouts of this optimizer step. If all responses
+    are equally long this is `token_mean`; else steps with longer responses have a larger loss.
+
+    Source: loss_type="dapo" of TRL 1.10 to 1.16, which divides a loss by the tokens of the
+    generation batch * gradient_accumulation_steps / steps_per_generation.
     """
-    return np.full(len(lengths), 1.0 / max(all_lengths.sum(), 1.0))
+    num_steps = len(all_lengths) / max(len(lengths), 1)
+    return np.full(len(lengths), num_steps / max(all_lengths.sum(), 1.0))
 
 
 def constant(lengths: Lengths, all_lengths: AllLengths, max_length: int) -> Lengths:

@@ -23,6 +23,7 @@ from jzero.config.data_sources import read_sources
 from jzero.config.placement import Jobs, Together
 from jzero.config.schema import (
     EIGHT_BITS,
+    LARGEST_B1_IN_16_BITS,
     LARGEST_B2_IN_16_BITS,
     Config,
     RolloutConfig,
@@ -519,9 +520,15 @@ def check_offload(config: Config) -> Iterator[str]:
         )
 
 
-def check_second_moment(config: Config) -> Iterator[str]:
-    """A second moment in bfloat16 must change by more than its rounding error."""
+def check_moments(config: Config) -> Iterator[str]:
+    """A moment in bfloat16 must change by more than its rounding error."""
     settings = config.optimizer
+    if settings.mu_dtype == "bfloat16" and settings.b1 > LARGEST_B1_IN_16_BITS:
+        yield (
+            f"optimizer.mu_dtype=bfloat16 rounds by up to 0.2 %, and with optimizer.b1="
+            f"{settings.b1:g} a first moment stops before it reaches the mean of the gradients: "
+            f"set optimizer.b1 to at most {LARGEST_B1_IN_16_BITS}, or mu_dtype to float32"
+        )
     if settings.nu_dtype == "bfloat16" and settings.b2 > LARGEST_B2_IN_16_BITS:
         yield (
             f"optimizer.nu_dtype=bfloat16 rounds by up to 0.2 %, and with optimizer.b2="
@@ -999,7 +1006,7 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_correction,
     check_quantized_weights,
     check_offload,
-    check_second_moment,
+    check_moments,
     check_parts_of_the_algorithm,
     check_dual_clip,
     check_parts_of_the_loss,

@@ -78,6 +78,13 @@ def majority_vote(answers: Sequence[str], correct: Sequence[bool]) -> float:
     return (None in winners) / len(winners)
 
 
+def standard_error(values: Float[np.ndarray, " problems"]) -> float | None:
+    """Returns the standard error of a mean, or None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    return float(values.std(ddof=1) / np.sqrt(len(values)))
+
+
 def accuracy_metrics(
     rollouts: list[Rollout],
     num_samples: int,
@@ -89,7 +96,7 @@ def accuracy_metrics(
 
         problems     number of problems
         accuracy     avg@num_samples: the share of correct samples
-        stderr       standard error of the accuracy over problems
+        stderr       standard error of the accuracy over problems; absent for one problem
         length       mean response tokens
         truncated    share of responses that reached the token limit
         pass@k       for k = 2, 4, 8, ... and num_samples, if there are several samples
@@ -101,11 +108,13 @@ def accuracy_metrics(
     metrics = {
         "problems": float(len(correct)),
         "accuracy": float(correct.mean()),
-        # Over problems and not over samples: samples of one problem are not independent.
-        "stderr": float(correct.mean(axis=1).std() / np.sqrt(len(correct))),
         "length": float(np.mean([rollout.response_length for rollout in rollouts])),
         "truncated": float(np.mean([rollout.finish_reason == "length" for rollout in rollouts])),
     }
+    # Over problems and not over samples: samples of one problem are not independent.
+    error = standard_error(correct.mean(axis=1))
+    if error is not None:
+        metrics["stderr"] = error
     # pass@k and maj@k need several samples.
     if num_samples == 1:
         return metrics

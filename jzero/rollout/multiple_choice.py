@@ -7,13 +7,12 @@ multiple_choice, with the question as its doc_to_text. Nothing is sampled.
 """
 
 import json
-import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypedDict
 
 import numpy as np
-from jaxtyping import Float64, Int32
+from jaxtyping import Int32
 
 from jzero.decoder.scoring import Scoring, score_all
 from jzero.errors import UserError
@@ -21,6 +20,7 @@ from jzero.files import parse_json
 from jzero.hosts import collectives
 from jzero.model import qwen, tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
+from jzero.rollout.evaluation import standard_error
 from jzero.rollout.sampler import Sampler
 
 
@@ -58,9 +58,9 @@ class LikelihoodSummary(TypedDict):
     problems: int  # evaluated questions
     dropped: int  # questions longer than the model's context
     accuracy: float  # by the sum
-    stderr: float
+    stderr: float | None  # None for one question
     accuracy_per_character: float
-    stderr_per_character: float
+    stderr_per_character: float | None
 
 
 def read_questions(path: Path) -> list[MultipleChoice]:
@@ -189,13 +189,6 @@ def summarize(answered: list[AnsweredChoice], dropped: int) -> LikelihoodSummary
         accuracy_per_character=float(per_character.mean()),
         stderr_per_character=standard_error(per_character),
     )
-
-
-def standard_error(values: Float64[np.ndarray, " problems"]) -> float:
-    """Returns the standard error of a mean; 0 for fewer than two values."""
-    if len(values) < 2:
-        return 0.0
-    return float(values.std(ddof=1) / math.sqrt(len(values)))
 
 
 def rows(answered: list[AnsweredChoice]) -> str:

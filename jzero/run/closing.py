@@ -1,9 +1,9 @@
 """What the terminal shows of a run's evaluations, and the box at its end.
 
-eval after: accuracy 0.344 ± 0.084 (+0.219), length 21, cut 0.06
+eval after: accuracy 0.344 ± 0.087 (+0.219), length 21, cut 0.06
 
 ── countdown-tiny: 14 steps in 1:12 ────────────────────────────────────────
-  accuracy  0.125 ± 0.083 -> 0.344 ± 0.084 (+0.219), 16 problems
+  accuracy  0.125 ± 0.085 -> 0.344 ± 0.087 (+0.219), 16 problems
   model     runs/tiny/export-14
 """
 
@@ -149,7 +149,9 @@ def _label(prefix: str) -> str:
 
 
 def _with_error(values: Mapping[str, float], prefix: str) -> str:
-    return f"{values[f'{prefix}/accuracy']:.3f} ± {values[f'{prefix}/stderr']:.3f}"
+    accuracy, error = values[f"{prefix}/accuracy"], values.get(f"{prefix}/stderr")
+    # One problem has no standard error.
+    return f"{accuracy:.3f}" + ("" if error is None else f" ± {error:.3f}")
 
 
 def _difference(

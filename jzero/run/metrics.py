@@ -355,7 +355,9 @@ METRICS: dict[str, Metric] = {
         "share",
     ),
     "eval[/<suite>]/problems": Metric("Problems of the evaluation.", "problems"),
-    "eval[/<suite>]/stderr": Metric("Standard error of the accuracy over problems.", "share"),
+    "eval[/<suite>]/stderr": Metric(
+        "Standard error of the accuracy over problems; absent for one problem.", "share"
+    ),
     "eval[/<suite>]/length": Metric("Mean length of a response.", "tokens"),
     "eval[/<suite>]/truncated": Metric(
         "Share of responses whose last turn ran into the token limit.", "share"

@@ -188,7 +188,12 @@ def read_datum(
         raise UserError(f"{name}: target_tokens are float32: send integers")
     weights = inputs.get("weights", np.ones(targets.shape, np.float32)).reshape(ids.shape)
     advantages = field_or("advantages", 0)
-    has_loss = advantages != 0 if "advantages" in INPUTS[loss] else (weights != 0).any(axis=1)
+    if loss == "dro":
+        # The penalty does not vanish with the advantage, so prompts need a mask.
+        is_prompt = (advantages == 0) & (field_or("logprobs", 0) == 0)
+        weights = np.where(is_prompt[:, None], np.float32(0), weights)
+    by_weight = loss in ("cross_entropy", "dro")
+    has_loss = (weights != 0).any(axis=1) if by_weight else advantages != 0
     return Datum(
         tokens=tokens,
         targets=ids,

@@ -11,6 +11,9 @@ With p the model's probability of the target, q the given `logprobs`, r = p / q,
 
 A loss is the sum of its terms over all tokens. Nothing is divided by the number of tokens or
 sequences. All log-probabilities have temperature 1.
+
+dro has a penalty where A is 0, too. Clients send the tokens of a prompt with `advantages` and
+`logprobs` of 0, and have no other mask for them: such positions have no loss.
 """
 
 from collections.abc import Mapping
@@ -62,9 +65,9 @@ def token_loss(
         return -lax.stop_gradient(clipped) * advantages * first
 
     def dro() -> jax.Array:
-        # Clients send prompts with advantage 0, and no other mask: their penalty does not count.
+        # The weights are 0 on prompts (`datums.read_datum`), which have no penalty.
         penalty = 0.5 * examples.beta * (first - old) ** 2
-        return -(advantages * first - jnp.where(advantages != 0, penalty, 0))
+        return -(advantages * first - jnp.where(examples.weights[..., 0] != 0, penalty, 0))
 
     # All five are cheap next to the model, and one program serves them all.
     return lax.switch(kind, (cross_entropy, importance_sampling, ppo, cispo, dro))

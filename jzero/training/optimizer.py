@@ -33,23 +33,27 @@ def optimizer(settings: OptimizerConfig) -> optax.GradientTransformation:
 
 def _adam(settings: OptimizerConfig) -> optax.GradientTransformation:
     """Returns Adam, whose moments are kept in `mu_dtype` and `nu_dtype` and computed in fp32."""
+    float32 = jnp.dtype(jnp.float32)
     mu_dtype, nu_dtype = jnp.dtype(settings.mu_dtype), jnp.dtype(settings.nu_dtype)
-    adam = optax.scale_by_adam(settings.b1, settings.b2, settings.eps, mu_dtype=mu_dtype)
-    if nu_dtype == jnp.float32:
+    adam = optax.scale_by_adam(settings.b1, settings.b2, settings.eps, mu_dtype=float32)
+    if mu_dtype == nu_dtype == float32:
         return adam
 
-    def with_nu(state: optax.OptState, dtype: jnp.dtype) -> optax.ScaleByAdamState:
+    # optax would multiply a moment of 16 bits by its decay in 16 bits, which rounds both: a step
+    # would be biased by several percent. Here a moment is rounded once, when it is stored.
+    def cast(state: optax.OptState, mu: jnp.dtype, nu: jnp.dtype) -> optax.ScaleByAdamState:
         assert isinstance(state, optax.ScaleByAdamState)
-        return state._replace(nu=optax.tree.cast(state.nu, dtype))
+        mu_tree, nu_tree = optax.tree.cast(state.mu, mu), optax.tree.cast(state.nu, nu)
+        return state._replace(mu=mu_tree, nu=nu_tree)
 
     def init(params: optax.Params) -> optax.OptState:
-        return with_nu(adam.init(params), nu_dtype)
+        return cast(adam.init(params), mu_dtype, nu_dtype)
 
     def update(
         updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, optax.OptState]:
-        step, state = adam.update(updates, with_nu(state, jnp.dtype(jnp.float32)), params)
-        return step, with_nu(state, nu_dtype)
+        step, state = adam.update(updates, cast(state, float32, float32), params)
+        return step, cast(state, mu_dtype, nu_dtype)
 
     return optax.GradientTransformation(init, update)
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -36,6 +37,23 @@ def test_the_interval_is_that_of_paired_problems() -> None:
     assert found.low == pytest.approx(0.1 - 1.96 * stderr, abs=0.006)
     assert found.high == pytest.approx(0.1 + 1.96 * stderr, abs=0.006)
     assert found.p_value == compare.mcnemar(40, 0)
+
+
+def test_the_interval_needs_little_memory_and_is_that_of_all_resamples_at_once() -> None:
+    rng = np.random.default_rng(0)
+    base, run = rng.random(6000).round(), rng.random(6000).round()
+
+    tracemalloc.start()
+    found = compare.paired_difference(base, run)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 64 << 20, "the resamples are 480 MB"
+    few = slice(0, 150)
+    drawn = np.random.default_rng(0).integers(0, 150, (compare.RESAMPLES, 150))
+    means = (run - base)[few][drawn].mean(axis=1)
+    found = compare.paired_difference(base[few], run[few])
+    assert (found.low, found.high) == tuple(np.quantile(means, (0.025, 0.975)))
 
 
 def test_equal_models_have_no_difference() -> None:

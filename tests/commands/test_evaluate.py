@@ -125,7 +125,9 @@ def test_metrics_of_several_samples() -> None:
 
     means = np.array([0.5, 0.0, 1.0])
     assert metrics["accuracy"] == means.mean()
-    assert metrics["stderr"] == pytest.approx(means.std() / 3**0.5)
+    assert metrics["stderr"] == pytest.approx(means.std(ddof=1) / 3**0.5)
+    one_problem = accuracy_metrics(make_rollouts(texts[:4], flat[:4]), 4, votes[:4])
+    assert "stderr" not in one_problem
     # Of the six pairs of samples of the first problem, one has no correct sample.
     assert metrics["pass@2"] == pytest.approx((1 - 1 / 6 + 0 + 1) / 3)
     assert metrics["pass@4"] == pytest.approx(2 / 3)

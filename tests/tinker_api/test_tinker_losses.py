@@ -18,7 +18,7 @@ from jzero.sharding.mesh import train_mesh
 from jzero.tinker import datums, losses, wire
 from jzero.tinker.datums import Datum, FwdBwd
 from jzero.tinker.limits import TinkerLimits
-from jzero.training.accumulation import AccumulatingLearner, AdamW, AdapterState
+from jzero.training.accumulation import AccumulatingLearner, AdamW, AdapterState, Examples
 
 ADAPTER = AdapterConfig(rank=3, alpha=32.0, targets=("all", "lm_head"))
 LENGTHS = (5, 17, 9, 30, 1)
@@ -105,8 +105,6 @@ def term(loss: str, logp: np.ndarray, datum: Datum, t: int) -> tuple[float, np.n
     if loss == "cispo":
         return -clipped * A * p, np.array([-clipped * A])
     assert loss == "dro"
-    if A == 0:
-        return 0.0, np.array([0.0])
     return -(A * p - BETA / 2 * (p - old) ** 2), np.array([-(A - BETA * (p - old))])
 
 
@@ -422,6 +420,32 @@ def test_a_request_is_read_with_its_defaults() -> None:
     np.testing.assert_allclose(call.data[0].high, 1.3)
     np.testing.assert_allclose(call.data[0].low, losses.DEFAULT_LOW)
     assert read(request("dro") | {"loss_fn_config": {"beta": 0.5}}).beta == 0.5
+
+
+def test_dro_has_its_penalty_on_sampled_tokens_without_an_advantage_and_not_on_prompts() -> None:
+    old = tensor([0, -0.5], "<f4")  # a token of the prompt, and a sampled one
+    (datum,) = read(request("dro", logprobs=old)).data
+
+    assert datum.weights.tolist() == [[0], [1]]
+    assert datum.num_without_loss == 1
+    (of_ppo,) = read(request("ppo", logprobs=old)).data
+    assert of_ppo.num_without_loss == 2
+
+    columns = [jnp.asarray(column)[None] for column in (datum.advantages, datum.logprobs)]
+    zeros = jnp.zeros((1, 2))
+    examples = Examples(
+        rows=None,  # not read
+        targets=zeros,
+        weights=jnp.asarray(datum.weights)[None],
+        sampler_logps=columns[1],
+        advantages=columns[0],
+        low=zeros,
+        high=zeros,
+        beta=zeros + 0.3,
+    )
+    logps = jnp.array([[[-2.0], [-1.5]]])
+    terms = losses.token_loss(jnp.int32(losses.KINDS.index("dro")), logps, examples)
+    np.testing.assert_allclose(terms, [[0, 0.3 / 2 * 1.0**2]], rtol=1e-6)
 
 
 def changed(change: Callable[[wire.Message], None], loss: str = "ppo") -> wire.Message:

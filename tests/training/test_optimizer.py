@@ -5,14 +5,17 @@ from dataclasses import replace
 from itertools import pairwise
 
 import jax
+import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import optax
 import pytest
 import reference
 
-from jzero.config import Config, OptimizerConfig, list_settings, names_part, set_part
+from jzero.config import Config, OptimizerConfig, list_settings, names_part, set_part, validate
 from jzero.config.old_settings import Moved, old_setting, put_old_value
-from jzero.config.schema import LARGEST_B2_IN_16_BITS
+from jzero.config.schema import LARGEST_B1_IN_16_BITS, LARGEST_B2_IN_16_BITS
+from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.setting import part_name
 from jzero.training.optimizer import SCHEDULES, SHAPES, learning_rate, optimizer
@@ -325,6 +328,48 @@ def test_a_moment_of_16_bits_takes_half_the_memory_and_steps_nearly_the_same(mom
         step_16,
         step_32,
     )
+
+
+def first_moment_steps(b1: float, gradients: np.ndarray) -> np.ndarray:
+    """Returns the last step of Adam whose first moment is stored in bf16, in a loop of NumPy."""
+    mu, nu = np.zeros(gradients.shape[1], np.float32), np.zeros(gradients.shape[1])
+    for gradient in gradients:
+        exact = np.float32(b1) * mu + np.float32(1 - b1) * gradient
+        mu = exact.astype(ml_dtypes.bfloat16).astype(np.float32)
+        nu = 0.95 * nu + (1 - 0.95) * gradient.astype(np.float64) ** 2
+    steps = len(gradients)
+    return exact / (1 - b1**steps) / np.sqrt(nu / (1 - 0.95**steps))
+
+
+@pytest.mark.parametrize("b1", [0.5, 0.9, LARGEST_B1_IN_16_BITS])
+@pytest.mark.parametrize("is_constant", [True, False])
+def test_a_first_moment_of_16_bits_is_rounded_only_when_it_is_stored(
+    b1: float, is_constant: bool
+) -> None:
+    settings = OptimizerConfig(b1=b1, b2=0.95, eps=1e-12, clip_norm=0, mu_dtype="bfloat16")
+    gradients = np.random.default_rng(0).normal(size=(200, 64)).astype(np.float32)
+    if is_constant:
+        gradients = np.broadcast_to(np.abs(gradients[:1]), gradients.shape)
+    adam = optimizer(settings)
+    state, update = adam.init({"q": np.zeros(64, np.float32)}), jax.jit(adam.update)
+    moments = [leaf.dtype for leaf in jax.tree.leaves(state) if leaf.shape == (64,)]
+    assert moments == [jnp.bfloat16, jnp.float32]
+
+    for gradient in gradients:
+        step, state = update({"q": gradient}, state, {"q": np.zeros(64, np.float32)})
+
+    # 2^-8 of the largest: a sum in another order may round to the neighbor.
+    wanted = first_moment_steps(b1, gradients)
+    np.testing.assert_allclose(step["q"], wanted, atol=0.004 * np.abs(wanted).max())
+    assert np.linalg.norm(step["q"] - wanted) < 1e-3 * np.linalg.norm(wanted)
+    if is_constant:
+        np.testing.assert_allclose(step["q"], 1, atol=2**-8 / (1 - b1))
+
+
+def test_a_first_moment_of_16_bits_needs_a_small_b1() -> None:
+    settings = OptimizerConfig(b1=0.99, mu_dtype="bfloat16")
+    with pytest.raises(UserError, match=r"optimizer.mu_dtype=bfloat16 .* optimizer.b1=0.99"):
+        validate(replace(Config(), optimizer=settings))
 
 
 def test_a_second_moment_of_16_bits_follows_gradients_that_vanish() -> None:
