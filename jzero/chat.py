@@ -114,6 +114,9 @@ class Chat:
 
         # The scheduler calls this before every call of the device.
         def look() -> Groups:
+            # The tokens of a finished answer include the one that ended it.
+            if sequence.finish_reason:
+                return []
             text = self._decode(sequence.new_tokens)
             if not text.endswith(INCOMPLETE):
                 write_news(text)
@@ -209,6 +212,7 @@ def main() -> None:
         settings, temperature, system_prompt = parse(arguments)
         config.validate(settings)
         sampler, params = load(settings, pool)
+        sampler.warn_of_missing_stop()
         chat = Chat(sampler, params, temperature, settings.train.seed, system_prompt, [])
         talk(chat, sys.stdin, sys.stdout, is_terminal=sys.stdin.isatty())
 

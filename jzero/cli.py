@@ -34,7 +34,7 @@ from jzero import config, files, terminal
 from jzero.config import old_settings, other_names
 from jzero.environments import environment, verifiers
 from jzero.errors import UserError, causes, shown
-from jzero.hosts import peers, processes
+from jzero.hosts import interrupt, peers, processes
 from jzero.hosts.platform import choose_platform, set_default_cpu_devices
 from jzero.setting import class_of_part, field_types, part_name, read_tuple
 
@@ -525,6 +525,10 @@ def start_jax(arguments: Sequence[str]) -> list[str]:
 
 def end_quietly_at_ctrl_c() -> None:
     """Makes Ctrl-C end the process at once: in Python's exit handlers it prints a traceback."""
+    # Python accepts signal handlers in the main thread only. A program that calls jzero from another
+    # thread handles its signals itself.
+    if not interrupt.is_main_thread():
+        return
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -161,6 +161,7 @@ def main() -> None:
         else:
             sampler, params = load(settings, Pool(0), has_full_cache)
         seed = make_seed(sampler.engine, (settings.train.seed, 0))
+        sampler.warn_of_missing_stop()
         if options.jetstream is None:
             sockets.listen(options.host, options.port, bound)
     if options.jetstream is not None:

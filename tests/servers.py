@@ -18,7 +18,11 @@ import numpy as np
 import reference
 from runs import started
 from starlette.types import ASGIApp
-from transformers import AddedToken
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import AddedToken, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
@@ -65,6 +69,18 @@ def byte_tokenizer() -> Qwen2Tokenizer:
     tok.add_special_tokens({"pad_token": AddedToken("<|pad|>")})
     tok.chat_template = TEMPLATE
     return tok
+
+
+def byte_level_tokenizer(
+    special: list[str], pad: str | None = None, eos: str | None = None
+) -> PreTrainedTokenizerFast:
+    """Every byte is a token; `special` has the control tokens. For models of any family."""
+    pieces = bytes_to_unicode().values()
+    inner = Tokenizer(BPE({piece: i for i, piece in enumerate(pieces)}, []))
+    inner.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    inner.decoder = ByteLevelDecoder()
+    inner.add_special_tokens(special)
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=pad, eos_token=eos)
 
 
 def save_model(path: Path) -> str:
@@ -211,6 +227,18 @@ def threaded_server(
         uvicorn_server.force_exit = True
         thread.join(60)
         assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def decoding_server(alone: "Alone", limits: Limits) -> Iterator[Threaded]:
+    """Runs a server whose decoding thread answers requests for the model "m"."""
+    server = alone.new_server(limits)
+    decoding = threading.Thread(
+        target=server.worker.run, args=(alone.params, alone.seed), daemon=True
+    )
+    decoding.start()
+    with threaded_server(server, limits) as served:
+        yield served
 
 
 def read_all(connection: socket.socket) -> bytes:

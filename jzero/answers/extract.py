@@ -23,9 +23,7 @@ _BOX_OR_BRACE = re.compile(
     rf"(?P<box>{_BOX.pattern})|(?P<hidden>\\[hv]?phantom\s*)|\\[{{}}]|\\\\(?!boxed|fbox)|[{{}}]"
 )
 _BOX_WITHOUT_BRACES = re.compile(r"(-?[0-9][0-9.,]*[0-9]|-?[0-9]|[A-Za-z])(?![A-Za-z0-9])")
-_ANSWER_BLOCK = re.compile(
-    r"\s*<answer>(.*)</answer>(?:\s|<\|(?:im_end|endoftext)\|>|</s>)*", re.DOTALL
-)
+_ANSWER_BLOCK = re.compile(r"\s*<answer>(.*)</answer>\s*", re.DOTALL)
 _LAST_WORDS = re.compile(rf"(?<=[0-9{FRACTIONS}])[ ]+([A-Za-z]+(?:[ ][A-Za-z]+){{0,5}})[ .!]*\Z")
 # Few characters may stand between, so that a search from every "answer" takes linear time in total.
 _ANSWER_BEFORE_FORMULA = re.compile(
@@ -33,10 +31,13 @@ _ANSWER_BEFORE_FORMULA = re.compile(
 )
 # Text that may stand between #### and the line of the answer.
 _HEADINGS = ("", "answer", "final answer", "the answer", "the final answer", "solution", "result")
-# Tokens that end a response in the usual chat formats.
-_SPECIAL_TOKEN = re.compile(
-    r"<\|[a-z_]{1,20}\|>|</s>|<eos>|<end_of_turn>|<｜[^｜<>]{1,30}｜>|\[/?INST\]"
-)
+# The shapes of control tokens. jzero cuts the token that ended a response before it grades; the
+# texts of other programs may still have it. A name between bars stands in no answer. A tag can be
+# a part of one, so it counts only at the end of a text.
+_MARKED_TOKEN = re.compile(r"<\|[A-Za-z_][\w.-]{1,40}\|>|<｜[^｜<>]{1,40}｜>")
+_LAST_TAG = re.compile(r"<(/?)\|?([A-Za-z_]\w{0,40})\|?>\s*\Z")
+_LONGEST_TAG = 60  # characters at the end of a text that are searched for a tag
+_MOST_END_TOKENS = 4
 _STATEMENT = re.compile(
     r"\b(?:answer|solution|result)\b[^.$\\\n]{0,50}?(?:\bis\b|\bare\b|:|=)[ *:]*\s?", re.IGNORECASE
 )
@@ -88,12 +89,29 @@ def last_box(text: str) -> str | None:
     return bare[1] if bare else None
 
 
+def without_end_tokens(text: str) -> str:
+    """Returns a text without the control tokens that end it, such as <|im_end|> or <end_of_turn>.
+
+    Tokens are recognized by their shape, not by their names: the text ends at the first name
+    between bars, and before tags at its end. A closing tag whose opening tag is in the text, as in
+    <answer>5</answer>, is no control token.
+    """
+    text = _MARKED_TOKEN.split(text, maxsplit=1)[0].rstrip()
+    for _ in range(_MOST_END_TOKENS):
+        tail = text[-_LONGEST_TAG:]
+        tag = _LAST_TAG.search(tail)
+        if tag is None or (tag[1] and f"<{tag[2]}>" in text):
+            break
+        text = text[: len(text) - len(tail) + tag.start()].rstrip()
+    return text
+
+
 def answer_block(text: str) -> str | None:
     """Returns the content of the only <answer> block, which must be all of `text`.
 
-    Special tokens that end a response may follow the block.
+    Control tokens that end a response may follow the block.
     """
-    block = _ANSWER_BLOCK.fullmatch(text)
+    block = _ANSWER_BLOCK.fullmatch(without_end_tokens(text))
     if block is None or "answer>" in block[1]:  # a second block starts or ends inside
         return None
     return block[1]
@@ -111,7 +129,7 @@ def marked_line(text: str) -> str | None:
         return None
     # A response may continue for megabytes after its last ####.
     for line in marked[: 4 * LONGEST_ANSWER].splitlines():
-        line = _SPECIAL_TOKEN.split(line, maxsplit=1)[0].strip(" \t:*`")
+        line = without_end_tokens(line).strip(" \t:*`")
         if line.rstrip(":.").lower() not in _HEADINGS:
             # The line is cut above the limit of an answer, so that `extract_answer` refuses a
             # longer line instead of crediting its beginning.
@@ -139,7 +157,8 @@ def stated_answer(text: str) -> str | None:
         answer = text[statement.end() : statement.end() + LONGEST_ANSWER]
     if answer is None:
         return None
-    answer = _SPECIAL_TOKEN.split(answer, maxsplit=1)[0]
+    # The text ends where its first line does, which the end of the response may share.
+    answer = without_end_tokens(answer.lstrip().partition("\n")[0])
     return _with_unit(_END_OF_SENTENCE.split(answer.strip(), maxsplit=1)[0].strip(" *`"))
 
 

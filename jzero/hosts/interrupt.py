@@ -42,6 +42,11 @@ class Interrupted(Exception):
     """The run should stop, because a host got the signal or notice in the message."""
 
 
+def is_main_thread() -> bool:
+    """Whether this is the main thread, the only one that Python lets handle signals."""
+    return threading.current_thread() is threading.main_thread()
+
+
 def never_stop() -> None:
     """The `StopCheck` of work that must not be interrupted."""
 
@@ -77,7 +82,7 @@ class StopSignal:
     def __enter__(self) -> "StopSignal":
         self.watch_notices(self._preemption_notice)
         # Python accepts signal handlers in the main thread only.
-        if threading.current_thread() is threading.main_thread():
+        if is_main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._handlers_before[number] = signal.signal(number, self._remember)
         return self

@@ -226,8 +226,10 @@ def end_on_signals(when: str = " outside of the steps") -> None:
         host = this_host() if has_peers() else "this host"
         end_process(f"{name} on {host}{when}. {advice()}", 1)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)
+    # Python accepts signal handlers in the main thread only.
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, end)
 
 
 def leave() -> None:

@@ -78,9 +78,10 @@ def check_vocabulary(
             f"up to {num_ids - 1}: set model.tokenizer to the tokenizer of this model"
         )
     # The sampler would never produce an end token beyond the vocabulary.
-    for token in tokenizer.generation_eos_ids(directory):
+    file, end_tokens = tokenizer.named_eos_ids(directory)
+    for token in end_tokens:
         if token >= vocab_size:
             raise UserError(
-                f"{directory / tokenizer.GENERATION} has eos_token_id={token}, beyond the model's "
+                f"{directory / file} has eos_token_id={token}, beyond the model's "
                 f"vocabulary of {vocab_size}: correct it"
             )

@@ -9,6 +9,7 @@ The synchronous train loop, `jzero.evaluate` and `jzero.generate` call these thr
 Asynchronous rollouts (`async_stream.py`) call `Sampler.decode`, the core of the second step.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
@@ -60,6 +61,17 @@ _NOT_TRAINING = TrainerState()
 
 
 DEFAULT_SLOTS = 256  # with rollout.num_slots=0, where any number of sequences may come
+
+
+@functools.cache
+def warn_of_missing_stop(
+    text_tokenizer: tokenizer.PreTrainedTokenizerFast,
+    stop_ids: tuple[int, ...],
+    stop_strings: tuple[str, ...],
+) -> None:
+    """Prints `tokenizer.missing_stop`, the first time that it is asked for a tokenizer."""
+    if warning := tokenizer.missing_stop(text_tokenizer, stop_ids, stop_strings):
+        processes.print_once(warning)
 
 
 @dataclass(frozen=True)
@@ -118,6 +130,8 @@ class Sampler:
         ]
         encoded = [EncodedProblem(problem, self.encode_prompt(problem)) for problem in candidates]
         fitting = [item for item in encoded if len(item.prompt_tokens) <= longest]
+        if any(not isinstance(item.problem.prompt, str) for item in fitting):
+            self.warn_of_missing_stop()
         dropped = len(problems) - len(fitting)
         if name and dropped:
             processes.print_once(
@@ -125,6 +139,10 @@ class Sampler:
                 f"longer than {longest} tokens"
             )
         return fitting
+
+    def warn_of_missing_stop(self) -> None:
+        """Prints a warning if the end of turn of the chat template ends no response."""
+        warn_of_missing_stop(self.tokenizer, self.engine.stop_ids, self.engine.settings.stop)
 
     def sample_rollouts(
         self,

@@ -13,7 +13,7 @@ from jzero.hosts import collectives, processes
 from jzero.model import huggingface, peft, qwen
 from jzero.model.base_model import BaseModel
 from jzero.model.directory import file_in, read_json
-from jzero.model.tokenizer import GENERATION
+from jzero.model.tokenizer import CONFIG, GENERATION, eos_ids_in
 from jzero.run import history
 from jzero.run.history import Stage
 
@@ -85,9 +85,7 @@ def export_model(
     if processes.is_first_process():
         shutil.rmtree(directory, ignore_errors=True)  # an export interrupted by a kill
 
-    # config.json gets the first end token. generation_config.json has all of them.
-    stop_tokens = list(base.stop_tokens)
-    hf_config = base.hf_config | {"eos_token_id": stop_tokens[0]}
+    hf_config = base.hf_config | {"eos_token_id": end_tokens(base)}
     huggingface.save(
         directory,
         base.model,
@@ -132,6 +130,16 @@ def export_adapter(
         base.tokenizer.save_pretrained(str(directory))
     processes.write_once(last_file, history.history_json(stages))
     return str(directory)
+
+
+def end_tokens(base: BaseModel) -> int | list[int]:
+    """Returns eos_token_id of the export's config.json.
+
+    These are the tokens at which training stopped, and those that the model's config.json had.
+    """
+    ids = [*base.stop_tokens, *eos_ids_in(base.hf_config, CONFIG)]
+    [first, *others] = dict.fromkeys(ids)
+    return [first, *others] if others else first
 
 
 def generation_config(base: BaseModel, rollout: RolloutConfig) -> JsonObject:

@@ -41,8 +41,9 @@ class JetStreamTokenizer:
         return np.array(ids), len(ids)
 
     def decode(self, ids: list[int]) -> str:
-        """Returns the text of token ids."""
-        return tokenizer.decode(self.tokenizer, ids)
+        """Returns the text of token ids, without tokens that end a response."""
+        kept = [token for token in ids if token not in self.stop_tokens]
+        return tokenizer.decode(self.tokenizer, kept)
 
 
 class JetStreamEngine:

@@ -46,7 +46,7 @@ def test_the_config_of_an_export_is_the_loaded_one_but_for_what_the_run_decides(
     assert written["bos_token_id"] == 3
     assert written["dtype"] == "float32"
     assert written["torch_dtype"] == "float32"
-    assert written["eos_token_id"] == base.stop_tokens[0]
+    assert written["eos_token_id"] == [*base.stop_tokens, 99]
     model, _ = huggingface.load_config(target)
     assert model == base.model
 
