@@ -525,8 +525,8 @@ def start_jax(arguments: Sequence[str]) -> list[str]:
 
 def end_quietly_at_ctrl_c() -> None:
     """Makes Ctrl-C end the process at once: in Python's exit handlers it prints a traceback."""
-    # Python accepts signal handlers in the main thread only. A program that calls jzero from another
-    # thread handles its signals itself.
+    # Python accepts signal handlers in the main thread only. A program that calls jzero from
+    # another thread handles its signals itself.
     if not interrupt.is_main_thread():
         return
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
