@@ -4,8 +4,10 @@
 
     run = jzero.train(model="Qwen/Qwen2.5-0.5B-Instruct", data="problems.jsonl", reward=my_reward)
     jzero.evaluate(run.workdir)
+    with jzero.open(run.workdir) as model:
+        model.generate(["What is 2 + 3?"], n=4)
 
-Importing jzero loads nothing else: jzero.train and jzero.evaluate are imported when they are used.
+Importing jzero loads nothing else: its functions are imported when they are used.
 """
 
 import importlib
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jzero.api import evaluate as evaluate
     from jzero.api import train as train
+    from jzero.opened import open_model as open
 
 os.environ.setdefault(
     "TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"
@@ -38,8 +41,10 @@ class CallableModule(ModuleType):
         return function(*args, **kwargs)
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Imports jzero.train or jzero.evaluate when it is first used."""
+def __getattr__(name: str) -> object:
+    """Imports jzero.train, jzero.evaluate or jzero.open when it is first used."""
+    if name == "open":
+        return importlib.import_module("jzero.opened").open_model
     if name not in CALLABLE:
         raise AttributeError(f"module 'jzero' has no attribute {name!r}")
     return importlib.import_module(f"jzero.{name}")

@@ -15,7 +15,7 @@ Every layout is one compiled shape, so a run has only a few layouts: see `make_l
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -88,6 +88,10 @@ class PackedBatch:
             columns = slice(place.column, place.column + place.inputs)
             flat[place.row, columns] = values[place.sequence][-place.inputs :]
         return flat.reshape(self.batch.tokens.shape)
+
+    def with_field(self, name: str, values: Sequence[np.ndarray]) -> "PackedBatch":
+        """Returns the same rows with a field of the batch set from `values`, as in `to_rows`."""
+        return replace(self, batch=replace(self.batch, **{name: self.to_rows(values)}))
 
     def from_rows(self, rows: np.ndarray, values: Sequence[np.ndarray]) -> None:
         """Copies [M, B, T] into one array for each sequence: the inverse of `to_rows`.

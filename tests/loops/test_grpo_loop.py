@@ -1,0 +1,85 @@
+"""The page of GRPO: it trains as `jzero.train` does, and it stays one page."""
+
+import json
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import reference
+
+from jzero import algorithms, train
+from jzero.algorithms.presets import dapo
+from jzero.config import Config, tiny_arch
+from jzero.errors import UserError
+from jzero.loops import grpo_loop
+
+MOST_LINES = 200
+
+
+def tiny_run() -> Config:
+    """Returns a run whose warm start makes the rewards of a group differ."""
+    return reference.settings(
+        model={
+            "arch": tiny_arch(hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=8)
+        },
+        task={
+            "template": "plain",
+            "options": ("numbers_min=2", "numbers_max=2", "value_max=9", "format_score=0.3"),
+        },
+        rollout={
+            "num_prompts": 4,
+            "group_size": 4,
+            "max_prompt_tokens": 16,
+            "max_new_tokens": 24,
+            "num_slots": 16,
+            "page_size": 8,
+            "decode_steps": 8,
+            "temperature": 1.0,
+        },
+        algorithm=vars(algorithms.grpo()),
+        warm_start={"steps": 30, "batch_size": 8, "lr": 2e-2, "tries": 1},
+        optimizer={"lr": 1e-2},
+        train={"steps": 4, "microbatch_tokens": 320, "packs_per_row": 1},
+        eval={"problems": 0},
+    )
+
+
+@pytest.mark.thorough  # two whole runs
+@pytest.mark.usefixtures("quick_runs", "explicit_transfers")
+def test_rewards_equal_those_of_the_training_loop(tmp_path: Path) -> None:
+    page = grpo_loop.grpo(tiny_run())
+    train.train(tiny_run(), tmp_path)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    loop = [json.loads(line)["reward/mean"] for line in lines]
+    assert page == loop
+    assert len(set(page)) > 1  # the policy changes
+
+
+def test_advantages_are_deviations_in_units_of_the_standard_deviation() -> None:
+    rewards = np.array([[0.0, 1.0, 1.0, 0.0], [0.1, 0.1, 0.1, 0.1], [3.0, 0.5, 1.0, 2.0]])
+    advantages = grpo_loop.group_advantages(rewards)
+    expected = [
+        [(r - np.mean(group)) / (np.std(group, ddof=1) + 1e-6) for r in group] for group in rewards
+    ]
+    np.testing.assert_allclose(advantages, expected, rtol=1e-12, atol=1e-9)
+    assert not advantages[1].any()  # exactly 0
+
+
+def test_recipe_with_other_parts_is_refused() -> None:
+    config = replace(tiny_run(), algorithm=dapo())
+    with pytest.raises(UserError, match="set algorithm=grpo, or use python -m jzero.main"):
+        grpo_loop.grpo(config)
+
+
+def test_loop_is_one_page() -> None:
+    assert len(Path(grpo_loop.__file__).read_text().splitlines()) <= MOST_LINES
+
+
+def test_readme_shows_the_loop_as_it_is() -> None:
+    readme = Path(__file__).resolve().parents[2] / "README.md"
+    section = readme.read_text().split("## GRPO on one page")[1]
+    excerpt = section.split("```python\n")[1].split("```")[0]
+    page = Path(grpo_loop.__file__).read_text()
+    assert textwrap.indent(excerpt, " " * 8) in page
