@@ -319,7 +319,7 @@ def make_part(name: str, part: type | None, arguments: Mapping[str, object]) -> 
     """
     if part is None:
         if arguments:
-            raise UserError(f"{name}=none has no {', '.join(arguments)}: leave it out")
+            raise UserError(f"{name}=none has no {', '.join(map(shown, arguments))}: leave it out")
         return None
     fields = field_types(part)
     values = {}
@@ -327,7 +327,7 @@ def make_part(name: str, part: type | None, arguments: Mapping[str, object]) -> 
         if argument not in fields:
             known = ", ".join(fields) or "none"
             raise UserError(
-                f"{name}={part_name(part)} has no {argument}: its arguments are {known}"
+                f"{name}={part_name(part)} has no {shown(argument)}: its arguments are {known}"
             )
         values[argument] = checked_argument(f"{name}.{argument}", fields[argument], value)
     return part(**values)

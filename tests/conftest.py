@@ -81,6 +81,11 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="run the tests marked thorough, too")
     parser.addoption("--all", action="store_true", help="run the tests marked slow or thorough")
+    parser.addoption(
+        "--all-tries",
+        action="store_true",
+        help="make all generated tries of tests/attacks instead of a seeded sample of them",
+    )
     parser.addoption("--network", action="store_true", help="run the tests marked network")
     skips.add_options(parser)
 

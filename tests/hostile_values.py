@@ -15,6 +15,7 @@ import math
 import os
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -111,12 +112,26 @@ CONTROLS = "".join(
 ) + "".join(map(chr, range(0x2066, 0x206A)))
 
 
-class Mutation(NamedTuple):
-    """A document that differs from a valid one in one place."""
+@dataclass(frozen=True)
+class Mutation:
+    """A document that differs from a valid one in one place. It can be unpacked into three values.
+
+    The document is made when it is read, so that many mutations cost little.
+    """
 
     path: Place
     name: str  # of the value, such as "NaN"
-    document: JsonValue
+    _original: JsonValue = field(repr=False)
+    _change: tuple[Place, JsonValue] | None = field(repr=False)  # None: the member is removed
+
+    @property
+    def document(self) -> JsonValue:
+        if self._change is None:
+            return _without(self._original, self.path)
+        return replaced(self._original, *self._change)
+
+    def __iter__(self) -> Iterator[object]:
+        yield from (self.path, self.name, self.document)
 
     def __str__(self) -> str:
         return f"{'.'.join(map(str, self.path)) or 'top'}={self.name}"
@@ -143,13 +158,12 @@ def mutations(
     """
     for path in places(document):
         for name, value in (VALUES if values is None else values).items():
-            yield Mutation(path, name, replaced(document, path, value))
+            yield Mutation(path, name, document, (path, value))
         if path and isinstance(path[-1], str):
-            yield Mutation(path, "missing", _without(document, path))
+            yield Mutation(path, "missing", document, None)
         if isinstance(_at(document, path), dict):
             for key in KEYS:
-                changed = replaced(document, (*path, key), 1)
-                yield Mutation(path, f"key {key[:20]!a}", changed)
+                yield Mutation(path, f"key {key[:20]!a}", document, ((*path, key), 1))
 
 
 def sampled(all_mutations: Iterator[Mutation], most: int, seed: int = 0) -> list[Mutation]:

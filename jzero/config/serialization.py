@@ -1,9 +1,15 @@
 """A config as the text of a run's config.json, and back."""
 
-import dataclasses
-import json
-from collections.abc import Iterator, Mapping
+from __future__ import annotations
 
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from jzero import json_values
 from jzero.config.old_settings import (
     SWITCHES,
     Merged,
@@ -21,9 +27,12 @@ from jzero.config.schema import (
     put_value,
     set_part,
 )
-from jzero.errors import UserError
+from jzero.errors import UserError, reason_of, shown
 from jzero.setting import field_types, part_from_json, to_values
 from jzero.types import JsonValue
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 
 def to_json(config: Config) -> str:
@@ -41,29 +50,56 @@ def from_json(text: str, source: str) -> Config:
     value of the wrong type.
     """
     try:
-        values = json.loads(text)
+        values = json_values.parse(text, allows_nan=True)
     except ValueError as error:
         raise UserError(f"{source} is no JSON: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{source} is no config: it holds no JSON object")
+    try:
+        return _read_settings(values, source)
+    except UserError:
+        raise
+    except (ValueError, TypeError, OverflowError) as error:
+        # The values may be of any type, and the settings of earlier versions have many forms.
+        raise UserError(f"{source} holds a wrong value: {_reason(error)}") from None
+
+
+def _read_settings(values: Mapping[str, object], source: str) -> Config:
     today, old_values = split_old_values(Config, values)
     # pydantic would ignore unknown settings.
     unknown = [name for name in setting_names(Config, today)]
-    if mistakes := unknown_names(unknown):
+    if mistakes := unknown_names(map(shown, unknown)):
         raise UserError(
             f"{source} has settings that this version of jzero does not have: {mistakes}. "
             "Use the version that wrote the file, or remove them"
         )
-    from pydantic import TypeAdapter  # not at the top: it takes a tenth of a second
+    config = _adapter().validate_python(with_parts(Config, today))
+    for name, value in old_values:
+        put_recorded_value(config, name, value)
+    rename_options(config.task)
+    for name, value in flatten(to_values(config)).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name}={value} must be finite")
+    return config
 
-    try:
-        config = TypeAdapter(Config).validate_python(with_parts(Config, today))
-        for name, value in old_values:
-            put_recorded_value(config, name, value)
-        rename_options(config.task)
-        return config
-    except ValueError as error:
-        raise UserError(f"{source} holds a wrong value: {error}") from None
+
+def _reason(error: Exception) -> str:
+    """Returns what is wrong in one line: of pydantic's errors, the first one with its setting."""
+    from pydantic import ValidationError
+
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        return f"{shown(name)}={shown(first['input'])}: {first['msg']}"
+    return reason_of(error)
+
+
+@functools.cache
+def _adapter() -> TypeAdapter[Config]:
+    # Not at the top: the import and the schema take a tenth of a second each.
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Config)
 
 
 def split_old_values(

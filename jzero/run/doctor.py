@@ -261,7 +261,7 @@ def _sampler_idle(evidence: Evidence) -> str | None:
     sample, step = evidence.mean("time/sample"), evidence.mean("time/step")
     if used is None or sample is None or step is None or not evidence.has_steps(WINDOW):
         return None
-    if used > 0.15 or sample < 0.5 * step:
+    if used > 0.15 or step <= 0 or sample < 0.5 * step:
         return None
     return (
         f"the decoder uses {_percent(used)} of its slots, and sampling takes "

@@ -11,8 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
+from jzero.errors import UserError
+from jzero.files import open_file
+
 CHUNK = 4 * 2**20  # bytes that are read at once
 MAX_LINE = 32 * 2**20  # bytes; a longer line is not read
+LONGEST_LINE = 8 * MAX_LINE  # bytes; the lines after a longer one are not found
+MAX_LINES = 20_000_000  # later lines are not read, as their offsets would fill the memory
 CHECKED = 4096  # bytes before the end that identify a file whose inode or size has changed
 
 
@@ -29,6 +34,7 @@ class LineFile:
         self.generation = 0
         self._starts = array("Q")  # offset of each complete line
         self._end = 0  # offset after the last complete line
+        self._scanned = 0  # offset after the last byte that was searched for a newline
         self._seen: tuple[int, int, int] | None = None  # inode, size and time at the last poll
         self._checksum = 0  # of the last CHECKED bytes before `_end`
 
@@ -38,7 +44,7 @@ class LineFile:
     def poll(self) -> bool:
         """Finds the lines that were appended; returns whether there are any, or fewer lines."""
         try:
-            with self.path.open("rb") as file:
+            with open_file(self.path) as file:
                 stat = os.fstat(file.fileno())
                 seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
                 # Most polls end here, without reading anything.
@@ -55,13 +61,14 @@ class LineFile:
                 self._checksum = self._tail_checksum(file.fileno())
                 self._seen = seen
                 return has_reset or len(self) > before
-        except OSError:
-            # Not there yet, or being replaced.
+        except (OSError, UserError):
+            # Not there yet, being replaced, or a pipe or a device.
             return self._reset() if len(self) else False
 
     def _reset(self) -> bool:
         self.generation += 1
-        self._starts, self._end, self._seen, self._checksum = array("Q"), 0, None, 0
+        self._starts, self._end, self._scanned = array("Q"), 0, 0
+        self._seen, self._checksum = None, 0
         return True
 
     def _tail_checksum(self, descriptor: int) -> int:
@@ -69,8 +76,12 @@ class LineFile:
         return zlib.crc32(os.pread(descriptor, self._end - begin, begin)) if self._end else 0
 
     def _find_lines(self, descriptor: int) -> None:
-        position = self._end
-        while chunk := os.pread(descriptor, CHUNK, position):
+        # An incomplete line may be long: no byte of it is searched twice.
+        position = max(self._end, self._scanned)
+        while len(self) < MAX_LINES and position - self._end <= LONGEST_LINE:
+            chunk = os.pread(descriptor, CHUNK, position)
+            if not chunk:
+                break
             # NumPy, because a samples.jsonl may have gigabytes.
             newlines = np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n"))
             if len(newlines):
@@ -80,6 +91,7 @@ class LineFile:
                 self._starts.frombytes(starts.tobytes())
                 self._end = int(ends[-1])
             position += len(chunk)
+        self._scanned = position
 
     def read(self, first: int, last: int) -> list[bytes]:
         """Returns the lines `first` to `last` - 1, without those that do not exist.
@@ -89,12 +101,12 @@ class LineFile:
         last = min(last, len(self))
         lines: list[bytes] = []
         try:
-            with self.path.open("rb") as file:
+            with open_file(self.path) as file:
                 for number in range(first, last):
                     start = self._starts[number]
                     end = self._starts[number + 1] if number + 1 < len(self) else self._end
                     is_short = end - start <= MAX_LINE
                     lines.append(os.pread(file.fileno(), end - start, start) if is_short else b"")
-        except OSError:
+        except (OSError, UserError):
             lines += [b""] * (last - first - len(lines))
         return lines

@@ -1,13 +1,14 @@
 """The metrics of a run by column, and curves of a bounded number of points."""
 
-import json
 import math
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 
+from jzero import json_values
 from jzero.files import JsonObject
 from jzero.run.doctor import Doctor
 from jzero.types import JsonValue
@@ -15,6 +16,10 @@ from jzero.watching.lines import LineFile
 
 MAX_POINTS = 500  # per curve
 MAX_METRICS = 1000  # names; a file with more is not of a run
+MAX_NAME = 200  # characters of the name of a metric
+MAX_STEP = 2**53 - 1  # the largest integer of a page
+# Sums and squares of metrics are finite. A metric is a float32, so a larger number is damage.
+MAX_METRIC = 1e100
 TOKEN_METRICS = ("rollout/tokens", "sft/tokens")  # how many tokens a step has
 
 # A point of a curve: first step, last step, mean, minimum and maximum over these steps.
@@ -32,6 +37,7 @@ class MetricTable:
 
     def _clear(self) -> None:
         self._num_read = 0  # lines
+        self.num_skipped = 0  # lines that are damaged, or have no step
         self.steps = array("q")
         self.columns: dict[str, array[float]] = {}
         self.doctor = Doctor(self._settings)
@@ -56,11 +62,13 @@ class MetricTable:
     def _add(self, line: bytes, samples: Callable[[int], Sequence[JsonObject]]) -> None:
         row = parse_row(line)
         step = row.get("step")
-        # A step that a resumed run writes again keeps its first row: curves need increasing steps.
-        if not isinstance(step, int) or (self.steps and step <= self.steps[-1]):
+        if not _is_step(step):
+            self.num_skipped += 1
             return
-        # The file may be of another version, with texts and lists among the metrics.
-        numbers = {name: float(v) for name, v in row.items() if _is_number(v) and name != "step"}
+        # A step that a resumed run writes again keeps its first row: curves need increasing steps.
+        if self.steps and step <= self.steps[-1]:
+            return
+        numbers = read_metrics(row)
         self.steps.append(step)
         for name, number in numbers.items():
             if name not in self.columns and len(self.columns) >= MAX_METRICS:
@@ -101,17 +109,28 @@ class MetricTable:
         return [[float(f"{number:.7g}") for number in row] for row in rows[chosen]]
 
 
-def _is_number(value: JsonValue) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return math.isfinite(value)
+def _is_step(value: JsonValue) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_STEP
+
+
+def read_metrics(row: object) -> dict[str, float]:
+    """Returns the metrics of a row by name, without the step and entries of other types.
+
+    A file of another version may have texts and lists among the metrics.
+    """
+    metrics = {}
+    for name, value in row.items() if isinstance(row, dict) else ():
+        is_number = json_values.is_finite_number(value) and abs(value) <= MAX_METRIC
+        if is_number and name != "step" and len(name) <= MAX_NAME:
+            metrics[name] = float(value)
+    return metrics
 
 
 def parse_row(line: bytes) -> JsonObject:
     """Returns the JSON object of a line; {} if the line is damaged."""
     try:
-        row = json.loads(line.decode(errors="replace"))
-    except (ValueError, RecursionError):
+        row = json_values.parse(line.decode(errors="replace"), allows_nan=True)
+    except ValueError:
         return {}
     return row if isinstance(row, dict) else {}
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jzero.files import JsonObject, rotated
+from jzero.json_values import is_finite_number
 from jzero.types import JsonValue
 from jzero.watching.lines import LineFile
 from jzero.watching.metric_table import parse_row
@@ -23,6 +24,7 @@ MAX_ROWS = 32  # rows of one reply
 MAX_TEXT = 20_000  # characters of a prompt, response or any other text
 SHORT_TEXT = 1_000  # characters of a text once a reply has MAX_REPLY_BYTES
 MAX_REPLY_BYTES = 4_000_000
+MAX_ROW_BYTES = 4_000_000  # of one row of a reply
 MAX_TOKEN_TEXT = 100  # characters of one token
 MAX_ITEMS = 4096  # of a list in a row
 MAX_DEPTH = 6  # of values within a row
@@ -197,12 +199,14 @@ class RolloutIndex:
         rows: list[JsonObject] = []
         num_bytes = 0
         for number in numbers[:MAX_ROWS]:
-            [line] = (self.read(number, number + 1) if number >= 0 else []) or [b""]
+            is_line = 0 <= number < len(self)
+            [line] = (self.read(number, number + 1) if is_line else []) or [b""]
             # The first rows are complete, and the rest of a large reply is an overview.
             row = shorten_row(parse_row(line), is_full=num_bytes > MAX_REPLY_BYTES)
-            num_bytes += len(json.dumps(row))
-            if not row and line == b"":
+            row_bytes = len(json.dumps(row))
+            if (not row and line == b"") or row_bytes > MAX_ROW_BYTES:
                 row = {"note": "This rollout is too large to be shown."}
+            num_bytes += min(row_bytes, MAX_ROW_BYTES)
             rows.append(row | {"line": number})
         return rows
 
@@ -259,7 +263,7 @@ def _integer(value: JsonValue, default: int) -> int:
 
 
 def _finite(value: JsonValue, default: float) -> float:
-    if isinstance(value, int | float) and math.isfinite(value) and abs(value) < 1e30:
+    if is_finite_number(value) and abs(value) < 1e30:
         return float(value)
     return default
 

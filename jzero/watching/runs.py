@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jzero import config
-from jzero.errors import UserError
-from jzero.files import JsonObject, parse_json
+from jzero.errors import UserError, reason_of
+from jzero.files import JsonObject, parse_json, read_bytes, read_text
+from jzero.json_values import is_finite_number
 from jzero.run.metrics import STEP_LINE, find_metric
-from jzero.watching.metric_table import MetricTable
+from jzero.watching.metric_table import MetricTable, read_metrics
 from jzero.watching.rollouts import RolloutIndex, shorten
 
 POLL_SECONDS = 1.0  # between two looks at the files
@@ -37,30 +38,48 @@ class WatchedRun:
         """Returns a JSON object of the workdir; {} if it is not there, or not complete yet."""
         path = self.workdir / name
         try:
-            if path.stat().st_size > MAX_JSON_BYTES:
-                return {}
-            return parse_json(path.read_text(encoding="utf-8", errors="replace"), path)
+            return parse_json(read_bytes(path, MAX_JSON_BYTES), path)
         except (OSError, UserError):
             return {}
 
     def refresh(self) -> None:
         """Reads what has been written since the last time."""
         with self._lock:
-            if not self.settings:
-                # The workdir was still empty, or is being copied.
-                settings = config.flatten(self._read_json("config.json"))
-                if settings:
-                    self.settings = settings
-                    self.metrics = MetricTable(self.workdir / "metrics.jsonl", settings)
-            self.rollouts.poll()
-            self.metrics.poll(self.rollouts.rows_of_step)
-            summary = self._stat("summary.json")
-            # The state is built again only if its inputs have changed: curves of a long run take a
-            # while.
-            version = f"{self.metrics.version}.{summary}.{bool(self.settings)}.{self.training}"
-            if version != self._version:
-                self._state = self._make_state()
-                self._version = version
+            self._refresh()
+
+    def follow(self, seconds: float) -> None:
+        """Refreshes, and indexes rollouts for about `seconds`.
+
+        A failure is shown on the page of the run, and does not end the thread that follows all
+        runs.
+        """
+        try:
+            with self._lock:
+                self._refresh()
+            self.rollouts.index_some(seconds)
+        except Exception as error:
+            with self._lock:
+                fault = f"the files cannot be read ({reason_of(error)})"
+                self._state = self._empty_state() | self._state
+                self._state |= {"remarks": [_remark("not_read", fault)]}
+                self._version = fault
+
+    def _refresh(self) -> None:
+        if not self.settings:
+            # The workdir was still empty, or is being copied.
+            settings = config.flatten(self._read_json("config.json"))
+            if settings:
+                self.settings = settings
+                self.metrics = MetricTable(self.workdir / "metrics.jsonl", settings)
+        self.rollouts.poll()
+        self.metrics.poll(self.rollouts.rows_of_step)
+        summary = self._stat("summary.json")
+        # The state is built again only if its inputs have changed: curves of a long run take a
+        # while.
+        version = f"{self.metrics.version}.{summary}.{bool(self.settings)}.{self.training}"
+        if version != self._version:
+            self._state = self._make_state()
+            self._version = version
 
     def _stat(self, name: str) -> int:
         try:
@@ -73,17 +92,32 @@ class WatchedRun:
         self.training = describe_training(self.workdir / "config.json")
 
     def _make_state(self) -> JsonObject:
-        summary = self._read_json("summary.json")
         findings = [finding.to_json() for finding in self.metrics.doctor.findings]
-        return {
-            "name": str(self.workdir),
+        if self.metrics.num_skipped:
+            count = (
+                f"{self.metrics.num_skipped:,} lines of metrics.jsonl are damaged or have no step"
+            )
+            findings.append(_remark("skipped", f"{count}, and are not shown"))
+        return self._empty_state() | {
             "config": shorten(self.settings),
-            "training": self.training,
             "versions": shorten(self._read_json("versions.json")),
-            "summary": shorten({k: v for k, v in summary.items() if k in SUMMARY_KEYS}),
+            "summary": shorten(shown_summary(self._read_json("summary.json"))),
             "curves": self.metrics.curves(),
             "axes": self.metrics.axes() if self.metrics.steps else [],
             "remarks": findings,
+        }
+
+    def _empty_state(self) -> JsonObject:
+        """Returns the state of a run whose files have nothing to show."""
+        return {
+            "name": str(self.workdir),
+            "config": {},
+            "training": self.training,
+            "versions": {},
+            "summary": {},
+            "curves": {},
+            "axes": [],
+            "remarks": [],
         }
 
     def state(self) -> tuple[str, JsonObject]:
@@ -96,15 +130,26 @@ class WatchedRun:
         return max(0.0, time.time() - changed / 1e9) if changed else None
 
 
-SUMMARY_KEYS = (
-    "steps",
-    "seconds",
-    "seconds_by_phase",
-    "peak_rss_bytes",
-    "eval_all",
-    "export",
-    "remarks",
-)
+def _remark(name: str, sentence: str) -> JsonObject:
+    """Returns a remark about the files of a run, in the form of a doctor's finding."""
+    return {"step": 0, "name": name, "sentence": sentence, "advice": "Restore the files."}
+
+
+def shown_summary(summary: JsonObject) -> JsonObject:
+    """Returns the members of summary.json that the page shows, without those of a wrong type.
+
+    The file may be of another version or of another program.
+    """
+    shown: JsonObject = {
+        name: summary[name]
+        for name in ("steps", "seconds", "peak_rss_bytes")
+        if is_finite_number(summary.get(name))
+    }
+    if isinstance(seconds := summary.get("seconds_by_phase"), dict):
+        shown["seconds_by_phase"] = read_metrics(seconds)
+    if isinstance(stages := summary.get("eval_all"), dict):
+        shown["eval_all"] = {stage: read_metrics(metrics) for stage, metrics in stages.items()}
+    return shown
 
 
 def describe_training(path: Path) -> str:
@@ -112,7 +157,7 @@ def describe_training(path: Path) -> str:
     from jzero.run import history  # not at the top: its imports take a second
 
     try:
-        settings = config.from_json(path.read_text(encoding="utf-8"), str(path))
+        settings = config.from_json(read_text(path, MAX_JSON_BYTES), str(path))
         stage = history.stage_of(settings, 0)
     except (OSError, UserError):
         # Runs of other versions of jzero may have settings with other names.
@@ -156,8 +201,8 @@ def metric_units(names: Iterable[str]) -> dict[str, str]:
 
 def metric_names(run: JsonObject) -> set[str]:
     """Returns the metrics of a run's steps and of its evaluations before the first step."""
-    evaluations = run.get("summary", {}).get("eval_all", {})
-    return set(run.get("curves", {})).union(*evaluations.values())
+    evaluations = run["summary"].get("eval_all", {})
+    return set(run["curves"]).union(*evaluations.values())
 
 
 def page_state(runs: Sequence[JsonObject]) -> JsonObject:
@@ -183,7 +228,7 @@ class Watcher:
         self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
         for run in self.runs:
-            run.refresh()
+            run.follow(0.0)
         self._thread.start()
 
     def stop(self) -> None:
@@ -194,8 +239,7 @@ class Watcher:
         while not self._is_stopped.is_set():
             started = time.monotonic()
             for run in self.runs:
-                run.refresh()
-                run.rollouts.index_some(INDEX_SECONDS)
+                run.follow(INDEX_SECONDS)
             is_done = all(run.rollouts.is_done for run in self.runs)
             spent = time.monotonic() - started
             if is_done:
