@@ -77,7 +77,7 @@ def _read_settings(values: Mapping[str, object], source: str) -> Config:
     for name, value in old_values:
         put_recorded_value(config, name, value)
     rename_options(config.task)
-    for name, value in flatten(to_values(config)).items():
+    for name, value in flatten(json.loads(to_json(config))).items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{name}={value} must be finite")
     return config
