@@ -21,9 +21,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from jzero.algorithms import ADVANTAGES, Advantage
 from jzero.errors import UserError
 from jzero.files import JsonObject, split_commas
+from jzero.rewards.rewards import NAMES
 from jzero.rollout.rollout_metrics import short_names
+from jzero.setting import part_name
 from jzero.types import JsonValue
 
 FIRST_CHECKS = (1, 3, 10)  # steps, and every tenth step after them
@@ -33,6 +36,21 @@ IDLE_STEPS = 5  # steps without a change of the policy that are a fault
 TAIL = 60  # characters of a response that a remark quotes
 # How a response marks its answer, by the option `answer_mark` of mathematics.
 MARKS = {"boxed": "\\boxed{}", "think_boxed": "\\boxed{} after </think>", "r1": "<answer> tags"}
+# Rewards of jzero that are computed from the verdict of the task's grader.
+VERDICT_REWARDS = {"accuracy", "length", "cosine", "open_r1_cosine"}
+# Terms of the loss and of the score that differ between responses of equal rewards.
+FURTHER_TERMS = (
+    "kl_reward",
+    "kl.coef",
+    "entropy_coef",
+    "ratio_penalty",
+    "environment_coef",
+    "cross_entropy.coef",
+    "distillation.coef",
+    "truncated_penalty",
+    "overlong_share",
+)
+_BY_NAME: dict[str, Advantage] = {part_name(part): found for part, found in ADVANTAGES.items()}
 
 
 @dataclass(frozen=True)
@@ -86,6 +104,57 @@ class Evidence:
         rounds = self.mean("rollout/rounds", 1) or 1
         return rounds * self.number("rollout.num_prompts") * self.number("rollout.group_size")
 
+    def turns(self) -> float:
+        """Returns the number of turns that were sampled, and graded, in the last step."""
+        return self.responses() * (self.mean("turns/mean", 1) or 1.0)
+
+    # What the algorithm and the task use.
+
+    def rewards_success(self) -> bool:
+        """Returns whether turns are paid for their verdict, whatever the reward functions return.
+
+        AReaL's rule replaces the score of each turn of a task with several turns.
+        """
+        has_turns = self.number("rollout.max_turns") > 1
+        return has_turns and self.text("task.turn_reward.name") == "success"
+
+    def functions(self) -> list[str]:
+        """Returns the functions of task.reward.functions that have a part in the reward."""
+        if self.rewards_success():
+            return []
+        names = self.settings.get("task.reward.functions", ())
+        functions = list(map(str, names)) if isinstance(names, list | tuple) else []
+        weights = self.settings.get("task.reward.weights", ())
+        if not isinstance(weights, list | tuple) or len(weights) != len(functions):
+            return functions
+        return [name for name, weight in zip(functions, weights, strict=True) if weight]
+
+    def uses_verdict(self) -> bool:
+        """Returns whether the verdict of the task's grader has a part in what is trained."""
+        if self.rewards_success() or self.text("algorithm.cross_entropy.tokens") == "correct":
+            return True
+        # A run of another version of jzero may not have the setting.
+        names = {name.partition("(")[0] for name in self.functions()} or {"accuracy"}
+        return bool(names & VERDICT_REWARDS)
+
+    def has_users_reward(self) -> bool:
+        """Returns whether a user-defined function, or a judge, has a part in the reward."""
+        names = [name.partition("(")[0] for name in self.functions()]
+        return any(name not in NAMES or name == "judge" for name in names)
+
+    def learns_from_groups_only(self) -> bool:
+        """Returns whether groups of equal scores give no gradient at all.
+
+        A critic, the return of a turn, rewards that are normalized one by one, penalties, a
+        teacher and further terms of the loss give one.
+        """
+        advantage = _BY_NAME.get(self.text("algorithm.advantage.name"))
+        if advantage is not None and not advantage.has_group_baseline:
+            return False
+        if advantage is not None and advantage.needs_parts and len(self.functions()) > 1:
+            return False
+        return not any(self.number(f"algorithm.{name}") for name in FURTHER_TERMS)
+
 
 @dataclass(frozen=True)
 class Remark:
@@ -94,6 +163,8 @@ class Remark:
     symptom: str  # the condition, for the documentation
     advice: str  # starts with a verb, names settings
     find: Callable[[Evidence], str | None]  # returns a sentence with numbers, or None
+    # Returns the advice for a run, where it depends on the run; None if it never does.
+    adapt: Callable[[Evidence], str] | None = None
 
 
 # -- Finding a fault in the metrics ----------------------------------------------------------------
@@ -111,20 +182,42 @@ def _quoted_tail(text: str) -> str:
 
 
 def _no_answer(evidence: Evidence) -> str | None:
-    without, total = evidence.mean("grade/no_answer", 1), evidence.responses()
-    # Grading counts every turn, so that an episode of several turns may count several times.
-    if without is None or not total or without < 0.9 * total:
+    without, total = evidence.mean("grade/no_answer", 1), evidence.turns()
+    if without is None or not total or not evidence.uses_verdict():
+        return None
+    if evidence.number("rollout.placement.max_staleness"):
+        # A step may grade the episodes of later steps, above all the first one.
+        if not evidence.has_steps(WINDOW):
+            return None
+        without = min(row.get("grade/no_answer", 0.0) for row in evidence.last[-WINDOW:])
+    if without < 0.9 * total:
+        return None
+    # A response that is cut has no answer yet: that is the remark `truncated`.
+    if _truncated(evidence):
         return None
     mark = evidence.option("answer_mark") or evidence.text("task.template")
     place = f" in {MARKS[mark]}" if mark in MARKS else ""
-    sentence = f"{min(without, total):.0f} of {total:.0f} responses have no answer{place}"
+    kind = "turns" if total > evidence.responses() else "responses"
+    sentence = f"{min(without, total):,.0f} of {total:,.0f} {kind} have no answer{place}"
     tails = [row for row in evidence.samples() if row.get("reason") == "no answer"]
-    # The end of a response that was cut is no evidence: its answer was still to come.
-    if (cut := evidence.mean("rollout/truncated", 1)) and cut > 0.5:
-        return f"{sentence}; {_percent(cut)} are cut at their limit"
     if tails:
         sentence += f'; they end in "{_quoted_tail(str(tails[0].get("response", "")))}"'
     return sentence
+
+
+def _answer_advice(evidence: Evidence) -> str:
+    """Returns how responses of the run's task come to have an answer."""
+    mathematics = {"math", "gsm8k", "math_multiturn", "mixed"}
+    task = evidence.text("task.name")
+    if task in mathematics or not task:
+        return REMARKS["no_answer"].advice
+    forms = {
+        "code": "The answer is the last block of Python.",
+        "countdown": "The answer is an equation; `task.template` sets where it is.",
+        "environment": "The environment decides what an answer is.",
+    }
+    form = forms.get(task, "The answer has to have the form that the prompt asks for.")
+    return f"Read the responses. {form} Show it in the prompt, or teach it with `warm_start.steps`."
 
 
 def _no_score(evidence: Evidence) -> str | None:
@@ -148,8 +241,11 @@ def _reward_none(evidence: Evidence) -> str | None:
 
 
 def _is_uniform(evidence: Evidence) -> bool:
-    """Returns whether no group of the last steps, and at least 8 groups, has two scores."""
+    """Returns whether no group of the last three steps, of at least 8 groups, has two scores."""
     steps = evidence.last[-WINDOW:]
+    # A group of one response is always uniform, and all groups of one step may be by chance.
+    if evidence.number("rollout.group_size") < 2 or not evidence.has_steps(WINDOW):
+        return False
     shares = [row.get("reward/zero_variance_groups", 0.0) for row in steps]
     num_groups = len(steps) * evidence.number("rollout.num_prompts")
     # A few groups may be uniform by chance.
@@ -157,6 +253,9 @@ def _is_uniform(evidence: Evidence) -> bool:
 
 
 def _constant_reward(evidence: Evidence) -> str | None:
+    # Only a user-defined function can be mended. Other rewards are equal where all are wrong.
+    if not evidence.has_users_reward():
+        return None
     means = [row.get("reward/mean", 0.0) for row in evidence.last[-WINDOW:]]
     # A reward of 0 says that no response is right, which is another fault; with the reward of all
     # correct answers, the problems are too easy.
@@ -167,10 +266,15 @@ def _constant_reward(evidence: Evidence) -> str | None:
 
 
 def _one_score(evidence: Evidence) -> str | None:
-    # The other two remarks name a cause of uniform groups, so this one would repeat them.
-    if not _is_uniform(evidence) or _constant_reward(evidence) or _no_answer(evidence):
+    if not _is_uniform(evidence) or not evidence.learns_from_groups_only():
+        return None
+    # Other remarks name a cause of uniform groups, so this one would repeat them.
+    if _constant_reward(evidence) or _no_answer(evidence) or _truncated(evidence):
         return None
     accuracy = evidence.mean("reward/accuracy") or 0.0
+    # Turns are compared with each other: episodes of equal sums may differ in their turns.
+    if (evidence.mean("turns/mean") or 1.0) > 1 and accuracy > 0:
+        return None
     reason = "too easy" if accuracy > 0.5 else "too hard, or no answer is recognized"
     return (
         f"no group has two different scores, so nothing is learned: accuracy {accuracy:.2f}, the "
@@ -183,7 +287,19 @@ def _truncated(evidence: Evidence) -> str | None:
     if share is None:
         return None
     limit = evidence.number("rollout.max_new_tokens")
-    return f"{_percent(share)} of the responses are cut at {limit:.0f} tokens"
+    sentence = f"{_percent(share)} of the responses are cut at {limit:.0f} tokens"
+    rule = evidence.text("algorithm.truncated.name")
+    if rule in ("fixed", "ignore"):
+        score = evidence.number("algorithm.truncated.score")
+        sentence += f"; algorithm.truncated={rule} gives them the score {score:g}"
+    return sentence
+
+
+def _truncated_advice(evidence: Evidence) -> str:
+    """Returns what helps against cut responses, without a rule that the run has already."""
+    if evidence.text("algorithm.truncated.name") == "grade":
+        return REMARKS["truncated"].advice
+    return "Raise `rollout.max_new_tokens`."
 
 
 def _has_improved(evidence: Evidence) -> bool:
@@ -205,6 +321,8 @@ def _entropy_collapse(evidence: Evidence) -> str | None:
         return None
     # A policy that solves its task is certain, too.
     is_solved = (evidence.mean("reward/accuracy") or 0.0) > 0.9
+    if not evidence.uses_verdict():
+        is_solved = _has_improved(evidence)
     if last > 0.1 * first or last > 0.05 or is_solved:
         return None
     return f"the entropy has fallen from {first:.3g} to {last:.2g} nats: the policy repeats itself"
@@ -300,11 +418,12 @@ def _compiling(evidence: Evidence) -> str | None:
 # One row for each fault. A name is a value of `train.stop_on`.
 REMARKS: dict[str, Remark] = {
     "no_answer": Remark(
-        "`grade/no_answer` is at least 90 % of the responses.",
+        "`grade/no_answer` is at least 90 % of the turns, the task's verdict has a part in the "
+        "reward, and few responses are cut.",
         "Read the responses. Base models need `task.template=qwen_math` or `r1`; "
-        "`task.options=answer_mark=...` sets where the answer is. If they are cut, raise "
-        "`rollout.max_new_tokens`.",
+        "`task.options=answer_mark=...` sets where the answer is.",
         _no_answer,
+        _answer_advice,
     ),
     "no_score": Remark(
         "`reward/failed` is above 5 %.",
@@ -318,13 +437,15 @@ REMARKS: dict[str, Remark] = {
         _reward_none,
     ),
     "constant_reward": Remark(
-        "`reward/mean` is the same in all steps, and `reward/zero_variance_groups` is 1.",
+        "`reward/mean` is the same in three steps, `reward/zero_variance_groups` is 1, and a "
+        "user-defined function has a part in the reward.",
         "Mend the function in `task.reward.functions`: a reward has to differ between better and "
         "worse responses.",
         _constant_reward,
     ),
     "one_score": Remark(
-        "`reward/zero_variance_groups` is 1 for three steps: no group has two different scores.",
+        "`reward/zero_variance_groups` is 1 for three steps, no group has two different scores, "
+        "and the algorithm learns from differences within groups only.",
         "Filter the problems with `python -m jzero.filter`, choose them with `task.data.level_min` "
         "and `task.data.level_max`, raise `rollout.group_size`, or set "
         "`algorithm.dynamic_sampling_rounds`.",
@@ -335,6 +456,7 @@ REMARKS: dict[str, Remark] = {
         "Raise `rollout.max_new_tokens`. Or penalize long responses with "
         "`algorithm.overlong_share`, or leave them out with `algorithm.truncated=mask`.",
         _truncated,
+        _truncated_advice,
     ),
     "length_collapse": Remark(
         "`rollout/length` falls below 30 % of its first value, and `reward/mean` has not risen.",
@@ -404,11 +526,7 @@ class Finding:
     step: int
     name: str  # a key of REMARKS
     sentence: str
-
-    @property
-    def advice(self) -> str:
-        """What helps, as plain text."""
-        return REMARKS[self.name].advice.replace("`", "")
+    advice: str  # what helps, as plain text
 
     def __str__(self) -> str:
         return f"step {self.step}, {self.name}: {self.sentence}.\n  {self.advice}"
@@ -455,7 +573,8 @@ class Doctor:
         new = []
         for name, remark in REMARKS.items():
             if name not in known and (sentence := remark.find(evidence)):
-                new.append(Finding(step, name, sentence))
+                advice = remark.adapt(evidence) if remark.adapt else remark.advice
+                new.append(Finding(step, name, sentence, advice.replace("`", "")))
         self.findings += new
         return new
 

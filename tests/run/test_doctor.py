@@ -13,6 +13,7 @@ from tiny import tiny_settings
 from jzero import config, train
 from jzero.config import Config, Rows, flatten, to_json
 from jzero.config.data_sources import DATA_SETTINGS
+from jzero.config.turns import Score
 from jzero.errors import UserError
 from jzero.files import read_jsonl
 from jzero.run import doctor
@@ -98,13 +99,13 @@ ILL: dict[str, Illness] = {
     "constant_reward": Illness(
         always(reward__mean=0.5, reward__zero_variance_groups=1),
         "every response has the reward 0.5",
-        1,
+        3,
         "task.reward.functions",
     ),
     "one_score": Illness(
         always(reward__mean=0, reward__accuracy=0, reward__zero_variance_groups=1),
         "no group has two different scores",
-        1,
+        3,
         "rollout.group_size",
     ),
     "truncated": Illness(
@@ -312,6 +313,7 @@ def test_a_run_says_what_is_wrong_and_stops_where_it_is_asked_to(
         rollout={"num_prompts": 4, "group_size": 4},
     )
     settings.task.reward.functions = ("test_doctor:half", "test_doctor:nothing")
+    settings.task.turn_reward = Score()
 
     with pytest.raises(UserError, match=r"(?s)every response has the reward.*train.stop_on=const"):
         train.train(settings, tmp_path / "run")
@@ -326,6 +328,8 @@ def test_a_run_says_what_is_wrong_and_stops_where_it_is_asked_to(
     settings.train.stop_on = ""
     summary = train.train(settings, tmp_path / "run")
     names = [remark["name"] for remark in summary["remarks"]]
-    assert {"no_answer", "reward_none", "constant_reward", "truncated"} <= set(names)
+    # The task's verdict has no part in the reward: no remark says that answers are missing.
+    assert {"reward_none", "constant_reward", "truncated"} <= set(names)
+    assert "no_answer" not in names
     assert len(names) == len(set(names))
     assert "reward_none" not in capsys.readouterr().out  # a resumed run does not repeat it
