@@ -112,7 +112,7 @@ def _compared(answer: str, gold: str, question: str, rules: Rules) -> str:
     # The words of a unit only matter if the number is right.
     if not _has_known_units(tree, gold, question):
         return "unparsed"
-    return "echo" if is_echo(answer, tree, gold_tree, question) else "correct"
+    return "echo" if is_echo(tree, gold_tree, question) else "correct"
 
 
 def _is_correct_in_other_reading(
