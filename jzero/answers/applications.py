@@ -80,6 +80,11 @@ def uses(text: str) -> Uses:
         name = _name(token)
         if not name:
             continue
+        # In (f∘g)(x), f and g are functions.
+        if "∘" in tokens[max(0, index - 1) : index + 2]:
+            before_brackets.add(name)
+            evident.add(name)
+            continue
         start = argument_start(tokens, index + 1, name)
         if start < 0:
             elsewhere.add(name)

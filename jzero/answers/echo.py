@@ -40,7 +40,9 @@ _MARKED_FORMULA = re.compile(
     r"\$\$(.{1,300}?)\$\$|\$([^$]{1,300})\$|\\\[(.{1,300}?)\\\]|\\\((.{1,300}?)\\\)", re.DOTALL
 )
 # A run without words of two letters, in a question that does not mark its formulas.
-_UNMARKED_FORMULA = re.compile(r"(?:\\[A-Za-z]+|[^A-Za-z\s]|(?<![A-Za-z])[A-Za-z](?![A-Za-z])|[ ])+")
+_UNMARKED_FORMULA = re.compile(
+    r"(?:\\[A-Za-z]+|[^A-Za-z\s]|(?<![A-Za-z])[A-Za-z](?![A-Za-z])|[ ])+"
+)
 _DRAWING = re.compile(r"\[asy\].*?\[/asy\]", re.DOTALL)
 _MAX_FORMULAS = 60  # of a question
 _LEAST_DIFFERENCE = 0.5  # in the effort of two formulas
@@ -75,7 +77,7 @@ def is_echo(tree: Node, gold_tree: Node, question: str) -> bool:
     return any(
         _leaves_work(inside, gold_inside, formula)
         for formula in _formulas(question)
-        if formula.parts and equal(formula, gold_inside, LENIENT)
+        if formula.parts and not is_statement(formula) and equal(formula, gold_inside, LENIENT)
     )
 
 

@@ -13,11 +13,12 @@ from typing import TypeVar
 from jzero.answers.curves import is_same_curve, is_scaled
 from jzero.answers.dates import same_date
 from jzero.answers.evaluation import region, symbol_names, value
-from jzero.answers.expressions import INFINITY, Node, mentions, negative, split_unit
+from jzero.answers.expressions import INFINITY, Node, mentions, negative, split_unit, symbol
 from jzero.answers.formulas import LENIENT, Rules, is_literal, same_formula
 from jzero.answers.intervals import Pieces, same_number
 from jzero.answers.latex_blocks import is_statement
 from jzero.answers.matrices import rows_of
+from jzero.answers.noncommuting import is_noncommuting, same_ordered
 from jzero.answers.same_quantity import has_quantity, same_quantity
 from jzero.answers.statements import (
     Conjunction,
@@ -67,6 +68,8 @@ def _equal(prediction: Node, gold: Node, rules: Rules) -> bool:
             return compare(prediction, gold, rules)
     if _has_matrix(prediction) and _has_matrix(gold):
         return _same_matrix(prediction, gold, rules)
+    if is_noncommuting(prediction) or is_noncommuting(gold):
+        return same_ordered(prediction, gold)
     return same_formula(prediction, gold, rules.strict)
 
 
@@ -105,6 +108,9 @@ def _same_tuple(prediction: Node, gold: Node, rules: Rules) -> bool:
 
 def _same_members(prediction: Node, gold: Node, rules: Rules) -> bool:
     """Compares as multisets if the gold is a list that repeats a member, otherwise as sets."""
+    are_lists = prediction.kind == gold.kind == "list"
+    if are_lists and (rules.is_ordered or all(map(_is_truth_value, gold.parts))):
+        return _same_parts(prediction, gold, rules)
     # The ellipsis of 1, 2, ..., 9 stands for members in order, so the order counts.
     if "ldots" in (part.name for node in (prediction, gold) for part in node.parts):
         return _same_parts(prediction, gold, rules)
@@ -116,11 +122,20 @@ def _same_members(prediction: Node, gold: Node, rules: Rules) -> bool:
     if len(members) != len(gold_members):
         return False
     for member in members:
-        count = sum(equal(member, other, rules) for other in gold_members)
+        count = sum(_same_member(member, other, rules) for other in gold_members)
         # Each member must occur as often among the gold's members as among its own.
-        if count == 0 or count != sum(equal(member, other, LENIENT) for other in members):
+        if count == 0 or count != sum(_same_member(member, other, LENIENT) for other in members):
             return False
     return True
+
+
+def _same_member(member: Node, other: Node, rules: Rules) -> bool:
+    # The set {1} is the answer 1, but as a member it is another object.
+    return (member.kind == "set") == (other.kind == "set") and equal(member, other, rules)
+
+
+def _is_truth_value(node: Node) -> bool:
+    return node.kind in ("text", "symbol") and node.name.lower() in _TRUTH_VALUES
 
 
 def _same_sets(prediction: Node, gold: Node, rules: Rules) -> bool:
@@ -211,7 +226,7 @@ def _members(node: Node) -> tuple[Node, ...]:
 def _without_repetitions(members: tuple[Node, ...]) -> tuple[Node, ...]:
     distinct = []
     for index, member in enumerate(members):
-        if not any(equal(member, earlier, LENIENT) for earlier in members[:index]):
+        if not any(_same_member(member, earlier, LENIENT) for earlier in members[:index]):
             distinct.append(member)
     return tuple(distinct)
 
@@ -282,13 +297,19 @@ def _same_statement(prediction: Node, gold: Node, rules: Rules) -> bool:
             return _same_values(gold_solutions, prediction, rules, is_gold=True)
     elif not is_statement(gold):
         if predicted_solutions is not None:
+            if gold.kind == "list":
+                predicted_solutions = _without_indices(predicted_solutions)
             return _same_values(predicted_solutions, gold, rules, is_gold=False)
-    elif (
-        predicted_solutions is not None
-        and gold_solutions is not None
-        and _same_solutions(predicted_solutions, gold_solutions, rules)
-    ):
-        return True
+    elif predicted_solutions is not None and gold_solutions is not None:
+        if _same_solutions(predicted_solutions, gold_solutions, rules):
+            return True
+        # x_1 = 3, x_2 = 2 are the two values of x = 2, 3.
+        values, gold_values = map(_without_indices, (predicted_solutions, gold_solutions))
+        if (values is predicted_solutions) != (gold_values is gold_solutions):
+            return _same_solutions(values, gold_values, rules)
+        # The multiplicities of the gold count.
+        if len(_without_repeated(gold_solutions)) < len(gold_solutions):
+            return False
     return _same_relations(prediction, gold, rules)
 
 
@@ -344,6 +365,11 @@ def _same_solutions(
     gold: tuple[Solution, ...],
     rules: Rules,
 ) -> bool:
+    # A prediction may repeat a solution, unless the gold itself does.
+    distinct = _without_repeated(gold)
+    if len(distinct) == len(gold):
+        predicted = _without_repeated(predicted)
+
     def same(solution: Solution, gold_solution: Solution) -> bool:
         if len(solution) != len(gold_solution):
             return False
@@ -355,6 +381,27 @@ def _same_solutions(
         return True
 
     return _matches(predicted, gold, same)
+
+
+def _without_repeated(given_solutions: tuple[Solution, ...]) -> tuple[Solution, ...]:
+    distinct: list[Solution] = []
+    for solution in given_solutions:
+        if solution not in distinct:
+            distinct.append(solution)
+    return tuple(distinct)
+
+
+def _without_indices(given_solutions: tuple[Solution, ...]) -> tuple[Solution, ...]:
+    """Returns x = 3, x = 2 for x_1 = 3, x_2 = 2; other solutions unchanged."""
+    if len(given_solutions) != 1 or len(given_solutions[0]) < 2:
+        return given_solutions
+    (solution,) = given_solutions
+    bases = {name.name.partition("_")[0] for name in solution}
+    are_indexed = all(name.kind == "symbol" and "_" in name.name for name in solution)
+    if len(bases) != 1 or not are_indexed:
+        return given_solutions
+    name = symbol(bases.pop())
+    return tuple({name: number} for number in solution.values())
 
 
 def _same_values(
@@ -528,6 +575,7 @@ def _period(solved: Residues) -> tuple[int, frozenset[int]]:
     return solved.modulus, solved.members
 
 
+_TRUTH_VALUES = ("true", "false", "t", "f", "yes", "no")
 _SETS = ("union", "intersection", "setminus", "complement")
 _PROPOSITIONS = ("and", "or", "not", "implies", "equivalent")
 # The first of these kinds that either answer has decides how both are compared.
@@ -543,4 +591,6 @@ _STRUCTURES: dict[str, Callable[[Node, Node, Rules], bool]] = {
     "list": _same_members,
     "set": _same_members,
     "domain": _same_parts,
+    "cartesian": _same_parts,
+    "compose": _same_parts,
 }

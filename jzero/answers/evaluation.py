@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import mpmath
 
-from jzero.answers.expressions import Node, num_nodes
+from jzero.answers.expressions import MATRIX, VECTOR, Node, num_nodes
 from jzero.answers.sampling import POINTS, sample
 from jzero.answers.vocabulary import BINDERS, FUNCTIONS, words
 
@@ -289,7 +289,22 @@ def _value_of_parts(node: Node, point: int | Place) -> Value | None:
     return _numeric_result(operation, values)
 
 
-def _sample(name: str, point: int | Place) -> Value:
+def value_of_operation(kind: str, values: list[Value]) -> Value | None:
+    """Returns the value of a function or operation of numbers, None if it has none."""
+    operation = _OPERATIONS.get(kind)
+    if operation is None:
+        return None
+    is_exact_operation = kind in _EXACT_OPERATIONS and is_exact(*values)
+    try:
+        result = (_exact_result if is_exact_operation else _numeric_result)(operation, values)
+    except _NO_VALUE:
+        return None
+    return result if is_exact(result) or MP.isfinite(result) else None
+
+
+def _sample(name: str, point: int | Place) -> Value | None:
+    if name.startswith((VECTOR, MATRIX)):  # see `noncommuting`
+        return None
     if isinstance(point, Place):
         # A place fixes some symbols; all others are sampled.
         for given_name, number in point.values:

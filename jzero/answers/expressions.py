@@ -38,6 +38,8 @@ r"""The tree of a parsed answer.
 | cases                    | \begin{cases}   | cases: formula, condition |                        |
 | whole                    | n is even       | n                     | 0, or 1 for odd            |
 | determinant              | \begin{vmatrix} | a matrix             |                            |
+| cross                    | a × b           | two vectors           |                            |
+| cartesian, compose       | A × B, f ∘ g    | sets, or functions, in order |                     |
 | compound                 | 6 ft 2 in       | all quantities        |                            |
 """
 
@@ -69,6 +71,8 @@ class Node(NamedTuple):
 
 INFINITY = Node("infinity", name="inf")
 TWO = Node("number", value=Fraction(2))
+# In front of the names of vectors and matrices, whose products have an order.
+VECTOR, MATRIX = "vec ", "matrix "
 REAL_LINE = Node("tuple", (Node("negative", (INFINITY,)), INFINITY), name="()")
 EMPTY_SET = Node("set")
 

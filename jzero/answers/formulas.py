@@ -48,7 +48,7 @@ _IN_ONE_PIECE = words(
     sin cos tan cot sec csc sinh cosh tanh exp"""
 )
 # Kinds of formulas that consist of pieces.
-_OF_PIECES = words("floor ceil abs cases sgn modulo")
+_OF_PIECES = words("floor ceil abs cases sgn modulo extremum")
 
 
 class Rules(NamedTuple):
@@ -57,6 +57,7 @@ class Rules(NamedTuple):
     # A gold that is a literal number accepts only a literal prediction: not 6*7 for 42.
     strict: bool = True
     converts_units: bool = False  # 100 cm is 1 m
+    is_ordered: bool = False  # the question asks for a list in an order
 
 
 LENIENT = Rules(strict=False)
@@ -245,6 +246,8 @@ def _steps(prediction: Node, gold: Node) -> tuple[Place, ...]:
 def _kinds(node: Node) -> frozenset[str]:
     """Returns the kinds of the nodes in a tree; powers count only if the exponent is not whole."""
     kinds = frozenset[str]() if _is_whole_power(node) else frozenset({node.kind})
+    if node.kind == "apply" and node.name in ("max", "min"):
+        kinds = frozenset({"extremum"})
     return kinds.union(*map(_kinds, node.parts))
 
 

@@ -7,12 +7,14 @@ spellings of an operation have one token: \cdot, \times and * are all "*".
 
 import functools
 import re
+from typing import NamedTuple
 
 from jzero.answers.characters import without_last_punctuation, written_out
 from jzero.answers.layout import simplified
 from jzero.answers.names import with_names
 from jzero.answers.numerals import plain_numerals
 from jzero.answers.phrases import with_relation, without_lead_in
+from jzero.answers.quantities import LETTERS_OF_UNITS
 from jzero.answers.units import MULTIPLIERS, UNIT_WORDS
 from jzero.answers.vocabulary import COMMANDS_WITHOUT_BACKSLASH, TOKENS, TYPESETTING, words
 
@@ -26,6 +28,8 @@ _REWRITES = [
         ("binom", r"(\\[dtc]?binom)\s*([0-9])\s*([0-9])", r"\1{\2}{\3}"),
         (".", r"(?<![0-9.])\.(?=[0-9¯])", "0."),
         ("\\circ", r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))", "°"),
+        ("\\circ", r"(?<=[0-9])\s*\\circ(?![A-Za-z])", "°"),
+        ("∘", r"\^\s*(?:\{\s*∘\s*\}|∘)|(?<=[0-9])\s*∘", "°"),
         ("°", r"\^\s*(?:\{\s*°\s*\}|°)", "°"),
         ("\\prime", r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![A-Za-z]))", "'"),
         ("\\Delta", r"\\Delta\s*(?=[A-Z]{3}(?![A-Za-z]))", r"\\triangle "),
@@ -72,6 +76,8 @@ _ESCAPED_TWICE = re.compile(
 )
 
 
+_RUNS = re.compile("[A-Za-z]+")
+_HOUR = re.compile(r"(?<![0-9.])(?:1[0-2]|0?[1-9])(?::[0-5][0-9])*\Z|\A\Z")
 _OPERATORS = words("sgn sign arctg lcm gcd arcsinh arccosh arctanh")
 # Words that may follow a number without a space.
 _WORDS = UNIT_WORDS | MULTIPLIERS.keys()
@@ -100,10 +106,12 @@ def simplified_text(text: str) -> str:
 
 
 @functools.lru_cache(4096)
-def tokenize(text: str) -> list[str]:
-    """Returns the tokens of `text`; the caller must not change the list."""
-    if "\\vec" in text and "\\times" in text:
-        text = text.replace("\\times", "\\cross ")  # between vectors, not the dot product
+def tokenize(text: str, units: frozenset[str] = frozenset()) -> list[str]:
+    r"""Returns the tokens of `text`; the caller must not change the list.
+
+    `units` are the runs of letters outside of \text that are symbols of units. All others, such as
+    the mg of 2mg, are products of symbols.
+    """
     text = simplified_text(text)
     for needed, pattern, replacement in _REWRITES:
         if needed in text:
@@ -111,8 +119,43 @@ def tokenize(text: str) -> list[str]:
     tokens = []
     # Punctuation at the end is not part of an answer.
     for match in _LEXER.finditer(text.rstrip(" \n.,;:\\")):
-        tokens += _tokens_of_match(match, in_prose=False)
+        tokens += _tokens_of_match(match, False, units)
     return with_names(tokens)
+
+
+class UnitLetters(NamedTuple):
+    """The runs of letters in a text that are symbols of units, or products of symbols."""
+
+    bare: frozenset[str]  # outside of \\text: 5 km, 2mg
+    after_spaced_number: bool  # the first of them is separated from a plain number: 5 km
+    in_prose: frozenset[str]  # inside of \\text
+
+
+_NO_LETTERS = UnitLetters(frozenset(), False, frozenset())
+_TWO_LETTERS = re.compile("[A-Za-z]{2}")
+_SPACED_NUMBER = re.compile(r"\s*-?[0-9][0-9.,]*\s+\Z")
+
+
+@functools.lru_cache(4096)
+def unit_letters(text: str) -> UnitLetters:
+    if not _TWO_LETTERS.search(text):
+        return _NO_LETTERS
+    text = simplified_text(text)
+    bare: dict[str, int] = {}
+    in_prose: set[str] = set()
+    for match in _LEXER.finditer(text):
+        if match.lastgroup == "run" and is_unit_symbol(match["run"]):
+            bare.setdefault(match["run"], match.start())
+        elif match.lastgroup == "text":
+            in_prose |= {run for run in _RUNS.findall(match["text"]) if is_unit_symbol(run)}
+    first = min(bare.values(), default=0)
+    is_spaced = bool(bare) and _SPACED_NUMBER.fullmatch(text[:first]) is not None
+    return UnitLetters(frozenset(bare), is_spaced, frozenset(in_prose))
+
+
+def is_unit_symbol(letters: str) -> bool:
+    """Returns whether letters are the symbol of a unit, but may also be a product: km, mg."""
+    return letters in LETTERS_OF_UNITS or letters.removesuffix("s") in LETTERS_OF_UNITS
 
 
 def with_euler_number(tokens: list[str]) -> list[str]:
@@ -130,7 +173,9 @@ def with_euler_number(tokens: list[str]) -> list[str]:
     return result
 
 
-def _tokens_of_match(match: re.Match[str], in_prose: bool) -> list[str]:
+def _tokens_of_match(
+    match: re.Match[str], in_prose: bool, units: frozenset[str] = frozenset()
+) -> list[str]:
     r"""Returns the tokens of one match; `in_prose` is true inside \text{...}."""
     kind = match.lastgroup or ""
     piece: str = match[kind]
@@ -145,7 +190,7 @@ def _tokens_of_match(match: re.Match[str], in_prose: bool) -> list[str]:
             tokens += _tokens_of_match(inner, in_prose=True)
         return tokens
     if kind == "run" and piece not in ("and", "or"):
-        return _tokens_of_letters(match, piece, in_prose)
+        return _tokens_of_letters(match, piece, in_prose, units)
     if kind == "space" or (in_prose and piece == "."):
         return []
     return [TOKENS.get(piece, piece)]
@@ -159,21 +204,28 @@ def _is_operator(match: re.Match[str], name: str) -> bool:
     return not is_second and (name in COMMANDS_WITHOUT_BACKSLASH or name in _OPERATORS)
 
 
-def _tokens_of_letters(match: re.Match[str], letters: str, in_prose: bool) -> list[str]:
+def _tokens_of_letters(
+    match: re.Match[str], letters: str, in_prose: bool, units: frozenset[str]
+) -> list[str]:
     """Returns a run of letters as one word, or as symbols that are multiplied.
 
-    A run is a word if it is in prose, is a unit, is separated by spaces and has more than three
-    letters, or has more than two letters, all capital: "4 sides" ends with a word, "xyz" is a
-    product, "DNE" is a word.
+    A run is a word if it is in prose, is the name of a unit or one of the symbols `units`, is
+    separated by spaces and has more than three letters, or has more than two letters, all capital:
+    "4 sides" ends with a word, "xyz" and "mg" are products, "DNE" is a word.
     """
     start = match.start()
     letters = letters.replace(".", "")
     # am and pm are words in prose and after a number; elsewhere they are products.
-    is_time = letters in ("AM", "PM", "am", "pm")
-    if is_time and (in_prose or match.string[:start].rstrip()[-1:].isdigit()):
-        return ['"' + letters.lower()]
+    if letters in ("AM", "PM", "am", "pm"):
+        before = match.string[:start].rstrip(" ~{\n").removesuffix("\\text")
+        if in_prose or before[-1:].isdigit():
+            # 154 pm is a length.
+            is_length = letters == "pm" and not _HOUR.search(before.rstrip(" {"))
+            return ['"picometer' if is_length else '"' + letters.lower()]
     stands_alone = start == 0 or match.string[start - 1] in " \n"
     is_unit = len(letters) > 1 and letters.removesuffix("s") in _WORDS
+    if is_unit_symbol(letters):
+        is_unit = letters in units
     is_abbreviation = letters in ("mod", "per") or (letters.isupper() and len(letters) > 2)
     if in_prose or is_unit or is_abbreviation or (stands_alone and len(letters) > 3):
         return ['"' + letters]

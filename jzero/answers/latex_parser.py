@@ -17,8 +17,10 @@ from jzero.answers.dates import date_of
 from jzero.answers.expressions import (
     EMPTY_SET,
     INFINITY,
+    MATRIX,
     REAL_LINE,
     TWO,
+    VECTOR,
     Node,
     Refused,
     has_unit,
@@ -43,6 +45,7 @@ from jzero.answers.latex_reader import (
     Reading,
 )
 from jzero.answers.names import NAMED
+from jzero.answers.noncommuting import is_noncommuting
 from jzero.answers.quantities import measure_the_same, named_unit, unit_of_powers
 from jzero.answers.units import MULTIPLIERS, POWERS, REFUSED_WORDS, folded, singular, unit_name
 from jzero.answers.vocabulary import BRACKETS, CURRENCIES, FUNCTIONS, GREEK, OPAQUE_FUNCTIONS
@@ -116,11 +119,30 @@ class Parser(Blocks):
         if token in self.reading.functions:
             start = argument_start(self.tokens, self.position, token)
         if start < 0:
-            return CONSTANTS[token] if token in CONSTANTS else symbol(token)
+            return CONSTANTS[token] if token in CONSTANTS else self.symbol(token)
         # Primes and subscripts between a name and its bracket belong to the name.
         decorations = [token for token in self.tokens[self.position : start] if token not in "{}"]
         self.position = start
         return self.application(token + "".join(decorations))
+
+    def symbol(self, name: str) -> Node:
+        if name == "i" and self.reading.has_index_i:
+            return symbol("index i")
+        if name in self.reading.matrices:
+            return symbol(MATRIX + name)
+        # A text that marks no vector writes all of them as plain letters.
+        is_vector = name in self.reading.vectors and "\\vec" not in self.tokens
+        return symbol(VECTOR + name if is_vector else name)
+
+    def marked_vector(self, binding: Binding) -> Node:
+        r"""Reads \vec{a}, which is a symbol a unless products of vectors are compared."""
+        node = self.expression(Binding.ATOM)
+        if node.kind == "symbol" and node.name.removeprefix("\\") in self.reading.vectors:
+            return symbol(VECTOR + node.name.removeprefix("\\"))
+        return node
+
+    def nabla(self, _: Binding) -> Node:
+        return symbol(VECTOR + "nabla")
 
     def written_name(self, _: Binding) -> Node:
         """Reads a name of several letters, which is one token."""
@@ -141,7 +163,8 @@ class Parser(Blocks):
         # Re z needs no brackets.
         # These operators are written like functions, but without brackets they take the next
         # product.
-        if f'"{name}' in OPERATORS and self.next_token != "(":
+        takes_product = f'"{name}' in OPERATORS or name in _WITHOUT_BRACKETS
+        if takes_product and self.next_token != "(":
             return Node("apply", (self.expression(Binding.APPLY),), name=name)
         # \max\{a, b\} has its arguments in braces.
         if name in ("max", "min", "gcd", "lcm") and self.accept("\\{"):
@@ -277,6 +300,10 @@ class Parser(Blocks):
         last_of_left, token = self.tokens[self.position - 2 : self.position]
         self.position -= 1
         right = self.expression(Binding.POSTFIX)
+        if left.kind == "compose" and token == "(" and all(map(_is_function_name, left.parts)):
+            for function in reversed(left.parts):
+                right = Node("apply", (right,), name=function.name)
+            return right
         # 2 1/2 and 2\frac12 are mixed numbers; 2(1/2) is a product.
         if last_of_left.isdigit() and left.kind == "number" and token != "(":
             if right.kind == "number" and self.accept("/"):
@@ -377,7 +404,7 @@ class Parser(Blocks):
             # The next unit is in the denominator.
             if token in ("/", '"per'):
                 sign = -1
-            elif token in ("*", "-"):
+            elif token in ("*", "×", "-"):
                 continue
             elif token == "^" or (noun in POWERS and last):
                 power = self.unit_power() if token == "^" else POWERS[noun]
@@ -408,7 +435,7 @@ class Parser(Blocks):
     def is_unit_token(self, follows_unit: bool) -> bool:
         """Returns whether the next token belongs to a unit. After a unit, single letters may."""
         kind, token = self.next_kind(), self.next_token
-        if kind in ("*", "-"):  # N·m, and kilowatt-hours
+        if kind in ("*", "×", "-"):  # N·m, and kilowatt-hours
             # A * or - before a word joins units; before anything else it is an operation.
             return self.tokens[self.position + 1][:1] == '"'
         is_letter = token != END and token in ascii_letters and named_unit(token) != ""
@@ -549,6 +576,10 @@ def _may_precede_number(left: Node, last_of_left: str, right: Node) -> bool:
     return right.kind == "power" and not is_number
 
 
+def _is_function_name(node: Node) -> bool:
+    return node.kind == "symbol"
+
+
 def _is_proper_fraction(node: Node) -> bool:
     if node.kind != "divide":
         return False
@@ -583,10 +614,35 @@ def _setminus(parser: Parser, left: Node) -> Node:
     return Node("setminus", (left, parser.expression(Binding.SUM)))
 
 
-def _cross(parser: Parser, left: Node) -> Node:
-    return Node("apply", (left, parser.expression(Binding.POSTFIX)), name="×")
+def _times(parser: Parser, left: Node) -> Node:
+    """Reads a factor after ×: a product, a cross product, or pairs of members of sets."""
+    right = parser.expression(Binding.POSTFIX)
+    last = left.parts[-1] if left.kind == "multiply" else left
+    if _is_set(last) and _is_set(right):
+        return joined("cartesian", left, right)
+    if not (is_noncommuting(last) and is_noncommuting(right)):
+        return joined("multiply", left, right)
+    # In q v × B the number is a factor of the cross product.
+    cross = Node("cross", (last, right))
+    return cross if left is last else Node("multiply", (*left.parts[:-1], cross))
 
 
+def _is_set(node: Node) -> bool:
+    base = node.parts[0] if node.kind in ("power", "cartesian") else node
+    return base.kind in ("set", "domain") or (base.kind == "tuple" and len(base.parts) == 2)
+
+
+def _composition(parser: Parser, left: Node) -> Node:
+    right = parser.expression(Binding.POSTFIX)
+    functions = (*left.parts, *right.parts) if right.kind == "compose" else ()
+    if left.kind == "compose":
+        functions = functions or (*left.parts, right)
+    elif right.kind == "compose":
+        functions = (left, *right.parts)
+    return Node("compose", functions or (left, right))
+
+
+_WITHOUT_BRACKETS = ("det", "dim", "deg")
 MINUS_ONE = negative(number("1"))
 CONSTANTS = {
     "\\infty": INFINITY,
@@ -639,6 +695,8 @@ PREFIX: dict[str, Callable[[Parser, Binding], Node]] = {
     **dict.fromkeys(("(", "[", "{", "\\{", "|", "⌊", "⌈", "\\begin"), Parser.group),
     **dict.fromkeys(_FUNCTION_COMMANDS, Parser.function),
     **dict.fromkeys((*_OPAQUE_COMMANDS, NAMED_FUNCTION), Parser.named_function),
+    "\\vec": Parser.marked_vector,
+    "\\nabla": Parser.nabla,
     "\\frac": Parser.fraction,
     "\\binom": Parser.binomial,
     "\\sqrt": Parser.root,
@@ -675,7 +733,8 @@ INFIX: dict[str, Infix] = {
     "\\pmod": Infix(Binding.CONGRUENCE, Parser.modulus),
     "\\bmod": Infix(Binding.PRODUCT, Parser.residue),
     "∖": Infix(Binding.UNION, _setminus),
-    "\\cross": Infix(Binding.PRODUCT, _cross),
+    "×": Infix(Binding.PRODUCT, _times),
+    "∘": Infix(Binding.PRODUCT, _composition),
     "\\\\": _joining("rows", Binding.ROWS, Binding.ROW),
     "&": _joining("row", Binding.ROW, Binding.IMPLICATION),
     **dict.fromkeys(RELATIONS, Infix(Binding.RELATION, Parser.relation)),
@@ -727,10 +786,20 @@ def _parse_both_signs(tokens: list[str], reading: Reading) -> Node:
     return Node(kind, tuple(items))
 
 
+def _with_products(tokens: list[str], products: frozenset[str]) -> list[str]:
+    result: list[str] = []
+    for token in tokens:
+        letters = token.removeprefix('"')
+        result += letters if letters != token and letters in products else [token]
+    return result
+
+
 @functools.lru_cache(4096)
 def parse(text: str, reading: Reading = DEFAULT_READING) -> Node | None:
     """Returns the tree of `text`, None if the grammar or its limits refuse it."""
-    tokens = tokenize(text)
+    tokens = tokenize(text, reading.units)
+    if reading.products:
+        tokens = _with_products(tokens, reading.products)
     if reading.has_euler_number:
         tokens = with_euler_number(tokens)
     try:

@@ -60,6 +60,14 @@ class Reading(NamedTuple):
     has_euler_number: bool = True  # 2e-3 is 2·e - 3
     # Multipliers that the question counts: after "how many dozen", "3 dozen" is 3.
     counted: frozenset[str] = frozenset()
+    # Letters that are symbols of units outside of \\text: 5 km is a length, and not 5·k·m.
+    units: frozenset[str] = frozenset()
+    # Letters that are products even inside of \\text, because the gold has them as products.
+    products: frozenset[str] = frozenset()
+    has_index_i: bool = False  # i is an index, and not the imaginary unit
+    # Letters whose products have an order: vectors, with or without an arrow, and matrices.
+    vectors: frozenset[str] = frozenset()
+    matrices: frozenset[str] = frozenset()
 
 
 DEFAULT_READING = Reading()

@@ -97,6 +97,10 @@ _TEXT = words(
 )
 _WORDS_IN_STYLE = words("mathbf mathit mathsf mathtt boldsymbol bm pmb")
 
+_MARKS_OF_VECTORS = words("vec mathbf bm boldsymbol pmb vv overrightarrow")
+_VECTOR = re.compile(r"\s*(?:[A-Za-z]|\\[a-z]+|[A-Z]{2})\s*")
+_SIGNS_OF_PRODUCTS = ("\\times", "\\cdot", "\\nabla", "×", "·", "⋅")
+
 # Spellings of commands.
 _SPELLINGS = {
     **dict.fromkeys(words("nicefrac sfrac flatfrac xfrac ffrac"), "\\frac"),
@@ -218,6 +222,8 @@ class _Layout:
 
     def __init__(self, text: str) -> None:
         self.text = text
+        # Marks of vectors only matter where vectors are multiplied.
+        self.has_products = any(sign in text for sign in _SIGNS_OF_PRODUCTS)
         self.pieces: list[str] = _PIECE.findall(text)
         self.closing = _closing_positions(self.pieces)
 
@@ -366,6 +372,8 @@ class _Layout:
         # \mathbf{Tuesday} is a word, and \mathbf{x} a symbol.
         if name in _WORDS_IN_STYLE and _WORDS.fullmatch(content):
             rendered.append(rf"\text{{{content}}}")
+        elif name in _MARKS_OF_VECTORS and self.has_products and _VECTOR.fullmatch(content):
+            rendered.append(rf"\vec{{{content.strip()}}}")
         elif "k" in signature:
             rendered.append(_group(content) if in_braces else content)
         else:

@@ -8,21 +8,56 @@ that change a number into another answer (not 5, more than 5, 5 or 6, half of 5)
 import re
 from typing import NamedTuple
 
-from jzero.answers.units import MULTIPLIERS, POWERS, REFUSED_WORDS, singular, unit_name
+from jzero.answers.units import (
+    MULTIPLIERS,
+    POWERS,
+    REFUSED_WORDS,
+    is_unit,
+    singular,
+    unit_name,
+)
 from jzero.answers.vocabulary import words
 
-# Words that may be in a sentence with an answer, although they are not part of a unit.
-_HARMLESS = words("is it was are and to if then than over by out when where also base score answer")
-# Words that change the number in a sentence into another answer.
-_CHANGING = words(
-    """no never nor either perhaps possibly probably except instead unlike negative minus
-    plus times least most below above under beyond about approximately approx almost nearly around
-    roughly between greater exceed exceeds exceeding up estimate estimated guess
-    sum product difference quotient square cube cubed squared root power digit multiple
-    divisible factor factorial mod modulo remainder reciprocal inverse opposite percent percentage
-    double twice triple thrice half halves quarter thirds dozen hundred thousand million billion
-    other another others unknown cannot can't isn't wasn't aren't doesn't don't didn't"""
+# The forms of a sentence that states a number: "Janet makes $18 every day", "there are 5 left".
+_SUBJECT = (
+    r"(?:(?i:(?:it|she|he|they|there|we|i|you)|(?:the|his|her|their|its|our|my)(?:\s+[a-z'-]+){1,5}"
+    r"|total(?:\s+[a-z]+){0,3})|[A-Z][a-z]+(?:'s(?:\s+[a-z]+){1,3})?)"
 )
+_COPULAS = words("is are was were be has have had")
+_NEGATORS = words("no nobody none neither nothing not never")
+_VERBS = words(
+    """is are was were be equals has have had makes make made needs need needed gets get
+    got earns earn earned spends spend spent takes take took costs cost pays pay paid sells sell
+    sold buys buy bought travels travel traveled weighs weigh weighed measures contains contain
+    produces produce produced uses use used eats eat ate reads read walks walk walked runs run ran
+    drives drive drove saves save saved leaves left receives receive received gives give gave
+    collects collect collected catches caught bakes bake baked plants plant planted grows grew
+    drinks drink drank owns own owned owes owe owed works work worked plays play played scores
+    scored wins won loses lost swims swam rides rode carries carried holds hold held totals
+    requires require finishes lasts lasted watches watched writes wrote charges charged donates
+    donated picks picked shares shared brings brought finds found keeps kept puts put sees saw
+    learns learned fills filled serves served cooks cooked climbs jumps jumped studies studied
+    visited lays laid reaches reached covers covered"""
+)
+_BEFORE_NUMBER = r"(?:\s+(?:only|exactly|now|then|also|a\s+total\s+of|equal\s+to|\$))*"
+_STATES_NUMBER = re.compile(
+    rf"\s*(?P<subject>{_SUBJECT})\s+(?:(?:will|would|now|then|also|only)\s+)*"
+    rf"(?P<verb>[a-z]+){_BEFORE_NUMBER}\s*(?::\s*)?"
+)
+# After the number: a noun with its modifiers, and words such as "in total" and "per hour".
+_TAILS = words(
+    """left remaining total altogether overall today now each old more in all every a an per of for
+    the his her their its him them himself herself day days week weeks month months year years hour
+    hours minute minutes second seconds night game person people away long tall high wide deep back
+    there still at to home from on this that school work money time and cents"""
+)
+# Words that begin another clause, and words that compare: no nouns.
+_CLAUSES = words(
+    """that which who if whether than not no cannot can can't may might could must should would
+    isn't aren't wasn't weren't doesn't don't didn't won't false wrong incorrect"""
+)
+_NO_NOUNS = words("less fewer than before after apart percent percentage")
+_TAIL_STARTS = words("in every each a an per of for left remaining altogether overall today now")
 _UNITS_IN_WORDS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
     "sixteen seventeen eighteen nineteen"
@@ -76,6 +111,7 @@ _ANOTHER_CHOICE = re.compile(
     r"\(\s*[A-J]\s*\)|(?<![A-Za-z\\])[A-J]\s*\)|(?<![A-Za-z\\])[B-HJ](?![A-Za-z'(])"
 )
 _WORD = re.compile(r"[A-Za-z']+")
+_MORE_THAN = re.compile(r"more\s+[a-z]{3,}\s+than\s+[A-Za-z]{3,}")
 _NUMBER = re.compile(
     r"(?<![A-Za-z0-9.,])(?:\\?\$\s*)?-?\s*(?:\\?\$\s*)?"
     r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?:\s*\\?%)?"
@@ -135,12 +171,18 @@ def with_relation(text: str) -> str:
     value = text[match.start("value") :]
     is_word = any(len(word) > 2 and word[1:].islower() for word in label.split())
     # A colon needs a word in front of it, because "A:B" is a ratio.
-    if (match["colon"] and not is_word) or _is_hedged(label) or value.startswith(("not", "no ")):
+    if (match["colon"] and not is_word) or _is_clause(label) or value.startswith(("not", "no ")):
         return text
     dropped = text[: match.start("value")]
     if len(label) == 1:
         return f"{label}={_balanced(dropped, value)}"
     return rf"\text{{{label}}}={_balanced(dropped, value)}"
+
+
+def _is_clause(label: str) -> bool:
+    """Returns whether the words before a relation are more than a noun: it is false that there."""
+    spoken = {word.lower() for word in label.split()}
+    return _is_hedged(label) or bool(spoken & (_COPULAS | _CLAUSES | _NEGATORS))
 
 
 def read_choice(text: str) -> Choice | None:
@@ -175,9 +217,8 @@ def _is_hedged(text: str) -> bool:
 def number_of_sentence(text: str) -> str:
     """Returns the only number of a sentence that states an answer, otherwise "".
 
-    "Janet makes $18 every day." has $18. At least two words must be before the number or, as in "18
-    more eggs than before", three after it. A word in brackets may repeat the number: "18
-    (eighteen)".
+    "Janet makes $18 every day." has $18: a subject, a verb, the number and a counted noun. A word
+    in brackets may repeat the number: "18 (eighteen)".
     """
     if len(text) > LONGEST_SENTENCE:
         return ""
@@ -186,24 +227,39 @@ def number_of_sentence(text: str) -> str:
     if len(numbers) != 1:
         return ""
     number = numbers[0]
-    # The words on both sides decide whether the sentence states this number.
     text_before, text_after = plain[: number.start()], plain[number.end() :]
-    # Signs of arithmetic or further digits mean that the sentence is a calculation.
-    if (
-        re.search(r"[0-9\\=+*/^_<>|~-]", text_before + text_after.rstrip(" .!"))
-        or text_after[:1].isalnum()
-    ):
-        return ""
-    words_before, words_after = _WORD.findall(text_before), _WORD.findall(text_after)
-    repeated = _repeats(number[0], words_after, text_after)
-    if not repeated and len(words_before) < 2 and len(words_after) < 3:
-        return ""
-    spoken = [] if repeated else words_after
-    if any(map(_changes_number, [*words_before, *spoken])):
-        return ""
-    if words_before and words_before[-1].lower() in ("than", "to", "by"):
-        return ""
-    return number[0].strip()
+    if not text_before.strip() and _repeats(number[0], _WORD.findall(text_after), text_after):
+        return number[0].strip()
+    if not text_before.strip() and _MORE_THAN.fullmatch(text_after.strip(" .!\n")):
+        return number[0].strip()
+    is_stated = _states_number(text_before) and _is_counted(text_after.strip(" .!\n"))
+    return number[0].strip() if is_stated else ""
+
+
+def _states_number(text: str) -> bool:
+    """Returns whether a text is a subject and a verb: "Janet makes"."""
+    match = _STATES_NUMBER.fullmatch(text + " ")
+    if match is None or match["verb"] not in _VERBS:
+        return False
+    first, *others = match["subject"].lower().split()
+    # A second verb makes another sentence: "it is false that there are".
+    return first not in _NEGATORS and not _VERBS & {*others} and not _CLAUSES & {*others}
+
+
+def _is_counted(text: str) -> bool:
+    """Returns whether a text only names what is counted: "apples left", "dollars per hour"."""
+    spoken = text.lower().split()
+    if not all(re.fullmatch("[a-z'-]+", word) and word != "x" for word in spoken):
+        return False
+    start = 0
+    while start < len(spoken) and spoken[start] not in _TAIL_STARTS:
+        start += 1
+    nouns, tail = spoken[:start], spoken[start:]
+    if any(word in REFUSED_WORDS or word in _NO_NOUNS or len(word) == 1 for word in nouns):
+        return False
+    has_multiplier = any(singular(word) in MULTIPLIERS or word in POWERS for word in spoken)
+    is_tail = all(word in _TAILS or is_unit(unit_name(word), frozenset()) for word in tail)
+    return len(nouns) <= 3 and is_tail and not has_multiplier
 
 
 def number_in_words(text: str) -> str:
@@ -232,21 +288,6 @@ def number_in_words(text: str) -> str:
         elif word != "and" or index in (0, len(spoken) - 1) or limit < 100:
             return ""
     return f"{sign}{total + below}"
-
-
-def _changes_number(word: str) -> bool:
-    word = word.lower()
-    noun = singular(word)
-    if word in _HARMLESS:
-        return False
-    return (
-        word in _CHANGING
-        or word in REFUSED_WORDS
-        or noun in MULTIPLIERS
-        or noun in _CHANGING
-        or word in POWERS
-        or unit_name(word) == "percent"
-    )
 
 
 def _repeats(number: str, words_after: list[str], text: str) -> bool:

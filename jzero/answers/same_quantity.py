@@ -38,10 +38,8 @@ def same_quantity(
         return _same_compound(prediction, gold, rules)
     inside, unit = split_unit(prediction)
     gold_inside, gold_unit = split_unit(gold)
-    # 5·m is 5 meters if the other answer is in meters.
-    if unit and not gold_unit:
-        gold_inside, gold_unit = _with_unit_of_letters(gold_inside, unit)
-    elif gold_unit and not unit:
+    # 5·m is 5 meters if the gold is in meters. In the gold, letters are a product.
+    if gold_unit and not unit:
         inside, unit = _with_unit_of_letters(inside, gold_unit)
     if unit and gold_unit and not same_unit(unit, gold_unit):
         return rules.converts_units and _same_after_conversion(inside, unit, gold_inside, gold_unit)

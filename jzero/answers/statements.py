@@ -170,7 +170,7 @@ def _negation(node: Node) -> list[Conjunction]:
 
 def _joined(items: list[list[Conjunction]], is_list: bool) -> list[Conjunction]:
     """Returns the alternatives of statements that a comma or "and" joins."""
-    solutions = _solutions_in_order(items)
+    solutions = _solutions_in_order(items, is_list)
     if solutions is not None:
         return _limited(solutions)
     combined: list[Conjunction] = [()]
@@ -189,8 +189,12 @@ def _is_inequality(relation: Node) -> bool:
     return relation.kind == "relation" and relation.name in "<>≤≥"
 
 
-def _solutions_in_order(items: list[list[Conjunction]]) -> list[Conjunction] | None:
-    """Returns the solutions that a list of equations gives one after the other."""
+def _solutions_in_order(items: list[list[Conjunction]], is_list: bool) -> list[Conjunction] | None:
+    """Returns the solutions that a list of equations gives one after the other.
+
+    In a list of values, x = 2, 2, 3, a repeated value is a repeated solution.
+    """
+    num_values = sum(len(item[0]) for item in items if len(item) == 1)
     solutions: list[Conjunction] = []
     names: dict[Node, Node] = {}
     current: list[Node] = []
@@ -202,7 +206,8 @@ def _solutions_in_order(items: list[list[Conjunction]]) -> list[Conjunction] | N
             if pair is None:
                 return None
             # Another value for a known name starts the next solution.
-            if pair[0] in names and names[pair[0]] != pair[1]:
+            is_repeated = is_list and len(names) == 1 < num_values
+            if pair[0] in names and (is_repeated or names[pair[0]] != pair[1]):
                 solutions.append(tuple(current))
                 names, current = {}, []
             names[pair[0]] = pair[1]
@@ -316,7 +321,7 @@ def solutions(node: Node) -> tuple[Solution, ...] | None:
                 return None
             solution[pair[0]] = pair[1]
         # x = 2 or x = 2 is one solution.
-        if solution not in result:
+        if node.kind != "or" or solution not in result:
             result.append(solution)
     return tuple(result)
 

@@ -17,7 +17,7 @@ verifiers of published runs are in `jzero.answers.published`.
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 from jzero.answers.applications import function_names
@@ -25,10 +25,18 @@ from jzero.answers.echo import is_echo
 from jzero.answers.equivalence import Rules, equal
 from jzero.answers.expressions import Node, unit_names
 from jzero.answers.extract import extract_answer, last_box
-from jzero.answers.latex_lexer import simplified_text, tokenize, with_euler_number
+from jzero.answers.latex_lexer import (
+    UnitLetters,
+    simplified_text,
+    tokenize,
+    unit_letters,
+    with_euler_number,
+)
 from jzero.answers.latex_parser import Reading, parse
+from jzero.answers.noncommuting import letters_of_matrices, letters_of_vectors
 from jzero.answers.numerals import other_reading, with_decimal_point
 from jzero.answers.phrases import Choice, number_in_words, number_of_sentence, read_choice
+from jzero.answers.quantities import named_unit
 from jzero.answers.units import MULTIPLIERS, is_unit, singular, unit_name
 from jzero.types import Grade
 
@@ -41,6 +49,26 @@ _SPACES_AND_SIGNS = re.compile(
 )
 # Most golds are such numbers, and so are most wrong answers to them.
 _PLAIN_NUMBER = re.compile(r"-?[0-9]{1,100}(?:\.[0-9]{1,100})?")
+# Questions about an order: "in decreasing order", "from shortest to tallest"; not "in any order".
+_KINDS_OF_ORDER = (
+    r"(?:the |an? )?(?:increasing|decreasing|ascending|descending|alphabetical|chronological"
+    r"|numerical|correct|right|same|given|following)|this|that"
+)
+_SUPERLATIVE = r"(?:the )?(?:\w+est|least|most|best|worst|first|last)"
+_ASKS_FOR_ORDER = re.compile(
+    rf"\bin (?:(?:{_KINDS_OF_ORDER}) )?order\b(?! to\b| that\b)"
+    rf"|\bfrom {_SUPERLATIVE} to {_SUPERLATIVE}\b|\brespectively\b",
+    re.IGNORECASE,
+)
+# An index i in the question: x_i, i = 1, 1 \le i. In a gold, i^2 is not the imaginary unit.
+_INDEX_I = re.compile(
+    r"_\{?i\b|(?<![A-Za-z\\])i\s*(?:=|\\le|<)\s*[0-9]|\\leq?\s*i\b|\bindex \$?i\b"
+)
+_COMPLEX = re.compile(r"complex|imaginary|mathbb\s*\{?C|real part|i\^2\s*=", re.IGNORECASE)
+_POWER_OF_I = re.compile(r"(?<![A-Za-z\\])i\s*\^\s*\{?[2-9]")
+_FORMULA = re.compile(r"\$[^$]*\$|\\\(.*?\\\)|\\\[.*?\\\]", re.DOTALL)
+_PROSE = re.compile(r"\\(?:text|mathrm|rm)\s*\{[^{}]*\}")
+_RUN = re.compile("[A-Za-z]+")
 _COUNTED = re.compile(r"\bhow many ([a-z]+)")
 
 
@@ -66,7 +94,8 @@ def grade(
         return Grade(1.0, True, "correct")
     candidates = gold if isinstance(gold, list) else [gold]
     golds = [str(item) for item in candidates if item is not None and str(item).strip()]
-    rules = Rules(converts_units=units == "convert")
+    is_ordered = _ASKS_FOR_ORDER.search(question) is not None
+    rules = Rules(converts_units=units == "convert", is_ordered=is_ordered)
     reasons = [_reason(answer, item, question, rules) for item in golds]
     correct = "correct" in reasons
     if correct:
@@ -102,9 +131,57 @@ def _compared(answer: str, gold: str, question: str, rules: Rules) -> str:
     if tokenize(answer) and tokenize(answer) == tokenize(gold):
         return "correct"
     functions, counted = function_names(answer, gold), _counted_numerals(question)
-    gold_tree = parse(gold, Reading(functions, True, counted))
     # An answer is read like the gold: its 2e-3 is 2·e - 3 only if the gold has Euler's number.
-    tree = parse(answer, Reading(functions, _has_euler_number(gold), counted))
+    has_euler_number = _has_euler_number(gold)
+    reading = Reading(
+        functions,
+        counted=counted,
+        has_index_i=_has_index_i(gold, question),
+        vectors=letters_of_vectors(answer, gold),
+        matrices=letters_of_matrices(answer, gold, question),
+    )
+    reason = ""
+    for units, gold_units, products in _readings_of_letters(answer, gold, question):
+        gold_tree = parse(gold, reading._replace(units=gold_units))
+        answer_reading = reading._replace(has_euler_number=has_euler_number, units=units)
+        tree = parse(answer, answer_reading._replace(products=products))
+        latest = _compared_trees(tree, gold_tree, gold, question, rules)
+        if latest in ("correct", "echo"):
+            return latest
+        # "wrong value" is a verdict, and "unparsed" in another reading is not.
+        reason = latest if reason in ("", "unparsed") else reason
+    return reason
+
+
+def _readings_of_letters(
+    answer: str, gold: str, question: str
+) -> Iterator[tuple[frozenset[str], frozenset[str], frozenset[str]]]:
+    r"""Yields the letters that are units in the answer, in the gold, and products in the answer.
+
+    Letters outside of \text, such as the mg of 2mg, are a product first. In the gold they are a
+    unit only if the gold or the question shows it: 5 cm, or a question about centimeters. In the
+    answer they are a unit where the gold is a number, or has the unit itself.
+    """
+    nothing = frozenset[str]()
+    letters, gold_letters = unit_letters(answer), unit_letters(gold)
+    yield nothing, nothing, gold_letters.bare & letters.in_prose
+    gold_units = gold_letters.bare
+    if gold_units and not _shows_units(gold_letters, question):
+        return
+    if gold_units or letters.bare:
+        yield letters.bare, gold_units, nothing
+
+
+def _shows_units(letters: UnitLetters, question: str) -> bool:
+    if not question:
+        return letters.after_spaced_number
+    mentioned = _units_in_prose(question)
+    return any(named_unit(run) in mentioned for run in letters.bare)
+
+
+def _compared_trees(
+    tree: Node | None, gold_tree: Node | None, gold: str, question: str, rules: Rules
+) -> str:
     if tree is None:
         return "unparsed"
     if gold_tree is None or not equal(tree, gold_tree, rules):
@@ -170,6 +247,13 @@ def _has_known_units(tree: Node, gold: str, question: str) -> bool:
     return all(is_unit(name, nouns) for name in names)
 
 
+@functools.lru_cache(4096)
+def _has_index_i(gold: str, question: str) -> bool:
+    if _COMPLEX.search(question):
+        return False
+    return bool(_INDEX_I.search(question) or _POWER_OF_I.search(gold))
+
+
 # A group of responses shares its gold and question, so these are read once.
 @functools.lru_cache(4096)
 def _has_euler_number(gold: str) -> bool:
@@ -179,6 +263,13 @@ def _has_euler_number(gold: str) -> bool:
 @functools.lru_cache(1024)
 def _nouns(text: str) -> frozenset[str]:
     return frozenset(map(unit_name, _WORD.findall(text.lower())))
+
+
+@functools.lru_cache(1024)
+def _units_in_prose(question: str) -> frozenset[str]:
+    """Returns the units that a question names outside of its formulas, or in their words."""
+    prose = _FORMULA.sub(lambda formula: " ".join(_PROSE.findall(formula[0])), question)
+    return frozenset(map(unit_name, _RUN.findall(prose)))
 
 
 @functools.lru_cache(1024)

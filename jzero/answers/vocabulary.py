@@ -21,7 +21,7 @@ def words(text: str) -> frozenset[str]:
 # Commands that only control typesetting. They are dropped.
 TYPESETTING = words(
     """left right middle displaystyle quad qquad big Big bigg Bigg bigl bigr biggl biggr Bigl Bigr
-    mathbf mathit bm boldsymbol mathsf boxed rm bf it vec"""
+    mathit mathsf boxed rm bf it vec"""
 )
 
 FUNCTIONS = words(
@@ -63,7 +63,9 @@ TOKENS = inverted(
         "\\infty": "∞",
         "\\{": "lbrace",
         "\\}": "rbrace",
-        "*": "times cdot ast × · ⋅",
+        "*": "cdot ast · ⋅",
+        "×": "times",
+        "∘": "circ",
         "/": "div ÷",
         "-": "− – ‐",
         "±": "pm",
@@ -104,7 +106,7 @@ TOKENS = inverted(
         "¥": "yen textyen",
         "'": "prime ′",
         "^": "**",
-        "°": "circ degree",
+        "°": "degree",
         "\\log": "ln",
         "\\asin": "arcsin",
         "\\acos": "arccos",

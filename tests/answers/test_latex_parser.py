@@ -19,7 +19,7 @@ def number(value: int | Fraction) -> Node:
     "text, tokens",
     [
         (r"\dfrac12", ["\\frac", "{", "1", "}", "{", "2", "}"]),
-        (r"2 \cdot x \times y", ["2", "*", "x", "*", "y"]),
+        (r"2 \cdot x \times y", ["2", "*", "x", "×", "y"]),
         (r"12\text{ square feet}", ["12", '"square', '"feet']),
         ("1,200", ["1200"]),
         ("(1,200)", ["(", "1", ",", "200", ")"]),
