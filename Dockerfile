@@ -26,14 +26,14 @@ ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 
 # -- the dependencies of each kind of device -------------------------------------------------------
 FROM base AS dependencies-cpu
-RUN pip install -c constraints-image.txt -e '.[serve]'
+RUN pip install -c constraints-image.txt -e .
 
 FROM base AS dependencies-cuda
-RUN pip install -c constraints-image.txt -e '.[cuda12,serve]'
+RUN pip install -c constraints-image.txt -e '.[cuda12]'
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 
 FROM base AS dependencies-tpu
-RUN pip install -c constraints-image.txt -e '.[tpu,serve]'
+RUN pip install -c constraints-image.txt -e '.[tpu]'
 
 # -- the images ------------------------------------------------------------------------------------
 FROM dependencies-cuda AS cuda

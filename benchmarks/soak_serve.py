@@ -89,7 +89,7 @@ class Target:
 def post(num_bytes: int) -> bytes:
     """Returns the head of a request for a completion."""
     return (
-        "POST /v1/completions HTTP/1.1\r\nHost: a\r\n"
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
         f"Content-Type: application/json\r\nContent-Length: {num_bytes}\r\n\r\n"
     ).encode()
 

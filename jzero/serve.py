@@ -8,7 +8,7 @@
 RUN is the workdir of a run: its newest export, on its base if it is an adapter, answers with the
 run's lengths, dtype and filters. DIR_OR_ID, or --model DIR_OR_ID, is a model without a run.
 
-The HTTP API (extra `serve`) has completions and chats. One thread decodes all requests together
+The HTTP API has completions and chats. One thread decodes all requests together
 (continuous batching): a request joins at the next call of the device. Another thread serves HTTP.
 With --adapter DIR every request is answered by the model with this adapter, in PEFT's format. With
 --adapter NAME=DIR, once for every adapter, the model of a request chooses an adapter by its name,
@@ -36,10 +36,12 @@ from jzero.hosts.platform import is_cpu_chosen
 from jzero.model import qwen
 from jzero.rollout.sampler import Sampler, make_seed
 from jzero.run.finished import find_model, read_adapter_flags
-from jzero.serving import keys, limits, sockets
-from jzero.serving.connections import BoundedConfig
+from jzero.servers import limits, sockets
+from jzero.servers.connections import BoundedConfig
+from jzero.servers.rules import Rules, add_allowed_host, make_hosts
+from jzero.serving import keys
 from jzero.serving.ending import GracefulServer
-from jzero.serving.http import Server, make_app
+from jzero.serving.http import Server, make_app, make_rules
 from jzero.serving.jetstream import JetStreamEngine, serve_jetstream
 from jzero.serving.limits import Limits
 from jzero.serving.requests import RequestReader
@@ -84,6 +86,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
         default=8000,
         help="port to listen on, 0 for any that is free (default 8000)",
     )
+    add_allowed_host(parser)
     parser.add_argument(
         "--api-key",
         metavar="KEY",
@@ -169,7 +172,8 @@ def main() -> None:
         serve_jetstream(options.jetstream, engine)
     else:
         name = options.served_model_name or options.model
-        serve_http(name, sampler, params, held, seed, bound, limits_of_server, key)
+        rules = make_rules(make_hosts(options.host, options.allowed_host))
+        serve_http(name, sampler, params, held, seed, bound, limits_of_server, rules, key)
 
 
 def load_bank(
@@ -223,6 +227,7 @@ def serve_http(
     seed: jax.Array,
     bound: list[socket.socket],
     limits_of_server: Limits,
+    rules: Rules,
     key: str | None,
 ) -> None:
     """Serves HTTP until Ctrl-C or an error of the decoding thread, and ends the process."""
@@ -252,7 +257,7 @@ def serve_http(
         names = ", ".join(reader.models)
         print(f"{names}: listening on {addresses} until Ctrl-C", flush=True)
 
-    configuration = BoundedConfig(make_app(server, key), limits_of_server)
+    configuration = BoundedConfig(make_app(server, key), limits_of_server, rules)
     # uvicorn raises the signal that ended it once more.
     with contextlib.suppress(KeyboardInterrupt):
         GracefulServer(configuration, server, announce).run(bound)

@@ -23,7 +23,7 @@ from jzero import algorithms, terminal
 from jzero.config import Config, Jobs, teachers
 from jzero.distillation.build import check_teacher, make_teacher, teacher_settings
 from jzero.errors import UserError
-from jzero.files import JsonObject
+from jzero.files import JsonObject, split_commas
 from jzero.hosts import interrupt, peers, processes
 from jzero.jobs import store_server
 from jzero.model import qwen
@@ -98,7 +98,10 @@ def train(config: Config, workdir: Path) -> JsonObject:
             cleanup.callback(run.stream.halt)
         placement = config.rollout.placement
         if isinstance(placement, Jobs) and placement.serve:
-            cleanup.enter_context(store_server.serve(placement.serve, placement.store, workdir))
+            names = split_commas(placement.allowed_hosts)
+            cleanup.enter_context(
+                store_server.serve(placement.serve, placement.store, workdir, names)
+            )
         held_out = evaluation_problems(run)
         session = RunSession(
             config,

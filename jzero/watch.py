@@ -15,8 +15,9 @@ from pathlib import Path
 
 from jzero.errors import UserError
 from jzero.run import buckets
+from jzero.servers.rules import add_allowed_host, listens_at_loopback
 from jzero.watching.runs import Watcher, find_runs
-from jzero.watching.server import LOCAL_NAMES, PageServer
+from jzero.watching.server import page_server
 
 PORT = 8484
 
@@ -34,29 +35,30 @@ def main() -> None:
     )
     parser.add_argument("--port", type=int, default=PORT, help=f"default {PORT}; 0: a free one")
     parser.add_argument(
-        "--host", default=LOCAL_NAMES[0], help="address to listen at; default 127.0.0.1"
+        "--host", default="127.0.0.1", help="address to listen at; default 127.0.0.1"
     )
+    add_allowed_host(parser)
     args = parser.parse_args(sys.argv[1:])
     try:
-        watch(args.runs, args.host, args.port)
+        watch(args.runs, args.host, args.port, args.allowed_host)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
 
 
-def watch(paths: list[Path], host: str, port: int) -> None:
+def watch(paths: list[Path], host: str, port: int, allowed_hosts: list[str]) -> None:
     """Serves the page until Ctrl-C."""
     directories = [buckets.follow_run(path) for path in paths]
     # A page may be opened before its run has written anything.
     watcher = Watcher(find_runs(directories, is_started=False))
-    with PageServer(host, port, watcher) as server:
-        if host not in LOCAL_NAMES:
+    with page_server(host, port, watcher, allowed_hosts) as server:
+        if not listens_at_loopback(host):
             print(
                 f"warning: everybody who reaches {host} can read these runs: there is no password. "
                 "ssh -L is safer",
                 file=sys.stderr,
             )
-        print(f"{server.url} shows {len(watcher.runs)} run(s), until Ctrl-C", flush=True)
+        print(f"{server.url}/ shows {len(watcher.runs)} run(s), until Ctrl-C", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -32,10 +32,11 @@ from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import Sequence
 from jzero.model import huggingface, qwen, tokenizer
 from jzero.rollout.sampler import make_seed
-from jzero.serving import sockets
-from jzero.serving.connections import BoundedConfig
+from jzero.servers import sockets
+from jzero.servers.connections import BoundedConfig
+from jzero.servers.rules import make_hosts
 from jzero.serving.ending import GracefulServer
-from jzero.serving.http import Server, make_app
+from jzero.serving.http import Server, make_app, make_rules
 from jzero.serving.limits import Limits
 from jzero.serving.requests import RequestReader
 from jzero.serving.worker import REQUESTS, DecodingWorker
@@ -215,7 +216,9 @@ def threaded_server(
     bound = sockets.bind("127.0.0.1", 0)
     sockets.listen("127.0.0.1", 0, bound)
     is_listening = threading.Event()
-    configuration = BoundedConfig(app or make_app(server, key), limits)
+    configuration = BoundedConfig(
+        app or make_app(server, key), limits, make_rules(make_hosts("127.0.0.1"))
+    )
     uvicorn_server = GracefulServer(configuration, server, is_listening.set)
     thread = threading.Thread(target=uvicorn_server.run, args=(bound,), daemon=True)
     thread.start()

@@ -18,7 +18,7 @@ LAYERS = [
     ("setting", "types", "terminal"),
     ("json_values",),
     ("algorithms", "answers"),
-    ("files", "http", "clock"),
+    ("files", "http", "clock", "servers"),
     ("websocket", "config"),
     ("hosts", "workers", "sandbox", "problems"),
     ("programming",),

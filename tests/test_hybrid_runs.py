@@ -1,6 +1,5 @@
 """A run of RL with a hybrid of attention and gated delta nets, and what serves its export."""
 
-import json
 import threading
 from pathlib import Path
 
@@ -77,7 +76,7 @@ def test_a_hybrid_is_trained_exported_and_served(arch: str, tmp_path: Path) -> N
     threading.Thread(target=server.worker.run, args=arguments, daemon=True).start()
     body = {"model": "m", "prompt": prompt, "max_tokens": 8, "temperature": 0.0, "logprobs": 1}
     with threaded_server(server, limits) as running:
-        answer = httpx.post(f"{running.url}/v1/completions", content=json.dumps(body), timeout=300)
+        answer = httpx.post(f"{running.url}/v1/completions", json=body, timeout=300)
     assert answer.status_code == 200, answer.text
     [choice] = answer.json()["choices"]
     logprobs = choice["logprobs"]["token_logprobs"]

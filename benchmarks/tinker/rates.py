@@ -34,7 +34,7 @@ from jzero.decoder.engine import Samples
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import make_groups
 from jzero.rollout.sampler import make_seed
-from jzero.serving import sockets
+from jzero.servers import sockets
 from jzero.tinker import __main__ as command
 from jzero.tinker import wire
 from jzero.tinker.limits import TinkerLimits

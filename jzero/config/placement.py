@@ -58,6 +58,11 @@ class Jobs:
         "Address HOST:PORT at which the trainer serves a store that is a directory over HTTP, to "
         "samplers that cannot see it: --join http://HOST:PORT. Empty: samplers see the store.",
     )
+    allowed_hosts: str = setting(
+        "",
+        "Names of the trainer's machine, separated by commas, by which samplers may join with "
+        "`serve`. HOST, the name that the machine has itself, and addresses need not be listed.",
+    )
     schedule: str = setting(
         "fixed",
         "Which rollouts a step trains on. fixed: a function of the seed, the step and "

@@ -8,12 +8,13 @@ Errors are OSError, FileNotFoundError among them. `RetryingStore` repeats operat
 
 import contextlib
 import datetime
+import errno
 import os
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import ParamSpec, Protocol, TypeVar
+from typing import BinaryIO, ParamSpec, Protocol, TypeVar
 
 import fsspec
 
@@ -80,35 +81,50 @@ class FolderStore:
     def read(self, name: str) -> bytes:
         return (self.directory / name).read_bytes()
 
-    def _write_temporary(self, name: str, data: bytes) -> Path:
+    def open(self, name: str) -> BinaryIO:
+        """Returns a file that is open for reading. A writer replaces it, and does not change it."""
+        path = self.directory / name
+        if not path.is_file():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        return path.open("rb")
+
+    @contextlib.contextmanager
+    def temporary(self, name: str) -> Iterator[Path]:
+        """Yields a path next to that of a file, for its new content: see `put` and `link`.
+
+        What is there at the end of the block is removed, which frees the room for other files.
+        """
         path = self.directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         # Several processes may write the same name.
         temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}{TEMPORARY}")
         try:
-            with temporary.open("xb") as file:
-                file.write(data)
-                file.flush()
-                # Without it, a power cut may leave an empty file under the final name.
-                os.fsync(file.fileno())
-        except OSError:
-            temporary.unlink(missing_ok=True)  # frees the room for other files
-            raise
-        return temporary
+            yield temporary
+        finally:
+            temporary.unlink(missing_ok=True)
 
-    def write(self, name: str, data: bytes) -> None:
-        self._write_temporary(name, data).replace(self.directory / name)
+    def put(self, temporary: Path, name: str) -> None:
+        """Gives the file at a temporary path its name. Replaces an existing file."""
+        temporary.replace(self.directory / name)
 
-    def create(self, name: str, data: bytes) -> bool:
-        temporary = self._write_temporary(name, data)
+    def link(self, temporary: Path, name: str) -> bool:
+        """Gives the file at a temporary path its name. Returns False if the name exists."""
         try:
             # Unlike a rename, a link fails if the name exists, also on NFS.
             os.link(temporary, self.directory / name)
         except FileExistsError:
             return False
-        finally:
-            temporary.unlink()
         return True
+
+    def write(self, name: str, data: bytes) -> None:
+        with self.temporary(name) as temporary:
+            write_durably(temporary, data)
+            self.put(temporary, name)
+
+    def create(self, name: str, data: bytes) -> bool:
+        with self.temporary(name) as temporary:
+            write_durably(temporary, data)
+            return self.link(temporary, name)
 
     def names(self, folder: str) -> list[str]:
         try:
@@ -127,6 +143,20 @@ class FolderStore:
         # The file server stamps the file, not this host.
         self.write(f"clock/{who}", b"")
         return self.modified(f"clock/{who}")
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Writes a new file."""
+    with path.open("xb") as file:
+        file.write(data)
+        sync(file)
+
+
+def sync(file: BinaryIO) -> None:
+    """Waits until the content of a file is on the disk."""
+    file.flush()
+    # Without it, a power cut may leave an empty file under the final name.
+    os.fsync(file.fileno())
 
 
 class BucketStore:

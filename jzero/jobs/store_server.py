@@ -10,13 +10,14 @@
 
 `rollout.placement.serve=HOST:PORT` starts the server with the trainer. Every request needs the key
 as `Authorization: Bearer KEY`. With the key a client may read all files, and change those that
-samplers write; it cannot leave the directory. Requests are bounded in bytes, time and number.
+samplers write; it cannot leave the directory. Requests are bounded in bytes, time and number
+(`jzero.servers`), and files are streamed from and to the disk.
 `http_store.HttpStore` is the client. The key is as secret as the network: without TLS, use a
 private network or a tunnel.
 """
 
+import asyncio
 import contextlib
-import http.server
 import json
 import os
 import re
@@ -24,174 +25,199 @@ import secrets
 import socket
 import threading
 import time
-import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 
 from jzero import terminal
 from jzero.errors import UserError
 from jzero.files import write_atomic
 from jzero.http import bears_key
-from jzero.jobs.store import FolderStore, open_store
+from jzero.jobs.store import FolderStore, open_store, sync
+from jzero.servers import sockets
+from jzero.servers.bodies import PART_BYTES, Bodies
+from jzero.servers.connections import admit
+from jzero.servers.limits import ConnectionLimits
+from jzero.servers.rules import Rules, make_hosts
+from jzero.servers.running import HttpServer
+
+T = TypeVar("T")
 
 KEY_VARIABLE = "JZERO_STORE_KEY"
 KEY_FILE = "store.key"  # in the workdir
-REQUEST_SECONDS = 600.0  # in which a client has to send its request and to read the reply
-SILENT_SECONDS = 60.0  # of a client, after which its connection ends
 FAREWELL_SECONDS = 2.0  # in which samplers see that the run has ended
-MOST_CONNECTIONS = 64  # at once; others wait
+# A file may take minutes over a slow network.
+LIMITS = ConnectionLimits(
+    max_connections=1024, max_address_connections=512, request_seconds=600.0, idle_seconds=60.0
+)
 MOST_BYTES = 1 << 30  # of a file that a client writes
-PART_BYTES = 1 << 20
-NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,199})?")
-# What samplers write. The trainer writes into its directory itself.
-WRITTEN = ("results/", "partials/", "leases/", "broken/", "decoder.json")
-REMOVED = ("leases/", "requests/")
+MOST_SMALL_BYTES = 1 << 16
+MOST_RECEIVED_BYTES = 4 << 30  # of all files that clients are writing
+THREADS = 16  # that read and write files
+SETTING = "rollout.placement.serve"
+PART = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}"
+FILE = re.compile(PART, re.ASCII)
+NAME = re.compile(f"{PART}(/{PART})?", re.ASCII)
+# Folders of the files that samplers write, and the bytes of a file. The trainer writes into its
+# directory itself.
+WRITTEN = {
+    "results": MOST_BYTES,
+    "partials": MOST_BYTES,
+    "leases": MOST_SMALL_BYTES,
+    "broken": MOST_SMALL_BYTES,
+}
+# Files that the first sampler creates, and that no sampler replaces.
+CREATED = {"decoder.json": MOST_SMALL_BYTES}
+REMOVED = ("leases", "requests")
 
 
-class BadRequest(Exception):
-    """A request that gets an error status."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-
-
-class StoreServer(http.server.ThreadingHTTPServer):
+class StoreServer(HttpServer):
     """A server of one directory."""
 
-    daemon_threads = True
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        store: FolderStore,
+        key: str,
+        allowed_hosts: Sequence[str] = (),
+        limits: ConnectionLimits = LIMITS,
+    ) -> None:
+        """Starts to listen. Port 0 takes a free one.
 
-    def __init__(self, host: str, port: int, store: FolderStore, key: str) -> None:
-        """Starts to listen. Port 0 takes a free one. Raises OSError if the port is taken."""
+        allowed_hosts: names of the server besides `host`, as samplers join it.
+
+        Raises UserError if the address cannot be used.
+        """
         self.store = store
         self.key = key.encode()
-        self.free = threading.BoundedSemaphore(MOST_CONNECTIONS)
-        super().__init__((host, port), RequestHandler)
+        self.bodies = Bodies(MOST_RECEIVED_BYTES)
+        # Not the default threads of the event loop, whose end waits for them.
+        self.threads = ThreadPoolExecutor(THREADS, "store")
+        rules = Rules(
+            make_hosts(host, allowed_hosts),
+            advice="add the name to rollout.placement.allowed_hosts of the trainer",
+        )
+        app = Starlette(
+            routes=[
+                Route("/{path:path}", self.answer, methods=["GET", "PUT", "POST", "DELETE"]),
+            ],
+            exception_handlers={
+                HTTPException: refuse,
+                ClientDisconnect: refuse,
+                OSError: refuse,
+            },
+        )
+        super().__init__(app, host, port, limits, rules, setting=f"{SETTING}={host}:{port}")
 
-    @property
-    def url(self) -> str:
-        host, port = self.server_address[:2]
-        return f"http://{host!s}:{port}"
+    async def answer(self, request: Request) -> Response:
+        """Answers a request. The key is checked before anything else is read."""
+        if not bears_key(request.headers.get("authorization", ""), self.key):
+            raise HTTPException(401, f"the key is wrong: set {KEY_VARIABLE} to the trainer's")
+        admit(request.scope)
+        kind, _, name = request.path_params["path"].partition("/")
+        if not NAME.fullmatch(name):
+            raise HTTPException(400, "a name is FILE or FOLDER/FILE")
+        if request.method == "GET":
+            return await self.read(kind, name)
+        if kind != "files":
+            raise HTTPException(405, "samplers change only files", {"Allow": "GET"})
+        if request.method == "DELETE":
+            if name.partition("/")[0] not in REMOVED or not name.partition("/")[2]:
+                raise HTTPException(403, "samplers do not remove this file")
+            await self.in_thread(lambda: self.store.delete(name))
+            return Response()
+        return await self.write(request, name, is_new=request.method == "POST")
 
-    def process_request(self, request: object, client_address: object) -> None:
-        self.free.acquire()
-        try:
-            super().process_request(request, client_address)  # pyright: ignore[reportArgumentType]
-        except BaseException:
-            self.free.release()
-            raise
-
-    def process_request_thread(self, request: object, client_address: object) -> None:
-        try:
-            super().process_request_thread(request, client_address)  # pyright: ignore[reportArgumentType]
-        finally:
-            self.free.release()
-
-
-class RequestHandler(http.server.BaseHTTPRequestHandler):
-    """Answers one request of a connection."""
-
-    server_version = "jzero"
-    sys_version = ""
-    timeout = SILENT_SECONDS
-    server: StoreServer  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    def handle_one_request(self) -> None:
-        """Answers one request. A client that goes away is no event: it sends its request again."""
-        with contextlib.suppress(OSError):
-            super().handle_one_request()
-            return
-        self.close_connection = True
-
-    def do_GET(self) -> None:
-        self._answer(self._get)
-
-    def do_PUT(self) -> None:
-        self._answer(self._put)
-
-    def do_POST(self) -> None:
-        self._answer(self._post)
-
-    def do_DELETE(self) -> None:
-        self._answer(self._delete)
-
-    def _answer(self, method: Callable[[str, str], bytes]) -> None:
-        try:
-            self._check_key()
-            kind, _, name = urllib.parse.urlsplit(self.path).path.lstrip("/").partition("/")
-            name = urllib.parse.unquote(name)
-            if not NAME.fullmatch(name):
-                raise BadRequest(400, "a name is FILE or FOLDER/FILE")
-            status, body = 200, method(kind, name)
-        except BadRequest as error:
-            status, body = error.status, str(error).encode()
-        except FileNotFoundError:
-            status, body = 404, b"there is no such file"
-        except OSError as error:  # such as a full disk: clients try again
-            status, body = 503, (error.strerror or "the store failed").encode()
-        self.close_connection = True
-        self.send_response(status)
-        self.send_header("Content-Type", "application/octet-stream")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def _check_key(self) -> None:
-        if not bears_key(self.headers.get("Authorization", ""), self.server.key):
-            raise BadRequest(401, f"the key is wrong: set {KEY_VARIABLE} to the trainer's")
-
-    def _get(self, kind: str, name: str) -> bytes:
-        store = self.server.store
+    async def read(self, kind: str, name: str) -> Response:
+        """Answers GET."""
+        store = self.store
+        is_file = FILE.fullmatch(name) is not None
         if kind == "files":
-            return store.read(name)
-        if kind == "names":
-            return json.dumps(store.names(name)).encode()
+            file = await self.in_thread(lambda: store.open(name))
+            return self.stream(file)
+        if kind == "names" and is_file:
+            return in_json(await self.in_thread(lambda: store.names(name)))
         if kind == "modified":
-            return repr(store.modified(name)).encode()
-        if kind == "now":
-            return repr(store.now(name)).encode()
-        raise BadRequest(404, "there is no such address")
+            return in_json(await self.in_thread(lambda: store.modified(name)))
+        if kind == "now" and is_file:
+            return in_json(await self.in_thread(lambda: store.now(name)))
+        raise HTTPException(404, "there is no such address")
 
-    def _put(self, kind: str, name: str) -> bytes:
-        self._check_change(kind, name, WRITTEN)
-        self.server.store.write(name, self._body())
-        return b""
+    def stream(self, file: BinaryIO) -> Response:
+        """Returns the content of an open file, which is closed after it."""
+        # A writer replaces a file, so that an open one does not change.
+        num_bytes = os.fstat(file.fileno()).st_size
 
-    def _post(self, kind: str, name: str) -> bytes:
-        self._check_change(kind, name, WRITTEN)
-        if not self.server.store.create(name, self._body()):
-            raise BadRequest(412, "the file exists")
-        return b""
+        async def parts() -> AsyncIterator[bytes]:
+            with file:
+                remaining = num_bytes
+                while remaining:
+                    part = await self.in_thread(partial(file.read, min(PART_BYTES, remaining)))
+                    if not part:
+                        raise OSError(f"{file.name} has become shorter while it was read")
+                    remaining -= len(part)
+                    yield part
 
-    def _delete(self, kind: str, name: str) -> bytes:
-        self._check_change(kind, name, REMOVED)
-        self.server.store.delete(name)
-        return b""
+        headers = {"Content-Length": str(num_bytes)}
+        return StreamingResponse(parts(), 200, headers, "application/octet-stream")
 
-    def _check_change(self, kind: str, name: str, allowed: tuple[str, ...]) -> None:
-        if kind != "files" or not name.startswith(allowed):
-            raise BadRequest(403, "samplers do not change this file")
+    async def write(self, request: Request, name: str, is_new: bool) -> Response:
+        """Writes a file, or creates it."""
+        most = most_bytes(name, is_new)
+        if most is None:
+            raise HTTPException(403, "samplers do not change this file")
+        with self.store.temporary(name) as temporary:
+            file = await self.in_thread(lambda: temporary.open("xb+"))
+            with file:
+                async with self.bodies.receive(request, file, most, ""):
+                    await self.in_thread(lambda: sync(file))
+            if not is_new:
+                await self.in_thread(lambda: self.store.put(temporary, name))
+            elif not await self.in_thread(lambda: self.store.link(temporary, name)):
+                raise HTTPException(412, "the file exists")
+        return Response()
 
-    def _body(self) -> bytes:
-        """Returns the content that the client sends, within the bounds."""
-        given = self.headers.get("Content-Length", "")
-        if not given.isdecimal() or len(given) > 12:
-            raise BadRequest(411, "the length of the content is missing")
-        length = int(given)
-        if length > MOST_BYTES:
-            raise BadRequest(413, f"a file has at most {MOST_BYTES} bytes")
-        deadline = time.monotonic() + REQUEST_SECONDS
-        body = bytearray()
-        while len(body) < length:
-            part = self.rfile.read1(min(PART_BYTES, length - len(body)))
-            if not part or time.monotonic() > deadline:
-                raise BadRequest(408, "the content is incomplete")
-            body += part
-        return bytes(body)
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Returns the result of `work`, which may wait for the disk."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, work)
 
-    def log_message(self, format: str, *args: object) -> None:
-        # The terminal stays free for the run.
-        pass
+
+def most_bytes(name: str, is_new: bool) -> int | None:
+    """Returns the bytes that a sampler may write to a file; None for a file of the trainer.
+
+    is_new: the file is created, and not replaced.
+    """
+    folder, _, file = name.partition("/")
+    if not file:
+        return CREATED.get(name) if is_new else None
+    return WRITTEN.get(folder)
+
+
+def in_json(value: float | list[str]) -> Response:
+    """Returns a reply in JSON."""
+    return Response(json.dumps(value), media_type="application/octet-stream")
+
+
+async def refuse(_: Request, error: Exception) -> Response:
+    """Answers a request that is wrong, or that the disk refuses."""
+    if isinstance(error, HTTPException):
+        return Response(error.detail, error.status_code, error.headers, "text/plain")
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=400)  # which nobody receives
+    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
+        return Response("there is no such file", 404, media_type="text/plain")
+    # A full disk, for example: clients try again.
+    reason = (error.strerror if isinstance(error, OSError) else "") or "the store failed"
+    return Response(reason, 503, media_type="text/plain")
 
 
 def read_key(workdir: Path) -> str:
@@ -206,8 +232,12 @@ def read_key(workdir: Path) -> str:
 
 
 @contextlib.contextmanager
-def serve(address: str, directory: str, workdir: Path) -> Iterator[StoreServer]:
+def serve(
+    address: str, directory: str, workdir: Path, allowed_hosts: Sequence[str] = ()
+) -> Iterator[StoreServer]:
     """Serves the store in a directory at HOST:PORT until the block ends.
+
+    allowed_hosts: further names of this machine, as samplers join it.
 
     Raises UserError if the store is no directory, or if the address cannot be used.
     """
@@ -215,17 +245,13 @@ def serve(address: str, directory: str, workdir: Path) -> Iterator[StoreServer]:
     store = open_store(directory)
     if not isinstance(store, FolderStore):
         raise UserError(
-            f"rollout.placement.serve={address}: {directory} is no directory, and samplers can "
+            f"{SETTING}={address}: {directory} is no directory, and samplers can "
             "join it themselves: leave out rollout.placement.serve"
         )
     workdir.mkdir(parents=True, exist_ok=True)
     key = read_key(workdir)
-    try:
-        server = StoreServer(host.strip("[]"), int(port), store, key)
-    except (OSError, OverflowError) as error:
-        raise UserError(
-            f"rollout.placement.serve={address} cannot be used ({error}): give another address"
-        ) from None
+    server = StoreServer(host.strip("[]"), int(port), store, key, allowed_hosts)
+    sockets.allow_connections(LIMITS.max_connections)
     with server:
         thread = threading.Thread(target=server.serve_forever, name="jzero-store", daemon=True)
         thread.start()
@@ -238,4 +264,3 @@ def serve(address: str, directory: str, workdir: Path) -> Iterator[StoreServer]:
             time.sleep(FAREWELL_SECONDS)
         finally:
             server.shutdown()
-            thread.join()

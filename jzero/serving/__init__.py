@@ -5,7 +5,7 @@ sequences of all requests together, `choices.py` converts sequences to OpenAI's 
 `replies.py` sends the choices, and `http.py` connects the four. `limits.py` defines their limits.
 `tools.py` reads the tools of a chat, and the calls in an answer.
 
-`sockets.py` binds the port, `connections.py` closes idle and slow connections, `keys.py` checks the
-API key, and `ending.py` drains requests when the server stops. `jetstream.py` runs the engine under
-JetStream's server instead.
+`keys.py` checks the API key, and `ending.py` ends requests when the server stops. Connections, the
+port and bodies are bounded by `jzero.servers`. `jetstream.py` runs the engine under JetStream's
+server instead.
 """

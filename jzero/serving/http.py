@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import jinja2
 from pydantic import ValidationError
@@ -19,7 +19,9 @@ from starlette.routing import Route
 from starlette.types import Receive
 
 from jzero.decoder.sequence import Sequence
-from jzero.serving.connections import RETRY_SECONDS
+from jzero.servers.bodies import Bodies
+from jzero.servers.connections import RETRY_SECONDS
+from jzero.servers.rules import JSON_TYPE, Hosts, Rules
 from jzero.serving.keys import KeyCheck
 from jzero.serving.limits import Limits
 from jzero.serving.replies import Reply, ReplyStream, error_body
@@ -31,7 +33,7 @@ Result = TypeVar("Result")
 
 # For parsing and tokenizing, so that one long request does not block the others
 READING_THREADS = 2
-BODIES_HELD = 64  # maximum number of full-size request bodies in memory
+BODIES_HELD = 1024  # maximum number of full-size request bodies, which are on disk
 POLL_SECONDS = 0.2  # polling interval for disconnected clients while their request is read
 
 
@@ -71,6 +73,15 @@ def make_app(server: "Server", key: str | None = None) -> Starlette:
         },
         middleware=middleware,
     )
+
+
+def make_rules(hosts: Hosts) -> Rules:
+    """Returns what requests to the application must have."""
+
+    def refusal(status: int, reason: str) -> tuple[str, bytes]:
+        return JSON_TYPE, bytes(JSONResponse(error_body(reason, status)).body)
+
+    return Rules(hosts, body_types=(JSON_TYPE,), refusal=refusal)
 
 
 async def refuse(_: Request, error: Exception) -> JSONResponse:
@@ -118,7 +129,7 @@ class Server:
         self.worker = worker
         self.limits = limits
         self.reading_threads = ThreadPoolExecutor(READING_THREADS, "read")
-        self.num_body_bytes = 0  # of the requests that are being read
+        self.bodies = Bodies(BODIES_HELD * limits.max_body_bytes)
         self.replies: set[Reply] = set()  # replies that are being sent
         self.is_stopping = False  # rejects further requests
 
@@ -177,38 +188,21 @@ class Server:
         """
         # The body and the parsed request are released on return: sequences may wait for long, and
         # their texts may be large.
-        body = bytearray()
-        try:
-            async for chunk in http_request.stream():
-                body += chunk
-                self.num_body_bytes += len(chunk)
-                self.check_body(http_request, len(body))
+        limit = self.limits.max_body_bytes
+        advice = ": send several requests, or start the server with a larger --max-body-bytes"
+        async with self.bodies.spool(http_request, limit, advice) as body:
             if self.is_stopping:
                 raise overloaded(503, "the server is shutting down: retry when it is back")
-            return await self.make_sequences(http_request, bytes(body), is_chat)
-        finally:
-            self.num_body_bytes -= len(body)
-
-    def check_body(self, http_request: Request, num_bytes: int) -> None:
-        """Rejects a body that is too large, or more bodies than the server can hold."""
-        # Starlette's middleware for body sizes does not report the limit in its answer.
-        limit = self.limits.max_body_bytes
-        # The announced size is checked with the first chunk, before the other chunks are read.
-        announced = int(http_request.headers.get("content-length", 0))
-        if max(num_bytes, announced) > limit:
-            raise HTTPException(
-                413,
-                f"the body has more than {limit} bytes: send several requests, or start the "
-                "server with a larger --max-body-bytes",
-            )
-        if self.num_body_bytes > BODIES_HELD * limit:
-            raise overloaded(503, "the server is reading too many long requests: ask again later")
+            return await self.make_sequences(http_request, body, is_chat)
 
     async def make_sequences(
-        self, http_request: Request, body: bytes, is_chat: bool
+        self, http_request: Request, body: BinaryIO, is_chat: bool
     ) -> tuple[ReplyOptions, list[Sequence]]:
         """Parses and tokenizes a request in a reading thread, and reserves room in between."""
-        request = await self.in_thread(http_request, lambda _: self.reader.read(body, is_chat))
+        # Read into memory in the thread, so that as many bodies are there as threads.
+        request = await self.in_thread(
+            http_request, lambda _: self.reader.read(body.read(), is_chat)
+        )
         count = request.count_sequences(is_chat)
         # Reserve before tokenizing: a request without room is rejected early.
         if not self.worker.reserve(count):

@@ -12,6 +12,7 @@ from starlette.requests import HTTPConnection
 
 from jzero import http
 from jzero.errors import UserError
+from jzero.servers.connections import admit
 
 KEY_VARIABLE = "JZERO_API_KEY"
 OPEN_PATHS = ("/health",)  # answered without a key, for probes
@@ -53,4 +54,5 @@ class KeyCheck(AuthenticationBackend):
                 "this server requires its API key: send it as `Authorization: Bearer KEY`, "
                 "which OpenAI's client does with api_key=KEY"
             )
+        admit(conn.scope)
         return None

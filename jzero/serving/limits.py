@@ -1,35 +1,13 @@
-"""The limits of servers on sizes, counts and waiting times, each a flag of its command."""
+"""The limits of `jzero serve` on the sizes and counts of requests, each a flag of the command."""
 
-import argparse
-import math
-from dataclasses import dataclass, field, fields
-from typing import TypeVar
+from dataclasses import dataclass, field
 
 from jzero.errors import UserError
+from jzero.servers.limits import ConnectionLimits
 
 
 @dataclass(frozen=True)
-class ServerLimits:
-    """The limits of a server.
-
-    A field's metadata has the help text of its flag, and `least`, the smallest allowed value.
-    """
-
-    def check(self) -> None:
-        """Raises UserError if a limit is too small or not a number."""
-        for item in fields(self):
-            value = getattr(self, item.name)
-            least = item.metadata["least"]
-            # argparse accepts nan and inf as floats.
-            if not (math.isfinite(value) and value >= least):
-                raise UserError(f"{flag_name(item.name)}={value}: give a number from {least} on")
-
-
-LimitsType = TypeVar("LimitsType", bound=ServerLimits)
-
-
-@dataclass(frozen=True)
-class Limits(ServerLimits):
+class Limits(ConnectionLimits):
     """The limits of the HTTP server."""
 
     max_body_bytes: int = field(
@@ -52,35 +30,9 @@ class Limits(ServerLimits):
         default=2048,
         metadata={"least": 1, "help": "sequences of all requests that wait for a slot"},
     )
-    max_connections: int = field(
-        default=2048,
-        metadata={
-            "least": 1,
-            "help": "open connections; one more closes the oldest without a complete request",
-        },
-    )
-    request_seconds: float = field(
-        default=20.0,
-        metadata={
-            "least": 0.001,
-            "help": "seconds in which a request has to arrive, headers and body",
-        },
-    )
-    idle_seconds: float = field(
-        default=30.0,
-        metadata={
-            "least": 0.001,
-            "help": "seconds after which a client that sends no further request, or does not read "
-            "its answer, is disconnected",
-        },
-    )
+    # Answers take longer here than those of other servers.
     grace_seconds: float = field(
-        default=30.0,
-        metadata={
-            "least": 0,
-            "help": "seconds that requests may run on after Ctrl-C or TERM; a second Ctrl-C ends "
-            "them at once",
-        },
+        default=30.0, metadata=dict(ConnectionLimits.__dataclass_fields__["grace_seconds"].metadata)
     )
 
     def check(self) -> None:
@@ -93,28 +45,3 @@ class Limits(ServerLimits):
                 f"{self.max_request_sequences} sequences and could never wait: raise this limit, "
                 "or lower --max-request-sequences"
             )
-
-
-def flag_name(limit: str) -> str:
-    """Returns the flag of a limit, such as --max-body-bytes."""
-    return "--" + limit.replace("_", "-")
-
-
-def add_flags(parser: argparse.ArgumentParser, kind: type[ServerLimits], title: str) -> None:
-    """Adds a flag for every limit. `--help` prints its meaning and its default below `title`."""
-    group = parser.add_argument_group(title)
-    for item in fields(kind):
-        group.add_argument(
-            flag_name(item.name),
-            type=type(item.default),
-            default=item.default,
-            metavar="N",
-            help=f"{item.metadata['help']} (default {item.default})",
-        )
-
-
-def read_flags(options: argparse.Namespace, kind: type[LimitsType]) -> LimitsType:
-    """Returns the limits from the flags of `add_flags`. Raises UserError as `check` does."""
-    limits = kind(**{item.name: getattr(options, item.name) for item in fields(kind)})
-    limits.check()
-    return limits

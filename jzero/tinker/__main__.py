@@ -26,21 +26,19 @@ nothing is downloaded. The topologies are those of `python -m jzero.plan`.
 import argparse
 import asyncio
 import contextlib
-import ipaddress
 import json
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 import jax
-import uvicorn
 from jax.sharding import Mesh
 
 import jzero
@@ -56,14 +54,16 @@ from jzero.planning.fitting import attached_bytes, set_cpu_devices
 from jzero.planning.kv_pool import describe as describe_pool
 from jzero.planning.kv_pool import room_of_decoder, size_pool
 from jzero.rollout.sampler import make_seed
-from jzero.serving import limits, sockets
-from jzero.serving.connections import BoundedConfig
-from jzero.serving.limits import Limits
+from jzero.servers import limits, sockets
+from jzero.servers.connections import BoundedConfig
+from jzero.servers.limits import ConnectionLimits
+from jzero.servers.rules import add_allowed_host, listens_at_loopback, make_hosts
+from jzero.servers.running import BoundedServer
 from jzero.setup import check_context
 from jzero.sharding.mesh import configured_mesh
 from jzero.sharding.publish import publisher
 from jzero.tinker.devices import ADVICE, Devices
-from jzero.tinker.http import Api, make_app
+from jzero.tinker.http import Api, make_app, make_rules
 from jzero.tinker.limits import TinkerLimits
 from jzero.tinker.plan import (
     CPU_MICROBATCH_TOKENS,
@@ -135,6 +135,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--keys", default="", metavar="FILE", help="lines of NAME tml-KEY")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    add_allowed_host(parser)
     parser.add_argument(
         "--plan", default="", metavar="TOPOLOGY", help="plan for devices such as v5e:1x1, and end"
     )
@@ -299,22 +300,20 @@ def make_service(
     return Service(served, devices, Worker(devices), Store(options.store), options.limits)
 
 
-class TinkerServer(uvicorn.Server):
-    """A uvicorn server that keeps the service's house, and announces its address."""
+class TinkerServer(BoundedServer):
+    """A bounded server that keeps the service's house."""
 
     def __init__(
-        self, configuration: uvicorn.Config, api: Api, announce: Callable[[], None]
+        self, configuration: BoundedConfig, api: Api, announce: Callable[[], None]
     ) -> None:
-        super().__init__(configuration)
+        super().__init__(configuration, announce)
         self.api = api
-        self.announce = announce
         self.housekeeping: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts accepting connections."""
         await super().startup(sockets)
         self.housekeeping = asyncio.create_task(self.api.keep_house())
-        self.announce()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Closes the connections. Clients repeat their polls, so none has to be waited for."""
@@ -326,22 +325,25 @@ class TinkerServer(uvicorn.Server):
 
 
 def make_server(
-    service: Service, keys: Keys, announce: Callable[[], None] = lambda: None
+    service: Service,
+    keys: Keys,
+    announce: Callable[[], None] = lambda: None,
+    host: str = "127.0.0.1",
+    allowed_hosts: Sequence[str] = (),
+    connection_limits: ConnectionLimits | None = None,
 ) -> TinkerServer:
-    """Returns the HTTP server of a service."""
-    # Connections are bounded as those of jzero.serve; bodies are bounded by the handlers.
-    allowed = sockets.allow_connections(Limits().max_connections)
-    connection_limits = replace(Limits(), max_connections=allowed)
+    """Returns the HTTP server of a service, for sockets that are bound to `host`."""
+    connection_limits = connection_limits or ConnectionLimits()
+    allowed = sockets.allow_connections(connection_limits.max_connections)
+    connection_limits = replace(connection_limits, max_connections=allowed)
     api = Api(service, keys)
-    return TinkerServer(BoundedConfig(make_app(api), connection_limits), api, announce)
+    rules = make_rules(make_hosts(host, allowed_hosts))
+    return TinkerServer(BoundedConfig(make_app(api), connection_limits, rules), api, announce)
 
 
 def check_host(host: str, keys: Keys) -> None:
     """Raises UserError for an address that others can reach, without keys."""
-    with contextlib.suppress(ValueError):
-        if ipaddress.ip_address(host).is_loopback:
-            return
-    if host != "localhost" and not keys.owners:
+    if not listens_at_loopback(host) and not keys.owners:
         raise UserError(f"--host={host}: others could train here: give --keys, or serve 127.0.0.1")
 
 
@@ -403,7 +405,7 @@ def serve(given: argparse.Namespace, settings: config.Config, options: Options) 
             signal.signal(number, raise_interrupt)
     # uvicorn raises the signal that ended it once more.
     with contextlib.suppress(KeyboardInterrupt):
-        make_server(service, keys, announce).run(bound)
+        make_server(service, keys, announce, given.host, given.allowed_host).run(bound)
     if stream is not None:
         end_hosts(service.worker, stream)
     # An orderly exit would wait for the thread, which may be in the middle of a call.

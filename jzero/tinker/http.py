@@ -16,11 +16,15 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from jzero.errors import UserError
+from jzero.servers.bodies import Bodies
+from jzero.servers.connections import admit
+from jzero.servers.rules import JSON_TYPE, Hosts, Rules, refuse_as_detail
 from jzero.tinker import bodies, wire
 from jzero.tinker.commands import PROTOBUF, Failure, TooBusyError
 from jzero.tinker.service import SAMPLE_PREFIX, Answer, NotFoundError, Service
@@ -30,6 +34,9 @@ PREFIX = "/api/v1"
 HOUSEKEEPING_SECONDS = 1.0
 SWEEP_EVERY = 60  # housekeepings: expired checkpoints are hidden at once, and removed later
 MOST_LISTED = 1000  # entries of a page
+BODIES_HELD = 64  # full-size bodies at once, which are on disk
+SMALL_BODY_BYTES = 1 << 16  # of all calls but those with data or prompts
+TELEMETRY_BYTES = 1 << 20
 
 AnyBody = TypeVar("AnyBody", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
@@ -49,24 +56,24 @@ class Api:
     def __init__(self, service: Service, keys: Keys) -> None:
         self.service = service
         self.keys = keys
+        self.bodies = Bodies(BODIES_HELD * service.limits.max_body_bytes)
 
     # -- bodies ----------------------------------------------------------------------------------
 
-    async def read(self, request: Request) -> bytes:
-        """Returns the decompressed body. Raises BodyError if it is too large."""
-        most = self.service.limits.max_body_bytes
-        # The chunks are counted as they arrive: a Content-Length may be missing or wrong.
-        data = bytearray()
-        async for chunk in request.stream():
-            data += chunk
-            if len(data) > most:
-                raise BodyError(413, f"the body has more than {most} bytes (--max-body-bytes)")
+    async def read(self, request: Request, most: int = SMALL_BODY_BYTES) -> bytes:
+        """Returns the decompressed body. Raises an error if it has more than `most` bytes."""
+        most = min(most, self.service.limits.max_body_bytes)
+        async with self.bodies.spool(request, most, " (--max-body-bytes)") as file:
+            data = file.read()
         encoding = request.headers.get("content-encoding", "identity")
-        return decompress(bytes(data), encoding, most)
+        return decompress(data, encoding, most)
 
     async def body(self, request: Request, kind: type[AnyBody]) -> AnyBody:
         """Returns the JSON body as an object. Raises BodyError or ValidationError."""
-        raw = await self.read(request)
+        # A prompt may be long; all other bodies in JSON are short.
+        limits = self.service.limits
+        most = limits.max_body_bytes if kind is bodies.Sample else SMALL_BODY_BYTES
+        raw = await self.read(request, most)
         try:
             fields = json.loads(raw or b"{}")
         except (ValueError, RecursionError):
@@ -119,7 +126,9 @@ class Api:
         """Answers POST forward_backward, the one call with a protobuf body."""
         if PROTOBUF not in request.headers.get("content-type", ""):
             raise BodyError(400, f"forward_backward has a body of {PROTOBUF}: update the SDK")
-        message = wire.decode("ForwardBackwardRequest", await self.read(request))
+        message = wire.decode(
+            "ForwardBackwardRequest", await self.read(request, self.service.limits.max_body_bytes)
+        )
         return JSONResponse(self.service.forward_backward(owner_of(request), message))
 
     async def retrieve_future(self, request: Request) -> Response:
@@ -164,7 +173,7 @@ class Api:
 
     async def telemetry(self, request: Request) -> Response:
         """Drops what clients report."""
-        await self.read(request)
+        await self.read(request, TELEMETRY_BYTES)
         return JSONResponse({"status": "accepted"})
 
     async def health(self, request: Request) -> Response:
@@ -300,6 +309,7 @@ class Api:
             if owner is None:
                 return JSONResponse({"detail": "the API key is missing or wrong"}, 401)
             request.state.owner = owner
+            admit(request.scope)
             # uvicorn creates the loop, so the service learns it from the first request. No result
             # of the worker can come before that.
             self.service.loop = asyncio.get_running_loop()
@@ -322,6 +332,8 @@ class Api:
                 return JSONResponse({"detail": str(error)}, 429, headers)
             except BodyError as error:
                 return JSONResponse({"detail": str(error)}, error.status)
+            except HTTPException as error:
+                return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
             except ValidationError as error:
                 return JSONResponse({"detail": validation_message(error)}, 422)
             except (UserError, wire.WireError) as error:
@@ -340,6 +352,11 @@ class Api:
             if second % SWEEP_EVERY == 0:
                 # Deleting files may take seconds, and polls wait in this loop.
                 await asyncio.to_thread(self.service.store.sweep)
+
+
+def make_rules(hosts: Hosts) -> Rules:
+    """Returns what requests to the application must have."""
+    return Rules(hosts, body_types=(JSON_TYPE, PROTOBUF), refusal=refuse_as_detail)
 
 
 def make_app(api: Api) -> Starlette:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from jzero.serving.limits import ServerLimits
+from jzero.servers.limits import ServerLimits
 
 
 @dataclass(frozen=True)

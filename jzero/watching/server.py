@@ -7,31 +7,51 @@
     GET /search?run=R&text=T               lines that contain a text
 
 The server only reads. It is made for one user who may not trust the text in the runs: replies are
-of bounded size, and a page of another origin can neither read them nor embed them. The Host header
-is checked, because a hostile page may let its own name resolve to 127.0.0.1 (DNS rebinding).
+of bounded size, and a page of another origin can neither read them nor embed them (see
+`servers.rules`).
 """
 
-import contextlib
+import asyncio
 import gzip
-import http.server
 import json
+import re
 import secrets
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jinja2
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
-from jzero.errors import UserError
 from jzero.files import JsonObject
+from jzero.servers.limits import ConnectionLimits
+from jzero.servers.rules import Rules, make_hosts
+from jzero.servers.running import HttpServer
 from jzero.types import JsonValue
 from jzero.watching.runs import Watcher
 
-LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
 MAX_BLOCKS = 40  # of one reply of /index
-MAX_QUERY = 10_000  # characters of an address
-REQUEST_SECONDS = 30.0  # in which a client has to send its request
+MAX_QUERY = 10_000  # characters of a query
+MAX_SEARCH = 1000  # characters
+MAX_WAITING = 64  # requests of one kind that wait for a thread
+LIMITS = ConnectionLimits(max_connections=512, max_address_connections=512, request_seconds=30.0)
 MIN_GZIP_BYTES = 10_000
+INTEGER = re.compile(r"-?[0-9]{1,12}", re.ASCII)
+HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+Query = dict[str, str]
+Handler = Callable[[Request], Awaitable[Response]]
 
 
 def render_page(data: JsonObject) -> str:
@@ -44,50 +64,66 @@ def render_page(data: JsonObject) -> str:
     return jinja2.Template(template, autoescape=True).render(data=data, nonce=nonce)
 
 
-class NotFound(Exception):
-    """The request asks for something that does not exist."""
+def page_server(
+    host: str, port: int, watcher: Watcher, allowed_hosts: Sequence[str] = ()
+) -> HttpServer:
+    """Returns a server of the runs of a watcher, which listens already. Port 0 takes a free one.
+
+    allowed_hosts: further names of the server, for the Host header.
+
+    Raises UserError if the address cannot be used.
+    """
+    rules = Rules(make_hosts(host, allowed_hosts), linked_pages=frozenset("/"))
+    return HttpServer(Pages(watcher).app(), host, port, LIMITS, rules)
 
 
-class PageServer(http.server.ThreadingHTTPServer):
-    """A server of the runs of a Watcher. `host` is the address that it listens at."""
+class Pages:
+    """Answers requests. Threads do the work, so that a search keeps no other reply waiting."""
 
-    daemon_threads = True
-
-    def __init__(self, host: str, port: int, watcher: Watcher) -> None:
-        """Starts to listen. Port 0 takes a free one. Raises UserError if the port is taken."""
+    def __init__(self, watcher: Watcher) -> None:
         self.watcher = watcher
-        self.allowed_names = {*LOCAL_NAMES, host}
-        try:
-            super().__init__((host, port), RequestHandler)
-        except OSError as error:
-            raise UserError(
-                f"--port {port} of {host} cannot be used ({error.strerror}): give another"
-            ) from None
+        self.searching = Threads(1, "search")
+        self.reading = Threads(2, "read")
 
-    @property
-    def url(self) -> str:
-        host, port = self.server_address[:2]
-        return f"http://{host!s}:{port}/"
+    def app(self) -> Starlette:
+        """Returns the application."""
+        return Starlette(
+            routes=[
+                Route("/", self.page),
+                Route("/state", self.endpoint(self.state, self.reading)),
+                Route("/index", self.endpoint(self.index, self.reading)),
+                Route("/rows", self.endpoint(self.rows, self.reading)),
+                Route("/search", self.endpoint(self.search, self.searching)),
+            ],
+            exception_handlers={HTTPException: refuse},
+        )
 
-    def reply(self, path: str, query: dict[str, str]) -> JsonValue:
-        """Returns the JSON value for a path. Raises NotFound or ValueError for a wrong request."""
-        answers: dict[str, Callable[[dict[str, str]], JsonValue]] = {
-            "/state": lambda query: self.watcher.state(query.get("version", "")),
-            "/index": self._index,
-            "/rows": self._rows,
-            "/search": self._search,
-        }
-        if path not in answers:
-            raise NotFound(path)
-        return answers[path](query)
+    async def page(self, _: Request) -> Response:
+        """Answers GET /."""
+        page = render_page({"is_live": True})
+        return Response(page, 200, HEADERS, "text/html; charset=utf-8")
 
-    def _index(self, query: dict[str, str]) -> JsonValue:
-        index = self.watcher.runs[int(query["run"])].rollouts
+    def endpoint(self, answer: Callable[[Query], JsonValue], threads: "Threads") -> Handler:
+        """Returns the handler of a path whose reply is JSON."""
+
+        async def handle(request: Request) -> Response:
+            encoded = request.scope["query_string"][:MAX_QUERY].decode("ascii", "replace")
+            query = dict(urllib.parse.parse_qsl(encoded, keep_blank_values=True))
+            is_zipped = "gzip" in request.headers.get("accept-encoding", "")
+            return await threads.run(lambda: json_response(answer(query), is_zipped))
+
+        return handle
+
+    def state(self, query: Query) -> JsonValue:
+        return self.watcher.state(query.get("version", ""))
+
+    def index(self, query: Query) -> JsonValue:
+        index = self.watcher.runs[self.run_number(query)].rollouts
         # Read once: the worker may replace them while this reply is written.
         generation, blocks, texts = index.generation, index.blocks, index.texts.texts
-        cursor, num_texts = int(query["cursor"]), int(query["texts"])
+        cursor, num_texts = integer(query, "cursor"), integer(query, "texts")
         # The page has blocks of a file that has been replaced: it gets all blocks again.
-        if query["generation"] != generation or not 0 <= cursor <= len(blocks):
+        if text_of(query, "generation") != generation or not 0 <= cursor <= len(blocks):
             cursor, num_texts = 0, 0
         chosen = blocks[cursor : cursor + MAX_BLOCKS]
         return {
@@ -100,81 +136,72 @@ class PageServer(http.server.ThreadingHTTPServer):
             "done": index.is_done and cursor + len(chosen) == len(blocks),
         }
 
-    def _rows(self, query: dict[str, str]) -> JsonValue:
-        lines = [int(line) for line in query["lines"].split(",") if line]
-        return self.watcher.runs[int(query["run"])].rollouts.rows(lines)
+    def rows(self, query: Query) -> JsonValue:
+        numbers = [read_integer(line) for line in text_of(query, "lines").split(",") if line]
+        return self.watcher.runs[self.run_number(query)].rollouts.rows(numbers)
 
-    def _search(self, query: dict[str, str]) -> JsonValue:
-        return self.watcher.runs[int(query["run"])].rollouts.search(query["text"][:1000])
+    def search(self, query: Query) -> JsonValue:
+        text = text_of(query, "text")[:MAX_SEARCH]
+        return self.watcher.runs[self.run_number(query)].rollouts.search(text)
+
+    def run_number(self, query: Query) -> int:
+        """Returns the place of the run that a query asks for. Raises HTTPException."""
+        number = integer(query, "run")
+        if not 0 <= number < len(self.watcher.runs):
+            raise HTTPException(404, f"run={number}: there is no such run")
+        return number
 
 
-class RequestHandler(http.server.BaseHTTPRequestHandler):
-    """Answers one connection."""
+class Threads:
+    """A few threads for one kind of request, and a bounded number of requests that wait."""
 
-    protocol_version = "HTTP/1.1"
-    server_version = "jzero"
-    sys_version = ""
-    timeout = REQUEST_SECONDS
-    server: PageServer  # pyright: ignore[reportIncompatibleVariableOverride]
+    def __init__(self, count: int, name: str) -> None:
+        self.executor = ThreadPoolExecutor(count, name)
+        self.num_waiting = 0
 
-    def handle_one_request(self) -> None:
-        # A browser that leaves the page closes the connections on which it waits for replies.
-        with contextlib.suppress(ConnectionError):
-            super().handle_one_request()
-            return
-        self.close_connection = True
-
-    def do_GET(self) -> None:
-        if not self._is_allowed():
-            self._send(403, "text/plain; charset=utf-8", b"This page is for local users only.\n")
-            return
-        address = urllib.parse.urlsplit(self.path[:MAX_QUERY])
-        if address.path == "/":
-            page = render_page({"is_live": True})
-            self._send(200, "text/html; charset=utf-8", page.encode("ascii"))
-            return
+    async def run(self, work: Callable[[], Response]) -> Response:
+        """Returns the result of `work`. Raises HTTPException if too many requests wait."""
+        if self.num_waiting >= MAX_WAITING:
+            raise HTTPException(503, "too many requests wait: ask again", {"Retry-After": "1"})
+        self.num_waiting += 1
         try:
-            query = dict(urllib.parse.parse_qsl(address.query, keep_blank_values=True))
-            value = self.server.reply(address.path, query)
-        except (NotFound, KeyError, IndexError):
-            self._send(404, "text/plain; charset=utf-8", b"There is no such page.\n")
-        except ValueError:
-            self._send(400, "text/plain; charset=utf-8", b"The address is wrong.\n")
-        else:
-            body = json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
-            self._send(200, "application/json", body)
+            return await asyncio.get_running_loop().run_in_executor(self.executor, work)
+        finally:
+            self.num_waiting -= 1
 
-    def _is_allowed(self) -> bool:
-        """Returns whether the request is from a page of this server, or from the address bar."""
-        try:
-            host = urllib.parse.urlsplit(f"//{self.headers.get('Host', '')}").hostname
-        except ValueError:
-            return False
-        # A browser says where a request comes from; "none" is the address bar.
-        site = self.headers.get("Sec-Fetch-Site", "none")
-        is_page = urllib.parse.urlsplit(self.path).path == "/"
-        # A link from another page may open this page, but no other page may read its data.
-        is_same_site = site in ("none", "same-origin") or (is_page and site == "cross-site")
-        return host in self.server.allowed_names and is_same_site
 
-    def _send(self, status: int, kind: str, body: bytes) -> None:
-        is_zipped = len(body) > MIN_GZIP_BYTES and "gzip" in self.headers.get("Accept-Encoding", "")
-        if is_zipped:
-            # The lowest level: the network is this machine, or a tunnel.
-            body = gzip.compress(body, compresslevel=1)
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        if is_zipped:
-            self.send_header("Content-Encoding", "gzip")
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("X-Frame-Options", "DENY")
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
-        self.end_headers()
-        self.wfile.write(body)
+def text_of(query: Query, name: str) -> str:
+    """Returns a value of a query. Raises HTTPException if it is missing."""
+    if name not in query:
+        raise HTTPException(404, f"the address has no {name}=")
+    return query[name]
 
-    def log_message(self, format: str, *args: object) -> None:
-        # The terminal stays free for the address of the page.
-        pass
+
+def integer(query: Query, name: str) -> int:
+    """Returns a number of a query. Raises HTTPException."""
+    return read_integer(text_of(query, name))
+
+
+def read_integer(text: str) -> int:
+    """Returns an integer of at most 12 digits. Raises HTTPException."""
+    if not INTEGER.fullmatch(text):
+        raise HTTPException(400, "a number of the address is not an integer of 1 to 12 digits")
+    return int(text)
+
+
+def json_response(value: JsonValue, is_zipped: bool) -> Response:
+    """Returns a reply in JSON, compressed if it is long and the client reads gzip."""
+    body = json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
+    headers = HEADERS
+    if is_zipped and len(body) > MIN_GZIP_BYTES:
+        # The lowest level: the network is this machine, or a tunnel.
+        body = gzip.compress(body, compresslevel=1)
+        headers = HEADERS | {"Content-Encoding": "gzip"}
+    return Response(body, 200, headers, "application/json")
+
+
+async def refuse(_: Request, error: Exception) -> Response:
+    """Answers a wrong request."""
+    assert isinstance(error, HTTPException), f"{error=}"
+    headers = HEADERS | dict(error.headers or {})
+    return PlainTextResponse(f"{error.detail}\n", error.status_code, headers)

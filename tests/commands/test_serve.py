@@ -396,7 +396,11 @@ def test_a_served_name_replaces_the_directory(model, environment: dict[str, str]
 def test_mistakes_are_answered_and_the_server_goes_on(url, model, complete, path, body) -> None:
     if not isinstance(body, bytes):
         body = json.dumps({"model": model, **body}).encode()
-    answer = httpx.post(f"{url}/{path}", content=body.replace(b"MODEL", model.encode()))
+    answer = httpx.post(
+        f"{url}/{path}",
+        content=body.replace(b"MODEL", model.encode()),
+        headers={"Content-Type": "application/json"},
+    )
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert error["message"] and error["type"] == "invalid_request_error"

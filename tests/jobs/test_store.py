@@ -33,8 +33,9 @@ def store(
         monkeypatch.setenv(KEY_VARIABLE, "secret")
         monkeypatch.setattr(store_server, "FAREWELL_SECONDS", 0.0)
         # The trainer's own folders, which samplers only read.
-        monkeypatch.setattr(store_server, "WRITTEN", ("",))
-        monkeypatch.setattr(store_server, "REMOVED", ("",))
+        folders = ("requests", "results", "leases", "clock", "x", "a")
+        monkeypatch.setattr(store_server, "WRITTEN", dict.fromkeys(folders, 1 << 30))
+        monkeypatch.setattr(store_server, "REMOVED", folders)
         with serve("127.0.0.1:0", str(tmp_path / "store"), tmp_path) as server:
             yield open_store(server.url)
 

@@ -36,7 +36,10 @@ def threaded(server, request: pytest.FixtureRequest) -> Iterator[Threaded]:
 
 def request_bytes(stream: bool) -> bytes:
     body = json.dumps({"model": "m", "prompt": "a", "stream": stream}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 
@@ -87,7 +90,7 @@ def test_a_request_that_runs_finishes_and_new_connections_are_refused(
 def test_a_request_that_arrives_after_the_stop_is_refused(server, threaded) -> None:
     sent = request_bytes(stream=False)
     with threaded.connect(sent[:-5]) as connection:
-        wait_for(lambda: server.num_body_bytes)
+        wait_for(lambda: server.bodies.num_bytes)
         stop(threaded, server)
         connection.sendall(sent[-5:])
         answer = read_all(connection)

@@ -29,18 +29,22 @@ def threaded(server) -> Iterator[Threaded]:
         yield running
 
 
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
 def body_of(**fields: object) -> bytes:
     return json.dumps({"model": "m", "max_tokens": 2, **fields}).encode()
 
 
 def request_bytes(body: bytes) -> bytes:
     """Returns a request for a completion as it is sent."""
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    return HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def ask(threaded: Threaded, body: bytes | Iterator[bytes]) -> httpx.Response:
-    return httpx.post(f"{threaded.url}/v1/completions", content=body, timeout=60)
+    headers = {"Content-Type": "application/json"}
+    url = f"{threaded.url}/v1/completions"
+    return httpx.post(url, content=body, headers=headers, timeout=60)
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(server, threaded) -> None:
@@ -56,18 +60,17 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(server, threaded)
     assert ask(threaded, pieces()).status_code == 413, "no header announced the size"
     with threaded.connect(request_bytes(b"")) as connection:
         connection.recv(1 << 16)
-        announced = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 60000000\r\n\r\nx"
-        connection.sendall(announced)
+        connection.sendall(HEAD + b"Content-Length: 60000000\r\n\r\nx")
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 413 ")
-    assert server.num_body_bytes == 0
+    assert server.bodies.num_bytes == 0
 
 
 def test_bodies_that_are_held_at_once_are_bounded(server, threaded) -> None:
-    server.num_body_bytes = BODIES_HELD * LIMITS.max_body_bytes
+    server.bodies.num_bytes = BODIES_HELD * LIMITS.max_body_bytes
     answer = ask(threaded, body_of(prompt="a"))
     assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
     assert threaded.is_healthy()
-    assert server.num_body_bytes == BODIES_HELD * LIMITS.max_body_bytes
+    assert server.bodies.num_bytes == BODIES_HELD * LIMITS.max_body_bytes
 
 
 def test_a_full_queue_asks_clients_to_come_back(server, threaded) -> None:

@@ -10,7 +10,7 @@ from servers import server_process
 
 from jzero import cli, evaluate, serve
 from jzero.errors import UserError
-from jzero.serving import sockets
+from jzero.servers import sockets
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 from runs import started
 
-from jzero.serving import sockets
+from jzero.servers import sockets
 from jzero.tinker import __main__ as command
 from jzero.tinker import wire
 from jzero.tinker.limits import TinkerLimits

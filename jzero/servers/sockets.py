@@ -11,25 +11,27 @@ BACKLOG = 2048  # connections that the kernel queues until the server accepts th
 RESERVED_FILES = 256  # file descriptors for weights, libraries and pipes
 
 
-def check_port(flag: str, port: int) -> None:
+def check_port(where: str, port: int) -> None:
     """Raises UserError if `port` is out of range. Port 0 lets the system choose."""
     if not 0 <= port <= 65535:
-        raise UserError(f"{flag}={port}: ports are from 0 to 65535")
+        raise UserError(f"{where}: ports are from 0 to 65535")
 
 
-def bind(host: str, port: int, flag: str = "--port") -> list[socket.socket]:
+def bind(host: str, port: int, flag: str = "--port", setting: str = "") -> list[socket.socket]:
     """Returns a bound socket for every address of `host`. The sockets do not listen yet.
 
     An empty host means every interface. Raises UserError if the host has no address or belongs to
-    another machine, or if the port is in use or not allowed; `flag` is the flag of the port.
+    another machine, or if the port is in use or not allowed; `flag` is the flag of the port, or
+    `setting` names the host and the port, such as `placement.serve=0.0.0.0:80`.
     """
-    check_port(flag, port)
+    check_port(setting or f"{flag}={port}", port)
     try:
         addresses = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except (OSError, UnicodeError) as error:
-        raise UserError(f"--host={host}: the name has no address ({error})") from None
+        where = setting or f"--host={host}"
+        raise UserError(f"{where}: the name has no address ({error})") from None
 
     bound: list[socket.socket] = []
     problem: OSError | None = None
@@ -50,7 +52,7 @@ def bind(host: str, port: int, flag: str = "--port") -> list[socket.socket]:
     # After any other error, release the sockets that were bound.
     for taken in bound:
         taken.close()
-    raise cannot_listen(host, port, problem, flag)
+    raise cannot_listen(setting or f"--host={host} {flag}={port}", problem)
 
 
 def bind_address(
@@ -71,7 +73,7 @@ def bind_address(
     return opened
 
 
-def listen(host: str, port: int, bound: list[socket.socket]) -> None:
+def listen(host: str, port: int, bound: list[socket.socket], setting: str = "") -> None:
     """Makes bound sockets accept connections.
 
     Raises UserError if another process started listening on the port after it was bound.
@@ -80,7 +82,8 @@ def listen(host: str, port: int, bound: list[socket.socket]) -> None:
         try:
             opened.listen(BACKLOG)
         except OSError as error:
-            raise cannot_listen(host, port, error, "--port") from None
+            where = setting or f"--host={host} --port={port}"
+            raise cannot_listen(where, error) from None
 
 
 def url(bound: socket.socket) -> str:
@@ -89,7 +92,7 @@ def url(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def cannot_listen(host: str, port: int, problem: OSError | None, flag: str) -> UserError:
+def cannot_listen(where: str, problem: OSError | None) -> UserError:
     """Returns an error with the reason why the address cannot be used, and a remedy."""
     reason = problem.strerror if problem is not None else "no address"
     advice = "choose another port, or 0 for any that is free"
@@ -97,7 +100,7 @@ def cannot_listen(host: str, port: int, problem: OSError | None, flag: str) -> U
         reason = "another process listens there"
     elif problem is not None and problem.errno == errno.EADDRNOTAVAIL:
         advice = "give an address of this machine, or 0.0.0.0 for all of them"
-    return UserError(f"--host={host} {flag}={port}: cannot listen ({reason}): {advice}")
+    return UserError(f"{where}: cannot listen ({reason}): {advice}")
 
 
 def allow_connections(num_connections: int) -> int:
