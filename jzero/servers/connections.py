@@ -27,7 +27,10 @@ from jzero.servers.rules import CheckedApp, Rules
 
 RETRY_SECONDS = 5  # sent as Retry-After: about the duration of a few short answers
 PROGRESS_BYTES = 1 << 16  # of a body; fewer bytes than these are no progress
-STALL_SECONDS = 2.0  # without progress, after which a client makes room for others
+STALL_SECONDS = 1.0  # without progress, after which a client makes room for others
+# Chunks of a body that is sent in chunks. Smaller ones cost more time than their bytes.
+FREE_CHUNKS = 1000
+LEAST_CHUNK_BYTES = 64  # of each chunk, on average
 LINGER_SECONDS = 2.0  # for the rest of a body that has been answered already, as with 401
 
 TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -54,12 +57,33 @@ class BoundedConfig(uvicorn.Config):
             access_log=False,
             # uvicorn takes whole seconds.
             timeout_keep_alive=math.ceil(limits.idle_seconds),
-            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             server_header=False,
             proxy_headers=False,
         )
         self.limits = limits
         self.num_by_address: Counter[str] = Counter()
+
+
+class ChunkBoundedConnection(h11.Connection):
+    """The state of HTTP of a connection, without bodies of millions of tiny chunks."""
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER, MAX_HEADER_BYTES)
+        self.num_chunks = 0
+        self.num_bytes = 0
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """Returns what has been received. Raises RemoteProtocolError for what is not HTTP."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self.num_chunks = 0
+            self.num_bytes = 0
+        elif isinstance(event, h11.Data):
+            self.num_chunks += 1
+            self.num_bytes += len(event.data)
+            if self.num_chunks > FREE_CHUNKS + self.num_bytes // LEAST_CHUNK_BYTES:
+                raise h11.RemoteProtocolError("the chunks of the body are too small")
+        return event
 
 
 class BoundedProtocol(H11Protocol):
@@ -74,6 +98,7 @@ class BoundedProtocol(H11Protocol):
     ) -> None:
         # The application finds its connection in the state of a request: see `admit`.
         super().__init__(config, server_state, app_state | {"connection": self}, _loop)
+        self.conn = ChunkBoundedConnection()
         self.limits = config.limits
         self.num_by_address = config.num_by_address
         self.address = ""

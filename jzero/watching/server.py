@@ -65,7 +65,11 @@ def render_page(data: JsonObject) -> str:
 
 
 def page_server(
-    host: str, port: int, watcher: Watcher, allowed_hosts: Sequence[str] = ()
+    host: str,
+    port: int,
+    watcher: Watcher,
+    allowed_hosts: Sequence[str] = (),
+    limits: ConnectionLimits = LIMITS,
 ) -> HttpServer:
     """Returns a server of the runs of a watcher, which listens already. Port 0 takes a free one.
 
@@ -74,7 +78,7 @@ def page_server(
     Raises UserError if the address cannot be used.
     """
     rules = Rules(make_hosts(host, allowed_hosts), linked_pages=frozenset("/"))
-    return HttpServer(Pages(watcher).app(), host, port, LIMITS, rules)
+    return HttpServer(Pages(watcher).app(), host, port, limits, rules)
 
 
 class Pages:

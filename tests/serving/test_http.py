@@ -130,7 +130,7 @@ def test_a_client_that_leaves_while_its_prompts_are_tokenized_is_forgotten(
 
 def test_a_request_that_is_refused_gives_its_room_back(server, threaded) -> None:
     assert ask(threaded, body_of(prompt=["a", "x" * 96])).status_code == 400
-    assert server.worker.num_reserved == 0 and server.num_body_bytes == 0
+    assert server.worker.num_reserved == 0 and server.bodies.num_bytes == 0
 
 
 def test_what_a_request_says_is_forgotten_once_it_is_admitted(server, threaded) -> None:
@@ -138,7 +138,7 @@ def test_what_a_request_says_is_forgotten_once_it_is_admitted(server, threaded) 
     label = "unlikely-" * 300
     with threaded.connect(request_bytes(body_of(prompt="a", user=label))):
         wait_for(lambda: server.worker.inbox.qsize() == 1)
-        wait_for(lambda: server.num_body_bytes == 0)
+        wait_for(lambda: server.bodies.num_bytes == 0)
         gc.collect()
         holders = [
             value

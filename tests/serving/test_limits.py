@@ -14,8 +14,9 @@ from tokenizers.processors import TemplateProcessing
 from jzero import serve
 from jzero.errors import UserError
 from jzero.model import tokenizer
+from jzero.servers.limits import flag_name
 from jzero.serving.http import refuse
-from jzero.serving.limits import Limits, flag_name
+from jzero.serving.limits import Limits
 from jzero.serving.requests import RequestReader
 
 LIMITS = Limits(max_request_sequences=8)
