@@ -30,6 +30,7 @@ from jzero.config import (
     context_mistakes,
     positions_of,
     to_json,
+    turns,
     validate,
 )
 from jzero.decoder.engine import Engine
@@ -111,8 +112,8 @@ class Run:
     def collection(self) -> Collection:
         """The settings that collect the rollouts of a step."""
         config = self.config
-        rounds = config.algorithm.dynamic_sampling_rounds
-        return Collection(training_problems(config), config.rollout, rounds, config.train.steps)
+        problems = training_problems(config)
+        return Collection(problems, config.rollout, config.algorithm, config.train.steps)
 
     @property
     def has_jobs(self) -> bool:
@@ -419,6 +420,19 @@ def describe(model: qwen.QwenConfig, settings: ModelConfig, mesh: Mesh) -> str:
     )
 
 
+def notes_on_unpaid_rewards(config: Config) -> list[str]:
+    """Returns a line about reward functions that task.turn_reward=success leaves out."""
+    functions = [name for name in config.task.reward.functions if name != "accuracy"]
+    pays_verdicts = isinstance(config.task.turn_reward, turns.Success)
+    if not functions or not pays_verdicts or config.rollout.max_turns == 1:
+        return []
+    return [
+        "task.turn_reward=success pays the verdict of each turn, and no function: "
+        f"{', '.join(functions)} of task.reward.functions is only measured; set "
+        "task.turn_reward=score to pay it"
+    ]
+
+
 def evaluation_problems(run: Run) -> dict[str, list[EncodedProblem]]:
     """Returns the tokenized problems of each evaluation, without prompts that are too long.
 
@@ -428,7 +442,8 @@ def evaluation_problems(run: Run) -> dict[str, list[EncodedProblem]]:
     config = run.config
     task = find_task(config.task.name)
     notes = [*task.notes(config.task), *tool_episodes.notes(config.task)]
-    for note in [*notes, *rewards.notes(config.task.reward)]:
+    notes += [*rewards.notes(config.task.reward), *notes_on_unpaid_rewards(config)]
+    for note in notes:
         processes.print_once(note)
 
     held_out = task.eval_problems(config.task, config.eval.problems)

@@ -48,6 +48,7 @@ class Phase:
         self.tokens = 0  # sets the rate, if it is not 0
         self.began = time.monotonic()
         self.pause = FIRST_LINE_SECONDS  # before the next line in a log
+        self.last_inner = ""  # name of the last phase inside of this one
         self._done_earlier = done  # by an earlier process: not part of the rate
         self._ends_at: float | None = None
 
@@ -177,6 +178,8 @@ class Terminal:
             yield phase
             return
         with self._lock:
+            if self._phases:
+                self._phases[-1].last_inner = name
             self._phases.append(phase)
             if not is_drawn:
                 self._start_ticker()
@@ -210,7 +213,8 @@ class Terminal:
             return ""
         innermost = phases[-1]
         details = ", ".join(filter(None, [innermost.speed(), self._note]))
-        return f"{_path(phases)} {innermost.count()}".rstrip() + f", {details}"
+        after = f": after {innermost.last_inner}" if innermost.last_inner else ""
+        return f"{_path(phases)} {innermost.count()}".rstrip() + f"{after}, {details}"
 
     # -- A terminal --------------------------------------------------------------------------------
 

@@ -162,8 +162,9 @@ def train(config: Config, workdir: Path) -> JsonObject:
                     reference = current_reference(run, session, step, state)
 
                 # -- Write metrics and samples; checkpoint and export if they are due.
-                log_rollouts(run, session, result.rollouts, step)
-                session.end_step(step, metrics, state)
+                with terminal.phase("write"):
+                    log_rollouts(run, session, result.rollouts, step)
+                    session.end_step(step, metrics, state)
                 stop.raise_if_stopped_anywhere()
                 session.raise_if_time_is_over()
         except interrupt.Interrupted as reason:

@@ -11,7 +11,7 @@ import pytest
 import reference
 
 from jzero import algorithms, setup
-from jzero.config import AdapterConfig, Config, Critic
+from jzero.config import AdapterConfig, Config, Critic, RewardConfig, turns
 from jzero.errors import UserError
 from jzero.model import huggingface, qwen
 from jzero.setup import Run
@@ -55,6 +55,18 @@ Changes = dict[str, dict[str, object]]
 def test_a_run_that_cannot_be_built_is_refused(changes: Changes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         setup.build(reference.settings(**changes), None)
+
+
+def test_functions_that_a_turns_reward_leaves_out_are_named() -> None:
+    settings = reference.settings(
+        rollout={"max_turns": 3}, task={"reward": RewardConfig(functions=("accuracy", "format"))}
+    )
+    [note] = setup.notes_on_unpaid_rewards(settings)
+    assert note.startswith("task.turn_reward=success pays the verdict of each turn, and no")
+    assert "function: format of task.reward.functions is only measured" in note
+
+    settings.task.turn_reward = turns.Score()
+    assert setup.notes_on_unpaid_rewards(settings) == []
 
 
 # -- settings that are computed --------------------------------------------------------------------

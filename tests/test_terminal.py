@@ -184,6 +184,10 @@ def test_a_muted_process_and_other_threads_show_nothing() -> None:
     with ThreadPoolExecutor(1) as thread:
         assert thread.submit(status_of_phase).result() == ""
     assert status_of_phase() == "sample, 0:00"
+    with shown.phase("RL", total=2):
+        status_of_phase()
+        # Between two phases of a step.
+        assert shown.status() == "RL 0/2: after sample, 0:00"
     shown.is_muted = True
     assert status_of_phase() == ""
 
@@ -269,6 +273,13 @@ def test_an_answer_is_shown_with_the_end_of_its_prompt() -> None:
         "tokens": 12,
         "finish": "stop",
     }
+
+    long = row | {"id": f"math_multiturn/{'x' * 60}/train/17", "prompt": "word " * 60 + "last?"}
+    heading, *question = sample_lines(20, long)[:3]
+    assert heading.endswith("/train/17: score 1.000, 12 tokens, stop")
+    assert heading.startswith("  sample of step 20, problem ...")
+    # A prompt that is cut at its start says so.
+    assert question[0].startswith("  | ...") and question[1].endswith("last?")
 
     assert sample_lines(20, row) == [
         "  sample of step 20, problem 17: score 1.000, 12 tokens, stop",

@@ -253,13 +253,16 @@ def load_sets(
     return Sets(train, held_out, notes)
 
 
-def notes_on_dropped(loaded: Loaded[RowType], reason: str) -> list[str]:
+def notes_on_dropped(loaded: Loaded[RowType], reason: str, without_answer: int = 0) -> list[str]:
     """Returns lines with the numbers of dropped and remaining rows of a set.
 
-    `reason` explains why rows are unusable.
+    `reason` explains why rows are unusable that have an answer, or need none. `without_answer` of
+    the unusable rows have none.
     """
     notes = []
-    if unusable := len(loaded.dataset) - len(loaded.usable):
+    if without_answer:
+        notes.append(f"{loaded.source}: {without_answer} problems dropped, they have no answer")
+    if unusable := len(loaded.dataset) - len(loaded.usable) - without_answer:
         notes.append(f"{loaded.source}: {unusable} problems dropped, {reason}")
     if held_out := len(loaded.usable) - len(loaded.train):
         notes.append(f"{loaded.source}: {held_out} problems dropped, they are held out")

@@ -6,8 +6,9 @@ arXiv:2503.14476 §3.2). Asynchronous runs take the ready groups of their stream
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from jzero.algorithms import Algorithm, Fixed, Ignore
 from jzero.clock import Clock
 from jzero.config import RolloutConfig
 from jzero.decoder.sequence import DecodeCounters
@@ -19,7 +20,7 @@ from jzero.rewards.trl_rewards import TrainerState
 from jzero.rollout.async_stream import Stream, TrainingProblems
 from jzero.rollout.failed_gradings import check_gradings
 from jzero.rollout.rollout_metrics import rollout_metrics
-from jzero.rollout.sampler import Sampler
+from jzero.rollout.sampler import Sampler, with_turn_grades
 from jzero.tasks import task_metrics
 from jzero.types import Rollout, grade_of
 
@@ -36,7 +37,7 @@ class Collection:
 
     problems: TrainingProblems
     rollout: RolloutConfig
-    extra_rounds: int  # algorithm.dynamic_sampling_rounds
+    algorithm: Algorithm
     steps: int  # of the run
 
 
@@ -61,7 +62,7 @@ def collect_rollouts(
     batch, so that the number of groups and the shapes of the programs stay the same.
     """
     num_prompts, group_size = settings.rollout.num_prompts, settings.rollout.group_size
-    task, rounds = settings.problems.task, settings.extra_rounds
+    task, rounds = settings.problems.task, settings.algorithm.dynamic_sampling_rounds
     # The pool counts over the whole run; a step reports the difference.
     grading_at_start = dict(sampler.pool.counters)
     state = trainer_state(settings.problems, settings.steps, step - 1)
@@ -79,6 +80,7 @@ def collect_rollouts(
         clock.move(round_counters.grading_seconds, "sample", "grade")
         with clock("grade"):
             rollouts = sampler.gather_rollouts(rollouts, group_size, state)
+        rollouts = with_truncation_rule(rollouts, settings.algorithm)
         counters.add(round_counters)
         groups += [rollouts[i : i + group_size] for i in range(0, len(rollouts), group_size)]
         num_rounds += 1
@@ -150,6 +152,25 @@ def sample_round(
         version=version,
         check_stop=check_stop,
     )
+
+
+def with_truncation_rule(rollouts: list[Rollout], algorithm: Algorithm) -> list[Rollout]:
+    """Returns rollouts whose truncated turns have the score that algorithm.truncated gives them.
+
+    Metrics, samples and the choice of groups then show the scores that are trained on. The verdicts
+    and the values of reward functions stay as they are.
+    """
+    rule = algorithm.truncated
+    if not isinstance(rule, Fixed | Ignore):
+        return rollouts
+    scored = []
+    for rollout in rollouts:
+        grades = [grade_of(turn) for turn in rollout.turns]
+        for number, turn in enumerate(rollout.turns):
+            if turn.finish_reason == "length":
+                grades[number] = replace(grades[number], score=rule.score)
+        scored.append(with_turn_grades(rollout, grades))
+    return scored
 
 
 def is_uniform(group: Group) -> bool:

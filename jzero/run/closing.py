@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from jzero.run.record import RunRecord
+from jzero.run.record import RunRecord, in_order
 from jzero.terminal import WIDTH, duration
 
 # Evaluation name -> metrics, as in `RunRecord.evaluations`.
@@ -43,11 +43,19 @@ def evaluation_lines(
             parts.append(f"score {score:.3f}")
         parts.append(f"length {values[f'{prefix}/length']:,.0f}")
         parts.append(f"cut {values[f'{prefix}/truncated']:.2f}")
-        line = f"{title}, {label}: " if label else f"{title}: "
-        # metrics.jsonl and summary.json have all of them.
-        while len(parts) > 1 and len(line + ", ".join(parts)) > WIDTH:
-            parts.pop()
-        lines.append(line + ", ".join(parts))
+        first = f"{title}, {label}: " if label else f"{title}: "
+        lines += _wrapped(first, parts)
+    return lines
+
+
+def _wrapped(first: str, parts: list[str]) -> list[str]:
+    """Returns `first` and the parts, with commas, on a line, or on more lines if it has no room."""
+    lines = [first + parts[0]]
+    for part in parts[1:]:
+        if len(f"{lines[-1]}, {part}") <= WIDTH:
+            lines[-1] += f", {part}"
+        else:
+            lines.append(f"  {part}")
     return lines
 
 
@@ -85,7 +93,7 @@ def closing_lines(name: str, workdir: Path, record: RunRecord, last_step: int) -
 
 def _results(record: RunRecord) -> list[tuple[str, str]]:
     """Returns a row for each measure of the last evaluation, with its value before training."""
-    evaluations = record.evaluations
+    evaluations = in_order(record.evaluations)
     if not evaluations:
         return []
     last_name, last = list(evaluations.items())[-1]

@@ -10,15 +10,11 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
 def peak_rss_bytes() -> int:
-    """Returns the peak resident memory of this process plus the peak of its largest ended child.
-
-    Children that are still alive are not counted.
-    """
+    """Returns the peak resident memory of this process, without its children."""
     unit = 1 if platform.system() == "Darwin" else 1024  # ru_maxrss: bytes on macOS, KiB on Linux
-    process_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # The system reports the largest child, and only children that have ended.
-    largest_child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    return unit * (process_peak + largest_child)
+    # RUSAGE_CHILDREN is useless here: on Linux a child that was spawned starts with the peak of its
+    # parent.
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def versions() -> dict[str, str]:

@@ -61,7 +61,8 @@ def branch_of_step(settings: PushSettings, step: int) -> str:
 
 def push_line(summary: JsonObject) -> str:
     """Returns the line about all pushes that is printed at the end of a run."""
-    line = f"hub: pushed {len(summary['pushed'])} models to {summary['repo']}"
+    count = len(summary["pushed"])
+    line = f"hub: pushed {count} {'model' if count == 1 else 'models'} to {summary['repo']}"
     if summary["failed"]:
         steps = ", ".join(summary["failed"])
         line += f"; step {steps} failed: the same command pushes again"

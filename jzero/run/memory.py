@@ -64,28 +64,38 @@ def return_memory_of_compilations() -> None:
 def live_bytes() -> tuple[BytesByKind, Counter[str]]:
     """Returns the bytes of the live arrays on the fullest local device by kind, and their number.
 
-    A kind is a type with a shape, such as "float32[8,128]".
+    A kind is a type with a shape, such as "float32[8,128]". Arrays that share a buffer, such as the
+    frozen model that the decoder reads too, count once.
     """
     # Device id -> kind -> bytes, and the same for the numbers of arrays.
     sizes: dict[int, BytesByKind] = defaultdict(Counter)
     counts: dict[int, Counter[str]] = defaultdict(Counter)
+    seen: set[tuple[int, int]] = set()  # devices and addresses of buffers
     for array in jax.live_arrays():
         # Donated arrays are deleted, and offloaded arrays are in host memory.
         if array.is_deleted() or not is_in_device_memory(array):
             continue
         kind = f"{array.dtype}{list(array.shape)}".replace(" ", "")
-        shard = array.sharding.shard_shape(array.shape)
-        size = array.dtype.itemsize
-        # A device holds one shard of the array.
-        for length in shard:
-            size *= length
-        for device in array.sharding.addressable_devices:
-            sizes[device.id][kind] += size
-            counts[device.id][kind] += 1
+        for shard in array.addressable_shards:
+            buffer = (shard.device.id, buffer_address(shard.data))
+            if buffer in seen:
+                continue
+            seen.add(buffer)
+            sizes[shard.device.id][kind] += shard.data.nbytes
+            counts[shard.device.id][kind] += 1
     if not sizes:
         return Counter(), Counter()
     fullest = max(sizes, key=lambda device: sizes[device].total())
     return sizes[fullest], counts[fullest]
+
+
+def buffer_address(shard: jax.Array) -> int:
+    """Returns the address of the buffer of an array on one device."""
+    try:
+        return shard.unsafe_buffer_pointer()
+    except (NotImplementedError, jax.errors.JaxRuntimeError):
+        # A backend without addresses: every array counts.
+        return -id(shard)
 
 
 def is_in_device_memory(array: jax.Array) -> bool:

@@ -25,7 +25,13 @@ class Metric:
 
 METRICS: dict[str, Metric] = {
     # -- The rewards of a step's rollouts, before dynamic sampling replaces uniform groups.
-    "reward/mean": Metric("Mean score of the rollouts that have one.", "", "reward", ".3f"),
+    "reward/mean": Metric(
+        "Mean score of the rollouts that have one. Truncated ones have the score that "
+        "algorithm.truncated=fixed or ignore gives them.",
+        "",
+        "reward",
+        ".3f",
+    ),
     "reward/accuracy": Metric(
         "Share of rollouts that the grader calls correct.", "share", "accuracy", ".3f"
     ),

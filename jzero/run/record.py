@@ -1,10 +1,15 @@
 """The record of a run: what a checkpoint holds besides the training state, and summary.json."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from typing import TypeVar
 
 from jzero.errors import shown
 from jzero.files import JsonObject
 from jzero.run.environment import peak_rss_bytes, versions
+
+MetricsT = TypeVar("MetricsT", bound=Mapping[str, float])
 
 # The evaluations that every finished RL run has, besides those of single steps.
 STAGES = ("before", "after_warm_start", "after")
@@ -48,6 +53,20 @@ class RunRecord:
             base=base_of(values),
         )
 
+    def continue_to(self, last_step: int) -> None:
+        """Prepares the record for further steps, up to `last_step`.
+
+        The evaluation "after" the last step of a finished run becomes that of its step.
+        """
+        after = self.evaluations.get("after")
+        if after is None or self.step >= last_step:
+            return
+        name = f"step_{self.step}"
+        renamed = {
+            name if old == "after" else old: values for old, values in self.evaluations.items()
+        }
+        self.evaluations = in_order(renamed)
+
 
 def base_of(values: JsonObject) -> JsonObject:
     """Returns the frozen base that a record names. Raises ValueError if the record is damaged."""
@@ -85,6 +104,21 @@ def summarize(settings: JsonObject, task: str, record: RunRecord, export: str | 
         "export": export,
         "versions": versions(),
     }
+
+
+def in_order(evaluations: Mapping[str, MetricsT]) -> dict[str, MetricsT]:
+    """Returns the evaluations in the order of their steps: before, step_10, after.
+
+    Records of earlier versions have the last evaluation at the place of the first run's last one.
+    """
+
+    def place(name: str) -> float:
+        _, _, step = name.partition("step_")
+        if step.isdecimal():
+            return float(step)
+        return {"before": -2.0, "after_warm_start": -1.0}.get(name, math.inf)
+
+    return dict(sorted(evaluations.items(), key=lambda item: place(item[0])))
 
 
 def _by_stage(record: RunRecord, metric: str) -> dict[str, float | None]:

@@ -219,13 +219,21 @@ def sample_lines(step: int, row: JsonObject) -> list[str]:
     """
     score = "none" if row["score"] is None else f"{row['score']:.3f}"
     details = f"score {score}, {row['tokens']:,} tokens, {row['finish']}"
-    heading, *_ = _wrapped(f"sample of step {step}, problem {row['id']}", WIDTH - 4 - len(details))
+    # The name of the file or of the task may be long; the number at the end of the id is not.
+    title = f"sample of step {step}, problem "
+    room = WIDTH - 4 - len(details) - len(title)
+    heading = f"{title}{_end_of(escaped(str(row['id'])), room)}"
     prompt = row["prompt"]
     if not isinstance(prompt, str):
         prompt = prompt[-1].get("content") if prompt else ""
     # The content of a message may be a list of parts.
     text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
-    question = _wrapped(text.strip()[-SHOWN_CHARACTERS:])[-PROMPT_LINES:]
+    text = text.strip()
+    question = _wrapped(text[-SHOWN_CHARACTERS:])
+    if len(question) > PROMPT_LINES or len(text) > SHOWN_CHARACTERS:
+        narrower = _wrapped(text[-SHOWN_CHARACTERS:], WIDTH - len(MARK) - len("..."))
+        first, *others = narrower[-PROMPT_LINES:]
+        question = [f"...{first}", *others]
     response = row["response"]
     if len(response) > 2 * SHOWN_CHARACTERS:
         response = f"{response[:SHOWN_CHARACTERS]}\n...\n{response[-SHOWN_CHARACTERS:]}"
@@ -238,6 +246,16 @@ def sample_lines(step: int, row: JsonObject) -> list[str]:
         f"  {heading}: {details}",
         *(f"{MARK}{line}".rstrip() for line in [*question, "", *answer]),
     ]
+
+
+def _end_of(line: str, width: int) -> str:
+    """Returns an escaped line, or "..." and its end if it has more than `width` columns."""
+    if columns(line) <= width and len(line) <= 2 * width:
+        return line
+    end = line[-2 * width :]
+    while end and columns(f"...{end}") > width:
+        end = end[1:]
+    return f"...{end}"
 
 
 def _wrapped(text: str, width: int = WIDTH - len(MARK)) -> list[str]:

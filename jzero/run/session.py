@@ -214,6 +214,7 @@ class RunSession:
             self.record = RunRecord.from_json(record)
         except ValueError as error:
             raise self.checkpoints.damaged(self.resume_step, error) from None
+        self.record.continue_to(self.schedule.last_step)
         # The clocks continue from the times of the earlier processes.
         self._started -= self.record.seconds
         for phase, seconds in self.record.seconds_by_phase.items():

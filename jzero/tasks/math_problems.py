@@ -8,6 +8,7 @@ Rows are dropped and counted if they are held out or if the grader does not unde
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -144,14 +145,19 @@ def load_sets(task: TaskConfig, keep_columns: bool = False) -> Sets[Row]:
 # The rows depend only on the settings in these two arguments, which can be keys of a cache.
 @functools.cache
 def _load_sets(selection: Selection, reading: Reading) -> Sets[Row]:
-    def notes_on(loaded: Loaded[Row]) -> list[str]:
-        return row_loader.notes_on_dropped(loaded, "their answer does not grade 1 against itself")
+    without_answer: Counter[str] = Counter()  # rows of each source
 
-    return row_loader.load_sets(selection, functools.partial(_read, reading), notes_on)
+    def notes_on(loaded: Loaded[Row]) -> list[str]:
+        reason = "their answer does not grade 1 against itself"
+        return row_loader.notes_on_dropped(loaded, reason, without_answer[loaded.source])
+
+    read = functools.partial(_read, reading, without_answer)
+    return row_loader.load_sets(selection, read, notes_on)
 
 
 def _read(
     reading: Reading,
+    without_answer: Counter[str],
     dataset: datasets.Dataset,
     source: Rows,
     is_held_out: bool,
@@ -169,6 +175,7 @@ def _read(
         )
     if not reading.has_answers:
         return rows
+    without_answer[source.path] = sum(row.answer in (None, "", []) for row in rows)
     return [row if grades_itself(row.answer, reading.verifier) else None for row in rows]
 
 

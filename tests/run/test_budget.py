@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import pytest
 import reference
@@ -11,7 +12,7 @@ from jzero import sft
 from jzero.config import Config, tiny_arch
 from jzero.hosts.interrupt import Interrupted
 from jzero.run.budget import TimeBudget
-from jzero.run.memory import SLACK, Growth, MemoryWatch
+from jzero.run.memory import SLACK, Growth, MemoryWatch, live_bytes
 
 MIB = 2**20
 SMALLEST = tiny_arch(hidden_size=16, intermediate_size=16, num_hidden_layers=1, head_dim=8)
@@ -110,6 +111,20 @@ def test_bytes_that_grow_step_by_step_raise_an_alarm() -> None:
 def test_no_other_bytes_raise_one(sizes: list[float]) -> None:
     assert SLACK == 16 * MIB
     assert not any(alarms(sizes))
+
+
+def test_arrays_that_share_a_buffer_count_once() -> None:
+    kind = "float32[1031,7]"
+    array = jnp.zeros((1031, 7), jnp.float32)
+    same = jax.device_put(array, array.sharding)
+    assert same is not array and same.unsafe_buffer_pointer() == array.unsafe_buffer_pointer()
+
+    sizes, counts = live_bytes()
+    assert (sizes[kind], counts[kind]) == (array.nbytes, 1)
+
+    other = array + 1
+    sizes, counts = live_bytes()
+    assert (sizes[kind], counts[kind]) == (2 * other.nbytes, 2)
 
 
 def test_the_watch_names_what_became_more() -> None:

@@ -92,6 +92,9 @@ def test_a_checkpoint_becomes_a_branch_of_a_private_model(hub: Hub, tmp_path: Pa
     assert events(tmp_path, 4) == ["queued", "claimed", "pushed"]
     assert summary["pushed"] == [4, 8]
     assert push_line(summary) == "hub: pushed 2 models to me/tiny"
+    assert (
+        push_line(summary | {"pushed": summary["pushed"][:1]}) == "hub: pushed 1 model to me/tiny"
+    )
 
 
 @pytest.mark.thorough

@@ -123,6 +123,16 @@ assert peak_rss_bytes() >= block.nbytes
 """
 
 
+def test_the_peak_of_the_memory_counts_the_process_once() -> None:
+    """On Linux a child starts with the peak of its parent, however small it is."""
+    code = (
+        "import subprocess, sys; from jzero.run.environment import peak_rss_bytes\n"
+        "block = bytearray(b'1' * (200 << 20)); before = peak_rss_bytes()\n"
+        "subprocess.run(['sleep', '0']); sys.exit(peak_rss_bytes() > before + (50 << 20))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
 @pytest.mark.thorough
 def test_the_peak_of_the_memory_sees_an_allocation() -> None:
     # A process of its own: the peak of this one may be gigabytes by now.

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from jzero.run import closing, metrics
-from jzero.run.record import RunRecord
+from jzero.run.record import RunRecord, in_order
 from jzero.run.step_table import ROWS_BETWEEN_HEADERS, StepTable
 from jzero.terminal import WIDTH
 
@@ -87,10 +87,37 @@ def test_suites_and_kinds_have_lines_that_fit() -> None:
     lines = closing.evaluation_lines("after_warm_start", values, values | {})
 
     labels = ["a_suite_with_a_long_name", "math500 greedy", "greedy"]
-    assert [line.split(": ")[0] for line in lines] == [
-        f"eval after warm start, {label}" for label in labels
-    ]
+    starts = [line.split(": ")[0] for line in lines if not line.startswith("  ")]
+    assert starts == [f"eval after warm start, {label}" for label in labels]
     assert all(len(line) <= WIDTH for line in lines)
+    # What has no room is on the next line: cut responses explain a low accuracy.
+    assert "\n".join(lines).count("cut 0.06") == len(labels)
+    assert lines[1] == "  score 0.250, length 22, cut 0.06"
+
+
+def test_a_finished_run_that_continues_ends_with_its_last_evaluation(tmp_path: Path) -> None:
+    record = RunRecord(step=3, evaluations={"before": evaluation(0.1), "after": evaluation(0.2)})
+    record.continue_to(3)
+    assert list(record.evaluations) == ["before", "after"]
+
+    # Two further runs, of 5 and of 6 steps, which are evaluated after each step.
+    record.continue_to(5)
+    for name, accuracy in (("step_4", 0.3), ("after", 0.4)):
+        record.evaluations[name] = evaluation(accuracy)
+    record.step = 5
+    record.continue_to(6)
+    record.evaluations["after"] = evaluation(0.6)
+    record.step = 6
+
+    accuracies = {name: row["eval/accuracy"] for name, row in record.evaluations.items()}
+    assert accuracies == {"before": 0.1, "step_3": 0.2, "step_4": 0.3, "step_5": 0.4, "after": 0.6}
+    lines = closing.closing_lines("tiny", tmp_path, record, 6)
+    assert "0.100 ± 0.083 -> 0.600 ± 0.083 (+0.500)" in lines[1]
+
+    # A record that an earlier version continued has "after" before the steps that came later.
+    mixed_up = ("before", "after", "step_10", "step_4", "after_warm_start")
+    ordered = in_order({name: {} for name in mixed_up})
+    assert list(ordered) == ["before", "after_warm_start", "step_4", "step_10", "after"]
 
 
 def test_the_box_says_what_was_reached_and_where_it_is(tmp_path: Path) -> None:

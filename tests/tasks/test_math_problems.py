@@ -319,7 +319,7 @@ def test_dropped_rows_are_counted(tmp_path: Path) -> None:
 
     assert len(set(prompts_of(trained))) == 5
     assert [note.partition(": ")[2] for note in notes] == [
-        "2 problems dropped, their answer does not grade 1 against itself",
+        "2 problems dropped, they have no answer",
         "1 problems dropped, they are held out",
         "5 problems",
     ]
