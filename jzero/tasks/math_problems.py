@@ -212,7 +212,7 @@ def read_set(
         UserError: a column is missing or has values of another type, or the rows are GSM8K's test
             questions.
     """
-    rows = _read(reading_of(task), dataset, source, is_held_out)
+    rows = _read(reading_of(task), Counter(), dataset, source, is_held_out)
     usable = set(range(len(rows)))
     if not is_held_out:
         usable = set(
