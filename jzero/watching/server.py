@@ -82,22 +82,20 @@ def page_server(
 
 
 class Pages:
-    """Answers requests. Threads do the work, so that a search keeps no other reply waiting."""
+    """Answers requests. Each kind has a thread, so that no kind keeps the others waiting."""
 
     def __init__(self, watcher: Watcher) -> None:
         self.watcher = watcher
-        self.searching = Threads(1, "search")
-        self.reading = Threads(2, "read")
 
     def app(self) -> Starlette:
         """Returns the application."""
         return Starlette(
             routes=[
                 Route("/", self.page),
-                Route("/state", self.endpoint(self.state, self.reading)),
-                Route("/index", self.endpoint(self.index, self.reading)),
-                Route("/rows", self.endpoint(self.rows, self.reading)),
-                Route("/search", self.endpoint(self.search, self.searching)),
+                Route("/state", self.endpoint(self.state)),
+                Route("/index", self.endpoint(self.index)),
+                Route("/rows", self.endpoint(self.rows)),
+                Route("/search", self.endpoint(self.search)),
             ],
             exception_handlers={HTTPException: refuse},
         )
@@ -107,14 +105,15 @@ class Pages:
         page = render_page({"is_live": True})
         return Response(page, 200, HEADERS, "text/html; charset=utf-8")
 
-    def endpoint(self, answer: Callable[[Query], JsonValue], threads: "Threads") -> Handler:
+    def endpoint(self, answer: Callable[[Query], JsonValue]) -> Handler:
         """Returns the handler of a path whose reply is JSON."""
+        worker = Worker()
 
         async def handle(request: Request) -> Response:
             encoded = request.scope["query_string"][:MAX_QUERY].decode("ascii", "replace")
             query = dict(urllib.parse.parse_qsl(encoded, keep_blank_values=True))
             is_zipped = "gzip" in request.headers.get("accept-encoding", "")
-            return await threads.run(lambda: json_response(answer(query), is_zipped))
+            return await worker.run(lambda: json_response(answer(query), is_zipped))
 
         return handle
 
@@ -156,11 +155,11 @@ class Pages:
         return number
 
 
-class Threads:
-    """A few threads for one kind of request, and a bounded number of requests that wait."""
+class Worker:
+    """A thread for one kind of request, and a bounded number of requests that wait for it."""
 
-    def __init__(self, count: int, name: str) -> None:
-        self.executor = ThreadPoolExecutor(count, name)
+    def __init__(self) -> None:
+        self.executor = ThreadPoolExecutor(1, "watch")
         self.num_waiting = 0
 
     async def run(self, work: Callable[[], Response]) -> Response:

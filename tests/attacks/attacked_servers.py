@@ -1,12 +1,17 @@
 """The four servers of jzero as targets of attacks: serve, tinker, store and watch.
 
 Each is the real application behind the real connections, in a thread of this process. Nothing is
-computed: where a model would be, there is only its name. With `--thorough` the commands run as
-processes too (see `processes`).
+computed: where a model would be, there is only its name. `in_process` runs the commands with their
+default limits, serve and tinker with a tiny model.
 """
 
 import contextlib
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
+from runs import started as started_process
 
 from jzero.jobs import store_server
 from jzero.jobs.store import FolderStore
@@ -24,6 +30,7 @@ from jzero.watching import server as watching
 from jzero.watching.runs import Watcher
 
 KEY = "tml-attacked"
+ROOT = Path(__file__).resolve().parents[2]
 BIG = 300_000  # bytes of an answer that fills the buffers of a connection
 
 
@@ -38,6 +45,8 @@ class Target:
     post: tuple[str, str]  # method and path that take a body; "" for a server that takes none
     content_type: str
     end: Callable[[], None]  # returns once the server has ended
+    pid: int = 0  # of the process of the server; 0: this one
+    body_bytes: int = 1_000_000  # of a large body that is not refused at once
 
     @property
     def headers(self) -> dict[str, str]:
@@ -78,13 +87,82 @@ def limits_of_test(limits: ConnectionLimits, request_seconds: float) -> Connecti
 
 
 @contextlib.contextmanager
-def in_thread(
-    name: str, folder: Path, request_seconds: float = 5.0, has_test_limits: bool = True
-) -> Iterator[Target]:
+def in_thread(name: str, folder: Path, request_seconds: float = 5.0) -> Iterator[Target]:
     """Runs a server in a thread."""
     starts = {"serve": serve, "tinker": tinker, "store": store, "watch": watch}
-    with starts[name](folder, request_seconds if has_test_limits else 0.0) as target:
+    with starts[name](folder, request_seconds) as target:
         yield target
+
+
+# A store without a trainer, which would need a model and samplers.
+STORE_COMMAND = """
+import sys, threading
+from pathlib import Path
+from jzero.jobs.store_server import serve
+with serve("127.0.0.1:0", sys.argv[1], Path(sys.argv[1])) as server:
+    print(server.url, flush=True)
+    sys.stdin.read()
+"""
+SIZES = """
+--config.model.dtype=float32 --config.rollout.kv_dtype=float32 --config.rollout.num_slots=8
+--config.rollout.page_size=32 --config.rollout.decode_steps=4
+"""
+
+
+@contextlib.contextmanager
+def in_process(name: str, folder: Path) -> Iterator[Target]:
+    """Runs a server as a process, whose memory is its own, with its default limits."""
+    target = TARGETS[name]()
+    command = [sys.executable, "-m", f"jzero.{name}"]
+    if name == "store":
+        write_store(folder / "store")
+        command = [sys.executable, "-c", STORE_COMMAND, str(folder / "store")]
+        target.body_bytes = 16_000_000
+    elif name == "watch":
+        command += [str(write_run(folder / "run")), "--port=0"]
+    else:
+        import servers  # of the tests of serve; imports JAX
+
+        command += [f"--model={servers.save_model(folder / 'model')}", "--port=0", *SIZES.split()]
+    if name == "tinker":
+        (folder / "keys").write_text(f"ann {KEY}\n")
+        command += [f"--keys={folder / 'keys'}", f"--store={folder / 'tinker'}", "--context=128"]
+        command += ["--config.train.microbatch_tokens=256"]
+        target.body_bytes = 16_000_000
+    environment = os.environ | {"JZERO_API_KEY": KEY, "JZERO_STORE_KEY": KEY}
+    log = folder / "log"
+    with (
+        log.open("w") as errors,
+        started_process(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            if found := re.search(r"http://127\.0\.0\.1:(\d+)", line):
+                target.address = "127.0.0.1", int(found[1])
+                break
+        assert target.address[1], log.read_text()
+        # The pipe must not fill up.
+        threading.Thread(target=process.stdout.read, daemon=True).start()
+
+        def end() -> None:
+            if name == "store":
+                assert process.stdin is not None
+                process.stdin.close()
+            else:
+                process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+        target.end, target.pid = end, process.pid
+        yield target
+    assert "Traceback" not in log.read_text(), log.read_text()
 
 
 @contextlib.contextmanager
@@ -130,43 +208,72 @@ def new_target(
     return Target(name, ("", 0), honest, big, post, kind, lambda: None)
 
 
-@contextlib.contextmanager
-def store(folder: Path, request_seconds: float) -> Iterator[Target]:
-    files = FolderStore(folder / "store")
-    files.write("run.json", b"{}")
-    files.write("snapshots/00000000-w", bytes(64 * BIG))
-    limits = store_server.LIMITS
-    if request_seconds:
-        limits = limits_of_test(limits, request_seconds)
-    target = new_target(
+def store_target() -> Target:
+    return new_target(
         "store",
         "/files/run.json",
         "/files/snapshots/00000000-w",
         ("PUT", "/files/results/a"),
         "application/octet-stream",
     )
+
+
+def watch_target() -> Target:
+    rows = ",".join(map(str, range(32)))
+    return new_target("watch", "/state", f"/rows?run=0&lines={rows}", ("", ""))
+
+
+def serve_target() -> Target:
+    return new_target("serve", "/v1/models", "", ("POST", "/v1/completions"))
+
+
+def tinker_target() -> Target:
+    path = "/api/v1/forward_backward"
+    return new_target("tinker", "/api/v1/sessions", "", ("POST", path), "application/x-protobuf")
+
+
+TARGETS = {
+    "serve": serve_target,
+    "tinker": tinker_target,
+    "store": store_target,
+    "watch": watch_target,
+}
+
+
+def write_store(folder: Path) -> FolderStore:
+    """Writes the files that a trainer has in its store."""
+    files = FolderStore(folder)
+    files.write("run.json", b"{}")
+    files.write("snapshots/00000000-w", bytes(64 * BIG))
+    return files
+
+
+def write_run(folder: Path) -> Path:
+    """Writes the files of a run."""
+    folder.mkdir()
+    (folder / "config.json").write_text('{"train": {"steps": 9}}')
+    (folder / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
+    row = {"step": 1, "id": "p", "response": "x" * 20_000, "score": 1.0, "reason": "correct"}
+    (folder / "samples.jsonl").write_text((json.dumps(row) + "\n") * 40)
+    return folder
+
+
+@contextlib.contextmanager
+def store(folder: Path, request_seconds: float) -> Iterator[Target]:
+    files = write_store(folder / "store")
+    limits = limits_of_test(store_server.LIMITS, request_seconds)
     server = store_server.StoreServer("127.0.0.1", 0, files, KEY, limits=limits)
-    with running(target, server) as started:
+    with running(store_target(), server) as started:
         yield started
 
 
 @contextlib.contextmanager
 def watch(folder: Path, request_seconds: float) -> Iterator[Target]:
-    run = folder / "run"
-    run.mkdir()
-    (run / "config.json").write_text('{"train": {"steps": 9}}')
-    (run / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
-    row = {"step": 1, "id": "p", "response": "x" * 20_000, "score": 1.0, "reason": "correct"}
-    (run / "samples.jsonl").write_text((json.dumps(row) + "\n") * 40)
-    watcher = Watcher([run])
-    limits = watching.LIMITS
-    if request_seconds:
-        limits = limits_of_test(limits, request_seconds)
-    rows = ",".join(map(str, range(32)))
-    target = new_target("watch", "/state", f"/rows?run=0&lines={rows}", ("", ""))
+    watcher = Watcher([write_run(folder / "run")])
+    limits = limits_of_test(watching.LIMITS, request_seconds)
     try:
         server = watching.page_server("127.0.0.1", 0, watcher, limits=limits)
-        with running(target, server) as started:
+        with running(watch_target(), server) as started:
             yield started
     finally:
         watcher.stop()
@@ -181,9 +288,7 @@ def serve(folder: Path, request_seconds: float) -> Iterator[Target]:
     from jzero.serving.limits import Limits
     from jzero.serving.requests import RequestReader
 
-    limits = Limits()
-    if request_seconds:
-        limits = limits_of_test(limits, request_seconds)
+    limits = limits_of_test(Limits(), request_seconds)
     engine = SimpleNamespace(max_sequence_tokens=64)
     tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 0})
     worker = SimpleNamespace(has_ended=False, reserve=lambda count: False)
@@ -191,12 +296,11 @@ def serve(folder: Path, request_seconds: float) -> Iterator[Target]:
     configuration = BoundedConfig(
         make_app(server, KEY), limits, make_rules(make_hosts("127.0.0.1"))
     )
-    target = new_target("serve", "/v1/models", "", ("POST", "/v1/completions"))
 
     def make(announce: Callable[[], None]) -> BoundedServer:
         return GracefulServer(configuration, server, announce)
 
-    with running_bound(target, make) as started:
+    with running_bound(serve_target(), make) as started:
         yield started
 
 
@@ -216,13 +320,10 @@ def tinker(folder: Path, request_seconds: float) -> Iterator[Target]:
     service = Service(
         Served("m", "qwen2", (0,)), devices, worker, Store(folder / "tinker"), TinkerLimits()
     )
-    defaults = ConnectionLimits()
-    limits = limits_of_test(defaults, request_seconds) if request_seconds else defaults
-    path = "/api/v1/forward_backward"
-    target = new_target("tinker", "/api/v1/sessions", "", ("POST", path), "application/x-protobuf")
+    limits = limits_of_test(ConnectionLimits(), request_seconds)
 
     def make(announce: Callable[[], None]) -> BoundedServer:
         return make_server(service, Keys({KEY: "ann"}), announce, connection_limits=limits)
 
-    with running_bound(target, make) as started:
+    with running_bound(tinker_target(), make) as started:
         yield started
