@@ -27,6 +27,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -61,7 +62,8 @@ LIMITS = ConnectionLimits(
 MOST_BYTES = 1 << 30  # of a file that a client writes
 MOST_SMALL_BYTES = 1 << 16
 MOST_RECEIVED_BYTES = 4 << 30  # of all files that clients are writing
-THREADS = 16  # that read and write files
+READING_THREADS = 8
+WRITING_THREADS = 4  # which wait until files are on the disk
 SETTING = "rollout.placement.serve"
 PART = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}"
 FILE = re.compile(PART, re.ASCII)
@@ -100,8 +102,10 @@ class StoreServer(HttpServer):
         self.store = store
         self.key = key.encode()
         self.bodies = Bodies(MOST_RECEIVED_BYTES)
-        # Not the default threads of the event loop, whose end waits for them.
-        self.threads = ThreadPoolExecutor(THREADS, "store")
+        # Not the default threads of the event loop, whose end waits for them. Those that write are
+        # separate, so that uploads keep no reader waiting.
+        self.reading_threads = ThreadPoolExecutor(READING_THREADS, "store-read")
+        self.writing_threads = ThreadPoolExecutor(WRITING_THREADS, "store-write")
         rules = Rules(
             make_hosts(host, allowed_hosts),
             advice="add the name to rollout.placement.allowed_hosts of the trainer",
@@ -133,7 +137,7 @@ class StoreServer(HttpServer):
         if request.method == "DELETE":
             if name.partition("/")[0] not in REMOVED or not name.partition("/")[2]:
                 raise HTTPException(403, "samplers do not remove this file")
-            await self.in_thread(lambda: self.store.delete(name))
+            await self.write_in_thread(lambda: self.store.delete(name))
             return Response()
         return await self.write(request, name, is_new=request.method == "POST")
 
@@ -142,14 +146,14 @@ class StoreServer(HttpServer):
         store = self.store
         is_file = FILE.fullmatch(name) is not None
         if kind == "files":
-            file = await self.in_thread(lambda: store.open(name))
+            file = await self.read_in_thread(lambda: store.open(name))
             return self.stream(file)
         if kind == "names" and is_file:
-            return in_json(await self.in_thread(lambda: store.names(name)))
+            return in_json(await self.read_in_thread(lambda: store.names(name)))
         if kind == "modified":
-            return in_json(await self.in_thread(lambda: store.modified(name)))
+            return in_json(await self.read_in_thread(lambda: store.modified(name)))
         if kind == "now" and is_file:
-            return in_json(await self.in_thread(lambda: store.now(name)))
+            return in_json(await self.write_in_thread(lambda: store.now(name)))
         raise HTTPException(404, "there is no such address")
 
     def stream(self, file: BinaryIO) -> Response:
@@ -161,7 +165,7 @@ class StoreServer(HttpServer):
             with file:
                 remaining = num_bytes
                 while remaining:
-                    part = await self.in_thread(partial(file.read, min(PART_BYTES, remaining)))
+                    part = await self.read_in_thread(partial(file.read, min(PART_BYTES, remaining)))
                     if not part:
                         raise OSError(f"{file.name} has become shorter while it was read")
                     remaining -= len(part)
@@ -176,19 +180,23 @@ class StoreServer(HttpServer):
         if most is None:
             raise HTTPException(403, "samplers do not change this file")
         with self.store.temporary(name) as temporary:
-            file = await self.in_thread(lambda: temporary.open("xb+"))
+            file = await self.write_in_thread(lambda: temporary.open("xb+"))
             with file:
                 async with self.bodies.receive(request, file, most, ""):
-                    await self.in_thread(lambda: sync(file))
+                    await self.write_in_thread(lambda: sync(file))
             if not is_new:
-                await self.in_thread(lambda: self.store.put(temporary, name))
-            elif not await self.in_thread(lambda: self.store.link(temporary, name)):
+                await self.write_in_thread(lambda: self.store.put(temporary, name))
+            elif not await self.write_in_thread(lambda: self.store.link(temporary, name)):
                 raise HTTPException(412, "the file exists")
         return Response()
 
-    async def in_thread(self, work: Callable[[], T]) -> T:
-        """Returns the result of `work`, which may wait for the disk."""
-        return await asyncio.get_running_loop().run_in_executor(self.threads, work)
+    async def read_in_thread(self, work: Callable[[], T]) -> T:
+        """Returns the result of `work`, which reads files."""
+        return await asyncio.get_running_loop().run_in_executor(self.reading_threads, work)
+
+    async def write_in_thread(self, work: Callable[[], T]) -> T:
+        """Returns the result of `work`, which changes files."""
+        return await asyncio.get_running_loop().run_in_executor(self.writing_threads, work)
 
 
 def most_bytes(name: str, is_new: bool) -> int | None:
@@ -250,8 +258,8 @@ def serve(
         )
     workdir.mkdir(parents=True, exist_ok=True)
     key = read_key(workdir)
-    server = StoreServer(host.strip("[]"), int(port), store, key, allowed_hosts)
-    sockets.allow_connections(LIMITS.max_connections)
+    limits = replace(LIMITS, max_connections=sockets.allow_connections(LIMITS.max_connections))
+    server = StoreServer(host.strip("[]"), int(port), store, key, allowed_hosts, limits)
     with server:
         thread = threading.Thread(target=server.serve_forever, name="jzero-store", daemon=True)
         thread.start()

@@ -93,7 +93,7 @@ class Bodies:
 
     def make_room(self, connection: BoundedProtocol | None) -> None:
         """Closes the connection whose body has stalled longest, or raises HTTPException."""
-        others = [one for one in self.receiving if one is not connection and not one.is_aborted]
+        others = [one for one in self.receiving if one is not connection and not one.is_closed]
         before = asyncio.get_running_loop().time() - STALL_SECONDS
         stalled = stalled_longest(others, before)
         if stalled is None:

@@ -61,7 +61,27 @@ class BoundedConfig(uvicorn.Config):
             proxy_headers=False,
         )
         self.limits = limits
-        self.num_by_address: Counter[str] = Counter()
+        self.open_connections = OpenConnections()
+
+
+class OpenConnections:
+    """Counts the connections of a server that have not been closed, also by client address."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.by_address: Counter[str] = Counter()
+
+    def add(self, address: str) -> None:
+        """Counts a connection."""
+        self.total += 1
+        self.by_address[address] += 1
+
+    def remove(self, address: str) -> None:
+        """Forgets a connection."""
+        self.total -= 1
+        self.by_address[address] -= 1
+        if not self.by_address[address]:
+            del self.by_address[address]
 
 
 class ChunkBoundedConnection(h11.Connection):
@@ -100,7 +120,7 @@ class BoundedProtocol(H11Protocol):
         super().__init__(config, server_state, app_state | {"connection": self}, _loop)
         self.conn = ChunkBoundedConnection()
         self.limits = config.limits
-        self.num_by_address = config.num_by_address
+        self.open_connections = config.open_connections
         self.address = ""
         self.request_timer: asyncio.TimerHandle | None = None
         self.reading_timer: asyncio.TimerHandle | None = None
@@ -109,7 +129,7 @@ class BoundedProtocol(H11Protocol):
         self.progress_at = 0.0  # last progress of the client, in loop time
         self.progress_bytes = 0  # received since then
         self.is_admitted = False
-        self.is_aborted = False
+        self.is_closed = False  # by the server, or by the client
 
     @property
     def waits_for_request(self) -> bool:
@@ -130,11 +150,11 @@ class BoundedProtocol(H11Protocol):
         """Accepts a connection. Closes the longest-waiting idle one if there are too many."""
         super().connection_made(transport)
         self.address = client_address(self.client)
-        self.num_by_address[self.address] += 1
+        self.open_connections.add(self.address)
         self.watch_request()
-        if self.num_by_address[self.address] > self.limits.max_address_connections:
+        if self.open_connections.by_address[self.address] > self.limits.max_address_connections:
             self.make_room(self.address)
-        elif len(self.connections) > self.limits.max_connections:
+        elif self.open_connections.total > self.limits.max_connections:
             self.make_room()
 
     def data_received(self, data: bytes) -> None:
@@ -174,9 +194,7 @@ class BoundedProtocol(H11Protocol):
         self.request_timer = cancel_timer(self.request_timer)
         self.reading_timer = cancel_timer(self.reading_timer)
         self.linger_timer = cancel_timer(self.linger_timer)
-        self.num_by_address[self.address] -= 1
-        if not self.num_by_address[self.address]:
-            del self.num_by_address[self.address]
+        self.note_closed()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
@@ -245,8 +263,8 @@ class BoundedProtocol(H11Protocol):
         """
         others: list[BoundedProtocol] = []
         for other in self.connections:
-            # An aborted connection stays in the set until `connection_lost` is called.
-            if not isinstance(other, BoundedProtocol) or other is self or other.is_aborted:
+            # A closed connection stays in the set until `connection_lost` is called.
+            if not isinstance(other, BoundedProtocol) or other is self or other.is_closed:
                 continue
             if address is None or other.address == address:
                 others.append(other)
@@ -272,12 +290,19 @@ class BoundedProtocol(H11Protocol):
         if self.transport.get_write_buffer_size():
             self.abort()
         else:
+            self.note_closed()
             self.transport.close()
 
     def abort(self) -> None:
         """Drops the connection and its unsent data."""
-        self.is_aborted = True
+        self.note_closed()
         self.transport.abort()
+
+    def note_closed(self) -> None:
+        """Stops counting the connection, at once and once."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.open_connections.remove(self.address)
 
 
 def admit(scope: Scope) -> None:
