@@ -16,6 +16,7 @@ import jax
 
 from jzero import cli, config, setup
 from jzero.errors import UserError
+from jzero.files import read_text
 from jzero.model import adapters, hub, huggingface, peft, qwen
 from jzero.model.base_model import BaseModel, read_base_model
 from jzero.model.hub import is_on_hub
@@ -231,7 +232,7 @@ def open_workdir(workdir: Path) -> tuple[config.Config, Checkpoints]:
     """Returns the settings and the checkpoints of a run, for reading."""
     try:
         path = workdir / "config.json"
-        settings = config.from_json(path.read_text(encoding="utf-8"), str(path))
+        settings = config.from_json(read_text(path), str(path))
         return settings, Checkpoints(workdir, keep=None)
     except (OSError, ValueError) as error:
         raise UserError(

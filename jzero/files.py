@@ -213,8 +213,11 @@ def read_bytes(
 ) -> bytes:
     """Returns the content of a file. Raises as `open_file` does."""
     with open_file(path, most_bytes, name) as file:
-        # The size of a file in /proc is 0, and another process may append meanwhile.
-        content = file.read(most_bytes + 1)
+        # `read` allocates what it is asked for. The size of a file in /proc is 0, and another
+        # process may append meanwhile.
+        content = file.read(os.fstat(file.fileno()).st_size + 1)
+        while len(content) <= most_bytes and (more := file.read(1 << 16)):
+            content += more
     if len(content) > most_bytes:
         raise _too_large(name or str(path), most_bytes)
     return content

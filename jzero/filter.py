@@ -14,13 +14,15 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from jzero import cli
+from jzero import cli, json_values
 from jzero.config.data_sources import read_source, split_sources
-from jzero.errors import UserError
-from jzero.files import check_not_input, check_output, write_atomic
+from jzero.errors import UserError, reason_of
+from jzero.files import check_not_input, check_output, parse_json, read_lines, write_atomic
 from jzero.problems import problem_sets, row_loader
 from jzero.problems.overlap import word_ngrams
 from jzero.tasks import suites
+
+MAX_INDEX = 2**53  # of a row
 
 
 def rows_by_rate(rates: dict[int, float], count: int, lowest: float, highest: float) -> set[int]:
@@ -74,14 +76,17 @@ def read_rates(path: str) -> dict[int, float]:
     """
     rates = {}
     try:
-        for line in Path(path).read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
+        for number, line in read_lines(path, name=f"--rates {path}"):
+            row = parse_json(line, Path(path), number)
             # The index of a row is at the end of its id, as in "mine/17".
-            _, _, number = row["id"].rpartition("/")
-            rates[int(number)] = float(row["accuracy"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+            _, _, digits = json_values.member(row, ("id",), str).rpartition("/")
+            index = json_values.bounded_int(int(digits), 0, MAX_INDEX, "the index in id")
+            rates[index] = json_values.bounded_number(row.get("accuracy"), 0, 1, "accuracy")
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:
         raise UserError(
-            f"--rates {path} is not a file that jzero.evaluate wrote ({error})"
+            f"--rates {path} is not a file that jzero.evaluate wrote ({reason_of(error)})"
         ) from None
     return rates
 

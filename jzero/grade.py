@@ -33,14 +33,14 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
-from jzero import terminal
+from jzero import json_values, terminal
 from jzero.answers import published
 from jzero.answers.extract import TEMPLATES
 from jzero.config import RewardConfig, TaskConfig
-from jzero.errors import UserError
-from jzero.files import check_not_input, check_output, split_commas
+from jzero.errors import UserError, reason_of, shown
+from jzero.files import check_not_input, check_output, read_lines, split_commas
 from jzero.types import JsonValue
 from jzero.workers.pipe import TurnRequest
 from jzero.workers.pool import Pool
@@ -80,8 +80,10 @@ def parse_row(line: bytes) -> Row:
     Raises:
         ValueError, KeyError, TypeError: the line is not a valid row.
     """
-    row = json.loads(line)
-    task, gold, prediction = row["task"], row["gold"], row["prediction"]
+    # Numbers of an answer may be NaN; the grader refuses them.
+    row = json_values.as_object(json_values.parse(line.decode(), allows_nan=True), "the row")
+    task = json_values.as_text(row["task"], "task")
+    gold, prediction = row["gold"], row["prediction"]
     template = DEFAULT_TEMPLATES[task]
     if task == "countdown":
         gold = gold if isinstance(gold, dict) else row["meta"]
@@ -92,11 +94,14 @@ def parse_row(line: bytes) -> Row:
         template = row.get("template") or template
         if row.get("mode") == "answer":
             template = "answer"
+    template = json_values.as_text(template, "template")
     # Graders assume text and a known template, so reject anything else here, with the line.
     if not isinstance(prediction, str):
         raise UserError("prediction must be a string")
     if template not in TEMPLATES:
-        raise UserError(f"{template=} is unknown: send a template of {', '.join(TEMPLATES)}")
+        raise UserError(
+            f"template={shown(template)} is unknown: send a template of {', '.join(TEMPLATES)}"
+        )
     return Row(row["id"], task, prediction, gold, template)
 
 
@@ -109,9 +114,9 @@ def submit(pool: Pool, where: str, line: bytes, verifiers: Sequence[str]) -> obj
     try:
         row = parse_row(line)
     except KeyError as error:
-        raise UserError(f"{where}: {error} is missing, or no task") from None
+        raise UserError(f"{where}: {shown(error.args[0])} is missing, or no task") from None
     except (ValueError, TypeError) as error:
-        raise UserError(f"{where}: {error}") from None
+        raise UserError(f"{where}: {reason_of(error)}") from None
     # A verifier may not grade the row's task; then the row has no verdict of this verifier.
     for verifier in verifiers:
         if published.grades(verifier, row.task):
@@ -182,12 +187,12 @@ def grade_lines(
             yield json.dumps(result) + "\n"
 
 
-def numbered_lines(file: BinaryIO) -> Lines:
+def numbered_lines(path: Path) -> Lines:
     """Yields the lines of a file that are not blank, and shows how many it has read."""
     with terminal.phase("grade", unit="rows") as phase:
-        for number, line in enumerate(file, 1):
+        for number, line in read_lines(path):
             if line.strip():
-                yield f"{file.name}:{number}", line
+                yield f"{path}:{number}", line
             phase.advance()
 
 
@@ -247,8 +252,8 @@ def main() -> None:
     # The grades of an earlier run are replaced only when all grades of this run are complete.
     partial = Path(f"{args.out}.partial")
     try:
-        with args.source.open("rb") as rows, partial.open("w") as file, Pool(args.workers) as pool:
-            lines = numbered_lines(rows)
+        with partial.open("w") as file, Pool(args.workers) as pool:
+            lines = numbered_lines(args.source)
             file.writelines(grade_lines(pool, lines, args.verifiers, agreement))
         os.replace(partial, args.out)
     except UserError as error:

@@ -22,7 +22,7 @@ import numpy as np
 from jzero import cli, terminal
 from jzero.config import Config, Jobs
 from jzero.errors import UserError
-from jzero.files import JsonObject, read_jsonl
+from jzero.files import JsonObject, read_jsonl, read_text
 from jzero.jobs.requests import BadResultError, Request, Result
 from jzero.jobs.snapshots import SnapshotError
 from jzero.jobs.store import open_store
@@ -136,7 +136,7 @@ def read_settings(run: Path, flags: list[str]) -> tuple[Config, Jobs]:
     path = run / "config.json"
     if not path.exists():
         raise UserError(f"{run} is not the workdir of a run: give one")
-    settings = local_settings(path.read_text(encoding="utf-8"), flags, str(path))
+    settings = local_settings(read_text(path), flags, str(path))
     if not isinstance(settings.rollout.placement, Jobs):
         raise UserError(f"{run}: only rollouts of rollout.placement=jobs are logged with seeds")
     return settings, settings.rollout.placement

@@ -25,7 +25,7 @@ from jzero import terminal
 from jzero.clock import Clock
 from jzero.config import Config, Rows, Sft, read_sources, to_json, validate
 from jzero.errors import UserError
-from jzero.files import JsonObject
+from jzero.files import JsonObject, read_text
 from jzero.hosts import interrupt, processes
 from jzero.model import qwen, tokenizer
 from jzero.model.base_model import BaseModel, read_base_model
@@ -383,7 +383,7 @@ def set_chat_template(tok: PreTrainedTokenizerFast, path: str) -> None:
             raise UserError(
                 f"sft.chat_template={path} is no file: give one with a chat template in Jinja"
             )
-        tok.chat_template = Path(path).read_text(encoding="utf-8")
+        tok.chat_template = read_text(path, name=f"sft.chat_template={path}")
     if tok.chat_template:
         tok.eos_token = tokenizer.end_of_turn(tok)
 

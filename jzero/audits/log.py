@@ -10,7 +10,6 @@ A row is one response. Its fields, with other names under which they are read:
     version        model_version       optional: name or number of the weights
 """
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,10 +19,12 @@ from typing import NamedTuple, TypeGuard
 import numpy as np
 from jaxtyping import Float32, Int32
 
+from jzero import json_values
 from jzero.errors import UserError, shown
-from jzero.files import JsonObject
+from jzero.files import JsonObject, read_lines
 
 MAX_LINE_BYTES = 1 << 26
+LARGEST_FLOAT = 3.4e38  # in float32, the type of log-probs
 ROUNDING = 1e-3  # the log-prob of a certain token may be rounded to slightly above 0
 
 FIELDS = {
@@ -83,21 +84,15 @@ def read_log(path: Path, vocab_size: int, defaults: Sampling, most: int = 0) -> 
 
 
 def _numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    with path.open("rb") as file:
-        number = 0
-        # Bounded: a file without line breaks must not fill the memory.
-        while line := file.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            if len(line) > MAX_LINE_BYTES:
-                raise UserError(f"{path}:{number} is longer than {MAX_LINE_BYTES >> 20} MiB")
-            if line.strip():
-                yield number, line
+    for number, line in read_lines(path, MAX_LINE_BYTES):
+        if line.strip():
+            yield number, line
 
 
 def _parse(line: bytes, where: str, number: int, vocab: int, defaults: Sampling) -> Response:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        row = json_values.parse(line.decode("utf-8"), allows_nan=True)
+    except ValueError as error:
         raise UserError(f"{where}: no JSON ({error})") from None
     if not isinstance(row, dict):
         raise UserError(f"{where}: no JSON object")
@@ -157,7 +152,7 @@ def _logps(row: JsonObject, where: str, length: int) -> Float32[np.ndarray, " to
             f"{where}: logprobs has {len(values)} numbers, and the response {length} tokens"
         )
     for place, value in enumerate(values):
-        if not _is_number(value) or value > ROUNDING:
+        if not _is_number(value) or not -LARGEST_FLOAT <= value <= ROUNDING:
             raise UserError(f"{where}: logprobs[{place}]={shown(value)} is no log-probability")
     return np.array(values, np.float32)
 

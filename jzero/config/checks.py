@@ -7,7 +7,6 @@ and the bounds of a number, and combinations of settings. `validate` collects al
 A check of a combination is a function that yields messages, and a line in CHECKS.
 """
 
-import json
 import re
 import shlex
 import shutil
@@ -33,7 +32,7 @@ from jzero.config.schema import (
     walk,
 )
 from jzero.errors import UserError, shown
-from jzero.files import JsonObject, is_hub_id, split_revision
+from jzero.files import JsonObject, is_hub_id, parse_json, read_text, split_revision
 from jzero.setting import (
     LONGEST_LINE,
     LONGEST_TEXT,
@@ -903,10 +902,9 @@ def read_cached_config(path: str) -> JsonObject:
     if not isinstance(file, str | Path) or not Path(file).is_file():
         return {}
     try:
-        entries = json.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return parse_json(read_text(file), Path(file))
+    except (OSError, UserError):
         return {}
-    return entries if isinstance(entries, dict) else {}
 
 
 def positions_of(hf_config: JsonObject) -> int | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from jzero.errors import UserError
-from jzero.files import is_file
+from jzero.files import is_file, read_text
 from jzero.model import tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.problems import template_files
@@ -73,8 +73,8 @@ def read_template(prompt: str) -> str:
             "write {prompt} where the question goes, and {gold} where the answer goes"
         )
     try:
-        text = path.read_text(encoding="utf-8").removesuffix("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path, name=f"teacher.prompt={prompt}").removesuffix("\n")
+    except OSError as error:
         raise UserError(f"teacher.prompt={prompt} cannot be read as text: {error}") from None
     if not NAME_IN_BRACES.search(text):
         raise UserError(

@@ -23,7 +23,6 @@ import logging
 import tomllib
 import weakref
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jzero.environments.chat_endpoint import (
@@ -36,6 +35,7 @@ from jzero.environments.chat_endpoint import (
     new_messages,
 )
 from jzero.errors import UserError
+from jzero.files import read_text
 from jzero.types import JsonValue
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def read_settings(name: str) -> vf.EnvConfig:
     what = f"task.environment={PREFIX}{name}"
     try:
         if name.endswith(".toml"):
-            settings = tomllib.loads(Path(name).read_text(encoding="utf-8"))
+            settings = tomllib.loads(read_text(name))
             settings = settings.get("env", settings)
         else:
             harness = default_harness_id(name)

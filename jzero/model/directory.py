@@ -7,12 +7,12 @@ Nothing in a model directory is trusted: a name or a link must not lead out of t
 have a size limit, and a file that cannot be read raises a UserError of one line with its name.
 """
 
-import json
 import os
 from pathlib import Path
 
+from jzero import json_values
 from jzero.errors import UserError, reason_of, shown
-from jzero.files import JsonObject
+from jzero.files import JsonObject, read_bytes
 
 MAX_JSON_BYTES = 16 << 20  # a config.json has kilobytes, the index of a large model has megabytes
 AGAIN = "download or export the model again"
@@ -63,9 +63,7 @@ def roots_of(directory: Path) -> list[Path]:
 def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
     """Returns the text of a file. Raises UserError if it is not UTF-8 or exceeds `max_bytes`."""
     try:
-        if path.stat().st_size > max_bytes:
-            raise UserError(f"{path} has more than {max_bytes >> 20} MiB: {AGAIN}")
-        return path.read_bytes().decode()
+        return read_bytes(path, max_bytes).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read ({reason_of(error)}): {AGAIN}") from None
 
@@ -73,10 +71,10 @@ def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
 def read_json(path: Path) -> JsonObject:
     """Returns the JSON object in a file. Raises UserError if the file holds anything else."""
     try:
-        value = json.loads(read_text(path))
+        value = json_values.parse(read_text(path))
     except UserError:
         raise
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(f"{path} is not JSON ({reason_of(error)}): {AGAIN}") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} holds {shown(value)} instead of a JSON object: {AGAIN}")

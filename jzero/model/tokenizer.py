@@ -10,9 +10,10 @@ of the plain template. It has the format of a Qwen2 tokenizer without merges, be
 not used here: it imports torch.
 """
 
+import contextlib
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -24,6 +25,7 @@ from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 from jzero.errors import UserError, reason_of, shown
 from jzero.model import hub
 from jzero.model.directory import check_inside, file_in, read_json, read_text
+from jzero.model.time_limit import within_seconds
 from jzero.types import JsonValue
 
 FILES = ("*.json", "*.txt", "*.jinja")  # files to download from the hub: no weights
@@ -32,6 +34,8 @@ GENERATION = "generation_config.json"
 SETTINGS = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"}
 MORE_TEMPLATES = "additional_chat_templates"  # folder with named chat templates
 LARGE_FILES = {"tokenizer.json", "vocab.json", "merges.txt"}
+MAX_TEMPLATE = 1 << 18  # characters of a chat template; the longest known ones have 20,000
+TEMPLATE_SECONDS = 10.0  # for rendering one prompt
 MAX_BYTES = 128 << 20  # limit for vocabulary files; the largest known ones have 35 MB
 
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
@@ -144,7 +148,8 @@ def render(
 
     generate: the text ends with the start of the assistant's next message.
     tools: the tool schemas that the template shows.
-    Raises UserError if the prompt is messages and the tokenizer has no chat template.
+    Raises UserError if the prompt is messages, and the tokenizer has no chat template, or the
+    template is too long, takes too long or raises.
     """
     if isinstance(prompt, str):
         return prompt
@@ -153,13 +158,17 @@ def render(
             "the prompt is messages, and this tokenizer has no chat template: "
             "choose a task.template of plain text, or a model with a chat template"
         )
+    check_template(tokenizer)
     messages = [dict(message) for message in prompt]
     try:
-        text = tokenizer.apply_chat_template(
-            messages,
-            tokenize=False,
-            add_generation_prompt=generate,
-            tools=[dict(tool) for tool in tools] or None,
+        text = within_seconds(
+            TEMPLATE_SECONDS,
+            lambda: tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                add_generation_prompt=generate,
+                tools=[dict(tool) for tool in tools] or None,
+            ),
         )
     except Exception as error:  # a template is foreign, and may raise anything
         raise UserError(
@@ -167,6 +176,18 @@ def render(
             f"messages ({type(error).__name__}: {reason_of(error)}): change them or the template"
         ) from None
     return str(text)
+
+
+def check_template(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Raises UserError if a chat template is too long: compiling it would take the memory."""
+    template = tokenizer.chat_template
+    # A tokenizer may have several templates, by name.
+    templates = template.values() if isinstance(template, dict) else [template]
+    if any(len(str(text)) > MAX_TEMPLATE for text in templates):
+        raise UserError(
+            f"the chat template of the tokenizer {tokenizer.name_or_path} has more than "
+            f"{MAX_TEMPLATE:,} characters: choose another tokenizer or task.template"
+        )
 
 
 def prompt_ids(
@@ -214,15 +235,35 @@ def first_tokens(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
 
 def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     """Returns the token ids of a text. No special token is added."""
-    # Ten times as fast as calling the tokenizer itself.
-    return tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+    with naming_failure(tokenizer):
+        # Ten times as fast as calling the tokenizer itself.
+        return tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def encode_releasing_gil(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     """Returns the same as `encode`, but lets other threads of the process run meanwhile."""
-    # The library releases the GIL only while it encodes a batch, not for a single text.
-    [encoding] = tokenizer.backend_tokenizer.encode_batch([text], add_special_tokens=False)
+    with naming_failure(tokenizer):
+        # The library releases the GIL only while it encodes a batch, not for a single text.
+        [encoding] = tokenizer.backend_tokenizer.encode_batch([text], add_special_tokens=False)
     return encoding.ids
+
+
+@contextlib.contextmanager
+def naming_failure(tokenizer: PreTrainedTokenizerFast) -> Iterator[None]:
+    """Turns a failure of the tokenizer's library into a UserError.
+
+    A regular expression of a tokenizer.json may backtrack until the library gives up, with a panic
+    of Rust, which is no Exception.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(
+            f"the tokenizer {tokenizer.name_or_path} fails on this text ({reason_of(error)}): "
+            "choose another model.tokenizer"
+        ) from None
 
 
 def continuation_ids(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from jzero import config
 from jzero.errors import UserError
-from jzero.files import read_jsonl
+from jzero.files import read_jsonl, read_text
 from jzero.training.packing import best_layout, layouts_of_lengths, tokens_of_rows
 from jzero.training.trainer import row_layouts
 from jzero.types import RowLayout
@@ -97,7 +97,7 @@ def format_packs(workdir: Path) -> str:
     """Returns the table of the values of train.pack for the responses of a run."""
     path = workdir / "config.json"
     groups = logged_groups(workdir)
-    settings = config.from_json(path.read_text(encoding="utf-8"), str(path))
+    settings = config.from_json(read_text(path), str(path))
     rollout = settings.rollout
     prompt, packs = rollout.max_prompt_tokens, settings.train.packs_per_row
     values = [settings.train.pack, "auto", "longest"]

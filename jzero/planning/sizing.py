@@ -15,7 +15,7 @@ from pathlib import Path
 import jax
 
 from jzero.config import Config, flatten
-from jzero.files import parse_json
+from jzero.files import parse_json, read_text
 from jzero.hosts import collectives
 from jzero.planning.chips import DescribedDevice
 from jzero.planning.fitting import (
@@ -83,7 +83,7 @@ def _with_recorded_sizes(config: Config, workdir: Path) -> Config:
     if not path.exists():
         return config
     # Not `from_json`: an earlier version may have written the file.
-    recorded = flatten(parse_json(path.read_text(encoding="utf-8"), path))
+    recorded = flatten(parse_json(read_text(path), path))
     tokens = config.train.microbatch_tokens or _recorded(recorded, "train.microbatch_tokens")
     slots = config.rollout.num_slots or _recorded(recorded, "rollout.num_slots")
     return _with(config, tokens, slots)

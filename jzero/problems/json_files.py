@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import math
-import stat
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from jzero.errors import UserError, quoted, shown
+from jzero.files import open_file
 from jzero.json_values import as_list
 from jzero.types import JsonValue
 
@@ -38,11 +39,9 @@ class PlacedRow(NamedTuple):
 
 def check_is_file(path: Path) -> None:
     """Raises UserError if a file is empty or not a regular file."""
-    status = path.stat()
-    # A pipe or a device may have no end.
-    if not stat.S_ISREG(status.st_mode):
-        raise UserError(f"data {path} is a folder, a pipe or a device: name a file")
-    if not status.st_size:
+    with open_file(path, name=f"data {path}") as file:
+        size = os.fstat(file.fileno()).st_size
+    if not size:
         raise UserError(f"data {path} is empty: it needs a row")
 
 
@@ -72,7 +71,7 @@ def read_columns(path: Path, text_columns: Sequence[str]) -> dict[str, list[Json
 
 def _read_rows(path: Path) -> Iterator[PlacedRow]:
     check_is_file(path)
-    with path.open("rb") as file:
+    with open_file(path, name=f"data {path}") as file:
         # Enough for a mark, and for white space before a bracket.
         start = file.read(4096)
         for mark, encoding in _OTHER_ENCODINGS.items():

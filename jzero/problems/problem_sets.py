@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, T
 
 from jzero.errors import UserError, quoted
 from jzero.files import split_revision
-from jzero.problems import bounds, hub_sets, json_files
+from jzero.problems import arrow_files, bounds, hub_sets, json_files
 from jzero.types import JsonValue, Problem, Prompt
 
 if TYPE_CHECKING:
@@ -220,9 +220,11 @@ def _read_file(path: Path) -> datasets.Dataset:
 
     json_files.check_is_file(path)
     if path.suffix == ".parquet":
+        arrow_files.check_parquet(path)
         with _without_log("datasets"):
             return datasets.Dataset.from_parquet(str(path))
     if path.suffix == ".arrow":
+        arrow_files.check_arrow(path)
         return datasets.Dataset.from_file(str(path))
     columns = json_files.read_columns(path, COLUMN_NAMES["problem"])
     try:

@@ -14,10 +14,10 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jzero.errors import UserError
+from jzero.files import read_text
 
 if TYPE_CHECKING:
     import jinja2
@@ -51,13 +51,11 @@ def read_template_file(path: str) -> str:
         UserError: the file does not exist, or it is not text in UTF-8.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path, name=f"task.template={path}")
     except OSError as error:
         raise UserError(
             f"task.template={path}: {error.strerror}; give a file that holds the prompt"
         ) from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"task.template={path} is not text in UTF-8: {error.reason}") from None
     # Editors end every file with a newline, and most prompts end without one.
     return text.removesuffix("\n")
 

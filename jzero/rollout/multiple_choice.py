@@ -16,7 +16,7 @@ from jaxtyping import Int32
 
 from jzero.decoder.scoring import Scoring, score_all
 from jzero.errors import UserError
-from jzero.files import parse_json
+from jzero.files import parse_json, read_text
 from jzero.hosts import collectives
 from jzero.model import qwen, tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
@@ -70,8 +70,8 @@ def read_questions(path: Path) -> list[MultipleChoice]:
     has no questions or an incomplete one.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path, name=f"--loglikelihood {path}")
+    except OSError as error:
         raise UserError(f"--loglikelihood {path}: cannot read the file ({error})") from None
     problems = []
     for number, line in enumerate(text.split("\n"), 1):

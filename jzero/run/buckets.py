@@ -37,7 +37,7 @@ import fsspec
 
 from jzero import terminal
 from jzero.errors import UserError, reason_of
-from jzero.files import JsonObject, naming_full_disk, write_atomic
+from jzero.files import JsonObject, naming_full_disk, parse_json, read_text, write_atomic
 from jzero.hosts import peers
 from jzero.run import lock
 
@@ -74,12 +74,14 @@ class Manifest:
     def parse(cls, text: str, path: str) -> "Manifest":
         """Reads a manifest. Raises UserError if the file is damaged."""
         try:
-            values = json.loads(text)
+            values = parse_json(text, Path(path))
             files = {str(name): (int(size), int(time)) for name, (size, time) in values["files"]}
             for name in files:
                 check_name(name)
             return cls(str(values["number"]), files)
-        except (KeyError, TypeError, ValueError) as error:
+        except UserError:
+            raise
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UserError(f"{path} is damaged ({reason_of(error)}): delete it") from None
 
     def to_json(self) -> str:
@@ -286,7 +288,7 @@ def read_state(mirror: Path) -> Manifest:
     path = mirror / STATE
     if not path.exists():
         return NO_COPY
-    return Manifest.parse(path.read_text(encoding="utf-8"), str(path))
+    return Manifest.parse(read_text(path), str(path))
 
 
 def write_state(mirror: Path, manifest: Manifest) -> None:

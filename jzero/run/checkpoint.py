@@ -35,7 +35,7 @@ import orbax.checkpoint as ocp
 from jax import lax
 
 from jzero.errors import UserError, reason_of, shown
-from jzero.files import JsonObject, is_full_disk, naming_full_disk, no_room, parse_json
+from jzero.files import JsonObject, is_full_disk, naming_full_disk, no_room, parse_json, read_bytes
 from jzero.training.offload import on_device
 from jzero.types import JsonValue, Params, State
 
@@ -107,7 +107,7 @@ class Checkpoints:
                 raise no_room(self.path, None, error) from error
             # If a metadata file is damaged, `parse_json` raises an error that names the file.
             for metadata in sorted(self.path.glob("[0-9]*/_CHECKPOINT_METADATA")):
-                parse_json(metadata.read_text(encoding="utf-8", errors="replace"), metadata)
+                parse_json(read_bytes(metadata), metadata)
             raise UserError(
                 f"{self.path} cannot be opened ({reason_of(error)}): restore that directory, or "
                 "use another workdir"

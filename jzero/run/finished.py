@@ -12,7 +12,7 @@ from pathlib import Path
 from jzero import config
 from jzero.config import Config
 from jzero.errors import UserError
-from jzero.files import parse_json
+from jzero.files import parse_json, read_text
 from jzero.model import peft
 from jzero.run import buckets
 
@@ -108,7 +108,7 @@ def run_settings(workdir: Path) -> Config | None:
     path = workdir / "config.json"
     if not path.is_file():
         return None
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path)
     # The config.json of a model has no such section.
     if "rollout" not in parse_json(text, path):
         return None

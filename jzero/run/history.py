@@ -13,17 +13,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from jzero import algorithms
+from jzero import algorithms, json_values
 from jzero.config import Config, flatten, teachers, to_json
 from jzero.config.data_sources import read_source, read_sources, split_sources
-from jzero.errors import UserError
-from jzero.files import JsonObject, parse_json
+from jzero.errors import UserError, reason_of
+from jzero.files import JsonObject, parse_json, read_text
 from jzero.model.hub import public_name
 from jzero.problems import row_loader
 from jzero.tasks import draws_examples
 from jzero.types import JsonValue
 
 FILE = "training_history.json"
+MAX_TEXT = 1 << 20  # characters of a text of a stage
+MAX_ITEMS = 1000  # data sets or teachers of a stage
 SFT = "supervised fine-tuning"
 RL = "reinforcement learning"
 DISTILLATION = "on-policy distillation"  # rewards do not count in this stage
@@ -69,10 +71,27 @@ def read_history(directory: Path) -> list[Stage]:
     if not path.is_file():
         return []
     try:
-        stages = parse_json(path.read_text(encoding="utf-8"), path)["stages"]
-        return [Stage(**stage) for stage in stages]
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{path} is not a training history of jzero: {error}") from None
+        stages = parse_json(read_text(path), path)["stages"]
+        return [_read_stage(stage) for stage in stages]
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{path} is not a training history of jzero ({reason_of(error)}): restore or remove it"
+        ) from None
+
+
+def _read_stage(fields: object) -> Stage:
+    """Returns a stage. Raises TypeError or ValueError if a field is missing or has another type."""
+    stage = json_values.from_fields(Stage, fields)
+    for name in ("kind", "name", "start", "task", "template", "algorithm"):
+        json_values.bounded_text(getattr(stage, name), MAX_TEXT, name)
+    for name in ("steps", "warm_start_steps"):
+        json_values.bounded_int(getattr(stage, name), 0, 2**53, name)
+    for name in ("data", "teachers"):
+        for text in json_values.bounded_list(getattr(stage, name), MAX_ITEMS, name):
+            json_values.bounded_text(text, MAX_TEXT, name)
+    for text in json_values.as_object(stage.settings, "settings").values():
+        json_values.bounded_text(text, MAX_TEXT, "settings")
+    return stage
 
 
 def history_json(stages: Sequence[Stage]) -> str:
@@ -153,8 +172,12 @@ def authors_of_sets(sources: Sequence[str]) -> list[str]:
         path = Path(source)
         settings = path.with_name(f".{path.name}") / "config.json" if path.name else path
         if path.is_file() and settings.is_file():
-            command = parse_json(settings.read_text(encoding="utf-8"), settings)
-            teacher = public_name(command["config"]["model"]["path"])
+            command = parse_json(read_text(settings), settings)
+            try:
+                path_of_teacher = json_values.member(command, ("config", "model", "path"), str)
+            except ValueError as error:
+                raise UserError(f"{settings} is damaged ({error}): restore it") from None
+            teacher = public_name(path_of_teacher)
             if teacher not in teachers:
                 teachers.append(teacher)
     return teachers

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from jzero.errors import UserError, shown
-from jzero.files import parse_json
+from jzero.files import parse_json, read_text
 from jzero.hosts import processes
 
 NAME = "kv_pool.json"
@@ -24,7 +24,7 @@ def read_pages(workdir: Path) -> int:
     path = workdir / NAME
     if not path.exists():
         return 0
-    pages = parse_json(path.read_text(encoding="utf-8"), path).get(PAGES)
+    pages = parse_json(read_text(path), path).get(PAGES)
     # In Python, True is an int as well.
     if not isinstance(pages, int) or isinstance(pages, bool) or pages < 1:
         raise UserError(f"{path} has {PAGES}={shown(pages)}: restore or remove it")

@@ -5,7 +5,6 @@ card covers all stages of training that led to the model. It names models and da
 does, and contains no directories of the machine that trained the model.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from jzero import config
 from jzero.config.data_sources import split_sources
-from jzero.files import JsonObject, read_jsonl, split_commas, split_revision
+from jzero.files import JsonObject, parse_json, read_jsonl, read_text, split_commas, split_revision
 from jzero.model import adapters, qwen
 from jzero.model.base_model import BaseModel
 from jzero.model.hub import is_on_hub, public_name
@@ -91,7 +90,8 @@ def make_card(
     )
     header = card_header(step, accuracies, stages, options)
     rows = read_jsonl(options.workdir / "metrics.jsonl")
-    versions_json = (options.workdir / "versions.json").read_text(encoding="utf-8")
+    versions_file = options.workdir / "versions.json"
+    versions = parse_json(read_text(versions_file), versions_file)
     license_note = ": the publisher of this model decides on it"
     values = CardValues(
         header=header.to_yaml(),
@@ -107,7 +107,7 @@ def make_card(
         evaluations=evaluations_section(evaluations, accuracies),
         # The run may have continued after this checkpoint.
         curve=curve_table([row for row in rows if row["step"] <= step]),
-        versions=table(["", ""], json.loads(versions_json).items()),
+        versions=table(["", ""], versions.items()),
         license=f"`{options.license}`" + (license_note if options.license == "unknown" else ""),
     )
     text = Path(__file__).with_name("card.md").read_text(encoding="utf-8")

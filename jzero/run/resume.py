@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jzero.config import TrainConfig, from_json
 from jzero.errors import UserError
+from jzero.files import read_text
 from jzero.hosts import processes
 from jzero.run.hub_ledger import forget_later_steps
 
@@ -76,7 +77,7 @@ def _has_gone_back(workdir: Path, train: TrainConfig) -> bool:
     path = workdir / "config.json"
     if not path.exists():
         return False
-    written = from_json(path.read_text(encoding="utf-8"), str(path))
+    written = from_json(read_text(path), str(path))
     # `claim_workdir` writes config.json after the removal, so equal settings mean that it has been
     # done.
     return written.train.resume_from == train.resume_from

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from jzero import terminal
 from jzero.errors import UserError, shown
-from jzero.files import JsonObject, write_atomic
+from jzero.files import JsonObject, parse_json, read_text, write_atomic
 from jzero.run.tracker_process import CLOSE_SECONDS, TABLE
 from jzero.setting import read_arguments
 
@@ -274,7 +274,8 @@ def start_trackers(specs: Sequence[str], workdir: Path, first_step: int) -> list
     `specs` is the setting train.trackers, and `first_step` the first step that this process logs.
     Raises UserError if a tracker rejects its settings.
     """
-    config = json.loads((workdir / "config.json").read_text(encoding="utf-8"))
+    path = workdir / "config.json"
+    config = parse_json(read_text(path), path)
     trackers = []
     try:
         for text in specs:

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from jzero import config
-from jzero.errors import UserError
-from jzero.files import parse_json, read_jsonl, step_of
+from jzero.errors import UserError, shown
+from jzero.files import parse_json, read_jsonl, read_text, step_of
 from jzero.hosts import processes
 from jzero.run import buckets
 
@@ -91,7 +91,7 @@ def claim_workdir(workdir: Path, config_json: str) -> None:
     path = workdir / "config.json"
     _check_same_run(path, config_json)
     if path.exists():
-        written = path.read_text(encoding="utf-8")
+        written = read_text(path)
         # Other formatting of the same values is no change.
         if _flat_values(written, path) == _flat_values(config_json, path):
             return
@@ -102,7 +102,7 @@ def _check_same_run(path: Path, config_json: str) -> None:
     """Raises UserError if `path` exists and differs from `config_json` in more than MAY_CHANGE."""
     if not path.exists():
         return
-    written = path.read_text(encoding="utf-8")
+    written = read_text(path)
     written_values = _flat_values(written, path)
     values = _flat_values(config_json, path)
     changes = []
@@ -110,9 +110,8 @@ def _check_same_run(path: Path, config_json: str) -> None:
         # hub.push.repo is an argument of hub.push.
         is_free = any(name == free or name.startswith(f"{free}.") for free in MAY_CHANGE)
         if not is_free and written_values.get(name) != values.get(name):
-            changes.append(
-                f"{name}: {written_values.get(name, '(absent)')} -> {values.get(name, '(absent)')}"
-            )
+            before, now = (found.get(name, "(absent)") for found in (written_values, values))
+            changes.append(f"{shown(name)}: {shown(before)} -> {shown(now)}")
     if changes:
         shown_changes = "; ".join(changes[:MOST_CHANGES])
         if len(changes) > MOST_CHANGES:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from jzero import http, json_values
 from jzero.errors import UserError, reason_of, shown
+from jzero.files import read_text
 from jzero.types import JsonValue, Prompt
 
 if TYPE_CHECKING:
@@ -113,8 +114,8 @@ def read_rubric(settings: JudgeServer) -> str:
 @functools.cache
 def _read_file(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(path, name=f"task.reward.judge.template={path}")
+    except OSError as error:
         raise UserError(
             f"task.reward.judge.template={path} cannot be read ({reason_of(error)}): give a file "
             "that contains the rubric"

@@ -11,18 +11,33 @@ end breaks a try.
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
-from jzero import config
+from jzero import config, grade
+from jzero import filter as filter_command
+from jzero.audits import log
+from jzero.config import AdapterConfig, ModelConfig
 from jzero.errors import UserError
+from jzero.model import peft, tokenizer
+from jzero.model.base_model import read_base_model
+from jzero.model.huggingface import headers
+from jzero.problems import problem_sets
+from jzero.rollout import multiple_choice
+from jzero.run import buckets, history, kv_pool, workdir
 from jzero.types import JsonValue
 from jzero.watching.runs import WatchedRun, Watcher
+from jzero.workers.pool import Pool
 from tests.attacks.conftest import Tries
 from tests.hostile_values import Mutation, hostile_files, mutations, sampled, to_json
+from tests.servers import save_model
 
 SAMPLED = 100  # tries per document without --all-tries
 
@@ -192,3 +207,314 @@ def test_a_watched_run_with_a_hostile_file(filename: str, tmp_path: Path, tries:
             for file in workdir.iterdir():
                 if file != path:
                     file.unlink()
+
+
+# -- Data sets -------------------------------------------------------------------------------------
+
+DATA_ROW: JsonValue = {
+    "problem": "1 + 1?",
+    "answer": "2",
+    "answers": ["2", "two"],
+    "level": 3,
+    "nested": {"gold": 2.5},
+    "messages": [{"role": "user", "content": "1 + 1?"}],
+}
+
+
+def read_data(path: Path) -> None:
+    """Reads a file of problems as the task of mathematics does, with all its columns."""
+    dataset = problem_sets.load_split(str(path), "train")
+    for row in problem_sets.read_rows(
+        dataset, "", "", str(path), prompt_column="", with_readable_columns=True
+    ):
+        assert isinstance(row.question, str)
+        json.dumps(row.answer, allow_nan=False)
+        row.question.encode()
+
+
+def test_a_row_of_a_data_set(tmp_path: Path, chosen: Chosen, tries: Tries) -> None:
+    valid = json.dumps(DATA_ROW) + "\n"
+    for number, mutation in enumerate(chosen(mutations(DATA_ROW))):
+        # `load` keeps what it has read of a path.
+        path = tmp_path / f"{number}.jsonl"
+        with tries.attempt("data", f"row: {mutation}"), one_line_allowed():
+            path.write_text(valid + to_json(mutation.document) + "\n")
+            read_data(path)
+        path.unlink()
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet", "arrow"])
+def test_a_hostile_data_file(suffix: str, tmp_path: Path, tries: Tries) -> None:
+    for name, path in hostile_files(tmp_path, f"data.{suffix}"):
+        # 64 MiB of one row are within the limits of a data set.
+        if suffix.startswith("json") and name == "a line of 64 MiB":
+            continue
+        with tries.attempt("data", f"{suffix}: {name}"), one_line_allowed():
+            read_data(path)
+
+
+def write_repeated(path: Path, num_rows: int, length: int) -> None:
+    """Writes a small Parquet file with many equal rows."""
+    indices = pyarrow.array([0] * num_rows, pyarrow.int8())
+    column = pyarrow.DictionaryArray.from_arrays(indices, pyarrow.array(["q" * length]))
+    table = pyarrow.table({"problem": column, "answer": column})
+    # Without the schema, readers build the texts.
+    pyarrow.parquet.write_table(table, path, compression="zstd", store_schema=False)
+
+
+@pytest.mark.parametrize(("num_rows", "length"), [(2_000_000, 10), (900_000, 100_000), (1, 10)])
+def test_a_small_file_with_many_rows(
+    num_rows: int, length: int, tmp_path: Path, tries: Tries
+) -> None:
+    path = tmp_path / "bomb.parquet"
+    write_repeated(path, num_rows, length)
+    with tries.attempt("data", f"parquet: {num_rows} rows of {length} characters"):
+        if num_rows == 1:
+            assert len(problem_sets.load_split(str(path), "train")) == 1
+        else:
+            with pytest.raises(UserError, match="rows and .* bytes or more"):
+                problem_sets.load_split(str(path), "train")
+
+
+# -- Logs ------------------------------------------------------------------------------------------
+
+AUDIT_ROW: JsonValue = {
+    "prompt_ids": [1, 2],
+    "response_ids": [3, 4],
+    "logprobs": [-0.5, -0.25],
+    "temperature": 1.0,
+    "top_p": 0.9,
+    "top_k": 5,
+    "version": "v1",
+}
+RATES_ROW: JsonValue = {"id": "mine/0", "accuracy": 0.5, "problem": "1 + 1?"}
+GRADE_ROW: JsonValue = {
+    "id": 1,
+    "task": "gsm8k",
+    "gold": "2",
+    "prediction": "so it is 2",
+    "prompt": "1 + 1?",
+    "template": "boxed",
+    "mode": "response",
+}
+QUESTION: JsonValue = {"question": "1 + 1?", "choices": ["1", "2"], "answer": 1}
+
+
+def read_audit_log(path: Path) -> None:
+    for response in log.read_log(path, 112, log.Sampling()):
+        assert response.logps is None or np.isfinite(response.logps).all()
+        assert math.isfinite(response.sampling.temperature)
+
+
+def read_rates(path: Path) -> None:
+    for row, rate in filter_command.read_rates(str(path)).items():
+        assert row >= 0
+        assert 0 <= rate <= 1
+
+
+def read_graded(path: Path) -> None:
+    pool = Recorder()
+    for place, line in grade.numbered_lines(path):
+        grade.submit(pool, place, line, ["fast"])
+
+
+class Recorder(Pool):
+    """A pool that keeps requests instead of grading them."""
+
+    def __init__(self) -> None:
+        self.requests: list[object] = []
+
+    def step(self, key: object, request: object) -> None:
+        self.requests.append(request)
+
+
+LOGS: dict[str, tuple[JsonValue, Callable[[Path], object]]] = {
+    "audit": (AUDIT_ROW, read_audit_log),
+    "filter --rates": (RATES_ROW, read_rates),
+    "grade": (GRADE_ROW, read_graded),
+    "multiple choice": (QUESTION, multiple_choice.read_questions),
+}
+
+
+@pytest.mark.parametrize("surface", LOGS)
+def test_a_row_of_a_log(surface: str, tmp_path: Path, chosen: Chosen, tries: Tries) -> None:
+    row, read = LOGS[surface]
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    read(path)
+    for mutation in chosen(mutations(row)):
+        with tries.attempt(surface, str(mutation)), one_line_allowed():
+            path.write_text(to_json(mutation.document) + "\n")
+            read(path)
+
+
+@pytest.mark.parametrize("surface", LOGS)
+def test_a_hostile_log(surface: str, tmp_path: Path, tries: Tries) -> None:
+    for name, path in hostile_files(tmp_path, "rows.jsonl"):
+        with tries.attempt(surface, name), one_line_allowed(), suppress(FileNotFoundError):
+            LOGS[surface][1](path)
+
+
+# -- The records of a run --------------------------------------------------------------------------
+
+HISTORY: JsonValue = {
+    "stages": [
+        {
+            "kind": "rl",
+            "name": "math",
+            "steps": 5,
+            "start": "Qwen/Qwen2.5-0.5B",
+            "data": ["openai/gsm8k"],
+            "task": "math",
+            "template": "boxed",
+            "algorithm": "grpo",
+            "warm_start_steps": 0,
+            "teachers": ["a"],
+            "settings": {"train.steps": "5"},
+        }
+    ]
+}
+MANIFEST: JsonValue = {"number": "1", "files": [["metrics.jsonl", [10, 20]]]}
+RECORDS: dict[str, tuple[str, JsonValue, Callable[[Path], object]]] = {
+    "training_history.json": ("training_history.json", HISTORY, history.read_history),
+    "kv_pool": (kv_pool.NAME, {kv_pool.PAGES: 10}, kv_pool.read_pages),
+    "bucket manifest": (buckets.STATE, MANIFEST, buckets.read_state),
+    "workdir": (
+        "config.json",
+        WATCHED["config.json"],
+        lambda folder: workdir.claim_workdir(folder, config.to_json(config.Config())),
+    ),
+    "rows of metrics": (
+        "metrics.jsonl",
+        METRICS_ROW,
+        lambda folder: workdir.check_history(folder, 1000),
+    ),
+}
+
+
+@pytest.mark.parametrize("surface", RECORDS)
+def test_a_record_of_a_run(surface: str, tmp_path: Path, chosen: Chosen, tries: Tries) -> None:
+    filename, document, read = RECORDS[surface]
+    for mutation in chosen(mutations(document)):
+        with tries.attempt("records", f"{surface}: {mutation}"), one_line_allowed():
+            (tmp_path / filename).write_text(to_json(mutation.document) + "\n")
+            read(tmp_path)
+
+
+@pytest.mark.parametrize("surface", RECORDS)
+def test_a_hostile_record_of_a_run(surface: str, tmp_path: Path, tries: Tries) -> None:
+    filename, _, read = RECORDS[surface]
+    for name, path in hostile_files(tmp_path, filename):
+        with tries.attempt("records", f"{surface}: {name}"), one_line_allowed():
+            read(path.parent)
+
+
+# -- Models and adapters ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a tokenizer that has a chat template."""
+    return Path(save_model(tmp_path_factory.mktemp("attacked") / "model"))
+
+
+def read_model(path: Path) -> None:
+    """Reads what a run reads of a model directory before its weights."""
+    base = read_base_model(ModelConfig(path=str(path)))
+    tok = base.tokenizer
+    tokenizer.encode(tok, "1+1")
+    if tok.chat_template:
+        tokenizer.render(tok, [{"role": "user", "content": "hello"}])
+
+
+MODEL_FILES = ("config.json", "tokenizer_config.json", "generation_config.json", "tokenizer.json")
+
+
+@pytest.mark.parametrize("filename", MODEL_FILES)
+def test_a_file_of_a_model(filename: str, model: Path, chosen: Chosen, tries: Tries) -> None:
+    path = model / filename
+    if not path.exists():
+        path.write_text('{"eos_token_id": [0], "bos_token_id": 1, "temperature": 0.5}')
+    valid = path.read_text()
+    for mutation in chosen(mutations(json.loads(valid))):
+        with tries.attempt("models", f"{filename}: {mutation}"), one_line_allowed():
+            path.write_text(to_json(mutation.document))
+            read_model(model)
+    path.write_text(valid)
+    read_model(model)
+
+
+HOSTILE_TEMPLATES = {
+    "nested loops": "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3,
+    "macros": "{% macro f(n) %}{% if n %}{{ f(n-1) * 2 }}{{ f(n-1) }}{% endif %}{% endmacro %}"
+    "{{ f(90) }}",
+    "a long text": "{{ 'x' }}" * 100_000,
+    "a repeated text": "{{ 'a' * 10**13 }}",
+    "a long integer": "{{ 10**5000 }}",
+    "internals": "{{ ''.__class__.__mro__ }}",
+    "an exception": "{{ raise_exception('\x1b[2J' * 1000) }}",
+    "no template": "{% for %}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_TEMPLATES)
+def test_a_chat_template(
+    name: str, model: Path, tries: Tries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "TEMPLATE_SECONDS", 0.5)
+    tok = tokenizer.load(str(model))
+    tok.chat_template = HOSTILE_TEMPLATES[name]
+    begin = time.monotonic()
+    with tries.attempt("models", f"chat template: {name}"), one_line_allowed():
+        tokenizer.render(tok, [{"role": "user", "content": "hello"}])
+    assert time.monotonic() - begin < 5
+
+
+def test_a_tokenizer_whose_expression_backtracks(model: Path, tries: Tries) -> None:
+    path = model / "tokenizer.json"
+    valid = path.read_text()
+    fields = json.loads(valid)
+    pattern = {"type": "Split", "pattern": {"Regex": "(a+)+(?<=b)$"}, "behavior": "Isolated"}
+    fields["pre_tokenizer"] = pattern | {"invert": False}
+    path.write_text(json.dumps(fields))
+    try:
+        with tries.attempt("models", "expression"), one_line_allowed():
+            tokenizer.encode(tokenizer.load(str(model)), "a" * 100 + "c")
+    finally:
+        path.write_text(valid)
+
+
+def test_an_adapter(model: Path, tmp_path: Path, chosen: Chosen, tries: Tries) -> None:
+    arch = read_base_model(ModelConfig(path=str(model))).model
+    valid = peft.config_json(arch, AdapterConfig(rank=2), "base")
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps(valid))
+    peft.read_settings(tmp_path, arch)
+    for mutation in chosen(mutations(valid)):
+        with tries.attempt("adapters", str(mutation)), one_line_allowed():
+            path.write_text(to_json(mutation.document))
+            settings = peft.read_settings(tmp_path, arch)
+            assert math.isfinite(settings.alpha)
+    path.unlink()
+    for name, hostile in hostile_files(tmp_path, "adapter_config.json"):
+        with tries.attempt("adapters", name), one_line_allowed():
+            peft.read_settings(hostile.parent, arch)
+
+
+HEADER: JsonValue = {
+    "__metadata__": {"format": "pt"},
+    "a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+    "b": {"dtype": "BF16", "shape": [1, 2], "data_offsets": [8, 12]},
+}
+
+
+def test_a_safetensors_header(tmp_path: Path, chosen: Chosen, tries: Tries) -> None:
+    path = tmp_path / "model.safetensors"
+    for mutation in chosen(mutations(HEADER)):
+        with tries.attempt("adapters", f"header: {mutation}"), one_line_allowed():
+            header = to_json(mutation.document).encode()
+            path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(12))
+            headers.read_header(path)
+    for name, hostile in hostile_files(tmp_path, "model.safetensors"):
+        with tries.attempt("adapters", f"safetensors: {name}"), one_line_allowed():
+            headers.read_header(hostile)

@@ -110,8 +110,8 @@ def test_suites_are_asked_with_the_file(tmp_path: Path) -> None:
 
 MISTAKES = {
     "none.txt": (None, "none.txt: No such file or directory"),
-    "folder.txt": ("folder", "folder.txt: Is a directory"),
-    "bytes.txt": (b"\xff\xfe{question}", "bytes.txt is not text in UTF-8"),
+    "folder.txt": ("folder", "folder.txt is a folder, a pipe or a device"),
+    "bytes.txt": (b"\xff\xfe{question}", "bytes.txt is not in UTF-8"),
     "empty.txt": (b"", "empty.txt does not hold the question: write {question} where it goes"),
     "other.txt": (b"Solve {problem}!", "other.txt does not hold the question"),
     "no.jinja": (b"Solve {question}!", "does not hold the question: write {{ question }} where"),

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 import numpy as np
 
 from jzero.errors import UserError, shown
+from jzero.files import read_text
 
 if TYPE_CHECKING:
     from jzero.config import TaskConfig
@@ -117,10 +118,10 @@ def _read_passages(path: Path) -> list[str]:
     try:
         if path.is_dir():
             files = sorted(file for file in path.rglob("*") if file.suffix in _TEXT_FILES)
-            return [file.read_text(encoding="utf-8") for file in files]
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
+            return [read_text(file) for file in files]
+        lines = read_text(path).splitlines()
+    except OSError as error:
+        reason = error.strerror
         raise UserError(
             f"task.tools.names=search(corpus={path}) cannot be read: {reason}"
         ) from None

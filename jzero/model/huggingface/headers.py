@@ -5,13 +5,13 @@ tensors: {"name": {"dtype": "BF16", "shape": [3, 4], "data_offsets": [0, 24]}, .
 several files has an index that maps every tensor to its file.
 """
 
-import json
 import math
 from pathlib import Path
 from typing import NamedTuple
 
+from jzero import json_values
 from jzero.errors import UserError, reason_of, shown
-from jzero.files import JsonObject
+from jzero.files import JsonObject, open_file
 from jzero.model.directory import AGAIN, MAX_JSON_BYTES, file_in, read_json
 
 INDEX = "model.safetensors.index.json"
@@ -113,17 +113,17 @@ def read_header_json(file: Path) -> tuple[JsonObject, int]:
     """Returns the header of a file, and the number of bytes after it."""
     try:
         size = file.stat().st_size
-        with file.open("rb") as opened:
+        with open_file(file) as opened:
             length = int.from_bytes(opened.read(LENGTH_BYTES), "little")
             # A damaged length must not make `read` allocate gigabytes.
             if length > min(size - LENGTH_BYTES, MAX_JSON_BYTES):
                 raise UserError(
                     f"{file} is damaged: its header has {length} bytes, the file {size}: {AGAIN}"
                 )
-            header = json.loads(opened.read(length))
+            header = json_values.parse(opened.read(length).decode())
     except UserError:
         raise
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{file} is damaged ({reason_of(error)}): {AGAIN}") from None
     if not isinstance(header, dict):
         raise UserError(f"{file} is damaged: its header is no JSON object: {AGAIN}")
