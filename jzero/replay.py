@@ -1,12 +1,13 @@
-"""Samples logged rollouts again, and compares the bytes of tokens and log-probs.
+"""Samples logged rollouts again, and compares tokens, log-probs, texts and grades.
 
     python -m jzero.replay RUN [--step N] [--requests K] [--config.model.path=DIR ...]
 
 RUN is the workdir of a run with rollout.placement=jobs. Every request of its log names the weights,
 the prompts and the seed, so its rollouts can be made again from the snapshots in the store, as long
 as rollout.placement.keep_snapshots keeps them. A difference means that the rollouts were not
-sampled as the log says: by other weights, by other hardware, or by a sampler with a fault. The exit
-status is 1 if there is one.
+sampled as the log says: by other weights, by other hardware, or by a sampler with a fault. Grades
+are compared if they are functions of the responses: those of a model or of an environment are not,
+and the command names the reason. The exit status is 1 if there is a difference.
 
 With rollout.placement.schedule=arrival, some requests cannot be sampled again: those with several
 versions of the weights, and those that a second sampler has continued. The command names them.
@@ -21,19 +22,23 @@ import numpy as np
 
 from jzero import cli, terminal
 from jzero.config import Config, Jobs
-from jzero.errors import UserError
-from jzero.files import JsonObject, read_jsonl, read_text
-from jzero.jobs.requests import BadResultError, Request, Result
+from jzero.errors import UserError, shown
+from jzero.files import JsonObject, read_bytes, read_text
+from jzero.jobs.regrading import grade_difference, is_failure, obstacle_of
+from jzero.jobs.requests import Request, Result, check_types
+from jzero.jobs.sealed import BadResultError
 from jzero.jobs.snapshots import SnapshotError
 from jzero.jobs.store import open_store
-from jzero.jobs.stream import LOG, RUN, read_run, request_file, result_file
+from jzero.jobs.stream import RUN, read_log, read_run, request_file, result_file
 from jzero.jobs.weights import Weights
 from jzero.rollout.sampler import Sampler
 from jzero.sample import answer, build, local_settings
-from jzero.types import Rollout
+from jzero.tokens import Tokens
+from jzero.types import Grade, Rollout, Turn, grade_of
 from jzero.workers.pool import Pool
 
 NAME = "replay"  # as the sampler of a result
+MAX_RESULT_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class Logged:
     result: Result
 
 
-def read_log(run: Path, step: int | None, most: int) -> list[Logged]:
+def read_requests(run: Path, step: int | None, most: int) -> list[Logged]:
     """Returns the newest logged requests whose rollouts the run has kept.
 
     step: only of this step.
@@ -53,7 +58,7 @@ def read_log(run: Path, step: int | None, most: int) -> list[Logged]:
 
     Raises UserError if there are none, or a file is damaged.
     """
-    rows = [row for row in read_jsonl(run / LOG) if step is None or row["step"] == step]
+    rows = [row for row in read_log(run) if step is None or row["step"] == step]
     logged = []
     # From the newest, whose snapshots are most likely to exist still.
     for row in reversed(rows):
@@ -61,10 +66,12 @@ def read_log(run: Path, step: int | None, most: int) -> list[Logged]:
         if not (result.exists() and request.exists()) or (most and len(logged) == most):
             continue
         try:
-            parsed = Request.parse(request.read_bytes()), Result.parse(result.read_bytes())
+            asked = Request.parse(read_bytes(request))
+            answered = Result.parse(read_bytes(result, MAX_RESULT_BYTES))
+            check_answers(asked, answered, row)
         except (BadResultError, ValueError) as error:
             raise UserError(f"{result} is damaged ({error}): leave its step out") from None
-        logged.append(Logged(row, *parsed))
+        logged.append(Logged(row, asked, answered))
     if not logged:
         where = "" if step is None else f" of step {step}"
         raise UserError(
@@ -74,8 +81,50 @@ def read_log(run: Path, step: int | None, most: int) -> list[Logged]:
     return logged[::-1]
 
 
-def difference(logged: Rollout, again: Rollout) -> str:
-    """Returns where two rollouts differ, "" if all bytes of their tracks are equal."""
+def check_answers(request: Request, result: Result, row: JsonObject) -> None:
+    """Raises BadResultError unless the files of a line of the log are those of its request."""
+    if request.id != row["request"] or result.request != row["request"]:
+        raise BadResultError("it belongs to another request")
+    check_types(result)
+    if len(result.rollouts) != len(request.problems) * request.group_size:
+        raise BadResultError(f"it has {len(result.rollouts)} rollouts")
+    for rollout in result.rollouts:
+        if not isinstance(rollout.tokens, Tokens) or not all(
+            isinstance(turn, Turn) and isinstance(turn.grade, Grade) for turn in rollout.turns
+        ):
+            raise BadResultError("a rollout has no tokens or no grade")
+
+
+def difference(logged: Rollout, again: Rollout, obstacle: str = "") -> str:
+    """Returns where two rollouts differ.
+
+    Returns "" if all bytes of their tracks, their turns and their grades are equal.
+
+    obstacle: why grades are not compared; "" if they are.
+    """
+    return difference_of_tokens(logged, again) or difference_of_turns(logged, again, obstacle)
+
+
+def difference_of_turns(logged: Rollout, again: Rollout, obstacle: str) -> str:
+    """Returns how the turns of two rollouts with the same tokens differ, "" if they do not."""
+    if len(logged.turns) != len(again.turns):
+        return f"{len(logged.turns)} turns were logged, and {len(again.turns)} are sampled now"
+    for number, (old, new) in enumerate(zip(logged.turns, again.turns, strict=True)):
+        for name in ("start", "end", "text", "finish_reason"):
+            theirs, ours = getattr(old, name), getattr(new, name)
+            if theirs != ours:
+                return f"{name} of turn {number} was {shown(theirs)}, and is {shown(ours)} now"
+        grades = grade_of(old), grade_of(new)
+        # A machine may have been too busy for the limits of a grader.
+        if obstacle or any(map(is_failure, grades)):
+            continue
+        if found := grade_difference(*grades):
+            return f"turn {number}: {found}"
+    return ""
+
+
+def difference_of_tokens(logged: Rollout, again: Rollout) -> str:
+    """Returns where the tracks of two rollouts differ, "" if all of their bytes are equal."""
     ours, theirs = again.tokens.to_dict(), logged.tokens.to_dict()
     if set(ours) != set(theirs):
         return "other tracks"
@@ -92,12 +141,17 @@ def difference(logged: Rollout, again: Rollout) -> str:
     return ""
 
 
-def replay(item: Logged, sampler: Sampler, weights: Weights) -> list[str]:
+def replay(
+    item: Logged, sampler: Sampler, weights: Weights, reported: set[str] | None = None
+) -> list[str]:
     """Samples a request again, and returns the differences of its rollouts.
+
+    reported: why grades are not compared, as far as a line has been printed.
 
     Raises SnapshotError if its weights are gone.
     """
     row, request = item.row, item.request
+    reported = set() if reported is None else reported
     # The log has the digest of what was trained on; the file may have changed since.
     if item.result.digest != row["digest"]:
         return ["its file holds other rollouts than the log says"]
@@ -105,12 +159,16 @@ def replay(item: Logged, sampler: Sampler, weights: Weights) -> list[str]:
     again = answer(sampler, weights.load(*identity), request, identity, NAME)
     differences = []
     for number, (old, new) in enumerate(zip(item.result.rollouts, again.rollouts, strict=True)):
-        if found := difference(old, new):
+        obstacle = obstacle_of(new.problem, sampler)
+        if obstacle and obstacle not in reported:
+            reported.add(obstacle)
+            terminal.say(f"grades are not compared, because {obstacle}")
+        if found := difference(old, new, obstacle):
             differences.append(f"rollout {number}: {found}")
     return differences
 
 
-def obstacle(result: Result) -> str:
+def obstacle_to_sampling(result: Result) -> str:
     """Returns why the rollouts of a result cannot be sampled again, "" if they can."""
     if result.later_weights:
         versions = ", ".join(str(version) for version, _ in result.weights)
@@ -147,21 +205,22 @@ def main() -> None:
     options, flags = parse(cli.start_jax(sys.argv[1:]))
     with cli.user_errors():
         settings, placement = read_settings(options.run, flags)
-        log = read_log(options.run, options.step, options.requests)
+        log = read_requests(options.run, options.step, options.requests)
         store = open_store(placement.store)
         run, _ = read_run(store.read(RUN), store.address)
         num_tokens, num_different, num_gone, num_mixed = 0, 0, 0, 0
+        reported: set[str] = set()
         with Pool(settings.task.grade_workers) as pool:
             sampler, weights = build(settings, run, store, pool)
             # By version, so that every snapshot is read once.
             for item in sorted(log, key=lambda logged: logged.row["version"]):
                 name = f"step {item.row['step']}, request {item.request.number}"
-                if reason := obstacle(item.result):
+                if reason := obstacle_to_sampling(item.result):
                     terminal.say(f"{name}: {reason}")
                     num_mixed += 1
                     continue
                 try:
-                    differences = replay(item, sampler, weights)
+                    differences = replay(item, sampler, weights, reported)
                 except SnapshotError as error:
                     terminal.say(f"{name}: {error}")
                     num_gone += 1

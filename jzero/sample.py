@@ -23,7 +23,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import jax
@@ -32,10 +32,11 @@ from jzero import cli, config, terminal
 from jzero.config import Config, Jobs, RolloutConfig, Together
 from jzero.decoder.engine import Engine
 from jzero.decoder.sequence import Groups, groups_to_decode, never_drain
-from jzero.errors import UserError
+from jzero.errors import UserError, shown
 from jzero.files import JsonObject
 from jzero.hosts import interrupt, peers
 from jzero.hosts.interrupt import StopSignal
+from jzero.jobs.checks import Limits, WeightsId
 from jzero.jobs.leases import FOLDER as LEASES
 from jzero.jobs.leases import Leases
 from jzero.jobs.progress import PARTIALS, Progress
@@ -43,17 +44,25 @@ from jzero.jobs.requests import (
     ANY_VERSION,
     REQUESTS,
     RESULTS,
-    BadResultError,
-    Limits,
     Request,
     Result,
-    WeightsId,
+    is_name,
     request_of,
 )
+from jzero.jobs.sealed import BadResultError
 from jzero.jobs.snapshots import Reader, SnapshotError
-from jzero.jobs.store import RetryingStore, Store, open_store, read_if_exists
-from jzero.jobs.stream import BROKEN, END, REFUSED, RUN, STORE_SECONDS, is_name, read_run
+from jzero.jobs.store import (
+    BadFileError,
+    RetryingStore,
+    Store,
+    open_store,
+    read_if_exists,
+    read_note,
+)
+from jzero.jobs.stream import BROKEN, END, REFUSED, RUN, STORE_SECONDS, read_run
 from jzero.jobs.weights import Weights
+from jzero.json_values import as_object, as_text
+from jzero.json_values import parse as parse_json
 from jzero.model import qwen
 from jzero.model.base_model import BaseModel, read_base_model
 from jzero.planning.fitting import set_cpu_devices
@@ -74,6 +83,7 @@ from jzero.training.frozen_base import hash_weights
 from jzero.workers.pool import Pool
 
 DECODER = "decoder.json"
+MAX_REQUEST_BYTES = 1 << 30
 # Settings that say where things are on a machine. All others are those of the run.
 MAY_DIFFER = (
     "mesh.",
@@ -270,6 +280,7 @@ class Worker:
     placement: Jobs
     idle_seconds: float = 0.0  # without a request, after which the sampler ends; 0: never
     num_answered: int = 0
+    sent: set[str] = field(default_factory=set)  # SHA-256 of the files of results
     idle_share: float = 0.0  # of the time since the first look for a request
 
     def run(self) -> None:
@@ -281,12 +292,7 @@ class Worker:
         busy_seconds = 0.0
         while read_if_exists(self.store, END) is None:
             self.check_stop()
-            reason = read_if_exists(self.store, f"{REFUSED}/{self.name}")
-            if reason is not None:
-                raise UserError(
-                    f"the trainer refused a result of this sampler: {reason.decode()}. Check its "
-                    "hardware and its version of jzero"
-                )
+            self.check_refusal()
             request = self.take()
             taken = time.monotonic()
             if request is not None and self.work_on(request):
@@ -298,6 +304,32 @@ class Worker:
             if 0 < self.idle_seconds < time.monotonic() - last_work:
                 raise interrupt.Interrupted(f"no request for {self.idle_seconds / 60:g} minutes")
             time.sleep(self.store.poll_seconds)
+
+    def check_refusal(self) -> None:
+        """Raises UserError if the trainer refused a result of this sampler.
+
+        Every sampler can write any name into its results. If another one has used this name, this
+        sampler takes a new one, which the trainer does not know from refused results.
+        """
+        data = read_note(self.store, f"{REFUSED}/{self.name}")
+        if data is None:
+            return
+        try:
+            note = as_object(parse_json(data.decode()))
+            file, reason = as_text(note["file"]), as_text(note["reason"])
+        except (ValueError, KeyError):
+            file, reason = "", ""
+        if file in self.sent:
+            raise UserError(
+                f"the trainer refused a result of this sampler: {shown(reason)}. Check its "
+                "hardware and its version of jzero"
+            )
+        old, prefix = self.name, self.name.rpartition("-")[0] or self.name
+        self.name = self.leases.holder = f"{prefix}-{uuid.uuid4().hex[:8]}"
+        terminal.say(
+            f"the trainer refused a result that another process has written under the name {old}: "
+            f"this sampler continues as {self.name}"
+        )
 
     def take(self) -> Request | None:
         """Returns a request with its lease: the first one that nobody works on."""
@@ -322,7 +354,10 @@ class Worker:
         """Returns a request if this sampler got its lease."""
         if not self.leases.take(name, now):
             return None
-        data = read_if_exists(self.store, f"{REQUESTS}/{name}")
+        try:
+            data = read_if_exists(self.store, f"{REQUESTS}/{name}", MAX_REQUEST_BYTES)
+        except BadFileError:
+            data = b""
         if data is not None:
             try:
                 request = Request.parse(data)
@@ -359,8 +394,11 @@ class Worker:
             raise
         # A late answer to a request that another sampler has answered.
         if self.is_open(request):
+            self.check_refusal()
             result = progress.result(self.name, time.monotonic() - started)
-            self.store.write(f"{RESULTS}/{result.name}", result.to_bytes())
+            data = result.to_bytes()
+            self.sent.add(hashlib.sha256(data).hexdigest())
+            self.store.write(f"{RESULTS}/{result.name}", data)
         self.num_answered += 1
         return True
 
@@ -376,15 +414,16 @@ class Worker:
         if newest is None:
             raise SnapshotError("there are no weights yet")
         progress = Progress.begin(request, max_new_tokens, newest)
-        data = read_if_exists(self.store, f"{PARTIALS}/{request.id}")
-        if data is None:
-            return progress
-        limits = Limits.of(self.sampler.engine, self.placement)
+        limits = Limits.of(self.sampler, self.placement)
         try:
+            most_bytes = request.file_limits(limits).most_bytes
+            data = read_if_exists(self.store, f"{PARTIALS}/{request.id}", most_bytes)
+            if data is None:
+                return progress
             progress.take_over(
                 data, limits, self.weights.reader, newest[0], self.placement.max_staleness
             )
-        except BadResultError as error:
+        except (BadFileError, BadResultError) as error:
             terminal.say(f"rollouts that a sampler has handed over: {error}: sampled again")
         else:
             terminal.say(f"continues {progress.continued_tokens} tokens of another sampler")
@@ -434,7 +473,11 @@ class Worker:
 
     def is_open(self, request: Request) -> bool:
         """Whether the trainer still wants a request to be answered."""
-        return read_if_exists(self.store, f"{REQUESTS}/{request.id}") is not None
+        try:
+            data = read_if_exists(self.store, f"{REQUESTS}/{request.id}", MAX_REQUEST_BYTES)
+        except BadFileError:
+            return False
+        return data is not None
 
     def tick(self, request: Request) -> Callable[[], None]:
         """Returns a function that renews the lease of a request, and raises Interrupted."""

@@ -94,6 +94,14 @@ class Jobs:
         "stored as compressed differences. 1: every snapshot is full.",
         at_least=1,
     )
+    regrade_share: float = setting(
+        1 / 16,
+        "Share of the rollouts that the trainer grades again itself, chosen at random with a key "
+        "that samplers do not know. A result with another grade is refused. Gradings by a model "
+        "or an environment are not repeated. 0: samplers' grades are trusted.",
+        at_least=0,
+        at_most=1,
+    )
     keep_snapshots: int = setting(
         2,
         "Number of full snapshots that are kept, with the differences and the rollouts after "

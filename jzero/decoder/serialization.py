@@ -8,10 +8,11 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import fields, is_dataclass, replace
 from typing import TypeVar, cast
 
+import numpy as np
 from flax.serialization import msgpack_restore, msgpack_serialize
 
 from jzero.decoder.sequence import EpisodeGroup, Sequence
-from jzero.tokens import Tokens
+from jzero.tokens import TRACKS, Tokens
 from jzero.types import Grade, Problem, Rollout, Turn
 
 T = TypeVar("T")
@@ -58,8 +59,12 @@ def to_plain(value: object) -> object:
 
 
 def restore_all(kind: type[T], rows: object) -> list[T]:
-    """Returns one `kind` for each row of fields, the inverse of `to_plain`."""
-    assert isinstance(rows, list), f"{type(rows)=}"
+    """Returns one `kind` for each row of fields, the inverse of `to_plain`.
+
+    Raises ValueError or TypeError if the rows are not those of `kind`.
+    """
+    if not isinstance(rows, list):
+        raise ValueError(f"the records of {kind.__name__} are not a list")
     return [cast(T, _restore(kind, row)) for row in rows]
 
 
@@ -69,10 +74,31 @@ def _restore(kind: type, value: object) -> object:
         return None
     if isinstance(value, list):
         return [_restore(kind, item) for item in value]
-    assert isinstance(value, dict), f"{type(value)=}"
+    if not isinstance(value, dict):
+        raise ValueError(f"the fields of {kind.__name__} are not an object")
+    if kind is Tokens:
+        return _restore_tokens(value)
     nested = DATACLASS_FIELDS[kind]
     values = {
         name: _restore(nested[name], item) if name in nested else item
         for name, item in value.items()
     }
     return kind(**values)
+
+
+def _restore_tokens(tracks: dict[object, object]) -> Tokens:
+    """Returns a record of tracks, which are arrays of their types with a value for each token.
+
+    `Tokens` would convert other types, and repeat the only value of a track for all tokens.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    for name, values in tracks.items():
+        if name not in TRACKS or not isinstance(values, np.ndarray) or not values.ndim:
+            raise ValueError("a track is not an array")
+        if values.dtype != TRACKS[str(name)].dtype:
+            raise ValueError(f"the track {name} has the type {values.dtype}")
+        arrays[str(name)] = values
+    lengths = {len(values) for values in arrays.values()}
+    if "ids" not in arrays or len(lengths) != 1:
+        raise ValueError("the tracks do not have one value for each token")
+    return Tokens(**arrays)

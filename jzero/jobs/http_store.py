@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from jzero.errors import UserError
-from jzero.http import Client, Refused, RemoteError, parse_json
-from jzero.jobs.store import StoreError
+from jzero.http import Client, Refused, RemoteError, WrongReply, parse_json
+from jzero.jobs.store import BadFileError, StoreError
 from jzero.jobs.store_server import KEY_VARIABLE
 from jzero.json_values import as_list, as_text, finite_number
 from jzero.types import JsonValue
@@ -65,11 +65,16 @@ class HttpStore:
             if error.status in NO_RETRY:
                 raise UserError(str(error)) from None
             raise StoreError(str(error)) from None
+        except WrongReply as error:
+            # The reply is too large, and stays so.
+            if kind == "files":
+                raise BadFileError(str(error)) from None
+            raise StoreError(str(error)) from None
         except RemoteError as error:
             raise StoreError(str(error)) from None
 
-    def read(self, name: str) -> bytes:
-        return self._send("GET", "files", name, max_bytes=MOST_BYTES)
+    def read(self, name: str, most_bytes: int | None = None) -> bytes:
+        return self._send("GET", "files", name, max_bytes=most_bytes or MOST_BYTES)
 
     def write(self, name: str, data: bytes) -> None:
         self._send("PUT", "files", name, data)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from jzero.jobs.store import Store, read_if_exists
+from jzero.jobs.store import Store, read_note
 
 FOLDER = "leases"
 RENEWALS = 3  # of a lease in its time
@@ -61,7 +61,7 @@ class Leases:
 
     def holder_of(self, request: str) -> str | None:
         """Returns the sampler with the lease of a request, valid or not; None without a lease."""
-        data = read_if_exists(self.store, f"{FOLDER}/{request}")
+        data = read_note(self.store, f"{FOLDER}/{request}")
         return None if data is None else data.decode(errors="replace")
 
     def renew(self, request: str) -> None:
@@ -97,6 +97,11 @@ class SlowLeases:
     def count_answer(self, seconds: float) -> None:
         """Counts the seconds that a sampler worked on a request that it has answered."""
         self._seconds.append(seconds)
+
+    @property
+    def holders(self) -> dict[str, str]:
+        """The samplers that had the leases of requests at the last look."""
+        return {request: holder for request, (holder, _) in self._since.items()}
 
     @property
     def limit(self) -> float:

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 
-from jzero.jobs.requests import WeightsId
+from jzero.jobs.checks import WeightsId
 from jzero.jobs.snapshots import Reader, SnapshotError
 
 LOOKS = 10  # of the main thread for requests, in the time between two looks for a version

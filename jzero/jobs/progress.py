@@ -16,11 +16,8 @@ import numpy as np
 from jzero.decoder.sequence import DecodeCounters, Groups, Sequence, make_groups
 from jzero.decoder.serialization import restore_all
 from jzero.errors import reason_of
-from jzero.jobs.requests import (
-    BadResultError,
+from jzero.jobs.checks import (
     Limits,
-    Request,
-    Result,
     WeightsId,
     check_ended_turns,
     check_grade,
@@ -28,26 +25,27 @@ from jzero.jobs.requests import (
     check_tokens,
     check_weights,
     check_weights_types,
-    seal,
-    unseal,
     weights_ids,
 )
+from jzero.jobs.requests import Request, Result
+from jzero.jobs.sealed import BadResultError, seal, unseal
 from jzero.jobs.snapshots import Reader, SnapshotError
 from jzero.rollout.sampler import to_rollout
+from jzero.tokens import Tokens
 
 PARTIALS = "partials"  # folder of the store
 # Of the tokens in a file: seconds to write, because a spot machine has 15 to 25.
 MOST_BYTES = 32 << 20
 # What is taken from the sequences in a file. The request decides everything else.
-CARRIED = (
-    "tokens",
-    "turns",
-    "turn_start",
-    "turn_text",
-    "finish_reason",
-    "is_finished",
-    "length_limit",
-)
+CARRIED_TYPES: dict[str, type] = {
+    "tokens": Tokens,
+    "turns": list,
+    "turn_start": int,
+    "turn_text": str,
+    "finish_reason": str,
+    "is_finished": bool,
+    "length_limit": int,
+}
 
 
 @dataclass
@@ -139,7 +137,7 @@ class Progress:
         Raises BadResultError for a file that is damaged or of other prompts, and for weights that
         are unknown to `reader` or too old if `newest` is the newest version.
         """
-        values = unseal(data)
+        values = unseal(data, self.request.file_limits(limits).most_items)
         if values.get("request") != self.request.id:
             raise BadResultError("they are of another request")
         try:
@@ -157,7 +155,7 @@ class Progress:
             try:
                 key = sequence.prompt_id, sequence.sample_index
                 check_sequence(sequence, fresh[key], versions, limits)
-                carried = {name: getattr(sequence, name) for name in CARRIED}
+                carried = {name: getattr(sequence, name) for name in CARRIED_TYPES}
                 continued[key] = replace(fresh[key], **carried)
             except BadResultError as error:
                 raise BadResultError(f"sequence {number}: {error}") from None
@@ -205,12 +203,15 @@ def check_sequence(
     fresh: the same sequence without tokens.
     """
     prompt_length = len(fresh.prompt_tokens)
+    for name, kind in CARRIED_TYPES.items():
+        if type(getattr(sequence, name)) is not kind:
+            raise BadResultError(f"{name} has the wrong type")
     tokens, turns, start = sequence.tokens, sequence.turns, sequence.turn_start
     check_tokens(tokens, fresh.prompt_tokens.tolist(), versions, limits)
     check_ended_turns(turns, tokens, prompt_length, limits)
     for turn in turns:
         if turn is not turns[-1] or turn.grade is not None:
-            check_grade(turn)
+            check_grade(turn, limits)
     if turns and (sequence.is_finished or turns[-1].grade is None):
         last = turns[-1]
         ended = last.start, last.end, last.text, last.finish_reason
@@ -226,6 +227,8 @@ def check_sequence(
         raise BadResultError("its current turn is out of place")
     if not len(tokens) < sequence.length_limit <= prompt_length + limits.longest_continuation:
         raise BadResultError("its current turn has no room")
+    if sequence.turn_text != (turns[-1].text if turns else ""):
+        raise BadResultError("its text is not that of its last turn")
     if limits.switch == "turns":
         # The last version will sample the rest of the turn.
         check_one_version(tokens.part(start, len(tokens)))

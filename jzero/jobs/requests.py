@@ -5,65 +5,54 @@ on is in its file: the prompts, the weights, and the key of the noise. The id of
 a hash of the file, so a result names exactly one question.
 
 The name of a result contains the digest of its rollouts. Two samplers that answer the same request
-write the same file.
+write the same file. `jzero.jobs.checks` decides whether a trainer accepts a result.
 """
 
 import hashlib
 import json
-import math
-from collections.abc import Sequence
+import re
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import cast
 
 import numpy as np
-from flax.serialization import msgpack_restore, msgpack_serialize
 
-from jzero.config import Jobs
-from jzero.decoder.engine import Engine
-from jzero.decoder.serialization import restore_all, to_plain
+from jzero import json_values
+from jzero.decoder.serialization import restore_all
 from jzero.errors import reason_of
-from jzero.files import JsonObject
-from jzero.tokens import BASIC_TRACKS, TRACKS, Tokens, TrackShapes
-from jzero.types import Grade, Problem, Rollout, Turn
+from jzero.jobs.checks import (
+    MAX_NUMBER,
+    MAX_SECONDS,
+    FileLimits,
+    Limits,
+    WeightsId,
+    check_counters,
+    check_tokens,
+    check_turns,
+    check_weights,
+    check_weights_types,
+    file_limits,
+    weights_ids,
+)
+from jzero.jobs.sealed import MAX_ITEMS, BadResultError, seal, unseal
+from jzero.rollout.sampler import with_turn_grades
+from jzero.types import Grade, Problem, Rollout
 
 REQUESTS = "requests"
 RESULTS = "results"
 DIGEST_DIGITS = 16  # in names
-HEX_DIGITS = 64  # of a SHA-256
 ANY_VERSION = -1  # the newest weights when the sampler takes the request
-LARGEST_LOGP = 1e-3  # rounding may leave a log-prob above 0
-
-WeightsId = tuple[int, str]  # a policy version and the identity of its snapshot
-
-
-class BadResultError(Exception):
-    """A result, or a part of one, that fails validation."""
+MAX_NAME_BYTES = 200  # of a sampler, which names files
+MAX_TEMPERATURE = 1e6
+# The ids that `Request.id` makes: they name files.
+REQUEST_ID = re.compile(r"[0-9]{8,10}-[0-9]{4,10}-[0-9a-f]{64}")
 
 
-def seal(values: JsonObject) -> bytes:
-    """Returns the content of a file: the SHA-256 of the rest, then MessagePack."""
-    body = msgpack_serialize(to_plain(values))
-    return hashlib.sha256(body).hexdigest().encode() + body
-
-
-def unseal(data: bytes) -> JsonObject:
-    """Reads the content of a file. Raises BadResultError if it is damaged."""
-    checksum, body = data[:HEX_DIGITS], data[HEX_DIGITS:]
-    if checksum != hashlib.sha256(body).hexdigest().encode():
-        raise BadResultError("the file is torn")
-    try:
-        values = msgpack_restore(body)
-    except Exception as error:  # any bytes may have the right checksum
-        raise BadResultError(f"the file cannot be read ({reason_of(error)})") from None
-    if not isinstance(values, dict):
-        raise BadResultError("the file cannot be read (no fields)")
-    return values
-
-
-def weights_ids(rows: Sequence[Sequence[object]]) -> tuple[WeightsId, ...]:
-    """Returns pairs that MessagePack or JSON returned as lists."""
-    return tuple(cast(WeightsId, (version, snapshot)) for version, snapshot in rows)
+def is_name(text: object) -> bool:
+    """Returns whether a text can be the name of a sampler, which is a file name."""
+    if not isinstance(text, str) or not text.isprintable() or "/" in text:
+        return False
+    # File systems limit the bytes of a name. A name from a dot on is hidden.
+    return 0 < len(text.encode()) <= MAX_NAME_BYTES and text[0] != "."
 
 
 @dataclass(frozen=True)
@@ -95,12 +84,39 @@ class Request:
     def parse(cls, data: bytes) -> "Request":
         """Reads the content of the file. Raises ValueError if it is damaged."""
         try:
-            values = json.loads(data)
-            problems = tuple(Problem(**row) for row in values["problems"])
-            prompts = tuple(tuple(map(int, prompt)) for prompt in values["prompts"])
-            return cls(**values | {"problems": problems, "prompts": prompts})
-        except (KeyError, TypeError) as error:
+            values = json_values.as_object(json_values.parse(data.decode(), allows_nan=True))
+            rows = json_values.as_list(values["problems"], "problems")
+            problems = tuple(json_values.from_fields(Problem, row) for row in rows)
+            prompts = []
+            for row in json_values.as_list(values["prompts"], "prompts"):
+                tokens = json_values.as_list(row, "a prompt")
+                prompts.append(tuple(_number(token, "a token") for token in tokens))
+            fields = {**values, "problems": problems, "prompts": tuple(prompts)}
+            request = json_values.from_fields(cls, fields)
+            request.check()
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"the request is damaged ({reason_of(error)})") from None
+        return request
+
+    def file_limits(self, limits: Limits) -> FileLimits:
+        """Returns the bounds of the file of a result."""
+        return file_limits([len(prompt) for prompt in self.prompts], self.group_size, limits)
+
+    def check(self) -> None:
+        """Raises ValueError unless a trainer can have made this request."""
+        for name in ("step", "number", "first_prompt"):
+            _number(getattr(self, name), name)
+        json_values.bounded_int(self.group_size, 1, MAX_NUMBER, "group_size")
+        json_values.bounded_int(self.version, ANY_VERSION, MAX_NUMBER, "version")
+        json_values.bounded_int(self.seed, -(2**63), 2**63, "seed")
+        json_values.bounded_number(self.temperature, 0.0, MAX_TEMPERATURE, "temperature")
+        for name in ("run", "snapshot"):
+            json_values.bounded_text(getattr(self, name), MAX_NAME_BYTES, name)
+        if len(self.problems) != len(self.prompts):
+            raise ValueError(f"{len(self.problems)} problems have {len(self.prompts)} prompts")
+        for problem in self.problems:
+            for name in ("id", "task", "row_task"):
+                json_values.as_text(getattr(problem, name), f"{name} of a problem")
 
 
 @dataclass(frozen=True)
@@ -162,9 +178,12 @@ class Result:
         return seal(vars(self) | {"rollouts": rows})
 
     @classmethod
-    def parse(cls, data: bytes) -> "Result":
-        """Reads the content of the file. Raises BadResultError if it is damaged."""
-        values = unseal(data)
+    def parse(cls, data: bytes, most_items: int = MAX_ITEMS) -> "Result":
+        """Reads the content of the file, which has at most `most_items` items.
+
+        Raises BadResultError if the file is damaged.
+        """
+        values = unseal(data, most_items)
         try:
             rollouts = restore_all(Rollout, values["rollouts"])
             # MessagePack returns tuples as lists.
@@ -183,7 +202,9 @@ class Result:
                 seconds=values.get("seconds", 0.0),
             )
         except Exception as error:  # any bytes may have the right checksum
-            raise BadResultError(f"the file cannot be read ({reason_of(error)})") from None
+            refusal = BadResultError(f"the file cannot be read ({reason_of(error)})")
+            refusal.sampler = values.get("sampler", "")
+            raise refusal from None
 
 
 NO_PROBLEM = Problem("", "", "", None)
@@ -199,33 +220,24 @@ def request_of(result_name: str) -> str:
     return result_name.rpartition("-")[0]
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What every rollout of a run keeps to."""
+def is_request_id(text: object) -> bool:
+    """Returns whether a text can be the id of a request, which is a file name."""
+    return isinstance(text, str) and REQUEST_ID.fullmatch(text) is not None
 
-    vocab_size: int
-    max_turns: int
-    longest_continuation: int  # tokens after a prompt
-    tracks: TrackShapes  # the optional tracks that are recorded
-    switch: str = "requests"  # rollout.placement.switch
 
-    @classmethod
-    def of(cls, engine: Engine, placement: Jobs) -> "Limits":
-        """Returns the limits of the rollouts of an engine."""
-        return cls(
-            vocab_size=engine.model.vocab_size,
-            max_turns=engine.settings.max_turns,
-            longest_continuation=engine.settings.longest_continuation,
-            tracks=engine.program_settings.tracks,
-            switch=placement.switch,
-        )
+def _number(value: object, name: str) -> int:
+    return json_values.bounded_int(value, 0, MAX_NUMBER, name)
+
+
+# -- What a trainer accepts ------------------------------------------------------------------------
 
 
 def check_result(request: Request, result: Result, limits: Limits) -> list[Rollout]:
     """Returns the rollouts of a result, in order, with the problems of the request.
 
     Raises BadResultError unless every value is one that a sampler of this run can have sampled.
-    Whether it did sample it, `python -m jzero.replay` finds out.
+    Whether a grade is right, `jzero.jobs.regrading` finds out, and whether the tokens were sampled,
+    `python -m jzero.replay`.
     """
     # Any process that can write to the store may have written the file.
     check_types(result)
@@ -248,50 +260,58 @@ def check_result(request: Request, result: Result, limits: Limits) -> list[Rollo
     for number, rollout in enumerate(result.rollouts):
         index, sample_index = divmod(number, request.group_size)
         try:
-            if rollout.sample_index != sample_index:
+            if type(rollout.sample_index) is not int or rollout.sample_index != sample_index:
                 raise BadResultError("the samples are in another order")
-            check_tokens(rollout.tokens, request.prompts[index], versions, limits)
-            check_turns(rollout, len(request.prompts[index]), limits)
+            prompt = request.prompts[index]
+            check_tokens(rollout.tokens, prompt, versions, limits)
+            grades = check_turns(rollout.turns, rollout.tokens, len(prompt), limits)
+            checked.append(check_rollout(rollout, grades, request.problems[index]))
         except BadResultError as error:
             raise BadResultError(f"rollout {number}: {error}") from None
         except Exception as error:  # fields of any type
             raise BadResultError(f"rollout {number}: {reason_of(error)}") from None
-        checked.append(replace(rollout, problem=request.problems[index]))
+    num_sampled = sum(int(rollout.tokens.sampled.sum()) for rollout in checked)
+    if not 0 <= result.continued_tokens <= num_sampled:
+        raise BadResultError("it continues more tokens than it has")
+    num_tokens = sum(map(len, request.prompts)) * request.group_size
+    num_tokens += expected * limits.longest_continuation
+    num_turns = expected * limits.max_turns
+    check_counters(result.counters, result.grading, num_tokens, num_turns, limits)
     return checked
+
+
+def check_rollout(rollout: Rollout, grades: list[Grade], problem: Problem) -> Rollout:
+    """Returns a rollout of a problem, with the grades of its turns and what follows from them.
+
+    Raises BadResultError if its file says otherwise.
+    """
+    graded = with_turn_grades(replace(rollout, problem=problem), grades)
+    # Samplers leave these to the trainer.
+    if rollout.grade is not None and rollout.grade != graded.grade:
+        raise BadResultError("its grade is not that of its turns")
+    if rollout.advantages is not None or rollout.advantage != 0.0:
+        raise BadResultError("it has an advantage, which the trainer computes")
+    return graded
 
 
 def check_types(result: Result) -> None:
     """Raises BadResultError unless the fields of a file have their types."""
-    texts = (result.request, result.snapshot, result.sampler)
-    if not all(isinstance(text, str) for text in texts) or type(result.version) is not int:
+    if not isinstance(result.request, str):
         raise BadResultError("a field has the wrong type")
-    check_weights_types(result.later_weights)
+    if not is_name(result.sampler):
+        raise BadResultError("its sampler has a name that no sampler has")
+    check_weights_types(result.weights)
+    numbers = [result.seconds, result.continued_tokens]
     for counters in (result.counters, result.grading):
-        if not isinstance(counters, dict) or not all(map(is_number, counters.values())):
+        if not isinstance(counters, dict) or not all(isinstance(name, str) for name in counters):
             raise BadResultError("its counters are no numbers")
-    if type(result.continued_tokens) is not int or not is_number(result.seconds):
+        numbers += counters.values()
+    if type(result.continued_tokens) is not int:
         raise BadResultError("its counters are no numbers")
-
-
-def check_weights_types(weights: tuple[WeightsId, ...]) -> None:
-    """Raises BadResultError unless weights are named by a version and an identity."""
-    for version, snapshot in weights:
-        if type(version) is not int or not isinstance(snapshot, str):
-            raise BadResultError("a field has the wrong type")
-
-
-def check_weights(weights: tuple[WeightsId, ...], limits: Limits) -> None:
-    """Raises BadResultError unless one sampler of the run can have used all of these weights."""
-    versions = [version for version, _ in weights]
-    if versions != sorted(set(versions)):
-        raise BadResultError("its versions are not in order")
-    if len(versions) > 1 and limits.switch == "requests":
-        raise BadResultError("it has weights of several versions")
-
-
-def is_number(value: object) -> bool:
-    """Returns whether a value is a finite number."""
-    return isinstance(value, int | float) and math.isfinite(value)
+    if not all(map(json_values.is_finite_number, numbers)):
+        raise BadResultError("its counters are no numbers")
+    if not 0 <= result.seconds <= MAX_SECONDS:
+        raise BadResultError(f"it took {result.seconds:g} seconds")
 
 
 def check_name(result: Result, name: str) -> None:
@@ -302,87 +322,3 @@ def check_name(result: Result, name: str) -> None:
         raise BadResultError(reason_of(error)) from None
     if actual != name:
         raise BadResultError("its name is of other rollouts")
-
-
-def check_tokens(
-    tokens: Tokens, prompt: Sequence[int], versions: Sequence[int], limits: Limits
-) -> None:
-    """Raises BadResultError unless the tokens are a prompt and what these versions sampled."""
-    tracks = tokens.to_dict()
-    optional = {name: shape for name, shape in limits.tracks if name not in BASIC_TRACKS}
-    if set(tracks) != {*BASIC_TRACKS, *optional}:
-        raise BadResultError(f"it has the tracks {', '.join(sorted(tracks))}")
-    for name, values in tracks.items():
-        shape = (len(tokens), *optional.get(name, ()))
-        if values.shape != shape or values.dtype != TRACKS[name].dtype:
-            raise BadResultError(f"{name} has the shape {values.shape} and type {values.dtype}")
-    start = len(prompt)
-    # The trainer has the prompt itself, so any other one is a fault of the sampler.
-    if tokens.ids[:start].tolist() != list(prompt):
-        raise BadResultError("it has another prompt")
-    if not start < len(tokens) <= start + limits.longest_continuation:
-        raise BadResultError(f"it has {len(tokens)} tokens")
-    if tokens.ids.min() < 0 or tokens.ids.max() >= limits.vocab_size:
-        raise BadResultError("a token id is not in the vocabulary")
-    sampled = tokens.sampled
-    if sampled[:start].any() or not sampled[start]:
-        raise BadResultError("its prompt is sampled, or its response is not")
-    if not np.isfinite(tokens.logps).all() or (tokens.logps > LARGEST_LOGP).any():
-        raise BadResultError("a log-prob is not finite, or above 0")
-    # Every sampler of jzero writes 0 there, so another program made this file.
-    if tokens.logps[~sampled].any():
-        raise BadResultError("a token that was not sampled has a log-prob")
-    sampled_by = tokens.versions[sampled]
-    if not np.isin(sampled_by, versions).all() or (tokens.versions[~sampled] != -1).any():
-        raise BadResultError("its tokens have other versions")
-    if (np.diff(sampled_by) < 0).any():
-        raise BadResultError("a token has older weights than the one before")
-
-
-def check_turns(rollout: Rollout, prompt_length: int, limits: Limits) -> None:
-    """Raises BadResultError unless the turns are graded responses within the tokens."""
-    turns = rollout.turns
-    if not turns:
-        raise BadResultError("it has 0 turns")
-    check_ended_turns(turns, rollout.tokens, prompt_length, limits)
-    for turn in turns:
-        check_grade(turn)
-
-
-def check_ended_turns(
-    turns: Sequence[Turn], tokens: Tokens, prompt_length: int, limits: Limits
-) -> None:
-    """Raises BadResultError unless the turns are responses within the tokens, in order."""
-    if len(turns) > limits.max_turns or (turns and turns[0].start != prompt_length):
-        raise BadResultError(f"it has {len(turns)} turns")
-    end = prompt_length
-    for turn in turns:
-        if not end <= turn.start <= turn.end <= len(tokens):
-            raise BadResultError("a turn is out of place")
-        end = turn.end
-        if turn.finish_reason not in ("stop", "length") or not isinstance(turn.text, str):
-            raise BadResultError("a turn has no end")
-        if limits.switch == "turns":
-            check_one_version(tokens.part(turn.start, turn.end))
-
-
-def check_one_version(turn: Tokens) -> None:
-    """Raises BadResultError unless one version sampled a turn."""
-    if len(np.unique(turn.versions[turn.sampled])) > 1:
-        raise BadResultError("a turn has weights of several versions")
-
-
-def check_grade(turn: Turn) -> None:
-    """Raises BadResultError unless a turn has a grade with a finite score."""
-    grade = cast(Grade | None, turn.grade)
-    if grade is None:
-        raise BadResultError("a turn is not graded")
-    numbers = [grade.score, grade.seconds, grade.tool_seconds, *grade.parts.values()]
-    numbers += [grade.tool_calls, grade.failed_tool_calls]
-    if not all(map(is_number, numbers)):
-        raise BadResultError("a grade is not finite")
-    if not isinstance(grade.correct, bool) or not isinstance(grade.failed, bool):
-        raise BadResultError("a grade has no verdict")
-    names = [grade.reason, grade.failed_function, *grade.parts]
-    if not all(isinstance(name, str) for name in names):
-        raise BadResultError("a grade has no reason")

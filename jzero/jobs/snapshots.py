@@ -20,13 +20,19 @@ from dataclasses import asdict, dataclass
 import ml_dtypes
 import numpy as np
 
-from jzero.errors import reason_of
-from jzero.jobs.store import Store, read_if_exists
+from jzero.errors import reason_of, shown
+from jzero.jobs.store import BadFileError, Store, read_if_exists, read_note
+from jzero.json_values import as_list, as_object, as_text, bounded_int, from_fields, parse
+from jzero.types import JsonValue
 
 FOLDER = "snapshots"
 NEWEST = f"{FOLDER}/newest"
 LEVEL = 1  # of zlib: higher levels are slower and save little on these bytes
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "int8": np.int8}
+
+MAX_VERSION = 2**31 - 1
+MAX_SIZE = 2**40  # numbers of a tensor
+MAX_MANIFEST_BYTES = 64 << 20
 
 Tensors = dict[str, np.ndarray]
 
@@ -95,6 +101,17 @@ class Entry:
     sha256: str  # of the bytes of the tensor
     file: str  # in the folder of snapshots
 
+    @classmethod
+    def parse(cls, row: dict[str, JsonValue]) -> "Entry":
+        """Reads a row of a manifest. Raises ValueError, KeyError or TypeError if it is damaged."""
+        shape = [bounded_int(size, 0, MAX_SIZE, "a size") for size in as_list(row["shape"])]
+        entry = from_fields(cls, {**row, "shape": tuple(shape)})
+        for name in ("name", "dtype", "sha256", "file"):
+            as_text(getattr(entry, name), name)
+        if entry.dtype not in DTYPES or "/" in entry.file or math.prod(shape) > MAX_SIZE:
+            raise ValueError(f"tensor {shown(entry.name)}")
+        return entry
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -122,16 +139,27 @@ class Manifest:
     def parse(cls, data: bytes) -> "Manifest":
         """Reads the content of the file. Raises SnapshotError if it is damaged."""
         try:
-            values = json.loads(data)
-            entries = []
-            for row in values["entries"]:
-                entry = Entry(**row | {"shape": tuple(map(int, row["shape"]))})
-                if entry.dtype not in DTYPES or "/" in entry.file:
-                    raise ValueError(f"tensor {entry.name}")
-                entries.append(entry)
-            return cls(**values | {"entries": tuple(entries), "version": int(values["version"])})
-        except (ValueError, KeyError, TypeError) as error:
+            values = as_object(parse(data.decode()))
+            entries = [Entry.parse(as_object(row)) for row in as_list(values["entries"])]
+            manifest = from_fields(cls, {**values, "entries": tuple(entries)})
+            bounded_int(manifest.version, 0, MAX_VERSION, "version")
+            for name in ("run", "base", "previous"):
+                if getattr(manifest, name) is not None:
+                    as_text(getattr(manifest, name), name)
+            return manifest
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise SnapshotError(f"the manifest is damaged ({reason_of(error)})") from None
+
+
+def read_file(store: Store, name: str, most_bytes: int | None = None) -> bytes | None:
+    """Returns the content of a file of the store, None if it does not exist.
+
+    Raises SnapshotError if it is no file, or has more than `most_bytes` bytes.
+    """
+    try:
+        return read_if_exists(store, name, most_bytes)
+    except BadFileError as error:
+        raise SnapshotError(f"{name}: {error}") from None
 
 
 def manifest_name(version: int) -> str:
@@ -207,8 +235,8 @@ class Publisher:
         return manifest.identity
 
     def _identity_in_store(self, version: int) -> str | None:
-        data = read_if_exists(self.store, manifest_name(version))
         try:
+            data = read_file(self.store, manifest_name(version), MAX_MANIFEST_BYTES)
             return None if data is None else Manifest.parse(data).identity
         except SnapshotError:
             return None
@@ -297,19 +325,19 @@ class Reader:
 
     def newest(self) -> tuple[int, str] | None:
         """Returns the newest version and its identity, or None before the first."""
-        data = read_if_exists(self.store, NEWEST)
+        data = read_note(self.store, NEWEST)
         if data is None:
             return None
         try:
-            version, identity = json.loads(data)
-            return int(version), str(identity)
+            version, identity = as_list(parse(data.decode()))
+            return bounded_int(version, 0, MAX_VERSION), as_text(identity)
         # A damaged file counts as none: the trainer replaces it with its next version.
-        except (ValueError, TypeError):
+        except ValueError:
             return None
 
     def manifest(self, version: int) -> Manifest:
         """Returns the manifest of a version. Raises SnapshotError if it cannot be read."""
-        data = read_if_exists(self.store, manifest_name(version))
+        data = read_file(self.store, manifest_name(version), MAX_MANIFEST_BYTES)
         if data is None:
             raise SnapshotError(f"version {version} is not in the store")
         manifest = Manifest.parse(data)
@@ -355,7 +383,7 @@ class Reader:
         return chain
 
     def _read(self, entry: Entry, previous: np.ndarray | None, manifest: Manifest) -> np.ndarray:
-        data = read_if_exists(self.store, f"{FOLDER}/{entry.file}")
+        data = read_file(self.store, f"{FOLDER}/{entry.file}")
         if data is None:
             raise SnapshotError(f"{entry.file} is not in the store")
         if manifest.previous is None:

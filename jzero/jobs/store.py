@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import errno
 import os
+import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -28,6 +29,9 @@ T = TypeVar("T")
 TEMPORARY = ".tmp"  # ends the names of files that are being written
 FIRST_PAUSE = 0.1  # seconds before the first repetition, doubled for each further one
 LONGEST_PAUSE = 5.0
+MAX_NOTE_BYTES = 1 << 16  # of a file with a name or a sentence
+# A FIFO is opened without a wait for its writer, and no link leads out of the directory.
+READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Store(Protocol):
@@ -36,8 +40,11 @@ class Store(Protocol):
     address: str
     poll_seconds: float  # between two looks for new files
 
-    def read(self, name: str) -> bytes:
-        """Returns the content of a file."""
+    def read(self, name: str, most_bytes: int | None = None) -> bytes:
+        """Returns the content of a file.
+
+        Raises BadFileError for a file of more than `most_bytes` bytes, before it is read.
+        """
         ...
 
     def write(self, name: str, data: bytes) -> None:
@@ -69,8 +76,30 @@ class StoreError(OSError):
     """An operation of a bucket that failed."""
 
 
+class BadFileError(Exception):
+    """A file that is too large for its reader, or a folder, a pipe or a device in place of a file.
+
+    It stays that, so `RetryingStore` does not try again.
+    """
+
+
+def check_size(content: bytes, most_bytes: int | None) -> bytes:
+    """Returns the content of a file. Raises BadFileError if it is too large."""
+    if most_bytes is not None and len(content) > most_bytes:
+        raise BadFileError(f"the file has more than {most_bytes:,} bytes")
+    return content
+
+
+def end_of(most_bytes: int | None) -> int | None:
+    """Returns the bytes to read, so that `check_size` detects a larger file."""
+    return None if most_bytes is None else most_bytes + 1
+
+
 class FolderStore:
-    """A store in a directory, which may be on a network file system."""
+    """A store in a directory, which may be on a network file system.
+
+    Only regular files count. A process that can write to the directory may have made others.
+    """
 
     poll_seconds = 0.1
 
@@ -78,8 +107,21 @@ class FolderStore:
         self.address = str(directory)
         self.directory = directory
 
-    def read(self, name: str) -> bytes:
-        return (self.directory / name).read_bytes()
+    def read(self, name: str, most_bytes: int | None = None) -> bytes:
+        # Errors of the file system stay OSErrors, which `RetryingStore` repeats.
+        try:
+            descriptor = os.open(self.directory / name, READ_FLAGS)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise BadFileError("the file is a link") from None
+            raise
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise BadFileError("the file is a folder, a pipe or a device")
+            if most_bytes is not None and status.st_size > most_bytes:
+                raise BadFileError(f"the file has more than {most_bytes:,} bytes")
+            return file.read()
 
     def open(self, name: str) -> BinaryIO:
         """Returns a file that is open for reading. A writer replaces it, and does not change it."""
@@ -128,13 +170,19 @@ class FolderStore:
 
     def names(self, folder: str) -> list[str]:
         try:
-            found = os.listdir(self.directory / folder)
+            with os.scandir(self.directory / folder) as entries:
+                found = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
         except FileNotFoundError:
             return []
         return sorted(name for name in found if not name.endswith(TEMPORARY))
 
     def delete(self, name: str) -> None:
-        (self.directory / name).unlink(missing_ok=True)
+        try:
+            (self.directory / name).unlink(missing_ok=True)
+        except (IsADirectoryError, PermissionError):
+            # Unlinking a folder fails with either error, which depends on the system.
+            if not (self.directory / name).is_dir():
+                raise
 
     def modified(self, name: str) -> float:
         return (self.directory / name).stat().st_mtime
@@ -183,10 +231,13 @@ class BucketStore:
             problem = f"{self.address}/{name}: {type(error).__name__}: {reason_of(error)}"
             raise StoreError(problem) from error
 
-    def read(self, name: str) -> bytes:
-        data = self._call(name, self.files.cat_file)
+    def read(self, name: str, most_bytes: int | None = None) -> bytes:
+        def read(path: str) -> str | bytes:
+            return self.files.cat_file(path, start=None, end=end_of(most_bytes))
+
+        data = self._call(name, read)
         assert isinstance(data, bytes), f"{type(data)=}"
-        return data
+        return check_size(data, most_bytes)
 
     def write(self, name: str, data: bytes) -> None:
         self._call(name, lambda path: self.files.pipe_file(path, data))
@@ -275,8 +326,8 @@ class RetryingStore:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def read(self, name: str) -> bytes:
-        return self._repeat(self.store.read, name)
+    def read(self, name: str, most_bytes: int | None = None) -> bytes:
+        return self._repeat(self.store.read, name, most_bytes)
 
     def write(self, name: str, data: bytes) -> None:
         self._repeat(self.store.write, name, data)
@@ -310,9 +361,17 @@ def open_store(address: str) -> Store:
     return FolderStore(Path(address))
 
 
-def read_if_exists(store: Store, name: str) -> bytes | None:
-    """Returns the content of a file, or None if it does not exist."""
+def read_if_exists(store: Store, name: str, most_bytes: int | None = None) -> bytes | None:
+    """Returns the content of a file, or None if it does not exist. Raises as `Store.read` does."""
     try:
-        return store.read(name)
+        return store.read(name, most_bytes)
     except FileNotFoundError:
+        return None
+
+
+def read_note(store: Store, name: str) -> bytes | None:
+    """Returns the content of a small file; None if it does not exist or no process wrote it so."""
+    try:
+        return read_if_exists(store, name, MAX_NOTE_BYTES)
+    except BadFileError:
         return None

@@ -11,42 +11,59 @@ by weights that are at most eta versions old.
 Every result that a step trains on is kept in `<workdir>/rollouts`, and `<workdir>/jobs.jsonl` lists
 the weights, the seed and the sampler of each. A trainer that was killed finds the results there
 that it had already taken.
+
+No sampler is trusted. A result that fails validation, or whose grades the trainer's own contradict,
+is dropped with a line that names its sampler, and another sampler gets the request.
 """
 
 import contextlib
+import hashlib
 import json
+import random
 import time
 import uuid
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from jzero import terminal
+from jzero import json_values, terminal
 from jzero.config import Jobs, RolloutConfig
 from jzero.decoder.sequence import DecodeCounters
-from jzero.errors import UserError
-from jzero.files import JsonObject, naming_full_disk, read_jsonl, write_atomic
+from jzero.errors import UserError, shown
+from jzero.files import (
+    JsonObject,
+    naming_full_disk,
+    parse_json,
+    read_bytes,
+    read_jsonl,
+    read_text,
+    write_atomic,
+)
 from jzero.hosts import interrupt
+from jzero.jobs.checks import MAX_NUMBER, Limits
 from jzero.jobs.leases import FOLDER as LEASES
 from jzero.jobs.leases import Leases, SlowLeases
 from jzero.jobs.progress import PARTIALS
+from jzero.jobs.regrading import FailedThereError, Regrader
 from jzero.jobs.requests import (
     ANY_VERSION,
     REQUESTS,
     RESULTS,
-    BadResultError,
-    Limits,
     Request,
     Result,
     check_name,
     check_result,
+    is_name,
+    is_request_id,
     request_of,
 )
+from jzero.jobs.sealed import BadResultError
 from jzero.jobs.snapshots import Publisher, Reader, SnapshotError
-from jzero.jobs.store import RetryingStore, open_store, read_if_exists
+from jzero.jobs.store import BadFileError, RetryingStore, open_store, read_if_exists, read_note
 from jzero.jobs.weights import to_tensors
 from jzero.model import qwen
 from jzero.rollout.async_stream import TrainingProblems
@@ -61,8 +78,15 @@ REFUSED = "refused"
 RUN_FILE = "jobs.json"  # in the workdir: the id of the run
 LOG = "jobs.jsonl"  # in the workdir
 ROLLOUTS = "rollouts"  # folder of the workdir
-TRAINER = "trainer"  # its name in the store
+TRAINER = "trainer"  # its name in the store, and the file that names the trainer of the run
 STORE_SECONDS = 600.0  # for which a store may fail before the run stops
+MOST_REFUSALS = 3  # results of one sampler, after which the others of it are not read any more
+MOST_NAMES = 1000  # of samplers with refused results that are remembered
+MOST_LINES = 20  # of refused results per step
+MOST_FILES = 1000  # of results that are looked at before anything else
+MAX_TEXT = 1000  # characters of a name in the log
+MAX_DIGITS = 10  # of a version in the name of a file
+REPAIR_SECONDS = 3.0  # between two looks for what samplers need, while results arrive
 
 
 @dataclass(frozen=True)
@@ -114,7 +138,8 @@ class JobStream(ABC):
         self.placement = placement
         self.settings = settings
         self.groups = groups_per_request(placement, rollout)
-        self.limits = Limits.of(sampler.engine, placement)
+        self.limits = Limits.of(sampler, placement)
+        self.regrader = Regrader(sampler, placement.regrade_share, key_of(settings.workdir))
         self.check_stop: interrupt.StopCheck = interrupt.never_stop
         self.store = RetryingStore(
             open_store(placement.store), STORE_SECONDS, lambda: self.check_stop()
@@ -127,6 +152,12 @@ class JobStream(ABC):
         self.identities: dict[int, str] = {}  # of the snapshots of the last versions
         self.publisher: Publisher | None = None  # None before the first `collect`
         self.log: list[JsonObject] = []  # the lines of LOG
+        self.refusals: Counter[str] = Counter()  # results by sampler
+        self.opened: dict[str, float] = {}  # request -> time.monotonic() of its publication
+        self.differing: set[str] = set()  # requests with a line about two different answers
+        # What names the trainer in the store: this process, and the one before it.
+        self.claims = [uuid.uuid4().hex.encode()]
+        self.repaired: dict[int, float] = {}  # version -> time.monotonic() of the last report
         # Since the last `metrics`:
         self.num_refused = 0  # results
         self.num_given_again = 0  # requests of slow samplers
@@ -214,11 +245,14 @@ class JobStream(ABC):
                 )
             # The same run, resumed: samplers that join now read its present settings.
             self.store.write(RUN, content)
+        # A trainer of the same run that still works, such as one in a copy of the workdir, ends.
+        self.claims.append(read_note(self.store, TRAINER) or b"")
+        self.store.write(TRAINER, self.claims[0])
         # A resumed run may have more steps than it had when it ended.
         self.store.delete(END)
         # Steps after the checkpoint are done again.
         path = self.settings.workdir / LOG
-        self.log = [row for row in read_jsonl(path) if row["step"] <= version]
+        self.log = [row for row in read_log(self.settings.workdir) if row["step"] <= version]
         write_atomic(path, "".join(json.dumps(row) + "\n" for row in self.log))
         base = self.settings.base
         self.publisher = Publisher(
@@ -248,20 +282,34 @@ class JobStream(ABC):
         """Publishes a request, unless the workdir has its result from before a kill."""
         self.open[request.id] = request
         # Sampled again, the answer would be the same.
-        path = result_file(self.settings.workdir, request.id)
-        if path.exists() and (answer := self._read_answer(request, path.read_bytes())):
+        answer = self._kept_answer(request)
+        if answer is not None:
             self.ready[request.id] = answer
             return
+        self.opened[request.id] = time.monotonic()
         self.store.write(f"{REQUESTS}/{request.id}", request.to_json())
 
-    def _read_answer(self, request: Request, data: bytes) -> Answer | None:
-        """Returns the answer in the workdir's file of a result, if it is still of use."""
+    def _kept_answer(self, request: Request) -> Answer | None:
+        """Returns the answer in the workdir's file of a result, if it is still of use.
+
+        A file that is not is removed: the request is answered again.
+        """
+        path = result_file(self.settings.workdir, request.id)
         try:
-            result = Result.parse(data)
+            limits = request.file_limits(self.limits)
+            data = read_bytes(path, limits.most_bytes)
+            result = Result.parse(data, limits.most_items)
             rollouts = check_result(request, result, self.limits)
-        except BadResultError:
+            self.regrader.check(result.digest, rollouts)
+        except FileNotFoundError:
             return None
-        return Answer(request, result, rollouts) if self.accepts(request, result) else None
+        except (UserError, BadResultError) as error:
+            terminal.say(f"{path}: {error}: its request is answered again")
+        else:
+            if self.accepts(request, result):
+                return Answer(request, result, rollouts)
+        remove_kept(path)
+        return None
 
     def close_request(self, request: str) -> None:
         """Removes the files of a request, so that no sampler takes it."""
@@ -269,6 +317,8 @@ class JobStream(ABC):
         self.store.delete(f"{REQUESTS}/{request}")
         self.store.delete(f"{LEASES}/{request}")
         self.store.delete(f"{PARTIALS}/{request}")
+        self.opened.pop(request, None)
+        self.differing.discard(request)
 
     def _remove_strangers(self) -> None:
         """Removes requests from before a kill that the run does not make again."""
@@ -278,21 +328,39 @@ class JobStream(ABC):
                 self.close_request(request)
 
     def _wait(self, is_done: Callable[[], bool]) -> None:
-        last_news = time.monotonic()
+        last_news = last_repair = time.monotonic()
         while not is_done():
-            # While results arrive, nothing is wrong, and nothing else needs a look.
-            if self._poll():
-                last_news = time.monotonic()
+            has_news = self._poll()
+            now = time.monotonic()
+            if has_news:
+                last_news = now
+            # While results arrive, nothing is wrong. But a sampler may write files all the time.
+            if has_news and now - last_repair < REPAIR_SECONDS:
                 continue
+            last_repair = now
+            self._check_claim()
             self._repair()
             self._restore_requests()
             self._give_slow_requests_again()
             self.check_stop()
+            if has_news:
+                continue
             time.sleep(self.store.poll_seconds)
             # By then the leases of dead samplers have expired, and the report counts living ones.
             if time.monotonic() - last_news > self.placement.lease_seconds:
                 last_news = time.monotonic()
                 self._report_wait()
+
+    def _check_claim(self) -> None:
+        """Raises UserError if another trainer has taken the store since this one started."""
+        claim = read_note(self.store, TRAINER)
+        # A bucket may return an older content for a while.
+        if claim is not None and claim not in self.claims:
+            raise UserError(
+                f"rollout.placement.store={self.placement.store}: another trainer of this run has "
+                "started and taken the store. Two trainers cannot share a store: end the other "
+                "one and start this command again, or give this run a store of its own"
+            )
 
     def _restore_requests(self) -> None:
         """Writes requests again whose files are gone, such as damaged ones."""
@@ -314,11 +382,14 @@ class JobStream(ABC):
         for request, sampler, seconds in self.slow_leases.find(self.waiting):
             self.num_given_again += 1
             terminal.say(
-                f"{sampler} has worked on request {request} for {seconds:.0f} seconds: another "
-                "sampler may take it as well"
+                f"{shown(sampler)} has worked on request {request} for {seconds:.0f} seconds: "
+                "another sampler may take it as well"
             )
             # Its sampler does not take a lease again that it has lost.
             self.store.delete(f"{LEASES}/{request}")
+        for request, sampler in self.slow_leases.holders.items():
+            if self.refusals[sampler] >= MOST_REFUSALS:
+                self.store.delete(f"{LEASES}/{request}")
 
     def _report_wait(self) -> None:
         waiting = self.waiting
@@ -332,34 +403,48 @@ class JobStream(ABC):
     def _poll(self) -> bool:
         """Reads the results that have arrived. Returns whether there were any."""
         names = self.store.names(RESULTS)
+        if len(names) > MOST_FILES:
+            # At random: files of one request must not keep those of others waiting.
+            names = random.sample(names, MOST_FILES)
         for name in names:
             request = self.open.get(request_of(name))
-            data = read_if_exists(self.store, f"{RESULTS}/{name}")
             # Late and second answers of requests that are closed are only removed.
-            if request is not None and data is not None:
-                self._receive(request, name, data)
+            if request is not None:
+                self._receive(request, name)
             # After the result is on disk: a kill in between only reads it twice.
             self.store.delete(f"{RESULTS}/{name}")
         return bool(names)
 
-    def _receive(self, request: Request, name: str, data: bytes) -> None:
+    def _receive(self, request: Request, name: str) -> None:
         """Takes a result, or refuses it and gives its request to another sampler."""
-        sampler = ""
+        limits = request.file_limits(self.limits)
+        data, sampler = b"", ""
         try:
-            result = Result.parse(data)
-            sampler = result.sampler
+            data = read_if_exists(self.store, f"{RESULTS}/{name}", limits.most_bytes) or b""
+            result = Result.parse(data, limits.most_items)
+            sampler = result.sampler if is_name(result.sampler) else ""
+            # The result may be right, but the trainer cannot check all of it.
+            if self.refusals[sampler] >= MOST_REFUSALS:
+                self.num_refused += 1
+                return
             rollouts = check_result(request, result, self.limits)
             check_name(result, name)
+            # An expired lease may have had two samplers.
+            if request.id in self.ready:
+                self._compare(self.ready[request.id].result, result)
+                return
+            if not self.accepts(request, result):
+                # The lease ends, and a sampler takes the request with newer weights.
+                self._end_lease(request, sampler)
+                return
+            # Last, because grading takes longer than everything else.
+            self.regrader.check(result.digest, rollouts)
+        except BadFileError as error:
+            self._refuse(request, "", error, data)
+            return
         except BadResultError as error:
-            self._refuse(request, sampler, str(error))
-            return
-        # An expired lease may have had two samplers.
-        if request.id in self.ready:
-            self._compare(self.ready[request.id].result, result)
-            return
-        if not self.accepts(request, result):
-            # The lease ends, and a sampler takes the request with newer weights.
-            self.store.delete(f"{LEASES}/{request.id}")
+            named = sampler or error.sampler
+            self._refuse(request, named if is_name(named) else "", error, data)
             return
         path = result_file(self.settings.workdir, request.id)
         # On disk before the request is closed, so that a kill in between loses nothing.
@@ -367,22 +452,52 @@ class JobStream(ABC):
         write_atomic(request_file(self.settings.workdir, request.id), request.to_json())
         write_atomic(path, data)
         self.ready[request.id] = Answer(request, result, rollouts)
-        self.slow_leases.count_answer(result.seconds)
+        # A sampler that reports more than that would make all others seem fast.
+        most_seconds = time.monotonic() - self.opened.get(request.id, 0.0)
+        self.slow_leases.count_answer(min(result.seconds, most_seconds))
         self.close_request(request.id)
 
-    def _refuse(self, request: Request, sampler: str, reason: str) -> None:
+    def _refuse(
+        self,
+        request: Request,
+        sampler: str,
+        error: BadFileError | BadResultError,
+        data: bytes,
+    ) -> None:
+        """Reports a refused result, and tells its sampler; "" if the result does not name one."""
         self.num_refused += 1
-        terminal.say(f"refused a result of {sampler or 'a sampler'}: {reason}")
-        # Another sampler can take the request at once.
-        self.store.delete(f"{LEASES}/{request.id}")
-        if is_name(sampler):
-            # The sampler reads this file and ends.
-            self.store.write(f"{REFUSED}/{sampler}", reason.encode())
+        if self.num_refused <= MOST_LINES:
+            terminal.say(f"refused a result of {sampler or 'a sampler'}: {error}")
+        if self.num_refused == MOST_LINES:
+            terminal.say("further refused results of this step are only counted")
+        self._end_lease(request, sampler)
+        if not sampler or (sampler not in self.refusals and len(self.refusals) >= MOST_NAMES):
+            return
+        self.refusals[sampler] += 1
+        if self.refusals[sampler] == MOST_REFUSALS:
+            terminal.say(
+                f"{sampler}: {MOST_REFUSALS} of its results were refused, and all others are now"
+            )
+        # A busy machine may fail to grade now and then.
+        if isinstance(error, FailedThereError) and self.refusals[sampler] < MOST_REFUSALS:
+            return
+        # The sampler reads this file, and ends if the result was its own: any sampler can write
+        # any name into a result.
+        note = {"file": hashlib.sha256(data).hexdigest(), "reason": str(error)}
+        self.store.write(f"{REFUSED}/{sampler}", json.dumps(note).encode())
+
+    def _end_lease(self, request: Request, sampler: str) -> None:
+        """Lets another sampler take a request at once, unless another one works on it already."""
+        holder = self.leases.holder_of(request.id)
+        if not sampler or holder == sampler or self.refusals[holder or ""] >= MOST_REFUSALS:
+            self.store.delete(f"{LEASES}/{request.id}")
 
     def _compare(self, first: Result, second: Result) -> None:
         """Reports two different answers to one request, which a sampler's fault must have made."""
         are_comparable = first.is_repeatable and second.is_repeatable
-        if are_comparable and first.digest != second.digest and first.version == second.version:
+        are_comparable &= first.version == second.version
+        if are_comparable and first.digest != second.digest and first.request not in self.differing:
+            self.differing.add(first.request)
             terminal.say(
                 f"{first.sampler} and {second.sampler} gave different answers to request "
                 f"{first.request}: python -m jzero.replay shows which one is wrong"
@@ -392,15 +507,33 @@ class JobStream(ABC):
         """Writes snapshots again that samplers could not read."""
         assert self.publisher is not None
         for name in self.store.names(BROKEN):
-            reason = read_if_exists(self.store, f"{BROKEN}/{name}") or b""
-            if name.isdigit() and int(name) in self.identities:
-                terminal.say(f"snapshot {name}: {reason.decode(errors='replace')}: written again")
+            reason = read_note(self.store, f"{BROKEN}/{name}") or b""
+            if is_version(name) and self._is_broken(int(name)):
+                reason_text = shown(reason.decode(errors="replace"))
+                terminal.say(f"snapshot {name}: {reason_text}: written again")
                 if not self.publisher.repair(int(name)):
                     raise UserError(
                         f"{self.store.address} has lost the weights of version {int(name)}, which "
                         "the next steps need: bring its files back, or start in another --workdir"
                     )
             self.store.delete(f"{BROKEN}/{name}")
+
+    def _is_broken(self, version: int) -> bool:
+        """Returns whether a snapshot that a sampler reports has to be written again.
+
+        Looks at a snapshot only once in the time of a lease: a large one takes long to read.
+        """
+        assert self.publisher is not None
+        now = time.monotonic()
+        last = self.repaired.get(version, -self.placement.lease_seconds)
+        if version not in self.identities or now - last < self.placement.lease_seconds:
+            return False
+        self.repaired[version] = now
+        try:
+            Reader(self.store, self.publisher.run).load(version, self.identities[version])
+        except SnapshotError:
+            return True
+        return False
 
     def _end_step(self, step: int, answers: list[Answer]) -> None:
         """Writes where the rollouts of a step come from."""
@@ -555,7 +688,7 @@ class ArrivalStream(JobStream):
             # An answer that waited too long is sampled again, with newer weights.
             if answer is not None and not self.accepts(request, answer.result):
                 del self.ready[request.id]
-                result_file(self.settings.workdir, request.id).unlink(missing_ok=True)
+                remove_kept(result_file(self.settings.workdir, request.id))
             if request.id not in self.ready:
                 self.open_request(request)
         # As in `async_stream.admission_capacity`: no rollout is older than max_staleness versions
@@ -656,11 +789,64 @@ def make_request(
 
 def run_id(workdir: Path) -> str:
     """Returns the id of the run in a workdir, a new one for a new run."""
+    return run_values(workdir)["run"]
+
+
+def key_of(workdir: Path) -> str:
+    """Returns the key that chooses rollouts to grade again, which samplers do not know."""
+    return run_values(workdir)["key"]
+
+
+def run_values(workdir: Path) -> dict[str, str]:
+    """Returns the id of the run in a workdir and the key of its random choices.
+
+    Both are random, because two runs may have the same settings, and made once.
+    """
     path = workdir / RUN_FILE
-    if not path.exists():
-        # Random, because two runs may have the same settings.
-        write_atomic(path, json.dumps({"run": uuid.uuid4().hex}))
-    return str(json.loads(path.read_text(encoding="utf-8"))["run"])
+    values = {name: uuid.uuid4().hex for name in ("run", "key")}
+    kept = parse_json(read_text(path), path) if path.exists() else {}
+    for name in values:
+        if isinstance(kept.get(name), str):
+            values[name] = kept[name]
+    if values != kept:
+        workdir.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(values))
+    return values
+
+
+def read_log(workdir: Path) -> list[JsonObject]:
+    """Returns the lines of the log of a run.
+
+    Raises UserError if one of them was not written by a trainer.
+    """
+    path = workdir / LOG
+    rows = read_jsonl(path)
+    for number, row in enumerate(rows, 1):
+        try:
+            for name in ("step", "version"):
+                json_values.bounded_int(row.get(name), 0, MAX_NUMBER, name)
+            for name in ("snapshot", "sampler", "digest"):
+                json_values.bounded_text(row.get(name), MAX_TEXT, name)
+            if not is_request_id(row.get("request")):
+                raise ValueError(f"request is {shown(row.get('request'))}")
+        except ValueError as error:
+            raise UserError(
+                f"{path} line {number} is damaged ({error}): restore or remove it"
+            ) from None
+    return rows
+
+
+def is_version(name: str) -> bool:
+    """Returns whether the name of a file is the number of a version."""
+    return len(name) <= MAX_DIGITS and name.isascii() and name.isdigit()
+
+
+def remove_kept(path: Path) -> None:
+    """Removes a file of the folder of results, or moves aside whatever is in its place."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        path.rename(path.with_name(f"{path.name}.bad-{uuid.uuid4().hex[:8]}"))
 
 
 def result_file(workdir: Path, request: str) -> Path:
@@ -679,12 +865,7 @@ def read_run(data: bytes, address: str) -> tuple[str, str]:
     Raises UserError if the file is damaged.
     """
     try:
-        values = json.loads(data)
-        return str(values["run"]), json.dumps(values["config"])
-    except (ValueError, KeyError, TypeError):
+        values = json_values.as_object(json_values.parse(data.decode(), allows_nan=True))
+        return json_values.as_text(values["run"]), json.dumps(values["config"])
+    except (ValueError, KeyError, RecursionError):
         raise UserError(f"{address}/{RUN} is damaged: remove it, start the trainer again") from None
-
-
-def is_name(text: object) -> bool:
-    """Returns whether a text can be the name of a sampler, which is a file name."""
-    return isinstance(text, str) and 0 < len(text) <= 200 and "/" not in text and text[0] != "."

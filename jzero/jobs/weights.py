@@ -11,8 +11,9 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
+from jzero.jobs.checks import WeightsId
 from jzero.jobs.prefetch import Prefetch
-from jzero.jobs.requests import ANY_VERSION, WeightsId
+from jzero.jobs.requests import ANY_VERSION
 from jzero.jobs.snapshots import Reader, SnapshotError, Tensors
 from jzero.model import adapters, qwen
 

@@ -78,6 +78,34 @@ def make_request(
     )
 
 
+def request_of_turn(
+    problem: Problem,
+    sample_index: int,
+    response: str,
+    earlier: Turns,
+    task: config.TaskConfig,
+    max_turns: int,
+) -> TurnRequest:
+    """Returns the request to the pool for a turn of a rollout.
+
+    Args:
+        problem: the problem of the episode.
+        sample_index: its number among the episodes of the problem.
+        response: the response of the policy.
+        earlier: the earlier turns.
+        task: the settings of the run.
+        max_turns: of an episode of the run.
+    """
+    # A suite may contain problems of another task. The settings do not belong to that task, so such
+    # a problem gets a single turn.
+    if task.name == mixed.NAME:
+        task = mixed.settings_of(task, problem)
+    has_room = problem.task == task.name and len(earlier) + 1 < max_turns
+    return make_request(
+        problem, sample_index, response, earlier, task, is_last=not has_room, with_tools=True
+    )
+
+
 @dataclass
 class TurnGrader:
     """Grades the turns of one run of the scheduler, and replies to them."""
@@ -93,25 +121,17 @@ class TurnGrader:
 
     def submit(self, sequence: Sequence) -> None:
         """Submits the turn that just ended, for a grade and, if a turn may follow, for a reply."""
-        problem = self.problem_of(sequence.prompt_id)
-        past_turns = [(turn.text, turn.grade) for turn in sequence.turns[:-1]]
-        # A suite may contain problems of another task. The settings do not belong to that task, so
-        # such a problem gets a single turn.
-        task = self.task
-        if task.name == mixed.NAME:
-            task = mixed.settings_of(task, problem)
-        has_room = problem.task == task.name and len(sequence.turns) < self.settings.max_turns
         # A sequence has at most one turn in grading, so its number identifies the turn.
         key = sequence.prompt_id, sequence.sample_index
         self.in_grading[key] = sequence
-        request = make_request(
-            problem,
+        past_turns = [(turn.text, turn.grade) for turn in sequence.turns[:-1]]
+        request = request_of_turn(
+            self.problem_of(sequence.prompt_id),
             sequence.sample_index,
             sequence.turn_text,
             past_turns,
-            task,
-            is_last=not has_room,
-            with_tools=True,
+            self.task,
+            self.settings.max_turns,
         )
         self.pool.step(key, request)
 

@@ -175,18 +175,40 @@ def test_what_no_sampler_can_have_sampled_is_refused(message: str) -> None:
         check_result(request(), parsed, LIMITS)
 
 
-def test_an_optional_track_has_the_shape_of_the_run() -> None:
-    limits = replace(LIMITS, tracks=(("kept", (3,)),))
+def with_kept(last: int) -> Result:
+    """Returns a result whose sampled tokens were among 3 kept ones, the last of them `last`."""
     with_track = []
     for item in result().rollouts:
         kept = np.full((len(item.tokens), 3), -1, np.int32)
+        sampled = item.tokens.sampled
+        kept[sampled, 0], kept[sampled, 2] = item.tokens.ids[sampled], last
         with_track.append(replace(item, tokens=item.tokens.replaced(kept=kept)))
-    parsed = Result.parse(result(rollouts=with_track).to_bytes())
+    return result(rollouts=with_track)
+
+
+def test_an_optional_track_has_the_shape_of_the_run() -> None:
+    limits = replace(LIMITS, tracks=(("kept", (3,)),))
+    parsed = Result.parse(with_kept(7).to_bytes())
     assert len(check_result(request(), parsed, limits)) == 4
     with pytest.raises(BadResultError, match="kept has the shape"):
         check_result(request(), parsed, replace(LIMITS, tracks=(("kept", (4,)),)))
     with pytest.raises(BadResultError, match="has the tracks"):
         check_result(request(), Result.parse(result().to_bytes()), limits)
+    with pytest.raises(BadResultError, match="kept token is not in the vocabulary"):
+        check_result(request(), Result.parse(with_kept(VOCAB).to_bytes()), limits)
+
+
+def test_a_sampled_token_is_among_the_kept_ones() -> None:
+    """Its probability over the kept tokens would be 0, and the loss not finite."""
+    item = with_kept(7).rollouts[0]
+    kept = np.full((len(item.tokens), 3), -1, np.int32)
+    bad = replace(item, tokens=item.tokens.replaced(kept=kept))
+    with pytest.raises(BadResultError, match="not among the kept"):
+        check_result(
+            request(),
+            result(rollouts=[bad, *with_kept(7).rollouts[1:]]),
+            replace(LIMITS, tracks=(("kept", (3,)),)),
+        )
 
 
 def test_any_version_is_allowed_where_the_request_names_none() -> None:

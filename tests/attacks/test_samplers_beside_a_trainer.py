@@ -1,0 +1,239 @@
+"""A trainer's stream with an honest sampler, beside liars, lost answers and other trainers."""
+
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from faulty_store import FaultyStore
+from job_streams import SINGLE_TURN, Jobs, Parts, bits, make_parts, settings_of
+from lying_samplers import (
+    Lie,
+    file_of,
+    lies_of_arrays,
+    lies_of_bytes,
+    lies_of_values,
+    values_or_none,
+    whole_lies,
+)
+
+from jzero.errors import UserError
+from jzero.jobs.requests import Result
+from jzero.jobs.store import RetryingStore
+from jzero.jobs.stream import ROLLOUTS, JobStream
+
+STEPS = 3
+LIES_AT_ONCE = 25  # for each open request
+# Only a replay finds out that other log-probs within the bounds are not the model's.
+UNDETECTED = ("logps reversed", "logps zeros")
+
+
+@pytest.fixture(scope="module")
+def parts() -> Iterator[Parts]:
+    yield from make_parts(SINGLE_TURN)
+
+
+@pytest.fixture
+def make_jobs(parts: Parts, tmp_path: Path, quick_compilation: None) -> Callable[..., Jobs]:
+    def make(name: str, schedule: str = "fixed", **placement: object) -> Jobs:
+        """Returns a run in a folder of its own. All runs of a test have one id."""
+        folder = tmp_path / name
+        settings = settings_of(
+            folder, SINGLE_TURN, schedule=schedule, regrade_share=1.0, **placement
+        )
+        workdir = folder / "run"
+        workdir.mkdir(parents=True)
+        (workdir / "jobs.json").write_text('{"run": "r", "key": "k"}')
+        return Jobs(settings, workdir, *parts)
+
+    return make
+
+
+def train(jobs: Jobs, stream: JobStream, work: Callable[[], None] | None = None) -> list[bytes]:
+    """Returns the bytes of all rollouts of a run."""
+    taken: list[bytes] = []
+    for version in range(STEPS):
+        taken += bits(jobs.collect(stream, version, work))
+    return taken
+
+
+def kept_results(jobs: Jobs) -> dict[str, Result]:
+    """Returns the results that a trainer has kept, by request."""
+    files = [path for path in (jobs.workdir / ROLLOUTS).iterdir() if not path.suffix]
+    return {path.name: Result.parse(path.read_bytes()) for path in files}
+
+
+class Liar:
+    """Writes lies about every open request before the honest sampler works on one."""
+
+    def __init__(self, jobs: Jobs, honest: dict[str, Result]) -> None:
+        self.jobs = jobs
+        self.honest = honest
+        self.rng = random.Random(0)
+        self.lies: dict[str, list[Lie]] = {}
+        self.num_told = 0
+
+    def lies_about(self, request: str) -> list[Lie]:
+        """Returns the lies about a request in a random order."""
+        honest = self.honest[request]
+        older = self.honest[min(self.honest)]
+        named: list[tuple[str, object]] = []
+        for name, result in whole_lies(honest, older).items():
+            # About the oldest request, the older result is the honest one.
+            if result.digest != honest.digest or result.sampler != honest.sampler:
+                named.append((name, values_or_none(result)))
+        named += [lie for lie in lies_of_arrays(honest) if not lie[0].endswith(UNDETECTED)]
+        named += list(lies_of_values(honest, 1))
+        files = [file_of(name, honest, values) for name, values in named]
+        lies = [lie for lie in (*files, *lies_of_bytes(honest)) if lie is not None]
+        self.rng.shuffle(lies)
+        return lies
+
+    def __call__(self) -> None:
+        # The honest run has no answers to the requests of later steps.
+        for request in set(self.jobs.store.names("requests")) & set(self.honest):
+            if request not in self.lies:
+                self.lies[request] = self.lies_about(request)
+            for _ in range(min(LIES_AT_ONCE, len(self.lies[request]))):
+                lie = self.lies[request].pop()
+                self.jobs.store.write(f"results/{lie.file}", lie.data)
+                self.num_told += 1
+            # It also takes what belongs to others, and reports what is not broken.
+            self.jobs.store.write(f"broken/{self.rng.randrange(4):08d}", b"\x1b[2Jbroken")
+        self.jobs.work()
+
+
+def test_a_run_beside_a_liar_has_the_numbers_of_an_honest_run(
+    make_jobs, tries, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quiet = make_jobs("quiet")
+    expected = train(quiet, quiet.stream())
+    jobs = make_jobs("lied")
+    liar = Liar(jobs, kept_results(quiet))
+    stream = jobs.stream()
+    assert train(jobs, stream, liar) == expected
+    assert liar.num_told > 100
+    for number in range(liar.num_told):
+        with tries.attempt("a liar beside a trainer", f"lie {number}"):
+            pass  # the run would have ended, or have other numbers
+    out = capsys.readouterr().out
+    assert "refused a result of" in out and "\x1b" not in out.replace("\x1b[0m", "")
+    # No file of a liar is left to be taken by the next start of the trainer.
+    state = stream.state()
+    resumed = jobs.stream()
+    resumed.restore(state)
+    assert {name for name in kept_results(jobs)} == set(kept_results(quiet))
+
+
+def test_the_sampler_whose_name_a_liar_used_continues(make_jobs) -> None:
+    quiet = make_jobs("quiet")
+    expected = train(quiet, quiet.stream())
+    jobs = make_jobs("framed")
+    kept = kept_results(quiet)
+
+    def frame_and_work() -> None:
+        if jobs.worker is None:
+            jobs.worker = jobs.new_worker("honest-1")
+        for request in set(jobs.store.names("requests")) & set(kept):
+            bad = replace(kept[request], sampler=jobs.worker.name, seconds=-1.0)
+            jobs.store.write(f"results/{bad.name[:-1]}x", bad.to_bytes())
+        jobs.worker.check_refusal()
+        jobs.work()
+
+    assert train(jobs, jobs.stream(), frame_and_work) == expected
+
+
+def test_a_poisoned_file_of_the_workdir_is_asked_for_again(
+    make_jobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever an earlier version of the trainer has kept, nobody has to delete it by hand."""
+    quiet = make_jobs("quiet")
+    expected = train(quiet, quiet.stream())
+    jobs = make_jobs("poisoned")
+    folder = jobs.workdir / ROLLOUTS
+    folder.mkdir()
+    for number, (request, honest) in enumerate(sorted(kept_results(quiet).items())):
+        lies = whole_lies(honest, honest)
+        path = folder / request
+        if number == 0:
+            os.mkfifo(path)
+        elif number == 1:
+            path.mkdir()
+        elif number == 2:
+            with path.open("wb") as file:
+                file.truncate(10 << 30)
+        else:
+            names = ("rollout 0: score 1e308", "rollout 0: part with a line break", "no rollouts")
+            path.write_bytes(lies[names[number % 3]].to_bytes())
+    assert train(jobs, jobs.stream()) == expected
+    assert capsys.readouterr().out.count("its request is answered again") == 2 * STEPS
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_store_with_lost_late_and_doubled_answers(make_jobs, seed: int) -> None:
+    quiet = make_jobs("quiet")
+    expected = train(quiet, quiet.stream())
+    jobs = make_jobs("faulty", lease_seconds=1.0)
+    stream = jobs.stream()
+    faulty = FaultyStore(stream.store.store, random.Random(seed))
+    stream.store.store = faulty
+    worker = jobs.new_worker("s")
+    worker.store = worker.leases.store = RetryingStore(faulty, 60.0)
+    worker.weights.reader.store = worker.store
+    jobs.worker = worker
+    assert train(jobs, stream) == expected
+    assert min(faulty.num_faults.values()) > 0
+
+
+def test_a_second_trainer_of_a_run_ends_the_first(make_jobs) -> None:
+    quiet = make_jobs("quiet")
+    expected = train(quiet, quiet.stream())
+    first = make_jobs("first")
+    stream = first.stream()
+    taken = bits(first.collect(stream, 0))
+    copy = first.workdir.with_name("copy")
+    shutil.copytree(first.workdir, copy)
+    second = Jobs(first.settings, copy, first.decoder, first.publish, first.params)
+    assert train(second, second.stream()) == expected
+    with pytest.raises(UserError, match="another trainer of this run has started"):
+        first.collect(stream, 1)
+    assert taken == expected[: len(taken)]
+
+
+def test_a_trainer_of_another_run_is_refused(make_jobs, tmp_path: Path) -> None:
+    first = make_jobs("first")
+    train(first, first.stream())
+    workdir = tmp_path / "other"
+    other = Jobs(first.settings, workdir, first.decoder, first.publish, first.params)
+    with pytest.raises(UserError, match="has the files of another run"):
+        other.collect(other.stream(), 0)
+
+
+def test_a_sampler_that_was_suspended_changes_nothing_when_it_wakes(make_jobs) -> None:
+    quiet = make_jobs("quiet")
+    expected = train(quiet, quiet.stream())
+    jobs = make_jobs("suspended")
+    suspended = jobs.new_worker("suspended")
+    held = []
+
+    def work() -> None:
+        if not held:
+            request = suspended.take()
+            assert request is not None
+            held.append(request)
+            # Its lease expires while it is suspended.
+            os.utime(jobs.store.directory / "leases" / request.id, (0, 0))
+        jobs.work()
+        # It wakes: its lease may belong to another sampler now, or to nobody.
+        suspended.leases.seconds = 0.0
+        suspended.leases.renew(held[0].id)
+        holder = suspended.leases.holder_of(held[0].id)
+        assert holder in (None, "s")
+
+    stream = jobs.stream()
+    assert train(jobs, stream, work) == expected
+    suspended.work_on(held[0])
+    assert not jobs.store.names("results") and not jobs.store.names("leases")
