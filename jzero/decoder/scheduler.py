@@ -754,25 +754,19 @@ class Scheduler:
             self._end_turn(slot, has_run_on=stopped_length is not None)
             yield sequence
 
-    def _is_stop(self, sequence: Sequence, token: int) -> bool:
-        """Whether a token ends the turns of a sequence."""
-        return token in self.engine.stop_ids or token in sequence.stop_ids
-
     def _end_turn(self, slot: int, has_run_on: bool) -> None:
         """Records the turn that ended in `slot`. The episode waits for a reply or is over.
 
         has_run_on: whether the slot may have decoded tokens after the end of the turn.
         """
         sequence = self.decoding[slot]
-        ids = sequence.tokens.ids[sequence.turn_start :].tolist()
-        # The token that ended the turn is trained on, and no part of the text.
-        if sequence.finish_reason == "stop" and self._is_stop(sequence, ids[-1]):
-            ids.pop()
-        text = self.decode(ids)
-        if not self.settings.keep_stop:
-            # Cut only the text: the tokens were sampled, so they are trained on.
-            all_stop_strings = (*self.settings.stop, *sequence.stop_strings)
-            text = stop_strings.text_before_stop(text, all_stop_strings)
+        text = stop_strings.graded_text(
+            self.decode,
+            sequence.tokens.ids[sequence.turn_start :].tolist(),
+            {*self.engine.stop_ids, *sequence.stop_ids},
+            (*self.settings.stop, *sequence.stop_strings),
+            keep_stop=self.settings.keep_stop,
+        )
         sequence.turn_text = text
         turn = Turn(sequence.turn_start, len(sequence), text, sequence.finish_reason)
         sequence.turns.append(turn)

@@ -4,7 +4,7 @@ A stop string can begin in the middle of one token and end in the middle of anot
 runs on text.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -38,6 +38,24 @@ def num_tokens_to_keep(
         return None
     ends = range(first_new + 1, len(tokens) + 1)
     return next(end for end in ends if completes_before(end))
+
+
+def graded_text(
+    decode: Callable[[list[int]], str],
+    ids: list[int],
+    stop_ids: Collection[int],
+    stop_strings: Sequence[str],
+    *,
+    keep_stop: bool,
+) -> str:
+    """Returns the text of a turn as a grader sees it.
+
+    The token that ended the turn and, without `keep_stop`, what begins with a stop string, are not
+    part of the text. The tokens were sampled, so they are trained on.
+    """
+    has_stop = bool(ids) and ids[-1] in stop_ids
+    text = decode(ids[:-1] if has_stop else ids)
+    return text if keep_stop else text_before_stop(text, stop_strings)
 
 
 def text_before_stop(text: str, stop_strings: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from jzero import json_values
 from jzero.config import Jobs
 from jzero.decoder.sequence import DecodeCounters
-from jzero.decoder.stop_strings import text_before_stop
+from jzero.decoder.stop_strings import graded_text
 from jzero.environments import environment
 from jzero.jobs.sealed import BadResultError
 from jzero.model import tokenizer
@@ -291,9 +291,10 @@ def check_text(turn: Turn, tokens: Tokens, prompt_length: int, limits: Limits) -
     can_end = stopped if turn.finish_reason == "stop" else turn.end == longest
     if not can_end:
         raise BadResultError(f"a turn cannot end with {turn.finish_reason}")
-    if not ends.keep_stop:
-        text = text_before_stop(text, ends.stop_strings)
-    if turn.text != text:
+    expected = graded_text(
+        ends.decode, ids, ends.stop_ids, ends.stop_strings, keep_stop=ends.keep_stop
+    )
+    if turn.text != expected:
         raise BadResultError("a text is not that of its tokens")
 
 
