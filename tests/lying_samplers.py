@@ -27,6 +27,7 @@ from hostile_values import VALUES, Raw, mutations, places, replaced
 from jzero.config import Jobs, RewardConfig, RolloutConfig, TaskConfig
 from jzero.decoder.sequence import DecodeCounters
 from jzero.files import JsonObject
+from jzero.jobs.checks import decode_counters
 from jzero.jobs.requests import Request, Result, request_of
 from jzero.jobs.sealed import seal, unseal
 from jzero.jobs.store import FolderStore
@@ -482,9 +483,7 @@ def assert_bounded_metrics(rollouts: list[Rollout], result: Result) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         metrics = rollout_metrics(rollouts, GROUP)
-        counters = DecodeCounters()
-        for name, number in result.counters.items():
-            setattr(counters, name, number)
+        counters = decode_counters(result.counters)
         grading = {f"grade/{name}": number for name, number in result.grading.items()}
         metrics |= host_metrics(counters, grading)
     assert not nonfinite(metrics), metrics

@@ -404,3 +404,15 @@ def check_counters(
             raise BadResultError("a counter of gradings has an unknown name")
         if type(count) is not int or not 0 <= count <= most:
             raise BadResultError(f"the counter {name} is not a number from 0 to {most}")
+
+
+def decode_counters(counters: Mapping[str, float]) -> DecodeCounters:
+    """Returns the counters of a result. Counters that are not complete count nothing.
+
+    Shares such as rollout/slot_utilization have a sense only if both of their counters are known.
+    """
+    counted = DecodeCounters()
+    if counters.keys() == vars(counted).keys():
+        for name, number in counters.items():
+            setattr(counted, name, number)
+    return counted

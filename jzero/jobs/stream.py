@@ -25,7 +25,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +44,7 @@ from jzero.files import (
     write_atomic,
 )
 from jzero.hosts import interrupt
-from jzero.jobs.checks import MAX_NUMBER, Limits
+from jzero.jobs.checks import MAX_NUMBER, Limits, decode_counters
 from jzero.jobs.leases import FOLDER as LEASES
 from jzero.jobs.leases import Leases, SlowLeases
 from jzero.jobs.progress import PARTIALS
@@ -202,12 +202,8 @@ class JobStream(ABC):
         rollouts: list[Rollout] = []
         for answer in answers:
             rollouts += answer.rollouts
-            counted = DecodeCounters()
-            for name, number in answer.result.counters.items():
-                # Samplers wait for grades while the trainer does something else.
-                if name in vars(counted) and name != "grading_seconds":
-                    setattr(counted, name, number)
-            counters.add(counted)
+            # Samplers wait for grades while the trainer does something else.
+            counters.add(replace(decode_counters(answer.result.counters), grading_seconds=0.0))
             self.num_continued += answer.result.continued_tokens
             for name, number in answer.result.grading.items():
                 if name in self.sampler.pool.counters:
@@ -426,6 +422,7 @@ class JobStream(ABC):
             # The result may be right, but the trainer cannot check all of it.
             if self.refusals[sampler] >= MOST_REFUSALS:
                 self.num_refused += 1
+                self._end_lease(request, sampler)
                 return
             rollouts = check_result(request, result, self.limits)
             check_name(result, name)
