@@ -268,6 +268,15 @@ def answer(
 
 
 @dataclass
+class _Answers:
+    """The files of results of an open request, as a sampler sees them."""
+
+    since: float  # time.monotonic() of the first look at one
+    names: set[str]  # of all of them
+    were_refused: bool = False
+
+
+@dataclass
 class Worker:
     """Takes requests and answers them, until the run ends."""
 
@@ -281,6 +290,7 @@ class Worker:
     idle_seconds: float = 0.0  # without a request, after which the sampler ends; 0: never
     num_answered: int = 0
     sent: set[str] = field(default_factory=set)  # SHA-256 of the files of results
+    answers: dict[str, _Answers] = field(default_factory=dict)  # by open request
     idle_share: float = 0.0  # of the time since the first look for a request
 
     def run(self) -> None:
@@ -334,8 +344,10 @@ class Worker:
     def take(self) -> Request | None:
         """Returns a request with its lease: the first one that nobody works on."""
         # The trainer may be in an update and read results later.
-        answered = {request_of(name) for name in self.store.names(RESULTS)}
-        waiting = [name for name in self.store.names(REQUESTS) if name not in answered]
+        answered = self.find_answered()
+        requests = self.store.names(REQUESTS)
+        self.answers = {name: self.answers[name] for name in requests if name in self.answers}
+        waiting = [name for name in requests if name not in answered]
         leased = set(self.store.names(LEASES))
         # Requests without a lease first: they cost no look at the clock.
         for name in waiting:
@@ -349,6 +361,35 @@ class Worker:
             if self.leases.is_expired(name, now) and (request := self.take_one(name, now)):
                 return request
         return None
+
+    def find_answered(self) -> set[str]:
+        """Returns the requests with results that the trainer has not read yet.
+
+        The trainer closes a request before it removes the result that it accepts. If a result is
+        gone and its request is open, or if results come again and again, they are those of a
+        faulty sampler, and must not keep this one from its work.
+        """
+        files: dict[str, set[str]] = {}
+        for name in self.store.names(RESULTS):
+            files.setdefault(request_of(name), set()).add(name)
+        answered: set[str] = set()
+        for request, names in files.items():
+            known = self.answers.setdefault(request, _Answers(time.monotonic(), names))
+            known.were_refused |= not known.names <= names or self.are_rewritten(known, names)
+            known.names |= names
+            if not known.were_refused:
+                answered.add(request)
+        return answered
+
+    def are_rewritten(self, known: _Answers, names: set[str]) -> bool:
+        """Returns whether a request has had results for the time of a lease, but only new ones."""
+        if time.monotonic() - known.since < self.leases.seconds:
+            return False
+        try:
+            newest = max(self.store.modified(f"{RESULTS}/{name}") for name in names)
+        except FileNotFoundError:
+            return True
+        return newest + self.leases.seconds > self.store.now(self.name)
 
     def take_one(self, name: str, now: float | None = None) -> Request | None:
         """Returns a request if this sampler got its lease."""

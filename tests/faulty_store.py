@@ -6,7 +6,7 @@ from collections import Counter
 from jzero.jobs.store import Store, StoreError
 
 FAULTS = ("lost", "late", "doubled", "stale")
-SHARE = 0.08  # of the calls
+SHARE = 0.15  # of the calls
 STALE_CALLS = 6  # for which a reader may see an older content
 # The clock and the notes about snapshots have no older content that anybody waits for.
 NEVER_STALE = ("clock/",)

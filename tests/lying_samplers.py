@@ -46,6 +46,8 @@ RIGHT, WRONG = "<answer> 1 + 2 </answer>", "<answer> 2 - 1 </answer>"
 MAX_NEW_TOKENS = 40
 GROUP = 2
 LIAR = "liar-1"
+# Only a replay finds out that other log-probs within the bounds are not the model's.
+UNDETECTED = ("logps reversed", "logps zeros")
 SNAPSHOT = "5" * 64
 
 

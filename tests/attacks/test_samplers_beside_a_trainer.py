@@ -4,13 +4,14 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from faulty_store import FaultyStore
 from job_streams import SINGLE_TURN, Jobs, Parts, bits, make_parts, settings_of
 from lying_samplers import (
+    UNDETECTED,
     Lie,
     file_of,
     lies_of_arrays,
@@ -26,9 +27,7 @@ from jzero.jobs.store import RetryingStore
 from jzero.jobs.stream import ROLLOUTS, JobStream
 
 STEPS = 3
-LIES_AT_ONCE = 25  # for each open request
-# Only a replay finds out that other log-probs within the bounds are not the model's.
-UNDETECTED = ("logps reversed", "logps zeros")
+LIES_AT_ONCE = 8  # for each open request
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +63,28 @@ def kept_results(jobs: Jobs) -> dict[str, Result]:
     """Returns the results that a trainer has kept, by request."""
     files = [path for path in (jobs.workdir / ROLLOUTS).iterdir() if not path.suffix]
     return {path.name: Result.parse(path.read_bytes()) for path in files}
+
+
+@dataclass(frozen=True)
+class HonestRun:
+    """What a run without faults has trained on."""
+
+    taken: list[bytes]  # the bytes of all rollouts
+    kept: dict[str, Result]  # by request
+
+
+@pytest.fixture(scope="module")
+def honest_runs() -> list[HonestRun]:
+    """Keeps the honest run for all tests of the module, once one of them has made it."""
+    return []
+
+
+@pytest.fixture
+def quiet(make_jobs: Callable[..., Jobs], honest_runs: list[HonestRun]) -> HonestRun:
+    if not honest_runs:
+        jobs = make_jobs("quiet")
+        honest_runs.append(HonestRun(train(jobs, jobs.stream()), kept_results(jobs)))
+    return honest_runs[0]
 
 
 class Liar:
@@ -107,32 +128,27 @@ class Liar:
 
 
 def test_a_run_beside_a_liar_has_the_numbers_of_an_honest_run(
-    make_jobs, tries, capsys: pytest.CaptureFixture[str]
+    make_jobs, quiet: HonestRun, tries, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    quiet = make_jobs("quiet")
-    expected = train(quiet, quiet.stream())
     jobs = make_jobs("lied")
-    liar = Liar(jobs, kept_results(quiet))
+    liar = Liar(jobs, quiet.kept)
     stream = jobs.stream()
-    assert train(jobs, stream, liar) == expected
+    assert train(jobs, stream, liar) == quiet.taken
     assert liar.num_told > 100
     for number in range(liar.num_told):
         with tries.attempt("a liar beside a trainer", f"lie {number}"):
             pass  # the run would have ended, or have other numbers
     out = capsys.readouterr().out
     assert "refused a result of" in out and "\x1b" not in out.replace("\x1b[0m", "")
-    # No file of a liar is left to be taken by the next start of the trainer.
-    state = stream.state()
-    resumed = jobs.stream()
-    resumed.restore(state)
-    assert {name for name in kept_results(jobs)} == set(kept_results(quiet))
+    # No lie is left in the workdir to be taken by the next start of the trainer.
+    kept = kept_results(jobs)
+    for request, result in quiet.kept.items():
+        assert kept[request].digest == result.digest
 
 
-def test_the_sampler_whose_name_a_liar_used_continues(make_jobs) -> None:
-    quiet = make_jobs("quiet")
-    expected = train(quiet, quiet.stream())
-    jobs = make_jobs("framed")
-    kept = kept_results(quiet)
+def test_the_sampler_whose_name_a_liar_used_continues(make_jobs, quiet: HonestRun) -> None:
+    jobs = make_jobs("framed", lease_seconds=0.5)
+    kept = quiet.kept
 
     def frame_and_work() -> None:
         if jobs.worker is None:
@@ -143,19 +159,17 @@ def test_the_sampler_whose_name_a_liar_used_continues(make_jobs) -> None:
         jobs.worker.check_refusal()
         jobs.work()
 
-    assert train(jobs, jobs.stream(), frame_and_work) == expected
+    assert train(jobs, jobs.stream(), frame_and_work) == quiet.taken
 
 
 def test_a_poisoned_file_of_the_workdir_is_asked_for_again(
-    make_jobs, capsys: pytest.CaptureFixture[str]
+    make_jobs, quiet: HonestRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever an earlier version of the trainer has kept, nobody has to delete it by hand."""
-    quiet = make_jobs("quiet")
-    expected = train(quiet, quiet.stream())
     jobs = make_jobs("poisoned")
     folder = jobs.workdir / ROLLOUTS
     folder.mkdir()
-    for number, (request, honest) in enumerate(sorted(kept_results(quiet).items())):
+    for number, (request, honest) in enumerate(sorted(quiet.kept.items())):
         lies = whole_lies(honest, honest)
         path = folder / request
         if number == 0:
@@ -168,14 +182,12 @@ def test_a_poisoned_file_of_the_workdir_is_asked_for_again(
         else:
             names = ("rollout 0: score 1e308", "rollout 0: part with a line break", "no rollouts")
             path.write_bytes(lies[names[number % 3]].to_bytes())
-    assert train(jobs, jobs.stream()) == expected
+    assert train(jobs, jobs.stream()) == quiet.taken
     assert capsys.readouterr().out.count("its request is answered again") == 2 * STEPS
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_store_with_lost_late_and_doubled_answers(make_jobs, seed: int) -> None:
-    quiet = make_jobs("quiet")
-    expected = train(quiet, quiet.stream())
+def test_a_store_with_lost_late_and_doubled_answers(make_jobs, quiet: HonestRun, seed: int) -> None:
     jobs = make_jobs("faulty", lease_seconds=1.0)
     stream = jobs.stream()
     faulty = FaultyStore(stream.store.store, random.Random(seed))
@@ -184,23 +196,21 @@ def test_a_store_with_lost_late_and_doubled_answers(make_jobs, seed: int) -> Non
     worker.store = worker.leases.store = RetryingStore(faulty, 60.0)
     worker.weights.reader.store = worker.store
     jobs.worker = worker
-    assert train(jobs, stream) == expected
-    assert min(faulty.num_faults.values()) > 0
+    assert train(jobs, stream) == quiet.taken
+    assert faulty.num_faults.total() > 20
 
 
-def test_a_second_trainer_of_a_run_ends_the_first(make_jobs) -> None:
-    quiet = make_jobs("quiet")
-    expected = train(quiet, quiet.stream())
+def test_a_second_trainer_of_a_run_ends_the_first(make_jobs, quiet: HonestRun) -> None:
     first = make_jobs("first")
     stream = first.stream()
     taken = bits(first.collect(stream, 0))
     copy = first.workdir.with_name("copy")
     shutil.copytree(first.workdir, copy)
     second = Jobs(first.settings, copy, first.decoder, first.publish, first.params)
-    assert train(second, second.stream()) == expected
+    assert train(second, second.stream()) == quiet.taken
     with pytest.raises(UserError, match="another trainer of this run has started"):
         first.collect(stream, 1)
-    assert taken == expected[: len(taken)]
+    assert taken == quiet.taken[: len(taken)]
 
 
 def test_a_trainer_of_another_run_is_refused(make_jobs, tmp_path: Path) -> None:
@@ -212,9 +222,9 @@ def test_a_trainer_of_another_run_is_refused(make_jobs, tmp_path: Path) -> None:
         other.collect(other.stream(), 0)
 
 
-def test_a_sampler_that_was_suspended_changes_nothing_when_it_wakes(make_jobs) -> None:
-    quiet = make_jobs("quiet")
-    expected = train(quiet, quiet.stream())
+def test_a_sampler_that_was_suspended_changes_nothing_when_it_wakes(
+    make_jobs, quiet: HonestRun
+) -> None:
     jobs = make_jobs("suspended")
     suspended = jobs.new_worker("suspended")
     held = []
@@ -234,6 +244,6 @@ def test_a_sampler_that_was_suspended_changes_nothing_when_it_wakes(make_jobs) -
         assert holder in (None, "s")
 
     stream = jobs.stream()
-    assert train(jobs, stream, work) == expected
+    assert train(jobs, stream, work) == quiet.taken
     suspended.work_on(held[0])
     assert not jobs.store.names("results") and not jobs.store.names("leases")

@@ -14,9 +14,11 @@ import pytest
 import runs
 import tiny
 from job_streams import assert_continued, sequences_in
+from lying_samplers import UNDETECTED, Lie, lies_of
 from servers import free_port
 
 from jzero.jobs.requests import Result
+from jzero.jobs.store import FolderStore
 from jzero.jobs.store_server import KEY_VARIABLE
 
 STEPS = 4
@@ -167,6 +169,53 @@ def test_a_run_whose_sampler_is_killed_is_the_synchronous_run(
     replayed = run_replay(environment, workdir, "--requests=1")
     assert replayed.returncode == 1
     assert "holds other rollouts than the log says" in replayed.stdout
+
+
+@pytest.mark.thorough
+def test_a_liar_beside_a_sampler_changes_no_number(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """Every lie about every request is told while the trainer waits for the honest sampler."""
+    settings: dict[str, object] = {"regrade_share": 1.0}
+    trainer = runs.launch(
+        environment, tmp_path / "quiet", *CHANGES, jobs(tmp_path / "quiet-store", **settings)
+    )
+    sampler = start_sampler(environment, tmp_path / "quiet-store")
+    finish(trainer, sampler)
+    finish(sampler)
+    honest: dict[str, Result] = {}
+    for path in (tmp_path / "quiet" / "rollouts").iterdir():
+        if not path.suffix:
+            honest[path.name] = Result.parse(path.read_bytes())
+    older = honest[min(honest)]
+    # Counters within their bounds only describe the work of a sampler.
+    lies: dict[str, list[Lie]] = {}
+    for request, result in honest.items():
+        told = [lie for lie in lies_of(result, older, 1) if not lie.name.endswith(UNDETECTED)]
+        lies[request] = [lie for lie in told if not lie.name.startswith(("counter", "grading"))]
+
+    store, workdir = tmp_path / "store", tmp_path / "lied"
+    workdir.mkdir()
+    # The same run, so that its requests are those of the quiet one.
+    shutil.copy(tmp_path / "quiet" / "jobs.json", workdir)
+    trainer = runs.launch(environment, workdir, *CHANGES, jobs(store, **settings))
+    sampler = start_sampler(environment, store)
+    num_told = 0
+    liar = FolderStore(store)
+    while trainer.poll() is None:
+        for request in liar.names("requests"):
+            for lie in lies[request][:10]:
+                liar.write(f"results/{lie.file}", lie.data)
+                num_told += 1
+            lies[request] = lies[request][10:] + lies[request][:10]
+        time.sleep(0.02)
+    out, _ = finish(trainer, sampler)
+    finish(sampler)
+    assert num_told > 100 and "refused a result of" in out
+    assert metrics_of(workdir) == metrics_of(tmp_path / "quiet")
+    assert weights_of(workdir) == weights_of(tmp_path / "quiet")
+    replayed = run_replay(environment, workdir, "--requests=1")
+    assert replayed.returncode == 0, replayed.stdout
 
 
 def leased(store: Path) -> bool:
