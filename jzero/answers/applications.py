@@ -18,6 +18,7 @@ from jzero.answers.vocabulary import GREEK
 
 CONVENTIONAL = frozenset(("f", "g", "F", "G", "\\Gamma", "\\zeta"))
 _NAMES = frozenset(ascii_letters) | {f"\\{name}" for name in GREEK}
+_OF_LINES = frozenset(("t", "s", "\\lambda", "\\mu"))  # (1,0)+t(1,2) is a product
 _CONSTANTS = frozenset(("e", "i", "\\pi"))
 _OPENING = frozenset(("(", "[", "{", "\\{"))
 _SET_OPERATORS = frozenset(("∪", "∩", "∖"))
@@ -93,7 +94,8 @@ def uses(text: str) -> Uses:
         argument = tokens[start + 1 : _closing(tokens, start)]
         # Evidence that the brackets hold an argument, and not a factor.
         is_set = not _SET_OPERATORS.isdisjoint(argument)
-        if name in CONVENTIONAL or len(argument) == 1 or _is_list(argument) or is_set:
+        is_list = _is_list(argument) and name not in _OF_LINES
+        if name in CONVENTIONAL or len(argument) == 1 or is_list or is_set:
             evident.add(name)
     return Uses(frozenset(before_brackets), frozenset(elsewhere), frozenset(evident))
 

@@ -19,7 +19,7 @@ from jzero.answers.intervals import Pieces, same_number
 from jzero.answers.latex_blocks import is_statement
 from jzero.answers.matrices import rows_of
 from jzero.answers.noncommuting import is_noncommuting, same_ordered
-from jzero.answers.same_quantity import has_quantity, same_quantity
+from jzero.answers.same_quantity import has_quantity, same_quantity, without_unit_of_letters
 from jzero.answers.statements import (
     Conjunction,
     Residues,
@@ -57,6 +57,8 @@ def equal(prediction: Node, gold: Node, rules: Rules | bool) -> bool:
 def _equal(prediction: Node, gold: Node, rules: Rules) -> bool:
     if is_statement(prediction) or is_statement(gold):
         return _same_statement(prediction, gold, rules)
+    if is_literal(gold) and prediction.kind == "divide":
+        prediction = without_unit_of_letters(prediction)
     if has_quantity(prediction) or has_quantity(gold):
         return same_quantity(prediction, gold, rules, equal)
     # A shortcut: two numbers have neither structure nor matrix.

@@ -37,6 +37,8 @@ from jzero.answers.sampling import (
 from jzero.answers.vocabulary import BINDERS, words
 
 LEAST_DIGITS = 6  # of a decimal that may replace an exact constant
+DIGITS_OF_DOUBLES = (16, 17, 18)
+ERROR_OF_DOUBLES = Fraction(4, 2**53)
 MAX_STEPS = 12  # constants of a formula at which it may step from one piece to the next
 LEAST_POINTS = 2  # at which both formulas must have a value
 LEAST_WHOLE_POINTS = 8  # with only 0, 1 and -1, n^9000 would be n^8000
@@ -286,6 +288,10 @@ def _approximates(prediction: Node, x: Value, y: Value) -> bool:
     place = written.decimal_place
     if not place or x.denominator == 1:
         return False
+    # As a program prints a double, which is rounded in each of its operations.
+    num_digits = len(str(abs(x / place)))
+    if num_digits in DIGITS_OF_DOUBLES and abs(y - x) <= ERROR_OF_DOUBLES * abs(y):
+        return True
     # The decimal has too few digits.
     if abs(x) < 10 ** (LEAST_DIGITS - 1) * place:
         return False

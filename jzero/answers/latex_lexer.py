@@ -10,11 +10,14 @@ import re
 from typing import NamedTuple
 
 from jzero.answers.characters import without_last_punctuation, written_out
+from jzero.answers.declarations import with_declarations
+from jzero.answers.languages import in_english
 from jzero.answers.layout import simplified
 from jzero.answers.names import with_names
 from jzero.answers.numerals import plain_numerals
 from jzero.answers.phrases import with_relation, without_lead_in
 from jzero.answers.quantities import LETTERS_OF_UNITS
+from jzero.answers.spoken import spoken
 from jzero.answers.units import MULTIPLIERS, UNIT_WORDS
 from jzero.answers.vocabulary import COMMANDS_WITHOUT_BACKSLASH, TOKENS, TYPESETTING, words
 
@@ -33,12 +36,38 @@ _REWRITES = [
         ("°", r"\^\s*(?:\{\s*°\s*\}|°)", "°"),
         ("\\prime", r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![A-Za-z]))", "'"),
         ("\\Delta", r"\\Delta\s*(?=[A-Z]{3}(?![A-Za-z]))", r"\\triangle "),
+        # 154 pm is a length, 3 pm a time, and 1.5 \\mu C a charge. An ohm stands after a space.
+        (
+            "pm",
+            r"((?<![0-9:.])(?:1[3-9]|[2-9][0-9]|[0-9]{3,}|[0-9]+\.[0-9]+)\s*(?:\\text\{\s*)?)pm(?![a-z])",
+            r"\1picometer",
+        ),
+        ("\\mu", r"(?<=[0-9}])\s*\\mu\s*\\text\{\s*(?=[A-Za-z])", r"\\text{ u"),
+        (
+            "\\Omega",
+            r"(?<=[0-9])(?:\s+|(?=\\text))(?:\\text\{\s*([kMm]?)\s*\}\s*)?\\Omega\s*\Z",
+            r"\\text{ \1Omega}",
+        ),
+        ("\\Omega", r"\\text\{\s*([kMm]?)\\Omega\s*\}", r"\\text{ \1Omega}"),
+        ("light", r"\blight[- ]years?\b", "lightyear"),
+        ("Å", r"\\text\{\s*Å", r"\\text{ angstrom"),
+        ("Å", "Å", r"\\text{ angstrom}"),
+        ("\\AA", r"\\AA(?![A-Za-z])", r"\\text{ angstrom}"),
+        ("\\mathring", r"\\mathring\s*\{?\s*A\s*\}?", r"\\text{ angstrom}"),
         ("per cent", r"\bper cent\b", "percent"),
         ("\\mathbb", r"\\mathbb\s*(?:\{R\}|R)", "ℝ"),
         ("\\mathbb", r"\\mathbb\s*(?:\{Z\}|Z)", "ℤ"),
         ("\\mathbb", r"\\mathbb\s*(?:\{N\}|N)", "ℕ"),
         ("\\mathbb", r"\\mathbb\s*(?:\{Q\}|Q)", "ℚ"),
         ("\\mathbb", r"\\mathbb\s*(?:\{C\}|C)", "ℂ"),
+        ("ℝ", r"ℝ\s*(?:\^\s*\{?\s*\+\s*\}?|_\s*\{?\s*>\s*0\s*\}?)", r"(0,\\infty)"),
+        ("ℝ", r"ℝ\s*(?:\^\s*\{?\s*-\s*\}?|_\s*\{?\s*<\s*0\s*\}?)", r"(-\\infty,0)"),
+        ("ℝ", r"ℝ\s*_\s*\{?\s*(?:\\geq?|≥)\s*0\s*\}?", r"[0,\\infty)"),
+        ("ℝ", r"ℝ\s*\^\s*\{?\s*(?:\*|\\ast|\\times)\s*\}?", r"ℝ\\setminus\\{0\\}"),
+        ("ℤ", r"ℤ\s*(?:\^\s*\{?\s*\+\s*\}?|_\s*\{?\s*(?:>\s*0|\+)\s*\}?)", "ℤ₊"),
+        ("ℕ", r"ℕ\s*(?:\^\s*\{?\s*[+*]\s*\}?|_\s*\{?\s*(?:>\s*0|\+)\s*\}?)", "ℤ₊"),
+        ("ℤ", r"ℤ\s*_\s*\{?\s*(?:\\geq?|≥)\s*0\s*\}?", "ℕ₀"),
+        ("ℕ", r"ℕ\s*_\s*\{?\s*0\s*\}?", "ℕ₀"),
         ("\\begin", r"\\begin\s*\{cases\}", r"\\cases "),
         ("\\end", r"(?:\\\\\s*)?\\end\s*\{cases\}", r"\\endcases "),
         ("\\begin", r"\\begin\s*\{vmatrix\}", r"\\vmatrix "),
@@ -60,9 +89,12 @@ _LEXER = re.compile(
             (?:[eE](?:[0-9]+|[-+][0-9]{2,}|[-+][0-9](?![0-9]|\s*[A-Za-z.^!({\\])))?)
     |\\(?P<command>[a-zA-Z]+)
     |(?P<run>(?:[A-Za-z]\.){2,}|[A-Za-z]+)
-    |(?P<other>\{[,:]\}|\\\\|\\[{}%&|$]|\*\*|<=|>=|!=|!!|.)""",
+    |(?P<other>[ℤℕ][₊₀]|\{[,:]\}|\\\\|\\[{}%&|$]|\*\*|<=|>=|!=|!!|.)""",
     re.VERBOSE | re.DOTALL,
 )
+_SHAPES_OF_LETTERS = [
+    (f"\\var{name}", name) for name in words("epsilon phi theta rho sigma kappa pi")
+]
 # Longer spaces would make the patterns of announcements take more than linear time.
 _LONG_SPACE = re.compile(r"(\s\s)\s+")
 # ]0,1[ is (0,1), and [0,1[ is [0,1).
@@ -77,7 +109,6 @@ _ESCAPED_TWICE = re.compile(
 
 
 _RUNS = re.compile("[A-Za-z]+")
-_HOUR = re.compile(r"(?<![0-9.])(?:1[0-2]|0?[1-9])(?::[0-5][0-9])*\Z|\A\Z")
 _OPERATORS = words("sgn sign arctg lcm gcd arcsinh arccosh arctanh")
 # Words that may follow a number without a space.
 _WORDS = UNIT_WORDS | MULTIPLIERS.keys()
@@ -95,14 +126,17 @@ def _with_round_brackets(match: re.Match[str]) -> str:
 @functools.lru_cache(4096)
 def simplified_text(text: str) -> str:
     """Returns a text without layout and announcements, its numbers in digits and a point."""
-    text = _LONG_SPACE.sub(r"\1", written_out(without_last_punctuation(text)))
+    text = written_out(in_english(without_last_punctuation(text)))
+    text = _LONG_SPACE.sub(r"\1", text)
     # In a text that was escaped once, two backslashes separate the rows of an environment.
     if "\\\\" in text and ("\\\\begin" in text or "\\begin" not in text):
         text = _ESCAPED_TWICE.sub(r"\\", text)
     text = plain_numerals(simplified(text))
     if "]" in text or "[" in text:
         text = _OPEN_INTERVAL.sub(_with_round_brackets, text)
-    return with_relation(without_lead_in(text))
+    text = without_lead_in(text)
+    notation = spoken(text)
+    return notation if notation != text else with_relation(text)
 
 
 @functools.lru_cache(4096)
@@ -116,11 +150,16 @@ def tokenize(text: str, units: frozenset[str] = frozenset()) -> list[str]:
     for needed, pattern, replacement in _REWRITES:
         if needed in text:
             text = pattern.sub(replacement, text)
+    if "\\var" in text:
+        for shape, other in _SHAPES_OF_LETTERS:
+            # Two shapes in one answer are two letters.
+            if shape in text and not re.search(rf"\\{other}(?![a-z])", text):
+                text = text.replace(shape, f"\\{other}")
     tokens = []
     # Punctuation at the end is not part of an answer.
     for match in _LEXER.finditer(text.rstrip(" \n.,;:\\")):
         tokens += _tokens_of_match(match, False, units)
-    return with_names(tokens)
+    return with_names(with_declarations(tokens))
 
 
 class UnitLetters(NamedTuple):
@@ -216,16 +255,15 @@ def _tokens_of_letters(
     start = match.start()
     letters = letters.replace(".", "")
     # am and pm are words in prose and after a number; elsewhere they are products.
-    if letters in ("AM", "PM", "am", "pm"):
-        before = match.string[:start].rstrip(" ~{\n").removesuffix("\\text")
-        if in_prose or before[-1:].isdigit():
-            # 154 pm is a length.
-            is_length = letters == "pm" and not _HOUR.search(before.rstrip(" {"))
-            return ['"picometer' if is_length else '"' + letters.lower()]
+    is_time = letters in ("AM", "PM", "am", "pm")
+    if is_time and (in_prose or match.string[:start].rstrip()[-1:].isdigit()):
+        return ['"' + letters.lower()]
     stands_alone = start == 0 or match.string[start - 1] in " \n"
     is_unit = len(letters) > 1 and letters.removesuffix("s") in _WORDS
     if is_unit_symbol(letters):
         is_unit = letters in units
+    if letters.lower() in ("no", "yes") and letters == match.string.strip(" .!"):
+        return ['"' + letters]
     is_abbreviation = letters in ("mod", "per") or (letters.isupper() and len(letters) > 2)
     if in_prose or is_unit or is_abbreviation or (stands_alone and len(letters) > 3):
         return ['"' + letters]

@@ -43,6 +43,7 @@ from jzero.answers.latex_reader import (
     OPERATORS,
     Binding,
     Reading,
+    kind_of,
 )
 from jzero.answers.names import NAMED
 from jzero.answers.noncommuting import is_noncommuting
@@ -193,7 +194,8 @@ class Parser(Blocks):
                 bars.append(index)
             elif depth == 0 and token == ":":
                 colons.append(index)
-            has_relation = has_relation or (token in RELATIONS and token != END)
+            is_relation = token == "∈" or (token in RELATIONS and token != END)
+            has_relation = has_relation or is_relation
         # An odd number of bars has one that is no absolute value.
         in_braces = self.last_token == "\\{"
         if len(bars) % 2 == 1:
@@ -226,10 +228,11 @@ class Parser(Blocks):
         self.position += 1
         kind = BRACKETS[brackets]
         if inside.kind == "given" and kind == "set":
-            return _condition_of_set(inside)
+            family = _family_of_set(inside)
+            return _condition_of_set(inside) if family is None else family
         items = inside.parts if inside.kind == "list" else (inside,)
         # Brackets around one value only group it, and brackets around a matrix belong to it.
-        if len(items) == 1 and (brackets in ("{}", "()") or inside.kind == "matrix"):
+        if len(items) == 1 and (brackets in ("{}", "()", "[]") or inside.kind == "matrix"):
             return inside
         return Node(kind, items, name=brackets if kind == "tuple" else "")
 
@@ -241,6 +244,7 @@ class Parser(Blocks):
         name = self.last_token[1:]
         base = ()
         if name == "log" and self.accept("_"):
+            self._split_index()
             base = (self.expression(Binding.ATOM),)
         # The exponent stands between the name and the argument: \sin^2 x.
         exponent = self.expression(Binding.POWER) if self.accept("^") else None
@@ -251,6 +255,14 @@ class Parser(Blocks):
         argument = self.expression(Binding.ATOM if in_brackets else Binding.APPLY)
         node = Node(name, (argument, *base))
         return node if exponent is None else Node("power", (node, exponent))
+
+    def _split_index(self) -> None:
+        r"""Splits \\log_25 as TeX does, if no argument would follow: the base 2 of 5."""
+        token = self.next_token
+        following = INFIX.get(kind_of(self.tokens[self.position + 1])) if token else None
+        is_argument = following is not None and following.binding >= Binding.APPLY
+        if token.isdigit() and len(token) > 1 and token[0] not in "01" and not is_argument:
+            self.tokens[self.position : self.position + 1] = [token[0], token[1:]]
 
     def fraction(self, _: Binding) -> Node:
         above = self.expression(Binding.ATOM)
@@ -265,7 +277,8 @@ class Parser(Blocks):
     def root(self, _: Binding) -> Node:
         degree = TWO
         if self.accept("["):
-            degree = self.group(Binding.ATOM).parts[-1]
+            degree = self.expression(Binding.ROWS)
+            self.require("]")
         # The argument is a group or a single token, as in \sqrt2.
         return Node("root", (degree, self.expression(Binding.ATOM)))
 
@@ -299,7 +312,8 @@ class Parser(Blocks):
         # A product has no operator token: the last token belongs to the factor, and is read again.
         last_of_left, token = self.tokens[self.position - 2 : self.position]
         self.position -= 1
-        right = self.expression(Binding.POSTFIX)
+        right = _grouped(self.expression(Binding.POSTFIX))
+        left = _grouped(left)
         if left.kind == "compose" and token == "(" and all(map(_is_function_name, left.parts)):
             for function in reversed(left.parts):
                 right = Node("apply", (right,), name=function.name)
@@ -353,6 +367,7 @@ class Parser(Blocks):
 
     def power(self, left: Node) -> Node:
         # Towers are read from the right: 2^3^2 is 2^(3^2).
+        left = _grouped(left)
         return Node("power", (left, self.expression(Binding.POWER)))
 
     def factorial(self, left: Node) -> Node:
@@ -392,8 +407,9 @@ class Parser(Blocks):
         """
         powers: dict[str, int] = {}
         last, sign, next_power, num_words = "", 1, 1, 0
+        is_in_brackets = False
         self.position -= 1
-        while self.is_unit_token(follows_unit=last != ""):
+        while self.is_unit_token(last != "") or (is_in_brackets and self.next_token == ")"):
             token = self.next_token
             self.position += 1
             num_words += 1
@@ -401,9 +417,12 @@ class Parser(Blocks):
             noun = singular(word)
             if word.lower() in REFUSED_WORDS or num_words > MAX_UNIT_WORDS:
                 raise Refused("prose")
-            # The next unit is in the denominator.
+            # The next unit is in the denominator, and so are all units in brackets: J/(mol K).
             if token in ("/", '"per'):
                 sign = -1
+                is_in_brackets = bool(self.accept("("))
+            elif token == ")":
+                is_in_brackets = False
             elif token in ("*", "×", "-"):
                 continue
             elif token == "^" or (noun in POWERS and last):
@@ -426,7 +445,10 @@ class Parser(Blocks):
             else:
                 last = unit_name(word)
                 powers[last] = powers.get(last, 0) + sign * next_power
-                sign = next_power = 1
+                sign = -1 if is_in_brackets else 1
+                next_power = 1
+        if is_in_brackets:
+            raise Refused("an open bracket")
         if not powers:
             return left
         quantity = Node("unit", (left,), name=unit_of_powers(powers))
@@ -544,6 +566,20 @@ def _scaled(node: Node, numeral: str) -> Node:
     return Node("scaled", (node, Node("number", value=MULTIPLIERS[numeral])))
 
 
+def _family_of_set(conditional: Node) -> Node | None:
+    r"""Returns 2k, k \\in Z for \\{2k : k \\in Z\\}; None if the condition is not a declaration."""
+    head, condition = conditional.parts
+    parts = condition.parts if condition.kind == "list" else (condition,)
+    are_declarations = all(part.kind == "relation" and part.name == "∈" for part in parts)
+    if not are_declarations or head.kind in ("symbol", "relation"):
+        return None
+    names = [part.parts[0] for part in parts]
+    is_point = head.kind == "tuple" and all(part in names for part in head.parts)
+    if is_point or not all(mentions(head, name) for name in names):
+        return None
+    return Node("list", (head, *parts))
+
+
 def _condition_of_set(conditional: Node) -> Node:
     """Returns the condition x > 2 of {x | x > 2}, which is compared like any other relation."""
     head, condition = conditional.parts
@@ -578,6 +614,11 @@ def _may_precede_number(left: Node, last_of_left: str, right: Node) -> bool:
 
 def _is_function_name(node: Node) -> bool:
     return node.kind == "symbol"
+
+
+def _grouped(node: Node) -> Node:
+    r"""Returns the only member of a factor \\{x+1\\}, whose braces group like round brackets."""
+    return node.parts[0] if node.kind == "set" and len(node.parts) == 1 else node
 
 
 def _is_proper_fraction(node: Node) -> bool:
@@ -648,7 +689,7 @@ CONSTANTS = {
     "\\infty": INFINITY,
     "\\emptyset": EMPTY_SET,
     "\\real": REAL_LINE,
-    **{f"{name}": Node("domain", name=name) for name in "ℤℕℚℂ"},
+    **{name: Node("domain", name=name) for name in ("ℤ", "ℕ", "ℚ", "ℂ", "ℤ₊", "ℕ₀")},
     **{f"\\{name}": symbol(name) for name in GREEK},
 }
 # Words that are not a unit: one answer in several spellings.

@@ -22,7 +22,7 @@ OPERATORS = frozenset('"' + name for name in ("Re", "Im", "arg", "Arg", "tr", "r
 
 
 @functools.lru_cache(4096)
-def _kind(token: str) -> str:
+def kind_of(token: str) -> str:
     if token in OPERATORS:
         return NAMED_FUNCTION
     if token.startswith(NAMED):
@@ -98,7 +98,7 @@ class Reader:
         words.
         """
         token = self.tokens[self.position]
-        kind = _kind(token)
+        kind = kind_of(token)
         # A word before a bracket is a function: Var(X).
         if kind == '"' and len(token) > 2 and self.tokens[self.position + 1] == "(":
             return NAMED_FUNCTION

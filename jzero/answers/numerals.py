@@ -63,8 +63,9 @@ _TIMES_X = re.compile(r"(?<=[0-9.])\s*[xX]\s*(?=10\s*\^)")
 _BOTH_SEPARATORS = re.compile(
     r"[1-9][0-9]{0,2}(?:\.[0-9]{3}|(?: [0-9]{3})+),(?:[0-9]{1,2}|[0-9]{4,})"
 )
-_DECIMAL_COMMA = re.compile(r"[-+]?[0-9]+,(?:[0-9]{1,2}|[0-9]{4,})")
-_DECIMAL = re.compile(r"[-+]?[0-9]*\.[0-9]+")
+_SUFFIX = r"(?:\s*\\?%|\s*\\text\{[^{}]*\})?"
+_DECIMAL_COMMA = re.compile(rf"[-+]?[0-9]+,(?:[0-9]{{1,2}}|[0-9]{{4,}}){_SUFFIX}")
+_DECIMAL = re.compile(rf"[-+]?[0-9]*\.[0-9]+{_SUFFIX}")
 _INDIAN = re.compile(r"[1-9][0-9]?(?:,[0-9]{2})+,[0-9]{3}(?:\.[0-9]+)?")
 
 

@@ -107,8 +107,11 @@ _CHOICE = re.compile(
     [\s.:]*\}*""",
     re.VERBOSE,
 )
+# A second choice after the first one, and words that take the first one back.
 _ANOTHER_CHOICE = re.compile(
-    r"\(\s*[A-J]\s*\)|(?<![A-Za-z\\])[A-J]\s*\)|(?<![A-Za-z\\])[B-HJ](?![A-Za-z'(])"
+    r"\(\s*[A-J]\s*\)|(?<![A-Za-z\\])[A-J]\s*[).:](?=[\s}]|$)"
+    r"|\b(?:or|and|not|nor|but)\s+(?:option\s+|choice\s+)?[A-J](?![A-Za-z'(])"
+    r"|\A[\s{}]*(?:\\text\{\s*)?(?:(?:or|and|nor|but|is|was|if)\b|[A-J]\s*\}*\s*\Z)"
 )
 _WORD = re.compile(r"[A-Za-z']+")
 _MORE_THAN = re.compile(r"more\s+[a-z]{3,}\s+than\s+[A-Za-z]{3,}")
@@ -205,7 +208,7 @@ def read_choice(text: str) -> Choice | None:
     # (A)^2 is a formula, and "A, B" names two choices.
     if remainder[:1] in _OPERATORS or re.fullmatch("[^A-Za-z]*[A-J][^A-Za-z]*", value):
         return None
-    if _ANOTHER_CHOICE.search(value) or _is_hedged(value):
+    if _ANOTHER_CHOICE.search(value):
         return None
     return Choice(letter, value)
 

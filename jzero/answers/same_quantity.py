@@ -38,9 +38,12 @@ def same_quantity(
         return _same_compound(prediction, gold, rules)
     inside, unit = split_unit(prediction)
     gold_inside, gold_unit = split_unit(gold)
-    # 5·m is 5 meters if the gold is in meters. In the gold, letters are a product.
+    # 5·m is 5 meters if the gold is in meters. In the gold, letters are a product, unless they
+    # are a quotient, as in m/s.
     if gold_unit and not unit:
         inside, unit = _with_unit_of_letters(inside, gold_unit)
+    elif unit and not gold_unit and gold_inside.kind == "divide":
+        gold_inside, gold_unit = _with_unit_of_letters(gold_inside, unit)
     if unit and gold_unit and not same_unit(unit, gold_unit):
         return rules.converts_units and _same_after_conversion(inside, unit, gold_inside, gold_unit)
     # The name of a base starts with "_": 101_2 is not 101, but 15_{10} is 15.
@@ -108,11 +111,21 @@ def _powers_of_letters(node: Node) -> tuple[Node, list[tuple[str, int]]] | None:
                 return None
             if power.denominator != 1:
                 return None
-            letters.append((base.name.removeprefix("\\"), int(power)))
+            letter = base.name.removeprefix("\\")
+            letters.append(("μ" if letter == "mu" else letter, int(power)))
     return number, letters
 
 
 _ONE = Node("number", value=Fraction(1))
+
+
+def without_unit_of_letters(node: Node) -> Node:
+    """Returns 9.8 for 9.8 m/s^2, whose letters can only be a unit; other trees unchanged."""
+    powers = _powers_of_letters(node) if node.kind == "divide" else None
+    if powers is None or len(powers[1]) < 2:
+        return node
+    number, letters = powers
+    return number if all(named_unit(letter) for letter, _ in letters) else node
 
 
 def _same_after_conversion(inside: Node, unit: str, gold_inside: Node, gold_unit: str) -> bool:

@@ -21,10 +21,13 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 from jzero.answers.applications import function_names
+from jzero.answers.choices import named_option, options, plain
 from jzero.answers.echo import is_echo
 from jzero.answers.equivalence import Rules, equal
 from jzero.answers.expressions import Node, unit_names
 from jzero.answers.extract import extract_answer, last_box
+from jzero.answers.families import same_up_to_parameters
+from jzero.answers.formulas import DIGITS_OF_DOUBLES
 from jzero.answers.latex_lexer import (
     UnitLetters,
     simplified_text,
@@ -113,17 +116,26 @@ def _reason(answer: str, gold: str, question: str, rules: Rules) -> str:
         gold = last_box(gold) or gold
     # Most answers are decided here, without the parser.
     if _PLAIN_NUMBER.fullmatch(answer) and _PLAIN_NUMBER.fullmatch(gold):
-        return "correct" if Fraction(answer) == Fraction(gold) else "wrong value"
+        if Fraction(answer) == Fraction(gold):
+            return "correct"
+        # A program may print 0.30000000000000004.
+        if "." not in answer or len(answer) < DIGITS_OF_DOUBLES[0]:
+            return "wrong value"
     if _SPACES_AND_SIGNS.sub("", answer) == _SPACES_AND_SIGNS.sub("", gold) != "":
         return "correct"
 
     def compare(answer: str, gold: str) -> str:
         return _compared(answer, gold, question, rules)
 
+    texts = options(question)
+    if texts and read_choice(simplified_text(gold)):
+        return _compared_choices(answer, gold, texts, "wrong value", compare)
     # The cheap comparisons of text did not decide: compares the parsed answers.
     reason = compare(answer, gold)
     if reason == "correct" or reason == "echo":
         return reason
+    if texts:
+        return _compared_choices(answer, gold, texts, reason, compare)
     return "correct" if _is_correct_in_other_reading(answer, gold, reason, compare) else reason
 
 
@@ -184,7 +196,9 @@ def _compared_trees(
 ) -> str:
     if tree is None:
         return "unparsed"
-    if gold_tree is None or not equal(tree, gold_tree, rules):
+    if gold_tree is None:
+        return "wrong value"
+    if not equal(tree, gold_tree, rules) and not same_up_to_parameters(tree, gold_tree, question):
         return "wrong value"
     # The words of a unit only matter if the number is right.
     if not _has_known_units(tree, gold, question):
@@ -214,6 +228,38 @@ def _is_correct_in_other_reading(
         return compare(number or text, gold_number or gold_text) == "correct"
     sentence = number_of_sentence(text) if reason == "unparsed" else ""
     return sentence != "" and compare(sentence, gold) == "correct"
+
+
+def _compared_choices(
+    answer: str,
+    gold: str,
+    texts: dict[str, str],
+    reason: str,
+    compare: Callable[[str, str], str],
+) -> str:
+    """Returns the reason of an answer to a question that lists its options."""
+
+    def equals(text: str, option: str) -> bool:
+        return compare(text.strip(" .$"), option.strip(" .$")) == "correct"
+
+    sides = []
+    for text in (answer, gold):
+        choice = read_choice(simplified_text(text))
+        sides.append(named_option(text, choice or _marked(text, texts), texts, equals))
+    if sides[0] and sides[0] == sides[1]:
+        return "correct"
+    if sides[1] and sides[0] != sides[1] and read_choice(simplified_text(answer)):
+        return "wrong value"
+    return "correct" if _is_correct_in_other_reading(answer, gold, reason, compare) else reason
+
+
+def _marked(text: str, texts: dict[str, str]) -> Choice | None:
+    """Returns a choice whose own text would otherwise be read as a second choice."""
+    written = plain(text).lstrip("(")
+    for letter, option in texts.items():
+        if re.fullmatch(rf"{letter.lower()}[).:]+{re.escape(plain(option))}", written):
+            return Choice(letter, option)
+    return None
 
 
 def _is_same_choice(

@@ -188,6 +188,404 @@ FAMILIES = {
         x_1=1,x_2=3 != x=1,2
         i-1 != i^2+i ?? Find the sum over all indices $1\le i\le n$ in terms of the index $i$.
     """,
+    "square brackets": r"""
+        2[x+1] == 2x+2
+        \left[\frac{n(n+1)}2\right]^2 == \frac{n^2(n+1)^2}4
+        \frac n2[2a+(n-1)d] == \frac{n(2a+(n-1)d)}{2}
+        2\{x+1\} == 2x+2
+        3\left[(x+1)^2-4\right] == 3(x+1)^2-12
+        \left[1+\left(\frac{x}{2}\right)^2\right]^{-1} == \frac{4}{4+x^2}
+        e^{-[x+y]} == e^{-x-y}
+        \sin\left[\frac{\pi x}{L}\right] == \sin\frac{\pi x}{L}
+        \sqrt[3]{8x^3} == 2x
+        \sqrt[3]{x} == x^{1/3}
+        \sqrt[n]{x} == x^{1/n}
+        [x+1] == x+1
+        2[x+1] != 2x+1
+        \left[\frac{n(n+1)}2\right]^2 != \frac{n^2(n+1)}4
+        [0,1] != (0,1)
+        [1,2] == [1,2]
+        \{2\} == 2
+        [2,3) != [2,3]
+        [5] == 5
+        [ABC]=12 == 12
+        2[x+1]-[x-1] == x+3
+        2[x+1]-[x-1] != x+1
+    """,
+    "choices with their text": r"""
+        \text{(B) Anna and Ben} == B ?? Who won? (A) Anna (B) Anna and Ben (C) Ben
+        \text{(B) Anna and Ben} == B
+        \text{C. 3 and 4} == C
+        \text{C. 3 and 4} == C ?? Which are roots? A. 1 B. 2 C. 3 and 4 D. 5
+        \text{B. It is not zero} == B
+        \text{B. It is not zero} == B ?? Which holds? A. It is zero B. It is not zero
+        \text{(D) None of the above} == D
+        \text{D. 10^{-4} eV} == D ?? A. 10^{-11} eV B. 10^{-8} eV C. 10^{-9} eV D. 10^{-4} eV
+        10^{-4} eV == D ?? A. 10^{-11} eV B. 10^{-8} eV C. 10^{-9} eV D. 10^{-4} eV
+        10^{-8} eV != D ?? A. 10^{-11} eV B. 10^{-8} eV C. 10^{-9} eV D. 10^{-4} eV
+        \text{Anna and Ben} == B ?? Who won? (A) Anna (B) Anna and Ben (C) Ben
+        \text{Anna} != B ?? Who won? (A) Anna (B) Anna and Ben (C) Ben
+        \text{Ben} == C ?? Who won? (A) Anna (B) Anna and Ben (C) Ben
+        \text{(A) Anna and Ben} != B ?? Who won? (A) Anna (B) Anna and Ben (C) Ben
+        \text{(B) Anna} != B ?? Who won? (A) Anna (B) Anna and Ben (C) Ben
+        \text{(B) or (C)} != B
+        \text{B or C} != B
+        \text{B and C} != B
+        \text{(B) Anna, (C) Ben} != B
+        \text{B. Anna or C. Ben} != B
+        \text{not B} != B
+        \text{Answer: B} == B
+        \text{B. a fall} == B ?? Now?\n(A) a rise\n(B) a fall\n(C) none\n(D) both A and B
+        \text{a fall} == B ?? Now?\n(A) a rise\n(B) a fall\n(C) none\n(D) both A and B
+        \text{a rise} != B ?? Now?\n(A) a rise\n(B) a fall\n(C) none\n(D) both A and B
+        \text{both A and B} == D ?? Now?\n(A) a rise\n(B) a fall\n(C) none\n(D) both A and B
+        B == \text{B. a fall} ?? Now?\n(A) a rise\n(B) a fall
+        C == \text{Ben} ?? Who won? (A) Anna (B) Anna and Ben (C) Ben
+        A != \text{Ben} ?? Who won? (A) Anna (B) Anna and Ben (C) Ben
+        x^2+1 == A ?? Which is it? A) $x^2+1$ B) $x^2-1$
+        1+x^2 == A ?? Which is it? A) $x^2+1$ B) $x^2-1$
+        x^2-1 != A ?? Which is it? A) $x^2+1$ B) $x^2-1$
+    """,
+    "units of physics": r"""
+        1.5\ \mu \mathrm{C} == 1.5
+        1.5\ \mu\mathrm{C} == 1.5\text{ microcoulombs}
+        1.5\ \mu \mathrm{C} == 1.5\ \mu\text{C}
+        1.5\ \mu \mathrm{C} != 1.5\text{ nC}
+        3.2 \mu m == 3.2\ \mu\text{m}
+        100\ \Omega == 100
+        100 \Omega == 100\text{ ohms}
+        4.7\ \mathrm{k}\Omega == 4.7\text{ kΩ}
+        9.8 m/s^2 == 9.8
+        9.8\ \text{m}/\text{s}^2 == 9.8\ m/s^2
+        9.8\text{ m s}^{-2} == 9.8\text{ m/s}^2
+        9.8\text{ m/s} != 9.8\text{ m/s}^2
+        154 \mathrm{pm} == 154
+        154\text{ pm} == 154\text{ picometers}
+        154\text{ pm} != 154\text{ nm}
+        3\text{ pm} == 3:00\text{ PM}
+        1.54\ \text{Å} == 1.54
+        1.54 \AA == 1.54\ \mathrm{Å}
+        1.54\ \mathring{A} == 1.54
+        5.2\ \mathrm{AU} == 5.2
+        12\text{ slugs} == 12
+        101\ \mathrm{kPA} == 101
+        101\ \mathrm{kPa} == 101\ \mathrm{kPA}
+        3\times10^8\text{ m/s} == 3\times10^8
+        0.5\text{ kg}\cdot\text{m}^2 == 0.5\text{ kg m}^2
+        25^\circ\mathrm{C} == 25\ ^{\circ}\mathrm{C}
+        2.5\ \mathrm{mol}^{-1} == 2.5
+        8.314\ \mathrm{J\,mol^{-1}\,K^{-1}} == 8.314\text{ J/(mol K)}
+        8.314\ \mathrm{J\,mol^{-1}\,K^{-1}} == 8.314
+        8.314\ \mathrm{J\,mol^{-1}\,K^{-1}} != 8.314\text{ J/mol}
+        13.6\ \mathrm{eV} == 13.6
+        13.6 eV == 13.6\text{ eV}
+        500\ \mathrm{cm}^{-1} == 500
+        500\text{ cm}^{-1} != 500\text{ cm}
+        3\ \mathrm{rev/min} == 3
+        60\text{ rpm} == 60
+        2\ \mathrm{dyn} == 2
+        40\ \mathrm{dB} == 40
+        7.2\text{ lb/ft}^3 == 7.2
+        12\ \mathrm{W/(m^2 K)} == 12
+        6\ \mathrm{D} == 6
+        2.3\text{ g/mL} == 2.3\text{ g/cm}^3
+        2.3\text{ g/mL} != 2.3\text{ kg/cm}^3
+        5\text{ light-years} == 5
+        1.2\ \mathrm{amu} == 1.2
+        3\ \mathrm{ppm} == 3
+    """,
+    "free constants": r"""
+        \frac{x^3}{3}+c == \frac13x^3+C
+        \frac{x^3}{3}+K == \frac13x^3+C
+        \frac12\sin^2x+C == -\frac14\cos2x+C
+        -\frac12\cos^2x+C == \frac12\sin^2x+C
+        \ln|2x|+C == \ln|x|+C
+        \frac13x^3+C+1 == \frac13x^3+C
+        \frac13x^3 != \frac13x^3+C
+        \frac13x^3+C != \frac13x^3
+        \frac13x^3+Cx != \frac13x^3+C
+        \frac14x^3+C != \frac13x^3+C
+        \frac13x^3+2C == \frac13x^3+C
+        \frac13x^3+C^2 != \frac13x^3+C
+        \frac13x^3+e^C != \frac13x^3+C
+        y=Ae^{2x}+Be^{3x} == y=C_1e^{2x}+C_2e^{3x}
+        y=C_1e^{3x}+C_2e^{2x} == y=C_1e^{2x}+C_2e^{3x}
+        y=Ae^{2x}+Be^{4x} != y=C_1e^{2x}+C_2e^{3x}
+        y=Ae^{2x}+Ae^{3x} != y=C_1e^{2x}+C_2e^{3x}
+        y=e^{2x}+Be^{3x} != y=C_1e^{2x}+C_2e^{3x}
+        y=A\cos x+B\sin x == y=c_1\sin x+c_2\cos x
+        y=A\cos x+B\sin x == y=C_1\cos x-C_2\sin x
+        y=A\cos(x+B) != y=c_1\sin x
+        y=Ce^x == y=Ae^{x}
+        y=Ce^x == y=2Ce^{x}
+        y=Ce^x == y=Ce^{x+1}
+        y=Ce^{x} != y=Ce^{2x}
+        y=e^{x}+C != y=Ce^{x}
+        y=(C_1+C_2x)e^x == y=C_1e^x+C_2xe^x
+        y=(C_1+C_2x)e^x == y=Axe^x+Be^x
+        y=C_1e^x+C_2e^{-x} == y=A\cosh x+B\sinh x
+        y=C_1e^x+C_2e^{-x} != y=A\cosh x+B\cosh x
+        y(t)=Ae^{-kt} == y=Ce^{-kt} ?? Solve $y'=-ky$.
+        y=Ae^{-kt} != y=Ce^{-mt} ?? Solve $y'=-mt y$ with $k$ given.
+        f(x)=cx == f(x)=kx
+        f(x)=cx+1 != f(x)=kx
+        f(x)=ax+b == f(x)=cx+d ?? Find all functions with f'' = 0.
+        f(x)=ax == f(x)=cx ?? Find all continuous f with f(x+y)=f(x)+f(y).
+        cx == kx ?? Find all continuous f with f(x+y)=f(x)+f(y).
+        f(t)=2t+1 == f(x)=2x+1
+        f(n)=n+1 == f(x)=x+1
+        f(t)=2t+1 != f(x)=2x-1
+        f(y)=yx != f(x)=xy
+        f(x)=c != f(x)=cx
+        x^2+y^2=C == x^2+y^2=c
+        x^2+y^2=C != x^2-y^2=C
+        \sqrt{x}+2+C == \sqrt{x}+C
+        xe^x-e^x+C == (x-1)e^x+C
+        xe^x+e^x+C != (x-1)e^x+C
+        \frac{1}{2}\ln|x^2+1|+C == \ln\sqrt{x^2+1}+C
+        ax+1 != cx+1
+        x+k != x+m
+        a+1 != b+1
+        2a != 2b
+        mx+b != nx+b
+        \frac{k}{x} != \frac{c}{x}
+        e^{kt} != e^{ct}
+    """,
+    "parametrized": r"""
+        x=2\pi k,\ k\in\mathbb{Z} == x=2n\pi\ (n\in\mathbb{Z})
+        x=2\pi k,\ k\in\mathbb{Z} == x=2n\pi
+        x=\frac\pi4+k\pi, k\in\mathbb{Z} == x=\frac{\pi}{4}+n\pi\text{ for integer }n
+        x=\frac\pi4+k\pi\text{ for any integer }k == x=\frac\pi4+n\pi, n\in\mathbb Z
+        \{2\pi k:k\in\mathbb Z\} == x=2\pi k,k\in\mathbb Z
+        \{2\pi k\mid k\in\mathbb Z\} == 2\pi n, n\in\mathbb Z
+        x=k\pi, k\in\mathbb Z != x=2k\pi, k\in\mathbb Z
+        x=\frac\pi4+k\pi, k\in\mathbb Z != x=\frac\pi4+2k\pi, k\in\mathbb Z
+        x=\frac\pi4+k\pi, k\in\mathbb Z == x=\frac{5\pi}4+k\pi, k\in\mathbb Z
+        x=k\pi\text{ where }k\text{ is an integer} == x=n\pi, n\in\mathbb Z
+        x=k\pi\text{ where }k\text{ is an integer} != x=n\pi+1, n\in\mathbb Z
+        (k,2k), k\in\mathbb Z == (n,2n), n\in\mathbb Z
+        (k,2k) == (n,2n), n\in\mathbb Z
+        (k,2k), k\in\mathbb Z != (n,3n), n\in\mathbb Z
+        (k,-k), k\in\mathbb Z == (-n,n), n\in\mathbb Z
+        (t,2t), t\in\mathbb R == (s,2s), s\in\mathbb R
+        (2t,4t), t\in\mathbb R == (s,2s), s\in\mathbb R
+        (2k,4k), k\in\mathbb Z != (n,2n), n\in\mathbb Z
+        (t,2t+1), t\in\mathbb R != (s,2s), s\in\mathbb R
+        (x,y)=(t,2t) == (s,2s)
+        x=2\pi k != x=2\pi n+1
+        x=k != x=2k, k\in\mathbb Z
+        n=3k+1, k\in\mathbb Z == n=3m+1, m\in\mathbb Z
+        n=3k+1, k\ge0 == n=3m+1, m\geq 0
+        n=3k+1, k\ge0 != n=3m+1, m\in\mathbb Z
+        n=3k+1, k\in\mathbb Z == n=3m-2, m\in\mathbb Z
+        x=\pm\frac\pi3+2k\pi, k\in\mathbb Z == x=\pm\frac\pi3+2n\pi, n\in\mathbb Z
+        x=\pm\frac\pi3+2k\pi, k\in\mathbb Z != x=\frac\pi3+2n\pi, n\in\mathbb Z
+        \begin{pmatrix}1\\2\end{pmatrix}t == t\begin{pmatrix}1\\2\end{pmatrix}
+        (1,0)+t(1,2) == (1,0)+s(1,2)
+        (1,0)+t(1,2) == (2,2)+s(1,2)
+        (1,0)+t(1,2) != (1,1)+s(1,2)
+        (1+t,2t) == (2+s,2+2s)
+        (1+t,2t) != (2+s,2s)
+        x=1+2t,y=3t == x=1+2s,y=3s
+        x=1+2t,y=3t != x=1+2s,y=4s
+    """,
+    "sets in words": r"""
+        \text{all real numbers except }2 == x\neq 2
+        \text{all real numbers except }2 == \mathbb{R}\setminus\{2\}
+        \text{all real numbers except }x=2 == x\ne2
+        \text{all real numbers except 1 and 2} == x\neq1,2
+        \text{all real numbers except 1 and 2} != x\neq1
+        \text{all real numbers except }2 != x\neq 3
+        \text{all real }x\neq2 == x\ne 2
+        \text{all reals} == \mathbb R
+        \text{all real numbers} == (-\infty,\infty)
+        x\in\mathbb R == \text{all real numbers}
+        \text{every real number} == \mathbb R
+        \text{any real number} == \mathbb R
+        \text{all positive real numbers} == (0,\infty)
+        \text{all positive real numbers} == x>0
+        \text{all positive reals} != x\ge0
+        \text{all nonnegative real numbers} == [0,\infty)
+        \text{all negative numbers} == x<0
+        \text{all nonzero real numbers} == x\ne0
+        \text{all integers} == \mathbb Z
+        \text{all positive integers} == \mathbb{Z}^+
+        \text{all positive integers} == \mathbb{N}^+ 
+        \text{all positive integers} != \mathbb Z
+        \text{all natural numbers} == \mathbb N
+        \text{at least 5} == x\ge5
+        \text{at least }5 == [5,\infty)
+        \text{at most }5 == x\le5
+        \text{more than }5 == x>5
+        \text{less than }5 == x<5
+        \text{greater than or equal to }5 == x\ge5
+        \text{less than or equal to }5 == x\leq 5
+        \text{at least }5 != x>5
+        \text{at least }5 != 5
+        \text{at most }5 != x\ge5
+        x\text{ is at least }5 == x\ge5
+        x\text{ is greater than }2 == x>2
+        x\text{ is positive} == x>0
+        x\text{ is nonnegative} == x\ge0
+        \text{between 2 and 5} == 2<x<5
+        \text{between 2 and 5, inclusive} == 2\le x\le5
+        \text{between 2 and 5} != 2\le x\le6
+        n\text{ is odd} == \text{odd }n
+        \text{odd} == n\text{ is odd}
+        \text{all odd }n == n\text{ odd}
+        \text{all even integers} == n\text{ is even}
+        n\text{ is even} != n\text{ is odd}
+        \text{all odd numbers} != \text{all even numbers}
+        \text{multiples of 3} == n\equiv0\pmod3
+        \text{all multiples of }3 == \text{multiples of }3
+        \text{all multiples of }3 != n\equiv0\pmod6
+        n\text{ is divisible by }3 == n\equiv0\pmod 3
+        n\text{ is even} == n\equiv0\pmod2
+        \text{all real numbers greater than }3 == x>3
+        \text{all real numbers greater than }3 == (3,\infty)
+        \text{all real numbers less than }3 != x>3
+        \text{all prime numbers} == \text{the primes}
+        \text{no real solutions} == \emptyset
+        \text{no solution} == \text{There is no solution}
+        \mathbb R^+ == (0,\infty)
+        \mathbb R_{>0} == (0,\infty)
+        \mathbb R^+ != \mathbb R
+        \mathbb{R}^- == (-\infty,0)
+        \mathbb R_{\ge 0} == [0,\infty)
+        \mathbb R^{*} == \mathbb R\setminus\{0\}
+    """,
+    "conclusions in words": r"""
+        \text{Yes, it converges} == \text{Yes}
+        \text{Yes, because the series is geometric} == \text{Yes}
+        \text{Yes. The limit exists.} == \text{Yes}
+        \text{Yes it does} == \text{Yes}
+        \text{No, it does not} == \text{No}
+        \text{No.} == \text{no}
+        No. == no
+        \text{YES} == \text{yes}
+        \text{No, it diverges} != \text{Yes}
+        \text{Yes} != \text{No}
+        \text{Yes and no} != \text{Yes}
+        \text{Yes or no} != \text{Yes}
+        \text{Not yes} != \text{Yes}
+        \text{Yes, but no} != \text{Yes}
+        \text{Maybe yes} != \text{Yes}
+        \text{No, yes} != \text{No}
+        \text{True, since } n \text{ is even} == \text{True}
+        \text{The statement is true} == \text{True}
+        \text{The statement is false} == \text{False}
+        \text{The statement is not true} != \text{True}
+        \text{It is true} == \text{True}
+        \text{It is not true} != \text{True}
+        \text{False, the limit is 0} == \text{False}
+        \text{The limit does not exist} == \text{DNE}
+        \text{does not exist} == \text{DNE}
+        \text{The limit exists} != \text{DNE}
+        \text{undefined} == \text{does not exist}
+        \text{Alice wins} == \text{Alice}
+        \text{Alice} == \text{Alice wins}
+        \text{Alice loses} != \text{Alice}
+        \text{Alice does not win} != \text{Alice}
+        \text{Bob wins} != \text{Alice}
+        \text{the first player} == \text{first player}
+        \text{The first player wins} == \text{first player}
+        \text{The second player wins} != \text{first player}
+        \text{The series converges} == \text{converges}
+        \text{It converges} == \text{converges}
+        \text{It diverges} != \text{converges}
+        \text{convergent} == \text{converges}
+        \text{The series diverges} == \text{divergent}
+        \text{absolutely convergent} != \text{conditionally convergent}
+        \text{converges conditionally} == \text{conditionally convergent}
+        \text{No such function exists} == \text{No such function}
+        \text{There are no such integers} == \text{no such integers}
+        \text{does not exist} == \text{no such } n
+        \text{infinitely many} == \text{There are infinitely many solutions}
+        \text{infinitely many} != \text{finitely many}
+        \text{Tuesday} == \text{It is Tuesday}
+        \text{on Tuesday} == \text{Tuesday}
+        \text{not Tuesday} != \text{Tuesday}
+        \text{an ellipse} == \text{The curve is an ellipse}
+        \text{a hyperbola} != \text{The curve is an ellipse}
+    """,
+    "other languages": r"""
+        x=2\text{ oder }x=3 == x=2,3
+        2\text{ oder }3 == 2,3
+        x=2\text{ ou }x=3 == x=2,3
+        x=2\text{ y }x=3 == x=2,3
+        2\text{ und }3 == 2,3
+        2\text{ et }3 == 2,3
+        2\text{ или }3 == 2,3
+        x=2或x=3 == x=2,3
+        2和3 == 2,3
+        2、3 == 2,3
+        2 oder 4 != 2,3
+        12个 == 12
+        12元 == 12
+        12厘米 == 12
+        12 см == 12
+        12 рублей == 12
+        12 Euro == 12
+        12 Stück == 12
+        13个 != 12
+        无解 == \text{no solution}
+        keine Lösung == \emptyset
+        \text{keine Lösung} == \text{no solution}
+        \text{нет решений} == \emptyset
+        \text{no hay solución} == \emptyset
+        \text{pas de solution} == \emptyset
+        \text{sin solución} == \emptyset
+        无解 != 0
+        Ответ: 5 == 5
+        答え：5 == 5
+        答案：5 == 5
+        答案是5 == 5
+        \text{Antwort: }5 == 5
+        \text{Die Antwort ist }5 == 5
+        \text{La réponse est }5 == 5
+        \text{Réponse : }5 == 5
+        \text{Respuesta: }5 == 5
+        \text{La respuesta es }5 == 5
+        Ответ: 6 != 5
+        12,5\% == 12.5\%
+        12,5\% != 125\%
+        3,14 == 3.14
+        \text{ja} == \text{Ja}
+        是 == \text{Yes}
+        \text{Ja} == \text{yes}
+        \text{Nein} == \text{no}
+        \text{да} == \text{yes}
+        \text{нет} == \text{no}
+        \text{Sí} == \text{yes}
+        \text{Oui} == \text{yes}
+        \text{Nein} != \text{yes}
+        对 == \text{True}
+        \text{wahr} == \text{True}
+        \text{falsch} != \text{True}
+    """,
+    "logarithms": r"""
+        \log_25 == \log_2 5
+        \log_{2}5 == \log_25
+        \log_25 != \log_2 6
+        \log_{10}5 == \lg 5
+        \log_35+1 == 1+\log_3 5
+        \log_2{5} == \log_25
+        \log_2(x+1) == \log_2(1+x)
+        \frac{\ln5}{\ln2} == \log_25
+        \frac{\log 5}{\log 2} == \log_2 5
+        \log_{25} x != \log_2 5x
+        \ln x^2 != (\ln x)^2
+        \ln^2x == (\ln x)^2
+        \log^2 x == (\log x)^2
+        \log_{\frac12}x == -\log_2x
+        \log_ax == \frac{\ln x}{\ln a}
+        3\log_24 != 3\log_2 5
+        \log_2 3\cdot\log_3 4 == \log_2 4
+        \log_{b}a == \frac1{\log_{a}b}
+        \ln\ln x != (\ln x)^2
+        -\ln\frac1x == \ln x
+        a_1b_2 == b_2a_1
+    """,
 }
 ECHOES = r"""
     (x^2-1) != (x-1)(x+1) ?? Factor $x^2-1$.

@@ -25,7 +25,7 @@ def number(value: int | Fraction) -> Node:
         ("(1,200)", ["(", "1", ",", "200", ")"]),
         (r"0.1\overline{6}", ["0.1¯6"]),
         ("xyz", ["x", "y", "z"]),
-        ("DNE", ['"DNE']),
+        ("SAS", ['"SAS']),
     ],
 )
 def test_tokens(text, tokens) -> None:

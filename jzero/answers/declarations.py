@@ -1,0 +1,48 @@
+r"""Declarations of parameters in words or brackets, as tokens of one form: k \in Z after a comma.
+
+"x = 2k\pi for any integer k", "x = 2k\pi where k is an integer" and "x = 2k\pi (k \in Z)" have the
+tokens of "x = 2k\pi, k \in Z".
+"""
+
+import re
+
+from jzero.answers.vocabulary import words
+
+_CUE = frozenset(f'"{word}' for word in words("for where with integer integers real any all every"))
+_SEPARATOR = "\x1f"  # in no token
+_LETTER = r'"?(?P<name>[A-Za-z])'
+_START = '(?:[,;]\x1f)?(?:\\(\x1f)?(?:"(?:for|where|with|and|when)\x1f)?'
+_END = "(?P<end>\x1f\\))?"
+_QUANTIFIER = '(?:"(?:any|all|every|each|some|arbitrary)\x1f)?'
+_KIND = '"(?P<kind>integers?|real|natural)(?:\x1f"(?:numbers?|values?))?'
+_BEGINS = '(?:"(?:is|are)\x1f)(?:"(?:an?|any|some|arbitrary)\x1f)?'
+_FORMS = [
+    re.compile(f"(?:(?<=\x1f)|^){form}{_END}(?=\x1f|$)")
+    for form in (
+        # for any integer k; where k is an integer; (k in Z)
+        f'(?:[,;]\x1f)?(?:\\(\x1f)?"(?:for|where|with)\x1f{_QUANTIFIER}{_KIND}\x1f{_LETTER}',
+        f"{_START}{_LETTER}\x1f{_BEGINS}{_KIND}",
+        f"(?:[,;]\x1f)?\\(\x1f{_LETTER}\x1f∈\x1f(?P<domain>[ℤℕ][₊₀]?|\\\\real)",
+        f'(?:[,;]\x1f)?"(?:for|where|with|and)\x1f{_QUANTIFIER}{_LETTER}\x1f∈'
+        "\x1f(?P<domain>[ℤℕ][₊₀]?|\\\\real)",
+    )
+]
+_DOMAINS = {"integer": "ℤ", "natural": "ℕ", "real": "\\real"}
+
+
+def with_declarations(tokens: list[str]) -> list[str]:
+    r"""Returns the tokens with , k ∈ ℤ for a declaration in words, or in brackets at the end."""
+    if _CUE.isdisjoint(tokens) and not ("∈" in tokens and "(" in tokens):
+        return tokens
+    text = _SEPARATOR.join(tokens)
+    for form in _FORMS:
+        text = form.sub(_declared, text)
+    return text.strip(_SEPARATOR).split(_SEPARATOR)
+
+
+def _declared(match: re.Match[str]) -> str:
+    groups = match.groupdict()
+    domain = groups.get("domain") or _DOMAINS[groups["kind"].removesuffix("s")]
+    if ("(" in match[0]) != bool(groups["end"]):
+        return match[0]
+    return _SEPARATOR.join((",", groups["name"], "∈", domain))

@@ -1,0 +1,90 @@
+r"""Words of other languages around mathematics, in English: x=2 oder x=3, 无解, Ответ: 5, 12个.
+
+Only words that do not depend on their context are translated: "or" and "and" between values, yes
+and no, "no solution", announcements of an answer, and counted or measured things after a number.
+"""
+
+import re
+
+from jzero.answers.vocabulary import inverted, words
+
+_OR, _AND = r" \text{ or } ", r" \text{ and } "
+_YES_AND_NO = inverted(
+    {
+        "yes": "ja oui sí si да 是 是的 はい 예",
+        "no": "nein нет 否 不是 いいえ 아니요",
+        "true": "wahr vrai verdadero vero верно истина 对 对的 正确 正しい",
+        "false": "falsch faux falso неверно ложь 错 错误 不正确",
+    }
+)
+_NO_SOLUTION = re.compile(
+    r"keine\s+(?:reelle\s+)?lösung(?:en)?|es\s+gibt\s+keine\s+lösung|нет\s+решени[йя]|решений\s+нет"
+    r"|no\s+hay\s+soluci(?:ón|ones)|no\s+tiene\s+solución|sin\s+solución|(?:pas\s+de|aucune)\s+solution"
+    r"|nessuna\s+soluzione|nenhuma\s+solução|无解|無解|没有解|解なし|해가\s*없다",
+    re.IGNORECASE,
+)
+_ANNOUNCEMENT = re.compile(
+    r"\s*(?:\\text\s*\{\s*)?(?:(?:die\s+)?(?:antwort|lösung)(?:\s+(?:ist|lautet)|\s*[:：])"
+    r"|(?:la\s+)?(?:réponse|solution)(?:\s+est|\s*[:：])|(?:la\s+)?(?:respuesta|solución)(?:\s+es|\s*[:：])"
+    r"|(?:a\s+)?resposta(?:\s+é|\s*[:：])|(?:la\s+)?risposta(?:\s+è|\s*[:：])"
+    r"|ответ\s*[:：—-]?|(?:最终)?答案?\s*(?:[:：]|是|为)|答え?\s*(?:[:：]|は)|정답\s*[:：은]|답\s*[:：은])"
+    r"\s*(?P<closed>\})?\s*",
+    re.IGNORECASE,
+)
+_CONNECTIVES = [
+    (re.compile(pattern, re.IGNORECASE), connective)
+    for pattern, connective in (
+        (r"\\text\s*\{\s*(?:oder|ou|o|или|o\s+bien)\s*\}|(?<=\s)(?:oder|или)(?=\s)|或者?", _OR),
+        (r"\\text\s*\{\s*(?:und|et|y|e|и)\s*\}|(?<=\s)(?:und|и)(?=\s)|[和与且及]", _AND),
+        ("[、，]", ", "),
+    )
+]
+_MAY_BE_FOREIGN = re.compile(r"[^\x00-\x7f]|\\text|[A-Za-z]{3}|\A\s*[A-Za-z]{2}[\s.]*\Z")
+# Things after a number.
+_UNITS = inverted(
+    {
+        "cm": "厘米 см",
+        "m": "米 м",
+        "km": "千米 公里 км",
+        "kg": "千克 公斤 кг",
+        "g": "克 г",
+        "hours": "小时 小時 часов часа час stunden stunde heures horas ore",
+        "minutes": "分钟 分鐘 минут минуты minuten",
+        "seconds": "秒 секунд sekunden secondes segundos",
+        "days": "天 日 дней дня tage jours días giorni",
+        "years": "年 岁 лет jahre années años anni",
+        "degrees": "度 градусов grad degrés grados",
+        "euros": "евро",
+        "yuan": "元 块",
+        "rubles": "рублей рубля руб",
+        "people": "人 名 человек personen personnes personas",
+        "pieces": "个 個 只 条 张 本 种 次 件 つ 枚 本 штук шт stück",
+    }
+)
+_COUNTED = re.compile(
+    r"(?P<number>[0-9}])\s*(?:\\text\s*\{\s*)?(?P<word>[^\W\d_]+)\s*\}?\s*[.。]?\s*\Z"
+)
+_WORDS_FOR_NOTHING = words("text")
+
+
+def in_english(text: str) -> str:
+    """Returns an answer with its foreign words in English; other answers unchanged."""
+    if not _MAY_BE_FOREIGN.search(text):
+        return text
+    announcement = _ANNOUNCEMENT.match(text)
+    if announcement is not None and text[announcement.end() :].strip(" }.。"):
+        is_open = "\\text" in announcement[0] and not announcement["closed"]
+        text = ("\\text{" if is_open else "") + text[announcement.end() :]
+    plain = re.sub(r"\\text\s*\{|[{}$.。]", " ", text).strip().lower()
+    if plain in _YES_AND_NO:
+        return rf"\text{{{_YES_AND_NO[plain]}}}"
+    if _NO_SOLUTION.fullmatch(plain):
+        return r"\emptyset"
+    for pattern, connective in _CONNECTIVES:
+        text = pattern.sub(lambda _, connective=connective: connective, text)
+    return _COUNTED.sub(_counted, text)
+
+
+def _counted(match: re.Match[str]) -> str:
+    unit = _UNITS.get(match["word"].lower())
+    return match[0] if unit is None else rf"{match['number']}\text{{ {unit}}}"

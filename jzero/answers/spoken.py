@@ -1,0 +1,223 @@
+r"""Answers in words: sets ("all real numbers except 2") and conclusions ("Yes, it converges").
+
+`spoken` returns the notation of a whole answer in words: a set, a relation, or the one word that
+the sentence states. The forms are positive: a sentence in no form below is left as it is.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+
+from jzero.answers.vocabulary import words
+
+_MARKUP = re.compile(r"\\text\s*\{|[{}$]")
+_SPACES = re.compile(r"\s+")
+_WORD_OF_THREE = re.compile(r"[A-Za-z]{2}")
+LONGEST = 200  # characters
+
+_VALUE = r"(?P<value>[^a-z]*(?:\\[a-z]+[^a-z]*)*)"
+_NAME = r"(?P<name>[a-z])"
+_NUMBERS = r"(?:numbers?|values?|values? of [a-z]|reals?|[a-z])"
+_ALL = r"(?:(?:the )?(?:set of )?(?:all|any|every|each) )"
+_SIGNS = {
+    "positive": r"(0,\infty)",
+    "negative": r"(-\infty,0)",
+    **dict.fromkeys(("nonnegative", "non-negative"), r"[0,\infty)"),
+    **dict.fromkeys(("nonpositive", "non-positive"), r"(-\infty,0]"),
+    **dict.fromkeys(("nonzero", "non-zero"), r"\mathbb{R}\setminus\{0\}"),
+}
+_COMPARISONS = {
+    **dict.fromkeys(("at least", "no less than", "greater than or equal to", "not less than"), "≥"),
+    **dict.fromkeys(("at most", "no more than", "less than or equal to", "not more than"), "≤"),
+    **dict.fromkeys(("more than", "greater than", "larger than", "strictly greater than"), ">"),
+    **dict.fromkeys(("less than", "smaller than", "fewer than", "strictly less than"), "<"),
+}
+_INTERVALS = {"≥": r"[{},\infty)", ">": r"({},\infty)", "≤": r"(-\infty,{}]", "<": r"(-\infty,{})"}
+_DOMAINS = {
+    "integers": "ℤ",
+    "integer": "ℤ",
+    "whole numbers": "ℤ",
+    "natural numbers": "ℕ",
+    "naturals": "ℕ",
+    "rational numbers": "ℚ",
+    "rationals": "ℚ",
+    "complex numbers": "ℂ",
+}
+_COMPARISON = "|".join(sorted(_COMPARISONS, key=len, reverse=True))
+_SIGN = "|".join(_SIGNS)
+_DOMAIN = "|".join(_DOMAINS)
+
+# A conclusion, and the first words of a clause that only explains it.
+_EXPLANATION = (
+    r"(?:it|they|this|that|there|he|she|we|the|because|since|as|for|by|every|all|both|always)\b"
+)
+_CONTRADICTIONS = re.compile(r"\b(?:yes|no|but|maybe|perhaps|however|although|or|true|false)\b")
+_WEEKDAY = r"(?:mon|tues|wednes|thurs|fri|satur|sun)day"
+
+
+def _except(match: re.Match[str]) -> str:
+    values = re.sub(r"\s+and\s+|\s+or\s+", ",", match["values"])
+    values = re.sub(r"[a-z]\s*=\s*", "", values)
+    return rf"\mathbb{{R}}\setminus\{{{values}\}}"
+
+
+def _compared(match: re.Match[str]) -> str:
+    operator, number = _COMPARISONS[match["comparison"]], match["value"].strip()
+    if match["name"]:
+        return f"{match['name']}{operator}{number}"
+    return _INTERVALS[operator].format(number)
+
+
+def _signed(match: re.Match[str]) -> str:
+    if match["domain"]:
+        return {"positive": "ℤ₊", "nonnegative": "ℕ₀", "non-negative": "ℕ₀"}.get(match["sign"], "")
+    return _SIGNS[match["sign"]]
+
+
+def _named_sign(match: re.Match[str]) -> str:
+    return rf"{match['name']}\in{_SIGNS[match['sign']]}"
+
+
+def _between(match: re.Match[str]) -> str:
+    low, high = match["low"].strip(), match["high"].strip()
+    name = match["name"] or "x"
+    operator = "≤" if match["inclusive"] else "<"
+    return f"{low}{operator}{name}{operator}{high}"
+
+
+def _residue(match: re.Match[str]) -> str:
+    groups = match.groupdict()
+    name = groups.get("name") or groups.get("after")
+    parity = groups.get("parity")
+    modulus = "2" if parity else match["modulus"].strip()
+    residue = "1" if parity == "odd" else "0"
+    return (rf"{name}\equiv " if name else "") + rf"{residue}\pmod{{{modulus}}}"
+
+
+def _converging(match: re.Match[str]) -> str:
+    kind = (match["how"] or match["after"] or "").strip()
+    verb = "diverges" if match["verb"].startswith("diverge") else "converges"
+    return rf"\text{{{kind}{verb}}}"
+
+
+def _text(word: str) -> Callable[[re.Match[str]], str]:
+    return lambda _: rf"\text{{{word}}}"
+
+
+def _group(name: str) -> Callable[[re.Match[str]], str]:
+    return lambda match: rf"\text{{{match[name]}}}"
+
+
+def _explained(match: re.Match[str]) -> str:
+    is_clear = not _CONTRADICTIONS.search(match["clause"])
+    return rf"\text{{{match['word']}}}" if is_clear else ""
+
+
+def _truth(match: re.Match[str]) -> str:
+    return r"\text{true}" if match["truth"] in ("true", "correct") else r"\text{false}"
+
+
+_NOT_A_NAME = words("not no or and if but maybe never either neither nobody")
+
+
+def _named(match: re.Match[str]) -> str:
+    spoken_words = match["who"].split()
+    return "" if _NOT_A_NAME & {*spoken_words} else rf"\text{{{match['who']}}}"
+
+
+_SUBJECT = (
+    r"(?:(?:the |this |that )?(?:given |improper )?(?:series|integral|sequence|sum|limit|function"
+    r"|derivative|value|inverse|maximum|minimum|it)\s+)?"
+)
+_FORMS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
+    (re.compile(pattern), write)
+    for pattern, write in (
+        # Sets.
+        (rf"{_ALL}?real {_NUMBERS}|{_ALL}reals?|{_ALL}{_NUMBERS}", lambda _: r"\mathbb{R}"),
+        (
+            rf"{_ALL}?(?:real )?{_NUMBERS} (?:except|other than|besides|excluding|not equal to"
+            r"|except for|apart from|but) (?:for |at |when )?(?P<values>.+)",
+            _except,
+        ),
+        (
+            rf"{_ALL}(?:real )?(?:numbers? |values? of )?"
+            r"(?P<relation>[a-z]\s*(?:\\ne|≠|[<>≤≥]|\\[gl]e).+)",
+            lambda match: match["relation"],
+        ),
+        (
+            rf"{_ALL}?(?P<sign>{_SIGN}) "
+            rf"(?:(?:real )?{_NUMBERS}|(?P<domain>integers?|whole numbers))",
+            _signed,
+        ),
+        (rf"(?:{_ALL}|the )?(?P<domain>{_DOMAIN})", lambda match: _DOMAINS[match["domain"]]),
+        (rf"{_NAME} is (?P<sign>{_SIGN})", _named_sign),
+        (
+            rf"(?:{_ALL}?(?:real )?(?:numbers?|values?) |(?:{_NAME} (?:is |must be |has to be )?)?)"
+            rf"(?P<comparison>{_COMPARISON}) {_VALUE}",
+            _compared,
+        ),
+        (
+            rf"(?:{_ALL}?(?:real )?(?:numbers?|values?) |(?:{_NAME} is )?)(?:strictly )?between "
+            r"(?P<low>[^a-z]+) and (?P<high>[^a-z,]+)(?P<inclusive>,? \(?inclusive\)?)?",
+            _between,
+        ),
+        (
+            rf"(?:{_NAME} (?:is |must be )?)?{_ALL}?(?:an? )?(?P<parity>odd|even)"
+            r"(?: (?:integers?|numbers?|(?P<after>[a-z])))?",
+            _residue,
+        ),
+        (
+            rf"(?:{_NAME} (?:is|must be) (?:an? )?)?{_ALL}?(?:integers |integral )?"
+            r"(?:multiples? of|divisible by) (?P<modulus>[0-9]+)",
+            _residue,
+        ),
+        (rf"{_ALL}?(?:the )?(?:primes|prime numbers)|\\p prime\\", _text("primes")),
+        (
+            r"(?:there (?:is|are|exists?) )?no (?:real |such )?solutions?(?: exists?)?"
+            r"|has no (?:real )?solutions?|empty set|the empty set",
+            lambda _: r"\emptyset",
+        ),
+        # Conclusions.
+        (rf"(?P<word>yes|no|true|false)\b[.,;:!]?\s+(?P<clause>{_EXPLANATION}.*)", _explained),
+        (
+            r"(?:the (?:statement|claim|assertion|proposition|answer)|it|this) is (?:indeed )?"
+            r"(?P<truth>true|false|correct|incorrect)",
+            _truth,
+        ),
+        (
+            rf"{_SUBJECT}(?:is )?(?P<how>absolutely |conditionally )?(?P<verb>converges?|convergent"
+            r"|diverges?|divergent)(?P<after> absolutely| conditionally)?",
+            lambda match: _converging(match),
+        ),
+        (
+            rf"{_SUBJECT}(?:do(?:es)? not exist|doesn't exist|is undefined|undefined|d\.?n\.?e\.?)"
+            r"|(?:there (?:is|are|exists?) )?no such [a-z]+(?: exists?)?",
+            _text("does not exist"),
+        ),
+        (
+            r"(?:the )?(?P<who>[a-z]+(?: [a-z]+)?) (?:always )?"
+            r"(?:wins|win|will win|has a winning strategy|can always win)",
+            _named,
+        ),
+        (r"(?:there are |it has )?infinitely many(?: solutions?)?", _text("infinitely many")),
+        (rf"(?:it is |on )(?P<day>{_WEEKDAY})", _group("day")),
+        (
+            r"(?:it|the (?:curve|graph|shape|figure|surface|conic|conic section|triangle))"
+            r" is (?:an? |the )?(?P<who>[a-z]+(?: [a-z]+)?)",
+            _named,
+        ),
+    )
+]
+
+
+@functools.lru_cache(4096)
+def spoken(text: str) -> str:
+    """Returns the notation of a whole answer in words; other answers unchanged."""
+    if len(text) > LONGEST or not _WORD_OF_THREE.search(text):
+        return text
+    plain = _SPACES.sub(" ", _MARKUP.sub(" ", text)).strip(" .!,").lower()
+    for pattern, write in _FORMS:
+        match = pattern.fullmatch(plain)
+        if match is not None:
+            return write(match) or text
+    return text
