@@ -108,7 +108,7 @@ class StoreServer(HttpServer):
         self.writing_threads = ThreadPoolExecutor(WRITING_THREADS, "store-write")
         rules = Rules(
             make_hosts(host, allowed_hosts),
-            advice="add the name to rollout.placement.allowed_hosts of the trainer",
+            advice="add it to rollout.placement.allowed_hosts of the trainer",
         )
         app = Starlette(
             routes=[

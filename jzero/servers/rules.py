@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from jzero.errors import shown
 from jzero.servers.limits import MAX_HEADERS
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -121,7 +122,7 @@ class Rules:
     # Pages that other sites may link to.
     linked_pages: frozenset[str] = frozenset()
     # How the user allows another name.
-    advice: str = "--allowed-host NAME allows another name"
+    advice: str = "add it with --allowed-host NAME when the server starts"
     refusal: Refusal = refuse_as_text
 
     def problem(self, scope: Scope) -> tuple[int, str] | None:
@@ -140,14 +141,14 @@ class Rules:
         """Returns why the page that sent a request may not, or None."""
         host = headers.get("host", "")
         if not self.hosts.includes(host):
-            return 403, f"this server has another name than the request's Host: {self.advice}"
+            return 403, f"Host={shown(host)} is not a name of this server: {self.advice}"
         origin = headers.get("origin")
         if origin is not None and not self.hosts.includes_origin(origin, host):
-            return 403, f"the request comes from a page of another site (Origin): {self.advice}"
+            return 403, f"Origin={shown(origin)} is a page of another site: {self.advice}"
         # Browsers report the site of a page; "none" is the address bar.
         site = headers.get("sec-fetch-site", "none")
         if site not in ("none", "same-origin") and path not in self.linked_pages:
-            return 403, "the request comes from a page of another site (Sec-Fetch-Site)"
+            return 403, f"Sec-Fetch-Site={shown(site)}: pages of other sites are refused"
         return None
 
     def problem_of_type(self, headers: dict[str, str]) -> tuple[int, str] | None:
@@ -158,7 +159,9 @@ class Rules:
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind in self.body_types:
             return None
-        return 415, f"the body has to be {' or '.join(self.body_types)}: set Content-Type"
+        return 415, (
+            f"Content-Type={shown(kind)} is not accepted: send {' or '.join(self.body_types)}"
+        )
 
 
 class CheckedApp:

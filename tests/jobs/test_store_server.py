@@ -173,6 +173,22 @@ def test_samplers_change_only_their_own_files(
         assert FolderStore(tmp_path / "store").read(name) == b"the trainer's"
 
 
+def test_samplers_join_by_the_names_of_the_trainer(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    store.write("run.json", b"{}")
+    for allowed, status in ([], 403), (["trainer.svc"], 200):
+        with started(StoreServer("127.0.0.1", 0, store, "secret", allowed)) as server:
+            host, port = server.server_address
+            connection = http.client.HTTPConnection(host, port, timeout=20)
+            headers = {"Authorization": "Bearer secret", "Host": "trainer.svc:8400"}
+            connection.request("GET", "/files/run.json", headers=headers)
+            reply = connection.getresponse()
+            content = reply.read()
+            connection.close()
+            assert reply.status == status
+            assert status == 200 or b"add it to rollout.placement.allowed_hosts" in content
+
+
 def test_files_have_a_bound(server: StoreServer, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(store_server.WRITTEN, "results", 1000)
     assert ask(server, "PUT", "/files/results/one", key, bytes(1000))[0] == 200
