@@ -127,7 +127,8 @@ class StoreServer(HttpServer):
         if not bears_key(request.headers.get("authorization", ""), self.key):
             raise HTTPException(401, f"the key is wrong: set {KEY_VARIABLE} to the trainer's")
         admit(request.scope)
-        kind, _, name = request.path_params["path"].partition("/")
+        # Not the parameter of the route, which loses a line break at the end.
+        kind, _, name = request.scope["path"].removeprefix("/").partition("/")
         if not NAME.fullmatch(name):
             raise HTTPException(400, "a name is FILE or FOLDER/FILE")
         if request.method == "GET":

@@ -476,6 +476,7 @@ def test_names_of_the_store_are_exact(tmp_path: Path, tries) -> None:
             ("PUT", "/files/results", 403),
             ("PUT", "/files/resultsX", 403),
             ("PUT", "/files/results%2fa", 200),
+            ("GET", "/files/run.json%0a", 400),
             ("GET", "/now/a%2fb", 404),
             ("GET", "/now/a", 200),
             ("GET", "/names/run.json", 404),

@@ -249,6 +249,17 @@ def test_wrong_requests_get_a_short_answer(tmp_path: Path, path: str, status: in
         assert httpx.get(url).status_code == 200
 
 
+@pytest.mark.parametrize("value", [{"a": float("inf")}, object()])
+def test_a_state_that_is_no_json_gets_an_error_and_rows_are_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: object
+) -> None:
+    run = write_run(tmp_path / "run", 1)
+    monkeypatch.setattr(Watcher, "state", lambda self, version: value)
+    with served(run) as url:
+        assert httpx.get(f"{url}state").status_code == 500
+        assert httpx.get(f"{url}rows?run=0&lines=0").status_code == 200
+
+
 def test_a_browser_that_leaves_is_no_error(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
