@@ -19,9 +19,9 @@ presets. What differs:
   --config.task.system_prompt="$(cat FILE)", and --config.task.template=FILE for
   r1-distill-qwen-1.5b. `python benchmarks/published/prompts.py` writes these files from a copy of
   open-r1, and says whether a file is the published one (docs/reference/published-runs.md).
-- (gold that math-verify does not read): it pays 1 to every response, as open-r1 did at e4ac3ae. The
-  recipe's commit skips its reward. Suites are graded by jzero's grader (eval.verifier), which does
-  not do that.
+- (gold that math-verify does not read): it pays 0 to every response. The recipe's commit has no
+  reward for it; in a group, both give no advantage. Suites are graded by jzero's grader
+  (eval.verifier).
 - (prompts above max_prompt_length): a prompt of more than 512 tokens is dropped, where the original
   cuts off its beginning.
 - (loss_type): the mean over tokens is over the step, and over a microbatch there.
@@ -29,7 +29,7 @@ presets. What differs:
   its own first token to that of the template.
 - do_eval: false there. These presets measure math500 and aime24 greedily before and after the run.
 
-The verifier open_r1 needs math-verify: pip install 'jzero[verify]'.
+The verifier open_r1_1416fa0 needs math-verify: pip install 'jzero[verify]'.
 
 The recipe for code is configs/code.py:qwen2.5-1.5b-instruct. Published: no result.
 """
@@ -83,7 +83,7 @@ def instruct(preset: str) -> Config:
             system_prompt=TAGS_ON_LINES,
             # Only for the suites: the verifier finds answers by itself.
             options=("answer_mark=final_answer",),
-            verifier="open_r1",
+            verifier="open_r1_1416fa0",
             reward=RewardConfig(functions=REWARDS, weights=(1.0, 1.0, 1.0)),
         ),
         rollout=RolloutConfig(

@@ -211,6 +211,8 @@ class Preset(NamedTuple):
 
     text: str  # a key of TEXTS, or "" if it needs none
     change: Callable[[Config, Path, Path], None]  # takes the file of the text; the last is a folder
+    # What a run has to set besides its preset, because the published file has whole prompts.
+    settings: str = ""
 
 
 def take_template(config: Config, path: Path, folder: Path) -> None:
@@ -246,7 +248,7 @@ PUBLISHED_PROMPTS = {
     "open_r1_distilled": Preset("open_r1_distilled", take_template),
     "open_r1_code": Preset("open_r1_system", take_prompt_of_code),
     "open_r1_sft": Preset("open_r1_sft", take_chat_template),
-    "areal": Preset("", take_nothing),
+    "areal": Preset("", take_nothing, "task.template=column:prompt task.system_prompt="),
 }
 
 
@@ -261,7 +263,14 @@ def preset_config(run: str) -> Config:
     return module.get_config(found.preset)
 
 
-def jzero_ids(run: str, path: str, folder: Path, texts: Path | None = None) -> list[list[int]]:
+def jzero_ids(
+    run: str,
+    path: str,
+    folder: Path,
+    texts: Path | None = None,
+    *,
+    with_settings: bool = True,
+) -> list[list[int]]:
     """Returns the token ids that a preset makes of the 20 problems.
 
     Args:
@@ -269,13 +278,14 @@ def jzero_ids(run: str, path: str, folder: Path, texts: Path | None = None) -> l
         path: the tokenizer.
         folder: where the problems are written as data sets.
         texts: the folder of published texts, None where the preset's own words are asked for.
+        with_settings: False for the preset without `Preset.settings`.
     """
     preset, config = PUBLISHED_PROMPTS[run], preset_config(run)
     if texts is not None and preset.text:
         preset.change(config, texts / TEXTS[preset.text].file, folder)
-    # As its row in docs/reference/published-runs.md says, the published file has whole prompts.
-    if run == "areal":
-        config.task.template = "column:prompt"
+    for setting in preset.settings.split() if with_settings else ():
+        name, _, value = setting.partition("=")
+        setattr(config.task, name.removeprefix("task."), value)
     tok = load_tokenizer(path, run)
     if config.sft is not None:
         sft.set_chat_template(tok, config.sft.chat_template)
@@ -345,9 +355,16 @@ def compare(tokenizers: dict[str, str], texts: Path | None) -> int:
     unequal = 0
     print(f"{'run':20}{'tokenizer':12}{'published':>14}{'jzero':>14}  verdict")
     for name, path in tokenizers.items():
-        known = hashes["tokenizers"].get(name)
-        if known is None or known["fingerprint"] != fingerprint(path):
-            print(f"{name}: no hashes of this tokenizer, make them with record")
+        # A tokenizer is known by its contents, whatever it is called here.
+        own = fingerprint(path)
+        recorded = hashes["tokenizers"]
+        known = next((item for item in recorded.values() if item["fingerprint"] == own), None)
+        if known is None:
+            print(
+                f"{name}: prompts.json has hashes for the tokenizers {', '.join(recorded)}, and "
+                "the vocabulary or the chat template of this one is another: make its hashes with "
+                "record, from a copy of the original code"
+            )
             return 1
         for run, preset in PUBLISHED_PROMPTS.items():
             with tempfile.TemporaryDirectory() as folder:
@@ -355,6 +372,11 @@ def compare(tokenizers: dict[str, str], texts: Path | None) -> int:
             published = known["prompts"][run]
             is_given = texts is not None or not preset.text
             verdict = "equal" if ours == published else "DIFFERENT"
+            if ours == published and preset.settings:
+                with tempfile.TemporaryDirectory() as folder:
+                    alone = jzero_ids(run, path, Path(folder), texts, with_settings=False)
+                if digest_of_ids(alone) != published:
+                    verdict = f"equal with {preset.settings}; the preset alone differs"
             if not is_given and ours != published:
                 verdict = f"own words; --texts with {TEXTS[preset.text].file} for the published"
             unequal += is_given and ours != published

@@ -61,6 +61,7 @@ VERIFIERS = (
     "oat_r1_full",
     "oat_countdown",
     "open_r1",
+    "open_r1_1416fa0",
     "math_verify",
     "sympy",
 )
@@ -410,8 +411,9 @@ class TaskConfig:
         "fast",
         "Grader of answers: jzero's (fast), or a verifier that reproduces the rewards of a "
         "published run with its original answer extraction: oat's (oat_fast, oat_full, oat_r1, "
-        "oat_r1_full; last_number for GSM8K, oat_countdown for Countdown), open-r1's (open_r1), "
-        "the package math-verify (math_verify), PRM800K's two stages (sympy).",
+        "oat_r1_full; last_number for GSM8K, oat_countdown for Countdown), open-r1's (open_r1 "
+        "of e4ac3ae, open_r1_1416fa0 of its recipes), the package math-verify (math_verify), "
+        "PRM800K's two stages (sympy).",
         choices=VERIFIERS,
     )
     options: tuple[str, ...] = setting(

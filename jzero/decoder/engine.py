@@ -1,4 +1,7 @@
-"""The decoder: JetStream's Engine methods over a paged KV cache.
+"""The decoder: prefill, insert and generate over a paged KV cache.
+
+The methods have the names of JetStream's Engine and parameters of their own: seeds, several samples
+of a prompt, pages. `jzero.serving.jetstream` has JetStream's interface, for its server.
 
 Input: padded prompts and the slot of each of their samples. Output: sampled tokens with their
 log-probabilities. `Engine` is the host side: it records which sample decodes in which slot and

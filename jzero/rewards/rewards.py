@@ -269,6 +269,7 @@ _ALWAYS_IN_TOKENS = ("soft_overlong",)
 NAMES = ("accuracy", *RESPONSE_REWARDS, *PROBLEM_REWARDS, *BATCH_REWARDS, JUDGE)
 DEFAULT = ("accuracy",)  # task.reward.functions: the grader's score is the score
 LEAST_ARGUMENTS = {"length": 1, "ngram": 1, "cache": 0}  # others have no lower bound
+MOST_ARGUMENTS = {"most": 0}  # a penalty pays nothing for repetition; others have no upper bound
 
 
 class BuiltIn(NamedTuple):
@@ -304,16 +305,15 @@ def find_built_in(function: str) -> BuiltIn | None:
         # The type of the default is the type of the argument.
         is_whole = isinstance(defaults[argument], int)
         least = LEAST_ARGUMENTS.get(argument, -LARGEST_FLOAT)
+        most = MOST_ARGUMENTS.get(argument, LARGEST_FLOAT)
         # bool is a subclass of int, and True is not a number here.
         if (
             isinstance(value, bool)
             or not isinstance(value, int if is_whole else int | float)
-            or not least <= value <= LARGEST_FLOAT
+            or not least <= value <= most
         ):
             kind = "a whole number" if is_whole else "a number"
-            raise UserError(
-                f"{where}: {argument} must be {kind} between {least:g} and {LARGEST_FLOAT:g}"
-            )
+            raise UserError(f"{where}: {argument} must be {kind} between {least:g} and {most:g}")
         arguments[argument] = value
     return BuiltIn(name, arguments)
 

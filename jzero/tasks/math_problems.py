@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jzero.answers import extract, verdict
 from jzero.answers.published import VERIFIERS
+from jzero.answers.published.packages import has_formula
 from jzero.config.data_sources import Rows
 from jzero.errors import UserError
 from jzero.json_values import as_object, as_text
@@ -149,7 +150,9 @@ def _load_sets(selection: Selection, reading: Reading) -> Sets[Row]:
 
     def notes_on(loaded: Loaded[Row]) -> list[str]:
         reason = "their answer does not grade 1 against itself"
-        return row_loader.notes_on_dropped(loaded, reason, without_answer[loaded.source])
+        notes = row_loader.notes_on_dropped(loaded, reason, without_answer[loaded.source])
+        golds = [row.answer for row in loaded.train]
+        return [*notes, *notes_on_unread_golds(loaded.source, golds, reading.verifier)]
 
     read = functools.partial(_read, reading, without_answer)
     return row_loader.load_sets(selection, read, notes_on)
@@ -175,8 +178,12 @@ def _read(
         )
     if not reading.has_answers:
         return rows
-    without_answer[source.path] = sum(row.answer in (None, "", []) for row in rows)
-    return [row if grades_itself(row.answer, reading.verifier) else None for row in rows]
+    usable = [row if grades_itself(row.answer, reading.verifier) else None for row in rows]
+    without_answer[source.path] = sum(
+        kept is None and row.answer in (None, "", [])
+        for row, kept in zip(rows, usable, strict=True)
+    )
+    return usable
 
 
 def _read_rows(reading: Reading, dataset: datasets.Dataset, source: Rows) -> list[Row]:
@@ -238,6 +245,24 @@ def grades_itself(answer: JsonValue, verifier: str) -> bool:
     golds = answer if isinstance(answer, list) else [answer]
     grades = (verdict.grade(f"\\boxed{{{gold}}}", answer, template="boxed") for gold in golds)
     return any(grade.correct for grade in grades)
+
+
+def notes_on_unread_golds(source: str, golds: Sequence[JsonValue], verifier: str) -> list[str]:
+    """Returns a line about golds for which task.verifier=open_r1 pays every response.
+
+    Raises:
+        UserError: it does so for all of them, so that nothing would be learned.
+    """
+    unread = sum(not has_formula(gold) for gold in golds)
+    if verifier != "open_r1" or not unread:
+        return []
+    line = f"{unread:,} of {len(golds):,} golds have no LaTeX: open_r1 pays 1 to every response"
+    if unread == len(golds):
+        raise UserError(
+            f"task.data={source}: {line}; write them as $72$, or set "
+            "task.verifier=open_r1_1416fa0, which reads plain numbers"
+        )
+    return [f"{source}: {line} to them"]
 
 
 def notes(task: TaskConfig) -> list[str]:

@@ -287,6 +287,15 @@ def _notes_on(task: TaskConfig, loaded: Loaded[AskedRow]) -> list[str]:
         if dropped := num_usable[name] - num_trained[name]:
             notes.append(f"{source}: {dropped} problems of {name} dropped, they are held out")
         notes.append(f"{source}: {num_trained[name]} problems of {name}")
+        golds = [
+            row.problem.gold["answer"]
+            for row in loaded.train
+            if row.problem.row_task == name
+            and isinstance(row.problem.gold, dict)
+            and "answer" in row.problem.gold
+        ]
+        own = settings_of_row_task(task, name)
+        notes += math_problems.notes_on_unread_golds(source, golds, own.verifier)
     return notes
 
 

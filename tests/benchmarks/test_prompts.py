@@ -30,6 +30,33 @@ def test_a_preset_makes_the_published_prompts(run: str, tmp_path: Path) -> None:
     assert ours(run, tmp_path) == published(run)
 
 
+def test_settings_besides_the_preset_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """AReaL's file has whole prompts: the preset alone makes others."""
+    alone = prompts.jzero_ids("areal", "", tmp_path, with_settings=False)
+    assert prompts.digest_of_ids(alone) != published("areal")
+    kept = {run: prompts.PUBLISHED_PROMPTS[run] for run in ("areal", "countdown")}
+    monkeypatch.setattr(prompts, "PUBLISHED_PROMPTS", kept)
+
+    # A tokenizer is known by its contents, not by the name that it has here.
+    assert prompts.compare({"mine": ""}, None) == 0
+
+    areal, countdown = capsys.readouterr().out.splitlines()[1:3]
+    assert areal.endswith(
+        "equal with task.template=column:prompt task.system_prompt=; the preset alone differs"
+    )
+    assert countdown.startswith("countdown") and countdown.endswith("equal")
+
+
+def test_an_unknown_tokenizer_is_an_error_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(prompts, "fingerprint", lambda path: "another")
+    assert prompts.compare({"mine": ""}, None) == 1
+    assert "mine: prompts.json has hashes for the tokenizers jzero" in capsys.readouterr().out
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("run", NEED_NO_TEXT)
 def test_a_preset_makes_the_published_prompts_with_the_tokenizer_of_qwen(

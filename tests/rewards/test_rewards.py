@@ -241,6 +241,7 @@ def test_the_overlong_reward_counts_tokens() -> None:
         ("cosine(length=1.5)", "length must be a whole number"),
         ("cosine(length=True)", "length must be a whole number"),
         ("cosine(right_long=1e999)", "right_long must be a number between -1e"),
+        ("repetition_penalty(most=1.0)", "most must be a number between -1e+09 and 0"),
         ("repetition_penalty(ngram='x')", "ngram must be a whole number"),
         ("cosine(length=2000", "close the bracket"),
         ("cosine(length=print())", "the arguments of a factory are numbers"),

@@ -326,6 +326,20 @@ def test_dropped_rows_are_counted(tmp_path: Path) -> None:
     assert len(math_problems.eval_problems(task, 512)) == 1
 
 
+def test_golds_for_which_open_r1_pays_everything_are_counted(tmp_path: Path) -> None:
+    plain = write_jsonl(tmp_path / "plain.jsonl", question_rows(6))
+    some = [{"problem": f"with LaTeX {i}", "answer": f"${i}$"} for i in range(3)]
+    mixed = write_jsonl(tmp_path / "mixed.jsonl", [*question_rows(6), *some])
+
+    task = replace(math_task(mixed), verifier="open_r1")
+    line = "6 of 9 golds have no LaTeX: open_r1 pays 1 to every response to them"
+    assert TASKS["math"].notes(task)[-1].endswith(line)
+    with pytest.raises(ValueError, match="6 of 6 golds have no LaTeX.*open_r1_1416fa0"):
+        TASKS["math"].notes(replace(math_task(plain), verifier="open_r1"))
+    for verifier in ("fast", "open_r1_1416fa0"):
+        assert "LaTeX" not in str(TASKS["math"].notes(replace(math_task(plain), verifier=verifier)))
+
+
 @pytest.mark.parametrize("name", ["gsm8k", "math"])
 def test_the_contaminated_gsm8k_is_refused_by_content(
     shared: Path, tmp_path: Path, name: str

@@ -38,6 +38,7 @@ VERIFIERS = {
     "last_number": Verifier(oat.grade_last_number, "oat b966394", ()),
     "oat_countdown": Verifier(oat.grade_countdown, "oat 56b9b57", (), is_of_countdown=True),
     "open_r1": Verifier(packages.grade_open_r1, "open-r1 e4ac3ae", _MATH_VERIFY),
+    "open_r1_1416fa0": Verifier(packages.grade_open_r1_1416fa0, "open-r1 1416fa0", _MATH_VERIFY),
     "math_verify": Verifier(packages.grade_math_verify, "math-verify's defaults", _MATH_VERIFY),
     "sympy": Verifier(oat.grade_sympy, "PRM800K, two stages", ("pylatexenc",)),
 }

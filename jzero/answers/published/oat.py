@@ -45,12 +45,12 @@ def grade_full(response: str, gold: JsonValue) -> Grade:
 
 def grade_r1(response: str, gold: JsonValue) -> Grade:
     """Grades the last <answer> by text and by sympy."""
-    return _grade_answer(_tagged_answer(response), gold, _is_equal_fast)
+    return _grade_tagged(response, gold, _is_equal_fast)
 
 
 def grade_r1_full(response: str, gold: JsonValue) -> Grade:
     """Grades the last <answer> by text, by sympy and by math-verify."""
-    return _grade_answer(_tagged_answer(response), gold, _is_equal_full)
+    return _grade_tagged(response, gold, _is_equal_full)
 
 
 def grade_sympy(response: str, gold: JsonValue) -> Grade:
@@ -58,11 +58,17 @@ def grade_sympy(response: str, gold: JsonValue) -> Grade:
     return _grade_answer(last_box(response), gold, two_stage.is_equal)
 
 
-def _tagged_answer(response: str) -> str | None:
+def _grade_tagged(response: str, gold: JsonValue, is_equal: Callable[[str, str], bool]) -> Grade:
+    """Grades the last <answer>, or the last box in it."""
     if "</think> <answer>" not in response or "</answer>" not in response:
-        return None
+        return Grade(0.0, False, "no answer")
     answer = response.split("<answer>")[-1].replace("</answer>", "")
-    return last_box(answer) if r"\boxed" in answer else answer
+    if r"\boxed" in answer:
+        answer = last_box(answer)
+    # Tags around a box without an end have the form of an answer, and no value.
+    if answer is None:
+        return Grade(0.0, False, "wrong value")
+    return _grade_answer(answer, gold, is_equal)
 
 
 def _grade_answer(

@@ -3,6 +3,8 @@
 - `open_r1`: open-r1's accuracy reward (huggingface/open-r1 at e4ac3ae). The gold is the first LaTeX
   formula of its text; a gold without one pays 1.0. The answer is the first box of the response or,
   without a box, its first formula that follows a word such as "answer".
+- `open_r1_1416fa0`: the same reward at 1416fa0, the commit of its recipes. The gold may also be a
+  plain number. A gold that math-verify does not read pays 0.
 - `math_verify`: the package's defaults on the whole response and on the gold. A gold without a mark
   of formulas is treated as a formula.
 
@@ -10,22 +12,23 @@ The package reads text of a policy with its own parser and has no limit of memor
 run in the pool's processes, which are killed at `task.grade_seconds`.
 """
 
+import re
+
 from jzero.types import Grade, JsonValue
 
 # The package measures wall time, which passes faster on a busy machine. The pool limits processor
 # time instead.
 NO_LIMIT = 3600
+_FORMULA = re.compile(r"(?<!\\)\$[^$]+\$|\\boxed|\\\(|\\\[")
 _MARKS_OF_FORMULAS = ("$", r"\boxed", r"\(", r"\[")
 
 
 def grade_open_r1(response: str, gold: JsonValue) -> Grade:
     """Grades the first formula of a response that is marked as an answer."""
     import math_verify  # an extra
-    from latex2sympy2_extended import NormalizationConfig
 
-    first_gold = gold[0] if isinstance(gold, list) and gold else gold
     parsed_gold = math_verify.parse(
-        str(first_gold),
+        _first(gold),
         extraction_mode="first_match",
         extraction_config=[math_verify.LatexExtractionConfig()],
         parsing_timeout=NO_LIMIT,
@@ -33,6 +36,44 @@ def grade_open_r1(response: str, gold: JsonValue) -> Grade:
     # The original skips such rows with a reward of 1.
     if not parsed_gold:
         return Grade(1.0, False, "no gold")
+    answer = _parse_marked_formula(response)
+    # The original passes the answer first, although math-verify expects the gold there.
+    is_right = math_verify.verify(answer, parsed_gold, timeout_seconds=NO_LIMIT)
+    return _verdict(bool(answer), is_right)
+
+
+def grade_open_r1_1416fa0(response: str, gold: JsonValue) -> Grade:
+    """Grades the first formula of a response against a gold of LaTeX or of a plain number."""
+    import math_verify  # an extra
+
+    parsed_gold = math_verify.parse(
+        _first(gold), extraction_mode="first_match", parsing_timeout=NO_LIMIT
+    )
+    # The original has no reward for such a row. In a group, one reward for all is no advantage.
+    if not parsed_gold:
+        return Grade(0.0, False, "no gold")
+    answer = _parse_marked_formula(response)
+    is_right = math_verify.verify(parsed_gold, answer, timeout_seconds=NO_LIMIT)
+    return _verdict(bool(answer), is_right)
+
+
+def has_formula(gold: JsonValue) -> bool:
+    """Returns whether a gold has LaTeX, without which `open_r1` pays every response.
+
+    Escaped dollars are money.
+    """
+    return _FORMULA.search(_first(gold)) is not None
+
+
+def _first(gold: JsonValue) -> str:
+    return str(gold[0] if isinstance(gold, list) and gold else gold)
+
+
+def _parse_marked_formula(response: str) -> list:
+    """Returns what math-verify reads from the first formula that is marked as an answer."""
+    import math_verify
+    from latex2sympy2_extended import NormalizationConfig
+
     reading = NormalizationConfig(
         basic_latex=True,
         units=True,
@@ -41,7 +82,7 @@ def grade_open_r1(response: str, gold: JsonValue) -> Grade:
         boxed="all",
         equations=True,  # deprecated, but it changes how some answers are read
     )
-    answer = math_verify.parse(
+    return math_verify.parse(
         response,
         extraction_mode="first_match",
         extraction_config=[
@@ -53,9 +94,6 @@ def grade_open_r1(response: str, gold: JsonValue) -> Grade:
         ],
         parsing_timeout=NO_LIMIT,
     )
-    # The original passes the answer first, although math-verify expects the gold there.
-    is_right = math_verify.verify(answer, parsed_gold, timeout_seconds=NO_LIMIT)
-    return _verdict(bool(answer), is_right)
 
 
 def grade_math_verify(response: str, gold: JsonValue) -> Grade:
