@@ -312,11 +312,3 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     do_POST = do_GET
-
-
-def wait_for_request_threads() -> None:
-    """Waits until the HTTP servers of this process, with a thread a request, answer none."""
-    deadline = time.monotonic() + 30
-    while any("process_request_thread" in thread.name for thread in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

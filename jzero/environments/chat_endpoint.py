@@ -16,30 +16,45 @@ therefore only grow, and `new_messages` rejects a request that changes earlier m
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import contextlib
-import io
 import json
-import socket
 import threading
-import time
-from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Generic, TypeVar, cast
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import starlette.requests
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from jzero import http, json_values
 from jzero.environments.tools import parsing
 from jzero.errors import shown
+from jzero.servers import sockets
+from jzero.servers.bodies import Bodies
+from jzero.servers.connections import admit
+from jzero.servers.limits import ConnectionLimits
+from jzero.servers.rules import Rules, make_hosts
+from jzero.servers.running import HttpServer
 from jzero.types import JsonValue
 
 SESSION_HEADER = "X-Session-ID"
 PATH = "/chat/completions"
 MODEL = "policy"  # the name of the model in requests and completions
-IDLE_SECONDS = 600.0  # how long a connection may wait for its next request
-REQUEST_SECONDS = 30.0  # limit for reading a request, from its first byte to its last
+# All episodes of a step may ask at once, and tools may take minutes between two requests.
+LIMITS = ConnectionLimits(
+    max_connections=4096,
+    max_address_connections=4096,
+    request_seconds=30.0,
+    idle_seconds=600.0,
+    grace_seconds=0.0,
+)
 MAX_BODY_BYTES = 16 << 20
+MAX_HELD_BYTES = 1 << 30  # of all bodies that arrive, which are on disk
+READING_THREADS = 2
 _FORBIDDEN = ("response_format", "logit_bias", "stop")  # fields that would change the sampling
 
 Outcome = TypeVar("Outcome")
@@ -119,139 +134,87 @@ class Conversation(Generic[Outcome]):
             await asyncio.wait([self._program])
 
 
-class _BoundedReader(io.RawIOBase):
-    """Reads a connection and raises TimeoutError if a request is incomplete at its deadline.
-
-    A deadline for the complete request, unlike a timeout for each read, also stops a client that
-    sends one byte at a time.
-    """
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._deadline: float | None = None  # None until the first byte of a request
-
-    def begin_request(self) -> None:
-        """Resets the deadline: REQUEST_SECONDS count from the next byte."""
-        self._deadline = None
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: object) -> int:
-        now = time.monotonic()
-        seconds = IDLE_SECONDS if self._deadline is None else self._deadline - now
-        if seconds <= 0:
-            raise TimeoutError(f"a request took more than {REQUEST_SECONDS:g} s")
-        self._connection.settimeout(seconds)
-        size = self._connection.recv_into(cast(bytearray, buffer))
-        if self._deadline is None:
-            self._deadline = time.monotonic() + REQUEST_SECONDS
-        return size
-
-
 class ChatEndpoint:
-    """An HTTP server with threads that pass requests to the event loop of the conversations.
+    """An HTTP server in a thread that passes requests to the event loop of the conversations.
 
     `url` is the base URL for an OpenAI client.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, limits: ConnectionLimits = LIMITS) -> None:
         self.conversations: dict[str, Conversation] = {}  # by session
         self._loop = loop
-        endpoint = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def setup(self) -> None:
-                super().setup()
-                # Replace the default reader with a reader that enforces the deadline of a request.
-                self.bounded = _BoundedReader(self.connection)
-                self.rfile.close()
-                self.rfile = io.BufferedReader(self.bounded)
-
-            def handle_one_request(self) -> None:
-                self.bounded.begin_request()
-                # A program that resets its connection is not an error of the run.
-                with contextlib.suppress(ConnectionError, TimeoutError):
-                    super().handle_one_request()
-                    return
-                self.close_connection = True
-
-            def do_POST(self) -> None:
-                # Only ASCII digits: int() would also accept signs, spaces and underscores.
-                length = self.headers.get("Content-Length", "0")
-                is_number = length.isascii() and length.isdecimal() and len(length) < 16
-                if not is_number or int(length) > MAX_BODY_BYTES:
-                    # Close the connection, because the body is left unread.
-                    self.close_connection = True
-                    reason = f"Content-Length has to be a number up to {MAX_BODY_BYTES}"
-                    self.reply(413, *_as_error(reason))
-                    return
-                body = self.rfile.read(int(length))
-                if len(body) < int(length):  # the program has disconnected
-                    self.close_connection = True
-                    return
-                session = self.headers.get(SESSION_HEADER, "")
-                self.reply(*endpoint.respond(self.path, session, body))
-
-            def reply(self, status: int, kind: str, text: str) -> None:
-                content = text.encode(errors="replace")
-                # The last read has left the rest of its deadline as the timeout of the connection.
-                self.connection.settimeout(REQUEST_SECONDS)
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, format: str, *args: object) -> None:
-                # The base class would write a line to stderr for every request.
-                pass
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            request_queue_size = 1024  # all episodes of a step may ask at once
-
+        self._bodies = Bodies(MAX_HELD_BYTES)
+        # For bodies of megabytes, whose JSON would keep the other programs waiting.
+        self._threads = ThreadPoolExecutor(READING_THREADS, "endpoint")
+        app = Starlette(
+            routes=[Route("/{path:path}", self._answer, methods=["POST"])],
+            exception_handlers={HTTPException: _refuse, ClientDisconnect: _refuse},
+        )
+        allowed = sockets.allow_connections(limits.max_connections)
+        limits = replace(limits, max_connections=allowed)
         # Only programs on this machine can connect. The system chooses a free port.
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
-        # `shutdown` waits for the end of an interval.
-        serve = partial(self._server.serve_forever, poll_interval=0.05)
-        self._thread = threading.Thread(target=serve, daemon=True)
+        host = "127.0.0.1"
+        self._server = HttpServer(app, host, 0, limits, Rules(make_hosts(host)))
+        self.url = f"{self._server.url}/v1"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stops the server. Waiting requests stay unanswered."""
         self._server.shutdown()
-        self._server.server_close()
+        self._threads.shutdown(wait=False)
 
-    def respond(self, path: str, session: str, body: bytes) -> tuple[int, str, str]:
-        """Returns the HTTP status, the content type and the body of the answer to a request.
-
-        Runs in a thread of the server and blocks until the policy has responded.
-        """
+    async def _answer(self, request: starlette.requests.Request) -> Response:
+        """Answers a request once the policy has responded."""
+        path = request.scope["path"]
         if not path.endswith(PATH):
-            return 404, *_as_error(f"there is no {path} here, only {PATH}")
+            raise HTTPException(404, f"there is no {path} here, only {PATH}")
+        session = request.headers.get(SESSION_HEADER, "")
         conversation = self.conversations.get(session)
         if conversation is None:
-            return 404, *_as_error(f"{SESSION_HEADER}={session} names no conversation")
-        try:
-            # Conversations run in the event loop; this thread of the server only waits.
-            asked = json_values.as_object(http.parse_json(body), "the body")
-            asking = conversation.ask(read_request(asked))
-            message = asyncio.run_coroutine_threadsafe(asking, self._loop).result()
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            return 400, *_as_error(f"{type(error).__name__}: {error}")
-        except (concurrent.futures.CancelledError, RuntimeError) as error:
-            return 503, *_as_error(f"{type(error).__name__}: the episode has ended")
+            raise HTTPException(404, f"{SESSION_HEADER}={session} names no conversation")
+        admit(request.scope)
+        async with self._bodies.spool(request, MAX_BODY_BYTES, "") as file:
+            loop = asyncio.get_running_loop()
+            try:
+                asked = await loop.run_in_executor(self._threads, lambda: read_body(file.read()))
+                asking = conversation.ask(read_request(asked))
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                raise HTTPException(400, f"{type(error).__name__}: {error}") from None
+        message = await self._ask(asking)
         if asked.get("stream"):
-            return 200, "text/event-stream", completion_events(message)
-        return 200, "application/json", json.dumps(completion(message))
+            return Response(completion_events(message), media_type="text/event-stream")
+        return JSONResponse(completion(message))
+
+    async def _ask(self, asking: Coroutine[None, None, Message]) -> Message:
+        """Returns the message of the policy. Raises HTTPException."""
+        # Conversations run in another event loop.
+        try:
+            future = asyncio.run_coroutine_threadsafe(asking, self._loop)
+        except RuntimeError as error:
+            asking.close()
+            raise HTTPException(503, f"RuntimeError: {error}: the episode has ended") from None
+        await asyncio.wait([asyncio.wrap_future(future)])
+        if future.cancelled():
+            raise HTTPException(503, "CancelledError: the episode has ended")
+        try:
+            return future.result()
+        except RequestError as error:
+            raise HTTPException(400, f"RequestError: {error}") from None
 
 
-def _as_error(message: str) -> tuple[str, str]:
-    return "application/json", json.dumps({"error": {"message": message, "type": "jzero"}})
+def read_body(body: bytes) -> dict[str, JsonValue]:
+    """Returns the JSON object of a request. Raises ValueError."""
+    return json_values.as_object(http.parse_json(body), "the body")
+
+
+async def _refuse(_: starlette.requests.Request, error: Exception) -> Response:
+    """Answers a request that is wrong."""
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=400)  # which nobody receives
+    assert isinstance(error, HTTPException), f"{error=}"
+    content = {"error": {"message": error.detail, "type": "jzero"}}
+    return JSONResponse(content, error.status_code, error.headers)
 
 
 # The wire format.
