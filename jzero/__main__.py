@@ -12,6 +12,7 @@ import sys
 from typing import NamedTuple
 
 import jzero
+from jzero import terminal
 
 STATUS_OF_BROKEN_PIPE = 141  # as a shell reports a program that SIGPIPE has ended
 
@@ -79,15 +80,15 @@ def main() -> None:
 def run_command() -> None:
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help", "help"):
-        print(usage())
+        terminal.write(usage())
         return
     if name == "--version":
-        print(f"jzero {jzero.__version__}")
+        terminal.write(f"jzero {jzero.__version__}")
         return
     if name not in COMMANDS:
         similar = difflib.get_close_matches(name, COMMANDS)
         advice = f"did you mean {similar[0]}?" if similar else f"there are {', '.join(COMMANDS)}"
-        print(f"error: jzero has no command {name}; {advice}", file=sys.stderr)
+        terminal.write(f"error: jzero has no command {name}; {advice}", sys.stderr)
         sys.exit(2)
     # Parsers show this as the name of the program.
     sys.argv = [f"jzero {name}", *arguments]

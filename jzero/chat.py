@@ -17,7 +17,7 @@ from typing import TextIO
 
 import numpy as np
 
-from jzero import cli, config
+from jzero import cli, config, terminal
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import Groups, make_groups
 from jzero.errors import UserError
@@ -221,12 +221,11 @@ def talk(chat: Chat, source: TextIO, target: TextIO, *, is_terminal: bool) -> No
     """Answers the lines of `source` until it ends."""
 
     def write(piece: str) -> None:
-        target.write(piece)
-        target.flush()
+        terminal.write(piece, target, end="")
 
     def tell(line: str) -> None:
         # Only answers go to a pipe.
-        print(line, file=target if is_terminal else sys.stderr, flush=True)
+        terminal.write(line, target if is_terminal else sys.stderr)
 
     if chat.is_chat and chat.system_prompt:
         tell(f"system prompt: {chat.system_prompt}")

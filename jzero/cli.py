@@ -73,7 +73,7 @@ def exit_with_error(message: str) -> NoReturn:
         peers.end_process(message, 2, f"{peers.this_host()} ended: {message}")
     # Otherwise the bars could be drawn over the message.
     terminal.close()
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    terminal.write(f"error: {message}", sys.stderr)
     sys.exit(2)
 
 
@@ -105,7 +105,7 @@ def user_errors() -> Iterator[None]:
         exit_with_error(message)
     except KeyboardInterrupt:  # during a run, this is the second signal
         if not peers.has_peers():
-            print("stopped", file=sys.stderr, flush=True)
+            terminal.write("stopped", sys.stderr)
             sys.exit(STATUS_OF_CTRL_C)
         peers.end_process(f"{peers.this_host()} was stopped at once. {peers.advice()}", 1)
     except Exception as error:
@@ -114,7 +114,7 @@ def user_errors() -> Iterator[None]:
         if not peers.has_peers():
             raise
         peers.wait_for_verdict()  # a lost host's line explains more than this traceback
-        traceback.print_exc()
+        terminal.write(traceback.format_exc(), sys.stderr)
         # JAX reports a lost process as a runtime error of the collective that waited for it.
         is_runtime_error = isinstance(error, jax.errors.JaxRuntimeError)
         reason = "another host may be gone" if is_runtime_error else type(error).__name__

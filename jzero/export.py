@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jax
 
-from jzero import cli, config, setup
+from jzero import cli, config, setup, terminal
 from jzero.errors import UserError
 from jzero.files import read_text
 from jzero.model import adapters, hub, huggingface, peft, qwen
@@ -308,7 +308,7 @@ def main() -> None:
     # An export needs no accelerator, and must not claim one while a run uses it.
     jax.config.update("jax_platforms", "cpu")
     with cli.user_errors():
-        print(run(options))
+        terminal.write(run(options))
 
 
 if __name__ == "__main__":

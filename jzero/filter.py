@@ -14,7 +14,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from jzero import cli, json_values
+from jzero import cli, json_values, terminal
 from jzero.config.data_sources import read_source, split_sources
 from jzero.errors import UserError, reason_of
 from jzero.files import check_not_input, check_output, parse_json, read_lines, write_atomic
@@ -150,7 +150,7 @@ def main() -> None:
     write_atomic(arguments.out, "".join(f"{line}\n" for line in lines))
 
     dropped = [f"{count - len(rows)} {reason}" for reason, rows in passed.items()]
-    print(", ".join([f"{count} rows", *dropped, f"{len(kept)} kept"]))
+    terminal.write(", ".join([f"{count} rows", *dropped, f"{len(kept)} kept"]))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from typing import TypeAlias
 
 import jax
 
-from jzero import cli, config, http, setup
+from jzero import cli, config, http, setup, terminal
 from jzero.config.data_sources import read_sources
 from jzero.errors import UserError
 from jzero.evaluate import defaults as model_defaults
@@ -116,7 +116,7 @@ def run(options: Options, settings: config.Config) -> None:
             generate_here(options, settings, problems, pool)
     if options.push_to_hub and processes.is_first_process():
         files = {HUB_FILE: options.out, "README.md": describe(options, settings).encode()}
-        print(hub.push_dataset(files, options.push_to_hub, options.private, options.force))
+        terminal.write(hub.push_dataset(files, options.push_to_hub, options.private, options.force))
 
 
 def describe(options: Options, settings: config.Config) -> str:
@@ -209,7 +209,7 @@ def generate_on_servers(
             generation.run()
             file.sort()
             num_rows = len(file.places)
-            print(f"{options.out}: {num_rows:,} rows{errors_note(file)}", flush=True)
+            terminal.write(f"{options.out}: {num_rows:,} rows{errors_note(file)}")
 
 
 def errors_note(file: RowFile) -> str:

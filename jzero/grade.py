@@ -257,13 +257,13 @@ def main() -> None:
             file.writelines(grade_lines(pool, lines, args.verifiers, agreement))
         os.replace(partial, args.out)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        terminal.write(f"error: {error}", sys.stderr)
         sys.exit(2)
     finally:
         partial.unlink(missing_ok=True)
-    print(json.dumps(pool.counters))
+    terminal.write(json.dumps(pool.counters))
     if len(args.verifiers) > 1:
-        print(agreement.table())
+        terminal.write(agreement.table())
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from absl import flags
 from ml_collections import config_flags
 
 import jzero
-from jzero import cli, config
+from jzero import cli, config, terminal
 from jzero.config import describe
 from jzero.errors import UserError
 from jzero.files import JsonObject
@@ -123,7 +123,7 @@ def parse(arguments: list[str]) -> Command:
     """
     if (name := cli.asked_help(arguments)) is not None:
         with cli.user_errors():
-            print(describe.describe(name) if name else usage())
+            terminal.write(describe.describe(name) if name else usage())
         sys.exit(0)
     arguments = cli.expand_price(arguments)
     shows = "--show" in arguments
@@ -143,7 +143,7 @@ def parse(arguments: list[str]) -> Command:
     if not isinstance(settings, config.Config):
         cli.exit_with_error(NO_RECIPE)
     if shows:
-        print(show(settings, arguments))
+        terminal.write(show(settings, arguments))
         sys.exit(0)
     return Command(
         settings, Path(workdir.value) if workdir.value else None, unfinished_status.value

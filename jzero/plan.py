@@ -39,7 +39,7 @@ from pathlib import Path
 
 import jax
 
-from jzero import cli, main
+from jzero import cli, main, terminal
 from jzero.config import Config
 from jzero.files import write_atomic
 from jzero.planning.chips import described_devices
@@ -65,7 +65,7 @@ def print_largest(topology: str, arguments: list[str], json_file: str | None) ->
     cells = largest_models(settings, devices, available)
     if json_file:
         write_atomic(json_file, json.dumps(as_json(cells, topology, available), indent=1))
-    print(format_largest(cells, topology, devices, available))
+    terminal.write(format_largest(cells, topology, devices, available))
 
 
 def with_model(settings: Config, name: str | None) -> Config:
@@ -107,10 +107,10 @@ def command() -> None:
     with cli.user_errors():
         args, remaining = parser.parse_known_args()
         if args.packs:
-            print(format_packs(args.packs))
+            terminal.write(format_packs(args.packs))
             return
         if args.table:
-            print(format_table())
+            terminal.write(format_table())
             return
         if args.machine:
             machine = find_machine(args.machine)
@@ -118,7 +118,7 @@ def command() -> None:
             verdict = plan_on(
                 choose_sizes(settings, machine.devices, machine.device_bytes), machine
             )
-            print(format_verdict(settings, args.machine, verdict))
+            terminal.write(format_verdict(settings, args.machine, verdict))
             sys.exit(0 if verdict.fits else 1)
         if not args.topology:
             parser.error("give the devices to plan for: --topology v5e:2x4, or --machine v5e-8")
@@ -129,7 +129,7 @@ def command() -> None:
         report = make_report(settings, args.topology, cache_directory(), args.search, args.score)
         if args.json:
             write_atomic(args.json, json.dumps(report.as_json(), indent=1))
-    print(format_report(report))
+    terminal.write(format_report(report))
     sys.exit(0 if report.fits else 1)
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TextIO, TypeVar
 
-from jzero import cli
+from jzero import cli, terminal
 from jzero.config import TaskConfig
 from jzero.environments import environment, environment_task
 from jzero.environments.environment import Environment, Observation, Step
@@ -116,13 +116,13 @@ def play(
     first = Episode(observation, [])
     # Another instance: state that a class shares between instances shows here.
     again = replay(name, start, [])
-    print(f"observation\n{indented(observation.prompt)}", file=target)
+    terminal.write(f"observation\n{indented(observation.prompt)}", target)
     for tool in observation.tools:
-        print(f"tool {json.dumps(tool)}", file=target)
+        terminal.write(f"tool {json.dumps(tool)}", target)
     if reason := difference(first, again):
-        print(f"not deterministic: {reason}", file=target)
+        terminal.write(f"not deterministic: {reason}", target)
         return False
-    print("reset twice: the same", file=target, flush=True)
+    terminal.write("reset twice: the same", target)
 
     responses: list[str] = []
     steps: list[Step] = []
@@ -130,19 +130,19 @@ def play(
         responses.append(response)
         step = call(f"step {len(responses)}", instance.step(response))
         steps.append(step)
-        print(f"\nstep {len(steps)}: {shown(response)}", file=target)
-        print(describe(step), file=target, flush=True)
+        terminal.write(f"\nstep {len(steps)}: {shown(response)}", target)
+        terminal.write(describe(step), target)
         if step.done:
             break
     call("close", instance.close())
     total = sum(step.rewards.value for step in steps)
     end = "over" if steps and steps[-1].done else "not over"
-    print(f"\n{len(steps)} steps, total reward {total:g}, {end}", file=target)
+    terminal.write(f"\n{len(steps)} steps, total reward {total:g}, {end}", target)
 
     # Training rebuilds a lost episode in the same way, from its responses.
     second = replay(name, start, responses)
     reason = difference(Episode(observation, steps), second)
-    print(f"not deterministic: {reason}" if reason else "played again: the same", file=target)
+    terminal.write(f"not deterministic: {reason}" if reason else "played again: the same", target)
     return not reason
 
 
@@ -171,7 +171,7 @@ def read_answers(source: TextIO, target: TextIO | None) -> Iterator[str]:
     """Yields the responses in the lines of a file; asks for them in the terminal `target`."""
     while True:
         if target is not None:
-            print("> ", end="", file=target, flush=True)
+            terminal.write("> ", target, end="")
         line = source.readline()
         if not line or line.strip() == QUIT:
             return

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jzero import cli
+from jzero import cli, terminal
 from jzero.errors import UserError
 from jzero.files import JsonObject, write_atomic
 from jzero.run import buckets
@@ -137,7 +137,7 @@ def main() -> None:
             raise UserError(f"--out {out} exists and is no report: give another")
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(out, page)
-        print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
+        terminal.write(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

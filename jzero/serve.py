@@ -27,7 +27,7 @@ from dataclasses import replace
 
 import jax
 
-from jzero import cli, config
+from jzero import cli, config, terminal
 from jzero.chat import dialogue_settings
 from jzero.decoder.adapter_bank import MOST_SHAPES, AdapterBank, HeldAdapter
 from jzero.errors import UserError
@@ -234,7 +234,9 @@ def serve_http(
     # Every connection takes a file descriptor, and the number of these is limited.
     allowed = sockets.allow_connections(limits_of_server.max_connections)
     if allowed < limits_of_server.max_connections:
-        print(f"at most {allowed} connections: this process may not open more files (ulimit -n)")
+        terminal.write(
+            f"at most {allowed} connections: this process may not open more files (ulimit -n)"
+        )
         limits_of_server = replace(limits_of_server, max_connections=allowed)
 
     worker = DecodingWorker(
@@ -255,7 +257,7 @@ def serve_http(
     def announce() -> None:
         addresses = " and ".join(f"{sockets.url(opened)}/v1" for opened in bound)
         names = ", ".join(reader.models)
-        print(f"{names}: listening on {addresses} until Ctrl-C", flush=True)
+        terminal.write(f"{names}: listening on {addresses} until Ctrl-C")
 
     configuration = BoundedConfig(make_app(server, key), limits_of_server, rules)
     # uvicorn raises the signal that ended it once more.

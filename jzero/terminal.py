@@ -18,12 +18,13 @@ import contextlib
 import itertools
 import logging
 import os
+import re
 import sys
 import threading
 import time
 import unicodedata
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -110,6 +111,34 @@ def escaped(text: str) -> str:
     return "".join(char if char.isprintable() else _escape(char) for char in text)
 
 
+# Control characters other than tabs and line feeds, overrides of the direction of text, lone
+# surrogates and line breaks of Unicode. Joiners and wide spaces stay, as emoji and East Asian text
+# have them.
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb\ud800-\udfff]"
+)
+
+
+def visible(text: str) -> str:
+    r"""Returns text of any origin with its control characters as escapes, such as \x1b.
+
+    Unlike `escaped`, the text keeps its lines and tabs.
+    """
+    return _CONTROLS.sub(lambda found: _escape(found[0]), text)
+
+
+def write(text: str, stream: TextIO | None = None, *, end: str = "\n") -> None:
+    """Prints text of any origin, with its control characters made `visible`.
+
+    Every line that jzero prints comes through here. `stream` is stdout by default. A stream in
+    ASCII or Latin-1 gets escapes for the characters that it cannot take.
+    """
+    stream = sys.stdout if stream is None else stream
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    text = visible(text).encode(encoding, "backslashreplace").decode(encoding)
+    print(text, file=stream, end=end, flush=True)
+
+
 def _escape(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
 
@@ -143,13 +172,9 @@ class Terminal:
                 self._print_above_bars(text, style)
                 return
             stream = sys.stderr if is_error else sys.stdout
-            encoding = getattr(stream, "encoding", None) or "utf-8"
-            # A stream in ASCII or Latin-1 cannot take every character, and a run must not end for
-            # that.
-            text = text.encode(encoding, "backslashreplace").decode(encoding)
             # A run does not end because nobody reads its log any more.
             with contextlib.suppress(BrokenPipeError):
-                print(text, file=stream, flush=True)
+                write(text, stream)
 
     @contextlib.contextmanager
     def phase(
@@ -272,8 +297,8 @@ class Terminal:
             bar = None
             if phase.total:
                 bar = ProgressBar(phase.total, min(phase.done, phase.total), BAR_WIDTH)
-            details = Text(f"{phase.speed()}{note}", "dim")
-            name = Text(f"{_path(shown)} {phase.count()}".rstrip())
+            details = Text(visible(f"{phase.speed()}{note}"), "dim")
+            name = Text(visible(f"{_path(shown)} {phase.count()}".rstrip()))
             table.add_row(name, bar, details)
         return table
 
@@ -281,7 +306,7 @@ class Terminal:
         from rich.text import Text
 
         assert self._live is not None
-        self._live.console.print(Text(text, style), soft_wrap=True)
+        self._live.console.print(Text(visible(text), style), soft_wrap=True)
 
     # -- A log -------------------------------------------------------------------------------------
 

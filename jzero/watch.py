@@ -13,6 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from jzero import terminal
 from jzero.errors import UserError
 from jzero.run import buckets
 from jzero.servers.rules import add_allowed_host, listens_at_loopback
@@ -42,7 +43,7 @@ def main() -> None:
     try:
         watch(args.runs, args.host, args.port, args.allowed_host)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        terminal.write(f"error: {error}", sys.stderr)
         sys.exit(2)
 
 
@@ -53,17 +54,17 @@ def watch(paths: list[Path], host: str, port: int, allowed_hosts: list[str]) -> 
     watcher = Watcher(find_runs(directories, is_started=False))
     with page_server(host, port, watcher, allowed_hosts) as server:
         if not listens_at_loopback(host):
-            print(
+            terminal.write(
                 f"warning: everybody who reaches {host} can read these runs: there is no password. "
                 "ssh -L is safer",
-                file=sys.stderr,
+                sys.stderr,
             )
-        print(f"{server.url}/ shows {len(watcher.runs)} run(s), until Ctrl-C", flush=True)
+        terminal.write(f"{server.url}/ shows {len(watcher.runs)} run(s), until Ctrl-C")
         try:
             server.serve_forever()
         except KeyboardInterrupt:
             watcher.stop()
-            print("stopped", file=sys.stderr)
+            terminal.write("stopped", sys.stderr)
 
 
 if __name__ == "__main__":

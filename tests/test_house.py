@@ -368,3 +368,71 @@ def test_import_is_quick_and_without_torch() -> None:
     runs = [probe(["jzero", "jzero.main"], ["torch", "tensorflow"]) for _ in range(2)]
     assert runs[0][1] == []
     assert min(seconds for seconds, _ in runs) <= 3
+
+
+# Modules whose lines are not for a terminal: the protocol between two processes, and the page that
+# a reader copies into a notebook.
+PRINTING = {
+    "terminal",
+    "hosts.relay",
+    "loops.grpo_loop",
+    "run.push_process",
+    "run.tracker_process",
+}
+
+
+def prints(node: ast.AST) -> bool:
+    """Returns whether a node of a syntax tree writes text to a terminal without escapes."""
+    match node:
+        case ast.Call(func=ast.Name(id="print")):
+            return True
+        case ast.Attribute(attr="write", value=ast.Attribute(attr="stdout" | "stderr")):
+            return True
+        case ast.Attribute(attr="print_exc" | "print_exception"):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_text_for_a_terminal_goes_through_one_function(path: Path) -> None:
+    name = module_name(path)
+    if name in PRINTING or name.startswith("sandbox"):
+        return
+    for node in ast.walk(parse(path)):
+        assert not prints(node), f"{path}:{getattr(node, 'lineno', '?')}: use terminal.write"
+
+
+# Modules that read only files of this machine or of jzero itself with functions of the library.
+OWN_FILES = {
+    "files",
+    "hosts.platform",  # /sys
+    "hosts.preemption",  # /sys
+    "generate",  # its own output
+    "jobs.store",
+    "jobs.store_server",
+    "jobs.stream",
+    "main",  # the recipe that is imported
+    "planning.host_memory",  # /proc, /sys
+    "replay",  # results that `jobs` has bounded
+    "run.tracker_process",
+    "run.trackers",
+    "sample",  # /proc
+    "tasks.worker",  # /proc
+    "tinker.sessions",  # the keys of the server's owner
+    "tinker.store",
+    "watching.server",  # the page
+    "workers.keeper",  # /proc
+    "run.model_card",  # the card
+}
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_foreign_files_are_opened_in_one_place(path: Path) -> None:
+    """`jzero.files` refuses pipes and devices, and bounds the size before it reads."""
+    name = module_name(path)
+    if name in OWN_FILES or name.startswith("sandbox"):
+        return
+    for node in ast.walk(parse(path)):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="read_text" | "read_bytes"), args=[]):
+                raise AssertionError(f"{path}:{node.lineno}: use jzero.files.read_text")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from jzero import algorithms
+from jzero import algorithms, terminal
 from jzero.config.architecture import tiny_arch
 from jzero.config.schema import Config, ModelConfig
 from jzero.errors import UserError
@@ -131,7 +131,7 @@ def choose_preset(
 
         platform = jax.default_backend()
         preset = "tiny" if platform == "cpu" else accelerator
-        print(f"no preset given and platform {platform} attached: using {preset}", flush=True)
+        terminal.write(f"no preset given and platform {platform} attached: using {preset}")
 
     names = ("tiny", *hub)
     if preset not in names:

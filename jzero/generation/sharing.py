@@ -30,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
-from jzero import http
+from jzero import http, terminal
 from jzero.config import Config
 from jzero.environments import batched_rewards
 from jzero.errors import UserError
@@ -371,7 +371,7 @@ class Generation:
             raise self._no_server_left(failures[-1].error)
         self._give_back(failures)
         error = failures[-1].error
-        print(f"{error}: other servers take its requests for {seconds:.0f} s", flush=True)
+        terminal.write(f"{error}: other servers take its requests for {seconds:.0f} s")
 
     def _no_server_left(self, error: http.RemoteError) -> UserError:
         retries = self._servers[0].options.retries

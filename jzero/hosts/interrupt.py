@@ -27,6 +27,7 @@ from types import FrameType, TracebackType
 
 import jax
 
+from jzero import terminal
 from jzero.hosts import preemption
 from jzero.hosts.collectives import gather_json
 from jzero.hosts.peers import PEERS, has_peers
@@ -109,12 +110,12 @@ class StopSignal:
         for handled in self._handlers_before:
             signal.signal(handled, signal.default_int_handler)
         message = f"{self.reason}: {self.reaction}; again to stop at once"
-        print(message, file=sys.stderr, flush=True)
+        terminal.write(message, sys.stderr)
 
     def _stop_at_notice(self, notice: str) -> None:
         """Handles a preemption notice, in the thread that polls for notices."""
         self._remember_reason(notice)
-        print(f"{self.reason}: {self.reaction}", file=sys.stderr, flush=True)
+        terminal.write(f"{self.reason}: {self.reaction}", sys.stderr)
 
     def _remember_reason(self, reason: str) -> None:
         """Stores the reason why this host stops, and publishes it to the other hosts."""

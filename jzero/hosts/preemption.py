@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from jzero import http
+from jzero import http, terminal
 from jzero.errors import UserError
 
 POLL_SECONDS = 2.0  # between two queries
@@ -80,7 +80,7 @@ def watch(setting: str, on_notice: Callable[[str], None], is_over: threading.Eve
                 f"train.preemption_notice=gce: {problem}. Set it to none, or GCE_METADATA_HOST "
                 "to the server's address"
             ) from None
-        print(f"no preemption notices: {problem}", file=sys.stderr, flush=True)
+        terminal.write(f"no preemption notices: {problem}", sys.stderr)
         return
 
     def ask() -> None:

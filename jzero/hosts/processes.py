@@ -157,7 +157,7 @@ def print_everywhere(text: str) -> None:
     if is_first_process():
         terminal.say(text)
     else:
-        print(text, file=sys.stderr, flush=True)
+        terminal.write(text, sys.stderr)
 
 
 def write_once(path: Path, text: str) -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from jzero import terminal
 from jzero.errors import UserError, shown
 from jzero.files import JsonObject
 
@@ -94,10 +95,8 @@ class Waiting:
         if self.elapsed < self._next_notice:
             return
         so_far = f", {self.elapsed:.0f} s so far" if self._next_notice > FIRST_NOTICE else ""
-        print(
-            f"waiting for {missing} at {self.address}, up to {self.seconds:g} s{so_far}",
-            file=sys.stderr,
-            flush=True,
+        terminal.write(
+            f"waiting for {missing} at {self.address}, up to {self.seconds:g} s{so_far}", sys.stderr
         )
         # Notices come after 2, 10, 20, 40 and 80 s, and then once a minute.
         self._next_notice = max(10.0, 2 * self._next_notice)
@@ -260,7 +259,7 @@ def _remove_departed(met: dict[int, Connection]) -> None:
         except ValueError:
             has_left = True
         if has_left:
-            print(f"{connection.name} has left before the start", file=sys.stderr, flush=True)
+            terminal.write(f"{connection.name} has left before the start", sys.stderr)
             connection.socket.close()
             del met[index]
 

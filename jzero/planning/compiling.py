@@ -22,7 +22,7 @@ import jax
 from jax.experimental import topologies
 
 from jzero.errors import UserError
-from jzero.files import user_cache, write_atomic
+from jzero.files import parse_json, read_text, user_cache, write_atomic
 from jzero.planning.chips import CHIPS_PER_HOST, GPUS, TPUS, Topology, split_topology
 from jzero.planning.crossing import crossing
 from jzero.sharding.mesh import num_slices
@@ -141,7 +141,7 @@ def measure(program: Program, topology: str, cache: Path | None) -> Measurement:
     lowered = function.lower(*arguments)
     file = cache / f"{_cache_key(lowered, arguments, topology)}.json" if cache else None
     if file and file.exists():
-        return Measurement(**json.loads(file.read_text()))
+        return Measurement(**parse_json(read_text(file), file))
     measurement = _compile(lowered, arguments)
     if file:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import jax
 
-from jzero import config
+from jzero import config, terminal
 from jzero.config import Config, teachers
 from jzero.errors import UserError
 from jzero.hosts import processes
@@ -605,7 +605,7 @@ def choose_fitting_preset(
         return config.choose_preset(argument, tiny, make, hub, largest_first[0])
     available = attached_bytes(config.MemoryConfig())
     preset, reason = largest_that_fits(make, largest_first, attached_devices(), available)
-    print(f"no preset given: using {preset}, {reason}", flush=True)
+    terminal.write(f"no preset given: using {preset}, {reason}")
     return config.choose_preset(preset + separator + algorithm, tiny, make, hub, preset)
 
 

@@ -21,6 +21,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
+from jzero import terminal
 from jzero.errors import quoted
 from jzero.json_values import as_list, as_messages, as_object, as_prompt, from_fields
 from jzero.problems import bounds
@@ -62,7 +63,9 @@ class Logs:
 
     def log_extra(self, column: str, values: Sequence[object]) -> None:
         """Prints that the column is dropped: samples.jsonl has no additional columns."""
-        print(f"log_extra({column!r}): samples.jsonl has no such columns; the values are left out")
+        terminal.write(
+            f"log_extra({column!r}): samples.jsonl has no such columns; the values are left out"
+        )
 
 
 def has_form(signature: inspect.Signature) -> bool:

@@ -97,7 +97,7 @@ def recipe_arguments(arguments: list[str]) -> list[str]:
     with cli.user_errors():
         path = jzero_main.recipe_path(name)
     if arguments[1:] in (["-h"], ["--help"]):
-        print(jzero_main.recipe_help(path))
+        terminal.write(jzero_main.recipe_help(path))
         sys.exit(0)
     return [f"--config={path}{colon}{preset}", *arguments[1:]]
 
@@ -150,7 +150,7 @@ def parse(arguments: list[str]) -> Request:
         if not name:
             parser.parse_args(["--help"])
         with cli.user_errors():
-            print(describe_settings(name))
+            terminal.write(describe_settings(name))
         sys.exit(0)
     args, remaining = parser.parse_known_args(cli.start_jax(arguments))
     remaining = cli.expand_price(remaining)

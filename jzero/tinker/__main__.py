@@ -42,7 +42,7 @@ import jax
 from jax.sharding import Mesh
 
 import jzero
-from jzero import cli, config
+from jzero import cli, config, terminal
 from jzero.config import drafts
 from jzero.errors import UserError
 from jzero.hosts import broadcast, collectives, peers, processes
@@ -363,7 +363,7 @@ def print_plan(given: argparse.Namespace, settings: config.Config) -> bool:
     """Prints the plan for given.plan. Returns whether the server fits."""
     residents = residents_of(options_of(given))
     plan = make_plan(settings, residents, given.plan, cache_directory())
-    print(format_plan(plan))
+    terminal.write(format_plan(plan))
     return plan.fits
 
 
@@ -396,7 +396,7 @@ def serve(given: argparse.Namespace, settings: config.Config, options: Options) 
 
     def announce() -> None:
         addresses = " and ".join(sockets.url(opened) for opened in bound)
-        print(f"{options.name}: TINKER_BASE_URL={addresses} until Ctrl-C", flush=True)
+        terminal.write(f"{options.name}: TINKER_BASE_URL={addresses} until Ctrl-C")
 
     service.worker.thread.start()
     if peers.has_peers():

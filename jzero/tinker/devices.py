@@ -15,6 +15,7 @@ states may differ. Every call carries numbers of the state before it, which have
 """
 
 import contextlib
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from typing import NoReturn, cast
 
 import jax
 
+from jzero import terminal
 from jzero.errors import UserError
 from jzero.hosts import peers
 from jzero.hosts.broadcast import Message, Receiver, Sender, StreamEndedError
@@ -275,7 +277,7 @@ def end_all_hosts(error: Exception) -> NoReturn:
     peers.wait_for_verdict()
     is_symptom = isinstance(error, StreamEndedError | jax.errors.JaxRuntimeError)
     if not is_symptom:
-        traceback.print_exception(error)
+        terminal.write("".join(traceback.format_exception(error)), sys.stderr)
     reason = " ".join(str(error).split())[:300] if is_symptom else type(error).__name__
     peers.end_process(f"{peers.this_host()} cannot continue: {reason}. {peers.advice()}", 1)
 

@@ -7,6 +7,7 @@ the last one. So neither kind of work starves the other.
 
 import contextlib
 import queue
+import sys
 import threading
 import time
 import traceback
@@ -14,6 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from jzero import terminal
 from jzero.errors import UserError
 from jzero.tinker.devices import Devices, Ended
 from jzero.tinker.sampling import Request
@@ -106,7 +108,7 @@ class Worker:
             job.fail(error)
         except Exception as error:
             # One client's failure must not end the server. Its log has the reason.
-            traceback.print_exc()
+            terminal.write(traceback.format_exc(), sys.stderr)
             job.fail(error)
         self.last_job = time.monotonic()
 
@@ -116,7 +118,7 @@ class Worker:
             self.devices.sample(self.between_calls)
         except Exception:
             # The requests have failed with this error already.
-            traceback.print_exc()
+            terminal.write(traceback.format_exc(), sys.stderr)
 
     def between_calls(self) -> None:
         """Runs one job between two decode calls, if it is training's turn."""

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from jzero import http, json_values
 from jzero.errors import UserError, reason_of, shown
-from jzero.files import read_text
+from jzero.files import parse_json, read_lines, read_text
 from jzero.types import JsonValue, Prompt
 
 if TYPE_CHECKING:
@@ -329,10 +329,9 @@ def _read_cache(path: Path) -> dict[str, str]:
     """Returns the replies in a cache by their keys; skips a line that a killed run cut off."""
     replies = {}
     if path.exists():
-        # Not splitlines, which also splits at characters that JSON leaves unescaped in a text.
-        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        for _, line in read_lines(path):
             try:
-                entry = json.loads(line)
+                entry = parse_json(line, path)
                 replies[str(entry["key"])] = str(entry["reply"])
             except (ValueError, TypeError, LookupError):
                 continue

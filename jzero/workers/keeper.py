@@ -32,6 +32,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from jzero import terminal
+
 WORKER = "jzero.tasks.worker"  # its function `work` grades what comes through a pipe
 IS_LINUX = sys.platform == "linux"
 MAX_PROCESSES = 4096  # of one grader process, in total
@@ -102,7 +104,7 @@ def _grade(descriptor: int, keeper: int, limit: ctypes.c_uint64) -> NoReturn:
         # Imported here and by name: the keeper itself needs neither the worker nor its tasks.
         importlib.import_module(WORKER).work(descriptor, limit)
     except BaseException:
-        traceback.print_exc()
+        terminal.write(traceback.format_exc(), sys.stderr)
     os._exit(1)
 
 
@@ -343,11 +345,10 @@ def guard(parent: int, earlier: Sequence[int]) -> None:
 
     left = {process for process in started if _is_alive(process)}
     if not is_announced:
-        print(
+        terminal.write(
             f"process {parent} of the run ended without closing its environments: a signal ended "
             f"it, or os._exit in an environment; {len(left)} processes that it started end now",
-            file=sys.stderr,
-            flush=True,
+            sys.stderr,
         )
     _end_all(left)
 

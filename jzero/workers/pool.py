@@ -43,6 +43,7 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 from typing import NamedTuple, Protocol, TypeVar, cast
 
+from jzero import terminal
 from jzero.config import TaskConfig
 from jzero.errors import UserError
 from jzero.json_values import from_fields
@@ -275,10 +276,10 @@ class _Worker:
                 shown = text[: max(MAX_ERRORS - count, 0)]
                 count += len(text)
                 if shown:
-                    sys.stderr.write(shown.decode("utf-8", "replace"))
+                    terminal.write(shown.decode("utf-8", "replace"), sys.stderr, end="")
                     if count > MAX_ERRORS:
-                        sys.stderr.write("\n(further errors of this grader process are left out)\n")
-                    sys.stderr.flush()
+                        note = "\n(further errors of this grader process are left out)"
+                        terminal.write(note, sys.stderr)
 
 
 def _read_stage(
@@ -473,7 +474,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
                 return
             self._notes.add((function, kind))
         lines = text[-MAX_NOTE:].rstrip("\n")
-        print(f"{function} {kind} (shown once):\n{lines}", file=sys.stderr, flush=True)
+        terminal.write(f"{function} {kind} (shown once):\n{lines}", sys.stderr)
 
     def start(self, coroutine: Coroutine[None, None, None]) -> None:
         """Runs a coroutine, which must handle its own errors, in the event loop of the pool."""
