@@ -115,8 +115,9 @@ def hidden_states(
                 positions[row, context.restart : length] -= context.restart
                 is_token[row, :length] = True
             # Accelerators round the inputs of fp32 products by default.
+            inputs = map(jnp.asarray, (tokens, positions, is_token))
             with jax.default_matmul_precision("highest"):
-                hidden = _forward(model.config, dtype, model.params, tokens, positions, is_token)
+                hidden = _forward(model.config, dtype, model.params, *inputs)
             hidden = np.asarray(hidden, np.float32)
             for row, place in enumerate(chosen):
                 context = contexts[place]

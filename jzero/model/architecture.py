@@ -94,9 +94,10 @@ class QwenConfig:
     delta_net: DeltaNetConfig | None = None
     partial_rotary_factor: float = 1.0
     # For models with sliding windows: tokens in the window of a SLIDING layer, with the token
-    # itself, and the base of its rotary frequencies, which are not scaled. 0: `rope_theta`.
+    # itself, and the base and the scaling of its rotary frequencies. 0: those of all layers.
     sliding_window: int = 0
     local_rope_theta: float = 0.0
+    local_rope_scaling: RopeScaling | None = None
     # Scores are divided by the square root of this number. 0: of head_dim.
     query_scale: int = 0
     # Bounds of the scores of attention, and of the logits (`attention.xla.soft_capped`). 0: none.

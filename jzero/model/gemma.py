@@ -15,7 +15,6 @@ sections 2 and 2.1; Gemma2Model and Gemma3TextModel in transformers.
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,13 +42,13 @@ from jzero.model.layers import (
     zero_centered_norm,
 )
 from jzero.model.linear import products
-from jzero.model.rope import LinearScaling
-from jzero.model.rope_entries import HuggingFaceConfig, rope_refusals
+from jzero.model.rope_entries import HuggingFaceConfig, read_rope, rope_refusals, write_rope
 
 ACTIVATION = "gelu_pytorch_tanh"
 SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 LOCAL_BASE = 10_000.0  # of the layers with a window, the default of transformers
-GEMMA3_PATTERN = 6  # layers from one with full attention to the next
+GEMMA2_PATTERN, GEMMA3_PATTERN = 2, 6  # layers from one with full attention to the next
+LOCAL_ROPE = "rope_parameters.sliding_attention"  # of a `flat` file
 
 # The defaults of `transformers`.
 GEMMA2_DEFAULTS: HuggingFaceConfig = {
@@ -61,7 +60,7 @@ GEMMA2_DEFAULTS: HuggingFaceConfig = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 10_000.0,
     "sliding_window": 4096,
-    "sliding_window_pattern": 2,
+    "sliding_window_pattern": GEMMA2_PATTERN,
     "tie_word_embeddings": True,
     "hidden_activation": ACTIVATION,
     "max_position_embeddings": 8192,
@@ -189,7 +188,8 @@ def flat(hf_config: HuggingFaceConfig) -> HuggingFaceConfig:
     """Returns a config.json with the entries of text_config at the top level, in version 4 form.
 
     transformers 5 writes rope_parameters with an object for each kind of layer; version 4 writes
-    rope_theta and rope_scaling for full attention, and rope_local_base_freq for windows.
+    rope_theta and rope_scaling for full attention, and rope_local_base_freq for windows. Version 4
+    has no scaling for windows: it is at LOCAL_ROPE, which no file has.
     """
     text = hf_config.get("text_config")
     if isinstance(text, Mapping):
@@ -199,28 +199,37 @@ def flat(hf_config: HuggingFaceConfig) -> HuggingFaceConfig:
     if not isinstance(ropes, Mapping) or not ropes.keys() & {ATTENTION, SLIDING}:
         return hf_config
     entries = {name: value for name, value in hf_config.items() if name != "rope_parameters"}
-    full, local = ropes.get(ATTENTION), ropes.get(SLIDING)
-    if isinstance(full, Mapping):
-        entries["rope_theta"] = full.get("rope_theta", entries.get("rope_theta"))
-        scaling = {name: value for name, value in full.items() if name != "rope_theta"}
-        entries["rope_scaling"] = None if is_plain(scaling) else scaling
-    if isinstance(local, Mapping):
-        default = entries.get("rope_local_base_freq")
-        entries["rope_local_base_freq"] = local.get("rope_theta", default)
+    full, local = ropes.get(ATTENTION) or {}, ropes.get(SLIDING) or {}
+    scaling = hf_config.get("rope_scaling") or {}
+    if not all(isinstance(rope, Mapping) for rope in (full, local, scaling)):
+        return hf_config  # `schema.problems` and `refusals` name what is wrong
+    # With both forms, transformers takes the entries of rope_scaling.
+    full = {**full, **scaling}
+    entries["rope_theta"] = full.pop("rope_theta", entries.get("rope_theta"))
+    entries["rope_scaling"] = full
+    entries["rope_local_base_freq"] = local.get("rope_theta", entries.get("rope_local_base_freq"))
+    entries[LOCAL_ROPE] = {name: value for name, value in local.items() if name != "rope_theta"}
     return entries
 
 
-def is_plain(scaling: Mapping[str, Any]) -> bool:
-    """Returns whether an object of RoPE entries scales nothing."""
-    return scaling.get("rope_type", "default") == "default"
+def with_local_rope(hf_config: HuggingFaceConfig) -> HuggingFaceConfig:
+    """Returns a flat config.json in which the layers with a window have the only RoPE."""
+    return {
+        **hf_config,
+        "rope_theta": hf_config["rope_local_base_freq"],
+        "rope_scaling": hf_config.get(LOCAL_ROPE),
+    }
 
 
 def layer_types(hf_config: HuggingFaceConfig) -> tuple[str, ...]:
-    """Returns the kind of every layer, as `transformers` reads them."""
+    """Returns the kind of every layer, as `transformers` reads them.
+
+    transformers writes the entry _sliding_window_pattern and never reads it.
+    """
     listed = hf_config.get("layer_types")
     if listed is not None:
         return tuple(listed)
-    pattern = hf_config.get("_sliding_window_pattern") or hf_config.get("sliding_window_pattern")
+    pattern = hf_config.get("sliding_window_pattern")
     return layers_with_windows(hf_config["num_hidden_layers"], pattern or GEMMA3_PATTERN)
 
 
@@ -241,8 +250,11 @@ def gemma2_fields(hf_config: HuggingFaceConfig) -> JsonObject:
 
 def gemma3_fields(hf_config: HuggingFaceConfig) -> JsonObject:
     """Returns the fields of `QwenConfig` that are specific to Gemma 3."""
-    local_theta = float(hf_config["rope_local_base_freq"])
-    return shared_fields(hf_config) | {"local_rope_theta": local_theta}
+    local = read_rope(with_local_rope(hf_config))
+    return shared_fields(hf_config) | {
+        "local_rope_theta": local.theta,
+        "local_rope_scaling": local.scaling,
+    }
 
 
 def shared_entries(config: QwenConfig) -> JsonObject:
@@ -264,17 +276,14 @@ def gemma2_entries(config: QwenConfig, extra: HuggingFaceConfig) -> JsonObject:
 
 def gemma3_entries(config: QwenConfig, extra: HuggingFaceConfig) -> JsonObject:
     """Returns the entries of config.json that are specific to Gemma 3."""
-    scaling: JsonObject = {"rope_type": "default"}
-    if config.rope_scaling is not None:
-        assert isinstance(config.rope_scaling, LinearScaling)
-        scaling = {"rope_type": "linear", "factor": config.rope_scaling.factor}
-    ropes = {
-        ATTENTION: {**scaling, "rope_theta": config.rope_theta},
-        SLIDING: {"rope_type": "default", "rope_theta": config.local_rope_theta},
-    }
+    full = write_rope(config.rope_theta, config.rope_scaling)
+    local = write_rope(config.local_rope_theta, config.local_rope_scaling)
     return shared_entries(config) | {
-        "rope_parameters": ropes,
-        "rope_scaling": scaling if config.rope_scaling is not None else None,
+        "rope_parameters": {
+            ATTENTION: full["rope_parameters"],
+            SLIDING: local["rope_parameters"],
+        },
+        "rope_scaling": full.get("rope_scaling"),
         "rope_local_base_freq": config.local_rope_theta,
     }
 
@@ -283,18 +292,28 @@ def refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
     """Yields the settings that `GemmaLayer` would compute differently from `transformers`."""
     model_type = hf_config["model_type"]
     yield from rope_refusals(hf_config)
-    scaling = hf_config.get("rope_scaling") or {}
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    if kind not in ("default", "linear"):
+    if model_type != "gemma2":
+        for reason in rope_refusals(with_local_rope(hf_config)):
+            yield f"{SLIDING}: {reason}"
+        if hf_config.get("rope_parameters"):
+            yield (
+                f"rope_parameters without {ATTENTION} and {SLIDING}: {model_type} has an object for"
+                " each kind of layer"
+            )
+    elif hf_config.get("sliding_window_pattern") not in (None, GEMMA2_PATTERN):
         yield (
-            f"rope_scaling with rope_type={shown(kind)} on {model_type}: only linear is implemented"
+            f"sliding_window_pattern={shown(hf_config['sliding_window_pattern'])} on gemma2: "
+            f"transformers always takes {GEMMA2_PATTERN}, list the layers in layer_types"
         )
     if (activation := hf_config.get("hidden_activation")) != ACTIVATION:
         yield f"hidden_activation={shown(activation)}: only {ACTIVATION} is implemented"
     for name in SOFT_CAPS:
+        bound = hf_config.get(name)
         # transformers reads the bound of scores of a Gemma 3, and does not apply it.
-        if hf_config.get(name) and model_type != "gemma2":
-            yield f"{name}={shown(hf_config[name])} on {model_type}: only gemma2 has soft caps"
+        if bound is not None and model_type != "gemma2":
+            yield f"{name}={shown(bound)} on {model_type}: only gemma2 has soft caps"
+        elif bound == 0:
+            yield f"{name}=0: transformers makes everything 0, set it to null for no bound"
     for name in ("attention_bias", "use_bidirectional_attention"):
         if hf_config.get(name):
             yield f"{name}=true on {model_type}: only false is implemented"

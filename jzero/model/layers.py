@@ -79,12 +79,15 @@ def rotary(config: QwenConfig, positions: Int[Array, "B T"]) -> Rotary:
 def local_rotary(config: QwenConfig, positions: Int[Array, "B T"]) -> Rotary | None:
     """Computes the angles of layers with a sliding window, or None if they have none of their own.
 
-    Their frequencies have a base of their own, and are not scaled: a window is never longer than
-    the context of pretraining.
+    Their frequencies have another base, and in published models no scaling: a window is never
+    longer than the context of pretraining.
     """
     if not config.local_rope_theta:
         return None
-    return rotary(replace(config, rope_theta=config.local_rope_theta, rope_scaling=None), positions)
+    local = replace(
+        config, rope_theta=config.local_rope_theta, rope_scaling=config.local_rope_scaling
+    )
+    return rotary(local, positions)
 
 
 def window_of_layer(config: QwenConfig, layer: Int[Array, ""]) -> Int[Array, ""] | None:

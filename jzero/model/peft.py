@@ -36,12 +36,12 @@ from jzero.model.directory import file_in, read_json
 from jzero.model.families import family_of
 from jzero.model.hub import is_on_hub
 from jzero.model.huggingface.headers import HeaderEntry, check_type, name_some, read_header
+from jzero.model.huggingface.names import model_tensors
 from jzero.model.huggingface.reading import (
     have_equal_values,
     open_files,
     read_parameter,
     read_parameters,
-    stored_tensors,
 )
 from jzero.model.huggingface.schema import Entry, has_kind, wrong_values
 from jzero.model.huggingface.tensors import Tensor, checkpoint_tensors, flatten, unflatten
@@ -487,11 +487,9 @@ def without_base_copy(
         raise UserError(f"{file} holds a copy of the base's output layer, {copy}: {advice}")
     leaf = "embed" if config.tie_word_embeddings else adapters.OUTPUT
     [original] = checkpoint_tensors(config)[leaf]
-    of_base = stored_tensors(base)[original.name]
+    of_base = model_tensors(base, config)[original.name]
     entry = stored[copy]
-    is_same = entry.shape == of_base.shape and have_equal_values(
-        (file, copy), (of_base.file, original.name), entry.shape
-    )
+    is_same = entry.shape == of_base.shape and have_equal_values(entry, of_base)
     if not is_same:
         raise UserError(
             f"{file}: {copy} is not {original.name} of the model in {base}: the adapter is of "

@@ -17,6 +17,9 @@ HuggingFaceConfig = Mapping[str, Any]  # the parsed config.json of a checkpoint
 DEFAULT_ROPE_THETA = 10000.0  # the default of transformers
 PLACES = ("rope_scaling", "rope_parameters")  # transformers reads the first non-empty one
 KNOWN_ENTRIES = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}  # of every kind
+# Entries that transformers does not read. DeepSeek-R1-0528-Qwen3-8B has the amplitude of another
+# program.
+IGNORED_ENTRIES = {"yarn": {"attn_factor"}}
 ORIGINAL = "original_max_position_embeddings"  # the context before the scaling
 
 
@@ -105,7 +108,7 @@ def rope_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
 def entry_refusals(hf_config: HuggingFaceConfig, place: str, rope: Rope) -> Iterator[str]:
     """Yields a phrase for entries that a kind of RoPE lacks, does not use or cannot have."""
     entries = hf_config[place]
-    used = set(KNOWN_ENTRIES)
+    used = KNOWN_ENTRIES | IGNORED_ENTRIES.get(rope.kind, set())
     if rope.kind in SCALINGS:
         used |= {field.name for field in fields(SCALINGS[rope.kind])}
         if missing := missing_entries(hf_config, entries, rope.kind):
@@ -116,3 +119,12 @@ def entry_refusals(hf_config: HuggingFaceConfig, place: str, rope: Rope) -> Iter
         yield f"{place} with {shown(unknown[0])}, which rope_type={rope.kind} does not use"
     if rope.scaling is not None:
         yield from (f"{place}: {mistake}" for mistake in rope.scaling.mistakes(rope.theta))
+
+
+def ignored_entries(hf_config: HuggingFaceConfig) -> Iterator[str]:
+    """Yields the entries of a valid config.json that have no effect in `transformers` either."""
+    for place in PLACES:
+        entries = hf_config.get(place) or {}
+        kind = rope_of(hf_config, entries).kind
+        for name in sorted(entries.keys() & IGNORED_ENTRIES.get(kind, set())):
+            yield f"{place}.{name}={shown(entries[name])}"

@@ -263,7 +263,7 @@ def test_two_processes_are_one_of_as_many_devices_also_when_stopped_and_killed(
         assert got.pop("logps") == pytest.approx(want.pop("logps"), abs=2e-3)
         assert got == want
     got_export, want_export = (
-        stored_tensors(tmp_path / name / f"export-{NUM_STEPS}") for name in ("two", "one")
+        stored_tensors(tmp_path / name / f"export-{NUM_STEPS}").by_name for name in ("two", "one")
     )
     assert got_export.keys() == want_export.keys()
 

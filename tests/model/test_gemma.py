@@ -25,7 +25,7 @@ from jzero.model import adapters, huggingface, peft, qwen
 from jzero.model.architecture import ATTENTION, NO_WINDOW, SLIDING
 from jzero.model.known_models import GEMMA2_MODELS, GEMMA3_MODELS, GEMMA3_TEXT_MODELS
 from jzero.model.layers import window_in_rows
-from jzero.model.rope import LinearScaling
+from jzero.model.rope import LinearScaling, Llama3Scaling, YarnScaling
 from jzero.sharding.mesh import make_mesh
 from jzero.types import RowLayout
 
@@ -50,6 +50,12 @@ PLAIN = qwen.QwenConfig(
 )
 # As the larger models: a stretched context, and scores that another number divides.
 STRETCHED = replace(PLAIN, rope_scaling=LinearScaling(8.0), query_scale=21)
+# No published model scales the rotation of windows; YaRN's ramp begins at fast pairs here.
+SCALED_WINDOWS = replace(
+    PLAIN,
+    rope_scaling=Llama3Scaling(8.0, 1.0, 4.0, 32),
+    local_rope_scaling=YarnScaling(4.0, 64, beta_fast=4.0, beta_slow=0.5),
+)
 # Gemma 2, with bounds that change every score and logit of a random model.
 BOUNDED = replace(
     PLAIN,
@@ -66,6 +72,7 @@ every_config = pytest.mark.parametrize(
     [
         pytest.param(PLAIN, id="plain"),
         pytest.param(STRETCHED, id="stretched"),
+        pytest.param(SCALED_WINDOWS, id="scaled windows"),
         pytest.param(BOUNDED, id="bounded"),
     ],
 )

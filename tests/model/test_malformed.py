@@ -341,8 +341,12 @@ def change_index(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     (path / INDEX).write_text(json.dumps(index))
 
 
-def drop_from_index(path: Path) -> None:
-    change_index(path, lambda index: index["weight_map"].pop(NORM))
+def repeat_a_tensor(path: Path) -> None:
+    """Writes a second file that the index names for one tensor, with another one of the first."""
+    weights = load_file(path / WEIGHTS)
+    both = {name: weights[name] for name in (NORM, "model.embed_tokens.weight")}
+    save_file(both, path / "second.safetensors")
+    change_index(path, lambda index: index["weight_map"].update({NORM: "second.safetensors"}))
 
 
 def name_another_tensor(path: Path) -> None:
@@ -364,7 +368,7 @@ def keep_the_single_file(path: Path) -> None:
 
 
 WRONG_INDEXES = {
-    "a tensor that it lacks": drop_from_index,
+    "a tensor in two files": repeat_a_tensor,
     "a tensor that no file has": name_another_tensor,
     "no map": drop_the_map,
     "a number for a file": name_a_number,

@@ -8,6 +8,7 @@ from jzero.errors import UserError
 from jzero.model.architecture import EXPERT_FIELDS, QwenConfig
 from jzero.model.expert_entries import read_experts, write_experts
 from jzero.model.families import HuggingFaceConfig, family_of, with_defaults
+from jzero.model.gemma import LOCAL_ROPE
 from jzero.model.huggingface.schema import problems, shape_problems
 from jzero.model.rope_entries import read_rope, write_rope
 
@@ -17,6 +18,7 @@ HYBRID_FIELDS = ("layer_types", "delta_net", "partial_rotary_factor")
 GEMMA_FIELDS = (
     "sliding_window",
     "local_rope_theta",
+    "local_rope_scaling",
     "query_scale",
     "attn_logit_softcapping",
     "final_logit_softcapping",
@@ -102,4 +104,5 @@ def config_json(
         "torch_dtype": dtype,
         **family.extra_entries(config, with_defaults(extra)),
     }
+    entries.pop(LOCAL_ROPE, None)
     return family.nested(entries, extra)

@@ -28,21 +28,32 @@ class HeaderEntry(NamedTuple):
     shape: tuple[int, ...]
     begin: int  # the range of its bytes, counted from the end of the header
     end: int
+    name: str  # in the file
 
 
-def stored_tensors(directory: Path) -> dict[str, HeaderEntry]:
+class StoredTensors(NamedTuple):
+    """The tensors of a checkpoint."""
+
+    by_name: dict[str, HeaderEntry]
+    unlisted: frozenset[str] = frozenset()  # names that the files have and their index lacks
+
+
+def stored_tensors(directory: Path) -> StoredTensors:
     """Returns every tensor of a checkpoint by its name.
 
-    Raises UserError if a file is missing or damaged, if a file name leads out of the directory, or
-    if the index and the files do not agree.
+    Raises UserError if a file is missing or damaged, if a file name leads out of the directory, if
+    a file lacks a tensor of the index, or if two files have one tensor.
     """
     index = file_in(directory, INDEX)
     single = file_in(directory, SINGLE)
     # With both, it would be unclear which tensors are the model's.
     if index and single:
-        raise UserError(f"{directory} holds both {SINGLE} and {INDEX}; remove one of them")
+        raise UserError(
+            f"{directory} holds both {SINGLE} and {INDEX}, which may be two different models "
+            f"(transformers reads only {SINGLE}): remove the one that is not the model's"
+        )
     if single:
-        return read_header(single)
+        return StoredTensors(read_header(single))
     if not index:
         raise UserError(f"no {SINGLE} in {directory}: convert the checkpoint with save_pretrained")
 
@@ -50,14 +61,17 @@ def stored_tensors(directory: Path) -> dict[str, HeaderEntry]:
     tensors: dict[str, HeaderEntry] = {}
     for file in sorted(set(files.values())):
         header = read_header(file)
-        # The index and the headers have to agree in both directions.
         named = {name for name, indexed_file in files.items() if indexed_file == file}
         if absent := named - header.keys():
             raise UserError(f"{file} lacks {name_some(absent)}, which {INDEX} names: {AGAIN}")
-        if extra := header.keys() - named:
-            raise UserError(f"{file} holds {name_some(extra)}, which {INDEX} lacks: {AGAIN}")
+        # Which of the two would be the model's?
+        extra = header.keys() - named
+        if twice := extra & (files.keys() | tensors.keys()):
+            raise UserError(
+                f"{file} holds {name_some(twice)}, as another file of {INDEX} does: {AGAIN}"
+            )
         tensors |= header
-    return tensors
+    return StoredTensors(tensors, frozenset(tensors.keys() - files.keys()))
 
 
 def read_index(index: Path) -> dict[str, Path]:
@@ -137,7 +151,7 @@ def parse_entry(file: Path, name: str, entry: object) -> HeaderEntry:
     shape, span = sizes(fields.get("shape")), sizes(fields.get("data_offsets"))
     if not isinstance(dtype, str) or shape is None or span is None or len(span) != 2:
         raise UserError(f"{file} is damaged: the entry of {shown(name)} in its header: {AGAIN}")
-    return HeaderEntry(file, dtype, shape, begin=span[0], end=span[1])
+    return HeaderEntry(file, dtype, shape, begin=span[0], end=span[1], name=name)
 
 
 def sizes(values: object) -> tuple[int, ...] | None:

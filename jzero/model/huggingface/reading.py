@@ -22,7 +22,8 @@ from jzero.model.architecture import Params, QwenConfig, kept_dtype
 from jzero.model.directory import AGAIN, file_in, read_json
 from jzero.model.families import window_of
 from jzero.model.huggingface.config_json import parse_config
-from jzero.model.huggingface.headers import HeaderEntry, check_type, name_some, stored_tensors
+from jzero.model.huggingface.headers import HeaderEntry, check_type, name_some
+from jzero.model.huggingface.names import HEAD, model_tensors, notice
 from jzero.model.huggingface.tensors import (
     Tensor,
     checkpoint_tensors,
@@ -30,9 +31,9 @@ from jzero.model.huggingface.tensors import (
     is_skipped,
     unflatten,
 )
+from jzero.model.rope_entries import ignored_entries
 
 DOWNLOADS = ("*.json", "*.safetensors", "*.txt", "*.jinja")  # config, weights, tokenizer
-HEAD = "lm_head.weight"
 PART_NUMBERS = 1 << 22  # of a tensor that are converted at a time
 ROWS = 4096  # rows of the head and the embedding that are compared at a time
 
@@ -106,7 +107,10 @@ def load_config(path: str | Path) -> tuple[QwenConfig, dict[str, Any]]:
     if file is None:
         raise UserError(f"no config.json in {path}: it is not a Hugging Face model directory")
     hf_config = read_json(file)
-    return parse_config(hf_config, file), hf_config
+    config = parse_config(hf_config, file)
+    for entry in ignored_entries(hf_config):
+        notice(f"{file}: {entry} has no effect, as in transformers")
+    return config, hf_config
 
 
 def is_workdir(directory: Path) -> bool:
@@ -173,11 +177,11 @@ def check_checkpoint(
 
     Raises UserError if the checkpoint does not match the model of `config`.
     """
-    stored = stored_tensors(path)
+    stored = model_tensors(path, config)
     tensors = checkpoint_tensors(config, stored)
     check_tensors(path, config, stored, tensors)
     if config.tie_word_embeddings and HEAD in stored:
-        check_head(stored, tensors["embed"][0].name)
+        check_head(stored[HEAD], stored[tensors["embed"][0].name])
     return stored, tensors
 
 
@@ -219,10 +223,10 @@ def read_parameter(
     # array, a large embedding takes no memory.
     host = np.empty((len(layers), *layers[0].shape), jnp.dtype(dtype))
     for slot, tensor in zip(host, layers, strict=True):
-        file = stored[tensor.name].file
-        for start, part in parts_of_tensor(handles[file], file, tensor):
+        entry = stored[tensor.name]
+        for start, part in parts_of_tensor(handles[entry.file], entry, tensor):
             part = part.astype(np.float32, copy=False)
-            check_finite(part, file, tensor.name)
+            check_finite(part, entry)
             slot[start : start + len(part)] = part
     if layers[0].layer is None:
         return host[0]
@@ -235,7 +239,7 @@ def read_parameter(
 
 def parts_of_tensor(
     handle: TensorFile,
-    file: Path,
+    entry: HeaderEntry,
     tensor: Tensor,
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yields parts of a tensor in the shape of our parameter, with the first row of each.
@@ -245,13 +249,13 @@ def parts_of_tensor(
     step = max(1, PART_NUMBERS // max(1, math.prod(tensor.shape[1:])))
     starts = range(0, tensor.shape[0], step)
     if tensor.is_stored_as_ours:
-        rows = handle.get_slice(tensor.name)
+        rows = handle.get_slice(entry.name)
         for start in starts:
-            with damaged_file(file):
+            with damaged_file(entry.file):
                 part = rows[start : min(start + step, tensor.shape[0])]
             yield start, part
         return
-    values = tensor.to_ours(read_tensor(handle, file, tensor.name))
+    values = tensor.to_ours(read_tensor(handle, entry))
     for start in starts:
         yield start, values[start : start + step]
 
@@ -290,34 +294,31 @@ def check_tensors(
         check_type(name, entry)
 
 
-def check_head(stored: Mapping[str, HeaderEntry], embedding: str) -> None:
+def check_head(head: HeaderEntry, embedding: HeaderEntry) -> None:
     """Raises UserError if a tied model's checkpoint has a head that differs from its embedding."""
     # `transformers` does not tie the two if they differ.
-    file = stored[HEAD].file
-    if not have_equal_values((file, HEAD), (stored[embedding].file, embedding), stored[HEAD].shape):
+    if not have_equal_values(head, embedding):
         raise UserError(
-            f"{file}: {HEAD} is not {embedding}, and config.json says "
+            f"{head.file}: {head.name} is not {embedding.name}, and config.json says "
             "tie_word_embeddings=true: set it to false, or remove the tensor"
         )
 
 
-def have_equal_values(
-    first: tuple[Path, str], second: tuple[Path, str], shape: tuple[int, ...]
-) -> bool:
-    """Returns whether two tensors, each the name in a file, have the same values."""
+def have_equal_values(first: HeaderEntry, second: HeaderEntry) -> bool:
+    """Returns whether two tensors of one shape have the same values."""
     # They are compared a few rows at a time to save memory.
-    first_rows, second_rows = (open_file(file).get_slice(name) for file, name in (first, second))
-    for start in range(0, shape[0], ROWS):
-        part = slice(start, min(start + ROWS, shape[0]))
+    first_rows, second_rows = (open_file(x.file).get_slice(x.name) for x in (first, second))
+    for start in range(0, first.shape[0], ROWS):
+        part = slice(start, min(start + ROWS, first.shape[0]))
         if not np.array_equal(first_rows[part], second_rows[part]):
             return False
     return True
 
 
-def read_tensor(handle: TensorFile, file: Path, name: str) -> np.ndarray:
+def read_tensor(handle: TensorFile, entry: HeaderEntry) -> np.ndarray:
     """Returns a tensor as it is stored."""
-    with damaged_file(file):
-        return handle.get_tensor(name)
+    with damaged_file(entry.file):
+        return handle.get_tensor(entry.name)
 
 
 @contextmanager
@@ -329,13 +330,13 @@ def damaged_file(file: Path) -> Iterator[None]:
         raise UserError(f"{file} is damaged ({reason_of(error)}): {AGAIN}") from error
 
 
-def check_finite(array: np.ndarray, file: Path, name: str) -> None:
+def check_finite(array: np.ndarray, entry: HeaderEntry) -> None:
     """Raises UserError if an array holds NaN or infinity. Copies nothing."""
     # The minimum and the maximum are NaN if any number is.
     if not np.isfinite(array.min()) or not np.isfinite(array.max()):
         raise UserError(
-            f"{file}: {name} holds NaN or infinite numbers: the weights are of a run that failed, "
-            "or damaged"
+            f"{entry.file}: {entry.name} holds NaN or infinite numbers: the weights are of a run "
+            "that failed, or damaged"
         )
 
 

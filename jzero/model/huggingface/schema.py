@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from jzero.errors import shown
 from jzero.model.families import HuggingFaceConfig
+from jzero.model.gemma import LOCAL_ROPE
 
 Kind = Literal["whole number", "number", "true or false", "text", "object", "list of texts"]
 
@@ -100,7 +101,7 @@ def problems(hf_config: HuggingFaceConfig) -> Iterator[str]:
         yield f"lacks {', '.join(missing)}"
 
     yield from wrong_values(hf_config, ENTRIES)
-    for name in ("rope_parameters", "rope_scaling"):
+    for name in ("rope_parameters", "rope_scaling", LOCAL_ROPE):
         rope = hf_config.get(name)
         if isinstance(rope, dict):
             for problem in wrong_values(rope, ROPE_ENTRIES):

@@ -25,7 +25,8 @@ from jzero.model import adapters
 from jzero.model.architecture import Params, QwenConfig
 from jzero.model.families import HuggingFaceConfig, family_of
 from jzero.model.huggingface.config_json import config_json
-from jzero.model.huggingface.headers import HeaderEntry, stored_tensors
+from jzero.model.huggingface.headers import HeaderEntry
+from jzero.model.huggingface.names import model_tensors
 from jzero.model.huggingface.tensors import Tensor, checkpoint_tensors, flatten, is_skipped
 from jzero.model.linear import AdaptedWeight, LinearWeight
 from jzero.model.quantized import QuantizedWeight, dequantize
@@ -55,15 +56,16 @@ class KeptTensors:
         self.exact_names = family.exact_names
         self.stored: Mapping[str, HeaderEntry] = {}
         if original is not None and (family.skipped or family.exact_names or family.other_tensors):
-            self.stored = stored_tensors(original)
+            self.stored = model_tensors(original, config)
         self.skipped = {
             name: entry for name, entry in self.stored.items() if is_skipped(config, name)
         }
 
     def read(self, name: str) -> np.ndarray:
         """Returns a skipped tensor in its stored type."""
-        with safe_open(self.skipped[name].file, framework="np") as file:
-            return file.get_tensor(name)
+        entry = self.skipped[name]
+        with safe_open(entry.file, framework="np") as file:
+            return file.get_tensor(entry.name)
 
     def dtype_of(self, name: str, leaf: str, dtype: str) -> str:
         """Returns the type of a tensor: `dtype`, or fp32 where bf16 would change the model.
