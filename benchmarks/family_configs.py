@@ -400,7 +400,7 @@ class Result(NamedTuple):
     note: str = ""
 
 
-def random_model(directory: Path) -> torch.nn.Module:
+def random_model(directory: Path) -> transformers.PreTrainedModel:
     """Returns transformers' model of the config.json in a directory, with random weights."""
     config = transformers.AutoConfig.from_pretrained(directory)
     config.dtype = "float32"
@@ -421,7 +421,7 @@ def tokens_of(vocab_size: int) -> np.ndarray:
     return np.random.default_rng(0).integers(1, vocab_size, NUM_TOKENS).astype(np.int32)
 
 
-def logits_of_torch(model: torch.nn.Module, tokens: np.ndarray) -> np.ndarray:
+def logits_of_torch(model: transformers.PreTrainedModel, tokens: np.ndarray) -> np.ndarray:
     with torch.no_grad():
         output = model(input_ids=torch.tensor(tokens[None], dtype=torch.long), return_dict=True)
     return output.logits[0].float().numpy()
