@@ -253,6 +253,15 @@ def read_all(connection: socket.socket) -> bytes:
     return received
 
 
+def read_until(connection: socket.socket, end: bytes) -> None:
+    """Reads an answer that ends with `end`, and leaves the connection open."""
+    received = b""
+    while not received.endswith(end):
+        part = connection.recv(1 << 16)
+        assert part, received
+        received += part
+
+
 def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
     """Waits until `condition()` is true."""
     deadline = time.monotonic() + seconds

@@ -47,6 +47,8 @@ class Target:
     end: Callable[[], None]  # returns once the server has ended
     pid: int = 0  # of the process of the server; 0: this one
     body_bytes: int = 1_000_000  # of a large body that is not refused at once
+    # Method, path, media type and body of an honest request with a body; "" if there is none.
+    honest_post: tuple[str, str, str, bytes] = ("", "", "", b"")
 
     @property
     def headers(self) -> dict[str, str]:
@@ -68,10 +70,15 @@ class Target:
         lines += [f"{name}: {value}" for name, value in fields.items() if value is not None]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
-    def ask(self, client: httpx.Client) -> httpx.Response:
-        """Sends the honest request."""
-        url = f"http://{self.address[0]}:{self.address[1]}{self.honest_path}"
-        return client.get(url, headers=self.headers)
+    def ask(self, client: httpx.Client) -> list[int]:
+        """Sends the honest requests. Returns their statuses."""
+        url = f"http://{self.address[0]}:{self.address[1]}"
+        answers = [client.get(url + self.honest_path, headers=self.headers)]
+        method, path, kind, body = self.honest_post
+        if method:
+            headers = self.headers | {"Content-Type": kind}
+            answers.append(client.request(method, url + path, headers=headers, content=body))
+        return [answer.status_code for answer in answers]
 
 
 def limits_of_test(limits: ConnectionLimits, request_seconds: float) -> ConnectionLimits:
@@ -209,13 +216,15 @@ def new_target(
 
 
 def store_target() -> Target:
-    return new_target(
+    target = new_target(
         "store",
         "/files/run.json",
         "/files/snapshots/00000000-w",
         ("PUT", "/files/results/a"),
         "application/octet-stream",
     )
+    target.honest_post = "PUT", "/files/results/honest", target.content_type, bytes(300_000)
+    return target
 
 
 def watch_target() -> Target:
@@ -229,7 +238,9 @@ def serve_target() -> Target:
 
 def tinker_target() -> Target:
     path = "/api/v1/forward_backward"
-    return new_target("tinker", "/api/v1/sessions", "", ("POST", path), "application/x-protobuf")
+    target = new_target("tinker", "/api/v1/sessions", "", ("POST", path), "application/x-protobuf")
+    target.honest_post = "POST", "/api/v1/client/config", "application/json", b"{}"
+    return target
 
 
 TARGETS = {
