@@ -44,7 +44,7 @@ from jzero.files import write_atomic
 from jzero.http import bears_key
 from jzero.jobs.store import FolderStore, open_store, sync
 from jzero.servers import sockets
-from jzero.servers.bodies import PART_BYTES, Bodies
+from jzero.servers.bodies import Bodies
 from jzero.servers.connections import admit
 from jzero.servers.limits import ConnectionLimits
 from jzero.servers.rules import Rules, make_hosts
@@ -63,6 +63,7 @@ MOST_BYTES = 1 << 30  # of a file that a client writes
 MOST_SMALL_BYTES = 1 << 16
 MOST_RECEIVED_BYTES = 4 << 30  # of all files that clients are writing
 READING_THREADS = 8
+READ_BYTES = 1 << 19  # of a file, at once
 WRITING_THREADS = 4  # which wait until files are on the disk
 SETTING = "rollout.placement.serve"
 PART = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}"
@@ -166,7 +167,7 @@ class StoreServer(HttpServer):
             with file:
                 remaining = num_bytes
                 while remaining:
-                    part = await self.read_in_thread(partial(file.read, min(PART_BYTES, remaining)))
+                    part = await self.read_in_thread(partial(file.read, min(READ_BYTES, remaining)))
                     if not part:
                         raise OSError(f"{file.name} has become shorter while it was read")
                     remaining -= len(part)

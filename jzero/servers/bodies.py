@@ -22,7 +22,7 @@ from jzero.servers.connections import (
     stalled_longest,
 )
 
-PART_BYTES = 1 << 18  # written to the disk at once; smaller bodies stay in memory
+PART_BYTES = 1 << 16  # written to the disk at once; smaller bodies stay in memory
 THREADS = 4  # that write to the disk
 
 

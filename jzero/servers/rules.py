@@ -125,7 +125,7 @@ class Rules:
     advice: str = "add it with --allowed-host NAME when the server starts"
     refusal: Refusal = refuse_as_text
 
-    def problem(self, scope: Scope) -> tuple[int, str] | None:
+    def check(self, scope: Scope) -> tuple[int, str] | None:
         """Returns the status and the reason with which a request is refused, or None."""
         received: list[tuple[bytes, bytes]] = scope["headers"]
         if len(received) > MAX_HEADERS:
@@ -135,9 +135,9 @@ class Rules:
         # A proxy may take the length for the end of the body, and this server the encoding.
         if "content-length" in headers and "transfer-encoding" in headers:
             return 400, "Content-Length and Transfer-Encoding exclude each other: send one of them"
-        return self.problem_of_source(scope["path"], headers) or self.problem_of_type(headers)
+        return self.check_source(scope["path"], headers) or self.check_type(headers)
 
-    def problem_of_source(self, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
+    def check_source(self, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
         """Returns why the page that sent a request may not, or None."""
         host = headers.get("host", "")
         if not self.hosts.includes(host):
@@ -151,7 +151,7 @@ class Rules:
             return 403, f"Sec-Fetch-Site={shown(site)}: pages of other sites are refused"
         return None
 
-    def problem_of_type(self, headers: dict[str, str]) -> tuple[int, str] | None:
+    def check_type(self, headers: dict[str, str]) -> tuple[int, str] | None:
         """Returns why a body has a wrong type, or None."""
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         if not has_body or not self.body_types:
@@ -173,7 +173,7 @@ class CheckedApp:
         self.is_ending = False  # the server has dropped its connections, and cancels requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        problem = self.rules.problem(scope)
+        problem = self.rules.check(scope)
         if problem is not None:
             await self.refuse(send, *problem)
             return

@@ -71,21 +71,21 @@ class BoundedServer(uvicorn.Server):
     async def end_requests(self) -> None:
         """Ends requests that run past the grace period."""
         deadline = time.monotonic() + self.grace_seconds
-        while time.monotonic() < deadline and not self.force_exit and not self.is_useless():
+        while time.monotonic() < deadline and not self.force_exit and not self.has_failed():
             await asyncio.sleep(POLL_SECONDS)
-        await self.end_answers()
+        await self.send_errors()
         for connection in list(self.server_state.connections):
             connection.transport.abort()
         await asyncio.sleep(ABORT_SECONDS)
         # uvicorn would wait for requests that wait for something else than their client.
         self.force_exit = True
 
-    def is_useless(self) -> bool:
+    def has_failed(self) -> bool:
         """Returns whether no running request can be answered any more."""
         return False
 
-    async def end_answers(self) -> None:
-        """Sends what clients get that have no complete answer at the end."""
+    async def send_errors(self) -> None:
+        """Sends errors to clients that have no complete answer at the end."""
 
 
 class HttpServer:

@@ -27,11 +27,11 @@ class GracefulServer(BoundedServer):
         self.server.stop()
         await super().end_requests()
 
-    def is_useless(self) -> bool:
+    def has_failed(self) -> bool:
         """Returns whether the decoding thread has ended, so that no request can finish."""
         return self.server.worker.has_ended
 
-    async def end_answers(self) -> None:
+    async def send_errors(self) -> None:
         """Sends an error to the clients of running requests."""
         if self.server.worker.has_ended:
             reason = HTTPException(500, "the server has failed: see its log")
