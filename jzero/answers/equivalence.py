@@ -8,16 +8,27 @@ compares.
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import TypeVar
 
 from jzero.answers.curves import is_same_curve, is_scaled
 from jzero.answers.dates import same_date
-from jzero.answers.evaluation import region, symbol_names, value
-from jzero.answers.expressions import INFINITY, Node, mentions, negative, split_unit, symbol
+from jzero.answers.evaluation import Value, is_real, region, symbol_names, value
+from jzero.answers.expressions import (
+    INFINITY,
+    MAX_PARTS,
+    Node,
+    mentions,
+    negative,
+    split_unit,
+    symbol,
+)
 from jzero.answers.formulas import LENIENT, Rules, is_literal, same_formula
+from jzero.answers.groups import invariants, is_group
 from jzero.answers.intervals import Pieces, same_number
 from jzero.answers.latex_blocks import is_statement
-from jzero.answers.matrices import rows_of
+from jzero.answers.linear import matrix_rank
+from jzero.answers.matrices import identity_scale, rows_of, scaled_identity
 from jzero.answers.noncommuting import is_noncommuting, same_ordered
 from jzero.answers.same_quantity import has_quantity, same_quantity, without_unit_of_letters
 from jzero.answers.statements import (
@@ -55,6 +66,8 @@ def equal(prediction: Node, gold: Node, rules: Rules | bool) -> bool:
 
 @functools.lru_cache(4096)
 def _equal(prediction: Node, gold: Node, rules: Rules) -> bool:
+    if _same_congruence(prediction, gold):
+        return True
     if is_statement(prediction) or is_statement(gold):
         return _same_statement(prediction, gold, rules)
     if is_literal(gold) and prediction.kind == "divide":
@@ -64,12 +77,19 @@ def _equal(prediction: Node, gold: Node, rules: Rules) -> bool:
     # A shortcut: two numbers have neither structure nor matrix.
     if not prediction.parts and not gold.parts and prediction.kind == gold.kind == "number":
         return same_formula(prediction, gold, rules.strict)
+    if is_group(prediction) or is_group(gold):
+        group = invariants(gold)
+        return group is not None and group == invariants(prediction)
     # A structure in either answer decides; only two plain formulas are compared by value.
     for kind, compare in _STRUCTURES.items():
         if kind in (prediction.kind, gold.kind):
             return compare(prediction, gold, rules)
     if _has_matrix(prediction) and _has_matrix(gold):
         return _same_matrix(prediction, gold, rules)
+    if prediction.kind == gold.kind == "apply" and prediction.name == gold.name == "span":
+        return _same_span(prediction.parts, gold.parts)
+    if prediction.kind == gold.kind == "symbol" and gold.name.startswith("triangle "):
+        return sorted(prediction.name) == sorted(gold.name)
     if is_noncommuting(prediction) or is_noncommuting(gold):
         return same_ordered(prediction, gold)
     return same_formula(prediction, gold, rules.strict)
@@ -113,6 +133,7 @@ def _same_members(prediction: Node, gold: Node, rules: Rules) -> bool:
     are_lists = prediction.kind == gold.kind == "list"
     if are_lists and (rules.is_ordered or all(map(_is_truth_value, gold.parts))):
         return _same_parts(prediction, gold, rules)
+    prediction, gold = _without_ellipsis(prediction), _without_ellipsis(gold)
     # The ellipsis of 1, 2, ..., 9 stands for members in order, so the order counts.
     if "ldots" in (part.name for node in (prediction, gold) for part in node.parts):
         return _same_parts(prediction, gold, rules)
@@ -129,6 +150,30 @@ def _same_members(prediction: Node, gold: Node, rules: Rules) -> bool:
         if count == 0 or count != sum(_same_member(member, other, LENIENT) for other in members):
             return False
     return True
+
+
+def _without_ellipsis(node: Node) -> Node:
+    """Returns 1, 2, 3, 4 for 1, ..., 4, and 1, 2, ..., n for 1, 2, 3, ..., n."""
+    names = [part.name for part in node.parts]
+    if names.count("ldots") != 1 or names[-1] == "ldots" or names[0] == "ldots":
+        return node
+    index = names.index("ldots")
+    first, last = node.parts[0], node.parts[-1]
+    numbers = [part.value for part in node.parts[:index] if part.kind == "number"]
+    if len(numbers) < index or index + 2 < len(node.parts):
+        return node
+    step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
+    is_even = all(b - a == step for a, b in itertools.pairwise(numbers)) and step
+    if not is_even:
+        return node
+    if last.kind != "number":
+        second = first._replace(value=first.value + step)
+        return node._replace(parts=(first, second, symbol("ldots"), last))
+    count = Fraction(last.value - first.value) / step
+    if count.denominator != 1 or not 0 < count < MAX_PARTS:
+        return node
+    values = (first.value + step * number for number in range(int(count) + 1))
+    return node._replace(parts=tuple(Node("number", value=number) for number in values))
 
 
 def _same_member(member: Node, other: Node, rules: Rules) -> bool:
@@ -262,13 +307,47 @@ def _has_matrix(node: Node) -> bool:
 
 def _same_matrix(prediction: Node, gold: Node, rules: Rules) -> bool:
     rows, gold_rows = rows_of(prediction), rows_of(gold)
+    # 2I has the size of the other matrix.
+    scale, gold_scale = identity_scale(prediction), identity_scale(gold)
+    if rows is None and scale is not None and gold_rows is not None:
+        rows = scaled_identity(scale, len(gold_rows))
+    elif gold_rows is None and gold_scale is not None and rows is not None:
+        gold_rows = scaled_identity(gold_scale, len(rows))
     if rows is None or gold_rows is None or len(rows) != len(gold_rows):
         return _same_parts(prediction, gold, rules)
     pairs = zip(rows, gold_rows, strict=True)
     return all(_all_equal(row, gold_row, rules) for row, gold_row in pairs)
 
 
+def _same_span(vectors: Sequence[Node], gold_vectors: Sequence[Node]) -> bool:
+    """Returns whether vectors of numbers span the same space."""
+    spans = []
+    for parts in (vectors, gold_vectors):
+        span = [_numbers(part) for part in parts]
+        if None in span:
+            return False
+        spans.append(span)
+    sizes = {len(vector) for span in spans for vector in span}
+    if len(sizes) != 1:
+        return False
+    rank = matrix_rank(spans[1])
+    return matrix_rank(spans[0]) == rank == matrix_rank([*spans[0], *spans[1]])
+
+
+def _numbers(node: Node) -> list[Value] | None:
+    rows = rows_of(node)
+    if rows is None or symbol_names(node):
+        return None
+    numbers = [value(entry) for entry in itertools.chain(*rows)]
+    return None if any(number is None or not is_real(number) for number in numbers) else numbers
+
+
 # Statements
+
+
+def _without_name(node: Node, other: Node) -> Node:
+    is_name_of = node.kind == "relation" and node.name == "≅" and node.parts[0].kind == "symbol"
+    return node.parts[1] if is_name_of and not is_statement(other) else node
 
 
 def _same_statement(prediction: Node, gold: Node, rules: Rules) -> bool:
@@ -277,8 +356,12 @@ def _same_statement(prediction: Node, gold: Node, rules: Rules) -> bool:
     If only one of them has names, its values are compared with the other: x = 3 with 3, and 0 < x <
     1 with (0, 1).
     """
-    if _same_congruence(prediction, gold):
-        return True
+    # G ≅ S_3 names the group.
+    prediction, gold = (
+        _without_name(node, other) for node, other in ((prediction, gold), (gold, prediction))
+    )
+    if not is_statement(prediction) and not is_statement(gold):
+        return equal(prediction, gold, rules)
     # Solutions such as x = kπ, k ∈ ℤ, are compared as families.
     prediction, parameters = integer_parameters(settled(prediction))
     gold, gold_parameters = integer_parameters(settled(gold))
@@ -501,10 +584,14 @@ def _same_relation(relation: Node, gold: Node) -> bool:
     operator = relation.name
     if operator != gold.name:
         return False
+    if operator in ("≅", "∼") and relation.parts[0].name.startswith("triangle "):
+        return _same_correspondence(relation, gold)
     if _all_equal(relation.parts, gold.parts, LENIENT):
         return True
     # The sides of an equation may be exchanged.
-    if operator in ("=", "≠") and _all_equal(relation.parts[::-1], gold.parts, LENIENT):
+    if operator in ("=", "≠", "≅", "∼", "⊥", "∥") and _all_equal(
+        relation.parts[::-1], gold.parts, LENIENT
+    ):
         return True
     # Chains and memberships have no difference of two sides.
     if len(operator) > 1 or operator not in "=≠<≤":
@@ -513,6 +600,23 @@ def _same_relation(relation: Node, gold: Node) -> bool:
     if is_scaled(operator, difference, gold_difference):
         return True
     return operator in "=≠" and is_same_curve(difference, gold_difference)
+
+
+def _same_correspondence(relation: Node, gold: Node) -> bool:
+    """Returns whether two relations of triangles pair the same vertices: ABC ≅ DEF, BCA ≅ EFD."""
+    pairs = []
+    for sides in (relation.parts, gold.parts):
+        names = [side.name for side in sides]
+        if len(names) != 2 or not all(name.startswith("triangle ") for name in names):
+            return False
+        first, second = (name.removeprefix("triangle ") for name in names)
+        if len(first) != len(second):
+            return False
+        pairs.append({frozenset((f"1{a}", f"2{b}")) for a, b in zip(first, second, strict=True)})
+    swapped = {
+        frozenset(f"{3 - int(vertex[0])}{vertex[1:]}" for vertex in pair) for pair in pairs[0]
+    }
+    return pairs[1] in (pairs[0], swapped)
 
 
 def _from_left_to_right(relation: Node) -> Node:
@@ -561,8 +665,11 @@ def _same_congruence(prediction: Node, gold: Node) -> bool:
     return not names_differ and _period(predicted) == _period(expected)
 
 
+@functools.lru_cache(4096)
 def _has_congruence(node: Node) -> bool:
-    return node.kind in ("congruence", "modulo") or any(map(_has_congruence, node.parts))
+    is_progression = node.kind == "multiply" and node.parts[-1] == Node("domain", name="ℤ")
+    is_congruence = node.kind in ("congruence", "modulo") or is_progression
+    return is_congruence or any(map(_has_congruence, node.parts))
 
 
 def _period(solved: Residues) -> tuple[int, frozenset[int]]:

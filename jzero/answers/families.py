@@ -19,6 +19,7 @@ from jzero.answers.evaluation import MP, Place, Value, is_real, near, symbol_nam
 from jzero.answers.expressions import REAL_LINE, Node, negative, num_nodes, replaced, symbol
 from jzero.answers.formulas import same_formula, sample_points
 from jzero.answers.latex_blocks import is_statement
+from jzero.answers.linear import matrix_rank
 from jzero.answers.matrices import rows_of
 from jzero.answers.sampling import is_index
 from jzero.answers.statements import is_name, solutions
@@ -392,11 +393,11 @@ def _same_spans(item: Item, names: list[str], gold: Item, gold_names: list[str])
         return False
     if item.names and item.names[0].name == "level":
         return _same_levels(first, second)
-    rank = _rank(second.directions)
-    if rank != len(gold_names) or _rank(first.directions) != rank:
+    rank = matrix_rank(second.directions)
+    if rank != len(gold_names) or matrix_rank(first.directions) != rank:
         return False
     shift = [a - b for a, b in zip(first.base, second.base, strict=True)]
-    return _rank([*second.directions, *first.directions, shift]) == rank
+    return matrix_rank([*second.directions, *first.directions, shift]) == rank
 
 
 def _same_levels(first: Affine, second: Affine) -> bool:
@@ -410,7 +411,7 @@ def _same_levels(first: Affine, second: Affine) -> bool:
         pairs = zip(family.base, family.directions[0], strict=True)
         levels.append([base / slope for base, slope in pairs])
     ones = [MP.mpf(1)] * len(levels[0])
-    return _rank([levels[1], ones]) == 2 and _rank([levels[1], ones, levels[0]]) == 2
+    return matrix_rank([levels[1], ones]) == 2 and matrix_rank([levels[1], ones, levels[0]]) == 2
 
 
 def _points(
@@ -440,25 +441,6 @@ def _points(
 def _are_real(vector: tuple[Node, ...], point: Place) -> bool:
     samples = [value(part, point) for part in vector]
     return all(sample is not None and is_real(sample) for sample in samples)
-
-
-def _rank(vectors: Sequence[Sequence[Value]]) -> int:
-    """Returns the rank of some vectors, by elimination with the largest pivot."""
-    rows = [[MP.convert(number) for number in vector] for vector in vectors]
-    rank = 0
-    largest = max((abs(number) for row in rows for number in row), default=MP.mpf(0))
-    small = _SMALL * (1 + largest)
-    for column in range(len(rows[0]) if rows else 0):
-        pivot = max(range(rank, len(rows)), key=lambda row: abs(rows[row][column]), default=None)
-        if pivot is None or abs(rows[pivot][column]) <= small:
-            continue
-        rows[rank], rows[pivot] = rows[pivot], rows[rank]
-        for row in range(rank + 1, len(rows)):
-            factor = rows[row][column] / rows[rank][column]
-            pairs = zip(rows[row], rows[rank], strict=True)
-            rows[row] = [number - factor * other for number, other in pairs]
-        rank += 1
-    return rank
 
 
 # Parameters with a domain

@@ -29,6 +29,7 @@ from jzero.answers.expressions import (
     negative,
     symbol,
 )
+from jzero.answers.groups import CYCLIC, is_group
 from jzero.answers.latex_blocks import Blocks, is_statement, with_moduli
 from jzero.answers.latex_lexer import tokenize, with_euler_number
 from jzero.answers.latex_reader import (
@@ -57,7 +58,7 @@ MAX_EXPONENT = 1000  # of 1e1000
 MAX_UNIT_WORDS = 8
 
 LETTERS = ('"', *ascii_letters)  # first characters of words and symbols
-RELATIONS = "=<>≤≥≠≈≡"
+RELATIONS = "=<>≤≥≠≈≡≅∼⊥∥"
 GIVEN = "given"  # replaces the token of a bar or colon that means "given"
 UNIT_TOKENS = ('"', "%", "/", "^", *CURRENCIES)  # the kinds of tokens in a unit
 BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9}
@@ -142,6 +143,11 @@ class Parser(Blocks):
             return symbol(VECTOR + node.name.removeprefix("\\"))
         return node
 
+    def ellipsis(self, binding: Binding) -> Node:
+        if binding > Binding.CONGRUENCE:
+            raise Refused("an ellipsis in a formula")
+        return symbol("ldots")
+
     def nabla(self, _: Binding) -> Node:
         return symbol(VECTOR + "nabla")
 
@@ -168,8 +174,10 @@ class Parser(Blocks):
         if takes_product and self.next_token != "(":
             return Node("apply", (self.expression(Binding.APPLY),), name=name)
         # \max\{a, b\} has its arguments in braces.
-        if name in ("max", "min", "gcd", "lcm") and self.accept("\\{"):
-            return Node("apply", self.group(Binding.ATOM).parts, name=name)
+        if name in ("max", "min", "gcd", "lcm", "span") and self.accept("\\{"):
+            argument = self.group(Binding.ATOM)
+            is_set = argument.kind == "set"
+            return Node("apply", argument.parts if is_set else (argument,), name=name)
         if not self.accept("("):
             raise Refused(f"no bracket after {name}")
         self.mark_condition()
@@ -192,7 +200,7 @@ class Parser(Blocks):
                 break
             if depth == 0 and token == "|":
                 bars.append(index)
-            elif depth == 0 and token == ":":
+            elif depth == 0 and (token == ":" or (token == ";" and index == start + 1)):
                 colons.append(index)
             is_relation = token == "∈" or (token in RELATIONS and token != END)
             has_relation = has_relation or is_relation
@@ -267,7 +275,7 @@ class Parser(Blocks):
     def fraction(self, _: Binding) -> Node:
         above = self.expression(Binding.ATOM)
         below = self.expression(Binding.ATOM)
-        return Node("divide", (above, below))
+        return _derivative(above, below) or Node("divide", (above, below))
 
     def binomial(self, _: Binding) -> Node:
         above = self.expression(Binding.ATOM)
@@ -387,10 +395,16 @@ class Parser(Blocks):
 
     def subscript(self, left: Node) -> Node:
         """Reads x_{12}, which is a name, or 101_2, a number in another base."""
-        below = self.expression(Binding.ATOM)
+        if self.next_token[:1] == '"':  # v_\\text{max}
+            self.position += 1
+            below = Node("text", name=folded(self.last_token[1:]))
+        else:
+            below = self.expression(Binding.ATOM)
         # A base may be written as a word: 101_{two}.
         if below.kind == "text" and below.name in BASES:
             below = number(str(BASES[below.name]))
+        if left == CONSTANTS["ℤ"]:
+            return Node(CYCLIC, (below,))
         name = f"_{below!r}"
         if left.kind == "number":
             return Node("unit", (left,), name=name)
@@ -590,6 +604,13 @@ def _condition_of_set(conditional: Node) -> Node:
     names = head.parts if head.kind == "tuple" else (head,)
     relations = condition.parts if condition.kind == "list" else (condition,)
     relations = tuple(part for part in relations if part != REAL_LINE)
+    # x ≠ 1, 2 excludes both values.
+    first = relations[0] if relations else condition
+    if first.kind == "relation" and first.name == "≠":
+        relations = tuple(
+            part if is_statement(part) else first._replace(parts=(first.parts[0], part))
+            for part in relations
+        )
     for name in names:
         if name.kind != "symbol" or not mentions(condition, name):
             raise Refused("a condition on another name")
@@ -614,6 +635,24 @@ def _may_precede_number(left: Node, last_of_left: str, right: Node) -> bool:
 
 def _is_function_name(node: Node) -> bool:
     return node.kind == "symbol"
+
+
+def _derivative(above: Node, below: Node) -> Node | None:
+    """Returns y' for dy/dx and y'' for d^2y/dx^2, and the dots of derivatives by t."""
+    if above.kind != "multiply" or below.kind != "multiply" or len(above.parts) != 2:
+        return None
+    (operator, function), (d, variable) = above.parts, below.parts[:2]
+    order = 1
+    if operator.kind == "power" and variable.kind == "power":
+        if operator.parts[1] != variable.parts[1] or operator.parts[1] != TWO:
+            return None
+        operator, variable, order = operator.parts[0], variable.parts[0], 2
+    are_letters = operator.name == d.name == "d" and function.kind == variable.kind == "symbol"
+    if not are_letters or len(below.parts) != 2 or variable.name not in ("x", "t"):
+        return None
+    if variable.name == "x":
+        return symbol(function.name + "'" * order)
+    return symbol(f"{'dot' if order == 1 else 'ddot'} {function.name}")
 
 
 def _grouped(node: Node) -> Node:
@@ -670,7 +709,11 @@ def _times(parser: Parser, left: Node) -> Node:
 
 def _is_set(node: Node) -> bool:
     base = node.parts[0] if node.kind in ("power", "cartesian") else node
-    return base.kind in ("set", "domain") or (base.kind == "tuple" and len(base.parts) == 2)
+    return (
+        base.kind in ("set", "domain")
+        or is_group(node)
+        or (base.kind == "tuple" and len(base.parts) == 2)
+    )
 
 
 def _composition(parser: Parser, left: Node) -> Node:
@@ -736,6 +779,7 @@ PREFIX: dict[str, Callable[[Parser, Binding], Node]] = {
     **dict.fromkeys(("(", "[", "{", "\\{", "|", "⌊", "⌈", "\\begin"), Parser.group),
     **dict.fromkeys(_FUNCTION_COMMANDS, Parser.function),
     **dict.fromkeys((*_OPAQUE_COMMANDS, NAMED_FUNCTION), Parser.named_function),
+    "\\ldots": Parser.ellipsis,
     "\\vec": Parser.marked_vector,
     "\\nabla": Parser.nabla,
     "\\frac": Parser.fraction,
@@ -774,7 +818,7 @@ INFIX: dict[str, Infix] = {
     "\\pmod": Infix(Binding.CONGRUENCE, Parser.modulus),
     "\\bmod": Infix(Binding.PRODUCT, Parser.residue),
     "∖": Infix(Binding.UNION, _setminus),
-    "×": Infix(Binding.PRODUCT, _times),
+    **dict.fromkeys("×⊕", Infix(Binding.PRODUCT, _times)),
     "∘": Infix(Binding.PRODUCT, _composition),
     "\\\\": _joining("rows", Binding.ROWS, Binding.ROW),
     "&": _joining("row", Binding.ROW, Binding.IMPLICATION),
@@ -819,8 +863,9 @@ def _parse_both_signs(tokens: list[str], reading: Reading) -> Node:
     for signs in ("+-", "-+"):
         table = str.maketrans("±∓", signs)
         node = _parse_tokens([token.translate(table) for token in tokens], reading)
-        if node.kind == "list" and any(map(is_statement, node.parts)):
-            kind = "or"  # x = 1 ± 2, y = 3 are two solutions
+        # x = 1 ± 2, y = 3 are two solutions, and so is y = ±x.
+        if node.kind == "relation" or (node.kind == "list" and is_statement(node)):
+            kind = "or"
         # {1 ± 2} is a set of two members.
         kind = kind or ("set" if node.kind == "set" else "list")
         items |= dict.fromkeys(node.parts if node.kind == kind else (node,))

@@ -100,7 +100,8 @@ class Reader:
         token = self.tokens[self.position]
         kind = kind_of(token)
         # A word before a bracket is a function: Var(X).
-        if kind == '"' and len(token) > 2 and self.tokens[self.position + 1] == "(":
+        opening = ("(", "\\{") if token == '"span' else ("(",)
+        if kind == '"' and len(token) > 2 and self.tokens[self.position + 1] in opening:
             return NAMED_FUNCTION
         return kind
 

@@ -99,6 +99,7 @@ _WORDS_IN_STYLE = words("mathbf mathit mathsf mathtt boldsymbol bm pmb")
 
 _MARKS_OF_VECTORS = words("vec mathbf bm boldsymbol pmb vv overrightarrow")
 _VECTOR = re.compile(r"\s*(?:[A-Za-z]|\\[a-z]+|[A-Z]{2})\s*")
+_SEGMENT = re.compile(r"\s*[A-Z]{2}\s*")  # from A to B
 _SIGNS_OF_PRODUCTS = ("\\times", "\\cdot", "\\nabla", "×", "·", "⋅")
 
 # Spellings of commands.
@@ -372,7 +373,9 @@ class _Layout:
         # \mathbf{Tuesday} is a word, and \mathbf{x} a symbol.
         if name in _WORDS_IN_STYLE and _WORDS.fullmatch(content):
             rendered.append(rf"\text{{{content}}}")
-        elif name in _MARKS_OF_VECTORS and self.has_products and _VECTOR.fullmatch(content):
+        elif name in _MARKS_OF_VECTORS and (
+            (self.has_products and _VECTOR.fullmatch(content)) or _SEGMENT.fullmatch(content)
+        ):
             rendered.append(rf"\vec{{{content.strip()}}}")
         elif "k" in signature:
             rendered.append(_group(content) if in_braces else content)

@@ -20,14 +20,22 @@ def rows_of(node: Node) -> Rows | None:
     """Returns the entries of a matrix or vector, row by row. None for any other tree."""
     if node.kind == "matrix":
         return _entries(node)
-    if node.kind == "tuple" and node.name == "()":
-        return tuple((part,) for part in node.parts)
+    if node.kind == "tuple":
+        return _rows_of_tuple(node)
+    if node.kind == "apply" and node.name == "diag":
+        return tuple(
+            tuple(part if row == column else _ZERO for column in range(len(node.parts)))
+            for row, part in enumerate(node.parts)
+        )
     if node.kind == "negative":
         return _scaled(rows_of(node.parts[0]), Node("number", value=Fraction(-1)))
     if node.kind == "power":
         base, exponent = node.parts
         # Powers of matrices are not computed: only a letter such as T in the exponent is
         # understood.
+        # (1, 2)^T is how a column is written in a line.
+        if base.kind == "tuple" and exponent.name in _TRANSPOSED:
+            return rows_of(base)
         rows = rows_of(base) if exponent.kind == "symbol" and exponent.name in _TRANSPOSED else None
         return None if rows is None else tuple(zip(*rows, strict=True))
     if node.kind == "divide":
@@ -44,6 +52,36 @@ def rows_of(node: Node) -> Rows | None:
         scalar = scalars[0] if len(scalars) == 1 else Node("multiply", scalars)
         return _scaled(rows_of(matrices[0]), scalar)
     return None
+
+
+def _rows_of_tuple(node: Node) -> Rows | None:
+    """Returns the column (1, 2) or [1, 2, 3], or the rows of [[1, 2], [3, 4]]."""
+    if node.name == "()" or (node.name == "[]" and len(node.parts) > 2):
+        return tuple((part,) for part in node.parts)
+    rows = tuple(part.parts for part in node.parts if part.kind == "tuple" and part.name == "[]")
+    are_rows = len(rows) == len(node.parts) and len(set(map(len, rows))) == 1
+    return rows if are_rows and node.name == "[]" else None
+
+
+def identity_scale(node: Node) -> Node | None:
+    """Returns c of a multiple c·I of the identity matrix, None for other trees."""
+    if node.kind == "symbol" and node.name.partition("_")[0] == "I":
+        return _ONE
+    if node.kind == "multiply":
+        *scalars, last = node.parts
+        if identity_scale(last) == _ONE and not any(map(_has_identity, scalars)):
+            return scalars[0] if len(scalars) == 1 else Node("multiply", tuple(scalars))
+    return None
+
+
+def _has_identity(node: Node) -> bool:
+    return identity_scale(node) is not None
+
+
+def scaled_identity(scale: Node, size: int) -> Rows:
+    return tuple(
+        tuple(scale if row == column else _ZERO for column in range(size)) for row in range(size)
+    )
 
 
 def _entries(matrix: Node) -> Rows | None:

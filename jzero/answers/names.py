@@ -39,7 +39,7 @@ def with_names(tokens: list[str]) -> list[str]:
     """Returns the tokens with one token for each name."""
     if "_" in tokens:
         tokens = _with_words_below(tokens)
-    if any(token in ACCENTS or token in _FIGURES for token in tokens):
+    if any(token in ACCENTS or token in _FIGURES or token == "\\vec" for token in tokens):
         tokens = _with_decorated_names(tokens)
     return _with_labels(tokens) if not _LINKS.isdisjoint(tokens) else tokens
 
@@ -68,11 +68,21 @@ def _with_decorated_names(tokens: list[str]) -> list[str]:
                 position = end
                 continue
             if name:
+                is_segment = token == "\\overline" and len(name) == 2 and set(name) <= _CAPITALS
+                name = "".join(sorted(name)) if is_segment else name
                 result.append(f"{NAMED}{ACCENTS[token]} {name}")
+                position = end
+                continue
+        elif token == "\\vec":
+            name, end = _argument(tokens, position + 1)
+            if len(name) == 2 and set(name) <= _CAPITALS:
+                result.append(f"{NAMED}arrow {name}")
                 position = end
                 continue
         elif token in _FIGURES:
             name, end = _vertices(tokens, position + 1)
+            if token == "\\angle" and len(name) == 3:
+                name = min(name, name[::-1])  # ABC and CBA are the same angle
             if name:
                 result.append(f"{NAMED}{token[1:]} {name}")
                 position = end

@@ -114,6 +114,8 @@ _ANOTHER_CHOICE = re.compile(
     r"|\A[\s{}]*(?:\\text\{\s*)?(?:(?:or|and|nor|but|is|was|if)\b|[A-J]\s*\}*\s*\Z)"
 )
 _WORD = re.compile(r"[A-Za-z']+")
+_POINT = re.compile(r"([A-Z](?:_\{?[0-9]\}?)?'?)\s*(\([^(),]+(?:,[^(),]+)+\))")
+_POINTS = re.compile(rf"{_POINT.pattern}(?:\s*,\s*{_POINT.pattern})*")
 _MORE_THAN = re.compile(r"more\s+[a-z]{3,}\s+than\s+[A-Za-z]{3,}")
 _NUMBER = re.compile(
     r"(?<![A-Za-z0-9.,])(?:\\?\$\s*)?-?\s*(?:\\?\$\s*)?"
@@ -215,6 +217,11 @@ def read_choice(text: str) -> Choice | None:
 
 def _is_hedged(text: str) -> bool:
     return any(word.lower() in _HEDGES for word in _WORD.findall(text))
+
+
+def with_names_of_points(text: str) -> str:
+    """Returns A=(1,2),B=(3,4) for the points A(1,2),B(3,4), "" for any other text."""
+    return _POINT.sub(r"\1=\2", text) if _POINTS.fullmatch(text.strip()) else ""
 
 
 def number_of_sentence(text: str) -> str:

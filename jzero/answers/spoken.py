@@ -171,7 +171,7 @@ _FORMS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
             r"(?:multiples? of|divisible by) (?P<modulus>[0-9]+)",
             _residue,
         ),
-        (rf"{_ALL}?(?:the )?(?:primes|prime numbers)|\\p prime\\", _text("primes")),
+        (rf"{_ALL}?(?:the )?(?:primes|prime numbers)|\\ ?p prime ?\\", _text("primes")),
         (
             r"(?:there (?:is|are|exists?) )?no (?:real |such )?solutions?(?: exists?)?"
             r"|has no (?:real )?solutions?|empty set|the empty set",

@@ -341,7 +341,12 @@ class RealSet(NamedTuple):
 def real_set(node: Node) -> RealSet | None:
     """Returns the set of numbers that a statement, an interval or a formula of sets describes."""
     if not is_statement(node):
+        is_without = node.kind == "setminus" and node.parts[0] == Node("domain", name="ℤ")
+        if is_without:
+            node = node._replace(parts=(REAL_LINE, *node.parts[1:]))
         pieces = pieces_of(node)
+        if pieces is not None and is_without:
+            return _whole_numbers(None, pieces, "ℤ")
         return None if pieces is None else RealSet(None, pieces)
     conjunctions = alternatives(node)
     if conjunctions is None:
@@ -355,7 +360,7 @@ def real_set(node: Node) -> RealSet | None:
     return RealSet(name, pieces)
 
 
-def _whole_numbers(name: Node, pieces: Pieces, domain: str) -> RealSet | None:
+def _whole_numbers(name: Node | None, pieces: Pieces, domain: str) -> RealSet | None:
     """Returns the whole numbers in a set: 1, 2 and 3 for 0 < x < 4."""
     members: list[Node] = []
     for low, high in pieces:
@@ -556,7 +561,12 @@ def residues(node: Node, modulus_of_other: int = 1) -> Residues | None:
 def _residues_of_progression(node: Node) -> Residues | None:
     """Returns the residues of x = 5 + 7k, k ∈ ℤ."""
     inside, parameters = integer_parameters(node)
-    progression_solutions = solutions(inside) if parameters and is_statement(inside) else None
+    if not parameters and inside.kind in ("multiply", "add"):
+        inside, parameters = _with_parameter(inside)
+    if parameters and not is_statement(inside):
+        progression_solutions: tuple[Solution, ...] | None = ({_UNKNOWN: inside},)
+    else:
+        progression_solutions = solutions(inside) if parameters else None
     # Several solutions, or several parameters, are no single progression.
     if (
         progression_solutions is None
@@ -575,12 +585,19 @@ def _residues_of_progression(node: Node) -> Residues | None:
         return None
     modulus = int(abs(step))
     member = int(start) % modulus
-    return Residues(name, modulus, frozenset((member,)))
+    return Residues(None if name == _UNKNOWN else name, modulus, frozenset((member,)))
+
+
+def _with_parameter(node: Node) -> tuple[Node, frozenset[str]]:
+    r"""Returns 2k + 1 for 2\\mathbb Z + 1, with the name of its parameter."""
+    parameter = symbol("k of Z")
+    replacement = replaced(node, Node("domain", name="ℤ"), parameter)
+    return replacement, frozenset((parameter.name,) if replacement != node else ())
 
 
 def _with_common_modulus(node: Node) -> Node:
     """Returns n ≡ 1, 3 (mod 8) with the modulus at each item."""
-    if node.kind != "list" or node.parts[-1].kind != "congruence":
+    if node.kind not in ("list", "or") or node.parts[-1].kind != "congruence":
         return node
     *items, last = node.parts
     if any(item.kind == "congruence" for item in items):

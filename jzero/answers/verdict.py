@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 from jzero.answers.applications import function_names
+from jzero.answers.chemistry import same_substance
 from jzero.answers.choices import named_option, options, plain
 from jzero.answers.echo import is_echo
 from jzero.answers.equivalence import Rules, equal
@@ -28,6 +29,7 @@ from jzero.answers.expressions import Node, unit_names
 from jzero.answers.extract import extract_answer, last_box
 from jzero.answers.families import same_up_to_parameters
 from jzero.answers.formulas import DIGITS_OF_DOUBLES
+from jzero.answers.groups import same_permutation
 from jzero.answers.latex_lexer import (
     UnitLetters,
     simplified_text,
@@ -38,7 +40,13 @@ from jzero.answers.latex_lexer import (
 from jzero.answers.latex_parser import Reading, parse
 from jzero.answers.noncommuting import letters_of_matrices, letters_of_vectors
 from jzero.answers.numerals import other_reading, with_decimal_point
-from jzero.answers.phrases import Choice, number_in_words, number_of_sentence, read_choice
+from jzero.answers.phrases import (
+    Choice,
+    number_in_words,
+    number_of_sentence,
+    read_choice,
+    with_names_of_points,
+)
 from jzero.answers.quantities import named_unit
 from jzero.answers.units import MULTIPLIERS, is_unit, singular, unit_name
 from jzero.types import Grade
@@ -130,6 +138,8 @@ def _reason(answer: str, gold: str, question: str, rules: Rules) -> str:
     texts = options(question)
     if texts and read_choice(simplified_text(gold)):
         return _compared_choices(answer, gold, texts, "wrong value", compare)
+    if same_substance(answer, gold) or same_permutation(answer, gold):
+        return "correct"
     # The cheap comparisons of text did not decide: compares the parsed answers.
     reason = compare(answer, gold)
     if reason == "correct" or reason == "echo":
@@ -226,6 +236,9 @@ def _is_correct_in_other_reading(
     # Commas in the other answer mean a list, and then the commas here also separate items.
     if (number and "," not in gold_text) or (gold_number and "," not in text):
         return compare(number or text, gold_number or gold_text) == "correct"
+    points, gold_points = with_names_of_points(text), with_names_of_points(gold_text)
+    if (points or gold_points) and compare(points or text, gold_points or gold_text) == "correct":
+        return True
     sentence = number_of_sentence(text) if reason == "unparsed" else ""
     return sentence != "" and compare(sentence, gold) == "correct"
 
@@ -244,7 +257,9 @@ def _compared_choices(
 
     sides = []
     for text in (answer, gold):
+        letter = plain(text).strip("()").upper()
         choice = read_choice(simplified_text(text))
+        choice = Choice(letter, "") if letter in texts else choice
         sides.append(named_option(text, choice or _marked(text, texts), texts, equals))
     if sides[0] and sides[0] == sides[1]:
         return "correct"

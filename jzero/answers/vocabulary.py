@@ -21,7 +21,7 @@ def words(text: str) -> frozenset[str]:
 # Commands that only control typesetting. They are dropped.
 TYPESETTING = words(
     """left right middle displaystyle quad qquad big Big bigg Bigg bigl bigr biggl biggr Bigl Bigr
-    mathit mathsf boxed rm bf it vec"""
+    mathit mathsf boxed rm bf it"""
 )
 
 FUNCTIONS = words(
@@ -42,7 +42,7 @@ CURRENCIES = frozenset(("\\$", "€", "£", "¥", "₹", "¢"))
 GREEK = words(
     """pi alpha beta gamma delta epsilon varepsilon zeta eta theta iota kappa lambda mu nu xi rho
     sigma tau phi varphi chi psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega
-    ell angle triangle"""
+    ell hbar angle triangle"""
 )
 
 # Commands that may be written without their backslash.
@@ -66,6 +66,11 @@ TOKENS = inverted(
         "*": "cdot ast · ⋅",
         "×": "times",
         "∘": "circ",
+        "⊕": "oplus",
+        "≅": "cong",
+        "∼": "sim",
+        "⊥": "perp",
+        "∥": "parallel",
         "/": "div ÷",
         "-": "− – ‐",
         "±": "pm",
@@ -120,6 +125,7 @@ TOKENS = inverted(
         "\\tan": "tg",
         "\\cot": "ctg cotg",
         "\\sgn": "sign",
+        "\\hbar": "hslash ħ ℏ",
     }
 )
 

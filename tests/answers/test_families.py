@@ -586,6 +586,205 @@ FAMILIES = {
         -\ln\frac1x == \ln x
         a_1b_2 == b_2a_1
     """,
+    "chemistry": r"""
+        \ce{H2O} == \mathrm{H_2O}
+        H_2O == \mathrm{H_2O}
+        \text{H}_2\text{O} == \ce{H2O}
+        \mathrm{H}_2\mathrm{O} == \text{H}_2\text{O}
+        H2O == \text{H}_2\text{O}
+        \ce{CO2} != \mathrm{H_2O}
+        \ce{H2O2} != \ce{H2O}
+        \mathrm{Ca(OH)_2} == \text{Ca(OH)}_2
+        \ce{Ca(OH)2} == \text{Ca(OH)}_2
+        \ce{CaOH2} != \ce{Ca(OH)2}
+        \ce{Fe^3+} == \mathrm{Fe}^{3+}
+        \ce{Fe^{3+}} == \mathrm{Fe^{3+}}
+        \ce{Fe^2+} != \mathrm{Fe}^{3+}
+        \ce{SO4^2-} == \mathrm{SO_4^{2-}}
+        \ce{SO4^2-} == \mathrm{SO}_4^{2-}
+        \ce{Na+} == \mathrm{Na}^+
+        \ce{Na+} != \mathrm{Na}
+        \ce{CH3COOH} == \mathrm{CH_3COOH}
+        \ce{C6H12O6} == C_6H_{12}O_6
+        \ce{C6H12O6} != C_6H_{12}O_5
+        \mathrm{CO} != \mathrm{Co}
+        \ce{2H2 + O2 -> 2H2O} == 2\mathrm{H_2}+\mathrm{O_2}\rightarrow2\mathrm{H_2O}
+        \ce{O2 + 2H2 -> 2H2O} == \ce{2H2 + O2 -> 2H2O}
+        \ce{2H2O -> 2H2 + O2} != \ce{2H2 + O2 -> 2H2O}
+        \ce{H2 + O2 -> H2O} != \ce{2H2 + O2 -> 2H2O}
+        \ce{^{14}C} == {}^{14}\mathrm{C}
+        \ce{^{14}C} != {}^{12}\mathrm{C}
+        \ce{NH3} == NH_3
+        \ce{NH4+} != NH_3
+    """,
+    "groups": r"""
+        \mathbb{Z}_2\times\mathbb{Z}_3 == \mathbb{Z}_3\times\mathbb{Z}_2
+        \mathbb{Z}/6\mathbb{Z} == \mathbb{Z}_6
+        \mathbb{Z}/6 == \mathbb{Z}_6
+        C_6 == \mathbb{Z}_6
+        C_6 == \mathbb Z/6\mathbb Z
+        \mathbb{Z}_2\times\mathbb{Z}_3 == \mathbb{Z}_6
+        \mathbb{Z}_2\times\mathbb{Z}_2 != \mathbb{Z}_4
+        \mathbb{Z}_2\oplus\mathbb{Z}_4 == \mathbb{Z}_2\times\mathbb{Z}_4
+        \mathbb{Z}\oplus\mathbb{Z} == \mathbb{Z}^2
+        \mathbb{Z}\times\mathbb{Z} == \mathbb{Z}^2
+        \mathbb{Z}\oplus\mathbb{Z}_2 == \mathbb{Z}\times\mathbb{Z}/2\mathbb{Z}
+        \mathbb{Z}\oplus\mathbb{Z}_2 != \mathbb{Z}\oplus\mathbb{Z}_3
+        \mathbb{Z}^2 != \mathbb{Z}^3
+        S_3 == S_3
+        S_3 != S_4
+        S_3 != A_3
+        D_4 != D_8
+        G\cong S_3 == S_3
+        G\cong\mathbb{Z}_6 == \mathbb Z/6\mathbb Z
+        (1\ 2\ 3) == (2\ 3\ 1)
+        (123) == (1\ 2\ 3)
+        (1\ 2\ 3) != (1\ 3\ 2)
+        (1\ 2)(3\ 4) == (3\ 4)(1\ 2)
+        (12)(34) == (34)(12)
+        (1\ 2)(2\ 3) != (2\ 3)(1\ 2)
+        GL_2(\mathbb R) != SL_2(\mathbb R)
+        \mathbb{F}_2 == \mathbb{F}_2
+        \mathbb{F}_2 != \mathbb{F}_4
+        \langle a,b\mid a^2=b^3=1\rangle == \langle a,b | a^2=b^3=1\rangle
+    """,
+    "relations of geometry": r"""
+        AB\perp CD == CD\perp AB
+        AB\perp CD == BA\perp DC
+        AB\perp CD != AB\parallel CD
+        AB\parallel CD == CD\parallel AB
+        AB\parallel CD == AB \| CD
+        AB\parallel CD != AC\parallel BD
+        A(1,2) == (1,2)
+        P=(1,2) == (1,2)
+        P(1,2) == (1,2)
+        A(1,2) != (2,1)
+        A(1,2),B(3,4) == A=(1,2),B=(3,4)
+        AB=BA == BA=AB
+        AB=CD == CD=AB
+        AB=CD == BA=CD
+        \overline{AB}\cong\overline{CD} == \overline{CD}\cong\overline{AB}
+        \triangle ABC\cong\triangle DEF == \triangle DEF\cong\triangle ABC
+        \triangle ABC\cong\triangle DEF == \triangle BCA\cong\triangle EFD
+        \triangle ABC\cong\triangle DEF != \triangle ABC\cong\triangle DFE
+        \triangle ABC\sim\triangle DEF == \triangle DEF\sim\triangle ABC
+        \triangle ABC\sim\triangle DEF != \triangle ABC\cong\triangle DEF
+        \angle ABC == \angle CBA
+        \angle ABC != \angle BAC
+        \angle A=60^\circ == 60^\circ
+        \triangle ABC == \triangle BCA
+        \text{the line }AB == \text{line }AB
+        \overrightarrow{AB} == \vec{AB}
+        \overrightarrow{AB} != \overrightarrow{BA}
+        \overline{AB} == \overline{BA}
+        y=\pm\frac34x == 3x\pm4y=0
+        y=\pm\frac34x != 4x\pm3y=0
+        3x+4y=0 != 3x-4y=0
+        l\perp m == m\perp l
+        l\perp m != l\parallel m
+        |AB| == |BA|
+    """,
+    "set builder": r"""
+        \{2k:k\in\mathbb Z\} == 2\mathbb{Z}
+        \{2k\mid k\in\mathbb Z\} == \{2n\mid n\in\mathbb Z\}
+        \{2k:k\in\mathbb Z\} == \text{all even integers}
+        \{2k+1:k\in\mathbb Z\} == \text{odd integers}
+        \{2k+1:k\in\mathbb Z\} == \{2k-1:k\in\mathbb Z\}
+        \{2k+1:k\in\mathbb Z\} != 2\mathbb Z
+        \{3k:k\in\mathbb Z\} != 2\mathbb Z
+        \{x\in\mathbb R:x>2\} == (2,\infty)
+        \{x\mid x>2\} == x>2
+        \{x:x\ne2\} == \mathbb R\setminus\{2\}
+        \{x\in\mathbb R\mid x\neq 1,2\} == \mathbb R\setminus\{1,2\}
+        \{x\in\mathbb R:x>2\} != [2,\infty)
+        \{x\in\mathbb Z:1\le x\le3\} == \{1,2,3\}
+        \{n\in\mathbb N:n\le3,n\ge1\} == \{1,2,3\}
+        \{x\in\mathbb Z:1\le x\le3\} != [1,3]
+        \{x:x^2=4\} != \{2\}
+        \{1,\dots,10\} == \{1,2,\dots,10\}
+        \{1,2,\ldots,10\} == \{1,2,3,4,5,6,7,8,9,10\}
+        \{1,\dots,10\} != \{1,\dots,9\}
+        \{0,1,\ldots,n\} != \{1,\ldots,n\}
+        \{1,\ldots,n\} == \{1,2,\ldots,n\}
+        \{(x,y):y=x^2\} == \{(x,y)\mid y=x^2\}
+        \{(x,y):y=x^2\} == y=x^2
+        \{(x,y):y=x^2\} != y=x^3
+        \{(t,2t):t\in\mathbb R\} == \{(s,2s):s\in\mathbb R\}
+        \{n^2:n\in\mathbb N\} == \{k^2\mid k\in\mathbb N\}
+        \{n^2:n\in\mathbb N\} != \{n^3:n\in\mathbb N\}
+        \{x|0<x<1\} == (0,1)
+        \{x;x>3\} == (3,\infty)
+        \{p\text{ prime}\} == \text{primes}
+        \mathbb{Z}\setminus\{0\} == \{n\in\mathbb Z:n\neq0\}
+    """,
+    "linear algebra": r"""
+        \begin{bmatrix}1\\2\end{bmatrix} == (1,2)^T
+        \begin{bmatrix}1\\2\end{bmatrix} == \begin{pmatrix}1\\2\end{pmatrix}
+        \begin{bmatrix}1&2\\3&4\end{bmatrix}^T == \begin{bmatrix}1&3\\2&4\end{bmatrix}
+        \begin{bmatrix}1&2\\3&4\end{bmatrix} != \begin{bmatrix}1&3\\2&4\end{bmatrix}
+        [[1,2],[3,4]] == \begin{pmatrix}1&2\\3&4\end{pmatrix}
+        [[1,2],[3,4]] != \begin{pmatrix}1&3\\2&4\end{pmatrix}
+        [1,2,3] == \begin{pmatrix}1\\2\\3\end{pmatrix}
+        [1,2,3]^T == \begin{pmatrix}1\\2\\3\end{pmatrix}
+        2I == \begin{pmatrix}2&0\\0&2\end{pmatrix}
+        2I != \begin{pmatrix}2&1\\0&2\end{pmatrix}
+        I_2 == \begin{pmatrix}1&0\\0&1\end{pmatrix}
+        \operatorname{diag}(1,2) == \begin{pmatrix}1&0\\0&2\end{pmatrix}
+        \operatorname{diag}(1,2) != \begin{pmatrix}2&0\\0&1\end{pmatrix}
+        \operatorname{span}\{(1,2)\} == \operatorname{span}\{(2,4)\}
+        \text{span}\{(1,2)\} == \text{span}\left\{\begin{pmatrix}1\\2\end{pmatrix}\right\}
+        \operatorname{span}\{(1,0),(0,1)\} == \operatorname{span}\{(1,1),(1,-1)\}
+        \operatorname{span}\{(1,2)\} != \operatorname{span}\{(2,1)\}
+        \operatorname{span}\{(1,0)\} != \operatorname{span}\{(1,0),(0,1)\}
+        \{(1,2),(3,4)\} == \{(3,4),(1,2)\}
+        \lambda_1=1,\lambda_2=3 == \lambda=1,3
+        \lambda=3,1 == \lambda=1,3
+        A=\begin{pmatrix}1&2\\3&4\end{pmatrix} == \begin{pmatrix}1&2\\3&4\end{pmatrix}
+        \frac12\begin{pmatrix}2&4\\6&8\end{pmatrix} == \begin{pmatrix}1&2\\3&4\end{pmatrix}
+        3\hat i+4\hat j == (3,4)
+        3\mathbf i+4\mathbf j == \langle3,4\rangle
+        3\mathbf i-4\mathbf j != \langle3,4\rangle
+        \operatorname{rank}(A)=2 == 2
+        \begin{pmatrix}1&2\end{pmatrix} != \begin{pmatrix}1\\2\end{pmatrix}
+        \|v\|=5 == 5
+        t(1,2) == s(1,2), s\in\mathbb R
+    """,
+    "floats and letters": r"""
+        3.4641016151377544 == 2\sqrt3
+        1.4142135623730951 == \sqrt2
+        3.141592653589793 == \pi
+        0.30000000000000004 == 0.3
+        0.3333333333333333 == \frac13
+        0.6666666666666666 == \frac23
+        0.1 == \frac1{10}
+        3.4641016151377999 != 2\sqrt3
+        1.41421 == \sqrt2
+        1.5 != \sqrt2
+        0.30000000000000004 != 0.31
+        0.3000000004 != 0.3
+        1.0000000000000002 == 1
+        1.0000000000000002 != 2
+        4.000000001 != 4
+        \frac{\sigma}{2\epsilon_0} == \frac{\sigma}{2\varepsilon_0}
+        \phi == \varphi
+        \frac{q}{4\pi\epsilon_0r^2} == \frac{q}{4\pi\varepsilon_0r^2}
+        \phi+\varphi != 2\phi
+        \epsilon != \eta
+        \vartheta == \theta
+        z\bar z != |z|
+        \frac{dy}{dx}=2x == y'=2x
+        \frac{dy}{dx} == y'
+        \frac{d^2y}{dx^2}+y=0 == y''+y=0
+        \frac{dy}{dx}=2x != y''=2x
+        \dot x == \frac{dx}{dt}
+        v_{\rm max}=\sqrt{2gh} == \sqrt{2gh}
+        v_{\max}=\sqrt{2gh} == v_{\mathrm{max}}=\sqrt{2gh}
+        v_{\max} != v_{\min}
+        \hbar\omega == \hbar \omega
+        \hslash\omega == \hbar\omega
+        x \equiv1\text{ or }4\pmod5 == x\equiv1,4\pmod5
+        x\equiv1\text{ or }3\pmod5 != x\equiv1,4\pmod5
+    """,
 }
 ECHOES = r"""
     (x^2-1) != (x-1)(x+1) ?? Factor $x^2-1$.
