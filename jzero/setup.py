@@ -68,6 +68,7 @@ from jzero.rollout.sampler import (
     mesh_of_decoder,
     with_needed_slots,
 )
+from jzero.run.callbacks import check_callbacks
 from jzero.run.doctor import stop_names
 from jzero.run.hub_pushes import check_token
 from jzero.run.resume import steps_to_discard
@@ -160,6 +161,7 @@ def check(config: Config, workdir: Path) -> float | None:
     check_token(config.hub.push)
     check_trackers(config.train.trackers)
     stop_names(config.train.stop_on)
+    check_callbacks(config.train.callbacks)
     check_workdir(workdir, to_json(config))
     # Called for its errors: the session removes the steps.
     steps_to_discard(workdir, config.train)

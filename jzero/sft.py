@@ -39,6 +39,7 @@ from jzero.problems.row_loader import Selection
 from jzero.rollout.evaluation import encode_suites, evaluate, evaluation_metrics
 from jzero.rollout.sampler import EncodedProblem, Sampler
 from jzero.run.budget import TimeBudget
+from jzero.run.callbacks import check_callbacks
 from jzero.run.hub_pushes import check_token
 from jzero.run.metrics import nonfinite
 from jzero.run.resume import steps_to_discard
@@ -105,6 +106,7 @@ def prepare(config: Config, workdir: Path) -> tuple[Config, float | None]:
     suites.check_suites(config.eval.suites)
     check_token(config.hub.push)
     check_trackers(config.train.trackers)
+    check_callbacks(config.train.callbacks)
     check_workdir(workdir, to_json(config))
     steps_to_discard(workdir, config.train)
     check_host_memory(config, parts_of_run(config))
@@ -146,6 +148,9 @@ def train(config: Config, workdir: Path) -> JsonObject:
                 last_step,
                 budget=budget,
                 planned_bytes=planned_bytes,
+                steps_of_pass=problem_sets.steps_of_pass(
+                    sft.batch_size, data.num_examples, data.epoch_end
+                ),
             )
         ) as session,
     ):

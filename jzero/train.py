@@ -30,6 +30,7 @@ from jzero.model import qwen
 from jzero.planning.announcement import announcement, planned_hours
 from jzero.planning.disk import require_disk
 from jzero.planning.fitting import attached_run
+from jzero.problems import problem_sets
 from jzero.rollout.collect import collect_rollouts, trainer_state
 from jzero.rollout.evaluation import evaluate, evaluation_metrics
 from jzero.rollout.sampler import EncodedProblem
@@ -112,6 +113,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
             lambda: stream_states(run),
             budget,
             planned_bytes,
+            steps_of_pass(config, run.collection.problems.number),
         )
         cleanup.enter_context(contextlib.closing(session))
         # Without the scratch page, which the engine adds itself.
@@ -184,6 +186,14 @@ def prepare(config: Config, workdir: Path) -> tuple[Config, float | None]:
     with terminal.phase("check the memory"):
         planned_bytes = check(config, workdir)
     return with_steps(config), planned_bytes
+
+
+def steps_of_pass(config: Config, num_problems: int | None) -> float | None:
+    """Returns the number of RL steps of a pass; None for problems without an end."""
+    if num_problems is None:
+        return None
+    pass_end = problem_sets.pass_end_of(config.task)
+    return problem_sets.steps_of_pass(config.rollout.num_prompts, num_problems, pass_end)
 
 
 def needs_reference(config: Config) -> bool:
@@ -336,8 +346,10 @@ def log_rollouts(run: Run, session: RunSession, rollouts: list[Rollout], step: i
     group_size = run.config.rollout.group_size
     session.write_samples(step, logged_rows(logged, group_size, step, run.base.tokenizer))
     if run.config.rollout.max_turns > 1 and processes.is_first_process():
-        episodes = rollouts if run.config.train.all_trajectories else logged
-        write_trajectories(session.workdir, episodes)
+        settings = run.config.train
+        episodes = rollouts if settings.all_trajectories else logged
+        folder = Path(settings.trajectories or session.workdir / "trajectories")
+        write_trajectories(folder, episodes, settings.trajectory_lines)
 
 
 sys.modules[__name__].__class__ = jzero.CallableModule  # jzero.train(model=...)

@@ -63,7 +63,7 @@ def test_every_python_block_of_the_page_is_a_file() -> None:
 
     assert all(names), "a block has no comment with the name of its file"
     assert len(set(names)) == len(names)
-    assert len(names) == 9
+    assert len(names) == 10
 
 
 @pytest.mark.thorough
@@ -74,6 +74,12 @@ def test_a_run_uses_the_reward_of_the_page_and_trains(folder: Path) -> None:
     for row in rows:
         assert 0 <= row["reward/my_rewards.single_letter"] <= 1
     assert max(row["optimizer/grad_norm"] for row in rows) > 0
+
+
+@pytest.mark.thorough
+def test_a_run_calls_the_callback_of_the_page(folder: Path) -> None:
+    lines = (folder / "runs/game/rewards.txt").read_text().splitlines()
+    assert [line.split()[0] for line in lines] == ["1", "2", "3"]
 
 
 def test_a_run_uses_the_algorithm_the_track_the_kernel_and_the_options_of_the_page(

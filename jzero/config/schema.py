@@ -812,6 +812,11 @@ class TrainConfig:
         "-1: none, unless the run is stopped before its end; a killed run starts over.",
         at_least=-1,
     )
+    checkpoint_epochs: float = setting(
+        0.0,
+        "Passes over the training data between checkpoints, in addition to checkpoint_every: 1 "
+        "saves after the last step of each pass. 0: only checkpoint_every.",
+    )
     export_every: int = setting(
         0,
         "RL steps between exports to export-<step>, in addition to the export at the end. 0: "
@@ -845,6 +850,22 @@ class TrainConfig:
         "Writes all episodes of several turns to trajectories/, not only logged_rollouts per step.",
     )
 
+    trajectories: str = setting(
+        "", "Directory of the episodes of several turns. Empty: trajectories in the workdir."
+    )
+    trajectory_lines: str = setting(
+        "episode",
+        "Content of a line of a trajectory's .jsonl file: an episode with its turns, or a turn, as "
+        "in the files of AReaL's answer_save_path.",
+        choices=("episode", "turn"),
+    )
+
+    callbacks: tuple[str, ...] = setting(
+        (),
+        "User-defined functions, FILE.py:function or module:function, that are called after each "
+        "step, evaluation and checkpoint and at the end of a process, with the parameters event, "
+        "step, metrics and workdir (docs/extend.md).",
+    )
     stop_on: str = setting(
         "",
         "Remarks about a run that does not learn which end it, separated by commas, such as "

@@ -617,19 +617,20 @@ def rows_of_step(step: int, count: int, num_rows: int, pass_end: PassEnd) -> ran
     step_index = max(step - 1, 0)
     if pass_end == "complete":
         return range(step_index * count, (step_index + 1) * count)
-    passes, step_of_pass = divmod(step_index, int(_steps_of_pass(count, num_rows, pass_end)))
+    passes, step_of_pass = divmod(step_index, int(steps_of_pass(count, num_rows, pass_end)))
     first = passes * num_rows + step_of_pass * count
     return range(first, min(first + count, (passes + 1) * num_rows))
 
 
 def num_steps(passes: float, count: int, num_rows: int, pass_end: PassEnd) -> int:
     """Returns the number of steps that see the rows of `passes` passes, at least 1."""
-    steps = passes * _steps_of_pass(count, num_rows, pass_end)
+    steps = passes * steps_of_pass(count, num_rows, pass_end)
     # 0.1 * 30 is slightly more than 3.
     return max(1, math.ceil(steps - 1e-9))
 
 
-def _steps_of_pass(count: int, num_rows: int, pass_end: PassEnd) -> float:
+def steps_of_pass(count: int, num_rows: int, pass_end: PassEnd) -> float:
+    """Returns the number of steps of a pass. It has a fraction if steps cross the end of passes."""
     if pass_end == "complete":
         return num_rows / count
     return num_rows // count if pass_end == "drop" else -(-num_rows // count)

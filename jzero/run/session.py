@@ -17,6 +17,7 @@ Both train loops, RL and SFT, use a session in the same way:
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -35,6 +36,7 @@ from jzero.model.hub import commit_of
 from jzero.planning.announcement import hours_by_clock, typical_seconds
 from jzero.planning.disk import exports_models
 from jzero.run.budget import TimeBudget
+from jzero.run.callbacks import Callbacks
 from jzero.run.checkpoint import Checkpoints
 from jzero.run.closing import closing_lines, evaluation_lines
 from jzero.run.doctor import Doctor, Finding, stop_names
@@ -69,14 +71,28 @@ class Schedule:
     evaluate_every: int
     export_every: int
     checkpoint_every: int  # -1: not even at the start and at the end
+    checkpoint_steps: float = 0.0  # of train.checkpoint_epochs passes over the data
 
     @classmethod
-    def for_run(cls, train: TrainConfig, evaluate_every: int, last_step: int) -> "Schedule":
+    def for_run(
+        cls,
+        train: TrainConfig,
+        evaluate_every: int,
+        last_step: int,
+        steps_of_pass: float | None = None,
+    ) -> "Schedule":
+        """`steps_of_pass` is the number of steps of a pass over the data; None without an end."""
+        if train.checkpoint_epochs and steps_of_pass is None:
+            raise UserError(
+                f"train.checkpoint_epochs={train.checkpoint_epochs:g}: the problems of this task "
+                "have no end, set train.checkpoint_every"
+            )
         return cls(
             last_step=last_step,
             evaluate_every=evaluate_every,
             export_every=train.export_every,
             checkpoint_every=train.checkpoint_every,
+            checkpoint_steps=train.checkpoint_epochs * (steps_of_pass or 0.0),
         )
 
     def evaluation_after(self, step: int) -> str | None:
@@ -96,7 +112,17 @@ class Schedule:
         """Says whether a checkpoint is due after `step`, which is 0 before the first step."""
         if step in (0, self.last_step):
             return self.checkpoint_every >= 0
-        return _is_multiple(step, self.checkpoint_every)
+        return self._ends_passes(step) or _is_multiple(step, self.checkpoint_every)
+
+    def _ends_passes(self, step: int) -> bool:
+        """Returns whether train.checkpoint_epochs further passes end in `step`, or at its end."""
+        if not self.checkpoint_steps:
+            return False
+
+        def saves_until(step: int) -> int:
+            return math.floor(step / self.checkpoint_steps + 1e-9)
+
+        return saves_until(step) > saves_until(step - 1)
 
 
 def _is_multiple(step: int, every: int) -> bool:
@@ -120,19 +146,23 @@ class RunSession:
         stream_states: Callable[[], list[str]] = list,
         budget: TimeBudget | None = None,
         planned_bytes: float | None = None,
+        steps_of_pass: float | None = None,
     ) -> None:
         """Claims `workdir` and opens its files.
 
         `stream_states` returns the unfinished rollouts of every process, as text. Every process
         calls it whenever a checkpoint is saved. `budget` started when the process began to work on
-        the run. `planned_bytes` is the planner's estimate for a device.
+        the run. `planned_bytes` is the planner's estimate for a device. `steps_of_pass` is the
+        number of steps of a pass over the data, None if the data have no end.
         """
         self.config = config
         self.workdir = workdir
         self.base = base
         self.weights = InitialWeights(config.model, base, workdir, config.is_warm_started)
         self.clock = clock
-        self.schedule = Schedule.for_run(config.train, config.eval.every, last_step)
+        self.schedule = Schedule.for_run(config.train, config.eval.every, last_step, steps_of_pass)
+        self._callbacks = Callbacks(config.train.callbacks, workdir)
+        self._announced_checkpoint = -1  # the step of the last event "checkpoint"
         self.record = RunRecord()
         self._stream_states = stream_states
         self._started = time.time()
@@ -230,6 +260,11 @@ class RunSession:
             self.record.streams = self._stream_states()
             self._update_times()
             self.checkpoints.save(self.record.step, state, self.record.to_json(), wait=wait)
+        # The checkpoint of the last step is saved again when the run finishes.
+        if self.record.step != self._announced_checkpoint:
+            self._announced_checkpoint = self.record.step
+            path = str(self.workdir / "checkpoints" / str(self.record.step))
+            self._callbacks.call("checkpoint", self.record.step, {"path": path})
         self._report_time("checkpoint", "checkpoint")
 
     def export(self, state: State) -> str:
@@ -282,11 +317,17 @@ class RunSession:
         """
         before = self.record.evaluations.get("before", {}) if name != "before" else {}
         self.record.evaluations[name] = values
+        self._callbacks.call("evaluation", self._step_of_evaluation(name), values)
         self._report_time("eval", "evaluation")
         self._evaluation_lines = evaluation_lines(name, values, before)
         # Before the first step there is no row to wait for.
         if self._progress is None:
             self._print_evaluation()
+
+    def _step_of_evaluation(self, name: str) -> int:
+        if name == "after":
+            return self.schedule.last_step
+        return int(name.removeprefix("step_")) if name.startswith("step_") else 0
 
     def _print_evaluation(self) -> None:
         for line in self._evaluation_lines:
@@ -322,6 +363,7 @@ class RunSession:
         values = values | self._memory.step_metrics()
         self.writer.write(step, values)
         self._print_step(step, values)
+        self._callbacks.call("step", step, values)
         is_last = step == self.schedule.last_step
         findings = self.doctor.check(step, values, lambda: self._samples, is_last=is_last)
         for finding in findings:
@@ -480,6 +522,7 @@ class RunSession:
         if pushes is not None:
             summary["hub"] = pushes
         processes.write_once(self.workdir / "summary.json", json.dumps(summary, indent=1))
+        self._callbacks.call("end", self.record.step, summary)
         self.writer.finish(summary)
         for line in closing_lines(
             self.config.name, self.workdir, self.record, self.schedule.last_step

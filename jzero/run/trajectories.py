@@ -1,5 +1,7 @@
 """Writes multi-turn episodes as readable files: `trajectories/<version>/<problem>.txt`.
 
+train.trajectories names another folder.
+
 The folder is the policy version that sampled the first token. A `.jsonl` file next to each text
 file holds the same episodes as JSON objects. A step that is repeated after a kill writes the same
 files again.
@@ -12,12 +14,15 @@ from jzero.files import JsonObject, write_atomic
 from jzero.types import Grade, Prompt, Rollout, Turn, grade_of
 
 
-def write_trajectories(workdir: Path, rollouts: list[Rollout]) -> None:
-    """Writes the episodes of each problem to one text file and one JSON Lines file."""
+def write_trajectories(folder: Path, rollouts: list[Rollout], lines_are: str = "episode") -> None:
+    """Writes the episodes of each problem to one text file and one JSON Lines file in `folder`.
+
+    lines_are: "episode" or "turn", the content of a line (train.trajectory_lines).
+    """
     episodes_by_file: dict[Path, list[JsonObject]] = {}
     for rollout in rollouts:
         episode = describe_episode(rollout)
-        directory = workdir / "trajectories" / str(episode["version_head"])
+        directory = folder / str(episode["version_head"])
         # A slash in a problem id would create a folder.
         path = directory / episode["id"].replace("/", "_")
         episodes_by_file.setdefault(path, []).append(episode)
@@ -25,10 +30,25 @@ def write_trajectories(workdir: Path, rollouts: list[Rollout]) -> None:
     for path, episodes in episodes_by_file.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         texts = [format_episode(episode) for episode in episodes]
-        lines = [json.dumps(episode) + "\n" for episode in episodes]
+        rows = episodes
+        if lines_are == "turn":
+            rows = [row for episode in episodes for row in turn_rows(episode)]
+        lines = [json.dumps(row) + "\n" for row in rows]
         # Not `with_suffix`: a problem id may contain a dot.
         write_atomic(path.with_name(f"{path.name}.txt"), "\n\n".join(texts) + "\n")
         write_atomic(path.with_name(f"{path.name}.jsonl"), "".join(lines))
+
+
+def turn_rows(episode: JsonObject) -> list[JsonObject]:
+    """Returns a row for each turn of an episode, with the episode's id, sample and prompt."""
+    shared = {name: episode[name] for name in ("id", "sample", "prompt")}
+    if "task" in episode:
+        shared["task"] = episode["task"]
+    turns = episode["turns"]
+    return [
+        {**shared, "turn": number, "turns": len(turns), **turn}
+        for number, turn in enumerate(turns, start=1)
+    ]
 
 
 def describe_episode(rollout: Rollout) -> JsonObject:

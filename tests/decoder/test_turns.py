@@ -633,7 +633,7 @@ def test_trajectories_hold_every_turn(tmp_path: Path) -> None:
         for rollout in played()[:4]
     ]
 
-    trajectories.write_trajectories(tmp_path, rollouts)
+    trajectories.write_trajectories(tmp_path / "trajectories", rollouts)
 
     lines = (tmp_path / "trajectories/5/guess_train_0.jsonl").read_text().splitlines()
     for line, rollout in zip(lines, rollouts, strict=True):

@@ -231,6 +231,6 @@ def test_calls_are_counted_and_written_down(tmp_path: Path) -> None:
     assert "tools/calls" not in rollout_metrics([no_calls], 1)
     [restored] = rollouts_from_bytes([rollouts_to_bytes([rollout])])
     assert restored.turns == rollout.turns
-    trajectories.write_trajectories(tmp_path, [rollout])
+    trajectories.write_trajectories(tmp_path / "trajectories", [rollout])
     [path] = tmp_path.glob("trajectories/*/*.txt")
     assert f"--- reply\n[calculator] {rollout.problem.gold}\n" in path.read_text()

@@ -98,10 +98,27 @@ def test_every_form_of_a_reply_is_text_in_the_file(
     first, second = rollout.turns
     answered = replace(first, grade=replace(grade_of(first), reply=reply))
 
-    write_trajectories(tmp_path, [replace(rollout, turns=(answered, second))])
+    folder = tmp_path / "trajectories"
+    write_trajectories(folder, [replace(rollout, turns=(answered, second))])
 
     text = (tmp_path / "trajectories/3/math_0.txt").read_text()
     assert "\n".join(["--- reply", *lines, "--- turn 2"]) in text
+
+
+def test_a_line_of_a_file_may_be_a_turn(tmp_path: Path) -> None:
+    rollouts = [episode(0), episode(1)]
+
+    write_trajectories(tmp_path / "lines", rollouts)
+    write_trajectories(tmp_path / "turns", rollouts, "turn")
+
+    whole = read_jsonl(tmp_path / "lines/3/math_0.jsonl")
+    rows = read_jsonl(tmp_path / "turns/3/math_0.jsonl")
+    turns = [(number, turn) for row in whole for number, turn in enumerate(row["turns"], 1)]
+    assert len(rows) == len(turns) == sum(row["turns"] for row in rows if row["turn"] == 1)
+    for row, (number, turn) in zip(rows, turns, strict=True):
+        assert row == row | turn | {"turn": number, "id": "math/0", "prompt": whole[0]["prompt"]}
+    texts = [(tmp_path / name / "3/math_0.txt").read_text() for name in ("lines", "turns")]
+    assert texts[0] == texts[1]
 
 
 def test_a_logged_row_has_its_group_and_the_log_prob_of_every_token(tmp_path: Path) -> None:
