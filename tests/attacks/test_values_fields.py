@@ -16,10 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import jinja2
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from starlette.exceptions import HTTPException
 
 from jzero import config, grade
 from jzero import filter as filter_command
@@ -32,12 +34,14 @@ from jzero.model.huggingface import headers
 from jzero.problems import problem_sets
 from jzero.rollout import multiple_choice
 from jzero.run import buckets, history, kv_pool, workdir
+from jzero.serving.limits import Limits
+from jzero.serving.requests import CompletionRequest, RequestReader
 from jzero.types import JsonValue
 from jzero.watching.runs import WatchedRun, Watcher
 from jzero.workers.pool import Pool
 from tests.attacks.conftest import Tries
 from tests.hostile_values import Mutation, hostile_files, mutations, sampled, to_json
-from tests.servers import save_model
+from tests.servers import load_alone, save_model
 
 SAMPLED = 100  # tries per document without --all-tries
 
@@ -518,3 +522,81 @@ def test_a_safetensors_header(tmp_path: Path, chosen: Chosen, tries: Tries) -> N
     for name, hostile in hostile_files(tmp_path, "model.safetensors"):
         with tries.attempt("adapters", f"safetensors: {name}"), one_line_allowed():
             headers.read_header(hostile)
+
+
+# -- Requests of an OpenAI client ------------------------------------------------------------------
+
+COMPLETION: JsonValue = {
+    "model": "m",
+    "prompt": "hello",
+    "n": 2,
+    "max_tokens": 4,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 5,
+    "min_p": 0.1,
+    "stop": ["x"],
+    "seed": 1,
+    "logprobs": 2,
+    "echo": True,
+    "prompt_logprobs": 1,
+    "return_token_ids": True,
+    "stream": False,
+    "frequency_penalty": 0,
+    "user": "somebody",
+}
+CHAT: JsonValue = {
+    "model": "m",
+    "messages": [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "hi", "tool_calls": []},
+        {"role": "user", "content": "again"},
+    ],
+    "n": 1,
+    "max_completion_tokens": 4,
+    "temperature": 1.0,
+    "logprobs": True,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "tools": [
+        {
+            "type": "function",
+            "function": {
+                "name": "add",
+                "description": "adds",
+                "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+            },
+        }
+    ],
+    "tool_choice": "none",
+    "parallel_tool_calls": True,
+}
+
+
+@pytest.fixture(scope="module")
+def reader(model: Path) -> RequestReader:
+    return load_alone(str(model)).new_reader(Limits())
+
+
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+def test_a_request_of_an_openai_client(
+    kind: str, reader: RequestReader, chosen: Chosen, tries: Tries
+) -> None:
+    document = COMPLETION if kind == "completion" else CHAT
+    assert isinstance(document, dict)
+    fields = CompletionRequest.model_fields
+    # A new field of the request is attacked with the others.
+    others = {name: None for name in fields if name not in COMPLETION and name not in CHAT}
+    reader.make_sequences(reader.read(to_json(document).encode(), kind == "chat"), kind == "chat")
+    for mutation in chosen(mutations(document | others)):
+        with tries.attempt("serve", f"{kind}: {mutation}"):
+            try:
+                request = reader.read(to_json(mutation.document).encode(), kind == "chat")
+                for sequence in reader.make_sequences(request, kind == "chat"):
+                    assert math.isfinite(sequence.temperature)
+                    assert 0 <= sequence.request_id < 2**31
+                    assert sequence.length_limit < 2**31
+                reply = reader.reply_options(request, kind == "chat")
+                assert reply.num_choices >= 1
+            except (ValueError, HTTPException, jinja2.TemplateError):
+                pass  # a status of 4xx
