@@ -67,6 +67,9 @@ def main() -> None:
             run_command()
         finally:
             sys.stdout.flush()
+    except KeyboardInterrupt:  # while a command imports its modules
+        terminal.write("stopped", sys.stderr)
+        sys.exit(terminal.STATUS_OF_CTRL_C)
     except BrokenPipeError:
         output = select.poll()
         output.register(sys.stdout.fileno(), 0)

@@ -41,7 +41,6 @@ from jzero.setting import class_of_part, field_types, part_name, read_tuple
 HELP_FLAGS = {"-h", "-help", "--help"}
 SHARED_PROGRAMS_BYTES = 2**31  # of compiled programs in the user's cache
 SHARED_PROGRAM_SECONDS = 0.2  # a program that compiles faster is not kept there
-STATUS_OF_CTRL_C = 128 + signal.SIGINT  # as a shell reports a process that the signal ended
 
 # The flags that join the processes of one run, with their help.
 PROCESS_FLAGS = {
@@ -90,27 +89,23 @@ def exit_at_once(message: str) -> NoReturn:
 
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
-    """Turns a UserError in the body into one line and status 2, and Ctrl-C into one word.
+    """Turns a `files.mistake` in the body into one line and status 2, and Ctrl-C into one word.
 
     Every other exception keeps its traceback. If the run has other processes, this process then
     ends at once and ends the others, because they would wait for it forever.
     """
     try:
         yield
-    except UserError as error:
-        # One line, even if the text of a library is a part of the message.
-        message = " ".join(str(error).split())
-        if files.is_full_disk(error):
-            exit_at_once(message)
-        exit_with_error(message)
     except KeyboardInterrupt:  # during a run, this is the second signal
         if not peers.has_peers():
             terminal.write("stopped", sys.stderr)
-            sys.exit(STATUS_OF_CTRL_C)
+            sys.exit(terminal.STATUS_OF_CTRL_C)
         peers.end_process(f"{peers.this_host()} was stopped at once. {peers.advice()}", 1)
     except Exception as error:
-        if files.is_full_disk(error):  # not raised by `naming_full_disk`
-            exit_at_once(str(files.no_room(getattr(error, "filename", None), None, error)))
+        if message := files.mistake(error):
+            if files.is_full_disk(error):
+                exit_at_once(message)
+            exit_with_error(message)
         if not peers.has_peers():
             raise
         peers.wait_for_verdict()  # a lost host's line explains more than this traceback

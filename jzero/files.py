@@ -28,6 +28,16 @@ MAX_LINE_BYTES = 64 << 20  # of a line of a log
 
 # Full disk, exceeded quota, file size limit.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# A read-only disk, missing rights, a broken disk, and paths that no file can have.
+NO_ACCESS = (
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EIO,
+    errno.ENOTDIR,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+)
 
 
 @contextlib.contextmanager
@@ -75,6 +85,23 @@ def no_room(
         f"{path or 'a file'} cannot be written: {reason}{facts}: make room and start the same "
         "command again. What was complete before stays as it is"
     )
+
+
+def mistake(error: BaseException) -> str | None:
+    """Returns the line of an error that the user can fix; None for a fault of the program.
+
+    These are a UserError, and a file that the disk, its rights or its path do not allow.
+    """
+    if isinstance(error, UserError):
+        # One line, even if the text of a library is a part of the message.
+        return " ".join(str(error).split())
+    path = getattr(error, "filename", None)
+    if is_full_disk(error):
+        return str(no_room(path, None, error))
+    if isinstance(error, OSError) and error.errno in NO_ACCESS and path is not None:
+        reason = os.strerror(error.errno)
+        return f"{path} cannot be opened or written: {reason}: fix its rights, or give another path"
+    return None
 
 
 def user_cache() -> Path:

@@ -26,6 +26,7 @@ must be in a box.
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -40,7 +41,7 @@ from jzero.answers import published
 from jzero.answers.extract import TEMPLATES
 from jzero.config import RewardConfig, TaskConfig
 from jzero.errors import UserError, reason_of, shown
-from jzero.files import check_not_input, check_output, read_lines, split_commas
+from jzero.files import check_not_input, check_output, mistake, read_lines, split_commas
 from jzero.types import JsonValue
 from jzero.workers.pipe import TurnRequest
 from jzero.workers.pool import Pool
@@ -256,11 +257,18 @@ def main() -> None:
             lines = numbered_lines(args.source)
             file.writelines(grade_lines(pool, lines, args.verifiers, agreement))
         os.replace(partial, args.out)
-    except UserError as error:
-        terminal.write(f"error: {error}", sys.stderr)
+    except KeyboardInterrupt:
+        terminal.write("stopped", sys.stderr)
+        sys.exit(terminal.STATUS_OF_CTRL_C)
+    except Exception as error:
+        message = mistake(error)
+        if message is None:
+            raise
+        terminal.write(f"error: {message}", sys.stderr)
         sys.exit(2)
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # of a read-only folder
+            partial.unlink()
     terminal.write(json.dumps(pool.counters))
     if len(args.verifiers) > 1:
         terminal.write(agreement.table())

@@ -19,6 +19,7 @@ import itertools
 import logging
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
+STATUS_OF_CTRL_C = 128 + signal.SIGINT  # as a shell reports a process that the signal ended
 WIDTH = 80  # columns that every table and box fits into
 BAR_WIDTH = 20  # columns
 REFRESHES_PER_SECOND = 4

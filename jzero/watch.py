@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from jzero import terminal
-from jzero.errors import UserError
+from jzero.files import mistake
 from jzero.run import buckets
 from jzero.servers.rules import add_allowed_host, listens_at_loopback
 from jzero.watching.runs import Watcher, find_runs
@@ -42,8 +42,14 @@ def main() -> None:
     args = parser.parse_args(sys.argv[1:])
     try:
         watch(args.runs, args.host, args.port, args.allowed_host)
-    except UserError as error:
-        terminal.write(f"error: {error}", sys.stderr)
+    except KeyboardInterrupt:  # before the page is served
+        terminal.write("stopped", sys.stderr)
+        sys.exit(terminal.STATUS_OF_CTRL_C)
+    except Exception as error:
+        message = mistake(error)
+        if message is None:
+            raise
+        terminal.write(f"error: {message}", sys.stderr)
         sys.exit(2)
 
 
