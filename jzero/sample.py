@@ -183,7 +183,14 @@ def check_decoder(store: Store, sampler: Sampler) -> None:
     # The first sampler of a run decides what the others have to be like.
     if store.create(DECODER, json.dumps(values).encode()):
         return
-    expected = config.flatten(json.loads(store.read(DECODER)))
+    try:
+        expected = config.flatten(
+            as_object(parse_json((read_note(store, DECODER) or b"").decode()))
+        )
+    except ValueError:
+        # No sampler has written it so.
+        store.write(DECODER, json.dumps(values).encode())
+        return
     actual = config.flatten(values)
     names = sorted(expected.keys() | actual.keys())
     different = [

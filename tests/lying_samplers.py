@@ -141,15 +141,16 @@ def lies_of_values(honest: Result, number: int = len(VALUES)) -> Iterator[tuple[
     number: of the values in each place, chosen at random.
     """
     rng = random.Random(number)
-    document = cast(JsonValue, without_arrays(values_of(honest)))
+    original = values_of(honest)
+    document = cast(JsonValue, without_arrays(original))
     for place in places(document):
         chosen = dict(rng.sample(sorted(VALUES.items()), number))
         for name, value in chosen.items():
             values = unraw(replaced(document, place, value))
-            yield f"{'.'.join(map(str, place))}={name}", with_arrays(values, values_of(honest))
+            yield f"{'.'.join(map(str, place))}={name}", with_arrays(values, original)
     # Members that are missing, and unknown ones.
     for mutation in mutations(document, {}):
-        yield str(mutation), with_arrays(unraw(mutation.document), values_of(honest))
+        yield str(mutation), with_arrays(unraw(mutation.document), original)
 
 
 def unraw(value: object) -> object:

@@ -115,13 +115,15 @@ class FolderStore:
             if error.errno == errno.ELOOP:
                 raise BadFileError("the file is a link") from None
             raise
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(descriptor)
+            raise BadFileError("the file is a folder, a pipe or a device")
         with open(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise BadFileError("the file is a folder, a pipe or a device")
+            # Before the memory for the content is allocated.
             if most_bytes is not None and status.st_size > most_bytes:
                 raise BadFileError(f"the file has more than {most_bytes:,} bytes")
-            return file.read()
+            return check_size(file.read(end_of(most_bytes)), most_bytes)
 
     def open(self, name: str) -> BinaryIO:
         """Returns a file that is open for reading. A writer replaces it, and does not change it."""
@@ -177,12 +179,15 @@ class FolderStore:
         return sorted(name for name in found if not name.endswith(TEMPORARY))
 
     def delete(self, name: str) -> None:
+        path = self.directory / name
         try:
-            (self.directory / name).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         except (IsADirectoryError, PermissionError):
             # Unlinking a folder fails with either error, which depends on the system.
-            if not (self.directory / name).is_dir():
+            if not path.is_dir():
                 raise
+            # Out of the way: nobody but a faulty process makes a folder there.
+            path.rename(path.with_name(f".{path.name}-{uuid.uuid4().hex}{TEMPORARY}"))
 
     def modified(self, name: str) -> float:
         return (self.directory / name).stat().st_mtime

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hostile_values import VALUES
 from lying_samplers import Lie, Trainer, changed_turn, lies_of, receiving_stream, sealed_body
 
 from jzero.jobs.requests import Result
@@ -27,8 +26,8 @@ def trainer(tmp_path: Path) -> Iterator[Trainer]:
 
 @pytest.mark.parametrize(
     "number",
-    [4, pytest.param(len(VALUES), marks=pytest.mark.thorough)],
-    ids=["some values", "all values"],
+    [3, pytest.param(20, marks=pytest.mark.thorough)],
+    ids=["some values", "many values"],
 )
 def test_a_lie_is_refused_or_changes_nothing(trainer: Trainer, tries, number: int) -> None:
     honest = trainer.honest()

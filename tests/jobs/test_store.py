@@ -16,7 +16,16 @@ from jzero.errors import UserError
 from jzero.hosts.interrupt import Interrupted
 from jzero.jobs import store_server
 from jzero.jobs.leases import SLOW_FACTOR, SLOW_LEASES, Leases, SlowLeases
-from jzero.jobs.store import BucketStore, FolderStore, RetryingStore, Store, open_store
+from jzero.jobs.store import (
+    MAX_NOTE_BYTES,
+    BadFileError,
+    BucketStore,
+    FolderStore,
+    RetryingStore,
+    Store,
+    open_store,
+    read_note,
+)
 from jzero.jobs.store_server import KEY_VARIABLE, serve
 
 
@@ -45,6 +54,36 @@ def test_an_address_has_the_store_of_its_kind(tmp_path: Path) -> None:
     assert isinstance(open_store("memory://x"), BucketStore)
     with pytest.raises(UserError, match=r"rollout\.placement\.store is empty"):
         open_store("")
+
+
+def test_a_file_that_is_too_large_is_not_read(store: Store) -> None:
+    """Nor is it tried again and again: it stays too large."""
+    store.write("results/a", b"1" * 100)
+    assert store.read("results/a", 100) == b"1" * 100
+    for reader in (store, RetryingStore(store, 600.0)):
+        with pytest.raises(BadFileError):
+            reader.read("results/a", 99)
+    store.write("leases/a", b"1" * (MAX_NOTE_BYTES + 1))
+    assert read_note(store, "leases/a") is None
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "folder", "device", "link"])
+def test_only_regular_files_of_a_folder_are_read_and_listed(tmp_path: Path, kind: str) -> None:
+    store = FolderStore(tmp_path / "store")
+    store.write("results/b", b"1")
+    path = tmp_path / "store" / "results" / "a"
+    makers = {
+        "FIFO": os.mkfifo,
+        "folder": Path.mkdir,
+        "device": lambda path: path.symlink_to("/dev/zero"),
+        "link": lambda path: path.symlink_to(path.with_name("b")),
+    }
+    makers[kind](path)
+    assert store.names("results") == ["b"]
+    with pytest.raises(BadFileError):
+        store.read("results/a", 100)
+    store.delete("results/a")
+    assert store.create("results/a", b"1")
 
 
 def test_files_are_written_listed_and_removed(store: Store) -> None:
