@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 from lying_samplers import Lie, Trainer, changed_turn, lies_of, receiving_stream, sealed_body
 
+from jzero import sample
+from jzero.config import Jobs
+from jzero.jobs.leases import Leases
 from jzero.jobs.requests import Result
 from jzero.jobs.sealed import BadResultError
 from jzero.jobs.store import FolderStore
@@ -154,3 +157,22 @@ def test_the_largest_honest_result_is_within_the_bounds(trainer: Trainer) -> Non
     data = result.to_bytes()
     assert len(data) < bounds.most_bytes
     Result.parse(data, bounds.most_items)
+
+
+def test_false_results_do_not_keep_a_request_from_honest_samplers(tmp_path: Path) -> None:
+    """A sampler does not take a request with a result, which the trainer may read later."""
+    store = FolderStore(tmp_path)
+    leases = Leases(store, "s", 0.2)
+    worker = sample.Worker(store, leases, None, None, "s", lambda: None, Jobs())  # type: ignore[arg-type]
+    for request in ("refused", "rewritten", "waiting"):
+        store.write(f"results/{request}-1", b"")
+    assert worker.find_answered() == {"refused", "rewritten", "waiting"}
+    # The trainer has removed a result, and its request is still there.
+    store.delete("results/refused-1")
+    store.write("results/refused-2", b"")
+    assert worker.find_answered() == {"rewritten", "waiting"}
+    # For longer than a lease there is a result, but never an old one.
+    time.sleep(0.25)
+    os.utime(tmp_path / "results" / "waiting-1", (1, 1))
+    store.write("results/rewritten-1", b"")
+    assert worker.find_answered() == {"waiting"}

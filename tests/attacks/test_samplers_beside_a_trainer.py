@@ -106,7 +106,7 @@ class Liar:
             (name, result)
             for name, result in whole_lies(honest, older).items()
             # About the oldest request, the older result is the honest one.
-            if result != honest
+            if honest is not older or "older" not in name
         ]
         named = [(n, values_or_none(r)) for n, r in self.rng.sample(whole, LIES_OF_A_KIND)]
         arrays = [lie for lie in lies_of_arrays(honest) if not lie[0].endswith(UNDETECTED)]
