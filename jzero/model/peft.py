@@ -11,6 +11,10 @@ PEFT's names:
     base_model.model.model.layers.0.mlp.up_proj.lora_A.weight  [R, inputs]
     base_model.model.model.layers.0.mlp.up_proj.lora_B.weight  [outputs, R]
 
+The ranks and alphas of modules may differ (`rank_pattern`, `alpha_pattern`). Our adapter has one
+rank and one scale: factors of a smaller rank are padded with zeros, which stay zero in training,
+and B is multiplied by the quotient of the scales.
+
 The names and shapes come from the family's table of tensors. Every expert is a separate module
 here, `model.layers.0.mlp.experts.0.up_proj`, even if the checkpoint fuses the experts: `peft` fuses
 them when it loads the adapter. A directory is validated completely before anything is allocated,
@@ -19,12 +23,15 @@ and settings that jzero would compute differently from `peft` are refused.
 
 import itertools
 import json
+import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import jax
+import numpy as np
 
 from jzero.config import AdapterConfig
 from jzero.errors import UserError, shown
@@ -36,12 +43,11 @@ from jzero.model.directory import file_in, read_json
 from jzero.model.families import family_of
 from jzero.model.hub import is_on_hub
 from jzero.model.huggingface.headers import HeaderEntry, check_type, name_some, read_header
-from jzero.model.huggingface.names import model_tensors
+from jzero.model.huggingface.names import EMBEDDING, PREFIXES, model_tensors
 from jzero.model.huggingface.reading import (
     have_equal_values,
     open_files,
     read_parameter,
-    read_parameters,
 )
 from jzero.model.huggingface.schema import Entry, has_kind, wrong_values
 from jzero.model.huggingface.tensors import Tensor, checkpoint_tensors, flatten, unflatten
@@ -62,7 +68,9 @@ ENTRIES = {
     "r": Entry("whole number", is_required=True, lowest=1, highest=2**16),
     "lora_alpha": Entry("number", is_required=True, lowest=1e-9, highest=1e9),
     "task_type": Entry("text"),
+    "use_rslora": Entry("true or false"),
 }
+PATTERNS = ("rank_pattern", "alpha_pattern")
 # Entries without influence on the adapter's output. Dropout is used in training only.
 WITHOUT_EFFECT = {
     "auto_mapping",
@@ -122,18 +130,23 @@ def weight_tensors(config: QwenConfig) -> dict[str, list[Tensor]]:
     return weights
 
 
-def adapter_tensors(config: QwenConfig, settings: AdapterConfig) -> dict[str, list[Tensor]]:
+def adapter_tensors(
+    config: QwenConfig,
+    settings: AdapterConfig,
+    ranks: Mapping[str, int] | None = None,
+) -> dict[str, list[Tensor]]:
     """Returns the tensors of every factor ("layers.q.a", "layers.q.b", ..., "lm_head.a", ...).
 
     A factor has one tensor per layer, or one per expert of each layer.
+    ranks: of every module, if they differ.
     """
-    rank = settings.rank
     weights = weight_tensors(config)
     tensors: dict[str, list[Tensor]] = {}
     for name, target in adapters.targets(config, settings).items():
         a, b = [], []
         for weight in weights[name]:
             module = weight.name.removesuffix(SUFFIX)
+            rank = ranks[module] if ranks else settings.rank
             # Like the weight of the base, both factors are weights of a torch Linear.
             num_outputs, num_inputs = weight.stored_shape
             a.append(
@@ -321,11 +334,18 @@ def read_settings(path: str | Path, config: QwenConfig) -> AdapterConfig:
     if reasons:
         raise UserError(f"{file} has settings that are not implemented: {'; '.join(reasons)}")
 
-    settings = AdapterConfig(
-        rank=entries["r"],
-        alpha=float(entries["lora_alpha"]),
-        targets=read_targets(file, entries.get("target_modules"), config),
-    )
+    target_modules = entries.get("target_modules")
+    if isinstance(target_modules, str) and target_modules != ALL_LINEAR:
+        # A regular expression of a file from the net may take forever: the tensors tell as much.
+        targets = targets_of_tensors(directory, config)
+    else:
+        targets = read_targets(file, target_modules, config)
+    settings = AdapterConfig(rank=entries["r"], alpha=float(entries["lora_alpha"]), targets=targets)
+    if entries.get("rank_pattern"):
+        settings = replace(settings, rank=max(read_ranks(directory, config, settings).values()))
+    if entries.get("use_rslora"):
+        # Its scale is alpha / sqrt(rank), and ours alpha / rank.
+        settings = replace(settings, alpha=settings.alpha * math.sqrt(settings.rank))
     for name, target in adapters.targets(config, settings).items():
         if settings.rank > target.highest_rank:
             raise UserError(
@@ -333,6 +353,77 @@ def read_settings(path: str | Path, config: QwenConfig) -> AdapterConfig:
                 f"weight {name} itself: the adapter is of another model"
             )
     return settings
+
+
+def read_ranks(directory: Path, config: QwenConfig, settings: AdapterConfig) -> dict[str, int]:
+    """Returns the rank of every module, which is an axis of its tensor.
+
+    Raises UserError if a rank is neither `r` nor in `rank_pattern`.
+    """
+    entries = read_json(directory / CONFIG)
+    stored = read_stored(directory, config)
+    allowed = {entries["r"], *entries["rank_pattern"].values()}
+    ranks = {}
+    for name in adapters.targets(config, settings):
+        for weight in weight_tensors(config)[name]:
+            module = weight.name.removesuffix(SUFFIX)
+            entry = stored.get(f"{PREFIX}{module}.lora_A{SUFFIX}")
+            # `check_tensors` reports an absent tensor.
+            ranks[module] = entry.shape[0] if entry is not None and entry.shape else entries["r"]
+            if ranks[module] not in allowed:
+                raise UserError(
+                    f"{directory / WEIGHTS}: {module} has rank {ranks[module]}, and r and "
+                    f"rank_pattern of {CONFIG} are {', '.join(map(str, sorted(allowed)))}: one of "
+                    "the two files is of another adapter"
+                )
+    return ranks
+
+
+def read_scales(
+    directory: Path, config: QwenConfig, settings: AdapterConfig, ranks: Mapping[str, int] | None
+) -> dict[str, float]:
+    """Returns the scale of every module divided by `settings.scale`; empty if all are 1."""
+    entries = read_json(directory / CONFIG)
+    alphas = entries.get("alpha_pattern") or {}
+    if not alphas and not ranks:
+        return {}
+    scales = {}
+    for name in adapters.targets(config, settings):
+        for weight in weight_tensors(config)[name]:
+            module = weight.name.removesuffix(SUFFIX)
+            # As in PEFT, the first ending counts.
+            pattern = next((key for key in alphas if key in endings(module)), None)
+            alpha = alphas[pattern] if pattern is not None else entries["lora_alpha"]
+            rank = ranks[module] if ranks else settings.rank
+            divisor = math.sqrt(rank) if entries.get("use_rslora") else rank
+            scales[module] = alpha / divisor / settings.scale
+    return {} if set(scales.values()) == {1.0} else scales
+
+
+def targets_of_tensors(directory: Path, config: QwenConfig) -> tuple[str, ...]:
+    """Returns our names of the linear layers that have tensors in the file of the weights.
+
+    Raises UserError if a kind of layer has them in some layers only.
+    """
+    stored = read_stored(directory, config)
+    targets = []
+    for name, layer_modules in modules(config).items():
+        present = {
+            module for module in layer_modules if f"{PREFIX}{module}.lora_A{SUFFIX}" in stored
+        }
+        if present and len(present) < len(layer_modules):
+            raise UserError(
+                f"{directory / WEIGHTS} has {name_some(present)}, and not that module of the other "
+                "layers: an adapter is on all layers here"
+            )
+        if present:
+            targets.append(name)
+    if not targets:
+        raise UserError(
+            f"{directory / WEIGHTS} has no tensor of a linear layer of {config.model_type}: the "
+            "adapter is of another model"
+        )
+    return tuple(targets)
 
 
 def missing(entries: JsonObject) -> list[str]:
@@ -349,14 +440,38 @@ def refusals(entries: JsonObject) -> Iterator[str]:
     if entries.get("task_type") not in (None, "CAUSAL_LM"):
         yield f"task_type={shown(entries['task_type'])}: only CAUSAL_LM is read"
     # Unknown entries may change the output, so they are refused unless they are off.
-    readable = {*ENTRIES, *WITHOUT_EFFECT, "target_modules"}
+    readable = {*ENTRIES, *WITHOUT_EFFECT, *PATTERNS, "target_modules"}
+    for name in PATTERNS:
+        yield from pattern_refusals(name, entries.get(name))
     for name, value in entries.items():
         if name in readable or is_off(value):
             continue
-        if name not in HARMLESS:
+        if name == "modules_to_save":
+            yield (
+                f"modules_to_save={shown(value)}: complete weights next to an adapter are not "
+                "read, merge the adapter into the model with PEFT"
+            )
+        elif name not in HARMLESS:
             yield f"{shown(name)}={shown(value)}"
         elif value not in HARMLESS[name]:
             yield f"{name}={shown(value)}: only {shown(HARMLESS[name][0])} is read"
+
+
+def pattern_refusals(name: str, patterns: object) -> Iterator[str]:
+    """Yields a phrase if `rank_pattern` or `alpha_pattern` has anything but names and numbers."""
+    if is_off(patterns):
+        return
+    if not isinstance(patterns, dict):
+        yield f"{name}={shown(patterns)}: no object of modules and numbers"
+        return
+    for module, number in patterns.items():
+        is_rank = name == "rank_pattern"
+        kind = "whole number" if is_rank else "number"
+        if not has_kind(number, kind) or not 0 < number <= (2**16 if is_rank else 1e9):
+            yield f"{name} with {shown(module)}={shown(number)}: no {kind} above 0"
+        # The ranks are in the tensors, so patterns of ranks are never matched.
+        elif not is_rank and not re.fullmatch(r"[\w.]+", module):
+            yield f"{name} with {shown(module)}: only endings of names, such as q_proj, are read"
 
 
 def is_off(value: object) -> bool:
@@ -428,10 +543,16 @@ def load(
     Raises UserError if the tensors do not match `settings` or are damaged, before anything is
     allocated, and if a tensor is not finite.
     """
-    stored, tensors = read_headers(Path(path), config, settings, base)
     shardings = flatten(sharding) if sharding is not None else {}
+    factors = {}
+    for leaf, host in read_factors(Path(path), config, settings, dtype, base):
+        if leaf in shardings:
+            factors[leaf] = collectives.put_global(host, shardings[leaf])
+        else:
+            # The factor must not alias the host array, whose memory belongs to NumPy.
+            factors[leaf] = jax.device_put(host, may_alias=False)
     # An adapter on the output layer only has no leaf in the layers.
-    return {"layers": {}} | unflatten(read_parameters(stored, tensors, shardings, dtype))
+    return {"layers": {}} | unflatten(factors)
 
 
 def load_to_host(
@@ -442,18 +563,60 @@ def load_to_host(
     base: Path | None = None,
 ) -> Params:
     """Returns the factors as `load` does, as arrays of NumPy."""
-    stored, tensors = read_headers(Path(path), config, settings, base)
+    return {"layers": {}} | unflatten(dict(read_factors(Path(path), config, settings, dtype, base)))
+
+
+def read_factors(
+    directory: Path,
+    config: QwenConfig,
+    settings: AdapterConfig,
+    dtype: str,
+    base: Path | None,
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the names and values of the factors, one at a time. See `load`."""
+    ranks = None
+    if read_json(directory / CONFIG).get("rank_pattern"):
+        ranks = read_ranks(directory, config, settings)
+    scales = read_scales(directory, config, settings, ranks)
+    stored, tensors = read_headers(directory, config, settings, base, ranks)
     handles = open_files(stored)
-    factors = {}
+    full_tensors = adapter_tensors(config, settings)
     for leaf, layers in tensors.items():
-        factors[leaf] = read_parameter(stored, handles, layers, dtype)
-    return {"layers": {}} | unflatten(factors)
+        if not ranks and not scales:
+            yield leaf, read_parameter(stored, handles, layers, dtype)
+            continue
+        padded = []
+        for tensor, full in zip(layers, full_tensors[leaf], strict=True):
+            alone = tensor._replace(layer=None, expert=None)
+            value = read_parameter(stored, handles, [alone], dtype)
+            module = tensor.name.removeprefix(PREFIX).rpartition(".lora_")[0]
+            if leaf.endswith(".b"):
+                value = value * np.asarray(scales.get(module, 1.0), value.dtype)
+            widths = [(0, size - own) for size, own in zip(full.shape, value.shape, strict=True)]
+            padded.append(np.pad(value, widths))
+        target = adapters.adaptable(config)[leaf.rpartition(".")[0].removeprefix("layers.")]
+        yield leaf, np.stack(padded).reshape(*target.stacked, *full_tensors[leaf][0].shape)
 
 
 def read_headers(
-    directory: Path, config: QwenConfig, settings: AdapterConfig, base: Path | None
+    directory: Path,
+    config: QwenConfig,
+    settings: AdapterConfig,
+    base: Path | None,
+    ranks: Mapping[str, int] | None = None,
 ) -> tuple[Mapping[str, HeaderEntry], dict[str, list[Tensor]]]:
     """Returns the headers of the adapter's tensors, which are checked, and what they hold."""
+    stored = read_stored(directory, config)
+    tensors = adapter_tensors(config, settings, ranks)
+    file = directory / WEIGHTS
+    if adapters.OUTPUT in adapters.targets(config, settings):
+        stored = without_base_copy(file, stored, config, base)
+    check_tensors(file, stored, tensors)
+    return stored, tensors
+
+
+def read_stored(directory: Path, config: QwenConfig) -> Mapping[str, HeaderEntry]:
+    """Returns the headers of an adapter's tensors, with the base's names of the family's table."""
     file = file_in(directory, WEIGHTS)
     if file is None:
         is_pickled = file_in(directory, PICKLED) is not None
@@ -462,12 +625,17 @@ def read_headers(
             f"no {WEIGHTS} in {directory}{advice}: save the adapter with a current PEFT"
         )
     # The header is enough to check all names, shapes and types before anything is read.
-    stored: Mapping[str, HeaderEntry] = read_header(file)
-    tensors = adapter_tensors(config, settings)
-    if adapters.OUTPUT in adapters.targets(config, settings):
-        stored = without_base_copy(file, stored, config, base)
-    check_tensors(file, stored, tensors)
-    return stored, tensors
+    stored = read_header(file)
+    # Models with a vision tower have other module names than their checkpoints.
+    wanted = family_of(config.model_type).tensors["embed"].name.removesuffix(EMBEDDING)
+    for prefix in (wanted, *PREFIXES):
+        start = f"{PREFIX}{prefix}layers."
+        if any(name.startswith(start) for name in stored):
+            return {
+                name.replace(start, f"{PREFIX}{wanted}layers.", 1): entry
+                for name, entry in stored.items()
+            }
+    return stored
 
 
 def without_base_copy(
