@@ -81,7 +81,12 @@ class Chat:
             if self.is_chat:
                 system = {"role": "system", "content": self.system_prompt}
                 shown = [system, *messages] if self.system_prompt else messages
-                tokens = tokenizer.prompt_ids(tok, shown)
+                tokens = tokenizer.prompt_ids(
+                    tok,
+                    shown,
+                    keeps_thoughts=self.sampler.engine.settings.thoughts == "keep",
+                    keeps_control_tokens=self.sampler.task.control_tokens,
+                )
             else:
                 tokens = tokenizer.prompt_ids(tok, messages[0]["content"])
             if len(tokens) <= longest:

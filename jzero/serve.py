@@ -249,6 +249,7 @@ def serve_http(
         limits_of_server.max_request_sequences,
         limits_of_server.max_request_logprobs,
         held,
+        keeps_control_tokens=sampler.task.control_tokens,
     )
     server = Server(reader, worker, limits_of_server)
     thread = threading.Thread(target=worker.run, args=(params, seed), daemon=True)

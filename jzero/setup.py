@@ -28,6 +28,7 @@ from jzero.config import (
     RolloutConfig,
     WarmStart,
     context_mistakes,
+    flatten,
     positions_of,
     to_json,
     turns,
@@ -37,10 +38,11 @@ from jzero.decoder.engine import Engine
 from jzero.decoder.program_settings import repeats_heads
 from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
+from jzero.files import parse_json
 from jzero.hosts import collectives, peers, processes
 from jzero.hosts.interrupt import StopCheck
 from jzero.jobs.stream import STREAMS, JobSettings, JobStream
-from jzero.model import adapters, huggingface, peft, qwen
+from jzero.model import adapters, huggingface, peft, qwen, tokenizer
 from jzero.model.base_model import BaseModel, read_base_model
 from jzero.model.families import window_of
 from jzero.model.tokenizer import PreTrainedTokenizerFast
@@ -189,16 +191,19 @@ def resolve(config: Config, workdir: Path | None = None) -> Config:
     """Returns the config of a run, with the settings that follow from others or from the devices.
 
     They are the stop strings of the template, the rank and targets of an initial adapter, and the
-    sizes that are 0. Two settings follow later: train.steps, which depends on the problems
-    (`with_steps`), and the sizes for a model that is not downloaded yet (`build`).
+    sizes that are 0. Three settings follow later: train.steps, which depends on the problems
+    (`with_steps`), and in `build` the sizes for a model that is not downloaded yet, and the date
+    of the prompts.
 
-    workdir: of a run that may be resumed; it keeps its sizes.
+    workdir: of a run that may be resumed; it keeps its sizes and its date.
     Raises UserError if the settings do not fit together.
     """
     set_cpu_devices(config.model.path)
     # Fine-tuning reads conversations, which have no template of a task.
     if config.sft is None:
         config = with_stop_strings(config)
+    if workdir is not None:
+        config = with_recorded_date(config, workdir)
     return with_sizes(with_given_adapter(config), workdir)
 
 
@@ -211,6 +216,17 @@ def with_stop_strings(config: Config, template: PromptTemplate | None = None) ->
         return config
     stop = stop_strings(config.task) if template is None else template.stop
     return replace(config, rollout=replace(config.rollout, stop=stop)) if stop else config
+
+
+def with_recorded_date(config: Config, workdir: Path) -> Config:
+    """Returns the config with the date of the prompts of the run in `workdir`, if there is one."""
+    path = workdir / "config.json"
+    if config.model.prompt_date or not path.exists():
+        return config
+    # Not `from_json`: an earlier version may have written the file.
+    recorded = flatten(parse_json(path.read_text(encoding="utf-8"), path))
+    date = str(recorded.get("model.prompt_date", ""))
+    return replace(config, model=replace(config.model, prompt_date=date))
 
 
 def with_steps(config: Config) -> Config:
@@ -259,6 +275,20 @@ def with_given_adapter(config: Config) -> Config:
     return replace(config, model=replace(config.model, adapter=adapter))
 
 
+def with_prompt_date(config: Config, base: BaseModel) -> Config:
+    """Returns the config with the current date, if the chat template writes it into prompts.
+
+    All prompts of the run have this date, also when it resumes on another day. Every process calls
+    this function.
+    """
+    if config.model.prompt_date or not tokenizer.writes_date(base.tokenizer):
+        return config
+    # Hosts may start before and after midnight.
+    date = str(collectives.gather_json(str(tokenizer.prompt_date(base.tokenizer)))[0])
+    tokenizer.set_prompt_date(base.tokenizer, date)
+    return replace(config, model=replace(config.model, prompt_date=date))
+
+
 def check_context(config: Config, base: BaseModel) -> None:
     """Raises UserError if the run's sequences may be longer than the model allows."""
     positions = config.model.max_position_embeddings or positions_of(base.hf_config)
@@ -284,7 +314,7 @@ def build(
     workdir: of a run whose rollouts are sampled by separate jobs.
     """
     base = base or read_base_model(config.model, config.rollout.draft)
-    config = with_sizes_of(config, base.directory)
+    config = with_prompt_date(with_sizes_of(config, base.directory), base)
     check_context(config, base)
     if config.model.adapter.rank and exports_models(config.model, config.train, config.hub):
         adapters.check_merge(base.model, adapters.targets(base.model, config.model.adapter))

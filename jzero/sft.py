@@ -47,7 +47,7 @@ from jzero.run.samples import write_responses
 from jzero.run.session import RunSession
 from jzero.run.trackers import check_trackers
 from jzero.run.workdir import check_workdir
-from jzero.setup import build_sampler, check_context, resolve
+from jzero.setup import build_sampler, check_context, resolve, with_prompt_date
 from jzero.sharding.mesh import configured_mesh
 from jzero.tasks import TASKS, draws_examples, suites
 from jzero.training.draft_head import head_metrics
@@ -129,7 +129,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
     )
 
     base = read_base_model(config.model, config.rollout.draft)
-    config = with_sizes_of(config, base.directory)
+    config = with_prompt_date(with_sizes_of(config, base.directory), base)
     require_disk(config, base.model, workdir)
     mesh = configured_mesh(config.mesh, hosts_per_decoder=config.rollout.hosts_per_decoder)
     trainer = make_trainer(config, base, mesh)

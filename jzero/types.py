@@ -67,6 +67,9 @@ class Problem:
     tools: list[JsonValue] | None = None
     # The task name in the data set's row if task.name=mixed, such as "code"; "" otherwise.
     row_task: str = ""
+    # The text that a plain template has inserted into `prompt`, whose control tokens are text. ""
+    # for messages, and for prompts that the data set has as a whole.
+    inserted: str = ""
 
 
 @dataclass(frozen=True)

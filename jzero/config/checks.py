@@ -7,6 +7,7 @@ and the bounds of a number, and combinations of settings. `validate` collects al
 A check of a combination is a function that yields messages, and a line in CHECKS.
 """
 
+import datetime
 import re
 import shlex
 import shutil
@@ -994,7 +995,23 @@ def beyond(length: int) -> str:
     )
 
 
+def check_prompts(config: Config) -> Iterator[str]:
+    """Validates the settings of prompts."""
+    if config.rollout.thoughts == "drop" and config.rollout.max_turns > 1:
+        yield (
+            "rollout.thoughts=drop: the turns of an episode are one sequence of tokens, which "
+            "keeps the thoughts of earlier turns: set rollout.thoughts=keep, or "
+            "rollout.max_turns=1"
+        )
+    if date := config.model.prompt_date:
+        try:
+            datetime.date.fromisoformat(date)
+        except ValueError:
+            yield f"model.prompt_date={shown(date)} is not a date: give one such as 2026-12-31"
+
+
 CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
+    check_prompts,
     check_exact,
     check_architecture,
     check_adapter,

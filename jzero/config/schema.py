@@ -115,6 +115,12 @@ class ModelConfig:
         "Directory or hub id of the tokenizer. Empty: model.path or, if that is empty too, "
         "jzero's character tokenizer for countdown.",
     )
+    prompt_date: str = setting(
+        "",
+        "Date that chat templates write into prompts, such as 2026-12-31. Empty: the date of the "
+        "first start of a run, which config.json keeps for resuming, evaluating and serving it; "
+        "without a run, the current date.",
+    )
     arch: str = setting(
         "tiny-qwen2",
         "Architecture of a model with random weights, if model.path is empty: a name of "
@@ -423,6 +429,13 @@ class TaskConfig:
         is_text=True,
     )
 
+    control_tokens: bool = setting(
+        False,
+        "Control tokens of the tokenizer, such as <|im_end|>, in the messages of a question, a "
+        "tool or an environment are tokens. False: they are text, and cannot begin a turn. "
+        "Prompts of column:NAME keep theirs.",
+    )
+
     # Episodes of several turns.
     stop_on_success: bool = setting(True, "Ends an episode of several turns at a correct answer.")
     turn_reward: turns.Success | turns.Score = setting(
@@ -502,6 +515,14 @@ class RolloutConfig:
         "Number of neighboring hosts that decode together, for models that one host cannot hold. "
         "mesh.tensor is then the number of all their devices. 1: every host decodes by itself.",
         at_least=1,
+    )
+
+    thoughts: str = setting(
+        "keep",
+        "Whether prompts of several messages show earlier responses as they were sampled (keep), "
+        "or as the chat template writes them, which often drops the thoughts of earlier turns "
+        "(drop). An episode of several turns only appends tokens and requires keep.",
+        choices=("keep", "drop"),
     )
 
     # The sampling distribution, and the end of a response.

@@ -173,8 +173,9 @@ def _problems(
     observations = _reset_all(task, [row for _, row in rows], seeds)
     problems = []
     for (index, row), row_seed, observation in zip(rows, seeds, observations, strict=True):
-        prompt = observation.prompt
+        prompt, inserted = observation.prompt, ""
         if isinstance(prompt, str):
+            inserted = "" if template.chat else prompt
             prompt = template.render({"observation": prompt}, task.system_prompt)
         elif not template.chat:
             raise UserError(
@@ -184,7 +185,8 @@ def _problems(
         # The observation is part of the gold: every episode's reset is compared with it.
         gold = {"row": row, "seed": row_seed, "observation": observation.prompt}
         name = f"{NAME}/{split}/{index}"
-        problems.append(Problem(name, NAME, prompt, gold, row, observation.tools or None))
+        tools = observation.tools or None
+        problems.append(Problem(name, NAME, prompt, gold, row, tools, inserted=inserted))
     return problems
 
 

@@ -45,11 +45,13 @@ def read_base_model(config: ModelConfig, draft: Draft | None = None) -> BaseMode
         if config.max_position_embeddings:
             hf_config = hf_config | {POSITIONS: config.max_position_embeddings}
         tok = tokenizer.load(config.tokenizer or str(directory))
+        tokenizer.set_prompt_date(tok, config.prompt_date)
         check_vocabulary(directory, model.vocab_size, tok)
         check_experts(model)
         adapters.check(model, config.adapter)
         return BaseModel(directory, model, hf_config, tok)
     tok = tokenizer.load(config.tokenizer)
+    tokenizer.set_prompt_date(tok, config.prompt_date)
     model = mtp.with_head(new_model(tokenizer.num_ids(tok), config.arch), draft)
     check_experts(model)
     adapters.check(model, config.adapter)

@@ -11,11 +11,14 @@ not used here: it imports torch.
 """
 
 import contextlib
+import datetime
 import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from types import MappingProxyType
+from typing import NamedTuple, cast
+from weakref import WeakKeyDictionary
 
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
@@ -24,6 +27,8 @@ from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
 from jzero.errors import UserError, reason_of, shown
 from jzero.model import hub
+from jzero.model.control_tokens import Quoted, control_tokens
+from jzero.model.control_tokens import encode as encode_quoted
 from jzero.model.directory import check_inside, file_in, read_json, read_text
 from jzero.model.time_limit import within_seconds
 from jzero.types import JsonValue
@@ -41,6 +46,13 @@ MAX_BYTES = 128 << 20  # limit for vocabulary files; the largest known ones have
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
 Prompt = str | Sequence[Message]
 Tool = Mapping[str, object]  # {"type": "function", "function": {...}}
+
+THOUGHTS = ("reasoning_content", "reasoning")  # fields of a message with the thoughts of a model
+NO_OPTIONS: Mapping[str, JsonValue] = MappingProxyType({})
+NOTHING_QUOTED = Quoted()
+DATE_FUNCTION = "strftime_now"  # in chat templates; returns the current time
+DATE_DIRECTIVES = "aAwdbBmyYHIMSfpjUWcxXeFT"  # of this function
+_PROMPT_DATES: WeakKeyDictionary[PreTrainedTokenizerFast, datetime.date] = WeakKeyDictionary()
 
 
 # -- loading ---------------------------------------------------------------------------------------
@@ -138,18 +150,32 @@ def damaged_file(directory: Path, names: set[str]) -> Path:
 # -- text to tokens and back -----------------------------------------------------------------------
 
 
+class Chat(NamedTuple):
+    """A chat as text that has not been encoded yet."""
+
+    pieces: tuple[str, ...]  # encoded one after the other, as in training
+    quoted: Quoted  # control tokens in the messages, which are text
+
+    @property
+    def text(self) -> str:
+        """The text of the chat, in which characters stand for quoted control tokens."""
+        return "".join(self.pieces)
+
+
 def render(
     tokenizer: PreTrainedTokenizerFast,
     prompt: Prompt,
     generate: bool = True,
     tools: Sequence[Tool] = (),
+    options: Mapping[str, JsonValue] = NO_OPTIONS,
 ) -> str:
     """Returns a prompt as text: text unchanged, messages through the tokenizer's chat template.
 
     generate: the text ends with the start of the assistant's next message.
     tools: the tool schemas that the template shows.
-    Raises UserError if the prompt is messages, and the tokenizer has no chat template, or the
-    template is too long, takes too long or raises.
+    options: further variables of the template, such as enable_thinking.
+    Raises UserError if the prompt is messages and the tokenizer has no chat template, or one that
+    leaves out what the user writes, is too long, takes too long or raises.
     """
     if isinstance(prompt, str):
         return prompt
@@ -159,22 +185,46 @@ def render(
             "choose a task.template of plain text, or a model with a chat template"
         )
     check_template(tokenizer)
-    messages = [dict(message) for message in prompt]
     try:
-        text = within_seconds(
-            TEMPLATE_SECONDS,
-            lambda: tokenizer.apply_chat_template(
-                messages,
-                tokenize=False,
-                add_generation_prompt=generate,
-                tools=[dict(tool) for tool in tools] or None,
-            ),
-        )
+        text = _apply_template(tokenizer, prompt, generate, tools, options)
+        has_question = shows_questions(tokenizer, str(tokenizer.chat_template))
     except Exception as error:  # a template is foreign, and may raise anything
         raise UserError(
             f"the chat template of the tokenizer {tokenizer.name_or_path} does not take these "
             f"messages ({type(error).__name__}: {reason_of(error)}): change them or the template"
         ) from None
+    if not has_question:
+        raise UserError(
+            f"the chat template of the tokenizer {tokenizer.name_or_path} leaves out the text of "
+            "the user, it may require content as a list of parts: fix it, or choose a "
+            "task.template of plain text"
+        )
+    return text
+
+
+def _apply_template(
+    tokenizer: PreTrainedTokenizerFast,
+    messages: Sequence[Message],
+    generate: bool = True,
+    tools: Sequence[Tool] = (),
+    options: Mapping[str, JsonValue] = NO_OPTIONS,
+) -> str:
+    """Returns messages as text. Raises what the chat template raises."""
+    schemas = [dict(tool) for tool in tools] or None
+    template = tokenizer.get_chat_template(None, schemas)
+    if DATE_FUNCTION in template:
+        template = _with_date(template, prompt_date(tokenizer))
+    text = within_seconds(
+        TEMPLATE_SECONDS,
+        lambda: tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tokenize=False,
+            chat_template=template,
+            add_generation_prompt=generate,
+            tools=schemas,
+            **options,
+        ),
+    )
     return str(text)
 
 
@@ -190,32 +240,197 @@ def check_template(tokenizer: PreTrainedTokenizerFast) -> None:
         )
 
 
+def _with_date(template: str, date: datetime.date) -> str:
+    """Returns a chat template with `date` in place of the current time.
+
+    A run has one date, also when it resumes on another day.
+    """
+    # transformers passes no functions to a template, so the template defines this one.
+    midnight = datetime.datetime.combine(date, datetime.time())
+    formatted = "format"
+    for directive in DATE_DIRECTIVES:
+        formatted += f" | replace('%{directive}', '{midnight.strftime('%' + directive)}')"
+    # Jinja drops the newline after a block, so the text of the template begins as before.
+    return f"{{% macro {DATE_FUNCTION}(format) %}}{{{{ {formatted} }}}}{{% endmacro %}}\n{template}"
+
+
+@functools.lru_cache(16)
+def shows_questions(tokenizer: PreTrainedTokenizerFast, template: str) -> bool:
+    """Returns whether the tokenizer's chat template writes the text of the user's messages.
+
+    template: the chat template, because it may be replaced.
+    """
+    question = "question-of-the-user"
+    try:
+        text = _apply_template(tokenizer, [{"role": "user", "content": question}])
+    except TimeoutError:
+        raise
+    except Exception:  # the template may require further messages
+        return True
+    return question in text
+
+
+def prompt_date(tokenizer: PreTrainedTokenizerFast) -> datetime.date:
+    """Returns the date that chat templates write: `set_prompt_date`'s, or the current date."""
+    return _PROMPT_DATES.get(tokenizer) or datetime.date.today()
+
+
+def set_prompt_date(tokenizer: PreTrainedTokenizerFast, date: str) -> None:
+    """Sets the date that chat templates write, such as 2026-12-31. "": the current date."""
+    _PROMPT_DATES.pop(tokenizer, None)
+    if date:
+        _PROMPT_DATES[tokenizer] = datetime.date.fromisoformat(date)
+
+
+def writes_date(tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Returns whether the chat template writes the current date."""
+    return DATE_FUNCTION in str(tokenizer.chat_template)
+
+
 def prompt_ids(
     tokenizer: PreTrainedTokenizerFast,
     prompt: Prompt,
     tools: Sequence[Tool] = (),
+    *,
+    keeps_thoughts: bool = True,
+    keeps_control_tokens: bool = False,
+    inserted: str = "",
 ) -> list[int]:
     """Returns the token ids of a prompt, with the same special tokens as in `transformers`.
 
     Text starts with the tokenizer's first special tokens, such as Llama's beginning of text; they
     are not added twice if the text already contains them. Messages get exactly the tokens that
     their chat template writes. The chat template shows the `tools`; a text prompt has to describe
-    its tools itself.
+    its tools itself. For `keeps_thoughts` and `keeps_control_tokens` see `render_chat`. A text has
+    the control tokens that its author wrote; only those in its part `inserted` are text.
 
     Raises UserError if the chat template leaves the tools out.
     """
-    text = render(tokenizer, prompt, tools=tools)
     if isinstance(prompt, str):
-        return with_first_tokens(tokenizer, encode(tokenizer, text))
+        quoted = Quoted()
+        if inserted and not keeps_control_tokens:
+            as_text = quoted.quote(inserted, control_tokens(tokenizer))
+            if quoted.texts:
+                prompt = prompt.replace(inserted, as_text)
+        return with_first_tokens(tokenizer, encode_quoted(tokenizer, prompt, quoted))
+    chat = render_chat(
+        tokenizer,
+        prompt,
+        tools,
+        keeps_thoughts=keeps_thoughts,
+        keeps_control_tokens=keeps_control_tokens,
+    )
     for tool in tools:
         # A template that ignores tools renders without an error, so look for the names in the text.
         function = cast(Mapping[str, object], tool["function"])
-        if str(function["name"]) not in text:
+        if str(function["name"]) not in chat.text:
             raise UserError(
                 f"the chat template of the tokenizer {tokenizer.name_or_path} does not show tools: "
                 "choose a model whose template does, or set task.tools.names="
             )
-    return encode(tokenizer, text)
+    return encode_chat(tokenizer, chat)
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerFast,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] = (),
+    options: Mapping[str, JsonValue] = NO_OPTIONS,
+    *,
+    keeps_thoughts: bool = True,
+    keeps_control_tokens: bool = False,
+) -> Chat:
+    """Returns a chat that asks for the assistant's next message.
+
+    Args:
+        keeps_thoughts: earlier messages of the assistant are shown as they were sampled. Templates
+            of models that think often drop the thoughts of earlier turns, but a policy is trained
+            on a history that only grows.
+        keeps_control_tokens: control tokens in the messages, such as <|im_end|>, are tokens. False:
+            they are text, so that a message cannot begin a turn.
+        tools, options: as in `render`.
+    """
+    quoted = Quoted()
+    if not keeps_control_tokens:
+        messages = [_quote(tokenizer, message, quoted) for message in messages]
+    text = render(tokenizer, messages, tools=tools, options=options)
+    changed: list[int] = []
+    if keeps_thoughts:
+        changed = [i for i, message in enumerate(messages) if _is_changed(message, text)]
+    if not changed:
+        return Chat((text,), quoted)
+
+    # Render the chat with marks in place of these messages, and put the messages there. The text
+    # before each of them is the prompt that the policy had.
+    mark = next(chr(code) for code in range(0x100002, 0x10FFFD) if chr(code) not in text)
+    marked = [dict(message) for message in messages]
+    for i in changed:
+        marked[i] = {name: value for name, value in marked[i].items() if name not in THOUGHTS}
+        marked[i]["content"] = f"{mark}{i}{mark}"
+    pieces: list[str] = []
+    text = render(tokenizer, marked, tools=tools, options=options)
+    for i in reversed(changed):
+        _, separator, following = text.partition(marked[i]["content"])
+        if not separator:
+            raise leaves_out_responses(tokenizer)
+        text = render(tokenizer, marked[:i], tools=tools, options=options)
+        pieces[:0] = [_response_of(messages[i], text), following]
+    return Chat((text, *pieces), quoted)
+
+
+def _quote(
+    tokenizer: PreTrainedTokenizerFast,
+    message: Message,
+    quoted: Quoted,
+) -> Message:
+    """Returns a message whose control tokens are quoted."""
+    # The assistant may have sampled control tokens, such as those of a call, but none of a turn.
+    texts = control_tokens(tokenizer)
+    if message.get("role") == "assistant":
+        texts = turn_tokens(tokenizer, str(tokenizer.chat_template))
+    return {
+        name: value if name == "role" else quoted.quote(value, texts)
+        for name, value in message.items()
+    }
+
+
+def _is_changed(message: Message, text: str) -> bool:
+    """Returns whether a chat's text lacks a part of the assistant's message."""
+    parts = [message.get(name) for name in ("content", *THOUGHTS)]
+    return message.get("role") == "assistant" and any(part and part not in text for part in parts)
+
+
+def _response_of(message: Message, prompt: str) -> str:
+    """Returns the text of the assistant's response to a prompt."""
+    thoughts = next((message[name] for name in THOUGHTS if message.get(name)), "").strip("\n")
+    if not thoughts:
+        return message["content"]
+    # The form of Qwen3 and DeepSeek-R1. Some templates open the thoughts in the prompt.
+    opening = "" if prompt.rstrip().endswith("<think>") else "<think>\n"
+    return f"{opening}{thoughts}\n</think>\n\n{message['content']}"
+
+
+@functools.lru_cache(16)
+def turn_tokens(tokenizer: PreTrainedTokenizerFast, template: str) -> tuple[str, ...]:
+    """Returns the control tokens that the tokenizer's chat template writes around messages.
+
+    template: the chat template, because it may be replaced.
+    """
+    messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
+    try:
+        text = _apply_template(tokenizer, [*messages, *messages])
+    except Exception:  # the template takes other messages only
+        return control_tokens(tokenizer)
+    return tuple(token for token in control_tokens(tokenizer) if token in text)
+
+
+def encode_chat(tokenizer: PreTrainedTokenizerFast, chat: Chat) -> list[int]:
+    """Returns the token ids of a chat."""
+    first, *following = chat.pieces
+    ids = encode_quoted(tokenizer, first, chat.quoted)
+    for piece in following:
+        ids = [*ids, *continuation_ids(tokenizer, piece, quoted=chat.quoted)]
+    return ids
 
 
 def with_first_tokens(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[int]:
@@ -270,10 +485,11 @@ def continuation_ids(
     tokenizer: PreTrainedTokenizerFast,
     text: str,
     previous: int | None = None,
+    quoted: Quoted = NOTHING_QUOTED,
 ) -> list[int]:
     """Returns the token ids of a text that follows another text, whose last id is `previous`."""
     if not adds_leading_space(tokenizer):
-        return encode(tokenizer, text)
+        return encode_quoted(tokenizer, text, quoted)
     # SentencePiece tokenizers, such as Llama 2's, put a space before every text that they encode,
     # and some of them after every special token. A continuation must not have it, so the text is
     # encoded after a border whose ids are then removed.
@@ -281,10 +497,10 @@ def continuation_ids(
     borders = [str(specials[previous])] if previous in specials else ["\n", "0"]
     for border in borders:
         border_ids = encode(tokenizer, border)
-        ids = encode(tokenizer, border + text)
+        ids = encode_quoted(tokenizer, border + text, quoted)
         if ids[: len(border_ids)] == border_ids:
             return ids[len(border_ids) :]
-    return encode(tokenizer, text)  # the text merges with every border
+    return encode_quoted(tokenizer, text, quoted)  # the text merges with every border
 
 
 @functools.cache
@@ -309,52 +525,55 @@ def reply_tokens(
     tokenizer: PreTrainedTokenizerFast,
     reply: str,
     plain_template: str | None,
+    keeps_control_tokens: bool = False,
 ) -> list[int]:
     """Returns the tokens between a response and the next one, which hold the environment's reply.
 
     plain_template: the text between the two responses, with "{}" for the reply. None: the text that
     the chat template writes between two messages of the assistant.
+    keeps_control_tokens: as in `render_chat`.
     """
-    if plain_template is not None:
-        return continuation_ids(tokenizer, plain_template.replace("{}", reply))
-    return _tokens_after_response(tokenizer, [{"role": "user", "content": reply}])
+    replies = [{"role": "user", "content": reply}]
+    return message_tokens(tokenizer, replies, plain_template, keeps_control_tokens)
 
 
 def message_tokens(
     tokenizer: PreTrainedTokenizerFast,
     messages: Sequence[Message],
     plain_template: str | None,
+    keeps_control_tokens: bool = False,
 ) -> list[int]:
-    """Returns the tokens between a response and the next one, which hold the answers of tools.
+    """Returns the tokens between a response and the next one, which hold messages.
 
-    messages: messages with the role tool.
-    plain_template: as in `reply_tokens`; "{}" stands for the answers, separated by newlines.
+    messages: the answers of tools, with the role tool, or messages of an environment.
+    plain_template: as in `reply_tokens`; "{}" stands for the messages, separated by newlines.
+    keeps_control_tokens: as in `render_chat`.
     """
+    quoted = Quoted()
+    if not keeps_control_tokens:
+        messages = [_quote(tokenizer, message, quoted) for message in messages]
     if plain_template is not None:
         text = "\n".join(message["content"] for message in messages)
-        return continuation_ids(tokenizer, plain_template.replace("{}", text))
-    return _tokens_after_response(tokenizer, messages)
-
-
-def _tokens_after_response(
-    tokenizer: PreTrainedTokenizerFast,
-    replies: Sequence[Message],
-) -> list[int]:
-    """Returns the tokens that the chat template writes between a response and the next one."""
+        return continuation_ids(tokenizer, plain_template.replace("{}", text), quoted=quoted)
     response = "response-of-the-assistant"
-    messages = [
+    dialogue = [
         {"role": "user", "content": "question"},
         {"role": "assistant", "content": response},
-        *replies,
+        *messages,
     ]
     # Render a dialogue with a known response; everything after that text is the template's.
-    _, separator, suffix = render(tokenizer, messages).partition(response)
+    _, separator, suffix = render(tokenizer, dialogue).partition(response)
     if not separator:
-        raise UserError(
-            f"the chat template of the tokenizer {tokenizer.name_or_path} leaves out the "
-            "text of the assistant: fix it, or choose a task.template of plain text"
-        )
-    return continuation_ids(tokenizer, suffix)
+        raise leaves_out_responses(tokenizer)
+    return continuation_ids(tokenizer, suffix, quoted=quoted)
+
+
+def leaves_out_responses(tokenizer: PreTrainedTokenizerFast) -> UserError:
+    """Returns the error of a chat template that does not show what the assistant wrote."""
+    return UserError(
+        f"the chat template of the tokenizer {tokenizer.name_or_path} leaves out the "
+        "text of the assistant: fix it, or choose a task.template of plain text"
+    )
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerFast) -> str:

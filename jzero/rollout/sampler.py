@@ -46,6 +46,7 @@ from jzero.json_values import as_object
 from jzero.model import qwen, tokenizer
 from jzero.model.architecture import track_sizes
 from jzero.model.base_model import BaseModel
+from jzero.problems.prompts import COLUMN
 from jzero.rewards import rewards
 from jzero.rewards.trl_rewards import TrainerState
 from jzero.rollout.turns import SharedTurns, TurnGrader, least_tokens, longest_token
@@ -101,8 +102,17 @@ class Sampler:
             # The task's tools belong to its prompts only: a suite may contain problems of another
             # task.
             tools += tool_episodes.schemas(self.task)
+        # The prompts of a column are as their author wrote them, with the control tokens.
+        keeps_control_tokens = self.task.control_tokens or self.task.template.startswith(COLUMN)
         try:
-            ids = tokenizer.prompt_ids(self.tokenizer, problem.prompt, tools)
+            ids = tokenizer.prompt_ids(
+                self.tokenizer,
+                problem.prompt,
+                tools,
+                keeps_thoughts=self.engine.settings.thoughts == "keep",
+                keeps_control_tokens=keeps_control_tokens,
+                inserted=problem.inserted,
+            )
         except UserError:
             raise
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:

@@ -181,9 +181,15 @@ class TurnGrader:
             return None
         plain_template = find_task(problem.task).find_template(task.template).reply
         if isinstance(grade.reply, str):
-            tokens = list(tokenizer.reply_tokens(self.tokenizer, grade.reply, plain_template))
+            tokens = list(
+                tokenizer.reply_tokens(
+                    self.tokenizer, grade.reply, plain_template, task.control_tokens
+                )
+            )
         else:
-            tokens = tokenizer.message_tokens(self.tokenizer, grade.reply, plain_template)
+            tokens = tokenizer.message_tokens(
+                self.tokenizer, grade.reply, plain_template, task.control_tokens
+            )
         # The policy may have sampled the end-of-turn token itself: do not repeat it.
         if tokens[0] in self.stop_ids and sequence.tokens.ids[-1] == tokens[0]:
             del tokens[0]

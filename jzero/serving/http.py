@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO, TypeVar
@@ -22,6 +23,7 @@ from jzero.decoder.sequence import Sequence
 from jzero.servers.bodies import Bodies
 from jzero.servers.connections import RETRY_SECONDS
 from jzero.servers.rules import JSON_TYPE, Hosts, Rules
+from jzero.serving import metrics
 from jzero.serving.keys import KeyCheck
 from jzero.serving.limits import Limits
 from jzero.serving.replies import Reply, ReplyStream, error_body
@@ -49,6 +51,17 @@ def make_app(server: "Server", key: str | None = None) -> Starlette:
     async def list_models(_: Request) -> JSONResponse:
         return JSONResponse({"object": "list", "data": models})
 
+    async def retrieve_model(http_request: Request) -> JSONResponse:
+        wanted = http_request.path_params["name"]
+        for model in models:
+            if model["id"] == wanted:
+                return JSONResponse(model)
+        known = ", ".join(server.reader.models)
+        raise HTTPException(404, f"there is no model {wanted}, only {known}")
+
+    async def report_metrics(_: Request) -> Response:
+        return Response(server.metrics(), media_type=metrics.CONTENT_TYPE)
+
     async def health(_: Request) -> JSONResponse:
         return JSONResponse({"status": "ok"})
 
@@ -62,6 +75,9 @@ def make_app(server: "Server", key: str | None = None) -> Starlette:
             Route("/v1/completions", server.answer_completion, methods=["POST"]),
             Route("/v1/chat/completions", server.answer_chat, methods=["POST"]),
             Route("/v1/models", list_models),
+            # Names of models have slashes.
+            Route("/v1/models/{name:path}", retrieve_model),
+            Route("/metrics", report_metrics),
             Route("/health", health),  # open without a key, and reveals nothing about the model
         ],
         # A chat template may raise on messages. UserError and ValidationError are ValueErrors.
@@ -132,6 +148,12 @@ class Server:
         self.bodies = Bodies(BODIES_HELD * limits.max_body_bytes)
         self.replies: set[Reply] = set()  # replies that are being sent
         self.is_stopping = False  # rejects further requests
+        self.num_requests: Counter[str] = Counter()  # by endpoint
+        self.num_refused = 0
+
+    def metrics(self) -> str:
+        """Returns the server's counters in the text format of Prometheus."""
+        return metrics.write(metrics.metrics_of(self.worker, self.num_requests, self.num_refused))
 
     async def answer_completion(self, http_request: Request) -> Response:
         """Answers POST /v1/completions."""
@@ -157,7 +179,12 @@ class Server:
 
         Raises ClientDisconnect if the client disconnects before a non-streamed reply.
         """
-        options, sequences = await self.admit(http_request, is_chat)
+        self.num_requests["chat" if is_chat else "completion"] += 1
+        try:
+            options, sequences = await self.admit(http_request, is_chat)
+        except (HTTPException, ValueError, jinja2.TemplateError):
+            self.num_refused += 1
+            raise
         reply = Reply(self.reader, options, sequences)
         self.replies.add(reply)
         self.worker.submit(reply.submission)

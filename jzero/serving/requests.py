@@ -1,6 +1,7 @@
 """Requests of OpenAI's API: their fields, their validation, and the conversion to sequences."""
 
 import itertools
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -22,12 +23,15 @@ from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.serving.limits import Limits
 from jzero.serving.scored import ReplyOptions
 from jzero.serving.tools import CallReader, EarlierCalls, Tools, ToolSpec, check_template
+from jzero.types import JsonValue
 
 MAX_CHOICES = 128  # per prompt
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 1000  # of one stop string
 MAX_CONTENT_PARTS = 256  # of a message
-MAX_OBJECT_FIELDS = 16  # of a message, and of stream_options
+MAX_OBJECT_FIELDS = 16  # of a message, of stream_options and of chat_template_kwargs
+MAX_STOP_TOKENS = 64
+MAX_OPTION_CHARACTERS = 1000  # of a value in chat_template_kwargs
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default; a chat uses all remaining tokens
 
 # Options that are accepted with any value, because they only label the request.
@@ -41,6 +45,28 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "ignore_eos": (False,),
+    "min_tokens": (0,),
+    "use_beam_search": (False,),
+    "early_stopping": (False,),
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "logits_processors": ([],),
+    # The prompt and the text as this server makes them.
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "detokenize": (True,),
+    "documents": ([],),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "service_tier": ("auto", "default"),
+    "priority": (0,),
 }
 
 NO_OPTION = "this server does not take the option from a request, leave it out"
@@ -56,11 +82,44 @@ REASONS = {
         "this server cannot force a format: ask for JSON in a message, and check the answer"
     ),
     "logit_bias": "this server changes no logits: leave it out",
+    "ignore_eos": (
+        "the decoder always stops at the model's end tokens: leave it out, and send "
+        "stop_token_ids for further ones"
+    ),
+    "min_tokens": "the decoder always stops at the model's end tokens: leave it out",
+    "continue_final_message": (
+        "a chat asks for a new message: send the text so far as the prompt of a completion"
+    ),
+    "add_generation_prompt": "a chat asks for a new message: leave it out",
+    "skip_special_tokens": (
+        "texts end before the token that ended them: leave it out, and read the tokens with "
+        "return_token_ids"
+    ),
 }
+
+# The levels of OpenAI's reasoning_effort. "medium" is the default of all models.
+EFFORTS = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+# Variables that the server gives to chat templates itself.
+TEMPLATE_VARIABLES = (
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "bos_token",
+    "eos_token",
+    "pad_token",
+    "unk_token",
+    "raise_exception",
+    tokenizer.DATE_FUNCTION,
+)
+THINKING = "enable_thinking"  # the variable of Qwen3 and its kin
 
 Text = Annotated[str, Field(min_length=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 TopK = Annotated[int, Field(ge=-1, lt=2**31)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 
@@ -94,49 +153,66 @@ class ChatMessage(BaseModel, strict=True, extra="forbid"):
     content: Annotated[str, BeforeValidator(join_text_parts)] = ""
     tool_calls: EarlierCalls = []  # of the assistant
     tool_call_id: Text | None = None  # of a tool's answer
-    name: Text | None = None  # of the tool
+    name: Text | None = None  # of the tool, or of a participant
+    # Of the assistant, as OpenAI's API, vLLM and other servers return them.
+    reasoning_content: str = ""
+    reasoning: str = ""
+    refusal: str = ""
+    annotations: list[object] = []
 
     @model_validator(mode="after")
     def check_fields(self) -> "ChatMessage":
         """Raises ValueError if a message is empty, or has a field of another role."""
-        # A tool may return nothing, and a call needs no words.
-        if not (self.content or self.tool_calls or self.role == "tool"):
+        if self.role != "assistant":
+            for name in ("tool_calls", "reasoning_content", "reasoning", "refusal", "annotations"):
+                if getattr(self, name):
+                    raise ValueError(f"only the assistant has {name}")
+        if self.tool_call_id and self.role != "tool":
+            raise ValueError("tool_call_id is a field of messages with the role tool")
+        # A tool may return nothing, and an answer may be empty.
+        if not (self.content or self.role in ("assistant", "tool")):
             raise ValueError("the content is missing or empty")
-        if self.tool_calls and self.role != "assistant":
-            raise ValueError("only the assistant has tool_calls")
-        if (self.tool_call_id or self.name) and self.role != "tool":
-            raise ValueError("tool_call_id and name are fields of messages with the role tool")
+        if self.annotations:
+            raise ValueError("annotations: this server reads no citations, leave them out")
         return self
 
     @property
     def num_characters(self) -> int:
         functions = [call.function for call in self.tool_calls]
-        return len(self.content) + sum(len(item.arguments) for item in functions)
+        texts = (self.content, self.refusal, self.reasoning_content, self.reasoning)
+        return sum(map(len, texts)) + sum(len(item.arguments) for item in functions)
 
     def to_template(self) -> dict[str, object]:
         """Returns the message as chat templates take it. Raises UserError for a wrong call."""
-        message: dict[str, object] = {"role": self.role, "content": self.content}
+        # Instead of an answer, OpenAI's models may give a reason to refuse.
+        content = self.content or self.refusal
+        message: dict[str, object] = {"role": self.role, "content": content}
+        if thoughts := self.reasoning_content or self.reasoning:
+            message["reasoning_content"] = thoughts
         if self.tool_calls:
             message["tool_calls"] = [
                 {"type": "function", "id": call.id, "function": call.function.to_template()}
                 for call in self.tool_calls
             ]
-        if self.role == "tool":
-            named = {"tool_call_id": self.tool_call_id, "name": self.name}
-            message |= {name: value for name, value in named.items() if value is not None}
-        return message
+        named = {"tool_call_id": self.tool_call_id, "name": self.name}
+        return message | {name: value for name, value in named.items() if value is not None}
 
 
 Message = Annotated[ChatMessage, BeforeValidator(without_nulls)]
 
 # Stop at the first error: reporting the errors of a long list takes far longer than the list
 # itself.
-TokenIds = Annotated[list[int], Field(fail_fast=True)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 Texts = Annotated[list[Text], Field(fail_fast=True)]
 TokenLists = Annotated[list[TokenIds], Field(fail_fast=True)]
 Messages = Annotated[list[Message], Field(fail_fast=True)]
 AlternativesCount = Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)]
 StopStrings = Annotated[list[StopString], Field(fail_fast=True, max_length=MAX_STOP_STRINGS)]
+StopTokens = Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_TOKENS)]
+OptionText = Annotated[str, Field(max_length=MAX_OPTION_CHARACTERS)]
+OptionNumber = Annotated[float, Field(allow_inf_nan=False)]
+OptionInteger = Annotated[int, Field(gt=-(2**31), lt=2**31)]
+TemplateOptions = dict[str, bool | OptionInteger | OptionNumber | OptionText]
 
 JSON_OBJECT = TypeAdapter(dict[str, object])
 
@@ -151,24 +227,27 @@ class CompletionRequest(BaseModel, strict=True, extra="allow"):
     tool_choice: str | dict[str, object] = "auto"
     parallel_tool_calls: bool = True
     n: int = Field(1, ge=1, le=MAX_CHOICES)  # choices per prompt
-    best_of: int | None = None
+    best_of: Count | None = None
     # 0 only if log-probabilities of the prompt are requested
-    max_tokens: int | None = Field(None, ge=0)
-    max_completion_tokens: int | None = Field(None, ge=0)  # the newer name of max_tokens
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None  # the newer name of max_tokens
     temperature: float = Field(1.0, ge=0, le=2)
     # Filters. Without a value the server's setting holds.
     top_p: Share | None = None  # 0: only the most probable tokens
     top_k: TopK | None = None  # 0, and -1 as in vLLM: all tokens
     min_p: Share | None = None
     stop: StopString | StopStrings = []
-    seed: int | None = None
+    stop_token_ids: StopTokens = []  # vLLM's
+    seed: Seed | None = None
     # In a completion, the number of alternatives. In a chat, a boolean; top_logprobs has the
     # number.
-    logprobs: bool | int = False
+    logprobs: bool | Count = False
     top_logprobs: AlternativesCount = 0
     echo: bool | Literal[0, 1] = False
     prompt_logprobs: AlternativesCount | None = None  # vLLM's
     return_token_ids: bool = False  # vLLM's
+    chat_template_kwargs: TemplateOptions = {}  # vLLM's: variables of the chat template
+    reasoning_effort: EFFORTS | None = None
     stream: bool = False
     stream_options: dict[Literal["include_usage"], bool] = {}
 
@@ -257,6 +336,8 @@ class RequestReader:
         max_sequences: int,
         max_logprobs: int = Limits.max_request_logprobs,
         adapters: Mapping[str, HeldAdapter] = MappingProxyType({}),
+        *,
+        keeps_control_tokens: bool = False,
     ) -> None:
         """Makes a reader.
 
@@ -265,6 +346,7 @@ class RequestReader:
             max_logprobs: maximum number of log-probabilities of the prompt and of alternatives in
                 one reply.
             adapters: of the engine's bank, by the names that requests give.
+            keeps_control_tokens: task.control_tokens (`tokenizer.render_chat`).
         """
         self.model_name = model_name
         self.models = {model_name: BASE_MODEL} | dict(adapters)
@@ -272,6 +354,7 @@ class RequestReader:
         self.tokenizer = text_tokenizer
         self.max_sequences = max_sequences
         self.max_logprobs = max_logprobs
+        self.keeps_control_tokens = keeps_control_tokens
         self.prompt_numbers: Iterator[int] = itertools.count()
         # A token has at most as many characters as its vocabulary entry.
         self.longest_token = max(map(len, text_tokenizer.get_vocab()))
@@ -333,9 +416,12 @@ class RequestReader:
                     raise UserError(
                         f"{name} {index} has {len(item)} fields: send only role and content"
                     )
-        options = fields.get("stream_options")
-        if isinstance(options, dict) and len(options) > MAX_OBJECT_FIELDS:
-            raise UserError(f"stream_options has {len(options)} fields: send only include_usage")
+        for name in ("stream_options", "chat_template_kwargs"):
+            options = fields.get(name)
+            if isinstance(options, dict) and len(options) > MAX_OBJECT_FIELDS:
+                raise UserError(
+                    f"{name} has {len(options)} fields: send at most {MAX_OBJECT_FIELDS}"
+                )
 
     def check_options(self, request: CompletionRequest, is_chat: bool) -> None:
         """Rejects options that the server would otherwise have to ignore."""
@@ -358,6 +444,16 @@ class RequestReader:
             self.check_tools(request, is_chat)
         elif request.tool_choice not in ("none", "auto"):
             raise UserError(f"tool_choice={shown(request.tool_choice)}: the request has no tools")
+        for token in request.stop_token_ids:
+            if token >= self.engine.model.vocab_size:
+                raise UserError(
+                    f"stop_token_ids has {token}, which is not in the vocabulary: tokens are from "
+                    f"0 to {self.engine.model.vocab_size - 1}"
+                )
+        if not is_chat and (request.chat_template_kwargs or request.reasoning_effort):
+            raise UserError(
+                "chat_template_kwargs and reasoning_effort are options of chats: send messages"
+            )
         self.check_logprobs(request, is_chat)
 
     def check_tools(self, request: CompletionRequest, is_chat: bool) -> None:
@@ -444,7 +540,7 @@ class RequestReader:
         for index, prompt in enumerate(prompts):
             if not is_wanted():
                 break
-            ids = self.token_ids(prompt, is_chat) if isinstance(prompt, str) else prompt
+            ids = self.token_ids(prompt)
             prompt_number = next(self.prompt_numbers)
             num_new = self.count_new_tokens(request, is_chat, len(ids))
             self.check_prompt(index, ids, num_new, options.samples)
@@ -463,31 +559,79 @@ class RequestReader:
                     length_limit=len(ids) + num_new,
                     temperature=request.temperature,
                     stop_strings=request.stop_strings,
+                    stop_ids=tuple(request.stop_token_ids),
                     filters=filters,
                     adapter=self.models[request.model],
                 )
                 sequences.append(sequence)
         return sequences
 
-    def token_ids(self, text: str, is_chat: bool) -> TokenIds:
+    def token_ids(self, prompt: tokenizer.Chat | str | TokenIds) -> TokenIds:
         """Returns the token ids of a prompt."""
-        ids = tokenizer.encode_releasing_gil(self.tokenizer, text)
-        # A chat template writes the first tokens (such as BOS) itself.
-        return ids if is_chat else tokenizer.with_first_tokens(self.tokenizer, ids)
+        if isinstance(prompt, tokenizer.Chat):
+            # A chat template writes the first tokens (such as BOS) itself.
+            if len(prompt.pieces) > 1 or prompt.quoted.texts:
+                return tokenizer.encode_chat(self.tokenizer, prompt)
+            return tokenizer.encode_releasing_gil(self.tokenizer, prompt.text)
+        if isinstance(prompt, str):
+            ids = tokenizer.encode_releasing_gil(self.tokenizer, prompt)
+            return tokenizer.with_first_tokens(self.tokenizer, ids)
+        return prompt
 
-    def render(self, request: CompletionRequest) -> str:
-        """Returns the prompt of a chat as text. Raises UserError if a tool is not in it."""
+    def render(self, request: CompletionRequest) -> tokenizer.Chat:
+        """Returns the prompt of a chat. Raises UserError if a tool is not in it."""
         # The calls in a message are objects, which templates read and no type of a prompt has.
         messages = cast(
             list[tokenizer.Message], [message.to_template() for message in request.messages]
         )
         schemas = [tool.to_schema() for tool in request.shown_tools]
-        text = tokenizer.render(self.tokenizer, messages, tools=schemas)
-        self.check_characters(0, len(text))
+        options = self.template_options(request)
+        chat = tokenizer.render_chat(
+            self.tokenizer,
+            messages,
+            schemas,
+            options,
+            keeps_thoughts=self.engine.settings.thoughts == "keep",
+            keeps_control_tokens=self.keeps_control_tokens,
+        )
+        self.check_characters(0, len(chat.text))
         if schemas:
-            is_shown = text != tokenizer.render(self.tokenizer, messages)
+            without = tokenizer.render(self.tokenizer, messages, options=options)
+            is_shown = tokenizer.render(self.tokenizer, messages, True, schemas, options) != without
             check_template(str(self.tokenizer.chat_template), shows_tools=is_shown)
-        return text
+        return chat
+
+    def template_options(self, request: CompletionRequest) -> dict[str, JsonValue]:
+        """Returns the variables that a request gives to the chat template.
+
+        Raises UserError for a variable that would have no effect.
+        """
+        template = str(self.tokenizer.chat_template)
+        options: dict[str, JsonValue] = {}
+        for name, value in request.chat_template_kwargs.items():
+            if name in TEMPLATE_VARIABLES:
+                raise UserError(f"chat_template_kwargs.{name}: the server sets it, leave it out")
+            if reads_variable(template, name):
+                options[name] = value
+            elif not (name == THINKING and value is ("think" in template)):
+                # A model that never thinks needs no variable to switch thoughts off.
+                raise UserError(
+                    f"chat_template_kwargs.{name}: the chat template of this model does not read "
+                    "it, leave it out"
+                )
+        effort = request.reasoning_effort
+        if effort is None:
+            return options
+        if reads_variable(template, "reasoning_effort"):
+            options.setdefault("reasoning_effort", effort)
+        elif effort == "none" and reads_variable(template, THINKING):
+            options.setdefault(THINKING, False)
+        elif effort != "medium" and not (effort == "none" and "think" not in template):
+            raise UserError(
+                f"reasoning_effort={effort}: the chat template of this model has no levels of "
+                "thinking, leave it out"
+            )
+        return options
 
     def count_new_tokens(self, request: CompletionRequest, is_chat: bool, num_prompt: int) -> int:
         """Returns the maximum number of tokens after a prompt of `num_prompt` tokens."""
@@ -521,6 +665,11 @@ class RequestReader:
                 f"prompt {index} has {len(ids)} tokens and asks for {max(num_new, least)} more: "
                 f"there is room for {longest} in all (--config.rollout.max_episode_tokens)"
             )
+
+
+def reads_variable(template: str, name: str) -> bool:
+    """Returns whether a chat template contains the name of a variable."""
+    return re.search(rf"\b{re.escape(name)}\b", template) is not None
 
 
 def noise_number(seed: int | None, prompt_number: int, choice: int) -> int:

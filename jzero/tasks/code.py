@@ -171,7 +171,8 @@ def _problem(task: TaskConfig, id: str, exercise: Exercise) -> Problem:
     template = find_template(task.template, CODE_TEMPLATES)
     values = {"question": exercise.question, "instruction": instruction}
     prompt = template.render(values, task.system_prompt)
-    return Problem(id, task.name, prompt, gold)
+    inserted = "" if template.chat else exercise.question
+    return Problem(id, task.name, prompt, gold, inserted=inserted)
 
 
 def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[Problem]:

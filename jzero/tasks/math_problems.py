@@ -94,6 +94,7 @@ def to_problem(
     instruction to the policy in jzero's templates.
     """
     template = math_template(task.template)
+    inserted = ""
     if template.column and row.prompt is not None:
         prompt = row.prompt
     else:
@@ -101,8 +102,9 @@ def to_problem(
         # A template file contains its instruction, so the system prompt does not repeat it.
         system_prompt = task.system_prompt or ("" if template.path else instruction)
         prompt = template.render(values, system_prompt=system_prompt)
+        inserted = "" if template.chat else row.question
     gold = {"answer": row.answer, "question": row.question}
-    return Problem(id, task_name, prompt, gold, row.columns)
+    return Problem(id, task_name, prompt, gold, row.columns, inserted=inserted)
 
 
 # Data.

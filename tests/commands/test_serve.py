@@ -338,7 +338,7 @@ BAD_CHATS = {
     "empty messages": {"messages": []},
     "text for messages": {"messages": "hello"},
     "no content": {"messages": [{"role": "user"}]},
-    "a name": {"messages": [{"role": "user", "content": "hello", "name": "me"}]},
+    "a call's id": {"messages": [{"role": "user", "content": "hello", "tool_call_id": "x"}]},
     "an image": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
     "no part": {"messages": [{"role": "user", "content": []}]},
     "many parts": {

@@ -70,14 +70,14 @@ def test_the_template_shows_tools_earlier_calls_and_their_answers(reader: Reques
     answered = {"role": "tool", "tool_call_id": "x", "content": "5"}
     reader.longest_token = 1000  # the limit of characters is not tested here
 
-    text = reader.render(read(reader, messages=[*ASKED, said, answered], tools=[ADD]))
+    text = reader.render(read(reader, messages=[*ASKED, said, answered], tools=[ADD])).text
 
     assert '"name": "add"' in text
     assert "Adds two numbers." in text
     assert '<assistant>add({"a": 2})' in text  # an object, and not a string with an object
     assert text.endswith("<tool>5<assistant>")
     hidden = read(reader, messages=ASKED, tools=[ADD], tool_choice="none")
-    assert "Adds" not in reader.render(hidden)
+    assert "Adds" not in reader.render(hidden).text
     assert reader.reply_options(hidden, is_chat=True).calls is None
 
 
@@ -101,7 +101,8 @@ def test_what_cannot_be_had_is_refused(reader: RequestReader, fields: dict, reas
     ("message", "reason"),
     [
         ({"role": "user", "content": ""}, "the content is missing or empty"),
-        ({"role": "user", "content": "a", "name": "me"}, "fields of messages with the role tool"),
+        ({"role": "user", "content": "a", "tool_call_id": "x"}, "of messages with the role tool"),
+        ({"role": "user", "content": "a", "refusal": "b"}, "only the assistant has refusal"),
         (
             {"role": "user", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
             "only the assistant has tool_calls",
