@@ -14,7 +14,7 @@ import contextlib
 import datetime
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, cast
@@ -214,9 +214,11 @@ def _apply_template(
     template = tokenizer.get_chat_template(None, schemas)
     if DATE_FUNCTION in template:
         template = _with_date(template, prompt_date(tokenizer))
+    # The types of its further arguments are those of a template's variables.
+    apply = cast(Callable[..., object], tokenizer.apply_chat_template)
     text = within_seconds(
         TEMPLATE_SECONDS,
-        lambda: tokenizer.apply_chat_template(
+        lambda: apply(
             [dict(message) for message in messages],
             tokenize=False,
             chat_template=template,

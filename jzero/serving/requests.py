@@ -1,5 +1,6 @@
 """Requests of OpenAI's API: their fields, their validation, and the conversion to sequences."""
 
+import inspect
 import itertools
 import re
 import zlib
@@ -99,19 +100,17 @@ REASONS = {
 
 # The levels of OpenAI's reasoning_effort. "medium" is the default of all models.
 EFFORTS = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
-# Variables that the server gives to chat templates itself.
-TEMPLATE_VARIABLES = (
+# Variables that the server gives to chat templates, and arguments of the function that fills them.
+TEMPLATE_VARIABLES = {
+    *inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters,
     "messages",
-    "tools",
-    "documents",
-    "add_generation_prompt",
     "bos_token",
     "eos_token",
     "pad_token",
     "unk_token",
     "raise_exception",
     tokenizer.DATE_FUNCTION,
-)
+}
 THINKING = "enable_thinking"  # the variable of Qwen3 and its kin
 
 Text = Annotated[str, Field(min_length=1)]

@@ -201,7 +201,9 @@ def test_thinking_is_switched_off_by_either_option(reader) -> None:
     assert reader.render(request(**kept)).text == with_thoughts
 
 
-@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "thinking_budget"])
+@pytest.mark.parametrize(
+    "name", ["messages", "tools", "add_generation_prompt", "chat_template", "thinking_budget"]
+)
 def test_other_variables_of_the_template_are_refused(reader, name) -> None:
     with pytest.raises(UserError, match=f"chat_template_kwargs.{name}: "):
         reader.render(request(chat_template_kwargs={name: 1}))
