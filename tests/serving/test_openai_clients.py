@@ -101,7 +101,8 @@ def test_numbers_are_bounded(url, name, value) -> None:
     if name == "chat_template_kwargs":
         sent = f'{{"x": {value}}}'
     body = f'{{"model": "m", "prompt": "x", "{name}": {sent}}}'
-    reply = httpx.post(f"{url}/v1/completions", content=body.encode(), timeout=60)
+    headers = {"Content-Type": "application/json"}
+    reply = httpx.post(f"{url}/v1/completions", content=body, headers=headers, timeout=60)
     assert reply.status_code == 400
     assert len(reply.text) < 2000
 
