@@ -128,7 +128,7 @@ def test_tools_need_a_chat_and_a_template_that_shows_them(reader: RequestReader)
     reader.tokenizer.chat_template = "{{ messages[0].content }}"
     with pytest.raises(UserError, match="the chat template of this model shows no tools"):
         reader.render(request)
-    reader.tokenizer.chat_template = "{{ tools | tojson }}[TOOL_CALLS]"
+    reader.tokenizer.chat_template = "{{ tools | tojson }}[TOOL_CALLS]{{ messages[0].content }}"
     with pytest.raises(UserError, match="asks for calls without <tool_call>"):
         reader.render(request)
 
