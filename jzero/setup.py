@@ -38,7 +38,7 @@ from jzero.decoder.engine import Engine
 from jzero.decoder.program_settings import repeats_heads
 from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
-from jzero.files import parse_json
+from jzero.files import parse_json, read_text
 from jzero.hosts import collectives, peers, processes
 from jzero.hosts.interrupt import StopCheck
 from jzero.jobs.stream import STREAMS, JobSettings, JobStream
@@ -224,7 +224,7 @@ def with_recorded_date(config: Config, workdir: Path) -> Config:
     if config.model.prompt_date or not path.exists():
         return config
     # Not `from_json`: an earlier version may have written the file.
-    recorded = flatten(parse_json(path.read_text(encoding="utf-8"), path))
+    recorded = flatten(parse_json(read_text(path), path))
     date = str(recorded.get("model.prompt_date", ""))
     return replace(config, model=replace(config.model, prompt_date=date))
 

@@ -1,5 +1,6 @@
 """What a run refuses before it starts, and the State that it starts from."""
 
+import datetime
 import json
 import os
 from dataclasses import replace
@@ -11,9 +12,10 @@ import pytest
 import reference
 
 from jzero import algorithms, setup
-from jzero.config import AdapterConfig, Config, Critic, RewardConfig, turns
+from jzero.config import AdapterConfig, Config, Critic, ModelConfig, RewardConfig, turns
 from jzero.errors import UserError
-from jzero.model import huggingface, qwen
+from jzero.model import huggingface, qwen, tokenizer
+from jzero.model.base_model import read_base_model
 from jzero.setup import Run
 from jzero.types import State
 
@@ -254,3 +256,23 @@ def test_a_critic_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
     message = "small has a vocabulary of 61, the policy one of 112: give a model with"
     with pytest.raises(ValueError, match=message):
         setup.build(ppo_settings(small), None)
+
+
+def test_prompts_keep_the_date_of_the_first_start(tmp_path: Path) -> None:
+    model = ModelConfig(arch="tiny-qwen2")
+    base = read_base_model(model)
+    plain = setup.with_prompt_date(Config(model=model), base)
+    assert plain.model.prompt_date == ""  # the chat template writes no date
+
+    base.tokenizer.chat_template = "{{ strftime_now('%Y-%m-%d') }} {{ messages[0].content }}"
+    first = setup.with_prompt_date(Config(model=model), base)
+    assert first.model.prompt_date == str(datetime.date.today())
+
+    # Resumed on another day, in a new process.
+    (tmp_path / "config.json").write_text('{"model": {"prompt_date": "2024-02-29"}}')
+    resumed = setup.with_recorded_date(Config(model=model), tmp_path)
+    again = read_base_model(resumed.model)
+    again.tokenizer.chat_template = base.tokenizer.chat_template
+    assert setup.with_prompt_date(resumed, again) == resumed
+    messages = [{"role": "user", "content": "q"}]
+    assert tokenizer.render(again.tokenizer, messages) == "2024-02-29 q"
