@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def neighbors(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks/attacks"))
+    monkeypatch.syspath_prepend(str(ROOT / "tests/attacks"))
     return importlib.import_module("neighbors")
 
 

@@ -15,7 +15,7 @@ try is broken. After the session a table shows tries, held and broken for each s
 
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -41,6 +41,12 @@ class Tries:
         except (Exception, pytest.fail.Exception):
             self.broken[surface] += 1
             self.reports.append(f"{surface}: {name}\n{traceback.format_exc(limit=-4)}")
+
+    def count(self, surface: str, tried: int, broken: Sequence[object] = ()) -> None:
+        """Counts tries of a command or a loop that makes its tries itself, and its failures."""
+        self.tried[surface] += tried
+        self.broken[surface] += len(broken)
+        self.reports += [f"{surface}: {failure}" for failure in broken]
 
 
 @pytest.fixture

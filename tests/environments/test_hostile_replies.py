@@ -1,6 +1,6 @@
 """Replies that once broke a client of jzero, and the kinds that they belong to.
 
-benchmarks/attacks/servers.py runs many more kinds against every client. Here each test asks one
+tests/attacks/hostile_servers.py runs many more kinds against every client. Here each test asks one
 client through its public functions.
 """
 

@@ -1,4 +1,4 @@
-"""benchmarks/attacks/mutants.py: wrong mutants get no credit, and right ones do."""
+"""tests/attacks/mutants.py: wrong mutants get no credit, and right ones do."""
 
 import sys
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks/attacks"))
+sys.path.insert(0, str(ROOT / "tests/attacks"))
 
 import mutants  # noqa: E402
 from mutant_rows import rows  # noqa: E402

@@ -1,4 +1,4 @@
-"""benchmarks/attacks/escapes.py: the tester sees what it should, and nothing escapes."""
+"""tests/attacks/escapes.py: the tester sees what it should, and nothing escapes."""
 
 import sys
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks/attacks"))
+sys.path.insert(0, str(ROOT / "tests/attacks"))
 
 import escapes  # noqa: E402
 from escape_tries import TRIES  # noqa: E402

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks/attacks"))
+sys.path.insert(0, str(ROOT / "tests/attacks"))
 
 import escapes  # noqa: E402
 from escape_tries import PRELUDE, REQUESTS, SCAN  # noqa: E402

@@ -1,7 +1,7 @@
 """Loads generated data files, most of them damaged, and counts what became of them.
 
-    python benchmarks/attacks/data_files.py              # some as whole commands, too
-    python benchmarks/attacks/data_files.py --no-runs    # without the commands
+    python tests/attacks/data_files.py              # some as whole commands, too
+    python tests/attacks/data_files.py --no-runs    # without the commands
 
 A file is loaded as `task.data` of mathematics. It is fine if it is accepted with the right rows, or
 refused as it should be: by one line that names the file and, where a row is to blame, the row. The

@@ -1,8 +1,8 @@
 """Attacks every setting of the command line with hostile values, one setting at a time.
 
-    python benchmarks/attacks/settings.py                     # every value, up to the model
-    python benchmarks/attacks/settings.py --runs 160          # and 160 whole tiny runs
-    python benchmarks/attacks/settings.py --only rollout. --verbose
+    python tests/attacks/hostile_settings.py                     # every value, up to the model
+    python tests/attacks/hostile_settings.py --runs 160          # and 160 whole tiny runs
+    python tests/attacks/hostile_settings.py --only rollout. --verbose
 
 The settings are read from the schema, so that a new setting is attacked as soon as it exists. A
 value is a flag of `jzero.main` on a tiny run in which its setting has an effect. It goes through

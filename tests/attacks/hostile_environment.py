@@ -1,4 +1,4 @@
-"""Environments and rewards that do everything wrong, for `environments.py` next to this file.
+"""Environments and rewards that do everything wrong, for `hostile_episodes.py` next to this file.
 
 An episode's row names its kind: `row["kind"]` is a key of KINDS. `Hostile` is for grader processes,
 and `AsyncHostile` for the event loop. A kind is a function of the environment, which `step` calls.

@@ -1,33 +1,28 @@
-"""benchmarks/attacks/servers.py: no client of jzero breaks, hangs, believes or leaks anything."""
+"""The clients that hostile_servers.py attacks: none breaks, hangs, believes or leaks anything."""
 
-import importlib.util
-import sys
+import importlib
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.attacks.conftest import Tries
 
 
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "attacks"))
-    # Under a name of its own: tests/servers.py is another module.
-    path = ROOT / "benchmarks" / "attacks" / "servers.py"
-    spec = importlib.util.spec_from_file_location("attacks_on_clients", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "attacks_on_clients", module)
-    spec.loader.exec_module(module)
-    return module
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    return importlib.import_module("hostile_servers")
 
 
 # A busy machine may hold up a client by seconds; a server that is never given up takes longer.
 @pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.slow)])
-def test_every_client_holds_against_every_kind_of_server(servers, stride: int) -> None:
+def test_every_client_holds_against_every_kind_of_server(
+    servers: ModuleType, stride: int, tries: Tries
+) -> None:
     result = servers.attack(seconds=0.5, slack=5.0, times=1, stride=stride)
 
+    tries.count("clients", sum(result.counts.values()), result.failures)
     assert result.failures == []
     assert result.standstill <= servers.MOST_STANDSTILL
     assert result.counts["ok"] > 360

@@ -1,6 +1,6 @@
 """Runs that are interrupted end like runs left in peace: the quick form of kills.py, and its parts.
 
-The whole form is `python benchmarks/attacks/kills.py`.
+The whole form is `python tests/attacks/kills.py`.
 """
 
 import json
@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.attacks import kills
+from tests.attacks import kills
+from tests.attacks.conftest import Tries
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,14 +26,17 @@ ROOT = Path(__file__).resolve().parents[2]
         pytest.param("kill,full", marks=pytest.mark.slow),
     ],
 )
-def test_killed_and_full_runs_end_like_one_left_in_peace(kinds: str, tmp_path: Path) -> None:
+def test_killed_and_full_runs_end_like_one_left_in_peace(
+    kinds: str, tmp_path: Path, tries: Tries
+) -> None:
     results = tmp_path / "results.jsonl"
-    command = [sys.executable, "benchmarks/attacks/kills.py", "--modes", "lora"]
+    command = [sys.executable, "tests/attacks/kills.py", "--modes", "lora"]
     command += ["--kinds", kinds, "--folder", str(tmp_path), "--results", str(results)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0, ended.stdout + ended.stderr[-3000:]
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     assert [row["kind"] for row in rows] == kinds.split(",")
+    tries.count("kills", len(rows))
     assert all(row["is_resumed"] and row["is_equal"] for row in rows)
 
 

@@ -1,8 +1,8 @@
 """Prints how the grader judges neighbors: answers that are almost the gold, and the gold rewritten.
 
-    python benchmarks/attacks/neighbors.py                  # every kind, and mutated golds
-    python benchmarks/attacks/neighbors.py --rounds 100     # more pairs of each kind
-    python benchmarks/attacks/neighbors.py --pairs FILE     # pairs from a file, and those it misses
+    python tests/attacks/neighbors.py                  # every kind, and mutated golds
+    python tests/attacks/neighbors.py --rounds 100     # more pairs of each kind
+    python tests/attacks/neighbors.py --pairs FILE     # pairs from a file, and those it misses
 
 Pairs of each kind are made by `neighbor_kinds` (and by `neighbors_layout`, of layout and spellings)
 in as many rounds as wanted; a pair that was made before is not counted again. Where the folder

@@ -1,7 +1,7 @@
 """Hostile servers against every client of jzero: teacher, judge, sandbox, OpenEnv, generate.
 
-    python benchmarks/attacks/servers.py            # limits of 2 s, longer floods
-    python benchmarks/attacks/servers.py --quick    # limits of 0.5 s, as the test has them
+    python tests/attacks/hostile_servers.py            # limits of 2 s, longer floods
+    python tests/attacks/hostile_servers.py --quick    # limits of 0.5 s, as the test has them
 
 A server on 127.0.0.1 answers each client in every hostile way that this file knows: bytes that
 drip, redirects, cut, endless, compressed and malformed replies, statuses, wrong types at every

@@ -1,4 +1,4 @@
-"""A hostile HTTP server of servers.py: what it sends to each client, by kind."""
+"""A hostile HTTP server of hostile_servers.py: what it sends to each client, by kind."""
 
 import asyncio
 import contextlib

@@ -1,5 +1,6 @@
-"""The quick forms of the attacks in benchmarks/attacks: nothing crashes, hangs or is silent."""
+"""Damaged data files and hostile environments: nothing crashes, hangs or is silent."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from jzero.workers import keeper
+from tests.attacks.conftest import Tries
 
 ROOT = Path(__file__).resolve().parents[2]
-ATTACKS = ROOT / "benchmarks/attacks"
+ATTACKS = Path(__file__).resolve().parent
+TRIES = re.compile(r"(?:files|kinds) +(\d+)")  # in what a command prints
 
 
-def run(script: str, *arguments: str) -> str:
+def run(tries: Tries, script: str, *arguments: str) -> str:
     process = subprocess.run(
         [sys.executable, str(ATTACKS / script), *arguments],
         cwd=ROOT,
@@ -21,17 +24,19 @@ def run(script: str, *arguments: str) -> str:
         timeout=900,
     )
     assert process.returncode == 0, process.stdout + process.stderr[-2000:]
+    tries.count(Path(script).stem, sum(map(int, TRIES.findall(process.stdout))))
     return process.stdout
 
 
-def test_some_damaged_data_files_are_refused_or_read_rightly() -> None:
-    out = run("data_files.py", "--no-runs", "--every", "6")
+def test_some_damaged_data_files_are_refused_or_read_rightly(tries: Tries) -> None:
+    out = run(tries, "data_files.py", "--no-runs", "--every", "6")
     assert "tracebacks 0  hangs 0  silent 0  wrong 0" in out
 
 
 @pytest.mark.thorough
-def test_all_damaged_data_files_are_refused_or_read_rightly() -> None:
-    assert "tracebacks 0  hangs 0  silent 0  wrong 0" in run("data_files.py", "--no-runs")
+def test_all_damaged_data_files_are_refused_or_read_rightly(tries: Tries) -> None:
+    out = run(tries, "data_files.py", "--no-runs")
+    assert "tracebacks 0  hangs 0  silent 0  wrong 0" in out
 
 
 QUICK = (
@@ -52,8 +57,8 @@ QUICK = (
 @pytest.mark.skipif(not keeper.IS_LINUX, reason="it looks for processes in /proc")
 @pytest.mark.quick_cases("processes")
 @pytest.mark.parametrize("way", ["processes", "asyncio", "rewards"])
-def test_some_hostile_environments_cost_their_own_episodes_only(way: str) -> None:
+def test_some_hostile_environments_cost_their_own_episodes_only(way: str, tries: Tries) -> None:
     kinds = [f"--only={kind}" for kind in QUICK]
     assert "tracebacks 0  hangs 0  silent 0  wrong 0  left 0" in run(
-        "environments.py", "--no-runs", f"--way={way}", *kinds
+        tries, "hostile_episodes.py", "--no-runs", f"--way={way}", *kinds
     )

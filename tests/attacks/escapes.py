@@ -1,7 +1,7 @@
 """Tries to get out of the sandbox, at each level, with canaries outside that would see an escape.
 
-    python benchmarks/attacks/escapes.py
-    python benchmarks/attacks/escapes.py --levels namespaces --every 20     # a quick sample
+    python tests/attacks/escapes.py
+    python tests/attacks/escapes.py --levels namespaces --every 20     # a quick sample
 
 A try is a program (`escape_tries`). It has escaped if it says so, because a call succeeded that no
 program may make; if it prints a secret of the canaries; or if the canaries changed: a file and its

@@ -1,6 +1,6 @@
 """Interrupts runs at random moments, resumes them, and compares them with runs left in peace.
 
-    python benchmarks/attacks/kills.py --count 50 --seed 1
+    python tests/attacks/kills.py --count 50 --seed 1
 
 Each mode of training (`MODES`) makes one run that nothing interrupts. Then runs with the same
 settings are interrupted in all ways (`KINDS`) at moments of chance: while they start, compile, warm

@@ -1,8 +1,8 @@
 """Mutants of right programs, graded as a run grades them: none that is wrong may get credit.
 
-    python benchmarks/attacks/mutants.py
-    python benchmarks/attacks/mutants.py --most 300            # a quick sample
-    python benchmarks/attacks/mutants.py --mbpp mbpp.jsonl     # over the rows of MBPP itself
+    python tests/attacks/mutants.py
+    python tests/attacks/mutants.py --most 300            # a quick sample
+    python tests/attacks/mutants.py --mbpp mbpp.jsonl     # over the rows of MBPP itself
 
 The rows are in the layouts of MBPP, APPS, TACO, DeepCoder and LiveCodeBench (`mutant_rows`). A
 mutant is the reference program with one change to its syntax tree: the first item of an answer, a

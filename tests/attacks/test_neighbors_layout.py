@@ -1,4 +1,4 @@
-"""The generated neighbors of benchmarks/attacks/neighbors_layout.py, in their quick form."""
+"""The generated neighbors of tests/attacks/neighbors_layout.py, in their quick form."""
 
 import importlib
 import random
@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.mark.parametrize(
     ("num_golds", "num_numbers"), [(8, 6), pytest.param(None, 60, marks=pytest.mark.thorough)]
 )
-def test_neighbors_are_told_from_the_gold(monkeypatch, num_golds, num_numbers) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks/attacks"))
+def test_neighbors_are_told_from_the_gold(monkeypatch, num_golds, num_numbers, tries) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     neighbors = importlib.import_module("neighbors_layout")
 
     pairs = neighbors.neighbors(neighbors.GOLDS[:num_golds], num_numbers)
@@ -24,5 +22,6 @@ def test_neighbors_are_told_from_the_gold(monkeypatch, num_golds, num_numbers) -
     refused = [pair for pair in wrong if pair.is_same]
     num_same = sum(count for (_, is_same, _), count in counts.items() if is_same)
     assert sum(counts.values()) > 2500
+    tries.count("grader", sum(counts.values()), credited)
     assert not credited
     assert len(refused) <= neighbors.MOST_REFUSED * num_same, refused

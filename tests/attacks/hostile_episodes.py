@@ -1,8 +1,8 @@
 """Plays hostile environments and rewards, and counts what became of them.
 
-    python benchmarks/attacks/environments.py              # the pool, in both modes, and whole runs
-    python benchmarks/attacks/environments.py --no-runs    # without whole runs of a tiny model
-    python benchmarks/attacks/environments.py --only SystemExit --only daemon
+    python tests/attacks/hostile_episodes.py              # the pool, in both modes, and whole runs
+    python tests/attacks/hostile_episodes.py --no-runs    # without whole runs of a tiny model
+    python tests/attacks/hostile_episodes.py --only SystemExit --only daemon
 
 Each kind of hostile_environment.py is an episode between honest ones: in grader processes, in the
 event loop, and as a reward function. A kind is fine if it is played or fails as it should, with one

@@ -1,6 +1,6 @@
 r"""Generated neighbors of right answers, in how they are written: layout, characters, numerals.
 
-    python benchmarks/attacks/neighbors_layout.py [--golds 200] [--data ../shared/data]
+    python tests/attacks/neighbors_layout.py [--golds 200] [--data ../shared/data]
 
 Each gold is written in other ways that are the same answer (in layout that means nothing, in
 Unicode, with other separators of thousands, as a choice, after a label or in a sentence), and each

@@ -1,4 +1,4 @@
-"""Hostile sessions of servers.py: what an OpenEnv server sends over a WebSocket, by kind."""
+"""Hostile sessions of an OpenEnv server over a WebSocket, by kind, for hostile_servers.py."""
 
 import asyncio
 import base64

@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 
 from jzero import config
+from tests.attacks.conftest import Tries
 
-ROOT = Path(__file__).resolve().parents[2]
 # Of the report on the attacks: what passed every check and then sat, or ended in a traceback.
 FOUND = [
     ("rollout.num_prompts", "1000000000000"),
@@ -48,15 +48,16 @@ FOUND = [
 
 @pytest.fixture
 def attack(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks/attacks"))
-    return importlib.import_module("settings")
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    return importlib.import_module("hostile_settings")
 
 
-def outcomes(attack: ModuleType, cases: Sequence) -> Counter[str]:
-    """Checks cases, and fails at the first that is neither refused nor accepted."""
+def outcomes(attack: ModuleType, cases: Sequence, tries: Tries) -> Counter[str]:
+    """Checks cases. One that is neither refused nor accepted is a broken try."""
     counts: Counter[str] = Counter()
     for case, outcome in attack.check_all(cases):
-        assert outcome.kind in ("refused", "accepted"), f"{case}: {outcome.kind} {outcome.line}"
+        with tries.attempt("settings", str(case)):
+            assert outcome.kind in ("refused", "accepted"), f"{outcome.kind} {outcome.line}"
         counts[outcome.kind] += 1
     return counts
 
@@ -72,9 +73,9 @@ def test_every_setting_is_attacked(attack: ModuleType) -> None:
     assert len(set(cases)) == len(cases)
 
 
-def test_what_was_found_is_refused_in_one_line(attack: ModuleType) -> None:
+def test_what_was_found_is_refused_in_one_line(attack: ModuleType, tries: Tries) -> None:
     cases = [attack.Case(name, value) for name, value in FOUND]
-    assert outcomes(attack, cases) == {"refused": len(FOUND)}
+    assert outcomes(attack, cases, tries) == {"refused": len(FOUND)}
 
 
 @pytest.mark.thorough
@@ -99,9 +100,9 @@ def test_a_process_that_hangs_or_dies_is_found_and_replaced(attack: ModuleType) 
 @pytest.mark.thorough
 @pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_hostile_values_of_all_settings_end_in_one_line_or_in_a_run(
-    attack: ModuleType, stride: int
+    attack: ModuleType, stride: int, tries: Tries
 ) -> None:
     """Every setting has four values or more, so a stride of 4 leaves out none."""
-    counts = outcomes(attack, attack.all_cases()[::stride])
+    counts = outcomes(attack, attack.all_cases()[::stride], tries)
     assert counts["refused"] > 1000 // stride
     assert counts["accepted"] > 200 // stride
