@@ -36,9 +36,7 @@ def stop_signal() -> None:
         pass
 
 
-@pytest.mark.parametrize(
-    "handle", [cli.end_quietly_at_ctrl_c, peers.end_on_signals, stop_signal], ids=str
-)
+@pytest.mark.parametrize("handle", [cli.end_quietly_at_ctrl_c, peers.end_on_signals, stop_signal])
 def test_signals_stay_as_they_are_outside_of_the_main_thread(handle: Callable[[], None]) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     in_thread(handle)
