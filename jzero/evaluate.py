@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -32,7 +33,7 @@ from jzero.answers import published
 from jzero.config.data_sources import split_sources
 from jzero.decoder.engine import Engine
 from jzero.errors import UserError
-from jzero.hosts import peers, processes
+from jzero.hosts import collectives, peers, processes
 from jzero.model import adapters, huggingface, peft, qwen
 from jzero.model.base_model import BaseModel, read_base_model
 from jzero.planning.fitting import set_cpu_devices
@@ -254,6 +255,11 @@ def load(
         adapter_shardings(base.model, adapter, mesh),
         base=base.directory,
     )
+    # The file is finite in float32, and the decoder computes in another type.
+    dtype = decoder.settings.model.dtype
+    in_dtype = jax.tree.map(lambda leaf: leaf.astype(dtype), factors)
+    if not collectives.fetch_global(jax.jit(adapters.all_finite)(in_dtype)):
+        raise UserError(f"--adapter {adapter.path}: {adapters.not_finite_message(dtype)}")
     weights = decoder.publish(adapters.join(decoder.load_frozen(), factors, adapter.scale))
     return decoder.sampler, weights
 

@@ -32,7 +32,8 @@ MAX_DIGITS = 300  # of an integer; longer ones do not fit a float64
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _NOT_A_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 # Numbers that may not fit a float64: all others have fewer digits, and exponents of two digits.
-_LARGE_NUMBER = re.compile(rf"[0-9]{{{MAX_DIGITS + 1}}}|[0-9.][eE]\+?[0-9]{{3}}")
+# The look-behind keeps the search linear: without it every digit of a long number starts a search.
+_LARGE_NUMBER = re.compile(rf"(?<![0-9])[0-9]{{{MAX_DIGITS + 1}}}|[0-9.][eE]\+?[0-9]{{3}}")
 
 _KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number"}
 

@@ -193,8 +193,11 @@ def load_bank(
     held: dict[str, HeldAdapter] = {}
     for adapter in loaded.adapters:
         place = None
-        if bank.add(adapter.name, adapter.settings, adapter.factors):
-            place = bank.hold(adapter.name)
+        try:
+            if bank.add(adapter.name, adapter.settings, adapter.factors):
+                place = bank.hold(adapter.name)
+        except UserError as error:
+            raise UserError(f"--adapter {adapter.name}={named[adapter.name]}: {error}") from None
         if place is None:
             raise UserError(
                 f"--adapter {adapter.name}={named[adapter.name]}: at most {MOST_SHAPES} different "

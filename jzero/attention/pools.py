@@ -19,6 +19,8 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from jzero.numerics.eight_bits import FORMATS, FP8, INT8, Format, round_to_8_bits
 
+LARGEST = float(jnp.finfo(jnp.bfloat16).max)  # of a key or value
+
 
 class QuantizedPool(NamedTuple):
     """An 8-bit pool: values * scales, with one scale for each KV head of each token.
@@ -105,9 +107,19 @@ def as_stored(
     x: Float[Array, "... D"], storage: DTypeLike, dtype: DTypeLike
 ) -> Float[Array, "... D"]:
     """Returns keys or values as read back from a pool: rounded to the pool's element type."""
+    x = finite_or_zero(x)
     if number_of(storage) is not None:
         return dequantize_kv(*quantize_kv(x, storage)).astype(dtype)
     return decode_kv(encode_kv(x, storage), dtype)
+
+
+def finite_or_zero(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Returns keys or values with zeros for those that are not finite.
+
+    A sequence whose values overflow spoils its own answer. Its pages, and the scratch page, may
+    later be read next to the tokens of another sequence: their weights are 0, but 0 * NaN is NaN.
+    """
+    return jnp.where(jnp.abs(x) <= LARGEST, x, 0)
 
 
 def encode_kv(x: Float[Array, "..."], storage: DTypeLike) -> Shaped[Array, "..."]:
@@ -183,8 +195,10 @@ def write(
     """Returns the pool with keys or values written into it.
 
     Without `offsets`, x [W, page, K, D] has full pages for pages[W] of the pool. With `offsets`,
-    x [W, K, D] has single tokens for the places (pages[W], offsets[W]).
+    x [W, K, D] has single tokens for the places (pages[W], offsets[W]). Values that are not finite
+    are written as zeros.
     """
+    x = finite_or_zero(x)
     if isinstance(pool, QuantizedPool):
         values, scales = quantize_kv(x, pool.values.dtype)
         return QuantizedPool(

@@ -39,7 +39,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jzero.attention.pools import Pool, QuantizedPool, number_of
+from jzero.attention.pools import Pool, QuantizedPool, finite_or_zero, number_of
 from jzero.errors import UserError
 from jzero.numerics.eight_bits import Format, round_quotient
 
@@ -223,7 +223,7 @@ def store_new(which: int, row: int, x: jax.Array, scratch: Scratch, sizes: Sizes
 
     For an 8-bit KV cache they are rounded like `eight_bits.round_to_8_bits`.
     """
-    x = x.astype(jnp.float32)
+    x = finite_or_zero(x.astype(jnp.float32))
     if sizes.number is None:
         scratch.new[which, row] = x
         return

@@ -16,6 +16,10 @@ has other bits on some devices.
 An adapter in the bank never changes: a newer version of it is another adapter with another number.
 It stays in its slot as long as sequences hold it. The least recently used one of the others makes
 room for an adapter that is added.
+
+The rows of all adapters go through the factors of every slot, multiplied by zeros, and 0 * NaN is
+NaN: one value that is not finite would change the rows of everybody. So the slots only ever hold
+values that are finite in the decoder's type, and a slot that its adapter leaves becomes zeros.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -110,6 +114,7 @@ class Group:
     first: int  # the bank's number of its first slot
     factors: qwen.Params  # {"q": {"a": [L, *inputs, n, R], "b": [L, n, R, *outputs]}, ...}
     occupants: list[Occupant | None] = field(default_factory=list)  # by slot
+    left: set[int] = field(default_factory=set)  # slots whose adapters left, not zeros yet
 
     @property
     def is_idle(self) -> bool:
@@ -169,9 +174,10 @@ class AdapterBank:
 
     @property
     def params(self) -> qwen.Params:
-        """The decoder's weights with all adapters. `add` makes earlier ones invalid."""
+        """The decoder's weights with all adapters. `add` and `forget` make earlier ones invalid."""
         factors: dict[str, tuple[BankedFactors, ...]] = {}
         for group in self.groups:
+            self._clear_left(group)
             for name, pair in group.factors.items():
                 banked = BankedFactors(**pair, first=group.first)
                 factors[name] = (*factors.get(name, ()), banked)
@@ -203,6 +209,8 @@ class AdapterBank:
         occupant.num_holders -= 1
         if occupant.is_forgotten and not occupant.num_holders:
             group.occupants[index] = None
+            # Cleared later: the caller may be in the middle of calls with the weights of now.
+            group.left.add(index)
 
     # -- adapters ----------------------------------------------------------------------------------
 
@@ -210,18 +218,22 @@ class AdapterBank:
         """Copies an adapter into a slot. Returns False if sequences hold all slots.
 
         The copy has the decoder's type, and later changes of `adapter` do not affect it. The shape
-        of an adapter that is added for the first time compiles programs at their next call.
+        of an adapter that is added for the first time compiles programs at their next call. Raises
+        UserError if a value is not finite in the decoder's type; then nothing is copied.
         """
         assert key not in self.by_key, f"{key=} is in the bank"
         group = self._group_of(self.shape_of(settings))
         index = None if group is None else self._free_slot(group)
         if group is None or index is None:
             return False
-        self.num_added += 1
-        held = HeldAdapter(group.first + index, settings.scale, self.num_added)
         places = adapter_shardings(self.model, settings, self.mesh)
         factors = adapters.factors_of(jax.tree.map(collectives.place, adapter, places))
-        group.factors = write_slot(group.factors, factors, self._on_device(index))
+        group.factors, is_finite = write_slot(group.factors, factors, self._on_device(index))
+        if not collectives.fetch_global(is_finite):
+            raise UserError(adapters.not_finite_message(self.dtype))
+        group.left.discard(index)
+        self.num_added += 1
+        held = HeldAdapter(group.first + index, settings.scale, self.num_added)
         occupant = Occupant(key, held, settings.rank)
         group.occupants[index] = self.by_key[key] = occupant
         self._use(occupant)
@@ -236,6 +248,8 @@ class AdapterBank:
         if not occupant.num_holders:
             group, index = self._place_of(occupant.held)
             group.occupants[index] = None
+            group.left.add(index)
+            self._clear_left(group)
 
     def read(self, key: str) -> qwen.Params:
         """Returns an adapter of the bank as arrays of NumPy, without padding."""
@@ -249,6 +263,12 @@ class AdapterBank:
             for name, pair in host.items()
         }
         return adapters.tree_of(unpadded)
+
+    def _clear_left(self, group: Group) -> None:
+        """Writes zeros to the slots that adapters have left."""
+        for index in sorted(group.left):
+            group.factors = clear_slot(group.factors, self._on_device(index))
+        group.left.clear()
 
     def _on_device(self, index: int) -> jax.Array:
         return collectives.put(np.array(index, np.int32), NamedSharding(self.mesh, P()))
@@ -419,18 +439,39 @@ def can_hold(model: qwen.QwenConfig, base: qwen.Params, exact: bool) -> bool:
 
 
 @partial(jax.jit, donate_argnums=0)
-def write_slot(factors: qwen.Params, adapter: qwen.Params, index: jax.Array) -> qwen.Params:
-    """Writes an adapter into a slot of a group, padded with zeros."""
+def write_slot(
+    factors: qwen.Params, adapter: qwen.Params, index: jax.Array
+) -> tuple[qwen.Params, jax.Array]:
+    """Writes an adapter into a slot of a group, padded with zeros.
+
+    Returns the factors, and whether the adapter is finite in their type. If not, the slot gets
+    zeros.
+    """
+    cast = jax.tree.map(lambda stacked, factor: factor.astype(stacked.dtype), factors, adapter)
+    is_finite = adapters.all_finite(cast)
 
     def write(stacked: jax.Array, factor: jax.Array, slot_axis: int) -> jax.Array:
         rank_axis = slot_axis + 1
-        widened = jnp.expand_dims(factor.astype(stacked.dtype), slot_axis)
+        widened = jnp.expand_dims(jnp.where(is_finite, factor, 0), slot_axis)
         padding = [(0, 0)] * widened.ndim
         padding[rank_axis] = (0, stacked.shape[rank_axis] - widened.shape[rank_axis])
         padded = jnp.pad(widened, padding)
         return jax.lax.dynamic_update_slice_in_dim(stacked, padded, index, slot_axis)
 
-    return jax.tree.map(write, factors, adapter, slot_axes(factors))
+    return jax.tree.map(write, factors, cast, slot_axes(factors)), is_finite
+
+
+@partial(jax.jit, donate_argnums=0)
+def clear_slot(factors: qwen.Params, index: jax.Array) -> qwen.Params:
+    """Writes zeros to a slot of a group."""
+
+    def clear(stacked: jax.Array, slot_axis: int) -> jax.Array:
+        shape = list(stacked.shape)
+        shape[slot_axis] = 1
+        zeros = jnp.zeros(shape, stacked.dtype)
+        return jax.lax.dynamic_update_slice_in_dim(stacked, zeros, index, slot_axis)
+
+    return jax.tree.map(clear, factors, slot_axes(factors))
 
 
 @partial(jax.jit, static_argnums=1)

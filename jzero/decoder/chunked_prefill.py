@@ -106,6 +106,7 @@ def place(
         filters=sequence.filters,
         adapter=sequence.adapter,
         version=version,
+        owner=sequence.owner,
         beginning=sequence.tokens.ids,
     )
     to_write: list[PageCopy] = engine.place(placement, cached_pages)

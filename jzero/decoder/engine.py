@@ -102,6 +102,7 @@ class Placement:
     # Samples share pages only if their weights are the same: the adapter, and the policy version.
     adapter: HeldAdapter = BASE_MODEL
     version: int = 0
+    owner: str = ""  # see `Sequence.owner`
     reserved_tokens: int = 0  # tokens whose KV the calls dispatched so far may have written
     is_paused: bool = False  # between two turns: the slot keeps its pages and does not decode
     resume_point: ResumePoint[int] | None = None  # for the next call, after a pause
@@ -113,8 +114,12 @@ class Placement:
 
     @property
     def weights(self) -> Hashable:
-        """The weights that compute the sample's keys and values; equal only if they are."""
-        return self.version, self.adapter
+        """The weights that compute the sample's keys and values; equal only if they are.
+
+        Those of two owners count as different. Whether a prompt is cached can be told from the time
+        that it takes, so what is cached for one owner must not serve another.
+        """
+        return self.version, self.adapter, self.owner
 
 
 @dataclass(frozen=True)

@@ -460,7 +460,7 @@ class Scheduler:
 
     def _weights_of(self, sequence: Sequence) -> Hashable:
         """Returns the weights that would compute a sequence now: `Placement.weights`."""
-        return self.version, sequence.adapter
+        return self.version, sequence.adapter, sequence.owner
 
     def _cached_pages(self, sequence: Sequence, shard: int) -> list[int]:
         """Returns the cached pages of a shard with the beginning of a sequence."""
@@ -565,6 +565,7 @@ class Scheduler:
                     filters=sequence.filters,
                     adapter=sequence.adapter,
                     version=sample.version,
+                    owner=sequence.owner,
                     beginning=sequence.tokens.ids,
                 )
                 try:

@@ -57,6 +57,7 @@ class Scoring:
     # Tokens before this one are scored at temperature 1.
     temperature_from: int = 0
     adapter: HeldAdapter = BASE_MODEL  # its weights, if the engine's have an adapter bank
+    owner: str = ""  # see `Sequence.owner`
     # Other tokens that are scored at temperature 1 in the place of each token from `first` on; -1
     # is padding.
     given: Int32[np.ndarray, "scored K"] | None = None
@@ -302,9 +303,10 @@ class Scorer:
         # The token before `first` is computed, because its output gives the score of `first`.
         most_pages = (scoring.first - 1) // page_size
 
-        def count_pages(adapter: HeldAdapter, tokens: Int32[np.ndarray, " tokens"]) -> int:
-            # Other weights compute other keys and values from the same tokens.
-            if adapter != scoring.adapter:
+        def count_pages(other: Sequence | Scoring, tokens: Int32[np.ndarray, " tokens"]) -> int:
+            # Other weights compute other keys and values from the same tokens, and the pages of
+            # another owner are not shared.
+            if (other.adapter, other.owner) != (scoring.adapter, scoring.owner):
                 return 0
             return min(most_pages, count_common(scoring.tokens, tokens) // page_size)
 
@@ -316,19 +318,19 @@ class Scorer:
         for slot, sequence in in_slots.items():
             # A prefill has written the prompt. The tokens after it may belong to a reply, which
             # later calls will write.
-            count = count_pages(sequence.adapter, sequence.prompt_tokens)
+            count = count_pages(sequence, sequence.prompt_tokens)
             if count > len(best):
                 shard = engine.shard_of(slot)
                 best = engine.pages_of(shard, slot % engine.slots_per_shard)[:count]
         most_coming = 0
         used: ScoredRow | None = None
         for row in itertools.chain.from_iterable(self.rows):
-            adapter, tokens = row.scoring.adapter, row.scoring.tokens
-            if (count := count_pages(adapter, tokens[: row.position])) > len(best):
+            tokens = row.scoring.tokens
+            if (count := count_pages(row.scoring, tokens[: row.position])) > len(best):
                 used, shard = row, row.shard
                 best = engine.pages_of(shard, engine.slots_per_shard + row.row)[:count]
             if not row.has_ended:
-                most_coming = max(most_coming, count_pages(adapter, tokens[: row.num_inputs]))
+                most_coming = max(most_coming, count_pages(row.scoring, tokens[: row.num_inputs]))
         if used is not None and used.has_ended:
             self.rows[shard].remove(used)
             self.rows[shard].append(used)  # the rows are in the order of their last use

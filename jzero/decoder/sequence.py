@@ -47,6 +47,7 @@ class Sequence:
     filters: Filters | None = None  # of a request to a server; None: those of the settings
     stop_ids: tuple[int, ...] = ()  # end a turn, besides those of the engine
     adapter: HeldAdapter = BASE_MODEL  # its weights, if the engine's have an adapter bank
+    owner: str = ""  # keys and values are shared among sequences of one owner only
     cached_tokens: int = 0  # of the prompt, whose KV was in the prefix cache
 
     def __post_init__(self) -> None:

@@ -27,6 +27,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import PyTree
 
 from jzero.config import AdapterConfig
 from jzero.errors import UserError
@@ -240,6 +242,21 @@ def tree_of(factors: Params) -> Params:
 
 
 # -- base and adapter combined ---------------------------------------------------------------------
+
+
+def all_finite(tree: PyTree) -> jax.Array:
+    """Returns bool[]: whether every value of a tree of arrays is finite, such as of an adapter."""
+    finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]
+    return jnp.stack(finite).all()
+
+
+def not_finite_message(dtype: DTypeLike) -> str:
+    """Returns why an adapter is refused that is not finite in the type that it is computed in."""
+    name = jnp.dtype(dtype).name
+    return (
+        f"the adapter has values that are not finite in {name} (at most {jnp.finfo(dtype).max:.2e} "
+        "in size): it is of a run that failed; use an earlier checkpoint"
+    )
 
 
 def join(base: Params, adapter: Params, scale: float) -> Params:

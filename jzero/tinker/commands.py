@@ -56,6 +56,8 @@ class Future:
     created: float = field(default_factory=time.monotonic)
     result: Result | None = None
     is_done: asyncio.Event = field(default_factory=asyncio.Event)
+    # Called in the event loop when there is a result.
+    when_done: Callable[[], None] | None = None
 
     @property
     def size(self) -> int:
@@ -64,23 +66,38 @@ class Future:
         return len(self.result) if isinstance(self.result, bytes) else 256
 
 
+@dataclass(eq=False)
+class Ledger:
+    """The promises of one owner."""
+
+    by_id: dict[str, Future] = field(default_factory=dict)  # in the order of their creation
+    num_bytes: int = 0  # of the results
+
+
 class Futures:
-    """All promises of the server, bounded in number, bytes and time."""
+    """All promises of the server, bounded for every owner in number and bytes, and in time."""
 
     def __init__(self, most: int, most_bytes: int, seconds: float) -> None:
+        """most, most_bytes: of each owner."""
         self.most = most
         self.most_bytes = most_bytes
         self.seconds = seconds
         self.by_id: dict[str, Future] = {}  # in the order of their creation
-        self.num_bytes = 0  # of the results
+        self.ledgers: dict[str, Ledger] = {}  # by owner
+
+    @property
+    def num_bytes(self) -> int:
+        """Returns the bytes of all results."""
+        return sum(ledger.num_bytes for ledger in self.ledgers.values())
 
     def new(self, owner: str, prefix: str = "") -> Future:
-        """Returns a new promise. Raises TooBusyError if too many are pending."""
+        """Returns a new promise. Raises TooBusyError if the owner has too many pending ones."""
         self.expire()
-        if len(self.by_id) >= self.most and not self.drop_oldest_done():
-            raise TooBusyError(f"{self.most} requests are pending")
+        ledger = self.ledgers.setdefault(owner, Ledger())
+        if len(ledger.by_id) >= self.most and not self.drop_oldest_done(ledger):
+            raise TooBusyError(f"{self.most} requests of this key are pending: --max-futures")
         future = Future(prefix + uuid.uuid4().hex, owner)
-        self.by_id[future.request_id] = future
+        self.by_id[future.request_id] = ledger.by_id[future.request_id] = future
         return future
 
     def finish(self, future: Future, result: Result) -> None:
@@ -88,35 +105,49 @@ class Futures:
         if future.result is not None:
             return
         future.result = result
-        self.num_bytes += future.size
         future.is_done.set()
+        if future.when_done is not None:
+            future.when_done()
+        if future.request_id not in self.by_id:
+            return
+        ledger = self.ledgers[future.owner]
+        ledger.num_bytes += future.size
         # The new result is kept even if it exceeds the limit: its client has not read it yet.
-        while self.num_bytes > self.most_bytes and self.drop_oldest_done(keep=future):
+        while ledger.num_bytes > self.most_bytes and self.drop_oldest_done(ledger, keep=future):
             pass
 
     def expire(self) -> None:
         """Drops the results that are too old."""
         horizon = time.monotonic() - self.seconds
-        for future in list(self.by_id.values()):
+        old = []
+        for future in self.by_id.values():
             # In order of creation, so all later promises are younger.
             if future.created > horizon:
                 break
             if future.result is not None:
-                self.drop(future)
+                old.append(future)
+        for future in old:
+            self.drop(future)
 
-    def drop_oldest_done(self, keep: Future | None = None) -> bool:
-        """Drops the oldest result. Returns whether there was one."""
-        for future in self.by_id.values():
+    def drop_oldest_done(self, ledger: Ledger, keep: Future | None = None) -> bool:
+        """Drops the oldest result of an owner. Returns whether there was one."""
+        for future in ledger.by_id.values():
             if future.result is not None and future is not keep:
                 self.drop(future)
                 return True
         return False
 
     def drop(self, future: Future) -> None:
-        """Forgets a promise."""
+        """Forgets a promise, and frees the memory of its result."""
         del self.by_id[future.request_id]
+        ledger = self.ledgers[future.owner]
+        del ledger.by_id[future.request_id]
         if future.result is not None:
-            self.num_bytes -= future.size
+            ledger.num_bytes -= future.size
+            # The logs of commands and of samples still have the promise, to know its number.
+            future.result = b""
+        if not ledger.by_id:
+            del self.ledgers[future.owner]
 
     async def wait(self, future: Future, seconds: float) -> Result | None:
         """Returns the result, or None if there is none after `seconds`."""

@@ -39,6 +39,7 @@ CONFIG: Mapping[str, tuple[str, ...]] = {
     "cispo": ("clip_low_threshold", "clip_high_threshold"),
     "dro": ("beta",),
 }
+LARGEST_SETTING = 1e30  # of loss_fn_config, in size
 ROWS_MOST = 512  # rows of a microbatch
 LEAST_SHARED = 32  # tokens: shorter prefixes are not worth another layout
 LEAST_GAIN = 0.8  # of the tokens of plain rows: with more, rows are plain and compile less
@@ -94,8 +95,10 @@ def read_batch(
     data = []
     for index, datum in enumerate(sent):
         assert isinstance(datum, dict)
-        data.append(read_datum(f"datum {index}", datum, loss, config, limits.max_targets))
-        check_tokens(f"datum {index}", data[-1], vocabulary, longest)
+        name = f"datum {index}"
+        tokens = read_tokens(name, datum, longest)
+        data.append(read_datum(name, datum, tokens, loss, config, limits.max_targets))
+        check_tokens(name, data[-1], vocabulary)
     return FwdBwd(
         model_id=text_of(request, "model_id"),
         seq_id=number_of(request, "seq_id"),
@@ -131,17 +134,25 @@ def read_config(request: wire.Message, loss: str) -> dict[str, float]:
             number = value.get("number") if isinstance(value, dict) else value
             if name not in CONFIG.get(loss, ()):
                 raise UserError(f"loss_fn_config.{shown(name)} is not served with loss_fn={loss}")
-            if not isinstance(number, float) or not np.isfinite(number):
-                raise UserError(f"loss_fn_config.{name}: send a finite number")
+            # The device computes in float32, where 1e39 is infinite.
+            if not isinstance(number, float) or not abs(number) <= LARGEST_SETTING:
+                raise UserError(
+                    f"loss_fn_config.{name}={number}: send a number of at most {LARGEST_SETTING:g} "
+                    "in size"
+                )
             config[name] = number
     return config
 
 
 def read_datum(
-    name: str, datum: wire.Message, loss: str, config: Mapping[str, float], max_targets: int
+    name: str,
+    datum: wire.Message,
+    tokens: Int32[np.ndarray, " N"],
+    loss: str,
+    config: Mapping[str, float],
+    max_targets: int,
 ) -> Datum:
     """Returns one datum. Raises UserError or WireError for an input that the loss does not have."""
-    tokens = read_tokens(name, datum)
     sent = datum.get("loss_fn_inputs", {})
     assert isinstance(sent, dict)
     inputs = {}
@@ -149,7 +160,7 @@ def read_datum(
         if field != "target_tokens" and field not in INPUTS[loss]:
             raise UserError(f"{name}: loss_fn_inputs.{shown(field)} is not an input of {loss}")
         assert isinstance(tensor, dict)
-        inputs[field] = wire.dense(f"{name}.{field}", tensor)
+        inputs[field] = wire.dense(f"{name}.{field}", tensor, len(tokens) * max_targets)
     targets = inputs.pop("target_tokens", None)
     if targets is None:
         raise UserError(f"{name}: loss_fn_inputs.target_tokens is missing")
@@ -210,8 +221,11 @@ def read_datum(
     )
 
 
-def read_tokens(name: str, datum: wire.Message) -> Int32[np.ndarray, " N"]:
-    """Returns the input of a datum, whose chunks are concatenated."""
+def read_tokens(name: str, datum: wire.Message, longest: int) -> Int32[np.ndarray, " N"]:
+    """Returns the input of a datum, whose chunks are concatenated.
+
+    Raises UserError if it is empty or longer than `longest`.
+    """
     chunks = datum.get("model_input", [])
     assert isinstance(chunks, list)
     parts = []
@@ -221,13 +235,14 @@ def read_tokens(name: str, datum: wire.Message) -> Int32[np.ndarray, " N"]:
         if not isinstance(text, dict):
             raise UserError(f"{name}: only encoded_text is served: no images, no sound")
         parts.append(wire.integers(name, text.get("tokens")))
-    return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+    tokens = np.concatenate(parts) if parts else np.zeros(0, np.int32)
+    if not 1 <= len(tokens) <= longest:
+        raise UserError(f"{name} has {len(tokens)} tokens: send 1 to {longest}")
+    return tokens
 
 
-def check_tokens(name: str, datum: Datum, vocabulary: int, longest: int) -> None:
-    """Raises UserError for an empty or too long input, or a token outside of the vocabulary."""
-    if not 1 <= len(datum.tokens) <= longest:
-        raise UserError(f"{name} has {len(datum.tokens)} tokens: send 1 to {longest}")
+def check_tokens(name: str, datum: Datum, vocabulary: int) -> None:
+    """Raises UserError for a token outside of the vocabulary."""
     for field, ids in (("model_input", datum.tokens), ("target_tokens", datum.targets)):
         if ids.min() < 0 or ids.max() >= vocabulary:
             raise UserError(f"{name}: {field} has a token outside of 0 to {vocabulary - 1}")

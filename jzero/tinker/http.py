@@ -8,11 +8,13 @@
 """
 
 import asyncio
+import contextlib
 import itertools
-import json
+import traceback
 import zlib
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
@@ -21,14 +23,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from jzero.errors import UserError
+from jzero.errors import UserError, shown
+from jzero.http import parse_json
 from jzero.servers.bodies import Bodies
 from jzero.servers.connections import admit
 from jzero.servers.rules import JSON_TYPE, Hosts, Rules, refuse_as_detail
 from jzero.tinker import bodies, wire
 from jzero.tinker.commands import PROTOBUF, Failure, TooBusyError
+from jzero.tinker.datums import number_of, text_of
 from jzero.tinker.service import SAMPLE_PREFIX, Answer, NotFoundError, Service
 from jzero.tinker.sessions import Keys
+from jzero.types import JsonValue
 
 PREFIX = "/api/v1"
 HOUSEKEEPING_SECONDS = 1.0
@@ -38,7 +43,17 @@ BODIES_HELD = 64  # full-size bodies at once, which are on disk
 SMALL_BODY_BYTES = 1 << 16  # of all calls but those with data or prompts
 TELEMETRY_BYTES = 1 << 20
 
+# Bodies are decoded in threads: polls wait in the event loop, for everybody.
+READING_THREADS = 4
+# Smaller bodies are parsed in the event loop: a few milliseconds, less than a thread would cost.
+INLINE_BYTES = 16 << 10
+MOST_CONTAINERS = 20_000  # lists and objects of a JSON body
+BYTES_A_VALUE = 16  # of a JSON body: a token of 10 digits, with a comma and spaces
+FIELDS_A_DATUM = 64  # of a protobuf body: chunks, tensors and their fields
+
 AnyBody = TypeVar("AnyBody", bound=BaseModel)
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -57,38 +72,95 @@ class Api:
         self.service = service
         self.keys = keys
         self.bodies = Bodies(BODIES_HELD * service.limits.max_body_bytes)
+        service.divide(keys.num_owners)
+        self.threads = ThreadPoolExecutor(READING_THREADS, "read")
+        # One body of an owner is read at a time: the threads are for all owners.
+        self.turns: dict[str, asyncio.Lock] = {}
+        limits = service.limits
+        room = service.sampling.engine.max_sequence_tokens
+        # A prompt, and the named tokens of every position of it.
+        self.most_values = MOST_CONTAINERS + room * (limits.max_targets + 4)
+        self.most_fields = 1000 + FIELDS_A_DATUM * limits.max_datums
 
     # -- bodies ----------------------------------------------------------------------------------
 
-    async def read(self, request: Request, most: int = SMALL_BODY_BYTES) -> bytes:
-        """Returns the decompressed body. Raises an error if it has more than `most` bytes."""
+    @contextlib.asynccontextmanager
+    async def content(self, request: Request, most: int = SMALL_BODY_BYTES) -> AsyncIterator[bytes]:
+        """Yields the decompressed body, whose bytes count for its owner until the block ends.
+
+        Raises an error if it has more than `most` bytes, and TooBusyError if the bodies of its
+        owner have too many.
+        """
+        owner, held = owner_of(request), self.service.held
         most = min(most, self.service.limits.max_body_bytes)
-        async with self.bodies.spool(request, most, " (--max-body-bytes)") as file:
-            data = file.read()
-        encoding = request.headers.get("content-encoding", "identity")
-        return decompress(data, encoding, most)
+        # A body without a Content-Length may have `most` bytes. A wrong one is an error of HTTP.
+        announced = request.headers.get("content-length", "")
+        size = min(most, int(announced[:18])) if announced.isdigit() else most
+        with held.held(owner, size):
+            async with self.bodies.spool(request, most, " (--max-body-bytes)") as file:
+                data = file.read()
+            encoding = request.headers.get("content-encoding", "identity")
+            if encoding == "identity":
+                yield data
+                return
+            plain = await self.in_thread(owner, decompress, data, encoding, most)
+            with held.held(owner, len(plain)):
+                yield plain
+
+    async def in_thread(
+        self,
+        owner: str,
+        work: Callable[Arguments, Result],
+        *given: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> Result:
+        """Returns the result of `work`, which runs in a thread when it is the owner's turn."""
+        loop = asyncio.get_running_loop()
+        async with self.turns.setdefault(owner, asyncio.Lock()):
+            return await loop.run_in_executor(self.threads, lambda: work(*given, **named))
+
+    def parse(self, raw: bytes) -> dict[str, JsonValue]:
+        """Returns the object of a JSON body. Raises BodyError. Any thread may call this."""
+        num_containers = raw.count(b"[") + raw.count(b"{")
+        num_values = num_containers + raw.count(b",")
+        if num_containers > MOST_CONTAINERS or num_values > self.most_values:
+            raise BodyError(
+                413,
+                f"the body has {num_values} values in {num_containers} lists and objects: send at "
+                f"most {self.most_values} in {MOST_CONTAINERS}",
+            )
+        if len(raw) > BYTES_A_VALUE * self.most_values:
+            raise BodyError(413, f"the body has more than {BYTES_A_VALUE * self.most_values} bytes")
+        try:
+            fields = parse_json(raw or b"{}")
+        except (ValueError, RecursionError) as error:
+            raise BodyError(400, f"the body is no JSON: {shown(str(error))}") from None
+        if not isinstance(fields, dict):
+            raise BodyError(422, "the body is no JSON object")
+        return fields
 
     async def body(self, request: Request, kind: type[AnyBody]) -> AnyBody:
         """Returns the JSON body as an object. Raises BodyError or ValidationError."""
-        # A prompt may be long; all other bodies in JSON are short.
-        limits = self.service.limits
-        most = limits.max_body_bytes if kind is bodies.Sample else SMALL_BODY_BYTES
-        raw = await self.read(request, most)
-        try:
-            fields = json.loads(raw or b"{}")
-        except (ValueError, RecursionError):
-            raise BodyError(400, "the body is no JSON") from None
-        if not isinstance(fields, dict):
-            raise BodyError(422, "the body is no JSON object")
-        try:
+        fields: dict[str, JsonValue] = {}
+
+        def read(raw: bytes) -> AnyBody:
+            fields.update(self.parse(raw))
             return kind.model_validate(fields)
+
+        # A prompt may be long; all other bodies in JSON are short.
+        most = self.service.limits.max_body_bytes if kind is bodies.Sample else SMALL_BODY_BYTES
+        try:
+            async with self.content(request, most) as raw:
+                if len(raw) <= INLINE_BYTES:
+                    return read(raw)
+                return await self.in_thread(owner_of(request), read, raw)
         # A refused call uses up its seq_id: the SDK continues with the next one, and without this
         # the model would wait for the refused number forever.
         except ValidationError:
             self.consume(request, fields)
             raise
 
-    def consume(self, request: Request, fields: dict[str, object]) -> None:
+    def consume(self, request: Request, fields: Mapping[str, object]) -> None:
         """Counts the number of a refused command as used, if it has one."""
         model_id, number = fields.get("model_id"), fields.get("seq_id")
         if isinstance(model_id, str) and isinstance(number, int):
@@ -103,7 +175,9 @@ class Api:
             body = await self.body(request, kind)
             try:
                 return JSONResponse(answer(owner_of(request), body))
-            except (UserError, NotFoundError):
+            except TooBusyError:
+                raise  # the client sends the same number again
+            except Exception:
                 self.consume(request, body.model_dump())
                 raise
 
@@ -117,8 +191,10 @@ class Api:
                 query_number(request, name, default)
                 for name, default in (("offset", 0), ("limit", 100))
             )
-            limit = min(limit, MOST_LISTED)
-            return JSONResponse(answer(request, owner_of(request), offset, limit))
+            limit, owner = min(limit, MOST_LISTED), owner_of(request)
+            # Lists read every record of the store.
+            listed = await self.in_thread(owner, answer, request, owner, offset, limit)
+            return JSONResponse(listed)
 
         return handle
 
@@ -126,10 +202,29 @@ class Api:
         """Answers POST forward_backward, the one call with a protobuf body."""
         if PROTOBUF not in request.headers.get("content-type", ""):
             raise BodyError(400, f"forward_backward has a body of {PROTOBUF}: update the SDK")
-        message = wire.decode(
-            "ForwardBackwardRequest", await self.read(request, self.service.limits.max_body_bytes)
-        )
-        return JSONResponse(self.service.forward_backward(owner_of(request), message))
+        owner, message = owner_of(request), wire.Message()
+        most = {"data": self.service.limits.max_datums}
+        try:
+            async with self.content(request, self.service.limits.max_body_bytes) as data:
+                await self.in_thread(
+                    owner,
+                    wire.decode_into,
+                    message,
+                    "ForwardBackwardRequest",
+                    data,
+                    self.most_fields,
+                    most,
+                )
+                # The same for a call that is repeated after a lost answer.
+                model_id, number = text_of(message, "model_id"), number_of(message, "seq_id")
+                answer = self.service.promised(owner, model_id, number)
+                if answer is None:
+                    call = await self.in_thread(owner, self.service.read_batch, message)
+                    answer = self.service.forward_backward(owner, call, len(data))
+                return JSONResponse(answer)
+        except (UserError, wire.WireError):
+            self.consume(request, message)
+            raise
 
     async def retrieve_future(self, request: Request) -> Response:
         """Answers a poll, which waits for the result for a while."""
@@ -140,7 +235,7 @@ class Api:
             is_sample = body.request_id.startswith(SAMPLE_PREFIX)
             # The SDK submits a sample anew after 410; 404 ends its call with an error.
             status = 410 if is_sample else 404
-            return JSONResponse({"detail": f"there is no request {body.request_id}"}, status)
+            return JSONResponse({"detail": f"there is no request {shown(body.request_id)}"}, status)
         # The SDK polls again at once after 408, so the server holds the poll. The SDK gives up on a
         # poll after 45 seconds, which the default of 30 stays below.
         result = await futures.wait(future, self.service.limits.poll_seconds)
@@ -153,17 +248,24 @@ class Api:
         # client stays usable.
         return JSONResponse(result.body if isinstance(result, Failure) else result)
 
+    async def discard(self, request: Request, most: int = SMALL_BODY_BYTES) -> None:
+        """Reads a body that has nothing to say."""
+        async with self.content(request, most):
+            pass
+
     async def config(self, request: Request) -> Response:
         """Answers the flags by which the server bounds its clients."""
-        await self.read(request)
-        limits = self.service.limits
+        await self.discard(request)
+        limits, shares = self.service.limits, self.service.shares
         # These are flags of the SDK, with its own defaults as upper bounds. Half a body leaves room
         # for the encoding around the data of a chunk.
         return JSONResponse(
             {
                 "fwdbwd_max_chunk_len": limits.max_datums,
                 "fwdbwd_max_chunk_bytes_count": min(5_000_000, limits.max_body_bytes // 2),
-                "sample_max_concurrent_requests": min(2000, limits.max_waiting_sequences),
+                "sample_max_concurrent_requests": min(
+                    2000, shares.of("max_waiting_sequences"), shares.of("max_requests")
+                ),
             }
         )
 
@@ -173,7 +275,7 @@ class Api:
 
     async def telemetry(self, request: Request) -> Response:
         """Drops what clients report."""
-        await self.read(request, TELEMETRY_BYTES)
+        await self.discard(request, TELEMETRY_BYTES)
         return JSONResponse({"status": "accepted"})
 
     async def health(self, request: Request) -> Response:
@@ -183,7 +285,7 @@ class Api:
         return JSONResponse(self.service.capabilities())
 
     async def finish_session(self, request: Request) -> Response:
-        await self.read(request)
+        await self.discard(request)
         owner = owner_of(request)
         self.service.end_session(self.service.session(owner, request.path_params["session"]))
         return JSONResponse({})
@@ -219,7 +321,7 @@ class Api:
 
     async def not_served(self, request: Request) -> Response:
         """Answers every other path."""
-        return JSONResponse({"detail": f"{request.url.path} is not served"}, 404)
+        return JSONResponse({"detail": f"{shown(request.url.path)} is not served"}, 404)
 
     # -- the application ---------------------------------------------------------------------------
 
@@ -313,7 +415,8 @@ class Api:
             # uvicorn creates the loop, so the service learns it from the first request. No result
             # of the worker can come before that.
             self.service.loop = asyncio.get_running_loop()
-            return await handler(request)
+            with self.service.requests.held(owner):
+                return await handler(request)
 
         return self.answered(handle)
 
@@ -341,6 +444,10 @@ class Api:
             # The connection is gone. Without this the server would log a traceback.
             except ClientDisconnect:
                 return Response(status_code=400)
+            except Exception as error:
+                traceback.print_exc()
+                detail = f"the server failed ({type(error).__name__}): see its log"
+                return JSONResponse({"detail": detail}, 500)
 
         return handle
 
@@ -348,10 +455,22 @@ class Api:
         """Runs the housekeeping until it is cancelled."""
         for second in itertools.count():
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
-            self.service.keep_house()
+            # An error, such as a full disk, must not end the housekeeping: sessions would stay.
+            with printed_errors():
+                self.service.keep_house()
             if second % SWEEP_EVERY == 0:
-                # Deleting files may take seconds, and polls wait in this loop.
-                await asyncio.to_thread(self.service.store.sweep)
+                with printed_errors():
+                    # Deleting files may take seconds, and polls wait in this loop.
+                    await asyncio.to_thread(self.service.store.sweep)
+
+
+@contextlib.contextmanager
+def printed_errors() -> Iterator[None]:
+    """Prints the traceback of an error in the block, and continues after it."""
+    try:
+        yield
+    except Exception:
+        traceback.print_exc()
 
 
 def make_rules(hosts: Hosts) -> Rules:
@@ -382,14 +501,15 @@ def query_number(request: Request, name: str, default: int) -> int:
     text = request.query_params.get(name, str(default))
     # isdigit also accepts digits of other scripts and superscripts.
     if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise BodyError(422, f"{name}={text!r} is no number")
+        raise BodyError(422, f"{name}={shown(text)} is no number")
     return int(text)
 
 
 def validation_message(error: ValidationError) -> str:
     """Returns the first mistake of a body."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    place = ".".join(shown(str(part)) for part in first["loc"])
+    return f"{place}: {' '.join(first['msg'].split())}"
 
 
 def decompress(data: bytes, encoding: str, most: int) -> bytes:
@@ -424,4 +544,4 @@ def decompress(data: bytes, encoding: str, most: int) -> bytes:
         if len(plain) > most:
             raise too_large
         return plain
-    raise BodyError(415, f"Content-Encoding {encoding} is not served: send gzip")
+    raise BodyError(415, f"Content-Encoding {shown(encoding)} is not served: send gzip")

@@ -1,4 +1,7 @@
-"""The limits of the Tinker server on sizes, counts and waiting times, each a flag."""
+"""The limits of the Tinker server on sizes, counts and waiting times, each a flag.
+
+With a file of keys, every key has an equal share of the limits on counts and bytes (`shares.py`).
+"""
 
 from dataclasses import dataclass, field
 
@@ -27,6 +30,17 @@ class TinkerLimits(ServerLimits):
     )
     max_samples: int = field(default=256, metadata={"least": 1, "help": "num_samples of a request"})
     max_sessions: int = field(default=64, metadata={"least": 1, "help": "open sessions"})
+    max_samplers: int = field(
+        default=4096,
+        metadata={"least": 1, "help": "sampling sessions; beyond it a key's oldest one is dropped"},
+    )
+    max_requests: int = field(
+        default=2048, metadata={"least": 1, "help": "requests that are answered at a time"}
+    )
+    max_held_bytes: int = field(
+        default=1 << 30,
+        metadata={"least": 1, "help": "bytes of bodies that arrive, and of queued commands"},
+    )
     max_snapshots: int = field(
         default=256,
         metadata={"least": 1, "help": "snapshots of weights for sampling, on device or host"},

@@ -68,6 +68,9 @@ def read_targets(body: TensorBody, prompt_length: int, vocabulary: int, most: in
     shape = body.shape
     if shape is None or len(shape) != 2 or shape[0] != prompt_length - 1:
         raise UserError(f"{NAME}: the shape is {shape}, and not [{prompt_length - 1}, K]")
+    # A list with one float is read as floats, and would be cut off to integers.
+    if any(isinstance(item, float) for item in body.data):
+        raise UserError(f"{NAME}: a token is a float: send integers")
     try:
         ids = np.array(body.data, np.int64)
     except OverflowError:

@@ -2,13 +2,13 @@
 
 A snapshot is a copy of an adapter, which training does not change. Requests for all snapshots are
 decoded together (continuous batching), and a request joins at the next call of the device: the
-snapshots in use are in the decoder's `AdapterBank`. The KV cache is shared only among requests for
-one snapshot. Adapters of experts cannot be in a bank; models with experts decode the requests for
-one snapshot after the other.
+snapshots in use are in the decoder's `AdapterBank`. The KV cache is shared only among requests of
+one owner for one snapshot. Adapters of experts cannot be in a bank; models with experts decode the
+requests for one snapshot after the other.
 """
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -31,13 +31,15 @@ from jzero.model import adapters, qwen
 from jzero.sharding.mesh import adapter_shardings
 from jzero.tinker import wire
 from jzero.tinker.prompt_targets import PromptTargets
-from jzero.tinker.tenants import Shape
+from jzero.tinker.tenants import Shape, is_finite_in
 
 BASE = "base"  # key of the model without an adapter
 COALESCE_SECONDS = 0.01  # clients send equal prompts one by one: a group shares one prefill
+ACTIVE_SECONDS = 600.0  # after an owner's last request, for which slots are left to her
 SWITCH_SECONDS = 1.0  # of decoding one snapshot, if others wait and there is no bank
 # Filters are data, so that requests with other filters are decoded together.
 REQUESTS = Samples(is_trained=False, has_choices=True)
+GONE = "the weights of this sampling client are gone: make a new client"
 # The API's value of an empty cell, with token 0.
 NO_LOGPROB = -99999.0  # of an empty cell
 
@@ -64,6 +66,7 @@ class Request:
     prompt_logprobs_from: int = 1  # the first prompt token that has log-probs
     targets: PromptTargets | None = None
     num_alternatives: int = 0  # tokens to draw in the place of every prompt token
+    owner: str = ""  # the name of the key
 
     @property
     def has_prompt_scores(self) -> bool:
@@ -100,6 +103,12 @@ class Live:
     prompt_scoring: Scoring | None = None
     sampled_scorings: list[Scoring] = field(default_factory=list)
     num_to_score: int = 0
+    is_cancelled: bool = False  # no more samples begin
+
+    @property
+    def num_expected(self) -> int:
+        """The samples that are answered."""
+        return len(self.sequences) if self.is_cancelled else self.request.num_samples
 
 
 @dataclass(eq=False)
@@ -152,17 +161,27 @@ class Snapshots:
         self.share: Callable[[Callable[[], dict]], dict] = call
 
     def take(self, key: str, shape: Shape, params: qwen.Params) -> None:
-        """Copies an adapter as the snapshot `key`."""
+        """Copies an adapter as the snapshot `key`.
+
+        Raises UserError if the adapter is not finite in the decoder's type; there is no snapshot
+        `key` then.
+        """
         self.evict(key)
-        snapshot = self.by_key[key] = Snapshot(shape, None)
+        snapshot = Snapshot(shape, None)
         if self.bank is None or not self.bank.add(key, shape.settings, params):
             snapshot.adapter = self.on_host(params)
+        self.by_key[key] = snapshot
 
     def on_host(self, params: qwen.Params) -> qwen.Params:
-        """Returns a copy of an adapter on the host, in the decoder's type."""
+        """Returns a copy of an adapter on the host, in the decoder's type.
+
+        Raises UserError if a value is not finite in that type.
+        """
 
         def copy(leaf: jax.Array | np.ndarray) -> np.ndarray:
             whole = leaf if isinstance(leaf, np.ndarray) else collectives.fetch_global(leaf)
+            if not is_finite_in(whole, self.dtype):
+                raise UserError(adapters.not_finite_message(self.dtype))
             return whole.astype(self.dtype)
 
         return jax.tree.map(copy, params)
@@ -193,7 +212,7 @@ class Snapshots:
 
         def read() -> dict:
             if key not in self.readers:
-                raise UserError("the weights of this sampling client are gone: make a new client")
+                raise UserError(GONE)
             shape, params = self.readers[key]()
             return shape._asdict() | {"params": params}
 
@@ -260,6 +279,11 @@ class Sampling:
         self.seed = seed
         self.decode = decode
         self.waiting: deque[Request] = deque()
+        # By the id of requests that wait: those of which some samples have begun, and those that
+        # were live when a call failed.
+        self.begun: dict[int, Live] = {}
+        self.suspects: set[int] = set()
+        self.last_seen: dict[str, float] = {}  # by owner: when a request waited, by `clock`
         self.live: dict[Sequence, Live] = {}
         self.scoring: dict[Scoring, Live] = {}
         self.num_prompts = 0  # numbers the groups that share pages
@@ -283,6 +307,9 @@ class Sampling:
             )
         if max(request.topk_prompt, request.topk_sampled) > MAX_ALTERNATIVES:
             raise UserError(f"top-k log-probs: k is at most {MAX_ALTERNATIVES}")
+        # These become arrays of int32, together with those of other requests.
+        if max(request.top_k, *request.stop_ids, *request.noise) >= 2**31:
+            raise UserError("top_k, a stop token or a seed does not fit 32 bits")
 
     def weights_of(self, request: Request) -> str:
         """Returns the key of the weights that a request needs. Requests of one key are a batch."""
@@ -334,7 +361,7 @@ class Sampling:
             # Without any live request the failure is not theirs: the next attempt would repeat it.
             if not (self.live or self.scoring):
                 self.fail_waiting(key, error)
-            self.fail_live(error)
+            self.fail_or_repeat_live(error)
             raise
         finally:
             # Frees the pages of sequences that an exception has left unfinished.
@@ -342,56 +369,133 @@ class Sampling:
             self.prefills += scheduler.counters.prefills
 
     def admit(self, scheduler: Scheduler, key: str) -> Groups:
-        """Moves requests of a batch into the scheduler, as many as there are free slots."""
+        """Moves requests of a batch into the scheduler, as many as there are free slots.
+
+        The owner with the fewest live samples is next. See `room_of`.
+        """
         groups: dict[tuple, list[Sequence]] = {}
-        others: deque[Request] = deque()
-        while self.waiting:
-            request = self.waiting.popleft()
-            # A request with more samples than slots is admitted when nothing else is live; its
-            # samples then wait in the scheduler.
-            has_room = len(self.live) + request.num_samples <= self.engine.max_concurrent_decodes
-            if self.weights_of(request) != key or (self.live and not has_room):
-                others.append(request)
+        num_live = Counter(live.request.owner for live in self.live.values())
+        queues: dict[str, deque[Request]] = {}
+        for request in self.chosen(key):
+            queues.setdefault(request.owner, deque()).append(request)
+        placed: set[int] = set()
+        while queues:
+            owner = min(queues, key=num_live.__getitem__)
+            request = queues[owner].popleft()
+            if not queues[owner]:
+                del queues[owner]
+            count = self.room_of(request, num_live[owner])
+            if not count:
                 continue
             try:
-                adapter = self.snapshots.hold(request.snapshot)
-            except UserError as error:
+                live = self.begun.get(id(request)) or self.begin(scheduler, request)
+            except Exception as error:
+                # A damaged checkpoint, for example: the requests of others do not need it.
+                placed.add(id(request))
                 request.done(error)
                 continue
-            if adapter is None:
+            if live is None:
                 # Later requests wait as well, or the first one might never get a slot of the bank.
-                others.append(request)
-                others.extend(self.waiting)
-                self.waiting.clear()
                 break
-            live = Live(request, adapter)
-            # Equal prompts share one prefill, whichever requests they are of.
-            shared = adapter, request.prompt, request.temperature, request.filters
-            group = groups.setdefault(shared, [])
-            if not group:
-                self.num_prompts += 1
-            for index, noise in enumerate(request.noise):
-                sequence = Sequence(
-                    prompt_id=self.num_prompts,
-                    sample_index=index,
-                    request_id=noise,
-                    prompt_tokens=np.array(request.prompt, np.int32),
-                    length_limit=len(request.prompt) + request.max_tokens,
-                    temperature=request.temperature,
-                    stop_strings=list(request.stop_strings),
-                    filters=request.filters,
-                    stop_ids=request.stop_ids,
-                    adapter=adapter,
-                )
-                # The scheduler shares the pages of a prompt among sequences with equal prompt_id.
-                if group:
-                    sequence.prompt_id = group[0].prompt_id
-                group.append(sequence)
-                live.sequences.append(sequence)
-                self.live[sequence] = live
-            self.score_prompt(scheduler, live)
-        self.waiting = others
+            self.place(live, count, groups)
+            num_live[owner] += count
+            if len(live.sequences) == request.num_samples:
+                placed.add(id(request))
+                self.begun.pop(id(request), None)
+        self.waiting = deque(one for one in self.waiting if id(one) not in placed)
         return list(groups.values())
+
+    def chosen(self, key: str) -> list[Request]:
+        """Returns the waiting requests of a batch that may begin now."""
+        now = self.clock()
+        for request in self.waiting:
+            self.last_seen[request.owner] = now
+        requests = [request for request in self.waiting if self.weights_of(request) == key]
+        # After a failure its requests are decoded one by one, to find the one that fails.
+        suspects = [request for request in requests if id(request) in self.suspects]
+        if not suspects:
+            return requests
+        return [] if self.live or self.scoring else suspects[:1]
+
+    def room_of(self, request: Request, num_live: int) -> int:
+        """Returns how many samples of a waiting request may begin now.
+
+        With one owner a request begins whole. One with more samples than slots is admitted when
+        nothing else is live, and its samples wait in the scheduler.
+
+        Beside another owner who has asked lately, an owner leaves a quarter of the slots free for
+        others, and requests begin as far as there are slots. Otherwise one client's long samples
+        could occupy all slots and the queue of the scheduler.
+
+        num_live: live samples of the request's owner.
+        """
+        slots = self.engine.max_concurrent_decodes
+        free = slots - len(self.live)
+        horizon = self.clock() - ACTIVE_SECONDS
+        begun = self.begun.get(id(request))
+        num_left = request.num_samples - (len(begun.sequences) if begun else 0)
+        has_others = any(
+            owner != request.owner and seen > horizon for owner, seen in self.last_seen.items()
+        )
+        if not has_others:
+            return num_left if num_left <= free or not self.live else 0
+        own = max(1, slots - max(1, slots // 4)) - num_live
+        return max(0, min(num_left, free, own))
+
+    def begin(self, scheduler: Scheduler, request: Request) -> Live | None:
+        """Returns a request with its adapter; None if requests hold all slots of the bank.
+
+        Raises UserError if its snapshot is gone.
+        """
+        adapter = self.snapshots.hold(request.snapshot)
+        if adapter is None:
+            return None
+        live = self.begun[id(request)] = Live(request, adapter)
+        try:
+            self.score_prompt(scheduler, live)
+        except Exception:
+            del self.begun[id(request)]
+            self.snapshots.release(adapter)
+            raise
+        return live
+
+    def place(self, live: Live, count: int, groups: dict[tuple, list[Sequence]]) -> None:
+        """Adds the next samples of a request to the groups of the scheduler."""
+        request = live.request
+        # Equal prompts of one owner share one prefill, whichever requests they are of. The time of
+        # a sample would tell other owners that the prompt is in use.
+        shared = (
+            request.owner,
+            live.adapter,
+            request.prompt,
+            request.temperature,
+            request.filters,
+        )
+        group = groups.setdefault(shared, [])
+        if not group:
+            self.num_prompts += 1
+        first = len(live.sequences)
+        prompt_id = live.sequences[0].prompt_id if live.sequences else self.num_prompts
+        for index in range(first, first + count):
+            sequence = Sequence(
+                prompt_id=prompt_id,
+                sample_index=index,
+                request_id=request.noise[index],
+                prompt_tokens=np.array(request.prompt, np.int32),
+                length_limit=len(request.prompt) + request.max_tokens,
+                temperature=request.temperature,
+                stop_strings=list(request.stop_strings),
+                filters=request.filters,
+                stop_ids=request.stop_ids,
+                adapter=live.adapter,
+                owner=request.owner,
+            )
+            # The scheduler shares the pages of a prompt among sequences with equal prompt_id.
+            if group:
+                sequence.prompt_id = group[0].prompt_id
+            group.append(sequence)
+            live.sequences.append(sequence)
+            self.live[sequence] = live
 
     def score_prompt(self, scheduler: Scheduler, live: Live) -> None:
         """Submits the prompt of a request to the scorer, if its log-probs are wanted."""
@@ -411,6 +515,7 @@ class Sampling:
             given=None if request.targets is None else request.targets.given(first),
             uniforms=uniforms,
             draw_temperature=request.temperature,
+            owner=request.owner,
         )
         self.submit_scoring(scheduler, live, live.prompt_scoring)
 
@@ -434,6 +539,7 @@ class Sampling:
                 len(sequence.prompt_tokens),
                 alternatives=live.request.topk_sampled,
                 adapter=live.adapter,
+                owner=live.request.owner,
             )
             live.sampled_scorings.append(scoring)
             self.submit_scoring(scheduler, live, scoring)
@@ -448,7 +554,8 @@ class Sampling:
 
     def answer_if_done(self, live: Live) -> None:
         """Answers a request once everything it asks for is computed."""
-        if live.num_finished == len(live.sequences) and not live.num_to_score:
+        if live.num_finished == live.num_expected and not live.num_to_score:
+            self.suspects.discard(id(live.request))
             self.snapshots.release(live.adapter)
             live.request.done(response_of(live))
 
@@ -459,24 +566,50 @@ class Sampling:
         failed = [request for request in self.waiting if self.weights_of(request) == key]
         self.waiting = deque(one for one in self.waiting if self.weights_of(one) != key)
         for request in failed:
+            self.suspects.discard(id(request))
+            begun = self.begun.pop(id(request), None)
+            if begun is not None:
+                self.snapshots.release(begun.adapter)
             request.done(error)
 
-    def fail_live(self, error: BaseException) -> None:
-        """Fails every request that has begun."""
+    def fail_or_repeat_live(self, error: BaseException) -> None:
+        """Fails the request that was live in a call that failed, or repeats those that were.
+
+        Several of them wait again, and are decoded one by one, so that only the one that makes the
+        call fail is answered with the error. A sample is the same when it is repeated.
+        """
         # By id, because a request with several sequences appears several times and is answered
         # once.
         failed = {id(live): live for live in (*self.live.values(), *self.scoring.values())}
         self.live.clear()
         self.scoring.clear()
         for live in failed.values():
+            self.begun.pop(id(live.request), None)
             self.snapshots.release(live.adapter)
+        waiting = {id(request) for request in self.waiting}
+        requests = [live.request for live in failed.values() if not live.is_cancelled]
+        if len(requests) > 1:
+            self.suspects.update(map(id, requests))
+            self.waiting.extendleft(one for one in reversed(requests) if id(one) not in waiting)
+            return
+        for live in failed.values():
+            self.suspects.discard(id(live.request))
             live.request.done(error)
+        done = {id(live.request) for live in failed.values()}
+        self.waiting = deque(one for one in self.waiting if id(one) not in done)
 
     def cancel(self, session: str) -> None:
         """Drops the requests of a session: waiting ones at once, live ones at their next token."""
-        for request in [one for one in self.waiting if one.owner_session == session]:
-            self.waiting.remove(request)
-            request.done(UserError("the session has ended"))
+        ended = [one for one in self.waiting if one.owner_session == session]
+        self.waiting = deque(one for one in self.waiting if one.owner_session != session)
+        for request in ended:
+            self.suspects.discard(id(request))
+            begun = self.begun.pop(id(request), None)
+            if begun is None:
+                request.done(UserError("the session has ended"))
+            else:
+                begun.is_cancelled = True
+                self.answer_if_done(begun)
         for sequence, live in self.live.items():
             if live.request.owner_session == session:
                 # The scheduler ends a sequence that has reached its limit.

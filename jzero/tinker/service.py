@@ -10,13 +10,12 @@ import itertools
 import secrets
 import time
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from jzero.errors import UserError
+from jzero.errors import UserError, shown
 from jzero.tinker import bodies, wire
 from jzero.tinker.bodies import Metadata
 from jzero.tinker.commands import (
@@ -26,15 +25,15 @@ from jzero.tinker.commands import (
     Future,
     Futures,
     Result,
-    TooBusyError,
     failure_of,
 )
 from jzero.tinker.datums import FwdBwd, read_batch
 from jzero.tinker.devices import Devices
 from jzero.tinker.limits import TinkerLimits
 from jzero.tinker.prompt_targets import read_targets
-from jzero.tinker.sampling import BASE, Request
+from jzero.tinker.sampling import BASE, GONE, Request
 from jzero.tinker.sessions import Model, SamplerSession, Session, Sessions
+from jzero.tinker.shares import Counts, Recent, Shares, share_of
 from jzero.tinker.store import Record, Store, iso_time
 from jzero.tinker.tenants import FwdBwdResult, Shape, part_of
 from jzero.tinker.worker import Job, Worker
@@ -46,6 +45,8 @@ Answer = dict[str, JsonValue]
 # that polls has to see from the id whether an unknown promise belonged to a sample.
 SAMPLE_PREFIX = "sample-"  # of the promises of samples, which a client may send anew
 LINK_SECONDS = 3600  # for which the links of a download work
+MOST_LINKS = 256  # of one owner; beyond it the oldest ones end
+MOST_CREATED = 4096  # models that one session may ask for, in all
 
 
 class NotFoundError(Exception):
@@ -90,12 +91,23 @@ class Service:
         self.limits = limits
         self.sessions = Sessions(limits.max_sessions, limits.session_seconds)
         self.futures = Futures(limits.max_futures, limits.max_result_bytes, limits.result_seconds)
-        self.snapshots: OrderedDict[str, str] = OrderedDict()  # key -> owner, by their last use
-        self.created: dict[tuple[str, int], tuple[Future, str]] = {}  # by session and model_seq_id
-        self.links: dict[str, Link] = {}  # by secret
-        self.num_waiting = 0  # samples that are not done
+        self.shares = Shares(limits)
+        self.snapshots: Recent[None] = Recent()  # by the id of their sampling session
+        self.samplers: Recent[Session] = Recent()  # the sessions of sampling sessions, by their id
+        self.links: Recent[Link] = Recent()  # by secret
+        # Samples that are not done, requests that are answered, and bytes that arrive or wait.
+        self.waiting = Counts("samples wait", "max_waiting_sequences", self.shares)
+        self.requests = Counts("requests are answered", "max_requests", self.shares)
+        self.held = Counts("bytes of bodies and commands wait", "max_held_bytes", self.shares)
         self.num_samples = itertools.count()
         self.loop: asyncio.AbstractEventLoop | None = None  # set at the first call
+
+    def divide(self, num_owners: int) -> None:
+        """Gives each of the owners an equal share of every limit."""
+        self.shares.num_owners = num_owners
+        self.sessions.most_of_owner = self.shares.of("max_sessions")
+        self.futures.most = self.shares.of("max_futures")
+        self.futures.most_bytes = self.shares.of("max_result_bytes")
 
     # -- results of the worker -------------------------------------------------------------------
 
@@ -130,7 +142,7 @@ class Service:
             # The service's state belongs to the event loop, and jobs fail in the worker's thread.
             self.post(fail_here)
 
-        return Job(model_id, run, fail)
+        return Job(model_id, run, fail, future.owner)
 
     # -- sessions --------------------------------------------------------------------------------
 
@@ -142,14 +154,14 @@ class Service:
         """Returns an open session of `owner`."""
         session = self.sessions.find(owner, session_id)
         if session is None:
-            raise NotFoundError(f"there is no session {session_id}")
+            raise NotFoundError(f"there is no session {shown(session_id)}")
         return session
 
     def model(self, owner: str, model_id: str) -> Model:
         """Returns a model of `owner`."""
         model = self.sessions.model(owner, model_id)
         if model is None:
-            raise NotFoundError(f"there is no model {model_id}")
+            raise NotFoundError(f"there is no model {shown(model_id)}")
         return model
 
     def check_open(self, session: Session) -> None:
@@ -163,18 +175,17 @@ class Service:
     def end_session(self, session: Session) -> None:
         """Frees everything that belongs to a session. Checkpoints stay."""
         self.sessions.by_id.pop(session.session_id, None)
-        for key in [one for one in self.created if one[0] == session.session_id]:
-            del self.created[key]
         models, samplers = list(session.models), list(session.samplers)
         for sampler in samplers:
-            self.snapshots.pop(sampler, None)
+            self.snapshots.drop(session.owner, sampler)
+            self.samplers.drop(session.owner, sampler)
 
         def free() -> None:
             self.devices.end_session(session.session_id, models, samplers)
 
         # The worker frees what the session holds: a job of this session may be in progress, and the
         # adapters belong to the worker's thread.
-        self.worker.submit(Job(session.session_id, free, lambda error: None))
+        self.worker.submit(Job(session.session_id, free, lambda error: None, session.owner))
 
     def keep_house(self) -> None:
         """Ends silent sessions, gives up holes, and drops what is too old."""
@@ -188,8 +199,6 @@ class Service:
                     reason = "a command before this one never arrived: send both again"
                     self.futures.finish(future, Failure(reason))
         self.futures.expire()
-        now = time.monotonic()
-        self.links = {key: link for key, link in self.links.items() if link.expires > now}
 
     # -- models ----------------------------------------------------------------------------------
 
@@ -199,10 +208,13 @@ class Service:
             return answer
         if body.base_model != self.served.name:
             raise UserError(
-                f"base_model={body.base_model!r} is not served: this server has {self.served.name}"
+                f"base_model={shown(body.base_model)} is not served: "
+                f"this server has {self.served.name}"
             )
         if body.optimizer_config.type != "adamw":
-            raise UserError(f"optimizer {body.optimizer_config.type} is not served: use adamw")
+            raise UserError(
+                f"optimizer {shown(body.optimizer_config.type)} is not served: use adamw"
+            )
         if body.lora_config is None:
             raise UserError("full fine-tuning is not served: send a lora_config")
         lora = body.lora_config
@@ -222,10 +234,9 @@ class Service:
 
     def promised_model(self, session: Session, number: int) -> Answer | None:
         """Returns the answer to a call that comes for the second time."""
-        key = (session.session_id, number)
-        if key not in self.created:
+        if number not in session.created:
             return None
-        future, model_id = self.created[key]
+        future, model_id = session.created[number]
         return {"request_id": future.request_id, "model_id": model_id}
 
     def begin_model(
@@ -238,6 +249,12 @@ class Service:
         compute: Callable[[], Result],
     ) -> Answer:
         """Adds a model to a session, and promises what `compute` returns."""
+        num_models = sum(len(one.models) for one in self.sessions.of(session.owner))
+        most = share_of(self.tenants.most, self.shares.num_owners)
+        if num_models >= most:
+            raise self.shares.refusal("adapters are trained already", "--adapters", most)
+        if len(session.created) >= MOST_CREATED:
+            raise UserError(f"{MOST_CREATED} models of this session: begin another session")
         # The SDK computes this id itself for a model that is created by loading, so the form is
         # fixed.
         model_id = f"{session.session_id}:train:{number}"
@@ -248,7 +265,7 @@ class Service:
         )
         # Registered before the worker creates the model: the client may send commands for it as
         # soon as it has this answer.
-        self.created[session.session_id, number] = future, model_id
+        session.created[number] = future, model_id
 
         def undo() -> None:
             session.models.pop(model_id, None)
@@ -275,15 +292,25 @@ class Service:
     # -- commands --------------------------------------------------------------------------------
 
     def command(
-        self, model: Model, number: int, compute: Callable[[], Result], check: bool = True
+        self,
+        model: Model,
+        number: int,
+        compute: Callable[[], Result],
+        undo: Callable[[], None] = lambda: None,
+        size: int = 0,
     ) -> Answer:
-        """Promises the result of a numbered command. A repeated number has the first promise."""
+        """Promises the result of a numbered command. A repeated number has the first promise.
+
+        undo: runs here if the command fails. size: bytes that the command holds until it is done.
+        """
         future = model.log.promised(number)
         if future is None:
-            if check:
-                model.log.check(number)
+            model.log.check(number)
+            self.held.check(model.owner, size)
             future = self.futures.new(model.owner)
-            job = self.job(model.model_id, future, compute)
+            self.held.take(model.owner, size)
+            future.when_done = partial(self.held.give_back, model.owner, size)
+            job = self.job(model.model_id, future, compute, undo)
             # The log starts the command, now or after the commands with smaller numbers.
             model.log.add(number, Command(future, lambda: self.worker.submit(job)))
         return {"request_id": future.request_id, "model_id": model.model_id}
@@ -294,29 +321,32 @@ class Service:
         if model is not None and model.log.promised(number) is None:
             model.log.consume(number)
 
-    def forward_backward(self, owner: str, message: wire.Message) -> Answer:
-        model_id, number = message.get("model_id", ""), message.get("seq_id", 0)
-        assert isinstance(model_id, str) and isinstance(number, int)
-        model = self.model(owner, model_id)
-        if (future := model.log.promised(number)) is not None:
-            return {"request_id": future.request_id, "model_id": model_id}
-        try:
-            # The batch is read here and not by the worker: a mistake has to be a status of this
-            # call, and the device should not wait for parsing.
-            call = read_batch(
-                message,
-                vocabulary=self.tenants.base.model.vocab_size,
-                longest=self.tenants.longest,
-                limits=self.limits,
-            )
-        except (UserError, wire.WireError):
-            model.log.consume(number)
-            raise
+    def promised(self, owner: str, model_id: str, number: int) -> Answer | None:
+        """Returns the answer to a command of a model that comes for the second time."""
+        future = self.model(owner, model_id).log.promised(number)
+        return None if future is None else {"request_id": future.request_id, "model_id": model_id}
+
+    def read_batch(self, message: wire.Message) -> FwdBwd:
+        """Returns the call of a decoded body. Any thread may call this.
+
+        A body is read here and not by the worker: a mistake has to be a status of this call, and
+        the device should not wait for parsing. Raises UserError or WireError.
+        """
+        return read_batch(
+            message,
+            vocabulary=self.tenants.base.model.vocab_size,
+            longest=self.tenants.longest,
+            limits=self.limits,
+        )
+
+    def forward_backward(self, owner: str, call: FwdBwd, size: int) -> Answer:
+        """size: bytes of the body."""
+        model = self.model(owner, call.model_id)
 
         def compute() -> Result:
             return result_of(call, self.devices.forward_backward(call))
 
-        return self.command(model, number, compute)
+        return self.command(model, call.seq_id, compute, size=size)
 
     def optim_step(self, owner: str, body: bodies.OptimStep) -> Answer:
         model = self.model(owner, body.model_id)
@@ -365,14 +395,14 @@ class Service:
 
     def write(self, record: Record, overwrite: bool) -> Record:
         """Writes a checkpoint. Runs in the worker's thread."""
-        temporary = self.store.begin(record, overwrite)
         # Only checkpoints of kind weights resume training. The moments would triple the size of the
         # others.
         has_optimizer = record.kind == "weights"
-        checkpoint = self.devices.fetch(record.run, has_optimizer)
-        self.tenants.write(checkpoint, temporary, self.served.name)
-        complete = replace(record, step=checkpoint.step, base_hash=self.tenants.base_hash)
-        return self.store.commit(temporary, complete)
+        with self.store.writing(record, overwrite) as temporary:
+            checkpoint = self.devices.fetch(record.run, has_optimizer)
+            self.tenants.write(checkpoint, temporary, self.served.name)
+            complete = replace(record, step=checkpoint.step, base_hash=self.tenants.base_hash)
+            return self.store.commit(temporary, complete, overwrite)
 
     def save_weights(self, owner: str, body: bodies.SaveWeights, kind: str) -> Answer:
         model = self.model(owner, body.model_id)
@@ -408,19 +438,36 @@ class Service:
             self.devices.take_snapshot(sampler, model.model_id)
             return {"type": "save_weights_for_sampler", "sampling_session_id": sampler}
 
-        answer = self.command(model, body.seq_id, take)
+        def undo() -> None:
+            self.snapshots.drop(owner, sampler)
+
+        answer = self.command(model, body.seq_id, take, undo)
         if sampler not in session.samplers:
-            session.samplers[sampler] = SamplerSession(sampler, owner, sampler)
-            self.add_snapshot(sampler, owner)
+            self.add_sampler(session, SamplerSession(sampler, owner, sampler))
+            self.use_snapshot(sampler, owner)
         return answer
 
-    def add_snapshot(self, key: str, owner: str) -> None:
-        """Counts a snapshot. The least recently used one is dropped if there are too many."""
-        self.snapshots[key] = owner
-        while len(self.snapshots) > self.limits.max_snapshots:
-            oldest, _ = self.snapshots.popitem(last=False)
-            evict = partial(self.devices.evict_snapshot, oldest)
-            self.worker.submit(Job(oldest, evict, lambda error: None))
+    def add_sampler(self, session: Session, sampler: SamplerSession) -> None:
+        """Adds a sampling session. Beyond her share, the owner's oldest one in use is dropped."""
+        owner, number = session.owner, sampler.sampler_id
+        session.samplers[number] = sampler
+        self.samplers.use(owner, number, session)
+        for oldest, its_session in self.samplers.take_oldest(owner, self.shares.of("max_samplers")):
+            its_session.samplers.pop(oldest, None)
+            self.snapshots.drop(owner, oldest)
+            self.sampling.snapshots.readers.pop(oldest, None)
+            self.evict_snapshot(oldest, owner)
+
+    def use_snapshot(self, key: str, owner: str) -> None:
+        """Counts a snapshot, as used now. The owner's oldest ones are dropped beyond her share."""
+        self.snapshots.use(owner, key, None)
+        for oldest, _ in self.snapshots.take_oldest(owner, self.shares.of("max_snapshots")):
+            self.evict_snapshot(oldest, owner)
+
+    def evict_snapshot(self, key: str, owner: str) -> None:
+        """Frees the memory of a snapshot. One of a checkpoint is read again when it is used."""
+        evict = partial(self.devices.evict_snapshot, key)
+        self.worker.submit(Job(key, evict, lambda error: None, owner))
 
     def load_weights(self, owner: str, body: bodies.LoadWeights) -> Answer:
         record = self.find_record(owner, body.path)
@@ -460,7 +507,7 @@ class Service:
         """Returns the record of a checkpoint of `owner`."""
         record = self.store.find(path, owner)
         if record is None:
-            raise NotFoundError(f"there is no checkpoint {path}")
+            raise NotFoundError(f"there is no checkpoint {shown(path)}")
         return record
 
     def weights_info(self, owner: str, body: bodies.TinkerPath) -> Answer:
@@ -487,7 +534,8 @@ class Service:
         record = self.find_record(owner, path)
         directory = self.store.directory(record.path)
         secret = secrets.token_urlsafe(32)
-        self.links[secret] = Link(directory, time.monotonic() + LINK_SECONDS)
+        self.links.use(owner, secret, Link(directory, time.monotonic() + LINK_SECONDS))
+        self.links.take_oldest(owner, MOST_LINKS)
         # Only the adapter: a link must not expose the optimizer state and the record.
         names = sorted(file.name for file in directory.iterdir() if file.name.startswith("adapter"))
         return {
@@ -497,13 +545,14 @@ class Service:
 
     def linked_file(self, secret: str, name: str) -> Path:
         """Returns the file of a link."""
-        link = self.links.get(secret)
+        found = (links.get(secret) for links in self.links.by_owner.values())
+        link = next(filter(None, found), None)
         if link is None or link.expires < time.monotonic():
             raise NotFoundError("the link has expired: ask for new ones")
         # Looking the name up among the existing files keeps "../" out of the path.
         files = {file.name: file for file in link.directory.glob("adapter*")}
         if name not in files:
-            raise NotFoundError(f"there is no file {name}")
+            raise NotFoundError(f"there is no file {shown(name)}")
         return files[name]
 
     # -- listing ---------------------------------------------------------------------------------
@@ -512,7 +561,7 @@ class Service:
         """Returns a training run as the API describes it, from its model and its checkpoints."""
         model = self.sessions.model(owner, run)
         if model is None and not records:
-            raise NotFoundError(f"there is no training run {run}")
+            raise NotFoundError(f"there is no training run {shown(run)}")
         last = {record.kind: record.body for record in records}
         rank = model.rank if model else records[-1].rank
         metadata = model.user_metadata if model else records[-1].run_metadata
@@ -585,7 +634,7 @@ class Service:
         if body.model_path is None:
             if body.base_model != self.served.name:
                 raise UserError(
-                    f"base_model={body.base_model!r} is not served: "
+                    f"base_model={shown(body.base_model)} is not served: "
                     f"this server has {self.served.name}"
                 )
         else:
@@ -597,8 +646,8 @@ class Service:
             self.sampling.snapshots.readers[key] = partial(
                 self.tenants.read_adapter, record, directory
             )
-            self.add_snapshot(key, owner)
-        session.samplers[sampler] = SamplerSession(sampler, owner, key, body.model_path)
+            self.use_snapshot(key, owner)
+        self.add_sampler(session, SamplerSession(sampler, owner, key, body.model_path))
         return answer
 
     def get_sampler(self, owner: str, sampler_id: str) -> Answer:
@@ -613,25 +662,24 @@ class Service:
         """Returns a sampling session of `owner`."""
         sampler = self.sessions.sampler(owner, sampler_id)
         if sampler is None:
-            raise NotFoundError(f"there is no sampling session {sampler_id}")
+            raise NotFoundError(f"there is no sampling session {shown(sampler_id)}")
         return sampler
 
     def sample(self, owner: str, body: bodies.Sample) -> Answer:
         sampler = self.sampler(owner, body.sampling_session_id)
         if body.seq_id in sampler.requests:
-            future, names = sampler.requests[body.seq_id]
-            return {"request_id": future.request_id, "sample_sequence_ids": names}
+            future, num_samples = sampler.requests[body.seq_id]
+            return promised_samples(sampler, body.seq_id, future, num_samples)
         if body.num_samples > self.limits.max_samples:
             raise UserError(
                 f"num_samples={body.num_samples}: at most {self.limits.max_samples} (--max-samples)"
             )
-        if self.num_waiting + body.num_samples > self.limits.max_waiting_sequences:
-            raise TooBusyError(f"{self.num_waiting} samples wait already")
+        self.waiting.check(owner, body.num_samples)
+        self.use_sampler(owner, sampler)
         future = self.futures.new(owner, SAMPLE_PREFIX)
 
         def done(result: bytes | BaseException) -> None:
             def finish() -> None:
-                self.num_waiting -= body.num_samples
                 outcome = result if isinstance(result, bytes) else failure_of(result)
                 self.futures.finish(future, outcome)
 
@@ -643,18 +691,29 @@ class Service:
         except UserError:
             self.futures.drop(future)
             raise
-        # The base has no entry: it is never evicted.
-        if sampler.snapshot in self.snapshots:
-            self.snapshots.move_to_end(sampler.snapshot)
-        names = [f"{sampler.sampler_id}:{body.seq_id}:{i}" for i in range(body.num_samples)]
-        sampler.requests[body.seq_id] = future, names
-        # A repeated seq_id must get the first promise. Older promises have been dropped with their
-        # results, so the entries beyond this number cannot be answered anyway.
-        if len(sampler.requests) > self.limits.max_futures:
-            del sampler.requests[next(iter(sampler.requests))]
-        self.num_waiting += body.num_samples
+        # A repeated seq_id must get the first promise, as long as it is kept.
+        for number in list(itertools.takewhile(self.is_dropped(sampler), sampler.requests)):
+            del sampler.requests[number]
+        sampler.requests[body.seq_id] = future, body.num_samples
+        self.waiting.take(owner, body.num_samples)
+        future.when_done = partial(self.waiting.give_back, owner, body.num_samples)
         self.worker.sample(request)
-        return {"request_id": future.request_id, "sample_sequence_ids": names}
+        return promised_samples(sampler, body.seq_id, future, body.num_samples)
+
+    def use_sampler(self, owner: str, sampler: SamplerSession) -> None:
+        """Marks a sampling session and its snapshot as used. Raises UserError if that is gone."""
+        session = self.session(owner, sampler.sampler_id.partition(":")[0])
+        self.samplers.use(owner, sampler.sampler_id, session)
+        # The base is never evicted.
+        if sampler.snapshot == BASE:
+            return
+        if sampler.model_path is None and not self.snapshots.has(owner, sampler.snapshot):
+            raise UserError(GONE)
+        self.use_snapshot(sampler.snapshot, owner)
+
+    def is_dropped(self, sampler: SamplerSession) -> Callable[[int], bool]:
+        """Returns whether the promise of a request, by its seq_id, is forgotten."""
+        return lambda number: sampler.requests[number][0].request_id not in self.futures.by_id
 
     def read_sample(
         self,
@@ -720,7 +779,16 @@ class Service:
             num_alternatives=body.prompt_alt_tokens_k,
             owner_session=sampler.sampler_id.partition(":")[0],
             done=done,
+            owner=sampler.owner,
         )
+
+
+def promised_samples(
+    sampler: SamplerSession, number: int, future: Future, num_samples: int
+) -> Answer:
+    """Returns the answer to the request `number` of a sampling session."""
+    names = [f"{sampler.sampler_id}:{number}:{index}" for index in range(num_samples)]
+    return {"request_id": future.request_id, "sample_sequence_ids": names}
 
 
 def noise_of(seed: int | None, number: int, index: int) -> int:
@@ -737,7 +805,7 @@ def noise_of(seed: int | None, number: int, index: int) -> int:
 def safe_run(run: str) -> str:
     """Returns the id of a run, which is the name of a directory. Raises NotFoundError if not."""
     if bodies.RUN_ID.fullmatch(run) is None:
-        raise NotFoundError(f"there is no training run {run}")
+        raise NotFoundError(f"there is no training run {shown(run)}")
     return run
 
 

@@ -36,7 +36,8 @@ class SamplerSession:
     owner: str
     snapshot: str  # key of the snapshot
     model_path: str | None = None
-    requests: dict[int, tuple[Future, list[str]]] = field(default_factory=dict)  # by seq_id
+    # By seq_id: the promise of every request, and how many samples it has.
+    requests: dict[int, tuple[Future, int]] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -49,6 +50,8 @@ class Session:
     last_heartbeat: float = field(default_factory=time.monotonic)
     models: dict[str, Model] = field(default_factory=dict)
     samplers: dict[str, SamplerSession] = field(default_factory=dict)
+    # By model_seq_id: the promise of every model that was asked for, and the model's id.
+    created: dict[int, tuple[Future, str]] = field(default_factory=dict)
 
 
 class Sessions:
@@ -56,11 +59,21 @@ class Sessions:
 
     def __init__(self, most: int, seconds: float) -> None:
         self.most = most
+        self.most_of_owner = most
         self.seconds = seconds
         self.by_id: dict[str, Session] = {}
 
+    def of(self, owner: str) -> list[Session]:
+        """Returns the open sessions of `owner`."""
+        return [session for session in self.by_id.values() if session.owner == owner]
+
     def create(self, owner: str, user_metadata: Metadata | None) -> Session:
-        """Returns a new session. Raises TooBusyError if there are too many."""
+        """Returns a new session. Raises TooBusyError if there are too many, or of one owner."""
+        if len(self.of(owner)) >= self.most_of_owner:
+            raise TooBusyError(
+                f"{self.most_of_owner} sessions of this key are open: end one, or --max-sessions "
+                "allows more"
+            )
         if len(self.by_id) >= self.most:
             raise TooBusyError(f"{self.most} sessions are open: --max-sessions allows more")
         session = Session(str(uuid.uuid4()), owner, user_metadata)
@@ -101,6 +114,11 @@ class Keys:
     def __init__(self, owners: dict[str, str]) -> None:
         """owners: key -> name."""
         self.owners = {key.encode(): name for key, name in owners.items()}
+
+    @property
+    def num_owners(self) -> int:
+        """The number of names, at least 1: everybody is one owner without keys."""
+        return max(1, len(set(self.owners.values())))
 
     def owner_of(self, key: str) -> str | None:
         """Returns the name that a key belongs to, or None if it is unknown."""

@@ -5,16 +5,20 @@ in memory once. The programs depend only on the shape of the adapter: its rank a
 many states as `resident` are on the device; the least recently used others wait on the host.
 """
 
+import itertools
+import math
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from jzero.config import AdapterConfig, ModelConfig
 from jzero.errors import UserError
@@ -198,10 +202,17 @@ class Tenants:
         return FwdBwdResult(packed.from_rows(logps), float(terms.sum(dtype=np.float64)))
 
     def optim_step(self, model_id: str, settings: AdamW) -> dict[str, float]:
-        """Makes one optimizer step. Returns its metrics."""
+        """Makes one optimizer step. Returns its metrics, which are finite.
+
+        Raises UserError if the step would make the adapter or its moments infinite or NaN. The
+        adapter then is as before the step, and the gradient is cleared: a gradient that is not
+        finite would make every later step fail.
+        """
         tenant = self.tenant(model_id)
         tenant.state, norms = self.learner(tenant.shape).step(tenant.state, settings)
         tenant.has_gradient = False
+        if not all(map(math.isfinite, norms.values())):
+            raise UserError(not_finite_step(settings, norms["grad_norm"]))
         # The SDK reads the reduction over chunks from a metric's name, and raises for a name
         # without one.
         return {f"{name}:mean": value for name, value in norms.items()}
@@ -248,14 +259,20 @@ class Tenants:
         moments = None
         if has_optimizer:
             moments = store.read_moments(directory)
-            names = flatten(self.learner(shape).shardings)
-            check_moments(moments, [f"{prefix}.{name}" for prefix in MOMENTS for name in names])
+            check_moments(moments, flatten(params))
         step = record.step if has_optimizer else 0
         return Checkpoint(shape, record.seed, step, params, moments)
 
     def load(self, model_id: str, checkpoint: Checkpoint) -> None:
-        """Replaces or adds a tenant with a checkpoint."""
+        """Replaces or adds a tenant with a checkpoint.
+
+        Raises UserError if the adapter is not finite in the type that computes.
+        """
         learner = self.learner(checkpoint.shape)
+        dtype = jnp.dtype(self.compute.dtype)
+        for leaf in jax.tree.leaves(checkpoint.params):
+            if not is_finite_in(leaf, dtype):
+                raise UserError(adapters.not_finite_message(dtype))
         params = jax.tree.map(collectives.put_global, checkpoint.params, learner.shardings)
         state = learner.begin_on(params)
         if checkpoint.moments is not None:
@@ -272,6 +289,11 @@ class Tenants:
         Raises UserError if the adapter is damaged or of another base.
         """
         self.check_base(record)
+        if record.digest and store.digest_of(directory / peft.WEIGHTS) != record.digest:
+            raise UserError(
+                f"{record.path}: {peft.WEIGHTS} was changed or damaged after it was saved: load "
+                "another checkpoint"
+            )
         shape = Shape(record.rank, record.targets)
         return shape, peft.load_to_host(directory, self.base.model, shape.settings)
 
@@ -284,11 +306,35 @@ class Tenants:
             )
 
 
-def check_moments(moments: Mapping[str, np.ndarray], names: Sequence[str]) -> None:
-    """Raises UserError if a checkpoint lacks a moment."""
-    missing = [name for name in names if name not in moments]
-    if missing:
-        raise UserError(f"{store.OPTIMIZER} lacks {missing[0]}: the checkpoint is damaged")
+def not_finite_step(settings: AdamW, grad_norm: float) -> str:
+    """Returns why an optimizer step was refused."""
+    used = ", ".join(f"{name}={value:g}" for name, value in settings._asdict().items())
+    return (
+        f"optim_step: the step with {used} and a gradient of norm {grad_norm:g} makes the adapter "
+        "or its moments infinite or NaN. The adapter is as before the step, and the gradient is "
+        "cleared: lower learning_rate, or the weights and advantages of the data"
+    )
+
+
+def is_finite_in(array: np.ndarray, dtype: DTypeLike) -> bool:
+    """Returns whether all values of an array are finite in `dtype`."""
+    with np.errstate(over="ignore"):
+        return bool(np.isfinite(array.astype(dtype).astype(np.float32)).all())
+
+
+def check_moments(moments: Mapping[str, np.ndarray], factors: Mapping[str, np.ndarray]) -> None:
+    """Raises UserError unless a checkpoint has finite moments of every factor, by name."""
+    for prefix, (name, factor) in itertools.product(MOMENTS, factors.items()):
+        moment = moments.get(f"{prefix}.{name}")
+        if moment is None:
+            problem = "is missing"
+        elif moment.shape != factor.shape or moment.dtype != np.float32:
+            problem = f"is {moment.dtype}{list(moment.shape)}, not float32{list(factor.shape)}"
+        elif not np.isfinite(moment).all():
+            problem = "has values that are not finite"
+        else:
+            continue
+        raise UserError(f"{store.OPTIMIZER}: {prefix}.{name} {problem}: the checkpoint is damaged")
 
 
 def put_moments(

@@ -19,6 +19,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Shaped
 
+from jzero.errors import shown
+
 # A decoded field: a scalar, bytes, a message, a list of them, or a map with text keys.
 Value: TypeAlias = "int | float | bool | str | bytes | Message | list[Value]"
 Message: TypeAlias = dict[str, Value]
@@ -30,6 +32,8 @@ MAX_DEPTH = 8  # the deepest message has 5 levels
 FLOAT32, INT64, INT32 = 1, 2, 3
 DTYPES = {FLOAT32: np.dtype("<f4"), INT64: np.dtype("<i8"), INT32: np.dtype("<i4")}
 MAX_ELEMENTS = 1 << 26  # of one dense tensor, so that a sparse one of few bytes stays small
+MAX_AXES = 8  # of a shape; 2 are served
+MAX_FIELDS = 1 << 16  # of a message and the messages in it, with the integers of packed fields
 
 STOP, LENGTH = 0, 1  # SampledSequence.stop_reason
 
@@ -146,22 +150,61 @@ def map_entry(field: Field) -> tuple[Field, Field]:
 # -- decoding --------------------------------------------------------------------------------------
 
 
-def decode(name: str, data: bytes) -> Message:
+class Budget:
+    """What decoding may still cost: every field is a few microseconds of Python."""
+
+    def __init__(self, most_fields: int, most: Mapping[str, int]) -> None:
+        """most: of the repeated fields with a limit, by name."""
+        self.most_fields = most_fields
+        self.num_fields = 0
+        self.most = most
+
+    def spend(self) -> None:
+        """Counts a field. Raises WireError if there are too many."""
+        self.num_fields += 1
+        if self.num_fields > self.most_fields:
+            raise WireError(f"the message has more than {self.most_fields} fields")
+
+    def check_count(self, name: str, count: int) -> None:
+        """Raises WireError if a repeated field has more values than its limit."""
+        if name in self.most and count > self.most[name]:
+            raise WireError(f"the field {name} has more than {self.most[name]} values")
+
+
+def decode(
+    name: str, data: bytes, most_fields: int = MAX_FIELDS, most: Mapping[str, int] | None = None
+) -> Message:
     """Returns the message `name` that `data` encodes. Unknown fields are skipped.
 
-    Raises WireError if the bytes are truncated, have a field of another type, or are nested too
-    deeply.
+    most_fields: of the message and those in it. most: values of repeated fields, by name.
+    Raises WireError if the bytes are truncated, have a field of another type, are nested too
+    deeply, or have too many fields; decoding ends at the first field too many.
     """
-    return decode_fields(MESSAGES[name], memoryview(data), 0)
+    message: Message = {}
+    decode_into(message, name, data, most_fields, most)
+    return message
 
 
-def decode_fields(fields: tuple[Field, ...], data: memoryview, depth: int) -> Message:
-    """Returns the fields of one message."""
+def decode_into(
+    message: Message,
+    name: str,
+    data: bytes,
+    most_fields: int = MAX_FIELDS,
+    most: Mapping[str, int] | None = None,
+) -> None:
+    """Decodes as `decode` into an empty message, which has the fields before an error."""
+    decode_fields(message, MESSAGES[name], memoryview(data), 0, Budget(most_fields, most or {}))
+
+
+def decode_fields(
+    message: Message, fields: tuple[Field, ...], data: memoryview, depth: int, budget: Budget
+) -> None:
+    """Adds the fields of one message to `message`."""
     if depth > MAX_DEPTH:
         raise WireError("the message is nested too deeply")
     by_number = {field.number: field for field in fields}
-    message: Message = {}
     for number, wire_type, raw in raw_fields(data):
+        budget.spend()
         field = by_number.get(number)
         # Newer SDKs may send fields that this table lacks. proto3 parsers skip them.
         if field is None:
@@ -169,7 +212,7 @@ def decode_fields(fields: tuple[Field, ...], data: memoryview, depth: int) -> Me
         if field.form == "many" and field.kind == "int" and wire_type == BYTES:
             # Repeated integers are packed, but a parser must accept both forms.
             assert isinstance(raw, memoryview)
-            append(message, field.name, *packed_integers(raw))
+            append(message, field.name, *packed_integers(raw, budget))
             continue
         # The entries of a map are messages, whatever their values are.
         expected = BYTES if field.form == "map" else WIRE_TYPES.get(field.kind, BYTES)
@@ -177,17 +220,20 @@ def decode_fields(fields: tuple[Field, ...], data: memoryview, depth: int) -> Me
             raise WireError(f"the field {field.name} has wire type {wire_type}")
         if field.form == "map":
             assert isinstance(raw, memoryview)
-            entry = decode_fields(map_entry(field), raw, depth + 1)
+            entry: Message = {}
+            decode_fields(entry, map_entry(field), raw, depth + 1, budget)
             items = message.setdefault(field.name, {})
             assert isinstance(items, dict)
             key = entry.get("key", "")
             assert isinstance(key, str)
             items[key] = entry.get("value", DEFAULTS.get(field.kind, {}))
         elif field.form == "many":
-            append(message, field.name, decode_value(field, raw, depth))
+            append(message, field.name, decode_value(field, raw, depth, budget))
+            items = message[field.name]
+            assert isinstance(items, list)
+            budget.check_count(field.name, len(items))
         else:
-            message[field.name] = decode_value(field, raw, depth)
-    return message
+            message[field.name] = decode_value(field, raw, depth, budget)
 
 
 def append(message: Message, name: str, *values: Value) -> None:
@@ -197,7 +243,7 @@ def append(message: Message, name: str, *values: Value) -> None:
     items.extend(values)
 
 
-def decode_value(field: Field, raw: int | memoryview, depth: int) -> Value:
+def decode_value(field: Field, raw: int | memoryview, depth: int, budget: Budget) -> Value:
     """Returns one value of a field from its varint or its bytes."""
     if isinstance(raw, int):
         return bool(raw) if field.kind == "bool" else signed(raw)
@@ -212,7 +258,9 @@ def decode_value(field: Field, raw: int | memoryview, depth: int) -> Value:
             except UnicodeDecodeError:
                 raise WireError(f"the field {field.name} is not UTF-8") from None
         case name:
-            return decode_fields(MESSAGES[name], raw, depth + 1)
+            message: Message = {}
+            decode_fields(message, MESSAGES[name], raw, depth + 1, budget)
+            return message
 
 
 def signed(number: int) -> int:
@@ -220,10 +268,11 @@ def signed(number: int) -> int:
     return number - (1 << 64) if number >= 1 << 63 else number
 
 
-def packed_integers(data: memoryview) -> list[int]:
+def packed_integers(data: memoryview, budget: Budget) -> list[int]:
     """Returns the integers of a packed repeated field."""
     integers, position = [], 0
     while position < len(data):
+        budget.spend()
         number, position = read_varint(data, position)
         integers.append(signed(number))
     return integers
@@ -346,8 +395,10 @@ def integers(name: str, data: Value | None) -> Shaped[np.ndarray, " n"]:
     return np.frombuffer(raw, "<i4")
 
 
-def dense(name: str, tensor: Message) -> Shaped[np.ndarray, ...]:
+def dense(name: str, tensor: Message, most: int = MAX_ELEMENTS) -> Shaped[np.ndarray, ...]:
     """Returns a Tensor as an array of its dtype and shape; cells that CSR leaves out are 0.
+
+    most: elements.
 
     Raises WireError if the data do not fit the shape, or for another dtype than float32, int64 and
     int32.
@@ -360,12 +411,13 @@ def dense(name: str, tensor: Message) -> Shaped[np.ndarray, ...]:
     lengths = tensor.get("shape", [])
     assert isinstance(lengths, list)
     shape = tuple(length for length in lengths if isinstance(length, int))
-    # Checked before anything is allocated: a sparse tensor of a few bytes may claim any shape.
+    # Checked before anything is allocated: a sparse tensor of a few bytes may claim any shape. Each
+    # length as well: the product of [0, 2**62] is 0.
     elements = 1
     for length in shape:
         elements *= length
-        if length < 0 or elements > MAX_ELEMENTS:
-            raise WireError(f"{name}: the shape {shape} is not served")
+        if not 0 <= length <= most or elements > most or len(shape) > MAX_AXES:
+            raise WireError(f"{name}: the shape {shown(shape)} is not served")
     sparse = tensor.get("sparse_csr")
     if isinstance(sparse, dict):
         return from_csr(name, sparse, dtype, shape)

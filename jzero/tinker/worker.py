@@ -1,8 +1,8 @@
 """The one thread that computes: it alternates between training calls and decode calls.
 
-Commands of a model run in their order; models take turns. While requests are sampled, at most one
-training call runs between two decode calls, and only if sampling has had `SAMPLING_SECONDS` since
-the last one. So neither kind of work starves the other.
+Commands of a model run in their order; the keys take turns, and the models of a key. While requests
+are sampled, at most one training call runs between two decode calls, and only if sampling has had
+`SAMPLING_SECONDS` since the last one. So neither kind of work starves the other.
 """
 
 import contextlib
@@ -30,6 +30,7 @@ class Job:
     queue: str  # jobs of one queue run in order: the id of a model
     run: Callable[[], None]  # reports its result itself
     fail: Callable[[BaseException], None]
+    owner: str = ""
 
 
 class Worker:
@@ -39,7 +40,8 @@ class Worker:
         self.devices = devices
         self.sampling = devices.sampling
         self.inbox: queue.SimpleQueue[Job | Request | None] = queue.SimpleQueue()
-        self.jobs: OrderedDict[str, deque[Job]] = OrderedDict()  # models take turns
+        # By owner and by queue. Owners take turns, and the queues of an owner.
+        self.jobs: OrderedDict[str, OrderedDict[str, deque[Job]]] = OrderedDict()
         self.last_job = 0.0  # when the last job ended
         self.is_stopping = False
         self.is_ending = False
@@ -90,18 +92,21 @@ class Worker:
             elif isinstance(item, Request):
                 self.devices.queue(item)
             else:
-                self.jobs.setdefault(item.queue, deque()).append(item)
+                queues = self.jobs.setdefault(item.owner, OrderedDict())
+                queues.setdefault(item.queue, deque()).append(item)
         if self.is_ending:
             raise Ended
 
     def run_job(self) -> None:
-        """Runs the first job of the model whose turn it is."""
-        name, jobs = next(iter(self.jobs.items()))
+        """Runs the first job of the owner and of the model whose turn it is."""
+        owner, queues = self.jobs.popitem(last=False)
+        name, jobs = queues.popitem(last=False)
         job = jobs.popleft()
-        # The model goes to the end of the line.
-        del self.jobs[name]
+        # Both go to the end of the line.
         if jobs:
-            self.jobs[name] = jobs
+            queues[name] = jobs
+        if queues:
+            self.jobs[owner] = queues
         try:
             job.run()
         except UserError as error:

@@ -22,6 +22,7 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jzero.algorithms import Algorithm
@@ -200,6 +201,10 @@ class AccumulatingLearner(Learner):
 
         Without any gradient the step is that of a zero gradient, as in torch. Returns the next
         state, and the norms of the gradient before clipping and of the change of the adapter.
+
+        If the next state or a norm is not finite, the adapter, its moments and the number of steps
+        stay as they are, and a norm in the result is not finite. The parameters have to be finite
+        in the type that computes, config.model.dtype.
         """
         numbers = np.asarray(settings, np.float32)
         state, norms = self.step_program(state, collectives.put_global(numbers, self.replicated))
@@ -226,7 +231,13 @@ class AccumulatingLearner(Learner):
     @cached_property
     def step_program(self) -> jax.stages.Wrapped:
         places = (self.state_places, self.replicated)
-        return jax.jit(adamw_step, donate_argnums=0, out_shardings=places)
+
+        def step(
+            state: AdapterState, settings: Float[Array, "6"]
+        ) -> tuple[AdapterState, dict[str, jax.Array]]:
+            return if_finite(state, *adamw_step(state, settings), self.compute.dtype)
+
+        return jax.jit(step, donate_argnums=0, out_shardings=places)
 
     # -- what the programs compute ---------------------------------------------------------------
 
@@ -382,3 +393,18 @@ def adamw_step(
     cleared = jax.tree.map(jnp.zeros_like, state.gradient)
     norms = {"grad_norm": norm, "update_norm": optax.tree.norm(changes)}
     return AdapterState(params, mu, nu, cleared, step), norms
+
+
+def if_finite(
+    before: AdapterState, after: AdapterState, norms: dict[str, jax.Array], dtype: DTypeLike
+) -> tuple[AdapterState, dict[str, jax.Array]]:
+    """Returns the state after a step, or the one before it with the gradient cleared.
+
+    The latter if a value is not finite: of the parameters in `dtype`, the moments or the norms.
+    The norm of the update is NaN then.
+    """
+    in_dtype = jax.tree.map(lambda leaf: leaf.astype(dtype), after.params)
+    is_finite = adapters.all_finite((in_dtype, after.mu, after.nu, norms))
+    kept = before._replace(gradient=after.gradient)
+    state = jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), after, kept)
+    return state, norms | {"update_norm": jnp.where(is_finite, norms["update_norm"], jnp.nan)}

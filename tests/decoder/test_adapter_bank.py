@@ -10,6 +10,7 @@ import test_engine
 from test_engine import PROMPTS, TEMPERATURE
 
 from jzero.config import AdapterConfig, RolloutConfig
+from jzero.decoder import adapter_bank
 from jzero.decoder.adapter_bank import BASE_MODEL, AdapterBank, HeldAdapter
 from jzero.decoder.engine import Engine, Samples
 from jzero.decoder.scheduler import Scheduler
@@ -325,3 +326,80 @@ def test_adapters_of_experts_are_refused() -> None:
     with pytest.raises(UserError, match="experts"):
         bank.shape_of(AdapterConfig(rank=4))
     assert bank.shape_of(AdapterConfig(rank=4, targets=("q", "o"))).rank == 8
+
+
+# -- values that are not finite --------------------------------------------------------------------
+
+
+def spoiled(name: str, factor: str, value: float) -> qwen.Params:
+    """Returns an adapter with one value in the factor "a" or "b" of one layer."""
+    tree = jax.tree.map(np.array, adapter(name))
+    layers = tree.get("layers", {})
+    next(iter(layers.values()))[factor].flat[0] = value
+    return tree
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_adapter_that_is_not_finite_in_the_type_of_the_decoder_is_refused(dtype) -> None:
+    engine = engine_in(dtype)
+    bank = bank_of(engine, base_of(engine))
+    bank.add("six", ADAPTERS["six"], adapter("six"))
+    before = jax.tree.map(np.array, bank.groups[0].factors)
+    # 3.4e38 is finite in float32, and infinite in bfloat16.
+    values = [np.nan, np.inf, -np.inf, *([3.4e38] if dtype == "bfloat16" else [])]
+
+    for factor in ("a", "b"):
+        for value in values:
+            with pytest.raises(UserError, match=f"not finite in {dtype}"):
+                bank.add("bad", ADAPTERS["six"], spoiled("six", factor, value))
+
+    after = jax.tree.map(np.array, bank.groups[0].factors)
+    jax.tree.map(np.testing.assert_array_equal, after, before)
+    assert bank.add("other six", ADAPTERS["other six"], adapter("other six")), "the slot is free"
+
+
+def test_a_slot_that_its_adapter_leaves_has_zeros() -> None:
+    engine = engine_in()
+    bank = bank_of(engine, base_of(engine))
+    for name in ("six", "other six"):
+        bank.add(name, ADAPTERS[name], adapter(name))
+    held = bank.hold("other six")
+    assert held is not None
+
+    bank.forget("six")
+    bank.forget("other six")
+
+    def largest(slot: int) -> float:
+        slots = jax.tree.leaves(adapter_bank.read_slot(bank.groups[0].factors, jnp.int32(slot)))
+        return max(float(jnp.abs(leaf).max()) for leaf in slots)
+
+    assert largest(0) == 0
+    assert largest(1) > 0, "a sequence still decodes with it"
+    bank.release(held)
+    assert bank.params is not None
+    assert largest(1) == 0
+
+
+@pytest.mark.parametrize("name", ["six", pytest.param("words", marks=pytest.mark.thorough)])
+def test_a_huge_adapter_changes_no_other_row_and_no_later_one(name) -> None:
+    """Its own rows overflow to NaN, also in pages that others get afterwards."""
+    engine = engine_in()
+    base = base_of(engine)
+    expected = alone(engine, base, "base")
+    bank = bank_of(engine, base)
+    huge = jax.tree.map(lambda leaf: leaf * 1e30, adapter(name))
+    assert bank.add("huge", ADAPTERS[name], huge)
+    held = bank.hold("huge")
+    assert held is not None
+
+    mixed = complete(engine, bank.params, {"huge": held, "base": BASE_MODEL})
+    after = complete(engine, bank.params, {"base": BASE_MODEL})
+
+    overflowed = mixed["huge"].values()
+    assert any(not np.isfinite(one.new_logps).all() for one in overflowed)
+    test_engine.assert_same(mixed["base"], expected)
+    test_engine.assert_same(after["base"], expected)
+    text = np.concatenate(PROMPTS[:2])
+    scorings = [Scoring(text, first=2, adapter=one) for one in (held, BASE_MODEL, held)]
+    score_all(engine, bank.params, scorings)
+    assert np.isfinite(scorings[1].scores.logps).all()

@@ -3,6 +3,7 @@
 The server's tests have two slots of the bank for each shape (`tinker_client.LIMITS`).
 """
 
+import contextlib
 from collections.abc import Callable
 
 import jax
@@ -199,3 +200,92 @@ def test_a_failed_run_frees_the_bank(sampling, monkeypatch) -> None:
     ask(sampling, again, "a")
     sampling.run(lambda: None)
     assert isinstance(again["a"], bytes)
+
+
+def test_a_call_that_fails_for_one_request_fails_no_other(sampling, monkeypatch) -> None:
+    """Requests that were live are decoded again, one by one, with the same results."""
+    take(sampling, "a", SMALL, 1)
+    expected: Answers = {}
+    for name, noise in (("first", (1, 2)), ("second", (3, 4))):
+        ask(sampling, expected, "a", name, noise=noise, owner="ann")
+    sampling.run(lambda: None)
+    answers: Answers = {}
+    ask(sampling, answers, "a", "first", noise=(1, 2), owner="ann")
+    # A number that no field of a body allows, and that does not fit the program.
+    ask(sampling, answers, BASE, "bad", top_k=10**30, owner="bob")
+    ask(sampling, answers, "a", "second", noise=(3, 4), owner="ann")
+
+    for _ in range(8):
+        if sampling.waiting:
+            with contextlib.suppress(OverflowError):
+                sampling.run(lambda: None)
+
+    assert isinstance(answers.pop("bad"), OverflowError)
+    assert answers == expected
+    assert num_holders(sampling) == 0 and not sampling.begun and not sampling.suspects
+
+
+def test_a_request_that_does_not_fit_32_bits_is_refused(sampling) -> None:
+    for change in ({"top_k": 2**31}, {"stop_ids": (2**40,)}, {"noise": (2**31, 1)}):
+        ask(sampling, {}, BASE, "x", **change)
+        with pytest.raises(UserError, match="32 bits"):
+            sampling.check(sampling.waiting.pop())
+
+
+def test_a_checkpoint_that_cannot_be_read_fails_its_request_only(sampling) -> None:
+    def damaged() -> tuple[Shape, qwen.Params]:
+        raise KeyError("layers.q.a")
+
+    sampling.snapshots.readers["damaged"] = damaged
+    answers: Answers = {}
+    ask(sampling, answers, BASE)
+    ask(sampling, answers, "damaged")
+    sampling.run(lambda: None)
+    assert isinstance(answers["damaged"], KeyError) and isinstance(answers[BASE], bytes)
+
+
+@pytest.mark.thorough
+def test_one_owner_leaves_slots_and_turns_to_another(sampling) -> None:
+    """Long samples of one key wait when another key asks, and have the same results."""
+    slots = sampling.engine.max_concurrent_decodes
+    alone: Answers = {}
+    ask(sampling, alone, BASE, "long", num_samples=slots + 8, noise=tuple(range(slots + 8)))
+    sampling.run(lambda: None)
+    answers: Answers = {}
+    ask(sampling, answers, BASE, "ann 0", owner="ann")
+    sampling.run(lambda: None)
+    most_of_bob = calls = 0
+
+    def watch() -> None:
+        nonlocal most_of_bob, calls
+        calls += 1
+        owners = [live.request.owner for live in sampling.live.values()]
+        most_of_bob = max(most_of_bob, owners.count("bob"))
+        if calls == 3:
+            ask(sampling, answers, BASE, "ann 1", owner="ann")
+        if calls == 4:
+            assert owners.count("ann"), "ann's samples began at the next call"
+
+    noise = tuple(range(slots + 8))
+    ask(sampling, answers, BASE, "bob", owner="bob", num_samples=slots + 8, noise=noise)
+    sampling.run(watch)
+
+    assert calls > 4 and most_of_bob == slots - slots // 4
+    assert answers["bob"] == alone["long"] and answers["ann 1"] == answers["ann 0"]
+
+
+def test_equal_prompts_of_two_owners_share_no_prefill(sampling) -> None:
+    """The time of a sample must not tell one key which prompts another key has sent."""
+    before = sampling.prefills
+    for number, owner in enumerate(("ann", "ann", "bob")):
+        ask(sampling, {}, BASE, str(number), owner=owner)
+    sampling.run(lambda: None)
+    assert sampling.prefills - before == 2
+
+
+def test_an_adapter_that_is_not_finite_is_no_snapshot(sampling) -> None:
+    adapter = random_adapter(sampling.snapshots.model, SMALL, 1)
+    adapter["layers"]["q"]["b"] = adapter["layers"]["q"]["b"].at[0, 0, 0].set(np.inf)
+    with pytest.raises(UserError, match="not finite in float32"):
+        sampling.snapshots.take("bad", SMALL, adapter)
+    assert "bad" not in sampling.snapshots.by_key

@@ -1,17 +1,21 @@
 """Checkpoints: atomic, immutable, owned, and gone when their time is over."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import hostile_values
 import pytest
 
 from jzero.errors import UserError
-from jzero.tinker.store import REPLACED, TEMPORARY, Record, Store
+from jzero.tinker import store as stores
+from jzero.tinker.store import GRACE_SECONDS, RECORD, REPLACED, TEMPORARY, Record, Store
 
 RUN = "00000000-0000-0000-0000-000000000000:train:0"
 
@@ -87,6 +91,7 @@ def test_checkpoints_expire(tmp_path) -> None:
     assert store.find(saved.path, "me") is not None
     save(store, replace(record("b"), expires=time.time() - 1))
     assert [one.name for one in store.records("me")] == ["a"]
+    save(store, replace(record("b"), expires=time.time() - GRACE_SECONDS - 1))
     store.sweep()
     assert not store.directory(record("b").path).exists()
     save(store, record("b"))  # the name is free again
@@ -122,7 +127,9 @@ while True:
 @pytest.mark.parametrize("moment", range(6))
 def test_a_kill_in_the_middle_of_saves_leaves_a_whole_checkpoint(tmp_path, moment) -> None:
     here = Path(__file__).parent
-    source = SAVER.format(paths=[str(here), str(here.parents[1])], root=str(tmp_path))
+    source = SAVER.format(
+        paths=[str(path) for path in (here, *here.parents[:2])], root=str(tmp_path)
+    )
     with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE) as saver:
         assert saver.stdout is not None
         saver.stdout.readline()
@@ -137,3 +144,128 @@ def test_a_kill_in_the_middle_of_saves_leaves_a_whole_checkpoint(tmp_path, momen
     assert len(text) == found.size
     assert text == text[: len(text) // 100_000] * 100_000
     assert [one.name for one in store.directory(found.path).parent.iterdir()] == ["a"]
+
+
+# -- several servers, clocks and full disks --------------------------------------------------------
+
+HOLDER = """
+import sys, time
+sys.path.insert(0, {root!r})
+from pathlib import Path
+from jzero.tinker.store import Store
+store = Store(Path({path!r}))
+print("has it", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_second_server_of_a_store_is_refused_until_the_first_one_ends(tmp_path) -> None:
+    source = HOLDER.format(root=str(Path(__file__).parents[2]), path=str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with pytest.raises(UserError, match="another server uses this store"):
+            Store(tmp_path)
+        holder.kill()
+    Store(tmp_path)
+
+
+def test_a_store_leaves_what_its_own_process_writes(tmp_path) -> None:
+    first = Store(tmp_path)
+    temporary = first.begin(record(), overwrite=False)
+    Store(tmp_path)
+    (temporary / "data").write_text("x")
+    assert first.commit(temporary, record()).size == 1
+
+
+def test_a_failed_save_leaves_nothing(tmp_path) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(OSError, match="disk"), store.writing(record(), overwrite=False) as half:
+        (half / "data").write_text("x")
+        raise OSError("the disk is full")
+    assert list(tmp_path.glob("*/*/*")) == []
+
+
+def test_a_name_that_appeared_meanwhile_is_not_overwritten(tmp_path) -> None:
+    store = Store(tmp_path)
+    first, second = (store.begin(record(), overwrite=False) for _ in range(2))
+    store.commit(first, record(), overwrite=False)
+    with pytest.raises(UserError, match="exists"):
+        store.commit(second, record(), overwrite=False)
+
+
+def test_a_clock_that_is_hours_ahead_removes_nothing(tmp_path, monkeypatch) -> None:
+    store, now = Store(tmp_path), time.time()
+    path = save(store, replace(record(), expires=now + 3600)).path
+    with monkeypatch.context() as patched:
+        patched.setattr(stores.time, "time", lambda: now + 2 * 3600)
+        assert store.find(path, "me") is None
+        store.sweep()
+    assert store.find(path, "me") is not None
+
+
+def test_saves_over_an_expired_name_during_sweeps_all_stay(tmp_path) -> None:
+    """The sweep removes only what it has found expired, and never the new checkpoint."""
+    store = Store(tmp_path)
+    has_ended = threading.Event()
+
+    def sweep() -> None:
+        while not has_ended.is_set():
+            store.sweep()
+
+    sweeper = threading.Thread(target=sweep)
+    sweeper.start()
+    try:
+        for number in range(60):
+            expired = replace(record(), expires=time.time() - GRACE_SECONDS - 1)
+            save(store, expired, overwrite=True)
+            temporary = store.begin(record(), overwrite=False)
+            (temporary / "data").write_text(str(number))
+            path = store.commit(temporary, record(), overwrite=False).path
+            assert (store.directory(path) / "data").read_text() == str(number)
+    finally:
+        has_ended.set()
+        sweeper.join()
+
+
+# -- records that are none -------------------------------------------------------------------------
+
+
+def valid_record(directory: Path) -> dict:
+    return json.loads((directory / RECORD).read_text())
+
+
+@pytest.mark.parametrize("change", [{"a_new_field": 1}, {"expires": 1e12}, {"rank": 10**30}])
+def test_a_record_of_another_version_is_skipped_with_one_line(tmp_path, capsys, change) -> None:
+    store = Store(tmp_path)
+    kept, other = save(store, record("kept")), save(store, record("other"))
+    directory = store.directory(other.path)
+    (directory / RECORD).write_text(json.dumps(valid_record(directory) | change))
+
+    for _ in range(3):
+        assert store.records("me") == [kept]
+        store.sweep()
+
+    assert store.find(other.path, "me") is None
+    assert directory.exists(), "only its own version may remove it"
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 1 and str(directory) in printed[0], printed
+
+
+def test_hostile_records_are_skipped(tmp_path) -> None:
+    store = Store(tmp_path / "store")
+    kept = save(store, record("kept"))
+    other = store.directory(save(store, record("other")).path)
+    document = valid_record(other)
+    for mutation in hostile_values.mutations(document):
+        (other / RECORD).write_text(hostile_values.to_json(mutation.document))
+        for one in store.records("me"):
+            json.dumps(one.body, allow_nan=False).encode()
+        assert kept in store.records("me")
+    (other / RECORD).unlink()
+    for hostile in hostile_values.hostile_files(tmp_path / "files", RECORD):
+        if hostile.path.is_symlink() or hostile.path.exists():
+            os.rename(hostile.path, other / RECORD)
+            assert store.records("me") == [kept], hostile.name
+            store.sweep()
+            os.rename(other / RECORD, hostile.path)

@@ -217,7 +217,7 @@ def read_parameter(
     """Returns the values of one parameter, with its layers and experts stacked.
 
     handles: the open files of all tensors.
-    Raises UserError if a value is not finite.
+    Raises UserError if a value is not finite in `dtype`.
     """
     # One tensor at a time is read and copied into the stacked array, a part at a time: besides this
     # array, a large embedding takes no memory.
@@ -227,7 +227,12 @@ def read_parameter(
         for start, part in parts_of_tensor(handles[entry.file], entry, tensor):
             part = part.astype(np.float32, copy=False)
             check_finite(part, entry)
-            slot[start : start + len(part)] = part
+            stored_part = slot[start : start + len(part)]
+            # A number near the largest of float32 is infinite in bfloat16.
+            with np.errstate(over="ignore"):
+                stored_part[...] = part
+            if host.dtype != np.float32:
+                check_finite(stored_part.astype(np.float32), entry, host.dtype.name)
     if layers[0].layer is None:
         return host[0]
     if layers[0].expert is None:
@@ -330,13 +335,17 @@ def damaged_file(file: Path) -> Iterator[None]:
         raise UserError(f"{file} is damaged ({reason_of(error)}): {AGAIN}") from error
 
 
-def check_finite(array: np.ndarray, entry: HeaderEntry) -> None:
-    """Raises UserError if an array holds NaN or infinity. Copies nothing."""
+def check_finite(array: np.ndarray, entry: HeaderEntry, dtype: str = "") -> None:
+    """Raises UserError if an array holds NaN or infinity. Copies nothing.
+
+    dtype: the type in which the file's values are not finite, for the message.
+    """
     # The minimum and the maximum are NaN if any number is.
     if not np.isfinite(array.min()) or not np.isfinite(array.max()):
+        in_dtype = f" in {dtype}" if dtype else ""
         raise UserError(
-            f"{entry.file}: {entry.name} holds NaN or infinite numbers: the weights are of a run "
-            "that failed, or damaged"
+            f"{entry.file}: {entry.name} holds NaN or infinite numbers{in_dtype}: the weights are "
+            "of a run that failed, or damaged"
         )
 
 

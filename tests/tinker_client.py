@@ -39,9 +39,10 @@ LIMITS = TinkerLimits(
     max_body_bytes=200_000,
     max_datums=64,
     max_targets=4,
-    max_waiting_sequences=64,
+    # Of two keys: each has half of it.
+    max_waiting_sequences=128,
     max_samples=8,
-    max_snapshots=6,
+    max_snapshots=12,
     resident_snapshots=2,
     poll_seconds=20,
     hole_seconds=2,
@@ -54,7 +55,7 @@ def load_service(model: str, store: Path, limits: TinkerLimits = LIMITS) -> Serv
     """Loads the model of a directory into a service that does not run yet."""
     options, settings = command.parse([f"--model={model}", *SETTINGS])
     parsed = command.Options(
-        name=NAME, store=store, adapters=3, resident=1, max_rank=16, limits=limits
+        name=NAME, store=store, adapters=6, resident=1, max_rank=16, limits=limits
     )
     assert options.exact
     return command.make_service(settings, parsed)
@@ -89,7 +90,7 @@ def process(
     arguments += [*SETTINGS, *flags]
     with started(
         [sys.executable, "-m", "jzero.tinker", *arguments],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[1],
         env=os.environ | {"JAX_NUM_CPU_DEVICES": str(devices)},
         stdout=subprocess.PIPE,
         text=True,
