@@ -10,6 +10,7 @@
 import asyncio
 import contextlib
 import itertools
+import sys
 import traceback
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -23,6 +24,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from jzero import terminal
 from jzero.errors import UserError, shown
 from jzero.http import parse_json
 from jzero.servers.bodies import Bodies
@@ -445,7 +447,7 @@ class Api:
             except ClientDisconnect:
                 return Response(status_code=400)
             except Exception as error:
-                traceback.print_exc()
+                terminal.write(traceback.format_exc(), sys.stderr)
                 detail = f"the server failed ({type(error).__name__}): see its log"
                 return JSONResponse({"detail": detail}, 500)
 
@@ -470,7 +472,7 @@ def printed_errors() -> Iterator[None]:
     try:
         yield
     except Exception:
-        traceback.print_exc()
+        terminal.write(traceback.format_exc(), sys.stderr)
 
 
 def make_rules(hosts: Hosts) -> Rules:

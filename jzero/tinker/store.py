@@ -31,7 +31,7 @@ from typing import ClassVar, cast
 import numpy as np
 from safetensors import numpy as safetensors_numpy
 
-from jzero import json_values
+from jzero import json_values, terminal
 from jzero.errors import UserError, shown
 from jzero.files import read_text
 from jzero.model import peft
@@ -270,7 +270,9 @@ def take_lock(root: Path) -> None:
             f"--store={root}: another server uses this store: stop it, or give another directory"
         ) from None
     except OSError as error:  # some network file systems
-        print(f"--store={root} cannot be locked ({error.strerror}): start no second server on it")
+        terminal.write(
+            f"--store={root} cannot be locked ({error.strerror}): start no second server on it"
+        )
     LOCKED[path] = descriptor
 
 
@@ -301,7 +303,7 @@ def read_record(directory: Path) -> Record | None:
         if directory not in NOTICED:
             NOTICED.add(directory)
             reason = shown(" ".join(str(error).split()))
-            print(f"{directory}: the checkpoint is skipped: {RECORD}: {reason}", flush=True)
+            terminal.write(f"{directory}: the checkpoint is skipped: {RECORD}: {reason}")
         return None
     return record
 
