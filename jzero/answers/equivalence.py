@@ -166,7 +166,8 @@ def _without_ellipsis(node: Node) -> Node:
     is_even = all(b - a == step for a, b in itertools.pairwise(numbers)) and step
     if not is_even:
         return node
-    if last.kind != "number":
+    is_long = last.kind == "number" and abs(last.value - first.value) >= MAX_PARTS * abs(step)
+    if last.kind != "number" or is_long:
         second = first._replace(value=first.value + step)
         return node._replace(parts=(first, second, symbol("ldots"), last))
     count = Fraction(last.value - first.value) / step

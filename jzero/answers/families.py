@@ -266,6 +266,8 @@ def _parameters(
     found = {name for name in names if name in declared}
     if found:
         return frozenset(found)
+    if item.names and not _is_function(item.names[0]):
+        return frozenset()
     arguments = {part.name for name in item.names for part in name.parts}
     free = names - arguments - {"e", "pi", "i"}
     if other_declared:
@@ -286,6 +288,12 @@ def _parameters(
     indexed = frozenset(name for name in constants if "_" in name)
     own_constants = constants & own if len(constants & own) > 1 else frozenset()
     return added or indexed or own_constants
+
+
+def _is_function(name: Node) -> bool:
+    """Returns whether a name is a function such as y, u(x, t) or f(x), and not AB or E."""
+    called = _called(name)
+    return name.kind == "apply" or called == "level" or called[:1].islower()
 
 
 def _is_usual(name: str, letters: frozenset[str]) -> bool:
@@ -320,6 +328,11 @@ def _is_renamed(
             renamed = _renamed(renamed, f"parameter {index}", name)
         if all(map(_same, renamed, gold)):
             return True
+        # 1/(x - C) runs through the functions of 1/(x + C).
+        for name in order[:1] if len(order) == 1 else ():
+            scaled = (replaced(part, symbol(name), negative(symbol(name))) for part in renamed)
+            if all(map(_same, scaled, gold)):
+                return True
     return False
 
 

@@ -34,8 +34,14 @@ _ANNOUNCEMENT = re.compile(
 _CONNECTIVES = [
     (re.compile(pattern, re.IGNORECASE), connective)
     for pattern, connective in (
-        (r"\\text\s*\{\s*(?:oder|ou|o|или|o\s+bien)\s*\}|(?<=\s)(?:oder|или)(?=\s)|或者?", _OR),
-        (r"\\text\s*\{\s*(?:und|et|y|e|и)\s*\}|(?<=\s)(?:und|и)(?=\s)|[和与且及]", _AND),
+        (
+            r"\\text\s*\{\s*(?:oder|ou|или|o\s+bien)\s*\}|\\text\s*\{\s+o\s+\}|(?<=\s)(?:oder|или)(?=\s)|或者?",
+            _OR,
+        ),
+        (
+            r"\\text\s*\{\s*(?:und|et)\s*\}|\\text\s*\{\s+[yeи]\s+\}|(?<=\s)(?:und|и)(?=\s)|[和与且及]",
+            _AND,
+        ),
         ("[、，]", ", "),
     )
 ]
@@ -67,6 +73,9 @@ _COUNTED = re.compile(
 _WORDS_FOR_NOTHING = words("text")
 
 
+_NAMED_VALUE = re.compile(r"\s*[\u4e00-\u9fff]{1,12}?(?:为|是|等于)\s*(?=[-0-9$\\])")
+
+
 def in_english(text: str) -> str:
     """Returns an answer with its foreign words in English; other answers unchanged."""
     if not _MAY_BE_FOREIGN.search(text):
@@ -75,6 +84,9 @@ def in_english(text: str) -> str:
     if announcement is not None and text[announcement.end() :].strip(" }.。"):
         is_open = "\\text" in announcement[0] and not announcement["closed"]
         text = ("\\text{" if is_open else "") + text[announcement.end() :]
+    named = _NAMED_VALUE.match(text)
+    if named is not None and not set("不非或否") & {*named[0]}:
+        text = text[named.end() :]
     plain = re.sub(r"\\text\s*\{|[{}$.。]", " ", text).strip().lower()
     if plain in _YES_AND_NO:
         return rf"\text{{{_YES_AND_NO[plain]}}}"

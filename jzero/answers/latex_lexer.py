@@ -110,6 +110,13 @@ _ESCAPED_TWICE = re.compile(
 )
 
 
+_CAPITALS_AFTER_LETTERS = re.compile("[a-z]+[A-Z]")
+# f(x) = 0 for all x.
+_FOR_ALL = re.compile(
+    r"(?<=.)\s*,?\s*(?:\\text\s*\{\s*for\s+(?:all|every|any)(?:\s+real)?(?:\s+numbers?)?\s*\}?\s*[a-z]"
+    r"|\\forall\s*[a-z])\s*\}?(?:\s*\\in\s*\\mathbb\s*\{?R\}?)?\s*\Z"
+)
+_OF_ARGUMENT = re.compile(r"\s*[A-Za-z]\s*\(\s*[a-z]\s*\)\s*(?:=|\\equiv)")
 _RUNS = re.compile("[A-Za-z]+")
 _OPERATORS = words("sgn sign arctg lcm gcd arcsinh arccosh arctanh")
 # Words that may follow a number without a space.
@@ -137,6 +144,10 @@ def simplified_text(text: str) -> str:
     if "]" in text or "[" in text:
         text = _OPEN_INTERVAL.sub(_with_round_brackets, text)
     text = without_lead_in(text)
+    if _OF_ARGUMENT.match(text):
+        text = _FOR_ALL.sub("", text)
+        if "mod" not in text:
+            text = text.replace("\\equiv", "=", 1)
     notation = spoken(text)
     return notation if notation != text else with_relation(text)
 
@@ -266,6 +277,8 @@ def _tokens_of_letters(
         is_unit = letters in units
     if letters.lower() in ("no", "yes") and letters == match.string.strip(" .!"):
         return ['"' + letters]
+    # nRTV is a product, because words have their capitals first.
+    stands_alone = stands_alone and not _CAPITALS_AFTER_LETTERS.match(letters)
     is_abbreviation = letters in ("mod", "per") or (letters.isupper() and len(letters) > 2)
     if in_prose or is_unit or is_abbreviation or (stands_alone and len(letters) > 3):
         return ['"' + letters]

@@ -376,7 +376,11 @@ class Parser(Blocks):
     def power(self, left: Node) -> Node:
         # Towers are read from the right: 2^3^2 is 2^(3^2).
         left = _grouped(left)
-        return Node("power", (left, self.expression(Binding.POWER)))
+        exponent = self.expression(Binding.POWER)
+        is_interval = left.kind == "tuple" and len(left.parts) == 2 and "[" in left.name
+        if is_interval and exponent.kind == "number" and exponent.value in (2, 3):
+            return Node("cartesian", (left,) * int(exponent.value))
+        return Node("power", (left, exponent))
 
     def factorial(self, left: Node) -> Node:
         if left.kind in ("factorial", "degree"):

@@ -20,7 +20,7 @@ from jzero.answers.vocabulary import words
 
 # The forms of a sentence that states a number: "Janet makes $18 every day", "there are 5 left".
 _SUBJECT = (
-    r"(?:(?i:(?:it|she|he|they|there|we|i|you)|(?:the|his|her|their|its|our|my)(?:\s+[a-z'-]+){1,5}"
+    r"(?:(?i:(?:it|she|he|they|there|we|i|you)|(?:the|his|her|their|its|our|my|each|every)(?:\s+[a-z'-]+){1,5}"
     r"|total(?:\s+[a-z]+){0,3})|[A-Z][a-z]+(?:'s(?:\s+[a-z]+){1,3})?)"
 )
 _COPULAS = words("is are was were be has have had")

@@ -52,12 +52,14 @@ _EXPLANATION = (
     r"(?:it|they|this|that|there|he|she|we|the|because|since|as|for|by|every|all|both|always)\b"
 )
 _CONTRADICTIONS = re.compile(r"\b(?:yes|no|but|maybe|perhaps|however|although|or|true|false)\b")
+_VERB = r"(?:is|are|was|has|have|does|do|can|cannot|holds?|exists?|converges?|diverges?)"
 _WEEKDAY = r"(?:mon|tues|wednes|thurs|fri|satur|sun)day"
 
 
 def _except(match: re.Match[str]) -> str:
     values = re.sub(r"\s+and\s+|\s+or\s+", ",", match["values"])
     values = re.sub(r"[a-z]\s*=\s*", "", values)
+    values = re.sub(r"(?:\\pm|±)\s*([^,]+)", r"\1,-\1", values)
     return rf"\mathbb{{R}}\setminus\{{{values}\}}"
 
 
@@ -141,7 +143,7 @@ _FORMS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
         ),
         (
             rf"{_ALL}(?:real )?(?:numbers? |values? of )?"
-            r"(?P<relation>[a-z]\s*(?:\\ne|≠|[<>≤≥]|\\[gl]e).+)",
+            r"(?:[a-z] such that )?(?P<relation>[a-z]\s*(?:\\ne|≠|[<>≤≥]|\\[gl]e).+)",
             lambda match: match["relation"],
         ),
         (
@@ -151,6 +153,11 @@ _FORMS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
         ),
         (rf"(?:{_ALL}|the )?(?P<domain>{_DOMAIN})", lambda match: _DOMAINS[match["domain"]]),
         (rf"{_NAME} is (?P<sign>{_SIGN})", _named_sign),
+        (rf"{_NAME} (?:can be|is|may be) any real number", lambda _: r"\mathbb{R}"),
+        (
+            rf"{_NAME} (?:is )?not equal to {_VALUE}",
+            lambda match: f"{match['name']}≠{match['value']}",
+        ),
         (
             rf"(?:{_ALL}?(?:real )?(?:numbers?|values?) |(?:{_NAME} (?:is |must be |has to be )?)?)"
             rf"(?P<comparison>{_COMPARISON}) {_VALUE}",
@@ -179,6 +186,11 @@ _FORMS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
         ),
         # Conclusions.
         (rf"(?P<word>yes|no|true|false)\b[.,;:!]?\s+(?P<clause>{_EXPLANATION}.*)", _explained),
+        (rf"(?P<word>yes|no|true|false)\b\s*[.,;:(]\s*(?P<clause>.*\b{_VERB}\b.*)", _explained),
+        (
+            rf"{_SUBJECT}(?:converges?|tends|is equal|diverges?) to (?:the value )?{_VALUE}",
+            lambda match: match["value"],
+        ),
         (
             r"(?:the (?:statement|claim|assertion|proposition|answer)|it|this) is (?:indeed )?"
             r"(?P<truth>true|false|correct|incorrect)",

@@ -785,6 +785,214 @@ FAMILIES = {
         x \equiv1\text{ or }4\pmod5 == x\equiv1,4\pmod5
         x\equiv1\text{ or }3\pmod5 != x\equiv1,4\pmod5
     """,
+    "mixed": r"""
+        y=C_1x+C_2 != y=C_1x
+        y=Cx+1 != y=Cx+2
+        y=Ce^{-x}+x == y=x+Ce^{-x}
+        y=Ce^{-x}+x != y=Ce^{-x}-x
+        y=\frac{1}{C-x} == y=\frac{1}{K-x}
+        y=\frac{1}{x+C} == y=\frac1{x-C}
+        y=\tan(x+C) == y=\tan(x+c)
+        y=\tan(x+C) != y=\tan(x)+C
+        y^2=x^2+C == x^2-y^2=C
+        y^2=x^2+C == y^2-x^2=c
+        x=A\cos\omega t+B\sin\omega t == x=C_1\cos\omega t+C_2\sin\omega t
+        x=A\cos\omega t+B\sin\omega t != x=C_1\cos t+C_2\sin t
+        u(x,t)=f(x-ct)+g(x+ct) == u=f(x-ct)+g(x+ct)
+        y=e^{-x}(C_1\cos2x+C_2\sin2x) == y=C_1e^{-x}\cos 2x+C_2e^{-x}\sin2x
+        y=e^{-x}(C_1\cos2x+C_2\sin2x) != y=e^{-x}(C_1\cos3x+C_2\sin3x)
+        y=C_1+C_2e^{x}-x == y=Ae^{x}+B-x
+        y=C_1+C_2e^{x}-x != y=Ae^{x}+B+x
+        \frac{1}{3}\ln|3x+1|+C == \frac13\ln|x+\frac13|+C
+        \frac{1}{3}\ln|3x+1|+C != \ln|3x+1|+C
+        \tan x+C == \frac{\sin x}{\cos x}+C
+        -\cos x+C != \cos x+C
+        \sec^2x+C == \tan^2 x+C
+        e^x\sin x+C != e^x\cos x+C
+        x\ln x-x+C == x(\ln x-1)+C
+        \frac{(x+1)^2}{2}+C == \frac{x^2}2+x+C
+        \frac{(x+1)^2}{2}+C != \frac{x^2}2+C
+        x^2+C != x^2
+        x^2+C != x^2+x
+        C != c
+        A != B
+        K != C
+        a != b
+        k != n
+        n+1 != k+1
+        C_1 != C_2
+        f(x)=x != f(x)=-x
+        f(x)=x+c == f(x)=x+a
+        f(x)=x\text{ or }f(x)=0 == f(x)=0,f(x)=x
+        f(x)=0,x == f(x)=0\text{ or }f(x)=x
+        f(x)=x^2+c != f(x)=x+c
+        f(n)=n == f(x)=x
+        f(x)=ax+b != f(x)=ax
+        f(x)\equiv0 == f(x)=0
+        f(x)=0\text{ for all }x == f(x)=0
+        f(x)=x\text{ for all }x\in\mathbb R == f(x)=x
+        f(x)=2x\ \forall x == f(x)=2x
+        x=n\pi+(-1)^n\frac\pi6, n\in\mathbb Z == x=k\pi+(-1)^k\frac\pi6, k\in\mathbb Z
+        x=2k\pi\pm\frac\pi3 (k\in\mathbb Z) == x=\pm\frac\pi3+2n\pi,n\in\mathbb Z
+        x=\frac\pi2+k\pi,k\in\mathbb{Z} == x=\frac{(2k+1)\pi}{2},k\in\mathbb{Z}
+        x=\frac\pi2+k\pi,k\in\mathbb{Z} != x=\frac{k\pi}{2},k\in\mathbb{Z}
+        \frac{k\pi}{2},k\in\mathbb Z == \frac{n\pi}{2}, n \in \mathbb{Z}
+        (3k,4k,5k),k\in\mathbb N == (3n,4n,5n),n\in\mathbb N
+        (3k,4k,5k),k\in\mathbb N != (3n,4n,6n),n\in\mathbb N
+        n=2^k, k\in\mathbb N == n=2^m, m\in\mathbb N
+        n=2^k, k\in\mathbb N != n=3^m, m\in\mathbb N
+        n=k^2 == n=m^2 ?? Find all n such that n is a square.
+        \text{all real numbers except }0 == (-\infty,0)\cup(0,\infty)
+        \text{all }x>2 == x>2
+        \text{all }x\text{ such that }x>2 == x>2
+        \text{all }x\text{ except }2 == x\ne2
+        x\text{ can be any real number} == \mathbb R
+        x\text{ is any real number} == \mathbb R
+        \text{any }x>2 == (2,\infty)
+        x\text{ is less than }2 == (-\infty,2)
+        x\text{ is not equal to }2 == x\neq2
+        \text{the set of all positive real numbers} == (0,\infty)
+        \text{positive integers} == \text{all positive integers}
+        \text{positive even integers} != \text{even integers}
+        \text{all odd primes} != \text{all primes}
+        \text{all odd primes} != \text{odd}
+        \text{odd function} != \text{odd}
+        \text{no integers} != \text{integers}
+        \text{not an integer} != \text{integers}
+        \text{all real numbers} != \text{all integers}
+        \text{Yes, since it is continuous} == \text{Yes}
+        \text{Yes, }f\text{ is continuous} == \text{Yes}
+        \text{Yes; the map is injective} == \text{yes}
+        \text{Yes (it is prime)} == \text{yes}
+        \text{No, 5 is not prime} == \text{No}
+        \text{No counterexample} != \text{No}
+        \text{No solution} != \text{No}
+        \text{No real roots} != \text{No}
+        \text{True or False} != \text{True}
+        \text{It is not the case} != \text{true}
+        \text{The answer is yes} == \text{yes}
+        \text{The answer is no} == \text{no}
+        \text{converges to }2 == 2
+        \text{The series converges to }2 == 2
+        \text{It converges to }2 != 3
+        \text{diverges to }\infty == \infty
+        \text{The sequence diverges} == \text{diverges}
+        \text{Does not converge} == \text{diverges}
+        \text{Bob has a winning strategy} == \text{Bob}
+        \text{Bob} == \text{Bob wins}
+        \text{neither wins} != \text{Alice}
+        \text{both} != \text{Alice}
+        12\text{ kg} == 12千克
+        12 Personen == 12
+        \text{zwölf} != 11
+        12 fois != 12 times more
+        x=2 oder x=3 == x=2,3
+        x = 2 или x = 3 == x=2,3
+        答案是 $5$ == 5
+        最大值为5 == 5
+        5或6 != 5
+        5 ou 6 != 5
+        \text{5 ou 6} != 5
+        5和6 != 5
+        \text{5 bis 6} != 5
+        5万 != 5
+        \ce{NaCl} == \mathrm{NaCl}
+        \mathrm{NaCl} == \text{NaCl}
+        \mathrm{Na}_2\mathrm{SO}_4 == \ce{Na2SO4}
+        \ce{Na2SO3} != \ce{Na2SO4}
+        \mathrm{sp^3} != sp^2
+        3.2\times10^{-19}\,\mathrm{C} == 3.2\times10^{-19}
+        6.63\times10^{-34}\ \mathrm{J\cdot s} == 6.63\times10^{-34}\text{ J s}
+        45\ \mathrm{km/h} == 45\text{ km/hr}
+        5.0\ \text{N/C} == 5.0
+        5.0\ \text{V/m} == 5.0\text{ N/C}
+        1.0\ \mathrm{atm} != 1.0\ \mathrm{bar}
+        20\ ^\circ\text{C} != 20\ ^\circ\text{F}
+        20^{\circ} == 20
+        0.25\ \mu\text{m} != 0.25\text{ mm}
+        \frac{GMm}{r^2} == G\frac{mM}{r^2}
+        \frac{1}{2}mv^2 == \frac{mv^2}{2}
+        \frac{1}{2}mv^2 != \frac12 m v
+        mgh == hgm
+        \sqrt{2gh} == \sqrt{2hg}
+        \frac{kg}{m} == \frac{gk}m
+        \frac{mV}{t} == \frac{Vm}t
+        nRT/V == \frac{nRT}{V}
+        PV=nRT == nRT=PV
+        V^{-1}nRT == nRTV^{-1}
+        E=mc^2 == mc^2
+        F=ma != F=mv
+        \mu mg == mg\mu
+        3\mathbf i+2\mathbf j-\mathbf k == (3,2,-1)
+        \mathbf{r}=\mathbf{a}+t\mathbf{b} == \mathbf a+t\mathbf b
+        |\mathbf a\times\mathbf b| == |\mathbf b\times\mathbf a|
+        |\mathbf a|^2|\mathbf b|^2-(\mathbf a\cdot\mathbf b)^2 == |\mathbf a\times\mathbf b|^2
+        \vec a\cdot\vec b=0 == \vec b\cdot\vec a=0
+        \nabla^2 f == \nabla\cdot\nabla f
+        \nabla f != \nabla g
+        A^2B != ABA ?? Let $A$ and $B$ be matrices.
+        AB-BA != 0 ?? Let $A$ and $B$ be matrices.
+        (A+B)^2 != A^2+2AB+B^2 ?? Let $A$ and $B$ be matrices.
+        A^2+AB+BA+B^2 == (A+B)^2 ?? Let $A$ and $B$ be matrices.
+        f^{-1}\circ g^{-1} != g^{-1}\circ f^{-1}
+        [0,1]^2 == [0,1]\times[0,1]
+        [0,1]^2 != [0,1]\times[0,2]
+        \{1,2\}\cup\{3\} == \{1,2,3\}
+        \{1,2,3\}\setminus\{3\} == \{1,2\}
+        \mathbb{Z}_{12} == \mathbb Z_3\times\mathbb Z_4
+        \mathbb{Z}_{12} != \mathbb Z_2\times\mathbb Z_6
+        S_3\times\mathbb Z_2 == \mathbb Z_2\times S_3
+        (1\ 2\ 3\ 4) != (1\ 3\ 2\ 4)
+        \angle ABC=\angle DEF == \angle DEF=\angle ABC
+        AB=CD != AB=CE
+        AB+BC=AC == BC+AB=AC
+        AD\parallel BC != AB\parallel BC
+        \triangle ABC\sim\triangle DEF != \triangle ABC\sim\triangle DFE
+        M(2,3) != (3,2)
+        (x-1)^2+(y-2)^2=9 == x^2+y^2-2x-4y-4=0
+        y-2=3(x-1) == y=3x-1
+        \{1,3,5,\ldots,99\} == \{1,3,\ldots,99\}
+        \{1,3,5,\ldots,99\} != \{1,2,3,\ldots,99\}
+        \{x\in\mathbb R:|x|<2\} == (-2,2)
+        \begin{pmatrix}1\\-1\end{pmatrix} != \begin{pmatrix}-1\\1\end{pmatrix}
+        \dim V=3 == 3
+        \log_3 9x == \log_3(9x)
+        \ln(a)-\ln(b) == \ln\frac ab
+        \log_2 8 != 4
+        C. 10 m/s == C ?? A. 1 m/s B. 5 m/s C. 10 m/s D. 20 m/s
+        10 m/s == C ?? A. 1 m/s B. 5 m/s C. 10 m/s D. 20 m/s
+        5 m/s != C ?? A. 1 m/s B. 5 m/s C. 10 m/s D. 20 m/s
+        \text{C. 5 m/s} != C ?? A. 1 m/s B. 5 m/s C. 10 m/s D. 20 m/s
+        \text{A and C} != C ?? A. 1 B. 5 C. 10 D. 20
+        \text{Option C} == C ?? A. 1 B. 5 C. 10 D. 20
+        \text{The answer is C} == C ?? A. 1 B. 5 C. 10 D. 20
+        \text{C: 10} == C ?? A. 1 B. 5 C. 10 D. 20
+        \textbf{C} == C ?? A. 1 B. 5 C. 10 D. 20
+        10 == C ?? (A) 1 (B) 5 (C) 10 (D) 20
+        1 != C ?? (A) 1 (B) 5 (C) 10 (D) 20
+        C != 5 ?? (A) 1 (B) 5 (C) 10 (D) 20
+        \text{None of these} == E ?? (A) 1 (B) 5 (C) 10 (D) 20 (E) None of these
+        \text{(C) 10} == 10 ?? (A) 1 (B) 5 (C) 10 (D) 20
+        C == 10 ?? (A) 1 (B) 5 (C) 10 (D) 20
+        2.000000000000000 == 2
+        0.7071067811865476 == \frac{\sqrt2}{2}
+        0.7071067811865475 == \frac{\sqrt2}{2}
+        1.7320508075688772 == \sqrt3
+        1.7320508075688772 != \sqrt2
+        -1.4142135623730951 == -\sqrt2
+        5 apples != 6 apples
+        \text{minus 5} != 5
+        \text{at most 5 apples} != 5
+        \text{nearly 5} != 5
+        \text{half of 5} != 5
+        \text{Tom has 5 or 6 apples} != 5
+        \text{Tom does not have 5 apples} != 5
+        \text{Tom had 5 apples but ate 2} != 5
+        \text{Each child gets 4 cookies} == 4
+        \text{The number of apples is 5} == 5
+        \text{There were 12 students in the class} == 12
+        \text{The probability is }\frac12 == \frac12
+    """,
 }
 ECHOES = r"""
     (x^2-1) != (x-1)(x+1) ?? Factor $x^2-1$.
