@@ -11,8 +11,9 @@ The claim is that --model, with --adapter, sampled the responses in --dtype with
 The model scores every response again. Rows whose log-probs differ by more than the rounding of the
 dtype, tokens outside of top-k or top-p, and tokens that are too improbable reject the claim. Other
 hypotheses are then scored, and those that explain the rejected rows are printed: the base without
-its adapter, another scale of it, weights given with --also, other sampling parameters, log-probs of
-another kind or position, a cut prompt, a BOS more or less, the tokens of a neighbor, another dtype.
+its adapter, another scale of it, weights given with --also, other sampling parameters, suppressed
+end tokens, log-probs of another kind or position, a cut prompt, a BOS more or less, the tokens of a
+neighbor, another dtype. A row with tokens after an end token (--ends) is rejected, too.
 
 The exit status is 0 if nothing is rejected, 1 if something is, and 2 if an argument is wrong.
 """
@@ -34,14 +35,16 @@ from jzero.audits.causes import Candidate, Claim, Finding
 from jzero.audits.evidence import CONVENTIONS, ROUNDOFF, SAMPLED, Evidence, Size
 from jzero.audits.log import Response, Sampling, read_log
 from jzero.audits.scores import Model, Scores, concatenate, hidden_states
-from jzero.errors import UserError
+from jzero.errors import UserError, shown
 from jzero.files import JsonObject
-from jzero.model import adapters, huggingface, peft
+from jzero.model import adapters, huggingface, peft, tokenizer
 from jzero.model.architecture import Params, QwenConfig
+from jzero.model.families import window_of
 
 PART_TOKENS = 1 << 14  # responses of about this many tokens are scored before progress is shown
 SCALES = (0.0625, 0.25, 0.5, 2.0, 4.0, 16.0)  # of an adapter, relative to alpha / rank
 SHOWN_LINES = 8
+NO_ENDS = "none"  # value of --ends
 MOST_GROUPS = 8  # of versions whose rows are tested together
 
 
@@ -81,7 +84,11 @@ def read_weights(directory: Path, config: QwenConfig, adapter: str | None) -> We
     return Weights(config, base, factors, settings.scale, settings.rank)
 
 
-def find_candidates(weights: Weights, also: Sequence[tuple[str, str]]) -> list[Candidate]:
+def find_candidates(
+    weights: Weights,
+    also: Sequence[tuple[str, str]],
+    responses: Sequence[Response],
+) -> list[Candidate]:
     """Returns the other weights that may have sampled. They are read when they are needed."""
     found = []
     for name, path in also:
@@ -93,7 +100,8 @@ def find_candidates(weights: Weights, also: Sequence[tuple[str, str]]) -> list[C
             found.append(Candidate(cause, partial(with_adapter, weights, adapter)))
         else:
             directory = huggingface.resolve(path)
-            config, _ = huggingface.load_config(directory)
+            config, hf_config = huggingface.load_config(directory)
+            check_window(f"--also {name}={path}", hf_config, responses)
             # A larger vocabulary has padding; a smaller one lacks tokens that the log may contain.
             if config.vocab_size < weights.config.vocab_size:
                 raise UserError(
@@ -200,7 +208,7 @@ def audit(claim: Claim, responses: Sequence[Response]) -> tuple[list[Evidence], 
     """Tests all rows, and explains those that are rejected. Findings have places in the log."""
     scores = score_log(claim, responses)
     found, wrong_logps, wrong_tokens = reject(claim, responses, scores)
-    findings: list[Finding] = []
+    findings = past_the_end(claim, responses)
     if wrong_logps:
         findings += explain(claim, responses, wrong_logps, causes.explain_logps)
     groups = version_groups(responses)
@@ -216,6 +224,25 @@ def audit(claim: Claim, responses: Sequence[Response]) -> tuple[list[Evidence], 
             # Without log-probs only a comparison tells similar weights apart.
             findings += explain(claim, responses, without, causes.explain_likelier)
     return found, findings
+
+
+def past_the_end(claim: Claim, responses: Sequence[Response]) -> list[Finding]:
+    """Returns the rows that have tokens after an end token, as no sampler that stops there has."""
+    places = [place for place, row in enumerate(responses) if end_of(claim, row) is not None]
+    if not places:
+        return []
+    first = responses[places[0]]
+    position = end_of(claim, first)
+    assert position is not None
+    more = len(first.tokens) - position - 1
+    numbers = f"{more} tokens after end token {first.tokens[position]}; --ends names other tokens"
+    return [Finding(causes.PAST_THE_END, places, numbers)]
+
+
+def end_of(claim: Claim, response: Response) -> int | None:
+    """Returns the position of the first end token that is not the last token, or None."""
+    is_end = np.isin(response.tokens[:-1], claim.ends)
+    return int(np.argmax(is_end)) if is_end.any() else None
 
 
 def version_groups(responses: Sequence[Response]) -> list[list[int]]:
@@ -291,6 +318,8 @@ def describe(
     hidden = hidden_states(claim.model, contexts, "float32")
     [scores] = causes.score_rows(claim.model, [response], [response.sampling], hidden, claim.margin)
     position = worst_token(found[place], scores)
+    if finding.cause == causes.PAST_THE_END:
+        position = (end_of(claim, response) or 0) + 1
     example: JsonObject = {
         "line": response.line,
         "position": position,
@@ -373,6 +402,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=1.0, help="of rows without one")
     parser.add_argument("--top_k", type=int, default=0, help="of rows without one; 0: all tokens")
     parser.add_argument("--top_p", type=float, default=1.0, help="of rows without one")
+    parser.add_argument(
+        "--ends",
+        default="",
+        help="end tokens of the sampler, as 2,7; none: it stopped at no token. Default: "
+        "eos_token_id in generation_config.json or config.json",
+    )
     parser.add_argument("--limit", type=int, default=0, help="read only N rows; 0: all")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the report as JSON")
     return parser.parse_args(arguments)
@@ -401,8 +436,10 @@ def read_claim(options: argparse.Namespace) -> tuple[Claim, list[Response]]:
     config, hf_config = huggingface.load_config(directory)
     defaults = Sampling(options.temperature, options.top_k, options.top_p)
     responses = read_log(options.log, config.vocab_size, defaults, options.limit)
+    check_window(options.model, hf_config, responses)
+    ends = read_ends(options.ends, directory, config.vocab_size)
     weights = read_weights(directory, config, options.adapter)
-    candidates = find_candidates(weights, also)
+    candidates = find_candidates(weights, also, responses)
     model = weights.model()
     lengths = [len(response.tokens) for response in responses]
     sample = causes.choose_sample(range(len(responses)), lengths)
@@ -418,8 +455,44 @@ def read_claim(options: argparse.Namespace) -> tuple[Claim, list[Response]]:
         size=Size(len(responses), sum(lengths)),
         bos=bos if type(bos) is int and 0 <= bos < config.vocab_size else None,
         candidates=candidates,
+        ends=ends,
     )
     return claim, responses
+
+
+def check_window(name: str, hf_config: JsonObject, responses: Sequence[Response]) -> None:
+    """Raises UserError if a row is longer than the attention window of a model.
+
+    jzero attends to all tokens. The last token of a row predicts nothing and is not read.
+    """
+    window = window_of(hf_config)
+    for row in responses:
+        num_read = len(row.prompt) + len(row.tokens) - 1
+        if window is not None and num_read > window:
+            raise UserError(
+                f"{name} has sliding_window={window}, and line {row.line} of the log has "
+                f"{num_read + 1} tokens: jzero attends to all tokens, so only rows of at most "
+                f"{window + 1} tokens can be audited with this model"
+            )
+
+
+def read_ends(text: str, directory: Path, vocab_size: int) -> tuple[int, ...]:
+    """Returns the end tokens of --ends, or those of the model's files without this flag.
+
+    generation_config.json takes precedence over config.json.
+    """
+    if text == NO_ENDS:
+        return ()
+    if text:
+        parts = text.split(",")
+        if not all(part.isdecimal() and int(part) < vocab_size for part in parts):
+            raise UserError(
+                f"--ends {shown(text)}: write token ids below {vocab_size} with commas, or "
+                f"{NO_ENDS}"
+            )
+        return tuple(int(part) for part in parts)
+    _, ids = tokenizer.named_eos_ids(directory)
+    return tuple(token for token in ids if token < vocab_size)
 
 
 def mean_noise(rounding: Sequence[Float32[np.ndarray, " tokens"]], dtype: str) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float32
 
 from jzero.audits import evidence
 from jzero.audits.evidence import CONVENTIONS, RAW, UNFILTERED, Evidence, Size, judge
@@ -26,7 +27,15 @@ TOP_K = (1, 5, 8, 10, 16, 20, 32, 40, 50, 64, 100)
 TOP_P = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
 TEMPERATURES = np.geomspace(0.2, 4.0, 25)
 
-OTHER_MODEL = "another model, or other tokens than the model has seen: nothing here explains it"
+OTHER_MODEL = (
+    "another model, other tokens than the model has seen, or a sampler that changes the logits "
+    "(a penalty, a bias, a coarser KV cache): nothing here explains it"
+)
+PAST_THE_END = "sampling went on after an end token"
+SUPPRESSED = "end tokens were suppressed (a bias, a minimum length, or ends that are ignored)"
+SMALL = "small differences of unknown cause"
+CORRELATED = 5.0  # standard deviations of a correlation that is no chance
+MOST_DECIMALS = 3  # fewer than of LEAST_NOISE
 
 
 class Candidate(NamedTuple):
@@ -48,6 +57,7 @@ class Claim:
     size: Size
     bos: int | None
     candidates: Sequence[Candidate] = ()
+    ends: tuple[int, ...] = ()  # tokens after which a response has no further token
 
     @property
     def margin(self) -> float:
@@ -203,6 +213,7 @@ def make_trials(
     has_logps = any(row.logps is not None for row in rows)
     if has_logps:
         yield from logging_mistakes(claim, claimed)
+        yield from suppressed_ends(claim, rows, claimed, hidden)
     for candidate in claim.candidates:
         model = candidate.load()
         states = hidden_states(model, plain, "float32")
@@ -230,6 +241,41 @@ def logging_mistakes(claim: Claim, claimed: Trial) -> Iterator[Trial]:
     for shift, neighbor in ((1, "previous"), (-1, "next")):
         cause = f"log-probs are shifted by one position: each is of the {neighbor} token"
         yield claimed._replace(cause=cause, shift=shift)
+
+
+def suppressed_ends(
+    claim: Claim, rows: Sequence[Response], claimed: Trial, hidden: np.ndarray
+) -> Iterator[Trial]:
+    """Yields the hypothesis that the sampler excluded the end tokens, if there are no filters.
+
+    The probabilities of all other tokens are then divided by 1 - p(end).
+    """
+    has_filters = any(s.top_k or s.top_p < 1 or not s.temperature for s in claimed.samplings)
+    if has_filters or not claim.ends:
+        return
+    lengths = [len(row.tokens) for row in rows]
+    samplings: list[Sampling] = []
+    for sampling, length in zip(claimed.samplings, lengths, strict=True):
+        samplings += [sampling] * length
+    at_one, at_temperature = np.zeros(sum(lengths)), np.zeros(sum(lengths))
+    for end in claim.ends:
+        ends = np.full(sum(lengths), end, np.int32)
+        scores = measure(claim.model, hidden, ends, samplings, claim.margin)
+        at_one += np.exp(scores.raw, dtype=np.float64)
+        at_temperature += np.exp(scores.unfiltered, dtype=np.float64)
+
+    def gain(mass: np.ndarray) -> np.ndarray:
+        return -np.log1p(-np.minimum(mass, 1 - 1e-7)).astype(np.float32)
+
+    every = concatenate(claimed.scores)
+    changed = every._replace(
+        raw=every.raw + gain(at_one),
+        unfiltered=every.unfiltered + gain(at_temperature),
+        filtered=every.filtered + gain(at_temperature),
+        lowest=every.lowest + gain(at_temperature),
+        highest=every.highest + gain(at_temperature),
+    )
+    yield claimed._replace(cause=SUPPRESSED, scores=changed.rows(lengths))
 
 
 def other_samplings(
@@ -374,18 +420,17 @@ def explain_parts(
     claimed: Trial,
     places: list[int],
 ) -> list[Finding]:
-    """Explains rows by a narrower type, by single tokens, or by their first part; or not at all."""
+    """Explains rows by rounding, by single tokens, or by their first part; or not at all."""
     by_cause: dict[str, list[int]] = {}
     most_rms: dict[str, list[float]] = {}
-    # Judged with the noise of bfloat16, by the same scores.
-    narrow = claimed._replace(noise=max(claim.noise, claim.bfloat16_noise))
+    small = small_differences(claim, rows, claimed, places)
     for place in places:
         found = claimed.judge(rows, place)
         assert found.differences is not None
         is_wrong = np.abs(found.differences) > claim.margin
         first = int(np.argmax(is_wrong)) if is_wrong.any() else 0
-        if claim.dtype != "bfloat16" and narrow.judge(rows, place).fits:
-            cause = f"computed in bfloat16, not in {claim.dtype}"
+        if place in small:
+            cause = small[place]
         # More than a tenth would be no matter of single tokens.
         elif found.tokens_fit and 0 < is_wrong.sum() <= max(1, len(is_wrong) // 10):
             cause = "single log-probs differ, and all others fit"
@@ -393,7 +438,7 @@ def explain_parts(
         elif first >= 8 and is_wrong[first:].mean() > 0.5:
             cause = (
                 "fits up to a position and not after it: the response was edited, or the "
-                "weights changed"
+                "weights or the sampler changed"
             )
         else:
             cause = OTHER_MODEL
@@ -403,6 +448,80 @@ def explain_parts(
         Finding(cause, found, f"rms difference {np.mean(most_rms[cause]):.2g} nats by the claim")
         for cause, found in by_cause.items()
     ]
+
+
+def small_differences(
+    claim: Claim,
+    rows: Sequence[Response],
+    claimed: Trial,
+    places: Sequence[int],
+) -> dict[int, str]:
+    """Returns the cause of the rows that differ by no more than rounding would.
+
+    Their size says only that rounding is possible. Log-probs with few decimals are recognized as
+    such. bfloat16 is named if the differences go along with the rounding errors that this model has
+    in bfloat16: two programs round in other places, but they round the same weights.
+    """
+    causes: dict[int, str] = {}
+    # Judged with the noise of bfloat16, by the same scores.
+    narrow = claimed._replace(noise=max(claim.noise, claim.bfloat16_noise))
+    possible = []
+    for place in places:
+        found = claimed.judge(rows, place)
+        decimals = decimals_of(rows[place], found, claim.margin)
+        if decimals is not None:
+            causes[place] = f"log-probs are rounded to {decimals} decimals"
+        elif claim.dtype != "bfloat16" and narrow.judge(rows, place).fits:
+            possible.append(place)
+    if not possible:
+        return causes
+    chosen = [rows[place] for place in possible]
+    contexts = [plain_context(row) for row in chosen]
+    in_bfloat16 = score_rows(
+        claim.model,
+        chosen,
+        [row.sampling for row in chosen],
+        hidden_states(claim.model, contexts, "bfloat16"),
+        margin=0.0,
+        dtype="bfloat16",
+    )
+    differences, errors = [], []
+    for place, scores in zip(possible, in_bfloat16, strict=True):
+        found = claimed.judge(rows, place).differences
+        assert found is not None
+        wide = claimed.scores[place]
+        is_raw = claim.convention == RAW or not claimed.samplings[place].temperature
+        errors.append(scores.raw - wide.raw if is_raw else scores.unfiltered - wide.unfiltered)
+        differences.append(found)
+    # A row has few tokens: all rows decide, and then each row that disagrees.
+    all_agree = correlation(np.concatenate(differences), np.concatenate(errors)) > CORRELATED
+    for place, found, error in zip(possible, differences, errors, strict=True):
+        disagrees = correlation(found, error) < -1.0
+        is_explained = all_agree and not disagrees
+        causes[place] = f"computed in bfloat16, not in {claim.dtype}" if is_explained else SMALL
+    return causes
+
+
+def correlation(
+    differences: Float32[np.ndarray, " tokens"], errors: Float32[np.ndarray, " tokens"]
+) -> float:
+    """Returns the correlation with the rounding errors in standard deviations; 0 without any."""
+    scale = float(np.sqrt(np.sum(np.square(differences)) * np.sum(np.square(errors))))
+    # Not centered: a difference of one sign is no rounding.
+    return float(np.sum(differences * errors)) / scale * math.sqrt(len(errors)) if scale else 0.0
+
+
+def decimals_of(row: Response, found: Evidence, margin: float) -> int | None:
+    """Returns the number of decimals to which the log-probs of a row are rounded, or None."""
+    if row.logps is None or found.differences is None or len(row.logps) < LEAST_TOKENS:
+        return None
+    for decimals in range(1, MOST_DECIMALS + 1):
+        scaled = row.logps.astype(np.float64) * 10**decimals
+        is_rounded = np.abs(scaled - np.round(scaled)).max() < 1e-3
+        half = 0.5 * 10**-decimals
+        if is_rounded and np.abs(found.differences).max() <= half + margin and found.tokens_fit:
+            return decimals
+    return None
 
 
 def explain_tokens(
