@@ -107,6 +107,8 @@ def user_errors() -> Iterator[None]:
                 exit_at_once(message)
             exit_with_error(message)
         if not peers.has_peers():
+            # The message of a fault may quote a response.
+            sys.excepthook = terminal.show_traceback
             raise
         peers.wait_for_verdict()  # a lost host's line explains more than this traceback
         terminal.write(traceback.format_exc(), sys.stderr)

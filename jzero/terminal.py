@@ -23,8 +23,10 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import unicodedata
 from collections.abc import Iterator
+from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -139,6 +141,13 @@ def write(text: str, stream: TextIO | None = None, *, end: str = "\n") -> None:
     encoding = getattr(stream, "encoding", None) or "utf-8"
     text = visible(text).encode(encoding, "backslashreplace").decode(encoding)
     print(text, file=stream, end=end, flush=True)
+
+
+def show_traceback(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Prints the traceback of an exception, as `sys.excepthook` does, with visible text."""
+    write("".join(traceback.format_exception(kind, error, trace)), sys.stderr, end="")
 
 
 def _escape(char: str) -> str:

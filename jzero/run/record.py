@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
+from jzero import json_values
 from jzero.errors import shown
 from jzero.files import JsonObject
 from jzero.run.environment import peak_rss_bytes, versions
@@ -13,8 +14,9 @@ MetricsT = TypeVar("MetricsT", bound=Mapping[str, float])
 
 # The evaluations that every finished RL run has, besides those of single steps.
 STAGES = ("before", "after_warm_start", "after")
-# The types of the entries that every record has.
-KINDS = {"step": int, "eval": dict, "seconds": int | float, "seconds_by_phase": dict}
+PLACE = "the record of the run:"  # begins the errors
+MAX_STEP = 2**53
+MAX_SECONDS = 1e12
 
 
 @dataclass
@@ -40,16 +42,23 @@ class RunRecord:
     @classmethod
     def from_json(cls, values: JsonObject) -> "RunRecord":
         """Returns the record that `to_json` wrote. Raises ValueError if it is damaged."""
-        for name, kind in KINDS.items():
-            if not isinstance(values.get(name), kind):
-                raise ValueError(f"the record of the run has {name}={shown(values.get(name))}")
+        for name in ("step", "eval", "seconds", "seconds_by_phase"):
+            if name not in values:
+                raise ValueError(f"the record of the run has no {name}")
+        phases = json_values.as_object(values["seconds_by_phase"], f"{PLACE} seconds_by_phase")
+        # Records of earlier versions lack the later entries.
+        streams = json_values.as_list(values.get("streams", []), f"{PLACE} streams")
         return cls(
-            step=values["step"],
+            step=json_values.bounded_int(values["step"], 0, MAX_STEP, f"{PLACE} step"),
             evaluations=evaluations_of(values),
-            seconds=values["seconds"],
-            seconds_by_phase=values["seconds_by_phase"],
-            # Records of earlier versions lack the later entries.
-            streams=values.get("streams", []),
+            seconds=json_values.bounded_number(
+                values["seconds"], 0, MAX_SECONDS, f"{PLACE} seconds"
+            ),
+            seconds_by_phase={
+                name: json_values.bounded_number(seconds, 0, MAX_SECONDS, f"{PLACE} {shown(name)}")
+                for name, seconds in phases.items()
+            },
+            streams=[json_values.as_text(stream, f"{PLACE} streams") for stream in streams],
             base=base_of(values),
         )
 
@@ -84,6 +93,8 @@ def evaluations_of(values: JsonObject) -> dict[str, dict[str, float]]:
     for name, metrics in evaluations.items():
         if not isinstance(metrics, dict):
             raise ValueError(f"the record of the run has {shown(name)}={shown(metrics)}")
+        for metric, value in metrics.items():
+            json_values.as_number(value, f"{PLACE} {shown(metric)}")
     return evaluations
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -171,3 +172,10 @@ def test_files_of_hostile_names_are_one_line(
             written = "".join(capsys.readouterr())
             assert not OBEYED & set(written)
             assert len(written.splitlines()) == 1
+
+
+def test_the_traceback_of_a_fault_has_escapes() -> None:
+    code = "from jzero import cli\nwith cli.user_errors(): raise ValueError('\\x1b[2J')"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("ValueError: \\x1b[2J\n")

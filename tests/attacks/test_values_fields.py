@@ -28,12 +28,14 @@ from jzero import filter as filter_command
 from jzero.audits import log
 from jzero.config import AdapterConfig, ModelConfig
 from jzero.errors import UserError
+from jzero.files import parse_json
 from jzero.model import peft, tokenizer
 from jzero.model.base_model import read_base_model
 from jzero.model.huggingface import headers
 from jzero.problems import problem_sets
 from jzero.rollout import multiple_choice
 from jzero.run import buckets, history, kv_pool, workdir
+from jzero.run.record import RunRecord
 from jzero.serving.limits import Limits
 from jzero.serving.requests import CompletionRequest, RequestReader
 from jzero.types import JsonValue
@@ -411,6 +413,30 @@ def test_a_hostile_record_of_a_run(surface: str, tmp_path: Path, tries: Tries) -
     for name, path in hostile_files(tmp_path, filename):
         with tries.attempt("records", f"{surface}: {name}"), one_line_allowed():
             read(path.parent)
+
+
+RECORD = RunRecord(
+    5,
+    {"before": {"eval/accuracy": 0.5}},
+    10.0,
+    {"sample": 5.0},
+    ["AAAA"],
+    {"name": "base", "sha256": "0" * 64},
+).to_json()
+
+
+def test_the_record_in_a_checkpoint(chosen: Chosen, tries: Tries) -> None:
+    assert RunRecord.from_json(RECORD).to_json() == RECORD
+    for mutation in chosen(mutations(RECORD)):
+        with tries.attempt("records", f"checkpoint: {mutation}"):
+            try:
+                values = parse_json(to_json(mutation.document), Path("record.json"))
+                record = RunRecord.from_json(values)
+                assert math.isfinite(record.seconds)
+                assert type(record.step) is int
+                assert all(map(math.isfinite, record.seconds_by_phase.values()))
+            except ValueError as error:  # the callers name the checkpoint
+                assert str(error).isprintable(), repr(str(error))
 
 
 # -- Models and adapters ---------------------------------------------------------------------------
