@@ -164,6 +164,8 @@ def check_setting_names(arguments: Sequence[str]) -> None:
                 exit_with_error(f"{argument}: write --config.{setting}{bare[2]}")
             if setting:
                 exit_with_error(f"{argument}: write {setting}{bare[2]}")
+            if reason := other_names.EXPLAINED.get(bare[1].rpartition(".")[2]):
+                exit_with_error(f"{argument}: {reason}")
             # Settings without their section, such as --lr=1e-5.
             meant = sorted(name for name in names if name.rpartition(".")[2] == bare[1])
             if meant and bare[1] not in flags.FLAGS:

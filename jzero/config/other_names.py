@@ -67,6 +67,59 @@ OTHER_NAMES = {
     "default_local_dir": "--workdir",
     "project_name": "train.trackers",
     "base_output_directory": "--workdir",  # MaxText's
+    # open-r1.
+    "benchmarks": "eval.suites",
+    "hub_model_revision": "hub.push.revision",
+    "push_to_hub_revision": "hub.push.revision",
+    "hub_private_repo": "hub.push.private",
+    "log_completions": "train.logged_rollouts",
+    "max_seq_length": "sft.pack_length",
+    # oat.
+    "pretrain": "model.path",
+    "prompt_data": "task.data",
+    "prompt_template": "task.template",
+    "oracle": "task.verifier",
+    "num_prompt_epoch": "train.prompt_epochs",
+    "num_samples": "rollout.group_size",
+    "num_ppo_epochs": "train.epochs",
+    "prompt_max_length": "rollout.max_prompt_tokens",
+    "generate_max_length": "rollout.max_new_tokens",
+    "critic_type": "algorithm.advantage",
+    "critic_learning_rate": "critic.lr",
+    "lr_scheduler": "optimizer.schedule",
+    # AReaL.
+    "answer_save_path": "train.trajectories",
+    "max_head_offpolicyness": "rollout.placement.max_staleness",
+}
+
+# Names that no single setting replaces, and what to do instead.
+EXPLAINED = {
+    "hub_strategy": "hub.push=every_checkpoint pushes each checkpoint, and hub.push=end the last "
+    "model; train.checkpoint_every and train.checkpoint_epochs choose the checkpoints",
+    "save_strategy": "train.checkpoint_every counts steps, train.checkpoint_epochs passes over the "
+    "data",
+    "overwrite_hub_revision": "a push always adds a commit to the branch hub.push.revision",
+    "wandb_project": "set train.trackers=wandb(project=NAME)",
+    "wandb_entity": "set the environment variable WANDB_ENTITY, and train.trackers=wandb",
+    "wandb_run_group": "set the environment variable WANDB_RUN_GROUP, and train.trackers=wandb",
+    "use_peft": "model.adapter.rank=32 trains an adapter",
+    "lora_dropout": "adapters have no dropout: a response would be trained with another policy "
+    "than the one that sampled it",
+    "load_in_4bit": "weights have 8 bits at least: model.base=int8 holds the frozen base of an "
+    "adapter as int8, a quarter of float32",
+    "load_in_8bit": "model.base=int8 holds the frozen base of an adapter as int8",
+    "sync_params_every": "the sampler gets the weights after every RL step; "
+    "rollout.placement.max_staleness=N trains on rollouts of up to N steps before",
+    "input_key": "task.data.problem=COLUMN names the column",
+    "output_key": "task.data.answer=COLUMN names the column",
+    "eval_input_key": "task.eval_data=rows(FILE, problem=COLUMN) names the column",
+    "eval_output_key": "task.eval_data=rows(FILE, answer=COLUMN) names the column",
+    "max_step_adjustment": "the schedule of the learning rate counts optimizer steps by itself",
+    "critic_max_step_adjustment": "the schedule of the learning rate counts optimizer steps by "
+    "itself",
+    "oracle_type": "task.verifier chooses the grader, and task.reward.functions the rewards",
+    "dataset_config": "write the configuration before the id, as in task.data=all@USER/NAME",
+    "packing": "examples of fine-tuning are always packed, and do not see each other",
 }
 
 MOST_SUGGESTIONS = 3
@@ -104,6 +157,8 @@ def closest_settings(name: str, settings: Sequence[str]) -> list[str]:
 
 def advise(name: str, settings: Sequence[str]) -> str:
     """Returns what to write in place of `name`: "did you mean rollout.group_size?"."""
+    if reason := EXPLAINED.get(name.rpartition(".")[2], ""):
+        return reason
     # Before similar names: TRL's eval_steps looks more like eval.suites than like eval.every, and
     # learning_rate like no setting.
     if setting := other_name(name):

@@ -12,7 +12,17 @@ from jzero.rewards import rewards
 from jzero.tasks import check_task_settings
 
 PAGE = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
-SYSTEMS = ("TRL", "open-r1", "oat", "verl")
+SYSTEMS = (
+    "TRL",
+    "open-r1",
+    "open-r1: supervised fine-tuning",
+    "oat",
+    "oat: PPO on GSM8K",
+    "oat: GRPO on Countdown",
+    "AReaL",
+    "AReaL: the agent of several turns",
+    "verl",
+)
 # Functions with the names of the page.
 REWARDS = """
 def accuracy_reward(completions, solution, **kwargs):
