@@ -6,12 +6,12 @@ is quoted before the chat template writes it:
 
     quoted = Quoted()
     messages = [quoted.quote(message, control_tokens(tok)) for message in messages]
-    ids = encode(tok, template(messages), quoted)
+    ids = text_encoder(tok).encode(template(messages), quoted)
 
 `quote` replaces every control token in a content by a character of Unicode's private use area.
 `encode` puts the text back, and encodes it with a copy of the tokenizer that knows the control
 tokens by other, secret names: only those that the template wrote are tokens. A text without quoted
-parts is encoded by the tokenizer itself.
+parts (`Quoted.is_in`) needs no such encoder.
 """
 
 import functools
@@ -78,6 +78,10 @@ class Quoted:
             self.texts[chr(code)] = text
         return self._characters[text]
 
+    def is_in(self, text: str) -> bool:
+        """Whether a text has quoted parts."""
+        return any(character in text for character in self.texts)
+
     def restore(self, text: str) -> str:
         """Returns a text with the quoted texts in it."""
         return text.translate(str.maketrans(self.texts)) if self.texts else text
@@ -127,10 +131,3 @@ def text_encoder(tokenizer: PreTrainedTokenizerFast) -> TextEncoder:
         if token != renamed:
             ids[renamed] = token
     return TextEncoder(copy, names, ids)
-
-
-def encode(tokenizer: PreTrainedTokenizerFast, text: str, quoted: Quoted) -> list[int]:
-    """Returns the token ids of a text. Quoted control tokens in it are ordinary text."""
-    if any(character in text for character in quoted.texts):
-        return text_encoder(tokenizer).encode(text, quoted)
-    return tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids

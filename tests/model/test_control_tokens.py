@@ -1,5 +1,6 @@
 """Control tokens in questions, tool results and replies are text, and ids stay as they were."""
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -66,11 +67,14 @@ KINDS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
 }
 
 
+load_once = functools.cache(tokenizer.load)
+
+
 @pytest.fixture(params=[*KINDS, "Qwen2"])
 def tok(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
     if request.param == "Qwen2":
         shared: Path = request.getfixturevalue("shared")
-        loaded = tokenizer.load(str(shared / "data" / "qwen2_tokenizer"))
+        loaded = load_once(str(shared / "data" / "qwen2_tokenizer"))
     else:
         loaded = KINDS[request.param]()
     loaded.chat_template = tiny.QWEN25
