@@ -78,6 +78,7 @@ def tok(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
     else:
         loaded = KINDS[request.param]()
     loaded.chat_template = tiny.QWEN25
+    tokenizer.reply_tokens.cache_clear()  # of another chat template of the same tokenizer
     return loaded
 
 
