@@ -40,6 +40,7 @@ from jzero.jobs.checks import Limits, WeightsId
 from jzero.jobs.leases import FOLDER as LEASES
 from jzero.jobs.leases import Leases
 from jzero.jobs.progress import PARTIALS, Progress
+from jzero.jobs.regrading import Regrader
 from jzero.jobs.requests import (
     ANY_VERSION,
     REQUESTS,
@@ -73,6 +74,7 @@ from jzero.rollout.sampler import (
     decoder_settings,
     make_sized_sampler,
     mesh_of_decoder,
+    to_rollout,
     with_needed_slots,
 )
 from jzero.run.environment import versions
@@ -80,6 +82,7 @@ from jzero.setup import check_context
 from jzero.sharding.mesh import adapter_shardings, configured_mesh, param_shardings
 from jzero.training.frozen import load_base
 from jzero.training.frozen_base import hash_weights
+from jzero.types import Rollout
 from jzero.workers.pool import Pool
 
 DECODER = "decoder.json"
@@ -471,14 +474,29 @@ class Worker:
             progress.take_over(
                 data, limits, self.weights.reader, newest[0], self.placement.max_staleness
             )
+            self.check_grades(progress)
         except (BadFileError, BadResultError) as error:
             terminal.say(f"rollouts that a sampler has handed over: {error}: sampled again")
+            progress = Progress.begin(request, max_new_tokens, newest)
         else:
             terminal.say(f"continues {progress.continued_tokens} tokens of another sampler")
         # The weights that sampled last may still have turns to end.
         if self.placement.switch == "tokens" and newest[0] > progress.weights[-1][0]:
             progress.weights.append(newest)
         return progress
+
+    def check_grades(self, progress: Progress) -> None:
+        """Grades the turns again that another sampler has handed over.
+
+        The trainer would blame this sampler for them. Raises BadResultError if a grade differs.
+        """
+        rollouts: list[Rollout] = []
+        for sequence in progress.sequences:
+            rollout = to_rollout(progress.request.problems[sequence.prompt_id], sequence)
+            turns = tuple(turn for turn in rollout.turns if turn.grade is not None)
+            if turns:
+                rollouts.append(replace(rollout, turns=turns))
+        Regrader(self.sampler, 1.0, "").check("", rollouts)
 
     def decode(self, progress: Progress) -> None:
         """Decodes until the sequences are done, or until they take newer weights."""

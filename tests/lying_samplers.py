@@ -140,8 +140,12 @@ def lies_of_values(honest: Result, number: int = len(VALUES)) -> Iterator[tuple[
 
     number: of the values in each place, chosen at random.
     """
+    yield from mutated_values(values_of(honest), number)
+
+
+def mutated_values(original: JsonObject, number: int) -> Iterator[tuple[str, object]]:
+    """Yields the plain values of a file with hostile values in each place in turn."""
     rng = random.Random(number)
-    original = values_of(honest)
     document = cast(JsonValue, without_arrays(original))
     for place in places(document):
         chosen = dict(rng.sample(sorted(VALUES.items()), number))

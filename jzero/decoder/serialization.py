@@ -12,7 +12,7 @@ import numpy as np
 from flax.serialization import msgpack_restore, msgpack_serialize
 
 from jzero.decoder.sequence import EpisodeGroup, Sequence
-from jzero.tokens import TRACKS, Tokens
+from jzero.tokens import BASIC_TRACKS, TRACKS, Tokens
 from jzero.types import Grade, Problem, Rollout, Turn
 
 T = TypeVar("T")
@@ -98,7 +98,9 @@ def _restore_tokens(tracks: dict[object, object]) -> Tokens:
         if values.dtype != TRACKS[str(name)].dtype:
             raise ValueError(f"the track {name} has the type {values.dtype}")
         arrays[str(name)] = values
-    lengths = {len(values) for values in arrays.values()}
-    if "ids" not in arrays or len(lengths) != 1:
+    missing = set(BASIC_TRACKS) - arrays.keys()
+    if missing:
+        raise ValueError(f"the tracks {', '.join(sorted(missing))} are missing")
+    if len({len(values) for values in arrays.values()}) != 1:
         raise ValueError("the tracks do not have one value for each token")
     return Tokens(**arrays)

@@ -6,16 +6,29 @@ import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from lying_samplers import Lie, Trainer, changed_turn, lies_of, receiving_stream, sealed_body
+from lying_samplers import (
+    MAX_NEW_TOKENS,
+    SNAPSHOT,
+    Lie,
+    Trainer,
+    changed_turn,
+    lies_of,
+    mutated_values,
+    receiving_stream,
+    sealed_body,
+)
 
 from jzero import sample
 from jzero.config import Jobs
+from jzero.decoder.sequence import Sequence
 from jzero.jobs.leases import Leases
-from jzero.jobs.requests import Result
-from jzero.jobs.sealed import BadResultError
+from jzero.jobs.progress import Progress
+from jzero.jobs.requests import ANY_VERSION, Request, Result
+from jzero.jobs.sealed import BadResultError, seal, unseal
 from jzero.jobs.store import FolderStore
 
 SURFACE = "results of lying samplers"
@@ -176,3 +189,65 @@ def test_false_results_do_not_keep_a_request_from_honest_samplers(tmp_path: Path
     os.utime(tmp_path / "results" / "waiting-1", (1, 1))
     store.write("results/rewritten-1", b"")
     assert worker.find_answered() == {"waiting"}
+
+
+def handed_over(trainer: Trainer) -> tuple[Request, dict]:
+    """Returns a request of any weights, and the values in a file of its unfinished sequences."""
+    request = replace(trainer.request, version=ANY_VERSION, snapshot="")
+    progress = Progress.begin(request, MAX_NEW_TOKENS, (0, SNAPSHOT))
+    for sequence, rollout in zip(progress.sequences, trainer.honest().rollouts, strict=True):
+        sequence.tokens = rollout.tokens
+        if sequence.sample_index:
+            turn = rollout.turns[0]
+            sequence.turns, sequence.is_finished = [turn], True
+            sequence.turn_text, sequence.finish_reason = turn.text, turn.finish_reason
+        else:
+            sequence.tokens = rollout.tokens.first(len(rollout.tokens) - 5)
+    data = progress.to_bytes()
+    assert data is not None
+    return request, unseal(data)
+
+
+def test_what_a_liar_hands_over_is_refused_or_changes_nothing(trainer: Trainer, tries) -> None:
+    """The next sampler would continue the tokens, and give them its name."""
+    request, values = handed_over(trainer)
+    limits = trainer.stream.limits
+    manifest = SimpleNamespace(identity=SNAPSHOT)
+    reader = SimpleNamespace(manifest=lambda version: manifest)
+
+    def take_over(data: bytes) -> Progress:
+        progress = Progress.begin(request, MAX_NEW_TOKENS, (0, SNAPSHOT))
+        progress.take_over(data, limits, reader, 0, 1)  # type: ignore[arg-type]
+        return progress
+
+    honest = take_over(seal(values))
+    assert honest.continued_tokens > 0
+    for name, changed in mutated_values(values, 3):
+        try:
+            data = seal(changed) if isinstance(changed, dict) else sealed_body(b"\xc0")
+        except (OverflowError, UnicodeEncodeError, TypeError, ValueError, RecursionError):
+            continue
+        with tries.attempt("sequences that a liar hands over", name):
+            try:
+                taken = take_over(data)
+            except BadResultError:
+                continue
+            for ours, theirs in zip(taken.sequences, honest.sequences, strict=True):
+                # Sequences that are not in the file are sampled from their beginning.
+                if ours.num_new:
+                    assert_same_sequence(ours, theirs)
+
+
+def assert_same_sequence(ours: Sequence, theirs: Sequence) -> None:
+    """Asserts that a sampler continues a sequence as it would continue another one.
+
+    The grades of finished turns are checked by the trainer.
+    """
+    for name, values in theirs.tokens.to_dict().items():
+        assert ours.tokens[name].tobytes() == values.tobytes(), name
+    for name in ("turn_start", "turn_text", "finish_reason", "is_finished", "request_id"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert len(ours) < ours.length_limit <= theirs.length_limit or ours.is_finished
+    assert [replace(turn, grade=None) for turn in ours.turns] == [
+        replace(turn, grade=None) for turn in theirs.turns
+    ]

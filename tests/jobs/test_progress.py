@@ -256,6 +256,25 @@ def test_the_next_samplers_continue_what_was_begun(make_jobs) -> None:
     assert values["jobs/continued_tokens"] == num_continued
 
 
+def test_a_forged_grade_that_is_handed_over_is_found(
+    make_jobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The trainer would blame the sampler that continues the request."""
+    jobs = make_jobs()
+    opened(jobs)
+    request = hand_over(jobs, 9, "liar")
+    name = f"partials/{request.id}"
+    values = unseal(jobs.store.read(name))
+    graded = [s for s in values["sequences"] if s["turns"] and s["turns"][0]["grade"]]
+    assert graded
+    graded[0]["turns"][0]["grade"]["score"] += 0.5
+    jobs.store.write(name, seal(values))
+    worker = jobs.new_worker("honest")
+    assert worker.work_on(worker.take())
+    assert "graded again, the score was" in capsys.readouterr().out
+    assert result_of(jobs, request).continued_tokens == 0
+
+
 @pytest.mark.thorough
 def test_a_turn_without_a_grade_is_graded_by_the_next_sampler(make_jobs) -> None:
     jobs = make_jobs()
