@@ -153,6 +153,7 @@ class JobStream(ABC):
         self.publisher: Publisher | None = None  # None before the first `collect`
         self.log: list[JsonObject] = []  # the lines of LOG
         self.refusals: Counter[str] = Counter()  # results by sampler
+        self.refused_answers: Counter[str] = Counter()  # results by open request
         self.opened: dict[str, float] = {}  # request -> time.monotonic() of its publication
         self.differing: set[str] = set()  # requests with a line about two different answers
         # What names the trainer in the store: this process, and the one before it.
@@ -314,6 +315,7 @@ class JobStream(ABC):
         self.store.delete(f"{LEASES}/{request}")
         self.store.delete(f"{PARTIALS}/{request}")
         self.opened.pop(request, None)
+        self.refused_answers.pop(request, None)
         self.differing.discard(request)
 
     def _remove_strangers(self) -> None:
@@ -467,6 +469,7 @@ class JobStream(ABC):
             terminal.say(f"refused a result of {sampler or 'a sampler'}: {error}")
         if self.num_refused == MOST_LINES:
             terminal.say("further refused results of this step are only counted")
+        self.refused_answers[request.id] += 1
         self._end_lease(request, sampler)
         if not sampler or (sampler not in self.refusals and len(self.refusals) >= MOST_NAMES):
             return
@@ -484,9 +487,14 @@ class JobStream(ABC):
         self.store.write(f"{REFUSED}/{sampler}", json.dumps(note).encode())
 
     def _end_lease(self, request: Request, sampler: str) -> None:
-        """Lets another sampler take a request at once, unless another one works on it already."""
+        """Lets another sampler take a request at once.
+
+        Any name can be in a result, so the lease may be that of an honest sampler. It does not lose
+        it again and again.
+        """
         holder = self.leases.holder_of(request.id)
-        if not sampler or holder == sampler or self.refusals[holder or ""] >= MOST_REFUSALS:
+        is_lost = holder == sampler or self.refusals[holder or ""] >= MOST_REFUSALS
+        if is_lost or self.refused_answers[request.id] <= MOST_REFUSALS:
             self.store.delete(f"{LEASES}/{request.id}")
 
     def _compare(self, first: Result, second: Result) -> None:
