@@ -10,6 +10,7 @@
 import asyncio
 import contextlib
 import itertools
+import os
 import sys
 import traceback
 import zlib
@@ -45,8 +46,10 @@ BODIES_HELD = 64  # full-size bodies at once, which are on disk
 SMALL_BODY_BYTES = 1 << 16  # of all calls but those with data or prompts
 TELEMETRY_BYTES = 1 << 20
 
-# Bodies are decoded in threads: polls wait in the event loop, for everybody.
-READING_THREADS = 4
+PLAIN_BYTES = 1 << 20  # decompressed at once
+# Bodies are decoded in threads: polls wait in the event loop, for everybody. Each thread keeps the
+# memory of the largest bodies.
+READING_THREADS = 2
 # Smaller bodies are parsed in the event loop: a few milliseconds, less than a thread would cost.
 INLINE_BYTES = 16 << 10
 MOST_CONTAINERS = 20_000  # lists and objects of a JSON body
@@ -90,36 +93,41 @@ class Api:
     async def content(self, request: Request, most: int = SMALL_BODY_BYTES) -> AsyncIterator[bytes]:
         """Yields the decompressed body, whose bytes count for its owner until the block ends.
 
+        A large body stays on disk until it is the owner's turn, which lasts for the block.
+
         Raises an error if it has more than `most` bytes, and TooBusyError if the bodies of its
         owner have too many.
         """
         owner, held = owner_of(request), self.service.held
         most = min(most, self.service.limits.max_body_bytes)
-        # A body without a Content-Length may have `most` bytes. A wrong one is an error of HTTP.
-        announced = request.headers.get("content-length", "")
-        size = min(most, int(announced[:18])) if announced.isdigit() else most
-        with held.held(owner, size):
-            async with self.bodies.spool(request, most, " (--max-body-bytes)") as file:
-                data = file.read()
-            encoding = request.headers.get("content-encoding", "identity")
-            if encoding == "identity":
-                yield data
-                return
-            plain = await self.in_thread(owner, decompress, data, encoding, most)
-            with held.held(owner, len(plain)):
-                yield plain
+        encoding = request.headers.get("content-encoding", "identity")
+        async with self.bodies.spool(request, most, " (--max-body-bytes)") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            is_large = size > INLINE_BYTES or encoding != "identity"
+            async with self.turn(owner) if is_large else contextlib.nullcontext():
+                with held.held(owner, size):
+                    data = file.read()
+                    if encoding == "identity":
+                        yield data
+                        return
+                    plain = await self.in_thread(decompress, data, encoding, most)
+                    with held.held(owner, len(plain)):
+                        yield plain
+
+    def turn(self, owner: str) -> asyncio.Lock:
+        """Returns the lock of an owner: the threads are for all owners."""
+        return self.turns.setdefault(owner, asyncio.Lock())
 
     async def in_thread(
         self,
-        owner: str,
         work: Callable[Arguments, Result],
         *given: Arguments.args,
         **named: Arguments.kwargs,
     ) -> Result:
-        """Returns the result of `work`, which runs in a thread when it is the owner's turn."""
+        """Returns the result of `work`, which runs in a thread. It has to be the owner's turn."""
         loop = asyncio.get_running_loop()
-        async with self.turns.setdefault(owner, asyncio.Lock()):
-            return await loop.run_in_executor(self.threads, lambda: work(*given, **named))
+        return await loop.run_in_executor(self.threads, lambda: work(*given, **named))
 
     def parse(self, raw: bytes) -> dict[str, JsonValue]:
         """Returns the object of a JSON body. Raises BodyError. Any thread may call this."""
@@ -155,7 +163,7 @@ class Api:
             async with self.content(request, most) as raw:
                 if len(raw) <= INLINE_BYTES:
                     return read(raw)
-                return await self.in_thread(owner_of(request), read, raw)
+                return await self.in_thread(read, raw)
         # A refused call uses up its seq_id: the SDK continues with the next one, and without this
         # the model would wait for the refused number forever.
         except ValidationError:
@@ -195,7 +203,8 @@ class Api:
             )
             limit, owner = min(limit, MOST_LISTED), owner_of(request)
             # Lists read every record of the store.
-            listed = await self.in_thread(owner, answer, request, owner, offset, limit)
+            async with self.turn(owner):
+                listed = await self.in_thread(answer, request, owner, offset, limit)
             return JSONResponse(listed)
 
         return handle
@@ -209,7 +218,6 @@ class Api:
         try:
             async with self.content(request, self.service.limits.max_body_bytes) as data:
                 await self.in_thread(
-                    owner,
                     wire.decode_into,
                     message,
                     "ForwardBackwardRequest",
@@ -221,7 +229,7 @@ class Api:
                 model_id, number = text_of(message, "model_id"), number_of(message, "seq_id")
                 answer = self.service.promised(owner, model_id, number)
                 if answer is None:
-                    call = await self.in_thread(owner, self.service.read_batch, message)
+                    call = await self.in_thread(self.service.read_batch, message)
                     answer = self.service.forward_backward(owner, call, len(data))
                 return JSONResponse(answer)
         except (UserError, wire.WireError):
@@ -521,17 +529,23 @@ def decompress(data: bytes, encoding: str, most: int) -> bytes:
         return data
     if encoding == "gzip":
         stream = zlib.decompressobj(wbits=31)
+        plain = bytearray()
+        rest = data
         try:
-            # One byte more than allowed: a decompression bomb ends here instead of filling the
-            # memory.
-            plain = stream.decompress(data, most + 1)
+            while rest and not stream.eof:
+                # In parts: a single call would hold twice the bytes of a decompression bomb.
+                plain += stream.decompress(rest, PLAIN_BYTES)
+                rest = stream.unconsumed_tail
+                if len(plain) > most:
+                    raise too_large
+            plain += stream.flush()
         except zlib.error:
             raise BodyError(400, "the body is no gzip") from None
         if len(plain) > most:
             raise too_large
         if not stream.eof:
             raise BodyError(400, "the body is truncated gzip")
-        return plain
+        return bytes(plain)
     if encoding == "zstd":
         try:
             import zstandard  # of the extra tinker; clients send zstd only if the server asks

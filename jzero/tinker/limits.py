@@ -39,7 +39,7 @@ class TinkerLimits(ServerLimits):
     )
     max_held_bytes: int = field(
         default=1 << 30,
-        metadata={"least": 1, "help": "bytes of bodies that arrive, and of queued commands"},
+        metadata={"least": 1, "help": "bytes of bodies that are read, and of queued commands"},
     )
     max_snapshots: int = field(
         default=256,
