@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -83,7 +83,11 @@ def serving(service: Service, keys: Keys) -> Iterator[str]:
 
 @contextlib.contextmanager
 def process(
-    model: str, store: Path, *flags: str, devices: int = 1
+    model: str,
+    store: Path,
+    *flags: str,
+    devices: int = 1,
+    environment: Mapping[str, str] = os.environ,
 ) -> Iterator[tuple[subprocess.Popen, str]]:
     """Runs the server as a process, with further flags. Yields it and its address."""
     arguments = [f"--model={model}", f"--name={NAME}", f"--store={store}", "--port=0"]
@@ -91,7 +95,7 @@ def process(
     with started(
         [sys.executable, "-m", "jzero.tinker", *arguments],
         cwd=Path(__file__).parents[1],
-        env=os.environ | {"JAX_NUM_CPU_DEVICES": str(devices)},
+        env={**environment, "JAX_NUM_CPU_DEVICES": str(devices)},
         stdout=subprocess.PIPE,
         text=True,
     ) as server:
