@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32, Int32, Int64, Shaped
 
-from jzero.errors import UserError
+from jzero.errors import UserError, shown
 from jzero.tinker import wire
 from jzero.tinker.bodies import TensorBody
 
@@ -64,7 +64,7 @@ def read_targets(body: TensorBody, prompt_length: int, vocabulary: int, most: in
     most: named tokens of one row.
     """
     if body.dtype != "int64":
-        raise UserError(f"{NAME}: dtype {body.dtype} is not served: send int64")
+        raise UserError(f"{NAME}: dtype {shown(body.dtype)} is not served: send int64")
     shape = body.shape
     if shape is None or len(shape) != 2 or shape[0] != prompt_length - 1:
         raise UserError(f"{NAME}: the shape is {shape}, and not [{prompt_length - 1}, K]")
