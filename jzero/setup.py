@@ -366,7 +366,13 @@ def read_critic(config: Config, policy: qwen.QwenConfig) -> qwen.QwenConfig | No
     # Without critic.path, the critic starts from a copy of the policy.
     if not config.critic.path:
         return policy
-    critic, _ = huggingface.load_config(huggingface.resolve(config.critic.path))
+    critic, hf_config = huggingface.load_config(huggingface.resolve(config.critic.path))
+    window, longest = window_of(hf_config), config.rollout.longest_episode
+    if window is not None and longest > window:
+        raise UserError(
+            f"critic.path={config.critic.path} has sliding_window={window}, and jzero attends to "
+            f"all tokens: sequences have up to {longest} tokens, give another critic"
+        )
     # The critic reads the token ids of the policy.
     if critic.vocab_size != policy.vocab_size:
         raise UserError(

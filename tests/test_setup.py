@@ -231,6 +231,17 @@ def test_a_critic_has_arrays_of_its_own() -> None:
     assert np.isfinite(np.asarray(state.critic.params["embed"])).all()
 
 
+def test_a_critic_with_a_window_shorter_than_the_sequences_is_refused(tmp_path: Path) -> None:
+    policy_model = setup.build(ppo_settings(), None).trainer.policy.model
+    model = replace(policy_model, model_type="mistral")
+    save_model(tmp_path, model, reference.random_params(model))
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"sliding_window": 4}))
+
+    with pytest.raises(UserError, match="critic.path=.* has sliding_window=4"):
+        setup.read_critic(ppo_settings(tmp_path), policy_model)
+
+
 def test_a_critic_starts_from_another_model(tmp_path: Path) -> None:
     policy_model = setup.build(ppo_settings(), None).trainer.policy.model
     other_model = replace(policy_model, hidden_size=48, tie_word_embeddings=False)

@@ -29,6 +29,7 @@ from jzero.errors import UserError
 from jzero.hosts import processes
 from jzero.model import adapters, huggingface, peft, qwen, tokenizer
 from jzero.model.base_model import BaseModel
+from jzero.model.families import window_of
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.training.frozen import freeze
 from jzero.training.learner import Learner
@@ -195,7 +196,7 @@ def check_teacher(settings: TeacherSettings | None, base: BaseModel, mesh: Mesh)
         check_heads(teacher.path, model, mesh)
         if teacher.adapter:
             peft.read_settings(peft.resolve(teacher.adapter), model)
-    check_length(settings, hf_config.get(POSITIONS))
+    check_length(settings, hf_config.get(POSITIONS), window_of(hf_config))
     own_row_shapes(settings, mesh)  # raises UserError if a row exceeds train.microbatch_tokens
 
 
@@ -245,10 +246,13 @@ def check_heads(path: str, model: qwen.QwenConfig, mesh: Mesh) -> None:
         )
 
 
-def check_length(settings: TeacherSettings, positions: int | None) -> None:
-    """Raises UserError if the longest possible input of the teacher exceeds its positions.
+def check_length(
+    settings: TeacherSettings, positions: int | None, window: int | None = None
+) -> None:
+    """Raises UserError if the longest possible input of the teacher exceeds its limits.
 
-    `positions` is max_position_embeddings of the teacher's model, or None if it is not specified.
+    positions: max_position_embeddings of the teacher's model, or None if it is not specified.
+    window: its sliding window, or None. jzero attends to all tokens.
     """
     # With teacher.prompt the teacher's prompts have another maximum length than the policy's.
     longest = settings.max_prompt_tokens + settings.rollout.longest_continuation
@@ -256,4 +260,10 @@ def check_length(settings: TeacherSettings, positions: int | None) -> None:
         raise UserError(
             f"the teacher's inputs have up to {longest} tokens, but its model has "
             f"{POSITIONS}={positions}: lower teacher.max_prompt_tokens or rollout.max_new_tokens"
+        )
+    if window is not None and longest > window:
+        raise UserError(
+            f"the teacher's inputs have up to {longest} tokens, but its model has "
+            f"sliding_window={window}, and jzero attends to all tokens: lower "
+            "teacher.max_prompt_tokens or rollout.max_new_tokens"
         )

@@ -15,7 +15,7 @@ from transformers import AddedToken
 from jzero.algorithms import Distillation
 from jzero.algorithms.distillation import distill
 from jzero.config import AdapterConfig, Config
-from jzero.distillation.build import check_teacher, make_teacher, teacher_settings
+from jzero.distillation.build import check_length, check_teacher, make_teacher, teacher_settings
 from jzero.errors import UserError
 from jzero.model import adapters, huggingface, peft, qwen, tokenizer
 from jzero.model.base_model import BaseModel
@@ -330,6 +330,11 @@ def test_a_teacher_with_more_tokens_is_no_other_vocabulary(tmp_path: Path) -> No
 def test_what_a_teacher_lacks_is_one_line(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
     refused({"kind": "model", "path": missing}, "teacher.path=.*missing: no such directory")
+
+    with pytest.raises(UserError, match="up to .* its model has sliding_window=8"):
+        check_length(
+            teacher_settings(settings_of({"kind": "model", "path": missing})), 64, window=8
+        )
 
     smaller = replace(MODEL, vocab_size=100)
     path = save_model(tmp_path / "smaller", smaller, reference.random_params(smaller))
