@@ -29,6 +29,7 @@ from jzero.errors import UserError, reason_of, shown
 from jzero.model import hub
 from jzero.model.control_tokens import Quoted, control_tokens, text_encoder
 from jzero.model.directory import check_inside, file_in, read_json, read_text
+from jzero.model.template_memory import template_memory
 from jzero.model.time_limit import within_seconds
 from jzero.types import JsonValue
 
@@ -40,6 +41,7 @@ MORE_TEMPLATES = "additional_chat_templates"  # folder with named chat templates
 LARGE_FILES = {"tokenizer.json", "vocab.json", "merges.txt"}
 MAX_TEMPLATE = 1 << 18  # characters of a chat template; the longest known ones have 20,000
 TEMPLATE_SECONDS = 10.0  # for rendering one prompt
+TEMPLATE_BYTES = 512 << 20  # of the texts that rendering one prompt builds
 MAX_BYTES = 128 << 20  # limit for vocabulary files; the largest known ones have 35 MB
 
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
@@ -215,18 +217,19 @@ def _apply_template(
         template = _with_date(template, prompt_date(tokenizer))
     # The types of its further arguments are those of a template's variables.
     apply = cast(Callable[..., object], tokenizer.apply_chat_template)
-    text = within_seconds(
-        TEMPLATE_SECONDS,
-        lambda: apply(
-            [dict(message) for message in messages],
-            tokenize=False,
-            chat_template=template,
-            add_generation_prompt=generate,
-            tools=schemas,
-            **options,
-        ),
-    )
-    return str(text)
+
+    def render() -> object:
+        with template_memory(TEMPLATE_BYTES):
+            return apply(
+                [dict(message) for message in messages],
+                tokenize=False,
+                chat_template=template,
+                add_generation_prompt=generate,
+                tools=schemas,
+                **options,
+            )
+
+    return str(within_seconds(TEMPLATE_SECONDS, render))
 
 
 def check_template(tokenizer: PreTrainedTokenizerFast) -> None:
