@@ -12,6 +12,8 @@ Importing jzero loads nothing else: its functions are imported when they are use
 
 import importlib
 import os
+import signal
+import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,24 @@ if TYPE_CHECKING:
 os.environ.setdefault(
     "TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"
 )  # that PyTorch was not found is as intended
+
+
+def _end_imports_at_once() -> None:
+    """Lets Ctrl-C end `python -m jzero.NAME` without a traceback, until `terminal.run_command`.
+
+    An exception in the middle of an import of a C extension would end in a traceback of it.
+    """
+    arguments = sys.orig_argv
+    name = arguments[arguments.index("-m") + 1] if "-m" in arguments[:-1] else ""
+    # The first argument is "-m" while Python looks for the module. Modules of subpackages are
+    # programs for other processes.
+    is_command = sys.argv[0] == "-m" and name.startswith("jzero.") and name.count(".") == 1
+    # A handler that a parent has set, such as nohup's, stays.
+    if is_command and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+_end_imports_at_once()
 
 __version__ = "0.2.0"
 CALLABLE = ("train", "evaluate")

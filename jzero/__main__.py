@@ -6,9 +6,7 @@ Each subcommand is a line of COMMANDS. Its module is imported when the subcomman
 
 import contextlib
 import difflib
-import os
 import pkgutil
-import select
 import signal
 import sys
 from collections.abc import Iterator
@@ -16,8 +14,6 @@ from typing import NamedTuple
 
 import jzero
 from jzero import terminal
-
-STATUS_OF_BROKEN_PIPE = 141  # as a shell reports a program that SIGPIPE has ended
 
 
 class Command(NamedTuple):
@@ -65,25 +61,10 @@ def usage() -> str:
 
 def main() -> None:
     """Runs the subcommand in sys.argv."""
-    try:
-        try:
-            run_command()
-        finally:
-            sys.stdout.flush()
-    except KeyboardInterrupt:  # of a command that does not handle it
-        terminal.write("stopped", sys.stderr)
-        sys.exit(terminal.STATUS_OF_CTRL_C)
-    except BrokenPipeError:
-        output = select.poll()
-        output.register(sys.stdout.fileno(), 0)
-        if not output.poll(0):
-            raise  # another pipe
-        # The reader of the output, such as `head`, has ended. Nothing is left to flush at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(STATUS_OF_BROKEN_PIPE)
+    terminal.run_command(run_subcommand)
 
 
-def run_command() -> None:
+def run_subcommand() -> None:
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help", "help"):
         terminal.write(usage())

@@ -259,4 +259,4 @@ def talk(chat: Chat, source: TextIO, target: TextIO, *, is_terminal: bool) -> No
 
 
 if __name__ == "__main__":
-    main()
+    terminal.run_command(main)

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from jzero import cli, config
+from jzero import cli, config, terminal
 from jzero.config.data_sources import split_sources
 from jzero.errors import UserError
 from jzero.evaluate import check, held_out_problems, load_suites, run_on, settings_of_run
@@ -242,4 +242,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    terminal.run_command(main)

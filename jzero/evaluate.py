@@ -28,7 +28,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 import jzero
-from jzero import cli, config
+from jzero import cli, config, terminal
 from jzero.answers import published
 from jzero.config.data_sources import split_sources
 from jzero.decoder.engine import Engine
@@ -662,4 +662,4 @@ def main() -> None:
 sys.modules[__name__].__class__ = jzero.CallableModule  # jzero.evaluate(run)
 
 if __name__ == "__main__":
-    main()
+    terminal.run_command(main)

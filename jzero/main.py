@@ -244,4 +244,4 @@ def usage() -> str:
 
 
 if __name__ == "__main__":
-    run()
+    terminal.run_command(run)

@@ -134,4 +134,4 @@ def command() -> None:
 
 
 if __name__ == "__main__":
-    command()
+    terminal.run_command(command)

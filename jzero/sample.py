@@ -671,4 +671,4 @@ def sample(
 
 
 if __name__ == "__main__":
-    main()
+    terminal.run_command(main)

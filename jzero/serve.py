@@ -273,4 +273,4 @@ def serve_http(
 
 
 if __name__ == "__main__":
-    main()
+    terminal.run_command(main)

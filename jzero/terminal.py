@@ -19,13 +19,14 @@ import itertools
 import logging
 import os
 import re
+import select
 import signal
 import sys
 import threading
 import time
 import traceback
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 STATUS_OF_CTRL_C = 128 + signal.SIGINT  # as a shell reports a process that the signal ended
+STATUS_OF_BROKEN_PIPE = 128 + signal.SIGPIPE  # as a shell reports it, too
 WIDTH = 80  # columns that every table and box fits into
 BAR_WIDTH = 20  # columns
 REFRESHES_PER_SECOND = 4
@@ -382,3 +384,32 @@ def quiet_libraries() -> None:
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     if not sys.stdout.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+# -- The end of a command --------------------------------------------------------------------------
+
+
+def run_command(function: Callable[[], None]) -> None:
+    """Runs the main function of a command.
+
+    Ctrl-C and a closed pipe, such as that of `head`, end it without a traceback. Ctrl-C during the
+    imports has no handler (see `jzero/__init__.py`); here it gets Python's.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        try:
+            function()
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt:  # of a command that does not handle it
+        write("stopped", sys.stderr)
+        sys.exit(STATUS_OF_CTRL_C)
+    except BrokenPipeError:
+        output = select.poll()
+        output.register(sys.stdout.fileno(), 0)
+        if not output.poll(0):
+            raise  # another pipe
+        # The reader of the output, such as `head`, has ended. Nothing is left to flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(STATUS_OF_BROKEN_PIPE)

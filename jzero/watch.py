@@ -74,4 +74,4 @@ def watch(paths: list[Path], host: str, port: int, allowed_hosts: list[str]) -> 
 
 
 if __name__ == "__main__":
-    main()
+    terminal.run_command(main)

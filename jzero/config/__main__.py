@@ -5,6 +5,7 @@ NAME is a section such as rollout, or a setting such as rollout.group_size.
 
 import argparse
 
+from jzero import terminal
 from jzero.config.describe import count_table, describe
 from jzero.errors import UserError
 from jzero.terminal import say
@@ -22,4 +23,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    terminal.run_command(main)

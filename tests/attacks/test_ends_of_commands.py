@@ -230,3 +230,42 @@ def test_a_signal_at_any_moment(
             if command != "watch":
                 out = tmp_path / "out" / COMMANDS[command][2]
                 assert not out.exists() or out.stat().st_size > 100
+
+
+PROGRAMS = [
+    path.stem
+    for path in sorted((ROOT / "jzero").glob("*.py"))
+    if path.stem != "__main__" and 'if __name__ == "__main__":' in path.read_text("utf-8")
+]
+
+
+@pytest.mark.parametrize("name", [*PROGRAMS, "tinker/__main__", "config/__main__"])
+def test_every_program_ends_as_a_command_does(name: str) -> None:
+    body = (ROOT / f"jzero/{name}.py").read_text("utf-8").partition('if __name__ == "__main__":')[2]
+    assert body.strip().startswith("terminal.run_command(")
+
+
+@pytest.mark.quick_cases("evaluate")
+@pytest.mark.parametrize("name", [*PROGRAMS, "tinker", "config"])
+def test_ctrl_c_during_the_imports_of_a_program(name: str, tries: Tries) -> None:
+    # After the package itself come the imports of the command, which take seconds.
+    with tries.attempt("ends", f"python -m jzero.{name}: SIGINT during the imports"):
+        process = subprocess.Popen(
+            [sys.executable, "-X", "importtime", "-m", f"jzero.{name}", "--help"],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert process.stderr
+        lines = []
+        for line in process.stderr:  # a line for each module
+            lines.append(line)
+            if line.rpartition("|")[2].strip() == "jzero":
+                process.send_signal(signal.SIGINT)
+                break
+        lines += process.communicate(timeout=LONGEST_SECONDS)[1].splitlines(keepends=True)
+        written = [line for line in lines if not line.startswith("import time:")]
+        assert process.returncode in (-signal.SIGINT, 130, 0), "".join(written)
+        assert "Traceback" not in "".join(written)

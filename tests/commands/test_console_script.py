@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from runs import ROOT
 
-from jzero.__main__ import COMMANDS, STATUS_OF_BROKEN_PIPE
+from jzero.__main__ import COMMANDS
+from jzero.terminal import STATUS_OF_BROKEN_PIPE
 
 EMPTY = {
     "PATH": "/usr/bin:/bin",
