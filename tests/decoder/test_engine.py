@@ -845,7 +845,9 @@ def test_stop_ids_end_a_sequence_and_stay_in_it() -> None:
         assert not set(before) & set(STOP_IDS) and sequence.num_new == len(sequence.new_logps)
         assert sequence.finish_reason == ("stop" if last in STOP_IDS else "length")
         assert last in STOP_IDS or sequence.num_new == MAX_NEW
-        assert sequence.turn_text == text_of(sequence.new_tokens)
+        # The token that ended the turn is trained on, and no part of its text.
+        response = before if last in STOP_IDS else sequence.new_tokens
+        assert sequence.turn_text == text_of(response)
     assert finish_reasons == {"stop", "length"}
 
 
@@ -880,9 +882,9 @@ def test_stop_strings_end_a_sequence_at_the_token_that_completes_them(begin, end
     assert got[longest()].new_tokens == base()[longest()].new_tokens[:end]
     for key, sequence in got.items():
         want = base()[key]
-        found_at = want.turn_text.find(stop)
+        found_at = text_of(want.new_tokens).find(stop)
         is_found = found_at >= 0
-        num_kept = found_at + len(stop) if is_found else len(want.turn_text)
+        num_kept = found_at + len(stop) if is_found else len(want.new_tokens)
         assert (
             sequence.new_tokens == want.new_tokens[:num_kept]
             and len(sequence.new_logps) == num_kept
