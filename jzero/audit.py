@@ -36,7 +36,7 @@ from jzero.audits.evidence import CONVENTIONS, ROUNDOFF, SAMPLED, Evidence, Size
 from jzero.audits.log import Response, Sampling, read_log
 from jzero.audits.scores import Model, Scores, concatenate, hidden_states
 from jzero.errors import UserError, shown
-from jzero.files import JsonObject
+from jzero.files import JsonObject, write_atomic
 from jzero.model import adapters, huggingface, peft, tokenizer
 from jzero.model.architecture import Params, QwenConfig
 from jzero.model.families import window_of
@@ -518,7 +518,7 @@ def main() -> None:
         }
         write_text(report)
         if options.json:
-            options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+            write_atomic(options.json, json.dumps(report, indent=2) + "\n")
     sys.exit(1 if findings else 0)
 
 
