@@ -186,9 +186,11 @@ def test_devices_of_their_own_decode_while_others_train(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("base", ["native", "int8"])
+@pytest.mark.parametrize(("base", "dropout"), [("native", 0.1), ("int8", 0.0)])
 @whole_runs
-def test_fine_tuning_an_adapter_learns_and_resumes(base: str, tmp_path: Path) -> None:
+def test_fine_tuning_an_adapter_learns_and_resumes(
+    base: str, dropout: float, tmp_path: Path
+) -> None:
     rows = [{"prompt": f"{i}+1=", "completion": str(i + 1)} for i in range(12)]
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -207,7 +209,7 @@ def test_fine_tuning_an_adapter_learns_and_resumes(base: str, tmp_path: Path) ->
             model={"arch": arch}, sft=settings, optimizer={"lr": 3e-2}, eval={"problems": 0}
         )
         config.model.base = base
-        sft.train(with_adapter(config, AdapterConfig(rank=4)), workdir)
+        sft.train(with_adapter(config, AdapterConfig(rank=4, dropout=dropout)), workdir)
 
     run(8, tmp_path / "whole")
     run(4, tmp_path / "resumed")

@@ -242,6 +242,12 @@ def check_exact(config: Config) -> Iterator[str]:
             f"model.base={model.base}: products with weights in 8 bits are not exact; set "
             "model.base=native or model.exact=false"
         )
+    if model.adapter.dropout:
+        yield (
+            f"model.adapter.dropout={model.adapter.dropout}: the sampler has no dropout, so with "
+            "model.exact its log-probs would differ from the trainer's; set "
+            "model.adapter.dropout=0 or model.exact=false"
+        )
     if rollout.routing_replay:
         yield (
             "rollout.routing_replay=True: with model.exact the trainer's router chooses what the "
@@ -325,6 +331,11 @@ def check_adapter(config: Config) -> Iterator[str]:
         yield (
             f"model.adapter.targets={','.join(adapter.targets)} has no effect without "
             "model.adapter.rank: set both"
+        )
+    if adapter.dropout and not adapter.rank and not path:
+        yield (
+            f"model.adapter.dropout={adapter.dropout} has no effect without model.adapter.rank: "
+            "set both"
         )
     if config.model.is_base_quantized and not adapter.rank and not path:
         yield (

@@ -63,6 +63,7 @@ OTHER_NAMES = {
     "train_files": "task.data",
     "val_files": "task.eval_data",
     "lora_rank": "model.adapter.rank",
+    "lora_dropout": "model.adapter.dropout",
     "actor_learning_rate": "optimizer.lr",
     "default_local_dir": "--workdir",
     "project_name": "train.trackers",
@@ -103,13 +104,11 @@ EXPLAINED = {
     "wandb_entity": "set the environment variable WANDB_ENTITY, and train.trackers=wandb",
     "wandb_run_group": "set the environment variable WANDB_RUN_GROUP, and train.trackers=wandb",
     "use_peft": "model.adapter.rank=32 trains an adapter",
-    "lora_dropout": "adapters have no dropout: a response would be trained with another policy "
-    "than the one that sampled it",
     "load_in_4bit": "weights have 8 bits at least: model.base=int8 holds the frozen base of an "
     "adapter as int8, a quarter of float32",
     "load_in_8bit": "model.base=int8 holds the frozen base of an adapter as int8",
-    "sync_params_every": "the sampler gets the weights after every RL step; "
-    "rollout.placement.max_staleness=N trains on rollouts of up to N steps before",
+    "sync_params_every": "the sampler gets the weights after every RL step: N times as many "
+    "rollout.num_prompts, in N times as many train.minibatches, are N optimizer steps between them",
     "input_key": "task.data.problem=COLUMN names the column",
     "output_key": "task.data.answer=COLUMN names the column",
     "eval_input_key": "task.eval_data=rows(FILE, problem=COLUMN) names the column",

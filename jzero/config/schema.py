@@ -92,6 +92,13 @@ class AdapterConfig:
         "Directory or hub id of an initial adapter in PEFT's format. It determines rank, alpha "
         "and targets. Empty: a new adapter.",
     )
+    dropout: float = setting(
+        0.0,
+        "Dropout on the adapter's inputs, as in PEFT, in updates only. For supervised fine-tuning; "
+        "in RL it adds noise to the ratio: with several optimizer steps for each batch the old "
+        "policy is without dropout, and with one it is the policy of the update, with dropout.",
+        below=1,
+    )
 
     @property
     def scale(self) -> float:

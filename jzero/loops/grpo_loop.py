@@ -167,7 +167,8 @@ def make_learner(run: Run) -> Learner:
     objective = Objective(algorithms.grpo(), config.rollout.temperature)
     # The head computes log-probabilities in fp32, over chunks of the vocabulary's logits.
     head = policy_head(run.base.model, config.model, objective, mesh)._replace(loss=grpo_loss)
-    return Learner(run.base.model, config.model, config.optimizer, head, mesh)
+    seed = config.train.seed  # of the dropout of an adapter
+    return Learner(run.base.model, config.model, config.optimizer, head, mesh, seed=seed)
 
 
 def first_state(run: Run, learner: Learner) -> State:

@@ -155,10 +155,20 @@ def map_linear(
 
 
 def check(config: QwenConfig, adapter: AdapterConfig) -> None:
-    """Raises UserError if the adapter does not fit the model: unknown targets, too high a rank."""
+    """Raises UserError if the adapter does not fit the model.
+
+    For example, a target is unknown, the rank is too high, or a target cannot have dropout.
+    """
     if not adapter.rank:
         return
     for name, target in targets(config, adapter).items():
+        # PEFT has no dropout on adapters of experts either.
+        if adapter.dropout and (target.is_of_experts or name == OUTPUT):
+            layer = "output layer" if name == OUTPUT else "experts"
+            raise UserError(
+                f"model.adapter.dropout={adapter.dropout}: the adapter of the {layer} ({name}) has "
+                "no dropout: leave it out of model.adapter.targets, or set model.adapter.dropout=0"
+            )
         if adapter.rank > target.highest_rank:
             raise UserError(
                 f"model.adapter.rank={adapter.rank} is above {target.highest_rank}, the rank of "

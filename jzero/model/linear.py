@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from jzero.model.quantized import QuantizedWeight, dequantize
 from jzero.numerics.products import (
@@ -52,7 +52,32 @@ Leaf = TypeVar("Leaf")
 """A jax.Array, or what describes one: its PartitionSpec, an array of NumPy."""
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["weight", "a", "b"], meta_fields=["scale"])
+@partial(jax.tree_util.register_dataclass, data_fields=["keys"], meta_fields=["rate"])
+@dataclass(frozen=True)
+class Dropout:
+    """Dropout on the inputs of an adapter (PEFT's lora_dropout), in an update.
+
+    The keys are inputs of the program, so the backward pass draws the same inputs again.
+    """
+
+    keys: Key[Array, "... B"]  # one for each row; in the stack of all layers [L, B]
+    rate: float  # probability that an input is dropped
+
+    def kept(self, x: Float[Array, "N inputs"]) -> Bool[Array, "N inputs"]:
+        """Draws which inputs are kept, for tokens that are ordered by row."""
+        num_rows = len(self.keys)
+
+        def draw(key: jax.Array) -> jax.Array:
+            return jax.random.bernoulli(key, 1 - self.rate, (len(x) // num_rows, x.shape[1]))
+
+        return jax.vmap(draw)(self.keys).reshape(x.shape)
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["weight", "a", "b", "dropout"],
+    meta_fields=["scale"],
+)
 @dataclass(frozen=True)
 class AdaptedWeight:
     """A frozen weight W with an adapter. Represents W + scale * A B, which is never computed.
@@ -65,6 +90,7 @@ class AdaptedWeight:
     a: Float[Array, "... R"]  # [*inputs, R]
     b: Float[Array, "R ..."]  # [R, *outputs]
     scale: float  # alpha / R
+    dropout: Dropout | None = None  # set by `with_dropout`, in an update
 
     def merged(self, num_stacked: int) -> Float[Array, "L ..."]:
         """Returns W + scale * A B of the stack of all layers, in fp32 and in the shape of W.
@@ -165,13 +191,18 @@ def linear(
     inputs = x.shape[1]
     if isinstance(weight, AdaptedWeight):
         rank = weight.b.shape[0]
+        scale, kept = weight.scale, None
+        if weight.dropout is not None:
+            # The factor 1 / (1 - rate) is in the scale, where it is not rounded to the type of x.
+            scale, kept = scale / (1 - weight.dropout.rate), weight.dropout.kept(x)
         # All kinds of weights are multiplied as matrices, so heads and other axes are flattened.
         out = adapted_product(
             x,
             as_matrix(weight.weight, inputs),
             weight.a.reshape(inputs, rank),
             weight.b.reshape(rank, -1),
-            weight.scale,
+            scale,
+            kept,
         )
         return checkpoint_name(out, LINEAR_OUTPUT)
     if isinstance(weight, BankedWeight):
@@ -247,8 +278,10 @@ def as_matrix(weight: FrozenWeight, inputs: int) -> FrozenWeight:
 # -- a weight with an adapter ----------------------------------------------------------------------
 
 
-# Residuals for the backward pass of a weight with an adapter: x, W, A, B and x A.
-Kept: TypeAlias = tuple[jax.Array, FrozenWeight, jax.Array, jax.Array, jax.Array]
+# Residuals for the backward pass of a weight with an adapter: x, W, A, B, x A and the kept inputs.
+Residuals: TypeAlias = tuple[
+    jax.Array, FrozenWeight, jax.Array, jax.Array, jax.Array, jax.Array | None
+]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -258,13 +291,14 @@ def adapted_product(
     a: Float[Array, "inputs R"],
     b: Float[Array, "R outputs"],
     scale: float,
+    kept: Bool[Array, "N inputs"] | None = None,
 ) -> Float[Array, "N outputs"]:
-    """Computes x W + scale * (x A) B.
+    """Computes x W + scale * (x A) B, where A sees 0 for the inputs of x that are not `kept`.
 
     The factors have the type of x, products accumulate in fp32, and the sum is rounded once. If x W
     were rounded to bf16 first, a change of less than half a unit in its last place would be lost.
     """
-    out, _ = adapted_forward(x, weight, a, b, scale)
+    out, _ = adapted_forward(x, weight, a, b, scale, kept)
     return out
 
 
@@ -274,24 +308,26 @@ def adapted_forward(
     a: Float[Array, "inputs R"],
     b: Float[Array, "R outputs"],
     scale: float,
-) -> tuple[Float[Array, "N outputs"], Kept]:
-    low_rank = checkpoint_name(product_in_fp32("ni,ir->nr", x, a).astype(x.dtype), LOW_RANK_PRODUCT)
+    kept: Bool[Array, "N inputs"] | None,
+) -> tuple[Float[Array, "N outputs"], Residuals]:
+    low_rank = product_in_fp32("ni,ir->nr", with_kept(x, kept), a).astype(x.dtype)
+    low_rank = checkpoint_name(low_rank, LOW_RANK_PRODUCT)
     change = scale * product_in_fp32("nr,ro->no", low_rank, b)
     out = (times_weight(x, weight) + change).astype(x.dtype)
-    return out, (x, weight, a, b, low_rank)
+    return out, (x, weight, a, b, low_rank, kept)
 
 
 def adapted_backward(
-    scale: float, kept: Kept, gradient: Float[Array, "N outputs"]
+    scale: float, residuals: Residuals, gradient: Float[Array, "N outputs"]
 ) -> tuple[jax.Array | None, ...]:
-    """Returns the gradients of x, W, A and B."""
+    """Returns the gradients of x, W, A and B, and None for the kept inputs."""
     # Every product here has factors of the type of x: JAX's derivative would multiply fp32 by bf16,
     # which an accelerator does in fp32.
-    x, weight, a, b, low_rank = kept
+    x, weight, a, b, low_rank, kept = residuals
     dtype = x.dtype
     # dL/d(x A) is narrow and is used twice: for the gradients of x and of A.
     to_low_rank = (scale * product_in_fp32("no,ro->nr", gradient, b)).astype(dtype)
-    through_adapter = product_in_fp32("nr,ir->ni", to_low_rank, a)
+    through_adapter = with_kept(product_in_fp32("nr,ir->ni", to_low_rank, a), kept)
     through_weight = times_transposed_weight(gradient, weight)
     # No caller uses the gradient of a frozen W, so XLA removes the computation. An int8 W has no
     # gradient: JAX treats None as zeros.
@@ -301,12 +337,37 @@ def adapted_backward(
     return (
         (through_weight + through_adapter).astype(dtype),
         weight_gradient,
-        product_over_rows(x, to_low_rank).astype(a.dtype),
+        product_over_rows(with_kept(x, kept), to_low_rank).astype(a.dtype),
         (scale * product_over_rows(low_rank, gradient)).astype(b.dtype),
+        None,
     )
 
 
 adapted_product.defvjp(adapted_forward, adapted_backward)
+
+
+def with_kept(
+    x: Float[Array, "N inputs"], kept: Bool[Array, "N inputs"] | None
+) -> Float[Array, "N inputs"]:
+    """Returns x with zeros where it is not kept. None: everything is kept."""
+    return x if kept is None else jnp.where(kept, x, 0)
+
+
+def with_dropout(layers: Mapping[str, PyTree], dropout: Dropout) -> dict[str, PyTree]:
+    """Returns the parameters of all layers, with a separate dropout in every adapted weight.
+
+    dropout: of the rows of a microbatch, with keys [B].
+    """
+    fold_in = jax.vmap(jax.random.fold_in, (0, None))
+    dropped = dict(layers)
+    # The place among all parameters of a layer does not depend on the targets of the adapter.
+    for place, name in enumerate(sorted(layers)):
+        weight = layers[name]
+        if isinstance(weight, AdaptedWeight):
+            keys = fold_in(dropout.keys, place)
+            by_layer = jax.vmap(fold_in, (None, 0))(keys, jnp.arange(len(weight.a)))
+            dropped[name] = replace(weight, dropout=replace(dropout, keys=by_layer))
+    return dropped
 
 
 # -- a weight with many adapters -------------------------------------------------------------------

@@ -238,7 +238,7 @@ def config_json(config: QwenConfig, settings: AdapterConfig, base: str) -> JsonO
         "base_model_name_or_path": base,
         "r": settings.rank,
         "lora_alpha": int(alpha) if alpha.is_integer() else alpha,  # readers expect an integer
-        "lora_dropout": 0.0,
+        "lora_dropout": settings.dropout,
         "target_modules": target_modules,
         "bias": "none",
         "fan_in_fan_out": False,

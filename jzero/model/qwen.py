@@ -42,8 +42,10 @@ from jzero.model.linear import (
     GROUPED_PRODUCT,
     LINEAR_OUTPUT,
     LOW_RANK_PRODUCT,
+    Dropout,
     RowAdapters,
     choose_adapters,
+    with_dropout,
 )
 from jzero.model.output_adapter import AnyOutputAdapter, OutputAdapter
 from jzero.model.quantized import QuantizedWeight, is_quantized
@@ -246,6 +248,7 @@ def forward(
     arithmetic: Arithmetic = PLAIN,
     attention_rotates: bool = False,
     row_adapters: RowAdapters | None = None,
+    dropout: Dropout | None = None,
 ) -> tuple[Float[Array, "B T E"], PyTree]:
     """Computes the hidden states after the final norm.
 
@@ -263,6 +266,7 @@ def forward(
         those of `attend` are.
     attention_rotates: `attend` receives q and k before RoPE.
     row_adapters: the adapter of each of the B rows, if weights are banked (`linear.BankedWeight`).
+    dropout: on the inputs of an adapter, with a key for each of the B rows.
     Returns the hidden states, and `carry` after the last layer.
     """
     rows = arithmetic.rows(*tokens.shape)
@@ -304,6 +308,8 @@ def forward(
                 return rows.enter(by_token).ravel()
 
             layers = choose_adapters(layers, jax.tree.map(spread_over_tokens, row_adapters))
+        if dropout is not None:
+            layers = with_dropout(layers, dropout)
         x = params["embed"][tokens.ravel()].astype(dtype)
         family = family_of(config.model_type)
         if family.scales_embedding:

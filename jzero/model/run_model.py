@@ -23,7 +23,7 @@ from jzero.model import experts, qwen
 from jzero.model.architecture import Params, QwenConfig
 from jzero.model.arithmetic import Arithmetic
 from jzero.model.delta_net import DeltaInputs
-from jzero.model.linear import RowAdapters
+from jzero.model.linear import Dropout, RowAdapters
 
 Arrays = TypeVar("Arrays")
 """The tree of arrays that the layers of a model read and change, such as keys and values."""
@@ -63,6 +63,9 @@ class ModelInputs(NamedTuple):
     # chooses.
     replayed_routes: Int[Array, "B T Lk"] | None = None
     adapters: RowAdapters | None = None  # of the B rows, in a program with an adapter bank
+    dropout: Dropout | None = (
+        None  # on the inputs of the adapter, with a key for each of the B rows
+    )
 
 
 class ModelOutputs(NamedTuple, Generic[Arrays]):
@@ -105,6 +108,7 @@ def run_model(
         arithmetic=arithmetic,
         attention_rotates=cache.rotates,
         row_adapters=inputs.adapters,
+        dropout=inputs.dropout,
     )
     if not model.num_experts:
         hidden, arrays = forward(cache.arrays)

@@ -181,6 +181,11 @@ def check_settings(settings: config.Config, max_rank: int) -> None:
     """Raises UserError for settings that this server does not have."""
     if settings.model.adapter.rank or settings.model.adapter.path:
         raise UserError("model.adapter: clients choose the shape of their adapters: leave it out")
+    if settings.model.adapter.dropout:
+        raise UserError(
+            f"model.adapter.dropout={settings.model.adapter.dropout}: the Tinker API has no "
+            "dropout: leave it out"
+        )
     if settings.rollout.decode_devices:
         raise UserError(
             "rollout.placement=apart: training and sampling share the devices: set "

@@ -47,6 +47,7 @@ from jzero.hosts import collectives
 from jzero.hosts.platform import platform_of
 from jzero.model import adapters, experts, huggingface, mtp, peft, qwen
 from jzero.model.arithmetic import Arithmetic, choose_for_training
+from jzero.model.linear import Dropout
 from jzero.model.run_model import ModelInputs, run_model
 from jzero.sharding import context
 from jzero.sharding.mesh import (
@@ -102,11 +103,13 @@ class Learner:
         replays_routes: bool = False,
         draft_weight: float = 0.0,
         temperature: float = 1.0,
+        seed: int = 0,
     ) -> None:
         """Makes the programs, which are compiled at their first calls.
 
         replays_routes: router replay, tokens go to the experts in `Batch.routes`.
         draft_weight, temperature: of the loss of the head for drafts (`draft_head.py`).
+        seed: of the dropout on the adapter's inputs.
         """
         self.model = model
         self.replays_routes = replays_routes
@@ -116,6 +119,7 @@ class Learner:
         self.mesh = mesh
         self.draft_weight = draft_weight if model.mtp else 0.0
         self.temperature = temperature
+        self.seed = seed
         self.optimizer = optimizer(settings)
 
         self.replicated = NamedSharding(mesh, P())
@@ -456,10 +460,13 @@ class Learner:
         params: qwen.Params,
         batch: Batch[jax.Array],
         layout: RowLayout,
+        dropout_keys: jax.Array | None = None,
     ) -> tuple[jax.Array, Batch[jax.Array], Stats]:
         """Returns hidden states [B, T, E], the fields that the head reads, and layer stats.
 
         With context parallelism hidden states and fields have parts of rows, as in `_parts`.
+
+        dropout_keys: one for each of the B rows. None: without dropout.
         """
         # Without router replay the model's router chooses the experts.
         if not self.replays_routes:
@@ -471,10 +478,17 @@ class Learner:
         if num_slices(self.mesh) > 1 and not self.is_data_parallel:
             embedding = SplitEmbedding(params["embed"], self.mesh, self.model_shardings["embed"])
             params = params | {"embed": embedding}
+        inputs = ModelInputs(parts.tokens, parts.positions, parts.segments > 0, parts.routes)
+        if dropout_keys is not None:
+            if self.context > 1:
+                # Every part of a row needs a separate key, because the model treats it as a row.
+                split = partial(jax.random.split, num=self.context)
+                dropout_keys = jax.vmap(split)(dropout_keys).ravel()
+            inputs = inputs._replace(dropout=Dropout(dropout_keys, self.adapter.dropout))
         outputs = run_model(
             self.model,
             params,
-            ModelInputs(parts.tokens, parts.positions, parts.segments > 0, parts.routes),
+            inputs,
             cache,
             self.arithmetic,
             dtype=jnp.dtype(self.compute.dtype),
@@ -540,6 +554,7 @@ class Learner:
         batch: Batch[jax.Array],
         layout: RowLayout,
         is_on_policy: jax.Array,
+        dropout_keys: jax.Array | None,
     ) -> tuple[jax.Array, tuple[Stats, jax.Array | None]]:
         """Returns the loss of one microbatch, the sums of its diagnostics, and its log-probs.
 
@@ -547,7 +562,7 @@ class Learner:
         empty. Log-probabilities f32[B, T - prefix] are returned only with model.exact.
         """
         weights = self.whole(base, params)
-        hidden, parts, layer_stats = self._hidden(weights, batch, layout)
+        hidden, parts, layer_stats = self._hidden(weights, batch, layout, dropout_keys)
         outputs = self._head_outputs(weights, hidden, parts, layout)
         # The head's outputs start after the prefix, so the fields of the loss must do so too.
         body = without_prefix(batch, layout)
@@ -585,11 +600,17 @@ class Learner:
         batch: Batch[jax.Array],
         layout: RowLayout,
         is_on_policy: jax.Array,
+        row_keys: jax.Array | None,
         index: jax.Array | int,
     ) -> tuple[tuple[qwen.Params, Stats], jax.Array | None]:
         loss_gradient = jax.grad(self._loss, has_aux=True)
         microbatch = take_microbatch(batch, index)
-        gradient, (stats, logps) = loss_gradient(params, base, microbatch, layout, is_on_policy)
+        dropout_keys = None
+        if row_keys is not None:
+            dropout_keys = jax.vmap(jax.random.fold_in, (0, None))(row_keys[0], index)
+        gradient, (stats, logps) = loss_gradient(
+            params, base, microbatch, layout, is_on_policy, dropout_keys
+        )
         return (gradient, stats), logps
 
     def _gradient(
@@ -599,16 +620,22 @@ class Learner:
         batches: Batches,
         counts: jax.Array,
         is_on_policy: jax.Array,
+        all_row_keys: tuple[jax.Array | None, ...],
         layouts: tuple[RowLayout, ...],
     ) -> tuple[tuple[qwen.Params, Stats], list[jax.Array | None]]:
         """Returns the gradient and the stats, summed over all microbatches and devices.
 
         The list has the log-probabilities of each layout with model.exact, and None without it.
+
+        all_row_keys: of each layout, as `_row_keys` returns them.
         """
         total = None
         all_logps: list[jax.Array | None] = []
-        for number, (batch, layout) in enumerate(zip(batches, layouts, strict=True)):
-            gradient = partial(self._microbatch_gradient, params, base, batch, layout, is_on_policy)
+        of_layouts = zip(batches, layouts, all_row_keys, strict=True)
+        for number, (batch, layout, row_keys) in enumerate(of_layouts):
+            gradient = partial(
+                self._microbatch_gradient, params, base, batch, layout, is_on_policy, row_keys
+            )
             # The zeros to start from, shaped like one microbatch's gradient and stats.
             if total is None:
                 total = jax.tree.map(zeros_in_fp32, jax.eval_shape(gradient, 0)[0])
@@ -632,6 +659,23 @@ class Learner:
             total = gradient, combine_stats_over(stats, self.summed_axes)
         return total, all_logps
 
+    def _row_keys(self, batches: Batches, step: jax.Array) -> tuple[jax.Array | None, ...]:
+        """Returns keys [1, B] of the dropout of each layout's rows in this step, or None without.
+
+        Together with the number of the microbatch they determine what is dropped, so a resumed run
+        repeats it. A row has its number among the rows of all devices.
+        """
+        if not self.adapter.dropout:
+            return (None,) * len(batches)
+        key = jax.random.fold_in(jax.random.key(np.uint32(self.seed)), step)
+
+        def keys_of(layout: int, batch: Batch[jax.Array]) -> jax.Array:
+            rows = jnp.arange(batch.tokens.shape[1])
+            of_layout = jax.random.fold_in(key, layout)
+            return jax.vmap(jax.random.fold_in, (None, 0))(of_layout, rows)[None]
+
+        return tuple(keys_of(layout, batch) for layout, batch in enumerate(batches))
+
     def _update(
         self,
         state: State,
@@ -644,10 +688,11 @@ class Learner:
     ) -> tuple[State, Stats, list[jax.Array | None]]:
         summed_gradient = self._over_data(
             partial(self._gradient, layouts=layouts),
-            in_specs=(P(), P(), P(None, self.summed_axes), P(), P()),
+            in_specs=(P(), P(), P(None, self.summed_axes), P(), P(), P(None, self.summed_axes)),
             out_specs=(P(), P(None, self.summed_axes)),
         )
-        summed, logps = summed_gradient(state.params, base, batches, counts, is_on_policy)
+        row_keys = self._row_keys(batches, state.step)
+        summed, logps = summed_gradient(state.params, base, batches, counts, is_on_policy, row_keys)
         gradient, stats = summed
 
         # The learning rate is an argument instead of a part of the optimizer chain, so a schedule
@@ -778,8 +823,12 @@ def policy_learner(
     optimizer: OptimizerConfig,
     objective: Objective,
     mesh: Mesh,
+    seed: int = 0,
 ) -> Learner:
-    """Returns the policy's learner. Its `score` returns log-probabilities of the targets."""
+    """Returns the policy's learner. Its `score` returns log-probabilities of the targets.
+
+    seed: of the dropout on the adapter's inputs.
+    """
     head = policy_head(model, compute, objective, mesh)
     return Learner(
         model,
@@ -790,6 +839,7 @@ def policy_learner(
         objective.replays_routes,
         objective.draft_weight,
         objective.temperature,
+        seed,
     )
 
 
@@ -799,13 +849,18 @@ def critic_learner(
     optimizer: OptimizerConfig,
     algorithm: Algorithm,
     mesh: Mesh,
+    seed: int = 0,
 ) -> Learner:
-    """Returns the critic's learner. Its `score` returns values of the states before targets."""
+    """Returns the critic's learner. Its `score` returns values of the states before targets.
+
+    seed: of the dropout on the adapter's inputs.
+    """
     head = critic_head(algorithm)
     # The critic has the policy's architecture with a value head, and drafts no tokens.
     with_value = replace(model, value_head=True, mtp=False)
     # The critic is never sampled, so it need not match a sampler exactly.
-    return Learner(with_value, replace(compute, exact=False), optimizer, head, mesh)
+    compute = replace(compute, exact=False)
+    return Learner(with_value, compute, optimizer, head, mesh, seed=seed)
 
 
 def training_options(mesh: Mesh, arithmetic: Arithmetic) -> dict[str, bool | str] | None:

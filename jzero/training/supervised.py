@@ -43,7 +43,7 @@ class SupervisedTrainer:
         draft: rollout.draft, whose head is trained along.
         """
         objective = Objective(supervised(), draft_weight=draft_weight(draft))
-        self.learner = policy_learner(model, compute, optimizer, objective, mesh)
+        self.learner = policy_learner(model, compute, optimizer, objective, mesh, train.seed)
         # Examples share no prompt, so a row is one slot without a prefix.
         self.layout = RowLayout(prefix=0, slots=1, slot=row_tokens)
         self.rows = microbatch_rows(train, mesh, self.layout, most_rows)

@@ -96,12 +96,15 @@ def make_trainer(
     shapes = row_shapes(config.train, config.rollout, mesh, config.rollout.max_prompt_tokens)
     credit = credit_settings(config)
     objective = rl_objective(credit.algorithm, config.rollout)
+    seed = config.train.seed
     return Trainer(
         credit=credit,
         updates=update_settings(config),
         objective=objective,
-        policy=policy_learner(model, config.model, config.optimizer, objective, mesh),
-        critic=critic_learner(critic, config.model, config.critic_optimizer, config.algorithm, mesh)
+        policy=policy_learner(model, config.model, config.optimizer, objective, mesh, seed),
+        critic=critic_learner(
+            critic, config.model, config.critic_optimizer, config.algorithm, mesh, seed
+        )
         if critic
         else None,
         layouts=shapes.layouts,

@@ -24,6 +24,18 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
         "model.adapter.alpha=0.0 must be above",
     ),
     ({"model.adapter.targets": ("q",)}, "model.adapter.targets=q has no effect without model.adap"),
+    (
+        {"model.adapter.dropout": 0.1},
+        "model.adapter.dropout=0.1 has no effect without model.adapter.rank: set both",
+    ),
+    (
+        {"model.adapter.rank": 8, "model.adapter.dropout": 1.0},
+        "model.adapter.dropout=1.0 must be below 1",
+    ),
+    (
+        {"model.adapter.rank": 8, "model.adapter.dropout": -0.1},
+        "model.adapter.dropout=-0.1 must be at least 0",
+    ),
     ({"model.base": "int4"}, "model.base='int4' is not one of native, int8"),
     (
         {"model.base": "int8"},
@@ -197,6 +209,10 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     (
         {"model.exact": True, "rollout.page_size": 48},
         "rollout.page_size=48: model.exact reads keys in blocks of 64",
+    ),
+    (
+        {"model.exact": True, "model.adapter.rank": 8, "model.adapter.dropout": 0.1},
+        "model.adapter.dropout=0.1: the sampler has no dropout",
     ),
     (
         {"model.exact": True, "model.base": "int8"},

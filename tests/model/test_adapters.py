@@ -17,7 +17,14 @@ from jzero.config import AdapterConfig
 from jzero.errors import UserError
 from jzero.model import adapters, qwen
 from jzero.model.families import FAMILIES
-from jzero.model.linear import LINEAR_OUTPUT, LOW_RANK_PRODUCT, AdaptedWeight, linear
+from jzero.model.linear import (
+    LINEAR_OUTPUT,
+    LOW_RANK_PRODUCT,
+    AdaptedWeight,
+    Dropout,
+    linear,
+    with_dropout,
+)
 from jzero.sharding.mesh import RULES
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -47,7 +54,11 @@ def trained_adapter(config: qwen.QwenConfig, settings: AdapterConfig = SETTINGS)
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
 def hidden_states(
-    config: qwen.QwenConfig, params: qwen.Params, dtype: str = "float32", remat: str = "none"
+    config: qwen.QwenConfig,
+    params: qwen.Params,
+    dtype: str = "float32",
+    remat: str = "none",
+    dropout: Dropout | None = None,
 ) -> jax.Array:
     hidden, _ = qwen.forward(
         config,
@@ -57,12 +68,18 @@ def hidden_states(
         test_qwen.causal,
         dtype=jnp.dtype(dtype),
         remat=remat,
+        dropout=dropout,
     )
     return hidden
 
 
-def loss(config: qwen.QwenConfig, params: qwen.Params, remat: str = "none") -> jax.Array:
-    hidden = hidden_states(config, params, "float32", remat)
+def loss(
+    config: qwen.QwenConfig,
+    params: qwen.Params,
+    remat: str = "none",
+    dropout: Dropout | None = None,
+) -> jax.Array:
+    hidden = hidden_states(config, params, "float32", remat, dropout)
     return (hidden * jnp.arange(hidden.size).reshape(hidden.shape) / hidden.size).sum()
 
 
@@ -163,6 +180,10 @@ def test_the_number_of_parameters_is_rank_times_inputs_and_outputs() -> None:
         (AdapterConfig(rank=17), "model.adapter.rank=17 is above 16, the rank of the weight k"),
         (AdapterConfig(rank=33, targets=("q",)), "above 32, the rank of the weight q"),
         (AdapterConfig(rank=33, targets=("lm_head",)), "above 32, the rank of the weight lm_head"),
+        (
+            AdapterConfig(rank=4, targets=("all", "lm_head"), dropout=0.1),
+            "model.adapter.dropout=0.1: the adapter of the output layer .lm_head. has no dropout",
+        ),
     ],
 )
 def test_an_impossible_adapter_is_refused_in_one_line(
@@ -286,3 +307,108 @@ def test_the_backward_pass_keeps_the_narrow_product_and_no_fp32_term(remat: str)
     computed_again = str(jax.make_jaxpr(backward)(y))
     assert f"name={LOW_RANK_PRODUCT}" not in computed_again
     assert (f"name={LINEAR_OUTPUT}" in computed_again) == (remat == "full")
+
+
+# -- dropout ---------------------------------------------------------------------------------------
+
+RATE = 0.25
+ROWS, TOKENS_OF_ROW, INPUTS, OUTPUTS, RANK = 3, 4, 8, 5, 2
+
+
+def layer_arrays() -> dict[str, jax.Array]:
+    """Returns x, W, A and B of one linear layer, and a gradient of its output."""
+    rng = np.random.default_rng(3)
+    shapes = {
+        "x": (ROWS * TOKENS_OF_ROW, INPUTS),
+        "w": (INPUTS, OUTPUTS),
+        "a": (INPUTS, RANK),
+        "b": (RANK, OUTPUTS),
+        "gradient": (ROWS * TOKENS_OF_ROW, OUTPUTS),
+    }
+    return {
+        name: jnp.asarray(rng.standard_normal(shape), jnp.float32) for name, shape in shapes.items()
+    }
+
+
+def row_keys(seed: int) -> jax.Array:
+    return jax.random.split(jax.random.key(seed), ROWS)
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_dropout_is_on_the_inputs_of_the_adapter_only(remat: str) -> None:
+    """Output and gradients are those of NumPy with the same masks."""
+    arrays = layer_arrays()
+    dropout = Dropout(row_keys(0), RATE)
+
+    def layer(x: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+        return linear(x, AdaptedWeight(arrays["w"], a, b, 2.0, dropout))
+
+    y, backward = jax.vjp(qwen.REMAT[remat](layer), arrays["x"], arrays["a"], arrays["b"])
+    to_x, to_a, to_b = backward(arrays["gradient"])
+
+    masks = [jax.random.bernoulli(key, 1 - RATE, (TOKENS_OF_ROW, INPUTS)) for key in row_keys(0)]
+    mask = np.concatenate(masks) / (1 - RATE)
+    x, w, a, b, gradient = (np.asarray(array, np.float64) for array in arrays.values())
+    dropped = x * mask
+    to_low_rank = 2.0 * gradient @ b.T
+    for got, expected in [
+        (y, x @ w + 2.0 * dropped @ a @ b),
+        (to_x, gradient @ w.T + mask * (to_low_rank @ a.T)),
+        (to_a, dropped.T @ to_low_rank),
+        (to_b, 2.0 * (dropped @ a).T @ gradient),
+    ]:
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_backward_pass_of_the_model_draws_the_same_masks_again() -> None:
+    config = CONFIGS["qwen2"]
+    base, adapter = test_qwen.random_params(config), trained_adapter(config)
+    dropout = Dropout(jax.random.split(jax.random.key(0), len(test_qwen.TOKENS)), RATE)
+
+    def gradient(remat: str, dropout: Dropout | None) -> qwen.Params:
+        def adapted_loss(adapter: qwen.Params) -> jax.Array:
+            return loss(config, adapters.join(base, adapter, 2.0), remat, dropout)
+
+        return jax.grad(adapted_loss)(adapter)["layers"]
+
+    kept, recomputed = gradient("none", dropout), gradient("full", dropout)
+
+    without = gradient("none", None)
+    for name in LINEAR:
+        assert test_qwen.relative_error(recomputed[name]["a"], kept[name]["a"]) < 1e-5
+        assert test_qwen.relative_error(without[name]["a"], kept[name]["a"]) > 1e-2
+
+
+def test_the_mean_over_many_masks_is_the_output_without_dropout() -> None:
+    arrays = layer_arrays()
+    weight = AdaptedWeight(arrays["w"], arrays["a"], arrays["b"], 2.0)
+
+    def output(seed: jax.Array) -> jax.Array:
+        keys = jax.random.split(jax.random.key(seed), ROWS)
+        return linear(arrays["x"], replace(weight, dropout=Dropout(keys, RATE)))
+
+    outputs = jax.vmap(output)(jnp.arange(4000))
+
+    spread = outputs.std(axis=0)
+    assert (spread > 0.1).all()
+    error = np.abs(outputs.mean(axis=0) - linear(arrays["x"], weight))
+    assert (error < 5 * spread / np.sqrt(4000)).all()
+
+
+def test_every_row_layer_and_weight_has_its_own_mask() -> None:
+    config = CONFIGS["qwen2"]
+    joined = adapters.join(test_qwen.random_params(config), trained_adapter(config), 2.0)
+
+    layers = with_dropout(joined["layers"], Dropout(row_keys(0), RATE))
+
+    keys = [jax.random.key_data(layers[name].dropout.keys).reshape(-1, 2) for name in LINEAR]
+    found = {tuple(key) for key in np.concatenate(keys).tolist()}
+    assert len(found) == len(LINEAR) * config.num_hidden_layers * ROWS
+    # The choice of targets does not change the masks of a weight.
+    some = {name: joined["layers"][name] for name in layers}
+    some["q"] = some["q"].weight
+    without_q = with_dropout(some, Dropout(row_keys(0), RATE))
+    np.testing.assert_array_equal(
+        jax.random.key_data(without_q["v"].dropout.keys),
+        jax.random.key_data(layers["v"].dropout.keys),
+    )

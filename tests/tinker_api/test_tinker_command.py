@@ -23,6 +23,7 @@ DATA = [datum([72, 101, 108, 108, 111, 32, 119])]
         (["--adapters=0"], "--adapters=0: give 1 or more"),
         (["--context=1"], "--context=1"),
         (["--config.model.adapter.rank=4"], "clients choose the shape"),
+        (["--config.model.adapter.dropout=0.1"], "the Tinker API has no dropout"),
         (["--config.rollout.max_turns=2"], "clients write the turns"),
     ],
 )

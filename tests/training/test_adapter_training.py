@@ -1,6 +1,7 @@
 """Training an adapter on a frozen base: its gradients, an update, and what is in memory."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from jzero.model import adapters, qwen
 from jzero.sharding.publish import published_bytes
 from jzero.training.learner import Learner
 from jzero.training.reference import load_reference
-from jzero.types import State
+from jzero.training.step import Minibatch
+from jzero.training.trainer import Trainer
+from jzero.types import RowLayout, State
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -117,6 +120,87 @@ def test_gradients_are_projections_of_the_whole_gradient(
         for after, before in zip(jax.tree.leaves(state.base), jax.tree.leaves(frozen), strict=True)
     )
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(frozen))
+
+
+# -- dropout ---------------------------------------------------------------------------------------
+
+
+def dropped_gradient(
+    policy: Learner, layouts: Sequence[RowLayout], minibatch: Minibatch, step: int = 0
+) -> qwen.Params:
+    """Returns the gradient of the update at a step, by way of the state that it leaves."""
+    state = state_on(policy, random_adapter())
+    state = replace(state, step=jax.device_put(np.int32(step), policy.replicated))
+
+    def put(field: jax.Array) -> jax.Array:
+        return jax.device_put(np.asarray(field), policy.row_sharding)
+
+    batches = jax.tree.map(put, minibatch.batches)
+    counts = jax.device_put(np.asarray(minibatch.counts), policy.replicated)
+    state, _ = policy.update(state, batches, counts, layouts, test_learner.FAR)
+    return test_learner.gradient_in(state.params)
+
+
+def trainer_with(dropout: float, sizes: tuple[int, ...], seed: int = 0) -> Trainer:
+    settings = reference.settings(
+        model={"adapter": replace(ADAPTER, dropout=dropout)},
+        train={"packs_per_row": 0, "microbatch_tokens": 72, "seed": seed},
+    )
+    trainer = test_learner.trainer_on(settings, sizes)
+    trainer.policy.optimizer = optax.identity()
+    return trainer
+
+
+def relative_difference(a: qwen.Params, b: qwen.Params) -> float:
+    """Returns the largest difference of two gradients, relative to the largest value."""
+    pairs = list(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    return max(np.abs(x - y).max() / np.abs(y).max() for x, y in pairs)
+
+
+def test_dropout_depends_on_the_step_and_not_on_the_mesh() -> None:
+    """A mesh that splits the rows drops what one that splits the weights does."""
+    trainer = trainer_with(0.5, (2, 1, 1))
+    minibatch = test_learner.packed_minibatch(trainer)
+    layouts = trainer.layouts
+
+    gradient = dropped_gradient(trainer.policy, layouts, minibatch)
+
+    again = dropped_gradient(trainer.policy, layouts, minibatch)
+    assert relative_difference(again, gradient) == 0
+    assert (
+        relative_difference(dropped_gradient(trainer.policy, layouts, minibatch, 1), gradient) > 0.1
+    )
+    other = dropped_gradient(trainer_with(0.5, (1, 2, 1)).policy, layouts, minibatch)
+    assert relative_difference(other, gradient) < 1e-4
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 2, 2), (1, 2, 1, 2)], ids=str)
+def test_dropout_depends_on_the_seed(sizes: tuple[int, ...]) -> None:
+    trainer = trainer_with(0.5, sizes)
+    minibatch = test_learner.packed_minibatch(trainer)
+
+    gradient = dropped_gradient(trainer.policy, trainer.layouts, minibatch)
+
+    other_seed = trainer_with(0.5, sizes, seed=1).policy
+    other = dropped_gradient(other_seed, trainer.layouts, minibatch)
+    assert relative_difference(other, gradient) > 0.1
+
+
+def programs_of(trainer: Trainer) -> dict[str, str]:
+    """Returns the traced score and update of a trainer's policy."""
+    batches = test_learner.packed_minibatch(trainer).batches
+    programs = trainer.policy.programs(batches, trainer.layouts)
+    return {name: str(jitted.trace(*args).jaxpr) for name, (jitted, args) in programs.items()}
+
+
+def test_only_the_update_has_dropout() -> None:
+    without = programs_of(trainer_with(0.0, (1, 1, 1)))
+    with_dropout = programs_of(trainer_with(0.5, (1, 1, 1)))
+
+    assert with_dropout["score"] == without["score"]
+    assert "random_bits" in with_dropout["update"]
+    assert "random" not in without["update"]
 
 
 # -- memory ----------------------------------------------------------------------------------------
