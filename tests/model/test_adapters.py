@@ -361,22 +361,21 @@ def test_dropout_is_on_the_inputs_of_the_adapter_only(remat: str) -> None:
 
 
 def test_the_backward_pass_of_the_model_draws_the_same_masks_again() -> None:
-    config = CONFIGS["qwen2"]
-    base, adapter = test_qwen.random_params(config), trained_adapter(config)
+    config, targets = CONFIGS["qwen2"], ("q", "down")
+    base = test_qwen.random_params(config)
+    adapter = trained_adapter(config, replace(SETTINGS, targets=targets))
     dropout = Dropout(jax.random.split(jax.random.key(0), len(test_qwen.TOKENS)), RATE)
 
-    def gradient(remat: str, dropout: Dropout | None) -> qwen.Params:
+    def gradient(remat: str) -> qwen.Params:
         def adapted_loss(adapter: qwen.Params) -> jax.Array:
             return loss(config, adapters.join(base, adapter, 2.0), remat, dropout)
 
         return jax.grad(adapted_loss)(adapter)["layers"]
 
-    kept, recomputed = gradient("none", dropout), gradient("full", dropout)
+    kept, recomputed = gradient("none"), gradient("full")
 
-    without = gradient("none", None)
-    for name in LINEAR:
+    for name in targets:
         assert test_qwen.relative_error(recomputed[name]["a"], kept[name]["a"]) < 1e-5
-        assert test_qwen.relative_error(without[name]["a"], kept[name]["a"]) > 1e-2
 
 
 def test_the_mean_over_many_masks_is_the_output_without_dropout() -> None:

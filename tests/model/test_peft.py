@@ -176,14 +176,14 @@ def test_adapters_of_the_output_layer_round_trip(
     assert entries["target_modules"][-1] == "lm_head"
 
 
-# PEFT warns that a tied output layer cannot be merged.
-of_tied = pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
-
-
 def test_the_written_settings_have_the_dropout_of_the_run() -> None:
     written = peft.config_json(CONFIGS["qwen2"], replace(SETTINGS, dropout=0.1), BASE)
     assert written["lora_dropout"] == 0.1
     assert peft.config_json(CONFIGS["qwen2"], SETTINGS, BASE)["lora_dropout"] == 0.0
+
+
+# PEFT warns that a tied output layer cannot be merged.
+of_tied = pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
 
 
 @pytest.mark.peer
