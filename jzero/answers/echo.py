@@ -22,6 +22,7 @@ from jzero.answers.expressions import Node, split_unit
 from jzero.answers.formulas import LENIENT, is_literal
 from jzero.answers.latex_blocks import is_statement
 from jzero.answers.latex_parser import Reading, parse
+from jzero.answers.statements import is_name
 from jzero.answers.vocabulary import FUNCTIONS
 
 _ASKS_FOR_A_FORM = re.compile(
@@ -58,8 +59,28 @@ def is_echo(tree: Node, gold_tree: Node, question: str) -> bool:
 
     A name or a whole number may occur in the question, also with its unit.
     """
+    if not question:
+        return False
+    bare = _without_name(tree)
+    if bare != tree and _repeats(bare, _without_name(gold_tree), question):
+        return True
+    return _repeats(tree, gold_tree, question)
+
+
+def _without_name(node: Node) -> Node:
+    """Returns x^2-1 for y = x^2-1, {x^2-1}, x^2-1 = x^2-1, and the list x^2-1, x^2-1."""
+    if node.kind == "relation" and set(node.name) == {"="}:
+        name, *values = node.parts
+        if is_name(name) or shape(name) == shape(values[-1]):
+            return values[-1]
+    if node.kind in ("set", "list") and len(set(map(shape, node.parts))) == 1:
+        return node.parts[0]
+    return node
+
+
+def _repeats(tree: Node, gold_tree: Node, question: str) -> bool:
     inside, gold_inside = split_unit(tree)[0], split_unit(gold_tree)[0]
-    if not question or inside.kind in ("symbol", "text"):
+    if inside.kind in ("symbol", "text"):
         return False
     if shape(inside) == shape(gold_inside):
         return False

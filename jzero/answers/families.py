@@ -31,6 +31,7 @@ MAX_POINTS = 16
 _SMALL = MP.mpf(10) ** -60
 _USUAL_IN_SOLUTIONS = frozenset("CcKABDE") | {"alpha", "beta"}
 _USUAL_IN_LEVELS = frozenset("CcK")
+_USUAL_IN_BOTH = _USUAL_IN_LEVELS | frozenset("AB")
 _USUAL_IN_FUNCTIONS = _USUAL_IN_SOLUTIONS | frozenset("abdk")
 _USUAL_IN_LINES = frozenset("tsuvrkn") | {"lambda", "mu"}
 _LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
@@ -188,6 +189,9 @@ def _same_item(
             item = item._replace(vector=tuple(by_name[name] for name in gold.names))
     if item is not original and all(map(_same, item.vector, gold.vector)):
         return True
+    is_undeclared = not declared and not gold_declared
+    if is_undeclared and item.vector == gold.vector and _leaves_arguments_out(item, gold):
+        return True
     if _is_one_letter(item) or _is_one_letter(gold):
         return False
     names, gold_names = _names(item.vector), _names(gold.vector)
@@ -206,12 +210,20 @@ def _same_item(
     first, second = sorted(parameters), sorted(gold_parameters)
     if domains or gold_domains:
         return _same_domains(item.vector, first, domains, gold.vector, second, gold_domains)
-    if _is_renamed(item.vector, first, gold.vector, second):
-        return True
-    are_counted = any(map(is_index, (*first, *second)))
+    counted = [is_index(name) for name in (*first, *second)]
     others = names - parameters
+    # Letters without a variable, such as AB or 2c, are themselves.
+    if not (others or all(counted) or item.names or gold.names) and len(item.vector) == 1:
+        return False
+    # Where no question shows which letters are given, only x + C is the family x - C.
+    may_change_sign = given is not None or (
+        _is_usual(second[0], _USUAL_IN_LEVELS)
+        and any(second[0] in _names_in_sums(part) for part in gold.vector)
+    )
+    if _is_renamed(item.vector, first, gold.vector, second, may_change_sign):
+        return True
     is_line = len(item.vector) > 1 and not (parameters & gold_parameters)
-    if (are_counted and not is_line) or (not others and not is_line):
+    if (any(counted) and not is_line) or (not others and not is_line):
         return False
     return _same_spans(item, first, gold, second)
 
@@ -234,6 +246,19 @@ def _called(name: Node) -> str:
     """Returns y for y and for y(t)."""
     first = name.parts[0] if name.kind == "multiply" else name  # y(t), read as a product
     return first.name if first.kind in ("symbol", "apply") else repr(name)
+
+
+def _leaves_arguments_out(item: Item, gold: Item) -> bool:
+    """Returns whether one item is about u, and the other one about u(x, t)."""
+    if not len(item.names) == len(gold.names) == 1 or not _same_names(item.names, gold.names):
+        return False
+    names = item.names[0], gold.names[0]
+    has_one_symbol = [name.kind for name in names].count("symbol") == 1
+    return has_one_symbol and not any(_has_kind(name, "number") for name in names)
+
+
+def _has_kind(node: Node, kind: str) -> bool:
+    return node.kind == kind or any(_has_kind(part, kind) for part in node.parts)
 
 
 def _with_argument_of(item: Item, gold: Item) -> Item:
@@ -269,7 +294,7 @@ def _parameters(
     if item.names and not _is_function(item.names[0]):
         return frozenset()
     arguments = {part.name for name in item.names for part in name.parts}
-    free = names - arguments - {"e", "pi", "i"}
+    free = {name for name in names - arguments if _may_be_free(name, given)}
     if other_declared:
         # The other answer declares its parameters, so that this one may leave it out.
         candidates = free & (other_declared.keys() | own)
@@ -281,13 +306,28 @@ def _parameters(
         return frozenset(name for name in free if name in _USUAL_IN_LINES)
     is_function = bool(item.names) and item.names[0].kind == "apply"
     letters = _USUAL_IN_FUNCTIONS if is_function else _USUAL_IN_SOLUTIONS
-    constants = frozenset(name for name in free if _is_usual(name, letters))
+    usual = frozenset(name for name in free if _is_usual(name, letters))
+    # A letter of both answers is itself, unless it is the usual constant: F = -kx is not F = kx.
+    shared = frozenset(name for name in usual - own if _is_usual(name, _USUAL_IN_BOTH))
+    constants = (usual & own) | shared
+    added = _added_names(next(iter(item.vector))) & constants
+    if shared and len(constants) == 1 and not (constants & added or constants <= {"C", "K"}):
+        return frozenset()
     if item.names:
         return constants
-    added = _added_names(next(iter(item.vector))) & constants
+    # Without a name, an added constant is one of integration.
+    added = frozenset(name for name in added if _is_usual(name, _USUAL_IN_LEVELS))
     indexed = frozenset(name for name in constants if "_" in name)
     own_constants = constants & own if len(constants & own) > 1 else frozenset()
     return added or indexed or own_constants
+
+
+def _may_be_free(name: str, given: frozenset[str] | None) -> bool:
+    r"""Returns whether a symbol may be a parameter: not pi, \vec v, a matrix, or y_0 beside y."""
+    if name in ("e", "pi", "i") or " " in name.partition("_")[0]:
+        return False
+    base, index, _ = name.partition("_")
+    return not index or given is None or base in _USUAL_IN_LEVELS or base not in given
 
 
 def _is_function(name: Node) -> bool:
@@ -315,8 +355,17 @@ def _added_names(node: Node) -> frozenset[str]:
     return frozenset(names)
 
 
+def _names_in_sums(node: Node) -> frozenset[str]:
+    """Returns the symbols that are terms of a sum anywhere in a tree."""
+    return _added_names(node).union(*map(_names_in_sums, node.parts))
+
+
 def _is_renamed(
-    vector: tuple[Node, ...], names: list[str], gold: tuple[Node, ...], gold_names: list[str]
+    vector: tuple[Node, ...],
+    names: list[str],
+    gold: tuple[Node, ...],
+    gold_names: list[str],
+    may_change_sign: bool = True,
 ) -> bool:
     if len(names) != len(gold_names) or len(names) > 3:
         return False
@@ -329,7 +378,7 @@ def _is_renamed(
         if all(map(_same, renamed, gold)):
             return True
         # 1/(x - C) runs through the functions of 1/(x + C).
-        for name in order[:1] if len(order) == 1 else ():
+        for name in order if len(order) == 1 and may_change_sign else ():
             scaled = (replaced(part, symbol(name), negative(symbol(name))) for part in renamed)
             if all(map(_same, scaled, gold)):
                 return True

@@ -46,18 +46,39 @@ _CYCLES = re.compile(r"(?:\(\s*[0-9](?:[\s~]*[0-9])*\s*\)\s*)+")
 _CYCLE = re.compile(r"\(([^()]*)\)")
 
 
-def same_permutation(answer: str, gold: str) -> bool:
-    """Returns whether two products of cycles, such as (1 2)(3 4), are the same permutation."""
-    texts = [re.sub(r"\\[,;! ]", " ", text).strip("$ ") for text in (answer, gold)]
-    are_cycles = all(map(_CYCLES.fullmatch, texts))
-    if not are_cycles or not any(re.search(r"[0-9]\s+[0-9]", text) for text in texts):
+def are_permutations(answer: str, gold: str) -> bool:
+    """Returns whether two texts can only be products of cycles, such as (1 2)(3 4) or (12)(123)."""
+    if not answer.lstrip("$ ").startswith("("):
         return False
-    return _permutation(texts[0]) == _permutation(texts[1])
+    texts = [_without_spacing(text) for text in (answer, gold)]
+    if not all(map(_CYCLES.fullmatch, texts)):
+        return False
+    cycles = [_cycles(text) for text in texts]
+    if any(re.search(r"[0-9]\s+[0-9]", text) for text in texts):
+        return True
+    # Without spaces, a single bracket is a number, and a digit that occurs twice is no cycle.
+    return all(
+        len(product) > 1 and all(1 < len(cycle) == len({*cycle}) for cycle in product)
+        for product in cycles
+    )
+
+
+def same_permutation(answer: str, gold: str) -> bool:
+    """Returns whether two products of cycles are the same permutation."""
+    return _permutation(_without_spacing(answer)) == _permutation(_without_spacing(gold))
+
+
+def _without_spacing(text: str) -> str:
+    return re.sub(r"\\[,;! ]", " ", text).strip("$ ")
+
+
+def _cycles(text: str) -> list[list[str]]:
+    return [[digit for digit in cycle if digit.isdigit()] for cycle in _CYCLE.findall(text)]
 
 
 def _permutation(text: str) -> dict[str, str]:
     """Returns where each digit goes, without the digits that stay; the last cycle acts first."""
-    cycles = [[digit for digit in cycle if digit.isdigit()] for cycle in _CYCLE.findall(text)]
+    cycles = _cycles(text)
     moved = {}
     for digit in {digit for cycle in cycles for digit in cycle}:
         place = digit

@@ -153,7 +153,7 @@ class Parser(Blocks):
 
     def written_name(self, _: Binding) -> Node:
         """Reads a name of several letters, which is one token."""
-        return symbol(self.last_token.removeprefix(NAMED))
+        return self.symbol(self.last_token.removeprefix(NAMED))
 
     def word(self, binding: Binding) -> Node:
         r"""Reads a symbol that is written as a word, \text{A}."""

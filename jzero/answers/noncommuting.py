@@ -7,6 +7,7 @@ only in front of a single field: products have a rule of their own.
 """
 
 import functools
+import itertools
 import random
 import re
 from collections.abc import Sequence
@@ -27,14 +28,20 @@ _AXES = range(3)
 _MARKED = re.compile(
     r"\\(?:vec|mathbf|bm|boldsymbol|pmb|vv|overrightarrow)\s*\{?\s*([A-Za-z]|\\[a-z]+)\s*\}?"
 )
+_HAT_IN_CROSS_PRODUCT = re.compile(
+    r"\\hat\s*\{?\s*(?P<first>[a-z])\s*\}?\s*(?:\\times|×)"
+    r"|(?:\\times|×)\s*\\hat\s*\{?\s*(?P<second>[a-z])"
+)
 _PRODUCT_OF_MARKED = re.compile(r"\\times|×|\\nabla|∇|\\cdot|·|⋅")
-# A transposed letter, a determinant or trace, the inverse of a product, and a conjugation.
+# A transposed letter, a determinant or trace, the inverse of a product, a conjugation, and a
+# commutator.
 _SIGN_OF_MATRICES = re.compile(
     r"[A-Z)]\s*\^\s*\{?\s*(?:\\top|\\intercal|(?:\\(?:mathrm|text|mathsf)\s*\{?)?T)\b"
     r"|\\det|\\operatorname\{(?:det|tr|rank)\}|\\(?:tr|rank)\b"
     r"|\(\s*[A-Z]\s*[A-Z]+\s*\)\s*\^\s*\{?\s*-1"
     r"|([A-Z])\s*\^\s*\{\s*-1\s*\}\s*[A-Z]\s*\1(?![A-Za-z])"
     r"|([A-Z])\s*[A-Z]\s*\2\s*\^\s*\{\s*-1"
+    r"|(?<![A-Za-z])([A-Z])\s*([A-Z])\s*-\s*\4\s*\3(?![A-Za-z])"
 )
 _INVERSE_OF_CAPITAL = re.compile(r"[A-Z]\s*\^\s*\{\s*-1\s*\}")
 _LOWER_CASE = re.compile(r"(?<![\\A-Za-z])[a-z]")
@@ -49,6 +56,8 @@ def letters_of_vectors(answer: str, gold: str) -> frozenset[str]:
     if not _PRODUCT_OF_MARKED.search(answer) and not _PRODUCT_OF_MARKED.search(gold):
         return frozenset()
     marked = {name.lstrip("\\") for name in _MARKED.findall(answer) + _MARKED.findall(gold)}
+    for match in itertools.chain(*map(_HAT_IN_CROSS_PRODUCT.finditer, (answer, gold))):
+        marked.add(f"hat {match['first'] or match['second']}")
     has_nabla = any(sign in text for sign in ("\\nabla", "∇") for text in (answer, gold))
     return frozenset(marked | ({"nabla"} if has_nabla else set()))
 

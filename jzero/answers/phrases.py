@@ -219,9 +219,23 @@ def _is_hedged(text: str) -> bool:
     return any(word.lower() in _HEDGES for word in _WORD.findall(text))
 
 
+# Letters outside of commands.
+_SEGMENTS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]+")
+
+
 def with_names_of_points(text: str) -> str:
     """Returns A=(1,2),B=(3,4) for the points A(1,2),B(3,4), "" for any other text."""
     return _POINT.sub(r"\1=\2", text) if _POINTS.fullmatch(text.strip()) else ""
+
+
+def has_other_segments(text: str, other: str) -> bool:
+    r"""Returns whether two formulas of segments, AB\cdot CD and AC\cdot BD, have others."""
+    runs, other_runs = _SEGMENTS.findall(text), _SEGMENTS.findall(other)
+    if len(runs) < 2 or len(other_runs) < 2:
+        return False
+    if not all(len(run) == 2 and run.isupper() for run in runs + other_runs):
+        return False
+    return set(map("".join, map(sorted, runs))) != set(map("".join, map(sorted, other_runs)))
 
 
 def number_of_sentence(text: str) -> str:

@@ -51,7 +51,10 @@ _DOMAIN = "|".join(_DOMAINS)
 _EXPLANATION = (
     r"(?:it|they|this|that|there|he|she|we|the|because|since|as|for|by|every|all|both|always)\b"
 )
-_CONTRADICTIONS = re.compile(r"\b(?:yes|no|but|maybe|perhaps|however|although|or|true|false)\b")
+_CONTRADICTIONS = re.compile(
+    r"\b(?:yes|no|but|maybe|perhaps|however|although|or|true|false"
+    r"|if|iff|only|unless|except|provided|whenever|when)\b"
+)
 _VERB = r"(?:is|are|was|has|have|does|do|can|cannot|holds?|exists?|converges?|diverges?)"
 _WEEKDAY = r"(?:mon|tues|wednes|thurs|fri|satur|sun)day"
 

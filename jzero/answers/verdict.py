@@ -29,7 +29,7 @@ from jzero.answers.expressions import Node, unit_names
 from jzero.answers.extract import extract_answer, last_box
 from jzero.answers.families import same_up_to_parameters
 from jzero.answers.formulas import DIGITS_OF_DOUBLES
-from jzero.answers.groups import same_permutation
+from jzero.answers.groups import are_permutations, same_permutation
 from jzero.answers.latex_lexer import (
     UnitLetters,
     simplified_text,
@@ -42,6 +42,7 @@ from jzero.answers.noncommuting import letters_of_matrices, letters_of_vectors
 from jzero.answers.numerals import other_reading, with_decimal_point
 from jzero.answers.phrases import (
     Choice,
+    has_other_segments,
     number_in_words,
     number_of_sentence,
     read_choice,
@@ -63,12 +64,13 @@ _PLAIN_NUMBER = re.compile(r"-?[0-9]{1,100}(?:\.[0-9]{1,100})?")
 # Questions about an order: "in decreasing order", "from shortest to tallest"; not "in any order".
 _KINDS_OF_ORDER = (
     r"(?:the |an? )?(?:increasing|decreasing|ascending|descending|alphabetical|chronological"
-    r"|numerical|correct|right|same|given|following)|this|that"
+    r"|numerical|correct|right|same|given|following)|this|that|what|which"
 )
 _SUPERLATIVE = r"(?:the )?(?:\w+est|least|most|best|worst|first|last)"
 _ASKS_FOR_ORDER = re.compile(
     rf"\bin (?:(?:{_KINDS_OF_ORDER}) )?order\b(?! to\b| that\b)"
-    rf"|\bfrom {_SUPERLATIVE} to {_SUPERLATIVE}\b|\brespectively\b",
+    rf"|\bfrom {_SUPERLATIVE} to {_SUPERLATIVE}\b|\brespectively\b"
+    r"|(?:^|[.:;?!]\s+)(?:rank|arrange|sort|order) (?:the|these|those|them)\b",
     re.IGNORECASE,
 )
 # An index i in the question: x_i, i = 1, 1 \le i. In a gold, i^2 is not the imaginary unit.
@@ -138,8 +140,10 @@ def _reason(answer: str, gold: str, question: str, rules: Rules) -> str:
     texts = options(question)
     if texts and read_choice(simplified_text(gold)):
         return _compared_choices(answer, gold, texts, "wrong value", compare)
-    if same_substance(answer, gold) or same_permutation(answer, gold):
+    if same_substance(answer, gold):
         return "correct"
+    if are_permutations(answer, gold):
+        return "correct" if same_permutation(answer, gold) else "wrong value"
     # The cheap comparisons of text did not decide: compares the parsed answers.
     reason = compare(answer, gold)
     if reason == "correct" or reason == "echo":
@@ -152,6 +156,8 @@ def _reason(answer: str, gold: str, question: str, rules: Rules) -> str:
 def _compared(answer: str, gold: str, question: str, rules: Rules) -> str:
     if tokenize(answer) and tokenize(answer) == tokenize(gold):
         return "correct"
+    if has_other_segments(answer, gold):
+        return "wrong value"
     functions, counted = function_names(answer, gold), _counted_numerals(question)
     # An answer is read like the gold: its 2e-3 is 2·e - 3 only if the gold has Euler's number.
     has_euler_number = _has_euler_number(gold)

@@ -94,6 +94,10 @@ FAMILIES = {
         a\times b == ba
         AB+BA == BA+AB
         5\times 4\text{ cm}^2 != 20\text{ m}^2
+        AB-BA != BA-AB
+        AB-BA == -(BA-AB)
+        \hat i\times\hat j != \hat j\times\hat i
+        \hat i\times\hat j == -\hat j\times\hat i
     """,
     "ordered lists": r"""
         T, T, F != T, F, T
@@ -120,6 +124,9 @@ FAMILIES = {
         A,B,C == A,B,C ?? Order the letters from smallest to largest.
         B<A != A<B ?? Which is larger?
         3,1,2 != 1,2,3 ?? Find $a$, $b$, $c$, respectively.
+        A,C,B != A,B,C ?? In what order do they finish?
+        A,B,C == A,B,C ?? In what order do they finish?
+        2,1,3 != 1,2,3 ?? The numbers are given. Arrange them by size.
     """,
     "numbers in prose": r"""
         5 less than x != 5
@@ -350,6 +357,29 @@ FAMILIES = {
         mx+b != nx+b
         \frac{k}{x} != \frac{c}{x}
         e^{kt} != e^{ct}
+        f(x)=e^{-kx} != f(x)=e^{kx}
+        f(x)=x-a != f(x)=x+a
+        F(x)=-kx != F(x)=kx
+        u(x,t)=\sin(x-ct) != u(x,t)=\sin(x+ct)
+        u=f(x-ct) != u=f(x+ct)
+        y=\frac1{x-C} == y=\frac{1}{x+C}
+        y=Ce^{x} == y=-Ce^{x}
+        2k != 2D ?? Let $D$ be the determinant of the matrix. Answer in terms of $D$.
+        2k != 2D ?? Find the ratio.
+        2c != 2d ?? Find the distance.
+        k\pi == n\pi ?? Solve $\sin x=0$.
+        C+1 != D+1
+        A+B != C+D
+        AB != CD
+        \frac AB != \frac CD
+        \alpha+1 != \beta+1
+        x+A != x+B
+        x+A != x-A
+        n^2+A != n^2+B
+        x+C != x+D
+        y=C_1e^{x} != y=y_0e^{x} ?? Solve $y'=y$, $y(0)=y_0$.
+        P(t)=Ce^{rt} != P(t)=P_0e^{rt} ?? The principal is $P_0$ and the rate $r$.
+        y=C_1\cos t+C_2\sin t != y=x_0\cos t+v_0\sin t ?? Given are $x_0$ and $v_0$.
     """,
     "parametrized": r"""
         x=2\pi k,\ k\in\mathbb{Z} == x=2n\pi\ (n\in\mathbb{Z})
@@ -388,6 +418,8 @@ FAMILIES = {
         (1+t,2t) != (2+s,2s)
         x=1+2t,y=3t == x=1+2s,y=3s
         x=1+2t,y=3t != x=1+2s,y=4s
+        x=2k, k\in\mathbb N != x=2k, k\in\mathbb Z
+        n=2^k, k\ge1 != n=2^k, k\ge0
     """,
     "sets in words": r"""
         \text{all real numbers except }2 == x\neq 2
@@ -507,6 +539,9 @@ FAMILIES = {
         \text{not Tuesday} != \text{Tuesday}
         \text{an ellipse} == \text{The curve is an ellipse}
         \text{a hyperbola} != \text{The curve is an ellipse}
+        \text{yes, if }n\text{ is even} != \text{yes}
+        \text{no, it is only true when }n=2 != \text{no}
+        \text{yes, it converges provided }p>1 != \text{yes}
     """,
     "other languages": r"""
         x=2\text{ oder }x=3 == x=2,3
@@ -616,6 +651,12 @@ FAMILIES = {
         \ce{^{14}C} != {}^{12}\mathrm{C}
         \ce{NH3} == NH_3
         \ce{NH4+} != NH_3
+        \ce{H2 + I2 <=> 2HI} != \ce{H2 + I2 -> 2HI}
+        \ce{H2 + I2 <=> 2HI} == \mathrm{H_2}+\mathrm{I_2}\rightleftharpoons2\mathrm{HI}
+        \ce{CaCO3(s)} != \ce{CaCO3(aq)}
+        \ce{H2O(l)} != \ce{H2O(g)}
+        \ce{H2O(l)} == \mathrm{H_2O}
+        \ce{Na+(aq)} == \mathrm{Na}^+(aq)
     """,
     "groups": r"""
         \mathbb{Z}_2\times\mathbb{Z}_3 == \mathbb{Z}_3\times\mathbb{Z}_2
@@ -647,6 +688,9 @@ FAMILIES = {
         \mathbb{F}_2 == \mathbb{F}_2
         \mathbb{F}_2 != \mathbb{F}_4
         \langle a,b\mid a^2=b^3=1\rangle == \langle a,b | a^2=b^3=1\rangle
+        (123)(12) != (12)(123)
+        (12)(13) != (13)(12)
+        (12)(34) == (34)(12)
     """,
     "relations of geometry": r"""
         AB\perp CD == CD\perp AB
@@ -683,6 +727,9 @@ FAMILIES = {
         l\perp m == m\perp l
         l\perp m != l\parallel m
         |AB| == |BA|
+        AB\cdot CD != AC\cdot BD
+        AB\cdot CD == DC\cdot AB
+        \frac{AB}{CD} != \frac{AC}{BD}\cdot\frac{BB}{CC}
     """,
     "set builder": r"""
         \{2k:k\in\mathbb Z\} == 2\mathbb{Z}
@@ -1026,6 +1073,12 @@ ECHOES = r"""
     m=4 == 4 ?? Evaluate both when $x=4$. What is $m$?
     (x = 3) == x=3 ?? Is the axis $x=3$ or $y=3$?
     \frac{x}{2} == 0.5x ?? Which is half? (A) $\frac x2$ (B) $x$
+    p(x)=x^2-1 != (x-1)(x+1) ?? Factor $x^2-1$.
+    y=x^2-1 != (x-1)(x+1) ?? Factor $x^2-1$.
+    \{x^2-1\} != (x-1)(x+1) ?? Factor $x^2-1$.
+    x^2-1, x^2-1 != (x-1)(x+1) ?? Factor $x^2-1$.
+    x^2-1=x^2-1 != (x-1)(x+1) ?? Factor $x^2-1$.
+    y=(x-1)(x+1) == (x-1)(x+1) ?? Factor $x^2-1$.
 """
 
 
