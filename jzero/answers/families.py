@@ -294,7 +294,7 @@ def _parameters(
     if item.names and not _is_function(item.names[0]):
         return frozenset()
     arguments = {part.name for name in item.names for part in name.parts}
-    free = {name for name in names - arguments if _may_be_free(name, given)}
+    free = frozenset(name for name in names - arguments if _may_be_free(name, given))
     if other_declared:
         # The other answer declares its parameters, so that this one may leave it out.
         candidates = free & (other_declared.keys() | own)
