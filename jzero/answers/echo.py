@@ -69,13 +69,16 @@ def is_echo(tree: Node, gold_tree: Node, question: str) -> bool:
 
 def _without_name(node: Node) -> Node:
     """Returns x^2-1 for y = x^2-1, {x^2-1}, x^2-1 = x^2-1, and the list x^2-1, x^2-1."""
-    if node.kind == "relation" and set(node.name) == {"="}:
-        name, *values = node.parts
-        if is_name(name) or shape(name) == shape(values[-1]):
-            return values[-1]
-    if node.kind in ("set", "list") and len(set(map(shape, node.parts))) == 1:
-        return node.parts[0]
-    return node
+    inside = node
+    if node.kind == "relation" and set(node.name) <= {"=", "≈", "∈"}:
+        first, last = node.parts[0], node.parts[-1]
+        if is_name(first) or shape(first) == shape(last):
+            inside = last
+        elif is_name(last):
+            inside = first
+    elif node.kind in ("set", "list") and len(set(map(shape, node.parts))) == 1:
+        inside = node.parts[0]
+    return node if inside is node else _without_name(inside)
 
 
 def _repeats(tree: Node, gold_tree: Node, question: str) -> bool:

@@ -210,6 +210,8 @@ def _same_item(
     first, second = sorted(parameters), sorted(gold_parameters)
     if domains or gold_domains:
         return _same_domains(item.vector, first, domains, gold.vector, second, gold_domains)
+    if not (item.names or gold.names) and (_is_any_vector(item) or _is_any_vector(gold)):
+        return False
     counted = [is_index(name) for name in (*first, *second)]
     others = names - parameters
     # Letters without a variable, such as AB or 2c, are themselves.
@@ -232,6 +234,13 @@ def _is_one_letter(item: Item) -> bool:
     """Returns whether an item is a letter, which is an answer of its own, and not any number."""
     is_letter = len(item.vector) == 1 and item.vector[0].kind == "symbol"
     return is_letter and not (item.names and item.names[0].kind == "apply")
+
+
+def _is_any_vector(item: Item) -> bool:
+    """Returns whether an item is a point of different letters and numbers, such as (a, 0)."""
+    letters = [part for part in item.vector if part.kind == "symbol"]
+    is_plain = all(part.kind == "symbol" or not symbol_names(part) for part in item.vector)
+    return len(item.vector) > 1 and is_plain and len(set(letters)) == len(letters)
 
 
 def _names(vector: Sequence[Node]) -> frozenset[str]:
@@ -301,7 +310,14 @@ def _parameters(
         return candidates if given is None else candidates - given
     if given is not None:
         usual = {name for name in free if _is_usual(name, _USUAL_IN_SOLUTIONS)}
-        return ((free & own) | usual) - given
+        # Where the question has no letter of the answer, mc^2 is another formula than mv^2.
+        may_have_any = len(item.vector) > 1 or bool(names & given)
+        own = frozenset(
+            name
+            for name in free & own
+            if may_have_any or is_index(name) or _is_usual(name, _USUAL_IN_FUNCTIONS)
+        )
+        return (own | usual) - given
     if len(item.vector) > 1:
         return frozenset(name for name in free if name in _USUAL_IN_LINES)
     is_function = bool(item.names) and item.names[0].kind == "apply"

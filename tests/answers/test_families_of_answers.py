@@ -420,6 +420,12 @@ FAMILIES = {
         x=1+2t,y=3t != x=1+2s,y=4s
         x=2k, k\in\mathbb N != x=2k, k\in\mathbb Z
         n=2^k, k\ge1 != n=2^k, k\ge0
+        (a,b) != (c,d) ?? Find the point.
+        (a,0) != (c,0) ?? Find the focus.
+        (0,k) != (0,m) ?? Find the intercept.
+        (r,s) != (t,u)
+        (t,t) == (s,s)
+        mc^2 != mv^2 ?? What is the energy?
     """,
     "sets in words": r"""
         \text{all real numbers except }2 == x\neq 2
@@ -1079,6 +1085,10 @@ ECHOES = r"""
     x^2-1, x^2-1 != (x-1)(x+1) ?? Factor $x^2-1$.
     x^2-1=x^2-1 != (x-1)(x+1) ?? Factor $x^2-1$.
     y=(x-1)(x+1) == (x-1)(x+1) ?? Factor $x^2-1$.
+    x^2-1=y != (x-1)(x+1) ?? Factor $x^2-1$.
+    y=\{x^2-1\} != (x-1)(x+1) ?? Factor $x^2-1$.
+    y\in\{x^2-1\} != (x-1)(x+1) ?? Factor $x^2-1$.
+    y\approx x^2-1 != (x-1)(x+1) ?? Factor $x^2-1$.
 """
 
 
