@@ -167,18 +167,17 @@ def make_learner(run: Run) -> Learner:
     objective = Objective(algorithms.grpo(), config.rollout.temperature)
     # The head computes log-probabilities in fp32, over chunks of the vocabulary's logits.
     head = policy_head(run.base.model, config.model, objective, mesh)._replace(loss=grpo_loss)
-    seed = config.train.seed  # of the dropout of an adapter
+    seed = config.train.seed
     return Learner(run.base.model, config.model, config.optimizer, head, mesh, seed=seed)
 
 
 def first_state(run: Run, learner: Learner) -> State:
     """Returns the State before the first step: parameters, optimizer moments, adapter if any."""
-    seed = run.config.train.seed
-    params = learner.load_params(run.base.directory, seed)
+    params = learner.load_params(run.base.directory, learner.seed)
     if run.config.warm_start is not None:
         # A model of random weights first imitates generated examples.
         params = warm_started(run.config, learner, run.base.tokenizer, params, never_stop)
-    return learner.start_on(learner.freeze(params), seed)
+    return learner.start_on(learner.freeze(params), learner.seed)
 
 
 def check(config: Config) -> None:

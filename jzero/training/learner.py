@@ -109,7 +109,7 @@ class Learner:
 
         replays_routes: router replay, tokens go to the experts in `Batch.routes`.
         draft_weight, temperature: of the loss of the head for drafts (`draft_head.py`).
-        seed: of the dropout on the adapter's inputs.
+        seed: of the run, for the dropout on the adapter's inputs.
         """
         self.model = model
         self.replays_routes = replays_routes
