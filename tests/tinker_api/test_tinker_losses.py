@@ -459,7 +459,7 @@ REFUSED = [
     (request() | {"loss_fn": "gspo"}, "sequence_ratio_mask"),
     (request() | {"loss_fn": "nonsense"}, "choose one of"),
     (request() | {"loss_fn_config": {"beta": 1.0}}, "loss_fn_config.beta is not served"),
-    (request("dro") | {"loss_fn_config": {"beta": math.nan}}, "finite"),
+    (request("dro") | {"loss_fn_config": {"beta": math.nan}}, "beta=nan: send a number"),
     (request() | {"data": []}, "0 datums"),
     (request(target_tokens=None), "target_tokens is missing"),
     (request(target_tokens=tensor([1], "<i8")), "shape"),
@@ -471,7 +471,7 @@ REFUSED = [
     (request(mask=tensor([1, 2], "<f4")), "mask is not an input"),
     (request("ppo", logprobs=None), "needs loss_fn_inputs.logprobs"),
     (changed(lambda m: m["data"][0].update(model_input=[{"image": {}}])), "no images"),
-    (changed(lambda m: m["data"][0].update(model_input=[])), "shape"),
+    (changed(lambda m: m["data"][0].update(model_input=[])), "datum 0 has 0 tokens"),
 ]
 
 
