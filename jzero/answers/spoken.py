@@ -113,8 +113,22 @@ def _group(name: str) -> Callable[[re.Match[str]], str]:
     return lambda match: rf"\text{{{match[name]}}}"
 
 
+# "Yes, it does not" and "No, it does" contradict themselves; "Yes, the limit does not exist" does
+# not.
+_AUXILIARY = r"(?:it|they|this|that|he|she|we|there) (?:is|are|was|do|does|can|will|has|have)"
+_DENIAL = re.compile(rf"{_AUXILIARY}(?: ?not|n't)\b")
+_ASSENT = re.compile(rf"{_AUXILIARY}\W*")
+
+
+def _contradicts(word: str, clause: str) -> bool:
+    if word in ("yes", "true"):
+        return _DENIAL.match(clause) is not None
+    return _ASSENT.fullmatch(clause) is not None
+
+
 def _explained(match: re.Match[str]) -> str:
-    is_clear = not _CONTRADICTIONS.search(match["clause"])
+    clause = match["clause"]
+    is_clear = not _CONTRADICTIONS.search(clause) and not _contradicts(match["word"], clause)
     return rf"\text{{{match['word']}}}" if is_clear else ""
 
 

@@ -548,6 +548,14 @@ FAMILIES = {
         \text{yes, if }n\text{ is even} != \text{yes}
         \text{no, it is only true when }n=2 != \text{no}
         \text{yes, it converges provided }p>1 != \text{yes}
+        \text{Yes: it does not} != \text{Yes}
+        \text{Yes, it isn't} != \text{Yes}
+        \text{Yes, they cannot} != \text{Yes}
+        \text{No, it does} != \text{No}
+        \text{No, it diverges.} == \text{No}
+        \text{No, it cannot} == \text{No}
+        \text{Yes, it can} == \text{Yes}
+        \text{Yes, the limit does not exist.} == \text{Yes}
     """,
     "other languages": r"""
         x=2\text{ oder }x=3 == x=2,3
