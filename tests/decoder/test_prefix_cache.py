@@ -448,7 +448,7 @@ def test_ten_thousand_requests_take_no_more_than_the_pool() -> None:
         sequence = Sequence(request, 0, request, prompt, len(prompt) + int(rng.integers(1, 20)))
         version = request // 1000
         keys = page_keys(prompt[:-1], PAGE)
-        found = cache.find((version, sequence.adapter), keys)
+        found = cache.find((version, sequence.adapter, sequence.owner), keys)
         try:
             item = chunked_prefill.place(engine, sequence, free[0], version, found)
         except OutOfPages:
