@@ -30,7 +30,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,13 +103,15 @@ def disturb_stores() -> None:
     from jzero.jobs.store import FolderStore
 
     fsspec.register_implementation("cut", CutFileSystem)
-    write = FolderStore._write_temporary
+    temporary = FolderStore.temporary
 
-    def failing_write(self: FolderStore, name: str, data: bytes) -> Path:
+    @contextmanager
+    def failing_temporary(self: FolderStore, name: str) -> Iterator[Path]:
         raise_at_mark()
-        return write(self, name, data)
+        with temporary(self, name) as path:
+            yield path
 
-    FolderStore._write_temporary = failing_write
+    FolderStore.temporary = failing_temporary
 
 
 def return_garbage() -> None:
