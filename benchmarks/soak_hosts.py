@@ -5,7 +5,8 @@ have to end by themselves, and the same command resumes. A run that was interrup
 has to end with the metrics, samples and weights of a run that was not.
 
 No host is interrupted before both have joined. One that ends earlier is for the other like one that
-was not started yet, and is waited for: for `--join_seconds`. `attacks/kills.py` interrupts those.
+was not started yet, and is waited for: for `--join_seconds`. `tests/attacks/kills.py` interrupts
+hosts that early, too.
 """
 
 import json
