@@ -2,28 +2,28 @@
 
 import argparse
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import TypeVar
 
 from jzero.errors import UserError
+from jzero.setting import rules_of, setting
 
 MAX_HEADER_SECONDS = 10.0  # for the headers of a request, which no client sends slowly
 MAX_HEADER_BYTES = 1 << 16  # of a request line with its headers
 MAX_HEADERS = 100
+# The description of grace_seconds, whose default differs between servers.
+GRACE = "seconds that requests may run on after Ctrl-C or TERM; a second Ctrl-C ends them at once"
 
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """The limits of a server.
-
-    A field's metadata has the help text of its flag, and `least`, the smallest allowed value.
-    """
+    """The limits of a server, whose fields are written with `setting`."""
 
     def check(self) -> None:
         """Raises UserError if a limit is too small or not a number."""
         for item in fields(self):
             value = getattr(self, item.name)
-            least = item.metadata["least"]
+            least = rules_of(item).at_least
             # argparse accepts nan and inf as floats.
             if not (math.isfinite(value) and value >= least):
                 raise UserError(f"{flag_name(item.name)}={value}: give a number from {least} on")
@@ -36,44 +36,25 @@ LimitsType = TypeVar("LimitsType", bound=ServerLimits)
 class ConnectionLimits(ServerLimits):
     """The limits on the connections of a server."""
 
-    max_connections: int = field(
-        default=2048,
-        metadata={
-            "least": 1,
-            "help": "open connections; one more closes the oldest without a complete request",
-        },
+    max_connections: int = setting(
+        2048, "open connections; one more closes the oldest without a complete request", at_least=1
     )
-    max_address_connections: int = field(
-        default=1024,
-        metadata={
-            "least": 1,
-            "help": "open connections of one client address; one more closes the oldest of the "
-            "address without a complete request",
-        },
+    max_address_connections: int = setting(
+        1024,
+        "open connections of one client address; one more closes the oldest of the "
+        "address without a complete request",
+        at_least=1,
     )
-    request_seconds: float = field(
-        default=20.0,
-        metadata={
-            "least": 0.001,
-            "help": "seconds in which a request has to arrive, headers and body",
-        },
+    request_seconds: float = setting(
+        20.0, "seconds in which a request has to arrive, headers and body", at_least=0.001
     )
-    idle_seconds: float = field(
-        default=30.0,
-        metadata={
-            "least": 0.001,
-            "help": "seconds after which a client that sends no further request, or does not read "
-            "its answer, is disconnected",
-        },
+    idle_seconds: float = setting(
+        30.0,
+        "seconds after which a client that sends no further request, or does not read "
+        "its answer, is disconnected",
+        at_least=0.001,
     )
-    grace_seconds: float = field(
-        default=2.0,
-        metadata={
-            "least": 0,
-            "help": "seconds that requests may run on after Ctrl-C or TERM; a second Ctrl-C ends "
-            "them at once",
-        },
-    )
+    grace_seconds: float = setting(2.0, GRACE)
 
     @property
     def header_seconds(self) -> float:
@@ -95,7 +76,7 @@ def add_flags(parser: argparse.ArgumentParser, kind: type[ServerLimits], title: 
             type=type(item.default),
             default=item.default,
             metavar="N",
-            help=f"{item.metadata['help']} (default {item.default})",
+            help=f"{rules_of(item).description} (default {item.default})",
         )
 
 

@@ -1,39 +1,29 @@
 """The limits of `jzero serve` on the sizes and counts of requests, each a flag of the command."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from jzero.errors import UserError
-from jzero.servers.limits import ConnectionLimits
+from jzero.servers.limits import GRACE, ConnectionLimits
+from jzero.setting import setting
 
 
 @dataclass(frozen=True)
 class Limits(ConnectionLimits):
     """The limits of the HTTP server."""
 
-    max_body_bytes: int = field(
-        default=1 << 20,
-        metadata={"least": 1, "help": "bytes of the body of one request"},
+    max_body_bytes: int = setting(1 << 20, "bytes of the body of one request", at_least=1)
+    max_request_sequences: int = setting(256, "prompts times n of one request", at_least=1)
+    max_request_logprobs: int = setting(
+        1 << 18,
+        "log-probabilities of one reply that are of the prompt or of alternatives: "
+        "tokens times 1 + alternatives",
+        at_least=1,
     )
-    max_request_sequences: int = field(
-        default=256,
-        metadata={"least": 1, "help": "prompts times n of one request"},
+    max_waiting_sequences: int = setting(
+        2048, "sequences of all requests that wait for a slot", at_least=1
     )
-    max_request_logprobs: int = field(
-        default=1 << 18,
-        metadata={
-            "least": 1,
-            "help": "log-probabilities of one reply that are of the prompt or of alternatives: "
-            "tokens times 1 + alternatives",
-        },
-    )
-    max_waiting_sequences: int = field(
-        default=2048,
-        metadata={"least": 1, "help": "sequences of all requests that wait for a slot"},
-    )
-    # Answers take longer here than those of other servers.
-    grace_seconds: float = field(
-        default=30.0, metadata=dict(ConnectionLimits.__dataclass_fields__["grace_seconds"].metadata)
-    )
+    # Longer than for other servers, because answers take longer.
+    grace_seconds: float = setting(30.0, GRACE)
 
     def check(self) -> None:
         """Raises UserError if a limit is too small, not a number, or excludes another one."""
