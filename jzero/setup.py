@@ -28,7 +28,6 @@ from jzero.config import (
     RolloutConfig,
     WarmStart,
     context_mistakes,
-    flatten,
     positions_of,
     to_json,
     turns,
@@ -38,7 +37,6 @@ from jzero.decoder.engine import Engine
 from jzero.decoder.program_settings import repeats_heads
 from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
-from jzero.files import parse_json, read_text
 from jzero.hosts import collectives, peers, processes
 from jzero.hosts.interrupt import StopCheck
 from jzero.jobs.stream import STREAMS, JobSettings, JobStream
@@ -50,7 +48,7 @@ from jzero.planning.disk import check_disk, exports_models
 from jzero.planning.fitting import check_memory, fitting_pages, set_cpu_devices
 from jzero.planning.host_memory import check_host_memory, parts_of_run
 from jzero.planning.kv_pool import room_in_run, size_pool
-from jzero.planning.sizing import with_sizes, with_sizes_of
+from jzero.planning.sizing import recorded_settings, with_sizes, with_sizes_of
 from jzero.problems import problem_sets
 from jzero.problems.prompts import PromptTemplate
 from jzero.rewards import rewards
@@ -220,12 +218,9 @@ def with_stop_strings(config: Config, template: PromptTemplate | None = None) ->
 
 def with_recorded_date(config: Config, workdir: Path) -> Config:
     """Returns the config with the date of the prompts of the run in `workdir`, if there is one."""
-    path = workdir / "config.json"
-    if config.model.prompt_date or not path.exists():
+    if config.model.prompt_date:
         return config
-    # Not `from_json`: an earlier version may have written the file.
-    recorded = flatten(parse_json(read_text(path), path))
-    date = str(recorded.get("model.prompt_date", ""))
+    date = str(recorded_settings(workdir).get("model.prompt_date", ""))
     return replace(config, model=replace(config.model, prompt_date=date))
 
 

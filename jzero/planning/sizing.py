@@ -34,6 +34,7 @@ from jzero.planning.fitting import (
 )
 from jzero.planning.memory import row_tokens
 from jzero.planning.planned_run import build
+from jzero.types import JsonValue
 
 # More tokens in a microbatch, or slots, of a device gain no speed: its products are already large.
 MOST_TOKENS = 32_768
@@ -79,14 +80,19 @@ def with_sizes_of(config: Config, directory: Path | None) -> Config:
 
 def _with_recorded_sizes(config: Config, workdir: Path) -> Config:
     """Returns the config with the sizes of the run in `workdir` in place of those that are 0."""
-    path = workdir / "config.json"
-    if not path.exists():
-        return config
-    # Not `from_json`: an earlier version may have written the file.
-    recorded = flatten(parse_json(read_text(path), path))
+    recorded = recorded_settings(workdir)
     tokens = config.train.microbatch_tokens or _recorded(recorded, "train.microbatch_tokens")
     slots = config.rollout.num_slots or _recorded(recorded, "rollout.num_slots")
     return _with(config, tokens, slots)
+
+
+def recorded_settings(workdir: Path) -> dict[str, JsonValue]:
+    """Returns the settings of the run in `workdir` by name; {} if there is no run yet."""
+    path = workdir / "config.json"
+    if not path.exists():
+        return {}
+    # Not `from_json`: an earlier version may have written the file.
+    return flatten(parse_json(read_text(path), path))
 
 
 def _recorded(settings: Mapping[str, object], name: str) -> int:

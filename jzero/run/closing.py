@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from jzero.run.record import RunRecord, in_order
+from jzero.run.record import RunRecord, in_order, step_of
 from jzero.terminal import WIDTH, duration
 
 # Evaluation name -> metrics, as in `RunRecord.evaluations`.
@@ -121,10 +121,9 @@ def _best(record: RunRecord, workdir: Path) -> str | None:
     """
     by_step: dict[int, Mapping[str, float]] = {}
     for name, values in record.evaluations.items():
-        if name == "after":
-            by_step[record.step] = values
-        elif name.startswith("step_"):
-            by_step[int(name.removeprefix("step_"))] = values
+        step = step_of(name, record.step)
+        if step is not None:
+            by_step[step] = values
     if len(by_step) < 2:
         return None
     prefixes = _prefixes(by_step[max(by_step)])

@@ -1,6 +1,7 @@
 """The record of a run: what a checkpoint holds besides the training state, and summary.json."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
@@ -14,6 +15,7 @@ MetricsT = TypeVar("MetricsT", bound=Mapping[str, float])
 
 # The evaluations that every finished RL run has, besides those of single steps.
 STAGES = ("before", "after_warm_start", "after")
+STEP = re.compile(r"step_([0-9]{1,16})")  # the name of an evaluation of a single step
 PLACE = "the record of the run:"  # begins the errors
 MAX_STEP = 2**53
 MAX_SECONDS = 1e12
@@ -117,6 +119,17 @@ def summarize(settings: JsonObject, task: str, record: RunRecord, export: str | 
     }
 
 
+def step_of(evaluation: str, last_step: int) -> int | None:
+    """Returns the step after which an evaluation was made; None before the first step.
+
+    evaluation: its name, such as "before", "step_10", or "after" for the one after `last_step`.
+    """
+    if evaluation == "after":
+        return last_step
+    step = STEP.fullmatch(evaluation)
+    return int(step[1]) if step else None
+
+
 def in_order(evaluations: Mapping[str, MetricsT]) -> dict[str, MetricsT]:
     """Returns the evaluations in the order of their steps: before, step_10, after.
 
@@ -124,9 +137,9 @@ def in_order(evaluations: Mapping[str, MetricsT]) -> dict[str, MetricsT]:
     """
 
     def place(name: str) -> float:
-        _, _, step = name.partition("step_")
-        if step.isdecimal():
-            return float(step)
+        step = step_of(name, MAX_STEP)
+        if step is not None:
+            return step
         return {"before": -2.0, "after_warm_start": -1.0}.get(name, math.inf)
 
     return dict(sorted(evaluations.items(), key=lambda item: place(item[0])))

@@ -50,7 +50,7 @@ from jzero.run.memory import MemoryWatch, return_memory_of_compilations
 from jzero.run.metrics_writer import MetricsWriter
 from jzero.run.model_card import CardOptions, make_card
 from jzero.run.progress import Progress
-from jzero.run.record import RunRecord, summarize
+from jzero.run.record import RunRecord, step_of, summarize
 from jzero.run.resume import go_back
 from jzero.run.samples import sample_lines
 from jzero.run.step_table import StepTable
@@ -317,17 +317,13 @@ class RunSession:
         """
         before = self.record.evaluations.get("before", {}) if name != "before" else {}
         self.record.evaluations[name] = values
-        self._callbacks.call("evaluation", self._step_of_evaluation(name), values)
+        step = step_of(name, self.schedule.last_step) or 0
+        self._callbacks.call("evaluation", step, values)
         self._report_time("eval", "evaluation")
         self._evaluation_lines = evaluation_lines(name, values, before)
         # Before the first step there is no row to wait for.
         if self._progress is None:
             self._print_evaluation()
-
-    def _step_of_evaluation(self, name: str) -> int:
-        if name == "after":
-            return self.schedule.last_step
-        return int(name.removeprefix("step_")) if name.startswith("step_") else 0
 
     def _print_evaluation(self) -> None:
         for line in self._evaluation_lines:
