@@ -10,7 +10,7 @@ is skipped. All other unknown tensors are refused by `reading.check_tensors`.
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from jzero.hosts import processes
@@ -39,12 +39,13 @@ def model_tensors(directory: Path, config: QwenConfig) -> dict[str, HeaderEntry]
     Raises UserError as `stored_tensors` does. Prints which tensors are skipped.
     """
     tensors, unlisted = stored_tensors(directory)
-    known = known_names(config)
-    renamed = with_names_of(known["embed"], tensors)
-    named_by_table = {pattern for pattern in known.values() if "{}" not in pattern}
+    family = family_of(config.model_type)
+    tables = [*family.tensors.values(), *family.other_tensors.values()]
+    patterns = {stored.name for stored in tables}  # "{}" stands for a number
+    renamed = with_names_of(family.tensors["embed"].name, tensors)
     found, skipped = {}, []
     for name, entry in renamed.items():
-        is_known = name in named_by_table or is_of_layer(name, known.values())
+        is_known = name in patterns or without_numbers(name) in patterns
         is_leftover = LEFTOVERS.fullmatch(name) or entry.name in unlisted
         if is_leftover and not is_known:
             skipped.append(entry.name)
@@ -58,17 +59,9 @@ def model_tensors(directory: Path, config: QwenConfig) -> dict[str, HeaderEntry]
     return found
 
 
-def known_names(config: QwenConfig) -> Mapping[str, str]:
-    """Returns the names in the family's tables by parameter; "{}" stands for a number."""
-    family = family_of(config.model_type)
-    others = {f"other {leaf}": stored.name for leaf, stored in family.other_tensors.items()}
-    return {leaf: stored.name for leaf, stored in family.tensors.items()} | others
-
-
-def is_of_layer(name: str, patterns: Iterable[str]) -> bool:
-    """Returns whether a pattern has this name for some layer and expert."""
-    generic = re.sub(r"\.\d+(?=\.)", ".{}", name)
-    return generic in patterns
+def without_numbers(name: str) -> str:
+    """Returns the name of a tensor with "{}" for the numbers of its layer and expert."""
+    return re.sub(r"\.\d+(?=\.)", ".{}", name)
 
 
 def with_names_of(embedding: str, tensors: Mapping[str, HeaderEntry]) -> dict[str, HeaderEntry]:
