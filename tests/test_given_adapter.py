@@ -212,7 +212,11 @@ def test_other_settings_than_the_adapters_are_refused(
 @pytest.mark.parametrize(
     ("section", "changes", "message"),
     [
-        ("model", {"path": ""}, "is of another model: set model.path to that model"),
+        (
+            "model",
+            {"path": ""},
+            "was trained on a different base model: set model.path to that model",
+        ),
         (
             "warm_start",
             {"steps": 3},

@@ -349,7 +349,10 @@ def check_adapter(config: Config) -> Iterator[str]:
         )
     # An adapter only fits the weights that it was trained on, not random weights.
     if path and not config.model.path:
-        yield f"model.adapter.path={path} is of another model: set model.path to that model"
+        yield (
+            f"model.adapter.path={path} was trained on a different base model: set model.path to "
+            "that model"
+        )
     # A warm start would change these weights.
     if path and config.is_warm_started:
         yield (

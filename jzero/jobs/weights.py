@@ -35,13 +35,13 @@ def to_tensors(params: qwen.Params, dtype: DTypeLike) -> Tensors:
 def to_params(tensors: Tensors, shardings: qwen.Params) -> qwen.Params:
     """Returns the parameters on the devices. `shardings` is a tree like the parameters.
 
-    Raises SnapshotError if the tensors are those of another model.
+    Raises SnapshotError if the tensors belong to a different model.
     """
     places, structure = jax.tree_util.tree_flatten_with_path(shardings)
     names = [jax.tree_util.keystr(path, simple=True, separator=SEPARATOR) for path, _ in places]
     if set(names) != set(tensors):
         different = sorted(set(names) ^ set(tensors))
-        raise SnapshotError(f"the snapshot is of another model: {', '.join(different[:3])}")
+        raise SnapshotError(f"the snapshot has a different model: {', '.join(different[:3])}")
     leaves = []
     for name, (_, place) in zip(names, places, strict=True):
         leaves.append(jax.device_put(tensors[name], place))

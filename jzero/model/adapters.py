@@ -261,11 +261,11 @@ def all_finite(tree: PyTree) -> jax.Array:
 
 
 def not_finite_message(dtype: DTypeLike) -> str:
-    """Returns why an adapter is refused that is not finite in the type that it is computed in."""
+    """Returns why an adapter is refused that is not finite in `dtype`, in which it is computed."""
     name = jnp.dtype(dtype).name
     return (
         f"the adapter has values that are not finite in {name} (at most {jnp.finfo(dtype).max:.2e} "
-        "in size): it is of a run that failed; use an earlier checkpoint"
+        "in size): its training run has failed; use an earlier checkpoint"
     )
 
 

@@ -116,6 +116,12 @@ def modules(config: QwenConfig) -> dict[str, list[str]]:
     }
 
 
+def adapted_modules(config: QwenConfig, settings: AdapterConfig) -> list[str]:
+    """Returns the base's names of all modules that have an adapter."""
+    names = modules(config)
+    return flatten_lists(names[name] for name in adapters.targets(config, settings))
+
+
 def weight_tensors(config: QwenConfig) -> dict[str, list[Tensor]]:
     """Returns the tensors of every weight that may have an adapter, by target."""
     tensors = module_tensors(config)
@@ -336,7 +342,8 @@ def read_settings(path: str | Path, config: QwenConfig) -> AdapterConfig:
 
     target_modules = entries.get("target_modules")
     if isinstance(target_modules, str) and target_modules != ALL_LINEAR:
-        # A regular expression of a file from the net may take forever: the tensors tell as much.
+        # Matching a regular expression of an untrusted file may take forever. The tensors' names
+        # have the same information.
         targets = targets_of_tensors(directory, config)
     else:
         targets = read_targets(file, target_modules, config)
@@ -350,7 +357,7 @@ def read_settings(path: str | Path, config: QwenConfig) -> AdapterConfig:
         if settings.rank > target.highest_rank:
             raise UserError(
                 f"{file}: r={settings.rank} is above {target.highest_rank}, the rank of the "
-                f"weight {name} itself: the adapter is of another model"
+                f"weight {name} itself: the adapter was trained on a different base model"
             )
     return settings
 
@@ -364,18 +371,17 @@ def read_ranks(directory: Path, config: QwenConfig, settings: AdapterConfig) -> 
     stored = read_stored(directory, config)
     allowed = {entries["r"], *entries["rank_pattern"].values()}
     ranks = {}
-    for name in adapters.targets(config, settings):
-        for weight in weight_tensors(config)[name]:
-            module = weight.name.removesuffix(SUFFIX)
-            entry = stored.get(f"{PREFIX}{module}.lora_A{SUFFIX}")
-            # `check_tensors` reports an absent tensor.
-            ranks[module] = entry.shape[0] if entry is not None and entry.shape else entries["r"]
-            if ranks[module] not in allowed:
-                raise UserError(
-                    f"{directory / WEIGHTS}: {module} has rank {ranks[module]}, and r and "
-                    f"rank_pattern of {CONFIG} are {', '.join(map(str, sorted(allowed)))}: one of "
-                    "the two files is of another adapter"
-                )
+    for module in adapted_modules(config, settings):
+        entry = stored.get(f"{PREFIX}{module}.lora_A{SUFFIX}")
+        # `check_tensors` reports an absent tensor.
+        rank = entry.shape[0] if entry is not None and entry.shape else entries["r"]
+        if rank not in allowed:
+            raise UserError(
+                f"{directory / WEIGHTS}: {module} has rank {rank}, and r and rank_pattern of "
+                f"{CONFIG} are {', '.join(map(str, sorted(allowed)))}: the two files belong to "
+                "different adapters"
+            )
+        ranks[module] = rank
     return ranks
 
 
@@ -388,15 +394,13 @@ def read_scales(
     if not alphas and not ranks:
         return {}
     scales = {}
-    for name in adapters.targets(config, settings):
-        for weight in weight_tensors(config)[name]:
-            module = weight.name.removesuffix(SUFFIX)
-            # As in PEFT, the first ending counts.
-            pattern = next((key for key in alphas if key in endings(module)), None)
-            alpha = alphas[pattern] if pattern is not None else entries["lora_alpha"]
-            rank = ranks[module] if ranks else settings.rank
-            divisor = math.sqrt(rank) if entries.get("use_rslora") else rank
-            scales[module] = alpha / divisor / settings.scale
+    for module in adapted_modules(config, settings):
+        # As in PEFT, the first ending counts.
+        pattern = next((key for key in alphas if key in endings(module)), None)
+        alpha = alphas[pattern] if pattern is not None else entries["lora_alpha"]
+        rank = ranks[module] if ranks else settings.rank
+        divisor = math.sqrt(rank) if entries.get("use_rslora") else rank
+        scales[module] = alpha / divisor / settings.scale
     return {} if set(scales.values()) == {1.0} else scales
 
 
@@ -406,24 +410,18 @@ def targets_of_tensors(directory: Path, config: QwenConfig) -> tuple[str, ...]:
     Raises UserError if a kind of layer has them in some layers only.
     """
     stored = read_stored(directory, config)
-    targets = []
-    for name, layer_modules in modules(config).items():
-        present = {
-            module for module in layer_modules if f"{PREFIX}{module}.lora_A{SUFFIX}" in stored
-        }
-        if present and len(present) < len(layer_modules):
-            raise UserError(
-                f"{directory / WEIGHTS} has {name_some(present)}, and not that module of the other "
-                "layers: an adapter is on all layers here"
-            )
-        if present:
-            targets.append(name)
+    names = modules(config)
+    chosen = {
+        name: [module for module in layer_modules if f"{PREFIX}{module}.lora_A{SUFFIX}" in stored]
+        for name, layer_modules in names.items()
+    }
+    targets = targets_on_all_layers(f"{directory / WEIGHTS}", chosen, names)
     if not targets:
         raise UserError(
             f"{directory / WEIGHTS} has no tensor of a linear layer of {config.model_type}: the "
-            "adapter is of another model"
+            "adapter was trained on a different base model"
         )
-    return tuple(targets)
+    return targets
 
 
 def missing(entries: JsonObject) -> list[str]:
@@ -462,13 +460,13 @@ def pattern_refusals(name: str, patterns: object) -> Iterator[str]:
     if is_off(patterns):
         return
     if not isinstance(patterns, dict):
-        yield f"{name}={shown(patterns)}: no object of modules and numbers"
+        yield f"{name}={shown(patterns)}: must be an object of modules and numbers"
         return
     for module, number in patterns.items():
         is_rank = name == "rank_pattern"
         kind = "whole number" if is_rank else "number"
         if not has_kind(number, kind) or not 0 < number <= (2**16 if is_rank else 1e9):
-            yield f"{name} with {shown(module)}={shown(number)}: no {kind} above 0"
+            yield f"{name} with {shown(module)}={shown(number)}: must be a {kind} above 0"
         # The ranks are in the tensors, so patterns of ranks are never matched.
         elif not is_rank and not re.fullmatch(r"[\w.]+", module):
             yield f"{name} with {shown(module)}: only endings of names, such as q_proj, are read"
@@ -505,11 +503,23 @@ def read_targets(file: Path, target_modules: object, config: QwenConfig) -> tupl
             f"{file}: target_modules has {name_some(unknown)}, which is no linear layer of a "
             f"{config.model_type} layer; these are {', '.join(last_parts)}"
         )
+    return targets_on_all_layers(f"{file}: target_modules", chosen, names)
+
+
+def targets_on_all_layers(
+    source: str,
+    chosen: Mapping[str, list[str]],
+    names: Mapping[str, list[str]],
+) -> tuple[str, ...]:
+    """Returns the targets with chosen modules, which have to be all of their modules.
+
+    source: where the chosen modules are named, for the message of the UserError.
+    """
     for name, matched in chosen.items():
         if matched and len(matched) < len(names[name]):
             raise UserError(
-                f"{file}: target_modules has {name_some(set(matched))}, and not that module of the "
-                "other layers: an adapter is on all layers here"
+                f"{source} has {name_some(set(matched))}, and not that module of the other layers: "
+                "an adapter is on all layers here"
             )
     return tuple(name for name, matched in chosen.items() if matched)
 
@@ -585,17 +595,19 @@ def read_factors(
         if not ranks and not scales:
             yield leaf, read_parameter(stored, handles, layers, dtype)
             continue
+        # One module at a time, because their shapes may differ.
         padded = []
         for tensor, full in zip(layers, full_tensors[leaf], strict=True):
-            alone = tensor._replace(layer=None, expert=None)
-            value = read_parameter(stored, handles, [alone], dtype)
-            module = tensor.name.removeprefix(PREFIX).rpartition(".lora_")[0]
+            unstacked = tensor._replace(layer=None, expert=None)
+            value = read_parameter(stored, handles, [unstacked], dtype)
             if leaf.endswith(".b"):
+                module = tensor.name.removeprefix(PREFIX).rpartition(".lora_")[0]
                 value = value * np.asarray(scales.get(module, 1.0), value.dtype)
-            widths = [(0, size - own) for size, own in zip(full.shape, value.shape, strict=True)]
-            padded.append(np.pad(value, widths))
-        target = adapters.adaptable(config)[leaf.rpartition(".")[0].removeprefix("layers.")]
-        yield leaf, np.stack(padded).reshape(*target.stacked, *full_tensors[leaf][0].shape)
+            axes = zip(full.shape, value.shape, strict=True)
+            padded.append(np.pad(value, [(0, wanted - size) for wanted, size in axes]))
+        name = leaf.removeprefix("layers.").rpartition(".")[0]
+        num_stacked = adapters.adaptable(config)[name].stacked
+        yield leaf, np.stack(padded).reshape(*num_stacked, *full_tensors[leaf][0].shape)
 
 
 def read_headers(
@@ -660,8 +672,8 @@ def without_base_copy(
     is_same = entry.shape == of_base.shape and have_equal_values(entry, of_base)
     if not is_same:
         raise UserError(
-            f"{file}: {copy} is not {original.name} of the model in {base}: the adapter is of "
-            "another model, or its embedding was changed"
+            f"{file}: {copy} is not {original.name} of the model in {base}: the adapter was "
+            "trained on a different base model, or its embedding was changed"
         )
     return {name: entry for name, entry in stored.items() if name != copy}
 
@@ -679,14 +691,15 @@ def check_tensors(
     unexpected = stored.keys() - expected.keys()
     if unexpected:
         raise UserError(
-            f"{file} holds unexpected {name_some(unexpected)}: it is of another model, or "
-            f"{CONFIG} describes another adapter"
+            f"{file} holds unexpected {name_some(unexpected)}: it was trained on a different base "
+            f"model, or {CONFIG} describes another adapter"
         )
     for name, entry in sorted(stored.items()):
         expected_shape = expected[name].stored_shape
         if entry.shape != expected_shape:
             raise UserError(
                 f"{file}: {name} is {entry.shape}, and {expected_shape} by {CONFIG} and the base: "
-                "the adapter is of another model, or one of its files is"
+                f"the adapter was trained on a different base model, or {CONFIG} describes another "
+                "adapter"
             )
         check_type(name, entry)

@@ -47,7 +47,8 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     ),
     (
         {"model.adapter.path": "/an/adapter"},
-        "model.adapter.path=/an/adapter is of another model: set model.path to that model",
+        "model.adapter.path=/an/adapter was trained on a different base model: set model.path to "
+        "that model",
     ),
     (
         {"model.adapter.path": "/a", "model.path": "/b", "warm_start.steps": 3},

@@ -175,7 +175,10 @@ def shorten_a_tensor(weights: Weights) -> None:
     [
         (drop_a_tensor, "lacks model.layers.1.mlp.up_proj.weight"),
         (add_a_tensor, "unexpected extra"),
-        (shorten_a_tensor, r"model.norm.weight is \(3,\), config.json says \(64,\)"),
+        (
+            shorten_a_tensor,
+            r"model.norm.weight has shape \(3,\), and config.json describes \(64,\)",
+        ),
     ],
 )
 def test_wrong_tensors_have_an_error_of_one_line(

@@ -293,8 +293,8 @@ def check_tensors(
         expected_shape = expected[name if name in expected else embedding].stored_shape
         if entry.shape != expected_shape:
             raise UserError(
-                f"{entry.file}: {name} is {entry.shape}, config.json says {expected_shape}: one "
-                "of the two is of another model"
+                f"{entry.file}: {name} has shape {entry.shape}, and config.json describes "
+                f"{expected_shape}: the two files belong to different models"
             )
         check_type(name, entry)
 
@@ -304,7 +304,7 @@ def check_head(head: HeaderEntry, embedding: HeaderEntry) -> None:
     # `transformers` does not tie the two if they differ.
     if not have_equal_values(head, embedding):
         raise UserError(
-            f"{head.file}: {head.name} is not {embedding.name}, and config.json says "
+            f"{head.file}: {head.name} differs from {embedding.name}, and config.json has "
             "tie_word_embeddings=true: set it to false, or remove the tensor"
         )
 
@@ -344,8 +344,8 @@ def check_finite(array: np.ndarray, entry: HeaderEntry, dtype: str = "") -> None
     if not np.isfinite(array.min()) or not np.isfinite(array.max()):
         in_dtype = f" in {dtype}" if dtype else ""
         raise UserError(
-            f"{entry.file}: {entry.name} holds NaN or infinite numbers{in_dtype}: the weights are "
-            "of a run that failed, or damaged"
+            f"{entry.file}: {entry.name} holds NaN or infinite numbers{in_dtype}: the weights "
+            "come from a failed run, or are damaged"
         )
 
 
