@@ -44,9 +44,9 @@ GONE = "the weights of this sampling client are gone: make a new client"
 NO_LOGPROB = -99999.0  # of an empty cell
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Request:
-    """One asample call."""
+    """One asample call. Two calls with equal fields are different requests."""
 
     snapshot: str
     prompt: tuple[int, ...]
@@ -279,10 +279,10 @@ class Sampling:
         self.seed = seed
         self.decode = decode
         self.waiting: deque[Request] = deque()
-        # By the id of requests that wait: those of which some samples have begun, and those that
-        # were live when a call failed.
-        self.begun: dict[int, Live] = {}
-        self.suspects: set[int] = set()
+        # Of the requests that wait: those of which some samples have begun, and those that were
+        # live when a call failed.
+        self.begun: dict[Request, Live] = {}
+        self.suspects: set[Request] = set()
         self.last_seen: dict[str, float] = {}  # by owner: when a request waited, by `clock`
         self.live: dict[Sequence, Live] = {}
         self.scoring: dict[Scoring, Live] = {}
@@ -378,7 +378,7 @@ class Sampling:
         queues: dict[str, deque[Request]] = {}
         for request in self.chosen(key):
             queues.setdefault(request.owner, deque()).append(request)
-        placed: set[int] = set()
+        placed: set[Request] = set()
         while queues:
             owner = min(queues, key=num_live.__getitem__)
             request = queues[owner].popleft()
@@ -388,10 +388,10 @@ class Sampling:
             if not count:
                 continue
             try:
-                live = self.begun.get(id(request)) or self.begin(scheduler, request)
+                live = self.begun.get(request) or self.begin(scheduler, request)
             except Exception as error:
                 # A damaged checkpoint, for example: the requests of others do not need it.
-                placed.add(id(request))
+                placed.add(request)
                 request.done(error)
                 continue
             if live is None:
@@ -400,9 +400,9 @@ class Sampling:
             self.place(live, count, groups)
             num_live[owner] += count
             if len(live.sequences) == request.num_samples:
-                placed.add(id(request))
-                self.begun.pop(id(request), None)
-        self.waiting = deque(one for one in self.waiting if id(one) not in placed)
+                placed.add(request)
+                self.begun.pop(request, None)
+        self.waiting = deque(one for one in self.waiting if one not in placed)
         return list(groups.values())
 
     def chosen(self, key: str) -> list[Request]:
@@ -412,7 +412,7 @@ class Sampling:
             self.last_seen[request.owner] = now
         requests = [request for request in self.waiting if self.weights_of(request) == key]
         # After a failure its requests are decoded one by one, to find the one that fails.
-        suspects = [request for request in requests if id(request) in self.suspects]
+        suspects = [request for request in requests if request in self.suspects]
         if not suspects:
             return requests
         return [] if self.live or self.scoring else suspects[:1]
@@ -423,7 +423,7 @@ class Sampling:
         With one owner a request begins whole. One with more samples than slots is admitted when
         nothing else is live, and its samples wait in the scheduler.
 
-        Beside another owner who has asked lately, an owner leaves a quarter of the slots free for
+        If another owner has sent a request lately, an owner leaves a quarter of the slots free for
         others, and requests begin as far as there are slots. Otherwise one client's long samples
         could occupy all slots and the queue of the scheduler.
 
@@ -432,15 +432,15 @@ class Sampling:
         slots = self.engine.max_concurrent_decodes
         free = slots - len(self.live)
         horizon = self.clock() - ACTIVE_SECONDS
-        begun = self.begun.get(id(request))
+        begun = self.begun.get(request)
         num_left = request.num_samples - (len(begun.sequences) if begun else 0)
         has_others = any(
             owner != request.owner and seen > horizon for owner, seen in self.last_seen.items()
         )
         if not has_others:
             return num_left if num_left <= free or not self.live else 0
-        own = max(1, slots - max(1, slots // 4)) - num_live
-        return max(0, min(num_left, free, own))
+        share = max(1, slots - max(1, slots // 4))
+        return max(0, min(num_left, free, share - num_live))
 
     def begin(self, scheduler: Scheduler, request: Request) -> Live | None:
         """Returns a request with its adapter; None if requests hold all slots of the bank.
@@ -450,11 +450,11 @@ class Sampling:
         adapter = self.snapshots.hold(request.snapshot)
         if adapter is None:
             return None
-        live = self.begun[id(request)] = Live(request, adapter)
+        live = self.begun[request] = Live(request, adapter)
         try:
             self.score_prompt(scheduler, live)
         except Exception:
-            del self.begun[id(request)]
+            del self.begun[request]
             self.snapshots.release(adapter)
             raise
         return live
@@ -555,7 +555,7 @@ class Sampling:
     def answer_if_done(self, live: Live) -> None:
         """Answers a request once everything it asks for is computed."""
         if live.num_finished == live.num_expected and not live.num_to_score:
-            self.suspects.discard(id(live.request))
+            self.suspects.discard(live.request)
             self.snapshots.release(live.adapter)
             live.request.done(response_of(live))
 
@@ -566,8 +566,8 @@ class Sampling:
         failed = [request for request in self.waiting if self.weights_of(request) == key]
         self.waiting = deque(one for one in self.waiting if self.weights_of(one) != key)
         for request in failed:
-            self.suspects.discard(id(request))
-            begun = self.begun.pop(id(request), None)
+            self.suspects.discard(request)
+            begun = self.begun.pop(request, None)
             if begun is not None:
                 self.snapshots.release(begun.adapter)
             request.done(error)
@@ -576,35 +576,36 @@ class Sampling:
         """Fails the request that was live in a call that failed, or repeats those that were.
 
         Several of them wait again, and are decoded one by one, so that only the one that makes the
-        call fail is answered with the error. A sample is the same when it is repeated.
+        call fail is answered with the error. A sample is the same when it is repeated. A
+        cancelled request is not repeated.
         """
-        # By id, because a request with several sequences appears several times and is answered
-        # once.
-        failed = {id(live): live for live in (*self.live.values(), *self.scoring.values())}
+        # A request with several sequences appears several times, and is answered once.
+        stopped = list(dict.fromkeys((*self.live.values(), *self.scoring.values())))
         self.live.clear()
         self.scoring.clear()
-        for live in failed.values():
-            self.begun.pop(id(live.request), None)
+        for live in stopped:
+            self.begun.pop(live.request, None)
             self.snapshots.release(live.adapter)
-        waiting = {id(request) for request in self.waiting}
-        requests = [live.request for live in failed.values() if not live.is_cancelled]
-        if len(requests) > 1:
-            self.suspects.update(map(id, requests))
-            self.waiting.extendleft(one for one in reversed(requests) if id(one) not in waiting)
-            return
-        for live in failed.values():
-            self.suspects.discard(id(live.request))
-            live.request.done(error)
-        done = {id(live.request) for live in failed.values()}
-        self.waiting = deque(one for one in self.waiting if id(one) not in done)
+        failed = [live.request for live in stopped if live.is_cancelled]
+        repeated = [live.request for live in stopped if not live.is_cancelled]
+        if len(repeated) == 1:
+            failed, repeated = failed + repeated, []
+        for request in failed:
+            self.suspects.discard(request)
+            request.done(error)
+        self.suspects.update(repeated)
+        # A request of which only some samples have begun is among those that wait.
+        waiting = [request for request in self.waiting if request not in failed]
+        first = [request for request in repeated if request not in waiting]
+        self.waiting = deque(first + waiting)
 
     def cancel(self, session: str) -> None:
         """Drops the requests of a session: waiting ones at once, live ones at their next token."""
         ended = [one for one in self.waiting if one.owner_session == session]
         self.waiting = deque(one for one in self.waiting if one.owner_session != session)
         for request in ended:
-            self.suspects.discard(id(request))
-            begun = self.begun.pop(id(request), None)
+            self.suspects.discard(request)
+            begun = self.begun.pop(request, None)
             if begun is None:
                 request.done(UserError("the session has ended"))
             else:

@@ -48,8 +48,8 @@ REQUEST = Request(
 
 def test_a_request_arrives_whole() -> None:
     got = devices.request_of(sent(devices.request_message(REQUEST)))
-    assert replace(got, done=print) == REQUEST
-    hash(got)  # its fields are keys of groups
+    assert vars(replace(got, done=print)) == vars(REQUEST)
+    hash(tuple(vars(got).values()))  # its fields are keys of groups
 
 
 @pytest.mark.parametrize(

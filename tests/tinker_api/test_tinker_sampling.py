@@ -225,6 +225,34 @@ def test_a_call_that_fails_for_one_request_fails_no_other(sampling, monkeypatch)
     assert num_holders(sampling) == 0 and not sampling.begun and not sampling.suspects
 
 
+def test_a_request_of_an_ended_session_is_answered_if_a_call_fails(sampling) -> None:
+    """Some of its samples have begun, and the other requests that were live are repeated."""
+    slots = sampling.engine.max_concurrent_decodes
+    answers: Answers = {}
+    for name in ("first", "second"):
+        ask(sampling, answers, BASE, name, owner="ann")
+    many = {"num_samples": slots, "noise": tuple(range(slots))}
+    ask(sampling, answers, BASE, "bob", owner="bob", owner_session="bob", **many)
+    calls = 0
+
+    def end_session_and_fail() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            assert "bob" in {live.request.owner for live in sampling.live.values()}
+            sampling.cancel("bob")
+            raise RuntimeError("no device")
+
+    with pytest.raises(RuntimeError):
+        sampling.run(end_session_and_fail)
+    while sampling.waiting:
+        sampling.run(lambda: None)
+
+    assert isinstance(answers["bob"], RuntimeError)
+    assert isinstance(answers["first"], bytes) and isinstance(answers["second"], bytes)
+    assert not sampling.begun and not sampling.suspects
+
+
 def test_a_request_that_does_not_fit_32_bits_is_refused(sampling) -> None:
     for change in ({"top_k": 2**31}, {"stop_ids": (2**40,)}, {"noise": (2**31, 1)}):
         ask(sampling, {}, BASE, "x", **change)
