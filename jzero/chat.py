@@ -22,7 +22,7 @@ from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import Groups, make_groups
 from jzero.errors import UserError
 from jzero.evaluate import defaults, load, settings_of_run
-from jzero.model import qwen, tokenizer
+from jzero.model import qwen
 from jzero.problems.prompts import BOXED, NO_SYSTEM_PROMPT
 from jzero.rollout.sampler import Sampler, make_seed
 from jzero.run.finished import FoundModel, find_model
@@ -72,7 +72,6 @@ class Chat:
 
     def _fitting(self, messages: list[Message]) -> tuple[list[int], list[Message]]:
         """Returns the tokens of a conversation, without its oldest messages if it is too long."""
-        tok = self.sampler.tokenizer
         longest = self.sampler.engine.settings.max_prompt_tokens
         # Without a template there is no format for earlier turns.
         if not self.is_chat:
@@ -81,14 +80,9 @@ class Chat:
             if self.is_chat:
                 system = {"role": "system", "content": self.system_prompt}
                 shown = [system, *messages] if self.system_prompt else messages
-                tokens = tokenizer.prompt_ids(
-                    tok,
-                    shown,
-                    keeps_thoughts=self.sampler.engine.settings.thoughts == "keep",
-                    keeps_control_tokens=self.sampler.task.control_tokens,
-                )
+                tokens = self.sampler.prompt_ids(shown)
             else:
-                tokens = tokenizer.prompt_ids(tok, messages[0]["content"])
+                tokens = self.sampler.prompt_ids(messages[0]["content"])
             if len(tokens) <= longest:
                 return tokens, messages
             if len(messages) == 1:
@@ -104,7 +98,7 @@ class Chat:
         engine = self.sampler.engine
         groups = make_groups([np.array(tokens, np.int32)], 1, engine.settings.max_new_tokens)
         [[sequence]] = groups
-        scheduler = Scheduler(engine, self.params, self._decode)
+        scheduler = Scheduler(engine, self.params, self.sampler.text_of)
         seed = make_seed(engine, (self.seed, self.num_answers))
         self.num_answers += 1
         written = ""
@@ -122,7 +116,7 @@ class Chat:
             # The tokens of a finished answer include the one that ended it.
             if sequence.finish_reason:
                 return []
-            text = self._decode(sequence.new_tokens)
+            text = self.sampler.text_of(sequence.new_tokens)
             if not text.endswith(INCOMPLETE):
                 write_news(text)
             return []
@@ -133,9 +127,6 @@ class Chat:
         finally:
             scheduler.cancel()  # Ctrl-C ends an answer, and the engine must be free for the next
         return sequence.turn_text
-
-    def _decode(self, tokens: Sequence[int]) -> str:
-        return tokenizer.decode(self.sampler.tokenizer, tokens)
 
 
 # -- the command -----------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ class OpenModel:
         new_tokens = max_new_tokens or longest
         if not 1 <= new_tokens <= longest:
             raise UserError(
-                f"max_new_tokens={max_new_tokens}: the model is open for 1 to {longest}; give "
+                f"max_new_tokens={max_new_tokens}: the model is open for 1 to {longest}: give "
                 "max_new_tokens to jzero.open for longer answers"
             )
         if n < 1:
@@ -115,11 +115,13 @@ class OpenModel:
         for group in groups:
             for sequence in group:
                 sequence.stop_strings = [text for text in stops if text]
-        scheduler = Scheduler(engine, self._weights(), self._text_of, Samples(is_trained=False))
+        if greedy:
+            temperature = 0.0
+        noise = make_seed(engine, (seed, 0))
+        samples = Samples(is_trained=False)
+        scheduler = Scheduler(engine, self._weights(), self.sampler.text_of, samples)
         try:
-            for _ in scheduler.run(
-                groups, n, 0.0 if greedy else temperature, make_seed(engine, (seed, 0))
-            ):
+            for _ in scheduler.run(groups, n, temperature, noise):
                 pass
         finally:
             scheduler.cancel()  # Ctrl-C ends the call, and the engine must be free for the next
@@ -151,20 +153,20 @@ class OpenModel:
         encoded = self._encode(prompts)
         texts = [answers] if isinstance(answers, str) else list(answers)
         if len(texts) != len(encoded):
-            raise UserError(f"answers: {len(texts)} for {len(encoded)} prompts, give one for each")
+            raise UserError(f"{len(texts)} answers for {len(encoded)} prompts: give one for each")
         longest = self.sampler.engine.max_sequence_tokens
         scorings = []
         for number, (prompt, text) in enumerate(zip(encoded, texts, strict=True)):
             tokens = tokenizer.encode(self.sampler.tokenizer, text)
             if not tokens:
-                raise UserError(f"answers: number {number} has no token, give some text")
+                raise UserError(f"answers[{number}] is empty: give at least one token")
             if len(prompt) + len(tokens) > longest:
                 raise UserError(
-                    f"answers: number {number} has {len(prompt) + len(tokens)} tokens with its "
-                    f"prompt, and the model is open for {longest}"
+                    f"answers[{number}] has {len(prompt) + len(tokens)} tokens with its prompt, "
+                    f"and the model is open for {longest}: open it with larger lengths"
                 )
-            whole = np.concatenate([prompt, np.array(tokens, np.int32)])
-            scorings.append(Scoring(whole, first=len(prompt)))
+            sequence = np.concatenate([prompt, np.array(tokens, np.int32)])
+            scorings.append(Scoring(sequence, first=len(prompt)))
         score_all(self.sampler.engine, self._weights(), scorings)
         return [scoring.scores.logps for scoring in scorings]
 
@@ -173,22 +175,19 @@ class OpenModel:
             raise UserError("the model is closed: call jzero.open again")
         return self.weights
 
-    def _text_of(self, tokens: Sequence[int]) -> str:
-        return tokenizer.decode(self.sampler.tokenizer, tokens)
-
     def _encode(self, prompts: Prompt | Sequence[Prompt]) -> list[Int32[np.ndarray, " tokens"]]:
         """Returns the token ids of each prompt. Raises UserError if one is too long."""
-        tok = self.sampler.tokenizer
+        is_chat = bool(self.sampler.tokenizer.chat_template)
         longest = self.sampler.engine.settings.max_prompt_tokens
         encoded = []
         for number, prompt in enumerate(as_prompts(prompts)):
-            if isinstance(prompt, str) and tok.chat_template:
+            if isinstance(prompt, str) and is_chat:
                 prompt = [{"role": "user", "content": prompt}]
-            tokens = tokenizer.prompt_ids(tok, prompt)
+            tokens = self.sampler.prompt_ids(prompt)
             if not 0 < len(tokens) <= longest:
                 raise UserError(
-                    f"prompts: number {number} has {len(tokens)} tokens, the model is open for 1 "
-                    f"to {longest}; give max_prompt_tokens to jzero.open for longer prompts"
+                    f"prompts[{number}] has {len(tokens)} tokens, and the model is open for 1 to "
+                    f"{longest}: give max_prompt_tokens to jzero.open for longer prompts"
                 )
             encoded.append(np.array(tokens, np.int32))
         return encoded

@@ -1,7 +1,9 @@
 """`jzero.open`: a model in one line, for sampling and for scores."""
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,6 +64,20 @@ def test_stop_ends_an_answer(model: OpenModel) -> None:
     [[shorter]] = model.generate(PROMPTS[0], greedy=True, stop=stop)
     assert shorter.text == answer.text[: answer.text.index(stop)]
     assert shorter.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("control_tokens", [False, True])
+def test_control_tokens_of_messages_follow_the_settings(
+    model: OpenModel, control_tokens: bool
+) -> None:
+    tok = copy.deepcopy(model.sampler.tokenizer)
+    tok.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    task = replace(model.sampler.task, control_tokens=control_tokens)
+    opened = OpenModel(replace(model.sampler, tokenizer=tok, task=task), {}, model.pool)
+    assert tok.eos_token is not None
+    prompt = [{"role": "user", "content": tok.eos_token}]
+    [ids] = opened._encode(prompt)
+    assert (tok.eos_token_id in ids) == control_tokens
 
 
 @pytest.mark.parametrize(

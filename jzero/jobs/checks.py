@@ -18,7 +18,6 @@ from jzero.decoder.sequence import DecodeCounters
 from jzero.decoder.stop_strings import graded_text
 from jzero.environments import environment
 from jzero.jobs.sealed import BadResultError
-from jzero.model import tokenizer
 from jzero.problems import bounds
 from jzero.rollout.sampler import Sampler
 from jzero.rollout.turns import longest_token
@@ -82,7 +81,7 @@ class Limits:
         for settings in mixed.all_settings(task).values():
             functions += settings.reward.functions
         ends = TurnEnds(
-            decode=lambda ids: tokenizer.decode(sampler.tokenizer, ids),
+            decode=sampler.text_of,
             stop_ids=frozenset(engine.stop_ids),
             stop_strings=tuple(engine.settings.stop),
             keep_stop=engine.settings.keep_stop,

@@ -55,7 +55,7 @@ from jzero.sharding.publish import publisher
 from jzero.sharding.side_by_side import weight_layout
 from jzero.tasks import mixed
 from jzero.tokens import recorded_tracks
-from jzero.types import Grade, JsonValue, Problem, Rollout, grade_of
+from jzero.types import Grade, JsonValue, Problem, Prompt, Rollout, grade_of
 from jzero.workers.pool import Pool
 
 _NOT_TRAINING = TrainerState()
@@ -122,6 +122,19 @@ class Sampler:
                 f"({reason_of(error)}): change the messages, or choose another task.template"
             ) from None
         return np.array(ids, np.int32)
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Returns the token ids of a prompt that belongs to no problem, as the settings show it."""
+        return tokenizer.prompt_ids(
+            self.tokenizer,
+            prompt,
+            keeps_thoughts=self.engine.settings.thoughts == "keep",
+            keeps_control_tokens=self.task.control_tokens,
+        )
+
+    def text_of(self, tokens: SequenceOf[int]) -> str:
+        """Returns the text of token ids."""
+        return tokenizer.decode(self.tokenizer, tokens)
 
     def encode_problems(
         self, problems: SequenceOf[Problem], name: str = ""
@@ -252,7 +265,7 @@ class Sampler:
         scheduler = Scheduler(
             self.engine,
             params,
-            self._text_of,
+            self.text_of,
             samples,
             past_responses=lambda sequence: self.history.of(key_of(sequence)),
         )
@@ -362,9 +375,6 @@ class Sampler:
         for number, batch in enumerate(batches):
             done += self._add_batch_rewards(batch, results[number] if results else {})
         return done
-
-    def _text_of(self, tokens: list[int]) -> str:
-        return tokenizer.decode(self.tokenizer, tokens)
 
     def _add_batch_rewards(
         self,
