@@ -255,8 +255,10 @@ def notes_on_unread_golds(source: str, golds: Sequence[JsonValue], verifier: str
     Raises:
         UserError: it does so for all of them, so that nothing would be learned.
     """
+    if verifier != "open_r1":
+        return []
     unread = sum(not has_formula(gold) for gold in golds)
-    if verifier != "open_r1" or not unread:
+    if not unread:
         return []
     line = f"{unread:,} of {len(golds):,} golds have no LaTeX: open_r1 pays 1 to every response"
     if unread == len(golds):
