@@ -161,15 +161,8 @@ def is_finite_number(value: object) -> TypeGuard[int | float]:
         return False
 
 
-def finite_number(value: object, low: float, high: float) -> float:
-    """Returns a number as a float. Raises ValueError unless low <= value <= high."""
-    if not is_finite_number(value) or not low <= float(value) <= high:
-        raise ValueError(f"{shown(value)} is no number from {low:g} to {high:g}")
-    return float(value)
-
-
 def bounded_number(value: object, low: float, high: float, name: str = "the value") -> float:
-    """Like `finite_number`, with an error that names the value."""
+    """Returns a number as a float. Raises ValueError unless low <= value <= high."""
     if not is_finite_number(value) or not low <= float(value) <= high:
         raise ValueError(f"{name} is {shown(value)} and not a number from {low:g} to {high:g}")
     return float(value)

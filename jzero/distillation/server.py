@@ -219,10 +219,9 @@ def to_logps(values: Sequence[JsonValue]) -> np.ndarray:
     """
     logps = np.zeros(len(values), np.float32)
     for place, value in enumerate(values[1:], start=1):
-        try:
-            logps[place] = json_values.finite_number(value, LOWEST_LOGP, HIGHEST_LOGP)
-        except ValueError as error:
-            raise ValueError(f"log-prob of token {place}: {error}") from None
+        logps[place] = json_values.bounded_number(
+            value, LOWEST_LOGP, HIGHEST_LOGP, f"log-prob of token {place}"
+        )
     return logps
 
 

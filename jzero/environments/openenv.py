@@ -187,9 +187,9 @@ def read_reward(value: JsonValue) -> float:
     try:
         # A boolean reward counts as 0 or 1.
         number = float(value) if isinstance(value, bool) else value
-        return json_values.finite_number(number, *REWARDS)
+        return json_values.bounded_number(number, *REWARDS, "reward")
     except ValueError as error:
-        raise OpenEnvError(f"a message of the server is wrong: reward {error}") from None
+        raise OpenEnvError(f"a message of the server is wrong: {error}") from None
 
 
 def in_one_line(text: str) -> str:

@@ -9,7 +9,7 @@ from jzero.errors import UserError
 from jzero.http import Client, Refused, RemoteError, WrongReply, parse_json
 from jzero.jobs.store import BadFileError, StoreError
 from jzero.jobs.store_server import KEY_VARIABLE
-from jzero.json_values import as_list, as_text, finite_number
+from jzero.json_values import as_list, as_text, bounded_number
 from jzero.types import JsonValue
 
 T = TypeVar("T")
@@ -112,4 +112,4 @@ class HttpStore:
 
 def as_seconds(value: JsonValue) -> float:
     """Returns a time of a reply."""
-    return finite_number(value, 0, LATEST)
+    return bounded_number(value, 0, LATEST, "the time")

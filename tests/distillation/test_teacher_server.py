@@ -124,16 +124,16 @@ def test_a_refusal_is_not_tried_again(pauses: list[float]) -> None:
     [
         ({"text": "x"}, "echo", "0 log-probs of 5 tokens"),
         ({"logprobs": {"token_logprobs": [-1.0]}}, "echo", "1 log-probs of 5 tokens"),
-        ({"logprobs": {"token_logprobs": [None, -1, None, -1, -1]}}, "echo", "token 2: None"),
+        ({"logprobs": {"token_logprobs": [None, -1, None, -1, -1]}}, "echo", "token 2 is None"),
         (
             {"logprobs": {"token_logprobs": [None, -1, "-1", -1, -1]}},
             "echo",
-            "token 2: -1 is no number",
+            "token 2 is -1 and not a number",
         ),
         (
             {"logprobs": {"token_logprobs": [None, 7.0, -1, -1, -1]}},
             "echo",
-            "token 1: 7.0 is no number",
+            "token 1 is 7.0 and not a number",
         ),
         ({"prompt_logprobs": [None, {"9": {"logprob": -1}}]}, "prompt_logprobs", "2 log-probs"),
         ({"prompt_logprobs": [None, *[{"9": {}}] * 4]}, "prompt_logprobs", "none of token 1"),
