@@ -13,12 +13,13 @@ import errno
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from jzero import json_values
+from jzero import json_values, terminal
 from jzero.errors import UserError, causes
 
 JsonObject = dict[str, Any]  # a JSON object as `json` reads it
@@ -102,6 +103,22 @@ def mistake(error: BaseException) -> str | None:
         reason = os.strerror(error.errno)
         return f"{path} cannot be opened or written: {reason}: fix its rights, or give another path"
     return None
+
+
+@contextlib.contextmanager
+def exit_on_mistake() -> Iterator[None]:
+    """Turns a `mistake` in the body into one line and status 2. Other exceptions are raised.
+
+    For commands that do not load JAX. The others use `cli.user_errors`, which knows other hosts.
+    """
+    try:
+        yield
+    except Exception as error:
+        message = mistake(error)
+        if message is None:
+            raise
+        terminal.write(f"error: {message}", sys.stderr)
+        sys.exit(2)
 
 
 def user_cache() -> Path:

@@ -30,7 +30,6 @@ import contextlib
 import itertools
 import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -41,7 +40,13 @@ from jzero.answers import published
 from jzero.answers.extract import TEMPLATES
 from jzero.config import RewardConfig, TaskConfig
 from jzero.errors import UserError, reason_of, shown
-from jzero.files import check_not_input, check_output, mistake, read_lines, split_commas
+from jzero.files import (
+    check_not_input,
+    check_output,
+    exit_on_mistake,
+    read_lines,
+    split_commas,
+)
 from jzero.types import JsonValue
 from jzero.workers.pipe import TurnRequest
 from jzero.workers.pool import Pool
@@ -253,19 +258,11 @@ def main() -> None:
     # The grades of an earlier run are replaced only when all grades of this run are complete.
     partial = Path(f"{args.out}.partial")
     try:
-        with partial.open("w") as file, Pool(args.workers) as pool:
-            lines = numbered_lines(args.source)
-            file.writelines(grade_lines(pool, lines, args.verifiers, agreement))
-        os.replace(partial, args.out)
-    except KeyboardInterrupt:
-        terminal.write("stopped", sys.stderr)
-        sys.exit(terminal.STATUS_OF_CTRL_C)
-    except Exception as error:
-        message = mistake(error)
-        if message is None:
-            raise
-        terminal.write(f"error: {message}", sys.stderr)
-        sys.exit(2)
+        with exit_on_mistake():
+            with partial.open("w") as file, Pool(args.workers) as pool:
+                lines = numbered_lines(args.source)
+                file.writelines(grade_lines(pool, lines, args.verifiers, agreement))
+            os.replace(partial, args.out)
     finally:
         with contextlib.suppress(OSError):  # of a read-only folder
             partial.unlink()

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from jzero import terminal
-from jzero.files import mistake
+from jzero.files import exit_on_mistake
 from jzero.run import buckets
 from jzero.servers.rules import add_allowed_host, listens_at_loopback
 from jzero.watching.runs import Watcher, find_runs
@@ -40,17 +40,8 @@ def main() -> None:
     )
     add_allowed_host(parser)
     args = parser.parse_args(sys.argv[1:])
-    try:
+    with exit_on_mistake():
         watch(args.runs, args.host, args.port, args.allowed_host)
-    except KeyboardInterrupt:  # before the page is served
-        terminal.write("stopped", sys.stderr)
-        sys.exit(terminal.STATUS_OF_CTRL_C)
-    except Exception as error:
-        message = mistake(error)
-        if message is None:
-            raise
-        terminal.write(f"error: {message}", sys.stderr)
-        sys.exit(2)
 
 
 def watch(paths: list[Path], host: str, port: int, allowed_hosts: list[str]) -> None:
