@@ -63,6 +63,9 @@ def given_names(question: str) -> frozenset[str]:
 
 def same_up_to_parameters(prediction: Node, gold: Node, question: str) -> bool:
     """Returns whether two answers are the same set of answers as their parameters vary."""
+    # Most wrong answers are numbers, which have no parameters.
+    if not symbol_names(prediction) and not symbol_names(gold):
+        return False
     if num_nodes(prediction) + num_nodes(gold) > MAX_NODES:
         return False
     family, gold_family = _family(prediction), _family(gold)

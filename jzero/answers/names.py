@@ -22,6 +22,7 @@ ACCENTS = {
     "\\widetilde": "tilde",
 }
 _FIGURES = ("\\angle", "\\triangle")
+_DECORATIONS = frozenset((*ACCENTS, *_FIGURES, "\\vec"))
 _CALLED_WITHOUT = ("\\mathbb", ("E", "P"))  # expectation and probability, named without \mathbb
 _LETTERS = frozenset(ascii_letters) | {f"\\{name}" for name in GREEK if f"\\{name}" not in _FIGURES}
 _WORDS_BELOW = frozenset(f"\\{name}" for name in words("min max inf sup lim"))
@@ -39,7 +40,7 @@ def with_names(tokens: list[str]) -> list[str]:
     """Returns the tokens with one token for each name."""
     if "_" in tokens:
         tokens = _with_words_below(tokens)
-    if any(token in ACCENTS or token in _FIGURES or token == "\\vec" for token in tokens):
+    if not _DECORATIONS.isdisjoint(tokens):
         tokens = _with_decorated_names(tokens)
     return _with_labels(tokens) if not _LINKS.isdisjoint(tokens) else tokens
 

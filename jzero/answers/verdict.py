@@ -107,8 +107,7 @@ def grade(
         return Grade(1.0, True, "correct")
     candidates = gold if isinstance(gold, list) else [gold]
     golds = [str(item) for item in candidates if item is not None and str(item).strip()]
-    is_ordered = _ASKS_FOR_ORDER.search(question) is not None
-    rules = Rules(converts_units=units == "convert", is_ordered=is_ordered)
+    rules = Rules(converts_units=units == "convert", is_ordered=_asks_for_order(question))
     reasons = [_reason(answer, item, question, rules) for item in golds]
     correct = "correct" in reasons
     if correct:
@@ -314,6 +313,12 @@ def _has_known_units(tree: Node, gold: str, question: str) -> bool:
     return all(is_unit(name, nouns) for name in names)
 
 
+# A group of responses shares its gold and question, so these are read once.
+@functools.lru_cache(1024)
+def _asks_for_order(question: str) -> bool:
+    return _ASKS_FOR_ORDER.search(question) is not None
+
+
 @functools.lru_cache(4096)
 def _has_index_i(gold: str, question: str) -> bool:
     if _COMPLEX.search(question):
@@ -321,7 +326,6 @@ def _has_index_i(gold: str, question: str) -> bool:
     return bool(_INDEX_I.search(question) or _POWER_OF_I.search(gold))
 
 
-# A group of responses shares its gold and question, so these are read once.
 @functools.lru_cache(4096)
 def _has_euler_number(gold: str) -> bool:
     return "e" in with_euler_number(tokenize(gold))
