@@ -152,13 +152,18 @@ def simplified_text(text: str) -> str:
     return notation if notation != text else with_relation(text)
 
 
-@functools.lru_cache(4096)
 def tokenize(text: str, units: frozenset[str] = frozenset()) -> list[str]:
     r"""Returns the tokens of `text`; the caller must not change the list.
 
     `units` are the runs of letters outside of \text that are symbols of units. All others, such as
     the mg of 2mg, are products of symbols.
     """
+    # The cache would keep a call with the default and one that passes the same value apart.
+    return _tokenize(text, units)
+
+
+@functools.lru_cache(4096)
+def _tokenize(text: str, units: frozenset[str]) -> list[str]:
     text = simplified_text(text)
     for needed, pattern, replacement in _REWRITES:
         if needed in text:
