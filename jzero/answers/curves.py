@@ -6,7 +6,7 @@ with the same zeros.
 
 from fractions import Fraction
 
-from jzero.answers.evaluation import MP, Place, Value, is_real, symbol_names, value
+from jzero.answers.evaluation import MP, NEGLIGIBLE, Place, Value, is_real, symbol_names, value
 from jzero.answers.expressions import Node
 from jzero.answers.formulas import agree, sample_points
 from jzero.answers.sampling import BASIC_POINTS
@@ -60,7 +60,7 @@ def _zeros_are_zeros(first: Node, second: Node, names: list[str]) -> bool:
             for zero in zeros:
                 residual = value(second, Place(point, ((name, zero),)))
                 # The zero is rounded, and the other formula may enlarge its error.
-                if residual is None or abs(residual) > MP.mpf(10) ** -60:
+                if residual is None or abs(residual) > NEGLIGIBLE:
                     return False
                 num_zeros += 1
         else:

@@ -34,6 +34,8 @@ MP.dps = 140
 # Rounding errors of 140 digits stay below this, and differences between terms of sizes up to
 # LARGEST apart stay above it.
 TOLERANCE = 1e-80  # relative
+# Absolute: a difference that is 0 stays below this, even if its formula enlarges rounding errors.
+NEGLIGIBLE = MP.mpf(10) ** -60
 _ROUNDING_ERROR = 1e-100  # relative; a smaller imaginary part or distance to an integer counts as 0
 _DIGITS_OF_ARGUMENTS = 60  # that distinguish the arguments of an unknown function
 
@@ -734,6 +736,11 @@ def near(a: Value, b: Value, tolerance: float = TOLERANCE) -> bool:
     a, b = MP.convert(a), MP.convert(b)
     larger = max(abs(a), abs(b))
     return bool(abs(a - b) <= tolerance * larger)
+
+
+def is_close(a: Value, b: Value) -> bool:
+    """Returns whether two values are near, or both 0 except for rounding errors."""
+    return near(a, b) or bool(abs(MP.convert(a) - MP.convert(b)) < NEGLIGIBLE)
 
 
 def _has_many_bits(value: Value) -> bool:

@@ -15,7 +15,18 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from jzero.answers.evaluation import MP, Place, Value, is_real, near, symbol_names, value
+from jzero.answers.evaluation import (
+    MP,
+    NEGLIGIBLE,
+    Place,
+    Value,
+    is_close,
+    is_real,
+    nodes,
+    place,
+    symbol_names,
+    value,
+)
 from jzero.answers.expressions import REAL_LINE, Node, negative, num_nodes, replaced, symbol
 from jzero.answers.formulas import same_formula, sample_points
 from jzero.answers.latex_blocks import is_statement
@@ -28,7 +39,6 @@ MAX_PARAMETERS = 4
 MAX_ITEMS = 8
 MAX_NODES = 120
 MAX_POINTS = 16
-_SMALL = MP.mpf(10) ** -60
 _USUAL_IN_SOLUTIONS = frozenset("CcKABDE") | {"alpha", "beta"}
 _USUAL_IN_LEVELS = frozenset("CcK")
 _USUAL_IN_BOTH = _USUAL_IN_LEVELS | frozenset("AB")
@@ -40,17 +50,11 @@ _COMMANDS = re.compile(r"\\[A-Za-z]+")
 
 
 class Item(NamedTuple):
-    """One formula or vector with its names: x and y of x = 1+2t, y = 3t."""
+    """One formula or vector of an answer: x and y of x = 1+2t, y = 3t."""
 
-    names: tuple[Node, ...]
+    names: tuple[Node, ...]  # empty for a formula without a name
     vector: tuple[Node, ...]
-
-
-class Family(NamedTuple):
-    """The items of an answer, and the domains of the parameters that it declares."""
-
-    items: tuple[Item, ...]
-    declared: dict[str, str]
+    declared: dict[str, str]  # {parameter: domain} that the answer declares
 
 
 @functools.lru_cache(1024)
@@ -68,17 +72,17 @@ def same_up_to_parameters(prediction: Node, gold: Node, question: str) -> bool:
         return False
     if num_nodes(prediction) + num_nodes(gold) > MAX_NODES:
         return False
-    family, gold_family = _family(prediction), _family(gold)
-    if family is None or gold_family is None or len(family.items) != len(gold_family.items):
+    items, gold_items = _items(prediction), _items(gold)
+    if items is None or gold_items is None or len(items) != len(gold_items):
         return False
-    if len(family.items) > MAX_ITEMS:
+    if len(items) > MAX_ITEMS:
         return False
     given = given_names(question) if question else None
-    unmatched = list(gold_family.items)
-    for item in family.items:
-        for other in unmatched:
-            if _same_item(item, family.declared, other, gold_family.declared, given):
-                unmatched.remove(other)
+    unmatched = list(gold_items)
+    for item in items:
+        for gold_item in unmatched:
+            if _same_item(item, gold_item, given):
+                unmatched.remove(gold_item)
                 break
         else:
             return False
@@ -88,22 +92,27 @@ def same_up_to_parameters(prediction: Node, gold: Node, question: str) -> bool:
 # Reading
 
 
-def _family(node: Node) -> Family | None:
+def _items(node: Node) -> list[Item] | None:
+    """Returns the items of an answer, None for inequalities and several unsolved equations."""
     inside, declared = _declarations(node)
-    if is_statement(inside):
-        given_solutions = solutions(inside)
-        if given_solutions is None:
-            level = _level(inside)
-            return None if level is None else Family((level,), declared)
-        items = []
-        for found in given_solutions:
-            item = Item(tuple(found), tuple(found.values()))
-            is_level = len(found) == 1 and _is_usual(item.names[0].name, _USUAL_IN_LEVELS)
-            items.append(_level_of(item.names[0], item.vector[0]) if is_level else item)
-    else:
+    if not is_statement(inside):
         parts = inside.parts if inside.kind in ("list", "set") else (inside,)
-        items = [Item((), _vector(part)) for part in parts]
-    return Family(tuple(map(_spread, items)), declared)
+        return [Item((), _vector(part), declared) for part in parts]
+    given_solutions = solutions(inside)
+    if given_solutions is None:
+        if inside.kind != "relation" or inside.name != "=":
+            return None
+        left, right = inside.parts
+        return [_level(left, right, declared)]
+    items = []
+    for solution in given_solutions:
+        names = tuple(solution)
+        # In C = x^2 + y^2, the name is the parameter.
+        if len(names) == 1 and _is_usual(names[0].name, _USUAL_IN_LEVELS):
+            items.append(_level(names[0], solution[names[0]], declared))
+        else:
+            items.append(_spread(Item(names, tuple(solution.values()), declared)))
+    return items
 
 
 def _spread(item: Item) -> Item:
@@ -120,15 +129,9 @@ def _vector(node: Node) -> tuple[Node, ...]:
     return tuple(itertools.chain(*rows))
 
 
-def _level(node: Node) -> Item | None:
+def _level(left: Node, right: Node, declared: dict[str, str]) -> Item:
     """Returns the difference of the sides of an equation such as x^2 + y^2 = C."""
-    if node.kind != "relation" or node.name != "=":
-        return None
-    return _level_of(*node.parts)
-
-
-def _level_of(left: Node, right: Node) -> Item:
-    return Item((symbol("level"),), (Node("add", (left, negative(right))),))
+    return Item((symbol("level"),), (Node("add", (left, negative(right))),), declared)
 
 
 def _declarations(node: Node) -> tuple[Node, dict[str, str]]:
@@ -152,9 +155,11 @@ def _declarations(node: Node) -> tuple[Node, dict[str, str]]:
 
 
 def _domain(node: Node) -> tuple[str, str] | None:
+    """Returns the name and the domain that k in Z or k >= 0 declares, None for other trees."""
     if node.kind != "relation" or len(node.parts) != 2:
         return None
-    if node.parts[0].kind == "number" and node.name in "<≤":  # k ≥ 0 is read as 0 ≤ k
+    # k ≥ 0 is read as 0 ≤ k.
+    if node.parts[0].kind == "number" and node.name in "<≤":
         node = node._replace(parts=node.parts[::-1], name=">" if node.name == "<" else "≥")
     if node.parts[0].kind != "symbol":
         return None
@@ -173,53 +178,65 @@ def _domain(node: Node) -> tuple[str, str] | None:
 # Comparison
 
 
-def _same_item(
-    item: Item,
-    declared: dict[str, str],
-    gold: Item,
-    gold_declared: dict[str, str],
-    given: frozenset[str] | None,
-) -> bool:
+def _same_item(item: Item, gold: Item, given: frozenset[str] | None) -> bool:
+    """Returns whether two items are the same.
+
+    `given` are the names in the question, None without a question.
+    """
     if len(item.vector) != len(gold.vector):
         return False
-    original = item
+    written = item
     item = _with_argument_of(item, gold)
-    if item.names and gold.names and not _same_names(item.names, gold.names):
-        return False
-    if item.names and gold.names and item.names != gold.names and len(item.names) > 1:
-        by_name = dict(zip(item.names, item.vector, strict=False))
-        if len(by_name) == len(item.vector) and all(name in by_name for name in gold.names):
-            item = item._replace(vector=tuple(by_name[name] for name in gold.names))
-    if item is not original and all(map(_same, item.vector, gold.vector)):
+    if item.names and gold.names:
+        if not _same_names(item.names, gold.names):
+            return False
+        item = _in_order_of(item, gold)
+    # f(t) = 2t is f(x) = 2x, and y = 3t, x = 1+2t is x = 1+2t, y = 3t.
+    if item is not written and all(map(_same, item.vector, gold.vector)):
         return True
-    is_undeclared = not declared and not gold_declared
+    is_undeclared = not item.declared and not gold.declared
     if is_undeclared and item.vector == gold.vector and _leaves_arguments_out(item, gold):
         return True
     if _is_one_letter(item) or _is_one_letter(gold):
         return False
-    names, gold_names = _names(item.vector), _names(gold.vector)
-    parameters = _parameters(names - gold_names, names, item, declared, given, gold_declared)
-    gold_parameters = _parameters(
-        gold_names - names, gold_names, gold, gold_declared, given, declared
-    )
-    if not gold_parameters or not parameters:
-        return False
-    if names - parameters != gold_names - gold_parameters:
+    return _same_family(item, gold, given)
+
+
+def _in_order_of(item: Item, gold: Item) -> Item:
+    """Returns an item with its components in the order of the gold's names."""
+    if item.names == gold.names or len(item.names) < 2:
+        return item
+    by_name = dict(zip(item.names, item.vector, strict=False))
+    if len(by_name) != len(item.vector) or not all(name in by_name for name in gold.names):
+        return item
+    return item._replace(vector=tuple(by_name[name] for name in gold.names))
+
+
+def _same_family(item: Item, gold: Item, given: frozenset[str] | None) -> bool:
+    """Returns whether two items run through the same formulas as their parameters vary."""
+    parameters, gold_parameters = _parameters(item, gold, given), _parameters(gold, item, given)
+    if not parameters or not gold_parameters:
         return False
     if max(len(parameters), len(gold_parameters)) > MAX_PARAMETERS:
         return False
-    domains = {declared.get(name, "") for name in parameters} - {""}
-    gold_domains = {gold_declared.get(name, "") for name in gold_parameters} - {""}
+    variables = _names(item.vector) - parameters
+    if variables != _names(gold.vector) - gold_parameters:
+        return False
     first, second = sorted(parameters), sorted(gold_parameters)
+
+    domains = {item.declared[name] for name in first if name in item.declared}
+    gold_domains = {gold.declared[name] for name in second if name in gold.declared}
     if domains or gold_domains:
-        return _same_domains(item.vector, first, domains, gold.vector, second, gold_domains)
-    if not (item.names or gold.names) and (_is_any_vector(item) or _is_any_vector(gold)):
+        return _same_domains(item, first, domains, gold, second, gold_domains)
+
+    has_name = bool(item.names or gold.names)
+    if not has_name and (_is_any_vector(item) or _is_any_vector(gold)):
         return False
     counted = [is_index(name) for name in (*first, *second)]
-    others = names - parameters
     # Letters without a variable, such as AB or 2c, are themselves.
-    if not (others or all(counted) or item.names or gold.names) and len(item.vector) == 1:
+    if not (variables or all(counted) or has_name) and len(item.vector) == 1:
         return False
+
     # Where no question shows which letters are given, only x + C is the family x - C.
     may_change_sign = given is not None or (
         _is_usual(second[0], _USUAL_IN_LEVELS)
@@ -227,8 +244,10 @@ def _same_item(
     )
     if _is_renamed(item.vector, first, gold.vector, second, may_change_sign):
         return True
+    # Two lines with different letters may have different scales, too. Elsewhere the letters n and
+    # k are whole, and a formula without a variable is a number for each value of its parameter.
     is_line = len(item.vector) > 1 and not (parameters & gold_parameters)
-    if (any(counted) and not is_line) or (not others and not is_line):
+    if (any(counted) or not variables) and not is_line:
         return False
     return _same_spans(item, first, gold, second)
 
@@ -266,11 +285,9 @@ def _leaves_arguments_out(item: Item, gold: Item) -> bool:
         return False
     names = item.names[0], gold.names[0]
     has_one_symbol = [name.kind for name in names].count("symbol") == 1
-    return has_one_symbol and not any(_has_kind(name, "number") for name in names)
-
-
-def _has_kind(node: Node, kind: str) -> bool:
-    return node.kind == kind or any(_has_kind(part, kind) for part in node.parts)
+    # u(0) is a value of u.
+    has_number = any(part.kind == "number" for name in names for part in nodes(name))
+    return has_one_symbol and not has_number
 
 
 def _with_argument_of(item: Item, gold: Item) -> Item:
@@ -280,65 +297,73 @@ def _with_argument_of(item: Item, gold: Item) -> Item:
         return item
     if gold_argument.name in _names(item.vector):
         return item
+    if item.names[0].name != gold.names[0].name:
+        return item
     vector = tuple(replaced(part, argument, gold_argument) for part in item.vector)
-    return Item(gold.names, vector) if item.names[0].name == gold.names[0].name else item
+    return item._replace(names=gold.names, vector=vector)
 
 
 def _argument(item: Item) -> Node | None:
+    """Returns x of an item about f(x), None for other items."""
     if len(item.names) != 1 or item.names[0].kind != "apply" or len(item.names[0].parts) != 1:
         return None
     (argument,) = item.names[0].parts
     return argument if argument.kind == "symbol" and is_name(argument) else None
 
 
-def _parameters(
-    own: frozenset[str],
-    names: frozenset[str],
-    item: Item,
-    declared: dict[str, str],
-    given: frozenset[str] | None,
-    other_declared: dict[str, str],
-) -> frozenset[str]:
-    """Returns the parameters of an item; `own` are names that the other answer does not have."""
-    found = {name for name in names if name in declared}
-    if found:
-        return frozenset(found)
+# Parameters
+
+
+def _parameters(item: Item, other: Item, given: frozenset[str] | None) -> frozenset[str]:
+    """Returns the parameters of an item, whose letters partly also occur in the other item."""
+    names = _names(item.vector)
+    declared = frozenset(name for name in names if name in item.declared)
+    if declared:
+        return declared
     if item.names and not _is_function(item.names[0]):
         return frozenset()
     arguments = {part.name for name in item.names for part in name.parts}
     free = frozenset(name for name in names - arguments if _may_be_free(name, given))
-    if other_declared:
-        # The other answer declares its parameters, so that this one may leave it out.
-        candidates = free & (other_declared.keys() | own)
+    unshared = names - _names(other.vector)
+    if other.declared:
+        # The other answer declares its parameters, so this one may omit the declaration.
+        candidates = free & (other.declared.keys() | unshared)
         return candidates if given is None else candidates - given
-    if given is not None:
-        usual = {name for name in free if _is_usual(name, _USUAL_IN_SOLUTIONS)}
-        # Where the question has no letter of the answer, mc^2 is another formula than mv^2.
-        may_have_any = len(item.vector) > 1 or bool(names & given)
-        own = frozenset(
-            name
-            for name in free & own
-            if may_have_any or is_index(name) or _is_usual(name, _USUAL_IN_FUNCTIONS)
-        )
-        return (own | usual) - given
-    if len(item.vector) > 1:
+    if given is None:
+        return _usual_parameters(item, free, unshared)
+    usual = frozenset(name for name in free if _is_usual(name, _USUAL_IN_SOLUTIONS))
+    # Where the question has no letter of the answer, mc^2 is another formula than mv^2.
+    may_have_any = len(item.vector) > 1 or bool(names & given)
+    renamed = frozenset(
+        name
+        for name in free & unshared
+        if may_have_any or is_index(name) or _is_usual(name, _USUAL_IN_FUNCTIONS)
+    )
+    return (renamed | usual) - given
+
+
+def _usual_parameters(item: Item, free: frozenset[str], unshared: frozenset[str]) -> frozenset[str]:
+    """Returns the usual constants in usual places, for an answer without a question."""
+    formula, *other_components = item.vector
+    if other_components:
         return frozenset(name for name in free if name in _USUAL_IN_LINES)
     is_function = bool(item.names) and item.names[0].kind == "apply"
     letters = _USUAL_IN_FUNCTIONS if is_function else _USUAL_IN_SOLUTIONS
     usual = frozenset(name for name in free if _is_usual(name, letters))
     # A letter of both answers is itself, unless it is the usual constant: F = -kx is not F = kx.
-    shared = frozenset(name for name in usual - own if _is_usual(name, _USUAL_IN_BOTH))
-    constants = (usual & own) | shared
-    added = _added_names(next(iter(item.vector))) & constants
-    if shared and len(constants) == 1 and not (constants & added or constants <= {"C", "K"}):
+    shared = frozenset(name for name in usual - unshared if _is_usual(name, _USUAL_IN_BOTH))
+    constants = (usual & unshared) | shared
+    added = _added_names(formula) & constants
+    if shared and len(constants) == 1 and not (added or constants <= {"C", "K"}):
         return frozenset()
     if item.names:
         return constants
-    # Without a name, an added constant is one of integration.
-    added = frozenset(name for name in added if _is_usual(name, _USUAL_IN_LEVELS))
+    # Without a name, an added constant is one of integration. Otherwise constants have indices,
+    # C_1 and C_2, or at least two of them are letters that the other answer does not have.
+    integration_constants = frozenset(name for name in added if _is_usual(name, _USUAL_IN_LEVELS))
     indexed = frozenset(name for name in constants if "_" in name)
-    own_constants = constants & own if len(constants & own) > 1 else frozenset()
-    return added or indexed or own_constants
+    several_unshared = constants & unshared if len(constants & unshared) > 1 else frozenset()
+    return integration_constants or indexed or several_unshared
 
 
 def _may_be_free(name: str, given: frozenset[str] | None) -> bool:
@@ -379,6 +404,9 @@ def _names_in_sums(node: Node) -> frozenset[str]:
     return _added_names(node).union(*map(_names_in_sums, node.parts))
 
 
+# Renamed parameters
+
+
 def _is_renamed(
     vector: tuple[Node, ...],
     names: list[str],
@@ -386,10 +414,12 @@ def _is_renamed(
     gold_names: list[str],
     may_change_sign: bool = True,
 ) -> bool:
+    """Returns whether an exchange of names makes a vector the gold."""
     if len(names) != len(gold_names) or len(names) > 3:
         return False
     for order in itertools.permutations(gold_names):
         renamed = vector
+        # Two steps, because a name of one answer may be another name of the gold.
         for index, name in enumerate(names):
             renamed = _renamed(renamed, name, f"parameter {index}")
         for index, name in enumerate(order):
@@ -397,9 +427,10 @@ def _is_renamed(
         if all(map(_same, renamed, gold)):
             return True
         # 1/(x - C) runs through the functions of 1/(x + C).
-        for name in order if len(order) == 1 and may_change_sign else ():
-            scaled = (replaced(part, symbol(name), negative(symbol(name))) for part in renamed)
-            if all(map(_same, scaled, gold)):
+        if len(order) == 1 and may_change_sign:
+            parameter = symbol(order[0])
+            negated = [replaced(part, parameter, negative(parameter)) for part in renamed]
+            if all(map(_same, negated, gold)):
                 return True
     return False
 
@@ -412,11 +443,14 @@ def _same(formula: Node, gold: Node) -> bool:
     return formula == gold or same_formula(formula, gold, strict=False)
 
 
+# Parameters in which a formula is linear
+
+
 class Affine(NamedTuple):
     """A vector of functions that is linear in its parameters, at sampled points."""
 
     base: list[Value]
-    directions: list[list[Value]]
+    directions: list[list[Value]]  # of each parameter
 
 
 def _affine(
@@ -424,14 +458,12 @@ def _affine(
 ) -> Affine | None:
     """Returns the values at 0 and the slopes, None if the vector is not linear or has no values."""
 
-    def values(settings: Sequence[Fraction]) -> list[Value] | None:
-        pairs = tuple(zip(parameters, settings, strict=True))
+    def values(numbers: Sequence[Fraction]) -> list[Value] | None:
+        settings = list(zip(parameters, numbers, strict=True))
         result = []
         for point in points:
-            inside = point.values if isinstance(point, Place) else ()
-            number = point.point if isinstance(point, Place) else point
             for part in vector:
-                sample = value(part, Place(number, (*pairs, *inside)))
+                sample = value(part, _with_settings(point, settings))
                 if sample is None or not is_real(sample):
                     return None
                 result.append(MP.convert(sample))
@@ -439,25 +471,35 @@ def _affine(
 
     zeros = [Fraction(0)] * len(parameters)
     base = values(zeros)
-    check_at = [Fraction(3 + 2 * index, 2) for index in range(len(parameters))]
-    check = values(check_at)
-    if base is None or check is None:
+    if base is None:
         return None
     directions = []
     for index in range(len(parameters)):
         unit = zeros.copy()
         unit[index] = Fraction(1)
-        at_one = values(unit)
-        if at_one is None:
+        at_unit = values(unit)
+        if at_unit is None:
             return None
-        directions.append([one - zero for one, zero in zip(at_one, base, strict=True)])
-    for row, expected in enumerate(check):
-        total = base[row]
-        for size, direction in zip(check_at, directions, strict=True):
-            total += MP.convert(size) * direction[row]
-        if abs(total - expected) > _SMALL * (1 + abs(expected)):
+        directions.append([one - zero for one, zero in zip(at_unit, base, strict=True)])
+
+    # A linear vector has these values at any other numbers, too.
+    numbers = [Fraction(3 + 2 * index, 2) for index in range(len(parameters))]
+    samples = values(numbers)
+    if samples is None:
+        return None
+    for row, sample in enumerate(samples):
+        expected = base[row]
+        for number, direction in zip(numbers, directions, strict=True):
+            expected += MP.convert(number) * direction[row]
+        if abs(expected - sample) > NEGLIGIBLE * (1 + abs(sample)):
             return None
     return Affine(base, directions)
+
+
+def _with_settings(point: int | Place, settings: Sequence[tuple[str, Fraction]]) -> int | Place:
+    for name, number in settings:
+        point = place(point, name, number)
+    return point
 
 
 def _same_spans(item: Item, names: list[str], gold: Item, gold_names: list[str]) -> bool:
@@ -468,15 +510,16 @@ def _same_spans(item: Item, names: list[str], gold: Item, gold_names: list[str])
     first, second = _affine(item.vector, names, points), _affine(gold.vector, gold_names, points)
     if first is None or second is None:
         return False
-    num_rows = len(first.base)
+    # At few points, any two families span the same values.
     num_unknowns = len(names) + len(gold_names) + 1
-    if num_rows < num_unknowns + 2 and len(item.vector) == 1:
+    if len(first.base) < num_unknowns + 2 and len(item.vector) == 1:
         return False
     if item.names and item.names[0].name == "level":
         return _same_levels(first, second)
     rank = matrix_rank(second.directions)
     if rank != len(gold_names) or matrix_rank(first.directions) != rank:
         return False
+    # Both families have the same directions, and lead from one base to the other.
     shift = [a - b for a, b in zip(first.base, second.base, strict=True)]
     return matrix_rank([*second.directions, *first.directions, shift]) == rank
 
@@ -487,12 +530,14 @@ def _same_levels(first: Affine, second: Affine) -> bool:
         return False
     levels = []
     for family in (first, second):
-        if not all(family.directions[0]):
+        (slopes,) = family.directions
+        if not all(slopes):
             return False
-        pairs = zip(family.base, family.directions[0], strict=True)
-        levels.append([base / slope for base, slope in pairs])
-    ones = [MP.mpf(1)] * len(levels[0])
-    return matrix_rank([levels[1], ones]) == 2 and matrix_rank([levels[1], ones, levels[0]]) == 2
+        levels.append([base / slope for base, slope in zip(family.base, slopes, strict=True)])
+    level, gold_level = levels
+    ones = [MP.mpf(1)] * len(level)
+    is_constant = matrix_rank([gold_level, ones]) < 2
+    return not is_constant and matrix_rank([gold_level, ones, level]) == 2
 
 
 def _points(
@@ -500,7 +545,7 @@ def _points(
 ) -> list[int | Place] | None:
     """Returns points at which both families are real; None if only one is real somewhere."""
     parameters = {*names, *gold_names}
-    ones = tuple((name, Fraction(1)) for name in parameters)
+    ones = [(name, Fraction(1)) for name in parameters]
     total = Node("add", (*item.vector, *gold.vector))
     if not symbol_names(total) - parameters:
         return [0]
@@ -508,10 +553,8 @@ def _points(
     for point in sample_points(total, total):
         if len(points) >= MAX_POINTS:
             break
-        inside = point.values if isinstance(point, Place) else ()
-        number = point.point if isinstance(point, Place) else point
-        at_point = Place(number, (*ones, *inside))
-        defined = [_are_real(vector, at_point) for vector in (item.vector, gold.vector)]
+        at_ones = _with_settings(point, ones)
+        defined = [_are_real(vector, at_ones) for vector in (item.vector, gold.vector)]
         if all(defined):
             points.append(point)
         elif any(defined):
@@ -519,7 +562,7 @@ def _points(
     return points
 
 
-def _are_real(vector: tuple[Node, ...], point: Place) -> bool:
+def _are_real(vector: tuple[Node, ...], point: int | Place) -> bool:
     samples = [value(part, point) for part in vector]
     return all(sample is not None and is_real(sample) for sample in samples)
 
@@ -528,34 +571,37 @@ def _are_real(vector: tuple[Node, ...], point: Place) -> bool:
 
 
 def _same_domains(
-    vector: tuple[Node, ...],
+    item: Item,
     names: list[str],
     domains: set[str],
-    gold: tuple[Node, ...],
+    gold: Item,
     gold_names: list[str],
     gold_domains: set[str],
 ) -> bool:
+    """Returns whether two items are the same family, if an answer declares the parameters."""
     if len(domains) > 1 or len(gold_domains) > 1:
         return False
     # One of the answers may leave its domain out, if it has no other letter.
-    if not (domains and gold_domains) and _names(vector) != {*names}:
+    has_other_letters = _names(item.vector) != {*names}
+    if not (domains and gold_domains) and has_other_letters:
         return False
     gold_domain = next(iter(gold_domains or domains))
     domain = next(iter(domains or gold_domains))
     if "ℝ" in (domain, gold_domain):
         if domain != gold_domain:
             return False
-        return _same_spans(Item((), vector), names, Item((), gold), gold_names)
-    starts = _starts(domain), _starts(gold_domain)
-    has_start_of_gold = len(names) == len(gold_names) and starts[0] & starts[1]
-    if has_start_of_gold and _is_renamed(vector, names, gold, gold_names):
+        return _same_spans(item._replace(names=()), names, gold._replace(names=()), gold_names)
+
+    starts, gold_starts = _starts(domain), _starts(gold_domain)
+    has_start_of_gold = len(names) == len(gold_names) and starts & gold_starts
+    if has_start_of_gold and _is_renamed(item.vector, names, gold.vector, gold_names):
         return True
-    if len(names) != 1 or len(gold_names) != 1 or _names(vector) != {names[0]}:
+    if len(names) != 1 or len(gold_names) != 1 or has_other_letters:
         return False
-    first, second = _affine(vector, names, [0]), _affine(gold, gold_names, [0])
+    first, second = _affine(item.vector, names, [0]), _affine(gold.vector, gold_names, [0])
     if first is None or second is None:
         return False
-    return _same_steps(first, second, *starts)
+    return _same_steps(first, second, starts, gold_starts)
 
 
 _STARTS = {"ℕ": (0, 1), "ℕ₀": (0,), "ℤ₊": (1,)}
@@ -573,25 +619,24 @@ def _same_steps(
 ) -> bool:
     """Returns whether two progressions have the same members."""
     (step,), (gold_step,) = first.directions, second.directions
-    pivot = max(range(len(gold_step)), key=lambda row: abs(gold_step[row]))
-    if not gold_step[pivot]:
+    largest = max(range(len(gold_step)), key=lambda row: abs(gold_step[row]))
+    if not gold_step[largest]:
         return False
-    sign = 1 if step[pivot] * gold_step[pivot] > 0 else -1
-    if not all(_near(sign * a, b) for a, b in zip(step, gold_step, strict=True)):
+    sign = 1 if step[largest] * gold_step[largest] > 0 else -1
+    if not all(is_close(sign * a, b) for a, b in zip(step, gold_step, strict=True)):
         return False
-    shift = (first.base[pivot] - second.base[pivot]) / gold_step[pivot]
-    whole = MP.nint(shift)
-    moved = [base + whole * size for base, size in zip(second.base, gold_step, strict=True)]
-    if not all(map(_near, first.base, moved)):
+
+    # The first progression starts at this member of the second.
+    shift = (first.base[largest] - second.base[largest]) / gold_step[largest]
+    number = MP.nint(shift)
+    member = [base + number * size for base, size in zip(second.base, gold_step, strict=True)]
+    if not all(map(is_close, first.base, member)):
         return False
     if starts == gold_starts == {None}:
         return True
+    # Progressions with a first member must have the same one.
     return sign > 0 and any(
-        start is not None and gold_start is not None and start + int(whole) == gold_start
+        start is not None and gold_start is not None and start + int(number) == gold_start
         for start in starts
         for gold_start in gold_starts
     )
-
-
-def _near(x: Value, y: Value) -> bool:
-    return near(x, y) or bool(abs(x - y) < _SMALL)

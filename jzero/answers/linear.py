@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 
-from jzero.answers.evaluation import MP, Value
-
-_SMALL = MP.mpf(10) ** -60
+from jzero.answers.evaluation import MP, NEGLIGIBLE, Value
 
 
 def matrix_rank(vectors: Sequence[Sequence[Value]]) -> int:
@@ -12,7 +10,7 @@ def matrix_rank(vectors: Sequence[Sequence[Value]]) -> int:
     rows = [[MP.convert(number) for number in vector] for vector in vectors]
     rank = 0
     largest = max((abs(number) for row in rows for number in row), default=MP.mpf(0))
-    small = _SMALL * (1 + largest)
+    small = NEGLIGIBLE * (1 + largest)
     for column in range(len(rows[0]) if rows else 0):
         pivot = max(range(rank, len(rows)), key=lambda row: abs(rows[row][column]), default=None)
         if pivot is None or abs(rows[pivot][column]) <= small:

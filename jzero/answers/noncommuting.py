@@ -13,10 +13,10 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from jzero.answers.evaluation import MP, Value, is_exact, near, value, value_of_operation
-from jzero.answers.expressions import MATRIX, VECTOR, Node
+from jzero.answers.evaluation import MP, Value, is_close, is_exact, value, value_of_operation
+from jzero.answers.expressions import MATRIX, VECTOR, Node, mentions, symbol
 
-NABLA = f"{VECTOR}nabla"
+NABLA = symbol(f"{VECTOR}nabla")
 POINTS = (0, 1, 2, 3)
 TRANSPOSED = ("T", "t", "top", "intercal")
 MAX_POWER = 12
@@ -94,13 +94,9 @@ def same_ordered(prediction: Node, gold: Node) -> bool:
         entries, gold_entries = _entries(x), _entries(y)
         if len(entries) != len(gold_entries):
             return False
-        if not all(map(_near, entries, gold_entries)):
+        if not all(map(is_close, entries, gold_entries)):
             return False
     return True
-
-
-def _near(x: Value, y: Value) -> bool:
-    return near(x, y) or bool(abs(MP.convert(x) - MP.convert(y)) < 1e-60)
 
 
 def _entries(sample: Sample) -> list[Value]:
@@ -157,16 +153,12 @@ def _combined(node: Node, parts: Sequence[Sample]) -> Sample:
 
 def _has_order_of_operators(factors: Sequence[Node]) -> bool:
     """Returns whether each nabla of a product is applied to one field, with numbers before it."""
-    positions = [index for index, part in enumerate(factors) if _mentions(part, NABLA)]
+    positions = [index for index, part in enumerate(factors) if mentions(part, NABLA)]
     if not positions:
         return True
     before, after = factors[: positions[0]], factors[positions[-1] + 1 :]
     fields = [part for part in after if part.kind not in ("number", "negative")]
     return len(fields) == 1 and all(part.kind == "number" for part in before)
-
-
-def _mentions(node: Node, name: str) -> bool:
-    return node.name == name or any(_mentions(part, name) for part in node.parts)
 
 
 def _sampled_symbol(name: str, point: int) -> Sample:

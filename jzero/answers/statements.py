@@ -21,6 +21,7 @@ from typing import NamedTuple
 from jzero.answers.evaluation import (
     CONSTANTS,
     MP,
+    NEGLIGIBLE,
     Place,
     Value,
     is_exact,
@@ -508,7 +509,7 @@ def _solved_linear(operator: str, difference: Node, name: Node) -> Pieces | None
         return None
     at_zero, slope = line
     # The name cancels: only the rounding error of the samples is left.
-    if abs(MP.convert(slope)) < MP.mpf(10) ** -60:
+    if abs(MP.convert(slope)) < NEGLIGIBLE:
         return None
     root = -at_zero / slope
     node = Node("number", value=root) if is_exact(root) else None
@@ -696,7 +697,7 @@ def same_family(formula: Node, name: str, gold: Node, gold_name: str) -> bool:
         return False
     # The starts must differ by a whole number of steps.
     shift = (MP.convert(start) - MP.convert(gold_start)) / MP.convert(step)
-    return bool(abs(shift - MP.nint(shift)) < MP.mpf(10) ** -60)
+    return bool(abs(shift - MP.nint(shift)) < NEGLIGIBLE)
 
 
 def _start_and_step(formula: Node, name: str) -> tuple[Value, Value] | None:
