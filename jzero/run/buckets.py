@@ -38,7 +38,6 @@ import fsspec
 from jzero import terminal
 from jzero.errors import UserError, reason_of
 from jzero.files import JsonObject, naming_full_disk, parse_json, read_text, write_atomic
-from jzero.hosts import peers
 from jzero.run import lock
 
 # The start of an address such as gs://bucket/run. A Path joins several slashes into one.
@@ -306,6 +305,8 @@ def open_workdir(workdir: Path, copy_seconds: float = COPY_SECONDS) -> Iterator[
     Raises UserError if the address cannot be read or written, and at the end if the last files
     could not be copied.
     """
+    from jzero.hosts import peers  # not at the top: imports JAX, which jzero.watch does not need
+
     if not is_address(workdir):
         yield workdir
         return

@@ -32,6 +32,11 @@ def test_every_command_is_a_function(name: str) -> None:
     assert callable(pkgutil.resolve_name(COMMANDS[name].function))
 
 
+def test_watch_loads_no_jax() -> None:
+    probe = "import sys; import jzero.watch; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", probe], cwd=ROOT, check=True)
+
+
 def test_help_lists_every_command_and_loads_no_jax() -> None:
     probe = (
         "import sys; sys.argv = ['jzero', '--help']; from jzero.__main__ import main; main(); "
