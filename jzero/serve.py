@@ -234,14 +234,6 @@ def serve_http(
     key: str | None,
 ) -> None:
     """Serves HTTP until Ctrl-C or an error of the decoding thread, and ends the process."""
-    # Every connection takes a file descriptor, and the number of these is limited.
-    allowed = sockets.allow_connections(limits_of_server.max_connections)
-    if allowed < limits_of_server.max_connections:
-        terminal.write(
-            f"at most {allowed} connections: this process may not open more files (ulimit -n)"
-        )
-        limits_of_server = replace(limits_of_server, max_connections=allowed)
-
     worker = DecodingWorker(
         sampler.engine, sampler.tokenizer, limits_of_server.max_waiting_sequences
     )
@@ -264,6 +256,11 @@ def serve_http(
         terminal.write(f"{names}: listening on {addresses} until Ctrl-C")
 
     configuration = BoundedConfig(make_app(server, key), limits_of_server, rules)
+    allowed = configuration.limits.max_connections
+    if allowed < limits_of_server.max_connections:
+        terminal.write(
+            f"at most {allowed} connections: this process may not open more files (ulimit -n)"
+        )
     # uvicorn raises the signal that ended it once more.
     with contextlib.suppress(KeyboardInterrupt):
         GracefulServer(configuration, server, announce).run(bound)

@@ -20,7 +20,7 @@ import json
 import threading
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import starlette.requests
@@ -33,7 +33,6 @@ from starlette.routing import Route
 from jzero import http, json_values
 from jzero.environments.tools import parsing
 from jzero.errors import shown
-from jzero.servers import sockets
 from jzero.servers.bodies import Bodies
 from jzero.servers.connections import admit
 from jzero.servers.limits import ConnectionLimits
@@ -150,8 +149,6 @@ class ChatEndpoint:
             routes=[Route("/{path:path}", self._answer, methods=["POST"])],
             exception_handlers={HTTPException: _refuse, ClientDisconnect: _refuse},
         )
-        allowed = sockets.allow_connections(limits.max_connections)
-        limits = replace(limits, max_connections=allowed)
         # Only programs on this machine can connect. The system chooses a free port.
         host = "127.0.0.1"
         self._server = HttpServer(app, host, 0, limits, Rules(make_hosts(host)))

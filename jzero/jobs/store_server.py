@@ -27,7 +27,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -43,7 +42,6 @@ from jzero.errors import UserError
 from jzero.files import write_atomic
 from jzero.http import bears_key
 from jzero.jobs.store import FolderStore, open_store, sync
-from jzero.servers import sockets
 from jzero.servers.bodies import Bodies
 from jzero.servers.connections import admit
 from jzero.servers.limits import ConnectionLimits
@@ -260,8 +258,7 @@ def serve(
         )
     workdir.mkdir(parents=True, exist_ok=True)
     key = read_key(workdir)
-    limits = replace(LIMITS, max_connections=sockets.allow_connections(LIMITS.max_connections))
-    server = StoreServer(host.strip("[]"), int(port), store, key, allowed_hosts, limits)
+    server = StoreServer(host.strip("[]"), int(port), store, key, allowed_hosts)
     with server:
         thread = threading.Thread(target=server.serve_forever, name="jzero-store", daemon=True)
         thread.start()

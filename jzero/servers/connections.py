@@ -15,6 +15,7 @@ import ipaddress
 import math
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 import h11
 import uvicorn
@@ -22,6 +23,7 @@ from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from jzero.servers import sockets
 from jzero.servers.limits import MAX_HEADER_BYTES, ConnectionLimits
 from jzero.servers.rules import CheckedApp, Rules
 
@@ -60,7 +62,9 @@ class BoundedConfig(uvicorn.Config):
             server_header=False,
             proxy_headers=False,
         )
-        self.limits = limits
+        # Every connection takes a file descriptor, and the number of these is limited.
+        allowed = sockets.allow_connections(limits.max_connections)
+        self.limits = replace(limits, max_connections=allowed)
         self.open_connections = OpenConnections()
 
 
@@ -271,7 +275,7 @@ class BoundedProtocol(H11Protocol):
         # Closing them loses no work.
         useless = [other for other in others if other.waits_for_request and not other.is_admitted]
         if useless:
-            min(useless, key=BoundedProtocol.waiting_since).abort()
+            min(useless, key=lambda one: one.waits_since).abort()
             return
         stalled = stalled_longest(others, self.loop.time() - STALL_SECONDS)
         if stalled is not None:
@@ -279,10 +283,6 @@ class BoundedProtocol(H11Protocol):
             return
         self.transport.write(TOO_MANY)
         self.close_at_once()
-
-    def waiting_since(self) -> float:
-        """Returns when this connection started to wait for a complete request, in loop time."""
-        return self.waits_since
 
     def close_at_once(self) -> None:
         """Closes the connection without waiting for a client that does not read."""

@@ -338,11 +338,9 @@ def make_server(
     connection_limits: ConnectionLimits | None = None,
 ) -> TinkerServer:
     """Returns the HTTP server of a service, for sockets that are bound to `host`."""
-    connection_limits = connection_limits or ConnectionLimits()
-    allowed = sockets.allow_connections(connection_limits.max_connections)
-    connection_limits = replace(connection_limits, max_connections=allowed)
     api = Api(service, keys)
     rules = make_rules(make_hosts(host, allowed_hosts))
+    connection_limits = connection_limits or ConnectionLimits()
     return TinkerServer(BoundedConfig(make_app(api), connection_limits, rules), api, announce)
 
 
