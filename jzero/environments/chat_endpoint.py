@@ -33,7 +33,7 @@ from starlette.routing import Route
 from jzero import http, json_values
 from jzero.environments.tools import parsing
 from jzero.errors import shown
-from jzero.servers.bodies import Bodies
+from jzero.servers.bodies import Bodies, client_disconnected
 from jzero.servers.connections import admit
 from jzero.servers.limits import ConnectionLimits
 from jzero.servers.rules import Rules, make_hosts
@@ -147,7 +147,7 @@ class ChatEndpoint:
         self._threads = ThreadPoolExecutor(READING_THREADS, "endpoint")
         app = Starlette(
             routes=[Route("/{path:path}", self._answer, methods=["POST"])],
-            exception_handlers={HTTPException: _refuse, ClientDisconnect: _refuse},
+            exception_handlers={HTTPException: _refuse, ClientDisconnect: client_disconnected},
         )
         # Only programs on this machine can connect. The system chooses a free port.
         host = "127.0.0.1"
@@ -207,8 +207,6 @@ def read_body(body: bytes) -> dict[str, JsonValue]:
 
 async def _refuse(_: starlette.requests.Request, error: Exception) -> Response:
     """Answers a request that is wrong."""
-    if isinstance(error, ClientDisconnect):
-        return Response(status_code=400)  # which nobody receives
     assert isinstance(error, HTTPException), f"{error=}"
     content = {"error": {"message": error.detail, "type": "jzero"}}
     return JSONResponse(content, error.status_code, error.headers)

@@ -42,7 +42,7 @@ from jzero.errors import UserError
 from jzero.files import write_atomic
 from jzero.http import bears_key
 from jzero.jobs.store import FolderStore, open_store, sync
-from jzero.servers.bodies import Bodies
+from jzero.servers.bodies import Bodies, client_disconnected
 from jzero.servers.connections import admit
 from jzero.servers.limits import ConnectionLimits
 from jzero.servers.rules import Rules, make_hosts
@@ -115,7 +115,7 @@ class StoreServer(HttpServer):
             ],
             exception_handlers={
                 HTTPException: refuse,
-                ClientDisconnect: refuse,
+                ClientDisconnect: client_disconnected,
                 OSError: refuse,
             },
         )
@@ -219,8 +219,6 @@ async def refuse(_: Request, error: Exception) -> Response:
     """Answers a request that is wrong, or that the disk refuses."""
     if isinstance(error, HTTPException):
         return Response(error.detail, error.status_code, error.headers, "text/plain")
-    if isinstance(error, ClientDisconnect):
-        return Response(status_code=400)  # which nobody receives
     if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
         return Response("there is no such file", 404, media_type="text/plain")
     # A full disk, for example: clients try again.

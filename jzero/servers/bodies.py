@@ -13,6 +13,7 @@ from typing import BinaryIO, cast
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.responses import Response
 
 from jzero.servers.connections import (
     RETRY_SECONDS,
@@ -103,6 +104,11 @@ class Bodies:
                 {"Retry-After": str(RETRY_SECONDS)},
             )
         stalled.abort()
+
+
+async def client_disconnected(_: Request, error: Exception) -> Response:
+    """Handles ClientDisconnect: ends the answer, which the client does not receive any more."""
+    return Response(status_code=400)
 
 
 def finish(file: BinaryIO, part: bytes) -> None:

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import Receive
 
 from jzero.decoder.sequence import Sequence
-from jzero.servers.bodies import Bodies
+from jzero.servers.bodies import Bodies, client_disconnected
 from jzero.servers.connections import RETRY_SECONDS
 from jzero.servers.rules import JSON_TYPE, Hosts, Rules
 from jzero.serving import metrics
@@ -117,11 +117,6 @@ async def refuse(_: Request, error: Exception) -> JSONResponse:
 def refuse_key(_: HTTPConnection, error: Exception) -> JSONResponse:
     """Returns the response to a request with a missing or wrong key."""
     return JSONResponse(error_body(str(error), 401), 401, {"WWW-Authenticate": "Bearer"})
-
-
-async def client_disconnected(_: Request, error: Exception) -> Response:
-    """Ends the answer to a disconnected client, which does not receive this response."""
-    return Response(status_code=400)
 
 
 def overloaded(status: int, message: str) -> HTTPException:

@@ -13,8 +13,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from jzero.servers.bodies import client_disconnected
 from jzero.servers.sockets import allow_connections
-from jzero.serving.http import Server, client_disconnected
+from jzero.serving.http import Server
 from jzero.serving.limits import Limits
 
 LIMITS = Limits(max_connections=4, request_seconds=1.0, idle_seconds=1.0)

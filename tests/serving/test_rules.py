@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from jzero.servers import bodies as bodies_module
 from jzero.servers import connections
-from jzero.servers.bodies import Bodies
+from jzero.servers.bodies import Bodies, client_disconnected
 from jzero.servers.connections import admit, client_address
 from jzero.servers.limits import ConnectionLimits
 from jzero.servers.rules import Rules, listens_at_loopback, make_hosts
@@ -103,11 +103,9 @@ def running() -> Iterator[Running]:
         async with bodies.spool(request, MOST_BYTES, "") as file:
             return PlainTextResponse(file.read())
 
-    async def left(_: Request, error: Exception) -> Response:
-        return Response(status_code=400)
-
     app = Starlette(
-        routes=[Route("/echo", echo, methods=["POST"])], exception_handlers={ClientDisconnect: left}
+        routes=[Route("/echo", echo, methods=["POST"])],
+        exception_handlers={ClientDisconnect: client_disconnected},
     )
     rules = Rules(make_hosts("127.0.0.1"))
     with HttpServer(app, "127.0.0.1", 0, LIMITS, rules) as server:
