@@ -14,6 +14,7 @@ import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, ParamSpec, Protocol, TypeVar
 
@@ -108,29 +109,28 @@ class FolderStore:
         self.directory = directory
 
     def read(self, name: str, most_bytes: int | None = None) -> bytes:
+        with self.open(name) as file:
+            # Before the memory for the content is allocated.
+            if most_bytes is not None and os.fstat(file.fileno()).st_size > most_bytes:
+                raise BadFileError(f"the file has more than {most_bytes:,} bytes")
+            return check_size(file.read(end_of(most_bytes)), most_bytes)
+
+    def open(self, name: str) -> BufferedReader:
+        """Opens a file for reading. A writer replaces the file, and does not change it.
+
+        Raises BadFileError for a link, a socket, a folder, a pipe or a device.
+        """
         # Errors of the file system stay OSErrors, which `RetryingStore` repeats.
         try:
             descriptor = os.open(self.directory / name, READ_FLAGS)
         except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise BadFileError("the file is a link") from None
+            if error.errno in (errno.ELOOP, errno.ENXIO):
+                raise BadFileError("the file is a link or a socket") from None
             raise
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise BadFileError("the file is a folder, a pipe or a device")
-        with open(descriptor, "rb") as file:
-            # Before the memory for the content is allocated.
-            if most_bytes is not None and status.st_size > most_bytes:
-                raise BadFileError(f"the file has more than {most_bytes:,} bytes")
-            return check_size(file.read(end_of(most_bytes)), most_bytes)
-
-    def open(self, name: str) -> BinaryIO:
-        """Returns a file that is open for reading. A writer replaces it, and does not change it."""
-        path = self.directory / name
-        if not path.is_file():
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
-        return path.open("rb")
+        return open(descriptor, "rb")
 
     @contextlib.contextmanager
     def temporary(self, name: str) -> Iterator[Path]:
@@ -140,8 +140,7 @@ class FolderStore:
         """
         path = self.directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Several processes may write the same name.
-        temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}{TEMPORARY}")
+        temporary = temporary_path(path)
         try:
             yield temporary
         finally:
@@ -187,7 +186,7 @@ class FolderStore:
             if not path.is_dir():
                 raise
             # Out of the way: nobody but a faulty process makes a folder there.
-            path.rename(path.with_name(f".{path.name}-{uuid.uuid4().hex}{TEMPORARY}"))
+            path.rename(temporary_path(path))
 
     def modified(self, name: str) -> float:
         return (self.directory / name).stat().st_mtime
@@ -196,6 +195,12 @@ class FolderStore:
         # The file server stamps the file, not this host.
         self.write(f"clock/{who}", b"")
         return self.modified(f"clock/{who}")
+
+
+def temporary_path(path: Path) -> Path:
+    """Returns a new path next to another one, which `names` does not list."""
+    # Several processes may write the same name.
+    return path.with_name(f".{path.name}-{uuid.uuid4().hex}{TEMPORARY}")
 
 
 def write_durably(path: Path, data: bytes) -> None:

@@ -41,7 +41,7 @@ from jzero import terminal
 from jzero.errors import UserError
 from jzero.files import write_atomic
 from jzero.http import bears_key
-from jzero.jobs.store import FolderStore, open_store, sync
+from jzero.jobs.store import BadFileError, FolderStore, open_store, sync
 from jzero.servers.bodies import Bodies, client_disconnected
 from jzero.servers.connections import admit
 from jzero.servers.limits import ConnectionLimits
@@ -117,6 +117,7 @@ class StoreServer(HttpServer):
                 HTTPException: refuse,
                 ClientDisconnect: client_disconnected,
                 OSError: refuse,
+                BadFileError: refuse,
             },
         )
         super().__init__(app, host, port, limits, rules, setting=f"{SETTING}={host}:{port}")
@@ -147,16 +148,16 @@ class StoreServer(HttpServer):
         is_file = FILE.fullmatch(name) is not None
         if kind == "files":
             file = await self.read_in_thread(lambda: store.open(name))
-            return self.stream(file)
+            return self.stream(file, name)
         if kind == "names" and is_file:
             return in_json(await self.read_in_thread(lambda: store.names(name)))
         if kind == "modified":
             return in_json(await self.read_in_thread(lambda: store.modified(name)))
         if kind == "now" and is_file:
             return in_json(await self.write_in_thread(lambda: store.now(name)))
-        raise HTTPException(404, "there is no such address")
+        raise HTTPException(404, "unknown address")
 
-    def stream(self, file: BinaryIO) -> Response:
+    def stream(self, file: BinaryIO, name: str) -> Response:
         """Returns the content of an open file, which is closed after it."""
         # A writer replaces a file, so that an open one does not change.
         num_bytes = os.fstat(file.fileno()).st_size
@@ -167,7 +168,7 @@ class StoreServer(HttpServer):
                 while remaining:
                     part = await self.read_in_thread(partial(file.read, min(READ_BYTES, remaining)))
                     if not part:
-                        raise OSError(f"{file.name} has become shorter while it was read")
+                        raise OSError(f"{name} has become shorter while it was read")
                     remaining -= len(part)
                     yield part
 
@@ -219,8 +220,9 @@ async def refuse(_: Request, error: Exception) -> Response:
     """Answers a request that is wrong, or that the disk refuses."""
     if isinstance(error, HTTPException):
         return Response(error.detail, error.status_code, error.headers, "text/plain")
-    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
-        return Response("there is no such file", 404, media_type="text/plain")
+    is_missing = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
+    if is_missing or isinstance(error, BadFileError):
+        return Response("the file does not exist", 404, media_type="text/plain")
     # A full disk, for example: clients try again.
     reason = (error.strerror if isinstance(error, OSError) else "") or "the store failed"
     return Response(reason, 503, media_type="text/plain")

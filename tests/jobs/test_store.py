@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -67,7 +68,7 @@ def test_a_file_that_is_too_large_is_not_read(store: Store) -> None:
     assert read_note(store, "leases/a") is None
 
 
-@pytest.mark.parametrize("kind", ["FIFO", "folder", "device", "link"])
+@pytest.mark.parametrize("kind", ["FIFO", "folder", "device", "link", "socket"])
 def test_only_regular_files_of_a_folder_are_read_and_listed(tmp_path: Path, kind: str) -> None:
     store = FolderStore(tmp_path / "store")
     store.write("results/b", b"1")
@@ -77,11 +78,14 @@ def test_only_regular_files_of_a_folder_are_read_and_listed(tmp_path: Path, kind
         "folder": Path.mkdir,
         "device": lambda path: path.symlink_to("/dev/zero"),
         "link": lambda path: path.symlink_to(path.with_name("b")),
+        "socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o600),
     }
     makers[kind](path)
     assert store.names("results") == ["b"]
     with pytest.raises(BadFileError):
         store.read("results/a", 100)
+    with pytest.raises(BadFileError):
+        store.open("results/a")
     store.delete("results/a")
     assert store.create("results/a", b"1")
 

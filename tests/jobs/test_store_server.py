@@ -173,6 +173,13 @@ def test_samplers_change_only_their_own_files(
         assert FolderStore(tmp_path / "store").read(name) == b"the trainer's"
 
 
+def test_no_link_leads_out_of_the_directory(server: StoreServer, key: str, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    server.store.write("results/one", b"x")
+    (server.store.directory / "results" / "link").symlink_to(tmp_path / "secret")
+    assert ask(server, "GET", "/files/results/link", key) == (404, b"the file does not exist")
+
+
 def test_samplers_join_by_the_names_of_the_trainer(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     store.write("run.json", b"{}")
