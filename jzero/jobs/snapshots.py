@@ -31,6 +31,7 @@ LEVEL = 1  # of zlib: higher levels are slower and save little on these bytes
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "int8": np.int8}
 
 MAX_VERSION = 2**31 - 1
+MAX_DIGITS = 10  # of a version in the name of a file
 MAX_SIZE = 2**40  # numbers of a tensor
 MAX_MANIFEST_BYTES = 64 << 20
 
@@ -170,7 +171,13 @@ def manifest_name(version: int) -> str:
 def version_of(file: str) -> int | None:
     """Returns the version that a file in the folder of snapshots belongs to."""
     digits = file[:8]
-    return int(digits) if digits.isdigit() and len(digits) == 8 else None
+    return int(digits) if len(digits) == 8 and is_version(digits) else None
+
+
+def is_version(name: str) -> bool:
+    """Returns whether the name of a file is the number of a version."""
+    # isdigit also accepts digits of other scripts and superscripts.
+    return len(name) <= MAX_DIGITS and name.isascii() and name.isdigit()
 
 
 # -- The trainer's side ----------------------------------------------------------------------------

@@ -62,7 +62,7 @@ from jzero.jobs.requests import (
     request_of,
 )
 from jzero.jobs.sealed import BadResultError
-from jzero.jobs.snapshots import Publisher, Reader, SnapshotError
+from jzero.jobs.snapshots import Publisher, Reader, SnapshotError, is_version
 from jzero.jobs.store import BadFileError, RetryingStore, open_store, read_if_exists, read_note
 from jzero.jobs.weights import to_tensors
 from jzero.model import qwen
@@ -85,7 +85,6 @@ MOST_NAMES = 1000  # of samplers with refused results that are remembered
 MOST_LINES = 20  # of refused results per step
 MOST_FILES = 1000  # of results that are looked at before anything else
 MAX_TEXT = 1000  # characters of a name in the log
-MAX_DIGITS = 10  # of a version in the name of a file
 REPAIR_SECONDS = 3.0  # between two looks for what samplers need, while results arrive
 
 
@@ -839,11 +838,6 @@ def read_log(workdir: Path) -> list[JsonObject]:
                 f"{path} line {number} is damaged ({error}): restore or remove it"
             ) from None
     return rows
-
-
-def is_version(name: str) -> bool:
-    """Returns whether the name of a file is the number of a version."""
-    return len(name) <= MAX_DIGITS and name.isascii() and name.isdigit()
 
 
 def remove_kept(path: Path) -> None:

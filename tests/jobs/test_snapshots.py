@@ -221,6 +221,14 @@ def test_old_snapshots_are_removed_and_the_others_readable(tmp_path: Path) -> No
         reader(tmp_path).load(7, identities[7])
 
 
+def test_remove_old_ignores_files_of_other_programs(tmp_path: Path) -> None:
+    source = publisher(tmp_path)
+    source.publish(0, version(0))
+    for name in ("\u00b2" * 8, "\u0663" * 8, "notes", "1"):
+        (tmp_path / "snapshots" / name).touch()
+    assert source.remove_old() == 0
+
+
 def test_the_identity_is_of_the_values_only(tmp_path: Path) -> None:
     often, seldom = publisher(tmp_path / "a", every=1), publisher(tmp_path / "b", every=100)
     for number in range(3):
