@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from jzero.run.record import RunRecord, in_order, step_of
+from jzero.run.record import RunRecord, step_of
 from jzero.terminal import WIDTH, duration
 
 # Evaluation name -> metrics, as in `RunRecord.evaluations`.
@@ -93,7 +93,7 @@ def closing_lines(name: str, workdir: Path, record: RunRecord, last_step: int) -
 
 def _results(record: RunRecord) -> list[tuple[str, str]]:
     """Returns a row for each measure of the last evaluation, with its value before training."""
-    evaluations = in_order(record.evaluations)
+    evaluations = record.evaluations
     if not evaluations:
         return []
     last_name, last = list(evaluations.items())[-1]

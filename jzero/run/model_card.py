@@ -22,7 +22,6 @@ from jzero.rollout.evaluation import evaluation_kinds
 from jzero.run import history
 from jzero.run.history import Stage
 from jzero.run.metrics import METRICS, STEP_LINE
-from jzero.run.record import in_order
 from jzero.tasks import suites
 from jzero.types import JsonValue
 
@@ -335,7 +334,7 @@ def last_accuracies(
     if not evaluations:
         return []
     # Metrics have the names "kind/accuracy" and, for suites, "kind/suite/accuracy".
-    last = list(in_order(evaluations).values())[-1]
+    last = list(evaluations.values())[-1]
     chosen = dict(suites.parse_suite(spec) for spec in split_sources(*settings.suites))
     kinds = evaluation_kinds(settings, temperature)
     measured = []
@@ -385,7 +384,6 @@ def evaluations_section(evaluations: Evaluations, accuracies: Sequence[Measured]
     """Returns a note with the accuracies and losses of all evaluations; "" without evaluations."""
     if not evaluations:
         return ""
-    evaluations = in_order(evaluations)
     losses = [name for name in list(evaluations.values())[-1] if name == "eval/loss"]
     rows = []
     for evaluation, values in evaluations.items():

@@ -69,14 +69,8 @@ class RunRecord:
 
         The evaluation "after" the last step of a finished run becomes that of its step.
         """
-        after = self.evaluations.get("after")
-        if after is None or self.step >= last_step:
-            return
-        name = f"step_{self.step}"
-        renamed = {
-            name if old == "after" else old: values for old, values in self.evaluations.items()
-        }
-        self.evaluations = in_order(renamed)
+        if "after" in self.evaluations and self.step < last_step:
+            self.evaluations[f"step_{self.step}"] = self.evaluations.pop("after")
 
 
 def base_of(values: JsonObject) -> JsonObject:
@@ -97,7 +91,7 @@ def evaluations_of(values: JsonObject) -> dict[str, dict[str, float]]:
             raise ValueError(f"the record of the run has {shown(name)}={shown(metrics)}")
         for metric, value in metrics.items():
             json_values.as_number(value, f"{PLACE} {shown(metric)}")
-    return evaluations
+    return in_order(evaluations)
 
 
 def summarize(settings: JsonObject, task: str, record: RunRecord, export: str | None) -> JsonObject:

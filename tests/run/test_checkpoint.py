@@ -424,7 +424,7 @@ def test_a_record_of_other_types_is_refused(changes: dict[str, Any]) -> None:
     whole = RunRecord(step=2, evaluations={"before": {"eval/accuracy": 0.5}}).to_json()
     assert RunRecord.from_json(whole).to_json() == whole
 
-    with pytest.raises(ValueError, match="the record of the run"):
+    with pytest.raises(ValueError, match="the record of the run( has|:) "):
         RunRecord.from_json(whole | changes)
 
 
