@@ -104,7 +104,7 @@ EXPLAINED = {
     "wandb_entity": "set the environment variable WANDB_ENTITY, and train.trackers=wandb",
     "wandb_run_group": "set the environment variable WANDB_RUN_GROUP, and train.trackers=wandb",
     "use_peft": "model.adapter.rank=32 trains an adapter",
-    "load_in_4bit": "weights have 8 bits at least: model.base=int8 holds the frozen base of an "
+    "load_in_4bit": "4-bit weights are not supported: model.base=int8 holds the frozen base of an "
     "adapter as int8, a quarter of float32",
     "load_in_8bit": "model.base=int8 holds the frozen base of an adapter as int8",
     "sync_params_every": "the sampler gets the weights after every RL step: N times as many "

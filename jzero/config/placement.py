@@ -60,8 +60,8 @@ class Jobs:
     )
     allowed_hosts: str = setting(
         "",
-        "Names of the trainer's machine, separated by commas, by which samplers may join with "
-        "`serve`. HOST, the name that the machine has itself, and addresses need not be listed.",
+        "Further host names, separated by commas, by which samplers may address the trainer with "
+        "`serve`. HOST, the machine's hostname and IP addresses are always allowed.",
     )
     schedule: str = setting(
         "fixed",
@@ -96,9 +96,9 @@ class Jobs:
     )
     regrade_share: float = setting(
         1 / 16,
-        "Share of the rollouts that the trainer grades again itself, chosen at random with a key "
-        "that samplers do not know. A result with another grade is refused. Gradings by a model "
-        "or an environment are not repeated. 0: samplers' grades are trusted.",
+        "Share of the rollouts that the trainer regrades, chosen at random with a key that "
+        "samplers do not have. A result whose grades differ is rejected. Grades of a model or an "
+        "environment are not recomputed. 0: samplers' grades are trusted.",
         at_least=0,
         at_most=1,
     )

@@ -95,8 +95,8 @@ class AdapterConfig:
     dropout: float = setting(
         0.0,
         "Dropout on the adapter's inputs, as in PEFT, in updates only. For supervised fine-tuning; "
-        "in RL it adds noise to the ratio: with several optimizer steps for each batch the old "
-        "policy is without dropout, and with one it is the policy of the update, with dropout.",
+        "in RL it adds noise to the ratio: with several optimizer steps per batch, the old "
+        "log-probs are computed without dropout; with one, by the update itself, with dropout.",
         below=1,
     )
 
@@ -425,8 +425,8 @@ class TaskConfig:
         "Grader of answers: jzero's (fast), or a verifier that reproduces the rewards of a "
         "published run with its original answer extraction: oat's (oat_fast, oat_full, oat_r1, "
         "oat_r1_full; last_number for GSM8K, oat_countdown for Countdown), open-r1's (open_r1 "
-        "of e4ac3ae, open_r1_1416fa0 of its recipes), the package math-verify (math_verify), "
-        "PRM800K's two stages (sympy).",
+        "at e4ac3ae, open_r1_1416fa0 at the commit of its recipes), the package math-verify "
+        "(math_verify), PRM800K's two stages (sympy).",
         choices=VERIFIERS,
     )
     options: tuple[str, ...] = setting(
@@ -438,9 +438,9 @@ class TaskConfig:
 
     control_tokens: bool = setting(
         False,
-        "Control tokens of the tokenizer, such as <|im_end|>, in the messages of a question, a "
-        "tool or an environment are tokens. False: they are text, and cannot begin a turn. "
-        "Prompts of column:NAME keep theirs.",
+        "Encodes control tokens of the tokenizer, such as <|im_end|>, in the messages of a "
+        "question, a tool or an environment as tokens. False: as text, which cannot begin a turn. "
+        "Prompts of column:NAME keep their control tokens.",
     )
 
     # Episodes of several turns.
@@ -667,8 +667,8 @@ class OptimizerConfig:
     )
     nu_dtype: str = setting(
         "float32",
-        "Type of Adam's second moment. bfloat16 saves 2 of 12 bytes per parameter, and wants a b2 "
-        f"of at most {LARGEST_B2_IN_16_BITS}.",
+        "Type of Adam's second moment. bfloat16 saves 2 of 12 bytes per parameter, and requires a "
+        f"b2 of at most {LARGEST_B2_IN_16_BITS}.",
         choices=DTYPES,
     )
     offload: bool = setting(
@@ -879,7 +879,7 @@ class TrainConfig:
     )
 
     trajectories: str = setting(
-        "", "Directory of the episodes of several turns. Empty: trajectories in the workdir."
+        "", "Directory for episodes of several turns. Empty: trajectories in the workdir."
     )
     trajectory_lines: str = setting(
         "episode",

@@ -6,7 +6,7 @@
 
     python -m jzero.main ... --config.train.callbacks=my.py:notify
 
-A function names those parameters that it needs:
+A function declares only the parameters that it needs:
 
     event     "step", "evaluation", "checkpoint" or "end"
     step      the RL step, or the step of fine-tuning
@@ -89,7 +89,7 @@ def _find(name: str) -> Callable[..., object]:
 
 
 def _parameters_of(name: str, function: Callable[..., object]) -> list[str]:
-    """Returns which of PARAMETERS a function takes. Raises UserError if it needs others."""
+    """Returns the PARAMETERS that a function takes. Raises UserError if it requires others."""
     chosen = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
@@ -98,7 +98,7 @@ def _parameters_of(name: str, function: Callable[..., object]) -> list[str]:
             chosen.append(parameter.name)
         elif parameter.default is inspect.Parameter.empty:
             raise UserError(
-                f"train.callbacks={name} has the parameter {parameter.name}: name its parameters "
-                f"{', '.join(PARAMETERS)}, as many as it needs"
+                f"train.callbacks={name}: unknown parameter {parameter.name}; a callback may take "
+                f"{', '.join(PARAMETERS)}"
             )
     return chosen

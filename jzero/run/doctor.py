@@ -427,7 +427,7 @@ REMARKS: dict[str, Remark] = {
     ),
     "no_score": Remark(
         "`reward/failed` is above 5 %.",
-        "Mend the function: the terminal shows the first traceback of each kind. A slow one needs "
+        "Fix the function: the terminal shows the first traceback of each kind. A slow one needs "
         "a larger `task.reward.seconds`.",
         _no_score,
     ),
@@ -439,7 +439,7 @@ REMARKS: dict[str, Remark] = {
     "constant_reward": Remark(
         "`reward/mean` is the same in three steps, `reward/zero_variance_groups` is 1, and a "
         "user-defined function has a part in the reward.",
-        "Mend the function in `task.reward.functions`: a reward has to differ between better and "
+        "Fix the function in `task.reward.functions`: a reward has to differ between better and "
         "worse responses.",
         _constant_reward,
     ),
@@ -593,6 +593,6 @@ def stop_names(stop_on: str) -> list[str]:
 
 def markdown_table() -> str:
     """Returns the table of docs/troubleshooting.md."""
-    lines = ["| remark | said when | what helps |", "|---|---|---|"]
+    lines = ["| remark | appears when | what helps |", "|---|---|---|"]
     lines += [f"| `{name}` | {row.symptom} | {row.advice} |" for name, row in REMARKS.items()]
     return "\n".join(lines)

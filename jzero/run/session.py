@@ -81,11 +81,11 @@ class Schedule:
         last_step: int,
         steps_of_pass: float | None = None,
     ) -> "Schedule":
-        """`steps_of_pass` is the number of steps of a pass over the data; None without an end."""
+        """`steps_of_pass` is the number of steps of a pass over the data, None if it never ends."""
         if train.checkpoint_epochs and steps_of_pass is None:
             raise UserError(
-                f"train.checkpoint_epochs={train.checkpoint_epochs:g}: the problems of this task "
-                "have no end, set train.checkpoint_every"
+                f"train.checkpoint_epochs={train.checkpoint_epochs:g}: this task generates "
+                "problems without end; set train.checkpoint_every instead"
             )
         return cls(
             last_step=last_step,
@@ -105,24 +105,24 @@ class Schedule:
         return f"step_{step}" if _is_multiple(step, self.evaluate_every) else None
 
     def export_is_due(self, step: int) -> bool:
-        """Says whether the model is exported after `step`, besides the export of a finished run."""
+        """Returns whether the model is exported after `step`, besides the export at the end."""
         return _is_multiple(step, self.export_every)
 
     def checkpoint_is_due(self, step: int) -> bool:
-        """Says whether a checkpoint is due after `step`, which is 0 before the first step."""
+        """Returns whether a checkpoint is due after `step`, which is 0 before the first step."""
         if step in (0, self.last_step):
             return self.checkpoint_every >= 0
         return self._ends_passes(step) or _is_multiple(step, self.checkpoint_every)
 
     def _ends_passes(self, step: int) -> bool:
-        """Returns whether train.checkpoint_epochs further passes end in `step`, or at its end."""
+        """Returns whether `step` completes another train.checkpoint_epochs passes."""
         if not self.checkpoint_steps:
             return False
 
-        def saves_until(step: int) -> int:
-            return math.floor(step / self.checkpoint_steps + 1e-9)
+        def num_due_by(last: int) -> int:
+            return math.floor(last / self.checkpoint_steps + 1e-9)
 
-        return saves_until(step) > saves_until(step - 1)
+        return num_due_by(step) > num_due_by(step - 1)
 
 
 def _is_multiple(step: int, every: int) -> bool:
@@ -153,7 +153,7 @@ class RunSession:
         `stream_states` returns the unfinished rollouts of every process, as text. Every process
         calls it whenever a checkpoint is saved. `budget` started when the process began to work on
         the run. `planned_bytes` is the planner's estimate for a device. `steps_of_pass` is the
-        number of steps of a pass over the data, None if the data have no end.
+        number of steps of a pass over the data, None if it never ends.
         """
         self.config = config
         self.workdir = workdir

@@ -83,11 +83,11 @@ def test_a_function_that_fails_is_named_once_for_each_event(
     ("name", "message"),
     [
         ("nothing", "no such module:function or FILE.py:function"),
-        ("wants_more", "has the parameter trainer: name its parameters event, step, metrics"),
+        ("wants_more", "unknown parameter trainer; a callback may take event, step, metrics"),
     ],
 )
 def test_wrong_functions_are_refused_before_the_run(file: str, name: str, message: str) -> None:
-    with pytest.raises(UserError, match=rf"train.callbacks=.*:{name}.*{message}"):
+    with pytest.raises(UserError, match=rf"train.callbacks=.*:{name}: {message}"):
         check_callbacks((f"{file}:{name}",))
 
 
@@ -132,5 +132,7 @@ def test_checkpoints_follow_the_passes(
 
 
 def test_passes_without_an_end_are_refused() -> None:
-    with pytest.raises(UserError, match=r"train.checkpoint_epochs=1: .* have no end"):
+    with pytest.raises(
+        UserError, match="train.checkpoint_epochs=1: this task generates problems without end"
+    ):
         Schedule.for_run(TrainConfig(checkpoint_epochs=1.0), 0, 10)
