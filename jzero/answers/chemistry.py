@@ -1,8 +1,8 @@
 r"""Chemical formulas and equations: \ce{H2O}, \mathrm{H_2O}, \text{Ca(OH)}_2, \ce{SO4^2-}.
 
 All spellings of a substance have one form. The order of its atoms counts, and the order of the
-substances on a side of an equation does not. The arrow of an equilibrium is another than that of a
-reaction, and the phases (s), (l), (g) and (aq) count where both answers have them.
+substances on a side of an equation does not. The arrow of an equilibrium differs from that of a
+reaction. The phases (s), (l), (g) and (aq) count if both answers have them.
 """
 
 import functools
@@ -64,6 +64,7 @@ def _equation(text: str) -> Equation | None:
     if len(text) > LONGEST:
         return None
     is_marked = "\\ce" in text
+    # Charges and isotopes get brackets of their own, so that signs and digits stay apart.
     text = _CHARGE.sub(r"«\1\2»", _SUBSCRIPT.sub(r"\1", text))
     if is_marked:
         text = _BARE_CHARGE.sub(r"«\1»", text)

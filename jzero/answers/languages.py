@@ -6,7 +6,7 @@ and no, "no solution", announcements of an answer, and counted or measured thing
 
 import re
 
-from jzero.answers.vocabulary import inverted, words
+from jzero.answers.vocabulary import inverted
 
 _OR, _AND = r" \text{ or } ", r" \text{ and } "
 _YES_AND_NO = inverted(
@@ -70,10 +70,11 @@ _UNITS = inverted(
 _COUNTED = re.compile(
     r"(?P<number>[0-9}])\s*(?:\\text\s*\{\s*)?(?P<word>[^\W\d_]+)\s*\}?\s*[.。]?\s*\Z"
 )
-_WORDS_FOR_NOTHING = words("text")
-
-
+# 面积为5 is "the area is 5".
 _NAMED_VALUE = re.compile(r"\s*[\u4e00-\u9fff]{1,12}?(?:为|是|等于)\s*(?=[-0-9$\\])")
+
+
+_NEGATING = frozenset("不非或否")  # "not", "no" and "or"
 
 
 def in_english(text: str) -> str:
@@ -85,7 +86,7 @@ def in_english(text: str) -> str:
         is_open = "\\text" in announcement[0] and not announcement["closed"]
         text = ("\\text{" if is_open else "") + text[announcement.end() :]
     named = _NAMED_VALUE.match(text)
-    if named is not None and not set("不非或否") & {*named[0]}:
+    if named is not None and _NEGATING.isdisjoint(named[0]):
         text = text[named.end() :]
     plain = re.sub(r"\\text\s*\{|[{}$.。]", " ", text).strip().lower()
     if plain in _YES_AND_NO:

@@ -23,44 +23,53 @@ def rows_of(node: Node) -> Rows | None:
     if node.kind == "tuple":
         return _rows_of_tuple(node)
     if node.kind == "apply" and node.name == "diag":
-        return tuple(
-            tuple(part if row == column else _ZERO for column in range(len(node.parts)))
-            for row, part in enumerate(node.parts)
-        )
+        return _diagonal(node.parts)
     if node.kind == "negative":
         return _scaled(rows_of(node.parts[0]), Node("number", value=Fraction(-1)))
     if node.kind == "power":
-        base, exponent = node.parts
-        # Powers of matrices are not computed: only a letter such as T in the exponent is
-        # understood.
-        # (1, 2)^T is how a column is written in a line.
-        if base.kind == "tuple" and exponent.name in _TRANSPOSED:
-            return rows_of(base)
-        rows = rows_of(base) if exponent.kind == "symbol" and exponent.name in _TRANSPOSED else None
-        return None if rows is None else tuple(zip(*rows, strict=True))
+        return _rows_of_power(*node.parts)
     if node.kind == "divide":
         above, below = node.parts
         return _scaled(rows_of(above), Node("divide", (_ONE, below)))
     if node.kind == "add":
         return _sum(node.parts) or _from_unit_vectors(node)
     if node.kind == "multiply":
-        # A product of two matrices is not computed.
-        matrices = [part for part in node.parts if rows_of(part) is not None]
-        scalars = tuple(part for part in node.parts if part not in matrices)
-        if len(matrices) != 1 or not scalars:
-            return None
-        scalar = scalars[0] if len(scalars) == 1 else Node("multiply", scalars)
-        return _scaled(rows_of(matrices[0]), scalar)
+        return _rows_of_product(node.parts)
     return None
+
+
+def _rows_of_power(base: Node, exponent: Node) -> Rows | None:
+    """Returns a transposed matrix; powers are not computed."""
+    # (1, 2)^T is how a column is written in a line.
+    if base.kind == "tuple" and exponent.name in _TRANSPOSED:
+        return rows_of(base)
+    is_transposed = exponent.kind == "symbol" and exponent.name in _TRANSPOSED
+    rows = rows_of(base) if is_transposed else None
+    return None if rows is None else tuple(zip(*rows, strict=True))
+
+
+def _rows_of_product(factors: tuple[Node, ...]) -> Rows | None:
+    """Returns the product of one matrix and scalars; two matrices are not multiplied."""
+    matrices = [factor for factor in factors if rows_of(factor) is not None]
+    scalars = tuple(factor for factor in factors if factor not in matrices)
+    if len(matrices) != 1 or not scalars:
+        return None
+    return _scaled(rows_of(matrices[0]), _product_of(scalars))
 
 
 def _rows_of_tuple(node: Node) -> Rows | None:
     """Returns the column (1, 2) or [1, 2, 3], or the rows of [[1, 2], [3, 4]]."""
+    # Two numbers in square brackets are an interval.
     if node.name == "()" or (node.name == "[]" and len(node.parts) > 2):
         return tuple((part,) for part in node.parts)
-    rows = tuple(part.parts for part in node.parts if part.kind == "tuple" and part.name == "[]")
-    are_rows = len(rows) == len(node.parts) and len(set(map(len, rows))) == 1
-    return rows if are_rows and node.name == "[]" else None
+    are_rows = all(part.kind == "tuple" and part.name == "[]" for part in node.parts)
+    if node.name != "[]" or not are_rows:
+        return None
+    return _if_rectangular(tuple(part.parts for part in node.parts))
+
+
+def _if_rectangular(rows: Rows) -> Rows | None:
+    return rows if len(set(map(len, rows))) == 1 else None
 
 
 def identity_scale(node: Node) -> Node | None:
@@ -70,7 +79,7 @@ def identity_scale(node: Node) -> Node | None:
     if node.kind == "multiply":
         *scalars, last = node.parts
         if identity_scale(last) == _ONE and not any(map(_has_identity, scalars)):
-            return scalars[0] if len(scalars) == 1 else Node("multiply", tuple(scalars))
+            return _product_of(tuple(scalars))
     return None
 
 
@@ -79,18 +88,23 @@ def _has_identity(node: Node) -> bool:
 
 
 def scaled_identity(scale: Node, size: int) -> Rows:
-    return tuple(
-        tuple(scale if row == column else _ZERO for column in range(size)) for row in range(size)
-    )
+    return _diagonal((scale,) * size)
+
+
+def _diagonal(entries: tuple[Node, ...]) -> Rows:
+    rows = []
+    for index, entry in enumerate(entries):
+        zeros_before, zeros_after = (_ZERO,) * index, (_ZERO,) * (len(entries) - index - 1)
+        rows.append((*zeros_before, entry, *zeros_after))
+    return tuple(rows)
 
 
 def _entries(matrix: Node) -> Rows | None:
-    (inside,) = matrix.parts if len(matrix.parts) == 1 else (None,)
-    if inside is None:
+    if len(matrix.parts) != 1:
         return None
+    (inside,) = matrix.parts
     rows = inside.parts if inside.kind == "rows" else (inside,)
-    entries = tuple(row.parts if row.kind == "row" else (row,) for row in rows)
-    return entries if len(set(map(len, entries))) == 1 else None
+    return _if_rectangular(tuple(row.parts if row.kind == "row" else (row,) for row in rows))
 
 
 def _scaled(rows: Rows | None, scalar: Node) -> Rows | None:
@@ -100,6 +114,10 @@ def _scaled(rows: Rows | None, scalar: Node) -> Rows | None:
     for row in rows:
         scaled.append(tuple(_product(scalar, entry) for entry in row))
     return tuple(scaled)
+
+
+def _product_of(factors: tuple[Node, ...]) -> Node:
+    return factors[0] if len(factors) == 1 else Node("multiply", factors)
 
 
 def _sum(terms: tuple[Node, ...]) -> Rows | None:
@@ -130,8 +148,7 @@ def _from_unit_vectors(node: Node) -> Rows | None:
         scalars = tuple(part for part in factors if part.name not in _UNIT_VECTORS)
         if len(names) != 1 or names[0] in coefficients:
             return None
-        coefficient = scalars[0] if len(scalars) == 1 else Node("multiply", scalars)
-        coefficient = coefficient if scalars else _ONE
+        coefficient = _product_of(scalars) if scalars else _ONE
         coefficients[names[0]] = negative(coefficient) if is_negative else coefficient
     # i without j and k is the imaginary unit.
     if not coefficients.keys() & {"j", "k"}:

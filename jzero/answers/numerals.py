@@ -113,8 +113,8 @@ def _ungrouped(numeral: str, in_brackets: bool) -> str:
 
 def _recurring(text: str) -> str:
     if "\\" in text:
-        text = _OVERLINED.sub(_overlined, text)
-        text = _DOTTED.sub(_dotted, text)
+        text = _OVERLINED.sub(_with_bar, text)
+        text = _DOTTED.sub(_with_bar, text)
     if "(" in text:
         text = _IN_BRACKETS.sub(r"\1¯\2", text)
     if "..." in text or "\\ldots" in text:
@@ -122,12 +122,7 @@ def _recurring(text: str) -> str:
     return text
 
 
-def _overlined(match: re.Match[str]) -> str:
-    nonrecurring, *digits = match.groups()
-    return f"{nonrecurring}¯{''.join(filter(None, digits))}"
-
-
-def _dotted(match: re.Match[str]) -> str:
+def _with_bar(match: re.Match[str]) -> str:
     nonrecurring, *digits = match.groups()
     return f"{nonrecurring}¯{''.join(filter(None, digits))}"
 

@@ -96,7 +96,8 @@ def _residue(match: re.Match[str]) -> str:
     parity = groups.get("parity")
     modulus = "2" if parity else match["modulus"].strip()
     residue = "1" if parity == "odd" else "0"
-    return (rf"{name}\equiv " if name else "") + rf"{residue}\pmod{{{modulus}}}"
+    congruence = rf"{residue}\pmod{{{modulus}}}"
+    return rf"{name}\equiv {congruence}" if name else congruence
 
 
 def _converging(match: re.Match[str]) -> str:
@@ -216,7 +217,7 @@ _FORMS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
         (
             rf"{_SUBJECT}(?:is )?(?P<how>absolutely |conditionally )?(?P<verb>converges?|convergent"
             r"|diverges?|divergent)(?P<after> absolutely| conditionally)?",
-            lambda match: _converging(match),
+            _converging,
         ),
         (
             rf"{_SUBJECT}(?:do(?:es)? not exist|doesn't exist|is undefined|undefined|d\.?n\.?e\.?)"
