@@ -24,6 +24,7 @@ MAX_POWER = 12
 # A number, a vector as a tuple of three numbers, or a matrix as a tuple of three rows.
 Sample = Value
 _AXES = range(3)
+_IDENTITY = tuple(tuple(Fraction(row == column) for column in _AXES) for row in _AXES)
 
 _MARKED = re.compile(
     r"\\(?:vec|mathbf|bm|boldsymbol|pmb|vv|overrightarrow)\s*\{?\s*([A-Za-z]|\\[a-z]+)\s*\}?"
@@ -113,7 +114,7 @@ def sampled(node: Node, point: int) -> Sample:
     """Returns a number, a vector or a matrix; None if the formula has no value at a point."""
     if not is_noncommuting(node):
         is_identity = node.kind == "symbol" and node.name == "I"
-        return _scaled_identity(Fraction(1)) if is_identity else value(node, point)
+        return _IDENTITY if is_identity else value(node, point)
     if node.kind == "symbol":
         return _sampled_symbol(node.name, point)
     if node.kind == "power":
@@ -124,6 +125,13 @@ def sampled(node: Node, point: int) -> Sample:
     if any(part is None for part in parts):
         return None
     return _combined(node, parts)
+
+
+def _num_axes(sample: Sample) -> int:
+    """Returns 0 for a number, 1 for a vector and 2 for a matrix."""
+    if not isinstance(sample, tuple):
+        return 0
+    return 2 if isinstance(sample[0], tuple) else 1
 
 
 def _combined(node: Node, parts: Sequence[Sample]) -> Sample:
@@ -137,16 +145,18 @@ def _combined(node: Node, parts: Sequence[Sample]) -> Sample:
             return functools.reduce(_product, parts)
         case "cross":
             return functools.reduce(_cross, parts)
-        case "divide" if not isinstance(parts[1], tuple):
+        case "divide" if _num_axes(parts[1]) == 0:
             return _scaled(first, 1 / parts[1]) if parts[1] else None
-        case "abs" if isinstance(first, tuple):
-            return _determinant(first) if isinstance(first[0], tuple) else _norm(first)
-        case "apply" if node.name in ("det", "tr") and isinstance(first, tuple):
-            if not isinstance(first[0], tuple):
-                return None
-            return _determinant(first) if node.name == "det" else _trace(first)
+        case "abs" if _num_axes(first) == 1:
+            return _norm(first)
+        case "abs" if _num_axes(first) == 2:
+            return _determinant(first)
+        case "apply" if node.name == "det" and _num_axes(first) == 2:
+            return _determinant(first)
+        case "apply" if node.name == "tr" and _num_axes(first) == 2:
+            return _trace(first)
     # A function of numbers, such as the cosine of a dot product.
-    if any(isinstance(part, tuple) for part in parts):
+    if any(map(_num_axes, parts)):
         return None
     return value_of_operation(node.kind, list(parts))
 
@@ -165,7 +175,7 @@ def _sampled_symbol(name: str, point: int) -> Sample:
     draw = random.Random(f"{name}/{point}/ordered")
     numbers = [Fraction(draw.randint(-30, 30), draw.choice((1, 2, 3))) for _ in range(9)]
     if name == f"{MATRIX}I":
-        return _scaled_identity(Fraction(1))
+        return _IDENTITY
     if name.startswith(VECTOR):
         return (numbers[0], numbers[1], numbers[2])
     return tuple(tuple(numbers[3 * row : 3 * row + 3]) for row in _AXES)
@@ -173,18 +183,19 @@ def _sampled_symbol(name: str, point: int) -> Sample:
 
 def _power(node: Node, point: int) -> Sample:
     base, exponent = sampled(node.parts[0], point), node.parts[1]
-    if not isinstance(base, tuple):
+    num_axes = _num_axes(base)
+    if num_axes == 0:
         power = sampled(exponent, point)
-        if base is None or power is None or isinstance(power, tuple):
+        if base is None or power is None or _num_axes(power) > 0:
             return None
         return value_of_operation("power", [base, power])
     name = exponent.name.removeprefix(MATRIX).removeprefix("\\")
-    if isinstance(base[0], tuple) and exponent.kind == "symbol" and name in TRANSPOSED:
+    if num_axes == 2 and exponent.kind == "symbol" and name in TRANSPOSED:
         return tuple(zip(*base, strict=True))
     number = value(exponent, point)
     if number is None or not is_exact(number) or number.denominator != 1:
         return None
-    if not isinstance(base[0], tuple):  # a^2 is the square of a vector's length
+    if num_axes == 1:  # a^2 is the square of a vector's length
         return _dot(base, base) if number == 2 else None
     if abs(number) > MAX_POWER:
         return None
@@ -193,12 +204,7 @@ def _power(node: Node, point: int) -> Sample:
         if inverse is None:
             return None
         base = inverse
-    return functools.reduce(_product, [base] * abs(int(number)), _scaled_identity(Fraction(1)))
-
-
-def _scaled_identity(number: Value) -> Sample:
-    rows = [tuple(number if row == column else Fraction(0) for column in _AXES) for row in _AXES]
-    return tuple(rows)
+    return functools.reduce(_product, [base] * abs(int(number)), _IDENTITY)
 
 
 def _scaled(sample: Sample, number: Value) -> Sample:
@@ -217,35 +223,30 @@ def _added(x: Value, y: Value) -> Value:
 
 
 def _sum(x: Sample, y: Sample) -> Sample:
-    if x is None or y is None:
+    # A number and a matrix have no sum, although A + 2 may stand for A + 2I.
+    if x is None or y is None or _num_axes(x) != _num_axes(y):
         return None
-    # A + 2 is A + 2I.
-    if isinstance(x, tuple) != isinstance(y, tuple):
-        return None
-    if isinstance(x, tuple):
-        if isinstance(x[0], tuple) != isinstance(y[0], tuple):
-            return None
-        return tuple(map(_sum, x, y))
-    return _added(x, y)
+    return _added(x, y) if _num_axes(x) == 0 else tuple(map(_sum, x, y))
 
 
 def _product(x: Sample, y: Sample) -> Sample:
     """Returns a product: of vectors their dot product, of matrices the matrix product."""
     if x is None or y is None:
         return None
-    if not isinstance(x, tuple):
-        return _scaled(y, x)
-    if not isinstance(y, tuple):
-        return _scaled(x, y)
-    is_matrix, other_is_matrix = isinstance(x[0], tuple), isinstance(y[0], tuple)
-    if not is_matrix and not other_is_matrix:
-        return _dot(x, y)
-    if is_matrix and not other_is_matrix:
-        return tuple(_dot(row, y) for row in x)
-    if not is_matrix:
-        return None
-    columns = tuple(zip(*y, strict=True))
-    return tuple(tuple(_dot(row, column) for column in columns) for row in x)
+    match _num_axes(x), _num_axes(y):
+        case 0, _:
+            return _scaled(y, x)
+        case _, 0:
+            return _scaled(x, y)
+        case 1, 1:
+            return _dot(x, y)
+        case 2, 1:
+            return tuple(_dot(row, y) for row in x)
+        case 2, 2:
+            columns = tuple(zip(*y, strict=True))
+            return tuple(tuple(_dot(row, column) for column in columns) for row in x)
+    # A vector before a matrix would be a row, which has no sample.
+    return None
 
 
 def _dot(x: Sequence[Value], y: Sequence[Value]) -> Value:
@@ -253,10 +254,10 @@ def _dot(x: Sequence[Value], y: Sequence[Value]) -> Value:
 
 
 def _cross(x: Sample, y: Sample) -> Sample:
-    are_numbers = not isinstance(x, tuple) or not isinstance(y, tuple)
-    if are_numbers:
+    numbers_of_axes = _num_axes(x), _num_axes(y)
+    if 0 in numbers_of_axes:
         return _product(x, y)
-    if isinstance(x[0], tuple) or isinstance(y[0], tuple):
+    if 2 in numbers_of_axes:
         return None
     products = []
     for axis in _AXES:
