@@ -160,20 +160,22 @@ def _without_ellipsis(node: Node) -> Node:
     index = names.index("ldots")
     first, last = node.parts[0], node.parts[-1]
     numbers = [part.value for part in node.parts[:index] if part.kind == "number"]
+    # Only numbers stand before the ellipsis, and one member after it.
     if len(numbers) < index or index + 2 < len(node.parts):
         return node
     step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
-    is_even = all(b - a == step for a, b in itertools.pairwise(numbers)) and step
-    if not is_even:
+    is_even = all(b - a == step for a, b in itertools.pairwise(numbers))
+    if not step or not is_even:
         return node
+
     is_long = last.kind == "number" and abs(last.value - first.value) >= MAX_PARTS * abs(step)
     if last.kind != "number" or is_long:
         second = first._replace(value=first.value + step)
         return node._replace(parts=(first, second, symbol("ldots"), last))
-    count = Fraction(last.value - first.value) / step
-    if count.denominator != 1 or not 0 < count < MAX_PARTS:
+    num_steps = Fraction(last.value - first.value) / step
+    if num_steps.denominator != 1 or not 0 < num_steps < MAX_PARTS:
         return node
-    values = (first.value + step * number for number in range(int(count) + 1))
+    values = [first.value + step * number for number in range(int(num_steps) + 1)]
     return node._replace(parts=tuple(Node("number", value=number) for number in values))
 
 
@@ -347,6 +349,7 @@ def _numbers(node: Node) -> list[Value] | None:
 
 
 def _without_name(node: Node, other: Node) -> Node:
+    """Returns S_3 for G ≅ S_3, if the other answer is only a group."""
     is_name_of = node.kind == "relation" and node.name == "≅" and node.parts[0].kind == "symbol"
     return node.parts[1] if is_name_of and not is_statement(other) else node
 
@@ -357,10 +360,7 @@ def _same_statement(prediction: Node, gold: Node, rules: Rules) -> bool:
     If only one of them has names, its values are compared with the other: x = 3 with 3, and 0 < x <
     1 with (0, 1).
     """
-    # G ≅ S_3 names the group.
-    prediction, gold = (
-        _without_name(node, other) for node, other in ((prediction, gold), (gold, prediction))
-    )
+    prediction, gold = _without_name(prediction, gold), _without_name(gold, prediction)
     if not is_statement(prediction) and not is_statement(gold):
         return equal(prediction, gold, rules)
     # Solutions such as x = kπ, k ∈ ℤ, are compared as families.
@@ -613,11 +613,9 @@ def _same_correspondence(relation: Node, gold: Node) -> bool:
         first, second = (name.removeprefix("triangle ") for name in names)
         if len(first) != len(second):
             return False
-        pairs.append({frozenset((f"1{a}", f"2{b}")) for a, b in zip(first, second, strict=True)})
-    swapped = {
-        frozenset(f"{3 - int(vertex[0])}{vertex[1:]}" for vertex in pair) for pair in pairs[0]
-    }
-    return pairs[1] in (pairs[0], swapped)
+        pairs.append(set(zip(first, second, strict=True)))
+    # The triangles of one relation may be exchanged.
+    return pairs[1] in (pairs[0], {(second, first) for first, second in pairs[0]})
 
 
 def _from_left_to_right(relation: Node) -> Node:

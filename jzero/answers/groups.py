@@ -1,4 +1,7 @@
-r"""Finitely generated abelian groups: Z_6 is Z/6Z and Z_2 x Z_3, and Z_4 is not Z_2 x Z_2."""
+r"""Finitely generated abelian groups, and permutations.
+
+Z_6 is Z/6Z and Z_2 x Z_3, and Z_4 is not Z_2 x Z_2. (1 2 3) is (2 3 1), and (1 2)(2 3).
+"""
 
 import re
 from collections import Counter
@@ -9,6 +12,9 @@ from jzero.answers.expressions import Node
 MAX_ORDER = 10**6
 MAX_RANK = 20
 CYCLIC = "cyclic"  # the kind of Z_n
+_INTEGERS = Node("domain", name="ℤ")
+_CYCLES = re.compile(r"(?:\(\s*[0-9](?:[\s~]*[0-9])*\s*\)\s*)+")
+_CYCLE = re.compile(r"\(([^()]*)\)")
 
 
 def is_group(node: Node) -> bool:
@@ -42,8 +48,44 @@ def invariants(node: Node) -> Counter[int] | None:
     return total
 
 
-_CYCLES = re.compile(r"(?:\(\s*[0-9](?:[\s~]*[0-9])*\s*\)\s*)+")
-_CYCLE = re.compile(r"\(([^()]*)\)")
+def _cyclic(node: Node) -> Counter[int] | None:
+    if node.kind == CYCLIC:
+        return _of_order(node.parts[0])
+    written = node.name.partition("value=Fraction(")[2].partition(",")[0]
+    digits = "".join(filter(str.isdigit, written))
+    return _factored(int(digits)) if digits and len(digits) < 7 else None
+
+
+def _of_order(node: Node) -> Counter[int] | None:
+    order = _whole(node)
+    return None if order is None else _factored(order)
+
+
+def _whole(node: Node) -> int | None:
+    number = None if symbol_names(node) else value(node)
+    if number is None or not is_exact(number) or number.denominator != 1:
+        return None
+    return int(number) if 0 < number <= MAX_ORDER else None
+
+
+def _factored(order: int) -> Counter[int]:
+    """Returns the prime powers of which a number is the product."""
+    factors: Counter[int] = Counter()
+    divisor = 2
+    while divisor * divisor <= order:
+        power = 1
+        while order % divisor == 0:
+            order //= divisor
+            power *= divisor
+        if power > 1:
+            factors[power] += 1
+        divisor += 1
+    if order > 1:
+        factors[order] += 1
+    return factors
+
+
+# Permutations
 
 
 def are_permutations(answer: str, gold: str) -> bool:
@@ -88,43 +130,3 @@ def _permutation(text: str) -> dict[str, str]:
         if place != digit:
             moved[digit] = place
     return moved
-
-
-_INTEGERS = Node("domain", name="ℤ")
-
-
-def _cyclic(node: Node) -> Counter[int] | None:
-    if node.kind == CYCLIC:
-        return _of_order(node.parts[0])
-    written = node.name.partition("value=Fraction(")[2].partition(",")[0]
-    digits = "".join(filter(str.isdigit, written))
-    return _factored(int(digits)) if digits and len(digits) < 7 else None
-
-
-def _of_order(node: Node) -> Counter[int] | None:
-    order = _whole(node)
-    return None if order is None else _factored(order)
-
-
-def _whole(node: Node) -> int | None:
-    number = None if symbol_names(node) else value(node)
-    if number is None or not is_exact(number) or number.denominator != 1:
-        return None
-    return int(number) if 0 < number <= MAX_ORDER else None
-
-
-def _factored(order: int) -> Counter[int]:
-    """Returns the prime powers of which a number is the product."""
-    factors: Counter[int] = Counter()
-    divisor = 2
-    while divisor * divisor <= order:
-        power = 1
-        while order % divisor == 0:
-            order //= divisor
-            power *= divisor
-        if power > 1:
-            factors[power] += 1
-        divisor += 1
-    if order > 1:
-        factors[order] += 1
-    return factors

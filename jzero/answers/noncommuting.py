@@ -7,7 +7,6 @@ only in front of a single field: products have a rule of their own.
 """
 
 import functools
-import itertools
 import random
 import re
 from collections.abc import Sequence
@@ -56,11 +55,14 @@ def letters_of_vectors(answer: str, gold: str) -> frozenset[str]:
     r"""Returns the letters that are marked as vectors, by \vec or \mathbf, in a product of them."""
     if not _PRODUCT_OF_MARKED.search(answer) and not _PRODUCT_OF_MARKED.search(gold):
         return frozenset()
-    marked = {name.lstrip("\\") for name in _MARKED.findall(answer) + _MARKED.findall(gold)}
-    for match in itertools.chain(*map(_HAT_IN_CROSS_PRODUCT.finditer, (answer, gold))):
-        marked.add(f"hat {match['first'] or match['second']}")
-    has_nabla = any(sign in text for sign in ("\\nabla", "∇") for text in (answer, gold))
-    return frozenset(marked | ({"nabla"} if has_nabla else set()))
+    marked: set[str] = set()
+    for text in (answer, gold):
+        marked |= {name.lstrip("\\") for name in _MARKED.findall(text)}
+        for match in _HAT_IN_CROSS_PRODUCT.finditer(text):
+            marked.add(f"hat {match['first'] or match['second']}")
+        if "\\nabla" in text or "∇" in text:
+            marked.add("nabla")
+    return frozenset(marked)
 
 
 def letters_of_matrices(answer: str, gold: str, question: str) -> frozenset[str]:
@@ -68,14 +70,14 @@ def letters_of_matrices(answer: str, gold: str, question: str) -> frozenset[str]
     if not any(map(str.isupper, gold + answer)):
         return frozenset()
     texts = (answer, gold)
-    shows_matrices = any(map(_SIGN_OF_MATRICES.search, texts))
-    only_capitals = any(map(_INVERSE_OF_CAPITAL.search, texts)) and not any(
-        map(_LOWER_CASE.search, texts)
-    )
-    if not (shows_matrices or only_capitals or _QUESTION_ABOUT_MATRICES.search(question)):
+    has_sign = any(map(_SIGN_OF_MATRICES.search, texts))
+    has_inverse = any(map(_INVERSE_OF_CAPITAL.search, texts))
+    has_lower_case = any(map(_LOWER_CASE.search, texts))
+    shows_matrices = has_sign or (has_inverse and not has_lower_case)
+    if not shows_matrices and not _QUESTION_ABOUT_MATRICES.search(question):
         return frozenset()
     capitals = "".join(run for text in texts for run in _CAPITAL.findall(text))
-    return frozenset(capitals) - {"T"}
+    return frozenset(capitals) - {"T"}  # the exponent of a transposed matrix
 
 
 @functools.lru_cache(4096)
