@@ -51,6 +51,7 @@ def invariants(node: Node) -> Counter[int] | None:
 def _cyclic(node: Node) -> Counter[int] | None:
     if node.kind == CYCLIC:
         return _of_order(node.parts[0])
+    # The name of C_6 has the tree of its index: see `Parser.subscript`.
     written = node.name.partition("value=Fraction(")[2].partition(",")[0]
     digits = "".join(filter(str.isdigit, written))
     return _factored(int(digits)) if digits and len(digits) < 7 else None

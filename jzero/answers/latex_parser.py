@@ -167,9 +167,8 @@ class Parser(Blocks):
 
     def application(self, name: str) -> Node:
         """Reads the arguments of a function with unknown values."""
-        # Re z needs no brackets.
-        # These operators are written like functions, but without brackets they take the next
-        # product.
+        # Operators such as Re z are written like functions, but without brackets they take the
+        # next product.
         takes_product = f'"{name}' in OPERATORS or name in _WITHOUT_BRACKETS
         if takes_product and self.next_token != "(":
             return Node("apply", (self.expression(Binding.APPLY),), name=name)
@@ -722,12 +721,11 @@ def _is_set(node: Node) -> bool:
 
 def _composition(parser: Parser, left: Node) -> Node:
     right = parser.expression(Binding.POSTFIX)
-    functions = (*left.parts, *right.parts) if right.kind == "compose" else ()
-    if left.kind == "compose":
-        functions = functions or (*left.parts, right)
-    elif right.kind == "compose":
-        functions = (left, *right.parts)
-    return Node("compose", functions or (left, right))
+    return Node("compose", (*_composed(left), *_composed(right)))
+
+
+def _composed(node: Node) -> tuple[Node, ...]:
+    return node.parts if node.kind == "compose" else (node,)
 
 
 _WITHOUT_BRACKETS = ("det", "dim", "deg")

@@ -135,5 +135,8 @@ class Reader:
         raise Refused("an open bracket")
 
     def expression(self, binding: Binding = Binding.ROWS) -> Node:
-        """Reads a value, up to the first operator that binds less tightly than `binding`."""
+        """Reads a value, up to the first operator that binds less tightly than `binding`.
+
+        `latex_parser.Parser` implements this with the tables of operators.
+        """
         raise NotImplementedError

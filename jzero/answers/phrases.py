@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from jzero.answers.units import (
     MULTIPLIERS,
+    NUMBER_WORDS,
     POWERS,
     REFUSED_WORDS,
     is_unit,
@@ -58,18 +59,10 @@ _CLAUSES = words(
 )
 _NO_NOUNS = words("less fewer than before after apart percent percentage")
 _TAIL_STARTS = words("in every each a an per of for left remaining altogether overall today now")
-_UNITS_IN_WORDS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen"
-)
 _SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9}
-_TENS_IN_WORDS = "ten twenty thirty forty fifty sixty seventy eighty ninety"
 _HEDGES = words(
     "or and not nor either neither both maybe perhaps possibly probably but none wrong incorrect"
 )
-_NUMBER_WORDS = {word: number for number, word in enumerate(_UNITS_IN_WORDS.split())} | {
-    word: 10 * tens for tens, word in enumerate(_TENS_IN_WORDS.split(), start=1)
-}
 
 _ANNOUNCEMENT = r"""
     # Signs of a conclusion, and words such as "so" in front of a comma or another word.
@@ -116,6 +109,7 @@ _ANOTHER_CHOICE = re.compile(
 _WORD = re.compile(r"[A-Za-z']+")
 _POINT = re.compile(r"([A-Z](?:_\{?[0-9]\}?)?'?)\s*(\([^(),]+(?:,[^(),]+)+\))")
 _POINTS = re.compile(rf"{_POINT.pattern}(?:\s*,\s*{_POINT.pattern})*")
+_RUNS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]+")  # of letters outside of commands
 _MORE_THAN = re.compile(r"more\s+[a-z]{3,}\s+than\s+[A-Za-z]{3,}")
 _NUMBER = re.compile(
     r"(?<![A-Za-z0-9.,])(?:\\?\$\s*)?-?\s*(?:\\?\$\s*)?"
@@ -123,8 +117,6 @@ _NUMBER = re.compile(
 )
 _OPERATORS = frozenset("^_'!*/+<>°,;&")  # in front of these, "(A)" is an operand, not a choice
 LONGEST_SENTENCE = 400  # characters
-
-
 # A label and a word or colon before a value: "the area is 12", "Area: 12".
 _SPOKEN_RELATION = re.compile(
     r"\s*(?:\\text\{)?\s*(?!(?i:option|choice|letter)\b)"
@@ -219,10 +211,6 @@ def _is_hedged(text: str) -> bool:
     return any(word.lower() in _HEDGES for word in _WORD.findall(text))
 
 
-# Letters outside of commands.
-_SEGMENTS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]+")
-
-
 def with_names_of_points(text: str) -> str:
     """Returns A=(1,2),B=(3,4) for the points A(1,2),B(3,4), "" for any other text."""
     return _POINT.sub(r"\1=\2", text) if _POINTS.fullmatch(text.strip()) else ""
@@ -230,12 +218,13 @@ def with_names_of_points(text: str) -> str:
 
 def has_other_segments(text: str, other: str) -> bool:
     r"""Returns whether two formulas of segments, AB\cdot CD and AC\cdot BD, have others."""
-    runs, other_runs = _SEGMENTS.findall(text), _SEGMENTS.findall(other)
+    runs, other_runs = _RUNS.findall(text), _RUNS.findall(other)
     if len(runs) < 2 or len(other_runs) < 2:
         return False
     if not all(len(run) == 2 and run.isupper() for run in runs + other_runs):
         return False
-    return set(map("".join, map(sorted, runs))) != set(map("".join, map(sorted, other_runs)))
+    # AB and BA are the same segment.
+    return {frozenset(run) for run in runs} != {frozenset(run) for run in other_runs}
 
 
 def number_of_sentence(text: str) -> str:
@@ -296,8 +285,8 @@ def number_in_words(text: str) -> str:
     limit = largest_scale = 10**12  # the next word must be below `limit`
     for index, word in enumerate(spoken):
         # Each word must be smaller than the place that the previous words leave open.
-        if word in _NUMBER_WORDS and _NUMBER_WORDS[word] < limit:
-            value = _NUMBER_WORDS[word]
+        if word in NUMBER_WORDS and NUMBER_WORDS[word] < limit:
+            value = NUMBER_WORDS[word]
             below += value
             limit = 10 if 20 <= value < 100 else 1
         # "and" may only follow "hundred" or a scale, because "twenty and five" are two numbers.
@@ -321,7 +310,7 @@ def _repeats(number: str, words_after: list[str], text: str) -> bool:
         return False
     value = 0
     for word in words_after:
-        if word.lower() not in _NUMBER_WORDS:
+        if word.lower() not in NUMBER_WORDS:
             return False
-        value += _NUMBER_WORDS[word.lower()]
+        value += NUMBER_WORDS[word.lower()]
     return re.sub(r"[^0-9.]", "", number) == str(value)

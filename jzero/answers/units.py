@@ -45,17 +45,24 @@ MULTIPLIERS: dict[str, Fraction] = {
 # "3 squared" is 9, and "3 feet squared" are square feet.
 POWERS = {"squared": 2, "cubed": 3}
 
+_BELOW_TWENTY = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen"
+)
+_TENS = "ten twenty thirty forty fifty sixty seventy eighty ninety"
+NUMBER_WORDS = {word: number for number, word in enumerate(_BELOW_TWENTY.split())} | {
+    word: 10 * tens for tens, word in enumerate(_TENS.split(), start=1)
+}
+
 # Words after a number that are not a unit: they mark hedging, a second answer, or arithmetic in
 # words.
 REFUSED_WORDS = words(
     """or and not if is it are was maybe perhaps but either neither otherwise both no wrong
     incorrect false answer then to than mod else possibly also unless when where
-    zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
-    sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety
     plus minus add subtract multiplied divided by over out double twice triple thrice quadruple
     gross score power root factorial choose opposite inverse reciprocal infinity modulo base
     remainder exponent"""
-)
+) | frozenset(NUMBER_WORDS)
 
 # Words that accompany a unit, and are not a unit by themselves.
 _MODIFIERS = words(
