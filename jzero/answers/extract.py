@@ -44,6 +44,9 @@ _STATEMENT = re.compile(
 _END_OF_SENTENCE = re.compile(r"[.!?](?=\s|$)|\n")
 _END_OF_FORMULA = {"$": "$", "$$": "$$", "\\(": "\\)", "\\[": "\\]"}
 _NUMBER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
+# Commands of LaTeX around words, and signs of money and percent.
+_TEXT_IN_FORMULA = re.compile(r"\\(?:text|mathrm|textbf|mathbf)(?![A-Za-z])|[{}$%~]|\\[$%, ;!]")
+_WORDS = re.compile(r"[A-Za-z\s.,:;']*")
 
 
 def last_box(text: str) -> str | None:
@@ -185,12 +188,33 @@ def last_number(text: str) -> str | None:
     return numbers[-1] if numbers else None
 
 
+def boxed_or_last_number(text: str) -> str | None:
+    r"""Returns the last box or, without one, the last decimal number.
+
+    A box decides over a number after it: "\boxed{558}, so 542 more than the 16 lawns" gives 558. A
+    number with words, as in \boxed{558 lawns}, gives the number. A box that is empty, as in the
+    prompt's "\boxed{}", or not closed marks nothing.
+    """
+    box = last_box(text)
+    return _number_among_words(box) if box and box.strip() else last_number(text)
+
+
+def _number_among_words(box: str) -> str:
+    r"""Returns the only number of a box that otherwise has words; any other box unchanged."""
+    if len(box) > LONGEST_ANSWER:  # `extract_answer` refuses it
+        return box
+    text = _TEXT_IN_FORMULA.sub(" ", box)
+    numbers: list[str] = _NUMBER.findall(text)
+    has_only_words = _WORDS.fullmatch(_NUMBER.sub(" ", text)) is not None
+    return numbers[0] if len(numbers) == 1 and has_only_words else box
+
+
 TEMPLATES: dict[str, Callable[[str], str | None]] = {
     "boxed": last_box,
     "think_boxed": last_box,
     "r1": answer_block,
     "gsm8k": marked_line,
-    "number": last_number,
+    "number": boxed_or_last_number,
     "final_answer": final_answer,
     "stated": stated_answer,
     "answer": str,  # the whole response is the answer

@@ -52,6 +52,7 @@ from jzero.planning.fitting import (
 from jzero.planning.machines import Machine
 from jzero.planning.sizing import most_tokens
 from jzero.problems.prompts import BOXED, MATH_TEMPLATES, NO_SYSTEM_PROMPT
+from jzero.rewards import rewards
 from jzero.sizing.data import Data
 from jzero.types import Prompt
 
@@ -270,27 +271,56 @@ def _choose_rows(sheet: Sheet, wishes: Wishes, data: Data, held_out: str) -> Non
 
 
 def _choose_prompts(sheet: Sheet, data: Data, model: Model) -> None:
+    """Chooses the template, the system prompt, and where a response has its answer.
+
+    The grader of answers needs a prompt that asks for an answer in a box or in tags. A user-defined
+    reward gets the prompt of the data without an addition, as in other trainers.
+    """
+    reward = sheet.settings.task.reward
+    has_own_reward = rewards.users_functions(reward) == list(reward.functions)
+    adds_instruction = bool(data.answer_column) and not has_own_reward
     if data.has_messages:
         name = f"column:{data.problem_column}"
         sheet.set("task.template", name, "the column holds messages")
     elif model.tokenizer.chat_template:
         sheet.set("task.template", "chat", "the tokenizer has a chat template")
+    elif not adds_instruction:
+        reason = "a base model without a chat template: only the text of the data"
+        sheet.set("task.template", "no", reason)
     # Base models of Qwen have the tokens of the chat format, and were trained on some of it.
     elif "<|im_start|>" in model.tokenizer.get_vocab():
-        sheet.set("task.template", "qwen_math", "a base model with Qwen's tokens")
+        reason = "a base model with Qwen's tokens; asks for the answer in \\boxed{}"
+        sheet.set("task.template", "qwen_math", reason)
     else:
-        sheet.set("task.template", "r1", "a base model without a chat template")
-    if sheet.settings.task.template == "chat" and not takes_system_prompt(model):
-        reason = "the chat template takes no system prompt"
-        sheet.set("task.system_prompt", NO_SYSTEM_PROMPT, reason)
-    elif not data.answer_column:
-        reason = "no answers: nothing asks for a box"
-        sheet.set("task.system_prompt", NO_SYSTEM_PROMPT, reason)
+        reason = "a base model without a chat template; asks for the answer in <answer> tags"
+        sheet.set("task.template", "r1", reason)
+    if sheet.settings.task.template == "chat":
+        _choose_system_prompt(sheet, model, bool(data.answer_column), adds_instruction)
     # r1 has its answer in tags; the other prompts may ask for a box, or for nothing.
     if data.has_only_numbers and sheet.settings.task.template != "r1":
-        reason = "every answer is a number: the last number of a response counts"
+        reason = "every answer is a number: the box or, without one, the last number counts"
         options = (*sheet.settings.task.options, "answer_mark=number")
         sheet.set("task.options", options, reason)
+    elif has_own_reward and data.answer_column:
+        reason = "of accuracy, next to your reward: a box, #### or 'the answer is'"
+        options = (*sheet.settings.task.options, "answer_mark=stated")
+        sheet.set("task.options", options, reason)
+
+
+def _choose_system_prompt(
+    sheet: Sheet, model: Model, has_answers: bool, adds_instruction: bool
+) -> None:
+    """Chooses the system prompt of the template `chat`, which asks for a box by default."""
+    if not has_answers:
+        reason = "no answers: nothing asks for a box"
+    elif not adds_instruction:
+        reason = "your reward scores the responses: no instruction is added to the prompts"
+    elif not takes_system_prompt(model):
+        reason = "the chat template takes no system prompt"
+    else:
+        sheet.set("task.system_prompt", BOXED, "the grader of answers reads the box first")
+        return
+    sheet.set("task.system_prompt", NO_SYSTEM_PROMPT, reason)
 
 
 def takes_system_prompt(model: Model) -> bool:

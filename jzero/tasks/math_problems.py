@@ -378,9 +378,12 @@ def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
 
 def grade_gsm8k(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
     """Grades like `grade`, but also accepts an answer after ####."""
+    mark = _answer_mark(task.template)
     # GSM8K's solutions end with "#### 42". Models that have seen them use this form even if the
-    # template asks for another.
-    mark = "gsm8k" if "####" in response else _answer_mark(task.template)
+    # template asks for another. A box that the template asks for decides over such a line.
+    has_box = mark == "boxed" and extract.extract_answer(response, mark) is not None
+    if "####" in response and not has_box:
+        mark = "gsm8k"
     mark = options_of(task).answer_mark or mark
     return _grade_marked(response, gold, task, mark)
 

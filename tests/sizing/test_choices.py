@@ -1,5 +1,6 @@
 """Which settings `jzero train` chooses, for machines that are described and not attached."""
 
+import copy
 import importlib.util
 import json
 from collections.abc import Iterator
@@ -131,6 +132,66 @@ def test_numbers_are_read_without_a_box(data: Data, model: Model) -> None:
     assert choose(data, model, cpu(16)).settings.task.options == ("answer_mark=number",)
     words = replace(data, has_only_numbers=False)
     assert choose(words, model, cpu(16)).settings.task.options == ()
+
+
+def with_template(model: Model, template: str | None) -> Model:
+    tok = copy.deepcopy(model.tokenizer)
+    tok.chat_template = template
+    return replace(model, tokenizer=tok)
+
+
+def test_an_added_system_prompt_has_a_reason_and_an_own_reward_adds_none(
+    data: Data, model: Model
+) -> None:
+    words = replace(data, has_only_numbers=False)
+
+    def system_prompt(data: Data, **flags: object) -> tuple[str, str]:
+        sheet = choose(data, model, cpu(16), **flags)
+        [reason] = [
+            choice.reason for choice in sheet.choices if choice.name == "task.system_prompt"
+        ]
+        assert "task.system_prompt" in recipe.table(sheet.settings, sheet.choices, ())
+        return sheet.settings.task.system_prompt, reason
+
+    for rows in (data, words):
+        prompt, reason = system_prompt(rows)
+        assert "\\boxed{}" in prompt and "the box" in reason
+        assert system_prompt(rows, reward="my.py:f") == (
+            "none",
+            "your reward scores the responses: no instruction is added to the prompts",
+        )
+        assert system_prompt(rows, reward="length")[0] == prompt  # needs the task's verdict
+    # Accuracy is reported next to the reward, and nothing has asked for a box.
+    options = choose(words, model, cpu(16), reward="my.py:f").settings.task.options
+    assert options == ("answer_mark=stated",)
+
+
+@pytest.mark.parametrize("has_answers", [True, False])
+def test_own_rewards_get_the_prompts_of_the_data(
+    data: Data, model: Model, has_answers: bool
+) -> None:
+    base = with_template(model, None)
+    if not has_answers:
+        data = replace(data, rows=replace(data.rows, answer=""), has_only_numbers=False)
+    assert choose(data, base, cpu(16), reward="my.py:f").settings.task.template == "no"
+
+
+@pytest.mark.parametrize("has_answers", [True, False])
+@pytest.mark.parametrize("reward", ["", "my.py:f"])
+def test_no_system_prompt_is_chosen_for_prompts_of_a_column(
+    data: Data, model: Model, has_answers: bool, reward: str
+) -> None:
+    prompts = [[{"role": "user", "content": "What is 3 + 4?"}]] * 4
+    rows = data.rows if has_answers else replace(data.rows, answer="")
+    messages = replace(data, rows=rows, has_messages=True, prompts=prompts, has_only_numbers=False)
+    if not (has_answers or reward):
+        return  # nothing could score the responses
+
+    settings = choose(messages, model, cpu(16), reward=reward).settings
+
+    assert settings.task.template == "column:question"
+    assert settings.task.system_prompt == ""
+    config.validate(settings, is_training=True)
 
 
 def test_a_cpu_computes_in_fp32_and_an_accelerator_in_bf16(data: Data, model: Model) -> None:
