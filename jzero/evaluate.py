@@ -155,7 +155,7 @@ def parse(arguments: Sequence[str]) -> Command:
     settings.model.adapter.path = named.pop("", "") or settings.model.adapter.path
     if named and settings.model.adapter.path:
         raise UserError(
-            f"model.adapter.path={settings.model.adapter.path}: leave it out, or --adapter"
+            f"model.adapter.path={settings.model.adapter.path}: remove it, or --adapter"
         )
     # With task.name=mixed each row names its task, so there is no single template with stop
     # strings.

@@ -232,13 +232,13 @@ def check_url(setting: str, url: str, schemes: tuple[str, ...] = ("http", "https
         is_valid, has_credentials = False, "@" in url
     if has_credentials:
         raise UserError(
-            f"{setting} holds a user name or a password: leave them out of the address, and give "
+            f"{setting} holds a user name or a password: remove them from the address, and give "
             "the key in an environment variable"
         )
     if not is_valid:
         address = shown(url) if url else ""
         raise UserError(
-            f"{setting}={address} is no address of a server: write {schemes[0]}://HOST:PORT"
+            f"{setting}={address} is not a server address: use {schemes[0]}://HOST:PORT"
         )
 
 
@@ -410,7 +410,7 @@ class Client:
         try:
             request = httpx.Request(method, address, headers=sent | dict(headers), content=content)
         except (httpx.InvalidURL, ValueError) as error:
-            raise Refused(f"{self.label} is no address ({reason_of(error)})") from None
+            raise Refused(f"{self.label} is not a valid address ({reason_of(error)})") from None
         try:
             exchange = _exchange(request, limits, self._use_proxies)
             reply = self._wait(_NETWORK.start(exchange), limits.seconds)
@@ -422,7 +422,7 @@ class Client:
                 raise Refused(f"{self.label}: {self._shown(reason_of(error))}") from None
             raise TryAgain(_failure(error)) from None
         except (httpx.InvalidURL, UnicodeError) as error:  # a host name that no resolver accepts
-            raise Refused(f"{self.label} is no address ({reason_of(error)})") from None
+            raise Refused(f"{self.label} is not a valid address ({reason_of(error)})") from None
         if reply.status != httpx.codes.OK:
             self._raise_for(reply)
         if not reply.is_complete:

@@ -70,7 +70,7 @@ def read_requests(run: Path, step: int | None, most: int) -> list[Logged]:
             answered = Result.parse(read_bytes(result, MAX_RESULT_BYTES))
             check_answers(asked, answered, row)
         except (BadResultError, ValueError) as error:
-            raise UserError(f"{result} is damaged ({error}): leave its step out") from None
+            raise UserError(f"{result} is damaged ({error}): choose another --step") from None
         logged.append(Logged(row, asked, answered))
     if not logged:
         where = "" if step is None else f" of step {step}"
@@ -154,7 +154,7 @@ def replay(
     reported = set() if reported is None else reported
     # The log has the digest of what was trained on; the file may have changed since.
     if item.result.digest != row["digest"]:
-        return ["its file holds other rollouts than the log says"]
+        return ["its file does not hold the logged rollouts"]
     identity = row["version"], row["snapshot"]
     again = answer(sampler, weights.load(*identity), request, identity, NAME)
     differences = []
@@ -174,7 +174,7 @@ def obstacle_to_sampling(result: Result) -> str:
         versions = ", ".join(str(version) for version, _ in result.weights)
         return f"several versions sampled it ({versions}), switched at a time that is not logged"
     if result.continued_tokens:
-        return "a second sampler continued it, with a prefill that rounds otherwise"
+        return "a second sampler continued it, with a prefill that rounds differently"
     return ""
 
 
@@ -193,7 +193,7 @@ def read_settings(run: Path, flags: list[str]) -> tuple[Config, Jobs]:
     """Returns the settings of a run, with the changes of this machine."""
     path = run / "config.json"
     if not path.exists():
-        raise UserError(f"{run} is not the workdir of a run: give one")
+        raise UserError(f"{run} is not the workdir of a run: it has no config.json")
     settings = local_settings(read_text(path), flags, str(path))
     if not isinstance(settings.rollout.placement, Jobs):
         raise UserError(f"{run}: only rollouts of rollout.placement=jobs are logged with seeds")

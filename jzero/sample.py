@@ -203,8 +203,8 @@ def check_decoder(store: Store, sampler: Sampler) -> None:
     ]
     if different:
         raise UserError(
-            f"this machine decodes otherwise than the other samplers ({'; '.join(different)}), and "
-            "rollout.placement.schedule=fixed needs the same bits of all: use a machine like "
+            f"this machine decodes differently from the other samplers ({'; '.join(different)}), "
+            "and rollout.placement.schedule=fixed needs the same bits of all: use a machine like "
             "theirs, or start the run with schedule=arrival"
         )
 
@@ -590,7 +590,7 @@ def local_settings(config_json: str, flags: list[str], source: str) -> Config:
     after = config.flatten(json.loads(config.to_json(changed)))
     for name, value in after.items():
         if value != before.get(name) and not name.startswith(MAY_DIFFER):
-            raise UserError(f"{name}={value}: the trainer has {before.get(name)}, leave it out")
+            raise UserError(f"{name}={value}: the trainer has {before.get(name)}: remove it")
     config.validate(changed)
     return changed
 

@@ -122,7 +122,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
         if settings.rollout.draft is not None:
             raise UserError(
                 f"--jetstream={options.jetstream}: JetStream takes one token of a slot at a time: "
-                "set rollout.draft=none, or leave out --jetstream"
+                "set rollout.draft=none, or remove --jetstream"
             )
         # JetStream takes one token per call.
         settings.rollout.decode_steps = 1
@@ -140,7 +140,7 @@ def check_adapters(options: argparse.Namespace, settings: config.Config) -> None
     if served_name in options.adapters:
         raise UserError(f"--adapter {served_name}=...: this is the name of the base")
     if settings.model.adapter.path:
-        raise UserError("model.adapter.path: leave it out, or --adapter NAME=DIR")
+        raise UserError("model.adapter.path: remove it, or --adapter NAME=DIR")
     if options.jetstream is not None:
         raise UserError(
             f"--jetstream={options.jetstream}: JetStream's requests name no model: give one "
@@ -201,7 +201,7 @@ def load_bank(
         if place is None:
             raise UserError(
                 f"--adapter {adapter.name}={named[adapter.name]}: at most {MOST_SHAPES} different "
-                "ranks and sets of targets can be served together: leave this adapter out"
+                "ranks and sets of targets can be served together: remove this adapter"
             )
         held[adapter.name] = place
     return loaded.sampler, bank.params, held
@@ -214,7 +214,7 @@ def take_port(options: argparse.Namespace, key: str | None) -> list[socket.socke
     if key is not None:
         raise UserError(
             f"--jetstream={options.jetstream}: JetStream's server has no API keys: "
-            f"leave out --api-key and {keys.KEY_VARIABLE}"
+            f"remove --api-key and {keys.KEY_VARIABLE}"
         )
     # JetStream binds its port itself, later: only test here whether the port is free.
     for tried in sockets.bind("", options.jetstream, "--jetstream"):

@@ -8,7 +8,7 @@ from jzero.jobs.store import Store, StoreError
 FAULTS = ("lost", "late", "doubled", "stale")
 SHARE = 0.15  # of the calls
 STALE_CALLS = 6  # for which a reader may see an older content
-# The clock and the notes about snapshots have no older content that anybody waits for.
+# The clock has no older content that anybody waits for.
 NEVER_STALE = ("clock/",)
 
 

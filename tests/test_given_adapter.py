@@ -155,7 +155,7 @@ def test_adapters_by_name_are_read_from_their_flags(base: Path) -> None:
         ("--adapter x --adapter a=y", "several adapters need names"),
         ("--adapter ..=x", "give NAME=DIR"),
         ("--adapter =x", "give NAME=DIR"),
-        ("--adapter a=x --config.model.adapter.path=y", "leave it out, or --adapter"),
+        ("--adapter a=x --config.model.adapter.path=y", "remove it, or --adapter"),
     ],
 )
 def test_wrong_names_of_adapters_are_refused(base: Path, flags: str, reason: str) -> None:

@@ -297,7 +297,7 @@ http://ü
 
 @pytest.mark.parametrize("url", [*NO_ADDRESSES.split("\n")[:-1], "http://x\r\nX: y", "x" * 999])
 def test_what_is_no_address_is_one_line(url: str) -> None:
-    with pytest.raises(UserError, match=r"^a\.url=.*is no address of a server: write http://") as e:
+    with pytest.raises(UserError, match=r"^a\.url=.*is not a server address: use http://") as e:
         http.check_url("a.url", url)
     assert "\n" not in str(e.value) and len(str(e.value)) < 200
 

@@ -796,7 +796,7 @@ def check_jobs(config: Config) -> Iterator[str]:
         yield f"{name} has no store: set rollout.placement.store to a directory or gs://bucket/run"
     if jobs.serve and not re.fullmatch(r"\S+:[0-9]{1,5}", jobs.serve):
         yield (
-            f"rollout.placement.serve={jobs.serve} is no address: give HOST:PORT, such as "
+            f"rollout.placement.serve={jobs.serve} is not a valid address: use HOST:PORT, such as "
             "0.0.0.0:8400"
         )
     if jobs.schedule == "fixed" and jobs.switch != "requests":

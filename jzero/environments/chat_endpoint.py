@@ -165,7 +165,7 @@ class ChatEndpoint:
         """Answers a request once the policy has responded."""
         path = request.scope["path"]
         if not path.endswith(PATH):
-            raise HTTPException(404, f"there is no {path} here, only {PATH}")
+            raise HTTPException(404, f"unknown path {path}: use {PATH}")
         session = request.headers.get(SESSION_HEADER, "")
         conversation = self.conversations.get(session)
         if conversation is None:
@@ -225,9 +225,9 @@ def read_request(body: Mapping[str, JsonValue]) -> Request:
     """
     for name in _FORBIDDEN:
         if body.get(name):
-            raise RequestError(f"{name} is not supported: jzero samples as rollout.* says")
+            raise RequestError(f"{name} is not supported: the rollout.* settings control sampling")
     if body.get("n", 1) != 1:
-        raise RequestError(f"n={body['n']}: a response is one, rollout.group_size says how many")
+        raise RequestError(f"n={body['n']}: a request has one response: use rollout.group_size")
     messages = [plain_message(message) for message in json_values.member(body, ("messages",), list)]
     tools = json_values.optional_member(body, ("tools",), list, [])
     for tool in tools:
@@ -301,7 +301,7 @@ def new_messages(before: Request, response: Message, after: Request) -> list[Mes
                 f"{sent!r:.80}, and the response was {sampled!r:.80}"
             )
     if not new:
-        raise RequestError("a program asks again and has said nothing to the policy's response")
+        raise RequestError("a program asks again without a message after the policy's response")
     return new
 
 

@@ -280,6 +280,6 @@ def fields_of(url: str) -> str:
 
 
 def check_url(url: str) -> None:
-    """Raises UserError if `url` is no address, or has no OpenEnv server."""
+    """Raises UserError if `url` is not an address, or has no OpenEnv server."""
     http.check_url(f"task.environment={PREFIX}URL, and URL", url, SCHEMES)
     action_schema(url.rstrip("/"))

@@ -3,7 +3,7 @@
 A sampler that is told to stop writes the sequences that have tokens to `partials/<request>`, with
 the weights that sampled them. The sampler that takes the request next continues them, if they pass
 validation. Only with rollout.placement.schedule=arrival: the second sampler computes keys and
-values in one prefill, which rounds otherwise than decoding does.
+values in one prefill, which rounds differently from decoding.
 
 An episode whose last turn had no grade yet is graded again. If its environment has a state, the
 environment is reset and steps through the earlier responses, as after a checkpoint.
@@ -139,7 +139,7 @@ class Progress:
         """
         values = unseal(data, self.request.file_limits(limits).most_items)
         if values.get("request") != self.request.id:
-            raise BadResultError("they are of another request")
+            raise BadResultError("they belong to another request")
         try:
             weights = weights_ids(values["weights"])
             stored = restore_all(Sequence, values["sequences"])

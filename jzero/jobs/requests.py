@@ -145,7 +145,7 @@ class Result:
         """Whether another sampler with the same weights gives the same rollouts.
 
         When weights were switched depends on the clock, and a sampler that continues rollouts
-        computes keys and values in one prefill, which rounds otherwise than decoding does.
+        computes keys and values in one prefill, which rounds differently from decoding.
         """
         return not self.later_weights and not self.continued_tokens
 
@@ -304,12 +304,11 @@ def check_types(result: Result) -> None:
     numbers = [result.seconds, result.continued_tokens]
     for counters in (result.counters, result.grading):
         if not isinstance(counters, dict) or not all(isinstance(name, str) for name in counters):
-            raise BadResultError("its counters are no numbers")
+            raise BadResultError("its counters are not numbers")
         numbers += counters.values()
-    if type(result.continued_tokens) is not int:
-        raise BadResultError("its counters are no numbers")
-    if not all(map(json_values.is_finite_number, numbers)):
-        raise BadResultError("its counters are no numbers")
+    are_numbers = all(map(json_values.is_finite_number, numbers))
+    if not are_numbers or type(result.continued_tokens) is not int:
+        raise BadResultError("its counters are not numbers")
     if not 0 <= result.seconds <= MAX_SECONDS:
         raise BadResultError(f"it took {result.seconds:g} seconds")
 

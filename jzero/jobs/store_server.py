@@ -247,14 +247,14 @@ def serve(
 
     allowed_hosts: further names of this machine, as samplers join it.
 
-    Raises UserError if the store is no directory, or if the address cannot be used.
+    Raises UserError if the store is not a directory, or if the address cannot be used.
     """
     host, _, port = address.rpartition(":")
     store = open_store(directory)
     if not isinstance(store, FolderStore):
         raise UserError(
-            f"{SETTING}={address}: {directory} is no directory, and samplers can "
-            "join it themselves: leave out rollout.placement.serve"
+            f"{SETTING}={address}: {directory} is not a directory, and samplers can "
+            "join it directly: remove rollout.placement.serve"
         )
     workdir.mkdir(parents=True, exist_ok=True)
     key = read_key(workdir)

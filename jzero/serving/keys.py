@@ -33,7 +33,7 @@ def read_key(flag: str | None) -> str | None:
     if not key or not is_printable:
         raise UserError(
             f"{source}: the key has to be printable ASCII characters without spaces, at least one. "
-            "To serve without a key, leave it out"
+            "To serve without a key, remove it"
         )
     return key
 

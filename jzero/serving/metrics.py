@@ -47,8 +47,8 @@ def metrics_of(worker: DecodingWorker, requests: Counter[str], refused: int) -> 
         Metric("requests_total", "counter", "Requests by endpoint.", by_endpoint),
         Metric("refused_requests_total", "counter", "Requests with an error.", {"": refused}),
         *(
-            Metric(f"{name}_total", "counter", f"Tokens {what}.", {"": count})
-            for name, (what, count) in tokens.items()
+            Metric(f"{name}_total", "counter", f"Tokens {origin}.", {"": count})
+            for name, (origin, count) in tokens.items()
         ),
         Metric(
             "preemptions_total",

@@ -70,10 +70,8 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "priority": (0,),
 }
 
-NO_OPTION = "this server does not take the option from a request, leave it out"
-PENALTY = (
-    "this server samples without penalties, as training does, and counts no tokens: leave it out"
-)
+NO_OPTION = "this server does not support the option in requests: omit it"
+PENALTY = "this server samples without penalties, as training does, and counts no tokens: omit it"
 # Why an option is refused, and what to do instead.
 REASONS = {
     "frequency_penalty": PENALTY,
@@ -82,18 +80,18 @@ REASONS = {
     "response_format": (
         "this server cannot force a format: ask for JSON in a message, and check the answer"
     ),
-    "logit_bias": "this server changes no logits: leave it out",
+    "logit_bias": "this server does not change logits: omit it",
     "ignore_eos": (
-        "the decoder always stops at the model's end tokens: leave it out, and send "
+        "the decoder always stops at the model's end tokens: omit it, and send "
         "stop_token_ids for further ones"
     ),
-    "min_tokens": "the decoder always stops at the model's end tokens: leave it out",
+    "min_tokens": "the decoder always stops at the model's end tokens: omit it",
     "continue_final_message": (
         "a chat asks for a new message: send the text so far as the prompt of a completion"
     ),
-    "add_generation_prompt": "a chat asks for a new message: leave it out",
+    "add_generation_prompt": "a chat asks for a new message: omit it",
     "skip_special_tokens": (
-        "texts end before the token that ended them: leave it out, and read the tokens with "
+        "texts end before the token that ended them: omit it, and read the tokens with "
         "return_token_ids"
     ),
 }
@@ -172,7 +170,7 @@ class ChatMessage(BaseModel, strict=True, extra="forbid"):
         if not (self.content or self.role in ("assistant", "tool")):
             raise ValueError("the content is missing or empty")
         if self.annotations:
-            raise ValueError("annotations: this server reads no citations, leave them out")
+            raise ValueError("annotations: this server does not read citations: omit them")
         return self
 
     @property
@@ -462,12 +460,12 @@ class RequestReader:
         if request.tool_choice not in ("none", "auto"):
             raise UserError(
                 f"tool_choice={shown(request.tool_choice)}: this server cannot force a call, the "
-                "model decides: leave it out, or send none"
+                "model decides: omit it, or send none"
             )
         if not request.parallel_tool_calls:
             raise UserError(
-                "parallel_tool_calls=False: the model decides how many calls an answer has: leave "
-                "it out, and use the first"
+                "parallel_tool_calls=False: the model decides how many calls an answer has: omit "
+                "it, and use the first"
             )
 
     def check_logprobs(self, request: CompletionRequest, is_chat: bool) -> None:
@@ -478,7 +476,7 @@ class RequestReader:
             )
         options = request.reply_options(is_chat)
         if is_chat and request.echo:
-            raise UserError("echo: a chat does not repeat its messages, leave it out")
+            raise UserError("echo: a chat does not repeat its messages: omit it")
         if request.top_logprobs and not is_chat:
             raise UserError(
                 f"top_logprobs={request.top_logprobs} is an option of chats: give the number as "
@@ -489,7 +487,7 @@ class RequestReader:
         if options.is_streamed and options.is_scored:
             raise UserError(
                 "stream: log-probabilities of the prompt and of alternatives are known once the "
-                "answer has ended. Leave stream out, or ask for logprobs=0 without echo"
+                "answer has ended. Omit stream, or ask for logprobs=0 without echo"
             )
         if not options.samples and not (options.echoes or options.scores_prompt):
             raise UserError(
@@ -497,7 +495,7 @@ class RequestReader:
                 "tokens with echo or prompt_logprobs"
             )
         if not options.samples and (request.n > 1 or request.stream):
-            raise UserError("max_tokens=0: nothing is sampled, leave out n and stream")
+            raise UserError("max_tokens=0: nothing is sampled: omit n and stream")
 
     def check_characters(self, index: int, num_characters: int) -> None:
         """Rejects a text that exceeds the context even if all of its tokens are long."""
@@ -609,14 +607,14 @@ class RequestReader:
         options: dict[str, JsonValue] = {}
         for name, value in request.chat_template_kwargs.items():
             if name in TEMPLATE_VARIABLES:
-                raise UserError(f"chat_template_kwargs.{name}: the server sets it, leave it out")
+                raise UserError(f"chat_template_kwargs.{name}: the server sets it: omit it")
             if reads_variable(template, name):
                 options[name] = value
             elif not (name == THINKING and value is ("think" in template)):
                 # A model that never thinks needs no variable to switch thoughts off.
                 raise UserError(
                     f"chat_template_kwargs.{name}: the chat template of this model does not read "
-                    "it, leave it out"
+                    "it: omit it"
                 )
         effort = request.reasoning_effort
         if effort is None:
@@ -628,7 +626,7 @@ class RequestReader:
         elif effort != "medium" and not (effort == "none" and "think" not in template):
             raise UserError(
                 f"reasoning_effort={effort}: the chat template of this model has no levels of "
-                "thinking, leave it out"
+                "thinking: omit it"
             )
         return options
 

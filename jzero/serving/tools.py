@@ -56,11 +56,11 @@ class ToolSpec(BaseModel, strict=True, extra="forbid"):
         parameters: Schema = {"type": "object", "properties": {}, **given}
         properties = parameters["properties"]
         if not isinstance(properties, dict):
-            raise UserError(f"tools: the properties of {self.function.name} are no object")
+            raise UserError(f"tools: the properties of {self.function.name} are not an object")
         for name, schema in properties.items():
             if not isinstance(schema, dict):
                 raise UserError(
-                    f"tools: the schema of {self.function.name}'s {name[:60]} is no object: "
+                    f"tools: the schema of {self.function.name}'s {name[:60]} is not an object: "
                     f"{shown(schema)}"
                 )
         return parameters
@@ -80,7 +80,7 @@ class CalledFunction(BaseModel, strict=True):
             arguments = None
         if not isinstance(arguments, dict):
             raise UserError(
-                f"tool_calls: the arguments of {self.name[:60]} are no JSON object: "
+                f"tool_calls: the arguments of {self.name[:60]} are not a JSON object: "
                 f"{shown(self.arguments)}"
             )
         return {"name": self.name, "arguments": arguments}

@@ -151,7 +151,7 @@ class Pages:
         """Returns the place of the run that a query asks for. Raises HTTPException."""
         number = integer(query, "run")
         if not 0 <= number < len(self.watcher.runs):
-            raise HTTPException(404, f"run={number}: there is no such run")
+            raise HTTPException(404, f"run={number} does not exist")
         return number
 
 

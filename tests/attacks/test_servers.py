@@ -312,7 +312,7 @@ def test_a_request_has_one_deadline(name: str, tmp_path: Path, tries) -> None:
 
 
 def is_open(opened: socket.socket) -> bool:
-    """Returns whether the server has closed a connection. Reads what it has sent."""
+    """Returns whether the server has left a connection open. Reads all that it has sent."""
     opened.setblocking(False)
     try:
         while opened.recv(1 << 16):

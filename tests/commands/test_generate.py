@@ -436,13 +436,13 @@ MISTAKES = {
         "--config.task.template=plain"
     ): "task.name=countdown makes problems without end: give their number with --limit",
     "--model m --out x.jsonl --data data.jsonl --base-url http://x:port/v1": (
-        "--base-url=http://x:port/v1 is no address of a server: write http://HOST:PORT"
+        "--base-url=http://x:port/v1 is not a server address: use http://HOST:PORT"
     ),
     "--model m --adapter a --out x.jsonl --data data.jsonl --base-url http://x": (
         "--adapter a is for jzero's own engine: leave it out, and give the name that the server"
     ),
     "--model m --out x.jsonl --data data.jsonl --base-url localhost:8000": (
-        "--base-url=localhost:8000 is no address of a server"
+        "--base-url=localhost:8000 is not a server address"
     ),
     "--model m --out x.jsonl --data data.jsonl --config.task.template=x": (
         "task.template='x' is not one of"
@@ -476,7 +476,7 @@ MISTAKES = {
         "--base-url http://x,http://x names a server twice"
     ),
     "--model m --out x.jsonl --data data.jsonl --base-url http://x,y": (
-        "--base-url=y is no address of a server"
+        "--base-url=y is not a server address"
     ),
     "--model m --out x.jsonl --data data.jsonl --base-url http://x --timeout 0": (
         "--timeout=0 must be from 0 to 86400 seconds"

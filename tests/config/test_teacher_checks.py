@@ -41,7 +41,7 @@ def test_a_teacher_with_its_own_settings_is_accepted(settings: dict[str, object]
         (COEF | {"teacher.kind": "model"}, "teacher=model needs teacher.path or"),
         (COEF | {"teacher.kind": "model", "teacher.adapter": "x"}, "set teacher.path, or model"),
         (COEF | {"teacher.kind": "policy"}, "nothing to teach: set teacher.prompt"),
-        (COEF | {"teacher.kind": "server"}, "teacher.url= is no address"),
+        (COEF | {"teacher.kind": "server"}, "teacher.url= is not a server address"),
         (SERVER | {"rollout.temperature": 0.6}, "at temperature 1; set rollout.temperature=1"),
         (SERVER | {"teacher.path": "x"}, "teacher=server has no path: model has it"),
         (MODEL | {"teacher.url": "x"}, "teacher=model has no url: server has it"),

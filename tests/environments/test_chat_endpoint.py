@@ -211,7 +211,7 @@ def test_a_conversation_may_only_grow() -> None:
         ([QUESTION, said, more], "changed its earlier messages"),
         ([SYSTEM, QUESTION, {"role": "assistant", "content": "c"}, more], "changed the content"),
         ([SYSTEM, QUESTION], "changed the role"),
-        ([SYSTEM, QUESTION, said], "said nothing"),
+        ([SYSTEM, QUESTION, said], "without a message"),
     ):
         with pytest.raises(RequestError, match=reason):
             new_messages(before, said, Request(messages, []))

@@ -127,7 +127,7 @@ def test_a_subclass_says_what_actions_and_observations_are(
 
 @pytest.mark.parametrize("url", ["openenv:", "openenv:localhost:8000", "openenv:http://"])
 def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(UserError, match="is no address of a server: write http://HOST:PORT"):
+    with pytest.raises(UserError, match="is not a server address: use http://HOST:PORT"):
         check_task_settings(settings(url), max_turns=3)
 
 

@@ -361,7 +361,7 @@ def setting(**values: object) -> Callable[[Sequence], None]:
 
 BAD: dict[str, Callable[[bytes], bytes]] = {
     "is torn": lambda data: data[:-1],
-    "of another request": lambda data: change_values(data, request="other"),
+    "belong to another request": lambda data: change_values(data, request="other"),
     "cannot be read": lambda data: seal({"request": unseal(data)["request"]}),
     "no sequences": lambda data: change_values(data, sequences=[]),
     "version 7 is not one of 0 to 0": lambda data: change_values(data, weights=[[7, "x"]]),

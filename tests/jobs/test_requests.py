@@ -143,7 +143,7 @@ BAD = {
     "weights of version 8": result(version=8),
     "has other weights": result(snapshot="other"),
     "3 rollouts instead of 4": result(rollouts=result().rollouts[:3]),
-    "counters are no numbers": result(counters={"decoded_tokens": float("nan")}),
+    "counters are not numbers": result(counters={"decoded_tokens": float("nan")}),
     "samples are in another order": result(rollouts=result().rollouts[::-1]),
     "not in the vocabulary": change_tokens(ids=lambda ids: ids + VOCAB),
     "not finite": change_tokens(logps=lambda logps: logps * np.nan),
@@ -243,7 +243,7 @@ BAD_MIXED = {
     "tokens have other versions": mixed_result([VERSION] * 3 + [VERSION + 2]),
     "versions are not in order": mixed_result([VERSION] * 4, later_weights=((VERSION, "hash"),)),
     "a field has the wrong type": mixed_result([VERSION] * 4, later_weights=(("8", "next"),)),
-    "counters are no numbers": mixed_result([VERSION] * 4, continued_tokens="3"),
+    "counters are not numbers": mixed_result([VERSION] * 4, continued_tokens="3"),
     "no other sampler can repeat": (request(), result(**LATER)),
 }
 

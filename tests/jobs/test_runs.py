@@ -168,7 +168,7 @@ def test_a_run_whose_sampler_is_killed_is_the_synchronous_run(
     change_a_log_prob(workdir, log[-1]["request"])
     replayed = run_replay(environment, workdir, "--requests=1")
     assert replayed.returncode == 1
-    assert "holds other rollouts than the log says" in replayed.stdout
+    assert "its file does not hold the logged rollouts" in replayed.stdout
 
 
 @pytest.mark.thorough
@@ -546,7 +546,7 @@ def test_mistakes_are_one_line(tmp_path: Path, environment: dict[str, str]) -> N
         wait_until((store / "run.json").exists, trainer)
         changed = start_sampler(environment, store, "--config.rollout.temperature=0.5")
         _, err = finish(changed, trainer, code=2)
-        assert "rollout.temperature=0.5: the trainer has 1.0, leave it out" in err
+        assert "rollout.temperature=0.5: the trainer has 1.0: remove it" in err
         (store / "decoder.json").write_text(json.dumps({"device": "TPU v9"}))
         _, err = finish(start_sampler(environment, store), trainer, code=2)
         assert "device: cpu instead of TPU v9" in err

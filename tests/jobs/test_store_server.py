@@ -262,7 +262,7 @@ def test_mistakes_are_one_line(tmp_path: Path, server: StoreServer) -> None:
     ):
         pass
     with (
-        pytest.raises(UserError, match="is no directory, and samplers can join it themselves"),
+        pytest.raises(UserError, match="is not a directory, and samplers can join it directly"),
         serve("127.0.0.1:0", "memory://bucket/run", tmp_path),
     ):
         pass

@@ -110,7 +110,7 @@ def test_the_names_are_listed_and_others_are_not_found(client) -> None:
     [
         ("--served-model-name a --adapter a=x", "the name of the base"),
         ("--adapter a=x --jetstream 9000", "name no model"),
-        ("--adapter a=x --config.model.adapter.path=y", "leave it out"),
+        ("--adapter a=x --config.model.adapter.path=y", "remove it"),
     ],
 )
 def test_what_cannot_be_with_names_is_refused(model: Path, flags: str, reason: str) -> None:

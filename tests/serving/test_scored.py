@@ -278,7 +278,7 @@ def test_a_streams_pieces_have_the_token_ids_and_the_prompt_once(served) -> None
 REFUSED = {
     "best_of": ({"best_of": 4}, "best_of=4: .* n=4"),
     "nothing": ({"max_tokens": 0}, "max_tokens=0: .* echo or prompt_logprobs"),
-    "copies of nothing": ({"max_tokens": 0, "echo": True, "n": 2}, "leave out n"),
+    "copies of nothing": ({"max_tokens": 0, "echo": True, "n": 2}, "omit n"),
     "a stream of alternatives": ({"stream": True, "logprobs": 2}, "stream: .* logprobs=0"),
     "a streamed prompt": ({"stream": True, "logprobs": 0, "echo": True}, "stream"),
     "too many": ({"logprobs": 21}, "20"),

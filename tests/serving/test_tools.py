@@ -109,7 +109,7 @@ def test_what_cannot_be_had_is_refused(reader: RequestReader, fields: dict, reas
         ),
         (
             {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]},
-            "the arguments of f are no JSON object",
+            "the arguments of f are not a JSON object",
         ),
     ],
 )

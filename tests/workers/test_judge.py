@@ -191,7 +191,7 @@ def test_a_rubric_is_filled_once(tmp_path: Path) -> None:
     "changes, message",
     [
         ({"url": ""}, "task.reward.judge.url is empty"),
-        ({"url": "localhost:8000"}, "is no address of a server: write http://HOST:PORT"),
+        ({"url": "localhost:8000"}, "is not a server address: use http://HOST:PORT"),
         ({"model": ""}, "task.reward.judge.model is empty"),
         ({"key_variable": "NOBODY_HAS_THIS"}, "NOBODY_HAS_THIS is not set in the environment"),
         ({"pattern": "("}, "is not a regular expression"),
