@@ -37,7 +37,7 @@ from jzero.audits.log import Response, Sampling, read_log
 from jzero.audits.scores import Model, Scores, concatenate, hidden_states
 from jzero.errors import UserError, shown
 from jzero.files import JsonObject, write_atomic
-from jzero.model import adapters, huggingface, peft, tokenizer
+from jzero.model import adapters, end_tokens, huggingface, peft
 from jzero.model.architecture import Params, QwenConfig
 from jzero.model.families import window_of
 
@@ -491,7 +491,7 @@ def read_ends(text: str, directory: Path, vocab_size: int) -> tuple[int, ...]:
                 f"{NO_ENDS}"
             )
         return tuple(int(part) for part in parts)
-    _, ids = tokenizer.named_eos_ids(directory)
+    _, ids = end_tokens.named_eos_ids(directory)
     return tuple(token for token in ids if token < vocab_size)
 
 

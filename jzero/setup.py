@@ -40,7 +40,7 @@ from jzero.errors import UserError
 from jzero.hosts import collectives, peers, processes
 from jzero.hosts.interrupt import StopCheck
 from jzero.jobs.stream import STREAMS, JobSettings, JobStream
-from jzero.model import adapters, huggingface, peft, qwen, tokenizer
+from jzero.model import adapters, chat_template, huggingface, peft, qwen
 from jzero.model.base_model import BaseModel, read_base_model
 from jzero.model.families import window_of
 from jzero.model.tokenizer import PreTrainedTokenizerFast
@@ -276,11 +276,11 @@ def with_prompt_date(config: Config, base: BaseModel) -> Config:
     All prompts of the run have this date, also when it resumes on another day. Every process calls
     this function.
     """
-    if config.model.prompt_date or not tokenizer.writes_date(base.tokenizer):
+    if config.model.prompt_date or not chat_template.writes_date(base.tokenizer):
         return config
     # Hosts may start before and after midnight.
-    date = str(collectives.gather_json(str(tokenizer.prompt_date(base.tokenizer)))[0])
-    tokenizer.set_prompt_date(base.tokenizer, date)
+    date = str(collectives.gather_json(str(chat_template.prompt_date(base.tokenizer)))[0])
+    chat_template.set_prompt_date(base.tokenizer, date)
     return replace(config, model=replace(config.model, prompt_date=date))
 
 

@@ -27,7 +27,7 @@ from jzero.config import Config, Rows, Sft, read_sources, to_json, validate
 from jzero.errors import UserError
 from jzero.files import JsonObject, read_text
 from jzero.hosts import interrupt, processes
-from jzero.model import qwen, tokenizer
+from jzero.model import end_tokens, qwen
 from jzero.model.base_model import BaseModel, read_base_model
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.planning.disk import check_disk, require_disk
@@ -390,7 +390,7 @@ def set_chat_template(tok: PreTrainedTokenizerFast, path: str) -> None:
             )
         tok.chat_template = read_text(path, name=f"sft.chat_template={path}")
     if tok.chat_template:
-        tok.eos_token = tokenizer.end_of_turn(tok)
+        tok.eos_token = end_tokens.end_of_turn(tok)
 
 
 def encode_rows(

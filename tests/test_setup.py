@@ -14,7 +14,7 @@ import reference
 from jzero import algorithms, setup
 from jzero.config import AdapterConfig, Config, Critic, ModelConfig, RewardConfig, turns
 from jzero.errors import UserError
-from jzero.model import huggingface, qwen, tokenizer
+from jzero.model import chat_template, huggingface, qwen
 from jzero.model.base_model import read_base_model
 from jzero.setup import Run
 from jzero.types import State
@@ -286,4 +286,4 @@ def test_prompts_keep_the_date_of_the_first_start(tmp_path: Path) -> None:
     again.tokenizer.chat_template = base.tokenizer.chat_template
     assert setup.with_prompt_date(resumed, again) == resumed
     messages = [{"role": "user", "content": "q"}]
-    assert tokenizer.render(again.tokenizer, messages) == "2024-02-29 q"
+    assert chat_template.render(again.tokenizer, messages) == "2024-02-29 q"

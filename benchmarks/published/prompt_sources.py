@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from jzero.model.tokenizer import Message, PreTrainedTokenizerFast
+from jzero.model.chat_template import Message
+from jzero.model.tokenizer import PreTrainedTokenizerFast
 
 Ids = list[list[int]]  # the token ids of each prompt
 FUTURE_ANNOTATIONS = 0x1000000  # `from __future__ import annotations`: types are not evaluated

@@ -16,7 +16,7 @@ import numpy as np
 
 from jzero.errors import UserError
 from jzero.files import is_file, read_text
-from jzero.model import tokenizer
+from jzero.model import chat_template, tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.problems import template_files
 from jzero.types import JsonValue, Problem, Prompt, Rollout
@@ -42,7 +42,7 @@ class TeacherPrompts:
         """
         if problem.id not in self.cache:
             prompt = fill_prompt(self.template, problem)
-            text = tokenizer.render(self.tokenizer, prompt)
+            text = chat_template.render(self.tokenizer, prompt)
             self.cache[problem.id] = np.array(tokenizer.encode(self.tokenizer, text), np.int32)
         return self.cache[problem.id]
 

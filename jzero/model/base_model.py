@@ -8,7 +8,7 @@ from jzero.config.architecture import config_file
 from jzero.config.drafts import Draft
 from jzero.errors import UserError
 from jzero.files import JsonObject
-from jzero.model import adapters, huggingface, mtp, qwen, tokenizer
+from jzero.model import adapters, chat_template, end_tokens, huggingface, mtp, qwen, tokenizer
 from jzero.model.directory import read_json
 from jzero.model.new_model import check_experts, new_model
 
@@ -27,7 +27,7 @@ class BaseModel(NamedTuple):
     @property
     def stop_tokens(self) -> tuple[int, ...]:
         """Returns the ids of the tokens that end a response."""
-        return tokenizer.eos_ids(self.tokenizer, str(self.directory or ""))
+        return end_tokens.eos_ids(self.tokenizer, str(self.directory or ""))
 
 
 def read_base_model(config: ModelConfig, draft: Draft | None = None) -> BaseModel:
@@ -45,13 +45,13 @@ def read_base_model(config: ModelConfig, draft: Draft | None = None) -> BaseMode
         if config.max_position_embeddings:
             hf_config = hf_config | {POSITIONS: config.max_position_embeddings}
         tok = tokenizer.load(config.tokenizer or str(directory))
-        tokenizer.set_prompt_date(tok, config.prompt_date)
+        chat_template.set_prompt_date(tok, config.prompt_date)
         check_vocabulary(directory, model.vocab_size, tok)
         check_experts(model)
         adapters.check(model, config.adapter)
         return BaseModel(directory, model, hf_config, tok)
     tok = tokenizer.load(config.tokenizer)
-    tokenizer.set_prompt_date(tok, config.prompt_date)
+    chat_template.set_prompt_date(tok, config.prompt_date)
     model = mtp.with_head(new_model(tokenizer.num_ids(tok), config.arch), draft)
     check_experts(model)
     adapters.check(model, config.adapter)
@@ -80,8 +80,8 @@ def check_vocabulary(
             f"up to {num_ids - 1}: set model.tokenizer to the tokenizer of this model"
         )
     # The sampler would never produce an end token beyond the vocabulary.
-    file, end_tokens = tokenizer.named_eos_ids(directory)
-    for token in end_tokens:
+    file, eos_ids = end_tokens.named_eos_ids(directory)
+    for token in eos_ids:
         if token >= vocab_size:
             raise UserError(
                 f"{directory / file} has eos_token_id={token}, beyond the model's "

@@ -43,7 +43,7 @@ from jzero.environments.tools import parsing
 from jzero.errors import UserError, reason_of
 from jzero.hosts import collectives, interrupt, peers, processes
 from jzero.json_values import as_object
-from jzero.model import qwen, tokenizer
+from jzero.model import end_tokens, qwen, tokenizer
 from jzero.model.architecture import track_sizes
 from jzero.model.base_model import BaseModel
 from jzero.problems.prompts import COLUMN
@@ -70,8 +70,8 @@ def warn_of_missing_stop(
     stop_ids: tuple[int, ...],
     stop_strings: tuple[str, ...],
 ) -> None:
-    """Prints `tokenizer.missing_stop`, the first time that it is asked for a tokenizer."""
-    if warning := tokenizer.missing_stop(text_tokenizer, stop_ids, stop_strings):
+    """Prints `end_tokens.missing_stop`, the first time that it is asked for a tokenizer."""
+    if warning := end_tokens.missing_stop(text_tokenizer, stop_ids, stop_strings):
         processes.print_once(warning)
 
 

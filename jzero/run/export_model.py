@@ -13,7 +13,7 @@ from jzero.hosts import collectives, processes
 from jzero.model import huggingface, peft, qwen
 from jzero.model.base_model import BaseModel
 from jzero.model.directory import file_in, read_json
-from jzero.model.tokenizer import CONFIG, GENERATION, eos_ids_in
+from jzero.model.end_tokens import CONFIG, GENERATION, eos_ids_in
 from jzero.run import history
 from jzero.run.history import Stage
 

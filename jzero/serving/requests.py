@@ -19,7 +19,7 @@ from jzero.decoder.sampling import Filters
 from jzero.decoder.score_program import MAX_ALTERNATIVES
 from jzero.decoder.sequence import Sequence
 from jzero.errors import UserError, shown
-from jzero.model import tokenizer
+from jzero.model import chat_template, tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.serving.limits import Limits
 from jzero.serving.scored import ReplyOptions
@@ -107,7 +107,7 @@ TEMPLATE_VARIABLES = {
     "pad_token",
     "unk_token",
     "raise_exception",
-    tokenizer.DATE_FUNCTION,
+    chat_template.DATE_FUNCTION,
 }
 THINKING = "enable_thinking"  # the variable of Qwen3 and its kin
 
@@ -343,7 +343,7 @@ class RequestReader:
             max_logprobs: maximum number of log-probabilities of the prompt and of alternatives in
                 one reply.
             adapters: of the engine's bank, by the names that requests give.
-            keeps_control_tokens: task.control_tokens (`tokenizer.render_chat`).
+            keeps_control_tokens: task.control_tokens (`chat_template.render_chat`).
         """
         self.model_name = model_name
         self.models = {model_name: BASE_MODEL} | dict(adapters)
@@ -563,9 +563,9 @@ class RequestReader:
                 sequences.append(sequence)
         return sequences
 
-    def token_ids(self, prompt: tokenizer.Chat | str | TokenIds) -> TokenIds:
+    def token_ids(self, prompt: chat_template.Chat | str | TokenIds) -> TokenIds:
         """Returns the token ids of a prompt."""
-        if isinstance(prompt, tokenizer.Chat):
+        if isinstance(prompt, chat_template.Chat):
             # A chat template writes the first tokens (such as BOS) itself.
             if len(prompt.pieces) > 1 or prompt.quoted.texts:
                 return tokenizer.encode_chat(self.tokenizer, prompt)
@@ -575,15 +575,15 @@ class RequestReader:
             return tokenizer.with_first_tokens(self.tokenizer, ids)
         return prompt
 
-    def render(self, request: CompletionRequest) -> tokenizer.Chat:
+    def render(self, request: CompletionRequest) -> chat_template.Chat:
         """Returns the prompt of a chat. Raises UserError if a tool is not in it."""
         # The calls in a message are objects, which templates read and no type of a prompt has.
         messages = cast(
-            list[tokenizer.Message], [message.to_template() for message in request.messages]
+            list[chat_template.Message], [message.to_template() for message in request.messages]
         )
         schemas = [tool.to_schema() for tool in request.shown_tools]
         options = self.template_options(request)
-        chat = tokenizer.render_chat(
+        chat = chat_template.render_chat(
             self.tokenizer,
             messages,
             schemas,
@@ -593,8 +593,10 @@ class RequestReader:
         )
         self.check_characters(0, len(chat.text))
         if schemas:
-            without = tokenizer.render(self.tokenizer, messages, options=options)
-            is_shown = tokenizer.render(self.tokenizer, messages, True, schemas, options) != without
+            without = chat_template.render(self.tokenizer, messages, options=options)
+            is_shown = (
+                chat_template.render(self.tokenizer, messages, True, schemas, options) != without
+            )
             check_template(str(self.tokenizer.chat_template), shows_tools=is_shown)
         return chat
 

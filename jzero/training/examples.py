@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jzero.errors import UserError, quoted
-from jzero.model import tokenizer
+from jzero.model import chat_template, end_tokens, tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 
 # One message of a chat: "role" and "content".
@@ -96,8 +96,8 @@ def encode_conversation(
     Raises UserError if a message contains the end-of-turn text, or if the template renders earlier
     turns differently when later turns follow.
     """
-    text = tokenizer.render(tok, messages, generate=False)
-    end_of_turn = tokenizer.end_of_turn(tok)
+    text = chat_template.render(tok, messages, generate=False)
+    end_of_turn = end_tokens.end_of_turn(tok)
     # The search for the end of a response below would stop inside of the message.
     if any(end_of_turn in str(message["content"]) for message in messages):
         raise UserError(
@@ -121,7 +121,7 @@ def encode_conversation(
         if message["role"] != "assistant" or index < first_trained:
             continue
         # The response starts after the text that decoding would have as its prompt.
-        rendered_prompt = tokenizer.render(tok, messages[:index])
+        rendered_prompt = chat_template.render(tok, messages[:index])
         if not text.startswith(rendered_prompt):
             raise UserError(
                 "the chat template renders earlier turns differently when later turns follow: "

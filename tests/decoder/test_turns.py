@@ -26,7 +26,7 @@ from jzero.decoder.engine import Engine
 from jzero.decoder.scheduler import PATIENCE, Scheduler
 from jzero.decoder.sequence import DecodeCounters, Reply, Sequence, make_groups
 from jzero.decoder.serialization import rollouts_from_bytes, rollouts_to_bytes
-from jzero.model import tokenizer
+from jzero.model import chat_template, tokenizer
 from jzero.rollout.rollout_metrics import rollout_metrics
 from jzero.rollout.turns import TurnGrader
 from jzero.run import trajectories
@@ -84,7 +84,7 @@ def test_a_chat_template_is_cut_after_the_response(shared: Path, template: str) 
         all_tokens = tok.apply_chat_template(
             conversation, tokenize=True, return_dict=False, add_generation_prompt=True
         )
-        prompt = tokenizer.encode(tok, tokenizer.render(tok, conversation[:1]))
+        prompt = tokenizer.encode(tok, chat_template.render(tok, conversation[:1]))
         assert prompt + tokenizer.encode(tok, ANSWER) + ids == all_tokens
 
 

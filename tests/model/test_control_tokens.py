@@ -14,7 +14,7 @@ from tokenizers.pre_tokenizers import Metaspace, Whitespace
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from jzero.config import TaskConfig
-from jzero.model import control_tokens, tokenizer
+from jzero.model import chat_template, control_tokens, tokenizer
 from jzero.model.control_tokens import Quoted
 from jzero.problems.problem_sets import Row
 from jzero.tasks.math_problems import to_problem
@@ -88,7 +88,7 @@ def controls(tok: PreTrainedTokenizerFast, ids: list[int]) -> list[str]:
     return [special[i] for i in ids if i in special]
 
 
-def user(text: str) -> list[tokenizer.Message]:
+def user(text: str) -> list[chat_template.Message]:
     return [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]
 
 
@@ -116,7 +116,7 @@ def test_the_text_of_a_control_token_stays_in_the_prompt() -> None:
     tok.chat_template = tiny.QWEN25
     ids = tokenizer.prompt_ids(tok, user(EVIL))
     text = tok.backend_tokenizer.decode(ids, skip_special_tokens=False)
-    assert text == tokenizer.render(tok, user(EVIL))
+    assert text == chat_template.render(tok, user(EVIL))
 
 
 def test_a_question_in_a_plain_template_cannot_begin_a_turn(tok: PreTrainedTokenizerFast) -> None:
@@ -140,7 +140,7 @@ def test_prompts_without_control_tokens_have_the_ids_of_their_text(
 ) -> None:
     if not text:
         return
-    expected = tokenizer.encode(tok, tokenizer.render(tok, user(text)))
+    expected = tokenizer.encode(tok, chat_template.render(tok, user(text)))
     assert tokenizer.prompt_ids(tok, user(text)) == expected
 
 
@@ -210,10 +210,10 @@ def test_serving_shows_the_history_of_training(
     trained += tokenizer.reply_tokens(tok, NEXT["content"], None)
     assert tokenizer.prompt_ids(tok, messages) == trained
     dropped = tokenizer.prompt_ids(tok, messages, keeps_thoughts=False)
-    assert dropped == tokenizer.encode(tok, tokenizer.render(tok, messages))
+    assert dropped == tokenizer.encode(tok, chat_template.render(tok, messages))
 
 
-@pytest.mark.parametrize("name", tokenizer.THOUGHTS)
+@pytest.mark.parametrize("name", chat_template.THOUGHTS)
 @pytest.mark.parametrize("opening", ["", "<think>\\n"])
 def test_thoughts_in_a_field_are_put_where_the_model_wrote_them(name: str, opening: str) -> None:
     tok = byte_level()
@@ -246,8 +246,8 @@ def test_prompts_have_the_date_of_the_run(start: str) -> None:
         start + "{% if strftime_now is defined %}Today: {{ strftime_now('%d %b %Y %H:%M') }}."
         "{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
     )
-    tokenizer.set_prompt_date(tok, "2024-02-29")
-    text = tokenizer.render(tok, [QUESTION])
+    chat_template.set_prompt_date(tok, "2024-02-29")
+    text = chat_template.render(tok, [QUESTION])
     tok.chat_template = tok.chat_template.replace(
         "{{ strftime_now('%d %b %Y %H:%M') }}", "29 Feb 2024 00:00"
     )

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokeniz
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from jzero.model import tokenizer
+from jzero.model import chat_template, tokenizer
 from jzero.training import examples
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789:?!"
@@ -74,7 +74,7 @@ def llama(request: pytest.FixtureRequest, tmp_path: Path) -> PreTrainedTokenizer
     return tokenizer.load(request.param(tmp_path / "tokenizer"))
 
 
-def of_transformers(tok: PreTrainedTokenizerFast, prompt: tokenizer.Prompt) -> list[int]:
+def of_transformers(tok: PreTrainedTokenizerFast, prompt: chat_template.Prompt) -> list[int]:
     """Returns what transformers makes of a prompt."""
     if isinstance(prompt, str):
         return tok(prompt)["input_ids"]
@@ -85,7 +85,7 @@ def of_transformers(tok: PreTrainedTokenizerFast, prompt: tokenizer.Prompt) -> l
 @pytest.mark.parametrize("prompt", ["ab 1?", "", " a", "1\n2", MESSAGES], ids=repr)
 @pytest.mark.parametrize("make", [like_llama_2, like_llama_3, like_qwen])
 def test_a_prompt_has_the_tokens_that_transformers_gives_it(
-    make: Callable[[Path], str], prompt: tokenizer.Prompt, tmp_path: Path
+    make: Callable[[Path], str], prompt: chat_template.Prompt, tmp_path: Path
 ) -> None:
     tok = tokenizer.load(make(tmp_path / "tokenizer"))
     if make is like_qwen and prompt is MESSAGES:
@@ -106,7 +106,7 @@ def test_a_text_that_spells_the_first_token_has_it_once(llama: PreTrainedTokeniz
 
 
 def test_a_rendered_chat_has_the_first_token_once(llama: PreTrainedTokenizerFast) -> None:
-    text = tokenizer.render(llama, MESSAGES)
+    text = chat_template.render(llama, MESSAGES)
 
     assert tokenizer.prompt_ids(llama, text) == tokenizer.prompt_ids(llama, MESSAGES)
 
@@ -141,7 +141,7 @@ def test_a_conversation_is_encoded_as_its_text(llama: PreTrainedTokenizerFast) -
 
     example = examples.encode_conversation(llama, conversation, first_trained=0)
 
-    text = tokenizer.render(llama, conversation, generate=False)
+    text = chat_template.render(llama, conversation, generate=False)
     assert example.tokens == tokenizer.encode(llama, text)
     assert example.tokens.count(llama.bos_token_id) == 1
 

@@ -18,7 +18,7 @@ from test_qwen import CONFIGS, random_params
 
 from jzero.config import ModelConfig
 from jzero.errors import UserError
-from jzero.model import huggingface, tokenizer
+from jzero.model import chat_template, huggingface, tokenizer
 from jzero.model.base_model import read_base_model
 
 MODEL = replace(CONFIGS["qwen2-tied"], vocab_size=112)
@@ -561,7 +561,7 @@ def test_a_chat_template_that_fails_is_one_line(model: Path, template: str) -> N
     tok = tokenizer.load(str(model))
 
     with pytest.raises(UserError, match="chat template") as caught:
-        tokenizer.render(tok, [{"role": "user", "content": "hello"}])
+        chat_template.render(tok, [{"role": "user", "content": "hello"}])
     assert str(caught.value).isprintable()
     assert str(model) in str(caught.value)
 

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from jzero.model import tokenizer
+from jzero.model import chat_template, tokenizer
 
 BIG = 10**10  # bytes
 GROW = "{% set ns = namespace(x=%s) %}{% for i in range(60) %}{% set ns.x = %s %}{% endfor %}"
@@ -74,9 +74,9 @@ BOMBS = {
 CHILD = """
 import json, resource, sys
 from jzero.errors import UserError
-from jzero.model import tokenizer
+from jzero.model import chat_template, tokenizer
 
-tokenizer.TEMPLATE_BYTES = 32 << 20
+chat_template.TEMPLATE_BYTES = 32 << 20
 with open("/proc/self/statm") as file:
     mapped = int(file.read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (mapped + (400 << 20),) * 2)
@@ -84,7 +84,7 @@ tok = tokenizer.countdown()
 for name, template in json.load(sys.stdin).items():
     tok.chat_template = template
     try:
-        text = tokenizer.render(tok, [{"role": "user", "content": "hello"}])
+        text = chat_template.render(tok, [{"role": "user", "content": "hello"}])
         print(name, "wrote", len(text))
     except UserError as error:
         if "MemoryError" in str(error) or "Timeout" in str(error) or "\\n" in str(error):
@@ -129,7 +129,7 @@ def test_healthy_templates_are_unchanged() -> None:
     tok = tokenizer.countdown()
     for template, text in HEALTHY.items():
         tok.chat_template = template + "{{ messages[0].content }}"
-        assert tokenizer.render(tok, [{"role": "user", "content": "hello"}]) == text + "hello"
+        assert chat_template.render(tok, [{"role": "user", "content": "hello"}]) == text + "hello"
 
 
 def test_a_long_conversation_has_enough_memory() -> None:
@@ -140,4 +140,4 @@ def test_a_long_conversation_has_enough_memory() -> None:
         "{% set ns.x = ns.x + m.content.split('</think>')[-1].strip() %}{% endfor %}{{ ns.x }}"
     )
     messages = [{"role": "user", "content": "a" * 10_000}] * 200
-    assert len(tokenizer.render(tok, messages)) == 2_000_000
+    assert len(chat_template.render(tok, messages)) == 2_000_000

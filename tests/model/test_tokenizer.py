@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jzero.config import TaskConfig
-from jzero.model import tokenizer
+from jzero.model import end_tokens, tokenizer
 from jzero.tasks import countdown, countdown_warm_start
 
 TOKENIZER = tokenizer.countdown()
@@ -110,12 +110,12 @@ def test_a_saved_tokenizer_is_the_same_in_transformers(
 
 
 def test_eos_ids_are_those_of_the_tokenizer_and_of_generation_config(tmp_path: Path) -> None:
-    assert tokenizer.eos_ids(TOKENIZER) == (0,)
-    assert tokenizer.eos_ids(TOKENIZER, str(tmp_path)) == (0,)
+    assert end_tokens.eos_ids(TOKENIZER) == (0,)
+    assert end_tokens.eos_ids(TOKENIZER, str(tmp_path)) == (0,)
 
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 5}')
 
-    assert tokenizer.eos_ids(TOKENIZER, str(tmp_path)) == (0, 5)
+    assert end_tokens.eos_ids(TOKENIZER, str(tmp_path)) == (0, 5)
 
 
 def test_the_tokenizer_of_qwen_has_its_own_ids(qwen: Path, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_the_tokenizer_of_qwen_has_its_own_ids(qwen: Path, tmp_path: Path) -> No
     assert ids[:3] == [151644, 872, 198]
     assert ids[-2:] == [18, 21]
     assert tokenizer.decode(from_vocabulary, ids) == text.replace("<|im_end|>", "")
-    assert tokenizer.eos_ids(from_vocabulary, str(qwen)) == (151645, 151643)
+    assert end_tokens.eos_ids(from_vocabulary, str(qwen)) == (151645, 151643)
     assert tokenizer.encode(from_json, text) == ids
 
 

@@ -13,7 +13,7 @@ import transformers
 from jzero import cli, evaluate
 from jzero.chat import Chat
 from jzero.config import RolloutConfig
-from jzero.model import huggingface, tokenizer
+from jzero.model import end_tokens, huggingface, tokenizer
 from jzero.model.base_model import read_base_model
 from jzero.rollout.sampler import Sampler, make_seed, warn_of_missing_stop
 from jzero.run.export_model import export_model
@@ -214,7 +214,7 @@ def test_config_json_counts_only_without_other_end_tokens(tmp_path: Path) -> Non
         (tmp_path / name).write_text(json.dumps(entries))
 
     def stops() -> tuple[int, ...]:
-        return tokenizer.eos_ids(tokenizer.countdown(), str(tmp_path))
+        return end_tokens.eos_ids(tokenizer.countdown(), str(tmp_path))
 
     write("config.json", text_config={"eos_token_id": [7, 8]})
     assert stops() == (0, 7, 8)

@@ -18,7 +18,7 @@ from jzero.config import Rows
 from jzero.config.architecture import with_entry
 from jzero.errors import UserError
 from jzero.files import split_commas
-from jzero.model import tokenizer
+from jzero.model import chat_template, tokenizer
 from jzero.problems import problem_sets
 from jzero.problems.prompts import MATH_TEMPLATES
 from jzero.tasks import TASKS, countdown, math_problems, suites
@@ -397,7 +397,7 @@ def test_the_chat_template_takes_a_system_prompt(shared: Path) -> None:
     tok = tokenizer.load(str(shared / "data/qwen2_tokenizer"))
     prompt = prompt_of("chat", problem_sets.Row("Q?", "1"), "Be brief.")
 
-    text = tokenizer.render(tok, prompt)
+    text = chat_template.render(tok, prompt)
 
     assert text == (
         "<|im_start|>system\nBe brief.<|im_end|>\n"
@@ -409,12 +409,12 @@ def test_the_chat_template_takes_a_system_prompt(shared: Path) -> None:
 def test_the_chat_template_of_qwen_is_template_qwen_math(shared: Path) -> None:
     tok = tokenizer.load(str(shared / "data/qwen2_tokenizer"))
 
-    assert tokenizer.render(tok, prompt_of("chat")) == prompt_of("qwen_math")
+    assert chat_template.render(tok, prompt_of("chat")) == prompt_of("qwen_math")
 
 
 def test_a_tokenizer_without_a_chat_template_is_an_error() -> None:
     with pytest.raises(ValueError, match="has no chat template"):
-        tokenizer.render(tokenizer.countdown(), prompt_of("chat"))
+        chat_template.render(tokenizer.countdown(), prompt_of("chat"))
 
 
 # Suites

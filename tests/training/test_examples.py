@@ -7,7 +7,7 @@ import pytest
 from tiny import QWEN25
 
 from jzero.errors import UserError
-from jzero.model import tokenizer
+from jzero.model import end_tokens, tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.training.examples import (
     TURNS,
@@ -88,7 +88,7 @@ def tok(shared: Path) -> PreTrainedTokenizerFast:
 def chat_tok(shared: Path, request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
     """Returns the tokenizer with one of three chat templates."""
     tok = load_once(shared / "data/qwen2_tokenizer", request.param)
-    assert tokenizer.end_of_turn(tok) == "<|im_end|>"
+    assert end_tokens.end_of_turn(tok) == "<|im_end|>"
     return tok
 
 
