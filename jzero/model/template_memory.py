@@ -29,6 +29,7 @@ from collections.abc import (
     Sequence,
     ValuesView,
 )
+from typing import Literal
 
 import jinja2
 from jinja2 import nodes
@@ -61,6 +62,9 @@ _WIDTH_FROM_ARGUMENT = re.compile(r"%(\([^)]*\))?[-#0 +.\d]*\*")  # %*d
 _NESTED_FIELD = re.compile(r"\{[^{}]*\{")  # {:{width}}
 
 
+Kind = Literal["method", "filter"]
+
+
 class _Budget(threading.local):
     """The bytes that the rendering of this thread may still build; None: without a bound."""
 
@@ -86,11 +90,13 @@ def template_memory(num_bytes: int) -> Iterator[None]:
 
 
 def _check(num_bytes: int) -> None:
+    """Raises SecurityError if the rendering may not build so many further bytes."""
     if _BUDGET.remaining is not None and num_bytes > _BUDGET.remaining:
         raise SecurityError(f"it builds texts of more than {_BUDGET.total >> 20} MiB")
 
 
 def _take(num_bytes: int) -> None:
+    """Counts bytes that the rendering has built."""
     if _BUDGET.remaining is not None:
         _check(num_bytes)
         _BUDGET.remaining -= num_bytes
@@ -138,13 +144,13 @@ def written_size(*values: object) -> int:
 
 def _largest(values: Iterable[object]) -> int:
     """Returns the largest of numbers and of the lengths of texts."""
-    found = 0
+    largest = 0
     for value in values:
         if isinstance(value, int):
-            found = max(found, abs(value))
+            largest = max(largest, abs(value))
         elif isinstance(value, str | bytes):
-            found = max(found, len(value))
-    return found
+            largest = max(largest, len(value))
+    return largest
 
 
 def _check_format(text: str, values: Sequence[object], has_braces: bool) -> None:
@@ -160,9 +166,9 @@ def _check_format(text: str, values: Sequence[object], has_braces: bool) -> None
 
 
 def _check_product(left: object, right: object) -> None:
-    for one, other in ((left, right), (right, left)):
-        if isinstance(other, int) and isinstance(one, str | bytes | list | tuple | bytearray):
-            _check(sys.getsizeof(one) * max(other, 0))
+    for repeated, count in ((left, right), (right, left)):
+        if isinstance(count, int) and isinstance(repeated, str | bytes | list | tuple | bytearray):
+            _check(sys.getsizeof(repeated) * max(count, 0))
     if isinstance(left, int) and isinstance(right, int):
         _check_bits(left.bit_length() + right.bit_length())
 
@@ -215,9 +221,31 @@ def _check_function(name: str, value: object, others: Sequence[object]) -> None:
         _check(size * (1 + depth * _largest(others)) + size * written_size(*others))
 
 
+def _check_join(
+    kind: Kind,
+    values: Sequence[object],
+    options: Mapping[str, object],
+) -> list[object]:
+    """Checks `separator.join(parts)`, or `parts | join(separator)`.
+
+    Returns the values with the parts as a list, because an iterator can only be read once.
+    """
+    values = list(values)
+    place = 0 if kind == "filter" else 1
+    if len(values) <= place or not isinstance(values[place], Iterable):
+        return values  # the function itself raises
+    parts = values[place] = list(values[place])  # type: ignore[call-overload]
+    separator = values[0]
+    if kind == "filter":
+        separator = values[1] if len(values) > 1 else options.get("d", "")
+    num_bytes = sum(4 * written_size(part) for part in parts)
+    _check(num_bytes + 4 * len(parts) * len(str(separator)))
+    return values
+
+
 def _run_function(
     name: str,
-    kind: str,
+    kind: Kind,
     run: Callable[..., object],
     values: Sequence[object],
     options: Mapping[str, object],
@@ -225,17 +253,9 @@ def _run_function(
     """Returns run(values), where values[0] is the text of the method or of the filter."""
     if _BUDGET.remaining is None:
         return run(*values, **options)
-    values = list(values)
     others = [*values[1:], *options.values()]
     if name == "join":
-        place = 0 if kind == "filter" else 1
-        if len(values) > place and isinstance(values[place], Iterable):
-            # An iterator can be read only once: here, to add the sizes.
-            parts = values[place] = list(values[place])  # type: ignore[call-overload]
-            separator = options.get("d", "") if kind == "filter" else values[0]
-            separator = values[1] if kind == "filter" and len(values) > 1 else separator
-            num_bytes = sum(4 * written_size(part) for part in parts)
-            _check(num_bytes + 4 * len(parts) * len(str(separator)))
+        values = _check_join(kind, values, options)
     elif name == "format" and isinstance(values[0], str):
         _check_format(values[0], others, has_braces=kind == "method")
     else:
@@ -250,7 +270,10 @@ def _run_function(
 
 
 class _Filters(dict[str, Callable[..., object]]):
-    """The filters of an environment, each with its check."""
+    """The filters of an environment, each with its check.
+
+    transformers adds a filter after the environment is created.
+    """
 
     def __setitem__(self, name: str, function: Callable[..., object]) -> None:
         # jinja2 passes such a filter the context, the environment or its settings first.
@@ -302,7 +325,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return result
 
     def call(
-        __self,  # noqa: B902, N805: a template may pass an argument "self"
+        __self,  # a template may pass an argument "self"
         __context: Context,
         __obj: object,
         *values: object,
