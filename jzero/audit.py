@@ -228,14 +228,14 @@ def audit(claim: Claim, responses: Sequence[Response]) -> tuple[list[Evidence], 
 
 def past_the_end(claim: Claim, responses: Sequence[Response]) -> list[Finding]:
     """Returns the rows that have tokens after an end token, as no sampler that stops there has."""
-    places = [place for place, row in enumerate(responses) if end_of(claim, row) is not None]
+    ends = [end_of(claim, response) for response in responses]
+    places = [place for place, end in enumerate(ends) if end is not None]
     if not places:
         return []
-    first = responses[places[0]]
-    position = end_of(claim, first)
-    assert position is not None
-    more = len(first.tokens) - position - 1
-    numbers = f"{more} tokens after end token {first.tokens[position]}; --ends names other tokens"
+    first, end = responses[places[0]], ends[places[0]]
+    assert end is not None
+    num_further = len(first.tokens) - end - 1
+    numbers = f"{num_further} tokens after end token {first.tokens[end]}; --ends names other tokens"
     return [Finding(causes.PAST_THE_END, places, numbers)]
 
 
@@ -319,7 +319,9 @@ def describe(
     [scores] = causes.score_rows(claim.model, [response], [response.sampling], hidden, claim.margin)
     position = worst_token(found[place], scores)
     if finding.cause == causes.PAST_THE_END:
-        position = (end_of(claim, response) or 0) + 1
+        end = end_of(claim, response)
+        assert end is not None
+        position = end + 1
     example: JsonObject = {
         "line": response.line,
         "position": position,

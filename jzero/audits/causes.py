@@ -7,7 +7,7 @@ explains most rows is named, then the next one among the remaining rows.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -250,32 +250,31 @@ def suppressed_ends(
 
     The probabilities of all other tokens are then divided by 1 - p(end).
     """
-    has_filters = any(s.top_k or s.top_p < 1 or not s.temperature for s in claimed.samplings)
-    if has_filters or not claim.ends:
+    if not claim.ends or any(sampling.has_filters for sampling in claimed.samplings):
         return
-    lengths = [len(row.tokens) for row in rows]
-    samplings: list[Sampling] = []
-    for sampling, length in zip(claimed.samplings, lengths, strict=True):
-        samplings += [sampling] * length
-    at_one, at_temperature = np.zeros(sum(lengths)), np.zeros(sum(lengths))
+    claimed_scores = concatenate(claimed.scores)
+    # The probability of all end tokens, at temperature 1 and at the temperature of the row.
+    mass_at_one = np.zeros(len(claimed_scores.raw))
+    mass = np.zeros(len(claimed_scores.raw))
     for end in claim.ends:
-        ends = np.full(sum(lengths), end, np.int32)
-        scores = measure(claim.model, hidden, ends, samplings, claim.margin)
-        at_one += np.exp(scores.raw, dtype=np.float64)
-        at_temperature += np.exp(scores.unfiltered, dtype=np.float64)
+        end_rows = [replace(row, tokens=np.full_like(row.tokens, end)) for row in rows]
+        scores = concatenate(
+            score_rows(claim.model, end_rows, claimed.samplings, hidden, claim.margin)
+        )
+        mass_at_one += np.exp(scores.raw, dtype=np.float64)
+        mass += np.exp(scores.unfiltered, dtype=np.float64)
 
     def gain(mass: np.ndarray) -> np.ndarray:
         return -np.log1p(-np.minimum(mass, 1 - 1e-7)).astype(np.float32)
 
-    every = concatenate(claimed.scores)
-    changed = every._replace(
-        raw=every.raw + gain(at_one),
-        unfiltered=every.unfiltered + gain(at_temperature),
-        filtered=every.filtered + gain(at_temperature),
-        lowest=every.lowest + gain(at_temperature),
-        highest=every.highest + gain(at_temperature),
+    changed = claimed_scores._replace(
+        raw=claimed_scores.raw + gain(mass_at_one),
+        unfiltered=claimed_scores.unfiltered + gain(mass),
+        filtered=claimed_scores.filtered + gain(mass),
+        lowest=claimed_scores.lowest + gain(mass),
+        highest=claimed_scores.highest + gain(mass),
     )
-    yield claimed._replace(cause=SUPPRESSED, scores=changed.rows(lengths))
+    yield claimed._replace(cause=SUPPRESSED, scores=changed.rows([len(row.tokens) for row in rows]))
 
 
 def other_samplings(

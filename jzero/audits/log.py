@@ -45,6 +45,11 @@ class Sampling(NamedTuple):
     top_k: int = 0  # 0: all tokens
     top_p: float = 1.0
 
+    @property
+    def has_filters(self) -> bool:
+        """Whether some tokens cannot be sampled. Greedy decoding is top-1."""
+        return self.top_k != 0 or self.top_p < 1 or self.temperature == 0
+
 
 @dataclass(frozen=True)
 class Response:

@@ -176,7 +176,7 @@ def measure(
     """
     # A power of two, and for short logs a smaller one.
     chunk = 1 << (max(8, min(256, LOGITS // model.config.vocab_size)).bit_length() - 1)
-    has_filters = any(s.top_k or s.top_p < 1 or not s.temperature for s in samplings)
+    has_filters = any(sampling.has_filters for sampling in samplings)
     # float64 holds every top-k and every temperature exactly.
     columns = np.array(samplings, np.float64).reshape(-1, 3)
     parts = []
