@@ -9,7 +9,9 @@ run), by default on the held-out problems of the run, answered greedily. --confi
 
 Prints both accuracies, and their difference with a 95 % interval (bootstrap over problems, paired)
 and the p-value of McNemar's exact test, which asks whether as many problems were gained as lost.
-Then it lists the problems that only one of the two solves. All responses are in OUT.
+If fewer than six problems are gained or lost, it says instead that they show no difference. A run
+with rewards of its own has its scores in the next line. Then it lists the problems that only one of
+the two solves. All responses are in OUT.
 """  # noqa: E501 (the usage that --help prints)
 
 import gc
@@ -27,27 +29,31 @@ from jaxtyping import Float
 from jzero import cli, config, terminal
 from jzero.config.data_sources import split_sources
 from jzero.errors import UserError
-from jzero.evaluate import check, held_out_problems, load_suites, run_on, settings_of_run
+from jzero.evaluate import HELD_OUT, check, held_out_problems, load_suites, run_on, settings_of_run
 from jzero.files import JsonObject, read_jsonl
 from jzero.hosts import peers, processes
+from jzero.run.accuracy import accuracy_text, percent, points
 from jzero.run.finished import FoundModel, find_model
+from jzero.tasks.math_problems import OPEN
 from jzero.types import Problem
 
 RESAMPLES = 10_000
 NUMBERS_AT_A_TIME = 1 << 20  # drawn numbers of the bootstrap
 SHOWN = 5  # problems of each kind
+FEWEST_FLIPS = 6  # with fewer, McNemar's test never gets below p = 0.05
 LONGEST_SHOWN = 200  # characters of a question or of the end of a response
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The accuracies of two models on the same problems."""
+    """The accuracies or scores of two models on the same problems."""
 
     base: float
     run: float
     low: float  # of the 95 % interval of run - base
     high: float
     p_value: float | None  # of McNemar's exact test; None with several samples of a problem
+    flips: int | None = None  # problems that were gained or lost; None as for p_value
 
     @property
     def gain(self) -> float:
@@ -59,7 +65,7 @@ def paired_difference(
     run: Float[np.ndarray, " problems"],
     seed: int = 0,
 ) -> Difference:
-    """Compares the shares of right samples of each problem.
+    """Compares the shares of right samples of each problem, or their scores.
 
     The interval is the percentile bootstrap over problems: each of RESAMPLES resamples draws
     problems with replacement, and takes both models' results of a problem together.
@@ -78,8 +84,15 @@ def paired_difference(
     low, high = np.quantile(means, (0.025, 0.975))
     # McNemar's test counts problems that are solved or not. A share of several samples is neither.
     is_binary = bool(np.isin(np.concatenate([base, run]), (0.0, 1.0)).all())
-    p_value = mcnemar(int((gains > 0).sum()), int((gains < 0).sum())) if is_binary else None
-    return Difference(float(base.mean()), float(run.mean()), float(low), float(high), p_value)
+    gained, lost = int((gains > 0).sum()), int((gains < 0).sum())
+    return Difference(
+        base=float(base.mean()),
+        run=float(run.mean()),
+        low=float(low),
+        high=float(high),
+        p_value=mcnemar(gained, lost) if is_binary else None,
+        flips=gained + lost if is_binary else None,
+    )
 
 
 def mcnemar(gained: int, lost: int) -> float:
@@ -149,8 +162,17 @@ def compare(command: Command) -> str:
         pairs = paired_rows(results["base"][file], results["run"][file])
         base, run = (np.array([row["accuracy"] for row in side]) for side in pairs)
         difference = paired_difference(base, run, settings.train.seed)
-        lines += [describe(file, difference, len(base)), *flips(*pairs, command.shown)]
+        # Without answers the accuracy is always 0.
+        has_answers = settings.task.name != OPEN or not file.startswith(f"{HELD_OUT}-")
         report["sets"][file] = vars(difference) | {"problems": len(base), "gain": difference.gain}
+        if has_answers:
+            lines += describe(file, difference, len(base))
+        if (scores := scores_of(*pairs)) is not None:
+            difference = paired_difference(*scores, settings.train.seed)
+            report["sets"][file]["score"] = vars(difference) | {"gain": difference.gain}
+            lines += describe_scores(file, difference, len(base))
+        if has_answers:
+            lines += flips(*pairs, command.shown)
     processes.write_once(command.out / "compare.json", json.dumps(report, indent=1))
     return "\n".join([*lines, f"written to {command.out}"])
 
@@ -181,16 +203,51 @@ def paired_rows(
     return kept, [by_id[row["id"]] for row in kept]
 
 
-def describe(name: str, difference: Difference, count: int) -> str:
-    """Returns a line with the accuracies of a problem set, and their difference."""
-    text = (
-        f"{name}: {100 * difference.base:.1f} % -> {100 * difference.run:.1f} % of {count} "
-        f"problems, {100 * difference.gain:+.1f} points "
-        f"(95 % interval {100 * difference.low:+.1f} to {100 * difference.high:+.1f}"
-    )
+def describe(name: str, difference: Difference, count: int) -> list[str]:
+    """Returns lines with the accuracies of a problem set, and their difference."""
+    # Without standard errors: they would not be those of the paired difference.
+    shares = [difference.base, difference.run]
+    accuracies = [accuracy_text(share, count) for share in shares]
+    if difference.flips is None or any(text.endswith("%") for text in accuracies):
+        accuracies = [percent(difference.base), f"{percent(difference.run)} of {count:,}"]
+    lines = [f"{name}: {' -> '.join(accuracies)} problems, {points(difference.gain)}"]
+    if difference.flips is not None and difference.flips < FEWEST_FLIPS:
+        flipped = f"{difference.flips} problem{'s' * (difference.flips != 1)}"
+        lines.append(
+            f"  no difference is shown: {flipped} gained or lost, and a test needs {FEWEST_FLIPS}"
+        )
+        return lines
+    text = f"  95 % interval {100 * difference.low:+.1f} to {100 * difference.high:+.1f} points"
     if difference.p_value is not None:
         text += f", McNemar p = {difference.p_value:.3g}"
-    return f"{text})"
+    return [*lines, text]
+
+
+def scores_of(
+    base: Sequence[JsonObject],
+    run: Sequence[JsonObject],
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns the scores of both models by problem; None if they only repeat the accuracies."""
+    if not all("score" in row for row in (*base, *run)):
+        return None
+    has_rewards = any("rewards" in sample for row in (*base, *run) for sample in row["samples"])
+    if not has_rewards and all(row["score"] == row["accuracy"] for row in (*base, *run)):
+        return None
+    return (
+        np.array([row["score"] for row in base]),
+        np.array([row["score"] for row in run]),
+    )
+
+
+def describe_scores(name: str, difference: Difference, count: int) -> list[str]:
+    """Returns lines with the mean scores of a problem set, and their difference."""
+    lines = [
+        f"{name}: score {difference.base:.3f} -> {difference.run:.3f} of {count:,} problems, "
+        f"{difference.gain:+.3f}"
+    ]
+    if count >= FEWEST_FLIPS:
+        lines.append(f"  95 % interval {difference.low:+.3f} to {difference.high:+.3f}")
+    return lines
 
 
 def flips(base: Sequence[JsonObject], run: Sequence[JsonObject], shown: int) -> list[str]:

@@ -56,6 +56,7 @@ from jzero.rollout.sampler import (
     mesh_of_decoder,
     without_training,
 )
+from jzero.run.accuracy import accuracy_text, percent
 from jzero.run.environment import versions
 from jzero.run.finished import FoundModel, find_model, read_adapter_flags
 from jzero.run.samples import write_responses
@@ -538,20 +539,15 @@ def run_loglikelihood(
     return summary
 
 
-def percent_with_error(share: float, error: float | None) -> str:
-    """Returns a share in percent, with its standard error if there are several problems."""
-    return f"{100 * share:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
-
-
 def likelihood_table(summary: Mapping[str, LikelihoodSummary]) -> str:
     """Returns a line for each file of questions."""
     lines = [f"{'questions':16}{'problems':>9}{'accuracy':>14}{'per character':>16}"]
     for name, values in summary.items():
-        by_sum = percent_with_error(values["accuracy"], values["stderr"])
-        per_character = percent_with_error(
-            values["accuracy_per_character"], values["stderr_per_character"]
-        )
         num_problems = values["problems"]
+        by_sum = accuracy_text(values["accuracy"], num_problems, values["stderr"])
+        per_character = accuracy_text(
+            values["accuracy_per_character"], num_problems, values["stderr_per_character"]
+        )
         lines.append(f"{name:16}{num_problems:9d}{by_sum:>14}{per_character:>16}")
     return "\n".join(lines)
 
@@ -585,7 +581,7 @@ def table(summary: Mapping[str, SuiteSummary]) -> str:
     ]
     for name, suite in summary.items():
         for kind, metrics in suite["kinds"].items():
-            accuracy = percent_with_error(metrics["accuracy"], metrics.get("stderr"))
+            accuracy = accuracy_text(metrics["accuracy"], suite["problems"], metrics.get("stderr"))
             pass_at_most = _last_percentage(metrics, "pass@")
             majority = _last_percentage(metrics, "maj@")
             lines.append(
@@ -595,14 +591,16 @@ def table(summary: Mapping[str, SuiteSummary]) -> str:
             for metric, value in metrics.items():
                 if metric.startswith("accuracy/"):  # over the rows that name one task
                     part = f"{name}/{metric.partition('/')[2]}"
-                    lines.append(f"{part:27}{kind:9}{100 * value:14.1f}")
+                    lines.append(f"{part:27}{kind:9}{percent(value):>14}")
 
     # All suites have the same kinds of evaluation.
     first_suite = next(iter(summary.values()))
     for kind in first_suite["kinds"]:
         accuracies = [suite["kinds"][kind]["accuracy"] for suite in summary.values()]
-        average = 100 * float(np.mean(accuracies))
-        lines.append(f"{'average':27}{kind:9}{average:14.1f}")
+        # The average of one suite is its accuracy.
+        if len(accuracies) > 1:
+            average = percent(float(np.mean(accuracies)))
+            lines.append(f"{'average':27}{kind:9}{average:>14}")
     lines += further_lines(summary)
     suites_by_grader: dict[str, list[str]] = {}
     for name, suite in summary.items():
@@ -613,14 +611,16 @@ def table(summary: Mapping[str, SuiteSummary]) -> str:
 
 
 def further_lines(summary: Mapping[str, SuiteSummary]) -> list[str]:
-    """Returns a line for each reward function, and for each verifier of eval.verifiers."""
+    """Returns a line for the score, each reward function, and each verifier of eval.verifiers."""
     lines = []
     for name, suite in summary.items():
         for kind, metrics in suite["kinds"].items():
+            if "score" in metrics and any(metric.startswith("reward/") for metric in metrics):
+                lines.append(f"{name} {kind}: score {metrics['score']:.4g}")
             for metric, value in metrics.items():
                 if metric.startswith("accuracy_by/"):
                     verifier = metric.removeprefix("accuracy_by/")
-                    lines.append(f"{name} {kind}: {100 * value:.1f} by {verifier}")
+                    lines.append(f"{name} {kind}: {percent(value)} by {verifier}")
                 elif metric.startswith("reward/"):
                     lines.append(f"{name} {kind}: {metric} {value:.4g}")
     return lines
@@ -630,7 +630,7 @@ def _last_percentage(metrics: Mapping[str, float], prefix: str) -> str:
     """Returns the metric with prefix `prefix` and the largest k, or ""."""
     values = [value for name, value in metrics.items() if name.startswith(prefix)]
     # `accuracy_metrics` adds them in ascending order of k.
-    return f"{100 * values[-1]:.1f}" if values else ""
+    return percent(values[-1]) if values else ""
 
 
 def main() -> None:

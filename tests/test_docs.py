@@ -218,7 +218,7 @@ def test_it_runs_with_a_tiny_model(
     out = run("\n".join(lines), environment, tmp_path)
 
     assert list(tmp_path.glob("runs/*/summary.json"))
-    assert "McNemar" in out
+    assert "no difference is shown: " in out  # of so few problems
 
 
 @pytest.mark.slow

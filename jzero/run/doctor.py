@@ -277,8 +277,8 @@ def _one_score(evidence: Evidence) -> str | None:
         return None
     reason = "too easy" if accuracy > 0.5 else "too hard, or no answer is recognized"
     return (
-        f"no group has two different scores, so nothing is learned: accuracy {accuracy:.2f}, the "
-        f"problems are {reason}"
+        f"no group has two different scores, so nothing is learned: accuracy {_percent(accuracy)}, "
+        f"the problems are {reason}"
     )
 
 

@@ -33,7 +33,7 @@ METRICS: dict[str, Metric] = {
         ".3f",
     ),
     "reward/accuracy": Metric(
-        "Share of rollouts that the grader calls correct.", "share", "accuracy", ".3f"
+        "Share of rollouts that the grader calls correct.", "share", "accuracy", ".1%"
     ),
     "reward/zero_variance_groups": Metric(
         "Share of groups whose rollouts all have the same score; most algorithms learn nothing "

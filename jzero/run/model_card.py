@@ -20,6 +20,7 @@ from jzero.model.hub import is_on_hub, public_name
 from jzero.problems import problem_sets, row_loader
 from jzero.rollout.evaluation import evaluation_kinds
 from jzero.run import history
+from jzero.run.accuracy import accuracy_text
 from jzero.run.history import Stage
 from jzero.run.metrics import METRICS, STEP_LINE
 from jzero.tasks import suites
@@ -389,9 +390,10 @@ def evaluations_section(evaluations: Evaluations, accuracies: Sequence[Measured]
     for evaluation, values in evaluations.items():
         cells = [format_number(values.get(name), ".3f") for name in losses]
         for measured in accuracies:
-            accuracy = format_number(values.get(measured.name), ".3f")
-            error = values.get(measured.name.removesuffix("accuracy") + "stderr")
-            cells.append(accuracy if error is None else f"{accuracy} ± {error:.3f}")
+            prefix = measured.name.removesuffix("accuracy")
+            share = values.get(measured.name)
+            count, error = values.get(f"{prefix}problems"), values.get(f"{prefix}stderr")
+            cells.append("" if share is None else accuracy_text(share, count, error))
         rows.append([evaluation, *cells])
     notes = []
     if losses:

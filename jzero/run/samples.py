@@ -171,14 +171,21 @@ def write_responses(directory: Path, evaluated: Sequence[Evaluated]) -> None:
     task's own problems is problems-<kind>.jsonl.
     """
     for evaluation in evaluated:
-        rows = problem_rows(evaluation.rollouts, evaluation.num_samples)
+        rows = problem_rows(
+            evaluation.rollouts, evaluation.num_samples, has_scores=evaluation.has_all_rewards
+        )
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         name = f"{evaluation.name or 'problems'}-{evaluation.label}.jsonl"
         processes.write_once(directory / name, "".join(lines))
 
 
-def problem_rows(rollouts: list[Rollout], num_samples: int) -> list[JsonObject]:
-    """Returns a row for each problem of an evaluation, with all of its `num_samples` responses."""
+def problem_rows(
+    rollouts: list[Rollout], num_samples: int, *, has_scores: bool = True
+) -> list[JsonObject]:
+    """Returns a row for each problem of an evaluation, with all of its `num_samples` responses.
+
+    has_scores: whether all reward functions were called, so that the mean score is one of training.
+    """
     rows: list[JsonObject] = []
     for start in range(0, len(rollouts), num_samples):
         # The responses to one problem are neighbors.
@@ -191,6 +198,11 @@ def problem_rows(rollouts: list[Rollout], num_samples: int) -> list[JsonObject]:
             "accuracy": float(np.mean([grade_of(rollout).correct for rollout in problem_rollouts])),
             "samples": [response_row(rollout) for rollout in problem_rollouts],
         }
+        scores = [
+            grade_of(rollout).score for rollout in problem_rollouts if not grade_of(rollout).failed
+        ]
+        if has_scores and scores:
+            row["score"] = float(np.mean(scores))
         if problem.row_task:
             row["task"] = problem.row_task
         rows.append(row)

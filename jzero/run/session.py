@@ -53,8 +53,9 @@ from jzero.run.progress import Progress
 from jzero.run.record import RunRecord, step_of, summarize
 from jzero.run.resume import go_back
 from jzero.run.samples import sample_lines
-from jzero.run.step_table import StepTable
+from jzero.run.step_table import StepTable, expected_columns
 from jzero.run.workdir import check_history, claim_workdir
+from jzero.tasks.math_problems import OPEN
 from jzero.training.frozen_base import InitialWeights
 from jzero.types import State
 
@@ -175,7 +176,8 @@ class RunSession:
         compilation_counter()  # from here on, the terminal shows that a program is compiled
         return_memory_of_compilations()
         # What the terminal shows after the row of a step.
-        self._table = StepTable(last_step)
+        self._table = StepTable(last_step, expected_columns(config.algorithm))
+        self._has_answers = config.task.name != OPEN
         self._progress: Progress | None = None
         self._evaluation_lines: list[str] = []
         self._next_sample = 0  # the first step after which a sampled answer is shown
@@ -320,7 +322,9 @@ class RunSession:
         step = step_of(name, self.schedule.last_step) or 0
         self._callbacks.call("evaluation", step, values)
         self._report_time("eval", "evaluation")
-        self._evaluation_lines = evaluation_lines(name, values, before)
+        self._evaluation_lines = evaluation_lines(
+            name, values, before, has_answers=self._has_answers
+        )
         # Before the first step there is no row to wait for.
         if self._progress is None:
             self._print_evaluation()
@@ -521,7 +525,11 @@ class RunSession:
         self._callbacks.call("end", self.record.step, summary)
         self.writer.finish(summary)
         for line in closing_lines(
-            self.config.name, self.workdir, self.record, self.schedule.last_step
+            self.config.name,
+            self.workdir,
+            self.record,
+            self.schedule.last_step,
+            has_answers=self._has_answers,
         ):
             processes.print_once(line)
         return summary

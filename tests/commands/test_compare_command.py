@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from jzero import compare
 from jzero.errors import UserError
+from jzero.files import JsonObject
 
 
 @given(st.integers(0, 9), st.integers(0, 9))
@@ -103,3 +104,44 @@ def test_problems_are_paired_by_id_and_flips_are_listed() -> None:
 def test_models_without_a_common_problem_are_refused() -> None:
     with pytest.raises(UserError, match="no problem in common"):
         compare.paired_rows([row("a", 1)], [row("b", 1)])
+
+
+def test_few_flips_show_no_difference() -> None:
+    solved = np.array([1.0, 1.0, 0.0, 0.0])
+
+    lines = compare.describe("mine", compare.paired_difference(np.zeros(4), solved), 4)
+
+    assert lines == [
+        "mine: 0 of 4 -> 2 of 4 problems, +50.0 points",
+        "  no difference is shown: 2 problems gained or lost, and a test needs 6",
+    ]
+
+
+def test_many_flips_have_an_interval_and_a_test() -> None:
+    base = np.repeat([1.0, 0.0], [40, 60])
+    run = np.repeat([1.0, 0.0], [70, 30])
+
+    first, second = compare.describe("mine", compare.paired_difference(base, run), 100)
+
+    assert first == "mine: 40.0 % -> 70.0 % of 100 problems, +30.0 points"
+    assert second.startswith("  95 % interval +2")
+    assert second.endswith("McNemar p = 1.86e-09")
+
+
+def row_of(accuracy: float, score: float | None, rewards: dict[str, float]) -> JsonObject:
+    sample: JsonObject = {"rewards": rewards} if rewards else {}
+    row: JsonObject = {"accuracy": accuracy, "samples": [sample]}
+    return row if score is None else row | {"score": score}
+
+
+def test_scores_are_compared_if_a_reward_gives_them() -> None:
+    own = [row_of(0.0, score, {"my.py:f": score}) for score in (0.0, 0.5)]
+    better = [row_of(0.0, score, {"my.py:f": score}) for score in (0.5, 0.75)]
+    graded = [row_of(float(i), float(i), {}) for i in range(2)]
+
+    found = compare.scores_of(own, better)
+    assert found is not None
+    lines = compare.describe_scores("mine", compare.paired_difference(*found), 2)
+    assert lines == ["mine: score 0.250 -> 0.625 of 2 problems, +0.375"]
+    assert compare.scores_of(graded, graded) is None  # the accuracies again
+    assert compare.scores_of([row_of(0.0, None, {})], own[:1]) is None

@@ -180,7 +180,7 @@ def test_rewards_and_further_verifiers_have_a_line_and_tasks_of_rows_have_none()
 
     lines = evaluate.further_lines({"math500": cast(evaluate.SuiteSummary, suite)})
 
-    assert lines == ["math500 avg@4: 75.0 by open_r1", "math500 avg@4: reward/cosine 0.125"]
+    assert lines == ["math500 avg@4: 75.0 % by open_r1", "math500 avg@4: reward/cosine 0.125"]
 
 
 def test_the_table_has_a_line_for_every_suite_and_the_average() -> None:
@@ -191,8 +191,13 @@ def test_the_table_has_a_line_for_every_suite_and_the_average() -> None:
 
     lines = evaluate.table({"a": first, "b": second}).split("\n")
 
-    assert lines[1].split() == ["a", "3", "avg@2", "50.0", "±", "10.0", "100.0", "25.0", "7"]
-    assert lines[-2].split() == ["average", "avg@2", "50.0"]
+    assert lines[1].split() == [
+        "a",
+        "3",
+        "avg@2",
+        *["50.0", "±", "10.0", "%", "100.0", "%", "25.0", "%", "7"],
+    ]
+    assert lines[-2].split() == ["average", "avg@2", "50.0", "%"]
     assert lines[-1] == "a, b: graded by task.verifier=fast"
 
 

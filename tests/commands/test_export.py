@@ -193,8 +193,8 @@ def test_the_card_says_how_the_model_was_made(exported: Path) -> None:
     assert "| `rollout.num_prompts` | `4` |" in lines
     assert "| `optimizer.lr` | `0.001` |" in lines
     assert f"| jax | {jax.__version__} |" in lines
-    assert "| before | 0.125 | 0.062 |" in lines
-    assert "| after | 0.500 | 0.250 |" in lines
+    assert "| before | 12.5 % | 6.2 % |" in lines
+    assert "| after | 50.0 % | 25.0 % |" in lines
     assert (
         "1. 4 of 200 steps of reinforcement learning from random weights: grpo on countdown."
         in lines
@@ -255,7 +255,7 @@ def test_the_card_names_the_hubs_and_no_directory(workdir: Path, tmp_path: Path)
     assert result.metric_args["samples"] == 2
     assert "gsm8k (eight.jsonl): 8 problems, greedy" in card.text
     assert "math500: 500 problems, avg@2 at temperature 0.5" in card.text
-    assert "0.250 ± 0.062" in card.text
+    assert "25.0 ± 6.2 %" in card.text
     assert "held-out problems of openai/gsm8k, data.jsonl: avg@2" in card.text
     assert "math" not in card.data.tags, "the sets are not those that the task has by itself"
     assert str(tmp_path) not in card.text
