@@ -4,11 +4,14 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from runs import ROOT
 
+EXTRAS = ROOT / ".ci/extras"
 NEWEST = ROOT / ".ci/newest"
 FAKE_PYTHON = """#!/bin/sh
 case "$1" in
@@ -101,3 +104,96 @@ def test_too_long_a_run_is_a_failure_with_a_message(environment: dict[str, str])
 
     assert done.returncode == 124
     assert "took more than 1s" in done.stderr
+
+
+# Writes its arguments to a file, and fails at those that match REFUSED.
+FAKE_UV = """#!/bin/sh
+echo "$*" >>"$CALLS"
+case "$*" in
+  $REFUSED) echo "No solution found"; exit 1 ;;
+esac
+"""
+
+
+def run_extras(
+    environment: dict[str, str], refused: str
+) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """Runs .ci/extras in a checkout with two extras and two constraints files.
+
+    Returns the process and the arguments of each call of uv, which fails if they match `refused`.
+    """
+    home = Path(environment["HOME"])
+    programs = Path(environment["PATH"])
+    script = home / "checkout/.ci/extras"
+    script.parent.mkdir(parents=True)
+    shutil.copy2(EXTRAS, script)
+    text = """[project]
+requires-python = ">=3.11" # a comment
+[project.optional-dependencies]
+tpu = ["jax[tpu]"]
+other = []
+"""
+    (home / "checkout/pyproject.toml").write_text(text, encoding="utf-8")
+    for name in ("constraints.txt", "constraints-3.12.txt"):
+        (home / "checkout" / name).touch()
+    for name in ("sed", "xargs"):
+        path = shutil.which(name)
+        assert path is not None, name
+        (programs / name).symlink_to(path)
+    (programs / "python").symlink_to(sys.executable)
+    (programs / "uv").write_text(FAKE_UV.replace("$REFUSED", refused))
+    (programs / "uv").chmod(0o755)
+    calls = home / "calls"
+    done = subprocess.run(
+        [script],
+        env=environment | {"CALLS": str(calls)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done, calls.read_text(encoding="utf-8").splitlines()
+
+
+def test_every_extra_is_resolved_with_every_constraints_file(environment: dict[str, str]) -> None:
+    done, calls = run_extras(environment, refused="never")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    pattern = r"--python-version (\S+) -c (\S+) --extra (\S+)"
+    resolved = [match.groups() for match in map(re.compile(pattern).search, calls) if match]
+    assert sorted(resolved) == [
+        ("3.11", "constraints.txt", "other"),
+        ("3.11", "constraints.txt", "tpu"),
+        ("3.12", "constraints-3.12.txt", "other"),
+        ("3.12", "constraints-3.12.txt", "tpu"),
+    ]
+
+
+def test_an_extra_that_contradicts_a_pin_fails_ci(environment: dict[str, str]) -> None:
+    done, _ = run_extras(environment, refused="*3.12*tpu*")
+
+    assert done.returncode == 1
+    assert "constraints-3.12.txt [tpu]: cannot be installed:\nNo solution found" in done.stdout
+    assert "constraints.txt [tpu]: resolved" in done.stdout
+
+
+def test_extras_are_not_resolved_without_a_package_index(environment: dict[str, str]) -> None:
+    done, calls = run_extras(environment, refused="*")
+
+    assert done.returncode == 0
+    assert "uv reaches no package index" in done.stdout
+    assert len(calls) == 1
+
+
+def test_ci_resolves_the_extras() -> None:
+    assert "\n.ci/extras &" in (ROOT / ".ci/run").read_text(encoding="utf-8")
+    assert "- run: .ci/extras" in (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+
+
+def test_each_constraints_file_is_for_a_python_that_jzero_supports() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    supported = {line.rpartition(" ")[2] for line in project["classifiers"] if line[-1].isdigit()}
+    files = [path.name for path in ROOT.glob("constraints*.txt")]
+
+    oldest = project["requires-python"].removeprefix(">=")
+    pythons = {re.findall(r"-(.*)\.txt", name)[0] if "-" in name else oldest for name in files}
+    assert pythons == supported
