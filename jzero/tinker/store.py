@@ -3,18 +3,19 @@
     STORE/RUN/KIND/NAME/
       adapter_config.json, adapter_model.safetensors    the adapter as `peft` loads it
       optimizer.safetensors                             Adam's moments, of KIND=weights only
-      record.json                                       what it is of, and when it expires
+      record.json                                       its run, owner and shape, and its expiry
+    STORE/lock                                          held by the server
 
 A checkpoint is written to a temporary directory, flushed to the disk, and renamed: whatever kills
 the server, there is the old checkpoint, the new one, or none. A checkpoint is never changed after
 that, except for its time of expiry, and an adapter whose file was changed is refused.
 
-A store belongs to one server process, which locks the directory. A directory whose
-record.json cannot be read, or is of another version, is left alone and not listed.
+A store belongs to one server process, which locks the directory. A checkpoint whose record.json
+cannot be read, or has another version, is neither changed nor listed.
 """
 
+import atexit
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -26,7 +27,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar, TextIO, cast
 
 import numpy as np
 from safetensors import numpy as safetensors_numpy
@@ -36,6 +37,7 @@ from jzero.errors import UserError, shown
 from jzero.files import read_text
 from jzero.model import peft
 from jzero.model.huggingface.writing import write_tensors
+from jzero.run.lock import lock_directory
 from jzero.tinker.bodies import KINDS, PATH, Metadata
 from jzero.types import JsonValue
 
@@ -120,7 +122,6 @@ class Store:
         Raises UserError if another process has the store.
         """
         self.root = root
-        root.mkdir(parents=True, exist_ok=True)
         take_lock(root)
         # Held while names appear and disappear, so that they do so one after the other.
         self.names = threading.RLock()
@@ -250,30 +251,15 @@ class Store:
                     self.delete(record.path)
 
 
-LOCKED: dict[Path, int] = {}  # the open directories of the stores that this process has locked
+LOCKED: dict[Path, TextIO] = {}  # the locks of the stores of this process
 
 
 def take_lock(root: Path) -> None:
-    """Locks a store for this process. Raises UserError if another process has it.
-
-    The lock is on the directory and ends with the process, however that ends.
-    """
+    """Locks a store until this process ends. Raises UserError if another process has it."""
     path = root.resolve()
-    if path in LOCKED:
-        return
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise UserError(
-            f"--store={root}: another server uses this store: stop it, or give another directory"
-        ) from None
-    except OSError as error:  # some network file systems
-        terminal.write(
-            f"--store={root} cannot be locked ({error.strerror}): start no second server on it"
-        )
-    LOCKED[path] = descriptor
+    if path not in LOCKED:
+        LOCKED[path] = lock_directory(root, f"--store {root}")
+        atexit.register(LOCKED[path].close)
 
 
 def is_expired(directory: Path) -> bool:

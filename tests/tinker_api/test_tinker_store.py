@@ -60,7 +60,7 @@ def test_a_checkpoint_is_replaced_only_if_asked(tmp_path) -> None:
     assert (store.directory(path) / "data").read_text() == "y"
     store.delete(path)
     assert store.find(path, "me") is None
-    assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == [tmp_path / "lock"]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_second_server_of_a_store_is_refused_until_the_first_one_ends(tmp_path
     with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        with pytest.raises(UserError, match="another server uses this store"):
+        with pytest.raises(UserError, match="is in use by another process"):
             Store(tmp_path)
         holder.kill()
     Store(tmp_path)
