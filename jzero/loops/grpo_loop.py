@@ -95,7 +95,7 @@ def rewards_of(rollouts: list[Rollout]) -> np.ndarray:
     """Returns f64[N], the score of each answer. Raises UserError if a reward function failed."""
     grades = [grade_of(rollout) for rollout in rollouts]
     if failed := sum(grade.failed for grade in grades):
-        raise UserError(f"{failed} answers have no reward: mend the reward function that failed")
+        raise UserError(f"{failed} answers have no reward: fix the reward function that failed")
     return np.array([grade.score for grade in grades])
 
 

@@ -167,7 +167,8 @@ def check(config: QwenConfig, adapter: AdapterConfig) -> None:
             layer = "output layer" if name == OUTPUT else "experts"
             raise UserError(
                 f"model.adapter.dropout={adapter.dropout}: the adapter of the {layer} ({name}) has "
-                "no dropout: leave it out of model.adapter.targets, or set model.adapter.dropout=0"
+                f"no dropout: remove {name} from model.adapter.targets, or set "
+                "model.adapter.dropout=0"
             )
         if adapter.rank > target.highest_rank:
             raise UserError(

@@ -180,11 +180,13 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
 def check_settings(settings: config.Config, max_rank: int) -> None:
     """Raises UserError for settings that this server does not have."""
     if settings.model.adapter.rank or settings.model.adapter.path:
-        raise UserError("model.adapter: clients choose the shape of their adapters: leave it out")
+        raise UserError(
+            "model.adapter: clients choose the shape of their adapters: remove these settings"
+        )
     if settings.model.adapter.dropout:
         raise UserError(
             f"model.adapter.dropout={settings.model.adapter.dropout}: the Tinker API has no "
-            "dropout: leave it out"
+            "dropout: set model.adapter.dropout=0"
         )
     if settings.rollout.decode_devices:
         raise UserError(

@@ -144,9 +144,9 @@ class Api:
         try:
             fields = parse_json(raw or b"{}")
         except (ValueError, RecursionError) as error:
-            raise BodyError(400, f"the body is no JSON: {shown(str(error))}") from None
+            raise BodyError(400, f"the body is not JSON: {shown(str(error))}") from None
         if not isinstance(fields, dict):
-            raise BodyError(422, "the body is no JSON object")
+            raise BodyError(422, "the body is not a JSON object")
         return fields
 
     async def body(self, request: Request, kind: type[AnyBody]) -> AnyBody:
@@ -511,7 +511,7 @@ def query_number(request: Request, name: str, default: int) -> int:
     text = request.query_params.get(name, str(default))
     # isdigit also accepts digits of other scripts and superscripts.
     if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise BodyError(422, f"{name}={shown(text)} is no number")
+        raise BodyError(422, f"{name}={shown(text)} is not a number")
     return int(text)
 
 
@@ -540,7 +540,7 @@ def decompress(data: bytes, encoding: str, most: int) -> bytes:
                     raise too_large
             plain += stream.flush()
         except zlib.error:
-            raise BodyError(400, "the body is no gzip") from None
+            raise BodyError(400, "the body is not gzip") from None
         if len(plain) > most:
             raise too_large
         if not stream.eof:

@@ -31,7 +31,7 @@ from jzero.model import adapters, qwen
 from jzero.sharding.mesh import adapter_shardings
 from jzero.tinker import wire
 from jzero.tinker.prompt_targets import PromptTargets
-from jzero.tinker.tenants import Shape, is_finite_in
+from jzero.tinker.tenants import Shape, check_finite
 
 BASE = "base"  # key of the model without an adapter
 COALESCE_SECONDS = 0.01  # clients send equal prompts one by one: a group shares one prefill
@@ -178,13 +178,12 @@ class Snapshots:
         Raises UserError if a value is not finite in that type.
         """
 
-        def copy(leaf: jax.Array | np.ndarray) -> np.ndarray:
-            whole = leaf if isinstance(leaf, np.ndarray) else collectives.fetch_global(leaf)
-            if not is_finite_in(whole, self.dtype):
-                raise UserError(adapters.not_finite_message(self.dtype))
-            return whole.astype(self.dtype)
+        def fetch(leaf: jax.Array | np.ndarray) -> np.ndarray:
+            return leaf if isinstance(leaf, np.ndarray) else collectives.fetch_global(leaf)
 
-        return jax.tree.map(copy, params)
+        fetched = jax.tree.map(fetch, params)
+        check_finite(fetched, self.dtype)
+        return jax.tree.map(lambda leaf: leaf.astype(self.dtype), fetched)
 
     def keep_on_host(self, key: str, adapter: qwen.Params) -> None:
         """Keeps a snapshot that leaves the bank."""

@@ -137,11 +137,11 @@ class Store:
                 shutil.rmtree(half, ignore_errors=True)
 
     def directory(self, path: str) -> Path:
-        """Returns the directory of a checkpoint. Raises UserError if `path` is no address."""
+        """Returns the directory of a checkpoint. Raises UserError if `path` is not valid."""
         match = PATH.fullmatch(path)
         if match is None:
             raise UserError(
-                f"{shown(path)} is no path of a checkpoint: they are tinker://RUN/KIND/NAME, where "
+                f"{shown(path)} is not the path of a checkpoint: use tinker://RUN/KIND/NAME, where "
                 f"KIND is {', '.join(KINDS)}"
             )
         return self.root / match["run"] / match["kind"] / match["name"]
@@ -337,7 +337,7 @@ def record_of(values: dict[str, JsonValue]) -> Record:
         digest=json_values.bounded_text(values.get("digest", ""), 1 << 10, "digest"),
     )
     if PATH.fullmatch(record.path) is None:
-        raise ValueError(f"{shown(record.path)} is no path of a checkpoint")
+        raise ValueError(f"{shown(record.path)} is not the path of a checkpoint")
     return record
 
 

@@ -269,10 +269,7 @@ class Tenants:
         Raises UserError if the adapter is not finite in the type that computes.
         """
         learner = self.learner(checkpoint.shape)
-        dtype = jnp.dtype(self.compute.dtype)
-        for leaf in jax.tree.leaves(checkpoint.params):
-            if not is_finite_in(leaf, dtype):
-                raise UserError(adapters.not_finite_message(dtype))
+        check_finite(checkpoint.params, jnp.dtype(self.compute.dtype))
         params = jax.tree.map(collectives.put_global, checkpoint.params, learner.shardings)
         state = learner.begin_on(params)
         if checkpoint.moments is not None:
@@ -316,10 +313,13 @@ def not_finite_step(settings: AdamW, grad_norm: float) -> str:
     )
 
 
-def is_finite_in(array: np.ndarray, dtype: DTypeLike) -> bool:
-    """Returns whether all values of an array are finite in `dtype`."""
-    with np.errstate(over="ignore"):
-        return bool(np.isfinite(array.astype(dtype).astype(np.float32)).all())
+def check_finite(params: qwen.Params, dtype: DTypeLike) -> None:
+    """Raises UserError unless all values of an adapter on the host are finite in `dtype`."""
+    for leaf in jax.tree.leaves(params):
+        with np.errstate(over="ignore"):
+            is_finite = np.isfinite(leaf.astype(dtype).astype(np.float32)).all()
+        if not is_finite:
+            raise UserError(adapters.not_finite_message(dtype))
 
 
 def check_moments(moments: Mapping[str, np.ndarray], factors: Mapping[str, np.ndarray]) -> None:

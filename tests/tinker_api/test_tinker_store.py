@@ -76,7 +76,7 @@ def test_a_checkpoint_is_replaced_only_if_asked(tmp_path) -> None:
     ],
 )
 def test_a_path_cannot_leave_the_store(tmp_path, path) -> None:
-    with pytest.raises(UserError, match="is no path of a checkpoint"):
+    with pytest.raises(UserError, match="is not the path of a checkpoint"):
         Store(tmp_path).directory(path)
 
 
