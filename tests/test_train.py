@@ -8,12 +8,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import reference
+import tiny
 from runs import read_jsonl
 
 from jzero import algorithms, train
 from jzero.algorithms import Algorithm
-from jzero.config import Config, TaskConfig, schedules, tiny_arch
+from jzero.config import Config, TaskConfig, schedules
 from jzero.errors import UserError
 from jzero.rollout.collect import ROUND_STRIDE
 from jzero.tasks import find_task
@@ -23,37 +23,11 @@ pytestmark = pytest.mark.usefixtures("quick_runs", "explicit_transfers")
 
 
 def tiny_run(steps: int, algorithm: Algorithm) -> Config:
-    """Returns a config that takes seconds to compile and milliseconds to run.
-
-    The warm start makes the rewards of a group differ.
-    """
-    return reference.settings(
-        model={
-            "arch": tiny_arch(hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=8)
-        },
-        task={
-            "template": "plain",
-            "options": ("numbers_min=2", "numbers_max=2", "value_max=9", "format_score=0.3"),
-        },
-        rollout={
-            "max_prompt_tokens": 16,
-            "max_new_tokens": 24,
-            "num_slots": 16,
-            "page_size": 8,
-            "decode_steps": 8,
-            "temperature": 1.0,
-        },
+    return tiny.countdown_settings(
         algorithm=vars(algorithm),
-        warm_start={"steps": 30, "batch_size": 8, "lr": 2e-2, "tries": 1},
         optimizer={"lr": 1e-3, "schedule": schedules.Constant()},
         critic={"warmup_steps": 1},
-        train={
-            "steps": steps,
-            "microbatch_tokens": 320,
-            "packs_per_row": 1,
-            "minibatches": 2,
-            "checkpoint_every": 2,
-        },
+        train={"steps": steps, "minibatches": 2, "checkpoint_every": 2},
         eval={"problems": 8, "samples": 1, "greedy": False},
     )
 

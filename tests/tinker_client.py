@@ -154,6 +154,10 @@ class Client:
         self.seq_id += 1
         return self.seq_id
 
+    def command(self, path: str, /, **body: object) -> httpx.Response:
+        """Sends the next numbered command of the model, and returns the promise."""
+        return self.post(path, model_id=self.model, seq_id=self.next(), **body)
+
     # -- training ----------------------------------------------------------------------------------
 
     def begin(self, number: int = 0, rank: int = 4, seed: int = 1, **lora: object) -> "Client":
@@ -208,12 +212,7 @@ class Client:
     def snapshot(self) -> str:
         """Returns a sampling session of the weights of now."""
         self.samplers += 1
-        promise = self.post(
-            "save_weights_for_sampler",
-            model_id=self.model,
-            seq_id=self.next(),
-            sampling_session_seq_id=self.samplers,
-        )
+        promise = self.command("save_weights_for_sampler", sampling_session_seq_id=self.samplers)
         return self.done(promise)["sampling_session_id"]
 
     def sampler(self, **of: object) -> str:

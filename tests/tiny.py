@@ -49,6 +49,45 @@ from jzero.training.supervised import SupervisedTrainer
 from jzero.types import RowLayout
 from jzero.workers.pool import Pool
 
+# -- A run on countdown ----------------------------------------------------------------------------
+
+
+def changed_settings(
+    defaults: dict[str, dict[str, object]], sections: dict[str, dict[str, object]]
+) -> config.Config:
+    """Returns settings of tiny shapes with `defaults`, of which `sections` replaces fields."""
+    merged = {name: defaults.get(name, {}) | sections.get(name, {}) for name in defaults | sections}
+    return reference.settings(**merged)
+
+
+def countdown_settings(**sections: dict[str, object]) -> config.Config:
+    """Returns settings of a run on countdown that takes seconds to compile, and then milliseconds.
+
+    The warm start makes the rewards of a group differ.
+    """
+    architecture = config.tiny_arch(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=8
+    )
+    defaults: dict[str, dict[str, object]] = {
+        "model": {"arch": architecture},
+        "task": {
+            "template": "plain",
+            "options": ("numbers_min=2", "numbers_max=2", "value_max=9", "format_score=0.3"),
+        },
+        "rollout": {
+            "max_prompt_tokens": 16,
+            "max_new_tokens": 24,
+            "num_slots": 16,
+            "page_size": 8,
+            "decode_steps": 8,
+            "temperature": 1.0,
+        },
+        "warm_start": {"steps": 30, "batch_size": 8, "lr": 2e-2, "tries": 1},
+        "train": {"microbatch_tokens": 320, "packs_per_row": 1},
+    }
+    return changed_settings(defaults, sections)
+
+
 # -- The game of jzero/tasks/guess.py: whole episodes ----------------------------------------------
 
 
@@ -76,8 +115,7 @@ def tiny_settings(**sections: dict[str, object]) -> config.Config:
         # As many samples as a group has, so that evaluations run the programs of training.
         "eval": {"problems": 7, "samples": 4, "greedy": False},
     }
-    merged = {name: defaults.get(name, {}) | sections.get(name, {}) for name in defaults | sections}
-    return reference.settings(**merged)
+    return changed_settings(defaults, sections)
 
 
 def policy_learner(model: qwen.QwenConfig, settings: Config, mesh: Mesh) -> learner.Learner:

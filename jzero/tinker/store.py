@@ -259,7 +259,7 @@ def take_lock(root: Path) -> None:
     path = root.resolve()
     if path not in LOCKED:
         LOCKED[path] = lock_directory(root, f"--store {root}")
-        atexit.register(LOCKED[path].close)
+        atexit.register(LOCKED[path].close)  # an open file at the exit is a ResourceWarning
 
 
 def is_expired(directory: Path) -> bool:

@@ -89,9 +89,7 @@ class Ann:
             results.append(str((loss_of(answer), client.done(step))).encode())
         self.snapshot = client.snapshot()
         self.base = client.sampler(base_model=NAME)
-        saved = client.post(
-            "save_weights_external", model_id=client.model, seq_id=client.next(), path="mine"
-        )
+        saved = client.command("save_weights_external", path="mine")
         client.done(saved)
         run = f"training_runs/{client.model}/checkpoints/external_weights/mine"
         links = client.http.get(f"{run}/external_weights_urls").json()["urls"]
@@ -148,13 +146,7 @@ class Bob:
         """Opens a session with a model, a snapshot and a checkpoint."""
         self.client = Client(self.url, "tml-bob").begin(rank=self.rng.choice(RANKS))
         self.samplers = [self.client.snapshot(), self.client.sampler(base_model=NAME)]
-        saved = self.client.post(
-            "save_weights",
-            model_id=self.client.model,
-            seq_id=self.client.next(),
-            path="p",
-            overwrite=True,
-        )
+        saved = self.client.command("save_weights", path="p", overwrite=True)
         self.paths = [self.client.done(saved)["path"]]
 
     def end(self) -> None:
@@ -236,11 +228,8 @@ class Bob:
     def try_snapshot(self) -> None:
         """A snapshot, and a sample of it."""
         self.client.samplers += 1
-        answer = self.client.post(
-            "save_weights_for_sampler",
-            model_id=self.client.model,
-            seq_id=self.client.next(),
-            sampling_session_seq_id=self.client.samplers,
+        answer = self.client.command(
+            "save_weights_for_sampler", sampling_session_seq_id=self.client.samplers
         )
         self.poll(answer)
         self.samplers.append(f"{self.client.session}:sample:{self.client.samplers}")
@@ -314,22 +303,17 @@ class Bob:
     def try_checkpoints(self) -> None:
         """Saves over names, links, lifetimes, loads and deletions."""
         name = self.rng.choice("abc")
-        body = {"model_id": self.client.model, "path": name}
         ttl = self.rng.choice([None, 1, 3600])
         call = self.rng.choice(["save_weights", "save_weights_external"])
         is_new = self.rng.random() < 0.7
-        saved = self.client.post(
-            call, **body, seq_id=self.client.next(), ttl_seconds=ttl, overwrite=is_new
-        )
+        saved = self.client.command(call, path=name, ttl_seconds=ttl, overwrite=is_new)
         self.poll(saved)
         kind = "weights" if call == "save_weights" else "external_weights"
         path = f"tinker://{self.client.model}/{kind}/{name}"
         place = f"training_runs/{self.client.model}/checkpoints/{kind}/{name}"
         check(self.http.get(f"{place}/external_weights_urls"))
         check(self.http.put(f"{place}/ttl", json={"ttl_seconds": self.rng.choice([1, 10**9])}))
-        loaded = self.client.post(
-            "load_weights", model_id=self.client.model, seq_id=self.client.next(), path=path
-        )
+        loaded = self.client.command("load_weights", path=path)
         self.poll(loaded)
         if self.rng.random() < 0.3:
             check(self.http.delete(place))
@@ -464,23 +448,9 @@ def test_a_server_that_is_killed_in_saves_has_whole_checkpoints(
     with process(model, store, environment=environment) as (server, address):
         client = Client(address).begin()
         for number in range(3):
-            client.done(
-                client.post(
-                    "save_weights",
-                    model_id=client.model,
-                    seq_id=client.next(),
-                    path=f"s{number}",
-                    overwrite=True,
-                )
-            )
+            client.done(client.command("save_weights", path=f"s{number}", overwrite=True))
         for number in range(40):
-            client.post(
-                "save_weights",
-                model_id=client.model,
-                seq_id=client.next(),
-                path=f"s{number % 5}",
-                overwrite=True,
-            )
+            client.command("save_weights", path=f"s{number % 5}", overwrite=True)
         time.sleep(rng.random() * 0.3)
         server.kill()
         server.wait()
@@ -490,12 +460,8 @@ def test_a_server_that_is_killed_in_saves_has_whole_checkpoints(
         assert len(listed) >= 3
         for checkpoint in listed:
             with tries.attempt("Tinker: killed in a save", checkpoint["tinker_path"]):
-                loaded = client.post(
-                    "load_weights",
-                    model_id=client.model,
-                    seq_id=client.next(),
-                    path=checkpoint["tinker_path"],
-                    optimizer=True,
+                loaded = client.command(
+                    "load_weights", path=checkpoint["tinker_path"], optimizer=True
                 )
                 client.done(loaded)
         assert not list(store.glob("*/*/.tmp-*")) and not list(store.glob("*/*/.old-*"))

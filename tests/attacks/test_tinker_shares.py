@@ -30,9 +30,7 @@ def stub(tmp_path: Path) -> Iterator[Stub]:
 
 
 def save(client: Client, name: str = "p") -> str:
-    promise = client.post(
-        "save_weights_for_sampler", model_id=client.model, seq_id=client.next(), path=name
-    )
+    promise = client.command("save_weights_for_sampler", path=name)
     return client.done(promise)["path"]
 
 

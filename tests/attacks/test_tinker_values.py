@@ -135,9 +135,7 @@ class Bob:
 
     def __init__(self, url: str) -> None:
         self.client = Client(url, "tml-bob").begin()
-        saved = self.client.post(
-            "save_weights", model_id=self.client.model, seq_id=self.client.next(), path="p"
-        )
+        saved = self.client.command("save_weights", path="p")
         self.ids = {
             "PATH": self.client.done(saved)["path"],
             "SESSION": self.client.session,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import reference
+import tiny
 
 from jzero import algorithms, train
 from jzero.algorithms.presets import dapo
-from jzero.config import Config, tiny_arch
+from jzero.config import Config
 from jzero.errors import UserError
 from jzero.loops import grpo_loop
 
@@ -19,29 +19,10 @@ MOST_LINES = 200
 
 
 def tiny_run() -> Config:
-    """Returns a run whose warm start makes the rewards of a group differ."""
-    return reference.settings(
-        model={
-            "arch": tiny_arch(hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=8)
-        },
-        task={
-            "template": "plain",
-            "options": ("numbers_min=2", "numbers_max=2", "value_max=9", "format_score=0.3"),
-        },
-        rollout={
-            "num_prompts": 4,
-            "group_size": 4,
-            "max_prompt_tokens": 16,
-            "max_new_tokens": 24,
-            "num_slots": 16,
-            "page_size": 8,
-            "decode_steps": 8,
-            "temperature": 1.0,
-        },
+    return tiny.countdown_settings(
         algorithm=vars(algorithms.grpo()),
-        warm_start={"steps": 30, "batch_size": 8, "lr": 2e-2, "tries": 1},
         optimizer={"lr": 1e-2},
-        train={"steps": 4, "microbatch_tokens": 320, "packs_per_row": 1},
+        train={"steps": 4},
         eval={"problems": 0},
     )
 

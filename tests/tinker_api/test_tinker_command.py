@@ -45,10 +45,10 @@ def test_a_killed_server_resumes_from_its_store(model, tmp_path) -> None:
     with process(model, tmp_path) as (server, url):
         client = Client(url).begin()
         client.train(DATA)
-        promise = client.post("save_weights", model_id=client.model, seq_id=client.next(), path="a")
+        promise = client.command("save_weights", path="a")
         path = client.done(promise)["path"]
         expected = [client.train(DATA)[0].tobytes() for _ in range(2)]
-        client.post("save_weights", model_id=client.model, seq_id=client.next(), path="b")
+        client.command("save_weights", path="b")
         server.send_signal(signal.SIGKILL)
     with process(model, tmp_path) as (_, url):
         client = Client(url)

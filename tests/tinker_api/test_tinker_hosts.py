@@ -106,11 +106,9 @@ def drive(url: str) -> Facts:
     with ThreadPoolExecutor(2) as threads:
         trained = [logps for one in threads.map(live, (ann, bob)) for logps in one]
 
-    promise = ann.post("save_weights", model_id=ann.model, seq_id=ann.next(), path="a")
+    promise = ann.command("save_weights", path="a")
     saved = ann.done(promise)["path"]
-    promise = bob.post(
-        "save_weights_for_sampler", model_id=bob.model, seq_id=bob.next(), path="b", ttl_seconds=600
-    )
+    promise = bob.command("save_weights_for_sampler", path="b", ttl_seconds=600)
     samplers = [
         (ann, ann.snapshot()),
         (bob, bob.sampler(model_path=bob.done(promise)["path"])),
@@ -191,14 +189,12 @@ def test_two_hosts_train_and_sample_with_the_same_bits_rest_and_end_in_order(
     with hosts(model, tmp_path) as (first, second, url):
         client = Client(url).begin()
         client.train(DATA)
-        promise = client.post("save_weights", model_id=client.model, seq_id=client.next(), path="a")
+        promise = client.command("save_weights", path="a")
         path = client.done(promise)["path"]
         snapshot = client.snapshot()
         sampled = client.sample(snapshot, PROMPT, stop=[])
         client.train(DATA)
-        promise = client.post(
-            "load_weights", model_id=client.model, seq_id=client.next(), path=path, optimizer=True
-        )
+        promise = client.command("load_weights", path=path, optimizer=True)
         client.done(promise)
 
         # Longer than the limits of collectives of a CPU, and without a busy process.

@@ -323,13 +323,7 @@ def test_named_tokens_that_do_not_fit_the_prompt_are_refused(client, body, reaso
 
 def test_a_loaded_checkpoint_goes_on_to_the_bit(client) -> None:
     client.train(DATA)
-    promise = client.post(
-        "save_weights",
-        model_id=client.model,
-        seq_id=client.next(),
-        path="a",
-        user_metadata={"x": "y"},
-    )
+    promise = client.command("save_weights", path="a", user_metadata={"x": "y"})
     path = client.done(promise)["path"]
     assert path == f"tinker://{client.model}/weights/a"
     loaded = Client(client.url)
@@ -344,9 +338,7 @@ def test_a_loaded_checkpoint_goes_on_to_the_bit(client) -> None:
     assert same(client.forward(DATA), loaded.forward(DATA))
 
     # Into an existing model, and without the optimizer: the weights of then, and a first step.
-    promise = loaded.post(
-        "load_weights", model_id=loaded.model, seq_id=loaded.next(), path=path, optimizer=False
-    )
+    promise = loaded.command("load_weights", path=path, optimizer=False)
     loaded.done(promise)
     assert not same(client.forward(DATA), loaded.forward(DATA))
     record = client.http.get(f"training_runs/{client.model}?access_scope=owned").json()
@@ -358,9 +350,7 @@ def test_weights_for_samplers_are_sampled_by_path_and_load_as_peft(
 ) -> None:
     client.train(DATA)
     snapshot = client.snapshot()
-    promise = client.post(
-        "save_weights_for_sampler", model_id=client.model, seq_id=client.next(), path="s"
-    )
+    promise = client.command("save_weights_for_sampler", path="s")
     path = client.done(promise)["path"]
     by_path = client.sampler(model_path=path)
 
@@ -370,9 +360,7 @@ def test_weights_for_samplers_are_sampled_by_path_and_load_as_peft(
     info = client.post("weights_info", tinker_path=path).json()
     parts = [info[f"train_{part}"] for part in ("unembed", "mlp", "attn")]
     assert (info["lora_rank"], parts) == (4, [True, True, True])
-    promise = client.post(
-        "save_weights_external", model_id=client.model, seq_id=client.next(), path="e"
-    )
+    promise = client.command("save_weights_external", path="e")
     external = client.done(promise)
     assert external["size_bytes"] > 0
     links = client.http.get(
@@ -388,7 +376,7 @@ def test_weights_for_samplers_are_sampled_by_path_and_load_as_peft(
 
 def test_the_parts_of_an_adapter_are_those_of_the_client(client) -> None:
     client.begin(1, train_unembed=False, train_attn=False)
-    promise = client.post("save_weights", model_id=client.model, seq_id=client.next(), path="m")
+    promise = client.command("save_weights", path="m")
     path = client.done(promise)["path"]
     info = client.post("weights_info", tinker_path=path).json()
     assert [info[f"train_{part}"] for part in ("unembed", "mlp", "attn")] == [False, True, False]
@@ -419,16 +407,14 @@ def test_the_output_layer_alone_is_trained_and_sampled(client) -> None:
 
 
 def test_checkpoints_are_listed_expire_and_are_deleted(client) -> None:
-    promise = client.post(
-        "save_weights", model_id=client.model, seq_id=client.next(), path="a", ttl_seconds=3600
-    )
+    promise = client.command("save_weights", path="a", ttl_seconds=3600)
     client.done(promise)
     run = f"training_runs/{client.model}/checkpoints"
     (listed,) = client.http.get(run).json()["checkpoints"]
     assert listed["checkpoint_id"] == "weights/a" and listed["expires_at"]
     assert client.http.put(f"{run}/weights/a/ttl", json={"ttl_seconds": None}).status_code == 200
     assert client.http.get(run).json()["checkpoints"][0]["expires_at"] is None
-    again = client.post("save_weights", model_id=client.model, seq_id=client.next(), path="a")
+    again = client.command("save_weights", path="a")
     assert client.result(again).json()["category"] == "user"
     assert client.http.delete(f"{run}/weights/a").status_code == 200
     assert client.http.get(run).json()["checkpoints"] == []
@@ -465,9 +451,9 @@ def test_a_refused_command_is_no_hole(client) -> None:
     before = client.forward(DATA)
     assert client.send(DATA, loss_fn="stable_reinforce").status_code == 400
     assert client.send([datum([1, 10**6])]).status_code == 400
-    wrong = client.post("optim_step", model_id=client.model, seq_id=client.next(), adam_params=3)
+    wrong = client.command("optim_step", adam_params=3)
     assert wrong.status_code == 422
-    dimuon = client.post("optim_step", model_id=client.model, seq_id=client.next())
+    dimuon = client.command("optim_step")
     assert dimuon.status_code == 400
     assert same(client.forward(DATA), before)
 
@@ -527,12 +513,7 @@ def test_a_gradient_that_is_not_finite_is_no_step(client) -> None:
 
 def test_a_failed_command_leaves_the_model_usable(client) -> None:
     before = client.forward(DATA)
-    promise = client.post(
-        "load_weights",
-        model_id=client.model,
-        seq_id=client.next(),
-        path=f"tinker://{client.model}/weights/none",
-    )
+    promise = client.command("load_weights", path=f"tinker://{client.model}/weights/none")
     assert promise.status_code == 404
     assert same(client.forward(DATA), before)
 
@@ -563,7 +544,7 @@ def test_a_poll_is_held(client, service: Service) -> None:
 
 
 def test_nothing_of_another_key_is_there(client, url) -> None:
-    promise = client.post("save_weights", model_id=client.model, seq_id=client.next(), path="a")
+    promise = client.command("save_weights", path="a")
     path = client.done(promise)["path"]
     sampler = client.sampler(base_model=NAME)
     request = client.ask(sampler, PROMPT, 1).json()["request_id"]
