@@ -320,7 +320,7 @@ def parse_json(text: str | bytes, path: Path, line: int | None = None) -> JsonOb
     try:
         value = json_values.parse(text, allows_nan=True)
         if not isinstance(value, dict):
-            raise ValueError("no JSON object")
+            raise ValueError("not a JSON object")
     except (ValueError, RecursionError) as error:
         place = f"{path} line {line}" if line else str(path)
         raise UserError(f"{place} is damaged ({error}): restore or remove it") from None

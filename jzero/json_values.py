@@ -64,7 +64,7 @@ def parse(text: str, *, allows_nan: bool = False) -> JsonValue:
             object_pairs_hook=_to_object,
         )
     except json.JSONDecodeError as error:
-        raise ValueError(f"no JSON: {error.msg} at character {error.pos}") from None
+        raise ValueError(f"not valid JSON: {error.msg} at character {error.pos}") from None
 
 
 def _check_brackets(text: str) -> None:
@@ -94,7 +94,7 @@ def _parse_float(digits: str) -> float:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _to_object(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:

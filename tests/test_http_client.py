@@ -346,13 +346,13 @@ def test_json_that_is_cut_anywhere_is_refused() -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "no JSON"),
-        (b"\xef\xbb\xbf{}", "no JSON"),
+        (b"", "not valid JSON: Expecting value"),
+        (b"\xef\xbb\xbf{}", "not valid JSON: "),
         ("{}".encode("utf-16"), "utf-8"),
         (b'"\xff"', "utf-8"),
         (b'"\xed\xa0\x80"', "utf-8"),
-        (b"NaN", "NaN is no JSON number"),
-        (b"-Infinity", "-Infinity is no JSON number"),
+        (b"NaN", "NaN is not a JSON number"),
+        (b"-Infinity", "-Infinity is not a JSON number"),
         (b"1e400", "does not fit"),
         (b"1" * 301, "301 digits"),
         (b"9" * 10**6, "digits"),

@@ -98,9 +98,9 @@ def _parse(line: bytes, where: str, number: int, vocab: int, defaults: Sampling)
     try:
         row = json_values.parse(line.decode("utf-8"), allows_nan=True)
     except ValueError as error:
-        raise UserError(f"{where}: no JSON ({error})") from None
+        raise UserError(f"{where}: damaged ({error})") from None
     if not isinstance(row, dict):
-        raise UserError(f"{where}: no JSON object")
+        raise UserError(f"{where}: not a JSON object")
     tokens = _token_ids(row, "response_ids", where, vocab)
     prompt = _token_ids(row, "prompt_ids", where, vocab)
     if not len(prompt):

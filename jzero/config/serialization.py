@@ -52,9 +52,9 @@ def from_json(text: str, source: str) -> Config:
     try:
         values = json_values.parse(text, allows_nan=True)
     except ValueError as error:
-        raise UserError(f"{source} is no JSON: {error}") from None
+        raise UserError(f"{source} is damaged: {error}") from None
     if not isinstance(values, dict):
-        raise UserError(f"{source} is no config: it holds no JSON object")
+        raise UserError(f"{source} is not a config: it is not a JSON object")
     try:
         return _read_settings(values, source)
     except UserError:

@@ -144,7 +144,7 @@ class Api:
         try:
             fields = parse_json(raw or b"{}")
         except (ValueError, RecursionError) as error:
-            raise BodyError(400, f"the body is not JSON: {shown(str(error))}") from None
+            raise BodyError(400, f"the body cannot be parsed: {shown(str(error))}") from None
         if not isinstance(fields, dict):
             raise BodyError(422, "the body is not a JSON object")
         return fields

@@ -658,11 +658,11 @@ def test_bad_field_is_named_with_its_row(tmp_path: Path, change: Row, message: s
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "log.jsonl:1: no JSON"),
-        ("[1]", "log.jsonl:1: no JSON object"),
-        ("[" * 100_000, "log.jsonl:1: no JSON"),
+        ("{", r"log.jsonl:1: damaged \(not valid JSON: "),
+        ("[1]", "log.jsonl:1: not a JSON object"),
+        ("[" * 100_000, r"log.jsonl:1: damaged \(nested more than 64 deep"),
         ("\n", "log.jsonl has no responses"),
-        ("\xff", "log.jsonl:1: no JSON"),
+        ("\xff", r"log.jsonl:1: damaged \(.utf-8. codec"),
     ],
 )
 def test_file_without_rows_is_a_user_error(tmp_path: Path, text: str, message: str) -> None:

@@ -312,7 +312,7 @@ def test_a_server_that_breaks_is_one_line_and_the_same_command_goes_on(
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("<html>It works!</html>", "no JSON: Expecting value at character 0"),
+        ("<html>It works!</html>", "not valid JSON: Expecting value at character 0"),
         ('{"choices": []}', "choices: List should have at least 1 item"),
         ('{"object": "list"}', "choices: Field required"),
         ('{"choices": [{"text": 7}]}', "choices.0.text: Input should be a valid string"),

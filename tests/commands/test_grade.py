@@ -111,7 +111,7 @@ def test_a_mistake_after_many_rows_keeps_the_old_grades(
 @pytest.mark.parametrize(
     "line, message",
     [
-        ("{", "no JSON"),
+        ("{", "not valid JSON: "),
         ("[]", "not an object"),
         ('{"id": 1, "task": "math", "prediction": "5"}', "gold is missing"),
         (

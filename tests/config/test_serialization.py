@@ -30,8 +30,8 @@ def test_a_setting_that_is_not_in_the_file_has_its_default() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "runs/a/config.json is no JSON"),
-        ("[]", "runs/a/config.json is no config"),
+        ("{", "runs/a/config.json is damaged: not valid JSON: "),
+        ("[]", "runs/a/config.json is not a config"),
         ('{"train": {"steps": "x"}}', "runs/a/config.json holds a wrong value: .*train.steps"),
         (
             '{"train": {"stepz": 3}}',

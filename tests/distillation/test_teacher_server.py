@@ -152,7 +152,9 @@ def test_a_reply_without_the_log_probs_is_one_line(
 def test_what_is_no_api_is_one_line() -> None:
     with (
         served(lambda path, body: (200, b"<html>")) as url,
-        pytest.raises(UserError, match="no JSON: .*give the address of an OpenAI-compatible API"),
+        pytest.raises(
+            UserError, match="not valid JSON: .*give the address of an OpenAI-compatible API"
+        ),
     ):
         client_of(url, model="m").score_all([IDS])
 

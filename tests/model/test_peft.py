@@ -706,7 +706,7 @@ def test_a_setting_that_is_not_implemented_is_refused_by_name(name: str, adapter
         ({"r": 17}, "r=17 is above 16, the rank of the weight k itself"),
         ({"lora_alpha": 0}, "lora_alpha=0 is not between"),
         ({"lora_alpha": "16"}, "lora_alpha=16 is no number"),
-        ({"lora_alpha": float("nan")}, "NaN is no JSON number"),
+        ({"lora_alpha": float("nan")}, "NaN is not a JSON number"),
         ({"peft_type": None}, "lacks peft_type"),
         ({"peft_type": ["LORA"]}, "is no text"),
         ({"task_type": 1}, "task_type=1 is no text"),

@@ -1,4 +1,4 @@
-"""Runs that are healthy by construction hear no remark: recipes x algorithms x rewards.
+"""Runs that are healthy by construction get no remark: recipes x algorithms x rewards.
 
 The metrics of a run are computed from simulated verdicts, as the settings of the run use them. If
 all responses are wrong, the algorithm's own advantages decide whether something is learned.
@@ -183,7 +183,7 @@ QUICK = pytest.mark.quick_cases("grpo", "ppo", "dapo", "gdpo", "reinforce_global
 
 @QUICK
 @pytest.mark.parametrize("algorithm", algorithms.PRESETS)
-def test_runs_that_learn_hear_no_remark(algorithm: str) -> None:
+def test_runs_that_learn_get_no_remark(algorithm: str) -> None:
     """A fifth of the turns is right at first, and a third of the wrong ones have no answer."""
     for settings in settings_of_runs(algorithm):
         rising = list(np.linspace(0.2, 0.6, STEPS))
@@ -192,7 +192,7 @@ def test_runs_that_learn_hear_no_remark(algorithm: str) -> None:
 
 @QUICK
 @pytest.mark.parametrize("algorithm", algorithms.PRESETS)
-def test_runs_in_which_nothing_is_right_hear_a_remark_only_if_nothing_is_learned(
+def test_runs_in_which_nothing_is_right_get_a_remark_only_if_nothing_is_learned(
     algorithm: str,
 ) -> None:
     for settings in settings_of_runs(algorithm):
