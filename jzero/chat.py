@@ -5,11 +5,12 @@
 RUN is the workdir of a run: its newest export answers with the run's system prompt and lengths. The
 answer is printed while it is sampled. A model without a chat template continues each line as text.
 
-/new starts a new conversation, /system TEXT another one with this system prompt, and /quit or
-Ctrl-D ends the command. If the input is not a terminal, every line of it is one message, and only
-the answers are printed.
+/new starts a new conversation, /system TEXT another one with this system prompt, /help lists the
+commands, and /quit or Ctrl-D ends the command. If the input is not a terminal, every line of it is
+one message. Only the answers are printed on stdout, unless both are a terminal.
 """  # noqa: E501 (the usage that --help prints)
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +32,9 @@ from jzero.workers.pool import Pool
 LONGEST_PROMPT = 2048  # tokens of the conversation, where the model has as many positions
 STREAMED_TOKENS = 4  # tokens of one call of the device, and so of one piece of output
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # the end of a text that ends within a character
-RESET, SYSTEM, QUIT = "/new", "/system", "/quit"
+RESET, SYSTEM, QUIT, HELP = "/new", "/system", "/quit", "/help"
+COMMANDS = f"{RESET} starts again, {SYSTEM} TEXT with a system prompt, {QUIT} or Ctrl-D ends"
+_COMMAND = re.compile(r"/[a-z]+")  # "/usr/bin is ..." is a message
 
 Message = dict[str, str]  # {"role": ..., "content": ...}
 
@@ -203,6 +206,7 @@ def system_prompt_of(found: FoundModel) -> str:
 
 def main() -> None:
     """Runs the command."""
+    terminal.keep_stdout_for_answers()
     arguments = cli.start_jax(sys.argv[1:])
     with cli.user_errors(), Pool(0) as pool:
         settings, temperature, system_prompt = parse(arguments)
@@ -210,7 +214,8 @@ def main() -> None:
         sampler, params = load(settings, pool)
         sampler.warn_of_missing_stop()
         chat = Chat(sampler, params, temperature, settings.train.seed, system_prompt, [])
-        talk(chat, sys.stdin, sys.stdout, is_terminal=sys.stdin.isatty())
+        is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        talk(chat, sys.stdin, sys.stdout, is_terminal=is_terminal)
 
 
 def talk(chat: Chat, source: TextIO, target: TextIO, *, is_terminal: bool) -> None:
@@ -228,7 +233,7 @@ def talk(chat: Chat, source: TextIO, target: TextIO, *, is_terminal: bool) -> No
     if not chat.is_chat:
         tell("the model has no chat template: it continues each line")
     if is_terminal:
-        tell(f"{RESET}, {SYSTEM} TEXT, {QUIT}")
+        tell(COMMANDS)
     while True:
         if is_terminal:
             write("> ")
@@ -241,6 +246,9 @@ def talk(chat: Chat, source: TextIO, target: TextIO, *, is_terminal: bool) -> No
             chat.start_again(chat.system_prompt)
         elif command == SYSTEM:
             chat.start_again(argument)
+        elif _COMMAND.fullmatch(text.strip()):
+            found = "" if command == HELP else f"there is no command {text.strip()}: "
+            tell(found + COMMANDS)
         elif text.strip():
             try:
                 chat.answer(text, write)

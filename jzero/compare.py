@@ -174,7 +174,8 @@ def compare(command: Command) -> str:
         if has_answers:
             lines += flips(*pairs, command.shown)
     processes.write_once(command.out / "compare.json", json.dumps(report, indent=1))
-    return "\n".join([*lines, f"written to {command.out}"])
+    processes.print_once(f"written to {command.out}")
+    return "\n".join(lines)
 
 
 def evaluate_model(
@@ -292,10 +293,11 @@ def ending(row: JsonObject) -> str:
 
 def main() -> None:
     """Runs the command."""
+    terminal.keep_stdout_for_answers()
     arguments = cli.start_jax(sys.argv[1:])
     with cli.user_errors():
         peers.check_same_start({"the command": " ".join(arguments)})
-        processes.print_once(compare(parse(arguments)))
+        processes.write_result_once(compare(parse(arguments)))
 
 
 if __name__ == "__main__":

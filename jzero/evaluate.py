@@ -635,6 +635,7 @@ def _last_percentage(metrics: Mapping[str, float], prefix: str) -> str:
 
 def main() -> None:
     """Runs the command."""
+    terminal.keep_stdout_for_answers()
     arguments = cli.start_jax(sys.argv[1:])
     with cli.user_errors():
         # All hosts must run the same command: they decode shares of the same problems.
@@ -655,7 +656,7 @@ def main() -> None:
             check(command.settings)
             problem_sets = held_out_problems(command.settings)
             text = table(run_on(problem_sets, command.out, command.settings))
-        processes.print_once(text)
+        processes.write_result_once(text)
         processes.print_once(f"written to {command.out}")
 
 

@@ -150,6 +150,7 @@ def check_adapters(options: argparse.Namespace, settings: config.Config) -> None
 
 def main() -> None:
     """Runs the command."""
+    terminal.keep_stdout_for_answers()
     with cli.user_errors():
         options, settings = parse(cli.start_jax(sys.argv[1:]))
         key = keys.read_key(options.api_key)
@@ -258,7 +259,7 @@ def serve_http(
     configuration = BoundedConfig(make_app(server, key), limits_of_server, rules)
     allowed = configuration.limits.max_connections
     if allowed < limits_of_server.max_connections:
-        terminal.write(
+        terminal.say(
             f"at most {allowed} connections: this process may not open more files (ulimit -n)"
         )
     # uvicorn raises the signal that ended it once more.

@@ -7,6 +7,9 @@
                 phase.advance()
     terminal.say("a line")
 
+`say` prints notices, and `write` the result of a command. Commands whose result is read by other
+programs keep stdout for it (`keep_stdout_for_answers`).
+
 On a terminal, rich draws the phases below the lines, and removes them when they end. In a pipe, a
 log file or a notebook, a phase of more than a few seconds prints a line on stderr now and then, and
 nothing has control characters.
@@ -168,6 +171,7 @@ class Terminal:
 
     def __init__(self) -> None:
         self.is_muted = False
+        self.has_answers_on_stdout = False
         # Reentrant, because `_tick` prints while it holds the lock.
         self._lock = threading.RLock()
         self._phases: list[Phase] = []  # from the outermost to the innermost
@@ -177,7 +181,8 @@ class Terminal:
         self._last_line = time.monotonic()
 
     def say(self, text: str, style: str = "", *, is_error: bool = False) -> None:
-        """Prints a line above the bars, to stderr if `is_error`."""
+        """Prints a line above the bars; to stderr if `is_error`, or if stdout has answers."""
+        is_error = is_error or self.has_answers_on_stdout
         with self._lock:
             self._last_line = time.monotonic()
             # Errors that are redirected to a file go there, and not above the bars.
@@ -367,6 +372,14 @@ close = _TERMINAL.close
 def mute() -> None:
     """Hides the phases of this process, which is not the first of its run."""
     _TERMINAL.is_muted = True
+
+
+def keep_stdout_for_answers() -> None:
+    """Sends the notices of this process (`say`) to stderr: a pipe gets what `write` prints.
+
+    Called first by a command whose output is read by other programs, such as `jzero chat`.
+    """
+    _TERMINAL.has_answers_on_stdout = True
 
 
 def quiet_libraries() -> None:

@@ -95,6 +95,21 @@ def final_screen(output: str) -> list[str]:
     return [line for line in lines if line]
 
 
+def test_notices_leave_stdout_to_answers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = terminal.Terminal()
+    monkeypatch.setattr(terminal, "_TERMINAL", shown)
+    shown.say("before")
+    terminal.keep_stdout_for_answers()
+
+    shown.say("KV cache: 1 GiB")
+    terminal.write("an answer")
+
+    out, err = capsys.readouterr()
+    assert (out, err) == ("before\nan answer\n", "KV cache: 1 GiB\n")
+
+
 def test_a_terminal_shows_bars_and_keeps_only_the_lines() -> None:
     status, output = run_on_terminal(WORK.format(ending="pass"))
 

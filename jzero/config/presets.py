@@ -131,7 +131,7 @@ def choose_preset(
 
         platform = jax.default_backend()
         preset = "tiny" if platform == "cpu" else accelerator
-        terminal.write(f"no preset given and platform {platform} attached: using {preset}")
+        terminal.say(f"no preset given and platform {platform} attached: using {preset}")
 
     names = ("tiny", *hub)
     if preset not in names:

@@ -371,7 +371,7 @@ class Generation:
             raise self._no_server_left(failures[-1].error)
         self._give_back(failures)
         error = failures[-1].error
-        terminal.write(f"{error}: other servers take its requests for {seconds:.0f} s")
+        terminal.say(f"{error}: other servers take its requests for {seconds:.0f} s")
 
     def _no_server_left(self, error: http.RemoteError) -> UserError:
         retries = self._servers[0].options.retries

@@ -144,7 +144,7 @@ def is_first_process() -> bool:
 
 
 def print_once(text: str, style: str = "") -> None:
-    """Prints a line on the first host's terminal, above progress bars.
+    """Prints a notice on the first host's terminal, above progress bars.
 
     `style` is one of rich's, such as "bold". A log has none.
     """
@@ -152,8 +152,14 @@ def print_once(text: str, style: str = "") -> None:
         terminal.say(text, style)
 
 
+def write_result_once(text: str) -> None:
+    """Prints the result of a command on the first host's stdout, where `print_once` has notices."""
+    if is_first_process():
+        terminal.write(text)
+
+
 def print_everywhere(text: str) -> None:
-    """Prints a line on the terminals of all hosts: to stderr on all except the first."""
+    """Prints a notice on the terminals of all hosts: to stderr on all except the first."""
     if is_first_process():
         terminal.say(text)
     else:

@@ -605,7 +605,7 @@ def choose_fitting_preset(
         return config.choose_preset(argument, tiny, make, hub, largest_first[0])
     available = attached_bytes(config.MemoryConfig())
     preset, reason = largest_that_fits(make, largest_first, attached_devices(), available)
-    terminal.write(f"no preset given: using {preset}, {reason}")
+    terminal.say(f"no preset given: using {preset}, {reason}")
     return config.choose_preset(preset + separator + algorithm, tiny, make, hub, preset)
 
 

@@ -63,7 +63,7 @@ class Logs:
 
     def log_extra(self, column: str, values: Sequence[object]) -> None:
         """Prints that the column is dropped: samples.jsonl has no additional columns."""
-        terminal.write(
+        terminal.say(
             f"log_extra({column!r}): samples.jsonl has no such columns; the values are left out"
         )
 

@@ -2,11 +2,14 @@
 
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import tiny
@@ -230,10 +233,71 @@ def test_chat_streams_the_answer_of_the_decoder(trained) -> None:
         lines = io.StringIO("What is 1 + 3?\n/new\nWhat is 1 + 3?\n/quit\nnever\n")
         chat.talk(again, lines, target, is_terminal=False)
 
-    assert "boxed" in system_prompt
+    assert system_prompt == ""  # the run has a reward of its own
     assert "".join(pieces) == answer
     assert len(pieces) > 1
     assert target.getvalue() == f"{answer}\n{answer}\n"
+
+
+class Echo:
+    """A conversation whose model repeats the message."""
+
+    is_chat = True
+    system_prompt = ""
+
+    def answer(self, text: str, write: Callable[[str], None]) -> None:
+        write(text)
+
+
+def test_words_with_a_slash_are_commands_and_not_messages(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = io.StringIO("/help\n/hlep\n/usr/bin has what?\n/quit\n")
+    target = io.StringIO()
+
+    chat.talk(cast(chat.Chat, Echo()), lines, target, is_terminal=False)
+
+    assert target.getvalue() == "/usr/bin has what?\n"
+    told = capsys.readouterr().err.splitlines()
+    assert told == [chat.COMMANDS, f"there is no command /hlep: {chat.COMMANDS}"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["chat", "run"], [".*"]),
+        pytest.param(
+            ["evaluate", "run", "--out", "out-evaluate"],
+            ["suite .*", "held-out +2 .*", "held-out greedy: score .*", ".*my.py.digits.*", ".*"],
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            ["compare", "model", "run", "--show=0", "--out", "out-compare"],
+            ["held-out-.*", "  no difference.*", "held-out-.*: score .*", "gained: .*", "lost: .*"],
+            marks=pytest.mark.thorough,
+        ),
+    ],
+)
+def test_a_pipe_gets_answers_only(
+    trained, environment: dict[str, str], arguments: list[str], expected: list[str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "jzero", *arguments],
+        cwd=trained.directory,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        input="What is 1 + 3?\n",
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "KV cache" in done.stderr
+    lines = [line for line in done.stdout.splitlines() if line]
+    if arguments[0] == "chat":  # one answer, of a model that may write line breaks
+        assert "KV cache" not in done.stdout and "system prompt" not in done.stdout
+        return
+    assert len(lines) == len(expected)
+    assert all(re.match(form, line) for form, line in zip(expected, lines, strict=True))
 
 
 @pytest.mark.usefixtures("quick_runs")
