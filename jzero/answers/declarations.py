@@ -8,7 +8,9 @@ import re
 
 from jzero.answers.vocabulary import words
 
-_CUE = frozenset(f'"{word}' for word in words("for where with integer integers real any all every"))
+_CUE = frozenset(
+    f'"{word}' for word in words("for where with integer integers real any all every constant")
+)
 _SEPARATOR = "\x1f"  # in no token
 _LETTER = r'"?(?P<name>[A-Za-z])'
 _START = '(?:[,;]\x1f)?(?:\\(\x1f)?(?:"(?:for|where|with|and|when)\x1f)?'
@@ -27,6 +29,15 @@ _FORMS = [
         "\x1f(?P<domain>[ℤℕ][₊₀]?|\\\\real)",
     )
 ]
+# for some constant c; where c and d are arbitrary constants
+_CONSTANTS = re.compile(
+    '(?:(?<=\x1f)|^)(?:[,;]\x1f)?(?:\\(\x1f)?"(?:for|where|with)\x1f'
+    '(?:(?:"(?:any|some|all|an?|arbitrary|real)\x1f)*"constants?'
+    '(?:\x1f(?:"[A-Za-z]|[A-Za-z]|,|and|_|[0-9]))*'
+    '|(?:"?[A-Za-z](?:\x1f_\x1f[0-9])?\x1f(?:[,]\x1f)?(?:and\x1f)?)+'
+    '"(?:is|are)\x1f(?:"(?:any|some|an?|arbitrary|real|the)\x1f)*"constants?'
+    '(?:\x1f"of\x1f"integration)?)(?:\x1f\\))?\\Z'
+)
 _DOMAINS = {"integer": "ℤ", "natural": "ℕ", "real": "\\real"}
 
 
@@ -34,7 +45,7 @@ def with_declarations(tokens: list[str]) -> list[str]:
     r"""Returns the tokens with , k ∈ ℤ for a declaration in words, or in brackets at the end."""
     if _CUE.isdisjoint(tokens) and not ("∈" in tokens and "(" in tokens):
         return tokens
-    text = _SEPARATOR.join(tokens)
+    text = _CONSTANTS.sub("", _SEPARATOR.join(tokens))
     for form in _FORMS:
         text = form.sub(_declared, text)
     return text.strip(_SEPARATOR).split(_SEPARATOR)

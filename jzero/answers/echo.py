@@ -17,11 +17,12 @@ from fractions import Fraction
 
 from jzero.answers.applications import function_names
 from jzero.answers.equivalence import equal
-from jzero.answers.evaluation import symbol_names
-from jzero.answers.expressions import Node, split_unit
+from jzero.answers.evaluation import nodes, symbol_names
+from jzero.answers.expressions import Node, plainly_named, split_unit
 from jzero.answers.formulas import LENIENT, is_literal
 from jzero.answers.latex_blocks import is_statement
 from jzero.answers.latex_parser import Reading, parse
+from jzero.answers.quantities import same_unit
 from jzero.answers.statements import is_name
 from jzero.answers.vocabulary import FUNCTIONS
 
@@ -44,6 +45,7 @@ _MARKED_FORMULA = re.compile(
 _UNMARKED_FORMULA = re.compile(
     r"(?:\\[A-Za-z]+|[^A-Za-z\s]|(?<![A-Za-z])[A-Za-z](?![A-Za-z])|[ ])+"
 )
+_NUMERAL = re.compile(r"[0-9]{1,30}(?:\.[0-9]{1,30})?")
 _DRAWING = re.compile(r"\[asy\].*?\[/asy\]", re.DOTALL)
 _MAX_FORMULAS = 60  # of a question
 _LEAST_DIFFERENCE = 0.5  # in the effort of two formulas
@@ -61,10 +63,26 @@ def is_echo(tree: Node, gold_tree: Node, question: str) -> bool:
     """
     if not question:
         return False
+    tree, gold_tree = plainly_named(tree), plainly_named(gold_tree)
+    if _is_unconverted(tree, gold_tree, question):
+        return True
     bare = _without_name(tree)
     if bare != tree and _repeats(bare, _without_name(gold_tree), question):
         return True
     return _repeats(tree, gold_tree, question)
+
+
+def _is_unconverted(tree: Node, gold_tree: Node, question: str) -> bool:
+    """Returns whether a quantity has its number from the question, and another unit than the gold.
+
+    "Convert 589 nm to meters" is not answered by 589 nm.
+    """
+    (inside, unit), (_, gold_unit) = split_unit(tree), split_unit(gold_tree)
+    if not unit or not gold_unit or same_unit(unit, gold_unit):
+        return False
+    number = next((node for node in nodes(inside) if node.kind == "number"), None)
+    numerals = _NUMERAL.findall(question)
+    return number is not None and any(Fraction(text) == abs(number.value) for text in numerals)
 
 
 def _without_name(node: Node) -> Node:

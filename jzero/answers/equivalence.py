@@ -24,7 +24,7 @@ from jzero.answers.expressions import (
     symbol,
 )
 from jzero.answers.formulas import LENIENT, Rules, is_literal, same_formula
-from jzero.answers.groups import invariants, is_group
+from jzero.answers.groups import invariants, is_group, same_small_group
 from jzero.answers.intervals import Pieces, same_number
 from jzero.answers.latex_blocks import is_statement
 from jzero.answers.linear import matrix_rank
@@ -46,6 +46,7 @@ from jzero.answers.statements import (
     solutions,
 )
 from jzero.answers.units import folded
+from jzero.answers.vocabulary import words
 
 __all__ = ["LENIENT", "Rules", "equal"]
 
@@ -80,6 +81,9 @@ def _equal(prediction: Node, gold: Node, rules: Rules) -> bool:
     if is_group(prediction) or is_group(gold):
         group = invariants(gold)
         return group is not None and group == invariants(prediction)
+    truth_values = _truth_values(gold), _truth_values(prediction)
+    if None not in truth_values:
+        return truth_values[0] == truth_values[1]
     # A structure in either answer decides; only two plain formulas are compared by value.
     for kind, compare in _STRUCTURES.items():
         if kind in (prediction.kind, gold.kind):
@@ -90,6 +94,8 @@ def _equal(prediction: Node, gold: Node, rules: Rules) -> bool:
         return _same_span(prediction.parts, gold.parts)
     if prediction.kind == gold.kind == "symbol" and gold.name.startswith("triangle "):
         return sorted(prediction.name) == sorted(gold.name)
+    if prediction.kind == gold.kind == "symbol" and same_small_group(prediction, gold):
+        return True
     if is_noncommuting(prediction) or is_noncommuting(gold):
         return same_ordered(prediction, gold)
     return same_formula(prediction, gold, rules.strict)
@@ -130,8 +136,7 @@ def _same_tuple(prediction: Node, gold: Node, rules: Rules) -> bool:
 
 def _same_members(prediction: Node, gold: Node, rules: Rules) -> bool:
     """Compares as multisets if the gold is a list that repeats a member, otherwise as sets."""
-    are_lists = prediction.kind == gold.kind == "list"
-    if are_lists and (rules.is_ordered or all(map(_is_truth_value, gold.parts))):
+    if prediction.kind == gold.kind == "list" and rules.is_ordered:
         return _same_parts(prediction, gold, rules)
     prediction, gold = _without_ellipsis(prediction), _without_ellipsis(gold)
     # The ellipsis of 1, 2, ..., 9 stands for members in order, so the order counts.
@@ -184,8 +189,15 @@ def _same_member(member: Node, other: Node, rules: Rules) -> bool:
     return (member.kind == "set") == (other.kind == "set") and equal(member, other, rules)
 
 
-def _is_truth_value(node: Node) -> bool:
-    return node.kind in ("text", "symbol") and node.name.lower() in _TRUTH_VALUES
+def _truth_values(node: Node) -> tuple[str, ...] | None:
+    """Returns the truth values of a list in order, also of the word TFT; None for other trees."""
+    if node.kind not in ("list", "tuple", "text", "symbol"):
+        return None
+    names = [part.name for part in node.parts] if node.parts else [node.name]
+    if node.kind == "text" and set(node.name) <= {"t", "f"}:  # TFT, in lower case
+        names = list(node.name.upper())
+    values = tuple(_TRUTH_VALUES.get(name, "") for name in names)
+    return values if all(values) else None
 
 
 def _same_sets(prediction: Node, gold: Node, rules: Rules) -> bool:
@@ -510,7 +522,7 @@ def _same_values(
         node = values[0] if len(values) == 1 else Node("list", values)
         return equal(other, node, rules) if is_gold else equal(node, other, rules)
     # Several names: each solution is a tuple.
-    tuples = [Node("tuple", tuple(solution.values()), name="()") for solution in named_solutions]
+    tuples = [_coordinates(solution, other) for solution in named_solutions]
     if len(tuples) > 1:
         node = Node("list", tuple(tuples))
     else:
@@ -519,6 +531,14 @@ def _same_values(
         if other.kind == "list":
             other = other._replace(kind="tuple", name="()")
     return equal(other, node, rules) if is_gold else equal(node, other, rules)
+
+
+def _coordinates(solution: Solution, other: Node) -> Node:
+    """Returns (1, 2) for x = 1, y = 2, and also for y = 2, x = 1 if the other answer is a point."""
+    names = list(solution)
+    if other.kind == "tuple" and {name.name for name in names} in ({*"xy"}, {*"xyz"}):
+        names.sort(key=lambda name: name.name)
+    return Node("tuple", tuple(solution[name] for name in names), name="()")
 
 
 def _same_families(
@@ -683,7 +703,7 @@ def _period(solved: Residues) -> tuple[int, frozenset[int]]:
     return solved.modulus, solved.members
 
 
-_TRUTH_VALUES = ("true", "false", "t", "f", "yes", "no")
+_TRUTH_VALUES = {"T": "true", "F": "false"} | {word: word for word in words("true false yes no")}
 _SETS = ("union", "intersection", "setminus", "complement")
 _PROPOSITIONS = ("and", "or", "not", "implies", "equivalent")
 # The first of these kinds that either answer has decides how both are compared.

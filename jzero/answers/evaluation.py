@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import mpmath
 
-from jzero.answers.expressions import MATRIX, VECTOR, Node, num_nodes
+from jzero.answers.expressions import COMPLEX, MATRIX, VECTOR, Node, num_nodes
 from jzero.answers.sampling import POINTS, sample
 from jzero.answers.vocabulary import BINDERS, FUNCTIONS, words
 
@@ -214,6 +214,9 @@ _OPERATIONS: dict[str, Callable[..., Value]] = {
     **{name: getattr(MP, name) for name in FUNCTIONS - {"sgn", "cis", "lg"}},
     "sgn": _sign,
     "cis": _cis,
+    "conjugate": MP.conj,
+    "re": MP.re,
+    "im": MP.im,
     "lg": _common_logarithm,
     "modulo": _residue,
     "binomial": MP.binomial,
@@ -313,6 +316,8 @@ def _sample(name: str, point: int | Place) -> Value | None:
             if given_name == name:
                 return number
         point = point.point
+    if name.startswith(COMPLEX):
+        return MP.mpc(sample(f"{name} re", point), sample(f"{name} im", point))
     number = sample(name, point)
     return number if is_exact(number) else MP.mpf(number)
 

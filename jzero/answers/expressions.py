@@ -39,6 +39,8 @@ r"""The tree of a parsed answer.
 | whole                    | n is even       | n                     | 0, or 1 for odd            |
 | determinant              | \begin{vmatrix} | a matrix             |                            |
 | cross                    | a × b           | two vectors           |                            |
+| conjugate, re, im        | \bar z, \Re z   | a complex number      |                            |
+| outer                    | ∇a              | two vectors           |                            |
 | cartesian, compose       | A × B, f ∘ g    | sets, or functions, in order |                     |
 | compound                 | 6 ft 2 in       | all quantities        |                            |
 """
@@ -73,6 +75,7 @@ INFINITY = Node("infinity", name="inf")
 TWO = Node("number", value=Fraction(2))
 # In front of the names of vectors and matrices, whose products have an order.
 VECTOR, MATRIX = "vec ", "matrix "
+COMPLEX = "complex "  # in front of the names of complex numbers
 REAL_LINE = Node("tuple", (Node("negative", (INFINITY,)), INFINITY), name="()")
 EMPTY_SET = Node("set")
 
@@ -95,6 +98,20 @@ def negative(node: Node) -> Node:
 def mentions(node: Node, name: Node) -> bool:
     """Returns whether a symbol occurs in a tree."""
     return node == name or any(mentions(part, name) for part in node.parts)
+
+
+def plainly_named(node: Node) -> Node:
+    """Returns a tree with plain names for vectors, matrices and complex numbers."""
+    if node.kind == "symbol":
+        for mark in (VECTOR, MATRIX, COMPLEX):
+            node = node._replace(name=node.name.removeprefix(mark))
+        return node
+    parts = tuple(map(plainly_named, node.parts))
+    if node.kind == "conjugate" and parts[0].kind == "symbol":
+        return symbol(f"bar {parts[0].name}")
+    if node.kind in ("re", "im"):
+        return Node("apply", parts, name=node.kind.title())
+    return node._replace(parts=parts) if parts != node.parts else node
 
 
 def replaced(node: Node, old: Node, replacement: Node) -> Node:

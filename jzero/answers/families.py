@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
+from jzero.answers import sampling
 from jzero.answers.evaluation import (
     MP,
     NEGLIGIBLE,
@@ -32,14 +33,20 @@ from jzero.answers.formulas import same_formula, sample_points
 from jzero.answers.latex_blocks import is_statement
 from jzero.answers.linear import matrix_rank
 from jzero.answers.matrices import rows_of
-from jzero.answers.sampling import is_index
+from jzero.answers.sampling import BASIC_POINTS, is_index
 from jzero.answers.statements import is_name, solutions
+from jzero.answers.vocabulary import FUNCTIONS
 
+_LEVEL = symbol("level")  # the name of an equation that is not solved for a name
 MAX_PARAMETERS = 4
 MAX_ITEMS = 8
 MAX_NODES = 120
 MAX_POINTS = 16
+LEAST_PARALLEL = 4  # points at which gradients of implicit solutions must be parallel
+# Slopes by this step are wrong by less than the error, because values have 140 digits.
+STEP, ERROR_OF_SLOPES = MP.mpf(10) ** -70, MP.mpf(10) ** -40
 _USUAL_IN_SOLUTIONS = frozenset("CcKABDE") | {"alpha", "beta"}
+_USUAL_PHASES = frozenset(("phi", "delta"))
 _USUAL_IN_LEVELS = frozenset("CcK")
 _USUAL_IN_BOTH = _USUAL_IN_LEVELS | frozenset("AB")
 _USUAL_IN_FUNCTIONS = _USUAL_IN_SOLUTIONS | frozenset("abdk")
@@ -73,11 +80,12 @@ def same_up_to_parameters(prediction: Node, gold: Node, question: str) -> bool:
     if num_nodes(prediction) + num_nodes(gold) > MAX_NODES:
         return False
     items, gold_items = _items(prediction), _items(gold)
-    if items is None or gold_items is None or len(items) != len(gold_items):
-        return False
-    if len(items) > MAX_ITEMS:
+    if items is None or gold_items is None or max(len(items), len(gold_items)) > MAX_ITEMS:
         return False
     given = given_names(question) if question else None
+    if len(items) != len(gold_items):
+        # y = ±\sqrt{C-x^2} are two branches of x^2 + y^2 = C.
+        return _are_branches(items, gold_items, given) or _are_branches(gold_items, items, given)
     unmatched = list(gold_items)
     for item in items:
         for gold_item in unmatched:
@@ -108,11 +116,19 @@ def _items(node: Node) -> list[Item] | None:
     for solution in given_solutions:
         names = tuple(solution)
         # In C = x^2 + y^2, the name is the parameter.
-        if len(names) == 1 and _is_usual(names[0].name, _USUAL_IN_LEVELS):
+        if len(names) == 1 and _is_unsolved(names[0], solution[names[0]]):
             items.append(_level(names[0], solution[names[0]], declared))
         else:
             items.append(_spread(Item(names, tuple(solution.values()), declared)))
     return items
+
+
+def _is_unsolved(name: Node, number: Node) -> bool:
+    """Returns whether an equation is not solved for a function: C = xy, xy = C, ln|y| = x + C."""
+    if _is_usual(name.name, _USUAL_IN_LEVELS) or name.kind in ("abs", "divide", "log", *FUNCTIONS):
+        return True
+    # y(t) is read as a product, too.
+    return name.kind == "multiply" and not symbol_names(name) & symbol_names(number)
 
 
 def _spread(item: Item) -> Item:
@@ -131,7 +147,11 @@ def _vector(node: Node) -> tuple[Node, ...]:
 
 def _level(left: Node, right: Node, declared: dict[str, str]) -> Item:
     """Returns the difference of the sides of an equation such as x^2 + y^2 = C."""
-    return Item((symbol("level"),), (Node("add", (left, negative(right))),), declared)
+    return Item((_LEVEL,), (Node("add", (left, negative(right))),), declared)
+
+
+def _is_level(item: Item) -> bool:
+    return item.names == (_LEVEL,)
 
 
 def _declarations(node: Node) -> tuple[Node, dict[str, str]]:
@@ -187,6 +207,8 @@ def _same_item(item: Item, gold: Item, given: frozenset[str] | None) -> bool:
         return False
     written = item
     item = _with_argument_of(item, gold)
+    if _is_level(item) != _is_level(gold):
+        return _same_implicit(item, gold, given)
     if item.names and gold.names:
         if not _same_names(item.names, gold.names):
             return False
@@ -224,11 +246,15 @@ def _same_family(item: Item, gold: Item, given: frozenset[str] | None) -> bool:
         return False
     first, second = sorted(parameters), sorted(gold_parameters)
 
+    if given is None and _are_other_constants(item, first, gold, second):
+        return False
     domains = {item.declared[name] for name in first if name in item.declared}
     gold_domains = {gold.declared[name] for name in second if name in gold.declared}
     if domains or gold_domains:
         return _same_domains(item, first, domains, gold, second, gold_domains)
 
+    if _is_level(item):
+        return _same_levels(item, first, gold, second)
     has_name = bool(item.names or gold.names)
     if not has_name and (_is_any_vector(item) or _is_any_vector(gold)):
         return False
@@ -250,6 +276,16 @@ def _same_family(item: Item, gold: Item, given: frozenset[str] | None) -> bool:
     if (any(counted) or not variables) and not is_line:
         return False
     return _same_spans(item, first, gold, second)
+
+
+def _are_other_constants(item: Item, names: list[str], gold: Item, gold_names: list[str]) -> bool:
+    """Returns whether y = 2x + B and y = 2x + D have letters that may be given constants."""
+    are_undeclared = not item.declared and not gold.declared
+    is_single = len(names) == len(gold_names) == 1 == len(gold.vector)
+    is_applied = any(name.kind == "apply" for name in (*item.names, *gold.names))
+    if not (are_undeclared and is_single) or is_applied or names == gold_names:
+        return False
+    return not any(_is_usual(name, _USUAL_IN_LEVELS) for name in (*names, *gold_names))
 
 
 def _is_one_letter(item: Item) -> bool:
@@ -330,7 +366,9 @@ def _parameters(item: Item, other: Item, given: frozenset[str] | None) -> frozen
         candidates = free & (other.declared.keys() | unshared)
         return candidates if given is None else candidates - given
     if given is None:
-        return _usual_parameters(item, free, unshared)
+        names_of_other = _names(other.vector) - names
+        other_has_level = any(_is_usual(name, _USUAL_IN_LEVELS) for name in names_of_other)
+        return _usual_parameters(item, free, unshared, other_has_level)
     usual = frozenset(name for name in free if _is_usual(name, _USUAL_IN_SOLUTIONS))
     # Where the question has no letter of the answer, mc^2 is another formula than mv^2.
     may_have_any = len(item.vector) > 1 or bool(names & given)
@@ -342,7 +380,9 @@ def _parameters(item: Item, other: Item, given: frozenset[str] | None) -> frozen
     return (renamed | usual) - given
 
 
-def _usual_parameters(item: Item, free: frozenset[str], unshared: frozenset[str]) -> frozenset[str]:
+def _usual_parameters(
+    item: Item, free: frozenset[str], unshared: frozenset[str], other_has_level: bool
+) -> frozenset[str]:
     """Returns the usual constants in usual places, for an answer without a question."""
     formula, *other_components = item.vector
     if other_components:
@@ -350,9 +390,14 @@ def _usual_parameters(item: Item, free: frozenset[str], unshared: frozenset[str]
     is_function = bool(item.names) and item.names[0].kind == "apply"
     letters = _USUAL_IN_FUNCTIONS if is_function else _USUAL_IN_SOLUTIONS
     usual = frozenset(name for name in free if _is_usual(name, letters))
+    # y = kx is y = Cx.
+    if item.names and not is_function and other_has_level:
+        usual |= free & unshared & {"k"}
     # A letter of both answers is itself, unless it is the usual constant: F = -kx is not F = kx.
     shared = frozenset(name for name in usual - unshared if _is_usual(name, _USUAL_IN_BOTH))
     constants = (usual & unshared) | shared
+    if item.names and constants:
+        constants |= free & unshared & _USUAL_PHASES
     added = _added_names(formula) & constants
     if shared and len(constants) == 1 and not (added or constants <= {"C", "K"}):
         return frozenset()
@@ -377,7 +422,7 @@ def _may_be_free(name: str, given: frozenset[str] | None) -> bool:
 def _is_function(name: Node) -> bool:
     """Returns whether a name is a function such as y, u(x, t) or f(x), and not AB or E."""
     called = _called(name)
-    return name.kind == "apply" or called == "level" or called[:1].islower()
+    return name.kind == "apply" or name == _LEVEL or called[:1].islower()
 
 
 def _is_usual(name: str, letters: frozenset[str]) -> bool:
@@ -508,14 +553,16 @@ def _same_spans(item: Item, names: list[str], gold: Item, gold_names: list[str])
     if points is None:
         return False
     first, second = _affine(item.vector, names, points), _affine(gold.vector, gold_names, points)
+    if first is None and second is not None:
+        return _same_waves(item, names, second, points)
+    if first is not None and second is None:
+        return _same_waves(gold, gold_names, first, points)
     if first is None or second is None:
         return False
     # At few points, any two families span the same values.
     num_unknowns = len(names) + len(gold_names) + 1
     if len(first.base) < num_unknowns + 2 and len(item.vector) == 1:
         return False
-    if item.names and item.names[0].name == "level":
-        return _same_levels(first, second)
     rank = matrix_rank(second.directions)
     if rank != len(gold_names) or matrix_rank(first.directions) != rank:
         return False
@@ -524,20 +571,172 @@ def _same_spans(item: Item, names: list[str], gold: Item, gold_names: list[str])
     return matrix_rank([*second.directions, *first.directions, shift]) == rank
 
 
-def _same_levels(first: Affine, second: Affine) -> bool:
-    """Returns whether u = C and v = C are the same curves: u is linear in v."""
-    if len(first.directions) != 1 or len(second.directions) != 1:
+def _same_waves(
+    item: Item, names: list[str], family: Affine, points: Sequence[int | Place]
+) -> bool:
+    """Returns whether A sin(x + p) is the family of c_1 sin x + c_2 cos x.
+
+    The waves are linear in their amplitude, and change their sign if the phase grows by π. So they
+    have all directions of a plane, and the family must be that plane.
+    """
+    if len(names) != 2 or len(item.vector) != 1 or len(family.directions) != 2:
         return False
-    levels = []
-    for family in (first, second):
-        (slopes,) = family.directions
-        if not all(slopes):
+    if matrix_rank(family.directions) != 2 or any(map(abs, family.base)):
+        return False
+    (formula,) = item.vector
+    return any(
+        _are_waves(formula, amplitude, phase, family, points)
+        for amplitude, phase in (names, names[::-1])
+    )
+
+
+def _are_waves(
+    formula: Node, amplitude: str, phase: str, family: Affine, points: Sequence[int | Place]
+) -> bool:
+    samples = []
+    for size, angle in ((1, 0), (1, 1), (1, 2), (1, 1 + MP.pi), (3, 1), (0, 1)):
+        settings = [(amplitude, MP.convert(size)), (phase, MP.convert(angle))]
+        values = [value(formula, _with_settings(point, settings)) for point in points]
+        if any(number is None or not is_real(number) for number in values):
             return False
-        levels.append([base / slope for base, slope in zip(family.base, slopes, strict=True)])
-    level, gold_level = levels
-    ones = [MP.mpf(1)] * len(level)
-    is_constant = matrix_rank([gold_level, ones]) < 2
-    return not is_constant and matrix_rank([gold_level, ones, level]) == 2
+        samples.append([MP.convert(number) for number in values])
+    at_zero, at_one, at_two, opposite, larger, smallest = samples
+    is_linear = not any(smallest) and all(map(is_close, larger, [3 * one for one in at_one]))
+    is_wave = all(map(is_close, opposite, [-one for one in at_one]))
+    is_in_plane = matrix_rank([*family.directions, at_zero, at_one, at_two]) == 2
+    return is_linear and is_wave and is_in_plane and matrix_rank([at_zero, at_one]) == 2
+
+
+# Implicit solutions
+
+
+def _same_implicit(item: Item, gold: Item, given: frozenset[str] | None) -> bool:
+    r"""Returns whether y = Ce^x and \ln|y| = x + C are the same curves; one of them is solved."""
+    parameters, gold_parameters = _parameters(item, gold, given), _parameters(gold, item, given)
+    if len(parameters) != 1 or len(gold_parameters) != 1:
+        return False
+    first, second = sorted(parameters), sorted(gold_parameters)
+    return _same_levels(_as_level(item), first, _as_level(gold), second)
+
+
+def _as_level(item: Item) -> Item:
+    """Returns y - Ce^x = 0 for y = Ce^x."""
+    if _is_level(item) or len(item.names) != 1 or len(item.vector) != 1:
+        return item
+    return _level(symbol(_called(item.names[0])), item.vector[0], item.declared)
+
+
+def _same_levels(item: Item, names: list[str], gold: Item, gold_names: list[str]) -> bool:
+    """Returns whether two equations with one free constant each are the same curves.
+
+    Solved for their constants, they are u(x, y) = C and v(x, y) = C. Their curves are the same if
+    the gradients of u and v are parallel everywhere.
+    """
+    if not (_is_level(item) and _is_level(gold) and len(names) == len(gold_names) == 1):
+        return False
+    variables = sorted(_names(item.vector) - {*names})
+    if len(variables) < 2 or variables != sorted(_names(gold.vector) - {*gold_names}):
+        return False
+    num_parallel = 0
+    for point in BASIC_POINTS:
+        gradients = []
+        for level, name in ((item, names[0]), (gold, gold_names[0])):
+            gradients.append(_gradient(level.vector[0], name, variables, point))
+        if None in gradients:
+            continue
+        if not _are_parallel(*gradients):
+            return False
+        num_parallel += 1
+    return num_parallel >= LEAST_PARALLEL
+
+
+def _are_parallel(gradient: list[Value], other: list[Value]) -> bool:
+    pairs = list(zip(gradient, other, strict=True))
+    minors = [a * d - b * c for (a, b), (c, d) in itertools.combinations(pairs, 2)]
+    are_zero = not any(gradient) or not any(other)
+    return not are_zero and all(abs(minor) < ERROR_OF_SLOPES for minor in minors)
+
+
+def _gradient(
+    difference: Node, parameter: str, variables: list[str], point: int
+) -> list[Value] | None:
+    """Returns the gradient of the value that a parameter has at a point, scaled to length 1."""
+    start = [MP.convert(sampling.sample(name, point)) for name in variables]
+    at_start = _solved_for(difference, parameter, variables, start, point)
+    slopes = []
+    for index in range(len(variables)):
+        step = [number + STEP * (place == index) for place, number in enumerate(start)]
+        at_step = _solved_for(difference, parameter, variables, step, point)
+        if at_start is None or at_step is None:
+            return None
+        slopes.append((at_step - at_start) / STEP)
+    largest = max(map(abs, slopes))
+    return [slope / largest for slope in slopes] if largest else slopes
+
+
+def _solved_for(
+    difference: Node, parameter: str, variables: list[str], numbers: list[Value], point: int
+) -> Value | None:
+    """Returns the parameter's value, None if the difference is not linear in the parameter."""
+    settings = list(zip(variables, numbers, strict=True))
+    samples = []
+    for number in (0, 1, 3):
+        place = _with_settings(point, [*settings, (parameter, Fraction(number))])
+        result = value(difference, place)
+        if result is None or not is_real(result):
+            return None
+        samples.append(MP.convert(result))
+    at_zero, at_one, at_three = samples
+    slope = at_one - at_zero
+    if not slope or not is_close(at_three - at_zero, 3 * slope):
+        return None
+    return -at_zero / slope
+
+
+def _are_branches(branches: list[Item], curves: list[Item], given: frozenset[str] | None) -> bool:
+    """Returns whether solved equations with one constant are the branches of one equation.
+
+    On each branch the constant of the equation must be a linear function of the branch's own.
+    """
+    if len(curves) != 1 or not _is_level(curves[0]):
+        return False
+    (curve,) = curves
+    for branch in branches:
+        parameters, constants = _parameters(branch, curve, given), _parameters(curve, branch, given)
+        is_solved = len(branch.names) == len(branch.vector) == 1 and not _is_level(branch)
+        if not is_solved or len(parameters) != 1 or len(constants) != 1:
+            return False
+        (parameter,), (constant,) = parameters, constants
+        if not _is_branch(branch, parameter, curve.vector[0], constant):
+            return False
+    return len(branches) == len({branch.vector for branch in branches}) == 2
+
+
+def _is_branch(branch: Item, parameter: str, difference: Node, constant: str) -> bool:
+    variables = sorted(_names((difference,)) - {constant})
+    name = _called(branch.names[0])
+    if name not in variables or _names(branch.vector) - {parameter} != {*variables} - {name}:
+        return False
+    constants: dict[int, Value] = {}
+    num_samples = 0
+    for number in (70, 90, 130):
+        for point in BASIC_POINTS:
+            place = _with_settings(point, [(parameter, Fraction(number))])
+            solved = value(branch.vector[0], place)
+            if solved is None or not is_real(solved):
+                continue
+            others = [MP.convert(sampling.sample(other, point)) for other in variables]
+            numbers = [
+                solved if other == name else at for other, at in zip(variables, others, strict=True)
+            ]
+            found = _solved_for(difference, constant, variables, numbers, point)
+            if found is None or not is_close(constants.setdefault(number, found), found):
+                return False
+            num_samples += 1
+    if len(constants) < 3 or num_samples < 3 * LEAST_PARALLEL:
+        return False
+    low, middle, high = constants.values()
+    return low != middle and is_close(2 * (middle - low), high - middle)
 
 
 def _points(
@@ -546,6 +745,7 @@ def _points(
     """Returns points at which both families are real; None if only one is real somewhere."""
     parameters = {*names, *gold_names}
     ones = [(name, Fraction(1)) for name in parameters]
+    vectors = item.vector, gold.vector
     total = Node("add", (*item.vector, *gold.vector))
     if not symbol_names(total) - parameters:
         return [0]
@@ -554,17 +754,16 @@ def _points(
         if len(points) >= MAX_POINTS:
             break
         at_ones = _with_settings(point, ones)
-        defined = [_are_real(vector, at_ones) for vector in (item.vector, gold.vector)]
-        if all(defined):
+        samples = [[value(part, at_ones) for part in vector] for vector in vectors]
+        # A value may only be too large to compute.
+        if any(None in values for values in samples):
+            continue
+        are_real = [all(map(is_real, values)) for values in samples]
+        if all(are_real):
             points.append(point)
-        elif any(defined):
+        elif any(are_real):
             return None
     return points
-
-
-def _are_real(vector: tuple[Node, ...], point: int | Place) -> bool:
-    samples = [value(part, point) for part in vector]
-    return all(sample is not None and is_real(sample) for sample in samples)
 
 
 # Parameters with a domain

@@ -23,7 +23,7 @@ from jzero.answers.evaluation import (
     symbol_names,
     value,
 )
-from jzero.answers.expressions import Node
+from jzero.answers.expressions import COMPLEX, Node
 from jzero.answers.residues import residue
 from jzero.answers.sampling import (
     BASIC_POINTS,
@@ -152,7 +152,9 @@ def _is_undone(prediction: Node, gold: Node) -> bool:
 def _has_domain(prediction: Node, gold: Node) -> bool:
     """Returns whether formulas in real symbols may be real at some points only."""
     formulas = (prediction, gold)
-    if not symbol_names(gold) or any(map(_mentions_i, formulas)):
+    names = symbol_names(gold)
+    has_complex = any(name.startswith(COMPLEX) for name in names)
+    if not names or has_complex or any(map(_mentions_i, formulas)):
         return False
     return any(map(may_be_complex, formulas))
 
@@ -233,7 +235,8 @@ def _steps(prediction: Node, gold: Node) -> tuple[Place, ...]:
             constants[Fraction(size)] = None
     sizes = list(constants)[:MAX_STEPS]
     points = []
-    for name in sorted(names for names in symbol_names(gold) if not names.endswith("()")):
+    names = [name for name in symbol_names(gold) if not name.endswith("()")]
+    for name in sorted(name for name in names if not name.startswith(COMPLEX)):
         for size in sizes:
             # At the step and twice the step, a whole number and half a number off it, and at its
             # mirror image.

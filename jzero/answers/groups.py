@@ -1,4 +1,4 @@
-r"""Finitely generated abelian groups, and permutations.
+r"""Finitely generated abelian groups, small groups with several names, and permutations.
 
 Z_6 is Z/6Z and Z_2 x Z_3, and Z_4 is not Z_2 x Z_2. (1 2 3) is (2 3 1), and (1 2)(2 3).
 """
@@ -13,6 +13,8 @@ MAX_ORDER = 10**6
 MAX_RANK = 20
 CYCLIC = "cyclic"  # the kind of Z_n
 _INTEGERS = Node("domain", name="ℤ")
+# Symmetric, alternating and Klein's groups, by the orders of their cyclic factors.
+_ABELIAN = {("V", 4): {2: 2}, ("K", 4): {2: 2}, ("A", 3): {3: 1}, ("S", 2): {2: 1}}
 _CYCLES = re.compile(r"(?:\(\s*[0-9](?:[\s~]*[0-9])*\s*\)\s*)+")
 _CYCLE = re.compile(r"\(([^()]*)\)")
 
@@ -30,6 +32,8 @@ def invariants(node: Node) -> Counter[int] | None:
     """Returns how often each prime power occurs as the order of a cyclic factor, and 0 for Z."""
     if node == _INTEGERS:
         return Counter((0,))
+    if node.kind == "symbol" and _index(node) in _ABELIAN:
+        return Counter(_ABELIAN[_index(node)])
     if node.kind == CYCLIC or (node.kind == "symbol" and node.name.startswith("C_")):
         return _cyclic(node)
     if node.kind == "power":
@@ -51,10 +55,22 @@ def invariants(node: Node) -> Counter[int] | None:
 def _cyclic(node: Node) -> Counter[int] | None:
     if node.kind == CYCLIC:
         return _of_order(node.parts[0])
-    # The name of C_6 has the tree of its index: see `Parser.subscript`.
-    written = node.name.partition("value=Fraction(")[2].partition(",")[0]
+    order = _index(node)[1]
+    return _factored(order) if order else None
+
+
+def _index(node: Node) -> tuple[str, int]:
+    """Returns S and 3 of the symbol S_3, and 0 for a symbol without a number below it."""
+    # The name of S_3 has the tree of its index: see `Parser.subscript`.
+    letter, _, below = node.name.partition("_Node(")
+    written = below.partition("value=Fraction(")[2].partition(",")[0]
     digits = "".join(filter(str.isdigit, written))
-    return _factored(int(digits)) if digits and len(digits) < 7 else None
+    return letter, int(digits) if digits and len(digits) < 7 else 0
+
+
+def same_small_group(node: Node, other: Node) -> bool:
+    """Returns whether two symbols name the same group: S_3 and D_3."""
+    return {_index(node), _index(other)} == {("S", 3), ("D", 3)}
 
 
 def _of_order(node: Node) -> Counter[int] | None:

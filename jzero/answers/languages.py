@@ -67,6 +67,21 @@ _UNITS = inverted(
         "pieces": "个 個 只 条 张 本 种 次 件 つ 枚 本 штук шт stück",
     }
 )
+# x大于12 is x > 12.
+_COMPARED = (
+    ("大于等于", "≥"),
+    ("小于等于", "≤"),
+    ("大于或等于", "≥"),
+    ("小于或等于", "≤"),
+    ("不等于", "≠"),
+    ("大于", ">"),
+    ("小于", "<"),
+)
+# 12个苹果 are 12 apples; not 12个以上, at least 12, and not 12个左右, about 12.
+_COUNTED_IN_CHINESE = re.compile(
+    r"(?P<number>[0-9])\s*(?:\\text\s*\{\s*)?[个個只条张本种次件枚名位辆棵]"
+    r"(?![^\W\d_]*[以上下左右多少余约或不非和与到至])[\u4e00-\u9fff]{1,4}\s*\}?\s*[.。]?\s*\Z"
+)
 _COUNTED = re.compile(
     r"(?P<number>[0-9}])\s*(?:\\text\s*\{\s*)?(?P<word>[^\W\d_]+)\s*\}?\s*[.。]?\s*\Z"
 )
@@ -93,8 +108,11 @@ def in_english(text: str) -> str:
         return rf"\text{{{_YES_AND_NO[plain]}}}"
     if _NO_SOLUTION.fullmatch(plain):
         return r"\emptyset"
+    for word, operator in _COMPARED:
+        text = text.replace(word, operator)
     for pattern, connective in _CONNECTIVES:
         text = pattern.sub(lambda _, connective=connective: connective, text)
+    text = _COUNTED_IN_CHINESE.sub(r"\g<number>", text)
     return _COUNTED.sub(_counted, text)
 
 

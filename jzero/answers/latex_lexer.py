@@ -6,6 +6,7 @@ spellings of an operation have one token: \cdot, \times and * are all "*".
 """
 
 import functools
+import itertools
 import re
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from jzero.answers.declarations import with_declarations
 from jzero.answers.languages import in_english
 from jzero.answers.layout import simplified
 from jzero.answers.names import with_names
-from jzero.answers.numerals import plain_numerals
+from jzero.answers.numerals import plain_numerals, without_python
 from jzero.answers.phrases import with_relation, without_lead_in
 from jzero.answers.quantities import LETTERS_OF_UNITS
 from jzero.answers.spoken import spoken
@@ -45,10 +46,14 @@ _REWRITES = [
         ("\\mu", r"(?<=[0-9}])\s*\\mu\s*\\text\{\s*(?=[A-Za-z])", r"\\text{ u"),
         (
             "\\Omega",
-            r"(?<=[0-9])(?:\s+|(?=\\text))(?:\\text\{\s*([kMm]?)\s*\}\s*)?\\Omega\s*\Z",
+            r"(?<=[0-9}])(?:(?:\s|\\,)+|(?=\\text))(?:\\text\{\s*([kMm]?)\s*\}\s*)?\\Omega\s*\Z",
             r"\\text{ \1Omega}",
         ),
         ("\\Omega", r"\\text\{\s*([kMm]?)\\Omega\s*\}", r"\\text{ \1Omega}"),
+        ("div", r"\\text\s*\{\s*div\s*\}", r"\\nabla\\cdot "),
+        ("curl", r"\\text\s*\{\s*curl\s*\}", r"\\nabla\\times "),
+        ("rot", r"\\text\s*\{\s*rot\s*\}", r"\\nabla\\times "),
+        ("grad", r"\\text\s*\{\s*grad\s*\}", r"\\nabla "),
         ("\\|", r"(?<=[A-Z])\s*\\\|\s*(?=[A-Z]{2}(?![A-Za-z]))", "∥"),
         ("light", r"\blight[- ]years?\b", "lightyear"),
         ("Å", r"\\text\{\s*Å", r"\\text{ angstrom"),
@@ -88,7 +93,7 @@ _LEXER = re.compile(
     # 2e-3x or 2e-3^n.
     |(?P<number>[0-9]*\.[0-9]*¯[0-9]+
         |(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)
-            (?:[eE](?:[0-9]+|[-+][0-9]{2,}|[-+][0-9](?![0-9]|\s*[A-Za-z.^!({\\])))?)
+            (?:[eE](?:[0-9]+|[-+][0-9]{2,}|[-+][0-9](?![0-9]|\s*(?:[A-Za-z.^!({]|\\(?!(?:[,;]\s*\\)?text\b)))))?)
     |\\(?P<command>[a-zA-Z]+)
     |(?P<run>(?:[A-Za-z]\.){2,}|[A-Za-z]+)
     |(?P<other>[ℤℕ][₊₀]|\{[,:]\}|\\\\|\\[{}%&|$]|\*\*|<=|>=|!=|!!|.)""",
@@ -140,7 +145,7 @@ def simplified_text(text: str) -> str:
     # In a text that was escaped once, two backslashes separate the rows of an environment.
     if "\\\\" in text and ("\\\\begin" in text or "\\begin" not in text):
         text = _ESCAPED_TWICE.sub(r"\\", text)
-    text = plain_numerals(simplified(text))
+    text = plain_numerals(simplified(without_python(text)))
     if "]" in text or "[" in text:
         text = _OPEN_INTERVAL.sub(_with_round_brackets, text)
     text = without_lead_in(text)
@@ -218,12 +223,13 @@ def is_unit_symbol(letters: str) -> bool:
 def with_euler_number(tokens: list[str]) -> list[str]:
     """Returns the tokens with 2e-3 as a difference.
 
-    1e-3 and 2.5e-3 are still numbers: the difference would be e-3 or, most likely, 2.5·e - 3.
+    1e-3 and 2.5e-3 are still numbers: the difference would be e-3 or, most likely, 2.5·e - 3. So is
+    2e-3 with a unit.
     """
     result = []
-    for token in tokens:
+    for token, following in itertools.zip_longest(tokens, tokens[1:], fillvalue=""):
         match = _AMBIGUOUS_NUMBER.fullmatch(token)
-        if match is not None and match[1] != "1":
+        if match is not None and match[1] != "1" and following[:1] != '"':
             result += [match[1], "e", match[2], match[3]]
         else:
             result.append(token)

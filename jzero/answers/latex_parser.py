@@ -13,8 +13,11 @@ from string import ascii_letters
 from typing import NamedTuple
 
 from jzero.answers.applications import argument_start
+from jzero.answers.complex_numbers import conjugate_of_name, is_complex
 from jzero.answers.dates import date_of
+from jzero.answers.evaluation import REGION_KINDS
 from jzero.answers.expressions import (
+    COMPLEX,
     EMPTY_SET,
     INFINITY,
     MATRIX,
@@ -47,7 +50,7 @@ from jzero.answers.latex_reader import (
     kind_of,
 )
 from jzero.answers.names import NAMED
-from jzero.answers.noncommuting import is_noncommuting
+from jzero.answers.noncommuting import NABLA, is_noncommuting
 from jzero.answers.quantities import measure_the_same, named_unit, unit_of_powers
 from jzero.answers.units import MULTIPLIERS, POWERS, REFUSED_WORDS, folded, singular, unit_name
 from jzero.answers.vocabulary import BRACKETS, CURRENCIES, FUNCTIONS, GREEK, OPAQUE_FUNCTIONS
@@ -132,6 +135,8 @@ class Parser(Blocks):
             return symbol("index i")
         if name in self.reading.matrices:
             return symbol(MATRIX + name)
+        if name in self.reading.complex_letters:
+            return symbol(COMPLEX + name)
         # A text that marks no vector writes all of them as plain letters.
         is_vector = name in self.reading.vectors and "\\vec" not in self.tokens
         return symbol(VECTOR + name if is_vector else name)
@@ -149,11 +154,21 @@ class Parser(Blocks):
         return symbol("ldots")
 
     def nabla(self, _: Binding) -> Node:
-        return symbol(VECTOR + "nabla")
+        return NABLA
 
     def written_name(self, _: Binding) -> Node:
         """Reads a name of several letters, which is one token."""
-        return self.symbol(self.last_token.removeprefix(NAMED))
+        name = self.last_token.removeprefix(NAMED)
+        return conjugate_of_name(name, self.reading.complex_letters) or self.symbol(name)
+
+    def conjugate(self, _: Binding) -> Node:
+        r"""Reads \overline{z+1} if letters are complex, and the complement \overline{A \cup B}."""
+        inside = self.expression(Binding.ATOM)
+        if inside.kind in REGION_KINDS:
+            return Node("complement", (inside,))
+        if not self.reading.complex_letters:
+            raise Refused("a bar above a formula")
+        return Node("conjugate", (inside,))
 
     def word(self, binding: Binding) -> Node:
         r"""Reads a symbol that is written as a word, \text{A}."""
@@ -167,6 +182,10 @@ class Parser(Blocks):
 
     def application(self, name: str) -> Node:
         """Reads the arguments of a function with unknown values."""
+        if name in ("Re", "Im") and self.reading.complex_letters:
+            in_brackets = self.next_token in ("(", "{")
+            argument = self.expression(Binding.ATOM if in_brackets else Binding.APPLY)
+            return Node(name.lower(), (argument,))
         # Operators such as Re z are written like functions, but without brackets they take the
         # next product.
         takes_product = f'"{name}' in OPERATORS or name in _WITHOUT_BRACKETS
@@ -333,6 +352,8 @@ class Parser(Blocks):
                 return Node("mixed", (left, right))
         if token[0].isdigit() and not _may_precede_number(left, last_of_left, right):
             raise Refused("two numbers side by side")
+        if left == NABLA and right.kind == "symbol" and right.name.startswith(VECTOR):
+            return Node("outer", (left, right))
         return joined("multiply", left, right)
 
     def divide(self, left: Node) -> Node:
@@ -375,6 +396,11 @@ class Parser(Blocks):
     def power(self, left: Node) -> Node:
         # Towers are read from the right: 2^3^2 is 2^(3^2).
         left = _grouped(left)
+        if is_complex(left):
+            for star in (["*"], ["{", "*", "}"]):
+                if self.tokens[self.position : self.position + len(star)] == star:
+                    self.position += len(star)
+                    return Node("conjugate", (left,))
         exponent = self.expression(Binding.POWER)
         is_interval = left.kind == "tuple" and len(left.parts) == 2 and "[" in left.name
         if is_interval and exponent.kind == "number" and exponent.value in (2, 3):
@@ -466,6 +492,8 @@ class Parser(Blocks):
                 next_power = 1
         if is_in_brackets:
             raise Refused("an open bracket")
+        if "percent" in powers and not powers.keys().isdisjoint(("more", "less")):
+            raise Refused("a change in percent")
         if not powers:
             return left
         quantity = Node("unit", (left,), name=unit_of_powers(powers))
@@ -784,6 +812,7 @@ PREFIX: dict[str, Callable[[Parser, Binding], Node]] = {
     "\\ldots": Parser.ellipsis,
     "\\vec": Parser.marked_vector,
     "\\nabla": Parser.nabla,
+    **dict.fromkeys(("\\overline", "\\bar"), Parser.conjugate),
     "\\frac": Parser.fraction,
     "\\binom": Parser.binomial,
     "\\sqrt": Parser.root,
@@ -866,7 +895,7 @@ def _parse_both_signs(tokens: list[str], reading: Reading) -> Node:
         table = str.maketrans("±∓", signs)
         node = _parse_tokens([token.translate(table) for token in tokens], reading)
         # x = 1 ± 2, y = 3 are two solutions, and so is y = ±x.
-        if node.kind == "relation" or (node.kind == "list" and is_statement(node)):
+        if node.kind in ("relation", "congruence") or (node.kind == "list" and is_statement(node)):
             kind = "or"
         # {1 ± 2} is a set of two members.
         kind = kind or ("set" if node.kind == "set" else "list")
@@ -874,11 +903,15 @@ def _parse_both_signs(tokens: list[str], reading: Reading) -> Node:
     return Node(kind, tuple(items))
 
 
-def _with_products(tokens: list[str], products: frozenset[str]) -> list[str]:
+def _with_products(tokens: list[str], reading: Reading) -> list[str]:
     result: list[str] = []
-    for token in tokens:
+    for index, token in enumerate(tokens):
         letters = token.removeprefix('"')
-        result += letters if letters != token and letters in products else [token]
+        # (ABC)^T is a product of matrices, and so is A^TBA.
+        are_matrices = set(letters.removeprefix("T")) <= reading.matrices
+        is_operand = tokens[index + 1 : index + 2] == [")"] or tokens[:index][-1:] == ["^"]
+        is_product = letters in reading.products or (are_matrices and is_operand)
+        result += letters if letters != token and is_product else [token]
     return result
 
 
@@ -886,8 +919,8 @@ def _with_products(tokens: list[str], products: frozenset[str]) -> list[str]:
 def parse(text: str, reading: Reading = DEFAULT_READING) -> Node | None:
     """Returns the tree of `text`, None if the grammar or its limits refuse it."""
     tokens = tokenize(text, reading.units)
-    if reading.products:
-        tokens = _with_products(tokens, reading.products)
+    if reading.products or reading.matrices:
+        tokens = _with_products(tokens, reading)
     if reading.has_euler_number:
         tokens = with_euler_number(tokens)
     try:

@@ -68,6 +68,7 @@ class Reading(NamedTuple):
     # Letters whose products have an order: vectors, with or without an arrow, and matrices.
     vectors: frozenset[str] = frozenset()
     matrices: frozenset[str] = frozenset()
+    complex_letters: frozenset[str] = frozenset()  # all others are real
 
 
 DEFAULT_READING = Reading()

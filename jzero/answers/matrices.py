@@ -12,7 +12,8 @@ from jzero.answers.expressions import Node, negative
 Rows = tuple[tuple[Node, ...], ...]
 _ZERO, _ONE = (Node("number", value=Fraction(number)) for number in (0, 1))
 _UNIT_VECTORS = {name: name for name in "ijk"}
-_UNIT_VECTORS |= {f"hat {name}": name for name in "ijk"} | {"hat imath": "i", "hat jmath": "j"}
+_UNIT_VECTORS |= {f"hat {name}": unit for name, unit in zip("ijkxyz", "ijkijk", strict=True)}
+_UNIT_VECTORS |= {"hat imath": "i", "hat jmath": "j"}
 _TRANSPOSED = ("T", "\\top", "t", "top")
 
 

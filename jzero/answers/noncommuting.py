@@ -3,7 +3,8 @@ r"""Compares formulas of vectors and matrices, whose products have an order.
 \mathbf a\times\mathbf b is not \mathbf b\times\mathbf a, and A^{-1}B^{-1} is not (AB)^{-1}. Symbols
 that `letters_of_vectors` and `letters_of_matrices` find are sampled as vectors of three numbers and
 as matrices of three rows. The operator \nabla is sampled as a vector, too, as in Fourier space, but
-only in front of a single field: products have a rule of their own.
+only in front of a single field: products have a rule of their own. Without a sign, \nabla F is the
+gradient of each component of a vector F, and neither \nabla\cdot F nor \nabla\times F.
 """
 
 import functools
@@ -32,7 +33,11 @@ _HAT_IN_CROSS_PRODUCT = re.compile(
     r"\\hat\s*\{?\s*(?P<first>[a-z])\s*\}?\s*(?:\\times|×)"
     r"|(?:\\times|×)\s*\\hat\s*\{?\s*(?P<second>[a-z])"
 )
-_PRODUCT_OF_MARKED = re.compile(r"\\times|×|\\nabla|∇|\\cdot|·|⋅")
+_PRODUCT_OF_MARKED = re.compile(r"\\times|×|\\nabla|∇|\\cdot|·|⋅|\b(?:div|curl|rot)\b")
+_FIELD = re.compile(
+    r"(?:(?:\\nabla|∇)\s*(?:\\cdot|\\times|[·⋅×])|\b(?:div|curl|rot)\b\s*\}?)\s*\(?\s*"
+    r"(?:\\(?:vec|mathbf|bm|boldsymbol)\s*\{?\s*)?([A-Za-z])"
+)
 # A transposed letter, a determinant or trace, the inverse of a product, a conjugation, and a
 # commutator.
 _SIGN_OF_MATRICES = re.compile(
@@ -60,7 +65,8 @@ def letters_of_vectors(answer: str, gold: str) -> frozenset[str]:
         marked |= {name.lstrip("\\") for name in _MARKED.findall(text)}
         for match in _HAT_IN_CROSS_PRODUCT.finditer(text):
             marked.add(f"hat {match['first'] or match['second']}")
-        if "\\nabla" in text or "∇" in text:
+        marked |= {*_FIELD.findall(text)}
+        if "\\nabla" in text or "∇" in text or _FIELD.search(text):
             marked.add("nabla")
     return frozenset(marked)
 
@@ -147,6 +153,8 @@ def _combined(node: Node, parts: Sequence[Sample]) -> Sample:
             return functools.reduce(_product, parts)
         case "cross":
             return functools.reduce(_cross, parts)
+        case "outer" if _num_axes(first) == _num_axes(parts[1]) == 1:
+            return tuple(_scaled(parts[1], entry) for entry in first)
         case "divide" if _num_axes(parts[1]) == 0:
             return _scaled(first, 1 / parts[1]) if parts[1] else None
         case "abs" if _num_axes(first) == 1:

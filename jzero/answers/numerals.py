@@ -66,7 +66,31 @@ _BOTH_SEPARATORS = re.compile(
 _SUFFIX = r"(?:\s*\\?%|\s*\\text\{[^{}]*\})?"
 _DECIMAL_COMMA = re.compile(rf"[-+]?[0-9]+,(?:[0-9]{{1,2}}|[0-9]{{4,}}){_SUFFIX}")
 _DECIMAL = re.compile(rf"[-+]?[0-9]*\.[0-9]+{_SUFFIX}")
+# Values as Python prints them.
+_QUALIFIER = re.compile(
+    r"(?<![A-Za-z\\.])(?:np|numpy|math|cmath|sympy|sp|fractions|decimal)\.(?=[A-Za-z])"
+)
+_FRACTION_OF_PYTHON = re.compile(
+    r"(?<![A-Za-z\\])(?:Fraction|Rational)\(\s*(-?[0-9]+)\s*,\s*([0-9]+)\s*\)"
+)
+_NUMBER_OF_PYTHON = re.compile(
+    r"(?<![A-Za-z\\])(?:Decimal|Integer|Float|float(?:16|32|64)?|int(?:32|64)?)"
+    r"\(\s*['\"]?(-?[0-9.]+(?:e[-+]?[0-9]+)?)['\"]?\s*\)"
+)
+_UNDERSCORES = re.compile(r"(?<![\w}])[0-9]{1,3}(?:_[0-9]{3}){2,}(?![0-9_{])")
+_COMPLEX_OF_PYTHON = re.compile(r"\A\s*(\(?-?[0-9.]+[-+][0-9.]+)j(\)?)\s*\Z")
+_INFINITE = re.compile(r"\A\s*(-?)(?:inf|Infinity|oo)\s*\Z")
 _INDIAN = re.compile(r"[1-9][0-9]?(?:,[0-9]{2})+,[0-9]{3}(?:\.[0-9]+)?")
+
+
+def without_python(text: str) -> str:
+    """Returns the notation of values that Python prints: Fraction(1, 3), np.float64(0.5)."""
+    text = _QUALIFIER.sub("", text)
+    text = _FRACTION_OF_PYTHON.sub(r"\\frac{\1}{\2}", text)
+    text = _NUMBER_OF_PYTHON.sub(r"\1", text)
+    text = _UNDERSCORES.sub(lambda number: number[0].replace("_", ""), text)
+    text = _COMPLEX_OF_PYTHON.sub(r"\1i\2", text)
+    return _INFINITE.sub(r"\1\\infty", text)
 
 
 def plain_numerals(text: str) -> str:

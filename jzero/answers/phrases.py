@@ -121,7 +121,7 @@ LONGEST_SENTENCE = 400  # characters
 _SPOKEN_RELATION = re.compile(
     r"\s*(?:\\text\{)?\s*(?!(?i:option|choice|letter)\b)"
     r"(?P<label>[A-Za-z]+(?:[ ]+[A-Za-z]+){0,9})\s*"
-    r"(?:(?P<colon>:)|\s(?:is|are|equals)(?=[\s}])(?:\s+equal\s+to\b)?)\s*\}?\s*(?P<value>\S)"
+    r"(?:(?P<colon>:)|\s(?:is|are|equals)(?=[\s}])(?:\s+(?:equal\s+to|exactly|precisely)\b)?)\s*\}?\s*(?P<value>\S)"
 )
 
 

@@ -48,6 +48,7 @@ _BASE_UNITS = {
     "yuan": ("RMB CNY", ""),
     "ruble": ("RUB ₽", ""),
     "decibel": ("dB", ""),
+    "debye": ("D", ""),
     "revolution": ("rev", ""),
     "part": ("", ""),
 }
@@ -66,6 +67,7 @@ _DERIVED_UNITS = {
     "ohm": ("Ω Omega", "", 1000, "gram meter 2 second -3 ampere -2"),
     "farad": ("F", "", "1/1000", "gram -1 meter -2 second 4 ampere 2"),
     "tesla": ("T", "", 1000, "gram second -2 ampere -1"),
+    "gauss": ("G", "", "1/10", "gram second -2 ampere -1"),
     "weber": ("Wb", "", 1000, "gram meter 2 second -2 ampere -1"),
     "henry": ("H", "", 1000, "gram meter 2 second -2 ampere -2"),
     "siemens": ("S", "", "1/1000", "gram -1 meter -2 second 3 ampere 2"),
@@ -118,6 +120,18 @@ _COMPOUND_SYMBOLS = {
     "mpg": "gallon -1 mile",
     "cc": "centimeter 3",
     "kPA": "kilopascal",
+    "KPA": "kilopascal",
+    # Products without a sign. In capitals or small letters they would be other units.
+    "Nm": "meter newton",
+    "kNm": "kilonewton meter",
+    "Ns": "newton second",
+    "Js": "joule second",
+    "Pas": "pascal second",
+    "Vs": "second volt",
+    "As": "ampere second",
+    "Ah": "ampere hour",
+    "mAh": "hour milliampere",
+    "Ws": "second watt",
 }
 _PREFIXES = {
     "kilo": ("k", 3),
@@ -137,7 +151,8 @@ _PREFIXES = {
 }
 _WITH_PREFIX = words(
     """meter gram second ampere mole byte bit hertz newton joule watt pascal coulomb volt ohm farad
-    tesla weber henry siemens becquerel liter molar bar electronvolt calorie watthour ton kelvin"""
+    tesla gauss weber henry siemens becquerel liter molar bar electronvolt calorie watthour ton
+    kelvin"""
 )
 # Symbols that usually have another meaning: p.m. is a time.
 _NOT_SYMBOLS = words("am pm as at")
@@ -213,6 +228,11 @@ def _product(measures: Mapping[str, Measure], powers: Mapping[str, int]) -> Meas
 
 _SYMBOLS, _WORDS, _MEASURES = _tables()
 UNIT_NAMES = frozenset(_MEASURES)
+# KM and Ft are not symbols, but can have no other meaning. Nm and S can.
+_SYMBOLS_IN_ANY_CASE = words(
+    """cm mm km kg ft lb lbs oz gm hr sec min mol atm gal psi rpm ppm ppb deg rad bar torr cal kcal
+    yd hp"""
+)
 # Runs of letters that are units even outside of \\text. Other symbols, such as dt, may be products
 # there.
 LETTERS_OF_UNITS = words(
@@ -230,8 +250,7 @@ def named_unit(word: str) -> str:
     lower = word.lower()
     if lower in _WORDS:
         return _WORDS[lower]
-    # KM and Ft are not symbols, but can have no other meaning. A single letter may have one.
-    return _SYMBOLS.get(lower, "") if len(word) > 1 else ""
+    return _SYMBOLS[lower] if lower in _SYMBOLS_IN_ANY_CASE else ""
 
 
 def unit_of_powers(powers: Mapping[str, int]) -> str:
@@ -283,6 +302,15 @@ def factor_between(unit: str, other: str) -> Fraction | None:
     if one is None or second is None or one.dimension != second.dimension:
         return None
     return one.size / second.size
+
+
+def is_scaled_by_ten(unit: str, other: str) -> bool:
+    """Returns whether a power of ten leads from one unit to the other, as from mC to C."""
+    factor = factor_between(unit, other)
+    if factor is None:
+        return False
+    digits = f"{factor.numerator}{factor.denominator}"
+    return set(digits) == {"1", "0"} and digits.count("1") == 2
 
 
 def kelvin(number: Fraction, unit: str) -> Fraction | None:

@@ -12,6 +12,7 @@ from jzero.answers.formulas import Rules, is_literal
 from jzero.answers.quantities import (
     factor_between,
     is_product_of_symbols,
+    is_scaled_by_ten,
     kelvin,
     named_unit,
     same_unit,
@@ -45,7 +46,10 @@ def same_quantity(
     elif unit and not gold_unit and gold_inside.kind == "divide":
         gold_inside, gold_unit = _with_unit_of_letters(gold_inside, unit)
     if unit and gold_unit and not same_unit(unit, gold_unit):
-        return rules.converts_units and _same_after_conversion(inside, unit, gold_inside, gold_unit)
+        may_convert = rules.converts_units or _differ_by_prefix(
+            inside, unit, gold_inside, gold_unit
+        )
+        return may_convert and _same_after_conversion(inside, unit, gold_inside, gold_unit)
     # The name of a base starts with "_": 101_2 is not 101, but 15_{10} is 15.
     if unit.startswith("_") and not gold_unit and unit != _BASE_TEN:
         return False
@@ -82,6 +86,9 @@ def _with_unit_of_letters(node: Node, unit: str) -> tuple[Node, str]:
         return number, unit
     if is_spelled_out and is_product_of_symbols((letter for letter, _ in letters), unit):
         return number, unit
+    spelled = named_unit("".join(letter for letter, _ in letters))
+    if is_spelled_out and letters[0][0] == "μ" and is_scaled_by_ten(spelled, unit):
+        return number, spelled
     return node, ""
 
 
@@ -117,6 +124,7 @@ def _powers_of_letters(node: Node) -> tuple[Node, list[tuple[str, int]]] | None:
 
 
 _ONE = Node("number", value=Fraction(1))
+_LEAST_OF_DECIMALS = Fraction(1, 100)  # smaller numbers count as written with a power of ten
 
 
 def without_unit_of_letters(node: Node) -> Node:
@@ -126,6 +134,24 @@ def without_unit_of_letters(node: Node) -> Node:
         return node
     number, letters = powers
     return number if all(named_unit(letter) for letter, _ in letters) else node
+
+
+def _differ_by_prefix(inside: Node, unit: str, gold_inside: Node, gold_unit: str) -> bool:
+    r"""Returns whether the power of ten of a number is the prefix of the other unit.
+
+    5\times10^{-6} C is 5 μC, and 1.5\times10^{-10} m is 1.5 Å. Without a power of ten, 1 m and 100
+    cm are answers in different units.
+    """
+    has_power = any(map(_has_power_of_ten, (inside, gold_inside)))
+    return has_power and is_scaled_by_ten(unit, gold_unit)
+
+
+def _has_power_of_ten(node: Node) -> bool:
+    inside = node.parts[0] if node.kind == "negative" else node
+    if inside.kind == "number":  # 5e-6
+        return 0 < abs(inside.value) < _LEAST_OF_DECIMALS
+    power = inside.parts[-1] if inside.kind == "multiply" else inside
+    return power.kind == "power" and value(power.parts[0]) == 10
 
 
 def _same_after_conversion(inside: Node, unit: str, gold_inside: Node, gold_unit: str) -> bool:

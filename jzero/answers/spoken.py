@@ -7,7 +7,9 @@ the sentence states. The forms are positive: a sentence in no form below is left
 import functools
 import re
 from collections.abc import Callable
+from fractions import Fraction
 
+from jzero.answers.units import MULTIPLIERS, NUMBER_WORDS
 from jzero.answers.vocabulary import words
 
 _MARKUP = re.compile(r"\\text\s*\{|[{}$]")
@@ -137,6 +139,18 @@ def _truth(match: re.Match[str]) -> str:
     return r"\text{true}" if match["truth"] in ("true", "correct") else r"\text{false}"
 
 
+# Three quarters, one half, a third.
+_COUNT = "a|an|" + "|".join(word for word, number in NUMBER_WORDS.items() if 0 < number < 20)
+_PARTS = {word: part for word, part in MULTIPLIERS.items() if part < 1} | {"halve": Fraction(1, 2)}
+_PART = "|".join(_PARTS)
+
+
+def _fraction(match: re.Match[str]) -> str:
+    number = NUMBER_WORDS.get(match["above"], 1) * _PARTS[match["part"]]
+    sign = "-" if match["sign"] else ""
+    return rf"{sign}\frac{{{number.numerator}}}{{{number.denominator}}}"
+
+
 _NOT_A_NAME = words("not no or and if but maybe never either neither nobody")
 
 
@@ -153,6 +167,7 @@ _FORMS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
     (re.compile(pattern), write)
     for pattern, write in (
         # Sets.
+        (r"no real (?:numbers?|values?)(?: of [a-z])?", lambda _: r"\emptyset"),
         (rf"{_ALL}?real {_NUMBERS}|{_ALL}reals?|{_ALL}{_NUMBERS}", lambda _: r"\mathbb{R}"),
         (
             rf"{_ALL}?(?:real )?{_NUMBERS} (?:except|other than|besides|excluding|not equal to"
@@ -202,9 +217,35 @@ _FORMS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
             r"|has no (?:real )?solutions?|empty set|the empty set",
             lambda _: r"\emptyset",
         ),
+        # Numbers, ratios and curves.
+        (rf"(?P<sign>minus |negative )?(?P<above>{_COUNT}) (?P<part>{_PART})s?", _fraction),
+        (r"(?P<above>a|one) dozen", lambda _: "12"),
+        (
+            r"(?P<first>[0-9]+) to (?P<second>[0-9]+)",
+            lambda match: f"{match['first']}:{match['second']}",
+        ),
+        # Groups.
+        (
+            r"(?:the )?(?:symmetric|dihedral|alternating|cyclic|quaternion) group "
+            r"(?P<letter>[sdacq]) ?_ ?(?P<order>[0-9]+)",
+            lambda match: f"{match['letter'].upper()}_{{{match['order']}}}",
+        ),
+        (
+            r"(?:(?:the|a) )?cyclic(?: group)? of order (?P<order>[0-9]+)",
+            lambda match: rf"\mathbb{{Z}}_{{{match['order']}}}",
+        ),
+        (
+            r"(?:the )?symmetric group on (?P<order>[0-9]+) (?:letters|elements|symbols|points)",
+            lambda match: f"S_{{{match['order']}}}",
+        ),
+        (r"(?:the )?klein(?:'s)? (?:four|4)[- ]?group", lambda _: "V_4"),
         # Conclusions.
         (rf"(?P<word>yes|no|true|false)\b[.,;:!]?\s+(?P<clause>{_EXPLANATION}.*)", _explained),
         (rf"(?P<word>yes|no|true|false)\b\s*[.,;:(]\s*(?P<clause>.*\b{_VERB}\b.*)", _explained),
+        (
+            rf"{_SUBJECT}(?:diverges?|tends|goes) to (?P<sign>negative |minus |-)?infinity",
+            lambda match: r"-\infty" if match["sign"] else r"\infty",
+        ),
         (
             rf"{_SUBJECT}(?:converges?|tends|is equal|diverges?) to (?:the value )?{_VALUE}",
             lambda match: match["value"],

@@ -31,6 +31,7 @@ from jzero.answers.evaluation import (
     value,
 )
 from jzero.answers.expressions import (
+    COMPLEX,
     REAL_LINE,
     Node,
     Refused,
@@ -55,6 +56,7 @@ from jzero.answers.intervals import (
     union,
 )
 from jzero.answers.latex_blocks import is_statement
+from jzero.answers.sampling import is_index
 from jzero.answers.vocabulary import FUNCTIONS
 
 # The alternatives multiply if "and" joins several "or".
@@ -232,7 +234,17 @@ def is_name(node: Node) -> bool:
         return True
     if node.kind == "log":
         return is_name(node.parts[0])
-    if node.kind in ("multiply", "divide", "ratio", "tuple", "abs", *FUNCTIONS):
+    if node.kind in (
+        "multiply",
+        "divide",
+        "ratio",
+        "tuple",
+        "abs",
+        "conjugate",
+        "re",
+        "im",
+        *FUNCTIONS,
+    ):
         return all(map(is_name, node.parts))
     return False
 
@@ -434,7 +446,8 @@ def _common_name(relations: tuple[Node, ...]) -> Node | None:
         # The brackets mark an unknown function: in f(2) > 3 the name is the whole application,
         # which the loop below finds.
         (only,) = names
-        if not only.endswith("()"):
+        # |z| < 2 is no set of real numbers z.
+        if not only.endswith("()") and not only.startswith(COMPLEX):
             return symbol(only)
     for side in relations[0].parts:
         if is_name(side) and all(side in relation.parts for relation in relations):
@@ -562,6 +575,8 @@ def residues(node: Node, modulus_of_other: int = 1) -> Residues | None:
 def _residues_of_progression(node: Node) -> Residues | None:
     """Returns the residues of x = 5 + 7k, k ∈ ℤ."""
     inside, parameters = integer_parameters(node)
+    if not parameters and inside.kind == "relation":
+        parameters = _undeclared_parameter(inside)
     if not parameters and inside.kind in ("multiply", "add"):
         inside, parameters = _with_parameter(inside)
     if parameters and not is_statement(inside):
@@ -587,6 +602,17 @@ def _residues_of_progression(node: Node) -> Residues | None:
     modulus = int(abs(step))
     member = int(start) % modulus
     return Residues(None if name == _UNKNOWN else name, modulus, frozenset((member,)))
+
+
+def _undeclared_parameter(relation: Node) -> frozenset[str]:
+    """Returns k of x = 5k + 2, which an answer to a congruence need not declare."""
+    if relation.name != "=" or relation.parts[0].kind != "symbol":
+        return frozenset()
+    names = symbol_names(relation.parts[1])
+    is_parameter = (
+        len(names) == 1 and names != {relation.parts[0].name} and all(map(is_index, names))
+    )
+    return names if is_parameter else frozenset()
 
 
 def _with_parameter(node: Node) -> tuple[Node, frozenset[str]]:

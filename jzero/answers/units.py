@@ -172,7 +172,10 @@ def singular(word: str) -> str:
 
 def unit_name(word: str) -> str:
     """Returns the name under which units are compared: "Feet" and "ft" are "foot"."""
-    return named_unit(word) or named_unit(singular(word)) or singular(word)
+    name = named_unit(word)
+    if name or len(word) == 1:  # 5 G is not 5 g
+        return name or word
+    return named_unit(singular(word)) or singular(word)
 
 
 _SHORT_WORDS = words("no it is in on of to or at by as an we he be do so up")

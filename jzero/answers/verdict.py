@@ -23,6 +23,7 @@ from fractions import Fraction
 from jzero.answers.applications import function_names
 from jzero.answers.chemistry import same_substance
 from jzero.answers.choices import named_option, options, plain
+from jzero.answers.complex_numbers import is_about_complex_numbers, letters_of_complex_numbers
 from jzero.answers.echo import is_echo
 from jzero.answers.equivalence import Rules, equal
 from jzero.answers.expressions import Node, unit_names
@@ -77,7 +78,6 @@ _ASKS_FOR_ORDER = re.compile(
 _INDEX_I = re.compile(
     r"_\{?i\b|(?<![A-Za-z\\])i\s*(?:=|\\le|<)\s*[0-9]|\\leq?\s*i\b|\bindex \$?i\b"
 )
-_COMPLEX = re.compile(r"complex|imaginary|mathbb\s*\{?C|real part|i\^2\s*=", re.IGNORECASE)
 _POWER_OF_I = re.compile(r"(?<![A-Za-z\\])i\s*\^\s*\{?[2-9]")
 _FORMULA = re.compile(r"\$[^$]*\$|\\\(.*?\\\)|\\\[.*?\\\]", re.DOTALL)
 _PROSE = re.compile(r"\\(?:text|mathrm|rm)\s*\{[^{}]*\}")
@@ -166,6 +166,7 @@ def _compared(answer: str, gold: str, question: str, rules: Rules) -> str:
         has_index_i=_has_index_i(gold, question),
         vectors=letters_of_vectors(answer, gold),
         matrices=letters_of_matrices(answer, gold, question),
+        complex_letters=letters_of_complex_numbers(answer, gold, question),
     )
     reason = ""
     for units, gold_units, products in _readings_of_letters(answer, gold, question):
@@ -321,7 +322,7 @@ def _asks_for_order(question: str) -> bool:
 
 @functools.lru_cache(4096)
 def _has_index_i(gold: str, question: str) -> bool:
-    if _COMPLEX.search(question):
+    if is_about_complex_numbers(question):
         return False
     return bool(_INDEX_I.search(question) or _POWER_OF_I.search(gold))
 

@@ -88,6 +88,7 @@ TOKENS = inverted(
         "∖": "setminus smallsetminus backslash",
         "≡": "equiv",
         '"Re': "Re",
+        "T": "top intercal",
         '"Im': "Im",
         "\\prod": "∏",
         "\\sum": "∑",

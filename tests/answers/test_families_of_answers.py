@@ -1054,6 +1054,335 @@ FAMILIES = {
         \text{There were 12 students in the class} == 12
         \text{The probability is }\frac12 == \frac12
     """,
+    "prefixes and the case of units": r"""
+        5\text{ nm} != 5\text{ Nm}
+        5\text{ Nm} == 5\text{ N m}
+        5\text{ N}\cdot\text{m} == 5\text{ Nm}
+        5 Nm == 5\text{ Nm}
+        5\text{ G} != 5\text{ g}
+        5\text{ G} == 5\text{ gauss}
+        5\ \mu C == 5\times10^{-6}\text{ C}
+        5\,\mu\text{C} == 5e-6\text{ C}
+        5\,\mu\text{C} != 5e-3\text{ C}
+        12\text{ μm} == 12\times10^{-6}\text{ m}
+        1.5\text{ Å} == 1.5\times10^{-10}\text{ m}
+        1.5\text{ Å} == 1.5e-10\text{ m}
+        1.5\ \AA == 1.5\times10^{-10}\,\mathrm{m}
+        0.15\text{ nm} == 1.5\times10^{-10}\text{ m}
+        589\text{ nm} == 5.89\times10^{-7}\text{ m}
+        1\text{ m} != 100\text{ cm}
+        3\text{ kPa} != 3000\text{ Pa}
+        2\times10^{-5}\text{ cm} == 2\times 10^{-7}\text{ m}
+        6\text{ D} == 6
+        5\text{ S} != 5\text{ s}
+        589\text{ nm} != 5.89\times10^{-7}\text{ m} ?? Convert 589 nm to meters.
+        589\text{ nm} != 5.89\times10^{-7}\text{ m} ?? Convert $589$ nm to meters.
+        5.0\times10^{-3}\text{ m} == 5.0\text{ mm}
+        3 KM == 3\text{ km}
+        3 Ft == 3 ft
+        2.5\times10^3\ \Omega == 2.5\text{ k}\Omega
+        4.7\times10^{3}\,\Omega == 4.7\ \mathrm{k\Omega}
+        3\text{ kPA} == 3\text{ kPa}
+        3\text{ KPA} == 3\text{ kPa}
+    """,
+    "fields and products of matrices": r"""
+        \nabla F != \nabla\cdot F
+        \nabla F != \nabla\times F
+        \nabla\cdot F != \nabla F
+        \nabla\times F != \nabla F
+        \nabla\cdot F != \nabla\times F
+        \nabla\times F == \nabla \times F
+        \nabla \mathbf F != \nabla\cdot\mathbf F
+        \nabla \vec F != \nabla\times\vec F
+        \nabla f == \nabla f
+        \nabla f != f
+        \operatorname{div}F == \nabla\cdot F
+        \operatorname{div}\mathbf F == \nabla\cdot \mathbf F
+        \text{div }\mathbf F == \nabla\cdot\mathbf F
+        \text{curl }\mathbf F == \nabla\times\mathbf F
+        \operatorname{curl}\vec F == \nabla\times\vec F
+        \operatorname{rot}\vec F == \nabla\times\vec F
+        \text{curl }\mathbf F != \nabla\cdot\mathbf F
+        \operatorname{curl} F != \operatorname{div} F
+        \operatorname{grad} f == \nabla f
+        \operatorname{grad} f != \operatorname{div} f
+        \text{grad }f != \nabla\cdot f
+        \nabla\cdot(f\mathbf F) == \nabla\cdot(f\mathbf{F})
+        \nabla^2 f == \nabla\cdot\nabla f
+        \nabla\cdot\mathbf E=\frac{\rho}{\epsilon} == \operatorname{div}\mathbf E=\frac\rho\epsilon
+        \nabla\times\mathbf E=0 != \nabla\cdot\mathbf E=0
+        \nabla\cdot(\nabla\times\mathbf F)=0 == \nabla\cdot(\nabla\times\mathbf F)=0
+        \nabla\cdot F+1 != \nabla\times F+1
+        (ABC)^{-1} == C^{-1}B^{-1}A^{-1}
+        (ABC)^{-1} != A^{-1}B^{-1}C^{-1}
+        (ABC)^T == C^TB^TA^T
+        (ABC)^T != A^TB^TC^T
+        (ABC)^\top == C^{\top}B^{\top}A^{\top}
+        (AB)^\top == B^TA^T
+        (ABCD)^{-1} == D^{-1}C^{-1}B^{-1}A^{-1}
+        (ABC)^{-1} == (BC)^{-1}A^{-1}
+        (PAQ)^{-1} == Q^{-1}A^{-1}P^{-1}
+        (PAQ)^{-1} != P^{-1}A^{-1}Q^{-1}
+        ((AB)^T)^{-1} == (A^T)^{-1}(B^T)^{-1}
+        (A^TBA)^T == A^TB^TA
+        C^{-1}B^{-1}A^{-1} == (ABC)^{-1}
+        B^{-1}A^{-1} != A^{-1}B^{-1}
+        \det(ABC) == \det(A)\det(B)\det(C)
+        \operatorname{tr}(ABC) == \operatorname{tr}(BCA)
+        \operatorname{tr}(ABC) != \operatorname{tr}(ACB)
+        A^\top A != AA^\top
+        \text{DNE} == \text{does not exist} ?? Let $A$ be a matrix.
+    """,
+    "complex numbers": r"""
+        z\bar z == |z|^2
+        \bar z z == |z|^2
+        z\overline{z} == |z|^2
+        zz^{*} == |z|^2
+        |z|^2 == z\bar{z}
+        z\bar z == |z^2|
+        z^2 != |z|^2
+        \bar z^2 != |z|^2
+        z\bar z != |z|
+        z\bar z != z^2
+        \overline{z+w} == \bar z+\bar w
+        \overline{z}\,\overline{w} == \overline{zw}
+        \overline{z+w} != \bar z-\bar w
+        \overline{z/w} == \frac{\bar z}{\bar w}
+        z+\bar z == 2\operatorname{Re}z
+        z+\bar z == 2\Re(z)
+        z+\bar z == 2\text{Re}(z)
+        z-\bar z == 2i\operatorname{Im}(z)
+        z-\bar z != 2\operatorname{Im}(z)
+        z-\bar z != 2i\operatorname{Re}(z)
+        \frac{z+\bar z}2 == \operatorname{Re}(z)
+        \frac{1}{z} == \frac{\bar z}{|z|^2}
+        \frac{1}{z} != \frac{z}{|z|^2}
+        \bar z = 3-4i == 3-4i
+        z=3+4i == 3+4i
+        z=3+4i == 3+4i ?? Find the complex number $z$.
+        z=1\pm i == z=1+i,1-i ?? Find all complex $z$.
+        |z|=1 != z^2=1
+        |z|<2 != -2<z<2 ?? Describe the complex numbers $z$.
+        |z|<2 == |z|<2
+        |z-1|=2 == |1-z|=2
+        \operatorname{Re}(s)>1 == \Re s>1
+        \operatorname{Re}(s)>1 != s>1
+        z^2+z+1 == 1+z+z^2 ?? Find the complex polynomial.
+        \sqrt{x^2+y^2+z^2} == \sqrt{z^2+y^2+x^2}
+        |z|+x == x+|z|
+        \bar x=5 == 5
+        \bar{x} != x
+        \bar x == \bar x
+        \bar A\cap\bar B == \overline{A\cup B}
+        \operatorname{Re}(z)=3 == 3
+        w=\frac{1}{z} == \frac{1}{z} ?? Let $z,w$ be complex.
+        \overline{\overline{z}+w} == z+\bar w
+        z\bar z != |z|^2 ?? Simplify $z\bar z$.
+        (A^TB)^T != B^TA ?? Simplify $(A^TB)^T$.
+        z=2,z=-1 == -1,2 ?? Find all complex roots.
+    """,
+    "groups, bonds and names of substances": r"""
+        S_3 == D_3
+        D_3 == S_3
+        S_3 != D_4
+        D_6 != S_3
+        S_3 != A_3
+        V_4 == \mathbb Z_2\times\mathbb Z_2
+        \mathbb Z_2\times\mathbb Z_2 == K_4
+        V_4 != \mathbb Z_4
+        A_3 == \mathbb Z_3
+        S_2 == \mathbb Z/2\mathbb Z
+        A_4 != \mathbb{Z}_4
+        \text{the symmetric group }S_3 == S_3
+        \text{cyclic group of order 6} == \mathbb Z_6
+        \text{cyclic group of order 6} != \mathbb Z_5
+        \text{Klein four-group} == \mathbb Z_2\times\mathbb Z_2
+        \text{the dihedral group }D_4 == D_4
+        \text{the dihedral group }D_4 != Q_8
+        \text{symmetric group on 4 letters} == S_4
+        C_6 == \mathbb Z_6
+        \ce{C-C} != \ce{C=C}
+        C-C != C=C
+        C=C != C-C
+        C\equiv C != C=C
+        C=C == C=C
+        \ce{CH3-CH3} == \ce{CH3CH3}
+        \ce{CH2=CH2} == \ce{H2C=CH2}
+        \ce{CH2=CH2} != \ce{CH3-CH3}
+        \ce{CH2=CH2} != \ce{CH2-CH2}
+        \ce{HC#CH} == \mathrm{HC\equiv CH}
+        \ce{HC#CH} != \ce{HC=CH}
+        \text{N}\equiv\text{N} != \text{N}=\text{N}
+        2H_2+O_2\to2H_2O == \ce{2H2 + O2 -> 2H2O}
+        \ce{2H2 + O2 = 2H2O} == \ce{2H2 + O2 -> 2H2O}
+        \text{sp}^3 == sp^3
+        sp^3 != sp^2
+        \mathrm{sp}^2 == sp^2
+        sp3 == sp^3
+        1s^2 2s^2 2p^6 == 1s^22s^22p^6
+        1s^2 2s^2 2p^5 != 1s^22s^22p^6
+        [\text{Ar}]3d^5 4s^1 == [\mathrm{Ar}]4s^13d^5
+        [\text{Ar}]3d^4 4s^2 != [\mathrm{Ar}]4s^13d^5
+        {}^{14}_{6}\text{C} == {}^{14}\text{C}
+        {}^{14}_{7}\text{C} != {}^{14}\text{C}
+        {}_{92}^{238}\text{U} == {}^{238}\mathrm{U}
+        {}^{235}_{92}\mathrm{U} != {}^{238}_{92}\mathrm{U}
+        \text{2-methylbutane} == \text{2-Methylbutane}
+        \text{2-methylbutane} != \text{3-methylbutane}
+        \text{(R)-2-butanol} == \text{(R)-2-Butanol}
+        \text{(R)-2-butanol} != \text{(S)-2-butanol}
+        \text{cis-2-butene} != \text{trans-2-butene}
+        \text{N-methylaniline} == \text{N-Methylaniline}
+        \text{ethyl 2-methylpropanoate} == \text{Ethyl 2-methylpropanoate}
+        5-x != 5-X
+        \text{x-axis} == \text{x-axis}
+        \text{3-methylhexane} != \text{3-methylhexene}
+        \ce{H2O} == \mathrm{H_2O}
+        x^2+y^2=C == C=x^2+y^2
+    """,
+    "implicit solutions and free constants": r"""
+        \ln|y|=x+C == y=Ce^{x}
+        \ln|y|=x+C == y=Ae^x ?? Solve $y'=y$.
+        \ln y = x^2+c == \ln|y|=x^2+C
+        \ln|y|=x+C != y=Ce^{2x}
+        \ln|y|=x+C != y=e^x+C
+        y=Ce^x == \ln|y|=x+C
+        y=Ce^x == \ln|y|-x=C
+        y=Ae^x == \ln|y|=x+C
+        y=Ae^x != \ln|y|=2x+C
+        xy=C == y=\frac{k}{x}
+        xy=C == y=\frac{C}{x}
+        xy=C != y=\frac{k}{x^2}
+        y=kx == \frac yx=C
+        y=kx == y=Cx
+        y=kx != y=mx
+        y^2=x^2+C == y^2-x^2=C
+        y^2=x^2+C == \frac{y^2}{2}-\frac{x^2}{2}=C
+        y^2=2x^2+C != y^2-x^2=C
+        x^2+y^2=C == y=\pm\sqrt{C-x^2}
+        y=\pm\sqrt{C-x^2} == x^2+y^2=C
+        y=\pm\sqrt{x^2+C} == y^2=x^2+C
+        y=\pm\sqrt{x^2+C} != y^2=2x^2+C
+        y=\pm\sqrt{C-x^2} != x^2-y^2=C
+        y=\sqrt{C-x^2} != x^2+y^2=C
+        y=\pm\sqrt{e^C-x^2} != x^2+y^2=C
+        -\frac1y=x+C == y=-\frac{1}{x+C}
+        -\frac1y=x+C != y=\frac{1}{x+C}
+        \frac1y=C-x == y=\frac{1}{C-x}
+        e^{-y}=C-x != y=\ln(C-x)
+        (y-1)=Ce^{-x} == y=1+Ce^{-x}
+        \ln|y-1|=-x+C == y=1+Ce^{-x}
+        \ln|y-1|=-x+C != y=Ce^{-x}-1
+        \frac{y-1}{y+1}=Ce^{2x} == \ln\left|\frac{y-1}{y+1}\right|=2x+C
+        x^2y+y^3=C == y^3+x^2y=K
+        x^2y+y^3=C != y^3+xy=K
+        x^3+y^3=C == y=\sqrt[3]{C-x^3}
+        e^{x+C} != Ae^{2x}
+        y=Ae^{2x}+Be^{-2x} == y=C_1\cosh 2x+C_2\sinh2x
+        y=Ae^{x}+Be^{-2x} != y=C_1\cosh 2x+C_2\sinh2x
+        y=2x+B != y=2x+D
+        y=2x+B == y=2x+B
+        y=2x+B == y=2x+C
+        y=Ae^x != y=Be^x
+        y=Ae^x == y=Ce^x
+        f(x)=ax == f(x)=cx
+        y=A\sin(x+\phi) == y=c_1\sin x+c_2\cos x
+        x(t)=A\cos(\omega t+\phi) == x(t)=c_1\cos\omega t+c_2\sin\omega t
+        x(t)=A\cos(\omega t+\phi) == x=A\cos\omega t+B\sin\omega t
+        y=c_1\sin x+c_2\cos x == y=A\sin(x+\phi)
+        y=A\sin(2x+\phi) != y=c_1\sin x+c_2\cos x
+        y=Ae^{x+\phi} != y=c_1e^x+c_2xe^x
+        y=A\sin(x+B) == y=c_1\sin x+c_2\cos x
+        y=e^{-x}A\sin(x+\phi) == y=e^{-x}(c_1\sin x+c_2\cos x)
+        y=A\sin(x+\phi) != y=c_1\sin x
+        \frac13x^3+e^C != \frac13x^3+C
+        y=x^3+e^C != y=x^3+C
+        x^2+y^2=1 != x^2+y^2=C
+        x^2+y^2=r^2 != x^2+y^2=C^2 ?? What is the circle with radius $r$?
+        PV=C != P/V=C
+        PV=k == PV=C
+        V=IR != I=VR
+        F=kx != F=kx^2
+    """,
+    "truth values, coordinates, programs and words": r"""
+        F == \text{False} ?? True or false: every prime is odd.
+        T == \text{True}
+        \text{True} == T
+        T != \text{False}
+        t != T
+        (\text{T},\text{F},\text{T}) == \text{True, False, True}
+        (\text{F},\text{T},\text{T}) != \text{True, False, True}
+        \text{TFT} == \text{T, F, T}
+        \text{TFF} != \text{T, F, T}
+        T, F == \text{True, False}
+        T != F
+        y=2,x=1 == (1,2)
+        y=2,x=1 != (2,1)
+        z=3,x=1,y=2 == (1,2,3)
+        x=1,y=2 == (1,2)
+        \text{20 percent more} != 20
+        \text{20 percent} == 20\%
+        x\equiv2\pmod5 == x=5k+2
+        x\equiv2\pmod5 != x=5k+3
+        n=7m+1 == n\equiv1\pmod7
+        x\equiv 1,4\pmod 5 == x\equiv\pm1\pmod5
+        x\equiv\pm2\pmod5 != x\equiv\pm1\pmod5
+        x\equiv\pm1\pmod{8} == x\equiv1,7\pmod 8
+        2\hat{x}-\hat{y} == (2,-1)
+        2\hat{x}-\hat{y} != (-1,2)
+        2\hat{x}-\hat{y}+\hat z == 2\hat i-\hat j+\hat k
+        f(x)=ax == f(x)=cx\text{ for some constant }c ?? Find all additive $f$.
+        f(x)=cx\text{ where }c\text{ is a constant} == f(x)=cx
+        f(x)=cx\text{, where }c\text{ is an arbitrary real constant} == f(x)=cx
+        y=C_1e^x+C_2e^{-x}\text{ where }C_1,C_2\text{ are constants} == y=C_1e^x+C_2e^{-x}
+        x^2+C\text{ (where }C\text{ is a constant)} == x^2+C
+        x^2+C\text{, where }C\text{ is the constant of integration} == x^2+C
+        f(x)=cx\text{ for some constant }c != f(x)=cx^2
+        Fraction(1, 3) == \frac13
+        Fraction(1, 3) != \frac31
+        Rational(1,2) == 0.5
+        Fraction(-1, 3) == -\frac13
+        1_000_000 == 1000000
+        1_000 != 1
+        x_1 == x_1
+        np.float64(0.5) == 0.5
+        np.float64(0.5) != 0.25
+        Decimal('1.50') == 1.5
+        math.sqrt(2) == \sqrt2
+        np.pi/4 == \frac\pi4
+        1+2j == 1+2i
+        (1+2j) == 1+2i
+        (1-2j) != 1+2i
+        inf == \infty
+        -inf != \infty
+        -inf == -\infty
+        math.inf == \infty
+        sp.sqrt(3)/2 == \frac{\sqrt3}2
+        x大于12 == x>12
+        x大于等于12 == x\ge12
+        大于12 != 12
+        12个苹果 == 12
+        12个以上 != 12
+        12个左右 != 12
+        12个或13个 != 12
+        \text{no real numbers} == \emptyset
+        \text{one half} == \frac12
+        \text{a half} == \frac12
+        \text{three quarters} == \frac34
+        \text{two thirds} == \frac23
+        \text{two thirds} != \frac32
+        \text{minus one half} == -\frac12
+        \text{a dozen} == 12
+        \text{5 to 3} == 5:3
+        \text{5 to 3} != 3:5
+        \text{5 to 3} != 5
+        \text{half of 5} != 5
+        \text{diverges to infinity} == \infty
+        \text{diverges to negative infinity} != \infty
+        \text{The limit diverges to }\infty == \infty
+        \text{There are exactly 20 solutions} == 20
+        \text{There are 20 solutions} == 20
+    """,
 }
 ECHOES = r"""
     (x^2-1) != (x-1)(x+1) ?? Factor $x^2-1$.
