@@ -48,8 +48,8 @@ class ChoiceWriter:
     def write(
         self,
         progress: Progress,
-        prompt_scores: Scoring | None = None,
-        sample_scores: Scoring | None = None,
+        prompt_scores: SequenceOf[Scoring] = (),
+        sample_scores: SequenceOf[Scoring] = (),
     ) -> Choice | None:
         """Returns the next chunk, or None if nothing can be sent yet.
 
@@ -138,7 +138,7 @@ class ChoiceWriter:
         """Returns the places of the tokens after the last chunk, up to `num_tokens` new tokens."""
         return slice(self.num_prompt + self.num_read, self.num_prompt + num_tokens)
 
-    def new_tokens(self, num_tokens: int, sample_scores: Scoring | None) -> list[ScoredToken]:
+    def new_tokens(self, num_tokens: int, sample_scores: SequenceOf[Scoring]) -> list[ScoredToken]:
         """Returns the tokens after the last chunk, with the log-probs recorded while sampling."""
         span = self.new_span(num_tokens)
         tokens = self.sequence.tokens
@@ -160,14 +160,14 @@ class ChoiceWriter:
             return self.logprob_writer.chat(tokens, self.options.num_alternatives)
         return self.logprob_writer.completion(tokens, self.options.num_alternatives, text_offset)
 
-    def write_prompt_logprobs(self, prompt_scores: Scoring | None) -> list[Choice | None]:
+    def write_prompt_logprobs(self, prompt_scores: SequenceOf[Scoring]) -> list[Choice | None]:
         """Returns vLLM's `prompt_logprobs`."""
         assert self.options.prompt_alternatives is not None, f"{self.options=}"
         tokens = prompt_tokens(self.sequence, prompt_scores)
         return self.logprob_writer.prompt(tokens, self.options.prompt_alternatives)
 
 
-def prompt_tokens(sequence: Sequence, prompt_scores: Scoring | None) -> list[ScoredToken]:
+def prompt_tokens(sequence: Sequence, prompt_scores: SequenceOf[Scoring]) -> list[ScoredToken]:
     """Returns the tokens of the prompt with their scores. The first token has no score."""
     first = ScoredToken(int(sequence.prompt_tokens[0]), None)
     return [first, *scored_tokens(prompt_scores, 1, len(sequence.prompt_tokens))]

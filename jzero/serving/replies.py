@@ -87,7 +87,7 @@ class Reply:
         choices = [self.write(ends[index]) for index in range(len(self.sequences))]
         fields: dict[str, object] = {"choices": choices, "usage": self.count_tokens()}
         if self.options.is_chat:
-            first, scores = self.writers[0], self.submission.scored.get(0)
+            first, scores = self.writers[0], self.submission.scored[0]
             if self.options.prompt_alternatives is not None:
                 fields["prompt_logprobs"] = first.write_prompt_logprobs(scores)
             if self.options.returns_token_ids:
@@ -100,7 +100,7 @@ class Reply:
         scored = self.submission.scored
         # The prompt was scored together with its first choice.
         first_choice = index - index % self.options.num_choices
-        return self.writers[index].write(progress, scored.get(first_choice), scored.get(index))
+        return self.writers[index].write(progress, scored[first_choice], scored[index])
 
     async def events(self) -> AsyncIterator[str]:
         """Yields the events of a stream. The last one is an error if the server ends the reply."""

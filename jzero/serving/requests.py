@@ -484,10 +484,10 @@ class RequestReader:
             )
         if request.top_logprobs and not request.logprobs:
             raise UserError(f"top_logprobs={request.top_logprobs}: set logprobs=true as well")
-        if options.is_streamed and options.is_scored:
+        if options.is_streamed and options.scores_prompt:
             raise UserError(
-                "stream: log-probabilities of the prompt and of alternatives are known once the "
-                "answer has ended. Omit stream, or ask for logprobs=0 without echo"
+                "stream: log-probabilities of the prompt are computed once the answer has ended. "
+                "Omit stream, or prompt_logprobs and echo with logprobs"
             )
         if not options.samples and not (options.echoes or options.scores_prompt):
             raise UserError(

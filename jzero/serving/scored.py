@@ -1,7 +1,8 @@
 """Log-probabilities of the prompt, and alternatives of tokens: requests to the scorer, and formats.
 
-The engine scores a choice once its tokens are final: `scoring_of` selects the tokens to score. The
-reply has the scores in OpenAI's format (`logprobs`) or in vLLM's (`prompt_logprobs`).
+`scoring_of` selects the tokens to score: those of a choice that has ended, or the latest ones of a
+choice that is streamed. The reply has the scores in OpenAI's format (`logprobs`) or in vLLM's
+(`prompt_logprobs`).
 """
 
 import itertools
@@ -61,14 +62,21 @@ class ReplyOptions:
         return count + self.num_choices * tokens * (1 + self.num_alternatives)
 
 
-def scoring_of(options: ReplyOptions, sequence: Sequence) -> Scoring | None:
-    """Returns the scoring of a choice that has ended, or None if there is nothing to score."""
+def scoring_of(
+    options: ReplyOptions, sequence: Sequence, scored: SequenceOf[Scoring] = ()
+) -> Scoring | None:
+    """Returns the scoring of a choice's tokens after those of `scored`, or None if there are none.
+
+    A streamed choice has several scorings, each from where the one before it ends.
+    """
     # The tokens of the prompt are scored at temperature 1, and only once for all choices of the
     # prompt: with the first choice.
     num_prompt = len(sequence.prompt_tokens)
     is_first_choice = sequence.sample_index % options.num_choices == 0
     # The first token of a sequence has no score.
     first = 1 if options.scores_prompt and is_first_choice else num_prompt
+    if scored:
+        first = len(scored[-1].tokens)
     end = len(sequence) if options.scores_samples else num_prompt
     if first >= end:
         return None
@@ -93,23 +101,27 @@ class ScoredToken:
     alternatives: tuple[tuple[int, float], ...] = ()  # tokens and log-probs, best first
 
 
-def scored_tokens(scoring: Scoring | None, start: int, end: int) -> list[ScoredToken]:
-    """Returns the tokens start..end of a sequence with the scores of `scoring`."""
-    scored = []
-    for position in range(start, end):
-        assert scoring is not None, "the tokens were not scored"
-        i = position - scoring.first
+def scored_tokens(scorings: SequenceOf[Scoring], start: int, end: int) -> list[ScoredToken]:
+    """Returns the tokens start..end of a sequence with their scores.
+
+    scorings: of the sequence, in the order of their tokens.
+    """
+    tokens = []
+    for scoring in scorings:
         scores = scoring.scores
-        pairs = zip(scores.top_tokens[i].tolist(), scores.top_logps[i].tolist(), strict=True)
-        scored.append(
-            ScoredToken(
-                token=int(scoring.tokens[position]),
-                logp=float(scores.logps[i]),
-                rank=int(scores.ranks[i]),
-                alternatives=tuple(pairs),
+        for position in range(max(start, scoring.first), min(end, len(scoring.tokens))):
+            i = position - scoring.first
+            pairs = zip(scores.top_tokens[i].tolist(), scores.top_logps[i].tolist(), strict=True)
+            tokens.append(
+                ScoredToken(
+                    token=int(scoring.tokens[position]),
+                    logp=float(scores.logps[i]),
+                    rank=int(scores.ranks[i]),
+                    alternatives=tuple(pairs),
+                )
             )
-        )
-    return scored
+    assert len(tokens) == end - start, f"{len(tokens)=} of {start}..{end} were scored"
+    return tokens
 
 
 class LogprobWriter:

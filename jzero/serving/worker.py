@@ -4,7 +4,7 @@ import queue
 import signal
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -65,8 +65,9 @@ class Submission:
     is_cancelled: bool = False  # the client has disconnected
     # By sample_index: tokens reported to the listener.
     num_reported: dict[int, int] = field(default_factory=dict)
-    # By sample_index: scores, complete when the listener gets the final report.
-    scored: dict[int, Scoring] = field(default_factory=dict)
+    # By sample_index: the complete scorings of its tokens, in their order. The reported tokens have
+    # their scores, if the options request them.
+    scored: dict[int, list[Scoring]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def samples(self) -> bool:
@@ -85,12 +86,21 @@ class Submission:
 
     def report(self, sequence: Sequence) -> None:
         """Reports the progress of a sequence, if there is any since the last report."""
-        num_tokens = sequence.num_new
+        num_tokens = self.count_ready(sequence)
         is_news = num_tokens > self.num_reported.get(sequence.sample_index, 0)
-        if self.is_cancelled or not (is_news or sequence.finish_reason):
+        # The last report is of all tokens.
+        finish_reason = sequence.finish_reason if num_tokens == sequence.num_new else ""
+        if self.is_cancelled or not (is_news or finish_reason):
             return
         self.num_reported[sequence.sample_index] = num_tokens
-        self.listener(Progress(sequence.sample_index, num_tokens, sequence.finish_reason))
+        self.listener(Progress(sequence.sample_index, num_tokens, finish_reason))
+
+    def count_ready(self, sequence: Sequence) -> int:
+        """Returns the number of sampled tokens that may be reported: those with their scores."""
+        if self.options is None or not self.options.scores_samples:
+            return sequence.num_new
+        scored = self.scored[sequence.sample_index]
+        return len(scored[-1].tokens) - len(sequence.prompt_tokens) if scored else 0
 
 
 class DecodingWorker:
@@ -99,7 +109,8 @@ class DecodingWorker:
     Sequences wait here, in the order of their submissions, until a slot is free, and can be dropped
     meanwhile. A sequence enters the scheduler with the other choices of its prompt, which share its
     prefill. A sequence to score enters the scheduler's scorer once it has ended, or immediately if
-    no token is sampled.
+    no token is sampled. The tokens of a stream enter it as they are sampled, all that are new
+    whenever the scores of those before them are complete.
     """
 
     def __init__(
@@ -112,7 +123,8 @@ class DecodingWorker:
         self.inbox: queue.SimpleQueue[Submission] = queue.SimpleQueue()
         self.waiting: deque[tuple[Sequence, Submission]] = deque()
         self.live: dict[Sequence, Submission] = {}  # sequences in the scheduler
-        self.scoring: dict[Scoring, tuple[Sequence, Submission]] = {}  # sequences in the scorer
+        self.scoring: dict[Scoring, tuple[Sequence, Submission]] = {}  # in the scorer
+        self.in_scorer: set[Sequence] = set()  # the sequences of `scoring`
         self.scheduler: Scheduler | None = None  # of the running thread
         # Keep enough sequences in the scorer to fill its rows, and leave the others here, where
         # they can be dropped.
@@ -177,27 +189,35 @@ class DecodingWorker:
         self.score_or_report(sequence, self.live.pop(sequence))
 
     def score_or_report(self, sequence: Sequence, submission: Submission) -> None:
-        """Submits an ended sequence to the scorer, or reports it if no scores are requested."""
+        """Submits the new tokens of a sequence to the scorer, and reports those that need no score.
+
+        Releases the reservation of a sequence that has ended and needs no more scores.
+        """
+        if sequence in self.in_scorer:
+            return  # its next tokens follow once it is back
         scoring = None
         if submission.options is not None and not submission.is_cancelled:
-            scoring = scoring_of(submission.options, sequence)
-        if scoring is None:
+            scored = submission.scored[sequence.sample_index]
+            scoring = scoring_of(submission.options, sequence, scored)
+        if scoring is not None:
+            assert self.scheduler is not None, "nothing is scored before the thread has begun"
+            self.scoring[scoring] = sequence, submission
+            self.in_scorer.add(sequence)
+            self.scheduler.scorer.submit(scoring)
+        elif sequence not in self.live:
             self.release(1)
+        if scoring is None or submission.is_streamed:
             submission.report(sequence)
-            return
-        assert self.scheduler is not None, "nothing is scored before the thread has begun"
-        self.scoring[scoring] = sequence, submission
-        self.scheduler.scorer.submit(scoring)
 
     def report_scored(self) -> None:
-        """Reports the sequences with complete scores."""
+        """Reports the tokens with complete scores, and submits those after them to the scorer."""
         if self.scheduler is None:
             return
         for scoring in self.scheduler.scorer.take_finished():
             sequence, submission = self.scoring.pop(scoring)
-            submission.scored[sequence.sample_index] = scoring
-            self.release(1)
-            submission.report(sequence)
+            self.in_scorer.remove(sequence)
+            submission.scored[sequence.sample_index].append(scoring)
+            self.score_or_report(sequence, submission)
 
     def admit_more(self) -> Groups:
         """Reports progress, and returns as many sequences as there are free slots.
@@ -209,7 +229,7 @@ class DecodingWorker:
         # Only streams get intermediate reports; other replies are written at the end.
         for sequence, submission in self.live.items():
             if submission.is_streamed:
-                submission.report(sequence)
+                self.score_or_report(sequence, submission)
 
         while True:
             self.take_submissions()
@@ -283,5 +303,8 @@ class DecodingWorker:
             return
         unwanted = [scoring for scoring, pair in self.scoring.items() if pair[1].is_cancelled]
         for scoring in self.scheduler.scorer.drop(unwanted):
-            del self.scoring[scoring]
-            self.release(1)
+            sequence, _ = self.scoring.pop(scoring)
+            self.in_scorer.remove(sequence)
+            # A sequence that is still decoded is released at its end.
+            if sequence not in self.live:
+                self.release(1)

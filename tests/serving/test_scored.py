@@ -1,5 +1,6 @@
 """Log-probabilities of prompts and of alternatives over HTTP, and choices that share a prefill."""
 
+import json
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -273,14 +274,109 @@ def test_a_streams_pieces_have_the_token_ids_and_the_prompt_once(served) -> None
     assert len(chunks) > 1 and not hasattr(chunks[1], "prompt_token_ids")
 
 
+# -- streams --------------------------------------------------------------------------------------
+
+STREAMED = {
+    "sampled": {"temperature": 0.7, "seed": 3},
+    "greedy": {"temperature": 0},
+    "choices": {"n": 3, "seed": 4},
+    "stop string": {"temperature": 0, "stop": ["\ufffd"]},
+    "one token": {"max_tokens": 1, "seed": 5},
+}
+
+
+def read_streams(served: Served, path: str, body: dict) -> dict[int, list[dict]]:
+    """Returns the chunks of a streamed reply, by choice."""
+    chunks: dict[int, list[dict]] = {}
+    request = {"model": "m", "stream": True, **body}
+    with httpx.stream("POST", f"{served.url}/v1/{path}", json=request, timeout=120) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                    chunks.setdefault(choice["index"], []).append(choice)
+    return chunks
+
+
+def assert_same_tokens(got: list[dict], want: list[dict]) -> None:
+    """Compares tokens of chats with their alternatives, whose numbers are rounded differently."""
+    assert [row["token"] for row in got] == [row["token"] for row in want]
+    for row, other in zip(got, want, strict=True):
+        assert row["logprob"] == pytest.approx(other["logprob"], abs=1e-5)
+        if "top_logprobs" in row:
+            assert_same_tokens(row["top_logprobs"], other["top_logprobs"])
+
+
+@pytest.mark.parametrize("case", STREAMED)
+def test_a_streamed_chat_has_the_alternatives_of_the_whole_reply(served, case) -> None:
+    body = {"messages": GREETING, "max_tokens": 40, "logprobs": True, "top_logprobs": 3}
+    body |= STREAMED[case]
+    want = served.post("chat/completions", **body).json()["choices"]
+    streams = read_streams(served, "chat/completions", body)
+    for choice in want:
+        chunks = streams[choice["index"]]
+        content = "".join(chunk["delta"]["content"] for chunk in chunks)
+        assert content == choice["message"]["content"]
+        assert chunks[-1]["finish_reason"] == choice["finish_reason"]
+        tokens = [row for chunk in chunks for row in chunk["logprobs"]["content"]]
+        assert_same_tokens(tokens, choice["logprobs"]["content"])
+
+
+@pytest.mark.parametrize("case", STREAMED)
+def test_a_streamed_completion_has_the_alternatives_of_the_whole_reply(served, case) -> None:
+    body = {"prompt": TEXT, "max_tokens": 40, "logprobs": 2} | STREAMED[case]
+    want = served.complete(**body)["choices"]
+    streams = read_streams(served, "completions", body)
+    for choice in want:
+        chunks = streams[choice["index"]]
+        assert "".join(chunk["text"] for chunk in chunks) == choice["text"]
+        got = [chunk["logprobs"] for chunk in chunks]
+        expected = choice["logprobs"]
+        assert [piece for part in got for piece in part["tokens"]] == expected["tokens"]
+        logps = [logp for part in got for logp in part["token_logprobs"]]
+        assert logps == pytest.approx(expected["token_logprobs"], abs=1e-5)
+        best = [row for part in got for row in part["top_logprobs"]]
+        for row, other in zip(best, expected["top_logprobs"], strict=True):
+            assert row == pytest.approx(other, abs=1e-5)
+
+
+def test_openais_client_reads_a_stream_with_top_logprobs_while_it_is_decoded(served) -> None:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        stream = client.chat.completions.create(
+            model="m",
+            messages=GREETING,
+            max_tokens=60,
+            seed=1,
+            logprobs=True,
+            top_logprobs=5,
+            stream=True,
+        )
+        chunks = [chunk.choices[0] for chunk in stream]
+    # Not everything at the end: a later part begins where the scores before it end.
+    assert len(chunks) > 2
+    rows = [row for chunk in chunks for row in chunk.logprobs.content]
+    assert len(rows) == 60 and all(len(row.top_logprobs) == 5 for row in rows)
+
+
+def test_clients_that_leave_streams_with_alternatives_give_their_room_back(served) -> None:
+    body = {"model": "m", "prompt": ["a" * 30] * 4, "max_tokens": 60, "logprobs": 2}
+    url = f"{served.url}/v1/completions"
+    for num_lines in (0, 1, 3):
+        with httpx.stream("POST", url, json={**body, "stream": True}, timeout=120) as answer:
+            for _ in zip(range(num_lines), answer.iter_lines(), strict=False):
+                pass
+    wait_for(lambda: served.worker.num_reserved == 0)
+    wait_for(lambda: not (served.worker.scoring or served.worker.in_scorer))
+    assert served.complete(prompt="a", max_tokens=2, logprobs=2)["choices"][0]["logprobs"]
+
+
 # -- refusals and limits --------------------------------------------------------------------------
 
 REFUSED = {
     "best_of": ({"best_of": 4}, "best_of=4: .* n=4"),
     "nothing": ({"max_tokens": 0}, "max_tokens=0: .* echo or prompt_logprobs"),
     "copies of nothing": ({"max_tokens": 0, "echo": True, "n": 2}, "omit n"),
-    "a stream of alternatives": ({"stream": True, "logprobs": 2}, "stream: .* logprobs=0"),
-    "a streamed prompt": ({"stream": True, "logprobs": 0, "echo": True}, "stream"),
+    "a streamed prompt": ({"stream": True, "logprobs": 0, "echo": True}, "stream: .* echo"),
+    "a stream's prompt": ({"stream": True, "prompt_logprobs": 0}, "stream: .* prompt_logprobs"),
     "too many": ({"logprobs": 21}, "20"),
     "chat's name": ({"top_logprobs": 2}, "give the number as logprobs"),
     "too many in all": (
