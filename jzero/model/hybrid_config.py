@@ -12,7 +12,7 @@ from jzero.errors import shown
 from jzero.files import JsonObject
 from jzero.model.architecture import ATTENTION, DELTA_NET, DeltaNetConfig, QwenConfig
 from jzero.model.expert_entries import expert_refusals
-from jzero.model.rope_entries import HuggingFaceConfig, rope_refusals
+from jzero.model.rope_entries import HuggingFaceConfig, read_entries, read_rope, rope_refusals
 
 TEXT = "_text"  # suffix of the language model's model_type
 SHARE = "partial_rotary_factor"
@@ -63,8 +63,9 @@ def layer_types(hf_config: HuggingFaceConfig) -> tuple[str, ...]:
 
 def rotated_share(hf_config: HuggingFaceConfig) -> float:
     """Returns the share of a head's dimensions that RoPE rotates."""
-    rope = hf_config.get("rope_parameters") or {}
-    return float(rope.get(SHARE) or hf_config.get(SHARE) or DEFAULT_SHARE)
+    share = read_entries(hf_config).get(SHARE, hf_config.get(SHARE, DEFAULT_SHARE))
+    # With null, transformers does not know a share, and rotates the complete head.
+    return 1.0 if share is None else float(share)
 
 
 def extra_fields(hf_config: HuggingFaceConfig) -> JsonObject:
@@ -81,7 +82,7 @@ def extra_entries(config: QwenConfig, extra: HuggingFaceConfig) -> JsonObject:
     """Returns the entries of config.json that only a hybrid has, with image entries of `extra`."""
     assert config.delta_net is not None and config.layer_types is not None
     sizes = {entry: getattr(config.delta_net, name) for name, entry in SIZES.items()}
-    old_rope = extra.get("rope_parameters") or {}
+    old_rope = read_entries(extra)
     image_entries = {name: value for name, value in old_rope.items() if name in IMAGE_ENTRIES}
     rope = {
         "rope_type": "default",
@@ -89,7 +90,13 @@ def extra_entries(config: QwenConfig, extra: HuggingFaceConfig) -> JsonObject:
         SHARE: config.partial_rotary_factor,
         **image_entries,
     }
-    entries = {**sizes, "layer_types": list(config.layer_types), "rope_parameters": rope}
+    entries = {
+        **sizes,
+        "layer_types": list(config.layer_types),
+        "rope_parameters": rope,
+        # transformers would read the original's first.
+        "rope_scaling": None,
+    }
     # Without the head, the entry of the original file remains, as its tensors do.
     return {**entries, NUM_MTP_LAYERS: 1} if config.mtp else entries
 
@@ -126,9 +133,8 @@ def refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
         yield "attention_bias=true on qwen3_5: only false is implemented"
     if hf_config.get("attn_output_gate") is False:
         yield "attn_output_gate=false: attention has a gate on its output here"
-    rope = hf_config.get("rope_parameters") or {}
-    if rope.get("rope_type", "default") != "default":
-        yield f"rope_type={shown(rope['rope_type'])} on qwen3_5: only default is implemented"
+    if (kind := read_rope(hf_config).kind) != "default":
+        yield f"rope_type={shown(kind)} on qwen3_5: only default is implemented"
     kinds = set(layer_types(hf_config))
     if other := kinds - {ATTENTION, DELTA_NET}:
         yield (
@@ -136,7 +142,10 @@ def refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
             "implemented"
         )
     elif kinds != {ATTENTION, DELTA_NET}:
-        yield f"layer_types with only {shown(min(kinds))}: a hybrid has both kinds of layer"
+        place = "layer_types"
+        if hf_config.get(place) is None:
+            place = f"full_attention_interval, {hf_config['num_hidden_layers']} num_hidden_layers"
+        yield f"{place} with only {shown(min(kinds))}: a hybrid has both kinds of layer"
     if hf_config.get("quantization_config"):
         yield "quantization_config: load the unquantized checkpoint"
     if hf_config.get("auto_map"):

@@ -33,10 +33,12 @@ class Rope(NamedTuple):
 
 def read_rope(hf_config: HuggingFaceConfig) -> Rope:
     """Returns how `transformers` 5 reads a config.json that has no `rope_refusals`."""
-    for place in PLACES:
-        if hf_config.get(place):
-            return rope_of(hf_config, hf_config[place])
-    return rope_of(hf_config, {})
+    return rope_of(hf_config, read_entries(hf_config))
+
+
+def read_entries(hf_config: HuggingFaceConfig) -> Mapping[str, Any]:
+    """Returns the object of a config.json from which `transformers` 5 reads the RoPE."""
+    return next((hf_config[place] for place in PLACES if hf_config.get(place)), {})
 
 
 def write_rope(theta: float, scaling: RopeScaling | None) -> dict[str, dict[str, Any]]:
