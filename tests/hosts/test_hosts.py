@@ -1,5 +1,6 @@
 """Several hosts: shares of work, gathered values, and runs of two processes that are killed."""
 
+import json
 import os
 import signal
 import subprocess
@@ -266,6 +267,52 @@ def test_two_processes_are_one_of_as_many_devices_also_when_stopped_and_killed(
         stored_tensors(tmp_path / name / f"export-{NUM_STEPS}").by_name for name in ("two", "one")
     )
     assert got_export.keys() == want_export.keys()
+
+
+@pytest.mark.thorough
+def test_one_pass_of_two_processes_has_every_row_once_also_when_resumed(
+    environment: Environment, tmp_path: Path
+) -> None:
+    num_rows, num_prompts, group_size = 7, 2, 4
+    data = tmp_path / "data"
+    data.mkdir()
+    for split, first in (("train", 1), ("test", 8)):
+        lines = [
+            json.dumps({"numbers": [number, 9], "target": number + 9})
+            for number in range(first, first + num_rows)
+        ]
+        (data / f"{split}.jsonl").write_text("\n".join(lines))
+    changes = [
+        f"--config.task.data={data}",
+        f"--config.rollout.num_prompts={num_prompts}",
+        "--config.train.prompt_epochs=1",
+        "--config.train.steps=0",
+        f"--config.train.logged_rollouts={num_prompts * group_size}",
+        "--config.eval.problems=0",
+        "--config.eval.every=0",
+    ]
+    workdir = tmp_path / "run"
+    both = launch_two(environment, workdir, *changes)
+    wait_for(both[0], workdir / "metrics.jsonl", 2)
+    both[1].send_signal(signal.SIGTERM)
+    for process in both:
+        finish(process)
+    num_before = len(rows(workdir / "metrics.jsonl"))
+    for process in launch_two(environment, workdir, *changes):
+        finish(process)
+
+    steps = [row["step"] for row in rows(workdir / "metrics.jsonl")]
+    assert steps == [1, 2, 3, 4] and 2 <= num_before < 4
+    samples = rows(workdir / "samples.jsonl")
+    prompts = [
+        list(dict.fromkeys(sample["prompt"] for sample in samples if sample["step"] == step))
+        for step in steps
+    ]
+    order = [prompt for of_step in prompts for prompt in of_step]
+    # The last step is completed by a row of the next pass.
+    assert len(set(order)) == num_rows and len(order) <= num_rows + 1
+    assert [len(of_step) for of_step in prompts[:3]] == [num_prompts] * 3
+    assert len(set(order[: 3 * num_prompts])) == 3 * num_prompts
 
 
 def errors_of(stderr: str) -> list[str]:

@@ -179,6 +179,9 @@ def test_gates_are_not_rounded_where_the_model_is(with_vision):
         ({"attention_bias": True}, "attention_bias=true"),
         ({"layer_types": ["linear_attention", "sliding_attention"] * 2}, "sliding_attention"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_type=yarn"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_type=linear"),
+        ({"rope_parameters": {"partial_rotary_factor": 0}}, "partial_rotary_factor=0"),
+        ({"layer_types": None, "full_attention_interval": 1}, "full_attention_interval"),
         ({"linear_num_key_heads": 3}, "linear_num_key_heads=3"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
     ],
@@ -188,6 +191,28 @@ def test_what_the_layers_do_not_compute_is_refused(change, message):
 
     with pytest.raises(UserError, match=message):
         huggingface.parse_config(entries | change)
+
+
+SHARES = [
+    ({"rope_scaling": {"type": "default", "partial_rotary_factor": 0.5}}, 0.5),
+    ({"rope_parameters": {"rope_type": "default"}, "partial_rotary_factor": 0.5}, 0.5),
+    ({"rope_parameters": None, "partial_rotary_factor": None}, 1.0),
+    ({"rope_parameters": None}, 0.25),
+]
+
+
+@pytest.mark.parametrize(("change", "share"), SHARES)
+def test_the_rotated_share_is_read_as_transformers_reads_it(change, share):
+    transformers = pytest.importorskip("transformers")
+    entries = {**HYBRID_ENTRIES, "model_type": "qwen3_5_text", "tie_word_embeddings": True}
+
+    config = huggingface.parse_config(entries | change)
+
+    assert config.partial_rotary_factor == share
+    # The entries of the original do not hide those of the export.
+    written = huggingface.config_json(config, "float32", extra=entries | change)
+    theirs = transformers.Qwen3_5TextConfig(**written)
+    assert theirs.rope_parameters["partial_rotary_factor"] == share
 
 
 def test_an_adapter_is_on_every_layer_of_a_kind():
