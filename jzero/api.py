@@ -39,10 +39,11 @@ from jzero.run.finished import find_model
 from jzero.sizing import recipe
 from jzero.sizing.choices import Wishes
 from jzero.sizing.command import Request, prepare, run_name
-from jzero.sizing.reward_source import RewardFunction, name_of_reward
+from jzero.sizing.reward_source import RewardFunction, names_of_rewards
 from jzero.types import JsonValue
 
 Rows = Sequence[Mapping[str, JsonValue]]
+Reward = str | RewardFunction
 Settings = Mapping[str, object]  # {"train.steps": 50}
 ROWS_FILE = "data.jsonl"  # in the workdir
 
@@ -58,10 +59,12 @@ class Run:
 
 
 def train(
-    model: str | Path,
+    model: str | Path = "",
     data: str | Path | Rows | None = None,
-    reward: str | RewardFunction | None = None,
+    reward: Reward | Sequence[Reward] | None = None,
     *,
+    reward_weights: Sequence[float] = (),
+    algorithm: str = "",
     environment: str = "",
     eval_data: str | Path = "",
     lora: bool = False,
@@ -72,17 +75,21 @@ def train(
     """Trains a model by reinforcement learning, and returns the run.
 
     Lengths, batch, decoder, learning rate and checkpoints are chosen from the model, the data and
-    the machine. The choices are printed with their reasons, and written to WORKDIR/recipe.py. The
-    same call with the same `workdir` continues a run that was stopped.
+    the machine. The choices are printed with their reasons, and written to WORKDIR/recipe.py.
+    `train(workdir=...)` continues a run that was stopped.
 
     Args:
-        model: directory or hub id of a model.
+        model: directory or hub id of a model. It is needed for a new run.
         data: file, directory or hub id of the problems, or a list of rows.
         reward: a function of `response`, `gold` and `task`, a function for TRL's GRPOTrainer, or
-            "FILE.py:function". None: the grader compares answers.
+            "FILE.py:function"; or a list of these, which are added. None: the grader compares
+            answers, or runs programs with the tests of the data.
+        reward_weights: a weight for each reward; (): 1 for all.
+        algorithm: name of a preset, such as "dr_grpo". "": GRPO.
         environment: "FILE.py:Class", an environment to train in. `data` then has the rows of its
             episodes, or is None.
-        eval_data: held-out problems. "": the split test of `data`, or a tenth of its rows.
+        eval_data: held-out problems. "": the split test of `data`, or a tenth of its rows, at most
+            256 (CPU: 32).
         lora: trains a LoRA adapter instead of the whole model.
         minutes: ends the run before so many minutes, with a checkpoint. 0: no limit.
         workdir: directory of the run, or an address such as gs://bucket/run, whose local directory
@@ -96,12 +103,15 @@ def train(
     set_up_devices()
     values = dict(settings or {})
     check_names(values)
-    if data is None and not environment:
+    continues = workdir is not None and not model
+    if data is None and not environment and not continues:
         raise UserError("give data=, the problems to train on, or environment='FILE.py:Class'")
     source = "" if data is None else str(data) if isinstance(data, str | Path) else "rows"
     directory = Path(workdir) if workdir is not None else None
     if directory is None:
-        wishes = Wishes(model=str(model), data=source, environment=environment, lora=lora)
+        wishes = Wishes(
+            model=str(model), data=source, environment=environment, lora=lora, algorithm=algorithm
+        )
         directory = default_workdir(run_name(wishes))
 
     def apply(config: Config) -> Config:
@@ -111,12 +121,13 @@ def train(
         if data is not None and not isinstance(data, str | Path):
             # The recipe names this file, so that a resumed run has the same rows.
             source = str(write_rows(data, directory))
-        if reward is not None and not isinstance(reward, str):
-            reward = name_of_reward(reward, directory)
+        names = names_of_rewards(list_of_rewards(reward), directory)
         wishes = Wishes(
             model=str(model),
             data=source,
-            reward=reward or "",
+            rewards=names,
+            reward_weights=tuple(map(float, reward_weights)),
+            algorithm=algorithm,
             environment=environment,
             eval_data=str(eval_data),
             lora=lora,
@@ -172,6 +183,15 @@ def evaluate(
     problem_sets = load_suites(specs, config) if specs else held_out_problems(config)
     directory = Path(out or f"runs/eval-{time.strftime('%Y%m%d-%H%M%S')}")
     return run_on(problem_sets, directory, config)
+
+
+def list_of_rewards(reward: Reward | Sequence[Reward] | None) -> list[Reward]:
+    """Returns the rewards of the argument `reward` of `train`."""
+    if reward is None:
+        return []
+    if isinstance(reward, str) or not isinstance(reward, Sequence):
+        return [reward]
+    return list(reward)
 
 
 def set_up_devices() -> None:

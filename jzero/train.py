@@ -28,7 +28,7 @@ from jzero.hosts import interrupt, peers, processes
 from jzero.jobs import store_server
 from jzero.model import qwen
 from jzero.planning.announcement import announcement, planned_hours
-from jzero.planning.disk import require_disk
+from jzero.planning.disk import DiskNeed, require_disk
 from jzero.planning.fitting import attached_run
 from jzero.problems import problem_sets
 from jzero.rollout.collect import collect_rollouts, trainer_state
@@ -56,6 +56,7 @@ from jzero.setup import (
     with_steps,
 )
 from jzero.sharding.publish import published_bytes
+from jzero.tasks.problem_checks import check_problems
 from jzero.training.frozen_base import freeze_model, load_base, load_model, name_base
 from jzero.training.offload import at_rest
 from jzero.training.reference import load_reference, reference_step
@@ -85,16 +86,13 @@ def train(config: Config, workdir: Path) -> JsonObject:
     ):
         # ------------------------------------------------------------------------------------------
         # Set-up
-        with terminal.phase("set up", has_bar=False):
-            run = build(config, pool, recorded_pages=kv_pool.read_pages(workdir), workdir=workdir)
+        run, disk = set_up(config, workdir, pool)
         config = run.config  # the sizes of an unknown model are chosen when it is read
-        disk = require_disk(config, run.base.model, workdir)
         hours = planned_hours(attached_run(config), config.train.steps)
         processes.print_once(
             announcement(config.memory, disk, planned_bytes, hours, config.train.price)
         )
         teaching = teacher_settings(config)
-        check_teacher(teaching, run.base, run.trainer.policy.mesh)
         if run.stream is not None:
             cleanup.callback(run.stream.halt)
         placement = config.rollout.placement
@@ -179,13 +177,37 @@ def train(config: Config, workdir: Path) -> JsonObject:
 def prepare(config: Config, workdir: Path) -> tuple[Config, float | None]:
     """Returns the config with its computed settings, and the planned bytes per device.
 
-    Raises UserError if the run cannot work. Nothing is downloaded, compiled or written. The bytes
-    are None if they are unknown.
+    Raises UserError if the run cannot work. No model is downloaded, and nothing is compiled or
+    written. The bytes are None if they are unknown.
     """
     config = resolve(config, workdir)
     with terminal.phase("check the memory"):
         planned_bytes = check(config, workdir)
+    check_problems(config.task, config.train.seed, config.rollout.num_prompts)
     return with_steps(config), planned_bytes
+
+
+def set_up(config: Config, workdir: Path, pool: Pool) -> tuple[Run, DiskNeed]:
+    """Returns the parts of a run, and the disk that it needs.
+
+    Raises UserError if the run cannot start.
+    """
+    with terminal.phase("set up", has_bar=False):
+        run = build(config, pool, recorded_pages=kv_pool.read_pages(workdir), workdir=workdir)
+    disk = require_disk(run.config, run.base.model, workdir)
+    check_teacher(teacher_settings(run.config), run.base, run.trainer.policy.mesh)
+    return run, disk
+
+
+def check_start(config: Config, workdir: Path) -> None:
+    """Raises UserError if a run cannot start: makes all checks before the first step.
+
+    Writes nothing, compiles nothing, and reads no weights.
+    """
+    config, _ = prepare(config, workdir)
+    with Pool(0) as pool:
+        run, _ = set_up(config, workdir, pool)
+        evaluation_problems(run)
 
 
 def steps_of_pass(config: Config, num_problems: int | None) -> float | None:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, cast
 
+from jzero.answers import extract
 from jzero.errors import UserError, quoted
 from jzero.files import split_revision
 from jzero.problems import arrow_files, bounds, hub_sets, json_files
@@ -45,12 +46,22 @@ DEFAULT_SETS = {
     "math_multiturn": "RLAIF/math",
 }
 
-# Column names in published data sets. The first name that a data set has is used.
+# Column names in published data sets. The first name that a data set has is used. Dots lead into a
+# structure: verl has the answers in {"reward_model": {"ground_truth": ...}}.
 COLUMN_NAMES = {
-    "problem": ("problem", "question", "prompt", "Problem", "Question", "input"),
-    "answer": ("answer", "final_answer", "gt_answer", "Answer"),
+    "problem": ("problem", "question", "prompt", "Problem", "Question", "input", "messages"),
+    "answer": (
+        "answer",
+        "final_answer",
+        "gt_answer",
+        "Answer",
+        "reward_model.ground_truth",
+        "messages",
+    ),
     "level": ("level", "difficulty", "Level"),
 }
+ASSISTANT = "assistant"  # role of the messages that a model writes
+MAX_SHORT_ANSWER = 40  # characters of a message that is an answer as a whole
 
 MAX_QUESTION = 4 << 20  # characters
 MAX_ANSWER = 1 << 16  # characters of a final answer
@@ -287,7 +298,7 @@ def find_column(dataset: datasets.Dataset, kind: str, source: str, wanted: str =
     """
     names = [wanted] if wanted else COLUMN_NAMES[kind]
     for name in names:
-        if name in dataset.column_names:
+        if has_column(dataset, name):
             return name
     columns = ", ".join(sorted(dataset.column_names))
     if wanted:
@@ -299,6 +310,29 @@ def find_column(dataset: datasets.Dataset, kind: str, source: str, wanted: str =
     else:
         advice = f"name one, as in rows('{source}',{kind}='COLUMN')"
     raise UserError(f"data {source} has columns {columns}: {advice}")
+
+
+def has_column(dataset: datasets.Dataset, name: str) -> bool:
+    """Returns whether a data set has a column; dots lead into a structure."""
+    if name in dataset.column_names:
+        return True
+    features: object = dataset.features
+    for part in name.split("."):
+        if not isinstance(features, Mapping) or part not in features:
+            return False
+        features = features[part]
+    return True
+
+
+def column_values(dataset: datasets.Dataset, name: str) -> list[JsonValue]:
+    """Returns the values of a column; dots lead into a structure. The data set has the column."""
+    if name in dataset.column_names:
+        return list(dataset[name][:])
+    first, *fields = name.split(".")
+    values = list(dataset[first][:])
+    for field in fields:
+        values = [value.get(field) if isinstance(value, dict) else None for value in values]
+    return values
 
 
 def read_questions(dataset: datasets.Dataset, source: str, problem_column: str = "") -> list[str]:
@@ -323,6 +357,7 @@ def read_rows(
         dataset: the rows.
         problem_column: the column of questions; "" selects a usual name.
         answer_column: the column of answers; "" selects a usual name. Dots select a nested value.
+            In a column of messages the answer is that of the last message (`final_answer`).
         source: the source of the data set, for error messages.
         prompt_column: a column of complete prompts, or "". If the data set has prompts but no
             column of questions, the question is the text of the prompt.
@@ -339,13 +374,10 @@ def read_rows(
         columns = read_readable_columns(dataset)
     else:
         columns = [None] * len(dataset)
-    if "." in answer_column:
-        # verl's layout is nested: {"reward_model": {"ground_truth": 1}}.
-        dataset = dataset.flatten()
     rows = read_rows_without_answers(dataset, problem_column, source, prompt_column)
     answer_name = find_column(dataset, "answer", source, answer_column)
     answers = []
-    for number, answer in enumerate(dataset[answer_name][:]):
+    for number, answer in enumerate(column_values(dataset, answer_name)):
         place = f"task.data={source} row {number}: the column {answer_name}"
         answers.append(_read_answer(answer, place))
     return [
@@ -464,6 +496,9 @@ def read_rows_without_answers(
 def read_prompts(dataset: datasets.Dataset, column: str, source: str) -> list[Prompt]:
     """Returns the unchanged prompts of a column: text, or messages with role and content.
 
+    A last message of the assistant is the reference answer (`reference_of`), and no part of the
+    prompt.
+
     Raises:
         UserError: the data set has no such column, or a value is no prompt or too long.
     """
@@ -483,15 +518,36 @@ def read_prompts(dataset: datasets.Dataset, column: str, source: str) -> list[Pr
             )
         if isinstance(value, str) and value:
             prompts.append(value)
-        elif messages and all(bounds.is_message(message) for message in messages):
+        elif is_conversation(messages) and (asked := without_reference(messages)):
             # Arrow gives all messages of a column the same keys. Missing values are None.
-            prompts.append([_without_missing(message) for message in messages])
+            prompts.append([_without_missing(message) for message in asked])
         else:
             raise UserError(
                 f"data {source} row {number}: the column {column} holds {value!r:.80}, and neither "
                 "text nor messages with role and content: task.template=column:NAME needs prompts"
             )
     return prompts
+
+
+def is_conversation(value: object) -> bool:
+    """Returns whether a value is a list of chat messages."""
+    return isinstance(value, list) and bool(value) and all(map(bounds.is_message, value))
+
+
+def reference_of(value: object) -> str | None:
+    """Returns the reference answer of a conversation: its last message, if the assistant wrote it.
+
+    Returns None without such a message, and for other values.
+    """
+    if not is_conversation(value):
+        return None
+    last = cast(list[dict[str, str]], value)[-1]
+    return last["content"] if last["role"] == ASSISTANT else None
+
+
+def without_reference(messages: Sequence[dict[str, str]]) -> Sequence[dict[str, str]]:
+    """Returns a conversation without its reference answer (`reference_of`)."""
+    return messages if reference_of(messages) is None else messages[:-1]
 
 
 def _without_missing(message: Mapping[str, str | None]) -> dict[str, str]:
@@ -557,13 +613,31 @@ def as_questions(values: Sequence[JsonValue], column: str, source: str) -> list[
 def final_answer(answer: JsonValue) -> JsonValue:
     """Returns the text after #### in a worked solution of GSM8K's format.
 
-    Returns other answers unchanged. A list of one answer counts as that answer.
+    A list of one answer counts as that answer. A list of messages has the answer that its last
+    message states (`stated_answer`), or None. Returns other answers unchanged.
     """
+    if is_conversation(answer):
+        return stated_answer(reference_of(answer) or "")
     if isinstance(answer, list) and len(answer) == 1:
         answer = answer[0]
     if isinstance(answer, str) and "####" in answer:
         return answer.rpartition("####")[2].strip()
     return answer
+
+
+def stated_answer(message: str) -> str | None:
+    """Returns the final answer in a reference answer, None if there is none.
+
+    It is the text after ####, in the last box or after "the answer is"; or the whole message if it
+    is one short line.
+    """
+    if "####" in message:
+        return message.rpartition("####")[2].strip() or None
+    if stated := extract.extract_answer(message, "stated"):
+        return stated
+    text = message.rpartition("</think>")[2].strip()
+    is_short = len(text) <= MAX_SHORT_ANSWER and "\n" not in text
+    return text if text and is_short else None
 
 
 def select_levels(

@@ -132,6 +132,13 @@ def choose_split(rows: Rows, usual: str, setting: str) -> datasets.Dataset:
     return splits[rows.split]
 
 
+def has_test_split(rows: Rows) -> bool:
+    """Returns whether a source has the held-out split of `held_out_sources` by itself."""
+    splits = problem_sets.load(rows.path)
+    # The only split of a set is trained on, whatever its name.
+    return "test" in splits and len(splits) > 1 and rows.split != "test"
+
+
 # -- Held-out rows ---------------------------------------------------------------------------------
 
 

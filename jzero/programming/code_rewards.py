@@ -66,7 +66,7 @@ def code_reward(response: str, gold: JsonValue, task: TaskConfig) -> float | Non
     Source: open-r1, code_reward. open-r1 compares line by line, up to the end of the shorter
     output, so a program that prints nothing may pass. Here the outputs must have the same words.
     """
-    if not _has_tests(gold):
+    if not has_tests(gold):
         return None
     source = code_runs.extract_program(response)
     return verdict_of(source, gold, task).fraction if source else 0.0
@@ -91,5 +91,6 @@ def code_format_reward(response: str, gold: JsonValue, task: TaskConfig) -> floa
     return float(re.match(form, response, re.DOTALL | re.MULTILINE) is not None)
 
 
-def _has_tests(gold: JsonValue) -> bool:
+def has_tests(gold: JsonValue) -> bool:
+    """Returns whether a problem is a programming problem with tests."""
     return isinstance(gold, dict) and bool(gold.get("tests"))

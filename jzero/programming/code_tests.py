@@ -19,7 +19,7 @@ Imports no jax: grader processes load this module.
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jzero.json_values import as_list, as_object, as_text
@@ -48,9 +48,9 @@ def read_tests(row: Row) -> list[Test]:
     return [test for test in tests if _says_something(test)]
 
 
-def has_layout(columns: list[str]) -> bool:
-    """Returns whether a data set has a column that `read_tests` supports."""
-    return any(column in columns for column in LAYOUTS)
+def column_of_tests(columns: Sequence[str]) -> str:
+    """Returns the first column that `read_tests` supports, "" if a data set has none."""
+    return next((column for column in LAYOUTS if column in columns), "")
 
 
 def _says_something(test: Test) -> bool:

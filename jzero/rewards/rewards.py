@@ -172,6 +172,10 @@ PROBLEM_REWARDS: dict[str, ProblemReward] = {
 }
 
 
+# These apply to no problem without tests.
+REWARDS_OF_TESTS = ("code", "binary_code")
+
+
 # Rewards of a batch of N responses: (correct, lengths, **arguments) -> rewards.
 
 
@@ -265,6 +269,8 @@ BATCH_REWARDS: dict[str, BatchReward] = {
 _COMPARING = ("length",)
 # Rewards that measure lengths in tokens for every `task.reward.unit`.
 _ALWAYS_IN_TOKENS = ("soft_overlong",)
+# Rewards that read whether a response is correct.
+_READ_VERDICTS = ("accuracy", "length", "cosine", "open_r1_cosine")
 
 NAMES = ("accuracy", *RESPONSE_REWARDS, *PROBLEM_REWARDS, *BATCH_REWARDS, JUDGE)
 DEFAULT = ("accuracy",)  # task.reward.functions: the grader's score is the score
@@ -363,6 +369,13 @@ def check_function(name: str) -> None:
         raise
     except Exception as error:  # the import of a user-defined module may raise anything
         reason = user_functions.reason_of_import(name, error)
+        place = user_functions.split_name(name)
+        if file := user_functions.file_of_module(place.module):
+            meant = place._replace(module=file)
+            raise UserError(
+                f"task.reward.functions={name}: {place.module} is a file, not a module that can be "
+                f"imported here: write {meant}"
+            ) from None
         # A name with a colon and without a comma is no misspelled name of the tables.
         if ":" in name and "," not in name:
             raise UserError(
@@ -373,6 +386,12 @@ def check_function(name: str) -> None:
             f"task.reward.functions: {name!r} is not one of {', '.join(NAMES)} or a "
             f"module:function or FILE.py:function ({reason}); give the flag once for each"
         ) from None
+
+
+def reading_verdicts(settings: RewardConfig) -> list[str]:
+    """Returns the functions that read the verdict of the task's grader."""
+    built_in = {name: find_built_in(name) for name in settings.functions}
+    return [name for name, item in built_in.items() if item and item.name in _READ_VERDICTS]
 
 
 def users_functions(settings: RewardConfig) -> list[str]:

@@ -30,7 +30,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from jzero import setting
 from jzero.errors import UserError
@@ -61,6 +61,47 @@ _FACTORY = re.compile(r"(.+?:[A-Za-z_][\w.]*)\((.*)\)", re.DOTALL)
 
 
 # Finding a function.
+
+
+class Place(NamedTuple):
+    """The parts of a function's name."""
+
+    prefix: str  # TRL or ""
+    module: str  # a module, or a file that ends in .py; "" in a name without a colon
+    attribute: str  # the function, with the arguments of a factory
+
+    def __str__(self) -> str:
+        """Returns the name."""
+        return f"{self.prefix}{self.module}:{self.attribute}" if self.module else self.attribute
+
+
+def split_name(name: str) -> Place:
+    """Returns the parts of "module:function", "FILE.py:factory(x=1)" or "trl:module:function"."""
+    prefix = TRL if _requests_trl(name) else ""
+    text = name.removeprefix(prefix)
+    arguments = ""
+    if factory := _FACTORY.fullmatch(text):
+        text = factory[1]
+        arguments = name.removeprefix(prefix)[len(text) :]
+    module, _, attribute = text.rpartition(":")
+    return Place(prefix, module, attribute + arguments)
+
+
+def file_of_module(module: str) -> str | None:
+    """Returns the file that a user may mean by a module: my.py in the current directory.
+
+    Returns None if there is no such file, or a module of this name can be imported.
+    """
+    if not all(part.isidentifier() for part in module.split(".")):
+        return None
+    file = Path(*module.split(".")).with_suffix(".py")
+    if not file.is_file():
+        return None
+    try:
+        is_module = importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError, AttributeError):  # its package cannot be imported
+        is_module = False
+    return None if is_module else str(file)
 
 
 @functools.cache

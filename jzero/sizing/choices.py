@@ -9,17 +9,21 @@ leaves sizes open, and `planning.disk` the checkpoints.
 """
 
 import copy
-from collections.abc import Collection
+import difflib
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import jax
 import numpy as np
 
+from jzero.algorithms import PRESETS
 from jzero.config import (
     ADAPTER_LR_FACTOR,
     ADAPTER_RANK,
     Config,
+    RewardConfig,
+    TaskConfig,
     list_settings,
     positions_of,
     put_value,
@@ -53,7 +57,9 @@ from jzero.planning.machines import Machine
 from jzero.planning.sizing import most_tokens
 from jzero.problems.prompts import BOXED, MATH_TEMPLATES, NO_SYSTEM_PROMPT
 from jzero.rewards import rewards
-from jzero.sizing.data import Data
+from jzero.sizing.data import NO_ANSWER_STATED, Data, HeldOut
+from jzero.tasks import code, find_task, math_problems
+from jzero.tasks.math_problems import OPEN
 from jzero.types import Prompt
 
 ROUNDED_TO = 64  # tokens; lengths are multiples of it
@@ -79,9 +85,11 @@ HELD_OUT = {True: 32, False: 256}  # problems at most, on a CPU and elsewhere
 class Wishes:
     """The flags of `jzero train`."""
 
-    model: str
-    data: str = ""  # "" only with an environment
-    reward: str = ""
+    model: str = ""  # "" only if a run is continued
+    data: str = ""  # "" only with an environment, or if a run is continued
+    rewards: tuple[str, ...] = ()
+    reward_weights: tuple[float, ...] = ()  # () or a weight for each of `rewards`
+    algorithm: str = ""  # a key of algorithms.PRESETS; "": the default
     environment: str = ""  # FILE.py:Class, or another name as in task.environment
     eval_data: str = ""
     lora: bool = False
@@ -155,7 +163,7 @@ def choose(
     data: Data,
     model: Model,
     machine: Machine,
-    held_out: str = "",
+    held_out: HeldOut | None = None,
 ) -> Sheet:
     """Chooses the settings of a run.
 
@@ -166,11 +174,12 @@ def choose(
         data: the training set.
         model: the model.
         machine: the devices and the disk.
-        held_out: a file of rows that were held out, if the set has no other held-out problems.
+        held_out: rows of the training set that are held out, if it has no other held-out problems.
 
     Raises UserError if the data cannot be scored, or has no prompts that fit the model.
     """
     sheet = Sheet(settings, given)
+    _choose_algorithm(sheet, wishes)
     if wishes.environment:
         choose_environment(sheet, wishes, model, machine)
         _choose_rows(sheet, wishes, data, held_out)
@@ -179,7 +188,8 @@ def choose(
         _choose_rows(sheet, wishes, data, held_out)
         _choose_prompts(sheet, data, model)
     _choose_lengths(sheet, data, model, machine)
-    choose_batch(sheet, data.num_rows, machine)
+    num_held_out = len(held_out.rows) if held_out else 0
+    choose_batch(sheet, data.num_rows - num_held_out, machine)
     if wishes.minutes:
         sheet.set("train.minutes", wishes.minutes, "--minutes")
     return choose_sizes(sheet, wishes.lora, model.architecture, str(model.directory), machine)
@@ -224,20 +234,65 @@ def choose_sizes(
 
 def _choose_task(sheet: Sheet, wishes: Wishes, data: Data) -> None:
     sheet.set("model.path", wishes.model, "--model")
-    if data.answer_column:
+    has_reward = bool(wishes.rewards) or "task.reward.functions" in sheet.given
+    grader = "the grader of answers"
+    if data.tests_column:
+        reason = f"programming problems with tests ({data.tests_column})"
+        sheet.set("task.name", code.NAME, reason)
+        grader = "the share of tests that a program passes"
+    elif data.answer_column:
         sheet.set("task.name", "math", f"questions with answers ({data.answer_column})")
-    elif wishes.reward or "task.reward.functions" in sheet.given:
-        sheet.set("task.name", "open", "questions without answers: only your reward scores them")
-    else:
+    elif has_reward:
+        sheet.set("task.name", OPEN, "questions without answers: only your reward scores them")
+    elif "task.name" not in sheet.given:
+        stated = f" ({data.answer_reason})" if data.answer_reason == NO_ANSWER_STATED else ""
         raise UserError(
             f"data {data.source} has the columns {', '.join(data.columns)}, and none with answers "
-            "that a grader could compare: give --reward FILE.py:FUNCTION, or name the column with "
-            f"--data \"rows('{data.source}',answer='COLUMN')\""
+            f"that a grader could compare{stated}: give --reward FILE.py:FUNCTION, or name the "
+            f"column with --data \"rows('{data.source}',answer='COLUMN')\""
         )
-    if wishes.reward:
-        sheet.set("task.reward.functions", (wishes.reward,), "--reward")
+    if wishes.rewards:
+        _choose_rewards(sheet, wishes, ())
     else:
-        sheet.set("task.reward.functions", ("accuracy",), "no --reward: the grader of answers")
+        sheet.set("task.reward.functions", ("accuracy",), f"no --reward: {grader}")
+
+
+def _choose_rewards(sheet: Sheet, wishes: Wishes, graders: tuple[str, ...]) -> None:
+    """Chooses `graders` and the functions of --reward, with their weights."""
+    reason = "--reward"
+    if graders:
+        reason = "the reward of the environment" + (", and --reward" if wishes.rewards else "")
+    sheet.set("task.reward.functions", (*graders, *wishes.rewards), reason)
+    if wishes.reward_weights:
+        weights = (*(1.0 for _ in graders), *wishes.reward_weights)
+        sheet.set("task.reward.weights", weights, "--reward-weights")
+
+
+def with_algorithm(settings: Config, wishes: Wishes) -> Config:
+    """Returns the settings with the algorithm of --algorithm, which further flags may change.
+
+    Raises UserError if there is no such algorithm.
+    """
+    if not wishes.algorithm:
+        return settings
+    if wishes.algorithm not in PRESETS:
+        similar = difflib.get_close_matches(wishes.algorithm, PRESETS, 1)
+        advice = f"did you mean {similar[0]}? " if similar else ""
+        raise UserError(
+            f"--algorithm={wishes.algorithm}: no such algorithm; {advice}there are "
+            f"{', '.join(PRESETS)}"
+        )
+    return replace(settings, algorithm=PRESETS[wishes.algorithm]())
+
+
+def _choose_algorithm(sheet: Sheet, wishes: Wishes) -> None:
+    """Notes the settings in which the algorithm of --algorithm differs from the default."""
+    if not wishes.algorithm:
+        return
+    for setting in list_settings(sheet.settings):
+        is_of_algorithm = setting.name.startswith("algorithm.") and not setting.part
+        if is_of_algorithm and setting.value != setting.default:
+            sheet.set(setting.name, setting.value, f"--algorithm {wishes.algorithm}")
 
 
 def choose_environment(sheet: Sheet, wishes: Wishes, model: Model, machine: Machine) -> None:
@@ -249,15 +304,13 @@ def choose_environment(sheet: Sheet, wishes: Wishes, model: Model, machine: Mach
         sheet.set("task.template", "chat", "the tokenizer has a chat template")
     else:
         sheet.set("task.template", "plain", "a base model without a chat template")
-    functions = ("accuracy", wishes.reward) if wishes.reward else ("accuracy",)
-    reason = "the reward of the environment" + (", and --reward" if wishes.reward else "")
-    sheet.set("task.reward.functions", functions, reason)
+    _choose_rewards(sheet, wishes, ("accuracy",))
     sheet.set("rollout.max_turns", MOST_TURNS[machine.is_cpu], "responses of an episode at most")
     tokens = TURN_TOKENS[machine.is_cpu]
     sheet.set("rollout.max_reply_tokens", tokens, "of a reply of the environment, at most")
 
 
-def _choose_rows(sheet: Sheet, wishes: Wishes, data: Data, held_out: str) -> None:
+def _choose_rows(sheet: Sheet, wishes: Wishes, data: Data, held_out: HeldOut | None) -> None:
     if data.source:
         reasons = [f"--data: {data.num_rows:,} rows", f"problem: {data.problem_reason}"]
         if data.answer_column:
@@ -267,7 +320,8 @@ def _choose_rows(sheet: Sheet, wishes: Wishes, data: Data, held_out: str) -> Non
     if wishes.eval_data:
         sheet.set("task.eval_data", wishes.eval_data, "--eval")
     elif held_out:
-        sheet.set("task.eval_data", held_out, "rows of --data, which are not trained on")
+        reason = f"{len(held_out.rows)} rows of --data, which are not trained on"
+        sheet.set("task.eval_data", held_out.path, reason)
 
 
 def _choose_prompts(sheet: Sheet, data: Data, model: Model) -> None:
@@ -279,32 +333,43 @@ def _choose_prompts(sheet: Sheet, data: Data, model: Model) -> None:
     reward = sheet.settings.task.reward
     has_own_reward = rewards.users_functions(reward) == list(reward.functions)
     adds_instruction = bool(data.answer_column) and not has_own_reward
+    has_qwen_tokens = "<|im_start|>" in model.tokenizer.get_vocab()
     if data.has_messages:
         name = f"column:{data.problem_column}"
         sheet.set("task.template", name, "the column holds messages")
     elif model.tokenizer.chat_template:
         sheet.set("task.template", "chat", "the tokenizer has a chat template")
+    # Base models of Qwen have the tokens of the chat format, and were trained on some of it.
+    elif sheet.settings.task.name == code.NAME:
+        name = "qwen3" if has_qwen_tokens else "plain"
+        sheet.set("task.template", name, "a base model without a chat template")
     elif not adds_instruction:
         reason = "a base model without a chat template: only the text of the data"
         sheet.set("task.template", "no", reason)
-    # Base models of Qwen have the tokens of the chat format, and were trained on some of it.
-    elif "<|im_start|>" in model.tokenizer.get_vocab():
+    elif has_qwen_tokens:
         reason = "a base model with Qwen's tokens; asks for the answer in \\boxed{}"
         sheet.set("task.template", "qwen_math", reason)
     else:
         reason = "a base model without a chat template; asks for the answer in <answer> tags"
         sheet.set("task.template", "r1", reason)
-    if sheet.settings.task.template == "chat":
+    # The prompts of programming problems describe the answer themselves.
+    if sheet.settings.task.template == "chat" and sheet.settings.task.name != code.NAME:
         _choose_system_prompt(sheet, model, bool(data.answer_column), adds_instruction)
     # r1 has its answer in tags; the other prompts may ask for a box, or for nothing.
     if data.has_only_numbers and sheet.settings.task.template != "r1":
         reason = "every answer is a number: the box or, without one, the last number counts"
-        options = (*sheet.settings.task.options, "answer_mark=number")
-        sheet.set("task.options", options, reason)
+        _choose_answer_mark(sheet, "number", reason)
     elif has_own_reward and data.answer_column:
         reason = "of accuracy, next to your reward: a box, #### or 'the answer is'"
-        options = (*sheet.settings.task.options, "answer_mark=stated")
-        sheet.set("task.options", options, reason)
+        _choose_answer_mark(sheet, "stated", reason)
+    elif data.has_messages and data.answer_column:
+        reason = "the prompts of the data may ask for any of a box, #### or 'the answer is'"
+        _choose_answer_mark(sheet, "stated", reason)
+
+
+def _choose_answer_mark(sheet: Sheet, mark: str, reason: str) -> None:
+    options = (*sheet.settings.task.options, f"answer_mark={mark}")
+    sheet.set("task.options", options, reason)
 
 
 def _choose_system_prompt(
@@ -384,20 +449,39 @@ def _choose_lengths(sheet: Sheet, data: Data, model: Model, machine: Machine) ->
 
 
 def prompt_lengths(settings: Config, data: Data, model: Model) -> np.ndarray:
-    """Returns the tokens of each prompt of the data, with the template of the settings."""
-    template = settings.task.template
-    prompts: list[Prompt] = data.prompts
-    if not data.has_messages and template in MATH_TEMPLATES:
-        system_prompt = settings.task.system_prompt or BOXED
-        prompts = [
-            MATH_TEMPLATES[template].render(
-                {"question": question, "instruction": BOXED}, system_prompt=system_prompt
-            )
-            for question in data.prompts
-        ]
+    """Returns the tokens of each prompt of the data, as the task of the settings makes them."""
     return np.array(
-        [len(tokenizer.prompt_ids(model.tokenizer, prompt, data.tools)) for prompt in prompts]
+        [
+            len(tokenizer.prompt_ids(model.tokenizer, prompt, data.tools))
+            for prompt in prompts_of(settings.task, data)
+        ]
     )
+
+
+def prompts_of(task: TaskConfig, data: Data) -> Sequence[Prompt]:
+    """Returns the prompts of the sampled rows, as a task makes them.
+
+    Raises UserError if the task cannot read the rows.
+    """
+    if data.sample is None:
+        return data.observations
+    # The prompts are the same with any reward, and the reward's own check names its mistakes.
+    task = replace(task, data=str(data.rows), eval_data="", reward=RewardConfig())
+    if task.name == code.NAME:
+        read = code.read_set
+    elif find_task(task.name).templates is MATH_TEMPLATES:
+        read = math_problems.read_set
+    else:  # a task of another kind reads the whole set
+        problems = find_task(task.name).train_problems(task, 0, 1, len(data.sample))
+        return [problem.prompt for problem in problems]
+    # As held-out rows, of which none is graded.
+    rows = read(task, data.sample, data.rows, True)
+    prompts = [row.problem.prompt for row in rows if row is not None]
+    if not prompts:
+        raise UserError(
+            f"data {data.source}: none of its first {len(data.sample)} rows can be trained on"
+        )
+    return prompts
 
 
 def _rounded(tokens: float) -> int:
@@ -409,7 +493,7 @@ def _rounded(tokens: float) -> int:
 
 
 def choose_batch(sheet: Sheet, num_rows: int, machine: Machine) -> None:
-    """Chooses the responses of a step, and the steps, for a set of `num_rows` rows.
+    """Chooses the responses of a step, and the steps, for `num_rows` rows to train on.
 
     num_rows: 0 for an environment that makes its episodes without rows.
     """
@@ -421,14 +505,14 @@ def choose_batch(sheet: Sheet, num_rows: int, machine: Machine) -> None:
         reason = f"16 for each of {num_devices} devices, at most 128"
     # A step never has the same prompt twice.
     if 0 < num_rows < prompts:
-        prompts, reason = num_rows, f"the set has {num_rows} rows"
+        prompts, reason = num_rows, f"there are {num_rows} training rows"
     sheet.set("rollout.num_prompts", prompts, reason)
 
     chosen = settings.rollout.num_prompts
     if num_rows:
         steps = max(1, min(MOST_STEPS, PASSES * num_rows // chosen))
         passes = steps * chosen / num_rows
-        reason = f"{passes:.2g} passes over {num_rows:,} rows"
+        reason = f"{passes:.2g} passes over {num_rows:,} training rows"
     else:
         steps, reason = MOST_STEPS, "the episodes never end"
     sheet.set("train.steps", steps, reason)

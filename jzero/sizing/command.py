@@ -1,18 +1,23 @@
 """Trains a model on your problems, or runs a recipe of jzero.
 
-    jzero train --model DIR_OR_ID --data FILE_OR_ID [--reward my.py:f] [--eval FILE] [--lora]
-                [--minutes M] [--workdir DIR] [--config.section.field=value ...]
+    jzero train --model DIR_OR_ID --data FILE_OR_ID [--reward my.py:f] [--algorithm NAME]
+                [--eval FILE] [--lora] [--minutes M] [--workdir DIR]
+                [--config.section.field=value ...]
     jzero train --model DIR_OR_ID --environment FILE.py:Class [--data FILE_OR_ID] [...]
+    jzero train --workdir DIR [--minutes M] [--config.section.field=value ...]
     jzero train RECIPE[:PRESET] [--workdir DIR] [--config.section.field=value ...]
 
 The first form reads the tokenizer, the data and the machine, chooses every setting that depends on
 them, and prints the choices with their reasons. It writes them to recipe.py in the workdir, which
-is a recipe like any other: `python -m jzero.main --config WORKDIR/recipe.py` is the same run. The
-same command with the same --workdir continues a run that was stopped.
+is a recipe like any other: `python -m jzero.main --config WORKDIR/recipe.py` is the same run.
+`jzero train --workdir DIR` continues a run that was stopped.
 
 A reward is a Python function of the response, the correct answer (gold) and the task, or a function
-for TRL's GRPOTrainer. Without --reward the task's grader compares the answers. Columns of the data
-are found by their names (problem, question, prompt, ...; answer, final_answer, ...).
+for TRL's GRPOTrainer. Several --reward are added, with the weights of --reward-weights. Without
+--reward the task's grader compares the answers, or runs programs with the tests of the data.
+Columns of the data are found by their names (problem, question, prompt, messages, ...; answer,
+final_answer, reward_model.ground_truth, ...; test_list and others for tests). In a conversation
+that ends with a message of the assistant, that message is the answer.
 
 With --environment the policy plays episodes of a class with reset(row, seed) and step(response),
 whose rewards it is trained on; `reset` gets the rows of --data, if there are any.
@@ -25,17 +30,20 @@ jzero, and a path is a file. `jzero train --help rollout` explains the settings 
 """
 
 import argparse
+import contextlib
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 from jzero import cli, config, terminal
 from jzero import main as jzero_main
+from jzero.algorithms import PRESETS
 from jzero.config import Config
-from jzero.config.data_sources import read_source, read_sources
+from jzero.config.data_sources import read_source
 from jzero.config.describe import describe as describe_settings
 from jzero.errors import UserError
 from jzero.hosts import peers, processes
@@ -44,19 +52,20 @@ from jzero.model.hub import public_name
 from jzero.planning.chips import GIB
 from jzero.planning.disk import GB
 from jzero.planning.machines import Machine, find_machine, plan_on
-from jzero.problems import problem_sets
-from jzero.rewards import rewards
+from jzero.rewards import rewards, user_functions
 from jzero.run import buckets
 from jzero.run.workdir import check_directory
 from jzero.sizing import choices, recipe
 from jzero.sizing.choices import HELD_OUT, Model, Sheet, Wishes
 from jzero.sizing.data import (
     Data,
+    HeldOut,
     absolute_source,
     held_out_rows,
     read_data,
     read_environment,
 )
+from jzero.tasks.problem_checks import check_problems
 
 HELD_OUT_FILE = "held_out.jsonl"  # in the workdir
 
@@ -83,8 +92,10 @@ def main() -> None:
     request = parse(arguments)
     with cli.user_errors():
         peers.check_same_start({"the command": " ".join(arguments)})
-        name = run_name(with_absolute_paths(request.wishes))
-        workdir = request.workdir or jzero_main.default_workdir(name)
+        workdir = request.workdir
+        if workdir is None:
+            name = run_name(with_absolute_paths(request.wishes))
+            workdir = jzero_main.default_workdir(name)
         with buckets.open_workdir(workdir) as directory:
             settings = prepare(request, directory)
             if not request.is_dry:
@@ -104,7 +115,7 @@ def recipe_arguments(arguments: list[str]) -> list[str]:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = cli.make_parser("jzero train", __doc__)
-    parser.add_argument("--model", required=True, help="directory or hub id of the model")
+    parser.add_argument("--model", default="", help="directory or hub id of the model")
     parser.add_argument(
         "--data", default="", help="file, directory or hub id of the problems to train on"
     )
@@ -115,13 +126,30 @@ def make_parser() -> argparse.ArgumentParser:
         help="an environment to train in, instead of questions with a reward",
     )
     parser.add_argument(
-        "--reward", default="", metavar="FILE.py:FUNCTION", help="the reward of a response"
+        "--reward",
+        action="append",
+        default=[],
+        metavar="FILE.py:FUNCTION",
+        help="the reward of a response; several are added",
+    )
+    parser.add_argument(
+        "--reward-weights",
+        default="",
+        metavar="W1,W2,...",
+        help="a weight for each --reward; default: 1",
+    )
+    parser.add_argument(
+        "--algorithm",
+        default="",
+        metavar="NAME",
+        help=f"default: grpo; or one of {', '.join(PRESETS)}",
     )
     parser.add_argument(
         "--eval",
         default="",
         metavar="DATA",
-        help="held-out problems; default: the split test of --data, or a tenth of its rows",
+        help="held-out problems; default: the split test of --data, or a tenth of its rows, at "
+        f"most {HELD_OUT[False]} (CPU: {HELD_OUT[True]})",
     )
     parser.add_argument(
         "--lora", action="store_true", help="train a LoRA adapter instead of the whole model"
@@ -129,9 +157,16 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--minutes", type=float, default=0.0, help="end before so many minutes, with a checkpoint"
     )
-    parser.add_argument("--workdir", type=Path, help="default: runs/MODEL-DATA-TIME")
     parser.add_argument(
-        "--dry-run", action="store_true", help="write the recipe and stop before training"
+        "--workdir",
+        type=Path,
+        help="directory of the run, which the same --workdir continues; default: "
+        "runs/MODEL-DATA-TIME",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="make all checks of the run, write the recipe, and stop before training",
     )
     parser.add_argument(
         "--machine",
@@ -155,17 +190,22 @@ def parse(arguments: list[str]) -> Request:
     args, remaining = parser.parse_known_args(cli.start_jax(arguments))
     remaining = cli.expand_price(remaining)
     cli.check_flag_names(parser, remaining)
-    if not (args.data or args.environment):
-        parser.error("give the problems to train on, --data FILE, or --environment FILE.py:Class")
     wishes = Wishes(
         model=args.model,
         data=args.data,
-        reward=args.reward,
+        rewards=tuple(args.reward),
+        reward_weights=read_weights(args.reward_weights, parser.error),
+        algorithm=args.algorithm,
         environment=args.environment,
         eval_data=args.eval,
         lora=args.lora,
         minutes=args.minutes,
     )
+
+    # With only a workdir, its run is continued.
+    if args.workdir is None or wishes != Wishes(minutes=wishes.minutes):
+        with cli.user_errors():
+            check_wishes(wishes)
 
     def apply(settings: Config) -> Config:
         return cli.parse_settings(settings, remaining)
@@ -175,23 +215,57 @@ def parse(arguments: list[str]) -> Request:
     return Request(wishes, args.workdir, given, apply, is_dry, args.machine)
 
 
+def read_weights(text: str, error: Callable[[str], NoReturn]) -> tuple[float, ...]:
+    """Returns the weights of --reward-weights; `error` ends the process."""
+    try:
+        return tuple(float(weight) for weight in text.split(",")) if text else ()
+    except ValueError:
+        error(f"--reward-weights={text}: give a number for each --reward, as in 1,0.5")
+
+
+def check_wishes(wishes: Wishes) -> None:
+    """Raises UserError if flags of a new run are missing, or do not fit together."""
+    if not wishes.model:
+        raise UserError(
+            "give the model to train, --model DIR_OR_ID; or a recipe, as in jzero train countdown; "
+            "or --workdir DIR of a run to continue"
+        )
+    if not (wishes.data or wishes.environment):
+        raise UserError(
+            "give the problems to train on, --data FILE, or --environment FILE.py:Class"
+        )
+    weights, count = wishes.reward_weights, len(wishes.rewards)
+    if weights and len(weights) != count:
+        raise UserError(
+            f"--reward-weights={shown_weights(weights)}: give a weight for each --reward; there "
+            f"are {count}"
+        )
+
+
 def prepare(request: Request, workdir: Path) -> Config:
     """Chooses the settings of a run, prints them, and writes its recipe.
 
     In a workdir that has a recipe already, the run continues with that recipe. Raises UserError for
-    a mistake.
+    a mistake, and for a run that cannot start.
     """
     wishes = with_absolute_paths(request.wishes)
     # The files of the choices are written before the run checks its workdir.
     check_directory(workdir)
     if (workdir / recipe.FILE).exists():
         return resume(request, wishes, workdir)
-    settings = request.apply(Config(name=run_name(wishes)))
+    if not wishes.model and workdir.exists():
+        raise UserError(
+            f"--workdir={workdir} has no {recipe.FILE} of jzero train: continue its run with the "
+            "command that started it, or give --model and --data for a new run"
+        )
+    check_wishes(wishes)
+    settings = request.apply(choices.with_algorithm(Config(name=run_name(wishes)), wishes))
     given = request.given
-    if wishes.reward:
-        functions = (wishes.reward,)
+    if wishes.rewards:
         # Before the data and the model are read, which may take minutes of downloads.
-        rewards.check_rewards(config.RewardConfig(functions=functions))
+        rewards.check_rewards(
+            config.RewardConfig(functions=wishes.rewards, weights=wishes.reward_weights)
+        )
     if wishes.environment:
         model = choices.read_model(config_of_model(settings, wishes))
         machine = machine_of(request, settings, workdir)
@@ -202,32 +276,72 @@ def prepare(request: Request, workdir: Path) -> Config:
     else:
         with terminal.phase("read the data", has_bar=False):
             data = read_data(wishes.data, settings.task)
-            if wishes.eval_data:
-                # A wrong name must not reach the recipe, with which the workdir continues.
-                for source in read_sources("--eval", wishes.eval_data):
-                    problem_sets.load(source.path)
         model = choices.read_model(config_of_model(settings, wishes))
         machine = machine_of(request, settings, workdir)
 
-    held_out = ""
-    needs_held_out = not (wishes.eval_data or data.has_test_split or "task.eval_data" in given)
-    if needs_held_out and data.source and data.num_rows > 1:
-        # Only the name so far: the file is written once all settings have passed their checks.
-        held_out = str((workdir / HELD_OUT_FILE).absolute())
+    held_out = None
+    has_held_out = wishes.eval_data or data.has_test_split or "task.eval_data" in given
+    if data.source and not has_held_out:
+        rows = held_out_rows(data, HELD_OUT[machine.is_cpu])
+        if rows:  # a set with only one question has none
+            held_out = HeldOut(str((workdir / HELD_OUT_FILE).absolute()), rows)
     sheet = choices.choose(wishes, settings, given, data, model, machine, held_out)
-    check_choices(sheet.settings, model)
+    with held_out_file(held_out):
+        check_choices(sheet.settings, model)
+        check_start(sheet.settings, model, request, workdir)
     processes.print_once(describe(sheet, data, model, machine))
 
-    if held_out:
-        rows = held_out_rows(data, HELD_OUT[machine.is_cpu])
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-        processes.write_once(Path(held_out), "".join(lines))
     path = workdir / recipe.FILE
     source = wishes.environment.rpartition(":")[2] or public_name(path_of(wishes.data))
     title = f"{public_name(wishes.model)} on {source}."
     processes.write_once(path, recipe.recipe_source(sheet.settings, sheet.choices, title, path))
     processes.print_once(f"recipe {path}")
     return sheet.settings
+
+
+@contextlib.contextmanager
+def held_out_file(held_out: HeldOut | None) -> Iterator[None]:
+    """Writes the held-out rows, and deletes the file if the block raises: no run reads it then."""
+    if held_out is None:
+        yield
+        return
+    path = Path(held_out.path)
+    is_new = not path.parent.exists()
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in held_out.rows]
+    processes.write_once(path, "".join(lines))
+    try:
+        yield
+    except BaseException:
+        path.unlink(missing_ok=True)
+        if is_new:
+            with contextlib.suppress(OSError):  # another process has removed it, or uses it
+                path.parent.rmdir()
+        raise
+
+
+def check_start(settings: Config, model: Model | None, request: Request, workdir: Path) -> None:
+    """Raises UserError if a run with these settings cannot start, by the checks of the run itself.
+
+    A dry run makes all of them. Before other runs, those of the model's parts are left to the run.
+
+    model: the model, if only the files that describe it were downloaded.
+    """
+    # Not at the top: these imports take time, and mistakes in the flags are reported before.
+    from jzero.setup import check_task
+    from jzero.train import check_start as check_run
+    from jzero.train import prepare as prepare_run
+
+    # A machine that is not attached has other devices, whose memory the choices fit.
+    if request.machine:
+        check_task(settings)
+        check_problems(settings.task, settings.train.seed, settings.rollout.num_prompts)
+        return
+    if model is not None:
+        settings = choices.planned_settings(settings, str(model.directory))
+    if request.is_dry:
+        check_run(settings, workdir)
+    else:
+        prepare_run(settings, workdir)
 
 
 def check_choices(settings: Config, model: Model) -> None:
@@ -258,18 +372,53 @@ def resume(request: Request, wishes: Wishes, workdir: Path) -> Config:
     Raises UserError if the recipe is for another model or other data.
     """
     path = workdir / recipe.FILE
-    settings = request.apply(jzero_main.parse([f"--config={path}"]).settings)
+    settings = jzero_main.parse([f"--config={path}"]).settings
+    for name, before, wished in recorded_wishes(settings, wishes):
+        if before != wished:
+            raise UserError(
+                f"{name}={wished}: {path} is a run with {before or '(none)'}: continue it with "
+                f"--workdir={workdir} as the only flag, or choose another --workdir for a new run"
+            )
+    settings = request.apply(settings)
     # The limit belongs to the process, not to the run: a resumed process gets its own.
     settings.train.minutes = wishes.minutes or settings.train.minutes
-    for name, was, asked in (
-        ("--model", settings.model.path, wishes.model),
-        ("--data", path_of(settings.task.data), path_of(wishes.data)),
-        ("--environment", settings.task.environment, wishes.environment),
-    ):
-        if was != asked:
-            raise UserError(f"{name}={asked}: {path} is a run with {was}; choose another --workdir")
     processes.print_once(f"continues with {path}, which is not chosen again")
+    if request.is_dry:
+        check_start(settings, None, request, workdir)
     return settings
+
+
+def recorded_wishes(settings: Config, wishes: Wishes) -> Iterator[tuple[str, str, str]]:
+    """Yields the flags of a command that continues a run, with their values in its recipe and now.
+
+    A flag that is left out has no value in the command, and is not yielded.
+    """
+    task = settings.task
+    functions = tuple(task.reward.functions)
+    if task.environment:  # the environment's own reward comes first
+        functions = functions[1:]
+    if wishes.model:
+        yield "--model", settings.model.path, wishes.model
+    if wishes.data:
+        yield "--data", path_of(task.data), path_of(wishes.data)
+    if wishes.environment:
+        yield "--environment", task.environment, wishes.environment
+    if wishes.eval_data:
+        yield "--eval", task.eval_data, wishes.eval_data
+    if wishes.rewards:
+        yield "--reward", ",".join(functions), ",".join(wishes.rewards)
+    if wishes.reward_weights:
+        weights = tuple(task.reward.weights)[-len(wishes.reward_weights) :]
+        yield "--reward-weights", shown_weights(weights), shown_weights(wishes.reward_weights)
+    if wishes.algorithm:
+        yield "--algorithm", settings.algorithm.name, wishes.algorithm
+    if wishes.lora:
+        yield "--lora", "True" if settings.model.adapter.rank else "False", "True"
+
+
+def shown_weights(weights: Sequence[float]) -> str:
+    """Returns weights as --reward-weights takes them."""
+    return ",".join(f"{weight:g}" for weight in weights)
 
 
 def path_of(source: str) -> str:
@@ -289,26 +438,38 @@ def with_absolute_paths(wishes: Wishes) -> Wishes:
     """Returns the wishes with absolute paths, so that the recipe runs in any directory."""
     return replace(
         wishes,
-        model=absolute_source(wishes.model),
+        model=absolute_source(wishes.model) if wishes.model else "",
         data=absolute_source(wishes.data) if wishes.data else "",
-        reward=with_absolute_file(wishes.reward),
+        rewards=tuple(map(with_absolute_file, wishes.rewards)),
         environment=with_absolute_file(wishes.environment),
         eval_data=absolute_source(wishes.eval_data) if wishes.eval_data else "",
     )
 
 
 def with_absolute_file(name: str) -> str:
-    """Returns "FILE.py:NAME" with an absolute path, and other names as they are."""
-    file, colon, function = name.rpartition(":")
-    return f"{absolute_source(file)}{colon}{function}" if file.endswith(".py") else name
+    """Returns "FILE.py:NAME" with an absolute path, and other names as they are.
+
+    "my:NAME" is the file my.py of the current directory, unless there is a module my.
+    """
+    place = user_functions.split_name(name)
+    file = place.module
+    if not file.endswith(".py"):
+        file = user_functions.file_of_module(file) or ""
+    if not file:
+        return name
+    return str(place._replace(module=str(Path(file).expanduser().resolve())))
 
 
 def run_name(wishes: Wishes) -> str:
-    """Returns the name of a run: MODEL-DATA or MODEL-ENVIRONMENT, with -lora for an adapter."""
+    """Returns the name of a run: MODEL-DATA or MODEL-ENVIRONMENT, with -lora for an adapter, and
+    the algorithm that was asked for.
+    """
     source = wishes.environment.rpartition(":")[2] if wishes.environment else path_of(wishes.data)
     parts = [Path(wishes.model).name, Path(source.partition("#")[0]).stem]
     if wishes.lora:
         parts.append("lora")
+    if wishes.algorithm:
+        parts.append(wishes.algorithm)
     return re.sub(r"[^a-z0-9.]+", "-", "-".join(parts).lower()).strip("-.")
 
 

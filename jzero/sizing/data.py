@@ -3,7 +3,7 @@
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,17 +12,25 @@ from jzero.config.data_sources import Rows, read_source, read_sources
 from jzero.environments import environment_task
 from jzero.errors import UserError
 from jzero.json_values import as_object
-from jzero.problems import problem_sets
+from jzero.problems import overlap, problem_sets, row_loader
+from jzero.programming import code_tests
+from jzero.tasks import code
 from jzero.types import JsonValue, Prompt
 
 if TYPE_CHECKING:
     import datasets
 
 SAMPLED_ROWS = 2000  # rows whose lengths are measured
+SAMPLED_TESTS = 16  # rows whose tests are read
 SAMPLED_EPISODES = 32  # episodes whose first observation is measured
 SOLUTION_COLUMNS = ("solution", "completion", "response", "rationale", "reasoning")
 # Names that many sets have besides those of `problem_sets.COLUMN_NAMES`.
 MORE_ANSWERS = ("gold", "target", "label", "solution")
+COMPLETION = "completion"  # TRL's column of responses, which may be messages
+NO_ANSWER_STATED = (
+    'the last messages of the assistant state no final answer (after ####, in a box, or as "the '
+    'answer is 7")'
+)
 _NUMBER = re.compile(r"[-+]?\$?\d[\d,]*(\.\d+)?%?")
 HELD_OUT_SHARE = 10  # one row in this many is held out
 
@@ -33,15 +41,16 @@ class Data:
 
     rows: Rows  # the source, with its columns
     columns: tuple[str, ...]
-    num_rows: int
-    split: str  # the split to train on
+    num_rows: int  # the rows that the source selects
     has_test_split: bool
     problem_reason: str
     answer_reason: str
     has_messages: bool  # the column of problems holds lists of messages
-    prompts: list[Prompt]  # of at most SAMPLED_ROWS rows, as they are in the set
-    solutions: list[str]  # worked solutions of these rows; empty without such a column
+    solutions: list[str]  # worked solutions of the sampled rows; empty without such a column
     has_only_numbers: bool  # every answer is a number
+    tests_column: str = ""  # tests of programming problems; "": none that can be run
+    sample: "datasets.Dataset | None" = None  # at most SAMPLED_ROWS rows; None: an environment
+    observations: Sequence[Prompt] = ()  # prompts of the first episodes of an environment
     tools: tuple[dict[str, JsonValue], ...] = ()  # schemas that the prompts show, of an environment
 
     @property
@@ -70,67 +79,90 @@ class Data:
         return self.rows.answer
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """Rows of the training set that are evaluated and not trained on."""
+
+    path: str  # of the file that has them
+    rows: list[dict[str, JsonValue]]
+
+
 def read_data(text: str, task: TaskConfig) -> Data:
     """Reads the columns and the texts of a data set.
 
     text: a data source, as in task.data.
-    task: the columns and the split of its data, which may have no path, take precedence over the
-        usual names.
+    task: the columns and the rows of its data, which may have no path, take precedence over those
+        of the source and the usual names.
 
     Raises UserError if the set cannot be read or has no column of problems. The message names the
     columns.
     """
     rows = read_source("--data", text)
     if given := read_sources("task.data", task.data):
-        rows = replace(
-            given[0],
-            path=rows.path,
-            split=given[0].split or rows.split,
-            problem=given[0].problem or rows.problem,
-            answer=given[0].answer or rows.answer,
-        )
+        rows = with_fields_of(rows, given[0])
     source = rows.path
-    splits = problem_sets.load(source)
-    split = rows.split or ("train" if "train" in splits else next(iter(splits)))
-    if split not in splits:
-        raise UserError(f"--data {rows}: data {source} has the splits {', '.join(splits)}")
-    dataset = splits[split]
+    dataset = row_loader.open_rows(rows, "train", "--data")
     if not len(dataset):
         raise UserError(f"data {source} has no rows")
     columns = tuple(dataset.column_names)
-    problem_column, problem_reason = _find(
-        source, columns, "problem", rows.problem, problem_sets.COLUMN_NAMES["problem"]
-    )
+    sample = dataset.select(range(min(SAMPLED_ROWS, len(dataset))))
+    tests_column = "" if rows.answer else _tests_column(sample, columns)
+    names = problem_sets.COLUMN_NAMES["problem"]
+    if tests_column:
+        names = tuple(dict.fromkeys((*names, *code.PROBLEM_COLUMNS)))
+    problem_column, problem_reason = _find(sample, source, "problem", rows.problem, names)
     if not problem_column:
         raise UserError(
             f"data {source} has the columns {', '.join(columns)}, and none of "
-            f"{', '.join(problem_sets.COLUMN_NAMES['problem'])}: name the column of questions with "
+            f"{', '.join(names)}: name the column of questions with "
             f"--data \"rows('{source}',problem='COLUMN')\""
         )
-    names = (*problem_sets.COLUMN_NAMES["answer"], *MORE_ANSWERS)
-    answer_column, answer_reason = _find(source, columns, "answer", rows.answer, names)
-
-    sample = dataset.select(range(min(SAMPLED_ROWS, len(dataset))))
-    prompts = list(sample[problem_column])
-    # Arrow gives a column one type, so the first row tells it.
-    has_messages = isinstance(prompts[0], list)
-    if not has_messages:
-        # Called for its errors.
-        problem_sets.as_questions(prompts, problem_column, source)
+    problems = problem_sets.column_values(sample, problem_column)
+    # Arrow gives a column one type, so any value tells it.
+    has_messages = any(isinstance(problem, list) for problem in problems)
+    if has_messages:
+        problem_sets.read_prompts(sample, problem_column, source)  # called for its errors
+    else:
+        problem_sets.as_questions(problems, problem_column, source)
+    answer_column, answer_reason = "", ""
+    if not tests_column:
+        answer_column, answer_reason = _find_answers(sample, rows, problem_column)
     answers = _answers(sample, answer_column)
     return Data(
         rows=replace(rows, problem=problem_column, answer=answer_column),
         columns=columns,
         num_rows=len(dataset),
-        split=split,
-        has_test_split="test" in splits and split != "test",
+        has_test_split=row_loader.has_test_split(rows),
         problem_reason=problem_reason,
         answer_reason=answer_reason,
         has_messages=has_messages,
-        prompts=prompts,
-        solutions=_solutions(sample, columns, answer_column),
+        solutions=_solutions(sample, problem_column, answer_column),
         has_only_numbers=bool(answers) and all(map(is_number, answers)),
+        tests_column=tests_column,
+        sample=sample,
     )
+
+
+def with_fields_of(rows: Rows, given: Rows) -> Rows:
+    """Returns a source with the fields of another one, except for its path and its defaults."""
+    changes = {field.name: getattr(given, field.name) for field in fields(given)}
+    changes = {
+        name: value
+        for name, value in changes.items()
+        if name != "path" and value != getattr(Rows(), name)
+    }
+    return replace(rows, **changes)
+
+
+def _tests_column(sample: "datasets.Dataset", columns: Sequence[str]) -> str:
+    """Returns the column with tests that can be run; "" without one."""
+    column = code_tests.column_of_tests(columns)
+    if not column:
+        return ""
+    rows = sample.select(range(min(SAMPLED_TESTS, len(sample))))
+    # Columns of other sets have the same names, and no test in a layout that is known.
+    has_tests = any(code_tests.read_tests(as_object(row)) for row in rows)
+    return column if has_tests else ""
 
 
 def read_environment(text: str, task: TaskConfig, seed: int) -> Data:
@@ -144,8 +176,6 @@ def read_environment(text: str, task: TaskConfig, seed: int) -> Data:
     rows = read_source("--data", text) if text else Rows()
     environment_task.check(task)
     task = replace(task, data=text)
-    splits = problem_sets.load(rows.path) if text else {}
-    split = rows.split or ("train" if "train" in splits else next(iter(splits), ""))
     count = environment_task.num_train_problems(task)
     sampled = SAMPLED_EPISODES if count is None else min(count, SAMPLED_EPISODES)
     problems = environment_task.train_problems(task, seed, 0, sampled)
@@ -153,21 +183,20 @@ def read_environment(text: str, task: TaskConfig, seed: int) -> Data:
         rows=rows,
         columns=(),
         num_rows=count or 0,
-        split=split,
-        has_test_split="test" in splits and split != "test",
+        has_test_split=bool(text) and row_loader.has_test_split(rows),
         problem_reason="`reset` gets each row",
         answer_reason="",
         has_messages=True,  # the template is applied
-        prompts=[problem.prompt for problem in problems],
         solutions=[],
         has_only_numbers=False,
+        observations=[problem.prompt for problem in problems],
         tools=tuple(as_object(tool) for tool in problems[0].tools or ()),
     )
 
 
 def _find(
+    sample: "datasets.Dataset",
     source: str,
-    columns: Sequence[str],
     kind: str,
     wanted: str,
     names: Sequence[str],
@@ -176,21 +205,50 @@ def _find(
 
     Raises UserError if the set lacks the column `wanted`.
     """
+    columns = ", ".join(sample.column_names)
     if wanted:
-        # Dots select a nested value.
-        if wanted.partition(".")[0] not in columns:
-            raise UserError(f"{kind}={wanted}: data {source} has the columns {', '.join(columns)}")
+        if not problem_sets.has_column(sample, wanted):
+            raise UserError(f"{kind}={wanted}: data {source} has the columns {columns}")
         return wanted, "from the command line"
     for name in names:
-        if name in columns:
-            return name, f"the set has a column of this name, among {', '.join(columns)}"
-    return "", f"no column of {', '.join(columns)} has a usual name"
+        if problem_sets.has_column(sample, name):
+            return name, f"the set has a column of this name, among {columns}"
+    return "", f"no column of {columns} has a usual name"
+
+
+def _find_answers(sample: "datasets.Dataset", rows: Rows, problem_column: str) -> tuple[str, str]:
+    """Returns the column of answers and the reason for it; "" if the set has none."""
+    usual = (*problem_sets.COLUMN_NAMES["answer"], *MORE_ANSWERS)
+    # Not every conversation ends with an answer.
+    names = [name for name in usual if not _references(sample, name)]
+    column, reason = _find(sample, rows.path, "answer", rows.answer, names)
+    if column:
+        return column, reason
+    for name in (problem_column, COMPLETION, *usual):
+        references = _references(sample, name)
+        stated = [problem_sets.stated_answer(text) for text in references]
+        if 2 * sum(answer is not None for answer in stated) > len(sample):
+            return name, "the last message of each conversation is the reference answer"
+        if references:
+            reason = NO_ANSWER_STATED
+    return "", reason
+
+
+def _references(sample: "datasets.Dataset", column: str) -> list[str]:
+    """Returns the reference answers in a column of conversations; [] in other columns."""
+    if not problem_sets.has_column(sample, column):
+        return []
+    values = problem_sets.column_values(sample, column)
+    references = map(problem_sets.reference_of, values)
+    return [text for text in references if text is not None]
 
 
 def _answers(sample: "datasets.Dataset", column: str) -> list[JsonValue]:
-    if not column or "." in column:  # a nested column is read by the task
+    """Returns the answers of the sampled rows that have one."""
+    if not column:
         return []
-    return [problem_sets.final_answer(answer) for answer in sample[column]]
+    answers = map(problem_sets.final_answer, problem_sets.column_values(sample, column))
+    return [answer for answer in answers if answer is not None]
 
 
 def is_number(answer: JsonValue) -> bool:
@@ -203,25 +261,47 @@ def is_number(answer: JsonValue) -> bool:
     return isinstance(answer, int | float)
 
 
-def _solutions(sample: "datasets.Dataset", columns: Sequence[str], answer_column: str) -> list[str]:
-    """Returns the worked solutions: a column of them, or answers in GSM8K's format."""
-    for name in (*SOLUTION_COLUMNS, answer_column):
-        if name not in columns:
+def _solutions(sample: "datasets.Dataset", problem_column: str, answer_column: str) -> list[str]:
+    """Returns the worked solutions: a column of them, reference answers of conversations, or
+    answers in GSM8K's format.
+    """
+    for name in (*SOLUTION_COLUMNS, problem_column, answer_column):
+        if not name or not problem_sets.has_column(sample, name):
             continue
-        texts = [text for text in sample[name] if isinstance(text, str)]
-        is_worked = name != answer_column or any("####" in text for text in texts)
+        if references := _references(sample, name):
+            return references
+        values = problem_sets.column_values(sample, name)
+        texts = [text for text in values if isinstance(text, str)]
+        is_worked = name in SOLUTION_COLUMNS and name != answer_column
+        if name == answer_column:
+            is_worked = any("####" in text for text in texts)
         if texts and is_worked:
             return texts
     return []
 
 
 def held_out_rows(data: Data, most: int) -> list[dict[str, JsonValue]]:
-    """Returns rows to hold out: a tenth of the set, at most `most`; the same in every run."""
-    dataset = problem_sets.load(data.source)[data.split]
-    count = min(most, max(1, data.num_rows // HELD_OUT_SHARE))
+    """Returns rows to hold out: a tenth of the set, at most `most`; the same in every run.
+
+    The run drops training rows with the question of a held-out row, so only the first row of each
+    question is held out, and at least one question is left. A set with one question has no held-out
+    rows.
+    """
+    dataset = row_loader.open_rows(data.rows, "train", "--data")
+    candidates = list(range(len(dataset)))
+    if data.problem_column:
+        prompt_column = data.problem_column if data.has_messages else ""
+        asked = problem_sets.read_rows_without_answers(
+            dataset, data.problem_column, data.source, prompt_column
+        )
+        first = {}
+        for number, row in enumerate(asked):
+            first.setdefault(overlap.digest(row.question), number)
+        candidates = list(first.values())
+    count = min(most, max(1, len(dataset) // HELD_OUT_SHARE), len(candidates) - 1)
     rng = random.Random(problem_sets.EVAL_SEED)
     # Random rows, because many sets are sorted by source or by difficulty.
-    indices = sorted(rng.sample(range(data.num_rows), count))
+    indices = sorted(rng.sample(candidates, count))
     return problem_sets.read_readable_columns(dataset.select(indices))
 
 

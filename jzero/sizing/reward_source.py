@@ -9,7 +9,7 @@ import ast
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, ModuleType
 
@@ -21,39 +21,71 @@ PLAIN = (bool, int, float, str, bytes, type(None))
 RewardFunction = Callable[..., object]
 
 
-def name_of_reward(reward: RewardFunction, workdir: Path) -> str:
-    """Returns "FILE.py:function" for a reward function; writes WORKDIR/reward.py if it has no file.
+def names_of_rewards(rewards: Sequence[str | RewardFunction], workdir: Path) -> tuple[str, ...]:
+    """Returns "FILE.py:function" for each reward; a name is returned as it is.
 
-    Raises UserError if the function is a lambda, a method or within another function, if its source
+    Writes WORKDIR/reward.py with all functions that have no file.
+
+    Raises UserError if a function is a lambda, a method or within another function, if its source
     is not available, or if it uses a value that has no source.
     """
+    path = (workdir / FILE).absolute()
+    names = []
+    without_file: list[FunctionType] = []
+    for reward in rewards:
+        if isinstance(reward, str):
+            names.append(reward)
+            continue
+        function = checked_function(reward)
+        file = file_of(function)
+        if file is None:
+            without_file.append(function)
+        names.append(f"{file or path}:{function.__name__}")
+    if without_file:
+        source = module_source(*without_file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, source)
+    return tuple(names)
+
+
+def checked_function(reward: object) -> FunctionType:
+    """Returns a function that a file can define. Raises UserError as `names_of_rewards` does."""
     if not isinstance(reward, FunctionType):
-        raise UserError(f"reward={quoted(reward)} is no function: write it with def")
-    name = reward.__name__
-    if name == "<lambda>":
+        raise UserError(
+            f"reward={quoted(reward)} is of type {type(reward).__name__}: write a function with "
+            "def, or give a list of functions and names such as 'FILE.py:function'"
+        )
+    if reward.__name__ == "<lambda>":
         raise UserError("reward is a lambda: write it with def, so that its source can be saved")
     if "." in reward.__qualname__ or reward.__code__.co_freevars:
         raise UserError(
             f"reward={reward.__qualname__} is within a class or another function: move it to the "
             "top level of a cell or of a file"
         )
-    module = sys.modules.get(reward.__module__)
+    return reward
+
+
+def file_of(function: FunctionType) -> Path | None:
+    """Returns the file from which another process can import a function; None without one."""
+    module = sys.modules.get(function.__module__)
     file = getattr(module, "__file__", None)
     # Importing the file of a running script would run the script again.
-    if file is not None and reward.__module__ != "__main__":
-        return f"{Path(file).resolve()}:{name}"
-    path = (workdir / FILE).absolute()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, module_source(reward))
-    return f"{path}:{name}"
+    if file is None or function.__module__ == "__main__":
+        return None
+    return Path(file).resolve()
 
 
-def module_source(function: FunctionType) -> str:
-    """Returns a module with a function and whatever it uses. Raises UserError as above."""
+def module_source(*functions: FunctionType) -> str:
+    """Returns a module with functions and whatever they use. Raises UserError as above."""
+    names = [function.__name__ for function in functions]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"reward: two functions are called {name}: rename one of them")
     parts: dict[str, str] = {}
-    add_function(function, parts)
+    for function in functions:
+        add_function(function, parts)
     return (
-        "\n\n".join(['"""The reward of a run, written by jzero.train."""', *parts.values()]) + "\n"
+        "\n\n".join(['"""The rewards of a run, written by jzero.train."""', *parts.values()]) + "\n"
     )
 
 

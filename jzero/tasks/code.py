@@ -21,6 +21,7 @@ from jzero.problems.prompts import CODE_TEMPLATES, find_template
 from jzero.problems.row_loader import Loaded, Selection, Sets
 from jzero.programming import code_feedback, code_runs, code_tests
 from jzero.programming.code_rewards import REWARDS_OF_ALL, options_of, verdict_of
+from jzero.rewards import rewards
 from jzero.sandbox.client import SandboxError
 from jzero.tasks import code_toy
 from jzero.types import Grade, JsonValue, Problem, Prompt
@@ -30,14 +31,16 @@ if TYPE_CHECKING:
 
     from jzero.config import TaskConfig
 
+NAME = "code"  # of the task
 # The names of the problem column in public data sets.
-_PROBLEM_COLUMNS = (
+PROBLEM_COLUMNS = (
     "problem",
     "question",
     "question_content",
     "problem_statement",
     "prompt",
     "text",
+    "messages",
 )
 
 INSTRUCTION = (
@@ -61,6 +64,7 @@ class Exercise(NamedTuple):
     tests: list[code_tests.Test]
     setup: str  # code that runs before the program
     prompt: Prompt | None = None  # the prompt of the data set, with task.template=column:NAME
+    columns: dict[str, JsonValue] | None = None  # all columns, if a reward reads them
 
 
 class Reading(NamedTuple):
@@ -68,6 +72,7 @@ class Reading(NamedTuple):
 
     prompt_column: str
     max_tests: int
+    with_columns: bool = False
 
 
 def reading_of(task: TaskConfig) -> Reading:
@@ -75,6 +80,7 @@ def reading_of(task: TaskConfig) -> Reading:
     return Reading(
         prompt_column=find_template(task.template, CODE_TEMPLATES).column,
         max_tests=options_of(task).max_tests,
+        with_columns=rewards.need_columns(task.reward),
     )
 
 
@@ -119,13 +125,13 @@ def _read(
     """Returns the problem of each row of a split, None for each row without tests."""
     # The problem column is optional if the template reads prompts from a column.
     columns = list(dataset.column_names)
-    names = [source.problem] if source.problem else _PROBLEM_COLUMNS
+    names = [source.problem] if source.problem else PROBLEM_COLUMNS
     column = next((name for name in names if name in columns), None)
-    if (column is None and not reading.prompt_column) or not code_tests.has_layout(columns):
+    if (column is None and not reading.prompt_column) or not code_tests.column_of_tests(columns):
         raise UserError(
             f"task.data={source.path} has columns {', '.join(sorted(columns))}: the task code "
             f"needs a column of problems (rows('{source.path}',problem='COLUMN'), or "
-            f"{', '.join(_PROBLEM_COLUMNS)}) and one of tests ({', '.join(code_tests.LAYOUTS)})"
+            f"{', '.join(PROBLEM_COLUMNS)}) and one of tests ({', '.join(code_tests.LAYOUTS)})"
         )
     prompts: list[Prompt | None] = [None] * len(dataset)
     questions = dataset[column][:] if column else []
@@ -135,9 +141,14 @@ def _read(
         )
         prompts = [row.prompt for row in asked]
         questions = [row.question for row in asked]
+    columns_of_rows: list[dict[str, JsonValue] | None] = [None] * len(dataset)
+    if reading.with_columns:
+        columns_of_rows = [*problem_sets.read_readable_columns(dataset)]
     exercises: list[Exercise | None] = []
     rows = cast(Iterable[code_tests.Row], dataset)
-    for row, question, prompt in zip(rows, questions, prompts, strict=True):
+    for row, question, prompt, values in zip(
+        rows, questions, prompts, columns_of_rows, strict=True
+    ):
         tests = code_tests.read_tests(row)
         if reading.max_tests:
             tests = code_tests.longest(tests, reading.max_tests)
@@ -148,7 +159,8 @@ def _read(
         starter = row.get("starter_code") or ""
         if starter.strip():
             question += f"\n\nBegin with this code:\n```python\n{starter.rstrip()}\n```"
-        exercises.append(Exercise(question, tests, code_tests.setup_code(row), prompt))
+        setup = code_tests.setup_code(row)
+        exercises.append(Exercise(question, tests, setup, prompt, values))
     return exercises
 
 
@@ -158,7 +170,7 @@ def _read(
 def _problem(task: TaskConfig, id: str, exercise: Exercise) -> Problem:
     gold = {"tests": exercise.tests, "setup": exercise.setup}
     if exercise.prompt is not None:
-        return Problem(id, task.name, exercise.prompt, gold)
+        return Problem(id, task.name, exercise.prompt, gold, exercise.columns)
     # The policy writes the function, also where a test calls it as a method of a class.
     function = as_text(exercise.tests[0].get("function", "")).rpartition(".")[2]
     instruction = INSTRUCTION
@@ -172,7 +184,7 @@ def _problem(task: TaskConfig, id: str, exercise: Exercise) -> Problem:
     values = {"question": exercise.question, "instruction": instruction}
     prompt = template.render(values, task.system_prompt)
     inserted = "" if template.chat else exercise.question
-    return Problem(id, task.name, prompt, gold, inserted=inserted)
+    return Problem(id, task.name, prompt, gold, exercise.columns, inserted=inserted)
 
 
 def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[Problem]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -194,7 +194,15 @@ def _read_rows(reading: Reading, dataset: datasets.Dataset, source: Rows) -> lis
             dataset, source.problem, source.path, reading.prompt_column
         )
         columns = problem_sets.read_readable_columns(dataset)
-        return [row._replace(columns=own) for row, own in zip(rows, columns, strict=True)]
+        references: Sequence[str | None] = [None] * len(rows)
+        # Nothing compares with a reference answer, but a reward may read it in `gold`.
+        if reading.prompt_column:
+            values = problem_sets.column_values(dataset, reading.prompt_column)
+            references = [problem_sets.reference_of(value) for value in values]
+        return [
+            row._replace(answer=reference, columns=own)
+            for row, reference, own in zip(rows, references, columns, strict=True)
+        ]
     return problem_sets.read_rows(
         dataset,
         source.problem,
@@ -302,9 +310,10 @@ def split_problems(task: TaskConfig, split: str, *, with_gold: bool) -> list[Pro
                 dataset, source.problem, source.path, reading.prompt_column
             )
             columns = problem_sets.read_readable_columns(dataset)
+            answers = _known_answers(dataset, source.answer)
             rows = [
-                row._replace(answer=_known_answer(values, source.answer), columns=values)
-                for row, values in zip(rows, columns, strict=True)
+                row._replace(answer=answer, columns=values)
+                for row, answer, values in zip(rows, answers, columns, strict=True)
             ]
         for row in rows:
             grader = task.name if with_gold else UNGRADED
@@ -313,14 +322,21 @@ def split_problems(task: TaskConfig, split: str, *, with_gold: bool) -> list[Pro
     return problems
 
 
-def _known_answer(columns: Mapping[str, JsonValue], wanted: str) -> JsonValue:
-    """Returns the gold answer in the columns of an ungraded row, or None.
+def _known_answers(dataset: datasets.Dataset, wanted: str) -> list[JsonValue]:
+    """Returns the gold answer of each ungraded row, None for a row without one.
 
-    wanted: the column of answers; "" for the usual names.
+    wanted: the column of answers; "" for the usual names, of which each row has the first that is
+        not empty.
     """
-    names = [wanted] if wanted else problem_sets.COLUMN_NAMES["answer"]
-    answers = [columns[name] for name in names if columns.get(name) is not None]
-    return problem_sets.final_answer(answers[0]) if answers else None
+    answers: list[JsonValue] = [None] * len(dataset)
+    for name in [wanted] if wanted else problem_sets.COLUMN_NAMES["answer"]:
+        if not problem_sets.has_column(dataset, name):
+            continue
+        values = problem_sets.column_values(dataset, name)
+        for number, value in enumerate(values):
+            if answers[number] is None and value is not None:
+                answers[number] = problem_sets.final_answer(value)
+    return answers
 
 
 def leave_ungraded(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
@@ -333,10 +349,12 @@ def leave_ungraded(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
 
 def check_open(task: TaskConfig) -> None:
     """Raises UserError if nothing scores the responses of the task OPEN."""
-    if set(task.reward.functions) <= {"accuracy"}:
+    unusable = rewards.reading_verdicts(task.reward)
+    if unusable or not task.reward.functions:
         raise UserError(
-            f"task.name={OPEN} has questions without answers, and nothing to grade: set "
-            "task.reward.functions=FILE.py:function"
+            f"task.reward.functions={','.join(unusable)} needs correct answers, and "
+            f"task.name={OPEN} has questions without answers: set "
+            "task.reward.functions=FILE.py:function, or task.name=math with a column of answers"
         )
 
 

@@ -289,8 +289,6 @@ def test_one_module_chooses_the_rows_of_runs() -> None:
         "row_loader.py": {"load", "load_split", "select_levels"},
         "problem_sets.py": {"load_from_disk"},  # where sources are read
         "hub_sets.py": {"load_dataset"},  # those of the hub
-        "command.py": {"load"},  # `jzero train` reads --eval before it writes the recipe
         "suites.py": {"load"},  # whether a user-defined set has the usual split
-        "data.py": {"load"},  # `jzero train` looks at the columns of a set
         "play.py": {"load_split"},  # one row for an environment that is played by hand
     }

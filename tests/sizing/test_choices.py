@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import datasets
 import pytest
 import tiny
 from runs import ROOT
@@ -123,7 +124,7 @@ def test_without_reward_the_grader_scores_and_without_answers_a_reward_is_needed
     assert choose(data, model, cpu(16)).settings.task.reward.functions == ("accuracy",)
     with pytest.raises(UserError, match="has the columns question, answer, and none with answers"):
         choose(bare, model, cpu(16))
-    settings = choose(bare, model, cpu(16), reward="my.py:f").settings
+    settings = choose(bare, model, cpu(16), rewards=("my.py:f",)).settings
     assert (settings.task.name, settings.task.reward.functions) == ("open", ("my.py:f",))
     assert settings.task.system_prompt == "none"
 
@@ -156,13 +157,13 @@ def test_an_added_system_prompt_has_a_reason_and_an_own_reward_adds_none(
     for rows in (data, words):
         prompt, reason = system_prompt(rows)
         assert "\\boxed{}" in prompt and "the box" in reason
-        assert system_prompt(rows, reward="my.py:f") == (
+        assert system_prompt(rows, rewards=("my.py:f",)) == (
             "none",
             "your reward scores the responses: no instruction is added to the prompts",
         )
-        assert system_prompt(rows, reward="length")[0] == prompt  # needs the task's verdict
+        assert system_prompt(rows, rewards=("length",))[0] == prompt  # needs the task's verdict
     # Accuracy is reported next to the reward, and nothing has asked for a box.
-    options = choose(words, model, cpu(16), reward="my.py:f").settings.task.options
+    options = choose(words, model, cpu(16), rewards=("my.py:f",)).settings.task.options
     assert options == ("answer_mark=stated",)
 
 
@@ -173,7 +174,7 @@ def test_own_rewards_get_the_prompts_of_the_data(
     base = with_template(model, None)
     if not has_answers:
         data = replace(data, rows=replace(data.rows, answer=""), has_only_numbers=False)
-    assert choose(data, base, cpu(16), reward="my.py:f").settings.task.template == "no"
+    assert choose(data, base, cpu(16), rewards=("my.py:f",)).settings.task.template == "no"
 
 
 @pytest.mark.parametrize("has_answers", [True, False])
@@ -181,13 +182,15 @@ def test_own_rewards_get_the_prompts_of_the_data(
 def test_no_system_prompt_is_chosen_for_prompts_of_a_column(
     data: Data, model: Model, has_answers: bool, reward: str
 ) -> None:
-    prompts = [[{"role": "user", "content": "What is 3 + 4?"}]] * 4
+    prompt = [{"role": "user", "content": "What is 3 + 4?"}]
+    sample = datasets.Dataset.from_list([{"question": prompt, "answer": "7"}] * 4)
     rows = data.rows if has_answers else replace(data.rows, answer="")
-    messages = replace(data, rows=rows, has_messages=True, prompts=prompts, has_only_numbers=False)
+    messages = replace(data, rows=rows, has_messages=True, sample=sample, has_only_numbers=False)
     if not (has_answers or reward):
         return  # nothing could score the responses
 
-    settings = choose(messages, model, cpu(16), reward=reward).settings
+    functions = (reward,) if reward else ()
+    settings = choose(messages, model, cpu(16), rewards=functions).settings
 
     assert settings.task.template == "column:question"
     assert settings.task.system_prompt == ""
@@ -260,7 +263,7 @@ def test_an_environment_chooses_turns_and_needs_no_rows(
 ) -> None:
     file = tmp_path / "game.py"
     file.write_text(GAME)
-    wishes = Wishes(str(model.directory), environment=f"{file}:Game", reward="my.py:f")
+    wishes = Wishes(str(model.directory), environment=f"{file}:Game", rewards=("my.py:f",))
     settings = Config(name="test")
     machine = cpu(16)
     choices.choose_environment(Sheet(settings, frozenset()), wishes, model, machine)
@@ -364,7 +367,7 @@ def load_recipe(path: Path) -> config.Config:
 
 
 def test_a_recipe_gives_the_same_settings(data: Data, model: Model, tmp_path: Path) -> None:
-    sheet = choose(data, model, cpu(16), {"rollout.stop": ("\n", 'a"b')}, reward="my.py:f")
+    sheet = choose(data, model, cpu(16), {"rollout.stop": ("\n", 'a"b')}, rewards=("my.py:f",))
     path = tmp_path / "recipe.py"
     path.write_text(recipe.recipe_source(sheet.settings, sheet.choices, "Title.", path))
 

@@ -7,6 +7,7 @@ import pytest
 
 from jzero.config import TaskConfig
 from jzero.errors import UserError
+from jzero.sizing.choices import prompts_of
 from jzero.sizing.data import held_out_rows, is_number, read_data
 
 
@@ -69,7 +70,8 @@ def test_messages_are_prompts(tmp_path: Path) -> None:
     data = read_data(path, TaskConfig())
 
     assert data.has_messages
-    assert data.prompts == [messages]
+    task = TaskConfig(name="math", template="column:prompt")
+    assert prompts_of(task, data) == [messages]
 
 
 def test_a_tenth_is_held_out_and_always_the_same(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from jzero.errors import UserError
 from jzero.rewards.user_functions import find_function
-from jzero.sizing.reward_source import module_source, name_of_reward
+from jzero.sizing.reward_source import module_source, names_of_rewards
 
 CELL = '''
 import re as regex
@@ -57,7 +57,7 @@ def cell(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 def test_a_function_of_a_cell_gives_the_same_values_from_its_file(
     cell: ModuleType, tmp_path: Path
 ) -> None:
-    name = name_of_reward(cell.reward, tmp_path / "run")
+    (name,) = names_of_rewards([cell.reward], tmp_path / "run")
 
     written = find_function(name)
 
@@ -79,12 +79,12 @@ def test_functions_may_call_each_other(cell: ModuleType) -> None:
         (lambda cell: cell.with_object, "with_object uses PATTERN"),
         (lambda cell: cell.quick, "reward is a lambda: write it with def"),
         (lambda cell: cell.outer(), "is within a class or another function"),
-        (lambda cell: math.sqrt, "is no function: write it with def"),
+        (lambda cell: math.sqrt, "is of type builtin_function_or_method: write a function"),
     ],
 )
 def test_what_cannot_be_written_is_refused(cell, make, message, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
-        name_of_reward(make(cell), tmp_path)
+        names_of_rewards([make(cell)], tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -96,7 +96,7 @@ def test_a_function_without_source_is_refused(
     exec(compile("def reward(response, gold): return 1.0", "<none>", "exec"), main.__dict__)
 
     with pytest.raises(UserError, match=r"source of reward is not available.*FILE.py:reward"):
-        name_of_reward(main.reward, tmp_path)
+        names_of_rewards([main.reward], tmp_path)
 
 
 def reward_of_this_file(response: str, gold: object) -> float:
@@ -104,5 +104,6 @@ def reward_of_this_file(response: str, gold: object) -> float:
 
 
 def test_a_function_of_a_file_is_named_by_its_file(tmp_path: Path) -> None:
-    assert name_of_reward(reward_of_this_file, tmp_path) == f"{__file__}:reward_of_this_file"
+    names = names_of_rewards([reward_of_this_file], tmp_path)
+    assert names == (f"{__file__}:reward_of_this_file",)
     assert not list(tmp_path.iterdir())
