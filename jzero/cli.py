@@ -35,7 +35,7 @@ from jzero.config import old_settings, other_names
 from jzero.environments import environment, verifiers
 from jzero.errors import UserError, causes, shown
 from jzero.hosts import interrupt, peers, processes
-from jzero.hosts.platform import choose_platform, set_default_cpu_devices
+from jzero.hosts.platform import busy_device, choose_platform, set_default_cpu_devices
 from jzero.setting import class_of_part, field_types, part_name, read_tuple
 
 HELP_FLAGS = {"-h", "-help", "--help"}
@@ -105,6 +105,8 @@ def user_errors() -> Iterator[None]:
         if message := files.mistake(error):
             if files.is_full_disk(error):
                 exit_at_once(message)
+            exit_with_error(message)
+        if message := busy_device(error):
             exit_with_error(message)
         if not peers.has_peers():
             # The message of a fault may quote a response.

@@ -39,6 +39,7 @@ from jzero import json_values, terminal
 from jzero.answers import published
 from jzero.answers.extract import TEMPLATES
 from jzero.config import RewardConfig, TaskConfig
+from jzero.cores import num_cores
 from jzero.errors import UserError, reason_of, shown
 from jzero.files import (
     check_not_input,
@@ -223,7 +224,7 @@ def arguments() -> argparse.Namespace:
         help="who grades: one or several of "
         f"{', '.join((published.OWN_VERIFIER, *published.VERIFIERS))}, with commas between",
     )
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="grader processes")
+    parser.add_argument("--workers", type=int, default=num_cores(), help="grader processes")
     args = parser.parse_args()
     args.verifiers = split_commas(args.verifiers)
     if args.workers < 1:

@@ -16,8 +16,9 @@ tokens. This mode uses arithmetic and compiles nothing; verify its settings with
     python -m jzero.plan --config RECIPE --machine v5e-8
 
 says by arithmetic whether a recipe fits the memory and the disk of a usual machine: v5e-1, v5e-8,
-v6e-1, v6e-8, H100, L4, T4, laptop-24gb or laptop-8gb. RECIPE may be the file that `jzero train` has
-written. The exit status is 1 if it does not fit.
+v6e-1, v6e-8, H100, L4, T4, laptop-24gb or laptop-8gb, or a slice of Cloud TPUs by its accelerator
+type, such as v5litepod-16. RECIPE may be the file that `jzero train` has written. The exit status
+is 1 if it does not fit.
 
     python -m jzero.plan --table
 

@@ -30,6 +30,7 @@ import jax
 
 from jzero import cli, config, terminal
 from jzero.config import Config, Jobs, RolloutConfig, Together
+from jzero.cores import num_cores
 from jzero.decoder.engine import Engine
 from jzero.decoder.sequence import Groups, groups_to_decode, never_drain
 from jzero.errors import UserError, shown
@@ -174,7 +175,7 @@ def describe_decoder(sampler: Sampler) -> JsonObject:
             flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
         values["cpu"] = {
             "machine": platform.machine(),
-            "cores": os.cpu_count(),
+            "cores": num_cores(),
             "flags": hashlib.sha256(flags.encode()).hexdigest()[:12],
         }
     return values

@@ -29,6 +29,7 @@ import jax
 
 from jzero import cli, config, terminal
 from jzero.chat import dialogue_settings
+from jzero.cores import num_cores
 from jzero.decoder.adapter_bank import MOST_SHAPES, AdapterBank, HeldAdapter
 from jzero.errors import UserError
 from jzero.evaluate import load, load_with_adapters
@@ -115,7 +116,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
     defaults = dialogue_settings(found)
     defaults.rollout.decode_steps = STREAMED_TOKENS
     if is_cpu_chosen():
-        cores = os.cpu_count() or 1
+        cores = num_cores()
         defaults.rollout.num_slots = min(defaults.rollout.num_slots, SLOTS_OF_A_CORE * cores)
     settings = cli.parse_settings(defaults, config_flags)
     if options.jetstream is not None:

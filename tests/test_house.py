@@ -18,7 +18,7 @@ LAYERS = [
     ("setting", "types", "terminal"),
     ("json_values",),
     ("algorithms", "answers"),
-    ("files", "http", "clock", "servers"),
+    ("files", "http", "clock", "cores", "servers"),
     ("websocket", "config"),
     ("hosts", "workers", "sandbox", "problems"),
     ("programming",),

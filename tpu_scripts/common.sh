@@ -88,6 +88,11 @@ run() {
 remote() { run gcloud compute tpus tpu-vm ssh "$NAME" "${WHERE[@]}" --quiet "--worker=${WORKER:-all}" "--command=$1"; }
 copy() { run gcloud compute tpus tpu-vm scp "$1" "$NAME:$2" "${WHERE[@]}" --quiet "--worker=${WORKER:-all}" "${@:3}"; }
 
+# Says that the TPU is still there, and how to end that.
+say_delete() {
+  echo "$NAME is not deleted, and is paid for: tpu_scripts/fetch.sh copies the results, then tpu_scripts/delete.sh deletes it"
+}
+
 # Prints the state of the queued resource, or MISSING if there is none.
 DESCRIBE=(gcloud compute tpus queued-resources describe "$NAME" "${WHERE[@]}" "--format=value(state.state)")
 state() {
@@ -127,6 +132,33 @@ copy_files() {
   copy "$file" .jzero/files.tar.gz
   run rm -f "$file"
   remote "rm -rf .jzero/files && mkdir .jzero/files && tar -xzf .jzero/files.tar.gz -C .jzero/files"
+}
+
+# check_plan: ends the script if the run of REST, or else of RUN, does not fit the memory and the disk of ACCELERATOR_TYPE.
+# Nothing is compiled or downloaded.
+check_plan() {
+  local words=(${REST[@]+"${REST[@]}"}) machine=$ACCELERATOR_TYPE plan answer status=0
+  [[ $PLAN == 1 ]] || return 0
+  if ((${#words[@]} == 0)); then split "$RUN" && words=(${WORDS[@]+"${WORDS[@]}"}); fi
+  case $machine in
+    v5litepod-* | v6e-*) ;;
+    *) echo "note: jzero plan has no machine $machine, so the run is not planned" >&2 && return ;;
+  esac
+  if [[ ${words[0]-} == train ]]; then
+    echo "note: the run is not planned; before you rent: jzero train ... --machine $machine --dry-run" >&2 && return
+  fi
+  # The size of a mount is not known here.
+  if [[ $MOUNT ]]; then words+=(--config.memory.disk_gb=1000000); fi
+  plan=(python3 -m jzero.plan --machine "$machine" ${words[@]+"${words[@]}"})
+  if [[ $DRY_RUN ]]; then echo "# $(quote "${plan[@]}")" && return; fi
+  if ! (cd "$ROOT" && python3 -c 'import jzero.plan') >/dev/null 2>&1; then
+    echo "note: jzero is not installed on this machine, so the run is not planned" >&2 && return
+  fi
+  answer=$(cd "$ROOT" && "${plan[@]}" 2>&1) || status=$?
+  ((status == 0)) || die "$answer
+The run was planned before it starts: $(quote "${plan[@]}")
+Change its arguments, or set PLAN=0 if the plan is wrong, for example because CREATE_FLAGS attaches a larger disk."
+  echo "plan: ${answer##*$'\n\n'}"
 }
 
 # start_run: starts jzero.main with the arguments REST, or else RUN, on every worker that is idle. If the

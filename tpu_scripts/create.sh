@@ -2,7 +2,7 @@
 # Requests the TPU that settings.env describes and waits until it is ready. If the script is
 # interrupted, the same command goes on waiting.
 #
-#   tpu_scripts/create.sh [--dry-run]
+#   tpu_scripts/create.sh [--dry-run] [-- the arguments of run.sh, which are planned first]
 
 . "$(dirname "$0")/common.sh"
 parse "" "$@"
@@ -13,6 +13,8 @@ case $ACCELERATOR_TYPE in
   v5litepod-*) runtime=v2-alpha-tpuv5-lite ;;
   v5p-*) runtime=v2-alpha-tpuv5 ;;
   v6e-*) runtime=v2-alpha-tpuv6e ;;
+  tpu7x*) die "ACCELERATOR_TYPE=$ACCELERATOR_TYPE: the Cloud TPU API, which these scripts use, has no TPU7x; use GKE and \
+clusters/jobset-tpu.yaml, see docs/clusters.md" ;;
   *) need RUNTIME_VERSION ;;
 esac
 split "$CREATE_FLAGS"
@@ -22,13 +24,17 @@ create=(gcloud compute tpus queued-resources create "$NAME" "--node-id=$NAME" "$
 create+=(${WORDS[@]+"${WORDS[@]}"})
 
 if [[ $DRY_RUN ]]; then
+  check_plan
   run "${create[@]}"
   run "${DESCRIBE[@]}"
   echo "# ... until it is ACTIVE, for $WAIT_MINUTES minutes at most"
   exit
 fi
 now=$(state)
-[[ $now != MISSING ]] || run "${create[@]}"
+if [[ $now == MISSING ]]; then
+  check_plan
+  run "${create[@]}"
+fi
 last='' said=0 SECONDS=0
 while true; do
   now=$(state)

@@ -47,7 +47,7 @@ setup() {
   if [[ $command ]]; then bash -c "$command" || die "exit status $? of MOUNT: $command"; fi
   export PATH=$HOME/.local/bin:$PATH
   command -v uv >/dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh
-  [[ -x $python ]] || uv venv --python '>=3.11,<3.13' "$HOME/.jzero/venv"
+  [[ -x $python ]] || uv venv --python 3.11 "$HOME/.jzero/venv"
   uv pip install -q --python "$python" -c "$checkout/constraints.txt" -e "${checkout}[$extra]" "${@:3}"
   # Fails where JAX does not see the accelerator. All the workers of a slice do this together.
   JAX_PLATFORMS=${extra%%[0-9]*} timeout 300 "$python" -c 'import jax; print(jax.__version__, jax.local_devices())'

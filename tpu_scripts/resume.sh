@@ -3,11 +3,13 @@
 # a preemption; it sets the TPU up, starts the run, watches it, and starts over if the run is
 # interrupted. It takes the arguments of run.sh. Ctrl-C ends the watching, not the run. The run resumes
 # from what WORKDIR holds, so WORKDIR has to be on a mount that outlives the TPU (see settings.env).
+# With --delete a finished run is fetched, as fetch.sh does, and the TPU is deleted.
 #
-#   tpu_scripts/resume.sh [--dry-run] [-- --config configs/countdown.py:qwen2.5-3b ...]
+#   tpu_scripts/resume.sh [--dry-run] [--delete] [-- --config RECIPE:PRESET ...]
 
 . "$(dirname "$0")/common.sh"
-parse "" "$@"
+delete=
+parse "delete" "$@"
 need_tpu
 need WORKDIR
 [[ $MOUNT || $WORKDIR == /* ]] || echo "note: WORKDIR=$WORKDIR is on the TPU's own disk and goes with it" >&2
@@ -43,7 +45,7 @@ launch() {
   for name; do
     case $name in
       delete) "$HERE/delete.sh" --yes ;;
-      run) "$HERE/run.sh" -- ${REST[@]+"${REST[@]}"} ;;
+      run | create) "$HERE/$name.sh" -- ${REST[@]+"${REST[@]}"} ;;
       *) "$HERE/$name.sh" ;;
     esac || return 1
   done
@@ -64,15 +66,21 @@ if [[ $DRY_RUN ]]; then
   launch create setup run
   run "${node[@]}"
   run "${status[@]}"
+  if [[ $delete ]]; then echo "# where the run is finished" && launch fetch delete; fi
   exit
 fi
+check_plan
+export PLAN=0 # for the scripts that are called
 last='' failures=0 crashes=0
 while true; do
   now=$(condition) || now=unknown
   [[ $now == "$last" ]] || echo "$(date +%H:%M:%S) $NAME: $now"
   last=$now
   case $now in
-    finished) exit ;;
+    finished)
+      if [[ $delete ]]; then launch fetch delete; else say_delete; fi
+      exit
+      ;;
     refused) die "the run refuses its arguments, see watch.sh" ;;
     stopped) die "stopped by stop.sh: run.sh starts it again" ;;
     running | leaving) sleep "$POLL_SECONDS" && continue ;;

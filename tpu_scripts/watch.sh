@@ -8,3 +8,4 @@ worker=0
 parse "worker=" "$@"
 need_tpu
 WORKER=$worker remote "$REMOTE watch"
+[[ $DRY_RUN ]] || say_delete

@@ -10,10 +10,13 @@ import importlib.metadata
 import importlib.util
 import os
 import pkgutil
+import re
 from pathlib import Path
 
 import jax
 from jax.sharding import Mesh
+
+from jzero.cores import num_cores
 
 GOOGLE = "0x1ae0"  # the PCI vendor
 NO_TPUS = {"0x001f", "0x0042"}  # Google's PCI devices on every VM: disk and network
@@ -32,6 +35,7 @@ VARIABLES = (
 )
 
 
+LOCK_FILE = "/tmp/libtpu_lockfile"  # of the process that has the TPU
 CPU_DEVICES_VARIABLE = "JAX_NUM_CPU_DEVICES"
 
 
@@ -57,11 +61,28 @@ def choose_platform() -> None:
 
 
 def default_cpu_devices() -> int:
-    """Returns the number of devices that a CPU is split into: one for each core, at most two.
+    """Returns the number of devices that a CPU is split into: one per usable core, at most two.
 
     Decoding with a small model is faster on two devices than on two threads inside one.
     """
-    return min(2, os.cpu_count() or 1)
+    return min(2, num_cores())
+
+
+def busy_device(error: BaseException) -> str | None:
+    """Returns the line for a TPU that another process has; None for any other error.
+
+    JAX raises libtpu's message as a RuntimeError without a type of its own.
+    """
+    text = str(error)
+    is_busy = "TPU is already in use" in text or LOCK_FILE in text
+    if not isinstance(error, RuntimeError) or not is_busy:
+        return None
+    process = re.search(r"process with pid (\d+)", text)
+    return (
+        f"the TPU is in use by another process{f', pid {process[1]}' if process else ''}: stop it "
+        "first, or set JAX_PLATFORMS=cpu; if no such process exists, one was killed: remove "
+        f"{LOCK_FILE}"
+    )
 
 
 def set_default_cpu_devices() -> None:

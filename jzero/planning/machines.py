@@ -7,11 +7,11 @@
 the verdict on a recipe.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jzero.config import Config
+from jzero.cores import num_cores
 from jzero.errors import UserError
 from jzero.planning.chips import GIB, DescribedDevice, described_devices
 from jzero.planning.disk import GB, DiskNeed, parts_of_workdir
@@ -39,8 +39,8 @@ class Machine:
         if self.device_bytes is None:
             return kind
         if self.is_cpu:
-            cores = os.cpu_count() or 1
-            return f"{cores} CPU cores, {self.shown_bytes(self.device_bytes) / GIB:.1f} GiB free"
+            free = self.shown_bytes(self.device_bytes) / GIB
+            return f"{num_cores()} CPU cores, {free:.1f} GiB free"
         return f"{kind}, {self.device_bytes / GIB:.1f} GiB each"
 
     def shown_bytes(self, size: float) -> float:
@@ -86,12 +86,39 @@ MACHINES = {
 }
 
 
+# The shapes of Google Cloud's slices of v5e and v6e, by their number of chips.
+CLOUD_SHAPES = {
+    1: "1x1",
+    4: "2x2",
+    8: "2x4",
+    16: "4x4",
+    32: "4x8",
+    64: "8x8",
+    128: "8x16",
+    256: "16x16",
+}
+CLOUD_TYPES = {"v5litepod": "v5e", "v5e": "v5e", "v6e": "v6e"}  # accelerator type -> family
+CLOUD_DISK_GB = 100  # the default boot disk of a TPU machine
+
+
 def find_machine(name: str) -> Machine:
-    """Returns a machine of MACHINES by its name, in any case. Raises UserError if there is none."""
+    """Returns a machine of MACHINES by its name, in any case, or a slice of Google Cloud.
+
+    A slice is named by its accelerator type, such as v5litepod-16 or v6e-32.
+
+    Raises UserError if there is none.
+    """
     for known, machine in MACHINES.items():
         if known.lower() == name.lower():
             return machine
-    raise UserError(f"--machine={name}: there are {', '.join(MACHINES)}; or give --topology")
+    kind, _, number = name.lower().partition("-")
+    shape = CLOUD_SHAPES.get(int(number)) if number.isdecimal() else None
+    if kind in CLOUD_TYPES and shape:
+        return _accelerators(f"{CLOUD_TYPES[kind]}:{shape}", CLOUD_DISK_GB)
+    raise UserError(
+        f"--machine={name}: there are {', '.join(MACHINES)}, and slices of Cloud TPUs by their "
+        "accelerator type, such as v5litepod-16; or give --topology"
+    )
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from jzero import cli
 from jzero.hosts import platform
 from jzero.hosts.platform import VARIABLES, may_have_tpu, platform_of
 from jzero.planning.chips import DescribedDevice
@@ -163,3 +164,52 @@ def test_described_gpus_are_gpus(name: str, expected: str) -> None:
     """A program that is planned is the one that runs: JAX's described GPUs are called "cuda"."""
     mesh = Mesh(np.array([DescribedDevice(0, 0, name, "NVIDIA H100 80GB HBM3")]), "slots")
     assert platform_of(mesh) == expected
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
+def test_a_process_on_one_core_has_one_cpu_device() -> None:
+    """The number of devices follows the cores of the process, not those of the machine."""
+    core = min(os.sched_getaffinity(0))
+    code = (
+        f"import os; os.sched_setaffinity(0, {{{core}}})\n"
+        "from jzero.hosts.platform import default_cpu_devices\n"
+        "print(default_cpu_devices())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert done.stdout == "1\n", done.stderr
+
+
+BUSY = (
+    "Unable to initialize backend 'tpu': ABORTED: The TPU is already in use by process with pid "
+    "4711. Not attempting to load libtpu.so in this process."
+)
+LEFT_OVER = (
+    'ABORTED: Internal error when accessing libtpu multi-process lockfile. Run "$ sudo rm '
+    '/tmp/libtpu_lockfile".'
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "start"),
+    [
+        (BUSY, "the TPU is in use by another process, pid 4711: stop it first"),
+        (LEFT_OVER, "the TPU is in use by another process: stop it first"),
+    ],
+)
+def test_a_tpu_that_another_process_has_ends_with_one_line(
+    message: str, start: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended, cli.user_errors():
+        raise RuntimeError(message)
+
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {start}")
+    assert len(err.splitlines()) == 1
+    assert err.rstrip().endswith("remove /tmp/libtpu_lockfile")
+
+
+def test_other_errors_of_devices_keep_their_traceback() -> None:
+    with pytest.raises(RuntimeError, match="no such backend"), cli.user_errors():
+        raise RuntimeError("no such backend")

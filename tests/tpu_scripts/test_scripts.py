@@ -17,6 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from jzero import main
+from jzero.errors import UserError
+from jzero.planning.machines import find_machine, plan_on
+from jzero.planning.sizing import choose_sizes
 from jzero.run.buckets import mirror_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,6 +127,7 @@ class Cloud:
             "ZONE": "z",
             "NAME": "t",
             "GPU_HOST": "me@box",
+            "PLAN": "0",
             # Waiting is short.
             "POLL_SECONDS": "0.02",
             "RETRY_SECONDS": "0",
@@ -383,6 +388,101 @@ def test_create_waits_until_active(cloud) -> None:
     assert cloud.calls().count("queued-resources create") == 1  # there is one
 
 
+def test_tpu7x_is_refused_with_the_way_that_has_it(cloud) -> None:
+    output = cloud.run("create", fails=True, ACCELERATOR_TYPE="tpu7x-8", RUNTIME_VERSION="")
+    assert "the Cloud TPU API, which these scripts use, has no TPU7x; use GKE" in output
+    assert not cloud.calls()
+
+
+# --- the plan before anything is created ---
+
+PLANNER = r"""#!/usr/bin/env bash
+[[ $1 != -c ]] || exit "$(cat "$FAKE/without_jzero" 2>/dev/null || echo 0)"
+printf '%s\n' "$@" >"$FAKE/planned"
+printf 'phases\n\nneeds 117.7 of 100.0 GB of disk\n%s\n' "$(cat "$FAKE/verdict")"
+[[ $(cat "$FAKE/verdict") == fits ]]
+"""
+
+
+@pytest.fixture
+def planned(cloud):
+    """A cloud whose runs are planned, by a planner whose verdict is the file `verdict`."""
+    (cloud.folder / "bin/python3").write_text(PLANNER)
+    (cloud.folder / "bin/python3").chmod(0o755)
+    cloud.environment["PLAN"] = "1"
+    cloud.write(verdict="does not fit")
+    return cloud
+
+
+@pytest.mark.parametrize("script", ["create", "run", "resume"])
+def test_a_run_that_does_not_fit_creates_and_starts_nothing(planned, script) -> None:
+    planned.write(states="MISSING")
+    output = planned.run(script, "--", "--config", "c.py", fails=True)
+    assert "needs 117.7 of 100.0 GB of disk\ndoes not fit\n" in output
+    assert "set PLAN=0" in output
+    words = (planned.folder / "planned").read_text().split()
+    assert words == ["-m", "jzero.plan", "--machine", "v5litepod-8", "--config", "c.py"]
+    assert set(planned.calls()) <= {"queued-resources describe"}
+
+
+def test_a_run_that_fits_is_created(planned) -> None:
+    planned.write(states="MISSING\nACTIVE", verdict="fits")
+    output = planned.run("create", MOUNT="mount it", RUN="--config r.py:p")
+    assert "plan: needs 117.7 of 100.0 GB of disk\nfits" in output
+    assert "queued-resources create" in planned.calls()
+    # The disk of a mount has another size than that of the machine.
+    words = (planned.folder / "planned").read_text().split()
+    assert words[-3:] == ["--config", "r.py:p", "--config.memory.disk_gb=1000000"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments", "note"),
+    [
+        ({"ACCELERATOR_TYPE": "v4-8"}, [], "jzero plan has no machine v4-8"),
+        ({}, ["--", "train", "--model", "m"], "--machine v5litepod-8 --dry-run"),
+    ],
+)
+def test_a_run_without_a_plan_is_created_with_a_note(planned, settings, arguments, note) -> None:
+    planned.write(states="MISSING\nACTIVE")
+    assert note in planned.run("create", *arguments, **settings)
+    assert "queued-resources create" in planned.calls()
+    assert not (planned.folder / "planned").exists()
+
+
+def test_a_machine_without_jzero_plans_nothing(planned) -> None:
+    planned.write(states="MISSING\nACTIVE", without_jzero="1")
+    assert "jzero is not installed on this machine" in planned.run("create")
+    assert "queued-resources create" in planned.calls()
+
+
+@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
+def test_the_run_of_the_settings_fits_the_machine_of_the_settings() -> None:
+    """Also the example of docs/scale.md."""
+
+    def value(name: str) -> str:
+        text = (SCRIPTS / "settings.env").read_text()
+        [found] = re.findall(rf"^export {name}=\$\{{{name}:-(.*?)\}}", text, re.MULTILINE)
+        return found.strip('"')
+
+    machine = find_machine(value("ACCELERATOR_TYPE"))
+    page = (ROOT / "docs/scale.md").read_text(encoding="utf-8")
+    [example] = re.findall(r"ACCELERATOR_TYPE=(\S+) HF_TOKEN", page)
+    assert example == value("ACCELERATOR_TYPE")
+    examples = re.findall(r"^tpu_scripts/run\.sh -- (--config.*?) +#", page, re.MULTILINE)
+    assert examples
+    for arguments in (value("RUN"), *examples):
+        settings = main.parse(arguments.split()).settings
+        verdict = plan_on(choose_sizes(settings, machine.devices, machine.device_bytes), machine)
+        assert verdict.fits, f"{arguments}: {verdict}"
+
+
+def test_the_accelerator_types_of_the_cloud_are_machines() -> None:
+    for name, number in {"v5litepod-1": 1, "v5litepod-16": 16, "v6e-256": 256, "v5e-4": 4}.items():
+        assert len(find_machine(name).devices) == number
+    with pytest.raises(UserError, match="--machine=v5litepod-3: there are v5e-1"):
+        find_machine("v5litepod-3")
+
+
 def test_create_gives_up(cloud) -> None:
     cloud.write(states="MISSING\nWAITING_FOR_RESOURCES")
     assert "still WAITING_FOR_RESOURCES after 0 minutes" in cloud.run(
@@ -587,6 +687,31 @@ def test_resume_from_nothing_over_a_preemption_to_the_end(cloud) -> None:
     assert managed == [f"queued-resources {verb}" for verb in ("create", "delete", "create")]
     start = ["start", "runs/t", "--config", "c.py", AWKWARD_ARGUMENT]
     assert cloud.remote() == [["setup", "tpu", ""], ["idle"], start, ["status"], ["status"]] * 2
+
+
+def test_a_finished_run_says_how_to_delete_the_slice_or_deletes_it(cloud) -> None:
+    cloud.write(statuses="finished")
+    output = cloud.run("resume")
+    assert "t is not deleted, and is paid for" in output and "tpu_scripts/delete.sh" in output
+    assert "queued-resources delete" not in cloud.calls()
+    assert "tpu_scripts/delete.sh" in cloud.run("watch")
+
+    (cloud.folder / ".cache/jzero").mkdir(parents=True)
+    subprocess.run(
+        ["tar", "-czf", cloud.folder / ".cache/jzero/t.results.tar.gz", "-T", "/dev/null"],
+        check=True,
+    )
+    out = cloud.folder / "here"
+    out.mkdir()
+    done = subprocess.run(
+        ["bash", str(SCRIPTS / "resume.sh"), "--delete"],
+        cwd=out,
+        env=cloud.environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert cloud.calls()[-2:] == ["tpu-vm scp", "queued-resources delete"]
 
 
 def test_resume_notices_a_node_that_is_gone_before_its_request_is(cloud) -> None:
