@@ -23,8 +23,10 @@ import logging
 import os
 import re
 import select
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 import time
 import traceback
@@ -157,6 +159,53 @@ def show_traceback(
 
 def _escape(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
+
+
+def width() -> int:
+    """Returns the columns of the terminal; WIDTH in a pipe or a log."""
+    return shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
+
+
+def wrap(text: str, limit: int, indent: str = "") -> list[str]:
+    """Returns the text as lines of at most `limit` columns, broken between words.
+
+    A word that does not fit a line, such as a path, loses its beginning.
+
+    indent: begins all lines after the first.
+    """
+    most = max(20, limit - len(indent))
+    for word in text.split():
+        if len(word) > most:
+            text = text.replace(word, f"...{word[3 - most :]}")
+    return textwrap.wrap(
+        text,
+        max(limit, len(indent) + 20),
+        subsequent_indent=indent,
+        replace_whitespace=False,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def wrapped(text: str, indent: str = "  ") -> str:
+    """Returns a notice with lines that fit the terminal. In a pipe or a log its lines stay whole.
+
+    indent: begins the further lines of a line that is broken.
+    """
+    if not sys.stdout.isatty():
+        return text
+    limit = shutil.get_terminal_size((WIDTH, 24)).columns
+    lines = []
+    for line in text.splitlines():
+        leading = line[: len(line) - len(line.lstrip())]
+        lines += textwrap.wrap(
+            line,
+            max(limit, 20),
+            subsequent_indent=leading + indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return "\n".join(lines)
 
 
 def columns(text: str) -> int:

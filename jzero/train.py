@@ -89,9 +89,8 @@ def train(config: Config, workdir: Path) -> JsonObject:
         run, disk = set_up(config, workdir, pool)
         config = run.config  # the sizes of an unknown model are chosen when it is read
         hours = planned_hours(attached_run(config), config.train.steps)
-        processes.print_once(
-            announcement(config.memory, disk, planned_bytes, hours, config.train.price)
-        )
+        needs = announcement(config.memory, disk, planned_bytes, hours, config.train.price)
+        processes.print_once(terminal.wrapped(needs))
         teaching = teacher_settings(config)
         if run.stream is not None:
             cleanup.callback(run.stream.halt)

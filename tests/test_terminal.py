@@ -303,3 +303,13 @@ def test_an_answer_is_shown_with_the_end_of_its_prompt() -> None:
         "  | 2 + 3 = 5",
         "  | The answer is 5.",
     ]
+
+
+def test_lines_are_broken_between_words_and_paths_lose_their_beginning() -> None:
+    path = "/" + "directory/" * 12 + "data.jsonl"
+
+    lines = terminal.wrap(f"task.data  rows({path}) of task.options=answer_mark=number", 40, "  ")
+
+    assert max(map(len, lines)) <= 40
+    assert lines[1].startswith("  ...") and lines[1].endswith("data.jsonl)")
+    assert "task.options=answer_mark=number" in lines[-1]

@@ -212,12 +212,13 @@ def reason_not_planned(settings: Config) -> str:
 
 
 def attached_run(settings: Config) -> PlannedRun | None:
-    """Returns the plan of a run on the attached devices; None if they are in no table of chips.
+    """Returns the plan of a run on the attached devices; None for an accelerator in no table.
 
     None as well if the run cannot be planned: the run itself reports its mistakes.
     """
     devices = attached_devices()
-    if devices[0].device_kind not in CHIPS or reason_not_planned(settings):
+    is_known_device = is_cpu(devices) or devices[0].device_kind in CHIPS
+    if not is_known_device or reason_not_planned(settings):
         return None
     try:
         return build(without_adapter_path(settings), devices)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import jax
 
+from jzero import terminal
 from jzero.config import MemoryConfig, ModelConfig, RolloutConfig
 from jzero.decoder.engine import Engine
 from jzero.errors import UserError
@@ -98,7 +99,7 @@ def size_pool(
         pages, reason = min(full, recorded_pages), "the size that the run began with"
     # All hosts use the size of the host with the least memory.
     pages = min(collectives.gather_json(pages))
-    processes.print_once(describe(engine, pages, reason, longest))
+    processes.print_once(terminal.wrapped(describe(engine, pages, reason, longest)))
     return replace(rollout, num_pages=_all_pages(engine, pages))
 
 
@@ -140,10 +141,15 @@ def describe(engine: Engine, pages: int, reason: str, longest: int = 0) -> str:
     if engine.program_settings.tensor > 1:
         devices = f"each of {engine.mesh.size} devices"
     return (
-        f"KV cache: {pool_bytes(engine, pages) / GIB:.2f} GiB on {devices}, {tokens} tokens, "
+        f"KV cache: {_size(pool_bytes(engine, pages))} on {devices}, {tokens} tokens, "
         f"{holds} slots at {longest or engine.max_sequence_tokens} tokens{why}"
         f"{_describe_rings(engine, pages)}"
     )
+
+
+def _size(size: float) -> str:
+    """Returns bytes as "1.50 GiB", or as "3.1 MiB" where that would be 0.00 GiB."""
+    return f"{size / GIB:.2f} GiB" if size >= 0.1 * GIB else f"{size / 2**20:.1f} MiB"
 
 
 def _describe_rings(engine: Engine, pages: int) -> str:

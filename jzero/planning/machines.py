@@ -13,13 +13,17 @@ from dataclasses import dataclass
 from jzero.config import Config
 from jzero.cores import num_cores
 from jzero.errors import UserError
-from jzero.planning.chips import GIB, DescribedDevice, described_devices
+from jzero.model.hub import public_name
+from jzero.planning.announcement import planned_hours, time_and_cost
+from jzero.planning.chips import GIB, Chip, DescribedDevice, described_devices
 from jzero.planning.disk import GB, DiskNeed, parts_of_workdir
 from jzero.planning.fitting import PROCESS_BYTES, Fit, fit_run, is_cpu
 from jzero.planning.largest import memory_of
 from jzero.planning.planned_run import architectures
 
 LAPTOP_SHARE = 0.75  # of a laptop's memory: the system and other programs take the rest
+# FLOPs (fp32) and bytes a second of all cores of a usual laptop, for an estimate of hours.
+LAPTOP_FLOPS, LAPTOP_BANDWIDTH = 3e11, 5e10
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class Machine:
     devices: Sequence[DescribedDevice]
     device_bytes: float | None  # that arrays may take on each device; None if unknown
     disk_bytes: float  # that the workdir may have
+    chip: Chip | None = None  # recorded limits of each device, of a CPU that is not attached
 
     @property
     def is_cpu(self) -> bool:
@@ -39,8 +44,8 @@ class Machine:
         if self.device_bytes is None:
             return kind
         if self.is_cpu:
-            free = self.shown_bytes(self.device_bytes) / GIB
-            return f"{num_cores()} CPU cores, {free:.1f} GiB free"
+            free = f"{self.shown_bytes(self.device_bytes) / GIB:.1f} GiB free"
+            return f"CPU, {free}" if self.chip else f"{num_cores()} CPU cores, {free}"
         return f"{kind}, {self.device_bytes / GIB:.1f} GiB each"
 
     def shown_bytes(self, size: float) -> float:
@@ -64,7 +69,8 @@ def _laptop(memory_gib: float, disk_gb: float) -> Machine:
     # The command line sets up two CPU devices.
     devices = tuple(DescribedDevice(number, 0, "cpu", "cpu") for number in range(2))
     arrays = LAPTOP_SHARE * memory_gib * GIB - PROCESS_BYTES
-    return Machine(devices, arrays / len(devices), disk_gb * GB)
+    chip = Chip(0, LAPTOP_FLOPS / len(devices), LAPTOP_BANDWIDTH / len(devices))
+    return Machine(devices, arrays / len(devices), disk_gb * GB, chip)
 
 
 def _t4(disk_gb: float) -> Machine:
@@ -128,6 +134,8 @@ class Verdict:
     machine: Machine
     memory: Fit | None  # None if the memory of the devices is unknown
     disk: DiskNeed
+    hours: float | None = None  # of the run's steps, by estimate; None if nothing is known
+    price: float = 0.0  # dollars an hour; 0 if unknown
 
     @property
     def fits(self) -> bool:
@@ -136,6 +144,8 @@ class Verdict:
     def __str__(self) -> str:
         """Returns the line that commands print."""
         room = f"about {self.disk.needed / GB:.1f} of {self.disk.available / GB:.1f} GB of disk"
+        if self.hours is not None:
+            room += f", and {time_and_cost(self.hours, self.price)} by estimate"
         if self.memory is None:
             return f"needs {room}"
         machine = self.machine
@@ -143,11 +153,15 @@ class Verdict:
             machine.shown_bytes(size) / GIB for size in (self.memory.needed, self.memory.available)
         )
         memory = f"about {needed:.1f} of {available:.1f} GiB of {machine.memory_name}"
-        return f"needs {memory}, and {room}"
+        joint = ", " if self.hours is not None else ", and "
+        return f"needs {memory}{joint}{room}"
 
 
 def plan_on(settings: Config, machine: Machine) -> Verdict:
-    """Returns how a run fits a machine. memory.disk_gb and memory.device_gib take precedence.
+    """Returns how a run fits a machine, and how long it takes there.
+
+    memory.disk_gb and memory.device_gib take precedence over the machine's memory and disk. The
+    hours are for train.steps, which is unknown if passes over the data give it.
 
     Raises UserError if the settings do not fit together, or the model is unknown.
     """
@@ -157,12 +171,22 @@ def plan_on(settings: Config, machine: Machine) -> Verdict:
     memory = None if available is None else fit_run(settings, machine.devices, available)
     model, _ = architectures(settings)
     disk = settings.memory.disk_gb * GB or machine.disk_bytes
-    return Verdict(machine, memory, DiskNeed(parts_of_workdir(settings, model), disk))
+    train = settings.train
+    steps = 0 if train.prompt_epochs or settings.sft else train.steps
+    run = memory.run if memory is not None else None
+    return Verdict(
+        machine=machine,
+        memory=memory,
+        disk=DiskNeed(parts_of_workdir(settings, model), disk),
+        hours=planned_hours(run, steps, machine.chip),
+        price=train.price,
+    )
 
 
 def format_verdict(settings: Config, name: str, verdict: Verdict) -> str:
     """Returns the phases, the parts of the workdir, and the verdict, in plain text."""
-    lines = [f"{settings.name} on {name}, by arithmetic: {verdict.machine}", ""]
+    model = public_name(settings.model.path) if settings.model.path else "a model from scratch"
+    lines = [f"{settings.name}: {model} on {name}, by arithmetic: {verdict.machine}", ""]
     if verdict.memory is not None:
         lines.append(f"{'phase':<28}GiB on each of {len(verdict.machine.devices)} devices")
         for phase, size in verdict.memory.phases.items():

@@ -128,6 +128,7 @@ class PlannedRun:
     parts: dict[str, float]  # bytes on a device that stay allocated between programs
     num_scoring_passes: int  # forward passes over the batch before the first optimizer step
     teacher: PlannedTeacher | None = None  # None without a teacher on the training mesh
+    given_chip: Chip | None = None  # the limits of a device that is in no table, such as a CPU
 
     @property
     def engine(self) -> Engine:
@@ -149,7 +150,7 @@ class PlannedRun:
 
     @property
     def chip(self) -> Chip:
-        return CHIPS[self.devices[0].device_kind]
+        return self.given_chip or CHIPS[self.devices[0].device_kind]
 
 
 def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:

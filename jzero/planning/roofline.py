@@ -4,7 +4,7 @@ XLA's own cost analysis cannot be used, because it counts the body of a loop onc
 is not counted.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 
@@ -47,13 +47,17 @@ def attention_flops_per_pair(model: QwenConfig) -> int:
     return 4 * len(model.attention_layers) * model.num_attention_heads * model.head_dim
 
 
-def roofline(run: PlannedRun) -> dict[str, PhaseCost]:
+def roofline(run: PlannedRun, chip: Chip | None = None) -> dict[str, PhaseCost]:
     """Returns the cost of every phase of a step with responses of maximum length.
+
+    chip: the limits of a device; None: as the table of chips has them.
 
     This is the worst case: all rows have the first layout, the longest. `update_by_layout` returns
     the cost of the update for shorter responses. A fine-tuning step has one phase, and its examples
     fill their rows.
     """
+    if chip is not None:
+        run = replace(run, given_chip=chip)
     sizes = run.workload
     if sizes.is_fine_tuning:
         return {"update": _fine_tuning_cost(run)}

@@ -24,6 +24,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from jzero import terminal
 from jzero.clock import Clock, compilation_counter
 from jzero.config import Config, EveryCheckpoint, TrainConfig, flatten, to_json
 from jzero.errors import UserError
@@ -367,7 +368,7 @@ class RunSession:
         is_last = step == self.schedule.last_step
         findings = self.doctor.check(step, values, lambda: self._samples, is_last=is_last)
         for finding in findings:
-            processes.print_once(str(finding))
+            processes.print_once(terminal.wrapped(str(finding), indent=""))
         self._num_steps += 1
         if self._num_steps <= CLOCK_STEP:
             self._step_seconds.append(values["time/step"] - values.get("compile/seconds", 0.0))

@@ -289,7 +289,7 @@ def prepare(request: Request, workdir: Path) -> Config:
     with held_out_file(held_out):
         check_choices(sheet.settings, model)
         check_start(sheet.settings, model, request, workdir)
-    processes.print_once(describe(sheet, data, model, machine))
+    processes.print_once(describe(sheet, data, model, machine, with_needs=request.is_dry))
 
     path = workdir / recipe.FILE
     source = wishes.environment.rpartition(":")[2] or public_name(path_of(wishes.data))
@@ -473,16 +473,19 @@ def run_name(wishes: Wishes) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", "-".join(parts).lower()).strip("-.")
 
 
-def describe(sheet: Sheet, data: Data, model: Model, machine: Machine) -> str:
-    """Returns the table of choices, below a line on the model, the data and the machine."""
+def describe(sheet: Sheet, data: Data, model: Model, machine: Machine, *, with_needs: bool) -> str:
+    """Returns the table of choices, below a line on the model, the data and the machine.
+
+    with_needs: adds the memory, the disk and the hours. A run that starts prints them itself.
+    """
     settings = sheet.settings
     given = sorted(sheet.given)
     lines = [
         f"{settings.name}: {model.num_params / 1e6:.1f}M parameters, {data.size}, {machine}",
         "",
         recipe.table(settings, sheet.choices, given),
-        "",
     ]
-    planned = choices.planned_settings(settings, str(model.directory))
-    lines.append(str(plan_on(planned, machine)))
+    if with_needs:
+        planned = choices.planned_settings(settings, str(model.directory))
+        lines += ["", *terminal.wrap(str(plan_on(planned, machine)), terminal.width(), "  ")]
     return "\n".join(lines)

@@ -1,10 +1,10 @@
 """Writes chosen settings as a recipe, and prints them as a table with reasons."""
 
-import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from jzero import terminal
 from jzero.config import Config, list_settings
 from jzero.setting import show_part
 from jzero.sizing.choices import Choice
@@ -26,6 +26,30 @@ def get_config() -> Config:
 '''
 COMMENT_COLUMNS = 100
 BY_HAND = "from the command line"
+TABLE_ROWS = 12
+VALUE_WIDTH = 12  # columns of a value; a longer one has a line of its own
+# The choices that decide what a run learns and how long it takes. The table has the first of them.
+IMPORTANT = (
+    "task.data",
+    "task.reward.functions",
+    "task.system_prompt",
+    "task.options",
+    "rollout.max_new_tokens",
+    "rollout.max_prompt_tokens",
+    "rollout.num_prompts",
+    "rollout.group_size",
+    "train.steps",
+    "optimizer.lr",
+    "model.adapter.rank",
+    "model.base",
+    "task.template",
+    "task.environment",
+    "rollout.max_turns",
+    "task.name",
+    "train.minutes",
+    "rollout.num_slots",
+    "train.microbatch_tokens",
+)
 
 
 def recipe_source(settings: Config, choices: Sequence[Choice], title: str, path: Path) -> str:
@@ -71,32 +95,44 @@ def reasons_of(choices: Sequence[Choice]) -> Mapping[str, str]:
 
 
 def table(settings: Config, choices: Sequence[Choice], given: Sequence[str]) -> str:
-    """Returns a line for each choice: the setting, its value, and the reason."""
+    """Returns the choices that matter most: the setting, its value, and the reason.
+
+    They have at most TABLE_ROWS rows, within the width of the terminal. A last line tells how many
+    choices are only in the recipe.
+    """
     reasons = reasons_of(choices)
-    rows = [
-        (setting.name, shown(setting.value), reasons.get(setting.name, BY_HAND))
-        for setting in list_settings(settings)
-        if setting.name in reasons or setting.name in given
-    ]
-    columns = min(120, shutil.get_terminal_size((100, 24)).columns)
-    names = max(len(name) for name, _, _ in rows)
-    values = min(24, max(len(value) for _, value, _ in rows))
+    values = {setting.name: setting.value for setting in list_settings(settings)}
+    chosen = [name for name in values if name in reasons or name in given]
+    by_importance = sorted(chosen, key=_importance)
+    listed = set(by_importance[:TABLE_ROWS])
+    rows = []
+    for name in chosen:
+        if name in listed:
+            value = " ".join(shown(values[name]).split())
+            rows.append((name, value, reasons.get(name, BY_HAND)))
+    width = terminal.width()
+    name_width = max(len(name) for name, _, _ in rows)
+    value_width = min(VALUE_WIDTH, max(len(value) for _, value, _ in rows))
     lines = []
     for name, value, reason in rows:
-        indent = " " * (names + values + 4)
-        head = f"{name:<{names}}  {value:<{values}}  "
-        # A long value, such as a path, has a line of its own.
-        if len(value) > values:
-            lines.append(head.rstrip())
-            head = indent
-        lines += textwrap.wrap(
-            head + reason,
-            max(columns, len(indent) + 20),
-            subsequent_indent=indent,
-            drop_whitespace=True,
-            replace_whitespace=False,
-        )
+        head = f"{name:<{name_width}}  {value:<{value_width}}  "
+        if len(value) <= value_width:
+            indent = " " * len(head)
+            lines += terminal.wrap(head + reason, width, indent)
+            continue
+        # A long value, such as a path or a prompt, and its reason have lines of their own.
+        indent = " " * (name_width + 2)
+        lines += terminal.wrap(f"{name:<{name_width}}  {value}", width, indent)
+        lines += terminal.wrap(indent + reason, width, indent)
+    hidden = len(chosen) - len(rows)
+    if hidden:
+        lines.append(f"{hidden} more choices with their reasons are in {FILE}")
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _importance(name: str) -> int:
+    """Returns the place of a setting in IMPORTANT; all others come after these."""
+    return IMPORTANT.index(name) if name in IMPORTANT else len(IMPORTANT)
 
 
 def shown(value: object) -> str:

@@ -69,9 +69,13 @@ def trained(
 
 def test_the_choices_are_printed_and_the_run_ends_with_an_export(trained) -> None:
     words = " ".join(trained.out.split())
+    assert all(len(line) <= 80 for line in trained.out.splitlines() if "/" not in line)
     assert "rollout.max_prompt_tokens" in words
+    assert "more choices with their reasons" in words
     assert "99 % of prompts have at most" in words
-    assert "GiB of memory, and about" in words
+    # Memory is printed once, by the run: its need, with the hours by estimate.
+    assert words.count("GiB free memory") == 1 and "GiB of memory" not in words
+    assert re.search(r"this run needs .* GB disk, about (a minute|\d+ minutes) by estimate", words)
     summary = json.loads((trained.run / "summary.json").read_text())
     assert summary["steps"] == 2
     held_out = read_jsonl(trained.run / "held_out.jsonl")
@@ -125,7 +129,8 @@ def test_a_machine_that_is_not_attached(trained, environment: dict[str, str]) ->
     out = jzero_command(environment, trained.directory, "train", *flags, "v5e-8")
 
     assert "8 TPU v5 lite, 15.8 GiB each" in out
-    assert "GiB of memory of each device, and about" in out
+    assert "GiB of memory of each device, about" in out
+    assert re.search(r"and about [\d.]+ (hours|minutes) by estimate", out)
     assert (trained.directory / "rented" / FILE).exists()
     assert not (trained.directory / "rented" / "metrics.jsonl").exists()
     plan = ["plan", "--config", str(trained.directory / "rented" / FILE), "--machine", "v5e-8"]

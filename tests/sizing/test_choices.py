@@ -397,16 +397,21 @@ def test_a_recipe_has_every_part_with_its_arguments(
     assert load_recipe(path) == sheet.settings
 
 
-def test_the_table_has_a_line_for_each_choice(data: Data, model: Model) -> None:
-    sheet = choose(data, model, cpu(16), {"train.steps": 7})
+@pytest.mark.parametrize("flags", [{}, {"reward": "my.py:f"}, {"lora": True}])
+def test_the_table_has_twelve_choices_in_80_columns(
+    data: Data, model: Model, flags: dict[str, object]
+) -> None:
+    sheet = choose(data, model, cpu(16), {"train.steps": 7}, **flags)
 
     text = recipe.table(sheet.settings, sheet.choices, ["train.steps"])
 
-    # A data source has a line of its own, which is as long as its path.
-    lines = [line for line in text.splitlines() if "rows(" not in line]
-    assert max(map(len, lines)) <= 120
-    names = {line.split()[0] for line in text.splitlines() if not line.startswith(" ")}
-    assert names == {choice.name for choice in sheet.choices} | {"train.steps"}
+    *lines, last = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    names = [line.split()[0] for line in lines if not line.startswith(" ")]
+    assert len(names) == recipe.TABLE_ROWS
+    assert {"task.data", "task.reward.functions", "task.system_prompt", "train.steps"} <= {*names}
+    assert last == f"{len(sheet.choices) - 11} more choices with their reasons are in recipe.py"
+    assert len(lines) <= 36  # one screen, with a data set in a long path
     assert "from the command line" in text
 
 
